@@ -1,0 +1,3 @@
+//! What runs in the guest: the driver core.
+#![no_std]
+#![forbid(unsafe_code)]

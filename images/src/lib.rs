@@ -1,0 +1,1 @@
+//! Guests and kernels that the tests and the demo run.

@@ -1,0 +1,1 @@
+//! The Turnstile daemon: GPUs, gates, accounting, scheduling.

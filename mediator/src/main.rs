@@ -1,0 +1,2 @@
+//! The `turnstile` command.
+fn main() {}

@@ -1,0 +1,2 @@
+//! Scheduling policies as pure functions of events.
+#![forbid(unsafe_code)]

@@ -1,0 +1,1 @@
+//! What a VMM embeds: the virtual GPU as a PCI device, and a small reference VMM.
