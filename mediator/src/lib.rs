@@ -1,1 +1,4 @@
 //! The Turnstile daemon: GPUs, gates, accounting, scheduling.
+#![deny(unsafe_code)]
+
+pub mod gpu;

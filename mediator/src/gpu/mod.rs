@@ -1,0 +1,230 @@
+//! GPUs behind one trait.
+//!
+//! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
+
+use std::fmt;
+use std::fs::File;
+use std::sync::Arc;
+
+use turnstile_abi::ErrorCode;
+use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use vm_memory::GuestMemoryMmap;
+
+/// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and written.
+pub type GuestMemory = GuestMemoryMmap<()>;
+
+/// What a GPU can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Engines, by index: how many, and which of them compute (the rest copy).
+    pub compute_engines: u8,
+    /// Copy engines; their indices follow the compute engines'.
+    pub copy_engines: u8,
+    /// How a tenant's work can be stopped once it is queued.
+    pub suspend: Suspend,
+    /// Whether status registers can be polled ([`Gpu::engine_status`]).
+    pub status_registers: bool,
+    /// Whether context switches are logged ([`Gpu::read_events`]).
+    pub switch_events: bool,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Most shared memory of a block.
+    pub shared_bytes_max: u32,
+    /// GPU memory in bytes.
+    pub memory_bytes: u64,
+}
+
+/// How a tenant's queued work can be stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspend {
+    /// Not at all: what was announced through the doorbell runs and is charged (LoGA 4.3).
+    Drains,
+    /// The running command ends, the next is not started.
+    BetweenCommands,
+    /// A running kernel stops and later goes on.
+    MidKernel,
+}
+
+/// What an engine's status register and the channel table say, read together (LoGA 4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineStatus {
+    /// The tenant whose channel the engine is executing, or None while it is idle or switching.
+    pub running: Option<TenantId>,
+}
+
+/// What one channel has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelActivity {
+    /// Channel of the tenant.
+    pub channel: u32,
+    /// Commands announced and not finished.
+    pub pending: u32,
+    /// When the last command finished or was announced, whichever is later.
+    pub last_active: Moment,
+}
+
+/// Signals a VM's interrupt vectors. Never blocks.
+pub trait Interrupts: Send + Sync + fmt::Debug {
+    /// Raises `vector`; a vector that the VM does not have is ignored.
+    fn raise(&self, vector: u16);
+}
+
+/// Doorbell pages of one VM as the device sees them: the last put index that came through each gate.
+pub trait Doorbells: Send + Sync + fmt::Debug {
+    /// The put index of `channel`; zero for a channel that has no page.
+    fn put(&self, channel: u32) -> u32;
+    /// Sets the page of a channel that is being opened to zero.
+    fn clear(&self, channel: u32);
+}
+
+/// What a tenant brings along.
+#[derive(Clone, Debug)]
+pub struct TenantResources {
+    /// Its memory.
+    pub guest: Arc<GuestMemory>,
+    /// Its doorbells.
+    pub doorbells: Arc<dyn Doorbells>,
+    /// Its interrupts.
+    pub interrupts: Arc<dyn Interrupts>,
+    /// GPU memory that it may own, a multiple of the chunk size.
+    pub memory_bytes: u64,
+    /// Channels that it may have open.
+    pub channels: u32,
+}
+
+/// A refusal for the guest: the code, and a text where the code's own does not say enough.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{}{detail}", code.text(), if detail.is_empty() { "" } else { ": " })]
+pub struct Refusal {
+    /// The code that the guest sees.
+    pub code: ErrorCode,
+    /// More of it, or empty.
+    pub detail: String,
+}
+
+impl From<ErrorCode> for Refusal {
+    fn from(code: ErrorCode) -> Self {
+        Self {
+            code,
+            detail: String::new(),
+        }
+    }
+}
+
+/// Ring and notification of a channel to be opened; addresses were found to lie in the VM's memory by the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelConfig {
+    /// Guest-physical address of the ring.
+    pub ring_gpa: u64,
+    /// Entries, a power of two.
+    pub entries: u32,
+    /// Guest-physical address of the state block.
+    pub state_gpa: u64,
+    /// Vector of fences and faults.
+    pub vector: u16,
+}
+
+/// GPU memory given to a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// First GPU virtual address.
+    pub va: u64,
+    /// Where it begins in the aperture.
+    pub aperture_offset: u64,
+    /// Bytes, rounded up to chunks.
+    pub bytes: u64,
+}
+
+/// A GPU. All calls are made by the mediator, none blocks on a tenant's work.
+pub trait Gpu: Send + Sync + fmt::Debug {
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The GPU's clock: that of events, fences and kernels.
+    fn now(&self) -> Moment;
+
+    /// Makes an address space for a tenant. Returns the memory file behind its aperture.
+    ///
+    /// # Errors
+    /// When the host has no memory or descriptors for it.
+    fn create_context(&self, tenant: TenantId, resources: TenantResources)
+    -> Result<File, Refusal>;
+
+    /// Ends a tenant: its running commands are stopped (or end by themselves within the kernel limit), its memory is
+    /// scrubbed and freed. Unknown tenants are ignored.
+    fn destroy_context(&self, tenant: TenantId);
+
+    /// Opens a channel and returns its number, which is also its doorbell page.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal>;
+
+    /// Closes a channel; queued commands are dropped, a running one ends first (without delay to the caller).
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal>;
+
+    /// Allocates zeroed GPU memory.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal>;
+
+    /// Frees and scrubs the allocation that begins at `va`.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal>;
+
+    /// Bytes that the tenant may still allocate.
+    fn memory_free_bytes(&self, tenant: TenantId) -> u64;
+
+    /// Loads a module; returns its handle and the number of its functions.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees; for unsupported PTX it names the line.
+    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal>;
+
+    /// Unloads a module.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal>;
+
+    /// Number and parameter bytes of a module's function.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn find_function(
+        &self,
+        tenant: TenantId,
+        module: u32,
+        name: &str,
+    ) -> Result<(u32, u32), Refusal>;
+
+    /// Reads an engine's status register and the channel table (LoGA 4.1). Cheap: called every microsecond while the
+    /// meter polls.
+    fn engine_status(&self, engine: EngineId) -> EngineStatus;
+
+    /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
+    /// as gaps in the sequence numbers.
+    fn read_events(&self, events: &mut Vec<SwitchEvent>);
+
+    /// Fills in what each open channel of the tenant has to do.
+    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);
+
+    /// Stops the tenant's queued work as far as [`Capabilities::suspend`] says; returns at once.
+    fn suspend(&self, tenant: TenantId);
+
+    /// Lets it go on.
+    fn resume(&self, tenant: TenantId);
+
+    /// Looks at the tenant's doorbells now: a gate let a write through, or was opened. A GPU that sleeps because all
+    /// gates are watched or closed wakes up by this.
+    fn ring(&self, tenant: TenantId);
+
+    /// Tells whether any gate of the tenant is open, so that its doorbells must be looked at without being told.
+    fn set_unwatched(&self, tenant: TenantId, open: bool);
+}
