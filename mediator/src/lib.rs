@@ -1,5 +1,7 @@
 //! The Turnstile daemon: GPUs, gates, accounting, scheduling.
 #![deny(unsafe_code)]
 
+pub mod daemon;
 pub mod gpu;
+pub mod mediation;
 pub mod tenant;

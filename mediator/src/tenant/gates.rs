@@ -41,7 +41,12 @@ pub struct GateBook {
 impl GateBook {
     /// Takes a new channel; returns the request that makes its gate.
     pub fn add(&mut self, channel: u32, state: GateState) -> Option<GateMove> {
-        let entry = Entry { wanted: state, acknowledged: None, under_way: None, trapped: 0 };
+        let entry = Entry {
+            wanted: state,
+            acknowledged: None,
+            under_way: None,
+            trapped: 0,
+        };
         self.gates.insert(channel, entry);
         self.next_move(channel)
     }
@@ -57,15 +62,6 @@ impl GateBook {
     pub fn set(&mut self, channel: u32, state: GateState) -> Option<GateMove> {
         self.gates.get_mut(&channel)?.wanted = state;
         self.next_move(channel)
-    }
-
-    /// A trap opened the watched gate of `channel` by itself: the book follows, and asks for what is wanted instead.
-    pub fn opened_by_trap(&mut self, channel: u32) {
-        if let Some(entry) = self.gates.get_mut(&channel)
-            && entry.acknowledged == Some(GateState::Watched)
-        {
-            entry.acknowledged = Some(GateState::Open);
-        }
     }
 
     /// The VMM acknowledged request `seq`; returns the next request, if any. Answers that nobody waits for are ignored.
@@ -90,7 +86,11 @@ impl GateBook {
         self.next_seq += 1;
         self.moves += 1;
         entry.under_way = Some((self.next_seq, entry.wanted));
-        Some(GateMove { channel, seq: self.next_seq, state: entry.wanted })
+        Some(GateMove {
+            channel,
+            seq: self.next_seq,
+            state: entry.wanted,
+        })
     }
 
     /// Channels that have a gate.
@@ -108,7 +108,9 @@ impl GateBook {
         self.gates.values().any(|entry| {
             entry.wanted == GateState::Open
                 || entry.acknowledged == Some(GateState::Open)
-                || entry.under_way.is_some_and(|(_, state)| state == GateState::Open)
+                || entry
+                    .under_way
+                    .is_some_and(|(_, state)| state == GateState::Open)
         })
     }
 
@@ -140,18 +142,6 @@ mod tests {
         assert_eq!(book.done(3, second.seq, 5), None);
         assert_eq!((book.trapped(), book.moves()), (5, 2));
         assert_eq!(book.set(3, Closed), None, "it stands there already");
-    }
-
-    #[test]
-    fn a_trap_at_a_watched_gate_is_followed() {
-        let mut book = GateBook::default();
-        let made = book.add(0, Watched).unwrap();
-        assert_eq!(book.done(0, made.seq, 0), None);
-        assert!(!book.any_open());
-        book.opened_by_trap(0);
-        assert!(book.any_open());
-        assert_eq!(book.set(0, Open), None, "the trap opened it");
-        assert_eq!(book.set(0, Watched).unwrap().state, Watched);
     }
 
     #[test]

@@ -34,7 +34,9 @@ pub enum GuestMemoryError {
         region: Region,
     },
     /// The file is shorter than a region says.
-    #[error("Memory region {index} ends at file offset {end:#x}, behind the file's {file_bytes:#x} bytes")]
+    #[error(
+        "Memory region {index} ends at file offset {end:#x}, behind the file's {file_bytes:#x} bytes"
+    )]
     BehindFile {
         /// Which.
         index: usize,
@@ -44,7 +46,9 @@ pub enum GuestMemoryError {
         file_bytes: u64,
     },
     /// The file could be shrunk, which would kill the daemon at its next access.
-    #[error("The memory file is not sealed against shrinking (memfd_create with MFD_ALLOW_SEALING, then F_ADD_SEALS F_SEAL_SHRINK)")]
+    #[error(
+        "The memory file is not sealed against shrinking (memfd_create with MFD_ALLOW_SEALING, then F_ADD_SEALS F_SEAL_SHRINK)"
+    )]
     NotSealed,
     /// The kernel would not tell.
     #[error("Looking at the memory file failed")]
@@ -60,7 +64,9 @@ pub enum GuestMemoryError {
 /// When the VMM's description and its file do not fit together, or the file could be shrunk.
 pub fn map(fd: OwnedFd, regions: &[Region]) -> Result<GuestMemory, GuestMemoryError> {
     if regions.is_empty() || regions.len() > REGIONS_MAX {
-        return Err(GuestMemoryError::RegionCount { count: regions.len() });
+        return Err(GuestMemoryError::RegionCount {
+            count: regions.len(),
+        });
     }
     let seals = fcntl_get_seals(&fd).map_err(|_| GuestMemoryError::NotSealed)?;
     if !seals.contains(SealFlags::SHRINK) {
@@ -78,13 +84,20 @@ pub fn map(fd: OwnedFd, regions: &[Region]) -> Result<GuestMemory, GuestMemoryEr
             && whole(region.bytes)
             && whole(region.file_offset);
         if !fits {
-            return Err(GuestMemoryError::BadRegion { index, region: *region });
+            return Err(GuestMemoryError::BadRegion {
+                index,
+                region: *region,
+            });
         }
         match region.file_offset.checked_add(region.bytes) {
             Some(end) if end <= file_bytes => {}
             end => {
                 let end = end.unwrap_or(u64::MAX);
-                return Err(GuestMemoryError::BehindFile { index, end, file_bytes });
+                return Err(GuestMemoryError::BehindFile {
+                    index,
+                    end,
+                    file_bytes,
+                });
             }
         }
         let duplicate = file.try_clone().map_err(GuestMemoryError::Stat)?;
@@ -105,7 +118,11 @@ mod tests {
     use vm_memory::{Bytes, GuestMemoryBackend};
 
     fn region(gpa: u64, bytes: u64, file_offset: u64) -> Region {
-        Region { gpa, bytes, file_offset }
+        Region {
+            gpa,
+            bytes,
+            file_offset,
+        }
     }
 
     fn file(bytes: u64) -> OwnedFd {
@@ -116,9 +133,14 @@ mod tests {
     fn two_regions_of_one_file_are_one_memory() {
         let fd = file(0x4000);
         let view = File::from(fd.try_clone().unwrap());
-        let memory =
-            map(fd, &[region(0, 0x2000, 0), region(0x10_0000, 0x2000, 0x2000)]).unwrap();
-        memory.write_obj(0x1122_3344u32, GuestAddress(0x10_0ffc)).unwrap();
+        let memory = map(
+            fd,
+            &[region(0, 0x2000, 0), region(0x10_0000, 0x2000, 0x2000)],
+        )
+        .unwrap();
+        memory
+            .write_obj(0x1122_3344u32, GuestAddress(0x10_0ffc))
+            .unwrap();
         let mut bytes = [0; 4];
         std::os::unix::fs::FileExt::read_at(&view, &mut bytes, 0x2ffc).unwrap();
         assert_eq!(u32::from_le_bytes(bytes), 0x1122_3344);
@@ -128,20 +150,35 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         use GuestMemoryError as E;
-        assert!(matches!(map(file(0x1000), &[]), Err(E::RegionCount { count: 0 })));
-        assert!(matches!(map(file(0x1000), &[region(0, 0, 0)]), Err(E::BadRegion { .. })));
-        assert!(matches!(map(file(0x1000), &[region(1, 0x1000, 0)]), Err(E::BadRegion { .. })));
+        assert!(matches!(
+            map(file(0x1000), &[]),
+            Err(E::RegionCount { count: 0 })
+        ));
+        assert!(matches!(
+            map(file(0x1000), &[region(0, 0, 0)]),
+            Err(E::BadRegion { .. })
+        ));
+        assert!(matches!(
+            map(file(0x1000), &[region(1, 0x1000, 0)]),
+            Err(E::BadRegion { .. })
+        ));
         assert!(matches!(
             map(file(0x1000), &[region(u64::MAX - 0xfff, 0x2000, 0)]),
             Err(E::BadRegion { .. })
         ));
-        assert!(matches!(map(file(0x1000), &[region(0, 0x2000, 0)]), Err(E::BehindFile { .. })));
+        assert!(matches!(
+            map(file(0x1000), &[region(0, 0x2000, 0)]),
+            Err(E::BehindFile { .. })
+        ));
         assert!(matches!(
             map(file(0x1000), &[region(0, 0x1000, !0xfff)]),
             Err(E::BehindFile { .. })
         ));
         assert!(matches!(
-            map(file(0x2000), &[region(0, 0x2000, 0), region(0x1000, 0x1000, 0)]),
+            map(
+                file(0x2000),
+                &[region(0, 0x2000, 0), region(0x1000, 0x1000, 0)]
+            ),
             Err(E::Map(_))
         ));
     }
@@ -150,8 +187,14 @@ mod tests {
     fn a_file_that_could_shrink_is_refused() {
         let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, 0x1000).unwrap();
-        assert!(matches!(map(fd, &[region(0, 0x1000, 0)]), Err(GuestMemoryError::NotSealed)));
+        assert!(matches!(
+            map(fd, &[region(0, 0x1000, 0)]),
+            Err(GuestMemoryError::NotSealed)
+        ));
         let (pipe, _other) = std::io::pipe().unwrap();
-        assert!(matches!(map(pipe.into(), &[region(0, 0x1000, 0)]), Err(GuestMemoryError::NotSealed)));
+        assert!(matches!(
+            map(pipe.into(), &[region(0, 0x1000, 0)]),
+            Err(GuestMemoryError::NotSealed)
+        ));
     }
 }

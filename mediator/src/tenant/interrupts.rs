@@ -44,8 +44,8 @@ impl EventfdInterrupts {
         let mut vectors = Vec::with_capacity(fds.len());
         for (vector, fd) in fds.into_iter().enumerate() {
             let inspect = |source: io::Error| InterruptsError::Inspect { vector, source };
-            let kind = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
-                .map_err(inspect)?;
+            let kind =
+                std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).map_err(inspect)?;
             if kind.as_os_str() != "anon_inode:[eventfd]" {
                 let kind = kind.display().to_string();
                 return Err(InterruptsError::NotAnEventfd { vector, kind });
@@ -74,11 +74,12 @@ mod tests {
 
     #[test]
     fn raising_signals_the_vector_and_no_other() {
-        let event = || {
-            rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap()
-        };
+        let event = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
         let (a, b) = (event(), event());
-        let mut views = [File::from(a.try_clone().unwrap()), File::from(b.try_clone().unwrap())];
+        let mut views = [
+            File::from(a.try_clone().unwrap()),
+            File::from(b.try_clone().unwrap()),
+        ];
         let interrupts = EventfdInterrupts::new(vec![a, b]).unwrap();
         interrupts.raise(1);
         interrupts.raise(1);
@@ -93,6 +94,9 @@ mod tests {
     fn other_descriptors_are_refused() {
         let (reader, _writer) = io::pipe().unwrap();
         let refused = EventfdInterrupts::new(vec![reader.into()]).unwrap_err();
-        assert!(matches!(refused, InterruptsError::NotAnEventfd { vector: 0, .. }));
+        assert!(matches!(
+            refused,
+            InterruptsError::NotAnEventfd { vector: 0, .. }
+        ));
     }
 }

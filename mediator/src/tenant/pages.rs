@@ -43,11 +43,16 @@ pub fn sealed_memfd(name: &str, bytes: u64) -> Result<File, PagesError> {
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
     };
-    create().map_err(|errno| PagesError::Create { bytes, source: errno.into() })
+    create().map_err(|errno| PagesError::Create {
+        bytes,
+        source: errno.into(),
+    })
 }
 
 fn map(file: &File, bytes: u64) -> Result<MmapRegion, PagesError> {
-    let duplicate = file.try_clone().map_err(|source| PagesError::Create { bytes, source })?;
+    let duplicate = file
+        .try_clone()
+        .map_err(|source| PagesError::Create { bytes, source })?;
     // CAST: the callers' sizes are a few MiB
     MmapRegion::from_file(FileOffset::new(duplicate, 0), bytes as usize)
         .map_err(|source| PagesError::Map { bytes, source })
@@ -70,7 +75,11 @@ impl DoorbellPages {
         let bytes = u64::from(channels) * PAGE_BYTES;
         let file = sealed_memfd("turnstile-doorbells", bytes)?;
         let region = map(&file, bytes)?;
-        Ok(Self { file, region, channels })
+        Ok(Self {
+            file,
+            region,
+            channels,
+        })
     }
 
     /// The memory file, for the VMM.
@@ -88,14 +97,22 @@ impl DoorbellPages {
 impl Doorbells for DoorbellPages {
     fn put(&self, channel: u32) -> u32 {
         self.offset(channel)
-            .and_then(|at| self.region.as_volatile_slice().load(at, Ordering::Acquire).ok())
+            .and_then(|at| {
+                self.region
+                    .as_volatile_slice()
+                    .load(at, Ordering::Acquire)
+                    .ok()
+            })
             .unwrap_or(0)
     }
 
     fn clear(&self, channel: u32) {
         if let Some(at) = self.offset(channel) {
             // PANIC: none; the offset lies in the region, and an error would leave the page as it was
-            let _ = self.region.as_volatile_slice().store(0u32, at, Ordering::Release);
+            let _ = self
+                .region
+                .as_volatile_slice()
+                .store(0u32, at, Ordering::Release);
         }
     }
 }
@@ -160,7 +177,11 @@ impl StatusPage {
         word(status::WEIGHT, view.weight);
         word(status::ADMITTED, view.admitted.into());
         long(status::HELD_NS, view.held_ns);
-        let _ = page.store(view.updated_at_ns, status::UPDATED_AT_NS as usize, Ordering::Release);
+        let _ = page.store(
+            view.updated_at_ns,
+            status::UPDATED_AT_NS as usize,
+            Ordering::Release,
+        );
     }
 }
 
@@ -172,7 +193,10 @@ mod tests {
     fn a_guest_write_is_what_the_device_reads() {
         let pages = DoorbellPages::new(4).unwrap();
         let guest = map(pages.file(), 4 * PAGE_BYTES).unwrap();
-        guest.as_volatile_slice().store(7u32, 2 * 4096, Ordering::Release).unwrap();
+        guest
+            .as_volatile_slice()
+            .store(7u32, 2 * 4096, Ordering::Release)
+            .unwrap();
         assert_eq!((pages.put(1), pages.put(2), pages.put(3)), (0, 7, 0));
         pages.clear(2);
         assert_eq!(pages.put(2), 0);
@@ -200,11 +224,24 @@ mod tests {
             updated_at_ns: 13,
         });
         let guest = map(page.file(), PAGE_BYTES).unwrap();
-        let word = |at: u64| guest.as_volatile_slice().read_obj::<u32>(at as usize).unwrap();
-        let long = |at: u64| guest.as_volatile_slice().read_obj::<u64>(at as usize).unwrap();
+        let word = |at: u64| {
+            guest
+                .as_volatile_slice()
+                .read_obj::<u32>(at as usize)
+                .unwrap()
+        };
+        let long = |at: u64| {
+            guest
+                .as_volatile_slice()
+                .read_obj::<u64>(at as usize)
+                .unwrap()
+        };
         assert_eq!((word(0), word(4), word(8)), (1, 2, 0));
         assert_eq!((long(status::COMPUTE_NS), long(status::COPY_NS)), (10, 11));
         assert_eq!((word(status::WEIGHT), word(status::ADMITTED)), (300, 1));
-        assert_eq!((long(status::HELD_NS), long(status::UPDATED_AT_NS)), (12, 13));
+        assert_eq!(
+            (long(status::HELD_NS), long(status::UPDATED_AT_NS)),
+            (12, 13)
+        );
     }
 }

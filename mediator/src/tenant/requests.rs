@@ -51,8 +51,18 @@ pub fn serve(
 ) -> Result<Served, Refusal> {
     let mut effect = Effect::None;
     let results = match Request::decode(op, args)? {
-        Request::OpenChannel { ring_gpa, entries, state_gpa, vector } => {
-            let config = ChannelConfig { ring_gpa, entries, state_gpa, vector };
+        Request::OpenChannel {
+            ring_gpa,
+            entries,
+            state_gpa,
+            vector,
+        } => {
+            let config = ChannelConfig {
+                ring_gpa,
+                entries,
+                state_gpa,
+                vector,
+            };
             let channel = gpu.open_channel(tenant, config)?;
             effect = Effect::Opened(channel);
             words(&[channel.into()])
@@ -79,7 +89,11 @@ pub fn serve(
             gpu.unload_module(tenant, module)?;
             words(&[])
         }
-        Request::FindFunction { module, name_gpa, bytes } => {
+        Request::FindFunction {
+            module,
+            name_gpa,
+            bytes,
+        } => {
             let name = read_text(guest, name_gpa, bytes)?;
             let (function, param_bytes) = gpu.find_function(tenant, module, &name)?;
             words(&[function.into(), param_bytes.into()])
@@ -116,6 +130,8 @@ fn read_text(guest: &GuestMemory, gpa: u64, bytes: u64) -> Result<String, Refusa
     guest
         .read_slice(&mut text, GuestAddress(gpa))
         .map_err(|_| Refusal::from(ErrorCode::NotGuestMemory))?;
-    String::from_utf8(text)
-        .map_err(|_| Refusal { code: ErrorCode::BadArgument, detail: "text is not UTF-8".into() })
+    String::from_utf8(text).map_err(|_| Refusal {
+        code: ErrorCode::BadArgument,
+        detail: "text is not UTF-8".into(),
+    })
 }

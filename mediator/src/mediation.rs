@@ -1,0 +1,300 @@
+//! The heart of the loop: usage in, gate orders out. Pure: the daemon and the virtual-time lab drive the same code.
+//!
+//! ```text
+//!   meter -> Usage -> ledger
+//!                \--> policy -> Decision -> GateOrder
+//!   trapped doorbell -> woke --^     ^-- ran_dry <- an engine without work
+//! ```
+//!
+//! A policy schedules one engine, the compute engine; the copy engines are accounted for.
+
+use std::collections::BTreeMap;
+
+use turnstile_accounting::{
+    EngineId, Ledger, LedgerError, Metric, Moment, Nanos, Signals, TenantId, Usage,
+};
+use turnstile_policies::{
+    Basis, Decision, PeriodUsage, Policy, PolicyError, TenantParams, TenantPeriod, Weight,
+};
+use turnstile_vmm::gate::GateState;
+
+/// The engine that policies schedule.
+pub const COMPUTE: EngineId = EngineId(0);
+
+/// A tenant seen without work for so long has its gates watched instead of open.
+pub const WATCH_AFTER: Nanos = Nanos::from_ms(20);
+
+/// A tenant that had work this shortly before the end of a period counts as backlogged: one that launches and waits is
+/// without work for a moment after each fence, and wants the engine all the same.
+pub const GRACE: Nanos = Nanos::from_us(500);
+
+/// All gates of a tenant are to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateOrder {
+    /// Whose gates.
+    pub tenant: TenantId,
+    /// Where to.
+    pub state: GateState,
+}
+
+/// What a tenant's channels look like at the end of a period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activity {
+    /// Whose channels.
+    pub tenant: TenantId,
+    /// Commands announced and not finished, all channels together.
+    pub pending: u64,
+    /// When one was last announced or finished; none before the first.
+    pub last_active: Option<Moment>,
+}
+
+/// How a tenant stands.
+#[derive(Clone, Copy, Debug)]
+struct Standing {
+    weight: Weight,
+    decision: Decision,
+    /// Since when its gates are closed.
+    held_from: Option<Moment>,
+    /// It was admitted at some time in this period.
+    admitted: bool,
+    /// A doorbell write was kept at one of its closed gates.
+    kept: bool,
+    /// Since when it has been seen without work.
+    idle_from: Option<Moment>,
+    gates: GateState,
+}
+
+/// Meters' usages, the policy and the ledger of one GPU.
+#[derive(Debug)]
+pub struct Mediation {
+    policy: Box<dyn Policy>,
+    ledger: Ledger,
+    tenants: BTreeMap<TenantId, Standing>,
+    /// Reused between periods.
+    usage: Vec<TenantPeriod>,
+    orders: Vec<GateOrder>,
+}
+
+impl Mediation {
+    /// A mediation without tenants, for a GPU with these engines.
+    pub fn new(policy: Box<dyn Policy>, engines: impl IntoIterator<Item = EngineId>) -> Self {
+        Self {
+            policy,
+            ledger: Ledger::new(engines, RECORDS_KEPT),
+            tenants: BTreeMap::new(),
+            usage: Vec::new(),
+            orders: Vec::new(),
+        }
+    }
+
+    /// A tenant appears; its gates begin watched.
+    ///
+    /// # Errors
+    /// If it is known already.
+    pub fn add(&mut self, tenant: TenantId, params: TenantParams) -> Result<(), PolicyError> {
+        self.policy.add(tenant, params)?;
+        let standing = Standing {
+            weight: params.weight,
+            decision: Decision::Admit,
+            held_from: None,
+            admitted: true,
+            kept: false,
+            idle_from: None,
+            gates: GateState::Watched,
+        };
+        self.tenants.insert(tenant, standing);
+        Ok(())
+    }
+
+    /// A tenant is gone; its totals stay in the ledger until [`Self::settle`].
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn remove(&mut self, tenant: TenantId) -> Result<(), PolicyError> {
+        self.tenants.remove(&tenant);
+        self.policy.remove(tenant)
+    }
+
+    /// Forgets the totals of a tenant that is gone, once its last window is closed.
+    pub fn settle(&mut self, tenant: TenantId) {
+        self.ledger.settle(tenant);
+    }
+
+    /// Changes a weight; it applies at the next decision.
+    ///
+    /// # Errors
+    /// If the tenant is not known.
+    pub fn set_weight(&mut self, tenant: TenantId, weight: Weight) -> Result<(), PolicyError> {
+        self.policy.set_weight(tenant, weight)?;
+        if let Some(standing) = self.tenants.get_mut(&tenant) {
+            standing.weight = weight;
+        }
+        Ok(())
+    }
+
+    /// A tenant's weight.
+    pub fn weight(&self, tenant: TenantId) -> Option<Weight> {
+        self.tenants.get(&tenant).map(|standing| standing.weight)
+    }
+
+    /// Whether a tenant is let through.
+    pub fn admitted(&self, tenant: TenantId) -> bool {
+        self.tenants
+            .get(&tenant)
+            .is_some_and(|standing| standing.decision == Decision::Admit)
+    }
+
+    /// Whether a tenant was let through at some time of the period under way.
+    pub fn was_admitted(&self, tenant: TenantId) -> bool {
+        self.tenants
+            .get(&tenant)
+            .is_some_and(|standing| standing.admitted)
+    }
+
+    /// Where the gate of a channel that the tenant opens now has to stand.
+    pub fn gates(&self, tenant: TenantId) -> Option<GateState> {
+        self.tenants.get(&tenant).map(|standing| standing.gates)
+    }
+
+    /// Totals.
+    pub const fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// A doorbell write trapped, at a watched or a closed gate of this tenant.
+    pub fn woke(&mut self, tenant: TenantId, now: Moment) -> Option<GateOrder> {
+        let decision = self.policy.woke(tenant, now).ok()?;
+        let standing = self.tenants.get_mut(&tenant)?;
+        standing.kept |= standing.gates == GateState::Closed;
+        standing.idle_from = None;
+        self.decide(tenant, decision, now)
+    }
+
+    /// Whether tenants have work behind closed gates.
+    pub fn anyone_waits(&self) -> bool {
+        self.tenants.values().any(|standing| standing.kept)
+    }
+
+    /// The compute engine has nothing to do: lets one of those in who wait behind closed gates.
+    pub fn ran_dry(&mut self, now: Moment) -> Option<GateOrder> {
+        let waiting: Vec<TenantId> = self
+            .tenants
+            .iter()
+            .filter_map(|(tenant, standing)| standing.kept.then_some(*tenant))
+            .collect();
+        let tenant = self.policy.ran_dry(&waiting)?;
+        self.decide(tenant, Decision::Admit, now)
+    }
+
+    /// Carries one decision out.
+    fn decide(&mut self, tenant: TenantId, decision: Decision, now: Moment) -> Option<GateOrder> {
+        let standing = self.tenants.get_mut(&tenant)?;
+        standing.decision = decision;
+        let state = match decision {
+            Decision::Admit => {
+                standing.admitted = true;
+                standing.kept = false;
+                if let Some(from) = standing.held_from.take() {
+                    self.ledger.add_held(tenant, now.since(from));
+                }
+                let idle = standing
+                    .idle_from
+                    .is_some_and(|from| now.since(from) >= WATCH_AFTER);
+                if idle {
+                    GateState::Watched
+                } else {
+                    GateState::Open
+                }
+            }
+            Decision::Hold(_) => {
+                standing.held_from.get_or_insert(now);
+                GateState::Closed
+            }
+        };
+        let moved = std::mem::replace(&mut standing.gates, state) != state;
+        moved.then_some(GateOrder { tenant, state })
+    }
+
+    /// A period ends with what a meter saw of it: takes `observed` (and, of a polled meter, the window extrapolated
+    /// before it) into the ledger, asks the policy, and returns how gates are to be moved.
+    ///
+    /// # Errors
+    /// If a usage does not balance: then nothing was charged for it, and the decisions stand as they were.
+    pub fn period_end(
+        &mut self,
+        extrapolated: Option<Usage>,
+        observed: Usage,
+        activity: &[Activity],
+    ) -> Result<&[GateOrder], LedgerError> {
+        let end = observed.window.to();
+        let nonpoll_ns = extrapolated
+            .as_ref()
+            .map_or(Nanos::ZERO, |usage| usage.window.length());
+        let basis = match observed.signals {
+            Signals::Events => Basis::Measured,
+            Signals::Polled | Signals::Extrapolated => Basis::PollSample,
+        };
+        self.usage.clear();
+        let compute = observed.engine(COMPUTE);
+        for seen in activity {
+            let Some(standing) = self.tenants.get_mut(&seen.tenant) else {
+                continue;
+            };
+            let recent = seen.last_active.is_some_and(|at| end.since(at) < GRACE);
+            let backlogged = seen.pending > 0 || standing.kept || recent;
+            standing.idle_from = match (backlogged, standing.idle_from) {
+                (true, _) => None,
+                (false, None) => Some(seen.last_active.unwrap_or(end)),
+                (false, since) => since,
+            };
+            let used_ns = compute
+                .and_then(|engine| {
+                    engine
+                        .tenants
+                        .iter()
+                        .find(|part| part.tenant == seen.tenant)
+                })
+                .map_or(Nanos::ZERO, |part| part.metric_ns(Metric::Total));
+            self.usage.push(TenantPeriod {
+                tenant: seen.tenant,
+                used_ns,
+                admitted: standing.admitted,
+                backlogged,
+            });
+        }
+        let poll_ns = observed.window.length();
+        if let Some(usage) = extrapolated {
+            self.ledger.append(usage)?;
+        }
+        self.ledger.append(observed)?;
+        let period = PeriodUsage {
+            end,
+            basis,
+            poll_ns,
+            nonpoll_ns,
+            tenants: &self.usage,
+        };
+        let decisions = self.policy.period_end(&period).to_vec();
+        self.orders.clear();
+        for decided in decisions {
+            if let Some(standing) = self.tenants.get_mut(&decided.tenant) {
+                standing.admitted = false;
+            }
+            if let Some(order) = self.decide(decided.tenant, decided.decision, end) {
+                self.orders.push(order);
+            }
+        }
+        Ok(&self.orders)
+    }
+
+    /// Time for which a tenant is being held back now, on top of what the ledger has.
+    pub fn held_now(&self, tenant: TenantId, now: Moment) -> Nanos {
+        self.tenants
+            .get(&tenant)
+            .and_then(|standing| standing.held_from)
+            .map_or(Nanos::ZERO, |from| now.since(from))
+    }
+}
+
+/// Windows that the in-memory ledger remembers.
+const RECORDS_KEPT: usize = 256;
