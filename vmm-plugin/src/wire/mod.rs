@@ -1,0 +1,120 @@
+//! What a VMM and the daemon say to each other over their Unix stream socket.
+//!
+//! A frame is a little-endian u32 length, then so many bytes of JSON; file descriptors travel with the frame's first
+//! bytes (SCM_RIGHTS). The VMM speaks first, with [`ToDaemon::Hello`]; the daemon answers [`ToVmm::Welcome`] or
+//! [`ToVmm::Refused`] and closes. The end of the connection ends the tenant.
+//!
+//! Neither side trusts the other's lengths, numbers or descriptors: both check them once, on receipt.
+
+mod frame;
+
+pub use frame::{Frame, FrameReader, FrameWriter, QUEUE_FRAMES_MAX, Read, WireError, encode, send};
+
+use crate::gate::GateState;
+use serde::{Deserialize, Serialize};
+
+/// Version of this protocol; both sides refuse another.
+pub const PROTOCOL: u32 = 1;
+/// Longest frame, without its length.
+pub const FRAME_BYTES_MAX: usize = 16 << 10;
+/// Most descriptors with one frame: guest memory and one eventfd per interrupt vector.
+pub const FRAME_FDS_MAX: usize = 1 + turnstile_abi::pci::VECTORS as usize;
+
+/// A range of guest-physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Region {
+    /// First guest-physical address.
+    pub gpa: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Where the range begins in the memory file.
+    pub file_offset: u64,
+}
+
+/// From a VMM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToDaemon {
+    /// First frame. Descriptors: the guest memory's memfd, sealed against shrinking; then one eventfd per vector,
+    /// which the daemon signals to raise the interrupt.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// Name of the VM, unique on the host: 1 to 64 of `[A-Za-z0-9._-]`.
+        name: String,
+        /// Weight, 1 to 10000; the daemon's default where absent.
+        weight: Option<u32>,
+        /// GPU memory the VM may own; the daemon's default where absent.
+        gpu_memory_bytes: Option<u64>,
+        /// The guest memory.
+        regions: Vec<Region>,
+    },
+    /// A request from the guest's mailbox; one at a time.
+    Mailbox {
+        /// Number of the request, for the answer.
+        id: u64,
+        /// Operation, unchecked.
+        op: u32,
+        /// Arguments, unchecked.
+        args: [u64; turnstile_abi::MAILBOX_ARGS],
+    },
+    /// A gate has been moved as asked: no write reaches the page any more (closed, watched), or all do (open).
+    GateDone {
+        /// Channel.
+        channel: u32,
+        /// Number of the request.
+        seq: u64,
+        /// Doorbell writes of this channel that trapped since it was opened.
+        trapped: u64,
+    },
+}
+
+/// From the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ToVmm {
+    /// Answer to Hello. Descriptors, in order: memfd of the doorbell pages (one page per channel), memfd of the status
+    /// page (one page, to be mapped read-only), memfd of the VM's GPU memory (the aperture), an eventfd that the VMM
+    /// signals when a write trapped at a watched gate.
+    Welcome {
+        /// Number of the tenant.
+        tenant: u32,
+        /// Channels that the VM may have open.
+        channels: u32,
+        /// GPU memory that the VM may own, and bytes of the aperture's memfd.
+        gpu_memory_bytes: u64,
+        /// Feature bits of the device ([`turnstile_abi::regs::features`]).
+        features: u64,
+    },
+    /// The daemon does not take this VM.
+    Refused {
+        /// Why, and what to do.
+        text: String,
+    },
+    /// Answer to [`ToDaemon::Mailbox`].
+    MailboxDone {
+        /// Number of the request.
+        id: u64,
+        /// [`turnstile_abi::ErrorCode`].
+        error: u32,
+        /// Text where more than the code's own is to be said; empty otherwise.
+        text: String,
+        /// Results.
+        results: [u64; turnstile_abi::MAILBOX_RESULTS],
+    },
+    /// Move a gate. The first for a channel makes its gate; a channel without one drops doorbell writes.
+    Gate {
+        /// Channel.
+        channel: u32,
+        /// Number of the request, for [`ToDaemon::GateDone`].
+        seq: u64,
+        /// Where to.
+        state: GateState,
+    },
+    /// The channel is closed: forget its gate; its doorbell writes are dropped from now on.
+    ChannelClosed {
+        /// Channel.
+        channel: u32,
+    },
+}
