@@ -298,3 +298,117 @@ impl Mediation {
 
 /// Windows that the in-memory ledger remembers.
 const RECORDS_KEPT: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use turnstile_accounting::{EngineState, EventMeter, Meter, Observation, SwitchEvent, Window};
+    use turnstile_policies::{Tuning, policy_by_name};
+
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+    const PERIOD: Nanos = Nanos::from_ms(10);
+
+    /// A mediation with the default policy, fed by an event meter as the daemon feeds it.
+    struct Bench {
+        mediation: Mediation,
+        meter: EventMeter,
+        at: Moment,
+        seq: u64,
+    }
+
+    impl Bench {
+        fn new(policy: &str) -> Self {
+            let policy = (policy_by_name(policy).unwrap().make)(&Tuning::default());
+            let mut mediation = Mediation::new(policy, [COMPUTE]);
+            for tenant in [A, B] {
+                mediation.add(tenant, TenantParams::default()).unwrap();
+            }
+            Self { mediation, meter: EventMeter::new([COMPUTE]), at: Moment(0), seq: 0 }
+        }
+
+        fn log(&mut self, at: Moment, state: EngineState) {
+            let event = SwitchEvent { at, engine: COMPUTE, seq: self.seq, state };
+            self.seq += 1;
+            self.meter.observe(Observation::Switch(event));
+        }
+
+        /// A period in which `used` ran one after the other; those in `busy` have work at its end.
+        fn period(&mut self, used: &[(TenantId, u64)], busy: &[TenantId]) -> Vec<GateOrder> {
+            let mut at = self.at;
+            for (tenant, ms) in used {
+                self.log(at, EngineState::Running(*tenant));
+                at = at + Nanos::from_ms(*ms);
+            }
+            self.log(at, EngineState::Idle);
+            let usage = self.meter.close(Window::starting(self.at, PERIOD));
+            self.at = self.at + PERIOD;
+            let activity = [A, B].map(|tenant| Activity {
+                tenant,
+                pending: busy.contains(&tenant).into(),
+                last_active: busy.contains(&tenant).then_some(self.at),
+            });
+            self.mediation.period_end(None, usage, &activity).unwrap().to_vec()
+        }
+    }
+
+    fn order(tenant: TenantId, state: GateState) -> GateOrder {
+        GateOrder { tenant, state }
+    }
+
+    #[test]
+    fn who_is_ahead_is_closed_and_opened_again_when_even() {
+        let mut bench = Bench::new("dfq");
+        let orders = bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        assert_eq!(orders, [order(A, GateState::Closed), order(B, GateState::Open)]);
+        let orders = bench.period(&[(B, 8)], &[A, B]);
+        assert_eq!(orders, [order(A, GateState::Open)]);
+        let held = bench.mediation.ledger().tenant(A).held_ns;
+        assert_eq!(held, PERIOD);
+    }
+
+    #[test]
+    fn without_a_policy_nobody_is_closed() {
+        let mut bench = Bench::new("none");
+        for _ in 0..5 {
+            let orders = bench.period(&[(A, 9), (B, 1)], &[A, B]);
+            assert!(orders.iter().all(|order| order.state == GateState::Open), "{orders:?}");
+        }
+    }
+
+    #[test]
+    fn an_idle_tenant_is_watched_and_opens_when_it_wakes() {
+        let mut bench = Bench::new("dfq");
+        bench.period(&[(A, 1)], &[A]);
+        let mut orders = Vec::new();
+        for _ in 0..4 {
+            orders.extend(bench.period(&[], &[]));
+        }
+        assert!(orders.contains(&order(A, GateState::Watched)), "{orders:?}");
+        assert_eq!(bench.mediation.woke(A, bench.at), Some(order(A, GateState::Open)));
+        assert_eq!(bench.mediation.woke(A, bench.at), None, "it stands open");
+    }
+
+    #[test]
+    fn an_engine_that_ran_dry_lets_in_who_waits_behind_a_closed_gate() {
+        let mut bench = Bench::new("dfq");
+        bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        assert!(!bench.mediation.anyone_waits());
+        assert_eq!(bench.mediation.ran_dry(bench.at), None, "nobody waits");
+        assert_eq!(bench.mediation.woke(A, bench.at), None, "it stays closed");
+        assert!(bench.mediation.anyone_waits());
+        assert_eq!(bench.mediation.ran_dry(bench.at), Some(order(A, GateState::Open)));
+        assert!(!bench.mediation.anyone_waits());
+    }
+
+    #[test]
+    fn a_usage_that_does_not_balance_charges_nothing() {
+        let mut bench = Bench::new("dfq");
+        bench.period(&[(A, 5)], &[A]);
+        let before = bench.mediation.ledger().tenant(A);
+        let mut usage = bench.meter.close(Window::starting(bench.at, PERIOD));
+        usage.engines[0].idle_ns += Nanos(1);
+        assert!(bench.mediation.period_end(None, usage, &[]).is_err());
+        assert_eq!(bench.mediation.ledger().tenant(A), before);
+    }
+}
