@@ -2,7 +2,7 @@
 //!
 //! Every tenant has a virtual time that advances by the engine time it used, divided by its weight.
 //! System virtual time is that of the tenant who is furthest behind among those who wait for the
-//! engine. Whoever is ahead of it by more than the slack is held until the next decision.
+//! engine. Whoever is too far ahead of it is held until the next decision.
 //!
 //! What is repaired against the paper (A1.4, see `dfq_literal.rs`):
 //! - a tenant is charged only for time to which it was admitted: what was measured, or of a sampled
@@ -15,16 +15,17 @@
 //! - *Conservation*: the charges of a period add up to the time used, or to the sampled period.
 //! - *No saving up*: who does not wait is lifted to system virtual time.
 //! - *Bounded lag*: one who waits is behind nobody, or those ahead of it are held. Held tenants are
-//!   charged what their queued commands take, so they exceed the slack by that much and no more.
+//!   charged what their queued commands take, so they exceed the level by that much and no more.
 //! - *Work conserving*: the tenant furthest behind is never held, so that somebody who wants the engine
 //!   is admitted; when nobody waits, all are even and nobody is held (caps aside). Between two decisions
 //!   [`Policy::ran_dry`] keeps the engine busy.
 //!
-//! # Slack
-//! A non-preemptive engine runs ahead of any fluid ideal by a command at least, and closing a gate
-//! costs, so a little is forgiven. LoGA forgives a whole period, as it decides by a sample. Where usage
-//! is exact the slack is a fixed length of service to *all* who wait: with weights `w` and sum `W` a
-//! share is off by at most `w (W - w) / W^2 <= 1/4` of it, whatever the weights.
+//! # How far ahead is too far
+//! LoGA forgives a whole period to each, as it decides by a sample; so do sampled periods here. Where
+//! usage is exact, the *level* is what the fluid ideal would do next: pour the coming period's service
+//! into those furthest behind until they are even; who is above that level would get nothing of it and
+//! is held. One lone laggard thus catches up without overtaking all others, and among tenants that
+//! are even each may be ahead by one period's virtual time, whatever their number and weights.
 
 use crate::cap::Quota;
 use crate::params::{Cap, TenantParams, Weight};
@@ -49,8 +50,10 @@ pub struct Dfq {
     period_ns: Nanos,
     /// Weight of all who waited then.
     waiting_weight: u64,
-    /// How much service ahead is too much, at `waiting_weight`.
-    lead_ns: Nanos,
+    /// Whoever was ahead of this then is held; `None` if nobody waited.
+    level: Option<VirtualTime>,
+    /// Those who wait, for `pour`; kept for its memory.
+    waiting: Vec<(VirtualTime, u64)>,
     decisions: Vec<TenantDecision>,
 }
 
@@ -87,7 +90,8 @@ impl Dfq {
             decided: Moment(0),
             period_ns: Nanos::ZERO,
             waiting_weight: 0,
-            lead_ns: tuning.slack_ns,
+            level: None,
+            waiting: Vec::new(),
             decisions: Vec::new(),
         }
     }
@@ -97,20 +101,20 @@ impl Dfq {
         index.map_err(|_| PolicyError::Unknown(tenant))
     }
 
-    /// System virtual time at `now`, between two decisions.
-    fn system_at(&self, now: Moment) -> VirtualTime {
-        if self.waiting_weight == 0 {
-            return self.system;
+    /// How a point of virtual time has moved since the last decision.
+    fn moved(&self, then: VirtualTime, now: Moment) -> VirtualTime {
+        match self.waiting_weight {
+            0 => then,
+            weight => then.after(now.since(self.decided).min(self.period_ns), weight),
         }
-        let passed = now.since(self.decided).min(self.period_ns);
-        self.system.after(passed, self.waiting_weight)
     }
 
-    fn decide(&self, tenant: &Tenant, system: VirtualTime) -> Decision {
+    fn decide(&self, tenant: &Tenant, now: Moment) -> Decision {
         if tenant.capped() {
             Decision::Hold(HoldReason::Capped)
-        } else if self.waiting_weight > 0
-            && tenant.clock.now() > system.after(self.lead_ns, self.waiting_weight)
+        } else if self
+            .level
+            .is_some_and(|level| tenant.clock.now() > self.moved(level, now))
         {
             Decision::Hold(HoldReason::Ahead)
         } else {
@@ -157,13 +161,6 @@ impl Dfq {
         let system = furthest_behind
             .or_else(furthest_ahead)
             .unwrap_or(self.system);
-        let heads = waiting().count() as u64;
-        self.waiting_weight = waiting().map(|t| u64::from(t.weight.get())).sum();
-        self.lead_ns = match usage.basis {
-            Basis::Measured => self.slack_ns,
-            // One period at the mean weight: the paper's rule, if weights are equal.
-            Basis::PollSample => Nanos(usage.length_ns().0.saturating_mul(heads)),
-        };
         self.system = self.system.max(system);
         self.decided = usage.end;
         self.period_ns = usage.length_ns();
@@ -173,6 +170,23 @@ impl Dfq {
             }
             tenant.shut_out = tenant.capped();
         }
+        self.set_level(usage.basis);
+    }
+
+    fn set_level(&mut self, basis: Basis) {
+        self.waiting.clear();
+        let waiting = self.tenants.iter().filter(|t| t.waits());
+        self.waiting
+            .extend(waiting.map(|t| (t.clock.now(), u64::from(t.weight.get()))));
+        self.waiting_weight = self.waiting.iter().map(|w| w.1).sum();
+        self.level = match basis {
+            Basis::Measured => pour(self.period_ns.max(self.slack_ns), &mut self.waiting),
+            // One period at the mean weight: the paper's rule, if weights are equal.
+            Basis::PollSample => (!self.waiting.is_empty()).then(|| {
+                let lead = self.period_ns.0.saturating_mul(self.waiting.len() as u64);
+                self.system.after(Nanos(lead), self.waiting_weight)
+            }),
+        };
     }
 }
 
@@ -217,13 +231,13 @@ impl Policy for Dfq {
 
     fn woke(&mut self, tenant: TenantId, now: Moment) -> Result<Decision, PolicyError> {
         let index = self.find(tenant)?;
-        let system = self.system_at(now);
+        let system = self.moved(self.system, now);
         let woken = &mut self.tenants[index];
         if !woken.backlogged {
             woken.backlogged = true;
             woken.clock.lift(system);
         }
-        Ok(self.decide(&self.tenants[index], system))
+        Ok(self.decide(&self.tenants[index], now))
     }
 
     fn ran_dry(&mut self, waiting: &[TenantId]) -> Option<TenantId> {
@@ -242,11 +256,29 @@ impl Policy for Dfq {
         decisions.clear();
         decisions.extend(self.tenants.iter().map(|tenant| TenantDecision {
             tenant: tenant.id,
-            decision: self.decide(tenant, self.system),
+            decision: self.decide(tenant, self.decided),
         }));
         self.decisions = decisions;
         &self.decisions
     }
+}
+
+/// The virtual time that those furthest behind reach together with `service`: `(now, weight)` each.
+fn pour(service: Nanos, tenants: &mut [(VirtualTime, u64)]) -> Option<VirtualTime> {
+    tenants.sort_unstable();
+    let mut level = tenants.first()?.0;
+    let mut left = service;
+    let mut weight = 0;
+    for &(next, own) in &*tenants {
+        let needed = level.service_until(next, weight);
+        if weight > 0 && needed >= left {
+            break;
+        }
+        left -= needed;
+        level = next;
+        weight += own;
+    }
+    Some(level.after(left, weight))
 }
 
 /// The charges of a sampled period, in the order of `usage.tenants`:

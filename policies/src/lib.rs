@@ -12,6 +12,35 @@
 //! - `none` admits everybody: the hardware's own round-robin, accounted but not scheduled;
 //! - `dfq` (default): disengaged fair queuing, repaired, with weights and caps;
 //! - `dfq-literal`: the same as the LoGA paper prints it, for comparison.
+//!
+//! One period of a mediator:
+//!
+//! ```
+//! use turnstile_accounting::*;
+//! use turnstile_policies::*;
+//!
+//! let (engine, tenant) = (EngineId(0), TenantId(1));
+//! let mut meter = EventMeter::new([engine]);
+//! let mut ledger = Ledger::new([engine], 1_000);
+//! let mut policy = (policy_by_name(DEFAULT_POLICY).unwrap().make)(&Tuning::default());
+//! policy.add(tenant, TenantParams::default())?;
+//! policy.woke(tenant, Moment(0))?; // its first doorbell: Admit, so open its gates
+//!
+//! let state = EngineState::Running(tenant);
+//! meter.observe(Observation::Switch(SwitchEvent { at: Moment(0), engine, seq: 0, state }));
+//!
+//! let window = Window::starting(Moment(0), DECISION_PERIOD_NS);
+//! let usage = meter.close(window);
+//! let used_ns = usage.tenant_ns(tenant, Metric::Total);
+//! let tenants = [TenantPeriod { tenant, used_ns, admitted: true, backlogged: true }];
+//! ledger.append(usage)?;
+//! let (poll_ns, nonpoll_ns) = (window.length(), Nanos::ZERO);
+//! let period = PeriodUsage { end: window.to(), basis: Basis::Measured, poll_ns, nonpoll_ns, tenants: &tenants };
+//! for decided in policy.period_end(&period) {
+//!     assert_eq!(decided.decision, Decision::Admit); // open, watch or close its gates
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 mod cap;
@@ -30,4 +59,4 @@ pub use params::{Cap, ParamsError, TenantParams, Weight};
 pub use policy::{
     Basis, Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision, TenantPeriod,
 };
-pub use table::{DEFAULT_POLICY, POLICIES, PolicyRow, Tuning, policy_by_name};
+pub use table::{DECISION_PERIOD_NS, DEFAULT_POLICY, POLICIES, PolicyRow, Tuning, policy_by_name};

@@ -19,6 +19,15 @@ impl VirtualTime {
     pub(crate) fn after(self, service: Nanos, weight: u64) -> Self {
         Self(self.0 + u128::from(service.0) * PER_NS / u128::from(weight.max(1)))
     }
+
+    /// The engine time that takes tenants of `weight` in all from here to `later`, rounded down.
+    pub(crate) fn service_until(self, later: Self, weight: u64) -> Nanos {
+        let units = later
+            .0
+            .saturating_sub(self.0)
+            .saturating_mul(u128::from(weight));
+        Nanos(u64::try_from(units / PER_NS).unwrap_or(u64::MAX))
+    }
 }
 
 /// A tenant's own virtual time.
