@@ -324,11 +324,21 @@ mod tests {
             for tenant in [A, B] {
                 mediation.add(tenant, TenantParams::default()).unwrap();
             }
-            Self { mediation, meter: EventMeter::new([COMPUTE]), at: Moment(0), seq: 0 }
+            Self {
+                mediation,
+                meter: EventMeter::new([COMPUTE]),
+                at: Moment(0),
+                seq: 0,
+            }
         }
 
         fn log(&mut self, at: Moment, state: EngineState) {
-            let event = SwitchEvent { at, engine: COMPUTE, seq: self.seq, state };
+            let event = SwitchEvent {
+                at,
+                engine: COMPUTE,
+                seq: self.seq,
+                state,
+            };
             self.seq += 1;
             self.meter.observe(Observation::Switch(event));
         }
@@ -348,7 +358,10 @@ mod tests {
                 pending: busy.contains(&tenant).into(),
                 last_active: busy.contains(&tenant).then_some(self.at),
             });
-            self.mediation.period_end(None, usage, &activity).unwrap().to_vec()
+            self.mediation
+                .period_end(None, usage, &activity)
+                .unwrap()
+                .to_vec()
         }
     }
 
@@ -360,7 +373,16 @@ mod tests {
     fn who_is_ahead_is_closed_and_opened_again_when_even() {
         let mut bench = Bench::new("dfq");
         let orders = bench.period(&[(A, 9), (B, 1)], &[A, B]);
-        assert_eq!(orders, [order(A, GateState::Closed), order(B, GateState::Open)]);
+        assert_eq!(
+            orders,
+            [order(A, GateState::Open), order(B, GateState::Open)]
+        );
+        let orders = bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        assert_eq!(
+            orders,
+            [order(A, GateState::Closed)],
+            "16 ms ahead, 10 ms to be given"
+        );
         let orders = bench.period(&[(B, 8)], &[A, B]);
         assert_eq!(orders, [order(A, GateState::Open)]);
         let held = bench.mediation.ledger().tenant(A).held_ns;
@@ -372,7 +394,10 @@ mod tests {
         let mut bench = Bench::new("none");
         for _ in 0..5 {
             let orders = bench.period(&[(A, 9), (B, 1)], &[A, B]);
-            assert!(orders.iter().all(|order| order.state == GateState::Open), "{orders:?}");
+            assert!(
+                orders.iter().all(|order| order.state == GateState::Open),
+                "{orders:?}"
+            );
         }
     }
 
@@ -385,7 +410,10 @@ mod tests {
             orders.extend(bench.period(&[], &[]));
         }
         assert!(orders.contains(&order(A, GateState::Watched)), "{orders:?}");
-        assert_eq!(bench.mediation.woke(A, bench.at), Some(order(A, GateState::Open)));
+        assert_eq!(
+            bench.mediation.woke(A, bench.at),
+            Some(order(A, GateState::Open))
+        );
         assert_eq!(bench.mediation.woke(A, bench.at), None, "it stands open");
     }
 
@@ -393,11 +421,15 @@ mod tests {
     fn an_engine_that_ran_dry_lets_in_who_waits_behind_a_closed_gate() {
         let mut bench = Bench::new("dfq");
         bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        bench.period(&[(A, 9), (B, 1)], &[A, B]);
         assert!(!bench.mediation.anyone_waits());
         assert_eq!(bench.mediation.ran_dry(bench.at), None, "nobody waits");
         assert_eq!(bench.mediation.woke(A, bench.at), None, "it stays closed");
         assert!(bench.mediation.anyone_waits());
-        assert_eq!(bench.mediation.ran_dry(bench.at), Some(order(A, GateState::Open)));
+        assert_eq!(
+            bench.mediation.ran_dry(bench.at),
+            Some(order(A, GateState::Open))
+        );
         assert!(!bench.mediation.anyone_waits());
     }
 

@@ -4,7 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
 }
 
 /// Source files of the repository whose names end in one of `endings`, as paths from the root.
@@ -29,7 +32,10 @@ fn files(endings: &[&str]) -> Vec<PathBuf> {
 }
 
 fn below(path: &Path) -> String {
-    path.strip_prefix(root()).unwrap().to_string_lossy().into_owned()
+    path.strip_prefix(root())
+        .unwrap()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Lines of all matching files for which `offends` holds, as path:line.
@@ -70,7 +76,15 @@ fn unsafe_has_an_address() {
 
 #[test]
 fn pure_crates_read_no_clock_and_take_no_lock() {
-    let words = ["Instant::now", "SystemTime", "thread::", "Mutex", "RwLock", "std::fs", "std::net"];
+    let words = [
+        "Instant::now",
+        "SystemTime",
+        "thread::",
+        "Mutex",
+        "RwLock",
+        "std::fs",
+        "std::net",
+    ];
     none(offences(&[".rs"], |name, line| {
         let pure = name.starts_with("policies/src") || name.starts_with("accounting/src");
         let edge = name.contains("/store/") || name.contains("/export/");
@@ -81,16 +95,28 @@ fn pure_crates_read_no_clock_and_take_no_lock() {
 
 #[test]
 fn nothing_is_left_unfinished() {
-    let words = [concat!("to", "do!"), concat!("unimpl", "emented!"), concat!("FIX", "ME"), concat!("X", "XX")];
-    none(offences(&[".rs", ".md", ".toml"], |_, line| words.iter().any(|word| line.contains(word))));
+    let words = [
+        concat!("to", "do!"),
+        concat!("unimpl", "emented!"),
+        concat!("FIX", "ME"),
+        concat!("X", "XX"),
+    ];
+    none(offences(&[".rs", ".md", ".toml"], |_, line| {
+        words.iter().any(|word| line.contains(word))
+    }));
 }
 
 #[test]
 fn no_path_of_one_machine() {
-    let words = [concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/wo", "rk/")];
-    none(offences(&[".rs", ".md", ".toml", ".sh", ".cu"], |_, line| {
-        words.iter().any(|word| line.contains(word))
-    }));
+    let words = [
+        concat!("/ro", "ot/"),
+        concat!("/ho", "me/"),
+        concat!("/wo", "rk/"),
+    ];
+    none(offences(
+        &[".rs", ".md", ".toml", ".sh", ".cu"],
+        |_, line| words.iter().any(|word| line.contains(word)),
+    ));
 }
 
 #[test]
@@ -98,7 +124,8 @@ fn versions_stand_in_the_root_manifest_alone() {
     none(offences(&["Cargo.toml"], |name, line| {
         let names_version = line.contains("version = \"") || line.contains("= \"^");
         // The freestanding guest has no dependency from a registry, and a manifest of its own.
-        let own = name == "Cargo.toml" || (name == "images/guest/Cargo.toml" && line.starts_with("version"));
+        let own = name == "Cargo.toml"
+            || (name == "images/guest/Cargo.toml" && line.starts_with("version"));
         names_version && !own
     }));
 }
