@@ -1,1 +1,3 @@
 //! The Turnstile daemon: GPUs, gates, accounting, scheduling.
+
+pub mod gpu;

@@ -1,0 +1,3 @@
+//! GPUs: the software GPU and, behind the same trait, real ones.
+
+pub mod soft;
