@@ -10,6 +10,8 @@ use turnstile_abi::ErrorCode;
 use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
 use vm_memory::GuestMemoryMmap;
 
+pub mod soft;
+
 /// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and written.
 pub type GuestMemory = GuestMemoryMmap<()>;
 

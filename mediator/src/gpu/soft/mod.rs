@@ -1,0 +1,3 @@
+//! The software GPU.
+
+pub mod ptx;
