@@ -1,6 +1,31 @@
-//! GPU time accounting: meters over engine state, and the ledger.
+//! GPU time accounting: engine state in, nanoseconds per tenant out.
+//!
+//! ```text
+//! Sample, SwitchEvent -> Meter -> Usage -> Ledger -> bill, metrics, API
+//!      (state)          (meter)  (usage)  (ledger)
+//! ```
+//!
+//! An engine shows who occupies it, either as a register to be polled or as a log of switches
+//! ([`state`]). A [`Meter`] turns either into a [`Usage`]: for one [`Window`] of time and for every
+//! engine, how long each tenant ran and where the rest of the time went. The [`Ledger`] adds usages
+//! up and refuses one that does not balance. [`share`] and [`gps`] say what would have been fair.
+//!
+//! Everything here is pure: no clock, no lock, no I/O; time is a parameter, and what is charged is
+//! counted in whole nanoseconds, so that sums are exact.
 #![forbid(unsafe_code)]
 
+pub mod gps;
+pub mod ledger;
+pub mod meter;
+pub mod share;
+pub mod state;
 mod units;
+mod usage;
+mod window;
 
+pub use ledger::{Ledger, LedgerError};
+pub use meter::{EventMeter, Meter, Observation, PolledMeter};
+pub use state::{EngineState, Sample, SwitchEvent};
 pub use units::{EngineId, Moment, Nanos, TenantId};
+pub use usage::{Anomalies, EngineUsage, Metric, Signals, TenantUsage, Usage};
+pub use window::{Window, WindowError};

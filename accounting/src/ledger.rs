@@ -1,0 +1,437 @@
+//! The ledger: usages added up, each one balanced before it counts.
+//!
+//! A window is appended once, in order of time. Time between two windows is a gap, kept as a record of
+//! its own, so that per engine, from the first window to the last:
+//!
+//! ```text
+//! VM time + fault + switching + idle + unobserved + gaps = wall time
+//! ```
+//!
+//! Totals are kept for ever, records for the last few windows; memory grows with tenants, not time.
+
+use crate::units::{EngineId, Moment, Nanos, TenantId};
+use crate::usage::{EngineUsage, Signals, Usage};
+use crate::window::Window;
+use serde::Serialize;
+use std::collections::{BTreeMap, VecDeque};
+use thiserror::Error;
+
+/// Why a usage was not appended; the ledger is as before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum LedgerError {
+    /// Time was lost or counted twice (law 1).
+    #[error("Engine {} accounts for {accounted_ns} of a window of {window_ns}", engine.0)]
+    Unbalanced {
+        /// The engine whose time does not add up.
+        engine: EngineId,
+        /// What its parts add up to.
+        accounted_ns: Nanos,
+        /// What they should.
+        window_ns: Nanos,
+    },
+    /// The window begins before the last one ended.
+    #[error("Window begins at {} ns, but the ledger is closed until {} ns", from.0, closed.0)]
+    Overlap {
+        /// Beginning of the window refused.
+        from: Moment,
+        /// End of the last window.
+        closed: Moment,
+    },
+    /// The usage does not list exactly the ledger's engines in ascending order.
+    #[error("Usage lists other engines than the ledger's {expected}")]
+    Engines {
+        /// How many engines the ledger has.
+        expected: usize,
+    },
+}
+
+/// What a tenant used of one engine (or of all) since it was added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TenantTotals {
+    /// Engine time, all of it.
+    pub used_ns: Nanos,
+    /// The part of `used_ns` that was extrapolated rather than observed.
+    pub estimated_ns: Nanos,
+    /// Time stalled on its faults; not part of `used_ns`.
+    pub fault_ns: Nanos,
+    /// Observed stays on the engine.
+    pub turns: u64,
+}
+
+/// Where one engine's time went since the ledger began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct EngineTotals {
+    /// All tenants' time, those removed included.
+    pub used_ns: Nanos,
+    /// Stalls on faults.
+    pub fault_ns: Nanos,
+    /// Between contexts.
+    pub switching_ns: Nanos,
+    /// Nothing to execute.
+    pub idle_ns: Nanos,
+    /// In a window, but covered by no signal.
+    pub unobserved_ns: Nanos,
+    /// Between windows.
+    pub gap_ns: Nanos,
+    /// Sum of the windows' error bounds.
+    pub error_bound_ns: Nanos,
+}
+
+/// One entry of the ledger's recent past.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+pub enum Record {
+    /// A window and what it was used for.
+    Window(Usage),
+    /// A stretch that no window covers.
+    Gap {
+        /// The stretch.
+        window: Window,
+    },
+}
+
+/// Running totals per tenant and engine.
+#[derive(Debug)]
+pub struct Ledger {
+    engines: Vec<(EngineId, EngineTotals)>,
+    tenants: BTreeMap<(TenantId, EngineId), TenantTotals>,
+    held: BTreeMap<TenantId, Nanos>,
+    recent: VecDeque<Record>,
+    keep: usize,
+    opened: Option<Moment>,
+    closed: Option<Moment>,
+}
+
+/// A copy of the ledger's totals, for the API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Snapshot {
+    /// From the first window's beginning to the last one's end; `None` before the first.
+    pub window: Option<Window>,
+    /// Totals per engine.
+    pub engines: Vec<EngineSnapshot>,
+    /// Totals per tenant, by ascending id.
+    pub tenants: Vec<TenantSnapshot>,
+}
+
+/// One engine in a [`Snapshot`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct EngineSnapshot {
+    /// Which engine.
+    pub engine: EngineId,
+    /// Where its time went.
+    #[serde(flatten)]
+    pub totals: EngineTotals,
+}
+
+/// One tenant in a [`Snapshot`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TenantSnapshot {
+    /// Which tenant.
+    pub tenant: TenantId,
+    /// Over all engines.
+    #[serde(flatten)]
+    pub totals: TenantTotals,
+    /// Time for which it was held back.
+    pub held_ns: Nanos,
+    /// Per engine that it used.
+    pub engines: Vec<(EngineId, TenantTotals)>,
+}
+
+impl TenantTotals {
+    fn add(&mut self, other: &Self) {
+        self.used_ns += other.used_ns;
+        self.estimated_ns += other.estimated_ns;
+        self.fault_ns += other.fault_ns;
+        self.turns += other.turns;
+    }
+}
+
+impl EngineTotals {
+    fn add(&mut self, usage: &EngineUsage) {
+        self.used_ns += usage.used_ns();
+        self.fault_ns += usage.fault_ns();
+        self.switching_ns += usage.switching_ns;
+        self.idle_ns += usage.idle_ns;
+        self.unobserved_ns += usage.unobserved_ns;
+        self.error_bound_ns += usage.error_bound_ns;
+    }
+
+    /// All time that is accounted for; equals the wall time since the ledger began (law 1).
+    pub fn accounted_ns(&self) -> Nanos {
+        self.used_ns
+            + self.fault_ns
+            + self.switching_ns
+            + self.idle_ns
+            + self.unobserved_ns
+            + self.gap_ns
+    }
+}
+
+impl Ledger {
+    /// An empty ledger of `engines` that remembers the last `keep` records.
+    pub fn new(engines: impl IntoIterator<Item = EngineId>, keep: usize) -> Self {
+        let mut engines: Vec<_> = engines
+            .into_iter()
+            .map(|e| (e, EngineTotals::default()))
+            .collect();
+        engines.sort_by_key(|e| e.0);
+        engines.dedup_by_key(|e| e.0);
+        Self {
+            engines,
+            tenants: BTreeMap::new(),
+            held: BTreeMap::new(),
+            recent: VecDeque::new(),
+            keep,
+            opened: None,
+            closed: None,
+        }
+    }
+
+    /// Adds a usage; time since the window before it becomes a gap.
+    pub fn append(&mut self, usage: Usage) -> Result<(), LedgerError> {
+        let window = usage.window;
+        self.check(&usage)?;
+        let closed = self.closed.unwrap_or(window.from());
+        if closed < window.from() {
+            let gap = Window::starting(closed, window.from().since(closed));
+            for (_, totals) in &mut self.engines {
+                totals.gap_ns += gap.length();
+            }
+            self.remember(Record::Gap { window: gap });
+        }
+        let estimated = usage.signals == Signals::Extrapolated;
+        for (seen, (engine, totals)) in usage.engines.iter().zip(&mut self.engines) {
+            totals.add(seen);
+            for part in &seen.tenants {
+                self.tenants
+                    .entry((part.tenant, *engine))
+                    .or_default()
+                    .add(&TenantTotals {
+                        used_ns: part.used_ns,
+                        estimated_ns: if estimated { part.used_ns } else { Nanos::ZERO },
+                        fault_ns: part.fault_ns,
+                        turns: part.turns,
+                    });
+            }
+        }
+        self.opened.get_or_insert(window.from());
+        self.closed = Some(window.to());
+        self.remember(Record::Window(usage));
+        Ok(())
+    }
+
+    fn check(&self, usage: &Usage) -> Result<(), LedgerError> {
+        let window = usage.window;
+        if let Some(closed) = self.closed.filter(|&closed| window.from() < closed) {
+            return Err(LedgerError::Overlap {
+                from: window.from(),
+                closed,
+            });
+        }
+        if !usage
+            .engines
+            .iter()
+            .map(|e| e.engine)
+            .eq(self.engines.iter().map(|e| e.0))
+        {
+            return Err(LedgerError::Engines {
+                expected: self.engines.len(),
+            });
+        }
+        for seen in &usage.engines {
+            let (accounted_ns, window_ns) = (seen.accounted_ns(), window.length());
+            if accounted_ns != window_ns {
+                return Err(LedgerError::Unbalanced {
+                    engine: seen.engine,
+                    accounted_ns,
+                    window_ns,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn remember(&mut self, record: Record) {
+        self.recent.push_back(record);
+        while self.recent.len() > self.keep {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Adds time for which `tenant` was held back.
+    pub fn add_held(&mut self, tenant: TenantId, held_ns: Nanos) {
+        *self.held.entry(tenant).or_default() += held_ns;
+    }
+
+    /// Settles a tenant that is gone: returns its totals and forgets it.
+    ///
+    /// The engines' totals keep its time. Precondition: its last window has been appended, or it
+    /// comes back as an entry of its own.
+    pub fn settle(&mut self, tenant: TenantId) -> TenantSnapshot {
+        let settled = self.tenant(tenant);
+        for &(engine, _) in &settled.engines {
+            self.tenants.remove(&(tenant, engine));
+        }
+        self.held.remove(&tenant);
+        settled
+    }
+
+    /// One tenant's totals; zero if it never ran.
+    pub fn tenant(&self, tenant: TenantId) -> TenantSnapshot {
+        let own = (tenant, EngineId(0))..=(tenant, EngineId(u8::MAX));
+        let engines: Vec<_> = self
+            .tenants
+            .range(own)
+            .map(|(key, totals)| (key.1, *totals))
+            .collect();
+        let mut totals = TenantTotals::default();
+        engines.iter().for_each(|(_, part)| totals.add(part));
+        let held_ns = self.held.get(&tenant).copied().unwrap_or_default();
+        TenantSnapshot {
+            tenant,
+            totals,
+            held_ns,
+            engines,
+        }
+    }
+
+    /// The latest records, oldest first.
+    pub fn recent(&self) -> impl DoubleEndedIterator<Item = &Record> + ExactSizeIterator {
+        self.recent.iter()
+    }
+
+    /// A copy of all totals.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut ids: Vec<_> = self
+            .tenants
+            .keys()
+            .map(|key| key.0)
+            .chain(self.held.keys().copied())
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        Snapshot {
+            window: self
+                .opened
+                .zip(self.closed)
+                .map(|(from, to)| Window::starting(from, to.since(from))),
+            engines: self
+                .engines
+                .iter()
+                .map(|&(engine, totals)| EngineSnapshot { engine, totals })
+                .collect(),
+            tenants: ids.into_iter().map(|id| self.tenant(id)).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::usage::Anomalies;
+    use proptest::prelude::*;
+
+    const GR: EngineId = EngineId(0);
+
+    /// A window in which `tenant` used all but `idle`.
+    fn usage(from: u64, length: u64, tenant: u32, idle: u64) -> Usage {
+        let mut engine = EngineUsage::empty(GR);
+        engine.idle_ns = Nanos(idle);
+        engine.entry(TenantId(tenant)).used_ns = Nanos(length - idle);
+        Usage {
+            window: Window::starting(Moment(from), Nanos(length)),
+            signals: Signals::Events,
+            engines: vec![engine],
+            anomalies: Anomalies::default(),
+        }
+    }
+
+    #[test]
+    fn a_window_that_does_not_balance_changes_nothing() {
+        let mut ledger = Ledger::new([GR], 4);
+        ledger.append(usage(0, 100, 1, 20)).unwrap();
+        let before = ledger.snapshot();
+        let mut cooked = usage(100, 100, 1, 20);
+        cooked.engines[0].idle_ns = Nanos(21);
+        assert_eq!(
+            ledger.append(cooked),
+            Err(LedgerError::Unbalanced {
+                engine: GR,
+                accounted_ns: Nanos(101),
+                window_ns: Nanos(100)
+            })
+        );
+        assert_eq!(ledger.snapshot(), before);
+    }
+
+    #[test]
+    fn time_is_charged_once() {
+        let mut ledger = Ledger::new([GR], 4);
+        ledger.append(usage(0, 100, 1, 0)).unwrap();
+        let overlap = LedgerError::Overlap {
+            from: Moment(99),
+            closed: Moment(100),
+        };
+        assert_eq!(ledger.append(usage(99, 10, 1, 0)), Err(overlap));
+    }
+
+    #[test]
+    fn another_gpus_usage_is_refused() {
+        let mut ledger = Ledger::new([GR, EngineId(1)], 4);
+        assert_eq!(
+            ledger.append(usage(0, 1, 1, 0)),
+            Err(LedgerError::Engines { expected: 2 })
+        );
+    }
+
+    #[test]
+    fn extrapolated_time_is_marked() {
+        let mut ledger = Ledger::new([GR], 4);
+        let poll = usage(0, 100, 1, 50);
+        let nonpoll = poll.extrapolate(Window::starting(Moment(100), Nanos(500)), |_| true);
+        ledger.append(poll).unwrap();
+        ledger.append(nonpoll).unwrap();
+        let totals = ledger.tenant(TenantId(1)).totals;
+        assert_eq!(
+            (totals.used_ns, totals.estimated_ns),
+            (Nanos(300), Nanos(250))
+        );
+    }
+
+    #[test]
+    fn a_settled_tenant_leaves_only_the_engines_time() {
+        let mut ledger = Ledger::new([GR], 4);
+        ledger.append(usage(0, 100, 1, 0)).unwrap();
+        ledger.add_held(TenantId(1), Nanos(7));
+        let settled = ledger.settle(TenantId(1));
+        assert_eq!(
+            (settled.totals.used_ns, settled.held_ns),
+            (Nanos(100), Nanos(7))
+        );
+        let after = ledger.snapshot();
+        assert!(after.tenants.is_empty());
+        assert_eq!(after.engines[0].totals.used_ns, Nanos(100));
+    }
+
+    proptest! {
+        /// From the first window to the last nothing is lost, whatever lies between windows.
+        #[test]
+        fn the_ledger_balances(
+            windows in prop::collection::vec((0u64..50, 1u64..100, 0u32..3, 0u64..=100), 1..40),
+            keep in 0usize..6,
+        ) {
+            let mut ledger = Ledger::new([GR], keep);
+            let mut at = 0;
+            for (gap, length, tenant, idle) in windows {
+                ledger.append(usage(at + gap, length, tenant, idle * length / 100)).unwrap();
+                at += gap + length;
+            }
+            let snapshot = ledger.snapshot();
+            let engine = snapshot.engines[0].totals;
+            prop_assert_eq!(engine.accounted_ns(), snapshot.window.unwrap().length());
+            let tenants: Nanos = snapshot.tenants.iter().map(|t| t.totals.used_ns).sum();
+            prop_assert_eq!(tenants, engine.used_ns);
+            prop_assert!(ledger.recent().len() <= keep);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The polled meter: LoGA's accounting thread without the thread (A1.2).
+//!
+//! Between two samples the engine is taken to be as the earlier one showed it: a switch is noticed up
+//! to one sample late at both ends of a command, which cancels on average. Two rules complete it:
+//! the interval open at the end of the phase is closed there, and a phase in which the occupant never
+//! changed is wholly that occupant's.
+
+use super::{Meter, Observation};
+use crate::state::Sample;
+use crate::units::{EngineId, Moment, Nanos, TenantId};
+use crate::usage::{Anomalies, EngineUsage, Signals, Usage};
+use crate::window::Window;
+
+/// Accounts poll phases; what happens between them is not its matter.
+#[derive(Debug)]
+pub struct PolledMeter {
+    engines: Vec<PolledEngine>,
+    anomalies: Anomalies,
+}
+
+/// The phase in progress on one engine.
+#[derive(Debug)]
+struct PolledEngine {
+    engine: EngineId,
+    samples: Vec<Sample>,
+}
+
+impl PolledMeter {
+    /// A meter of `engines`; LoGA has one, the compute engine.
+    pub fn new(engines: impl IntoIterator<Item = EngineId>) -> Self {
+        let mut engines: Vec<_> = engines
+            .into_iter()
+            .map(|engine| PolledEngine {
+                engine,
+                samples: Vec::new(),
+            })
+            .collect();
+        engines.sort_by_key(|e| e.engine);
+        engines.dedup_by_key(|e| e.engine);
+        Self {
+            engines,
+            anomalies: Anomalies::default(),
+        }
+    }
+}
+
+impl Meter for PolledMeter {
+    fn signals(&self) -> Signals {
+        Signals::Polled
+    }
+
+    fn observe(&mut self, observation: Observation) {
+        if let Observation::Sample(id, mut sample) = observation
+            && let Some(engine) = self.engines.iter_mut().find(|e| e.engine == id)
+        {
+            if let Some(last) = engine.samples.last()
+                && sample.at < last.at
+            {
+                self.anomalies.out_of_order += 1;
+                sample.at = last.at;
+            }
+            engine.take(sample);
+        } else {
+            self.anomalies.foreign += 1;
+        }
+    }
+
+    /// The usage of the poll phase `window`; begin it with a sample at its first moment.
+    fn close(&mut self, window: Window) -> Usage {
+        Usage {
+            window,
+            signals: Signals::Polled,
+            engines: self.engines.iter_mut().map(|e| e.close(window)).collect(),
+            anomalies: core::mem::take(&mut self.anomalies),
+        }
+    }
+}
+
+impl PolledEngine {
+    /// Keeps what matters of a run of equal samples, its first and its last, so that memory grows
+    /// with switches and not with polling.
+    fn take(&mut self, sample: Sample) {
+        if let [.., before, last] = self.samples.as_mut_slice()
+            && before.occupant == last.occupant
+            && last.occupant == sample.occupant
+        {
+            *last = sample;
+        } else {
+            self.samples.push(sample);
+        }
+    }
+
+    fn close(&mut self, window: Window) -> EngineUsage {
+        let mut usage = EngineUsage::empty(self.engine);
+        let inside = |at: Moment| at.clamp(window.from(), window.to());
+        let mut current: Option<TenantId> = None;
+        let mut since: Option<Moment> = None; // of the stay in progress
+        let mut seen = window.from(); // the latest sample
+        let mut switches = 0_u64;
+        let mut late = Nanos::ZERO;
+        for sample in self.samples.iter().filter(|s| s.at < window.to()) {
+            let now = inside(sample.at);
+            match since {
+                None => {
+                    usage.unobserved_ns = now.since(window.from());
+                    (current, since) = (sample.occupant, Some(now));
+                }
+                Some(begun) if sample.occupant != current => {
+                    charge(&mut usage, current, now.since(begun));
+                    (current, since) = (sample.occupant, Some(now));
+                    switches += 1;
+                    late += now.since(seen);
+                }
+                Some(_) => {}
+            }
+            seen = now;
+        }
+        match since {
+            None => usage.unobserved_ns = window.length(),
+            Some(_) if switches == 0 && current.is_some() => {
+                usage.unobserved_ns = Nanos::ZERO;
+                charge(&mut usage, current, window.length());
+            }
+            Some(begun) => charge(&mut usage, current, window.to().since(begun)),
+        }
+        usage.error_bound_ns = late + usage.unobserved_ns;
+        self.samples.retain(|s| s.at >= window.to());
+        usage
+    }
+}
+
+/// Ends a stay of `occupant` on the engine.
+fn charge(usage: &mut EngineUsage, occupant: Option<TenantId>, length: Nanos) {
+    match occupant {
+        None => usage.idle_ns += length,
+        Some(tenant) => {
+            let entry = usage.entry(tenant);
+            entry.used_ns += length;
+            entry.turns += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::usage::Metric;
+    use proptest::prelude::*;
+
+    const GR: EngineId = EngineId(0);
+
+    fn phase(samples: &[(u64, Option<u32>)], from: u64, to: u64) -> Usage {
+        let mut meter = PolledMeter::new([GR]);
+        for &(at, occupant) in samples {
+            let sample = Sample {
+                at: Moment(at),
+                occupant: occupant.map(TenantId),
+            };
+            meter.observe(Observation::Sample(GR, sample));
+        }
+        meter.close(Window::new(Moment(from), Moment(to)).unwrap())
+    }
+
+    #[test]
+    fn switches_are_charged_at_the_sample_that_shows_them() {
+        let usage = phase(
+            &[
+                (0, Some(1)),
+                (10, Some(1)),
+                (20, Some(2)),
+                (30, None),
+                (40, Some(1)),
+            ],
+            0,
+            50,
+        );
+        assert_eq!(usage.tenant_ns(TenantId(1), Metric::Total), Nanos(30));
+        assert_eq!(usage.tenant_ns(TenantId(1), Metric::PerTurn), Nanos(15));
+        assert_eq!(usage.tenant_ns(TenantId(2), Metric::Total), Nanos(10));
+        assert_eq!(usage.engines[0].idle_ns, Nanos(10));
+        assert_eq!(usage.engines[0].error_bound_ns, Nanos(30));
+    }
+
+    #[test]
+    fn a_command_longer_than_the_phase_is_charged_all_of_it() {
+        let usage = phase(&[(3, Some(7)), (9, Some(7))], 0, 10);
+        assert_eq!(usage.tenant_ns(TenantId(7), Metric::Total), Nanos(10));
+        assert_eq!(usage.engines[0].unobserved_ns, Nanos::ZERO);
+    }
+
+    #[test]
+    fn an_idle_phase_charges_nobody() {
+        let usage = phase(&[(0, None), (5, None)], 0, 10);
+        assert!(usage.engines[0].tenants.is_empty());
+        assert_eq!(usage.engines[0].idle_ns, Nanos(10));
+    }
+
+    #[test]
+    fn a_phase_without_samples_is_unobserved() {
+        let usage = phase(&[], 0, 10);
+        assert_eq!(usage.engines[0].unobserved_ns, Nanos(10));
+        assert_eq!(usage.engines[0].error_bound_ns, Nanos(10));
+    }
+
+    #[test]
+    fn memory_grows_with_switches_only() {
+        let mut meter = PolledMeter::new([GR]);
+        for at in 0..10_000 {
+            meter.observe(Observation::Sample(
+                GR,
+                Sample {
+                    at: Moment(at),
+                    occupant: None,
+                },
+            ));
+        }
+        assert_eq!(meter.engines[0].samples.len(), 2);
+    }
+
+    proptest! {
+        #[test]
+        fn every_nanosecond_is_accounted_once(
+            samples in prop::collection::vec((0u64..2_000, prop::option::of(0u32..4)), 0..60),
+            from in 0u64..1_000, length in 0u64..1_500,
+        ) {
+            let usage = phase(&samples, from, from + length);
+            prop_assert_eq!(usage.engines[0].accounted_ns(), Nanos(length));
+        }
+
+        /// What the compression of equal samples keeps is enough.
+        #[test]
+        fn charges_follow_the_listing_of_the_paper(
+            steps in prop::collection::vec((1u64..50, prop::option::of(0u32..3)), 1..80),
+        ) {
+            let mut at = 0;
+            let mut samples = Vec::new();
+            for &(step, occupant) in &steps {
+                samples.push((at, occupant));
+                at += step;
+            }
+            let mut expected = [0u64; 3];
+            for (&(_, occupant), &(step, _)) in samples.iter().zip(&steps) {
+                if let Some(tenant) = occupant { expected[tenant as usize] += step; }
+            }
+            let usage = phase(&samples, 0, at);
+            for (tenant, &ns) in expected.iter().enumerate() {
+                prop_assert_eq!(usage.tenant_ns(TenantId(tenant as u32), Metric::Total), Nanos(ns));
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! What one window of time was used for.
+
+use crate::share::apportion;
+use crate::units::{EngineId, Nanos, TenantId};
+use crate::window::Window;
+use serde::Serialize;
+
+/// Which signals a usage rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Signals {
+    /// Status registers were polled throughout the window.
+    Polled,
+    /// Every context switch of the window was logged.
+    Events,
+    /// Nothing was observed: the window is scaled from a poll phase before it.
+    Extrapolated,
+}
+
+/// What stands for a tenant's time in a policy's formulas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// Time on the engine (LoGA).
+    #[default]
+    Total,
+    /// Mean time per turn on the engine (LoGA-CL, A1.6); for comparison, never for a bill.
+    PerTurn,
+}
+
+/// One tenant's part of one engine's window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct TenantUsage {
+    /// Whose part.
+    pub tenant: TenantId,
+    /// Time executing.
+    pub used_ns: Nanos,
+    /// Time stalled on this tenant's faults; not part of `used_ns`.
+    pub fault_ns: Nanos,
+    /// Stays on the engine that lie at least partly in the window.
+    pub turns: u64,
+}
+
+/// One engine's window: tenants, overhead, and what is not known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EngineUsage {
+    /// Which engine.
+    pub engine: EngineId,
+    /// Those who used it, by ascending id.
+    pub tenants: Vec<TenantUsage>,
+    /// Time between contexts.
+    pub switching_ns: Nanos,
+    /// Time with nothing to execute.
+    pub idle_ns: Nanos,
+    /// Time that no signal covers.
+    pub unobserved_ns: Nanos,
+    /// No tenant's time is off by more than this, as far as the signals can tell.
+    pub error_bound_ns: Nanos,
+}
+
+/// What went wrong with the observations; counted, since a guest may cause it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Anomalies {
+    /// Records missing from the log.
+    pub lost: u64,
+    /// Observations older than one before them; taken as of the newer time.
+    pub out_of_order: u64,
+    /// Records seen before; dropped.
+    pub duplicates: u64,
+    /// Observations that this meter cannot use: of another form, or of an unknown engine.
+    pub foreign: u64,
+}
+
+/// What one window of one GPU was used for.
+///
+/// A polled usage covers its poll phase and nothing else: [`Usage::extrapolate`] makes the separate
+/// usage of the phase that was not polled, and says so in [`Usage::signals`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// The time it covers.
+    pub window: Window,
+    /// What it rests on.
+    pub signals: Signals,
+    /// All engines of the meter, by ascending id.
+    pub engines: Vec<EngineUsage>,
+    /// Trouble with observations since the window before.
+    pub anomalies: Anomalies,
+}
+
+impl TenantUsage {
+    /// The tenant's time in `metric`.
+    pub fn metric_ns(&self, metric: Metric) -> Nanos {
+        match metric {
+            Metric::Total => self.used_ns,
+            Metric::PerTurn => Nanos(self.used_ns.0.checked_div(self.turns).unwrap_or(0)),
+        }
+    }
+}
+
+impl EngineUsage {
+    /// An engine of which nothing is known yet.
+    pub(crate) const fn empty(engine: EngineId) -> Self {
+        Self {
+            engine,
+            tenants: Vec::new(),
+            switching_ns: Nanos::ZERO,
+            idle_ns: Nanos::ZERO,
+            unobserved_ns: Nanos::ZERO,
+            error_bound_ns: Nanos::ZERO,
+        }
+    }
+
+    /// The entry of `tenant`, made if absent.
+    pub(crate) fn entry(&mut self, tenant: TenantId) -> &mut TenantUsage {
+        let index = match self.tenants.binary_search_by_key(&tenant, |t| t.tenant) {
+            Ok(index) => index,
+            Err(index) => {
+                let none = TenantUsage {
+                    tenant,
+                    used_ns: Nanos::ZERO,
+                    fault_ns: Nanos::ZERO,
+                    turns: 0,
+                };
+                self.tenants.insert(index, none);
+                index
+            }
+        };
+        &mut self.tenants[index]
+    }
+
+    /// Time of all tenants.
+    pub fn used_ns(&self) -> Nanos {
+        self.tenants.iter().map(|t| t.used_ns).sum()
+    }
+
+    /// Time stalled on faults of any tenant.
+    pub fn fault_ns(&self) -> Nanos {
+        self.tenants.iter().map(|t| t.fault_ns).sum()
+    }
+
+    /// Everything this engine's window was used for; equals its length (law 1).
+    pub fn accounted_ns(&self) -> Nanos {
+        self.used_ns() + self.fault_ns() + self.switching_ns + self.idle_ns + self.unobserved_ns
+    }
+}
+
+impl Usage {
+    /// The usage of one engine.
+    pub fn engine(&self, engine: EngineId) -> Option<&EngineUsage> {
+        self.engines.iter().find(|e| e.engine == engine)
+    }
+
+    /// One tenant's time on all engines, in `metric`.
+    pub fn tenant_ns(&self, tenant: TenantId, metric: Metric) -> Nanos {
+        let part = |e: &EngineUsage| {
+            let index = e.tenants.binary_search_by_key(&tenant, |t| t.tenant).ok()?;
+            Some(e.tenants[index].metric_ns(metric))
+        };
+        self.engines.iter().filter_map(part).sum()
+    }
+
+    /// The usage of the non-poll phase `nonpoll` that follows this poll phase (A1.3, A1.4).
+    ///
+    /// Each engine's time is divided as it was here, among idle, switching and those tenants that
+    /// `admitted` let in; a tenant shut out is charged nothing (law 5). Nothing of it was observed,
+    /// so the error bound is the whole window; an engine that nobody admitted was seen on, and that
+    /// was not idle either, is left unobserved.
+    pub fn extrapolate(&self, nonpoll: Window, admitted: impl Fn(TenantId) -> bool) -> Self {
+        let length = nonpoll.length();
+        let engine = |seen: &EngineUsage| {
+            let let_in = || seen.tenants.iter().filter(|t| admitted(t.tenant));
+            let mut parts = vec![seen.idle_ns.0, seen.switching_ns.0];
+            parts.extend(let_in().flat_map(|t| [t.used_ns.0, t.fault_ns.0]));
+            let mut scaled = EngineUsage::empty(seen.engine);
+            scaled.error_bound_ns = length;
+            if parts.iter().all(|&part| part == 0) {
+                scaled.unobserved_ns = length;
+                return scaled;
+            }
+            let parts = apportion(length.0, &parts);
+            scaled.idle_ns = Nanos(parts[0]);
+            scaled.switching_ns = Nanos(parts[1]);
+            scaled.tenants = let_in()
+                .zip(parts[2..].chunks_exact(2))
+                .map(|(t, part)| TenantUsage {
+                    tenant: t.tenant,
+                    used_ns: Nanos(part[0]),
+                    fault_ns: Nanos(part[1]),
+                    turns: 0,
+                })
+                .collect();
+            scaled
+        };
+        Self {
+            window: nonpoll,
+            signals: Signals::Extrapolated,
+            engines: self.engines.iter().map(engine).collect(),
+            anomalies: Anomalies::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Moment;
+
+    fn poll_phase() -> Usage {
+        let mut engine = EngineUsage::empty(EngineId(0));
+        engine.idle_ns = Nanos(10);
+        engine.entry(TenantId(2)).used_ns = Nanos(60);
+        engine.entry(TenantId(1)).used_ns = Nanos(30);
+        Usage {
+            window: Window::starting(Moment(0), Nanos(100)),
+            signals: Signals::Polled,
+            engines: vec![engine],
+            anomalies: Anomalies::default(),
+        }
+    }
+
+    #[test]
+    fn extrapolation_keeps_the_ratio_and_the_sum() {
+        let after = poll_phase().extrapolate(Window::starting(Moment(100), Nanos(501)), |_| true);
+        assert_eq!(after.tenant_ns(TenantId(1), Metric::Total), Nanos(150));
+        assert_eq!(after.tenant_ns(TenantId(2), Metric::Total), Nanos(301));
+        assert_eq!(after.engines[0].accounted_ns(), Nanos(501));
+    }
+
+    #[test]
+    fn who_was_shut_out_is_not_charged() {
+        let after = poll_phase().extrapolate(Window::starting(Moment(100), Nanos(400)), |t| {
+            t == TenantId(1)
+        });
+        assert_eq!(after.tenant_ns(TenantId(2), Metric::Total), Nanos::ZERO);
+        assert_eq!(after.tenant_ns(TenantId(1), Metric::Total), Nanos(300));
+        assert_eq!(after.engines[0].accounted_ns(), Nanos(400));
+    }
+
+    #[test]
+    fn time_per_turn_is_the_mean() {
+        let turn = TenantUsage {
+            tenant: TenantId(1),
+            used_ns: Nanos(90),
+            fault_ns: Nanos::ZERO,
+            turns: 3,
+        };
+        assert_eq!(turn.metric_ns(Metric::PerTurn), Nanos(30));
+    }
+}
