@@ -2,6 +2,8 @@
 //!
 //! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
 
+pub mod soft;
+
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
