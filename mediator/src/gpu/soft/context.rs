@@ -27,7 +27,7 @@ struct Modules {
 
 /// A tenant's context. Work in flight keeps it alive: memory is given back when the last engine is done with it.
 #[derive(Debug)]
-pub struct Context {
+pub(super) struct Context {
     pub(super) tenant: TenantId,
     pub(super) guest: Arc<GuestMemory>,
     pub(super) space: AddressSpace,

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The core is a state machine that is told the time. [`SoftGpu`] drives it with threads and a clock, for real guests;
-//! `VirtualGpu` drives it event by event, exact and repeatable, for the lab and the tests.
+//! [`VirtualGpu`] drives it event by event, exact and repeatable, for the lab and the tests.
 //!
 //! Machine model (LoGA 4.1): channels are served round-robin, one command each, without preemption, so that whoever has
 //! the longer commands gets more of an engine. One kernel has the compute engine at a time. Two engines copy.
@@ -24,6 +24,7 @@ mod context;
 mod core;
 mod dispatch;
 mod execute;
+mod kernel;
 mod memory;
 pub mod plain;
 mod realtime;
@@ -32,7 +33,9 @@ mod switch_log;
 mod tenancy;
 #[cfg(test)]
 mod tests;
+mod virtual_time;
 mod work;
 
 pub use config::{COMPUTE, CostModel, ENGINES, Kernels, SoftConfig};
 pub use realtime::SoftGpu;
+pub use virtual_time::{KernelCost, VirtualGpu};

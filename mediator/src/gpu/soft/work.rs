@@ -6,22 +6,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use turnstile_abi::{CopyDirection, ErrorCode, Launch};
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
+use super::channel::ChannelFault;
 use super::context::{Context, LoadedModule};
 
 /// A kernel launch whose module, function and parameters were looked up.
 #[derive(Debug)]
-pub struct Kernel {
+pub(super) struct Kernel {
     /// The command.
-    pub launch: Launch,
+    pub(super) launch: Launch,
     /// Its parameters, copied when the command was fetched.
-    pub params: Box<[u8]>,
+    pub(super) params: Box<[u8]>,
     /// Its module; None where lengths are given and nothing is computed.
     pub(super) module: Option<Arc<LoadedModule>>,
 }
 
 /// Work for an engine.
 #[derive(Debug)]
-pub enum Work {
+pub(super) enum Work {
     /// Moves bytes.
     Copy {
         /// From where to where.
@@ -86,18 +87,20 @@ impl Work {
 
 /// How far a kernel got before it was stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub(super) struct Progress {
     /// Blocks that are done.
-    pub blocks: u64,
+    pub(super) blocks: u64,
     /// Engine time that it has had.
-    pub ran: Nanos,
+    pub(super) ran: Nanos,
     /// Virtual time only: what is left of it.
-    pub remaining: Option<Nanos>,
+    pub(super) remaining: Option<Nanos>,
+    /// Virtual time only: the error that it will end with.
+    pub(super) fault: Option<ChannelFault>,
 }
 
 /// How a piece of work ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// As it should.
     Done,
     /// With an error that ends its channel.
@@ -115,7 +118,7 @@ pub enum Outcome {
 
 /// Wishes to whoever executes a piece of work. Only ever read between instructions, pieces or blocks.
 #[derive(Debug, Default)]
-pub struct Stop {
+pub(super) struct Stop {
     pub(super) ended: AtomicBool,
     pub(super) timed_out: AtomicBool,
     pub(super) pause: AtomicBool,
@@ -170,19 +173,19 @@ pub(super) struct Job {
 
 /// A piece of work that an engine begins now.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub(super) struct Start {
     /// Index of the engine.
-    pub engine: usize,
+    pub(super) engine: usize,
     /// Whose it is.
-    pub tenant: TenantId,
+    pub(super) tenant: TenantId,
     /// The tenant's channel.
-    pub channel: u32,
+    pub(super) channel: u32,
     /// When it begins.
-    pub starts_at: Moment,
+    pub(super) starts_at: Moment,
     /// What is to be done.
-    pub work: Arc<Work>,
+    pub(super) work: Arc<Work>,
     /// How much of it is done already.
-    pub progress: Progress,
+    pub(super) progress: Progress,
     pub(super) context: Arc<Context>,
     pub(super) stop: Arc<Stop>,
 }

@@ -1,6 +1,8 @@
 //! Tests of the GPU as a whole, in both times.
 
 mod real;
+mod timeline;
+mod virtual_runs;
 
 use std::sync::Arc;
 
