@@ -27,6 +27,7 @@ mod execute;
 mod kernel;
 mod memory;
 pub mod plain;
+pub mod ptx;
 mod realtime;
 mod registers;
 mod switch_log;

@@ -1,0 +1,275 @@
+//! The executable form of an entry.
+
+use super::kernels::{Compare, Kernel};
+use super::types::Space;
+
+/// Where a value comes from. Immediates stand in the entry's pool.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Src {
+    /// The file of 32-bit registers (16-bit ones live there too, zero-extended).
+    Word(u16),
+    /// The file of 64-bit registers.
+    Double(u16),
+    Pool(u32),
+}
+
+/// Where a result goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Dst {
+    None,
+    /// 32-bit file, low 16 bits.
+    Half(u16),
+    Word(u16),
+    Double(u16),
+}
+
+/// A predicate operand: register, negated or not, or a constant.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Pred {
+    Always,
+    Never,
+    Reg { slot: u16, not: bool },
+}
+
+/// Bitwise operations of two predicates; `Move` takes the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Logic {
+    And,
+    Or,
+    Xor,
+    Move,
+}
+
+impl Logic {
+    pub(super) fn parse(text: &str) -> Option<Logic> {
+        Some(match text {
+            "and" => Logic::And,
+            "or" => Logic::Or,
+            "xor" => Logic::Xor,
+            _ => return None,
+        })
+    }
+
+    pub(super) fn apply(self, a: u32, b: u32) -> u32 {
+        match self {
+            Logic::And => a & b,
+            Logic::Or => a | b,
+            Logic::Xor => a ^ b,
+            Logic::Move => a,
+        }
+    }
+}
+
+/// Special registers (PTX ISA 10); the dimension is 0 to 2.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Special {
+    Tid(u8),
+    Ntid(u8),
+    Ctaid(u8),
+    Nctaid(u8),
+    LaneId,
+    WarpId,
+    NWarpId,
+    SmId,
+    NSmId,
+    GridId,
+    Clock,
+    GlobalTimer,
+    GlobalTimerHigh,
+    LaneMaskEq,
+    LaneMaskLe,
+    LaneMaskLt,
+    LaneMaskGe,
+    LaneMaskGt,
+    DynamicSharedBytes,
+    TotalSharedBytes,
+    /// Address at which the module's variables were placed; not a PTX register.
+    ModuleBase,
+}
+
+/// A load, store or atomic's address and shape.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Access {
+    pub(super) space: Space,
+    /// Bytes of an element: 1, 2, 4, 8.
+    pub(super) bytes: u8,
+    /// Elements: 1, 2, 4.
+    pub(super) count: u8,
+    pub(super) base: Src,
+    pub(super) offset: i64,
+}
+
+/// What an atomic does to memory (PTX ISA 9.7.13.5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AtomOp {
+    Add,
+    MinU,
+    MaxU,
+    MinS,
+    MaxS,
+    And,
+    Or,
+    Xor,
+    Exchange,
+    CompareAndSwap,
+    Inc,
+    Dec,
+    AddFloat,
+}
+
+/// Source lane of a shuffle (PTX ISA 9.7.9.6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shuffle {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+/// What a vote or a reducing barrier makes of the predicates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Vote {
+    All,
+    Any,
+    Uniform,
+    Ballot,
+    Count,
+}
+
+/// Results of a vote: a register or a predicate.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum VoteDst {
+    Reg(Dst),
+    Pred(u16),
+}
+
+/// An operation on a warp.
+#[derive(Debug, Clone)]
+pub(super) enum Op {
+    Words {
+        kernel: Kernel<u32>,
+        d: Dst,
+        s: [Src; 4],
+    },
+    Doubles {
+        kernel: Kernel<u64>,
+        d: Dst,
+        s: [Src; 4],
+    },
+    CompareWords(Box<CompareArgs<u32>>),
+    CompareDoubles(Box<CompareArgs<u64>>),
+    /// `d = p ? a : b`.
+    Select {
+        d: Dst,
+        a: Src,
+        b: Src,
+        p: Pred,
+    },
+    Logic {
+        op: Logic,
+        d: u16,
+        a: Pred,
+        b: Pred,
+    },
+    Special {
+        d: Dst,
+        which: Special,
+    },
+    Load {
+        access: Access,
+        /// Sign-extend from the element to the register.
+        signed: bool,
+        d: [Dst; 4],
+    },
+    Store {
+        access: Access,
+        s: [Src; 4],
+    },
+    Atom {
+        access: Access,
+        op: AtomOp,
+        d: Dst,
+        b: Src,
+        c: Src,
+    },
+    Shuffle(Box<ShuffleArgs>),
+    Vote {
+        vote: Vote,
+        d: VoteDst,
+        p: Pred,
+        members: Src,
+    },
+    WarpSync {
+        members: Src,
+    },
+    ActiveMask {
+        d: Dst,
+    },
+    Barrier(Box<BarrierArgs>),
+    Sleep {
+        ns: Src,
+    },
+    Branch {
+        target: u32,
+    },
+    Exit,
+    Trap,
+    Nop,
+}
+
+/// `setp` with its optional second result and combination (PTX ISA 9.7.6.2).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CompareArgs<T: 'static> {
+    pub(super) compare: Compare<T>,
+    pub(super) a: Src,
+    pub(super) b: Src,
+    pub(super) p: Option<u16>,
+    pub(super) q: Option<u16>,
+    pub(super) logic: Logic,
+    pub(super) c: Pred,
+}
+
+/// Operands of `shfl.sync`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ShuffleArgs {
+    pub(super) mode: Shuffle,
+    pub(super) d: Dst,
+    pub(super) p: Option<u16>,
+    pub(super) a: Src,
+    pub(super) b: Src,
+    pub(super) c: Src,
+    pub(super) members: Src,
+}
+
+/// Operands of `bar.*`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BarrierArgs {
+    pub(super) id: Src,
+    /// Number of threads, where given.
+    pub(super) threads: Option<Src>,
+    /// `bar.arrive` does not wait.
+    pub(super) wait: bool,
+    /// `bar.red`.
+    pub(super) reduce: Option<(Vote, VoteDst, Pred)>,
+}
+
+/// An operation, who does it and where it stands in the text.
+#[derive(Debug, Clone)]
+pub(super) struct Inst {
+    pub(super) guard: Pred,
+    pub(super) line: u32,
+    /// 1 for the last operation of a PTX instruction, 0 for its helpers: counts are of PTX instructions.
+    pub(super) weight: u8,
+    pub(super) op: Op,
+}
+
+/// An entry's operations and the sizes of its register files.
+#[derive(Debug, Default)]
+pub(super) struct Code {
+    /// Ends with `Exit`.
+    pub(super) insts: Vec<Inst>,
+    pub(super) pool: Vec<u64>,
+    pub(super) words: u16,
+    pub(super) doubles: u16,
+    pub(super) preds: u16,
+}

@@ -1,0 +1,105 @@
+//! The warps of a block, taking turns.
+
+use super::super::code::Code;
+use super::super::memory::{DeviceMemory, Timer};
+use super::warp::{State, Warp};
+use super::{BlockOutcome, Control, ExecError, Launch};
+use std::sync::atomic::Ordering;
+
+/// Operations of a warp's turn: short enough to end a block soon, long enough that the check costs nothing.
+const TURN: u32 = 4096;
+
+/// `nanosleep` sleeps at most this long (PTX ISA 9.7.13.14).
+pub(super) const MAX_SLEEP_NS: u64 = 1_000_000;
+
+/// A running block.
+pub(super) struct Block<'a, M, T> {
+    pub(super) launch: &'a Launch<'a>,
+    pub(super) code: &'a Code,
+    pub(super) index: [u32; 3],
+    pub(super) params: &'a [u8],
+    pub(super) memory: &'a M,
+    pub(super) timer: &'a mut T,
+    pub(super) shared: &'a mut [u8],
+    pub(super) local: &'a mut [u8],
+    /// Of one thread.
+    pub(super) local_bytes: usize,
+    /// Warps that arrived at each barrier without waiting (`bar.arrive`).
+    pub(super) barriers: [u32; 16],
+    pub(super) outcome: BlockOutcome,
+    /// Operations, helpers included.
+    pub(super) executed: u64,
+    /// Instructions that the timer was not told of.
+    pub(super) unreported: u64,
+}
+
+impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
+    /// The time, after telling the timer what was executed.
+    pub(super) fn now_ns(&mut self) -> u64 {
+        let total = self.outcome.warp_instructions;
+        self.timer.executed(total - self.unreported);
+        self.unreported = total;
+        self.timer.now_ns()
+    }
+
+    pub(super) fn run(
+        &mut self,
+        warps: &mut [Warp],
+        control: &Control<'_>,
+    ) -> Result<(), ExecError> {
+        loop {
+            let mut ran = false;
+            for warp in warps.iter_mut() {
+                if let State::Sleeping(until) = warp.state
+                    && self.now_ns() >= until
+                {
+                    warp.state = State::Ready;
+                }
+                if warp.state != State::Ready {
+                    continue;
+                }
+                ran = true;
+                self.turn(warp, TURN)?;
+                if control.abort.load(Ordering::Relaxed) {
+                    return Err(ExecError::Aborted);
+                }
+                if self.executed > control.budget {
+                    return Err(ExecError::Budget);
+                }
+            }
+            ran |= self.open_barriers(warps);
+            if warps.iter().all(|w| w.state == State::Done) {
+                self.now_ns();
+                return Ok(());
+            }
+            if !ran {
+                self.sleep(warps)?;
+                if control.abort.load(Ordering::Relaxed) {
+                    return Err(ExecError::Aborted);
+                }
+                // A sleep costs budget, or a timer that stands still would never end.
+                self.executed += 1;
+                if self.executed > control.budget {
+                    return Err(ExecError::Budget);
+                }
+            }
+        }
+    }
+
+    /// All warps sleep or wait: sleeps until the first wakes.
+    fn sleep(&mut self, warps: &[Warp]) -> Result<(), ExecError> {
+        let wake = warps.iter().filter_map(|warp| match warp.state {
+            State::Sleeping(until) => Some(until),
+            _ => None,
+        });
+        let Some(wake) = wake.min() else {
+            return Err(ExecError::Deadlock { block: self.index });
+        };
+        let length = wake.saturating_sub(self.now_ns()).min(MAX_SLEEP_NS);
+        if length > 0 {
+            self.timer.sleep(length);
+            self.outcome.slept_ns += length;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,594 @@
+//! Arithmetic, logic, comparison, moves and conversions.
+
+use super::super::code::{CompareArgs, Dst, Logic, Op, Pred, Src};
+use super::super::kernels::{
+    Comparison, Lanewise, compare_float, compare_integer, convert_float, extension, float, integer,
+    is_space, test_property,
+};
+use super::super::module::LoadError;
+use super::super::parse::Operand;
+use super::super::types::{Kind, Modifiers, Space, Type};
+use super::Builder;
+use super::operand::window;
+
+impl<'a> Builder<'a, '_> {
+    pub(super) fn integer_kernel(&self, name: &str, ty: Type) -> Result<Lanewise, LoadError> {
+        integer(name, ty).ok_or_else(|| self.no_type(name, ty))
+    }
+
+    fn no_type(&self, name: &str, ty: Type) -> LoadError {
+        let what = format!("`{name}` of {}-bit {:?}", ty.bits, ty.kind);
+        LoadError::unsupported(self.line, what)
+    }
+
+    pub(super) fn alu(
+        &mut self,
+        head: &str,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        match head {
+            "mov" => self.mov(modifiers, operands),
+            "setp" | "set" => self.compare(head, modifiers, operands),
+            "selp" => self.select(modifiers, operands),
+            "cvt" => self.convert(modifiers, operands),
+            "cvta" => self.convert_address(modifiers, operands),
+            "isspacep" => {
+                let space = modifiers.take_map(Space::parse);
+                modifiers.end()?;
+                let comparison = space
+                    .and_then(is_space)
+                    .ok_or_else(|| modifiers.unsupported())?;
+                self.property(comparison, Type::U64, operands)
+            }
+            "testp" => {
+                let ty = modifiers.ty()?;
+                let comparison = modifiers
+                    .take_map(|m| test_property(m, ty))
+                    .ok_or_else(|| modifiers.unsupported())?;
+                modifiers.end()?;
+                self.property(comparison, ty, operands)
+            }
+            "and" | "or" | "xor" | "not" => {
+                let ty = modifiers.ty()?;
+                modifiers.end()?;
+                if ty.kind == Kind::Pred {
+                    return self.logic(head, operands);
+                }
+                let kernel = self.integer_kernel(head, Type::new(Kind::Bits, ty.bits))?;
+                self.uniform(kernel, ty, operands)
+            }
+            _ => self.arithmetic(head, modifiers, operands),
+        }
+    }
+
+    /// All operands of one type.
+    fn uniform(
+        &mut self,
+        kernel: Lanewise,
+        ty: Type,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let types = [ty; 4];
+        self.typed(kernel, ty, types, operands)
+    }
+
+    /// Destination first, then sources of the given types.
+    fn typed(
+        &mut self,
+        kernel: Lanewise,
+        to: Type,
+        types: [Type; 4],
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let Some((d, sources)) = operands.split_first() else {
+            return Err(self.bad("the instruction takes operands"));
+        };
+        let d = self.destination(d, to, false)?;
+        let mut list = Vec::with_capacity(4);
+        for (operand, ty) in sources.iter().zip(types) {
+            list.push(self.source(operand, ty, false)?);
+        }
+        if sources.len() > list.len() {
+            return Err(self.bad("the instruction takes fewer operands"));
+        }
+        self.emit_kernel(kernel, d, &list)
+    }
+
+    /// Everything whose opcode is a name, modes and a type.
+    fn arithmetic(
+        &mut self,
+        head: &str,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        if head == "dp4a" {
+            return self.dot(modifiers, operands);
+        }
+        let ty = modifiers.ty()?;
+        if ty.float() {
+            return self.float(head, ty, modifiers, operands);
+        }
+        let mode = match head {
+            "mul" | "mad" | "mul24" | "mad24" => modifiers.take_map(|m| match m {
+                "lo" => Some(".lo"),
+                "hi" => Some(".hi"),
+                "wide" => Some(".wide"),
+                _ => None,
+            }),
+            "shf" => {
+                let (l, r) = (modifiers.take("l"), modifiers.take("r"));
+                let (wrap, clamp) = (modifiers.take("wrap"), modifiers.take("clamp"));
+                match (l, r, wrap, clamp) {
+                    (true, false, true, false) => Some(".l.wrap"),
+                    (true, false, false, true) => Some(".l.clamp"),
+                    (false, true, true, false) => Some(".r.wrap"),
+                    (false, true, false, true) => Some(".r.clamp"),
+                    _ => return Err(modifiers.unsupported()),
+                }
+            }
+            "add" | "sub" if modifiers.take("sat") => Some(".sat"),
+            _ => None,
+        };
+        modifiers.end()?;
+        let name = format!("{head}{}", mode.unwrap_or(""));
+        // Logic and counting come as b-types; some compilers write the shift's type as u or s, which matters for
+        // `shr` only.
+        let ty = match head {
+            "shl" | "popc" | "clz" | "brev" | "cnot" => Type::new(Kind::Bits, ty.bits),
+            _ => ty,
+        };
+        let kernel = self.integer_kernel(&name, ty)?;
+        let word = Type::U32;
+        let wide = Type::new(ty.kind, ty.bits.saturating_mul(2).min(64));
+        let (to, types) = match head {
+            "popc" | "clz" | "bfind" => (word, [ty; 4]),
+            "shl" | "shr" => (ty, [ty, word, word, word]),
+            "bfe" => (ty, [ty, word, word, word]),
+            "bfi" => (ty, [ty, ty, word, word]),
+            "mul" if mode == Some(".wide") => (wide, [ty; 4]),
+            "mad" if mode == Some(".wide") => (wide, [ty, ty, wide, wide]),
+            _ => (ty, [ty; 4]),
+        };
+        self.typed(kernel, to, types, operands)
+    }
+
+    /// `dp4a.atype.btype`.
+    fn dot(
+        &mut self,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let b = modifiers.ty()?;
+        let a = modifiers.ty()?;
+        modifiers.end()?;
+        let name = if a.signed() { "dp4a.s32" } else { "dp4a.u32" };
+        let kernel = self.integer_kernel(name, b)?;
+        self.uniform(kernel, Type::U32, operands)
+    }
+
+    /// Floating point. Roundings other than to nearest even are refused: hosts do not have them per operation.
+    fn float(
+        &mut self,
+        head: &str,
+        ty: Type,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        match head {
+            "add" | "sub" | "mul" | "fma" | "mad" => {
+                modifiers.take("rn");
+            }
+            "div" | "sqrt" | "rcp" => {
+                let given = modifiers.take("rn")
+                    || (ty.bits == 32 && (modifiers.take("approx") || modifiers.take("full")));
+                if !given {
+                    return Err(modifiers.unsupported());
+                }
+            }
+            "rsqrt" | "ex2" | "lg2" | "sin" | "cos" | "tanh" if !modifiers.take("approx") => {
+                return Err(modifiers.unsupported());
+            }
+            _ => {}
+        }
+        let ftz = modifiers.take("ftz");
+        let sat = modifiers.take("sat");
+        let name = match head {
+            "mad" => "fma",
+            "min" if modifiers.take("NaN") => "min.NaN",
+            "max" if modifiers.take("NaN") => "max.NaN",
+            other => other,
+        };
+        modifiers.end()?;
+        let kernel = float(name, ty, ftz, sat).ok_or_else(|| modifiers.unsupported())?;
+        self.uniform(kernel, ty, operands)
+    }
+
+    /// `mov`, also of addresses, special registers, and to and from vectors of narrower registers (PTX ISA
+    /// 9.7.9.3 and 9.7.9.4).
+    fn mov(
+        &mut self,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let ty = modifiers.ty()?;
+        modifiers.end()?;
+        let [d, a] = operands else {
+            return Err(self.bad("`mov` takes two operands"));
+        };
+        if ty.kind == Kind::Pred {
+            return self.logic("mov", operands);
+        }
+        let bits = Type::new(Kind::Bits, ty.bits);
+        match (d, a) {
+            (Operand::Vector(parts), _) => self.unpack(bits, parts, a),
+            (_, Operand::Vector(parts)) => self.pack(bits, d, parts),
+            _ => {
+                let kernel = self.integer_kernel("mov", bits)?;
+                self.uniform(kernel, ty, operands)
+            }
+        }
+    }
+
+    fn part(&self, ty: Type, parts: usize) -> Result<Type, LoadError> {
+        match (ty.bits, parts) {
+            (32, 2) | (64, 4) => Ok(Type::new(Kind::Bits, 16)),
+            (64, 2) => Ok(Type::B32),
+            _ => Err(self.bad("vector does not fit the type")),
+        }
+    }
+
+    fn pack(&mut self, ty: Type, d: &Operand<'a>, parts: &[Operand<'a>]) -> Result<(), LoadError> {
+        let part = self.part(ty, parts.len())?;
+        let d = self.destination(d, ty, false)?;
+        let mut sources = Vec::with_capacity(4);
+        for operand in parts {
+            sources.push(self.source(operand, part, false)?);
+        }
+        let name = if part.bits == 16 { "join16" } else { "join32" };
+        let kernel = self.integer_kernel(name, ty)?;
+        self.emit_kernel(kernel, d, &sources)
+    }
+
+    fn unpack(
+        &mut self,
+        ty: Type,
+        parts: &[Operand<'a>],
+        a: &Operand<'a>,
+    ) -> Result<(), LoadError> {
+        let part = self.part(ty, parts.len())?;
+        let a = self.source(a, ty, false)?;
+        for (i, operand) in parts.iter().enumerate() {
+            let name = match i * usize::from(part.bits) {
+                0 => "mov",
+                16 => "high16",
+                32 => "high32",
+                _ => "high48",
+            };
+            let d = self.destination(operand, part, false)?;
+            let kernel = self.integer_kernel(name, ty)?;
+            self.emit_kernel(kernel, d, &[a])?;
+        }
+        Ok(())
+    }
+
+    /// Predicates: `and.pred` and its like.
+    fn logic(&mut self, head: &str, operands: &[Operand<'a>]) -> Result<(), LoadError> {
+        let (d, a, b) = match operands {
+            [d, a] if matches!(head, "mov" | "not") => (d, a, None),
+            [d, a, b] if !matches!(head, "mov" | "not") => (d, a, Some(b)),
+            _ => return Err(self.bad("the instruction takes another number of operands")),
+        };
+        let Operand::Name(name) = d else {
+            return Err(self.bad("expected a predicate"));
+        };
+        let d = self.predicate_register(name)?;
+        let mut a = self.predicate(a)?;
+        if head == "not" {
+            a = match a {
+                Pred::Reg { slot, not } => Pred::Reg { slot, not: !not },
+                Pred::Always => Pred::Never,
+                Pred::Never => Pred::Always,
+            };
+        }
+        let b = b.map_or(Ok(Pred::Always), |b| self.predicate(b))?;
+        let op = Logic::parse(head).unwrap_or(Logic::Move);
+        self.emit(Op::Logic { op, d, a, b })
+    }
+
+    fn select(
+        &mut self,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let ty = modifiers.ty()?;
+        modifiers.end()?;
+        let [d, a, b, p] = operands else {
+            return Err(self.bad("`selp` takes four operands"));
+        };
+        if ty.bits < 16 {
+            return Err(modifiers.unsupported());
+        }
+        let d = self.destination(d, ty, false)?;
+        let a = self.source(a, ty, false)?;
+        let b = self.source(b, ty, false)?;
+        let p = self.predicate(p)?;
+        self.emit(Op::Select { d, a, b, p })
+    }
+
+    /// Emits a comparison into predicates.
+    fn emit_compare(
+        &mut self,
+        comparison: Comparison,
+        (a, b): (Src, Src),
+        (p, q): (Option<u16>, Option<u16>),
+        (logic, c): (Logic, Pred),
+    ) -> Result<(), LoadError> {
+        self.emit(match comparison {
+            Comparison::Words(compare) => Op::CompareWords(Box::new(CompareArgs {
+                compare,
+                a,
+                b,
+                p,
+                q,
+                logic,
+                c,
+            })),
+            Comparison::Doubles(compare) => Op::CompareDoubles(Box::new(CompareArgs {
+                compare,
+                a,
+                b,
+                p,
+                q,
+                logic,
+                c,
+            })),
+        })
+    }
+
+    /// A predicate of one operand.
+    fn property(
+        &mut self,
+        comparison: Comparison,
+        ty: Type,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let [Operand::Name(p), a] = operands else {
+            return Err(self.bad("expected a predicate and a register"));
+        };
+        let p = self.predicate_destination(p)?;
+        let a = self.source(a, ty, false)?;
+        self.emit_compare(comparison, (a, a), (p, None), (Logic::Move, Pred::Always))
+    }
+
+    /// `setp` (9.7.6.2) and `set` (9.7.6.1), which makes a number of the predicate.
+    fn compare(
+        &mut self,
+        head: &str,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let ty = modifiers.ty()?;
+        let to = if head == "set" {
+            Some(modifiers.ty()?)
+        } else {
+            None
+        };
+        let ftz = modifiers.take("ftz");
+        // The comparison stands first: `setp.lt.and.s32`.
+        let comparison = modifiers.take_map(|m| {
+            if ty.float() {
+                compare_float(m, ty)
+            } else {
+                compare_integer(m, ty)
+            }
+        });
+        let comparison = comparison.ok_or_else(|| modifiers.unsupported())?;
+        let logic = modifiers.take_map(Logic::parse);
+        modifiers.end()?;
+        let (d, a, b, c) = match (operands, logic) {
+            ([d, a, b], None) => (d, a, b, Pred::Always),
+            ([d, a, b, c], Some(_)) => (d, a, b, self.predicate(c)?),
+            _ => return Err(self.bad("the comparison takes another number of operands")),
+        };
+        let mut sources = [Src::Pool(0); 2];
+        for (slot, operand) in sources.iter_mut().zip([a, b]) {
+            *slot = self.source(operand, ty, false)?;
+            if ftz {
+                *slot = self.step("flush", ty, ty, *slot)?;
+            }
+        }
+        let [a, b] = sources;
+        let logic = (logic.unwrap_or(Logic::Move), c);
+        let Some(to) = to else {
+            let (p, q) = self.pair(d)?;
+            let p = self.predicate_destination(p)?;
+            let q = q.map_or(Ok(None), |q| self.predicate_destination(q))?;
+            return self.emit_compare(comparison, (a, b), (p, q), logic);
+        };
+        let slot = self.code.preds;
+        // `set` is rare: each takes a predicate of its own.
+        self.code.preds = slot.checked_add(1).ok_or(self.bad("too many registers"))?;
+        let d = self.destination(d, to, false)?;
+        let one = if to.float() {
+            u64::from(1f32.to_bits())
+        } else {
+            u64::from(u32::MAX)
+        };
+        if to.bits != 32 {
+            return Err(modifiers.unsupported());
+        }
+        self.emit_compare(comparison, (a, b), (Some(slot), None), logic)?;
+        let (yes, no) = (self.pool(one), self.pool(0));
+        let p = Pred::Reg { slot, not: false };
+        self.emit(Op::Select {
+            d,
+            a: yes,
+            b: no,
+            p,
+        })
+    }
+
+    /// One step of a conversion into a helper register.
+    fn step(&mut self, step: &str, to: Type, from: Type, a: Src) -> Result<Src, LoadError> {
+        let kernel = convert_float(step, to, from).ok_or_else(|| self.no_type(step, from))?;
+        let (d, s) = self.temp(kernel)?;
+        self.emit_kernel(kernel, d, &[a])?;
+        Ok(s)
+    }
+
+    /// A helper register for what `kernel` makes.
+    fn temp(&mut self, kernel: Lanewise) -> Result<(Dst, Src), LoadError> {
+        Ok(match kernel {
+            Lanewise::Words(_) => {
+                let slot = self.temp_word()?;
+                (Dst::Word(slot), Src::Word(slot))
+            }
+            Lanewise::Doubles(_) => {
+                let slot = self.temp_double()?;
+                (Dst::Double(slot), Src::Double(slot))
+            }
+        })
+    }
+
+    /// `cvt` (9.7.9.21), as a chain of simple steps.
+    fn convert(
+        &mut self,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let from = modifiers.ty()?;
+        let to = modifiers.ty()?;
+        let ftz = modifiers.take("ftz");
+        let sat = modifiers.take("sat");
+        let rounding = modifiers.take_map(|m| {
+            ["rni", "rzi", "rmi", "rpi", "rn"]
+                .into_iter()
+                .find(|known| *known == m)
+        });
+        modifiers.end()?;
+        let [d, a] = operands else {
+            return Err(self.bad("`cvt` takes two operands"));
+        };
+        if from.kind == Kind::Pred || to.kind == Kind::Pred {
+            return Err(modifiers.unsupported());
+        }
+        let width = self.width_of(d).unwrap_or(to.bits);
+        let dst = self.destination(d, to, true)?;
+        let mut value = self.source(a, from, true)?;
+        if !from.float() && !to.float() {
+            if sat || rounding.is_some() {
+                return Err(modifiers.unsupported());
+            }
+            return self.convert_integer(dst, width, to, from, (value, a));
+        }
+        let single = |ty: Type| ty.float() && ty.bits == 32;
+        if ftz && single(from) {
+            value = self.step("flush", from, from, value)?;
+        }
+        match (from.float(), to.float(), rounding) {
+            (false, true, Some("rn")) => {
+                // Singles of 32-bit signed numbers have a kernel of their own.
+                let direct = from.signed() && from.bits == 32 && to.bits == 32;
+                if !direct {
+                    let d = self.temp_double()?;
+                    self.emit_kernel(extension(from), Dst::Double(d), &[value])?;
+                    value = Src::Double(d);
+                }
+                value = self.step("cvt", to, from, value)?;
+            }
+            (true, false, Some(mode @ ("rni" | "rzi" | "rmi" | "rpi"))) => {
+                if mode != "rzi" {
+                    value = self.step(mode, from, from, value)?;
+                }
+                value = self.step("cvt", to, from, value)?;
+            }
+            (true, true, mode) => {
+                if let Some(mode @ ("rni" | "rzi" | "rmi" | "rpi")) = mode {
+                    value = self.step(mode, from, from, value)?;
+                } else if (to.bits < from.bits) != (mode == Some("rn")) {
+                    return Err(modifiers.unsupported());
+                }
+                value = self.step("cvt", to, from, value)?;
+            }
+            _ => return Err(modifiers.unsupported()),
+        }
+        if ftz && single(to) {
+            value = self.to_word(value)?;
+            value = self.step("flush", to, to, value)?;
+        }
+        if sat && to.float() {
+            value = if to.bits == 32 {
+                self.to_word(value)?
+            } else {
+                value
+            };
+            value = self.step("sat", to, to, value)?;
+        }
+        // Into a wider register an integer is extended by its own kind (9.4.1).
+        let last = match to.float() || width == to.bits {
+            true => extension(Type::U64),
+            false => extension(to),
+        };
+        self.emit_kernel(last, dst, &[value])
+    }
+
+    /// A 64-bit helper cut to 32 bits.
+    fn to_word(&mut self, value: Src) -> Result<Src, LoadError> {
+        let slot = self.temp_word()?;
+        self.emit_kernel(extension(Type::U64), Dst::Word(slot), &[value])?;
+        Ok(Src::Word(slot))
+    }
+
+    fn convert_integer(
+        &mut self,
+        d: Dst,
+        width: u8,
+        to: Type,
+        from: Type,
+        (mut value, operand): (Src, &Operand<'a>),
+    ) -> Result<(), LoadError> {
+        // Reads of 16- and 32-bit registers are zero-extended already.
+        let exact = self.width_of(operand) == Some(from.bits);
+        let narrow = to.bits < from.bits;
+        let extend_source = !narrow && !(exact && !from.signed());
+        let extend_result = width != to.bits;
+        if extend_source && extend_result {
+            let slot = self.temp_double()?;
+            self.emit_kernel(extension(from), Dst::Double(slot), &[value])?;
+            value = Src::Double(slot);
+        }
+        let kernel = match (extend_result, extend_source) {
+            (true, _) => extension(to),
+            (false, true) => extension(from),
+            (false, false) => extension(Type::U64),
+        };
+        self.emit_kernel(kernel, d, &[value])
+    }
+
+    /// `cvta` (9.7.9.20): adds or takes off the window of a space.
+    fn convert_address(
+        &mut self,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let ty = modifiers.ty()?;
+        let back = modifiers.take("to");
+        let space = modifiers.take_map(Space::parse);
+        modifiers.end()?;
+        let (Some(space), [d, a], 64) = (space, operands, ty.bits) else {
+            return Err(modifiers.unsupported());
+        };
+        let d = self.destination(d, ty, false)?;
+        let a = self.source(a, ty, false)?;
+        match window(space) {
+            None => self.emit_kernel(extension(Type::U64), d, &[a]),
+            Some(base) => {
+                let name = if back { "sub" } else { "add" };
+                let base = self.pool(base);
+                let kernel = self.integer_kernel(name, Type::U64)?;
+                self.emit_kernel(kernel, d, &[a, base])
+            }
+        }
+    }
+}

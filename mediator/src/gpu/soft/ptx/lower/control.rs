@@ -1,0 +1,233 @@
+//! Branches, barriers and what lanes tell each other (PTX ISA 9.7.12, 9.7.13, 9.7.9.6).
+
+use super::super::code::{BarrierArgs, Op, Pred, Shuffle, ShuffleArgs, Src, Vote, VoteDst};
+use super::super::module::LoadError;
+use super::super::parse::Operand;
+use super::super::types::{Modifiers, Type};
+use super::Builder;
+
+impl<'a> Builder<'a, '_> {
+    pub(super) fn control(
+        &mut self,
+        head: &str,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        match head {
+            "bra" => {
+                modifiers.take("uni");
+                modifiers.end()?;
+                let [Operand::Name(label)] = operands else {
+                    return Err(self.bad("expected a label"));
+                };
+                let (at, line) = (self.code.insts.len(), self.line);
+                self.emit(Op::Branch { target: 0 })?;
+                self.top().fixups.push((at, label, line));
+                Ok(())
+            }
+            "ret" | "exit" => {
+                modifiers.take("uni");
+                self.alone(Op::Exit, &modifiers, operands)
+            }
+            "trap" => self.alone(Op::Trap, &modifiers, operands),
+            "brkpt" => self.alone(Op::Nop, &modifiers, operands),
+            // Every access is performed in program order before the next one begins.
+            "membar" | "fence" => {
+                modifiers.take_hints();
+                self.alone(Op::Nop, &modifiers, operands)
+            }
+            "nanosleep" => {
+                modifiers.take("u32");
+                modifiers.end()?;
+                let [ns] = operands else {
+                    return Err(self.bad("`nanosleep` takes one operand"));
+                };
+                let ns = self.source(ns, Type::U32, false)?;
+                self.emit(Op::Sleep { ns })
+            }
+            "activemask" => {
+                modifiers.take("b32");
+                modifiers.end()?;
+                let [d] = operands else {
+                    return Err(self.bad("`activemask` takes one operand"));
+                };
+                let d = self.destination(d, Type::B32, false)?;
+                self.emit(Op::ActiveMask { d })
+            }
+            "shfl" => self.shuffle(modifiers, operands),
+            "vote" => self.vote(modifiers, operands),
+            _ => self.barrier(modifiers, operands),
+        }
+    }
+
+    fn alone(
+        &mut self,
+        op: Op,
+        modifiers: &Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        modifiers.end()?;
+        if !operands.is_empty() {
+            return Err(self.bad("the instruction takes no operands"));
+        }
+        self.emit(op)
+    }
+
+    /// `shfl.sync.mode.b32 d|p, a, b, c, members`.
+    fn shuffle(
+        &mut self,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let known = modifiers.take("sync") && modifiers.take("b32");
+        let mode = modifiers.take_map(|m| {
+            Some(match m {
+                "up" => Shuffle::Up,
+                "down" => Shuffle::Down,
+                "bfly" => Shuffle::Butterfly,
+                "idx" => Shuffle::Index,
+                _ => return None,
+            })
+        });
+        modifiers.end()?;
+        let (true, Some(mode)) = (known, mode) else {
+            return Err(modifiers.unsupported());
+        };
+        let [d, a, b, c, members] = operands else {
+            return Err(self.bad("`shfl.sync` takes five operands"));
+        };
+        let (d, p) = self.pair(d)?;
+        let p = p.map_or(Ok(None), |p| self.predicate_destination(p))?;
+        let d = self.destination(&Operand::Name(d), Type::B32, false)?;
+        let a = self.source(a, Type::B32, false)?;
+        let b = self.source(b, Type::B32, false)?;
+        let c = self.source(c, Type::B32, false)?;
+        let members = self.source(members, Type::B32, false)?;
+        self.emit(Op::Shuffle(Box::new(ShuffleArgs {
+            mode,
+            d,
+            p,
+            a,
+            b,
+            c,
+            members,
+        })))
+    }
+
+    /// `vote.sync.mode.type d, {!}p, members`.
+    fn vote(
+        &mut self,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        let known = modifiers.take("sync");
+        let vote = modifiers.take_map(|m| {
+            Some(match m {
+                "all" => Vote::All,
+                "any" => Vote::Any,
+                "uni" => Vote::Uniform,
+                "ballot" => Vote::Ballot,
+                _ => return None,
+            })
+        });
+        let ty = if vote == Some(Vote::Ballot) {
+            "b32"
+        } else {
+            "pred"
+        };
+        let known = known && modifiers.take(ty);
+        modifiers.end()?;
+        let (true, Some(vote)) = (known, vote) else {
+            return Err(modifiers.unsupported());
+        };
+        let [d, p, members] = operands else {
+            return Err(self.bad("`vote.sync` takes three operands"));
+        };
+        let d = self.vote_destination(d, vote == Vote::Ballot)?;
+        let p = self.predicate(p)?;
+        let members = self.source(members, Type::B32, false)?;
+        self.emit(Op::Vote {
+            vote,
+            d,
+            p,
+            members,
+        })
+    }
+
+    fn vote_destination(&mut self, d: &Operand<'a>, number: bool) -> Result<VoteDst, LoadError> {
+        if number {
+            return Ok(VoteDst::Reg(self.destination(d, Type::B32, false)?));
+        }
+        let Operand::Name(name) = d else {
+            return Err(self.bad("expected a predicate"));
+        };
+        Ok(VoteDst::Pred(self.predicate_register(name)?))
+    }
+
+    /// `bar` and `barrier`. A barrier counts warps, so the aligned and the other form are one here: lanes of a
+    /// warp that come late join those that wait.
+    fn barrier(
+        &mut self,
+        mut modifiers: Modifiers<'a>,
+        operands: &[Operand<'a>],
+    ) -> Result<(), LoadError> {
+        modifiers.take("cta");
+        modifiers.take("aligned");
+        if modifiers.take("warp") {
+            let known = modifiers.take("sync");
+            modifiers.end()?;
+            let ([members], true) = (operands, known) else {
+                return Err(modifiers.unsupported());
+            };
+            let members = self.source(members, Type::B32, false)?;
+            return self.emit(Op::WarpSync { members });
+        }
+        let (sync, arrive, red) = (
+            modifiers.take("sync"),
+            modifiers.take("arrive"),
+            modifiers.take("red"),
+        );
+        let mut reduce: Option<(Vote, VoteDst, Pred)> = None;
+        let rest = match (sync, arrive, red) {
+            (true, false, false) | (false, true, false) => operands,
+            (false, false, true) => {
+                let vote = modifiers.take_map(|m| {
+                    Some(match m {
+                        "popc" => Vote::Count,
+                        "and" => Vote::All,
+                        "or" => Vote::Any,
+                        _ => return None,
+                    })
+                });
+                let vote = vote.ok_or_else(|| modifiers.unsupported())?;
+                let ty = if vote == Vote::Count { "u32" } else { "pred" };
+                if !modifiers.take(ty) {
+                    return Err(modifiers.unsupported());
+                }
+                let [d, rest @ .., p] = operands else {
+                    return Err(self.bad("the barrier takes more operands"));
+                };
+                let d = self.vote_destination(d, vote == Vote::Count)?;
+                reduce = Some((vote, d, self.predicate(p)?));
+                rest
+            }
+            _ => return Err(modifiers.unsupported()),
+        };
+        modifiers.end()?;
+        let (id, threads): (Src, Option<Src>) = match rest {
+            [id] if !arrive => (self.source(id, Type::U32, false)?, None),
+            [id, threads] => {
+                let id = self.source(id, Type::U32, false)?;
+                (id, Some(self.source(threads, Type::U32, false)?))
+            }
+            _ => return Err(self.bad("the barrier takes another number of operands")),
+        };
+        let wait = !arrive;
+        self.emit(Op::Barrier(Box::new(BarrierArgs {
+            id,
+            threads,
+            wait,
+            reduce,
+        })))
+    }
+}

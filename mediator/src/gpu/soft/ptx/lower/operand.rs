@@ -1,0 +1,298 @@
+//! Operands to sources and destinations.
+
+use super::super::code::{Dst, Op, Pred, Special, Src};
+use super::super::lexer::Literal;
+use super::super::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
+use super::super::module::LoadError;
+use super::super::parse::Operand;
+use super::super::types::{Space, Type};
+use super::Builder;
+use super::scope::{Meaning, Variables};
+
+/// Special registers by name, and their width in bits (PTX ISA 10).
+fn special(name: &str) -> Option<(Special, u8)> {
+    let axis = |c: Option<u8>| match c {
+        Some(b'x') => Some(0),
+        Some(b'y') => Some(1),
+        Some(b'z') => Some(2),
+        _ => None,
+    };
+    if let Some((base, dimension)) = name.split_once('.') {
+        let axis = axis(dimension.bytes().next()).filter(|_| dimension.len() == 1)?;
+        let which = match base {
+            "%tid" => Special::Tid(axis),
+            "%ntid" => Special::Ntid(axis),
+            "%ctaid" => Special::Ctaid(axis),
+            "%nctaid" => Special::Nctaid(axis),
+            _ => return None,
+        };
+        return Some((which, 32));
+    }
+    Some(match name {
+        "%laneid" => (Special::LaneId, 32),
+        "%warpid" => (Special::WarpId, 32),
+        "%nwarpid" => (Special::NWarpId, 32),
+        "%smid" => (Special::SmId, 32),
+        "%nsmid" => (Special::NSmId, 32),
+        "%gridid" => (Special::GridId, 64),
+        "%clock" => (Special::Clock, 32),
+        "%clock64" => (Special::Clock, 64),
+        "%globaltimer" => (Special::GlobalTimer, 64),
+        "%globaltimer_lo" => (Special::GlobalTimer, 32),
+        "%globaltimer_hi" => (Special::GlobalTimerHigh, 32),
+        "%lanemask_eq" => (Special::LaneMaskEq, 32),
+        "%lanemask_le" => (Special::LaneMaskLe, 32),
+        "%lanemask_lt" => (Special::LaneMaskLt, 32),
+        "%lanemask_ge" => (Special::LaneMaskGe, 32),
+        "%lanemask_gt" => (Special::LaneMaskGt, 32),
+        "%dynamic_smem_size" => (Special::DynamicSharedBytes, 32),
+        "%total_smem_size" => (Special::TotalSharedBytes, 32),
+        _ => return None,
+    })
+}
+
+impl<'a> Builder<'a, '_> {
+    pub(super) fn find(&self, name: &str) -> Option<Meaning> {
+        let local = self.blocks.iter().rev().find_map(|b| b.names.find(name));
+        local.or_else(|| self.globals.find(name))
+    }
+
+    pub(super) fn unknown(&self, name: &str) -> LoadError {
+        self.bad(&format!("`{name}` is not declared"))
+    }
+
+    /// A fresh immediate.
+    pub(super) fn pool(&mut self, value: u64) -> Src {
+        self.code.pool.push(value);
+        // CAST: three per instruction at most, and those are limited.
+        Src::Pool((self.code.pool.len() - 1) as u32)
+    }
+
+    /// A helper register of 32 bits; valid within the statement.
+    pub(super) fn temp_word(&mut self) -> Result<u16, LoadError> {
+        let at = self.temps_used.0;
+        self.temps_used.0 += 1;
+        if at == self.temp_words.len() {
+            let slot = self.code.words;
+            self.code.words = slot.checked_add(1).ok_or(self.bad("too many registers"))?;
+            self.temp_words.push(slot);
+        }
+        Ok(self.temp_words[at])
+    }
+
+    /// A helper register of 64 bits.
+    pub(super) fn temp_double(&mut self) -> Result<u16, LoadError> {
+        let at = self.temps_used.1;
+        self.temps_used.1 += 1;
+        if at == self.temp_doubles.len() {
+            let slot = self.code.doubles;
+            self.code.doubles = slot.checked_add(1).ok_or(self.bad("too many registers"))?;
+            self.temp_doubles.push(slot);
+        }
+        Ok(self.temp_doubles[at])
+    }
+
+    /// A special register read into a helper.
+    fn read_special(&mut self, which: Special, bits: u8) -> Result<Src, LoadError> {
+        let (d, s) = if bits == 64 {
+            let slot = self.temp_double()?;
+            (Dst::Double(slot), Src::Double(slot))
+        } else {
+            let slot = self.temp_word()?;
+            (Dst::Word(slot), Src::Word(slot))
+        };
+        self.emit(Op::Special { d, which })?;
+        Ok(s)
+    }
+
+    /// The address of a variable plus `offset`, in its own space.
+    pub(super) fn variable(
+        &mut self,
+        variable: Variables,
+        offset: i64,
+    ) -> Result<(Space, Src), LoadError> {
+        match variable {
+            Variables::DynamicShared => {
+                let source = self.pool(offset.cast_unsigned());
+                self.dynamic_shared.push(self.code.pool.len() - 1);
+                Ok((Space::Shared, source))
+            }
+            // Global and constant variables move with the module.
+            Variables::At(space @ (Space::Global | Space::Const), at) => {
+                let base = self.read_special(Special::ModuleBase, 64)?;
+                let slot = self.temp_double()?;
+                let offset = self.pool(at.wrapping_add_signed(offset));
+                let add = self.integer_kernel("add", Type::U64)?;
+                self.emit_kernel(add, Dst::Double(slot), &[base, offset])?;
+                Ok((space, Src::Double(slot)))
+            }
+            Variables::At(space, at) => {
+                let source = self.pool(at.wrapping_add_signed(offset));
+                Ok((space, source))
+            }
+        }
+    }
+
+    /// The space of a variable's name, where it is one.
+    pub(super) fn variable_named(&self, name: &str) -> Option<Variables> {
+        match self.find(name) {
+            Some(Meaning::Variable(variable)) => Some(variable),
+            _ => None,
+        }
+    }
+
+    fn literal(&mut self, literal: Literal, ty: Type) -> Result<Src, LoadError> {
+        let value = match (literal, ty.float(), ty.bits) {
+            (Literal::Int(v), false, 64) => v,
+            (Literal::Int(v), false, bits) => v & ((1 << bits) - 1),
+            (Literal::Single(v), true, 32) => u64::from(v),
+            (Literal::Single(v), true, 64) => f64::from(f32::from_bits(v)).to_bits(),
+            (Literal::Double(v), true, 64) => v,
+            (Literal::Double(v), true, 32) => u64::from((f64::from_bits(v) as f32).to_bits()),
+            // `mov.b32 %r, 0f3F800000` moves bits.
+            (Literal::Single(v), false, 32) => u64::from(v),
+            (Literal::Double(v), false, 64) => v,
+            _ => return Err(self.bad("literal does not fit the type")),
+        };
+        Ok(self.pool(value))
+    }
+
+    /// A source of type `ty`; `wider` lets a register be wider than the type (PTX ISA 9.4.1: ld, st, cvt).
+    pub(super) fn source(
+        &mut self,
+        operand: &Operand<'a>,
+        ty: Type,
+        wider: bool,
+    ) -> Result<Src, LoadError> {
+        match operand {
+            Operand::Literal(literal) => self.literal(*literal, ty),
+            Operand::Name(name) => match self.find(name) {
+                Some(Meaning::Register { slot, bits }) => {
+                    let fits = bits == ty.bits || (wider && bits > ty.bits);
+                    if !fits || bits == 1 {
+                        return Err(self.width(name, bits, ty));
+                    }
+                    Ok(match bits {
+                        64 => Src::Double(slot),
+                        _ => Src::Word(slot),
+                    })
+                }
+                Some(Meaning::Variable(variable)) if matches!(ty.bits, 32 | 64) => {
+                    Ok(self.variable(variable, 0)?.1)
+                }
+                Some(Meaning::Variable(_)) => Err(self.bad("an address has 32 or 64 bits")),
+                None => match special(name) {
+                    // A narrow read of a wide register cuts it, as `mov.u32 %r, %clock64` does not exist.
+                    Some((which, bits)) if ty.bits <= 32 || bits == 64 => {
+                        self.read_special(which, ty.bits)
+                    }
+                    Some((_, bits)) => Err(self.width(name, bits, ty)),
+                    None => Err(self.unknown(name)),
+                },
+            },
+            Operand::Sum(name, offset) => match self.find(name) {
+                Some(Meaning::Variable(variable)) if matches!(ty.bits, 32 | 64) => {
+                    Ok(self.variable(variable, *offset)?.1)
+                }
+                _ => Err(self.bad("only an address can have an offset")),
+            },
+            _ => Err(self.bad("expected a register or a literal")),
+        }
+    }
+
+    fn width(&self, name: &str, bits: u8, ty: Type) -> LoadError {
+        let wanted = ty.bits;
+        self.bad(&format!(
+            "`{name}` has {bits} bits, the instruction takes {wanted}"
+        ))
+    }
+
+    /// The destination's register width, or `None` for `_`.
+    pub(super) fn width_of(&self, operand: &Operand<'a>) -> Option<u8> {
+        match operand {
+            Operand::Name(name) => match self.find(name) {
+                Some(Meaning::Register { bits, .. }) => Some(bits),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// A destination of type `ty`.
+    pub(super) fn destination(
+        &mut self,
+        operand: &Operand<'a>,
+        ty: Type,
+        wider: bool,
+    ) -> Result<Dst, LoadError> {
+        let Operand::Name(name) = operand else {
+            return Err(self.bad("expected a register"));
+        };
+        match self.find(name) {
+            Some(Meaning::Register { slot, bits }) => {
+                if bits == 1 || (bits != ty.bits && !(wider && bits > ty.bits)) {
+                    return Err(self.width(name, bits, ty));
+                }
+                Ok(match bits {
+                    16 => Dst::Half(slot),
+                    64 => Dst::Double(slot),
+                    _ => Dst::Word(slot),
+                })
+            }
+            None if *name == "_" => Ok(Dst::None),
+            _ => Err(self.unknown(name)),
+        }
+    }
+
+    /// The slot of a predicate register.
+    pub(super) fn predicate_register(&self, name: &str) -> Result<u16, LoadError> {
+        match self.find(name) {
+            Some(Meaning::Register { slot, bits: 1 }) => Ok(slot),
+            Some(_) => Err(self.bad(&format!("`{name}` is no predicate"))),
+            None => Err(self.unknown(name)),
+        }
+    }
+
+    /// As [`Builder::predicate_register`], `None` for `_`.
+    pub(super) fn predicate_destination(&self, name: &str) -> Result<Option<u16>, LoadError> {
+        if name == "_" {
+            return Ok(None);
+        }
+        self.predicate_register(name).map(Some)
+    }
+
+    /// A predicate as a source: `p`, `!p`, or an integer for a constant.
+    pub(super) fn predicate(&self, operand: &Operand<'a>) -> Result<Pred, LoadError> {
+        let (name, not) = match operand {
+            Operand::Name(name) => (name, false),
+            Operand::Not(name) => (name, true),
+            Operand::Literal(Literal::Int(0)) => return Ok(Pred::Never),
+            Operand::Literal(Literal::Int(_)) => return Ok(Pred::Always),
+            _ => return Err(self.bad("expected a predicate")),
+        };
+        let slot = self.predicate_register(name)?;
+        Ok(Pred::Reg { slot, not })
+    }
+
+    /// `d|p` or `d`.
+    pub(super) fn pair(
+        &self,
+        operand: &Operand<'a>,
+    ) -> Result<(&'a str, Option<&'a str>), LoadError> {
+        match operand {
+            Operand::Name(d) => Ok((d, None)),
+            Operand::Pair(d, p) => Ok((d, Some(p))),
+            _ => Err(self.bad("expected a register")),
+        }
+    }
+}
+
+/// What is added to an address of a space to make it generic (PTX ISA 9.7.9.20); `None` where nothing is.
+pub(super) fn window(space: Space) -> Option<u64> {
+    match space {
+        Space::Shared => Some(SHARED_WINDOW),
+        Space::Local => Some(LOCAL_WINDOW),
+        Space::Param => Some(PARAM_WINDOW),
+        Space::Global | Space::Const | Space::Generic => None,
+    }
+}

@@ -1,0 +1,6 @@
+//! Scalar semantics of instructions, total on all inputs. 16-bit values arrive zero-extended in 32 bits.
+
+pub(super) mod float;
+pub(super) mod int;
+#[cfg(test)]
+mod test;

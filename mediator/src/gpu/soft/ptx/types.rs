@@ -1,0 +1,173 @@
+//! Types, state spaces and the modifiers of an opcode.
+
+use super::module::LoadError;
+
+/// Fundamental type kinds (PTX ISA 5.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Unsigned,
+    Signed,
+    Bits,
+    Float,
+    Pred,
+}
+
+/// A fundamental type: kind and width in bits (1 for a predicate).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Type {
+    pub(super) kind: Kind,
+    pub(super) bits: u8,
+}
+
+impl Type {
+    pub(super) const U32: Type = Type::new(Kind::Unsigned, 32);
+    pub(super) const U64: Type = Type::new(Kind::Unsigned, 64);
+    pub(super) const B32: Type = Type::new(Kind::Bits, 32);
+
+    pub(super) const fn new(kind: Kind, bits: u8) -> Type {
+        Type { kind, bits }
+    }
+
+    /// `u32`, `b64`, `pred`, …; 128-bit, packed and tensor types are unknown here.
+    pub(super) fn parse(text: &str) -> Option<Type> {
+        let (kind, bits) = match text {
+            "pred" => (Kind::Pred, 1),
+            "u8" => (Kind::Unsigned, 8),
+            "u16" => (Kind::Unsigned, 16),
+            "u32" => (Kind::Unsigned, 32),
+            "u64" => (Kind::Unsigned, 64),
+            "s8" => (Kind::Signed, 8),
+            "s16" => (Kind::Signed, 16),
+            "s32" => (Kind::Signed, 32),
+            "s64" => (Kind::Signed, 64),
+            "b8" => (Kind::Bits, 8),
+            "b16" => (Kind::Bits, 16),
+            "b32" => (Kind::Bits, 32),
+            "b64" => (Kind::Bits, 64),
+            "f16" => (Kind::Float, 16),
+            "f32" => (Kind::Float, 32),
+            "f64" => (Kind::Float, 64),
+            _ => return None,
+        };
+        Some(Type { kind, bits })
+    }
+
+    pub(super) fn bytes(self) -> u32 {
+        u32::from(self.bits).div_ceil(8)
+    }
+
+    pub(super) fn signed(self) -> bool {
+        self.kind == Kind::Signed
+    }
+
+    pub(super) fn float(self) -> bool {
+        self.kind == Kind::Float
+    }
+}
+
+/// State spaces (PTX ISA 5.1); `Generic` is an address without a space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Space {
+    Generic,
+    Global,
+    Const,
+    Shared,
+    Local,
+    Param,
+}
+
+impl Space {
+    pub(super) fn parse(text: &str) -> Option<Space> {
+        Some(match text {
+            "global" => Space::Global,
+            "const" => Space::Const,
+            "shared" | "shared::cta" => Space::Shared,
+            "local" => Space::Local,
+            "param" | "param::entry" => Space::Param,
+            _ => return None,
+        })
+    }
+}
+
+/// The dotted parts of an opcode after its name. Each is taken by whoever understands it; [`Modifiers::end`]
+/// refuses what nobody took, so that no unknown modifier is ever ignored.
+#[derive(Debug)]
+pub(super) struct Modifiers<'a> {
+    opcode: &'a str,
+    line: u32,
+    rest: Vec<&'a str>,
+}
+
+impl<'a> Modifiers<'a> {
+    /// Splits `ld.global.u32` into `ld` and its modifiers.
+    pub(super) fn split(opcode: &'a str, line: u32) -> (&'a str, Modifiers<'a>) {
+        let mut parts = opcode.split('.');
+        let head = parts.next().unwrap_or(opcode);
+        // Twelve is more than any opcode has; what follows stays out and is refused by `end`.
+        let rest = parts.take(12).collect();
+        (head, Modifiers { opcode, line, rest })
+    }
+
+    /// True, and taken, if `name` is among the modifiers.
+    pub(super) fn take(&mut self, name: &str) -> bool {
+        match self.rest.iter().position(|m| *m == name) {
+            Some(at) => {
+                self.rest.remove(at);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Takes the first modifier for which `f` gives a value.
+    pub(super) fn take_map<T>(&mut self, f: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let (at, value) = self
+            .rest
+            .iter()
+            .enumerate()
+            .find_map(|(at, m)| f(m).map(|v| (at, v)))?;
+        self.rest.remove(at);
+        Some(value)
+    }
+
+    /// Takes all modifiers that are hints to a cache or a memory model which this machine does not have: it is
+    /// sequentially consistent.
+    pub(super) fn take_hints(&mut self) {
+        const HINTS: [&str; 20] = [
+            "volatile", "weak", "relaxed", "acquire", "release", "acq_rel", "sc", "cta", "cluster",
+            "gpu", "gl", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
+        ];
+        self.rest.retain(|m| {
+            !HINTS.contains(m)
+                && !m.starts_with("L1::")
+                && !(m.starts_with("L2::") && *m != "L2::cache_hint")
+        });
+    }
+
+    /// The type, taken from the end of the opcode.
+    ///
+    /// # Errors
+    /// The opcode does not end in a known type.
+    pub(super) fn ty(&mut self) -> Result<Type, LoadError> {
+        match self.rest.last().copied().and_then(Type::parse) {
+            Some(ty) => {
+                self.rest.pop();
+                Ok(ty)
+            }
+            None => Err(self.unsupported()),
+        }
+    }
+
+    /// Refuses what is left.
+    pub(super) fn end(&self) -> Result<(), LoadError> {
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(self.unsupported())
+        }
+    }
+
+    pub(super) fn unsupported(&self) -> LoadError {
+        LoadError::unsupported(self.line, format!("instruction `{}`", self.opcode))
+    }
+}
