@@ -4,4 +4,5 @@
 pub mod daemon;
 pub mod gpu;
 pub mod mediation;
+mod sys;
 pub mod tenant;

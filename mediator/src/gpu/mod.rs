@@ -2,6 +2,8 @@
 //!
 //! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
 
+pub mod soft;
+
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
@@ -9,8 +11,6 @@ use std::sync::Arc;
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
 use vm_memory::GuestMemoryMmap;
-
-pub mod soft;
 
 /// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and written.
 pub type GuestMemory = GuestMemoryMmap<()>;

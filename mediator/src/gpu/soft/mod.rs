@@ -1,3 +1,42 @@
-//! The software GPU.
+//! The software GPU: behaves as channel hardware does, and runs real kernels.
+//!
+//! ```text
+//!  doorbells, words          commands             work                bytes, kernels
+//!  ----------------> poll -> front end -> ready -> dispatcher -> engines -> address space
+//!                    (core)  (channel)             (dispatch)    (execute)       |
+//!                               ^                      |             |         card
+//!                               +----------------------+- outcome ---+       (memory)
+//!                                                      v
+//!                                     registers, context-switch log
+//! ```
+//!
+//! The core is a state machine that is told the time. [`SoftGpu`] drives it with threads and a clock, for real guests;
+//! [`VirtualGpu`] drives it event by event, exact and repeatable, for the lab and the tests.
+//!
+//! Machine model (LoGA 4.1): channels are served round-robin, one command each, without preemption, so that whoever has
+//! the longer commands gets more of an engine. One kernel has the compute engine at a time. Two engines copy.
 
+mod address_space;
+mod channel;
+mod clock;
+mod config;
+mod context;
+mod core;
+mod dispatch;
+mod execute;
+mod kernel;
+mod memory;
+pub mod plain;
 pub mod ptx;
+mod realtime;
+mod registers;
+mod switch_log;
+mod tenancy;
+#[cfg(test)]
+mod tests;
+mod virtual_time;
+mod work;
+
+pub use config::{COMPUTE, CostModel, ENGINES, Kernels, SoftConfig};
+pub use realtime::SoftGpu;
+pub use virtual_time::{KernelCost, VirtualGpu};

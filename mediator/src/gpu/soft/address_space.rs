@@ -1,0 +1,424 @@
+//! A tenant's GPU memory: addresses, allocations, bytes.
+//!
+//! ```text
+//! GPU address  --base-->  offset in the tenant's file = aperture offset  --page table-->  chunk of the card
+//! ```
+//!
+//! Each tenant's bytes live in a file of its own, so that the aperture which its VMM maps cannot show anybody else's. The
+//! page table says which chunk of the card stands behind a page; a page without one faults. A page keeps its address
+//! and its bytes when its chunk is taken away ([`AddressSpace::evict`]) and given back ([`AddressSpace::restore`]).
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use turnstile_abi::{CHUNK_BYTES, ErrorCode, GPU_VA_BASE};
+use turnstile_accounting::TenantId;
+use vm_memory::{AtomicInteger, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+use vmm_sys_util::fallocate::{FallocateMode, fallocate};
+
+use super::memory::CardMemory;
+use crate::gpu::Allocation;
+use crate::sys;
+
+/// Why a tenant's memory could not be made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AddressSpaceError {
+    /// No file for it.
+    #[error("Cannot make a file of {bytes} bytes for GPU memory")]
+    File { bytes: u64, source: io::Error },
+    /// No room to map it.
+    #[error("Cannot map {bytes} bytes of GPU memory")]
+    Map {
+        bytes: u64,
+        source: vm_memory::mmap::MmapRegionError,
+    },
+}
+
+/// A GPU address behind which there is no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PageFault {
+    /// The address.
+    pub(super) va: u64,
+}
+
+/// Allocations by first page; the value is the number of pages.
+type Layout = BTreeMap<usize, usize>;
+
+/// The address space of one tenant. Lookups take no lock.
+#[derive(Debug)]
+pub(super) struct AddressSpace {
+    tenant: TenantId,
+    card: CardMemory,
+    file: File,
+    region: MmapRegion,
+    /// For each page its chunk plus one, or zero.
+    pages: Box<[AtomicU32]>,
+    /// Held while the card's lock is taken, and no other.
+    layout: Mutex<Layout>,
+    allocations_max: usize,
+    /// Pages allocated, resident or not.
+    used: AtomicU64,
+}
+
+impl AddressSpace {
+    /// An empty space of `bytes`, rounded down to chunks.
+    pub(super) fn new(
+        tenant: TenantId,
+        card: CardMemory,
+        bytes: u64,
+        allocations_max: usize,
+    ) -> Result<Self, AddressSpaceError> {
+        let pages = bytes / CHUNK_BYTES;
+        // A file that is mapped is at least one page of the host.
+        let bytes = (pages * CHUNK_BYTES).max(CHUNK_BYTES);
+        let no_file = |source| AddressSpaceError::File { bytes, source };
+        let no_map = |source| AddressSpaceError::Map { bytes, source };
+        let file = sys::memory_file(c"turnstile-gpu", bytes).map_err(no_file)?;
+        let mapped = file.try_clone().map_err(no_file)?;
+        let size =
+            usize::try_from(bytes).map_err(|_| no_file(io::ErrorKind::OutOfMemory.into()))?;
+        let region = MmapRegion::from_file(FileOffset::new(mapped, 0), size).map_err(no_map)?;
+        Ok(Self {
+            tenant,
+            card,
+            file,
+            region,
+            pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
+            layout: Mutex::default(),
+            allocations_max,
+            used: AtomicU64::new(0),
+        })
+    }
+
+    /// Another descriptor of the file behind the aperture.
+    pub(super) fn aperture(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// Bytes that may still be allocated: by the tenant's limit, and by what the card has left.
+    pub(super) fn free_bytes(&self) -> u64 {
+        let limit = self.pages.len() as u64 - self.used.load(Ordering::Relaxed);
+        limit.min(self.card.free_chunks() as u64) * CHUNK_BYTES
+    }
+
+    fn layout(&self) -> MutexGuard<'_, Layout> {
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Allocates zeroed memory.
+    pub(super) fn allocate(&self, bytes: u64) -> Result<Allocation, ErrorCode> {
+        let count =
+            usize::try_from(bytes.div_ceil(CHUNK_BYTES)).map_err(|_| ErrorCode::OutOfGpuMemory)?;
+        if count == 0 {
+            return Err(ErrorCode::BadArgument);
+        }
+        let mut layout = self.layout();
+        if layout.len() >= self.allocations_max {
+            return Err(ErrorCode::HostLimit);
+        }
+        let first = first_fit(&layout, count, self.pages.len()).ok_or(ErrorCode::OutOfGpuMemory)?;
+        let chunks = self
+            .card
+            .take(self.tenant, count)
+            .ok_or(ErrorCode::OutOfGpuMemory)?;
+        // A VM can write where it has allocated nothing: its VMM maps the whole file.
+        if self.scrub(first..first + count).is_err() {
+            self.card.release(self.tenant, chunks);
+            return Err(ErrorCode::OutOfGpuMemory);
+        }
+        for (page, chunk) in self.pages[first..first + count].iter().zip(chunks) {
+            page.store(chunk + 1, Ordering::Release);
+        }
+        layout.insert(first, count);
+        self.used.fetch_add(count as u64, Ordering::Relaxed);
+        let aperture_offset = first as u64 * CHUNK_BYTES;
+        Ok(Allocation {
+            va: GPU_VA_BASE + aperture_offset,
+            aperture_offset,
+            bytes: count as u64 * CHUNK_BYTES,
+        })
+    }
+
+    /// Addresses of the allocation that begins at `va`.
+    pub(super) fn allocation(&self, va: u64) -> Result<Range<u64>, ErrorCode> {
+        let first = first_page(va).ok_or(ErrorCode::NoSuchAllocation)?;
+        let layout = self.layout();
+        let count = *layout.get(&first).ok_or(ErrorCode::NoSuchAllocation)?;
+        Ok(va..va + count as u64 * CHUNK_BYTES)
+    }
+
+    /// Frees and scrubs the allocation that begins at `va`. Whoever still uses it faults.
+    pub(super) fn free(&self, va: u64) -> Result<(), ErrorCode> {
+        let first = first_page(va).ok_or(ErrorCode::NoSuchAllocation)?;
+        let mut layout = self.layout();
+        let count = layout.remove(&first).ok_or(ErrorCode::NoSuchAllocation)?;
+        self.used.fetch_sub(count as u64, Ordering::Relaxed);
+        self.drop_pages(first..first + count);
+        Ok(())
+    }
+
+    /// Unmaps, scrubs, and gives the chunks back. What cannot be scrubbed is never given back.
+    fn drop_pages(&self, range: Range<usize>) {
+        let chunks: Vec<u32> = self.pages[range.clone()]
+            .iter()
+            .filter_map(|page| page.swap(0, Ordering::AcqRel).checked_sub(1))
+            .collect();
+        if self.scrub(range).is_ok() {
+            self.card.release(self.tenant, chunks);
+        }
+    }
+
+    /// Makes the bytes of these pages zero and gives their memory back to the host.
+    fn scrub(&self, range: Range<usize>) -> Result<(), vmm_sys_util::errno::Error> {
+        let (offset, bytes) = (
+            range.start as u64 * CHUNK_BYTES,
+            range.len() as u64 * CHUNK_BYTES,
+        );
+        fallocate(&self.file, FallocateMode::PunchHole, true, offset, bytes)
+    }
+
+    /// Takes the chunk from behind the page at `va`; its bytes stay in the file, accesses fault. Precondition: no
+    /// engine executes a command of the tenant.
+    pub(super) fn evict(&self, va: u64) -> Result<(), PageFault> {
+        let _layout = self.layout();
+        let page = self.page(va).ok_or(PageFault { va })?;
+        let chunk = page.swap(0, Ordering::AcqRel).checked_sub(1);
+        self.card
+            .release(self.tenant, [chunk.ok_or(PageFault { va })?]);
+        Ok(())
+    }
+
+    /// Puts a chunk behind an evicted page again.
+    pub(super) fn restore(&self, va: u64) -> Result<(), ErrorCode> {
+        let layout = self.layout();
+        let index = va.wrapping_sub(GPU_VA_BASE) / CHUNK_BYTES;
+        let index = usize::try_from(index).map_err(|_| ErrorCode::NoSuchAllocation)?;
+        let allocated = layout
+            .range(..=index)
+            .next_back()
+            .is_some_and(|(first, count)| index < first + count);
+        if !allocated || self.pages[index].load(Ordering::Relaxed) != 0 {
+            return Err(ErrorCode::NoSuchAllocation);
+        }
+        let chunks = self.card.take(self.tenant, 1);
+        let chunk = chunks.and_then(|chunks| chunks.first().copied());
+        let chunk = chunk.ok_or(ErrorCode::OutOfGpuMemory)?;
+        self.pages[index].store(chunk + 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// The page of an address, allocated or not.
+    fn page(&self, va: u64) -> Option<&AtomicU32> {
+        let offset = va.checked_sub(GPU_VA_BASE)?;
+        self.pages.get(usize::try_from(offset / CHUNK_BYTES).ok()?)
+    }
+
+    /// Offset in the file of `bytes` bytes from `va` on, all of them mapped.
+    fn offset(&self, va: u64, bytes: usize) -> Result<usize, PageFault> {
+        let mapped = |va| {
+            self.page(va)
+                .filter(|page| page.load(Ordering::Acquire) != 0)
+                .ok_or(PageFault { va })
+        };
+        mapped(va)?;
+        let last = va.saturating_add((bytes as u64).saturating_sub(1));
+        let mut next = (va | (CHUNK_BYTES - 1)) + 1;
+        while next <= last {
+            mapped(next)?;
+            next += CHUNK_BYTES;
+        }
+        // CAST: the page exists, so that the offset is within the region.
+        Ok((va - GPU_VA_BASE) as usize)
+    }
+
+    /// The bytes from `va` on.
+    ///
+    /// # Errors
+    /// The first address without memory.
+    pub(super) fn slice(&self, va: u64, bytes: usize) -> Result<VolatileSlice<'_>, PageFault> {
+        let offset = self.offset(va, bytes)?;
+        self.region
+            .get_slice(offset, bytes)
+            .map_err(|_| PageFault { va })
+    }
+
+    /// An aligned word.
+    ///
+    /// # Errors
+    /// The address has no memory, or is not aligned.
+    pub(super) fn atomic<T: AtomicInteger>(&self, va: u64) -> Result<&T, PageFault> {
+        let offset = self.offset(va, 1)?;
+        self.region
+            .get_atomic_ref::<T>(offset)
+            .map_err(|_| PageFault { va })
+    }
+}
+
+impl Drop for AddressSpace {
+    fn drop(&mut self) {
+        self.drop_pages(0..self.pages.len());
+    }
+}
+
+/// The page that begins at this address.
+fn first_page(va: u64) -> Option<usize> {
+    let offset = va.checked_sub(GPU_VA_BASE)?;
+    let page = offset
+        .is_multiple_of(CHUNK_BYTES)
+        .then_some(offset / CHUNK_BYTES)?;
+    usize::try_from(page).ok()
+}
+
+/// The first gap of `count` pages.
+fn first_fit(layout: &Layout, count: usize, pages: usize) -> Option<usize> {
+    let mut begin = 0;
+    for (first, taken) in layout {
+        if first - begin >= count {
+            return Some(begin);
+        }
+        begin = first + taken;
+    }
+    (pages - begin >= count).then_some(begin)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use vm_memory::Bytes;
+
+    const A: TenantId = TenantId(1);
+
+    fn space(pages: u64, card: u64) -> AddressSpace {
+        let card = CardMemory::new(card * CHUNK_BYTES);
+        AddressSpace::new(A, card, pages * CHUNK_BYTES, 16).unwrap()
+    }
+
+    #[test]
+    fn memory_is_zero_whoever_wrote_before() {
+        let space = space(4, 4);
+        let mine = space.allocate(1).unwrap();
+        space
+            .slice(mine.va, 8)
+            .unwrap()
+            .write_slice(&[7; 8], 0)
+            .unwrap();
+        space.free(mine.va).unwrap();
+        assert_eq!(
+            space.slice(mine.va, 1).unwrap_err(),
+            PageFault { va: mine.va }
+        );
+        // The VMM writes where nothing is allocated.
+        space
+            .region
+            .get_slice(0, 8)
+            .unwrap()
+            .write_slice(&[9; 8], 0)
+            .unwrap();
+        let again = space.allocate(1).unwrap();
+        assert_eq!(again.va, mine.va);
+        let mut bytes = [1; 8];
+        space
+            .slice(again.va, 8)
+            .unwrap()
+            .read_slice(&mut bytes, 0)
+            .unwrap();
+        assert_eq!(bytes, [0; 8]);
+    }
+
+    #[test]
+    fn limits_of_tenant_card_and_table() {
+        let card = CardMemory::new(6 * CHUNK_BYTES);
+        let a = AddressSpace::new(A, card.clone(), 4 * CHUNK_BYTES, 2).unwrap();
+        let b = AddressSpace::new(TenantId(2), card.clone(), 4 * CHUNK_BYTES, 9).unwrap();
+        assert_eq!(a.allocate(5 * CHUNK_BYTES), Err(ErrorCode::OutOfGpuMemory));
+        assert_eq!(a.allocate(u64::MAX), Err(ErrorCode::OutOfGpuMemory));
+        assert_eq!(a.allocate(0), Err(ErrorCode::BadArgument));
+        a.allocate(CHUNK_BYTES + 1).unwrap();
+        a.allocate(1).unwrap();
+        assert_eq!(a.allocate(1), Err(ErrorCode::HostLimit));
+        assert_eq!(b.free_bytes(), 3 * CHUNK_BYTES);
+        assert_eq!(b.allocate(4 * CHUNK_BYTES), Err(ErrorCode::OutOfGpuMemory));
+        drop(a);
+        b.allocate(4 * CHUNK_BYTES).unwrap();
+        assert_eq!(card.free_chunks(), 2);
+        assert_eq!(b.free(GPU_VA_BASE + 1), Err(ErrorCode::NoSuchAllocation));
+        assert_eq!(b.free(0), Err(ErrorCode::NoSuchAllocation));
+        assert_eq!(
+            b.allocation(GPU_VA_BASE),
+            Ok(GPU_VA_BASE..GPU_VA_BASE + 4 * CHUNK_BYTES)
+        );
+    }
+
+    #[test]
+    fn ranges_fault_at_the_first_address_without_memory() {
+        let space = space(4, 4);
+        let va = space.allocate(2 * CHUNK_BYTES).unwrap().va;
+        assert!(space.slice(va, 2 * CHUNK_BYTES as usize).is_ok());
+        let end = va + 2 * CHUNK_BYTES;
+        for (from, bytes, fault) in [
+            (va, 2 * CHUNK_BYTES as usize + 1, end),
+            (va + 5, usize::MAX, end),
+            (end, 1, end),
+            (0, 1, 0),
+            (u64::MAX, 9, u64::MAX),
+        ] {
+            assert_eq!(
+                space.slice(from, bytes).unwrap_err(),
+                PageFault { va: fault }
+            );
+        }
+        assert!(space.atomic::<AtomicU64>(end - 8).is_ok());
+        assert!(space.atomic::<AtomicU64>(end - 4).is_err());
+    }
+
+    #[test]
+    fn an_evicted_page_faults_and_comes_back_with_its_bytes() {
+        let space = space(2, 1);
+        let va = space.allocate(1).unwrap().va;
+        space
+            .atomic::<AtomicU32>(va + 4)
+            .unwrap()
+            .store(5, Ordering::Relaxed);
+        space.evict(va).unwrap();
+        assert!(space.evict(va).is_err());
+        assert_eq!(space.free_bytes(), CHUNK_BYTES);
+        assert!(space.slice(va, 8).is_err());
+        space.restore(va).unwrap();
+        assert!(space.restore(va).is_err());
+        let word = space.atomic::<AtomicU32>(va + 4).unwrap();
+        assert_eq!(word.load(Ordering::Relaxed), 5);
+        assert_eq!(
+            space.restore(va + CHUNK_BYTES),
+            Err(ErrorCode::NoSuchAllocation)
+        );
+        assert_eq!(space.restore(u64::MAX), Err(ErrorCode::NoSuchAllocation));
+    }
+
+    proptest! {
+        #[test]
+        fn allocations_never_overlap_and_nothing_leaks(steps in proptest::collection::vec((any::<bool>(), 1u64..6), 1..60)) {
+            let space = space(12, 10);
+            let mut live: Vec<Allocation> = Vec::new();
+            for (allocate, size) in steps {
+                if allocate {
+                    if let Ok(new) = space.allocate(size * CHUNK_BYTES) {
+                        let apart = |a: &Allocation| a.va + a.bytes <= new.va || new.va + new.bytes <= a.va;
+                        prop_assert!(live.iter().all(apart));
+                        live.push(new);
+                    }
+                } else if !live.is_empty() {
+                    let gone = live.swap_remove(size as usize % live.len());
+                    prop_assert_eq!(space.free(gone.va), Ok(()));
+                }
+                let used: u64 = live.iter().map(|a| a.bytes / CHUNK_BYTES).sum();
+                prop_assert_eq!(space.card.free_chunks() as u64, 10 - used);
+                prop_assert_eq!(space.card.owned_chunks(A) as u64, used);
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The GPU's clock in real time, and sleeping by it.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use turnstile_accounting::{Moment, Nanos};
+
+use super::work::Stop;
+
+/// Nanoseconds since the GPU was made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock(Instant);
+
+/// The end of every sleep is waited for awake, so that lengths are exact. TIMEOUT: Linux' default timer slack is 50 us.
+const AWAKE: Nanos = Nanos(60_000);
+/// Longest sleep between two looks at a wish to stop.
+const NAP: Nanos = Nanos(1_000_000);
+
+impl Clock {
+    pub(super) fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    pub(super) fn now(&self) -> Moment {
+        // CAST: 584 years.
+        Moment(self.0.elapsed().as_nanos() as u64)
+    }
+
+    /// Sleeps until `at`; false if `enough` became true before.
+    pub(super) fn sleep_until(&self, at: Moment, enough: impl Fn() -> bool) -> bool {
+        loop {
+            let left = at.since(self.now());
+            if left == Nanos::ZERO {
+                return true;
+            }
+            if enough() {
+                return false;
+            }
+            if left > AWAKE {
+                let nap = left.saturating_sub(AWAKE).min(NAP);
+                thread::sleep(Duration::from_nanos(nap.0));
+            } else {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// Sleeps until `at`; false if the work was told to end before.
+    pub(super) fn sleep_unless_ended(&self, at: Moment, stop: &Stop) -> bool {
+        self.sleep_until(at, || stop.is_ended())
+    }
+}

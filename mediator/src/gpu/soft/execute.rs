@@ -1,0 +1,190 @@
+//! What engines do: copies, fills, kernels.
+
+use turnstile_abi::{CopyDirection, ErrorCode};
+use turnstile_accounting::{Moment, Nanos};
+use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileSlice};
+
+use super::address_space::PageFault;
+use super::clock::Clock;
+use super::config::SoftConfig;
+use super::context::Context;
+use super::work::{Kernel, Outcome, Progress, Start, Work};
+
+/// Bytes that are moved between two looks at the clock and at a wish to stop.
+const PIECE: u64 = 256 << 10;
+
+/// A wish to stop that ended a transfer early.
+struct Interrupted;
+
+impl From<PageFault> for Outcome {
+    fn from(fault: PageFault) -> Self {
+        Self::Fault {
+            code: ErrorCode::PageFault,
+            info: fault.va,
+        }
+    }
+}
+
+/// Executes a piece of work in real time: not faster than the link, and kernels as long as they take.
+pub(super) fn execute(start: &Start, clock: &Clock, config: &SoftConfig) -> Outcome {
+    let pace = |done: u64| {
+        let due = start.starts_at + config.link_time(done);
+        if clock.sleep_unless_ended(due, &start.stop) {
+            Ok(())
+        } else {
+            Err(Interrupted)
+        }
+    };
+    match &*start.work {
+        Work::Kernel(kernel) => run_kernel(start, kernel, clock),
+        work => {
+            transfer(&start.context, work, pace).unwrap_or_else(|Interrupted| start.stop.outcome())
+        }
+    }
+}
+
+/// Executes a copy or fill at once, whatever it costs.
+pub(super) fn execute_transfer(context: &Context, work: &Work) -> Outcome {
+    transfer(context, work, |_| Ok(())).unwrap_or(Outcome::Stopped)
+}
+
+/// Bytes that a copy or fill moves.
+pub(super) fn transfer_bytes(work: &Work) -> u64 {
+    match work {
+        Work::Copy { bytes, .. } | Work::Fill { bytes, .. } => *bytes,
+        Work::Kernel(_) => 0,
+    }
+}
+
+/// Moves the bytes of a copy or fill in pieces; `after` is told how many have been moved.
+fn transfer(
+    context: &Context,
+    work: &Work,
+    mut after: impl FnMut(u64) -> Result<(), Interrupted>,
+) -> Result<Outcome, Interrupted> {
+    let space = &context.space;
+    // CAST: the decoder bounds a transfer to TRANSFER_BYTES_MAX, a piece is less.
+    let whole = transfer_bytes(work) as usize;
+    // All of it is checked before any is moved.
+    let checked = match *work {
+        Work::Copy {
+            direction,
+            source,
+            destination,
+            ..
+        } => {
+            let reads = direction != CopyDirection::GuestToGpu;
+            let writes = direction != CopyDirection::GpuToGuest;
+            let source = reads.then(|| space.slice(source, whole)).transpose();
+            source.and(writes.then(|| space.slice(destination, whole)).transpose())
+        }
+        Work::Fill { va, .. } => space.slice(va, whole).map(Some),
+        Work::Kernel(_) => return Ok(Outcome::Done),
+    };
+    if let Err(fault) = checked {
+        return Ok(fault.into());
+    }
+    let pattern = match work {
+        Work::Fill { pattern, .. } => pattern.to_le_bytes().repeat(PIECE as usize / 4),
+        _ => Vec::new(),
+    };
+    let mut done = 0;
+    while done < whole as u64 {
+        let piece = (whole as u64 - done).min(PIECE) as usize;
+        let moved = match *work {
+            Work::Copy {
+                direction,
+                source,
+                destination,
+                ..
+            } => copy_piece(context, direction, source + done, destination + done, piece),
+            Work::Fill { va, .. } => space
+                .slice(va + done, piece)
+                .map(|slice| slice.copy_from(&pattern[..piece]))
+                .map_err(Outcome::from),
+            Work::Kernel(_) => Ok(()),
+        };
+        // A page may have gone meanwhile: freed by the guest.
+        if let Err(outcome) = moved {
+            return Ok(outcome);
+        }
+        done += piece as u64;
+        after(done)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn copy_piece(
+    context: &Context,
+    direction: CopyDirection,
+    source: u64,
+    destination: u64,
+    bytes: usize,
+) -> Result<(), Outcome> {
+    let space = &context.space;
+    match direction {
+        CopyDirection::GuestToGpu => {
+            let mut to = space.slice(destination, bytes)?;
+            each_slice(context, source, bytes, |from| {
+                from.copy_to_volatile_slice(to);
+                to = to.offset(from.len()).ok()?;
+                Some(())
+            })
+        }
+        CopyDirection::GpuToGuest => {
+            let mut from = space.slice(source, bytes)?;
+            each_slice(context, destination, bytes, |to| {
+                from.subslice(0, to.len()).ok()?.copy_to_volatile_slice(*to);
+                from = from.offset(to.len()).ok()?;
+                Some(())
+            })
+        }
+        CopyDirection::GpuToGpu => {
+            let (from, to) = (
+                space.slice(source, bytes)?,
+                space.slice(destination, bytes)?,
+            );
+            from.copy_to_volatile_slice(to);
+            Ok(())
+        }
+    }
+}
+
+/// Goes through a range of guest memory, which may span regions.
+fn each_slice(
+    context: &Context,
+    gpa: u64,
+    bytes: usize,
+    mut act: impl FnMut(&VolatileSlice<'_>) -> Option<()>,
+) -> Result<(), Outcome> {
+    let not_guest = Outcome::Fault {
+        code: ErrorCode::NotGuestMemory,
+        info: gpa,
+    };
+    for slice in context.guest.get_slices(GuestAddress(gpa), bytes) {
+        act(&slice.map_err(|_| not_guest)?).ok_or(not_guest)?;
+    }
+    Ok(())
+}
+
+/// The length that the parameters of a kernel give.
+pub(super) fn given_length(kernel: &Kernel) -> Nanos {
+    let word = kernel.params.first_chunk().copied();
+    Nanos(u64::from_le_bytes(word.unwrap_or_default()))
+}
+
+fn run_kernel(start: &Start, kernel: &Kernel, clock: &Clock) -> Outcome {
+    let length = start.progress.remaining.unwrap_or(given_length(kernel));
+    let end = Moment(start.starts_at.0.saturating_add(length.0));
+    let stop = &start.stop;
+    if clock.sleep_until(end, || stop.is_ended() || stop.is_paused()) {
+        return Outcome::Done;
+    }
+    if stop.is_ended() {
+        return stop.outcome();
+    }
+    Outcome::Preempted(Progress {
+        remaining: Some(end.since(clock.now())),
+        ..start.progress
+    })
+}

@@ -1,0 +1,92 @@
+//! The card's memory as chunks with an owner.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use turnstile_abi::CHUNK_BYTES;
+use turnstile_accounting::TenantId;
+
+/// Number of a chunk of the card.
+pub(super) type Chunk = u32;
+
+/// Who owns which chunk. The bytes themselves lie in the owners' own files (see [`super::address_space`]), so that a
+/// chunk that changes hands cannot carry anything over.
+#[derive(Debug)]
+struct Table {
+    owners: Vec<Option<TenantId>>,
+    free: Vec<Chunk>,
+}
+
+/// The chunk table, shared by all address spaces of the card. Its lock is the innermost of all.
+#[derive(Clone, Debug)]
+pub(super) struct CardMemory(Arc<Mutex<Table>>);
+
+impl CardMemory {
+    /// A card of so many bytes, rounded down to chunks.
+    pub(super) fn new(bytes: u64) -> Self {
+        let chunks = u32::try_from(bytes / CHUNK_BYTES).unwrap_or(u32::MAX);
+        Self(Arc::new(Mutex::new(Table {
+            owners: vec![None; chunks as usize],
+            free: (0..chunks).rev().collect(),
+        })))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // No update below can be left half done by a panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes `count` chunks for `owner`: all of them, or none.
+    pub(super) fn take(&self, owner: TenantId, count: usize) -> Option<Vec<Chunk>> {
+        let mut table = self.table();
+        let left = table.free.len().checked_sub(count)?;
+        let chunks = table.free.split_off(left);
+        for chunk in &chunks {
+            table.owners[*chunk as usize] = Some(owner);
+        }
+        Some(chunks)
+    }
+
+    /// Gives chunks back. Precondition: they are `owner`'s, and scrubbed.
+    pub(super) fn release(&self, owner: TenantId, chunks: impl IntoIterator<Item = Chunk>) {
+        let mut table = self.table();
+        for chunk in chunks {
+            assert_eq!(
+                table.owners[chunk as usize].take(),
+                Some(owner),
+                "chunk {chunk} is given back by somebody else"
+            );
+            table.free.push(chunk);
+        }
+    }
+
+    /// Chunks that nobody owns.
+    pub(super) fn free_chunks(&self) -> usize {
+        self.table().free.len()
+    }
+
+    /// Chunks that `owner` has.
+    #[cfg(test)]
+    pub(super) fn owned_chunks(&self, owner: TenantId) -> usize {
+        let table = self.table();
+        table.owners.iter().filter(|o| **o == Some(owner)).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_has_one_owner_and_comes_back() {
+        let card = CardMemory::new(8 * CHUNK_BYTES + 1);
+        let (a, b) = (TenantId(1), TenantId(2));
+        let of_a = card.take(a, 5).unwrap();
+        assert_eq!(card.take(b, 4), None);
+        let of_b = card.take(b, 3).unwrap();
+        assert!(of_a.iter().all(|chunk| !of_b.contains(chunk)));
+        assert_eq!(card.free_chunks(), 0);
+        card.release(a, of_a);
+        assert_eq!((card.owned_chunks(a), card.owned_chunks(b)), (0, 3));
+        assert_eq!(card.free_chunks(), 5);
+    }
+}

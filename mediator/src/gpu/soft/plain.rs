@@ -1,0 +1,238 @@
+//! A VM without a VM: memory, doorbells and interrupts in plain memory of this process, for tests and the lab.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use turnstile_abi::{
+    CHANNEL_STATE_BYTES, CHANNELS_MAX, COMMAND_BYTES, ChannelStateBlock, Command, FENCE_BYTES,
+    FenceRecord, pci,
+};
+use turnstile_accounting::TenantId;
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::gpu::{
+    ChannelConfig, Doorbells, Gpu, GuestMemory, Interrupts, Refusal, TenantResources,
+};
+
+/// Doorbell pages whose gates are always open.
+#[derive(Debug)]
+pub struct PlainDoorbells(Box<[AtomicU32]>);
+
+impl PlainDoorbells {
+    /// Writes a doorbell.
+    pub fn write(&self, channel: u32, put: u32) {
+        if let Some(page) = self.0.get(channel as usize) {
+            page.store(put, Ordering::Release);
+        }
+    }
+}
+
+impl Doorbells for PlainDoorbells {
+    fn put(&self, channel: u32) -> u32 {
+        let page = self.0.get(channel as usize);
+        page.map_or(0, |page| page.load(Ordering::Acquire))
+    }
+
+    fn clear(&self, channel: u32) {
+        self.write(channel, 0);
+    }
+}
+
+/// Vectors that count.
+#[derive(Debug, Default)]
+pub struct PlainInterrupts([AtomicU64; pci::VECTORS as usize]);
+
+impl PlainInterrupts {
+    /// How often the vector was raised.
+    pub fn count(&self, vector: u16) -> u64 {
+        let vector = self.0.get(usize::from(vector));
+        vector.map_or(0, |count| count.load(Ordering::Acquire))
+    }
+}
+
+impl Interrupts for PlainInterrupts {
+    fn raise(&self, vector: u16) {
+        if let Some(count) = self.0.get(usize::from(vector)) {
+            count.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A VM's side of the device contract.
+#[derive(Debug)]
+pub struct PlainVm {
+    /// Its memory, from address 0 on.
+    pub guest: Arc<GuestMemory>,
+    /// Its doorbells.
+    pub doorbells: Arc<PlainDoorbells>,
+    /// Its interrupts.
+    pub interrupts: Arc<PlainInterrupts>,
+    next_gpa: AtomicU64,
+}
+
+impl PlainVm {
+    /// A VM with so many bytes of memory.
+    ///
+    /// # Panics
+    /// When the host has no memory.
+    pub fn new(bytes: usize) -> Self {
+        let guest = GuestMemory::from_ranges(&[(GuestAddress(0), bytes)]);
+        Self {
+            // PANIC: this is for tests, which cannot go on without.
+            guest: Arc::new(guest.expect("memory of a plain VM")),
+            doorbells: Arc::new(PlainDoorbells(
+                (0..CHANNELS_MAX).map(|_| AtomicU32::new(0)).collect(),
+            )),
+            interrupts: Arc::default(),
+            next_gpa: AtomicU64::new(0x1000),
+        }
+    }
+
+    /// What the GPU is told of the VM.
+    pub fn resources(&self, memory_bytes: u64, channels: u32) -> TenantResources {
+        TenantResources {
+            guest: self.guest.clone(),
+            doorbells: self.doorbells.clone(),
+            interrupts: self.interrupts.clone(),
+            memory_bytes,
+            channels,
+        }
+    }
+
+    /// Memory that nothing else uses; a multiple of 64. It is never given back.
+    pub fn take(&self, bytes: u64) -> u64 {
+        let bytes = bytes.next_multiple_of(64);
+        self.next_gpa.fetch_add(bytes, Ordering::Relaxed)
+    }
+
+    /// Copies bytes into memory of its own and returns where that is.
+    ///
+    /// # Panics
+    /// When the VM's memory is used up.
+    pub fn put(&self, bytes: &[u8]) -> u64 {
+        let gpa = self.take(bytes.len() as u64);
+        // PANIC: as above.
+        self.guest
+            .write_slice(bytes, GuestAddress(gpa))
+            .expect("room in a plain VM");
+        gpa
+    }
+
+    /// The fence record at `gpa`; zeros outside of memory.
+    pub fn fence(&self, gpa: u64) -> FenceRecord {
+        let word = |gpa| self.guest.load(GuestAddress(gpa), Ordering::Acquire);
+        FenceRecord {
+            value: word(gpa).unwrap_or(0),
+            at_ns: word(gpa + 8).unwrap_or(0),
+        }
+    }
+
+    /// Opens a channel.
+    ///
+    /// # Errors
+    /// The GPU's refusal.
+    pub fn open_channel(
+        self: &Arc<Self>,
+        gpu: &dyn Gpu,
+        tenant: TenantId,
+        entries: u32,
+        vector: u16,
+    ) -> Result<PlainChannel, Refusal> {
+        let ring_gpa = self.take(u64::from(entries) * COMMAND_BYTES as u64);
+        let state_gpa = self.take(CHANNEL_STATE_BYTES);
+        let fence_gpa = self.take(FENCE_BYTES);
+        let config = ChannelConfig {
+            ring_gpa,
+            entries,
+            state_gpa,
+            vector,
+        };
+        let number = gpu.open_channel(tenant, config)?;
+        Ok(PlainChannel {
+            vm: self.clone(),
+            tenant,
+            number,
+            config,
+            fence_gpa,
+            put: 0,
+            fences: 0,
+        })
+    }
+}
+
+/// A channel as a driver has it.
+#[derive(Debug)]
+pub struct PlainChannel {
+    /// The VM.
+    pub vm: Arc<PlainVm>,
+    /// The tenant.
+    pub tenant: TenantId,
+    /// Number and doorbell page.
+    pub number: u32,
+    /// Where its ring and state are.
+    pub config: ChannelConfig,
+    /// Where [`Self::push_fence`] has its values written.
+    pub fence_gpa: u64,
+    /// Commands written so far.
+    pub put: u32,
+    fences: u64,
+}
+
+impl PlainChannel {
+    /// Writes a command into the ring, without a look at what the device has taken.
+    pub fn push(&mut self, command: &Command) {
+        self.push_bytes(&command.encode());
+    }
+
+    /// Writes any 64 bytes into the ring.
+    pub fn push_bytes(&mut self, bytes: &[u8; COMMAND_BYTES]) {
+        let index = u64::from(self.put % self.config.entries);
+        let at = GuestAddress(self.config.ring_gpa + index * COMMAND_BYTES as u64);
+        // The ring was checked by the GPU when the channel was opened.
+        let _ = self.vm.guest.write_slice(bytes, at);
+        self.put = self.put.wrapping_add(1);
+    }
+
+    /// Writes a fence and returns its value: 1, 2, and so on.
+    pub fn push_fence(&mut self, interrupt: bool) -> u64 {
+        self.fences += 1;
+        self.push(&Command::Fence {
+            gpa: self.fence_gpa,
+            value: self.fences,
+            interrupt,
+        });
+        self.fences
+    }
+
+    /// Announces what was written.
+    pub fn ring(&self) {
+        self.vm.doorbells.write(self.number, self.put);
+    }
+
+    /// Announces what was written, and tells the GPU, as a watched gate does.
+    pub fn ring_watched(&self, gpu: &dyn Gpu) {
+        self.ring();
+        gpu.ring(self.tenant);
+    }
+
+    /// The last fence.
+    pub fn fence(&self) -> FenceRecord {
+        self.vm.fence(self.fence_gpa)
+    }
+
+    /// What the device reports.
+    pub fn state(&self) -> ChannelStateBlock {
+        let at = |offset| GuestAddress(self.config.state_gpa + offset);
+        let guest = &self.vm.guest;
+        let word = |offset| guest.load(at(offset), Ordering::Acquire).unwrap_or(0);
+        let status = word(ChannelStateBlock::STATUS);
+        let info = guest.load(at(ChannelStateBlock::ERROR_INFO), Ordering::Acquire);
+        ChannelStateBlock {
+            get: word(ChannelStateBlock::GET),
+            status,
+            error: word(ChannelStateBlock::ERROR),
+            error_at: word(ChannelStateBlock::ERROR_AT),
+            error_info: info.unwrap_or(0),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The context-switch log: a bounded buffer that keeps the newest.
+
+use std::collections::VecDeque;
+
+use turnstile_accounting::{EngineId, EngineState, Moment, SwitchEvent};
+
+use super::config::ENGINES;
+
+/// Records until somebody reads them. Each engine's records carry that engine's own sequence numbers, so that a record
+/// dropped for want of room shows as a gap.
+#[derive(Debug)]
+pub(super) struct SwitchLog {
+    records: VecDeque<SwitchEvent>,
+    capacity: usize,
+    next_seq: [u64; ENGINES],
+}
+
+impl SwitchLog {
+    /// A log of at most `capacity` records, in which every engine is idle from `now` on.
+    pub(super) fn new(capacity: usize, now: Moment) -> Self {
+        let mut log = Self {
+            records: VecDeque::new(),
+            capacity: capacity.max(1),
+            next_seq: [0; ENGINES],
+        };
+        for engine in 0..ENGINES {
+            log.push(now, engine, EngineState::Idle);
+        }
+        log
+    }
+
+    /// From `at` on `engine` is in `state`.
+    pub(super) fn push(&mut self, at: Moment, engine: usize, state: EngineState) {
+        if self.records.len() == self.capacity {
+            self.records.pop_front();
+        }
+        let seq = self.next_seq[engine];
+        self.next_seq[engine] += 1;
+        self.records.push_back(SwitchEvent {
+            at,
+            // CAST: there are three engines.
+            engine: EngineId(engine as u8),
+            seq,
+            state,
+        });
+    }
+
+    /// Moves all records to the end of `events`, oldest first.
+    pub(super) fn drain(&mut self, events: &mut Vec<SwitchEvent>) {
+        events.extend(self.records.drain(..));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use turnstile_accounting::TenantId;
+
+    #[test]
+    fn the_newest_are_kept_and_the_loss_shows() {
+        let mut log = SwitchLog::new(4, Moment(0));
+        for at in 1..10 {
+            log.push(Moment(at), 0, EngineState::Running(TenantId(1)));
+        }
+        let mut events = Vec::new();
+        log.drain(&mut events);
+        let seen: Vec<_> = events.iter().map(|e| (e.engine.0, e.seq, e.at.0)).collect();
+        assert_eq!(seen, [(0, 6, 6), (0, 7, 7), (0, 8, 8), (0, 9, 9)]);
+        log.push(Moment(20), 1, EngineState::Idle);
+        log.drain(&mut events);
+        assert_eq!(events.last().unwrap().seq, 1);
+    }
+}

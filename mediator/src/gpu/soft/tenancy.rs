@@ -1,0 +1,178 @@
+//! The [`Gpu`] trait over the core: the same for real and for virtual time.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use turnstile_abi::ErrorCode;
+use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+
+use super::address_space::AddressSpace;
+use super::config::SoftConfig;
+use super::context::Context;
+use super::core::Core;
+use super::memory::CardMemory;
+use super::registers::Registers;
+use crate::gpu::{
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, Refusal,
+    TenantResources,
+};
+
+/// Whoever holds the core and knows the time.
+pub(super) trait Driver: Send + Sync + std::fmt::Debug {
+    /// What it was made from.
+    fn config(&self) -> &SoftConfig;
+    /// The card's memory.
+    fn card(&self) -> &CardMemory;
+    /// The status registers.
+    fn registers(&self) -> &Registers;
+    /// The time.
+    fn clock(&self) -> Moment;
+    /// Lets `act` change the core, then sees to it that engines begin what they are to begin.
+    fn drive<R>(&self, act: impl FnOnce(&mut Core, Moment) -> R) -> R;
+    /// Lets `look` see the core.
+    fn look<R>(&self, look: impl FnOnce(&mut Core) -> R) -> R;
+
+    /// The context of a tenant.
+    fn context(&self, tenant: TenantId) -> Result<Arc<Context>, Refusal> {
+        self.look(|core| core.context(tenant))
+    }
+
+    /// Takes the chunk from behind the page at `va`. Precondition: the tenant is suspended and no engine executes a
+    /// command of it.
+    fn evict_page(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+        let evicted = self.context(tenant)?.space.evict(va);
+        evicted.map_err(|_| ErrorCode::NoSuchAllocation.into())
+    }
+
+    /// Puts a chunk behind an evicted page again.
+    fn restore_page(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+        Ok(self.context(tenant)?.space.restore(va)?)
+    }
+}
+
+impl<D: Driver> Gpu for D {
+    fn capabilities(&self) -> Capabilities {
+        let config = self.config();
+        Capabilities {
+            compute_engines: 1,
+            copy_engines: 2,
+            suspend: config.suspend,
+            status_registers: true,
+            switch_events: true,
+            multiprocessors: config.multiprocessors,
+            shared_bytes_max: config.shared_bytes_max,
+            memory_bytes: config.memory_bytes,
+            software: true,
+        }
+    }
+
+    fn now(&self) -> Moment {
+        self.clock()
+    }
+
+    fn create_context(
+        &self,
+        tenant: TenantId,
+        resources: TenantResources,
+    ) -> Result<File, Refusal> {
+        let refusal = |detail: String| Refusal {
+            code: ErrorCode::HostLimit,
+            detail,
+        };
+        let config = self.config();
+        let (bytes, limit) = (resources.memory_bytes, config.allocations_max);
+        let space = AddressSpace::new(tenant, self.card().clone(), bytes, limit)
+            .map_err(|e| refusal(e.to_string()))?;
+        let file = space.aperture().map_err(|e| refusal(e.to_string()))?;
+        let context = Context::new(tenant, resources.guest.clone(), space, *config);
+        self.look(|core| core.add_tenant(Arc::new(context), resources))?;
+        Ok(file)
+    }
+
+    fn destroy_context(&self, tenant: TenantId) {
+        // Held beyond the core's lock: giving memory back takes long.
+        let _context = self.context(tenant);
+        self.drive(|core, now| core.remove_tenant(now, tenant));
+    }
+
+    fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {
+        self.drive(|core, now| core.open_channel(now, tenant, config))
+    }
+
+    fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal> {
+        self.drive(|core, now| core.close_channel(now, tenant, channel))
+    }
+
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
+        Ok(self.context(tenant)?.space.allocate(bytes)?)
+    }
+
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+        let context = self.context(tenant)?;
+        if context.is_module_memory(va) {
+            return Err(ErrorCode::NoSuchAllocation.into());
+        }
+        let range = context.space.allocation(va)?;
+        if self.look(|core| core.in_use(tenant, &range)) {
+            return Err(ErrorCode::AllocationInUse.into());
+        }
+        Ok(context.space.free(va)?)
+    }
+
+    fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
+        let context = self.context(tenant);
+        context.map_or(0, |context| context.space.free_bytes())
+    }
+
+    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
+        self.context(tenant)?.load_module(ptx)
+    }
+
+    fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
+        Ok(self.context(tenant)?.unload_module(module)?)
+    }
+
+    fn find_function(
+        &self,
+        tenant: TenantId,
+        module: u32,
+        name: &str,
+    ) -> Result<(u32, u32), Refusal> {
+        Ok(self.context(tenant)?.find_function(module, name)?)
+    }
+
+    fn engine_status(&self, engine: EngineId) -> EngineStatus {
+        EngineStatus {
+            running: self.registers().running(usize::from(engine.0)),
+        }
+    }
+
+    fn read_events(&self, events: &mut Vec<SwitchEvent>) {
+        self.look(|core| core.read_events(events));
+    }
+
+    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
+        self.look(|core| core.activity(tenant, channels));
+    }
+
+    fn suspend(&self, tenant: TenantId) {
+        self.drive(|core, now| core.set_suspended(now, tenant, true));
+    }
+
+    fn resume(&self, tenant: TenantId) {
+        self.drive(|core, now| core.set_suspended(now, tenant, false));
+    }
+
+    fn ring(&self, tenant: TenantId) {
+        self.drive(|core, now| core.ring(now, tenant));
+    }
+
+    fn set_unwatched(&self, tenant: TenantId, open: bool) {
+        self.drive(|core, now| {
+            core.set_unwatched(tenant, open);
+            if open {
+                core.ring(now, tenant);
+            }
+        });
+    }
+}
