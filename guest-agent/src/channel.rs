@@ -6,7 +6,7 @@ use crate::params::{PARAMS_BYTES_MAX, Params};
 use crate::platform::Platform;
 use turnstile_abi::{
     COMMAND_BYTES, ChannelStateBlock, ChannelStatus, Command, CopyDirection, Dim3, Launch,
-    TRANSFER_BYTES_MAX,
+    TRANSFER_BYTES_MAX, regs,
 };
 
 const STATE_BYTES: u64 = 64;
@@ -281,14 +281,15 @@ impl<'p, P: Platform> Channel<'p, P> {
     /// # Errors
     /// As [`Self::wait_fence`].
     pub fn wait_room(&mut self, entries: u32, timeout_ns: u64) -> Result<(), DriverError> {
-        let since = self.platform.now_ns();
-        while self.room() < entries {
-            self.check()?;
-            if self.platform.now_ns().saturating_sub(since) > timeout_ns {
-                return Err(DriverError::Timeout);
-            }
-            self.platform.wait(WAIT_NS);
-        }
+        let entries = entries.min(self.memory.entries);
+        let put = self.put;
+        self.wait_until(timeout_ns, WAIT_NS, |channel| {
+            let get = channel
+                .platform
+                .read_u32(channel.memory.state_gpa() + ChannelStateBlock::GET);
+            channel.memory.entries.wrapping_sub(put.wrapping_sub(get)) >= entries
+        })?;
+        self.room();
         Ok(())
     }
 
@@ -303,10 +304,19 @@ impl<'p, P: Platform> Channel<'p, P> {
         done: impl Fn(&Self) -> bool,
     ) -> Result<(), DriverError> {
         let since = self.platform.now_ns();
+        let mut looked_at = since;
         while !done(self) {
             self.check()?;
-            if self.platform.now_ns().saturating_sub(since) > timeout_ns {
+            let now = self.platform.now_ns();
+            if now.saturating_sub(since) > timeout_ns {
                 return Err(DriverError::Timeout);
+            }
+            // Reading a register is an exit, so it is done only where nothing has happened for a while.
+            if now.saturating_sub(looked_at) >= WAIT_NS {
+                looked_at = now;
+                if self.platform.reg_read32(regs::DEVICE_STATUS) & regs::device_status::LOST != 0 {
+                    return Err(DriverError::Lost);
+                }
             }
             self.platform.wait(wait_ns);
         }

@@ -77,6 +77,8 @@ pub enum DriverError {
         /// Bytes that the kernel takes.
         expected: u32,
     },
+    /// The mediator is gone, and with it what was under way.
+    Lost,
     /// The device did not answer in time.
     Timeout,
     /// The driver's memory is used up.
@@ -88,6 +90,7 @@ impl DriverError {
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::Refused { code, .. } | Self::Faulted { code, .. } => ErrorCode::from_u32(*code),
+            Self::Lost => Some(ErrorCode::DeviceLost),
             _ => None,
         }
     }
@@ -121,6 +124,7 @@ impl fmt::Display for DriverError {
                 f,
                 "{got} bytes of parameters; the kernel takes {expected}, at most {PARAM_BYTES_MAX}"
             ),
+            Self::Lost => f.write_str(text),
             Self::Timeout => f.write_str("The device did not answer in time"),
             Self::OutOfMemory => f.write_str("The driver's memory is used up"),
         }

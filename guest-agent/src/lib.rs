@@ -24,6 +24,6 @@ mod platform;
 pub use bump::Bump;
 pub use channel::{Channel, ChannelMemory};
 pub use device::{Allocation, Device, Kernel};
-pub use error::{DriverError, Text};
-pub use params::Params;
+pub use error::{DriverError, TEXT_BYTES, Text};
+pub use params::{PARAMS_BYTES_MAX, Params};
 pub use platform::Platform;
