@@ -1,6 +1,7 @@
 //! What a VMM embeds: the virtual GPU as a PCI device, and a small reference VMM.
 #![deny(unsafe_code)]
 
+pub mod device;
 pub mod gate;
 #[allow(unsafe_code)]
 mod sys;

@@ -65,6 +65,19 @@ pub struct GateCounters {
     pub unmapped: u64,
 }
 
+/// What one gate has seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateTrace {
+    /// Its state.
+    pub state: GateState,
+    /// The first value that trapped since the page was last unmapped.
+    pub first: Option<u32>,
+    /// The last value that trapped since the page was last unmapped.
+    pub last: Option<u32>,
+    /// Writes that trapped since the gate was made.
+    pub trapped: u64,
+}
+
 #[derive(Debug, Default)]
 struct Counters {
     trapped: AtomicU64,
@@ -85,6 +98,9 @@ struct Gate {
     mapped: bool,
     /// The last value that trapped and was not delivered yet.
     kept: Option<u32>,
+    /// First and last value that trapped since the page was last unmapped.
+    first: Option<u32>,
+    last: Option<u32>,
     /// Writes that trapped since the gate was made.
     trapped: u64,
 }
@@ -95,6 +111,8 @@ impl Gate {
             state: GateState::Closed,
             mapped: false,
             kept: None,
+            first: None,
+            last: None,
             trapped: 0,
         }
     }
@@ -189,6 +207,8 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         count(&self.counters.trapped);
         gate.trapped += 1;
         gate.kept = Some(value);
+        gate.first = gate.first.or(gate.kept);
+        gate.last = gate.kept;
         match gate.state {
             GateState::Closed => {}
             GateState::Open => self.deliver(channel, gate),
@@ -230,12 +250,26 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
     /// # Errors
     /// The first page that could not be unmapped; the others are unmapped all the same.
     pub fn remove_all(&self) -> Result<(), PageMapError> {
-        (0..self.channels()).fold(Ok(()), |first, channel| first.and(self.remove(channel)))
+        let mut first = Ok(());
+        for channel in 0..self.channels() {
+            first = first.and(self.remove(channel));
+        }
+        first
     }
 
     /// State of the gate of `channel`.
     pub fn state(&self, channel: u32) -> Option<GateState> {
-        self.lock(channel)?.as_ref().map(|gate| gate.state)
+        self.trace(channel).map(|trace| trace.state)
+    }
+
+    /// What the gate of `channel` has seen.
+    pub fn trace(&self, channel: u32) -> Option<GateTrace> {
+        self.lock(channel)?.as_ref().map(|gate| GateTrace {
+            state: gate.state,
+            first: gate.first,
+            last: gate.last,
+            trapped: gate.trapped,
+        })
     }
 
     /// What happened so far.
@@ -272,6 +306,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         if gate.mapped {
             self.map.unmap(channel)?;
             gate.mapped = false;
+            (gate.first, gate.last) = (None, None);
             count(&self.counters.unmapped);
         }
         Ok(())

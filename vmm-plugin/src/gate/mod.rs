@@ -18,7 +18,7 @@
 mod control;
 mod pages;
 
-pub use control::{GateControl, GateCounters, PageMap, PageMapError, PageWords};
+pub use control::{GateControl, GateCounters, GateTrace, PageMap, PageMapError, PageWords};
 pub use pages::{SharedPages, ThreadMap};
 
 use serde::{Deserialize, Serialize};
