@@ -83,6 +83,8 @@ pub enum Workload {
     },
     /// Keeps the GPU busy.
     Load(Load),
+    /// Runs every kernel once, keeps the GPU busy, and runs every kernel once more.
+    Demo(Load),
     /// Writes the doorbell of one channel with a value that rises by one.
     Doorbells {
         /// Last value; 0 to go on until the VMM asks for the end.
@@ -99,8 +101,8 @@ impl Workload {
     pub fn encode(&self) -> [u8; ARGS_BYTES] {
         let words: [u64; 8] = match *self {
             Self::Verify { rounds } => [1, rounds.into(), 0, 0, 0, 0, 0, 0],
-            Self::Load(load) => [
-                2,
+            Self::Load(load) | Self::Demo(load) => [
+                if matches!(self, Self::Demo(_)) { 5 } else { 2 },
                 load.duration_ns,
                 load.kernel_ns,
                 load.depth.into(),
@@ -131,7 +133,7 @@ impl Workload {
                 rounds: small(rounds)?,
             }),
             [
-                2,
+                kind @ (2 | 5),
                 duration_ns,
                 kernel_ns,
                 depth,
@@ -152,7 +154,8 @@ impl Workload {
                 let fits = (1..=256).contains(&load.depth)
                     && (1..=load.depth).contains(&load.fence_every)
                     && load.blocks > 0;
-                fits.then_some(Self::Load(load))
+                let workload = if kind == 5 { Self::Demo(load) } else { Self::Load(load) };
+                fits.then_some(workload)
             }
             [3, count, paced, ..] => Some(Self::Doorbells {
                 count,
@@ -182,6 +185,7 @@ mod tests {
         let all = [
             Workload::Verify { rounds: 3 },
             Workload::Load(load),
+            Workload::Demo(load),
             doorbells,
         ];
         let bad = Misbehaviour::ALL.iter().map(|kind| Workload::Bad(*kind));

@@ -57,6 +57,12 @@ fn perform<P: Platform>(
     match workload {
         Workload::Verify { rounds } => verify::run(&mut session, rounds, report),
         Workload::Load(load) => load::run(&mut session, load, report),
+        Workload::Demo(load) => {
+            verify::run(&mut session, 1, report)?;
+            report.publish(platform, &boot);
+            load::run(&mut session, load, report)?;
+            verify::run(&mut session, 1, report)
+        }
         Workload::Doorbells { count, paced } => doorbells::run(&mut session, count, paced, report),
         Workload::Bad(kind) => bad::run(&mut session, kind, report),
     }
