@@ -154,7 +154,11 @@ impl Workload {
                 let fits = (1..=256).contains(&load.depth)
                     && (1..=load.depth).contains(&load.fence_every)
                     && load.blocks > 0;
-                let workload = if kind == 5 { Self::Demo(load) } else { Self::Load(load) };
+                let workload = if kind == 5 {
+                    Self::Demo(load)
+                } else {
+                    Self::Load(load)
+                };
                 fits.then_some(workload)
             }
             [3, count, paced, ..] => Some(Self::Doorbells {
