@@ -170,6 +170,20 @@ impl Mediation {
         self.decide(tenant, decision, now)
     }
 
+    /// Tenants that are held back.
+    pub fn held(&self) -> impl Iterator<Item = TenantId> + '_ {
+        let held = |standing: &Standing| standing.decision != Decision::Admit;
+        self.tenants.iter().filter_map(move |(tenant, standing)| held(standing).then_some(*tenant))
+    }
+
+    /// A tenant that is held back has commands queued, which its suspended channels do not run: it waits as one does
+    /// whose doorbell was kept.
+    pub fn queued(&mut self, tenant: TenantId) {
+        if let Some(standing) = self.tenants.get_mut(&tenant) {
+            standing.kept |= standing.decision != Decision::Admit;
+        }
+    }
+
     /// Whether tenants have work behind closed gates.
     pub fn anyone_waits(&self) -> bool {
         self.tenants.values().any(|standing| standing.kept)

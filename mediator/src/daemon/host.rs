@@ -470,6 +470,15 @@ impl Host {
     /// Lets a waiting tenant in while the compute engine has nothing to do.
     pub(super) fn ran_dry(&self) {
         let mut state = self.lock();
+        let held: Vec<TenantId> = state.mediation.held().collect();
+        let mut channels = Vec::new();
+        for tenant in held {
+            channels.clear();
+            self.gpu.activity(tenant, &mut channels);
+            if channels.iter().any(|channel| channel.pending > 0) {
+                state.mediation.queued(tenant);
+            }
+        }
         if !state.mediation.anyone_waits() {
             return;
         }
