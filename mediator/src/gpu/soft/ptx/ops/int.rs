@@ -25,7 +25,7 @@ pub(crate) fn mul_hi_s64(a: u64, b: u64) -> u64 {
     ((i128::from(a.cast_signed()) * i128::from(b.cast_signed())) >> 64) as u64
 }
 
-/// Division. By zero it gives all ones, as the hardware's sequence does; PTX leaves the value open.
+/// Division. By zero it gives all ones; PTX leaves the value open.
 pub(crate) fn div_u32(a: u32, b: u32) -> u32 {
     a.checked_div(b).unwrap_or(u32::MAX)
 }
@@ -55,7 +55,7 @@ pub(crate) fn div_s64(a: u64, b: u64) -> u64 {
         .cast_unsigned()
 }
 
-/// Remainder; by zero it gives the dividend (PTX leaves it open, 9.7.1.9).
+/// Remainder; by zero it gives the dividend (PTX leaves it open).
 pub(crate) fn rem_u32(a: u32, b: u32) -> u32 {
     a.checked_rem(b).unwrap_or(a)
 }
