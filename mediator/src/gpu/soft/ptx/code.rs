@@ -99,7 +99,7 @@ pub(super) struct Access {
     pub(super) offset: i64,
 }
 
-/// What an atomic does to memory (PTX ISA 9.7.13.5).
+/// What an atomic does to memory (PTX ISA, `atom`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AtomOp {
     Add,
@@ -117,7 +117,7 @@ pub(super) enum AtomOp {
     AddFloat,
 }
 
-/// Source lane of a shuffle (PTX ISA 9.7.9.6).
+/// Source lane of a shuffle (PTX ISA, `shfl.sync`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shuffle {
     Up,
@@ -171,6 +171,7 @@ pub(super) enum Op {
         a: Pred,
         b: Pred,
     },
+    Carry(Box<CarryArgs>),
     Special {
         d: Dst,
         which: Special,
@@ -217,7 +218,7 @@ pub(super) enum Op {
     Nop,
 }
 
-/// `setp` with its optional second result and combination (PTX ISA 9.7.6.2).
+/// `setp` with its optional second result and combination.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CompareArgs<T: 'static> {
     pub(super) compare: Compare<T>,
@@ -227,6 +228,19 @@ pub(super) struct CompareArgs<T: 'static> {
     pub(super) q: Option<u16>,
     pub(super) logic: Logic,
     pub(super) c: Pred,
+}
+
+/// A sum or difference with the carry flag.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CarryArgs {
+    pub(super) subtract: bool,
+    /// 64 bits, else 32.
+    pub(super) wide: bool,
+    pub(super) reads: bool,
+    pub(super) writes: bool,
+    pub(super) d: Dst,
+    pub(super) a: Src,
+    pub(super) b: Src,
 }
 
 /// Operands of `shfl.sync`.

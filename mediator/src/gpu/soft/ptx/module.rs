@@ -8,7 +8,7 @@ use super::types::{Space, Type};
 use std::collections::HashMap;
 use thiserror::Error;
 
-/// What a text may ask for. The defaults are those of `docs/SPECIFICATION.md`.
+/// What a text may ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of the text.
@@ -25,7 +25,7 @@ pub struct Limits {
     pub local_bytes: u32,
     /// Bytes of global and constant variables.
     pub global_bytes: u64,
-    /// Bytes of an entry's parameters (PTX ISA 6.5: 4352, or 32764 from sm_70 on).
+    /// Bytes of an entry's parameters (PTX ISA 5.1.6: 4352, or 32764 from sm_70 on).
     pub param_bytes: u32,
 }
 

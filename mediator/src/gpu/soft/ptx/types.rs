@@ -63,6 +63,10 @@ impl Type {
     pub(super) fn float(self) -> bool {
         self.kind == Kind::Float
     }
+
+    pub(super) fn integer(self) -> bool {
+        matches!(self.kind, Kind::Signed | Kind::Unsigned)
+    }
 }
 
 /// State spaces (PTX ISA 5.1); `Generic` is an address without a space.
@@ -137,11 +141,12 @@ impl<'a> Modifiers<'a> {
             "volatile", "weak", "relaxed", "acquire", "release", "acq_rel", "sc", "cta", "cluster",
             "gpu", "gl", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
         ];
-        self.rest.retain(|m| {
-            !HINTS.contains(m)
-                && !m.starts_with("L1::")
-                && !(m.starts_with("L2::") && *m != "L2::cache_hint")
-        });
+        let hint = |m: &str| {
+            let level = m.starts_with("L1::") || m.starts_with("L2::");
+            // A cache hint takes an operand more.
+            HINTS.contains(&m) || (level && m != "L2::cache_hint")
+        };
+        self.rest.retain(|m| !hint(m));
     }
 
     /// The type, taken from the end of the opcode.
@@ -156,6 +161,11 @@ impl<'a> Modifiers<'a> {
             }
             None => Err(self.unsupported()),
         }
+    }
+
+    /// Whether the opcode as written has this modifier, taken or not.
+    pub(super) fn written(&self, name: &str) -> bool {
+        self.opcode.split('.').any(|m| m == name)
     }
 
     /// Refuses what is left.

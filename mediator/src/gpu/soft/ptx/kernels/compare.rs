@@ -54,7 +54,7 @@ macro_rules! doubles {
     };
 }
 
-/// Integers and bits (PTX ISA 9.7.6.2, table of `setp` operators).
+/// Integers and bits (PTX ISA, the operators of `setp`).
 pub(in super::super) fn compare_integer(name: &str, ty: Type) -> Option<Comparison> {
     // `lo`, `ls`, `hi`, `hs` are the unsigned orders under their other names.
     let (name, signed) = match name {
@@ -111,31 +111,35 @@ macro_rules! floats {
     };
 }
 
+fn unordered(a: f64, b: f64) -> bool {
+    a.is_nan() || b.is_nan()
+}
+
 /// Floats: ordered comparisons are false on NaN, those ending in `u` true. Singles are compared as doubles,
 /// which is exact.
 pub(in super::super) fn compare_float(name: &str, ty: Type) -> Option<Comparison> {
     let bits = ty.bits;
     let comparison = match name {
         "eq" => floats!(bits, |a, b| a == b),
-        "ne" => floats!(bits, |a, b| a < b || a > b),
+        "ne" => floats!(bits, |a, b| a != b && !unordered(a, b)),
         "lt" => floats!(bits, |a, b| a < b),
         "le" => floats!(bits, |a, b| a <= b),
         "gt" => floats!(bits, |a, b| a > b),
         "ge" => floats!(bits, |a, b| a >= b),
-        "equ" => floats!(bits, |a, b| !(a < b || a > b)),
+        "equ" => floats!(bits, |a, b| a == b || unordered(a, b)),
         "neu" => floats!(bits, |a, b| a != b),
-        "ltu" => floats!(bits, |a, b| !(a >= b)),
-        "leu" => floats!(bits, |a, b| !(a > b)),
-        "gtu" => floats!(bits, |a, b| !(a <= b)),
-        "geu" => floats!(bits, |a, b| !(a < b)),
-        "num" => floats!(bits, |a, b| !a.is_nan() && !b.is_nan()),
-        "nan" => floats!(bits, |a, b| a.is_nan() || b.is_nan()),
+        "ltu" => floats!(bits, |a, b| a < b || unordered(a, b)),
+        "leu" => floats!(bits, |a, b| a <= b || unordered(a, b)),
+        "gtu" => floats!(bits, |a, b| a > b || unordered(a, b)),
+        "geu" => floats!(bits, |a, b| a >= b || unordered(a, b)),
+        "num" => floats!(bits, |a, b| !unordered(a, b)),
+        "nan" => floats!(bits, unordered),
         _ => return None,
     };
     Some(comparison)
 }
 
-/// `testp` (9.7.3.1) of the first operand; the second is ignored.
+/// `testp` of the first operand; the second is ignored.
 pub(in super::super) fn test_property(name: &str, ty: Type) -> Option<Comparison> {
     macro_rules! property {
         ($f32:expr, $f64:expr) => {
@@ -162,7 +166,7 @@ fn in_window(address: u64, window: u64) -> bool {
     address.wrapping_sub(window) < WINDOW_BYTES
 }
 
-/// `isspacep` (9.7.9.19) of the first operand; the second is ignored.
+/// `isspacep` of the first operand; the second is ignored.
 pub(in super::super) fn is_space(space: Space) -> Option<Comparison> {
     Some(match space {
         Space::Shared => doubles!(|a, _| in_window(a, SHARED_WINDOW)),
