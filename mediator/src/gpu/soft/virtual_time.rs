@@ -17,6 +17,7 @@ use super::channel::ChannelFault;
 use super::config::{ENGINES, Kernels, SoftConfig};
 use super::core::Core;
 use super::execute::{execute_transfer, given_length, transfer_bytes};
+use super::kernel::run_virtual;
 use super::memory::CardMemory;
 use super::registers::Registers;
 use super::tenancy::Driver;
@@ -235,7 +236,7 @@ impl State {
                 (length, Outcome::Done)
             }
             (None, Kernels::GivenLength) => (given_length(kernel), Outcome::Done),
-            (None, Kernels::Interpreted) => super::kernel::run_virtual(config, start, kernel),
+            (None, Kernels::Interpreted) => run_virtual(config, start, kernel),
         };
         let jitter = u64::from(config.jitter_permille.min(1000));
         if jitter == 0 {

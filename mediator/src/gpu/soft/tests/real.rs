@@ -42,7 +42,7 @@ fn bytes_go_to_the_card_and_back() {
     let mut channel = channel(&gpu, A, 8);
     let vm = channel.vm.clone();
     let card = gpu.allocate(A, 3 << 20).unwrap();
-    let text: Vec<u8> = (0..1_000_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+    let text: Vec<u8> = (0..1_000_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
     let source = vm.put(&text);
     let back = vm.take(text.len() as u64);
     let half = card.va + (3 << 20) / 2;
