@@ -1,0 +1,205 @@
+//! Disengaged fair queuing as the LoGA paper prints it (A1.4), its flaws included.
+//!
+//! ```text
+//! T     = t_poll + t_nonpoll;  vt[a] += t_app[a] / sum of t_app * T
+//! t_sys = min vt[a] over all a with t_app[a] > 0
+//! every a with t_app[a] = 0 and vt[a] < t_sys: vt[a] = t_sys
+//! hold a  iff  vt[a] > t_sys + T
+//! ```
+//!
+//! Kept for comparison: a tenant that was held is charged as if it had been admitted in the non-poll
+//! phase too, so that it may be held for ever; a tenant that uses little holds all others back; and a
+//! tenant that waits behind its gate counts as idle. Weights and caps are unknown to it.
+
+use crate::params::{Cap, TenantParams, Weight};
+use crate::policy::{Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision};
+use turnstile_accounting::share::apportion;
+use turnstile_accounting::{Moment, TenantId};
+
+/// The paper's policy.
+#[derive(Debug, Default)]
+pub struct DfqLiteral {
+    /// By ascending id.
+    tenants: Vec<Tenant>,
+    system_ns: u128,
+    decisions: Vec<TenantDecision>,
+}
+
+#[derive(Debug)]
+struct Tenant {
+    id: TenantId,
+    virtual_ns: u128,
+    active: bool,
+    held: bool,
+}
+
+impl Tenant {
+    const fn decision(&self) -> Decision {
+        if self.held {
+            Decision::Hold(HoldReason::Ahead)
+        } else {
+            Decision::Admit
+        }
+    }
+}
+
+impl DfqLiteral {
+    fn find(&self, tenant: TenantId) -> Result<usize, PolicyError> {
+        let index = self.tenants.binary_search_by_key(&tenant, |t| t.id);
+        index.map_err(|_| PolicyError::Unknown(tenant))
+    }
+}
+
+impl Policy for DfqLiteral {
+    fn name(&self) -> &'static str {
+        "dfq-literal"
+    }
+
+    fn add(&mut self, id: TenantId, _: TenantParams) -> Result<(), PolicyError> {
+        let Err(index) = self.tenants.binary_search_by_key(&id, |t| t.id) else {
+            return Err(PolicyError::Known(id));
+        };
+        self.tenants.insert(
+            index,
+            Tenant {
+                id,
+                virtual_ns: self.system_ns,
+                active: false,
+                held: false,
+            },
+        );
+        Ok(())
+    }
+
+    fn remove(&mut self, tenant: TenantId) -> Result<(), PolicyError> {
+        let index = self.find(tenant)?;
+        self.tenants.remove(index);
+        Ok(())
+    }
+
+    fn set_weight(&mut self, tenant: TenantId, _: Weight) -> Result<(), PolicyError> {
+        self.find(tenant).map(drop)
+    }
+
+    fn set_cap(&mut self, tenant: TenantId, _: Option<Cap>) -> Result<(), PolicyError> {
+        self.find(tenant).map(drop)
+    }
+
+    /// The paper decides at the end of a poll phase only: what was decided then stands.
+    fn woke(&mut self, tenant: TenantId, _: Moment) -> Result<Decision, PolicyError> {
+        self.find(tenant)
+            .map(|index| self.tenants[index].decision())
+    }
+
+    /// The paper leaves the engine idle until the next decision.
+    fn ran_dry(&mut self, _: &[TenantId]) -> Option<TenantId> {
+        None
+    }
+
+    fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision] {
+        let used: Vec<u64> = usage.tenants.iter().map(|t| t.used_ns.0).collect();
+        let charges = apportion(usage.length_ns().0, &used);
+        self.tenants
+            .iter_mut()
+            .for_each(|tenant| tenant.active = false);
+        for (part, charge) in usage.tenants.iter().zip(charges) {
+            if let Ok(index) = self.find(part.tenant) {
+                self.tenants[index].virtual_ns += u128::from(charge);
+                self.tenants[index].active = part.used_ns.0 > 0;
+            }
+        }
+        let active = self.tenants.iter().filter(|t| t.active);
+        self.system_ns = active.map(|t| t.virtual_ns).min().unwrap_or(self.system_ns);
+        let limit = self.system_ns + u128::from(usage.length_ns().0);
+        self.decisions.clear();
+        for tenant in &mut self.tenants {
+            if !tenant.active {
+                tenant.virtual_ns = tenant.virtual_ns.max(self.system_ns);
+            }
+            tenant.held = tenant.virtual_ns > limit;
+            self.decisions.push(TenantDecision {
+                tenant: tenant.id,
+                decision: tenant.decision(),
+            });
+        }
+        &self.decisions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Basis, TenantPeriod};
+    use turnstile_accounting::Nanos;
+
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+
+    fn end(policy: &mut DfqLiteral, used: &[(TenantId, u64)]) -> Vec<(TenantId, u128, bool)> {
+        let tenants: Vec<_> = used
+            .iter()
+            .map(|&(tenant, used)| TenantPeriod {
+                tenant,
+                used_ns: Nanos(used),
+                admitted: true,
+                backlogged: true,
+            })
+            .collect();
+        policy.period_end(&PeriodUsage {
+            end: Moment(0),
+            basis: Basis::PollSample,
+            poll_ns: Nanos(100),
+            nonpoll_ns: Nanos(500),
+            tenants: &tenants,
+        });
+        policy
+            .tenants
+            .iter()
+            .map(|t| (t.id, t.virtual_ns, t.held))
+            .collect()
+    }
+
+    fn both() -> DfqLiteral {
+        let mut policy = DfqLiteral::default();
+        policy.add(A, TenantParams::default()).unwrap();
+        policy.add(B, TenantParams::default()).unwrap();
+        policy
+    }
+
+    #[test]
+    fn half_of_the_observed_time_is_half_a_period() {
+        let mut policy = both();
+        assert_eq!(
+            end(&mut policy, &[(A, 30), (B, 30)]),
+            [(A, 300, false), (B, 300, false)]
+        );
+    }
+
+    #[test]
+    fn more_than_a_period_ahead_is_held() {
+        let mut policy = both();
+        end(&mut policy, &[(A, 90), (B, 10)]);
+        assert_eq!(
+            end(&mut policy, &[(A, 90), (B, 10)]),
+            [(A, 1080, true), (B, 120, false)]
+        );
+    }
+
+    #[test]
+    fn an_idle_tenant_is_lifted() {
+        let mut policy = both();
+        assert_eq!(
+            end(&mut policy, &[(A, 50)]),
+            [(A, 600, false), (B, 600, false)]
+        );
+    }
+
+    #[test]
+    fn nothing_seen_is_nothing_charged() {
+        let mut policy = both();
+        assert_eq!(
+            end(&mut policy, &[(A, 0), (B, 0)]),
+            [(A, 0, false), (B, 0, false)]
+        );
+    }
+}

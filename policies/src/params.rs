@@ -1,0 +1,138 @@
+//! What an operator may set per tenant, while it runs.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use turnstile_accounting::Nanos;
+
+/// A share relative to the others' shares, as in cgroup `cpu.weight`: 1 to 10,000, 100 by default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct Weight(u32);
+
+/// An upper limit, as in cgroup `cpu.max`: at most `quota` of engine time in each `period`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "RawCap")]
+pub struct Cap {
+    quota_ns: Nanos,
+    period_ns: Nanos,
+}
+
+/// A cap that nobody has checked yet.
+#[derive(Deserialize)]
+struct RawCap {
+    quota_ns: Nanos,
+    period_ns: Nanos,
+}
+
+/// Everything a policy is told about a tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantParams {
+    /// Its share relative to others.
+    pub weight: Weight,
+    /// Its upper limit; `None` is `max`.
+    pub cap: Option<Cap>,
+}
+
+/// Why a parameter is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ParamsError {
+    /// Out of range.
+    #[error("Weight {0} is not within 1 and 10000")]
+    Weight(u32),
+    /// A tenant that may never run has to be removed instead; a period of no length has no meaning.
+    #[error("Cap of {quota_ns} in {period_ns}: both have to be positive")]
+    Cap {
+        /// The quota asked for.
+        quota_ns: Nanos,
+        /// The period asked for.
+        period_ns: Nanos,
+    },
+}
+
+impl Weight {
+    /// The weight of a tenant for which none was set.
+    pub const DEFAULT: Self = Self(100);
+
+    /// A weight from 1 to 10,000.
+    pub const fn new(weight: u32) -> Result<Self, ParamsError> {
+        match weight {
+            1..=10_000 => Ok(Self(weight)),
+            _ => Err(ParamsError::Weight(weight)),
+        }
+    }
+
+    /// The number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl Default for Weight {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+impl TryFrom<u32> for Weight {
+    type Error = ParamsError;
+    fn try_from(weight: u32) -> Result<Self, ParamsError> {
+        Self::new(weight)
+    }
+}
+
+impl From<Weight> for u32 {
+    fn from(weight: Weight) -> Self {
+        weight.0
+    }
+}
+
+impl Cap {
+    /// At most `quota` in each `period`.
+    pub const fn new(quota_ns: Nanos, period_ns: Nanos) -> Result<Self, ParamsError> {
+        if quota_ns.0 == 0 || period_ns.0 == 0 {
+            return Err(ParamsError::Cap {
+                quota_ns,
+                period_ns,
+            });
+        }
+        Ok(Self {
+            quota_ns,
+            period_ns,
+        })
+    }
+
+    /// Engine time per period.
+    pub const fn quota_ns(self) -> Nanos {
+        self.quota_ns
+    }
+
+    /// Length of the period.
+    pub const fn period_ns(self) -> Nanos {
+        self.period_ns
+    }
+}
+
+impl TryFrom<RawCap> for Cap {
+    type Error = ParamsError;
+    fn try_from(raw: RawCap) -> Result<Self, ParamsError> {
+        Self::new(raw.quota_ns, raw.period_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_range_of_weights_is_that_of_cgroups() {
+        assert_eq!(Weight::new(0), Err(ParamsError::Weight(0)));
+        assert_eq!(Weight::new(10_001), Err(ParamsError::Weight(10_001)));
+        assert!(Weight::new(1).is_ok() && Weight::new(10_000).is_ok());
+    }
+
+    #[test]
+    fn a_cap_of_nothing_is_refused() {
+        assert!(Cap::new(Nanos(0), Nanos(1)).is_err());
+        assert!(Cap::new(Nanos(1), Nanos(0)).is_err());
+    }
+}

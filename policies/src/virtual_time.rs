@@ -1,0 +1,95 @@
+//! Virtual time: service divided by weight, without losing any of it.
+
+use crate::params::Weight;
+use turnstile_accounting::Nanos;
+
+/// A point of virtual time, in 2^-20 ns of service to a tenant of the default weight.
+///
+/// 128 bits last for ever; the fraction keeps the smallest charge to the largest weight visible.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct VirtualTime(u128);
+
+const FRACTION_BITS: u32 = 20;
+
+/// Service of one nanosecond times the default weight, in units of virtual time.
+const PER_NS: u128 = (Weight::DEFAULT.get() as u128) << FRACTION_BITS;
+
+impl VirtualTime {
+    /// The point that is reached after serving tenants of `weight` in all for `service` of engine time.
+    pub(crate) fn after(self, service: Nanos, weight: u64) -> Self {
+        Self(self.0 + u128::from(service.0) * PER_NS / u128::from(weight.max(1)))
+    }
+
+    /// The engine time that takes tenants of `weight` in all from here to `later`, rounded down.
+    pub(crate) fn service_until(self, later: Self, weight: u64) -> Nanos {
+        let units = later
+            .0
+            .saturating_sub(self.0)
+            .saturating_mul(u128::from(weight));
+        Nanos(u64::try_from(units / PER_NS).unwrap_or(u64::MAX))
+    }
+}
+
+/// A tenant's own virtual time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct VirtualClock {
+    now: VirtualTime,
+    /// What the division by the weight left over: virtual time times weight, less than the weight.
+    remainder: u128,
+}
+
+impl VirtualClock {
+    pub(crate) const fn at(now: VirtualTime) -> Self {
+        Self { now, remainder: 0 }
+    }
+
+    pub(crate) const fn now(self) -> VirtualTime {
+        self.now
+    }
+
+    /// Charges `service`; over any charges at one weight, no fraction is lost.
+    pub(crate) fn charge(&mut self, service: Nanos, weight: Weight) {
+        let weight = u128::from(weight.get());
+        let units = u128::from(service.0) * PER_NS + self.remainder;
+        self.now.0 += units / weight;
+        self.remainder = units % weight;
+    }
+
+    /// Moves forward to `time`; never back.
+    pub(crate) fn lift(&mut self, time: VirtualTime) {
+        if self.now < time {
+            *self = Self::at(time);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Many charges are worth as much as their sum.
+        #[test]
+        fn no_time_is_lost_in_division(
+            charges in prop::collection::vec(0u64..1 << 40, 1..50), weight in 1u32..=10_000,
+        ) {
+            let weight = Weight::new(weight).unwrap();
+            let (mut many, mut one) = (VirtualClock::default(), VirtualClock::default());
+            charges.iter().for_each(|&ns| many.charge(Nanos(ns), weight));
+            one.charge(Nanos(charges.iter().sum()), weight);
+            prop_assert_eq!(many, one);
+        }
+    }
+
+    #[test]
+    fn lifting_goes_forward_only() {
+        let mut clock = VirtualClock::default();
+        clock.charge(Nanos(10), Weight::DEFAULT);
+        let there = clock;
+        clock.lift(VirtualTime::default());
+        assert_eq!(clock, there);
+        clock.lift(VirtualTime::default().after(Nanos(11), 100));
+        assert!(clock.now() > there.now());
+    }
+}

@@ -1,0 +1,181 @@
+//! The laws of fair queuing, over random loads and for sampled periods.
+
+use crate::load::{Guest, Load};
+use crate::shares::{PERIOD_NS, run};
+use crate::sim::{Setup, compare};
+use proptest::prelude::*;
+use turnstile_accounting::{Moment, Nanos, TenantId};
+use turnstile_policies::{
+    Basis, Decision, PeriodUsage, Policy, TenantParams, TenantPeriod, Tuning, policy_by_name,
+};
+
+fn any_saturating() -> impl Strategy<Value = Guest> {
+    (1u32..=10_000, 1usize..=2, 50u64..2_000, 0u64..1_000).prop_map(
+        |(weight, depth, shortest, more)| {
+            Guest::saturating(weight, depth, (shortest, (shortest + more).min(2_000)))
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Laws 1, 3 and 4 (the simulator checks law 1 at each decision): whatever weights, lengths and
+    /// period, nobody falls behind its share by more than the others' queued commands, and the
+    /// engine waits for nobody.
+    #[test]
+    fn everybody_gets_its_share(
+        guests in prop::collection::vec(any_saturating(), 1..6),
+        period_us in 500u64..5_000, reaction_us in prop::option::of(0u64..200), seed: u64,
+    ) {
+        let mut policy = (policy_by_name("dfq").unwrap().make)(&Tuning::default());
+        let setup = Setup {
+            period_ns: period_us * 1_000,
+            dry_ns: reaction_us.map(|us| us * 1_000),
+            switch_ns: 0,
+            seed,
+        };
+        let outcome = compare(policy.as_mut(), &guests, setup, 2);
+        let wall: u64 = outcome.totals.iter().sum();
+        prop_assert!(wall > 1_980_000_000, "one that saturates is always admitted: {}", wall);
+        let patience = setup.dry_ns.unwrap_or(setup.period_ns).min(setup.period_ns);
+        prop_assert!(outcome.idle_held_max_ns <= patience, "idle for {}", outcome.idle_held_max_ns);
+        // What cannot be taken back: a period, and the queued commands of all.
+        let queued: u64 = guests.iter().map(|g| match g.load {
+            Load::Closed { depth, command_ns, .. } => depth as u64 * command_ns.1,
+            Load::Open { .. } => 0,
+        }).sum();
+        let bound = setup.period_ns + queued + Tuning::default().slack_ns.0;
+        let weights: u64 = guests.iter().map(|g| u64::from(g.weight)).sum();
+        for (guest, &used) in guests.iter().zip(&outcome.totals) {
+            let due = (u128::from(wall) * u128::from(guest.weight) / u128::from(weights)) as u64;
+            prop_assert!(used + bound >= due, "{} of {} with {:?}", used, due, guest);
+        }
+    }
+}
+
+/// Law 4 where it is easiest to break: alone, whatever it used before.
+#[test]
+fn alone_a_tenant_has_the_whole_engine() {
+    let guests = [
+        Guest::saturating(1, 1, (50, 2_000)),
+        Guest::idle(),
+        Guest::idle(),
+    ];
+    let outcome = run("dfq", &guests, PERIOD_NS, 1);
+    assert!(outcome.totals[0] > 5_999_000_000, "{:?}", outcome.totals);
+    assert_eq!(outcome.gate_changes, 1, "its gate opens once");
+}
+
+/// A thousand tenants are decided for, and the engine stays busy.
+#[test]
+fn a_thousand_tenants_share() {
+    let guests = vec![Guest::saturating(100, 1, (50, 150)); 1_000];
+    let mut policy = (policy_by_name("dfq").unwrap().make)(&Tuning::default());
+    let setup = Setup {
+        period_ns: 10_000_000,
+        dry_ns: Some(50_000),
+        switch_ns: 0,
+        seed: 1,
+    };
+    let outcome = compare(policy.as_mut(), &guests, setup, 2);
+    let (least, most) = (
+        outcome.totals.iter().min().unwrap(),
+        outcome.totals.iter().max().unwrap(),
+    );
+    assert!(
+        most - least < 1_000_000,
+        "{least} to {most} of 2,000,000 ns each"
+    );
+}
+
+const HEAVY: TenantId = TenantId(1);
+const LIGHT: TenantId = TenantId(2);
+const POLL_NS: u64 = 1_000_000;
+const NONPOLL_NS: u64 = 5_000_000;
+
+/// LoGA's cycle: everybody runs while polled, nine to one by command length; only those admitted run
+/// in the rest. Returns what each received over the last half, and how often HEAVY was held in it.
+fn sampled(policy: &mut dyn Policy, cycles: u64) -> (u64, u64, u64) {
+    for tenant in [HEAVY, LIGHT] {
+        policy.add(tenant, TenantParams::default()).unwrap();
+    }
+    let (mut heavy, mut light, mut held) = (0, 0, 0);
+    let mut admitted = true;
+    for cycle in 1..=cycles {
+        let part = |tenant, used: u64, admitted| TenantPeriod {
+            tenant,
+            used_ns: Nanos(used),
+            admitted,
+            backlogged: true,
+        };
+        let tenants = [
+            part(HEAVY, POLL_NS / 10 * 9, admitted),
+            part(LIGHT, POLL_NS / 10, true),
+        ];
+        let usage = PeriodUsage {
+            end: Moment(cycle * (POLL_NS + NONPOLL_NS)),
+            basis: Basis::PollSample,
+            poll_ns: Nanos(POLL_NS),
+            nonpoll_ns: Nanos(NONPOLL_NS),
+            tenants: &tenants,
+        };
+        let decisions = policy.period_end(&usage);
+        admitted = decisions[0].decision == Decision::Admit;
+        let light_admitted = decisions[1].decision == Decision::Admit;
+        let nonpoll = match (admitted, light_admitted) {
+            (true, true) => (NONPOLL_NS / 10 * 9, NONPOLL_NS / 10),
+            (true, false) => (NONPOLL_NS, 0),
+            (false, true) => (0, NONPOLL_NS),
+            (false, false) => (0, 0),
+        };
+        if cycle > cycles / 2 {
+            heavy += POLL_NS / 10 * 9 + nonpoll.0;
+            light += POLL_NS / 10 + nonpoll.1;
+            held += u64::from(!admitted);
+        }
+    }
+    (heavy, light, held)
+}
+
+/// Law 5 broken: charged for phases from which it was shut out, a tenant is shut out for ever.
+#[test]
+fn the_literal_rule_starves_whom_it_holds() {
+    let mut policy = (policy_by_name("dfq-literal").unwrap().make)(&Tuning::default());
+    let (heavy, light, held) = sampled(policy.as_mut(), 400);
+    assert_eq!(held, 200, "held in every cycle");
+    assert!(heavy * 5 < light, "{heavy} against {light}");
+}
+
+#[test]
+fn the_repaired_rule_does_not() {
+    let mut policy = (policy_by_name("dfq").unwrap().make)(&Tuning::default());
+    let (heavy, light, held) = sampled(policy.as_mut(), 400);
+    assert!(held > 0 && held < 200);
+    assert!(
+        heavy.abs_diff(light) * 50 < heavy + light,
+        "{heavy} against {light}"
+    );
+}
+
+/// The literal minimum counts tenants that do not wait: one that uses 1 % holds back all others.
+#[test]
+fn under_the_literal_rule_a_light_tenant_stops_the_engine() {
+    let idle_held = |name| {
+        let guests = [
+            Guest::saturating(100, 1, (500, 500)),
+            Guest::saturating(100, 1, (500, 500)),
+            Guest::bursty(7, 5_000, 1, (40, 60), 6_000_000_000),
+        ];
+        run(name, &guests, 10_000_000, 1).totals.iter().sum::<u64>()
+    };
+    let (literal, repaired) = (idle_held("dfq-literal"), idle_held("dfq"));
+    assert!(
+        literal < 4_000_000_000,
+        "engine busy for {literal} ns of 6 s"
+    );
+    assert!(
+        repaired > 5_900_000_000,
+        "engine busy for {repaired} ns of 6 s"
+    );
+}

@@ -1,0 +1,87 @@
+//! What the guests do: closed loops, open arrivals, bursts.
+
+/// splitmix64: small, seeded, good enough for loads.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(pub u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn within(&mut self, low: u64, high: u64) -> u64 {
+        low + self.next() % (high - low + 1)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Load {
+    /// Keeps `depth` commands submitted; `think_ns` pass between a command's end and the next one.
+    Closed {
+        depth: usize,
+        command_ns: (u64, u64),
+        think_ns: u64,
+    },
+    /// Has commands to submit from given moments on, (at, length), but keeps at most `depth` submitted.
+    Open { depth: usize, work: Vec<(u64, u64)> },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Guest {
+    pub(crate) weight: u32,
+    pub(crate) cap: Option<(u64, u64)>,
+    pub(crate) load: Load,
+}
+
+impl Guest {
+    pub(crate) fn saturating(weight: u32, depth: usize, command_us: (u64, u64)) -> Self {
+        let command_ns = (command_us.0 * 1_000, command_us.1 * 1_000);
+        Self {
+            weight,
+            cap: None,
+            load: Load::Closed {
+                depth,
+                command_ns,
+                think_ns: 0,
+            },
+        }
+    }
+
+    pub(crate) fn open(weight: u32, depth: usize, work: Vec<(u64, u64)>) -> Self {
+        Self {
+            weight,
+            cap: None,
+            load: Load::Open { depth, work },
+        }
+    }
+
+    pub(crate) fn idle() -> Self {
+        Self::open(100, 1, Vec::new())
+    }
+
+    /// Every `every_us` on average a burst of commands worth `work_us`.
+    pub(crate) fn bursty(
+        seed: u64,
+        every_us: u64,
+        commands: u64,
+        command_us: (u64, u64),
+        end_ns: u64,
+    ) -> Self {
+        let mut random = Random(seed);
+        let (mut at, mut submissions) = (0, Vec::new());
+        while at < end_ns {
+            at += random.within(every_us * 500, every_us * 1_500);
+            for _ in 0..random.within(1, 2 * commands - 1) {
+                submissions.push((
+                    at,
+                    random.within(command_us.0 * 1_000, command_us.1 * 1_000),
+                ));
+            }
+        }
+        Self::open(100, 2, submissions)
+    }
+}
