@@ -171,6 +171,7 @@ pub(super) enum Op {
         a: Pred,
         b: Pred,
     },
+    Carry(Box<CarryArgs>),
     Special {
         d: Dst,
         which: Special,
@@ -227,6 +228,19 @@ pub(super) struct CompareArgs<T: 'static> {
     pub(super) q: Option<u16>,
     pub(super) logic: Logic,
     pub(super) c: Pred,
+}
+
+/// A sum or difference with the carry flag.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CarryArgs {
+    pub(super) subtract: bool,
+    /// 64 bits, else 32.
+    pub(super) wide: bool,
+    pub(super) reads: bool,
+    pub(super) writes: bool,
+    pub(super) d: Dst,
+    pub(super) a: Src,
+    pub(super) b: Src,
 }
 
 /// Operands of `shfl.sync`.

@@ -8,7 +8,7 @@ use super::types::{Space, Type};
 use std::collections::HashMap;
 use thiserror::Error;
 
-/// What a text may ask for. The defaults are those of `docs/SPECIFICATION.md`.
+/// What a text may ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of the text.

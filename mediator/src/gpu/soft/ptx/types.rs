@@ -63,6 +63,10 @@ impl Type {
     pub(super) fn float(self) -> bool {
         self.kind == Kind::Float
     }
+
+    pub(super) fn integer(self) -> bool {
+        matches!(self.kind, Kind::Signed | Kind::Unsigned)
+    }
 }
 
 /// State spaces (PTX ISA 5.1); `Generic` is an address without a space.
@@ -156,6 +160,11 @@ impl<'a> Modifiers<'a> {
             }
             None => Err(self.unsupported()),
         }
+    }
+
+    /// Whether the opcode as written has this modifier, taken or not.
+    pub(super) fn written(&self, name: &str) -> bool {
+        self.opcode.split('.').any(|m| m == name)
     }
 
     /// Refuses what is left.

@@ -2,6 +2,7 @@
 
 mod access;
 mod block;
+mod carry;
 mod step;
 mod sync;
 mod warp;

@@ -187,6 +187,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     let value = self.special(warp, *which);
                     warp.write_doubles(*d, &value, exec);
                 }
+                Op::Carry(args) => self.carry(warp, args, exec),
                 Op::Load { access, signed, d } => {
                     self.load(warp, (access, inst.line, exec), (*signed, d))?;
                 }

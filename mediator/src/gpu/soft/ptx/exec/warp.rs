@@ -61,6 +61,8 @@ pub(super) struct Warp {
     doubles: Vec<Lanes<u64>>,
     preds: Vec<u32>,
     turns: u32,
+    /// Carry flag of each lane.
+    pub(super) carry: u32,
 }
 
 impl Warp {
@@ -75,6 +77,7 @@ impl Warp {
             doubles: Vec::new(),
             preds: Vec::new(),
             turns: 0,
+            carry: 0,
         }
     }
 
@@ -82,6 +85,7 @@ impl Warp {
     pub(super) fn reset(&mut self, index: u32, shape: [u32; 3], code: &Code) {
         self.index = index;
         self.turns = 0;
+        self.carry = 0;
         self.state = State::Ready;
         self.live = 0;
         let threads = shape[0] * shape[1] * shape[2];

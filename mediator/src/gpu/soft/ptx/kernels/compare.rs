@@ -111,25 +111,29 @@ macro_rules! floats {
     };
 }
 
+fn unordered(a: f64, b: f64) -> bool {
+    a.is_nan() || b.is_nan()
+}
+
 /// Floats: ordered comparisons are false on NaN, those ending in `u` true. Singles are compared as doubles,
 /// which is exact.
 pub(in super::super) fn compare_float(name: &str, ty: Type) -> Option<Comparison> {
     let bits = ty.bits;
     let comparison = match name {
         "eq" => floats!(bits, |a, b| a == b),
-        "ne" => floats!(bits, |a, b| a < b || a > b),
+        "ne" => floats!(bits, |a, b| a != b && !unordered(a, b)),
         "lt" => floats!(bits, |a, b| a < b),
         "le" => floats!(bits, |a, b| a <= b),
         "gt" => floats!(bits, |a, b| a > b),
         "ge" => floats!(bits, |a, b| a >= b),
-        "equ" => floats!(bits, |a, b| !(a < b || a > b)),
+        "equ" => floats!(bits, |a, b| a == b || unordered(a, b)),
         "neu" => floats!(bits, |a, b| a != b),
-        "ltu" => floats!(bits, |a, b| !(a >= b)),
-        "leu" => floats!(bits, |a, b| !(a > b)),
-        "gtu" => floats!(bits, |a, b| !(a <= b)),
-        "geu" => floats!(bits, |a, b| !(a < b)),
-        "num" => floats!(bits, |a, b| !a.is_nan() && !b.is_nan()),
-        "nan" => floats!(bits, |a, b| a.is_nan() || b.is_nan()),
+        "ltu" => floats!(bits, |a, b| a < b || unordered(a, b)),
+        "leu" => floats!(bits, |a, b| a <= b || unordered(a, b)),
+        "gtu" => floats!(bits, |a, b| a > b || unordered(a, b)),
+        "geu" => floats!(bits, |a, b| a >= b || unordered(a, b)),
+        "num" => floats!(bits, |a, b| !unordered(a, b)),
+        "nan" => floats!(bits, unordered),
         _ => return None,
     };
     Some(comparison)

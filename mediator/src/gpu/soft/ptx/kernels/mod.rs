@@ -14,13 +14,16 @@ pub(super) use int::{extension, integer};
 use super::{LANES, Lanes};
 use std::fmt;
 
+/// The lanes of an operand.
+type In<'a, T> = &'a Lanes<T>;
+
 /// A loop over the lanes, by number of operands.
 #[derive(Clone, Copy)]
 pub(super) enum Kernel<T: 'static> {
-    One(fn(&Lanes<T>, &mut Lanes<T>)),
-    Two(fn(&Lanes<T>, &Lanes<T>, &mut Lanes<T>)),
-    Three(fn(&Lanes<T>, &Lanes<T>, &Lanes<T>, &mut Lanes<T>)),
-    Four(fn(&Lanes<T>, &Lanes<T>, &Lanes<T>, &Lanes<T>, &mut Lanes<T>)),
+    One(fn(In<'_, T>, &mut Lanes<T>)),
+    Two(fn(In<'_, T>, In<'_, T>, &mut Lanes<T>)),
+    Three(fn(In<'_, T>, In<'_, T>, In<'_, T>, &mut Lanes<T>)),
+    Four(fn(In<'_, T>, In<'_, T>, In<'_, T>, In<'_, T>, &mut Lanes<T>)),
 }
 
 impl<T> Kernel<T> {

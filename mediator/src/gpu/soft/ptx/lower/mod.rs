@@ -1,7 +1,9 @@
 //! Statements to code: names to slots, labels to targets, opcodes to kernels.
 
 mod alu;
+mod carry;
 mod control;
+mod convert;
 mod memory;
 mod operand;
 mod scope;

@@ -1,1 +1,163 @@
-//! x
+//! Text from an enemy: neither loading nor running it may panic.
+
+use super::kernels::ALL;
+use super::*;
+use proptest::prelude::*;
+
+/// Loads, and runs what loads, with a budget.
+fn survive(text: &str) {
+    let Ok(module) = Module::load(text, &Limits::default()) else {
+        return;
+    };
+    let memory = Flat::new(1 << 12);
+    for (index, entry) in module.entries().enumerate() {
+        let mut params = vec![0; entry.param_bytes as usize];
+        // Plausible pointers, so that some accesses succeed.
+        for (i, chunk) in params.chunks_exact_mut(8).enumerate() {
+            chunk.copy_from_slice(&(BASE + 64 * i as u64).to_le_bytes());
+        }
+        let mut launch = Launch::new(&module, index, &params);
+        launch.block = [40, 2, 1];
+        launch.dynamic_shared_bytes = 64;
+        launch.module_base = BASE;
+        let _ = run_timed(&launch, &memory, &mut Virtual::default(), 20_000);
+    }
+}
+
+/// Words from which almost-valid bodies are made.
+const PIECES: [&str; 64] = [
+    "add",
+    "sub",
+    "mul",
+    "mad",
+    ".lo",
+    ".hi",
+    ".wide",
+    ".s32",
+    ".u32",
+    ".b32",
+    ".s64",
+    ".u64",
+    ".b64",
+    ".f32",
+    ".f64",
+    ".s16",
+    ".u8",
+    ".pred",
+    "ld",
+    "st",
+    ".global",
+    ".shared",
+    ".local",
+    ".param",
+    ".v2",
+    ".v4",
+    "atom",
+    ".cas",
+    ".exch",
+    "shfl.sync.idx",
+    "vote.sync.ballot",
+    "bar.sync",
+    "bra",
+    "L",
+    ":",
+    "ret",
+    ";",
+    ",",
+    "%r1",
+    "%r2",
+    "%rd1",
+    "%f1",
+    "%p1",
+    "%rs1",
+    "[%rd1]",
+    "[%r1+4]",
+    "{%r1, %r2}",
+    "|",
+    "@%p1",
+    "@!%p1",
+    "0",
+    "-1",
+    "0f3F800000",
+    "0xffffffffffffffff",
+    "setp",
+    ".lt",
+    "cvt",
+    ".rn",
+    ".rzi",
+    "mov",
+    "%tid.x",
+    "{",
+    "}",
+    "out",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn random_bytes(text in prop::collection::vec(any::<u8>(), 0..400)) {
+        survive(&String::from_utf8_lossy(&text));
+    }
+
+    #[test]
+    fn random_pieces(picks in prop::collection::vec((0usize..64, any::<bool>()), 0..120)) {
+        let body: String = picks.iter().map(|(i, space)| format!("{}{}", PIECES[*i], if *space { " " } else { "" })).collect();
+        survive(&program(&body));
+    }
+
+    #[test]
+    fn mutated_kernels(
+        which in 0usize..8,
+        edits in prop::collection::vec((any::<prop::sample::Index>(), 0u8..4, any::<u8>(), any::<prop::sample::Index>()), 1..12),
+    ) {
+        let mut text = ALL[which].1.as_bytes().to_vec();
+        // Only the beginning of the long ones, so that edits meet each other.
+        text.truncate(9000);
+        if !text.ends_with(b"}\n") {
+            text.extend(b"\nret;\n}\n");
+        }
+        for (at, kind, byte, other) in edits {
+            let (at, other) = (at.index(text.len()), other.index(text.len()));
+            match kind {
+                0 => text[at] = byte & 0x7f,
+                1 => text.swap(at, other),
+                2 => { text.remove(at); }
+                _ => text[at] = b'0' + byte % 10,
+            }
+        }
+        survive(&String::from_utf8_lossy(&text));
+    }
+
+    #[test]
+    fn swapped_lines(which in 0usize..8, swaps in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..8)) {
+        let mut lines: Vec<&str> = ALL[which].1.lines().collect();
+        // Below the header and the register declarations programs stay loadable and become strange.
+        let body = lines.iter().position(|l| l.contains(".reg .b64")).unwrap_or(0) + 1;
+        for (a, b) in swaps {
+            let n = lines.len() - body;
+            lines.swap(body + a.index(n), body + b.index(n));
+        }
+        survive(&lines.join("\n"));
+    }
+}
+
+#[test]
+fn great_depths_and_lengths() {
+    survive(&"{".repeat(1 << 20));
+    survive(&program(&"{".repeat(1 << 16)));
+    survive(&format!("{}{}", program(""), ".func f {".repeat(1 << 16)));
+    survive(&program(&format!("mov.u32 %r1, {};", "9".repeat(1 << 16))));
+    survive(&program(&format!(
+        "mov.u32 %r1, %r{};",
+        "1".repeat(1 << 16)
+    )));
+    survive(&program(&format!(
+        "add{} %r1, %r1, %r1;",
+        ".s32".repeat(1 << 16)
+    )));
+    survive(&program(&"L: bra L;".repeat(3)));
+    survive(&program(&"add.u32 %r1, %r1, %r1;\n".repeat(100_000)));
+    survive(".version 9.0 .target sm_75 .global .b8 x[16777217];");
+    survive(".version 9.0 .target sm_75 .global .align 4096 .b8 x[1] = {{{{{1}}}}};");
+}

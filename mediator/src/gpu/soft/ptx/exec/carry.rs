@@ -1,0 +1,43 @@
+//! Extended-precision sums: the carry flag of a lane (PTX ISA 9.7.2).
+
+use super::super::LANES;
+use super::super::code::CarryArgs;
+use super::super::memory::{DeviceMemory, Timer};
+use super::block::Block;
+use super::warp::Warp;
+
+impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
+    /// `add.cc`, `addc`, `sub.cc`, `subc`. The flag of a difference is the borrow.
+    pub(super) fn carry(&self, warp: &mut Warp, args: &CarryArgs, exec: u32) {
+        let (mut x, mut y) = ([0; LANES], [0; LANES]);
+        let a = warp.doubles(self.code, args.a, &mut x);
+        let b = warp.doubles(self.code, args.b, &mut y);
+        let mut out = [0; LANES];
+        let mut flags = 0;
+        for lane in 0..LANES {
+            let carry = args.reads && (warp.carry >> lane) & 1 == 1;
+            let (mut a, mut b) = (a[lane], b[lane]);
+            if !args.wide {
+                // In the upper half a 32-bit sum carries where a 64-bit one does.
+                (a, b) = (a << 32, b << 32);
+            }
+            let one = if args.wide { 1 } else { 1 << 32 };
+            let step = if carry { one } else { 0 };
+            let (sum, f, g) = if args.subtract {
+                let (first, f) = a.overflowing_sub(b);
+                let (sum, g) = first.overflowing_sub(step);
+                (sum, f, g)
+            } else {
+                let (first, f) = a.overflowing_add(b);
+                let (sum, g) = first.overflowing_add(step);
+                (sum, f, g)
+            };
+            out[lane] = if args.wide { sum } else { sum >> 32 };
+            flags |= u32::from(f | g) << lane;
+        }
+        warp.write_doubles(args.d, &out, exec);
+        if args.writes {
+            warp.carry = (warp.carry & !exec) | (flags & exec);
+        }
+    }
+}
