@@ -17,10 +17,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use turnstile_abi::{CHUNK_BYTES, ErrorCode, GPU_VA_BASE};
 use turnstile_accounting::TenantId;
-use vm_memory::{AtomicInteger, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+use vm_memory::{AtomicInteger, Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 
 use super::memory::CardMemory;
+use super::ptx::{DeviceMemory, MemoryFault};
 use crate::gpu::Allocation;
 use crate::sys;
 
@@ -250,11 +251,72 @@ impl AddressSpace {
     ///
     /// # Errors
     /// The address has no memory, or is not aligned.
-    pub(super) fn atomic<T: AtomicInteger>(&self, va: u64) -> Result<&T, PageFault> {
+    fn atomic<T: AtomicInteger>(&self, va: u64) -> Result<&T, MemoryFault> {
         let offset = self.offset(va, 1)?;
-        self.region
-            .get_atomic_ref::<T>(offset)
-            .map_err(|_| PageFault { va })
+        Ok(self.region.get_atomic_ref::<T>(offset)?)
+    }
+}
+
+impl From<PageFault> for MemoryFault {
+    fn from(_: PageFault) -> Self {
+        Self::Unmapped
+    }
+}
+
+impl From<vm_memory::VolatileMemoryError> for MemoryFault {
+    fn from(error: vm_memory::VolatileMemoryError) -> Self {
+        match error {
+            vm_memory::VolatileMemoryError::Misaligned { .. } => Self::Misaligned,
+            _ => Self::Unmapped,
+        }
+    }
+}
+
+/// What kernels see. Words are read and written in one access, in no order: the interpreter's instructions run one after
+/// another, and what other engines see of them in between is as undefined as on hardware.
+impl DeviceMemory for AddressSpace {
+    fn load(&self, va: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
+        Ok(self.slice(va, out.len())?.read_slice(out, 0)?)
+    }
+
+    fn store(&self, va: u64, data: &[u8]) -> Result<(), MemoryFault> {
+        Ok(self.slice(va, data.len())?.write_slice(data, 0)?)
+    }
+
+    fn update_u32(&self, va: u64, f: &dyn Fn(u32) -> u32) -> Result<u32, MemoryFault> {
+        let word = self.atomic::<AtomicU32>(va)?;
+        let change = |old| Some(f(u32::from_le(old)).to_le());
+        let old = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        Ok(u32::from_le(old.unwrap_or_else(|old| old)))
+    }
+
+    fn update_u64(&self, va: u64, f: &dyn Fn(u64) -> u64) -> Result<u64, MemoryFault> {
+        let word = self.atomic::<AtomicU64>(va)?;
+        let change = |old| Some(f(u64::from_le(old)).to_le());
+        let old = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        Ok(u64::from_le(old.unwrap_or_else(|old| old)))
+    }
+
+    fn load_u32(&self, va: u64) -> Result<u32, MemoryFault> {
+        let word = self.atomic::<AtomicU32>(va)?;
+        Ok(u32::from_le(word.load(Ordering::Relaxed)))
+    }
+
+    fn load_u64(&self, va: u64) -> Result<u64, MemoryFault> {
+        let word = self.atomic::<AtomicU64>(va)?;
+        Ok(u64::from_le(word.load(Ordering::Relaxed)))
+    }
+
+    fn store_u32(&self, va: u64, value: u32) -> Result<(), MemoryFault> {
+        let word = self.atomic::<AtomicU32>(va)?;
+        word.store(value.to_le(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn store_u64(&self, va: u64, value: u64) -> Result<(), MemoryFault> {
+        let word = self.atomic::<AtomicU64>(va)?;
+        word.store(value.to_le(), Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -289,7 +351,6 @@ fn first_fit(layout: &Layout, count: usize, pages: usize) -> Option<usize> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use vm_memory::Bytes;
 
     const A: TenantId = TenantId(1);
 

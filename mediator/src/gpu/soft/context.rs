@@ -1,13 +1,16 @@
 //! What a tenant has on the GPU besides channels: its memory and its modules.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use turnstile_abi::{ErrorCode, Launch};
+use turnstile_abi::{ErrorCode, Launch, PARAM_BYTES_MAX};
 use turnstile_accounting::TenantId;
 
 use super::address_space::AddressSpace;
 use super::config::{Kernels, SoftConfig};
+use super::kernel;
+use super::ptx::{self, Limits};
 use super::work::Kernel;
 use crate::gpu::{GuestMemory, Refusal};
 
@@ -15,6 +18,10 @@ use crate::gpu::{GuestMemory, Refusal};
 #[derive(Debug)]
 pub(super) struct LoadedModule {
     text_bytes: usize,
+    /// What the interpreter runs.
+    pub(super) ptx: ptx::Module,
+    /// Where its variables lie, or zero if it has none.
+    pub(super) base: u64,
 }
 
 /// Modules by handle.
@@ -34,6 +41,7 @@ pub(super) struct Context {
     config: SoftConfig,
     /// Never held while a text is read or a kernel runs.
     modules: Mutex<Modules>,
+    launches: AtomicU64,
 }
 
 impl Context {
@@ -49,6 +57,7 @@ impl Context {
             space,
             config,
             modules: Mutex::default(),
+            launches: AtomicU64::new(0),
         }
     }
 
@@ -60,15 +69,63 @@ impl Context {
     pub(super) fn load_module(&self, text: &str) -> Result<(u32, u32), Refusal> {
         let text_bytes = text.len();
         self.room_for(&self.modules(), text_bytes)?;
-        let functions = 1;
-        let module = LoadedModule { text_bytes };
+        let limits = Limits {
+            text_bytes: self.config.module_text_bytes_max,
+            shared_bytes: self.config.shared_bytes_max,
+            param_bytes: PARAM_BYTES_MAX,
+            ..Limits::default()
+        };
+        let ptx = ptx::Module::load(text, &limits).map_err(|error| Refusal {
+            code: ErrorCode::ModuleRefused,
+            detail: error.to_string(),
+        })?;
+        // CAST: the interpreter bounds the number of entries.
+        let functions = ptx.entries().count() as u32;
+        let base = self.place_variables(&ptx)?;
         let mut modules = self.modules();
-        self.room_for(&modules, text_bytes)?;
+        if let Err(code) = self.room_for(&modules, text_bytes) {
+            drop(modules);
+            self.give_back(base);
+            return Err(code.into());
+        }
         let handle = modules.next;
-        modules.next = handle.checked_add(1).ok_or(ErrorCode::TooManyModules)?;
+        // After 2^32 loads the next handle may still be in use.
+        modules.next = handle.wrapping_add(1);
+        if modules.loaded.contains_key(&handle) {
+            drop(modules);
+            self.give_back(base);
+            return Err(ErrorCode::TooManyModules.into());
+        }
         modules.text_bytes += text_bytes;
+        let module = LoadedModule {
+            text_bytes,
+            ptx,
+            base,
+        };
         modules.loaded.insert(handle, Arc::new(module));
         Ok((handle, functions))
+    }
+
+    /// Allocates memory for a module's variables and fills it; zero if there are none.
+    fn place_variables(&self, module: &ptx::Module) -> Result<u64, ErrorCode> {
+        let image = module.global_image();
+        if image.is_empty() {
+            return Ok(0);
+        }
+        let va = self.space.allocate(module.global_bytes())?.va;
+        match self.space.slice(va, image.len()) {
+            Ok(slice) => slice.copy_from(image),
+            Err(_) => return Err(ErrorCode::OutOfGpuMemory),
+        }
+        Ok(va)
+    }
+
+    /// Frees a module's variables, if it has some.
+    fn give_back(&self, base: u64) {
+        if base != 0 {
+            // The guest cannot free it (see `is_module_memory`), so that it is still there.
+            let _ = self.space.free(base);
+        }
     }
 
     fn room_for(&self, modules: &Modules, text_bytes: usize) -> Result<(), ErrorCode> {
@@ -90,35 +147,41 @@ impl Context {
         }
         if let Some(module) = modules.loaded.remove(&handle) {
             modules.text_bytes -= module.text_bytes;
+            drop(modules);
+            self.give_back(module.base);
         }
         Ok(())
     }
 
     /// Whether this address is where a module's variables lie.
-    pub(super) fn is_module_memory(&self, _va: u64) -> bool {
-        false
+    pub(super) fn is_module_memory(&self, va: u64) -> bool {
+        let modules = self.modules();
+        va != 0 && modules.loaded.values().any(|module| module.base == va)
     }
 
     /// Number and parameter bytes of a function.
-    pub(super) fn find_function(&self, handle: u32, _name: &str) -> Result<(u32, u32), ErrorCode> {
+    pub(super) fn find_function(&self, handle: u32, name: &str) -> Result<(u32, u32), ErrorCode> {
         let modules = self.modules();
-        modules.loaded.get(&handle).ok_or(ErrorCode::NoSuchModule)?;
-        Ok((0, 8))
+        let module = modules.loaded.get(&handle);
+        let module = module.ok_or(ErrorCode::NoSuchModule)?;
+        let (index, entry) = module.ptx.entry(name).ok_or(ErrorCode::NoSuchFunction)?;
+        // CAST: the interpreter bounds the number of entries.
+        Ok((index as u32, entry.param_bytes))
     }
 
     /// Looks a launch up and checks what its decoder could not know. `params` are its parameters.
     pub(super) fn resolve(&self, launch: Launch, params: Box<[u8]>) -> Result<Kernel, ErrorCode> {
-        let kernel = |module| Kernel {
+        let mut kernel = Kernel {
             launch,
             params,
-            module,
+            id: self.launches.fetch_add(1, Ordering::Relaxed),
+            module: None,
         };
-        if self.config.kernels == Kernels::GivenLength {
-            return Ok(kernel(None));
+        if self.config.kernels == Kernels::Interpreted {
+            let module = self.modules().loaded.get(&launch.module).cloned();
+            kernel.module = Some(module.ok_or(ErrorCode::NoSuchModule)?);
+            kernel::check(&kernel)?;
         }
-        let modules = self.modules();
-        let module = modules.loaded.get(&launch.module);
-        let module = module.ok_or(ErrorCode::NoSuchModule)?;
-        Ok(kernel(Some(module.clone())))
+        Ok(kernel)
     }
 }

@@ -189,8 +189,6 @@ impl Core {
             .saturating_sub(load.job.progress.ran);
         starts.push(Start {
             engine: index,
-            tenant: load.tenant,
-            channel: channel.number,
             starts_at: now,
             work: load.job.work.clone(),
             progress: load.job.progress,

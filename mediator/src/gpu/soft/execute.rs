@@ -1,14 +1,15 @@
 //! What engines do: copies, fills, kernels.
 
 use turnstile_abi::{CopyDirection, ErrorCode};
-use turnstile_accounting::{Moment, Nanos};
+use turnstile_accounting::Nanos;
 use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileSlice};
 
 use super::address_space::PageFault;
 use super::clock::Clock;
 use super::config::SoftConfig;
 use super::context::Context;
-use super::work::{Kernel, Outcome, Progress, Start, Work};
+use super::kernel::run_real;
+use super::work::{Kernel, Outcome, Start, Work};
 
 /// Bytes that are moved between two looks at the clock and at a wish to stop.
 const PIECE: u64 = 256 << 10;
@@ -36,7 +37,7 @@ pub(super) fn execute(start: &Start, clock: &Clock, config: &SoftConfig) -> Outc
         }
     };
     match &*start.work {
-        Work::Kernel(kernel) => run_kernel(start, kernel, clock),
+        Work::Kernel(kernel) => run_real(start, kernel, clock, config),
         work => {
             transfer(&start.context, work, pace).unwrap_or_else(|Interrupted| start.stop.outcome())
         }
@@ -171,20 +172,4 @@ fn each_slice(
 pub(super) fn given_length(kernel: &Kernel) -> Nanos {
     let word = kernel.params.first_chunk().copied();
     Nanos(u64::from_le_bytes(word.unwrap_or_default()))
-}
-
-fn run_kernel(start: &Start, kernel: &Kernel, clock: &Clock) -> Outcome {
-    let length = start.progress.remaining.unwrap_or(given_length(kernel));
-    let end = Moment(start.starts_at.0.saturating_add(length.0));
-    let stop = &start.stop;
-    if clock.sleep_until(end, || stop.is_ended() || stop.is_paused()) {
-        return Outcome::Done;
-    }
-    if stop.is_ended() {
-        return stop.outcome();
-    }
-    Outcome::Preempted(Progress {
-        remaining: Some(end.since(clock.now())),
-        ..start.progress
-    })
 }

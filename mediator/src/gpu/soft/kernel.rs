@@ -1,8 +1,308 @@
-//! Kernels on the multiprocessors.
-use super::config::SoftConfig;
-use super::work::{Kernel, Outcome, Start};
-use turnstile_accounting::Nanos;
+//! Kernels on the multiprocessors: the blocks of a grid, one after another, through the interpreter.
+//!
+//! In real time an engine's thread is all multiprocessors at once: blocks run in order, each to its end, and a kernel can
+//! be stopped between two of them (its state is then the number of blocks done and the memory, as in Share-a-GPU 2.1).
+//! A grid whose blocks wait for each other does not end before the kernel limit.
+//!
+//! In virtual time blocks are given to the multiprocessors' slots as these fall free, and each block's length follows
+//! from what it executed; the kernel ends when its last block does. Blocks that share a multiprocessor do not slow
+//! each other down: the model is one of latency, not of bandwidth.
 
-pub(super) fn run_virtual(_: &SoftConfig, _: &Start, _: &Kernel) -> (Nanos, Outcome) {
-    (Nanos::ZERO, Outcome::Done)
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::atomic::AtomicBool;
+
+use turnstile_abi::{Dim3, ErrorCode};
+use turnstile_accounting::{Moment, Nanos};
+
+use super::clock::Clock;
+use super::config::{CostModel, SoftConfig};
+use super::context::LoadedModule;
+use super::execute::given_length;
+use super::ptx::{self, Control, ExecError, MemoryFault, Scratch, Timer, run_block};
+use super::work::{Kernel, Outcome, Progress, Start, Stop};
+
+const PS_PER_NS: u64 = 1_000;
+
+/// Most blocks along x, y, z. SOURCE: CUDA C programming guide, compute capability 9.0.
+const GRID_MAX: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+/// Most threads of a block along z. SOURCE: as above.
+const BLOCK_Z_MAX: u32 = 64;
+
+fn extents(dim: Dim3) -> [u32; 3] {
+    [dim.x, dim.y, dim.z]
+}
+
+/// The launch as the interpreter takes it.
+fn interpreted<'a>(
+    kernel: &'a Kernel,
+    module: &'a LoadedModule,
+    sm: (u32, u32),
+) -> ptx::Launch<'a> {
+    let launch = &kernel.launch;
+    ptx::Launch {
+        module: &module.ptx,
+        entry: launch.function as usize,
+        grid: extents(launch.grid),
+        block: extents(launch.block),
+        dynamic_shared_bytes: launch.shared_bytes,
+        params: &kernel.params,
+        module_base: module.base,
+        grid_id: kernel.id,
+        sm,
+    }
+}
+
+/// Checks a launch against its module and the limits of the hardware.
+pub(super) fn check(kernel: &Kernel) -> Result<(), ErrorCode> {
+    let Some(module) = &kernel.module else {
+        return Ok(());
+    };
+    let launch = interpreted(kernel, module, (0, 1));
+    if module.ptx.entry_at(launch.entry).is_none() {
+        return Err(ErrorCode::NoSuchFunction);
+    }
+    let too_large = launch.grid.iter().zip(GRID_MAX).any(|(n, max)| *n > max);
+    if too_large || launch.block[2] > BLOCK_Z_MAX || launch.check().is_err() {
+        return Err(ErrorCode::BadLaunch);
+    }
+    Ok(())
+}
+
+/// Index of the n-th block, x fastest.
+fn block_index(grid: [u32; 3], n: u64) -> [u32; 3] {
+    let [x, y, _] = grid.map(u64::from);
+    // CAST: remainders of u32s, and a quotient that is below the third extent.
+    [(n % x) as u32, (n / x % y) as u32, (n / x / y) as u32]
+}
+
+/// What an error of a block means for its channel.
+fn fault(error: &ExecError, stop: &Stop) -> Outcome {
+    let (code, info) = match error {
+        ExecError::Launch { .. } => (ErrorCode::BadLaunch, 0),
+        ExecError::Fault {
+            fault: MemoryFault::Misaligned,
+            va,
+            ..
+        } => (ErrorCode::MisalignedAccess, *va),
+        ExecError::Fault { va, .. } => (ErrorCode::PageFault, *va),
+        ExecError::Trap { line, .. } | ExecError::BarrierId { line, .. } => {
+            (ErrorCode::KernelTrap, u64::from(*line))
+        }
+        ExecError::Deadlock { .. } => (ErrorCode::KernelTrap, 0),
+        ExecError::Budget => (ErrorCode::KernelTimeout, 0),
+        ExecError::Aborted => return stop.outcome(),
+    };
+    Outcome::Fault { code, info }
+}
+
+/// A block's time that is everybody's.
+struct RealTimer<'a> {
+    clock: &'a Clock,
+    stop: &'a Stop,
+}
+
+impl Timer for RealTimer<'_> {
+    fn now_ns(&mut self) -> u64 {
+        self.clock.now().0
+    }
+
+    fn sleep(&mut self, ns: u64) {
+        let until = self.clock.now() + Nanos(ns);
+        self.clock.sleep_unless_ended(until, self.stop);
+    }
+}
+
+/// Runs a kernel in real time.
+pub(super) fn run_real(
+    start: &Start,
+    kernel: &Kernel,
+    clock: &Clock,
+    config: &SoftConfig,
+) -> Outcome {
+    match &kernel.module {
+        Some(module) => run_blocks(start, kernel, module, clock, config),
+        None => sleep_through(start, kernel, clock),
+    }
+}
+
+fn run_blocks(
+    start: &Start,
+    kernel: &Kernel,
+    module: &LoadedModule,
+    clock: &Clock,
+    config: &SoftConfig,
+) -> Outcome {
+    let stop = &*start.stop;
+    let control = Control {
+        abort: &stop.ended,
+        budget: u64::MAX,
+    };
+    let sms = config.multiprocessors.max(1);
+    let mut timer = RealTimer { clock, stop };
+    let mut scratch = Scratch::new();
+    for block in start.progress.blocks..kernel.launch.grid.count() {
+        if stop.is_ended() {
+            return stop.outcome();
+        }
+        if stop.is_paused() {
+            return Outcome::Preempted(Progress {
+                blocks: block,
+                ..start.progress
+            });
+        }
+        // CAST: a remainder of a u32.
+        let sm = (block % u64::from(sms)) as u32;
+        let launch = interpreted(kernel, module, (sm, sms));
+        let index = block_index(launch.grid, block);
+        let space = &start.context.space;
+        let ran = run_block(&launch, index, space, &mut timer, &control, &mut scratch);
+        if let Err(error) = ran {
+            return fault(&error, stop);
+        }
+    }
+    Outcome::Done
+}
+
+/// A kernel of given length.
+fn sleep_through(start: &Start, kernel: &Kernel, clock: &Clock) -> Outcome {
+    let length = start.progress.remaining.unwrap_or(given_length(kernel));
+    let end = Moment(start.starts_at.0.saturating_add(length.0));
+    let stop = &start.stop;
+    if clock.sleep_until(end, || stop.is_ended() || stop.is_paused()) {
+        return Outcome::Done;
+    }
+    if stop.is_ended() {
+        return stop.outcome();
+    }
+    Outcome::Preempted(Progress {
+        remaining: Some(end.since(clock.now())),
+        ..start.progress
+    })
+}
+
+/// A block's time that passes by executing, in picoseconds.
+struct VirtualTimer {
+    now_ps: u64,
+    cost: CostModel,
+}
+
+impl VirtualTimer {
+    fn pass(&mut self, count: u64, each_ps: u64) {
+        self.now_ps = self.now_ps.saturating_add(count.saturating_mul(each_ps));
+    }
+}
+
+impl Timer for VirtualTimer {
+    fn now_ns(&mut self) -> u64 {
+        self.now_ps / PS_PER_NS
+    }
+
+    fn sleep(&mut self, ns: u64) {
+        self.pass(ns, PS_PER_NS);
+    }
+
+    fn executed(&mut self, warp_instructions: u64) {
+        self.pass(warp_instructions, self.cost.warp_instruction_ps);
+    }
+}
+
+/// Blocks of this kernel that the GPU holds at the same time.
+fn slots(config: &SoftConfig, launch: &ptx::Launch<'_>) -> u64 {
+    let Ok((entry, threads)) = launch.check() else {
+        return 1;
+    };
+    let warps = threads.div_ceil(ptx::LANES as u32);
+    let shared = entry.static_shared_bytes + launch.dynamic_shared_bytes;
+    let by_shared = config.shared_bytes.checked_div(shared);
+    let resident = config
+        .block_slots
+        .min(config.warp_slots / warps)
+        .min(by_shared.unwrap_or(u32::MAX))
+        .max(1);
+    u64::from(resident) * u64::from(config.multiprocessors.max(1))
+}
+
+/// Computes a kernel, and says how long it takes in virtual time.
+pub(super) fn run_virtual(config: &SoftConfig, start: &Start, kernel: &Kernel) -> (Nanos, Outcome) {
+    let Some(module) = &kernel.module else {
+        return (given_length(kernel), Outcome::Done);
+    };
+    let sms = config.multiprocessors.max(1);
+    let launch = |slot: u64| interpreted(kernel, module, ((slot % u64::from(sms)) as u32, sms));
+    let (grid, blocks) = (launch(0).grid, kernel.launch.grid.count());
+    let never = AtomicBool::new(false);
+    let mut scratch = Scratch::new();
+    let begin_ps = (start.starts_at + config.cost.launch)
+        .0
+        .saturating_mul(PS_PER_NS);
+    let limit_ps = config.kernel_limit.0.saturating_mul(PS_PER_NS);
+    let end_ps = begin_ps.saturating_add(limit_ps);
+    // Slots by when they fall free; slot numbers run over the multiprocessors first.
+    let free = (0..slots(config, &launch(0)).min(blocks)).map(|slot| Reverse((begin_ps, slot)));
+    let mut free: BinaryHeap<_> = free.collect();
+    let mut last_ps = begin_ps;
+    let length = |to_ps: u64| {
+        let length = to_ps.div_ceil(PS_PER_NS) - start.starts_at.0;
+        Nanos(length)
+    };
+    for block in 0..blocks {
+        // There is a slot: a grid has blocks.
+        let Some(Reverse((from_ps, slot))) = free.pop() else {
+            break;
+        };
+        let left_ps = end_ps.saturating_sub(from_ps);
+        let each_ps = config.cost.warp_instruction_ps;
+        let control = Control {
+            abort: &never,
+            // One more, so that the limit is exceeded and not just met.
+            budget: left_ps
+                .checked_div(each_ps)
+                .map_or(u64::MAX, |n| n.saturating_add(1)),
+        };
+        let mut timer = VirtualTimer {
+            now_ps: from_ps,
+            cost: config.cost,
+        };
+        let index = block_index(grid, block);
+        let space = &start.context.space;
+        let ran = run_block(
+            &launch(slot),
+            index,
+            space,
+            &mut timer,
+            &control,
+            &mut scratch,
+        );
+        let outcome = match ran {
+            Ok(outcome) => outcome,
+            Err(ExecError::Budget) => {
+                return (config.kernel_limit, fault(&ExecError::Budget, &start.stop));
+            }
+            Err(error) => return (length(timer.now_ps), fault(&error, &start.stop)),
+        };
+        timer.pass(
+            outcome.global_sectors + outcome.atomics,
+            config.cost.sector_ps,
+        );
+        last_ps = last_ps.max(timer.now_ps);
+        if timer.now_ps > end_ps {
+            return (config.kernel_limit, fault(&ExecError::Budget, &start.stop));
+        }
+        free.push(Reverse((timer.now_ps, slot)));
+    }
+    (length(last_ps), Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_counted_x_first() {
+        let grid = [3, 2, 2];
+        let all: Vec<_> = (0..12).map(|n| block_index(grid, n)).collect();
+        assert_eq!(all[..4], [[0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 0]]);
+        assert_eq!(all[11], [2, 1, 1]);
+    }
 }

@@ -17,6 +17,7 @@ use super::channel::ChannelFault;
 use super::config::{ENGINES, Kernels, SoftConfig};
 use super::core::Core;
 use super::execute::{execute_transfer, given_length, transfer_bytes};
+use super::kernel::run_virtual;
 use super::memory::CardMemory;
 use super::registers::Registers;
 use super::tenancy::Driver;
@@ -48,6 +49,62 @@ struct State {
 }
 
 /// A software GPU on a virtual clock, which begins at zero and moves only by [`VirtualGpu::advance_to`].
+///
+/// With a meter and a policy, two tenants whose commands last 2 ms and 200 us share it evenly:
+///
+/// ```
+/// use std::sync::Arc;
+/// use turnstile_abi::{Command, Dim3, Launch};
+/// use turnstile_accounting::*;
+/// use turnstile_mediator::gpu::{Gpu, Suspend, soft::*};
+/// use turnstile_policies::*;
+///
+/// let gpu = VirtualGpu::new(SoftConfig { kernels: Kernels::GivenLength, suspend: Suspend::BetweenCommands, ..SoftConfig::default() });
+/// let (engine, period) = (EngineId(0), DECISION_PERIOD_NS);
+/// let mut policy = (policy_by_name("dfq").unwrap().make)(&Tuning::default());
+/// let mut guests = Vec::new();
+/// for (tenant, ns) in [(TenantId(1), 2_000_000u64), (TenantId(2), 200_000)] {
+///     let vm = Arc::new(plain::PlainVm::new(1 << 20));
+///     gpu.create_context(tenant, vm.resources(0, 1))?;
+///     policy.add(tenant, TenantParams::default())?;
+///     policy.woke(tenant, gpu.now())?;
+///     let (params_gpa, one) = (vm.put(&ns.to_le_bytes()), Dim3::line(1));
+///     let launch = Launch { module: 0, function: 0, grid: one, block: one, shared_bytes: 0, param_bytes: 8, params_gpa };
+///     guests.push((vm.open_channel(&gpu, tenant, 8, 0)?, Command::Launch(launch), true));
+/// }
+/// let mut meter = EventMeter::new((0..3).map(EngineId));
+/// let (mut used, mut events) = ([0; 2], Vec::new());
+/// for n in 0..200 {
+///     let window = Window::starting(Moment(n * period.0), period);
+///     while gpu.now() < window.to() {
+///         for (channel, launch, _) in &mut guests {
+///             while channel.put.wrapping_sub(channel.state().get) < 2 {
+///                 channel.push(launch);
+///             }
+///             channel.ring_watched(&gpu);
+///         }
+///         gpu.advance_to(gpu.next_event().map_or(window.to(), |at| at.min(window.to())));
+///     }
+///     gpu.read_events(&mut events);
+///     events.drain(..).for_each(|event| meter.observe(Observation::Switch(event)));
+///     let usage = meter.close(window);
+///     let tenants: Vec<_> = guests.iter().map(|(channel, _, admitted)| TenantPeriod {
+///         tenant: channel.tenant,
+///         used_ns: usage.engine(engine).map_or(Nanos::ZERO, |e| e.tenants.iter().filter(|t| t.tenant == channel.tenant).map(|t| t.used_ns).sum()),
+///         admitted: *admitted,
+///         backlogged: true,
+///     }).collect();
+///     let (poll_ns, nonpoll_ns) = (window.length(), Nanos::ZERO);
+///     let usage = PeriodUsage { end: window.to(), basis: Basis::Measured, poll_ns, nonpoll_ns, tenants: &tenants };
+///     for (decided, guest) in policy.period_end(&usage).iter().zip(&mut guests) {
+///         guest.2 = decided.decision == Decision::Admit;
+///         if guest.2 { gpu.resume(decided.tenant) } else { gpu.suspend(decided.tenant) }
+///     }
+///     used.iter_mut().zip(&tenants).for_each(|(sum, tenant)| *sum += tenant.used_ns.0);
+/// }
+/// assert!(used[0].abs_diff(used[1]) < 4 * period.0, "{used:?}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct VirtualGpu {
     config: SoftConfig,
@@ -235,7 +292,7 @@ impl State {
                 (length, Outcome::Done)
             }
             (None, Kernels::GivenLength) => (given_length(kernel), Outcome::Done),
-            (None, Kernels::Interpreted) => super::kernel::run_virtual(config, start, kernel),
+            (None, Kernels::Interpreted) => run_virtual(config, start, kernel),
         };
         let jitter = u64::from(config.jitter_permille.min(1000));
         if jitter == 0 {

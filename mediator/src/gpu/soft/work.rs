@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use turnstile_abi::{CopyDirection, ErrorCode, Launch};
-use turnstile_accounting::{Moment, Nanos, TenantId};
+use turnstile_accounting::{Moment, Nanos};
 
 use super::channel::ChannelFault;
 use super::context::{Context, LoadedModule};
@@ -16,6 +16,8 @@ pub(super) struct Kernel {
     pub(super) launch: Launch,
     /// Its parameters, copied when the command was fetched.
     pub(super) params: Box<[u8]>,
+    /// Its number among the tenant's launches.
+    pub(super) id: u64,
     /// Its module; None where lengths are given and nothing is computed.
     pub(super) module: Option<Arc<LoadedModule>>,
 }
@@ -176,10 +178,6 @@ pub(super) struct Job {
 pub(super) struct Start {
     /// Index of the engine.
     pub(super) engine: usize,
-    /// Whose it is.
-    pub(super) tenant: TenantId,
-    /// The tenant's channel.
-    pub(super) channel: u32,
     /// When it begins.
     pub(super) starts_at: Moment,
     /// What is to be done.

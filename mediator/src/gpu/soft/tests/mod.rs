@@ -1,5 +1,6 @@
 //! Tests of the GPU as a whole, in both times.
 
+mod kernels;
 mod real;
 mod timeline;
 mod virtual_runs;

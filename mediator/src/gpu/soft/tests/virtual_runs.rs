@@ -450,3 +450,109 @@ proptest! {
         prop_assert_eq!(play(config, &steps), (log, end), "the same again");
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+    #[test]
+    fn commands_with_hostile_arguments_end_one_channel_at_most(
+        commands in proptest::collection::vec(hostile_command(), 1..12),
+        rewrite in any::<[u8; 64]>(),
+    ) {
+        let gpu = VirtualGpu::new(SoftConfig { kernels: Kernels::Interpreted, kernel_limit: Nanos::from_us(50), ..given() });
+        let mut hostile = channel(&gpu, A, 16);
+        let mut other = channel(&gpu, B, 8);
+        gpu.allocate(A, 1).unwrap();
+        gpu.load_module(A, include_str!("../../../../../images/kernels/vecadd.ptx")).unwrap();
+        for command in &commands {
+            hostile.push(command);
+        }
+        hostile.ring_watched(&gpu);
+        // The ring changes under the device's eyes.
+        hostile.put = hostile.put.wrapping_sub(1);
+        hostile.push_bytes(&rewrite);
+        other.push(&Command::Nop);
+        other.push_fence(false);
+        other.ring_watched(&gpu);
+        gpu.run_until_quiet(Moment(u64::MAX));
+        prop_assert_eq!((other.fence().value, other.state().error), (1, 0));
+        let mut open = Vec::new();
+        gpu.activity(A, &mut open);
+        prop_assert_eq!(open.len(), 1);
+        let mut log = Vec::new();
+        gpu.read_events(&mut log);
+        for engine in totals(&log, gpu.now()) {
+            prop_assert_eq!(engine.sum(), gpu.now().0);
+            prop_assert_eq!(engine.of(B), 0);
+        }
+    }
+}
+
+/// Commands whose addresses lie inside, outside and astride of what there is.
+fn hostile_command() -> impl Strategy<Value = Command> {
+    let base = turnstile_abi::GPU_VA_BASE;
+    let va = prop_oneof![
+        base..base + (2 << 20),
+        Just(base + (2 << 20) - 8),
+        Just(base - 4),
+        Just(u64::MAX - 3),
+        any::<u64>(),
+    ];
+    let gpa = prop_oneof![
+        0u64..17 << 20,
+        Just((16 << 20) - 8),
+        Just(u64::MAX - 7),
+        any::<u64>()
+    ];
+    let bytes = prop_oneof![1u64..5_000, Just(2 << 20), Just(64 << 20)];
+    let dim = prop_oneof![1u32..5, Just(1024), any::<u32>()];
+    prop_oneof![
+        (0u32..3, va.clone(), va.clone(), gpa.clone(), bytes.clone()).prop_map(
+            |(direction, a, b, gpa, bytes)| {
+                let (direction, source, destination) = match direction {
+                    0 => (CopyDirection::GuestToGpu, gpa, b),
+                    1 => (CopyDirection::GpuToGuest, a, gpa),
+                    _ => (CopyDirection::GpuToGpu, a, b),
+                };
+                Command::Copy {
+                    direction,
+                    source,
+                    destination,
+                    bytes,
+                }
+            }
+        ),
+        (va, bytes, any::<u32>()).prop_map(|(va, bytes, pattern)| Command::Fill {
+            va,
+            bytes,
+            pattern
+        }),
+        (gpa.clone(), any::<u64>(), any::<bool>()).prop_map(|(gpa, value, interrupt)| {
+            Command::Fence {
+                gpa,
+                value,
+                interrupt,
+            }
+        }),
+        (gpa.clone(), 0u64..2).prop_map(|(gpa, value)| Command::Wait { gpa, value }),
+        (
+            (0u32..2, 0u32..2),
+            [dim.clone(), dim.clone(), dim.clone()],
+            dim,
+            prop_oneof![Just(28u32), any::<u32>()],
+            gpa
+        )
+            .prop_map(
+                |((module, function), [x, y, z], threads, param_bytes, params_gpa)| Command::Launch(
+                    Launch {
+                        module,
+                        function,
+                        grid: Dim3 { x, y, z },
+                        block: Dim3::line(threads),
+                        shared_bytes: 0,
+                        param_bytes,
+                        params_gpa,
+                    }
+                )
+            ),
+    ]
+}
