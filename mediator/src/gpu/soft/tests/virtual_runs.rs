@@ -323,6 +323,32 @@ fn the_kernel_limit_counts_all_that_a_kernel_ran() {
 }
 
 #[test]
+fn a_gpu_without_limits_works() {
+    let gpu = VirtualGpu::new(SoftConfig {
+        kernel_limit: Nanos(u64::MAX),
+        kernels: Kernels::Interpreted,
+        ..given()
+    });
+    gpu.advance_to(Moment(1 << 60));
+    let mut channel = channel(&gpu, A, 8);
+    let text = ".version 8.0 .target sm_90 .address_size 64 .visible .entry k() { ret; }";
+    gpu.load_module(A, text).unwrap();
+    channel.push(&Command::Launch(Launch {
+        module: 0,
+        function: 0,
+        grid: Dim3::line(3),
+        block: Dim3::line(1),
+        shared_bytes: 0,
+        param_bytes: 0,
+        params_gpa: 0,
+    }));
+    channel.push_fence(false);
+    channel.ring_watched(&gpu);
+    gpu.run_until_quiet(Moment(u64::MAX));
+    assert_eq!(channel.fence().at_ns, (1 << 60) + 2_001);
+}
+
+#[test]
 fn a_suspended_tenants_fences_come_though() {
     let gpu = VirtualGpu::new(SoftConfig {
         suspend: Suspend::BetweenCommands,
