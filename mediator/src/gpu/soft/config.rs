@@ -66,7 +66,8 @@ pub struct SoftConfig {
     pub fault: Nanos,
     /// Memory of the card in bytes, a multiple of the chunk size.
     pub memory_bytes: u64,
-    /// What a kernel may run before it is ended.
+    /// What a kernel may run before it is ended. In virtual time an endless kernel is computed up to here: at the default
+    /// costs a second of it is two thousand million instructions, which take minutes.
     pub kernel_limit: Nanos,
     /// How queued work can be stopped.
     pub suspend: Suspend,

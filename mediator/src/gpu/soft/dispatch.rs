@@ -75,6 +75,11 @@ impl Engine {
     }
 }
 
+/// A limit may be configured so long that it never comes.
+fn later(now: Moment, length: Nanos) -> Moment {
+    Moment(now.0.saturating_add(length.0))
+}
+
 impl Core {
     /// Gives work to free engines and ends what is over by itself. `starts` gets what engines are to begin now.
     pub(super) fn dispatch(&mut self, now: Moment, starts: &mut Vec<Start>) {
@@ -171,7 +176,7 @@ impl Core {
         let engine = &mut self.engines[index];
         let changes = engine.context.replace(load.tenant) != Some(load.tenant);
         if changes && self.config.switch > Nanos::ZERO {
-            let until = now + self.config.switch;
+            let until = later(now, self.config.switch);
             engine.state = State::Switching { until, load };
         } else {
             self.begin(now, index, load, starts);
@@ -199,7 +204,7 @@ impl Core {
         let is_kernel = load.job.work.class() == Class::Compute;
         self.engines[index].state = State::Running {
             since: now,
-            deadline: is_kernel.then(|| now + left),
+            deadline: is_kernel.then(|| later(now, left)),
             load,
         };
     }
@@ -225,7 +230,7 @@ impl Core {
             && self.config.fault > Nanos::ZERO
         {
             self.engines[index].state = State::Stalled {
-                until: now + self.config.fault,
+                until: later(now, self.config.fault),
                 tenant: load.tenant,
             };
         }

@@ -10,7 +10,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use turnstile_abi::{Dim3, ErrorCode};
 use turnstile_accounting::{Moment, Nanos};
@@ -181,21 +181,30 @@ fn sleep_through(start: &Start, kernel: &Kernel, clock: &Clock) -> Outcome {
     })
 }
 
-/// A block's time that passes by executing, in picoseconds.
-struct VirtualTimer {
-    now_ps: u64,
+/// A block's time that passes by executing.
+struct VirtualTimer<'a> {
+    /// When the kernel began.
+    begin: Moment,
+    /// Picoseconds since.
+    ps: u64,
     cost: CostModel,
+    limit_ps: u64,
+    /// Set when the limit is exceeded: a block that only sleeps uses up no instructions.
+    exceeded: &'a AtomicBool,
 }
 
-impl VirtualTimer {
+impl VirtualTimer<'_> {
     fn pass(&mut self, count: u64, each_ps: u64) {
-        self.now_ps = self.now_ps.saturating_add(count.saturating_mul(each_ps));
+        self.ps = self.ps.saturating_add(count.saturating_mul(each_ps));
+        if self.ps > self.limit_ps {
+            self.exceeded.store(true, Ordering::Relaxed);
+        }
     }
 }
 
-impl Timer for VirtualTimer {
+impl Timer for VirtualTimer<'_> {
     fn now_ns(&mut self) -> u64 {
-        self.now_ps / PS_PER_NS
+        self.begin.0.saturating_add(self.ps / PS_PER_NS)
     }
 
     fn sleep(&mut self, ns: u64) {
@@ -231,65 +240,54 @@ pub(super) fn run_virtual(config: &SoftConfig, start: &Start, kernel: &Kernel) -
     let sms = config.multiprocessors.max(1);
     let launch = |slot: u64| interpreted(kernel, module, ((slot % u64::from(sms)) as u32, sms));
     let (grid, blocks) = (launch(0).grid, kernel.launch.grid.count());
-    let never = AtomicBool::new(false);
+    let exceeded = AtomicBool::new(false);
     let mut scratch = Scratch::new();
-    let begin_ps = (start.starts_at + config.cost.launch)
-        .0
-        .saturating_mul(PS_PER_NS);
+    let launch_ps = config.cost.launch.0.saturating_mul(PS_PER_NS);
     let limit_ps = config.kernel_limit.0.saturating_mul(PS_PER_NS);
-    let end_ps = begin_ps.saturating_add(limit_ps);
+    let timeout = || (config.kernel_limit, fault(&ExecError::Budget, &start.stop));
+    let length = |ps: u64| Nanos(ps.div_ceil(PS_PER_NS));
     // Slots by when they fall free; slot numbers run over the multiprocessors first.
-    let free = (0..slots(config, &launch(0)).min(blocks)).map(|slot| Reverse((begin_ps, slot)));
+    let free = (0..slots(config, &launch(0)).min(blocks)).map(|slot| Reverse((launch_ps, slot)));
     let mut free: BinaryHeap<_> = free.collect();
-    let mut last_ps = begin_ps;
-    let length = |to_ps: u64| {
-        let length = to_ps.div_ceil(PS_PER_NS) - start.starts_at.0;
-        Nanos(length)
-    };
+    let mut last_ps = launch_ps;
     for block in 0..blocks {
         // There is a slot: a grid has blocks.
         let Some(Reverse((from_ps, slot))) = free.pop() else {
             break;
         };
-        let left_ps = end_ps.saturating_sub(from_ps);
         let each_ps = config.cost.warp_instruction_ps;
+        let affordable = limit_ps.saturating_sub(from_ps).checked_div(each_ps);
         let control = Control {
-            abort: &never,
+            abort: &exceeded,
             // One more, so that the limit is exceeded and not just met.
-            budget: left_ps
-                .checked_div(each_ps)
-                .map_or(u64::MAX, |n| n.saturating_add(1)),
+            budget: affordable.map_or(u64::MAX, |n| n.saturating_add(1)),
         };
         let mut timer = VirtualTimer {
-            now_ps: from_ps,
+            begin: start.starts_at,
+            ps: from_ps,
             cost: config.cost,
+            limit_ps,
+            exceeded: &exceeded,
         };
         let index = block_index(grid, block);
         let space = &start.context.space;
-        let ran = run_block(
+        match run_block(
             &launch(slot),
             index,
             space,
             &mut timer,
             &control,
             &mut scratch,
-        );
-        let outcome = match ran {
-            Ok(outcome) => outcome,
-            Err(ExecError::Budget) => {
-                return (config.kernel_limit, fault(&ExecError::Budget, &start.stop));
-            }
-            Err(error) => return (length(timer.now_ps), fault(&error, &start.stop)),
-        };
-        timer.pass(
-            outcome.global_sectors + outcome.atomics,
-            config.cost.sector_ps,
-        );
-        last_ps = last_ps.max(timer.now_ps);
-        if timer.now_ps > end_ps {
-            return (config.kernel_limit, fault(&ExecError::Budget, &start.stop));
+        ) {
+            Ok(done) => timer.pass(done.global_sectors + done.atomics, config.cost.sector_ps),
+            Err(ExecError::Budget | ExecError::Aborted) => return timeout(),
+            Err(error) => return (length(timer.ps), fault(&error, &start.stop)),
         }
-        free.push(Reverse((timer.now_ps, slot)));
+        if exceeded.load(Ordering::Relaxed) {
+            return timeout();
+        }
+        last_ps = last_ps.max(timer.ps);
+        free.push(Reverse((timer.ps, slot)));
     }
     (length(last_ps), Outcome::Done)
 }

@@ -237,6 +237,12 @@ fn errors_of_kernels_have_their_code() {
         ),
         ("trap;", 0, ErrorCode::KernelTrap, 8),
         ("again: bra again;", 0, ErrorCode::KernelTimeout, 0),
+        (
+            "again: nanosleep.u32 1000; bra again;",
+            0,
+            ErrorCode::KernelTimeout,
+            0,
+        ),
     ] {
         let mut of_a = channel(&gpu, A, 8);
         gpu.allocate(A, 64).unwrap();
@@ -253,7 +259,7 @@ fn errors_of_kernels_have_their_code() {
         assert_eq!((state.error_info, of_a.fence().value), (info, 0), "{body}");
         gpu.destroy_context(A);
     }
-    assert_eq!((of_b.fence().value, of_b.state().error), (5, 0));
+    assert_eq!((of_b.fence().value, of_b.state().error), (6, 0));
 }
 
 #[test]

@@ -217,6 +217,29 @@ fn a_context_can_go_while_its_kernel_runs() {
 }
 
 #[test]
+fn whoever_comes_into_a_slot_is_not_taken_for_its_predecessor() {
+    let gpu = SoftGpu::new(given()).unwrap();
+    let vm = tenant(&gpu, B);
+    for _ in 0..10 {
+        let mut of_a = channel(&gpu, A, 8);
+        of_a.push(&kernel(&of_a.vm, Nanos::from_ms(9_000)));
+        of_a.ring_watched(&gpu);
+        wait("kernel", || {
+            gpu.engine_status(EngineId(0)).running == Some(A)
+        });
+        gpu.destroy_context(A);
+        // The engine has not yet heard of it when this channel takes the same slot.
+        let mut of_b = vm.open_channel(&gpu, B, 8, 3).unwrap();
+        of_b.push(&kernel(&vm, Nanos::from_ms(1)));
+        of_b.push_fence(false);
+        of_b.ring_watched(&gpu);
+        wait("fence", || of_b.fence().value == 1);
+        assert_eq!(status(&of_b).0, Some(ChannelStatus::Running));
+        gpu.close_channel(B, of_b.number).unwrap();
+    }
+}
+
+#[test]
 fn an_endless_kernel_is_ended_and_others_go_on() {
     let gpu = SoftGpu::new(SoftConfig {
         kernel_limit: Nanos::from_ms(20),
@@ -277,6 +300,30 @@ fn a_kernel_is_stopped_and_goes_on() {
         .filter(|pair| pair[0].state == EngineState::Running(A));
     let ran: u64 = ends.map(|pair| pair[1].at.0 - pair[0].at.0).sum();
     assert!(ran >= 40_000_000, "{ran} ns");
+}
+
+#[test]
+fn stopping_a_kernel_does_not_lift_its_limit() {
+    let gpu = SoftGpu::new(SoftConfig {
+        suspend: Suspend::MidKernel,
+        kernel_limit: Nanos::from_ms(30),
+        ..given()
+    })
+    .unwrap();
+    let mut channel = channel(&gpu, A, 8);
+    channel.push(&kernel(&channel.vm, Nanos::from_ms(9_000)));
+    channel.ring_watched(&gpu);
+    let ended = || status(&channel).1 == Some(ErrorCode::KernelTimeout);
+    for _ in 0..8 {
+        gpu.resume(A);
+        wait("kernel", || {
+            ended() || gpu.engine_status(EngineId(0)).running == Some(A)
+        });
+        std::thread::sleep(Duration::from_millis(8));
+        gpu.suspend(A);
+        wait("stop", || gpu.engine_status(EngineId(0)).running.is_none());
+    }
+    assert!(ended());
 }
 
 #[test]

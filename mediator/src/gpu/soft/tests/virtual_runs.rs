@@ -234,7 +234,7 @@ fn faults_end_one_channel() {
 
 #[test]
 fn a_put_index_beyond_the_ring_or_backwards_ends_the_channel() {
-    for puts in [[9, 9], [4, 3], [u32::MAX, 0]] {
+    for puts in [[9, 9], [4, 3], [4, 9], [u32::MAX, 0]] {
         let gpu = VirtualGpu::new(given());
         let mut channel = channel(&gpu, A, 8);
         for _ in 0..8 {
@@ -299,6 +299,53 @@ fn suspension_between_commands_and_in_the_middle() {
         let totals = totals(&events(&gpu), gpu.now());
         assert_eq!((totals[0].of(A), totals[0].of(B)), (2_000, 1_000));
     }
+}
+
+#[test]
+fn the_kernel_limit_counts_all_that_a_kernel_ran() {
+    let gpu = VirtualGpu::new(SoftConfig {
+        suspend: Suspend::MidKernel,
+        kernel_limit: Nanos(1_000),
+        ..given()
+    });
+    let mut channel = channel(&gpu, A, 8);
+    channel.push(&kernel(&channel.vm, Nanos(5_000)));
+    channel.ring_watched(&gpu);
+    for _ in 0..4 {
+        gpu.advance_to(gpu.now() + Nanos(300));
+        gpu.suspend(A);
+        gpu.advance_to(gpu.now() + Nanos(300));
+        gpu.resume(A);
+    }
+    assert_eq!(channel.state().error, ErrorCode::KernelTimeout as u32);
+    let totals = totals(&events(&gpu), gpu.now());
+    assert_eq!(totals[COMPUTE].of(A), 1_000);
+}
+
+#[test]
+fn a_gpu_without_limits_works() {
+    let gpu = VirtualGpu::new(SoftConfig {
+        kernel_limit: Nanos(u64::MAX),
+        kernels: Kernels::Interpreted,
+        ..given()
+    });
+    gpu.advance_to(Moment(1 << 60));
+    let mut channel = channel(&gpu, A, 8);
+    let text = ".version 8.0 .target sm_90 .address_size 64 .visible .entry k() { ret; }";
+    gpu.load_module(A, text).unwrap();
+    channel.push(&Command::Launch(Launch {
+        module: 0,
+        function: 0,
+        grid: Dim3::line(3),
+        block: Dim3::line(1),
+        shared_bytes: 0,
+        param_bytes: 0,
+        params_gpa: 0,
+    }));
+    channel.push_fence(false);
+    channel.ring_watched(&gpu);
+    gpu.run_until_quiet(Moment(u64::MAX));
+    assert_eq!(channel.fence().at_ns, (1 << 60) + 2_001);
 }
 
 #[test]
