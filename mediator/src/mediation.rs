@@ -173,7 +173,9 @@ impl Mediation {
     /// Tenants that are held back.
     pub fn held(&self) -> impl Iterator<Item = TenantId> + '_ {
         let held = |standing: &Standing| standing.decision != Decision::Admit;
-        self.tenants.iter().filter_map(move |(tenant, standing)| held(standing).then_some(*tenant))
+        self.tenants
+            .iter()
+            .filter_map(move |(tenant, standing)| held(standing).then_some(*tenant))
     }
 
     /// A tenant that is held back has commands queued, which its suspended channels do not run: it waits as one does

@@ -60,7 +60,11 @@ impl FromStr for VmSpec {
     fn from_str(spec: &str) -> Result<Self, String> {
         let form = "NAME:WEIGHT:KERNEL_US[:DEPTH], as in batch:100:2000";
         let mut parts = spec.split(':');
-        let name = parts.next().filter(|name| !name.is_empty()).ok_or(form)?.to_owned();
+        let name = parts
+            .next()
+            .filter(|name| !name.is_empty())
+            .ok_or(form)?
+            .to_owned();
         let mut number = |what: &str, max: u64| -> Result<Option<u64>, String> {
             parts
                 .next()
@@ -79,7 +83,12 @@ impl FromStr for VmSpec {
         }
         // CAST: both were bounded above
         let weight = Weight::new(weight as u32).map_err(|error| error.to_string())?;
-        Ok(Self { name, weight, kernel_us, depth: depth as u32 })
+        Ok(Self {
+            name,
+            weight,
+            kernel_us,
+            depth: depth as u32,
+        })
     }
 }
 
@@ -102,7 +111,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let kvm_missing = if args.native {
         Some("--native was given".to_owned())
     } else {
-        turnstile_vmm::vmm::kvm_available().err().map(|reason| reason.to_string())
+        turnstile_vmm::vmm::kvm_available()
+            .err()
+            .map(|reason| reason.to_string())
     };
     let folder = tempfile::Builder::new().prefix("turnstile").tempdir()?;
     let socket = folder.path().join("vmm.sock");
@@ -121,7 +132,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     })?;
     if let Some(vm) = vms.iter().find(|vm| vm.report.is_some()) {
         let error = vm.report.as_ref().and_then(|report| report.error.clone());
-        bail!("VM {} ended early: {}", vm.spec.name, error.unwrap_or_default());
+        bail!(
+            "VM {} ended early: {}",
+            vm.spec.name,
+            error.unwrap_or_default()
+        );
     }
     thread::sleep(SETTLE);
     progress.set_message("measuring");
@@ -191,23 +206,32 @@ fn spawn(
     if native {
         command.arg("--native");
     }
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
     let stdout = child.stdout.take().context("the VMM has no output")?;
-    thread::Builder::new().name(format!("demo-{}", spec.name)).spawn(move || {
-        for line in BufReader::new(stdout).lines() {
-            let Ok(line) = line else { break };
-            match serde_json::from_str(&line) {
-                Ok(event) => {
-                    if said.send((index, event)).is_err() {
-                        return;
+    thread::Builder::new()
+        .name(format!("demo-{}", spec.name))
+        .spawn(move || {
+            for line in BufReader::new(stdout).lines() {
+                let Ok(line) = line else { break };
+                match serde_json::from_str(&line) {
+                    Ok(event) => {
+                        if said.send((index, event)).is_err() {
+                            return;
+                        }
                     }
+                    Err(_) => eprintln!("{line}"),
                 }
-                Err(_) => eprintln!("{line}"),
             }
-        }
-        let _ = said.send((index, Said::Ended));
-    })?;
-    Ok(Vm { child, spec: spec.clone(), report: None })
+            let _ = said.send((index, Said::Ended));
+        })?;
+    Ok(Vm {
+        child,
+        spec: spec.clone(),
+        report: None,
+    })
 }
 
 /// Waits until `done` holds of every VM.
@@ -229,14 +253,21 @@ fn wait_for_all(
                     .zip(&missing)
                     .filter_map(|(vm, missing)| missing.then_some(vm.spec.name.as_str()))
                     .collect();
-                bail!("No word from {} for {} s", late.join(", "), PATIENCE.as_secs());
+                bail!(
+                    "No word from {} for {} s",
+                    late.join(", "),
+                    PATIENCE.as_secs()
+                );
             }
         };
         let vm = &mut vms[index];
         match &event {
             Said::Report(report) => vm.report = Some(report.clone()),
             Said::Ended if vm.report.is_none() => {
-                bail!("VM {} ended without a report; its messages are above", vm.spec.name);
+                bail!(
+                    "VM {} ended without a report; its messages are above",
+                    vm.spec.name
+                );
             }
             _ => {}
         }
@@ -258,7 +289,11 @@ fn report(
 ) -> DemoReport {
     let window = after.at.since(before.at);
     let of = |snapshot: &HostSnapshot, name: &str| {
-        snapshot.tenants.iter().find(|tenant| tenant.name == name).cloned()
+        snapshot
+            .tenants
+            .iter()
+            .find(|tenant| tenant.name == name)
+            .cloned()
     };
     let weights: u64 = vms.iter().map(|vm| u64::from(vm.spec.weight.get())).sum();
     let mut lines = Vec::new();
@@ -266,7 +301,9 @@ fn report(
     let mut charge_error: f64 = 0.0;
     for vm in vms {
         let (from, to) = (of(before, &vm.spec.name), of(after, &vm.spec.name));
-        let (Some(from), Some(to)) = (from, to) else { continue };
+        let (Some(from), Some(to)) = (from, to) else {
+            continue;
+        };
         let gpu_ns = to.engine_ns - from.engine_ns;
         let charged_ns = to.compute_ns - from.compute_ns;
         if gpu_ns.0 > 0 {
@@ -294,7 +331,10 @@ fn report(
         line.share_percent = 100.0 * line.gpu_ns as f64 / total.max(1) as f64;
     }
     let busy = |snapshot: &HostSnapshot| {
-        let compute = snapshot.engines.iter().find(|engine| engine.engine == COMPUTE);
+        let compute = snapshot
+            .engines
+            .iter()
+            .find(|engine| engine.engine == COMPUTE);
         compute.map_or(0, |engine| engine.totals.used_ns.0)
     };
     DemoReport {
@@ -322,9 +362,21 @@ mod tests {
     #[test]
     fn a_vm_is_named_weighed_and_given_a_depth() {
         let spec: VmSpec = "batch:100:2000".parse().unwrap();
-        assert_eq!((spec.name.as_str(), spec.kernel_us, spec.depth), ("batch", 2000, 2));
+        assert_eq!(
+            (spec.name.as_str(), spec.kernel_us, spec.depth),
+            ("batch", 2000, 2)
+        );
         assert_eq!("a:1:100:7".parse::<VmSpec>().unwrap().depth, 7);
-        for bad in ["", "a", "a:0:1", "a:1:0", "a:1:1:0", "a:1:1:1:1", "a:x:1", ":1:1"] {
+        for bad in [
+            "",
+            "a",
+            "a:0:1",
+            "a:1:0",
+            "a:1:1:0",
+            "a:1:1:1:1",
+            "a:x:1",
+            ":1:1",
+        ] {
             assert!(bad.parse::<VmSpec>().is_err(), "{bad:?}");
         }
     }

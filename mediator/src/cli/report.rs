@@ -78,7 +78,11 @@ impl DemoReport {
 
     /// A table, with a bar for each share and a mark where it should end.
     pub(crate) fn print(&self) {
-        let guests = if self.kvm { "KVM guests" } else { "native guests (threads, not VMs)" };
+        let guests = if self.kvm {
+            "KVM guests"
+        } else {
+            "native guests (threads, not VMs)"
+        };
         println!(
             "{} {guests} on one {} GPU, policy {}, meter {}, {:.1} s measured",
             self.vms.len(),
@@ -113,8 +117,14 @@ impl DemoReport {
             }
         }
         println!();
-        println!("largest share error   {:.2} points", self.max_share_error_points);
-        println!("largest charge error  {:.3} %", self.max_charge_error_percent);
+        println!(
+            "largest share error   {:.2} points",
+            self.max_share_error_points
+        );
+        println!(
+            "largest charge error  {:.3} %",
+            self.max_charge_error_percent
+        );
         println!("engine busy           {:.1} %", self.engine_busy_percent);
         println!(
             "results               {} verified, {} failed",
@@ -127,8 +137,9 @@ impl DemoReport {
 /// Forty cells for 100 %: filled as far as received, with a mark at what was entitled.
 fn bar(received: f64, entitled: f64) -> String {
     let cell = |percent: f64| ((percent / 100.0 * 40.0).round() as usize).min(40);
-    let mut cells: Vec<char> =
-        (0..40).map(|i| if i < cell(received) { '█' } else { '·' }).collect();
+    let mut cells: Vec<char> = (0..40)
+        .map(|i| if i < cell(received) { '█' } else { '·' })
+        .collect();
     cells.insert(cell(entitled), '|');
     cells.into_iter().collect()
 }

@@ -9,8 +9,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use turnstile_accounting::Nanos;
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
-use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{DEFAULT_POLICY, POLICIES, Weight};
 
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
@@ -69,16 +69,34 @@ impl Scheduling {
             SuspendArg::BetweenCommands => Suspend::BetweenCommands,
             SuspendArg::MidKernel => Suspend::MidKernel,
         };
-        let soft = SoftConfig { memory_bytes, suspend, ..SoftConfig::default() };
+        let soft = SoftConfig {
+            memory_bytes,
+            suspend,
+            ..SoftConfig::default()
+        };
         let gpu: Arc<dyn Gpu> =
             Arc::new(SoftGpu::new(soft).context("Starting the software GPU failed")?);
         let meter = match self.meter {
             MeterArg::Events => MeterKind::Events,
             MeterArg::Polled => MeterKind::Polled,
         };
-        let timing = Timing { period: Nanos::from_ms(self.period_ms), ..Timing::default() };
-        let host = HostConfig { policy: self.policy.clone(), ..HostConfig::default() };
-        Ok(Daemon::start(DaemonConfig { socket, host, meter, timing }, gpu)?)
+        let timing = Timing {
+            period: Nanos::from_ms(self.period_ms),
+            ..Timing::default()
+        };
+        let host = HostConfig {
+            policy: self.policy.clone(),
+            ..HostConfig::default()
+        };
+        Ok(Daemon::start(
+            DaemonConfig {
+                socket,
+                host,
+                meter,
+                timing,
+            },
+            gpu,
+        )?)
     }
 }
 
@@ -107,6 +125,9 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     );
     signals.forever().next();
     eprintln!("turnstile: stopping; VMs see a lost device");
-    println!("{}", serde_json::to_string_pretty(&daemon.host().snapshot())?);
+    println!(
+        "{}",
+        serde_json::to_string_pretty(&daemon.host().snapshot())?
+    );
     Ok(())
 }

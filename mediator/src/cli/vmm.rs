@@ -93,7 +93,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let error = match (&left.end, report.outcome) {
         (VmEnd::Exited(0), Outcome::Passed) => None,
         (VmEnd::Exited(_), _) => Some(report.text().to_owned()),
-        (end, _) => Some(format!("The guest ended by {end:?}; console: {}", left.console)),
+        (end, _) => Some(format!(
+            "The guest ended by {end:?}; console: {}",
+            left.console
+        )),
     };
     say(&Said::Report(GuestReport {
         kvm: !args.native,
