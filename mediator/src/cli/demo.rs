@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     /// A VM as NAME:WEIGHT:KERNEL_US[:DEPTH]; give it once for each VM
-    #[arg(long = "vm", value_name = "SPEC", default_values = ["batch:100:2000", "interactive:100:200", "render:200:400"])]
+    #[arg(long = "vm", value_name = "SPEC", default_values = ["batch:100:2000", "interactive:100:200", "render:200:300"])]
     vms: Vec<VmSpec>,
     /// Run the guests as threads, not as VMs, even where KVM works
     #[arg(long)]

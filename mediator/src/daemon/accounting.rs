@@ -124,7 +124,6 @@ impl Accounting<'_> {
         let gpu = self.host.gpu().clone();
         let mut meter = PolledMeter::new(engines(&*gpu));
         let mut random = SmallRng::seed_from_u64(self.timing.seed);
-        let mut last: Option<Usage> = None;
         self.read_log();
         let mut from = self.now();
         while !self.stopped() {
@@ -150,17 +149,11 @@ impl Accounting<'_> {
             let observed = meter.close(window(begin, end));
             let nonpoll = window(from, begin);
             let host = self.host;
-            let extrapolated = match &last {
-                Some(seen) => seen.extrapolate(nonpoll, |tenant| host.was_admitted(tenant)),
-                None => {
-                    // Before the first poll phase nothing is known: the same ratio as in it is as good a guess as any.
-                    observed.extrapolate(nonpoll, |_| true)
-                }
-            };
+            // Gates move at the end of a poll phase: the non-poll phase before it ran under the same ones.
+            let extrapolated = observed.extrapolate(nonpoll, |tenant| host.was_admitted(tenant));
             self.read_log();
             let truth = self.truth.close(window(from, end));
             from = end;
-            last = Some(observed.clone());
             self.host.period_end(
                 Some(extrapolated),
                 observed,
