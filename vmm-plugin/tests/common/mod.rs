@@ -1,5 +1,4 @@
 //! A daemon for tests: it welcomes one VM, opens channels, runs NOPs and fences, and moves gates when the test says.
-#![allow(dead_code)]
 
 use std::fs::File;
 use std::io::Write;
@@ -22,18 +21,18 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::tempdir::TempDir;
 use vmm_sys_util::tempfile::TempFile;
 
-pub const CHANNELS: u32 = 8;
-pub const APERTURE_BYTES: u64 = 2 << 20;
+pub(crate) const CHANNELS: u32 = 8;
+pub(crate) const APERTURE_BYTES: u64 = 2 << 20;
 
 /// What the daemon is to do of itself.
 #[derive(Clone, Copy, Debug)]
-pub struct Manner {
+pub(crate) struct Manner {
     /// State of a new channel's gate.
-    pub first: GateState,
+    pub(crate) first: GateState,
     /// Whether to run the commands in the ring.
-    pub run: bool,
+    pub(crate) run: bool,
     /// Hangs up after so many requests.
-    pub requests_max: usize,
+    pub(crate) requests_max: usize,
 }
 
 impl Default for Manner {
@@ -54,12 +53,12 @@ struct Ring {
     get: u32,
 }
 
-pub struct Daemon {
+pub(crate) struct Daemon {
     folder: TempDir,
     stream: Arc<Mutex<Option<UnixStream>>>,
     done: Mutex<Receiver<u64>>,
     seq: AtomicU32,
-    pub pages: Arc<Mutex<Option<Arc<SharedPages>>>>,
+    pages: Arc<Mutex<Option<Arc<SharedPages>>>>,
     kick: File,
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -72,7 +71,7 @@ fn file(bytes: u64) -> File {
 }
 
 impl Daemon {
-    pub fn start(manner: Manner) -> Self {
+    pub(crate) fn start(manner: Manner) -> Self {
         let folder = TempDir::new().unwrap();
         let listener = UnixListener::bind(folder.as_path().join("socket")).unwrap();
         let (tell, done) = channel();
@@ -107,12 +106,12 @@ impl Daemon {
         daemon
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.as_path().join("socket")
     }
 
     /// Moves a gate and waits until that is done; returns the writes trapped so far.
-    pub fn gate(&self, channel: u32, state: GateState) -> u64 {
+    pub(crate) fn gate(&self, channel: u32, state: GateState) -> u64 {
         let seq = u64::from(self.seq.fetch_add(1, Ordering::Relaxed));
         let stream = self.stream.lock().unwrap();
         let message = ToVmm::Gate {
@@ -125,18 +124,18 @@ impl Daemon {
         done.recv_timeout(Duration::from_secs(20)).unwrap()
     }
 
-    pub fn page(&self, channel: u32) -> u32 {
+    pub(crate) fn page(&self, channel: u32) -> u32 {
         let pages = self.pages.lock().unwrap();
         pages.as_ref().map_or(0, |pages| pages.load(channel))
     }
 
     /// How often the daemon was told that a write went through a watched gate.
-    pub fn kicks(&self) -> u64 {
+    pub(crate) fn kicks(&self) -> u64 {
         self.kick.metadata().unwrap().len() / 8
     }
 
     /// Waits until `condition`; fails the test where that takes too long.
-    pub fn until(&self, what: &str, condition: impl Fn() -> bool) {
+    pub(crate) fn until(&self, what: &str, condition: impl Fn() -> bool) {
         let since = std::time::Instant::now();
         while !condition() {
             assert!(
@@ -334,12 +333,12 @@ fn execute(
 
 /// The two kinds of guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     Kvm,
     Native,
 }
 
-pub fn config(daemon: &Daemon, workload: Workload) -> VmConfig {
+pub(crate) fn config(daemon: &Daemon, workload: Workload) -> VmConfig {
     VmConfig {
         guest_elf: GUEST_ELF.to_vec(),
         args: workload.encode().to_vec(),
@@ -350,7 +349,7 @@ pub fn config(daemon: &Daemon, workload: Workload) -> VmConfig {
 
 impl Kind {
     /// Those that this host can run; says so where it cannot.
-    pub fn all() -> Vec<Self> {
+    pub(crate) fn all() -> Vec<Self> {
         match kvm_available() {
             Ok(()) => vec![Self::Kvm, Self::Native],
             Err(reason) => {
@@ -360,7 +359,7 @@ impl Kind {
         }
     }
 
-    pub fn try_start(self, daemon: &Daemon, workload: Workload) -> Result<VmHandle, VmError> {
+    pub(crate) fn try_start(self, daemon: &Daemon, workload: Workload) -> Result<VmHandle, VmError> {
         let config = config(daemon, workload);
         match self {
             Self::Kvm => spawn(config),
@@ -368,17 +367,17 @@ impl Kind {
         }
     }
 
-    pub fn start(self, daemon: &Daemon, workload: Workload) -> VmHandle {
+    pub(crate) fn start(self, daemon: &Daemon, workload: Workload) -> VmHandle {
         self.try_start(daemon, workload).unwrap()
     }
 
     /// Runs a workload to its end.
-    pub fn run(self, daemon: &Daemon, workload: Workload) -> (VmReport, Report) {
+    pub(crate) fn run(self, daemon: &Daemon, workload: Workload) -> (VmReport, Report) {
         finish(self.start(daemon, workload))
     }
 }
 
-pub fn finish(vm: VmHandle) -> (VmReport, Report) {
+pub(crate) fn finish(vm: VmHandle) -> (VmReport, Report) {
     let limit = Duration::from_secs(60);
     let vm = vm.join_within(limit, Duration::from_secs(5)).unwrap();
     let report = Report::decode(&vm.report).expect("a report");
