@@ -5,4 +5,5 @@ pub mod device;
 pub mod gate;
 #[allow(unsafe_code)]
 mod sys;
+pub mod vmm;
 pub mod wire;

@@ -1,15 +1,20 @@
 //! The processor: descriptors, interrupts, sleep, ports.
 //!
 //! At CPL 3 interrupts stay disabled (IF = 0) but for the moment of sleeping, so that one that comes between looking
-//! for work and sleeping is not slept through. Sleeping needs CPL 0; the way there is `UD2` with [`SLEEP`] in rax:
-//! software interrupts and SYSCALL are not to be had under every KVM that this guest runs on.
+//! for work and sleeping is not slept through. Sleeping needs CPL 0, as do ports; the way there is `UD2` with the
+//! number of a call in rax: software interrupts, SYSCALL and a lasting IOPL are not to be had under every KVM that this
+//! guest runs on.
 
 use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;
 use turnstile_guest::boot::{PORT_CONSOLE, PORT_EXIT};
 
-/// What rax holds when `UD2` is meant as the call that sleeps.
+/// What rax holds when `UD2` is meant as a call: to sleep, to write to a port (dx) a byte or a word (ecx), to read a
+/// word from one (to eax).
 const SLEEP: u64 = 0x5ee9;
+const OUT8: u64 = 0x5eea;
+const OUT32: u64 = 0x5eeb;
+const IN32: u64 = 0x5eec;
 /// Interrupt vector of the timer; the device's follow.
 const TIMER_VECTOR: u32 = 0x40;
 /// Interrupt vector of the device's vector 0.
@@ -29,8 +34,8 @@ const KERNEL_CODE: u64 = 0x10;
 const USER_DATA: u64 = 0x2b;
 const USER_CODE: u64 = 0x33;
 const TSS_SELECTOR: u16 = 0x40;
-/// IF = 0, IOPL = 3.
-const USER_FLAGS: u64 = 0x3002;
+/// IF = 0.
+const USER_FLAGS: u64 = 0x0002;
 const KERNEL_STACK_BYTES: usize = 16 << 10;
 /// Top of the stack at CPL 3; the VMM keeps the memory below free.
 const USER_STACK_TOP: u64 = 0x80_0000;
@@ -79,17 +84,34 @@ global_asm!(
     "call {on_fault}",
     "enter_illegal:",
     "cmp rax, {sleep}",
-    "jne 2f",
-    "add qword ptr [rsp], 2",
-    "sti",
+    "je 2f",
+    "cmp rax, {out8}",
+    "je 3f",
+    "cmp rax, {out32}",
+    "je 4f",
+    "cmp rax, {in32}",
+    "je 5f",
+    "push 6",
+    "jmp enter_fault",
+    "2: sti",
     "hlt",
     "cli",
+    "jmp 6f",
+    "3: mov eax, ecx",
+    "out dx, al",
+    "jmp 6f",
+    "4: mov eax, ecx",
+    "out dx, eax",
+    "jmp 6f",
+    "5: in eax, dx",
+    "6: add qword ptr [rsp], 2",
     "iretq",
-    "2: push 6",
-    "jmp enter_fault",
     on_interrupt = sym on_interrupt,
     on_fault = sym on_fault,
     sleep = const SLEEP,
+    out8 = const OUT8,
+    out32 = const OUT32,
+    in32 = const IN32,
 );
 
 unsafe extern "C" {
@@ -202,29 +224,35 @@ pub fn time_stamp() -> u64 {
 /// Ends the run.
 pub fn exit(code: u8) -> ! {
     loop {
-        // SAFETY: the VMM ends the run on this write; IOPL is 3.
-        unsafe { asm!("out dx, al", in("dx") PORT_EXIT, in("al") code) }
+        out8(PORT_EXIT, code);
     }
 }
 
 /// Writes to the VMM's console.
 pub fn console(bytes: &[u8]) {
     for byte in bytes {
-        // SAFETY: the port does nothing but collect; IOPL is 3.
-        unsafe { asm!("out dx, al", in("dx") PORT_CONSOLE, in("al") *byte) }
+        out8(PORT_CONSOLE, *byte);
+    }
+}
+
+fn out8(port: u16, value: u8) {
+    // SAFETY: the VMM's ports end the run, collect text or reach configuration space, never this guest's memory. The
+    // handler of `UD2` changes rax only.
+    unsafe {
+        asm!("ud2", inout("rax") OUT8 => _, in("edx") u32::from(port), in("ecx") u32::from(value))
     }
 }
 
 /// Writes a word to a port of PCI configuration mechanism 1.
 pub fn out32(port: u16, value: u32) {
-    // SAFETY: the VMM's ports reach configuration space only, never this guest's memory; IOPL is 3.
-    unsafe { asm!("out dx, eax", in("dx") port, in("eax") value) }
+    // SAFETY: as for `out8`.
+    unsafe { asm!("ud2", inout("rax") OUT32 => _, in("edx") u32::from(port), in("ecx") value) }
 }
 
 /// Reads a word from a port of PCI configuration mechanism 1.
 pub fn in32(port: u16) -> u32 {
-    let value;
-    // SAFETY: as for `out32`.
-    unsafe { asm!("in eax, dx", in("dx") port, out("eax") value) }
-    value
+    let value: u64;
+    // SAFETY: as for `out8`.
+    unsafe { asm!("ud2", inout("rax") IN32 => value, in("edx") u32::from(port)) }
+    value as u32
 }

@@ -4,14 +4,14 @@ use super::{PageMap, PageMapError, PageWords};
 use std::fs::File;
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use turnstile_abi::{PAGE_BYTES, pci::DOORBELL_OFFSET};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 /// Doorbell pages, one per channel, mapped shared.
 #[derive(Debug)]
 pub struct SharedPages {
-    region: MmapRegion<()>,
+    region: Arc<MmapRegion<()>>,
     channels: u32,
 }
 
@@ -30,6 +30,7 @@ impl SharedPages {
         }
         let region = MmapRegion::from_file(FileOffset::new(file, 0), bytes as usize)
             .map_err(io::Error::other)?;
+        let region = Arc::new(region);
         Ok(Self { region, channels })
     }
 
@@ -40,6 +41,7 @@ impl SharedPages {
     pub fn anonymous(channels: u32) -> io::Result<Self> {
         let bytes = u64::from(channels) * PAGE_BYTES;
         let region = MmapRegion::new(bytes as usize).map_err(io::Error::other)?;
+        let region = Arc::new(region);
         Ok(Self { region, channels })
     }
 
@@ -48,9 +50,9 @@ impl SharedPages {
         self.channels
     }
 
-    /// Where the pages are mapped in this process.
-    pub(crate) fn host_address(&self) -> u64 {
-        self.region.as_ptr() as u64
+    /// The mapping of the pages.
+    pub(crate) fn region(&self) -> &Arc<MmapRegion<()>> {
+        &self.region
     }
 
     fn offset(&self, channel: u32) -> Option<usize> {
@@ -79,6 +81,16 @@ impl PageWords for SharedPages {
                 .as_volatile_slice()
                 .store(value, at, Ordering::SeqCst);
         }
+    }
+}
+
+impl PageWords for Arc<SharedPages> {
+    fn load(&self, channel: u32) -> u32 {
+        self.as_ref().load(channel)
+    }
+
+    fn store(&self, channel: u32, value: u32) {
+        self.as_ref().store(channel, value);
     }
 }
 
