@@ -11,7 +11,7 @@ use std::time::Duration;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use turnstile_accounting::meter::{PhasePlan, Phases};
 use turnstile_accounting::{
-    EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, Usage, Window,
+    EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, Window,
 };
 
 use super::host::{Host, engines};

@@ -205,6 +205,7 @@ trait Control: Send + Sync {
     fn gate_counters(&self) -> GateCounters;
     fn exits(&self) -> u64;
     fn is_lost(&self) -> bool;
+    fn interim(&self) -> Vec<u8>;
     fn has_failed(&self) -> bool;
     fn take_failure(&self) -> Option<VmError>;
     fn report(&self, end: VmEnd, lost: bool, elapsed: Duration) -> VmReport;
@@ -215,6 +216,10 @@ impl<M: PageMap, R: Router> Control for Core<M, R> {
         self.ram.request_stop();
         // So that a guest that sleeps looks at it.
         let _ = self.interrupts[0].write(1);
+    }
+
+    fn interim(&self) -> Vec<u8> {
+        self.ram.report()
     }
 
     fn quit(&self) {
@@ -366,6 +371,11 @@ impl VmHandle {
     /// Times that the guest was left for the VMM so far.
     pub fn exits(&self) -> u64 {
         self.core.exits()
+    }
+
+    /// What the guest has published as its report so far; it may be writing it just now.
+    pub fn report(&self) -> Vec<u8> {
+        self.core.interim()
     }
 
     /// Whether the guest has ended.

@@ -359,7 +359,11 @@ impl Kind {
         }
     }
 
-    pub(crate) fn try_start(self, daemon: &Daemon, workload: Workload) -> Result<VmHandle, VmError> {
+    pub(crate) fn try_start(
+        self,
+        daemon: &Daemon,
+        workload: Workload,
+    ) -> Result<VmHandle, VmError> {
         let config = config(daemon, workload);
         match self {
             Self::Kvm => spawn(config),
