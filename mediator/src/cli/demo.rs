@@ -76,8 +76,9 @@ impl FromStr for VmSpec {
         };
         let weight = number("weight", 10_000)?.ok_or(form)?;
         let kernel_us = number("kernel length", 1_000_000)?.ok_or(form)?;
-        // Deep enough to ride out a wake-up of the guest (about a millisecond on a busy host), and never empty.
-        let depth = number("depth", 64)?.unwrap_or((1_200 / kernel_us + 2).min(16));
+        // A guest that wants all it can get: deep enough to ride out its wake-ups, which take milliseconds on a host with
+        // more vCPUs than cores.
+        let depth = number("depth", 256)?.unwrap_or((8_000 / kernel_us).clamp(4, 64));
         if parts.next().is_some() {
             return Err(form.into());
         }
@@ -364,7 +365,7 @@ mod tests {
         let spec: VmSpec = "batch:100:2000".parse().unwrap();
         assert_eq!(
             (spec.name.as_str(), spec.kernel_us, spec.depth),
-            ("batch", 2000, 2)
+            ("batch", 2000, 4)
         );
         assert_eq!("a:1:100:7".parse::<VmSpec>().unwrap().depth, 7);
         for bad in [
