@@ -220,23 +220,20 @@ fn serve(
         std::thread::spawn(move || execute(&ram, &vram, &pages, &interrupts, &rings, &over))
     });
     let mut requests = 0;
-    loop {
-        match reader.read::<ToDaemon>(&stream) {
-            Ok(Read::Frame(frame)) => match frame.message {
-                ToDaemon::Mailbox { id, op, args } => {
-                    requests += 1;
-                    if requests > manner.requests_max {
-                        let _ = stream.shutdown(std::net::Shutdown::Both);
-                        break;
-                    }
-                    answer(&stream, manner, &rings, &pages, id, op, &args);
+    while let Ok(Read::Frame(frame)) = reader.read::<ToDaemon>(&stream) {
+        match frame.message {
+            ToDaemon::Mailbox { id, op, args } => {
+                requests += 1;
+                if requests > manner.requests_max {
+                    let _ = stream.shutdown(std::net::Shutdown::Both);
+                    break;
                 }
-                ToDaemon::GateDone { trapped, seq, .. } if seq < 1 << 32 => {
-                    let _ = tell.send(trapped);
-                }
-                _ => {}
-            },
-            _ => break,
+                answer(&stream, manner, &rings, &pages, id, op, &args);
+            }
+            ToDaemon::GateDone { trapped, seq, .. } if seq < 1 << 32 => {
+                let _ = tell.send(trapped);
+            }
+            _ => {}
         }
     }
     over.store(true, Ordering::Relaxed);
