@@ -4,7 +4,7 @@ use core::fmt;
 use turnstile_abi::{ErrorCode, PARAM_BYTES_MAX};
 
 /// Bytes of a device's text that an error keeps.
-pub const TEXT_BYTES: usize = 96;
+pub const TEXT_BYTES: usize = 80;
 
 /// A text of the device, cut to fit.
 #[derive(Clone, Copy, PartialEq, Eq)]

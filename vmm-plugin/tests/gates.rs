@@ -5,7 +5,7 @@ mod common;
 use common::{Daemon, Kind, Manner, finish};
 use std::time::{Duration, Instant};
 use turnstile_abi::ErrorCode;
-use turnstile_images::{Outcome, Workload};
+use turnstile_images::{Load, Misbehaviour, Outcome, Workload};
 use turnstile_vmm::gate::GateState;
 use turnstile_vmm::vmm::VmEnd;
 
@@ -126,9 +126,14 @@ fn cycles_lose_nothing_while_the_guest_rings() {
             daemon.gate(0, GateState::Open);
             opening.push(since.elapsed());
             let delivered = daemon.page(0);
-            assert!(delivered > page, "{kind:?}: nothing was delivered");
+            let gone = |from: u32, to: u32| to.wrapping_sub(from) as i32;
+            assert!(gone(page, delivered) > 0, "{kind:?}: {page} to {delivered}");
             daemon.until("a direct write", || daemon.page(0) != delivered);
-            assert!(daemon.page(0) > delivered, "a value went back");
+            let direct = daemon.page(0);
+            assert!(
+                gone(delivered, direct) > 0,
+                "{kind:?}: {delivered} to {direct}"
+            );
         }
         vm.stop();
         let (end, report) = finish(vm);
@@ -184,5 +189,88 @@ fn a_guest_can_be_ended_by_force() {
         vm.kill();
         let end = vm.join().unwrap().end;
         assert_eq!(end == VmEnd::Killed, kind == Kind::Kvm, "{end:?}");
+    }
+}
+
+#[test]
+fn a_load_checks_every_token() {
+    let steady = Load {
+        duration_ns: 200_000_000,
+        depth: 8,
+        fence_every: 3,
+        ..Load::default()
+    };
+    let bursts = Load {
+        burst: 7,
+        pause_ns: 1_500_000,
+        depth: 4,
+        ..steady
+    };
+    for kind in Kind::all() {
+        for load in [steady, bursts] {
+            let daemon = Daemon::start(Manner::default());
+            let (vm, report) = kind.run(&daemon, Workload::Load(load));
+            assert_eq!(
+                vm.end,
+                VmEnd::Exited(0),
+                "{kind:?}: {} {}",
+                report.text(),
+                vm.console
+            );
+            assert!(report.launches > 64, "{kind:?}: {report:?}");
+            assert_eq!((report.verified, report.failed), (report.launches, 0));
+            assert_eq!(vm.doorbell_exits, 0);
+            println!(
+                "{kind:?}: {} launches in {} ms, {} exits, turnaround {} us on average",
+                report.launches,
+                report.elapsed_ns / 1_000_000,
+                vm.exits,
+                report.turnaround_ns_sum / report.fences / 1000
+            );
+        }
+    }
+}
+
+#[test]
+fn a_load_ends_when_it_is_asked_to() {
+    for kind in Kind::all() {
+        let daemon = Daemon::start(Manner::default());
+        let load = Load {
+            duration_ns: 0,
+            burst: 1,
+            pause_ns: 3_600_000_000_000,
+            ..Load::default()
+        };
+        let vm = kind.start(&daemon, Workload::Load(load));
+        daemon.until("the first launch", || daemon.page(0) > 0);
+        let limit = Duration::from_millis(20);
+        let vm = vm.join_within(limit, Duration::from_secs(20)).unwrap();
+        assert_eq!(vm.end, VmEnd::Exited(0), "{kind:?}");
+        assert!(vm.elapsed < Duration::from_secs(10));
+    }
+}
+
+#[test]
+fn misbehaviours_that_this_daemon_answers_are_recognised() {
+    for kind in Kind::all() {
+        for bad in [
+            Misbehaviour::UnknownCommand,
+            Misbehaviour::ReservedField,
+            Misbehaviour::BadLaunch,
+            Misbehaviour::WildCopy,
+            Misbehaviour::MillionRings,
+            Misbehaviour::TooMuchMemory,
+        ] {
+            let daemon = Daemon::start(Manner::default());
+            let (vm, report) = kind.run(&daemon, Workload::Bad(bad));
+            let text = report.text();
+            assert_eq!(
+                vm.end,
+                VmEnd::Exited(0),
+                "{kind:?}, {bad:?}: {text} {}",
+                vm.console
+            );
+            assert!(report.verified > 0);
+        }
     }
 }

@@ -134,7 +134,7 @@ fn matmul<P: Platform>(bench: &mut Bench<'_, '_, P>, kernel: Kernel) -> Result<b
 
 fn histogram<P: Platform>(bench: &mut Bench<'_, '_, P>, kernel: Kernel) -> Result<bool, Fail> {
     const N: u32 = 4096;
-    let byte = |i: u32| (i * i >> 3) as u8;
+    let byte = |i: u32| ((i * i) >> 3) as u8;
     let data = bench.upload(N / 4, |i| {
         u32::from_le_bytes([0, 1, 2, 3].map(|j| byte(4 * i + j)))
     })?;

@@ -28,9 +28,8 @@ pub(crate) fn digest(len: u32, byte: impl Fn(u32) -> u8) -> [u32; 8] {
     let mut hash = INITIAL;
     for at in (0..total).step_by(64) {
         let mut w = [0u32; 64];
-        for t in 0..16 {
-            let p = at + 4 * t as u32;
-            w[t] = padded(p) << 24 | padded(p + 1) << 16 | padded(p + 2) << 8 | padded(p + 3);
+        for (p, word) in (at..).step_by(4).zip(&mut w[..16]) {
+            *word = padded(p) << 24 | padded(p + 1) << 16 | padded(p + 2) << 8 | padded(p + 3);
         }
         for t in 16..64 {
             let s0 = w[t - 15].rotate_right(7) ^ w[t - 15].rotate_right(18) ^ w[t - 15] >> 3;

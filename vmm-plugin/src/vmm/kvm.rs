@@ -172,10 +172,8 @@ impl Router for IrqRouter {
         }
         let vm = self.vm.vm();
         match (before, self.routes[at]) {
-            (None, Some(_)) => {
-                if vm.register_irqfd(&self.interrupts[at], gsi).is_err() {
-                    self.routes[at] = None;
-                }
+            (None, Some(_)) if vm.register_irqfd(&self.interrupts[at], gsi).is_err() => {
+                self.routes[at] = None;
             }
             (Some(_), None) => {
                 // It was registered, so this cannot fail; if it did, the vector would go on as before.

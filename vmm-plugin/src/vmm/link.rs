@@ -29,7 +29,10 @@ pub(super) struct Sender(Mutex<UnixStream>);
 impl Sender {
     pub(super) fn send(&self, message: &ToDaemon) -> Result<(), WireError> {
         let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        wire::send(&stream, message, Vec::new())
+        wire::send(&stream, message, Vec::new()).inspect_err(|_| {
+            // A part of the frame may have gone out, so nothing can follow it. The reader finds the end.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        })
     }
 
     /// Ends the connection, for the reader too.
@@ -163,7 +166,8 @@ pub(super) fn connect(
     Ok((Sender(Mutex::new(stream)), receiver, welcome))
 }
 
-/// Maps the first `bytes` of a memory file of the daemon's, which must be as long.
+/// Maps the first `bytes` of a memory file of the daemon's, which must be as long. The daemon is trusted not to shorten
+/// it later (it owns the GPU, and seals its files); the other way round the guest memory's seal keeps this VMM from it.
 fn map(
     what: &'static str,
     fd: OwnedFd,

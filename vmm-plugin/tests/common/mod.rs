@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use turnstile_abi::{
-    COMMAND_BYTES, ChannelStateBlock, ChannelStatus, Command, ErrorCode, PAGE_BYTES, Request,
+    COMMAND_BYTES, ChannelStateBlock, ChannelStatus, Command, CopyDirection, ErrorCode,
+    GPU_VA_BASE, PAGE_BYTES, Request,
 };
 use turnstile_images::{GUEST_ELF, Report, Workload};
 use turnstile_vmm::gate::{GateState, PageWords, SharedPages};
@@ -51,6 +52,7 @@ struct Ring {
     state_gpa: u64,
     vector: usize,
     get: u32,
+    faulted: bool,
 }
 
 pub(crate) struct Daemon {
@@ -187,6 +189,14 @@ fn serve(
     let pages = SharedPages::from_file(doorbells.try_clone().unwrap(), CHANNELS).unwrap();
     let pages = Arc::new(pages);
     *pages_out.lock().unwrap() = Some(Arc::clone(&pages));
+    let memory = file(APERTURE_BYTES);
+    let vram = FileOffset::new(memory.try_clone().unwrap(), 0);
+    let vram: GuestMemoryMmap<()> = GuestMemoryMmap::from_ranges_with_files([(
+        GuestAddress(GPU_VA_BASE),
+        APERTURE_BYTES as usize,
+        Some(vram),
+    )])
+    .unwrap();
     let welcome = ToVmm::Welcome {
         tenant: 1,
         channels: CHANNELS,
@@ -196,7 +206,7 @@ fn serve(
     let fds: Vec<OwnedFd> = vec![
         doorbells.into(),
         file(PAGE_BYTES).into(),
-        file(APERTURE_BYTES).into(),
+        memory.into(),
         kick,
     ];
     send(&stream, &welcome, fds).unwrap();
@@ -206,26 +216,24 @@ fn serve(
         Arc::new(Mutex::new((0..CHANNELS).map(|_| None).collect()));
     let executor = manner.run.then(|| {
         let (rings, over) = (Arc::clone(&rings), Arc::clone(over));
-        std::thread::spawn(move || execute(&ram, &pages, &interrupts, &rings, &over))
+        let pages = Arc::clone(&pages);
+        std::thread::spawn(move || execute(&ram, &vram, &pages, &interrupts, &rings, &over))
     });
     let mut requests = 0;
-    loop {
-        match reader.read::<ToDaemon>(&stream) {
-            Ok(Read::Frame(frame)) => match frame.message {
-                ToDaemon::Mailbox { id, op, args } => {
-                    requests += 1;
-                    if requests > manner.requests_max {
-                        let _ = stream.shutdown(std::net::Shutdown::Both);
-                        break;
-                    }
-                    answer(&stream, manner, &rings, id, op, &args);
+    while let Ok(Read::Frame(frame)) = reader.read::<ToDaemon>(&stream) {
+        match frame.message {
+            ToDaemon::Mailbox { id, op, args } => {
+                requests += 1;
+                if requests > manner.requests_max {
+                    let _ = stream.shutdown(std::net::Shutdown::Both);
+                    break;
                 }
-                ToDaemon::GateDone { trapped, seq, .. } if seq < 1 << 32 => {
-                    let _ = tell.send(trapped);
-                }
-                _ => {}
-            },
-            _ => break,
+                answer(&stream, manner, &rings, &pages, id, op, &args);
+            }
+            ToDaemon::GateDone { trapped, seq, .. } if seq < 1 << 32 => {
+                let _ = tell.send(trapped);
+            }
+            _ => {}
         }
     }
     over.store(true, Ordering::Relaxed);
@@ -238,6 +246,7 @@ fn answer(
     stream: &UnixStream,
     manner: Manner,
     rings: &Mutex<Vec<Option<Ring>>>,
+    pages: &SharedPages,
     id: u64,
     op: u32,
     args: &[u64; 8],
@@ -259,8 +268,10 @@ fn answer(
                 state_gpa,
                 vector: vector.into(),
                 get: 0,
+                faulted: false,
             });
             results[0] = channel as u64;
+            pages.store(channel as u32, 0);
             let gate = ToVmm::Gate {
                 channel: channel as u32,
                 seq: 1 << 32,
@@ -272,7 +283,12 @@ fn answer(
             rings[channel as usize] = None;
             let _ = send(stream, &ToVmm::ChannelClosed { channel }, Vec::new());
         }
-        Ok(_) => error = ErrorCode::UnknownOp,
+        Ok(Request::Allocate { bytes }) if bytes <= APERTURE_BYTES => {
+            results[..3].copy_from_slice(&[GPU_VA_BASE, 0, APERTURE_BYTES]);
+        }
+        Ok(Request::Allocate { .. }) => error = ErrorCode::OutOfGpuMemory,
+        Ok(Request::FindFunction { .. }) => results[1] = 24,
+        Ok(_) => {}
         Err(refused) => error = refused,
     }
     let done = ToVmm::MailboxDone {
@@ -284,8 +300,49 @@ fn answer(
     let _ = send(stream, &done, Vec::new());
 }
 
+/// Moves bytes between two memories.
+fn copy(
+    from: (&GuestMemoryMmap<()>, u64),
+    to: (&GuestMemoryMmap<()>, u64),
+    bytes: u64,
+) -> Option<()> {
+    let mut buffer = vec![0; bytes as usize];
+    from.0.read_slice(&mut buffer, GuestAddress(from.1)).ok()?;
+    to.0.write_slice(&buffer, GuestAddress(to.1)).ok()
+}
+
+/// Runs a command of memory; the only kernel is one that leaves its token, like `spin`.
+fn perform(ram: &GuestMemoryMmap<()>, vram: &GuestMemoryMmap<()>, command: &Command) -> Option<()> {
+    match *command {
+        Command::Copy {
+            direction,
+            source,
+            destination,
+            bytes,
+        } => match direction {
+            CopyDirection::GuestToGpu => copy((ram, source), (vram, destination), bytes),
+            CopyDirection::GpuToGuest => copy((vram, source), (ram, destination), bytes),
+            CopyDirection::GpuToGpu => copy((vram, source), (vram, destination), bytes),
+        },
+        Command::Fill { va, bytes, pattern } => {
+            (0..bytes / 4).try_for_each(|i| vram.write_obj(pattern, GuestAddress(va + 4 * i)).ok())
+        }
+        Command::Launch(launch) => {
+            let word = |at: u64| {
+                ram.read_obj::<u32>(GuestAddress(launch.params_gpa + at))
+                    .ok()
+            };
+            let out = u64::from(word(12)?) << 32 | u64::from(word(8)?);
+            let at = out + 4 * u64::from(word(16)?);
+            vram.write_obj(word(20)?, GuestAddress(at)).ok()
+        }
+        _ => Some(()),
+    }
+}
+
 fn execute(
     ram: &GuestMemoryMmap<()>,
+    vram: &GuestMemoryMmap<()>,
     pages: &SharedPages,
     interrupts: &[File],
     rings: &Mutex<Vec<Option<Ring>>>,
@@ -295,7 +352,7 @@ fn execute(
         for (channel, ring) in rings.lock().unwrap().iter_mut().enumerate() {
             let Some(ring) = ring else { continue };
             let put = pages.load(channel as u32);
-            while ring.get != put {
+            while ring.get != put && !ring.faulted {
                 let at = ring.gpa + u64::from(ring.get % ring.entries) * COMMAND_BYTES as u64;
                 let mut bytes = [0; COMMAND_BYTES];
                 ram.read_slice(&mut bytes, GuestAddress(at)).unwrap();
@@ -303,6 +360,10 @@ fn execute(
                 let store = |value: u32, at: u64| {
                     let gpa = GuestAddress(ring.state_gpa + at);
                     ram.store(value, gpa, Ordering::Release).unwrap();
+                };
+                let fault = |code: ErrorCode| {
+                    store(code as u32, ChannelStateBlock::ERROR);
+                    store(ChannelStatus::Faulted as u32, ChannelStateBlock::STATUS);
                 };
                 match Command::decode(&bytes) {
                     Ok(Command::Fence {
@@ -319,10 +380,16 @@ fn execute(
                                 .unwrap();
                         }
                     }
-                    Ok(_) => store(ring.get, ChannelStateBlock::GET),
+                    Ok(command) => match perform(ram, vram, &command) {
+                        Some(()) => store(ring.get, ChannelStateBlock::GET),
+                        None => {
+                            fault(ErrorCode::PageFault);
+                            ring.faulted = true;
+                        }
+                    },
                     Err(code) => {
-                        store(code as u32, ChannelStateBlock::ERROR);
-                        store(ChannelStatus::Faulted as u32, ChannelStateBlock::STATUS);
+                        fault(code);
+                        ring.faulted = true;
                     }
                 }
             }
