@@ -505,7 +505,10 @@ proptest! {
         commands in proptest::collection::vec(hostile_command(), 1..12),
         rewrite in any::<[u8; 64]>(),
     ) {
-        let gpu = VirtualGpu::new(SoftConfig { kernels: Kernels::Interpreted, kernel_limit: Nanos::from_us(50), ..given() });
+        // One slot: a grid of millions of blocks meets the limit soon.
+        let gpu = VirtualGpu::new(SoftConfig {
+            kernels: Kernels::Interpreted, multiprocessors: 1, block_slots: 1, kernel_limit: Nanos::from_us(50), ..given()
+        });
         let mut hostile = channel(&gpu, A, 16);
         let mut other = channel(&gpu, B, 8);
         gpu.allocate(A, 1).unwrap();
