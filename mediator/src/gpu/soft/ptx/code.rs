@@ -99,7 +99,7 @@ pub(super) struct Access {
     pub(super) offset: i64,
 }
 
-/// What an atomic does to memory (PTX ISA 9.7.13.5).
+/// What an atomic does to memory (PTX ISA, `atom`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AtomOp {
     Add,
@@ -117,7 +117,7 @@ pub(super) enum AtomOp {
     AddFloat,
 }
 
-/// Source lane of a shuffle (PTX ISA 9.7.9.6).
+/// Source lane of a shuffle (PTX ISA, `shfl.sync`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shuffle {
     Up,
@@ -218,7 +218,7 @@ pub(super) enum Op {
     Nop,
 }
 
-/// `setp` with its optional second result and combination (PTX ISA 9.7.6.2).
+/// `setp` with its optional second result and combination.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CompareArgs<T: 'static> {
     pub(super) compare: Compare<T>,

@@ -17,12 +17,12 @@
 //! post-dominator would; for any program it is correct, because the instructions that exchange data between
 //! lanes (`shfl.sync`, `vote.sync`, `bar.warp.sync`, `bar.sync`) wait for the lanes they name. Every so often
 //! another group gets a turn, so that lanes which wait for each other through memory make progress
-//! (PTX ISA 3.1, independent thread scheduling).
+//! (as on hardware since Volta).
 //!
 //! **Addresses.** A generic address is a GPU virtual address, except in three windows at the top of the
 //! 64-bit space: see [`SHARED_WINDOW`], [`LOCAL_WINDOW`], [`PARAM_WINDOW`].
 //!
-//! Section numbers in these files are those of "Parallel Thread Execution ISA Version 9.0".
+//! "PTX ISA" is NVIDIA's "Parallel Thread Execution ISA Version 9.0"; "PTX ISA, `x`" its description of `x`.
 
 mod code;
 mod exec;

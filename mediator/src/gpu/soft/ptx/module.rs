@@ -25,7 +25,7 @@ pub struct Limits {
     pub local_bytes: u32,
     /// Bytes of global and constant variables.
     pub global_bytes: u64,
-    /// Bytes of an entry's parameters (PTX ISA 6.5: 4352, or 32764 from sm_70 on).
+    /// Bytes of an entry's parameters (PTX ISA 5.1.6: 4352, or 32764 from sm_70 on).
     pub param_bytes: u32,
 }
 

@@ -141,11 +141,12 @@ impl<'a> Modifiers<'a> {
             "volatile", "weak", "relaxed", "acquire", "release", "acq_rel", "sc", "cta", "cluster",
             "gpu", "gl", "sys", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc",
         ];
-        self.rest.retain(|m| {
-            !HINTS.contains(m)
-                && !m.starts_with("L1::")
-                && !(m.starts_with("L2::") && *m != "L2::cache_hint")
-        });
+        let hint = |m: &str| {
+            let level = m.starts_with("L1::") || m.starts_with("L2::");
+            // A cache hint takes an operand more.
+            HINTS.contains(&m) || (level && m != "L2::cache_hint")
+        };
+        self.rest.retain(|m| !hint(m));
     }
 
     /// The type, taken from the end of the opcode.

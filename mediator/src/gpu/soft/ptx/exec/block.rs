@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 /// Operations of a warp's turn: short enough to end a block soon, long enough that the check costs nothing.
 const TURN: u32 = 4096;
 
-/// `nanosleep` sleeps at most this long (PTX ISA 9.7.13.14).
+/// `nanosleep` sleeps at most this long (PTX ISA, `nanosleep`).
 pub(super) const MAX_SLEEP_NS: u64 = 1_000_000;
 
 /// A running block.
@@ -69,7 +69,6 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
             }
             ran |= self.open_barriers(warps);
             if warps.iter().all(|w| w.state == State::Done) {
-                self.now_ns();
                 return Ok(());
             }
             if !ran {

@@ -241,6 +241,8 @@ pub fn run_block<M: DeviceMemory, T: Timer>(
         executed: 0,
         unreported: 0,
     };
-    block.run(&mut scratch.warps, control)?;
-    Ok(block.outcome)
+    let result = block.run(&mut scratch.warps, control);
+    // Also of a block that failed: its time was used.
+    block.now_ns();
+    result.map(|()| block.outcome)
 }

@@ -19,7 +19,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         all & warp.live & !group != 0
     }
 
-    /// `shfl.sync` (PTX ISA 9.7.9.6, the pseudo-code there). What an absent lane holds is left open there; here it
+    /// `shfl.sync` (PTX ISA, its pseudo-code). What an absent lane holds is left open there; here it
     /// is 0, never what some lane left behind.
     pub(super) fn shuffle(&mut self, warp: &mut Warp, args: &ShuffleArgs, exec: u32) {
         let (mut x, mut y, mut z) = ([0; LANES], [0; LANES], [0; LANES]);
@@ -58,7 +58,7 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         }
     }
 
-    /// `vote.sync` (9.7.13.9): each lane sees the votes of the executing lanes it names.
+    /// `vote.sync`: each lane sees the votes of the executing lanes it names.
     pub(super) fn vote(&mut self, warp: &mut Warp, (vote, d, p, members): VoteArgs, exec: u32) {
         let mut buffer = [0; LANES];
         let members = *warp.words(self.code, members, &mut buffer);

@@ -54,7 +54,7 @@ macro_rules! doubles {
     };
 }
 
-/// Integers and bits (PTX ISA 9.7.6.2, table of `setp` operators).
+/// Integers and bits (PTX ISA, the operators of `setp`).
 pub(in super::super) fn compare_integer(name: &str, ty: Type) -> Option<Comparison> {
     // `lo`, `ls`, `hi`, `hs` are the unsigned orders under their other names.
     let (name, signed) = match name {
@@ -139,7 +139,7 @@ pub(in super::super) fn compare_float(name: &str, ty: Type) -> Option<Comparison
     Some(comparison)
 }
 
-/// `testp` (9.7.3.1) of the first operand; the second is ignored.
+/// `testp` of the first operand; the second is ignored.
 pub(in super::super) fn test_property(name: &str, ty: Type) -> Option<Comparison> {
     macro_rules! property {
         ($f32:expr, $f64:expr) => {
@@ -166,7 +166,7 @@ fn in_window(address: u64, window: u64) -> bool {
     address.wrapping_sub(window) < WINDOW_BYTES
 }
 
-/// `isspacep` (9.7.9.19) of the first operand; the second is ignored.
+/// `isspacep` of the first operand; the second is ignored.
 pub(in super::super) fn is_space(space: Space) -> Option<Comparison> {
     Some(match space {
         Space::Shared => doubles!(|a, _| in_window(a, SHARED_WINDOW)),

@@ -82,7 +82,7 @@ fn singles(name: &str, ftz: bool, sat: bool) -> Option<Lanewise> {
         "sin" => s1!(ftz, false, f32::sin),
         "cos" => s1!(ftz, false, f32::cos),
         "tanh" => s1!(ftz, false, f32::tanh),
-        // The sign of `a` on `b` (9.7.3.2).
+        // The sign of `a` on `b`.
         "copysign" if !ftz => w2!(|a, b| (a & 0x8000_0000) | (b & 0x7fff_ffff)),
         _ => return None,
     };
@@ -109,7 +109,7 @@ fn doubles(name: &str) -> Option<Lanewise> {
     Some(kernel)
 }
 
-/// Steps of `cvt` (9.7.9.21), by name, between the types of the step. The caller chains them: flush, round,
+/// Steps of `cvt`, by name, between the types of the step. The caller chains them: flush, round,
 /// convert, saturate. Integer sources are extended to 64 bits before, results are cut by the write.
 pub(in super::super) fn convert_float(step: &str, to: Type, from: Type) -> Option<Lanewise> {
     use Kind::{Float, Signed};
@@ -131,7 +131,7 @@ pub(in super::super) fn convert_float(step: &str, to: Type, from: Type) -> Optio
         ("cvt", Float, 32, Float, 16) => w1!(|a| from_half(a).to_bits()),
         ("cvt", Float, 32, Float, 32) => w1!(|a| a),
         ("cvt", Float, 64, Float, 64) => d1!(|a| a),
-        // To integers Rust's `as` does what PTX says: clamp, NaN to 0 (9.7.9.21, "integer conversion").
+        // To integers Rust's `as` does what PTX says: clamp, NaN to 0 (PTX ISA, `cvt`).
         ("cvt", Signed, 8, Float, 32) => w1!(|a| (f32::from_bits(a) as i8) as u32),
         ("cvt", Signed, 16, Float, 32) => w1!(|a| (f32::from_bits(a) as i16) as u32),
         ("cvt", Signed, 32, Float, 32) => w1!(|a| (f32::from_bits(a) as i32) as u32),

@@ -14,16 +14,18 @@ pub(super) use int::{extension, integer};
 use super::{LANES, Lanes};
 use std::fmt;
 
-/// The lanes of an operand.
-type In<'a, T> = &'a Lanes<T>;
+type One<T> = fn(&Lanes<T>, &mut Lanes<T>);
+type Two<T> = fn(&Lanes<T>, &Lanes<T>, &mut Lanes<T>);
+type Three<T> = fn(&Lanes<T>, &Lanes<T>, &Lanes<T>, &mut Lanes<T>);
+type Four<T> = fn(&Lanes<T>, &Lanes<T>, &Lanes<T>, &Lanes<T>, &mut Lanes<T>);
 
 /// A loop over the lanes, by number of operands.
 #[derive(Clone, Copy)]
 pub(super) enum Kernel<T: 'static> {
-    One(fn(In<'_, T>, &mut Lanes<T>)),
-    Two(fn(In<'_, T>, In<'_, T>, &mut Lanes<T>)),
-    Three(fn(In<'_, T>, In<'_, T>, In<'_, T>, &mut Lanes<T>)),
-    Four(fn(In<'_, T>, In<'_, T>, In<'_, T>, In<'_, T>, &mut Lanes<T>)),
+    One(One<T>),
+    Two(Two<T>),
+    Three(Three<T>),
+    Four(Four<T>),
 }
 
 impl<T> Kernel<T> {

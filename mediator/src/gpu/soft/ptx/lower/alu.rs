@@ -205,8 +205,8 @@ impl<'a> Builder<'a, '_> {
         self.uniform(kernel, ty, operands)
     }
 
-    /// `mov`, also of addresses, special registers, and to and from vectors of narrower registers (PTX ISA
-    /// 9.7.9.3 and 9.7.9.4).
+    /// `mov`, also of addresses, special registers, and to and from vectors of narrower registers (PTX
+    /// ISA, `mov`).
     fn mov(
         &mut self,
         mut modifiers: Modifiers<'a>,
@@ -362,7 +362,7 @@ impl<'a> Builder<'a, '_> {
         self.emit_compare(comparison, (a, a), (p, None), (Logic::Move, Pred::Always))
     }
 
-    /// `setp` (9.7.6.2) and `set` (9.7.6.1), which makes a number of the predicate.
+    /// `setp` and `set`, which makes a number of the predicate.
     fn compare(
         &mut self,
         head: &str,

@@ -1,4 +1,4 @@
-//! Branches, barriers and what lanes tell each other (PTX ISA 9.7.12, 9.7.13, 9.7.9.6).
+//! Branches, barriers and what lanes tell each other.
 
 use super::super::code::{BarrierArgs, Op, Pred, Shuffle, ShuffleArgs, Src, Vote, VoteDst};
 use super::super::module::LoadError;

@@ -37,7 +37,7 @@ impl<'a> Builder<'a, '_> {
         })
     }
 
-    /// `cvt` (9.7.9.21), as a chain of simple steps.
+    /// `cvt`, as a chain of simple steps.
     pub(super) fn convert(
         &mut self,
         mut modifiers: Modifiers<'a>,
@@ -152,7 +152,7 @@ impl<'a> Builder<'a, '_> {
         self.emit_kernel(kernel, d, &[value])
     }
 
-    /// `cvta` (9.7.9.20): adds or takes off the window of a space.
+    /// `cvta`: adds or takes off the window of a space.
     pub(super) fn convert_address(
         &mut self,
         mut modifiers: Modifiers<'a>,

@@ -1,4 +1,4 @@
-//! Loads, stores and atomics (PTX ISA 9.7.9.8 to 9.7.9.12, 9.7.13).
+//! Loads, stores and atomics.
 
 use super::super::code::{Access, AtomOp, Dst, Op, Src};
 use super::super::module::LoadError;

@@ -287,7 +287,7 @@ impl<'a> Builder<'a, '_> {
     }
 }
 
-/// What is added to an address of a space to make it generic (PTX ISA 9.7.9.20); `None` where nothing is.
+/// What is added to an address of a space to make it generic (PTX ISA, `cvta`); `None` where nothing is.
 pub(super) fn window(space: Space) -> Option<u64> {
     match space {
         Space::Shared => Some(SHARED_WINDOW),

@@ -1,4 +1,4 @@
-//! Floating point (PTX ISA 9.7.3, 9.7.9). Singles and doubles are IEEE 754 to nearest even, as in Rust.
+//! Floating point (PTX ISA 9.7.3). Singles and doubles are IEEE 754 to nearest even, as in Rust.
 
 /// The NaN that the hardware makes of an invalid single operation (PTX ISA 9.7.3).
 const NAN32: u32 = 0x7fff_ffff;
@@ -60,7 +60,7 @@ pub(crate) fn fma32(a: f32, b: f32, c: f32) -> f32 {
     f64::from_bits(odd) as f32
 }
 
-/// `min` (9.7.3.11): a number wins over NaN; -0 is below +0.
+/// `min`: a number wins over NaN; -0 is below +0.
 pub(crate) fn min32(a: f32, b: f32) -> f32 {
     match (a.is_nan(), b.is_nan()) {
         (true, true) => f32::from_bits(NAN32),
@@ -72,7 +72,7 @@ pub(crate) fn min32(a: f32, b: f32) -> f32 {
     }
 }
 
-/// `max` (9.7.3.12).
+/// `max`.
 pub(crate) fn max32(a: f32, b: f32) -> f32 {
     match (a.is_nan(), b.is_nan()) {
         (true, true) => f32::from_bits(NAN32),
@@ -124,7 +124,7 @@ pub(crate) fn max64(a: f64, b: f64) -> f64 {
     }
 }
 
-/// `rsqrt.approx`: computed in double, so nearer than the 2 ulp that PTX promises (9.7.3.18).
+/// `rsqrt.approx`: computed in double, so nearer than the 2 ulp that PTX promises.
 pub(crate) fn rsqrt32(a: f32) -> f32 {
     (1.0 / f64::from(a).sqrt()) as f32
 }

@@ -1,4 +1,4 @@
-//! Integers and bits (PTX ISA 9.7.1, 9.7.7).
+//! Integers and bits (PTX ISA 9.7.1).
 
 /// The low 16 bits as a signed number.
 pub(crate) fn s16(a: u32) -> i32 {
@@ -25,7 +25,7 @@ pub(crate) fn mul_hi_s64(a: u64, b: u64) -> u64 {
     ((i128::from(a.cast_signed()) * i128::from(b.cast_signed())) >> 64) as u64
 }
 
-/// Division. By zero it gives all ones, as the hardware's sequence does; PTX leaves the value open (9.7.1.8).
+/// Division. By zero it gives all ones; PTX leaves the value open.
 pub(crate) fn div_u32(a: u32, b: u32) -> u32 {
     a.checked_div(b).unwrap_or(u32::MAX)
 }
@@ -55,7 +55,7 @@ pub(crate) fn div_s64(a: u64, b: u64) -> u64 {
         .cast_unsigned()
 }
 
-/// Remainder; by zero it gives the dividend (PTX leaves it open, 9.7.1.9).
+/// Remainder; by zero it gives the dividend (PTX leaves it open).
 pub(crate) fn rem_u32(a: u32, b: u32) -> u32 {
     a.checked_rem(b).unwrap_or(a)
 }
@@ -85,7 +85,7 @@ pub(crate) fn rem_s64(a: u64, b: u64) -> u64 {
         .cast_unsigned()
 }
 
-/// `shl` of `BITS`; amounts above the width give 0 (9.7.7.8).
+/// `shl` of `BITS`; amounts above the width give 0.
 pub(crate) fn shl<const BITS: u64>(a: u64, n: u64) -> u64 {
     if n >= BITS { 0 } else { a << n }
 }
@@ -117,7 +117,7 @@ pub(crate) fn sar32(a: u32, n: u32) -> u32 {
     (a.cast_signed() >> n.min(31)).cast_unsigned()
 }
 
-/// `shf.l.wrap`: the high word of `b:a` shifted left (9.7.7.7).
+/// `shf.l.wrap`: the high word of `b:a` shifted left.
 pub(crate) fn shf_l(a: u32, b: u32, n: u32) -> u32 {
     let both = (u64::from(b) << 32) | u64::from(a);
     ((both << n.min(32)) >> 32) as u32
@@ -129,7 +129,7 @@ pub(crate) fn shf_r(a: u32, b: u32, n: u32) -> u32 {
     (both >> n.min(32)) as u32
 }
 
-/// `bfe` (9.7.1.19): `len` bits of `a` from `pos` on.
+/// `bfe`: `len` bits of `a` from `pos` on.
 pub(crate) fn bfe<const BITS: u64, const SIGNED: bool>(a: u64, pos: u64, len: u64) -> u64 {
     let (pos, len) = (pos & 0xff, len & 0xff);
     if len == 0 {
@@ -145,7 +145,7 @@ pub(crate) fn bfe<const BITS: u64, const SIGNED: bool>(a: u64, pos: u64, len: u6
     }
 }
 
-/// `bfi` (9.7.1.20): `b` with `len` bits of `a` laid in at `pos`.
+/// `bfi`: `b` with `len` bits of `a` laid in at `pos`.
 pub(crate) fn bfi<const BITS: u64>(a: u64, b: u64, pos: u64, len: u64) -> u64 {
     let (pos, len) = (pos & 0xff, len & 0xff);
     if pos >= BITS {
@@ -155,7 +155,7 @@ pub(crate) fn bfi<const BITS: u64>(a: u64, b: u64, pos: u64, len: u64) -> u64 {
     (b & !field) | ((a << pos) & field)
 }
 
-/// `bfind` (9.7.1.17): position of the highest bit that is not the sign, or all ones.
+/// `bfind`: position of the highest bit that is not the sign, or all ones.
 pub(crate) fn bfind<const BITS: u32, const SIGNED: bool>(a: u64) -> u64 {
     let mut a = extend::<BITS, SIGNED>(a);
     if SIGNED && a >> 63 == 1 {
@@ -167,7 +167,7 @@ pub(crate) fn bfind<const BITS: u32, const SIGNED: bool>(a: u64) -> u64 {
     u64::from(63 - a.leading_zeros())
 }
 
-/// `prmt` in its default mode (9.7.7.9): four selectors of a byte of `b:a`, or of its sign.
+/// `prmt` in its default mode: four selectors of a byte of `b:a`, or of its sign.
 pub(crate) fn prmt(a: u32, b: u32, selector: u32) -> u32 {
     let both = (u64::from(b) << 32) | u64::from(a);
     let mut out = 0;
@@ -184,7 +184,7 @@ pub(crate) fn prmt(a: u32, b: u32, selector: u32) -> u32 {
     out
 }
 
-/// `lop3` (9.7.7.6): the function of three bits whose table is `table`.
+/// `lop3`: the function of three bits whose table is `table`.
 pub(crate) fn lop3(a: u32, b: u32, c: u32, table: u32) -> u32 {
     let mut out = 0;
     for row in 0..8u32 {
@@ -196,7 +196,7 @@ pub(crate) fn lop3(a: u32, b: u32, c: u32, table: u32) -> u32 {
     out
 }
 
-/// `dp4a` (9.7.1.23): products of four bytes, summed onto `c`.
+/// `dp4a`: products of four bytes, summed onto `c`.
 pub(crate) fn dp4a<const A_SIGNED: bool, const B_SIGNED: bool>(a: u32, b: u32, c: u32) -> u32 {
     let mut sum = c;
     for (x, y) in a.to_le_bytes().into_iter().zip(b.to_le_bytes()) {

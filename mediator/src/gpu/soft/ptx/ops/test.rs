@@ -88,7 +88,7 @@ proptest! {
             (64, false, bfe::<64, false>(a, pos, len)),
             (64, true, bfe::<64, true>(a, pos, len)),
         ] {
-            // PTX ISA 9.7.1.19, the pseudo-code.
+            // The pseudo-code of PTX ISA, `bfe`.
             let msb = bits - 1;
             let sign = if !signed || l == 0 { 0 } else { (a >> (p + l - 1).min(msb)) & 1 };
             let want = (0..bits).fold(0u64, |d, i| {
