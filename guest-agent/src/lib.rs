@@ -1,3 +1,29 @@
 //! What runs in the guest: the driver core.
+//!
+//! No allocation, no unsafe, no operating system: the driver reaches its surroundings through [`Platform`], which a
+//! kernel module, a freestanding guest or a host thread implements.
+//!
+//! ```text
+//! Device::probe -> load_module, find_function, allocate
+//!               -> open_channel -> Channel: launch, copy, fill, fence, ring -> wait_fence
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod boot;
+mod bump;
+mod channel;
+mod device;
+mod error;
+mod params;
+mod platform;
+
+pub use bump::Bump;
+pub use channel::{Channel, ChannelMemory};
+pub use device::{Allocation, Device, Kernel};
+pub use error::{DriverError, TEXT_BYTES, Text};
+pub use params::{PARAMS_BYTES_MAX, Params};
+pub use platform::Platform;

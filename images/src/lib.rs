@@ -1,1 +1,60 @@
 //! Guests and kernels that the tests and the demo run.
+//!
+//! A VM runs [`GUEST_ELF`] with [`files`] in its memory and an encoded [`Workload`] as arguments, and leaves a
+//! [`Report`]. Where there is no KVM, [`run`] is the same workload as a host thread.
+
+pub use turnstile_workload::{
+    ARGS_BYTES, FILES, Load, Misbehaviour, Outcome, REPORT_BYTES, Report, Test, Workload, run,
+};
+
+/// The freestanding guest, for the reference VMM.
+pub static GUEST_ELF: &[u8] = include_bytes!(env!("TURNSTILE_GUEST_ELF"));
+
+macro_rules! kernels {
+    ($($name:literal),*) => {
+        /// PTX texts by the name of their CUDA source.
+        pub const KERNELS: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../kernels/", $name, ".ptx")))),*];
+    };
+}
+
+kernels!(
+    "vecadd",
+    "saxpy",
+    "matmul",
+    "histogram",
+    "nbody",
+    "reduce",
+    "sha256",
+    "spin"
+);
+
+/// The files that the workload expects in guest memory: name and contents.
+pub fn files() -> Vec<(String, Vec<u8>)> {
+    KERNELS
+        .iter()
+        .map(|(name, text)| (format!("{name}.ptx"), text.as_bytes().to_vec()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workload_finds_its_files() {
+        let names: Vec<String> = files().into_iter().map(|(name, _)| name).collect();
+        assert!(
+            FILES
+                .iter()
+                .all(|file| names.iter().any(|name| name == file))
+        );
+    }
+
+    #[test]
+    fn the_guest_is_a_static_executable() {
+        assert_eq!(GUEST_ELF[..4], *b"\x7fELF");
+        // e_type: ET_EXEC, so that it runs where it was linked.
+        assert_eq!(GUEST_ELF[16..18], [2, 0]);
+    }
+}

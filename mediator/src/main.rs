@@ -1,2 +1,32 @@
 //! The `turnstile` command.
-fn main() {}
+
+mod cli;
+
+use clap::{Parser, Subcommand};
+
+/// Many VMs share one GPU: mediated, accounted, at their weights.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the daemon that VMMs connect to
+    Serve(cli::serve::Args),
+    /// Show the whole loop: KVM guests share one GPU at their weights
+    Demo(cli::demo::Args),
+    /// Run one VM with the reference VMM and its test guest, against a running daemon
+    Vmm(cli::vmm::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    match Args::parse().command {
+        Command::Serve(args) => cli::serve::run(args),
+        Command::Demo(args) => cli::demo::run(&args),
+        Command::Vmm(args) => cli::vmm::run(&args),
+    }
+}

@@ -1,5 +1,9 @@
 //! What a VMM embeds: the virtual GPU as a PCI device, and a small reference VMM.
 #![deny(unsafe_code)]
 
+pub mod device;
 pub mod gate;
+#[allow(unsafe_code)]
+mod sys;
+pub mod vmm;
 pub mod wire;

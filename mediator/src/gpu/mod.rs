@@ -34,6 +34,8 @@ pub struct Capabilities {
     pub shared_bytes_max: u32,
     /// GPU memory in bytes.
     pub memory_bytes: u64,
+    /// Kernels run in software.
+    pub software: bool,
 }
 
 /// How a tenant's queued work can be stopped.

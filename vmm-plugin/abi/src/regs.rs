@@ -5,7 +5,7 @@
 //! | 0x0000 | registers and mailbox | trapped, 4- and 8-byte accesses, naturally aligned |
 //! | 0x1000 | status page | mapped read-only: reads cost no exit, writes are dropped |
 //! | 0x2000 | MSI-X table | trapped |
-//! | 0x3000 | MSI-X pending bits | trapped |
+//! | 0x3000 | MSI-X pending bits | trapped; read as zero: what is raised while masked is delivered on unmasking |
 
 /// Bytes of the register BAR.
 pub const BAR_BYTES: u64 = 0x1_0000;
@@ -28,7 +28,8 @@ pub const VECTORS: u64 = 0x014;
 pub const MEMORY_BYTES: u64 = 0x018;
 /// Read-only: [`device_status`] bits.
 pub const DEVICE_STATUS: u64 = 0x020;
-/// Interrupt status, one bit per vector of the first 32; write 1 to clear.
+/// Interrupt status; write 1 to clear. Bit 0: the mailbox has an answer. Channels have no bit: their interrupts go from
+/// the GPU to the guest without passing the device, so a driver reads their fences and state blocks instead.
 pub const INTERRUPT_STATUS: u64 = 0x024;
 
 /// Write: starts the request whose operation this is ([`crate::MailboxOp`]); arguments are taken at that moment.

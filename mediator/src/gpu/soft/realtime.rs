@@ -110,6 +110,9 @@ impl Shared {
                 code: ErrorCode::KernelTrap,
                 info: 0,
             });
+            // Once the guest sees that a command has finished, its module must be free to go.
+            let Start { work, context, .. } = start;
+            drop(work);
             state = self.lock();
             self.drive(&mut state, |core, now| {
                 core.finished(now, index, outcome);
@@ -117,7 +120,7 @@ impl Shared {
             });
             // May be the last that holds the tenant's memory, which takes long to give back.
             drop(state);
-            drop(start);
+            drop(context);
             state = self.lock();
         }
     }

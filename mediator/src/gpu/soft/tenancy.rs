@@ -62,6 +62,7 @@ impl<D: Driver> Gpu for D {
             multiprocessors: config.multiprocessors,
             shared_bytes_max: config.shared_bytes_max,
             memory_bytes: config.memory_bytes,
+            software: true,
         }
     }
 
@@ -128,7 +129,9 @@ impl<D: Driver> Gpu for D {
     }
 
     fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
-        Ok(self.context(tenant)?.unload_module(module)?)
+        let context = self.context(tenant)?;
+        // Under the core's lock, as a command's end is: whoever has seen the end finds the module free.
+        Ok(self.look(|_| context.unload_module(module))?)
     }
 
     fn find_function(

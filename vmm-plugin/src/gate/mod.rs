@@ -15,6 +15,12 @@
 //! are kept; the last value is delivered on opening. The page that the device reads changes only through an open gate
 //! or by a delivery, so whoever reads it needs not know the gate's state.
 
+mod control;
+mod pages;
+
+pub use control::{GateControl, GateCounters, GateTrace, PageMap, PageMapError, PageWords};
+pub use pages::{SharedPages, ThreadMap};
+
 use serde::{Deserialize, Serialize};
 
 /// State of one channel's gate.

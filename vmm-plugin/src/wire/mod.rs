@@ -6,6 +6,10 @@
 //!
 //! Neither side trusts the other's lengths, numbers or descriptors: both check them once, on receipt.
 
+mod frame;
+
+pub use frame::{Frame, FrameReader, FrameWriter, QUEUE_FRAMES_MAX, Read, WireError, encode, send};
+
 use crate::gate::GateState;
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,69 @@
+//! What the guest does, whether it is a virtual machine or a host thread.
+//!
+//! The host encodes a [`Workload`] as the guest's arguments and decodes a [`Report`] from what it leaves behind. The
+//! module texts that it needs ([`FILES`]) are laid into its memory as files.
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+mod args;
+mod bad;
+mod doorbells;
+mod kernels;
+mod load;
+mod report;
+mod session;
+mod sha256;
+mod transfers;
+mod verify;
+
+pub use args::{ARGS_BYTES, Load, Misbehaviour, Workload};
+pub use kernels::{FILES, Test};
+pub use report::{Outcome, REPORT_BYTES, Report};
+
+use session::{Fail, Session};
+use turnstile_guest::Platform;
+use turnstile_guest::boot::BootInfo;
+
+/// Runs what the arguments say. Returns the guest's exit code: 0 where all was well.
+pub fn run<P: Platform>(platform: &P) -> u8 {
+    let Some(boot) = BootInfo::read(platform) else {
+        return 2;
+    };
+    let mut args = [0; ARGS_BYTES];
+    let known = boot.args_bytes.min(ARGS_BYTES as u64) as usize;
+    platform.read_bytes(boot.args_gpa, &mut args[..known]);
+    let mut report = Report::default();
+    let since = platform.now_ns();
+    let result = match Workload::decode(&args) {
+        None => Err(Fail::text("The arguments are no workload")),
+        Some(workload) => perform(platform, boot, workload, &mut report),
+    };
+    report.elapsed_ns = platform.now_ns().saturating_sub(since);
+    report.end(&result);
+    report.publish(platform, &boot);
+    u8::from(report.outcome != Outcome::Passed)
+}
+
+fn perform<P: Platform>(
+    platform: &P,
+    boot: BootInfo,
+    workload: Workload,
+    report: &mut Report,
+) -> Result<(), Fail> {
+    let mut session = Session::new(platform, boot)?;
+    match workload {
+        Workload::Verify { rounds } => verify::run(&mut session, rounds, report),
+        Workload::Load(load) => load::run(&mut session, load, report),
+        Workload::Demo(load) => {
+            verify::run(&mut session, 1, report)?;
+            report.publish(platform, &boot);
+            load::run(&mut session, load, report)?;
+            verify::run(&mut session, 1, report)
+        }
+        Workload::Doorbells { count, paced } => doorbells::run(&mut session, count, paced, report),
+        Workload::Bad(kind) => bad::run(&mut session, kind, report),
+    }
+}

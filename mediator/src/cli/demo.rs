@@ -1,0 +1,383 @@
+//! `turnstile demo`: a daemon, several VMs, and what each received against what it was entitled to.
+
+use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use indicatif::{ProgressBar, ProgressStyle};
+use turnstile_accounting::Nanos;
+use turnstile_accounting::share::max_share_error_points;
+use turnstile_mediator::daemon::HostSnapshot;
+use turnstile_mediator::mediation::COMPUTE;
+use turnstile_policies::Weight;
+
+use super::report::{DemoReport, GuestReport, VmLine};
+use super::serve::Scheduling;
+use super::vmm::Said;
+
+/// How long guests may take to verify all kernels and begin their load, or to end.
+/// TIMEOUT: measured 2 s for three guests on two cores in a release build; a debug build is 20 times slower.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Left out at the beginning, until the queues are full.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// Arguments of `demo`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Length of the measured window
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    /// A VM as NAME:WEIGHT:KERNEL_US[:DEPTH]; give it once for each VM
+    #[arg(long = "vm", value_name = "SPEC", default_values = ["batch:100:2000", "interactive:100:200", "render:200:300"])]
+    vms: Vec<VmSpec>,
+    /// Run the guests as threads, not as VMs, even where KVM works
+    #[arg(long)]
+    native: bool,
+    #[command(flatten)]
+    scheduling: Scheduling,
+}
+
+/// One VM of the demo.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct VmSpec {
+    name: String,
+    weight: Weight,
+    kernel_us: u64,
+    depth: u32,
+}
+
+impl FromStr for VmSpec {
+    type Err = String;
+
+    fn from_str(spec: &str) -> Result<Self, String> {
+        let form = "NAME:WEIGHT:KERNEL_US[:DEPTH], as in batch:100:2000";
+        let mut parts = spec.split(':');
+        let name = parts
+            .next()
+            .filter(|name| !name.is_empty())
+            .ok_or(form)?
+            .to_owned();
+        let mut number = |what: &str, max: u64| -> Result<Option<u64>, String> {
+            parts
+                .next()
+                .map(|text| match text.parse::<u64>() {
+                    Ok(number) if (1..=max).contains(&number) => Ok(number),
+                    _ => Err(format!("{what} {text:?} is not within 1 and {max}; {form}")),
+                })
+                .transpose()
+        };
+        let weight = number("weight", 10_000)?.ok_or(form)?;
+        let kernel_us = number("kernel length", 1_000_000)?.ok_or(form)?;
+        // Deep enough to ride out a wake-up of the guest (about a millisecond on a busy host), and never empty.
+        let depth = number("depth", 64)?.unwrap_or((1_200 / kernel_us + 2).min(16));
+        if parts.next().is_some() {
+            return Err(form.into());
+        }
+        // CAST: both were bounded above
+        let weight = Weight::new(weight as u32).map_err(|error| error.to_string())?;
+        Ok(Self {
+            name,
+            weight,
+            kernel_us,
+            depth: depth as u32,
+        })
+    }
+}
+
+/// A VMM process and what it says.
+struct Vm {
+    child: Child,
+    spec: VmSpec,
+    report: Option<GuestReport>,
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        // Only of use when the demo failed: a VMM that has reported has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let kvm_missing = if args.native {
+        Some("--native was given".to_owned())
+    } else {
+        turnstile_vmm::vmm::kvm_available()
+            .err()
+            .map(|reason| reason.to_string())
+    };
+    let folder = tempfile::Builder::new().prefix("turnstile").tempdir()?;
+    let socket = folder.path().join("vmm.sock");
+    let daemon = args.scheduling.start(socket.clone())?;
+    let progress = progress(args);
+    let (said, heard) = channel();
+    let mut vms = Vec::new();
+    for (index, spec) in args.vms.iter().enumerate() {
+        let vm = spawn(spec, &socket, kvm_missing.is_some(), index, said.clone())
+            .with_context(|| format!("Starting VM {} failed", spec.name))?;
+        vms.push(vm);
+    }
+    progress.set_message("guests verify all kernels");
+    wait_for_all(&mut vms, &heard, &progress, |vm, said| {
+        matches!(said, Said::Loading) || vm.report.is_some()
+    })?;
+    if let Some(vm) = vms.iter().find(|vm| vm.report.is_some()) {
+        let error = vm.report.as_ref().and_then(|report| report.error.clone());
+        bail!(
+            "VM {} ended early: {}",
+            vm.spec.name,
+            error.unwrap_or_default()
+        );
+    }
+    thread::sleep(SETTLE);
+    progress.set_message("measuring");
+    let before = daemon.host().snapshot();
+    measure(args.seconds, &progress);
+    let after = daemon.host().snapshot();
+    progress.set_message("guests verify their last results");
+    for vm in &mut vms {
+        if let Some(mut stdin) = vm.child.stdin.take() {
+            stdin.write_all(b"stop\n")?;
+        }
+    }
+    wait_for_all(&mut vms, &heard, &progress, |vm, _| vm.report.is_some())?;
+    let end = daemon.host().snapshot();
+    progress.finish_and_clear();
+    let report = report(args, kvm_missing, &vms, &before, &after, &end);
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        report.print();
+    }
+    drop((vms, daemon));
+    if !report.sound() {
+        bail!("The demo is not sound: see failed results, errors and conservation above");
+    }
+    Ok(())
+}
+
+fn progress(args: &Args) -> ProgressBar {
+    if args.json || !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(args.seconds * 10);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {bar:40} {elapsed} {msg}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn measure(seconds: u64, progress: &ProgressBar) {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(seconds) {
+        let left = Duration::from_secs(seconds).saturating_sub(begin.elapsed());
+        thread::sleep(left.min(Duration::from_millis(100)));
+        // CAST: tenths of a day at most
+        progress.set_position((begin.elapsed().as_millis() / 100) as u64);
+    }
+}
+
+fn spawn(
+    spec: &VmSpec,
+    socket: &Path,
+    native: bool,
+    index: usize,
+    said: Sender<(usize, Said)>,
+) -> anyhow::Result<Vm> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .arg("vmm")
+        .arg("--socket")
+        .arg(socket)
+        .args(["--name", &spec.name])
+        .args(["--weight", &spec.weight.get().to_string()])
+        .args(["--kernel-us", &spec.kernel_us.to_string()])
+        .args(["--depth", &spec.depth.to_string()]);
+    if native {
+        command.arg("--native");
+    }
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let stdout = child.stdout.take().context("the VMM has no output")?;
+    thread::Builder::new()
+        .name(format!("demo-{}", spec.name))
+        .spawn(move || {
+            for line in BufReader::new(stdout).lines() {
+                let Ok(line) = line else { break };
+                match serde_json::from_str(&line) {
+                    Ok(event) => {
+                        if said.send((index, event)).is_err() {
+                            return;
+                        }
+                    }
+                    Err(_) => eprintln!("{line}"),
+                }
+            }
+            let _ = said.send((index, Said::Ended));
+        })?;
+    Ok(Vm {
+        child,
+        spec: spec.clone(),
+        report: None,
+    })
+}
+
+/// Waits until `done` holds of every VM.
+fn wait_for_all(
+    vms: &mut [Vm],
+    heard: &Receiver<(usize, Said)>,
+    progress: &ProgressBar,
+    done: impl Fn(&Vm, &Said) -> bool,
+) -> anyhow::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut missing: Vec<bool> = vms.iter().map(|vm| vm.report.is_none()).collect();
+    while missing.contains(&true) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (index, event) = match heard.recv_timeout(left) {
+            Ok(heard) => heard,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                let late: Vec<&str> = vms
+                    .iter()
+                    .zip(&missing)
+                    .filter_map(|(vm, missing)| missing.then_some(vm.spec.name.as_str()))
+                    .collect();
+                bail!(
+                    "No word from {} for {} s",
+                    late.join(", "),
+                    PATIENCE.as_secs()
+                );
+            }
+        };
+        let vm = &mut vms[index];
+        match &event {
+            Said::Report(report) => vm.report = Some(report.clone()),
+            Said::Ended if vm.report.is_none() => {
+                bail!(
+                    "VM {} ended without a report; its messages are above",
+                    vm.spec.name
+                );
+            }
+            _ => {}
+        }
+        if done(vm, &event) {
+            missing[index] = false;
+            progress.tick();
+        }
+    }
+    Ok(())
+}
+
+fn report(
+    args: &Args,
+    kvm_missing: Option<String>,
+    vms: &[Vm],
+    before: &HostSnapshot,
+    after: &HostSnapshot,
+    end: &HostSnapshot,
+) -> DemoReport {
+    let window = after.at.since(before.at);
+    let of = |snapshot: &HostSnapshot, name: &str| {
+        snapshot
+            .tenants
+            .iter()
+            .find(|tenant| tenant.name == name)
+            .cloned()
+    };
+    let weights: u64 = vms.iter().map(|vm| u64::from(vm.spec.weight.get())).sum();
+    let mut lines = Vec::new();
+    let (mut received, mut entitled) = (Vec::new(), Vec::new());
+    let mut charge_error: f64 = 0.0;
+    for vm in vms {
+        let (from, to) = (of(before, &vm.spec.name), of(after, &vm.spec.name));
+        let (Some(from), Some(to)) = (from, to) else {
+            continue;
+        };
+        let gpu_ns = to.engine_ns - from.engine_ns;
+        let charged_ns = to.compute_ns - from.compute_ns;
+        if gpu_ns.0 > 0 {
+            let difference = gpu_ns.0.abs_diff(charged_ns.0) as f64 / gpu_ns.0 as f64;
+            charge_error = charge_error.max(100.0 * difference);
+        }
+        received.push(gpu_ns);
+        entitled.push(Nanos(u64::from(vm.spec.weight.get())));
+        lines.push(VmLine {
+            name: vm.spec.name.clone(),
+            weight: vm.spec.weight.get(),
+            kernel_us: vm.spec.kernel_us,
+            depth: vm.spec.depth,
+            gpu_ns: gpu_ns.0,
+            charged_ns: charged_ns.0,
+            entitled_share_percent: 100.0 * f64::from(vm.spec.weight.get()) / weights as f64,
+            share_percent: 0.0,
+            held_ns: (to.held_ns.saturating_sub(from.held_ns)).0,
+            gate_moves: to.gate_moves - from.gate_moves,
+            guest: vm.report.clone().unwrap_or_default(),
+        });
+    }
+    let total: u64 = received.iter().map(|ns| ns.0).sum();
+    for line in &mut lines {
+        line.share_percent = 100.0 * line.gpu_ns as f64 / total.max(1) as f64;
+    }
+    let busy = |snapshot: &HostSnapshot| {
+        let compute = snapshot
+            .engines
+            .iter()
+            .find(|engine| engine.engine == COMPUTE);
+        compute.map_or(0, |engine| engine.totals.used_ns.0)
+    };
+    DemoReport {
+        kvm: !lines.is_empty() && lines.iter().all(|line| line.guest.kvm),
+        kvm_missing,
+        gpu: "software",
+        policy: args.scheduling.policy.clone(),
+        meter: args.scheduling.meter.name(),
+        window_ns: window.0,
+        max_share_error_points: max_share_error_points(&received, &entitled),
+        max_charge_error_percent: charge_error,
+        engine_busy_percent: 100.0 * (busy(after) - busy(before)) as f64 / window.0.max(1) as f64,
+        results_verified: lines.iter().map(|line| line.guest.verified).sum(),
+        results_failed: lines.iter().map(|line| line.guest.failed).sum(),
+        vms: lines,
+        conservation_error_ns: end.conservation_error_ns,
+        ledger_errors: end.ledger_errors,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_is_named_weighed_and_given_a_depth() {
+        let spec: VmSpec = "batch:100:2000".parse().unwrap();
+        assert_eq!(
+            (spec.name.as_str(), spec.kernel_us, spec.depth),
+            ("batch", 2000, 2)
+        );
+        assert_eq!("a:1:100:7".parse::<VmSpec>().unwrap().depth, 7);
+        for bad in [
+            "",
+            "a",
+            "a:0:1",
+            "a:1:0",
+            "a:1:1:0",
+            "a:1:1:1:1",
+            "a:x:1",
+            ":1:1",
+        ] {
+            assert!(bad.parse::<VmSpec>().is_err(), "{bad:?}");
+        }
+    }
+}

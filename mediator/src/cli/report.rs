@@ -1,0 +1,145 @@
+//! What the demo found: as JSON for programs, as a table for people.
+
+use serde::{Deserialize, Serialize};
+
+/// What a VM's guest said at its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GuestReport {
+    /// A KVM guest; else a thread that stands in for one.
+    pub(crate) kvm: bool,
+    /// Results that were as they should be.
+    pub(crate) verified: u64,
+    /// Results that were not.
+    pub(crate) failed: u64,
+    /// Kernels launched.
+    pub(crate) launches: u64,
+    /// Doorbell writes that left the guest.
+    pub(crate) doorbell_exits: u64,
+    /// Doorbell writes in all.
+    pub(crate) doorbells: u64,
+    /// What went wrong, if anything did.
+    pub(crate) error: Option<String>,
+}
+
+/// One VM's line.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct VmLine {
+    pub(crate) name: String,
+    pub(crate) weight: u32,
+    pub(crate) kernel_us: u64,
+    pub(crate) depth: u32,
+    /// Compute time in the measured window, by the engine's own log.
+    pub(crate) gpu_ns: u64,
+    /// Compute time charged in it.
+    pub(crate) charged_ns: u64,
+    pub(crate) entitled_share_percent: f64,
+    pub(crate) share_percent: f64,
+    pub(crate) held_ns: u64,
+    pub(crate) gate_moves: u64,
+    #[serde(flatten)]
+    pub(crate) guest: GuestReport,
+}
+
+/// The whole demo.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct DemoReport {
+    /// All guests ran under KVM.
+    pub(crate) kvm: bool,
+    /// Why not, if they did not.
+    pub(crate) kvm_missing: Option<String>,
+    pub(crate) gpu: &'static str,
+    pub(crate) policy: String,
+    pub(crate) meter: &'static str,
+    /// Length of the measured window.
+    pub(crate) window_ns: u64,
+    pub(crate) vms: Vec<VmLine>,
+    /// Largest difference between a VM's share of all VMs' compute time and its entitled share.
+    pub(crate) max_share_error_points: f64,
+    /// Largest difference between what a VM was charged and what the engine's log says, of the latter.
+    pub(crate) max_charge_error_percent: f64,
+    /// Part of the window in which the compute engine ran some VM.
+    pub(crate) engine_busy_percent: f64,
+    pub(crate) results_verified: u64,
+    pub(crate) results_failed: u64,
+    /// VM time + switching + idle + fault against engines x wall time, since the daemon began.
+    pub(crate) conservation_error_ns: i128,
+    pub(crate) ledger_errors: u64,
+}
+
+impl DemoReport {
+    /// The demo showed what it is there for.
+    pub(crate) fn sound(&self) -> bool {
+        self.results_failed == 0
+            && self.results_verified > 0
+            && self.conservation_error_ns == 0
+            && self.ledger_errors == 0
+            && self.vms.iter().all(|vm| vm.guest.error.is_none())
+    }
+
+    /// A table, with a bar for each share and a mark where it should end.
+    pub(crate) fn print(&self) {
+        let guests = if self.kvm {
+            "KVM guests"
+        } else {
+            "native guests (threads, not VMs)"
+        };
+        println!(
+            "{} {guests} on one {} GPU, policy {}, meter {}, {:.1} s measured",
+            self.vms.len(),
+            self.gpu,
+            self.policy,
+            self.meter,
+            self.window_ns as f64 / 1e9
+        );
+        if let Some(reason) = &self.kvm_missing {
+            println!("KVM is not used: {reason}");
+        }
+        println!();
+        println!(
+            "{:<12} {:>6} {:>9} {:>9} {:>9}  {:<42} {:>8} {:>8} {:>9}",
+            "VM", "weight", "kernel", "entitled", "received", "", "held", "launches", "verified"
+        );
+        for vm in &self.vms {
+            println!(
+                "{:<12} {:>6} {:>6} us {:>7.1} % {:>7.1} %  {:<42} {:>6.2} s {:>8} {:>9}",
+                vm.name,
+                vm.weight,
+                vm.kernel_us,
+                vm.entitled_share_percent,
+                vm.share_percent,
+                bar(vm.share_percent, vm.entitled_share_percent),
+                vm.held_ns as f64 / 1e9,
+                vm.guest.launches,
+                vm.guest.verified,
+            );
+            if let Some(error) = &vm.guest.error {
+                println!("             {error}");
+            }
+        }
+        println!();
+        println!(
+            "largest share error   {:.2} points",
+            self.max_share_error_points
+        );
+        println!(
+            "largest charge error  {:.3} %",
+            self.max_charge_error_percent
+        );
+        println!("engine busy           {:.1} %", self.engine_busy_percent);
+        println!(
+            "results               {} verified, {} failed",
+            self.results_verified, self.results_failed
+        );
+        println!("conservation error    {} ns", self.conservation_error_ns);
+    }
+}
+
+/// Forty cells for 100 %: filled as far as received, with a mark at what was entitled.
+fn bar(received: f64, entitled: f64) -> String {
+    let cell = |percent: f64| ((percent / 100.0 * 40.0).round() as usize).min(40);
+    let mut cells: Vec<char> = (0..40)
+        .map(|i| if i < cell(received) { '█' } else { '·' })
+        .collect();
+    cells.insert(cell(entitled), '|');
+    cells.into_iter().collect()
+}

@@ -1,0 +1,170 @@
+//! The accounting thread of a GPU: reads engine state, closes periods, and between them keeps the engine busy.
+//!
+//! With the event meter a period is a sleep, cut into ticks; with the polled meter it is LoGA's cycle of a non-poll and
+//! a poll phase (A1.2, A1.3), in which the status registers are read as fast as they can be.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use turnstile_accounting::meter::{PhasePlan, Phases};
+use turnstile_accounting::{
+    EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, Window,
+};
+
+use super::host::{Host, engines};
+use crate::mediation::COMPUTE;
+
+/// How engine state is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeterKind {
+    /// From the context-switch log: exact.
+    Events,
+    /// From status registers, in poll phases (LoGA).
+    Polled,
+}
+
+/// Lengths of periods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// Event meter: from one decision to the next.
+    pub period: Nanos,
+    /// Event meter: how often, within a period, an engine without work is looked for.
+    pub tick: Nanos,
+    /// Polled meter: lengths per channel.
+    pub phases: PhasePlan,
+    /// Polled meter: seed of the phases' lengths.
+    pub seed: u64,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            period: Nanos::from_ms(5),
+            tick: Nanos::from_ms(1),
+            phases: PhasePlan::default(),
+            seed: 0,
+        }
+    }
+}
+
+/// Runs until `stop`.
+pub(super) fn run(host: &Arc<Host>, kind: MeterKind, timing: Timing, stop: &AtomicBool) {
+    let mut thread = Accounting {
+        host,
+        stop,
+        timing,
+        truth: EventMeter::new(engines(&**host.gpu())),
+        events: Vec::new(),
+        channels: Vec::new(),
+    };
+    match kind {
+        MeterKind::Events => thread.by_events(),
+        MeterKind::Polled => thread.by_polling(),
+    }
+}
+
+struct Accounting<'a> {
+    host: &'a Arc<Host>,
+    stop: &'a AtomicBool,
+    timing: Timing,
+    /// Follows the engines' own log; with the polled meter for comparison only.
+    truth: EventMeter,
+    events: Vec<turnstile_accounting::SwitchEvent>,
+    channels: Vec<crate::gpu::ChannelActivity>,
+}
+
+impl Accounting<'_> {
+    fn now(&self) -> Moment {
+        self.host.gpu().now()
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until `until`, letting waiting tenants in whenever the engine is found without work.
+    fn sleep_until(&self, until: Moment) {
+        loop {
+            let left = until.since(self.now());
+            if left == Nanos::ZERO || self.stopped() {
+                return;
+            }
+            thread::park_timeout(Duration::from_nanos(left.0.min(self.timing.tick.0)));
+            if self.host.gpu().engine_status(COMPUTE).running.is_none() {
+                self.host.ran_dry();
+            }
+        }
+    }
+
+    fn read_log(&mut self) {
+        self.host.gpu().read_events(&mut self.events);
+        for event in self.events.drain(..) {
+            self.truth.observe(Observation::Switch(event));
+        }
+    }
+
+    fn by_events(&mut self) {
+        self.read_log();
+        let mut from = self.now();
+        while !self.stopped() {
+            self.sleep_until(from + self.timing.period);
+            // The end is read first: whatever is logged after that lies behind it.
+            let to = self.now();
+            self.read_log();
+            let usage = self.truth.close(window(from, to));
+            from = to;
+            self.host.period_end(None, usage, None, &mut self.channels);
+        }
+    }
+
+    fn by_polling(&mut self) {
+        let gpu = self.host.gpu().clone();
+        let mut meter = PolledMeter::new(engines(&*gpu));
+        let mut random = SmallRng::seed_from_u64(self.timing.seed);
+        self.read_log();
+        let mut from = self.now();
+        while !self.stopped() {
+            let (used, allocated) = self.host.channel_counts();
+            let Phases {
+                poll_ns,
+                nonpoll_ns,
+            } = self
+                .timing
+                .phases
+                .randomised(used, allocated, random.random());
+            self.sleep_until(from + nonpoll_ns);
+            let begin = self.now();
+            let mut end = begin;
+            while end.since(begin) < poll_ns && !self.stopped() {
+                for engine in engines(&*gpu) {
+                    let occupant = gpu.engine_status(engine).running;
+                    end = gpu.now();
+                    let sample = Sample { at: end, occupant };
+                    meter.observe(Observation::Sample(engine, sample));
+                }
+            }
+            let observed = meter.close(window(begin, end));
+            let nonpoll = window(from, begin);
+            let host = self.host;
+            // Gates move at the end of a poll phase: the non-poll phase before it ran under the same ones.
+            let extrapolated = observed.extrapolate(nonpoll, |tenant| host.was_admitted(tenant));
+            self.read_log();
+            let truth = self.truth.close(window(from, end));
+            from = end;
+            self.host.period_end(
+                Some(extrapolated),
+                observed,
+                Some(truth),
+                &mut self.channels,
+            );
+        }
+    }
+}
+
+/// A window between two moments that were read in this order.
+fn window(from: Moment, to: Moment) -> Window {
+    Window::starting(from, to.since(from))
+}

@@ -1,0 +1,257 @@
+//! The control loop: one thread on epoll for the listening socket, every VMM's socket and every VM's kick.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use turnstile_accounting::TenantId;
+use turnstile_vmm::wire::{Frame, FrameReader, Read, ToDaemon, WireError};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::host::Host;
+use super::mailbox::Letter;
+
+/// Connections at a time, those that have not said Hello included.
+const SESSIONS_MAX: usize = 1024;
+/// Frames taken from one connection before the others have their turn.
+const FRAMES_PER_TURN: usize = 32;
+
+const LISTENER: u32 = 0;
+const WAKE: u32 = 1;
+const FIRST_SESSION: u32 = 2;
+
+/// The loop, ready to run.
+pub(super) struct ControlLoop {
+    manager: EventManager<Box<dyn MutEventSubscriber + Send>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl ControlLoop {
+    pub(super) fn new(
+        listener: UnixListener,
+        wake: EventFd,
+        host: Arc<Host>,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Self, event_manager::Error> {
+        let mut manager: EventManager<Box<dyn MutEventSubscriber + Send>> = EventManager::new()?;
+        let sessions = BTreeMap::new();
+        manager.add_subscriber(Box::new(Control {
+            listener,
+            wake,
+            host,
+            sessions,
+            next: 0,
+        }));
+        Ok(Self { manager, stop })
+    }
+
+    pub(super) fn run(mut self) {
+        while !self.stop.load(Ordering::Acquire) {
+            if let Err(error) = self.manager.run() {
+                log::error!("The event loop failed: {error}");
+                return;
+            }
+        }
+    }
+}
+
+/// One connection.
+struct Session {
+    stream: UnixStream,
+    reader: FrameReader,
+    /// The tenant and its kick, once Hello was accepted.
+    tenant: Option<(TenantId, File)>,
+}
+
+/// Why a connection is ended by us.
+#[derive(Debug, thiserror::Error)]
+enum SessionError {
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error("the VMM said something else before Hello, or Hello twice")]
+    OutOfOrder,
+    #[error("the VMM sent a mailbox request before the last one was answered")]
+    MailboxBusy,
+    #[error("{0}")]
+    Refused(String),
+}
+
+struct Control {
+    listener: UnixListener,
+    wake: EventFd,
+    host: Arc<Host>,
+    /// By number; the event data of its socket is FIRST_SESSION + 2 x number, that of its kick one more.
+    sessions: BTreeMap<u32, Session>,
+    next: u32,
+}
+
+impl MutEventSubscriber for Control {
+    fn init(&mut self, ops: &mut EventOps) {
+        let listener = Events::with_data(&self.listener, LISTENER, EventSet::IN);
+        let wake = Events::with_data(&self.wake, WAKE, EventSet::IN);
+        if self.listener.set_nonblocking(true).is_err()
+            || ops.add(listener).is_err()
+            || ops.add(wake).is_err()
+        {
+            log::error!("Watching the daemon's socket failed; no VM can connect");
+        }
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps) {
+        match events.data() {
+            LISTENER => self.accept(ops),
+            WAKE => {
+                let _ = self.wake.read();
+            }
+            data => {
+                let number = (data - FIRST_SESSION) / 2;
+                if (data - FIRST_SESSION).is_multiple_of(2) {
+                    self.hear(number, ops);
+                } else {
+                    self.kicked(number);
+                }
+            }
+        }
+    }
+}
+
+impl Control {
+    fn accept(&mut self, ops: &mut EventOps) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            if self.sessions.len() >= SESSIONS_MAX {
+                continue; // closed by being dropped
+            }
+            let number = self.next;
+            // Numbers stay below 2^30, so that the event data does not overflow; by then old ones are long gone.
+            self.next = (self.next + 1) % (1 << 30);
+            let watched = Events::with_data(&stream, FIRST_SESSION + 2 * number, EventSet::IN);
+            if stream.set_nonblocking(true).is_err()
+                || self.sessions.contains_key(&number)
+                || ops.add(watched).is_err()
+            {
+                continue;
+            }
+            let session = Session {
+                stream,
+                reader: FrameReader::new(),
+                tenant: None,
+            };
+            self.sessions.insert(number, session);
+        }
+    }
+
+    fn kicked(&mut self, number: u32) {
+        if let Some(Session {
+            tenant: Some((tenant, kick)),
+            ..
+        }) = self.sessions.get(&number)
+        {
+            let _ = (&*kick).read(&mut [0; 8]);
+            self.host.kicked(*tenant);
+        }
+    }
+
+    /// Reads what a connection has to say; ends it at its end or at the first error.
+    fn hear(&mut self, number: u32, ops: &mut EventOps) {
+        for _ in 0..FRAMES_PER_TURN {
+            let Some(session) = self.sessions.get_mut(&number) else {
+                return;
+            };
+            let heard = match session.reader.read::<ToDaemon>(&session.stream) {
+                Ok(Read::WouldBlock) => return,
+                Ok(Read::End) => {
+                    self.end(number, ops, None);
+                    return;
+                }
+                Ok(Read::Frame(frame)) => self.serve(number, frame, ops),
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = heard {
+                self.end(number, ops, Some(&error));
+                return;
+            }
+        }
+    }
+
+    fn serve(
+        &mut self,
+        number: u32,
+        frame: Frame<ToDaemon>,
+        ops: &mut EventOps,
+    ) -> Result<(), SessionError> {
+        // PANIC: none; `hear` holds the session
+        let Some(session) = self.sessions.get_mut(&number) else {
+            return Ok(());
+        };
+        let Frame { message, fds } = frame;
+        match (message, &session.tenant) {
+            (hello @ ToDaemon::Hello { .. }, None) => {
+                let stream = session.stream.try_clone().map_err(WireError::Socket)?;
+                let (tenant, kick) = self
+                    .host
+                    .admit(hello, fds, stream)
+                    .map_err(|error| SessionError::Refused(chain(&error)))?;
+                let watched =
+                    Events::with_data(&kick, FIRST_SESSION + 2 * number + 1, EventSet::IN);
+                session.tenant = Some((tenant, kick));
+                ops.add(watched)
+                    .map_err(|_| SessionError::Refused("watching the VM's kick failed".into()))
+            }
+            (ToDaemon::Mailbox { id, op, args }, Some((tenant, _))) => {
+                if self.host.mailbox(*tenant, Letter { id, op, args }) {
+                    Ok(())
+                } else {
+                    Err(SessionError::MailboxBusy)
+                }
+            }
+            (
+                ToDaemon::GateDone {
+                    channel,
+                    seq,
+                    trapped,
+                },
+                Some((tenant, _)),
+            ) => {
+                self.host.gate_done(*tenant, channel, seq, trapped);
+                Ok(())
+            }
+            _ => Err(SessionError::OutOfOrder),
+        }
+    }
+
+    fn end(&mut self, number: u32, ops: &mut EventOps, error: Option<&SessionError>) {
+        let Some(session) = self.sessions.remove(&number) else {
+            return;
+        };
+        // One line per connection, however it ends: bounded by the connections that the host accepts.
+        match (&session.tenant, error) {
+            (Some((tenant, _)), Some(error)) => log::warn!("{tenant} is ended: {error}"),
+            (Some((tenant, _)), None) => log::info!("{tenant} has left"),
+            (None, Some(error)) => log::warn!("A VMM was refused: {error}"),
+            (None, None) => {}
+        }
+        let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
+        if let Some((tenant, kick)) = session.tenant {
+            let _ = ops.remove(Events::empty_raw(kick.as_raw_fd()));
+            self.host.leave(tenant);
+        }
+    }
+}
+
+/// An error and its sources on one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

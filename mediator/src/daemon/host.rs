@@ -1,0 +1,749 @@
+//! The host's state: tenants, their gates, the policy and the ledger. One lock, held for microseconds: by the control
+//! loop for a message, by the accounting thread at the end of a period. Nothing under it waits for a VM.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use serde::Serialize;
+use turnstile_abi::regs::{features, status};
+use turnstile_abi::{CHUNK_BYTES, pci};
+use turnstile_accounting::ledger::{EngineSnapshot, TenantTotals};
+use turnstile_accounting::{EngineId, Ledger, LedgerError, Moment, Nanos, TenantId, Usage};
+use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
+use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm, WireError};
+
+use super::mailbox::{Letter, Mailbox};
+use crate::gpu::{ChannelActivity, Gpu, Refusal, TenantResources};
+use crate::mediation::{Activity, COMPUTE, GateOrder, Mediation};
+use crate::tenant::gates::{GateBook, GateMove};
+use crate::tenant::guest_memory::{self, GuestMemoryError};
+use crate::tenant::interrupts::{EventfdInterrupts, InterruptsError};
+use crate::tenant::pages::{DoorbellPages, PagesError, StatusPage, StatusView};
+use crate::tenant::requests::{Account, Effect};
+
+/// Tenants and policy of a host.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Name of the policy.
+    pub policy: String,
+    /// Its tuning.
+    pub tuning: Tuning,
+    /// Weight of a VM that names none.
+    pub weight: Weight,
+    /// GPU memory of a VM that names none.
+    pub gpu_memory_bytes: u64,
+    /// Channels that a VM may have open.
+    pub channels: u32,
+    /// VMs at a time.
+    pub tenants_max: usize,
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        Self {
+            policy: turnstile_policies::DEFAULT_POLICY.into(),
+            tuning: Tuning::default(),
+            weight: Weight::DEFAULT,
+            gpu_memory_bytes: 64 << 20,
+            channels: 64,
+            tenants_max: 256,
+        }
+    }
+}
+
+/// Why a host or a tenant was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No such policy.
+    #[error("There is no policy named {name:?}; there are: {}", turnstile_policies::POLICIES.iter().map(|row| row.name).collect::<Vec<_>>().join(", "))]
+    UnknownPolicy {
+        /// The name asked for.
+        name: String,
+    },
+    /// The VMM speaks another protocol.
+    #[error(
+        "The VMM speaks protocol {theirs}, this daemon {PROTOCOL}: update the older of the two"
+    )]
+    Protocol {
+        /// The VMM's.
+        theirs: u32,
+    },
+    /// Not a usable name.
+    #[error("{name:?} is no name for a VM: 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-' are")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// Two VMs of one name.
+    #[error("A VM named {name} is connected already")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// Full.
+    #[error("The host has {max} VMs, which is its limit")]
+    TooManyTenants {
+        /// The limit.
+        max: usize,
+    },
+    /// Weight out of range.
+    #[error(transparent)]
+    Params(#[from] turnstile_policies::ParamsError),
+    /// GPU memory out of range.
+    #[error(
+        "{bytes} bytes of GPU memory: a positive multiple of {CHUNK_BYTES} up to the GPU's {max} is taken"
+    )]
+    GpuMemory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes of the GPU.
+        max: u64,
+    },
+    /// Too few descriptors with Hello.
+    #[error(
+        "Hello came with {got} descriptors; guest memory and 1 to {} interrupt vectors are needed",
+        pci::VECTORS
+    )]
+    Descriptors {
+        /// How many came.
+        got: usize,
+    },
+    /// The memory was not taken.
+    #[error("The VM's memory was not taken")]
+    Memory(#[from] GuestMemoryError),
+    /// The vectors were not taken.
+    #[error("The VM's interrupt vectors were not taken")]
+    Interrupts(#[from] InterruptsError),
+    /// The kernel gave no pages.
+    #[error("The VM's pages could not be made")]
+    Pages(#[from] PagesError),
+    /// The kernel gave something else not.
+    #[error("The host is short of descriptors or threads")]
+    Host(#[source] io::Error),
+    /// The GPU refused.
+    #[error("The GPU did not take the VM")]
+    Gpu(#[source] Refusal),
+    /// The answer could not be sent.
+    #[error("The VMM could not be answered")]
+    Wire(#[from] WireError),
+    /// Hello was expected.
+    #[error("The VMM did not say Hello first")]
+    NoHello,
+}
+
+/// One VM.
+#[derive(Debug)]
+struct Tenant {
+    name: String,
+    stream: UnixStream,
+    writer: FrameWriter,
+    mailbox: Mailbox,
+    gates: GateBook,
+    status: StatusPage,
+}
+
+#[derive(Debug)]
+struct State {
+    mediation: Mediation,
+    /// What the engines' own log says, where the meter in use is another.
+    truth: Option<Ledger>,
+    tenants: BTreeMap<TenantId, Tenant>,
+    /// Gone, but perhaps not yet from the engines: settled a period after.
+    leaving: Vec<(TenantId, Moment)>,
+    next: u32,
+    ledger_errors: u64,
+}
+
+/// Tenants, gates, policy and ledger of one GPU.
+#[derive(Debug)]
+pub struct Host {
+    gpu: Arc<dyn Gpu>,
+    config: HostConfig,
+    state: Mutex<State>,
+}
+
+/// A VM in a [`HostSnapshot`].
+#[derive(Clone, Debug, Serialize)]
+pub struct TenantSnapshot {
+    /// Number.
+    pub tenant: TenantId,
+    /// Name.
+    pub name: String,
+    /// Weight in force.
+    pub weight: u32,
+    /// Whether it is let through.
+    pub admitted: bool,
+    /// Compute time charged.
+    pub compute_ns: Nanos,
+    /// Copy time charged.
+    pub copy_ns: Nanos,
+    /// Compute time by the engine's own log.
+    pub engine_ns: Nanos,
+    /// Time held back.
+    pub held_ns: Nanos,
+    /// Doorbell writes that trapped.
+    pub doorbells_trapped: u64,
+    /// Gates moved.
+    pub gate_moves: u64,
+}
+
+/// A copy of the host's state.
+#[derive(Clone, Debug, Serialize)]
+pub struct HostSnapshot {
+    /// When, on the GPU's clock: the end of the last closed window.
+    pub at: Moment,
+    /// The VMs.
+    pub tenants: Vec<TenantSnapshot>,
+    /// Where the engines' time went, by their own log.
+    pub engines: Vec<EngineSnapshot>,
+    /// Wall time less everything accounted for, all engines: zero, or time was lost (law 1).
+    pub conservation_error_ns: i128,
+    /// Usages that the ledger refused.
+    pub ledger_errors: u64,
+}
+
+impl Host {
+    /// A host without tenants.
+    ///
+    /// # Errors
+    /// If there is no policy of that name.
+    pub fn new(gpu: Arc<dyn Gpu>, config: HostConfig) -> Result<Self, HostError> {
+        let row = policy_by_name(&config.policy).ok_or_else(|| HostError::UnknownPolicy {
+            name: config.policy.clone(),
+        })?;
+        let mediation = Mediation::new((row.make)(&config.tuning), engines(&*gpu));
+        let state = State {
+            mediation,
+            truth: None,
+            tenants: BTreeMap::new(),
+            leaving: Vec::new(),
+            next: 1,
+            ledger_errors: 0,
+        };
+        Ok(Self {
+            gpu,
+            config,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<dyn Gpu> {
+        &self.gpu
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under the lock leaves at worst one tenant's numbers behind; the others must go on.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. Returns its number and the kick
+    /// that its VMM signals.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        hello: ToDaemon,
+        mut fds: Vec<OwnedFd>,
+        stream: UnixStream,
+    ) -> Result<(TenantId, File), HostError> {
+        let mut writer = FrameWriter::new();
+        let taken = self.take_in(hello, &mut fds, &stream, &mut writer);
+        if let Err(error) = &taken {
+            let text = describe(error);
+            if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
+                let _ = writer.flush(&stream);
+            }
+        }
+        taken
+    }
+
+    fn take_in(
+        self: &Arc<Self>,
+        hello: ToDaemon,
+        fds: &mut Vec<OwnedFd>,
+        stream: &UnixStream,
+        writer: &mut FrameWriter,
+    ) -> Result<(TenantId, File), HostError> {
+        let ToDaemon::Hello {
+            protocol,
+            name,
+            weight,
+            gpu_memory_bytes,
+            regions,
+        } = hello
+        else {
+            return Err(HostError::NoHello);
+        };
+        if protocol != PROTOCOL {
+            return Err(HostError::Protocol { theirs: protocol });
+        }
+        let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if name.is_empty() || name.len() > 64 || !name.chars().all(permitted) {
+            let name = name.chars().take(64).collect();
+            return Err(HostError::BadName { name });
+        }
+        let weight = weight.map_or(Ok(self.config.weight), Weight::new)?;
+        let memory_bytes = gpu_memory_bytes.unwrap_or(self.config.gpu_memory_bytes);
+        let max = self.gpu.capabilities().memory_bytes;
+        if memory_bytes == 0 || memory_bytes > max || !memory_bytes.is_multiple_of(CHUNK_BYTES) {
+            return Err(HostError::GpuMemory {
+                bytes: memory_bytes,
+                max,
+            });
+        }
+        let vectors = 1..=usize::from(pci::VECTORS);
+        if !fds
+            .len()
+            .checked_sub(1)
+            .is_some_and(|count| vectors.contains(&count))
+        {
+            return Err(HostError::Descriptors { got: fds.len() });
+        }
+        let interrupts = Arc::new(EventfdInterrupts::new(fds.split_off(1))?);
+        // PANIC: none; one descriptor is left, or the count was refused
+        let memory_fd = fds.pop().ok_or(HostError::Descriptors { got: 0 })?;
+        let guest = Arc::new(guest_memory::map(memory_fd, &regions)?);
+        let doorbells = Arc::new(DoorbellPages::new(self.config.channels)?);
+        let status = StatusPage::new()?;
+        let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .map_err(|errno| HostError::Host(errno.into()))?;
+        let kick = File::from(kick);
+        let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
+
+        let mut state = self.lock();
+        if state.tenants.len() >= self.config.tenants_max {
+            return Err(HostError::TooManyTenants {
+                max: self.config.tenants_max,
+            });
+        }
+        if state.tenants.values().any(|tenant| tenant.name == name) {
+            return Err(HostError::NameTaken { name });
+        }
+        let tenant = TenantId(state.next);
+        let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
+        let resources = TenantResources {
+            guest,
+            doorbells: doorbells.clone(),
+            interrupts,
+            memory_bytes,
+            channels: self.config.channels,
+        };
+        let aperture = self
+            .gpu
+            .create_context(tenant, resources)
+            .map_err(HostError::Gpu)?;
+        let capability = self.gpu.capabilities();
+        let mut feature_bits = features::PTX | features::APERTURE | features::STATUS_PAGE;
+        if capability.software {
+            feature_bits |= features::SOFTWARE;
+        }
+        let welcome = ToVmm::Welcome {
+            tenant: tenant.0,
+            channels: self.config.channels,
+            gpu_memory_bytes: memory_bytes,
+            features: feature_bits,
+        };
+        let answered = (|| {
+            let fds = vec![
+                duplicate(doorbells.file())?,
+                duplicate(status.file())?,
+                OwnedFd::from(aperture),
+                duplicate(&kick)?,
+            ];
+            writer.push(&welcome, fds)?;
+            writer.flush(stream)?;
+            stream.try_clone().map_err(HostError::Host)
+        })();
+        let stream = match answered {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.gpu.destroy_context(tenant);
+                return Err(error);
+            }
+        };
+        let params = TenantParams { weight, cap: None };
+        if let Err(error) = state.mediation.add(tenant, params) {
+            log::error!("Policy: {error}");
+        }
+        state.next += 1;
+        log::info!("{tenant} is {name}, weight {}", weight.get());
+        let gates = GateBook::default();
+        let writer = std::mem::take(writer);
+        state.tenants.insert(
+            tenant,
+            Tenant {
+                name,
+                stream,
+                writer,
+                mailbox,
+                gates,
+                status,
+            },
+        );
+        Ok((tenant, kick))
+    }
+
+    /// A VM is gone.
+    pub(super) fn leave(&self, tenant: TenantId) {
+        let mut state = self.lock();
+        if state.tenants.remove(&tenant).is_some() {
+            let _ = state.mediation.remove(tenant);
+            state.leaving.push((tenant, self.gpu.now()));
+        }
+        drop(state);
+        self.gpu.destroy_context(tenant);
+    }
+
+    /// Hands a mailbox request to the VM's mailbox; false if the VM broke the rules.
+    pub(super) fn mailbox(&self, tenant: TenantId, letter: Letter) -> bool {
+        self.lock()
+            .tenants
+            .get(&tenant)
+            .is_none_or(|tenant| tenant.mailbox.post(letter))
+    }
+
+    /// What a VM may be told of its account.
+    pub(super) fn account(&self, tenant: TenantId) -> Account {
+        let state = self.lock();
+        let (compute, copy) = split(&state.mediation.ledger().tenant(tenant).engines);
+        let weight = state.mediation.weight(tenant).map_or(0, Weight::get);
+        Account {
+            weight,
+            compute_ns: compute.used_ns.0,
+            copy_ns: copy.used_ns.0,
+        }
+    }
+
+    /// A mailbox request was served: the gate first, then the answer, so that a doorbell finds its gate.
+    pub(super) fn mailbox_served(&self, tenant: TenantId, effect: Effect, answer: &ToVmm) {
+        let mut state = self.lock();
+        let stands = state.mediation.gates(tenant);
+        let Some(entry) = state.tenants.get_mut(&tenant) else {
+            return;
+        };
+        match effect {
+            Effect::None => {}
+            Effect::Opened(channel) => {
+                if let Some(made) = stands.and_then(|stands| entry.gates.add(channel, stands)) {
+                    entry.send_move(made);
+                }
+                self.gpu.set_unwatched(tenant, entry.gates.any_open());
+            }
+            Effect::Closed(channel) => {
+                entry.gates.remove(channel);
+                entry.send(&ToVmm::ChannelClosed { channel });
+            }
+        }
+        entry.send(answer);
+    }
+
+    /// The VMM moved a gate as asked.
+    pub(super) fn gate_done(&self, tenant: TenantId, channel: u32, seq: u64, trapped: u64) {
+        let mut state = self.lock();
+        let Some(entry) = state.tenants.get_mut(&tenant) else {
+            return;
+        };
+        if let Some(next) = entry.gates.done(channel, seq, trapped) {
+            entry.send_move(next);
+        }
+        let open = entry.gates.any_open();
+        drop(state);
+        self.gpu.set_unwatched(tenant, open);
+        // A write may have slipped through before the gate closed, or have been delivered when it opened.
+        self.gpu.ring(tenant);
+    }
+
+    /// A doorbell write of this tenant trapped at a watched gate (and went through), or was kept at a closed one.
+    pub(super) fn kicked(&self, tenant: TenantId) {
+        self.gpu.ring(tenant);
+        let mut state = self.lock();
+        let now = self.gpu.now();
+        if let Some(order) = state.mediation.woke(tenant, now) {
+            state.carry_out(&*self.gpu, order);
+        }
+    }
+
+    /// Lets a waiting tenant in while the compute engine has nothing to do.
+    pub(super) fn ran_dry(&self) {
+        let mut state = self.lock();
+        let held: Vec<TenantId> = state.mediation.held().collect();
+        let mut channels = Vec::new();
+        for tenant in held {
+            channels.clear();
+            self.gpu.activity(tenant, &mut channels);
+            if channels.iter().any(|channel| channel.pending > 0) {
+                state.mediation.queued(tenant);
+            }
+        }
+        if !state.mediation.anyone_waits() {
+            return;
+        }
+        let now = self.gpu.now();
+        if let Some(order) = state.mediation.ran_dry(now) {
+            state.carry_out(&*self.gpu, order);
+        }
+    }
+
+    /// A period ended: charges it, decides, moves gates, writes status pages.
+    pub(super) fn period_end(
+        &self,
+        extrapolated: Option<Usage>,
+        observed: Usage,
+        truth: Option<Usage>,
+        channels: &mut Vec<ChannelActivity>,
+    ) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let end = observed.window.to();
+        if let Some(usage) = truth {
+            let kept = 1;
+            let ledger = state
+                .truth
+                .get_or_insert_with(|| Ledger::new(engines(&*self.gpu), kept));
+            if let Err(error) = ledger.append(usage) {
+                count(&mut state.ledger_errors, error);
+            }
+        }
+        let activity: Vec<Activity> = state
+            .tenants
+            .keys()
+            .map(|tenant| {
+                channels.clear();
+                self.gpu.activity(*tenant, channels);
+                Activity {
+                    tenant: *tenant,
+                    pending: channels
+                        .iter()
+                        .map(|channel| u64::from(channel.pending))
+                        .sum(),
+                    last_active: channels.iter().map(|channel| channel.last_active).max(),
+                }
+            })
+            .collect();
+        let orders = match state
+            .mediation
+            .period_end(extrapolated, observed, &activity)
+        {
+            Ok(orders) => orders.to_vec(),
+            Err(error) => {
+                count(&mut state.ledger_errors, error);
+                Vec::new()
+            }
+        };
+        for order in orders {
+            state.carry_out(&*self.gpu, order);
+        }
+        state.write_status(&*self.gpu, end);
+        state.tenants.values_mut().for_each(Tenant::flush);
+        let mediation = &mut state.mediation;
+        state.leaving.retain(|(tenant, left)| {
+            let wait = end.since(*left) < SETTLE_AFTER;
+            if !wait {
+                mediation.settle(*tenant);
+            }
+            wait
+        });
+    }
+
+    /// Whether a tenant was let in at some time of the period under way.
+    pub(super) fn was_admitted(&self, tenant: TenantId) -> bool {
+        self.lock().mediation.was_admitted(tenant)
+    }
+
+    /// Channels in use and open, for the lengths of poll phases.
+    pub(super) fn channel_counts(&self) -> (u32, u32) {
+        let state = self.lock();
+        let mut counts = (0, 0);
+        let mut channels = Vec::new();
+        for (tenant, entry) in &state.tenants {
+            channels.clear();
+            self.gpu.activity(*tenant, &mut channels);
+            // CAST: at most 1,024 channels a tenant
+            counts.0 += channels
+                .iter()
+                .filter(|channel| channel.last_active.0 > 0)
+                .count() as u32;
+            counts.1 += entry.gates.channels().count() as u32;
+        }
+        counts
+    }
+
+    /// Sets a VM's weight; it applies at the next decision.
+    ///
+    /// # Errors
+    /// If there is no such VM.
+    pub fn set_weight(
+        &self,
+        tenant: TenantId,
+        weight: Weight,
+    ) -> Result<(), turnstile_policies::PolicyError> {
+        self.lock().mediation.set_weight(tenant, weight)
+    }
+
+    /// Tenants, totals, conservation.
+    pub fn snapshot(&self) -> HostSnapshot {
+        let state = self.lock();
+        let charged = state.mediation.ledger();
+        let truth = state.truth.as_ref().unwrap_or(charged);
+        let total = truth.snapshot();
+        let at = total.window.map_or(Moment(0), |window| window.to());
+        let wall = total.window.map_or(0, |window| window.length().0);
+        let tenants = state
+            .tenants
+            .iter()
+            .map(|(tenant, entry)| {
+                let (compute, copy) = split(&charged.tenant(*tenant).engines);
+                let (engine, _) = split(&truth.tenant(*tenant).engines);
+                TenantSnapshot {
+                    tenant: *tenant,
+                    name: entry.name.clone(),
+                    weight: state.mediation.weight(*tenant).map_or(0, Weight::get),
+                    admitted: state.mediation.admitted(*tenant),
+                    compute_ns: compute.used_ns,
+                    copy_ns: copy.used_ns,
+                    engine_ns: engine.used_ns,
+                    held_ns: charged.tenant(*tenant).held_ns
+                        + state.mediation.held_now(*tenant, at),
+                    doorbells_trapped: entry.gates.trapped(),
+                    gate_moves: entry.gates.moves(),
+                }
+            })
+            .collect();
+        let conservation_error_ns = total
+            .engines
+            .iter()
+            .map(|engine| i128::from(wall) - i128::from(engine.totals.accounted_ns().0))
+            .map(i128::abs)
+            .sum();
+        HostSnapshot {
+            at,
+            tenants,
+            engines: total.engines,
+            conservation_error_ns,
+            ledger_errors: state.ledger_errors,
+        }
+    }
+}
+
+/// By then the engines have let go of a tenant that left: the kernel limit of a GPU is below it.
+const SETTLE_AFTER: Nanos = Nanos::from_ms(60_000);
+
+fn count(errors: &mut u64, error: LedgerError) {
+    // Once a period at most, and only if law 1 is broken: worth every line.
+    *errors += 1;
+    log::error!("Ledger: {error}");
+}
+
+/// Compute and copy totals out of per-engine totals.
+fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, TenantTotals) {
+    let (mut compute, mut copy) = (TenantTotals::default(), TenantTotals::default());
+    for (engine, totals) in engines {
+        let sum = if *engine == COMPUTE {
+            &mut compute
+        } else {
+            &mut copy
+        };
+        sum.used_ns += totals.used_ns;
+        sum.fault_ns += totals.fault_ns;
+    }
+    (compute, copy)
+}
+
+/// The engines of a GPU, by index.
+pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
+    let capability = gpu.capabilities();
+    (0..capability.compute_engines + capability.copy_engines).map(EngineId)
+}
+
+/// An error and its sources, for the VMM's operator.
+fn describe(error: &dyn std::error::Error) -> String {
+    super::control::chain(error)
+}
+
+impl Tenant {
+    fn send(&mut self, message: &ToVmm) {
+        if self.writer.push(message, Vec::new()).is_err() {
+            self.give_up();
+        }
+        self.flush();
+    }
+
+    /// What the socket does not take now goes at the end of a later period; a VMM that never reads overflows the queue.
+    fn flush(&mut self) {
+        if !self.writer.is_empty() && self.writer.flush(&self.stream).is_err() {
+            self.give_up();
+        }
+    }
+
+    /// The control loop then sees the end of the connection, and takes the tenant down.
+    fn give_up(&self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+
+    fn send_move(
+        &mut self,
+        GateMove {
+            channel,
+            seq,
+            state,
+        }: GateMove,
+    ) {
+        self.send(&ToVmm::Gate {
+            channel,
+            seq,
+            state,
+        });
+    }
+}
+
+impl State {
+    fn carry_out(&mut self, gpu: &dyn Gpu, GateOrder { tenant, state }: GateOrder) {
+        let Some(entry) = self.tenants.get_mut(&tenant) else {
+            return;
+        };
+        let channels: Vec<u32> = entry.gates.channels().collect();
+        for channel in channels {
+            if let Some(request) = entry.gates.set(channel, state) {
+                entry.send_move(request);
+            }
+        }
+        gpu.set_unwatched(tenant, entry.gates.any_open());
+        match state {
+            turnstile_vmm::gate::GateState::Closed => gpu.suspend(tenant),
+            _ => gpu.resume(tenant),
+        }
+    }
+
+    fn write_status(&mut self, gpu: &dyn Gpu, at: Moment) {
+        use status::engine_state::{IDLE, OTHER, OWN};
+        let running: Vec<Option<TenantId>> = engines(gpu)
+            .map(|engine| gpu.engine_status(engine).running)
+            .collect();
+        let ledger = self.mediation.ledger();
+        for (tenant, entry) in &self.tenants {
+            let totals = ledger.tenant(*tenant);
+            let (compute, copy) = split(&totals.engines);
+            let mut view = StatusView {
+                compute_ns: compute.used_ns.0,
+                copy_ns: copy.used_ns.0,
+                weight: self.mediation.weight(*tenant).map_or(0, Weight::get),
+                admitted: self.mediation.admitted(*tenant),
+                held_ns: (totals.held_ns + self.mediation.held_now(*tenant, at)).0,
+                updated_at_ns: at.0,
+                ..StatusView::default()
+            };
+            for (shown, running) in view.engines.iter_mut().zip(&running) {
+                *shown = match running {
+                    None => IDLE,
+                    Some(own) if own == tenant => OWN,
+                    Some(_) => OTHER,
+                };
+            }
+            entry.status.write(&view);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The daemon: one per host. One thread for control (epoll), one accounting thread per GPU, one for each VM's mailbox.
+//!
+//! ```text
+//! VMM --socket--> control --------+--> host (tenants, gates, policy, ledger) <--- accounting
+//!                    |            |                 |                                ^
+//!                    +-> mailbox -+                 +--> gates, to the VMMs          | engine state
+//!                         (per VM)                                                  GPU
+//! ```
+
+mod accounting;
+mod control;
+pub mod host;
+mod mailbox;
+
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+pub use accounting::{MeterKind, Timing};
+pub use host::{Host, HostConfig, HostError, HostSnapshot, TenantSnapshot};
+
+use crate::gpu::Gpu;
+
+/// What a daemon is started with.
+#[derive(Clone, Debug)]
+pub struct DaemonConfig {
+    /// Where VMMs connect; a socket file that nobody listens on any more is replaced.
+    pub socket: PathBuf,
+    /// Tenants and policy.
+    pub host: HostConfig,
+    /// How engine state is read.
+    pub meter: MeterKind,
+    /// Lengths of periods.
+    pub timing: Timing,
+}
+
+/// Why a daemon did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// Another daemon listens there.
+    #[error("Another daemon listens on {}; stop it, or choose another --socket", path.display())]
+    InUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The socket could not be made.
+    #[error("Listening on {} failed (does the folder exist, and may you write in it?)", path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Something else that the kernel did not give.
+    #[error("Starting the daemon's threads failed")]
+    Start(#[source] io::Error),
+    /// The event loop could not be made.
+    #[error("Making the event loop failed")]
+    Events(#[source] event_manager::Error),
+    /// The configuration is not usable.
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
+/// A running daemon; it stops when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    host: Arc<Host>,
+    stop: Arc<AtomicBool>,
+    wake: EventFd,
+    threads: Vec<JoinHandle<()>>,
+    socket: PathBuf,
+}
+
+impl Daemon {
+    /// Starts a daemon over one GPU.
+    ///
+    /// # Errors
+    /// When the socket or a thread cannot be had.
+    pub fn start(config: DaemonConfig, gpu: Arc<dyn Gpu>) -> Result<Self, DaemonError> {
+        let listener = listen(&config.socket)?;
+        let host = Arc::new(Host::new(gpu, config.host)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let wake = EventFd::new(EFD_NONBLOCK).map_err(DaemonError::Start)?;
+        let control_wake = wake.try_clone().map_err(DaemonError::Start)?;
+        let control_loop =
+            control::ControlLoop::new(listener, control_wake, host.clone(), stop.clone())
+                .map_err(DaemonError::Events)?;
+        let mut daemon = Self {
+            host,
+            stop,
+            wake,
+            threads: Vec::new(),
+            socket: config.socket.clone(),
+        };
+        daemon.spawn("turnstile-ctl", move |_, _| control_loop.run())?;
+        let (meter, timing) = (config.meter, config.timing);
+        daemon.spawn("turnstile-acct", move |host, stop| {
+            accounting::run(&host, meter, timing, &stop);
+        })?;
+        Ok(daemon)
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        body: impl FnOnce(Arc<Host>, Arc<AtomicBool>) + Send + 'static,
+    ) -> Result<(), DaemonError> {
+        let (host, stop) = (self.host.clone(), self.stop.clone());
+        let thread = thread::Builder::new()
+            .name(name.into())
+            .spawn(move || body(host, stop))
+            .map_err(DaemonError::Start)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Tenants, shares, totals.
+    pub fn host(&self) -> &Arc<Host> {
+        &self.host
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        let _ = self.wake.write(1);
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            if thread.join().is_err() {
+                log::error!("A thread of the daemon panicked");
+            }
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+fn listen(path: &PathBuf) -> Result<UnixListener, DaemonError> {
+    let failed = |source| DaemonError::Listen {
+        path: path.clone(),
+        source,
+    };
+    match UnixListener::bind(path) {
+        Ok(listener) => Ok(listener),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                return Err(DaemonError::InUse { path: path.clone() });
+            }
+            std::fs::remove_file(path).map_err(failed)?;
+            UnixListener::bind(path).map_err(failed)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}

@@ -1,0 +1,462 @@
+//! The heart of the loop: usage in, gate orders out. Pure: the daemon and the virtual-time lab drive the same code.
+//!
+//! ```text
+//!   meter -> Usage -> ledger
+//!                \--> policy -> Decision -> GateOrder
+//!   trapped doorbell -> woke --^     ^-- ran_dry <- an engine without work
+//! ```
+//!
+//! A policy schedules one engine, the compute engine; the copy engines are accounted for.
+
+use std::collections::BTreeMap;
+
+use turnstile_accounting::{
+    EngineId, Ledger, LedgerError, Metric, Moment, Nanos, Signals, TenantId, Usage,
+};
+use turnstile_policies::{
+    Basis, Decision, PeriodUsage, Policy, PolicyError, TenantParams, TenantPeriod, Weight,
+};
+use turnstile_vmm::gate::GateState;
+
+/// The engine that policies schedule.
+pub const COMPUTE: EngineId = EngineId(0);
+
+/// A tenant seen without work for so long has its gates watched instead of open.
+pub const WATCH_AFTER: Nanos = Nanos::from_ms(20);
+
+/// A tenant that had work this shortly before the end of a period counts as backlogged: one that launches and waits is
+/// without work for a moment after each fence, and wants the engine all the same.
+pub const GRACE: Nanos = Nanos::from_us(500);
+
+/// All gates of a tenant are to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateOrder {
+    /// Whose gates.
+    pub tenant: TenantId,
+    /// Where to.
+    pub state: GateState,
+}
+
+/// What a tenant's channels look like at the end of a period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Activity {
+    /// Whose channels.
+    pub tenant: TenantId,
+    /// Commands announced and not finished, all channels together.
+    pub pending: u64,
+    /// When one was last announced or finished; none before the first.
+    pub last_active: Option<Moment>,
+}
+
+/// How a tenant stands.
+#[derive(Clone, Copy, Debug)]
+struct Standing {
+    weight: Weight,
+    decision: Decision,
+    /// Since when its gates are closed.
+    held_from: Option<Moment>,
+    /// It was admitted at some time in this period.
+    admitted: bool,
+    /// A doorbell write was kept at one of its closed gates.
+    kept: bool,
+    /// Since when it has been seen without work.
+    idle_from: Option<Moment>,
+    gates: GateState,
+}
+
+/// Meters' usages, the policy and the ledger of one GPU.
+#[derive(Debug)]
+pub struct Mediation {
+    policy: Box<dyn Policy>,
+    ledger: Ledger,
+    tenants: BTreeMap<TenantId, Standing>,
+    /// Reused between periods.
+    usage: Vec<TenantPeriod>,
+    orders: Vec<GateOrder>,
+}
+
+impl Mediation {
+    /// A mediation without tenants, for a GPU with these engines.
+    pub fn new(policy: Box<dyn Policy>, engines: impl IntoIterator<Item = EngineId>) -> Self {
+        Self {
+            policy,
+            ledger: Ledger::new(engines, RECORDS_KEPT),
+            tenants: BTreeMap::new(),
+            usage: Vec::new(),
+            orders: Vec::new(),
+        }
+    }
+
+    /// A tenant appears; its gates begin watched.
+    ///
+    /// # Errors
+    /// If it is known already.
+    pub fn add(&mut self, tenant: TenantId, params: TenantParams) -> Result<(), PolicyError> {
+        self.policy.add(tenant, params)?;
+        let standing = Standing {
+            weight: params.weight,
+            decision: Decision::Admit,
+            held_from: None,
+            admitted: true,
+            kept: false,
+            idle_from: None,
+            gates: GateState::Watched,
+        };
+        self.tenants.insert(tenant, standing);
+        Ok(())
+    }
+
+    /// A tenant is gone; its totals stay in the ledger until [`Self::settle`].
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn remove(&mut self, tenant: TenantId) -> Result<(), PolicyError> {
+        self.tenants.remove(&tenant);
+        self.policy.remove(tenant)
+    }
+
+    /// Forgets the totals of a tenant that is gone, once its last window is closed.
+    pub fn settle(&mut self, tenant: TenantId) {
+        self.ledger.settle(tenant);
+    }
+
+    /// Changes a weight; it applies at the next decision.
+    ///
+    /// # Errors
+    /// If the tenant is not known.
+    pub fn set_weight(&mut self, tenant: TenantId, weight: Weight) -> Result<(), PolicyError> {
+        self.policy.set_weight(tenant, weight)?;
+        if let Some(standing) = self.tenants.get_mut(&tenant) {
+            standing.weight = weight;
+        }
+        Ok(())
+    }
+
+    /// A tenant's weight.
+    pub fn weight(&self, tenant: TenantId) -> Option<Weight> {
+        self.tenants.get(&tenant).map(|standing| standing.weight)
+    }
+
+    /// Whether a tenant is let through.
+    pub fn admitted(&self, tenant: TenantId) -> bool {
+        self.tenants
+            .get(&tenant)
+            .is_some_and(|standing| standing.decision == Decision::Admit)
+    }
+
+    /// Whether a tenant was let through at some time of the period under way.
+    pub fn was_admitted(&self, tenant: TenantId) -> bool {
+        self.tenants
+            .get(&tenant)
+            .is_some_and(|standing| standing.admitted)
+    }
+
+    /// Where the gate of a channel that the tenant opens now has to stand.
+    pub fn gates(&self, tenant: TenantId) -> Option<GateState> {
+        self.tenants.get(&tenant).map(|standing| standing.gates)
+    }
+
+    /// Totals.
+    pub const fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// A doorbell write trapped, at a watched or a closed gate of this tenant.
+    pub fn woke(&mut self, tenant: TenantId, now: Moment) -> Option<GateOrder> {
+        let decision = self.policy.woke(tenant, now).ok()?;
+        let standing = self.tenants.get_mut(&tenant)?;
+        standing.kept |= standing.gates == GateState::Closed;
+        standing.idle_from = None;
+        self.decide(tenant, decision, now)
+    }
+
+    /// Tenants that are held back.
+    pub fn held(&self) -> impl Iterator<Item = TenantId> + '_ {
+        let held = |standing: &Standing| standing.decision != Decision::Admit;
+        self.tenants
+            .iter()
+            .filter_map(move |(tenant, standing)| held(standing).then_some(*tenant))
+    }
+
+    /// A tenant that is held back has commands queued, which its suspended channels do not run: it waits as one does
+    /// whose doorbell was kept.
+    pub fn queued(&mut self, tenant: TenantId) {
+        if let Some(standing) = self.tenants.get_mut(&tenant) {
+            standing.kept |= standing.decision != Decision::Admit;
+        }
+    }
+
+    /// Whether tenants have work behind closed gates.
+    pub fn anyone_waits(&self) -> bool {
+        self.tenants.values().any(|standing| standing.kept)
+    }
+
+    /// The compute engine has nothing to do: lets one of those in who wait behind closed gates.
+    pub fn ran_dry(&mut self, now: Moment) -> Option<GateOrder> {
+        let waiting: Vec<TenantId> = self
+            .tenants
+            .iter()
+            .filter_map(|(tenant, standing)| standing.kept.then_some(*tenant))
+            .collect();
+        let tenant = self.policy.ran_dry(&waiting)?;
+        self.decide(tenant, Decision::Admit, now)
+    }
+
+    /// Carries one decision out.
+    fn decide(&mut self, tenant: TenantId, decision: Decision, now: Moment) -> Option<GateOrder> {
+        let standing = self.tenants.get_mut(&tenant)?;
+        standing.decision = decision;
+        let state = match decision {
+            Decision::Admit => {
+                standing.admitted = true;
+                standing.kept = false;
+                if let Some(from) = standing.held_from.take() {
+                    self.ledger.add_held(tenant, now.since(from));
+                }
+                let idle = standing
+                    .idle_from
+                    .is_some_and(|from| now.since(from) >= WATCH_AFTER);
+                if idle {
+                    GateState::Watched
+                } else {
+                    GateState::Open
+                }
+            }
+            Decision::Hold(_) => {
+                standing.held_from.get_or_insert(now);
+                GateState::Closed
+            }
+        };
+        let moved = std::mem::replace(&mut standing.gates, state) != state;
+        moved.then_some(GateOrder { tenant, state })
+    }
+
+    /// A period ends with what a meter saw of it: takes `observed` (and, of a polled meter, the window extrapolated
+    /// before it) into the ledger, asks the policy, and returns how gates are to be moved.
+    ///
+    /// # Errors
+    /// If a usage does not balance: then nothing was charged for it, and the decisions stand as they were.
+    pub fn period_end(
+        &mut self,
+        extrapolated: Option<Usage>,
+        observed: Usage,
+        activity: &[Activity],
+    ) -> Result<&[GateOrder], LedgerError> {
+        let end = observed.window.to();
+        let nonpoll_ns = extrapolated
+            .as_ref()
+            .map_or(Nanos::ZERO, |usage| usage.window.length());
+        let basis = match observed.signals {
+            Signals::Events => Basis::Measured,
+            Signals::Polled | Signals::Extrapolated => Basis::PollSample,
+        };
+        self.usage.clear();
+        let compute = observed.engine(COMPUTE);
+        for seen in activity {
+            let Some(standing) = self.tenants.get_mut(&seen.tenant) else {
+                continue;
+            };
+            let recent = seen.last_active.is_some_and(|at| end.since(at) < GRACE);
+            let backlogged = seen.pending > 0 || standing.kept || recent;
+            standing.idle_from = match (backlogged, standing.idle_from) {
+                (true, _) => None,
+                (false, None) => Some(seen.last_active.unwrap_or(end)),
+                (false, since) => since,
+            };
+            let used_ns = compute
+                .and_then(|engine| {
+                    engine
+                        .tenants
+                        .iter()
+                        .find(|part| part.tenant == seen.tenant)
+                })
+                .map_or(Nanos::ZERO, |part| part.metric_ns(Metric::Total));
+            self.usage.push(TenantPeriod {
+                tenant: seen.tenant,
+                used_ns,
+                admitted: standing.admitted,
+                backlogged,
+            });
+        }
+        let poll_ns = observed.window.length();
+        if let Some(usage) = extrapolated {
+            self.ledger.append(usage)?;
+        }
+        self.ledger.append(observed)?;
+        let period = PeriodUsage {
+            end,
+            basis,
+            poll_ns,
+            nonpoll_ns,
+            tenants: &self.usage,
+        };
+        let decisions = self.policy.period_end(&period).to_vec();
+        self.orders.clear();
+        for decided in decisions {
+            if let Some(standing) = self.tenants.get_mut(&decided.tenant) {
+                standing.admitted = false;
+            }
+            if let Some(order) = self.decide(decided.tenant, decided.decision, end) {
+                self.orders.push(order);
+            }
+        }
+        Ok(&self.orders)
+    }
+
+    /// Time for which a tenant is being held back now, on top of what the ledger has.
+    pub fn held_now(&self, tenant: TenantId, now: Moment) -> Nanos {
+        self.tenants
+            .get(&tenant)
+            .and_then(|standing| standing.held_from)
+            .map_or(Nanos::ZERO, |from| now.since(from))
+    }
+}
+
+/// Windows that the in-memory ledger remembers.
+const RECORDS_KEPT: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use turnstile_accounting::{EngineState, EventMeter, Meter, Observation, SwitchEvent, Window};
+    use turnstile_policies::{Tuning, policy_by_name};
+
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+    const PERIOD: Nanos = Nanos::from_ms(10);
+
+    /// A mediation with the default policy, fed by an event meter as the daemon feeds it.
+    struct Bench {
+        mediation: Mediation,
+        meter: EventMeter,
+        at: Moment,
+        seq: u64,
+    }
+
+    impl Bench {
+        fn new(policy: &str) -> Self {
+            let policy = (policy_by_name(policy).unwrap().make)(&Tuning::default());
+            let mut mediation = Mediation::new(policy, [COMPUTE]);
+            for tenant in [A, B] {
+                mediation.add(tenant, TenantParams::default()).unwrap();
+            }
+            Self {
+                mediation,
+                meter: EventMeter::new([COMPUTE]),
+                at: Moment(0),
+                seq: 0,
+            }
+        }
+
+        fn log(&mut self, at: Moment, state: EngineState) {
+            let event = SwitchEvent {
+                at,
+                engine: COMPUTE,
+                seq: self.seq,
+                state,
+            };
+            self.seq += 1;
+            self.meter.observe(Observation::Switch(event));
+        }
+
+        /// A period in which `used` ran one after the other; those in `busy` have work at its end.
+        fn period(&mut self, used: &[(TenantId, u64)], busy: &[TenantId]) -> Vec<GateOrder> {
+            let mut at = self.at;
+            for (tenant, ms) in used {
+                self.log(at, EngineState::Running(*tenant));
+                at = at + Nanos::from_ms(*ms);
+            }
+            self.log(at, EngineState::Idle);
+            let usage = self.meter.close(Window::starting(self.at, PERIOD));
+            self.at = self.at + PERIOD;
+            let activity = [A, B].map(|tenant| Activity {
+                tenant,
+                pending: busy.contains(&tenant).into(),
+                last_active: busy.contains(&tenant).then_some(self.at),
+            });
+            self.mediation
+                .period_end(None, usage, &activity)
+                .unwrap()
+                .to_vec()
+        }
+    }
+
+    fn order(tenant: TenantId, state: GateState) -> GateOrder {
+        GateOrder { tenant, state }
+    }
+
+    #[test]
+    fn who_is_ahead_is_closed_and_opened_again_when_even() {
+        let mut bench = Bench::new("dfq");
+        let orders = bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        assert_eq!(
+            orders,
+            [order(A, GateState::Open), order(B, GateState::Open)]
+        );
+        let orders = bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        assert_eq!(
+            orders,
+            [order(A, GateState::Closed)],
+            "16 ms ahead, 10 ms to be given"
+        );
+        let orders = bench.period(&[(B, 8)], &[A, B]);
+        assert_eq!(orders, [order(A, GateState::Open)]);
+        let held = bench.mediation.ledger().tenant(A).held_ns;
+        assert_eq!(held, PERIOD);
+    }
+
+    #[test]
+    fn without_a_policy_nobody_is_closed() {
+        let mut bench = Bench::new("none");
+        for _ in 0..5 {
+            let orders = bench.period(&[(A, 9), (B, 1)], &[A, B]);
+            assert!(
+                orders.iter().all(|order| order.state == GateState::Open),
+                "{orders:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_idle_tenant_is_watched_and_opens_when_it_wakes() {
+        let mut bench = Bench::new("dfq");
+        bench.period(&[(A, 1)], &[A]);
+        let mut orders = Vec::new();
+        for _ in 0..4 {
+            orders.extend(bench.period(&[], &[]));
+        }
+        assert!(orders.contains(&order(A, GateState::Watched)), "{orders:?}");
+        assert_eq!(
+            bench.mediation.woke(A, bench.at),
+            Some(order(A, GateState::Open))
+        );
+        assert_eq!(bench.mediation.woke(A, bench.at), None, "it stands open");
+    }
+
+    #[test]
+    fn an_engine_that_ran_dry_lets_in_who_waits_behind_a_closed_gate() {
+        let mut bench = Bench::new("dfq");
+        bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        assert!(!bench.mediation.anyone_waits());
+        assert_eq!(bench.mediation.ran_dry(bench.at), None, "nobody waits");
+        assert_eq!(bench.mediation.woke(A, bench.at), None, "it stays closed");
+        assert!(bench.mediation.anyone_waits());
+        assert_eq!(
+            bench.mediation.ran_dry(bench.at),
+            Some(order(A, GateState::Open))
+        );
+        assert!(!bench.mediation.anyone_waits());
+    }
+
+    #[test]
+    fn a_usage_that_does_not_balance_charges_nothing() {
+        let mut bench = Bench::new("dfq");
+        bench.period(&[(A, 5)], &[A]);
+        let before = bench.mediation.ledger().tenant(A);
+        let mut usage = bench.meter.close(Window::starting(bench.at, PERIOD));
+        usage.engines[0].idle_ns += Nanos(1);
+        assert!(bench.mediation.period_end(None, usage, &[]).is_err());
+        assert_eq!(bench.mediation.ledger().tenant(A), before);
+    }
+}

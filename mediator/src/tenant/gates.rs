@@ -1,0 +1,182 @@
+//! The daemon's book of one VM's gates: where each should stand, where it stands, what was asked of the VMM.
+//!
+//! A move takes a round trip to the VMM, which acknowledges it when it holds. At most one request per channel is under
+//! way; what is decided meanwhile is sent after the answer, if it still differs. So the traffic is bounded by the
+//! number of channels, however fast decisions change.
+
+use std::collections::BTreeMap;
+
+use turnstile_vmm::gate::GateState;
+
+/// A request to the VMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateMove {
+    /// Channel.
+    pub channel: u32,
+    /// Number of the request.
+    pub seq: u64,
+    /// Where to.
+    pub state: GateState,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    wanted: GateState,
+    /// Last state that the VMM acknowledged; none before the first answer.
+    acknowledged: Option<GateState>,
+    under_way: Option<(u64, GateState)>,
+    trapped: u64,
+}
+
+/// The book.
+#[derive(Debug, Default)]
+pub struct GateBook {
+    gates: BTreeMap<u32, Entry>,
+    next_seq: u64,
+    /// Doorbell writes that trapped at gates of channels closed since.
+    trapped_before: u64,
+    moves: u64,
+}
+
+impl GateBook {
+    /// Takes a new channel; returns the request that makes its gate.
+    pub fn add(&mut self, channel: u32, state: GateState) -> Option<GateMove> {
+        let entry = Entry {
+            wanted: state,
+            acknowledged: None,
+            under_way: None,
+            trapped: 0,
+        };
+        self.gates.insert(channel, entry);
+        self.next_move(channel)
+    }
+
+    /// Forgets a channel.
+    pub fn remove(&mut self, channel: u32) {
+        if let Some(entry) = self.gates.remove(&channel) {
+            self.trapped_before += entry.trapped;
+        }
+    }
+
+    /// Wants the gate of `channel` in `state`; returns the request to send now, if any.
+    pub fn set(&mut self, channel: u32, state: GateState) -> Option<GateMove> {
+        self.gates.get_mut(&channel)?.wanted = state;
+        self.next_move(channel)
+    }
+
+    /// The VMM acknowledged request `seq`; returns the next request, if any. Answers that nobody waits for are ignored.
+    pub fn done(&mut self, channel: u32, seq: u64, trapped: u64) -> Option<GateMove> {
+        let entry = self.gates.get_mut(&channel)?;
+        match entry.under_way {
+            Some((waited_for, state)) if waited_for == seq => {
+                entry.acknowledged = Some(state);
+                entry.under_way = None;
+                entry.trapped = entry.trapped.max(trapped);
+            }
+            _ => return None,
+        }
+        self.next_move(channel)
+    }
+
+    fn next_move(&mut self, channel: u32) -> Option<GateMove> {
+        let entry = self.gates.get_mut(&channel)?;
+        if entry.under_way.is_some() || entry.acknowledged == Some(entry.wanted) {
+            return None;
+        }
+        self.next_seq += 1;
+        self.moves += 1;
+        entry.under_way = Some((self.next_seq, entry.wanted));
+        Some(GateMove {
+            channel,
+            seq: self.next_seq,
+            state: entry.wanted,
+        })
+    }
+
+    /// Channels that have a gate.
+    pub fn channels(&self) -> impl Iterator<Item = u32> + '_ {
+        self.gates.keys().copied()
+    }
+
+    /// Where the gate of `channel` should stand.
+    pub fn wanted(&self, channel: u32) -> Option<GateState> {
+        self.gates.get(&channel).map(|entry| entry.wanted)
+    }
+
+    /// Whether a doorbell write might go through some gate unseen: it is open, may be, or is on its way to or from.
+    pub fn any_open(&self) -> bool {
+        self.gates.values().any(|entry| {
+            entry.wanted == GateState::Open
+                || entry.acknowledged == Some(GateState::Open)
+                || entry
+                    .under_way
+                    .is_some_and(|(_, state)| state == GateState::Open)
+        })
+    }
+
+    /// Doorbell writes that trapped, as the VMM counted them.
+    pub fn trapped(&self) -> u64 {
+        self.trapped_before + self.gates.values().map(|entry| entry.trapped).sum::<u64>()
+    }
+
+    /// Requests sent.
+    pub const fn moves(&self) -> u64 {
+        self.moves
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use GateState::{Closed, Open, Watched};
+    use proptest::prelude::*;
+
+    #[test]
+    fn one_request_at_a_time_and_the_last_decision_wins() {
+        let mut book = GateBook::default();
+        let first = book.add(3, Watched).unwrap();
+        assert_eq!(book.set(3, Open), None);
+        assert_eq!(book.set(3, Closed), None);
+        let second = book.done(3, first.seq, 0).unwrap();
+        assert_eq!(second.state, Closed);
+        assert_eq!(book.done(3, second.seq, 5), None);
+        assert_eq!((book.trapped(), book.moves()), (5, 2));
+        assert_eq!(book.set(3, Closed), None, "it stands there already");
+    }
+
+    #[test]
+    fn answers_nobody_waits_for_are_ignored() {
+        let mut book = GateBook::default();
+        let made = book.add(0, Closed).unwrap();
+        assert_eq!(book.done(0, made.seq + 1, 9), None);
+        assert_eq!(book.done(7, made.seq, 9), None);
+        assert_eq!(book.trapped(), 0);
+        assert_eq!(book.done(0, made.seq, 9), None);
+        assert_eq!(book.done(0, made.seq, 99), None);
+        assert_eq!(book.trapped(), 9);
+    }
+
+    proptest! {
+        #[test]
+        fn when_all_is_answered_the_gate_stands_as_wanted(decisions in proptest::collection::vec((0u8..3, any::<bool>()), 1..60)) {
+            let mut book = GateBook::default();
+            let mut stands = None;
+            let mut pending = book.add(0, Watched);
+            for (decision, answer) in decisions {
+                let state = [Open, Watched, Closed][usize::from(decision)];
+                let sent = book.set(0, state);
+                prop_assert!(pending.is_none() || sent.is_none(), "two requests under way");
+                pending = pending.or(sent);
+                if answer && let Some(request) = pending.take() {
+                    stands = Some(request.state);
+                    pending = book.done(0, request.seq, 0);
+                }
+            }
+            while let Some(request) = pending.take() {
+                stands = Some(request.state);
+                pending = book.done(0, request.seq, 0);
+            }
+            prop_assert_eq!(stands, book.wanted(0));
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Pages that the daemon shares with a VMM: doorbells and the status page.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use turnstile_abi::{PAGE_BYTES, pci, regs::status};
+use vm_memory::mmap::MmapRegionError;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+
+use crate::gpu::Doorbells;
+
+/// Why a shared page could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PagesError {
+    /// The kernel gave no memory file.
+    #[error("Making a memory file of {bytes} bytes failed (descriptor or memory limit?)")]
+    Create {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// It could not be mapped.
+    #[error("Mapping a memory file of {bytes} bytes failed")]
+    Map {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The reason.
+        source: MmapRegionError,
+    },
+}
+
+/// Makes a memory file of `bytes` that neither side can shrink under the other's mapping.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn sealed_memfd(name: &str, bytes: u64) -> Result<File, PagesError> {
+    let create = || -> rustix::io::Result<File> {
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, bytes)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(File::from(fd))
+    };
+    create().map_err(|errno| PagesError::Create {
+        bytes,
+        source: errno.into(),
+    })
+}
+
+fn map(file: &File, bytes: u64) -> Result<MmapRegion, PagesError> {
+    let duplicate = file
+        .try_clone()
+        .map_err(|source| PagesError::Create { bytes, source })?;
+    // CAST: the callers' sizes are a few MiB
+    MmapRegion::from_file(FileOffset::new(duplicate, 0), bytes as usize)
+        .map_err(|source| PagesError::Map { bytes, source })
+}
+
+/// The doorbell pages of one VM: written by the guest through open gates, read by the device.
+#[derive(Debug)]
+pub struct DoorbellPages {
+    file: File,
+    region: MmapRegion,
+    channels: u32,
+}
+
+impl DoorbellPages {
+    /// Makes pages for `channels` channels.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn new(channels: u32) -> Result<Self, PagesError> {
+        let bytes = u64::from(channels) * PAGE_BYTES;
+        let file = sealed_memfd("turnstile-doorbells", bytes)?;
+        let region = map(&file, bytes)?;
+        Ok(Self {
+            file,
+            region,
+            channels,
+        })
+    }
+
+    /// The memory file, for the VMM.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn offset(&self, channel: u32) -> Option<usize> {
+        // CAST: at most 1,024 pages
+        (channel < self.channels)
+            .then_some((u64::from(channel) * PAGE_BYTES + pci::DOORBELL_OFFSET) as usize)
+    }
+}
+
+impl Doorbells for DoorbellPages {
+    fn put(&self, channel: u32) -> u32 {
+        self.offset(channel)
+            .and_then(|at| {
+                self.region
+                    .as_volatile_slice()
+                    .load(at, Ordering::Acquire)
+                    .ok()
+            })
+            .unwrap_or(0)
+    }
+
+    fn clear(&self, channel: u32) {
+        if let Some(at) = self.offset(channel) {
+            // PANIC: none; the offset lies in the region, and an error would leave the page as it was
+            let _ = self
+                .region
+                .as_volatile_slice()
+                .store(0u32, at, Ordering::Release);
+        }
+    }
+}
+
+/// What a status page says ([`turnstile_abi::regs::status`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatusView {
+    /// State of each engine as this VM may see it.
+    pub engines: [u32; status::ENGINES as usize],
+    /// Compute time charged.
+    pub compute_ns: u64,
+    /// Copy time charged.
+    pub copy_ns: u64,
+    /// Weight.
+    pub weight: u32,
+    /// Whether the VM is let through.
+    pub admitted: bool,
+    /// Time held back.
+    pub held_ns: u64,
+    /// When this was written.
+    pub updated_at_ns: u64,
+}
+
+/// The status page of one VM: written by the daemon, read by the guest without an exit.
+#[derive(Debug)]
+pub struct StatusPage {
+    file: File,
+    region: MmapRegion,
+}
+
+impl StatusPage {
+    /// Makes the page, all zero.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn new() -> Result<Self, PagesError> {
+        let file = sealed_memfd("turnstile-status", PAGE_BYTES)?;
+        let region = map(&file, PAGE_BYTES)?;
+        Ok(Self { file, region })
+    }
+
+    /// The memory file, for the VMM.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Writes the page; the time last, so that a guest that sees a new time sees the rest too.
+    pub fn write(&self, view: &StatusView) {
+        let page = self.region.as_volatile_slice();
+        // The stores cannot fail: constant offsets within one page, aligned to their size.
+        let word = |at: u64, value: u32| {
+            let _ = page.store(value, at as usize, Ordering::Relaxed);
+        };
+        let long = |at: u64, value: u64| {
+            let _ = page.store(value, at as usize, Ordering::Relaxed);
+        };
+        for (i, state) in view.engines.iter().enumerate() {
+            word(status::ENGINE_STATE + 4 * i as u64, *state);
+        }
+        long(status::COMPUTE_NS, view.compute_ns);
+        long(status::COPY_NS, view.copy_ns);
+        word(status::WEIGHT, view.weight);
+        word(status::ADMITTED, view.admitted.into());
+        long(status::HELD_NS, view.held_ns);
+        let _ = page.store(
+            view.updated_at_ns,
+            status::UPDATED_AT_NS as usize,
+            Ordering::Release,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_write_is_what_the_device_reads() {
+        let pages = DoorbellPages::new(4).unwrap();
+        let guest = map(pages.file(), 4 * PAGE_BYTES).unwrap();
+        guest
+            .as_volatile_slice()
+            .store(7u32, 2 * 4096, Ordering::Release)
+            .unwrap();
+        assert_eq!((pages.put(1), pages.put(2), pages.put(3)), (0, 7, 0));
+        pages.clear(2);
+        assert_eq!(pages.put(2), 0);
+        assert_eq!(pages.put(4), 0, "a channel without a page reads as zero");
+        pages.clear(4);
+    }
+
+    #[test]
+    fn neither_side_can_shrink_the_file() {
+        let pages = DoorbellPages::new(4).unwrap();
+        assert!(pages.file().set_len(0).is_err());
+        assert!(pages.file().set_len(1 << 20).is_err());
+    }
+
+    #[test]
+    fn the_status_page_has_the_contract_s_layout() {
+        let page = StatusPage::new().unwrap();
+        page.write(&StatusView {
+            engines: [1, 2, 0],
+            compute_ns: 10,
+            copy_ns: 11,
+            weight: 300,
+            admitted: true,
+            held_ns: 12,
+            updated_at_ns: 13,
+        });
+        let guest = map(page.file(), PAGE_BYTES).unwrap();
+        let word = |at: u64| {
+            guest
+                .as_volatile_slice()
+                .read_obj::<u32>(at as usize)
+                .unwrap()
+        };
+        let long = |at: u64| {
+            guest
+                .as_volatile_slice()
+                .read_obj::<u64>(at as usize)
+                .unwrap()
+        };
+        assert_eq!((word(0), word(4), word(8)), (1, 2, 0));
+        assert_eq!((long(status::COMPUTE_NS), long(status::COPY_NS)), (10, 11));
+        assert_eq!((word(status::WEIGHT), word(status::ADMITTED)), (300, 1));
+        assert_eq!(
+            (long(status::HELD_NS), long(status::UPDATED_AT_NS)),
+            (12, 13)
+        );
+    }
+}

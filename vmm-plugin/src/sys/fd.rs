@@ -1,0 +1,46 @@
+//! Descriptors: sealed memory files, and eventfds as owned descriptors.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use vmm_sys_util::eventfd::EventFd;
+
+/// A memory file of `bytes` zeroes that can be neither shrunk nor grown, so that whoever maps it needs not fear that
+/// its pages go away.
+///
+/// # Errors
+/// As memfd_create(2), ftruncate(2) and fcntl(2).
+pub(crate) fn sealed_memory(name: &std::ffi::CStr, bytes: u64) -> io::Result<File> {
+    // SAFETY: `name` is a C string that outlives the call.
+    let fd =
+        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call before returned a new descriptor that nobody else owns.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(bytes)?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: `file` is an open descriptor; the call touches no memory of this process.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(file)
+}
+
+/// The eventfd behind an owned descriptor.
+pub(crate) fn to_eventfd(fd: OwnedFd) -> EventFd {
+    // SAFETY: `into_raw_fd` gives up the ownership that the EventFd takes. That it is an eventfd is not needed for
+    // soundness: on another file reads and writes of eight bytes fail or do what they do there.
+    unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) }
+}
+
+/// A second descriptor of the same eventfd.
+///
+/// # Errors
+/// As dup(2).
+pub(crate) fn duplicate(eventfd: &EventFd) -> io::Result<OwnedFd> {
+    let copy = eventfd.try_clone()?;
+    // SAFETY: `into_raw_fd` gives up the ownership that the OwnedFd takes.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy.into_raw_fd()) })
+}

@@ -1,0 +1,6 @@
+//! The crate's only unsafe code: calls that the kernel interface makes unsafe. Every block names the invariant that it
+//! relies on and who keeps it.
+
+pub(crate) mod fd;
+pub(crate) mod scm;
+pub(crate) mod slots;

@@ -1,0 +1,456 @@
+//! The VM proper: one vCPU, an in-kernel interrupt controller, memory slots.
+
+use super::boot::{GDT_BYTES, GDT_GPA, GuestRam, PML4_GPA, STACK_TOP};
+use super::core::{Core, VmEnd, VmHandle, count, start};
+use super::link::{LinkHost, Router, connect, interrupts};
+use super::{VmConfig, VmError};
+use crate::device::{MsiMessage, VirtualGpu, bar_bytes, doorbell};
+use crate::gate::{GateControl, PageMap, PageMapError, SharedPages};
+use crate::sys::slots::{Piece, SlottedVm};
+use kvm_bindings::{
+    KVM_API_VERSION, KVM_CAP_DISABLE_QUIRKS2, KVM_IRQ_ROUTING_MSI, KVM_MAX_CPUID_ENTRIES,
+    KVM_X86_QUIRK_SLOT_ZAP_ALL, KvmIrqRouting, kvm_enable_cap, kvm_irq_routing_entry,
+    kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_msi, kvm_segment,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd};
+use std::sync::Arc;
+use turnstile_abi::pci::{BAR_APERTURE, BAR_DOORBELLS, BAR_REGS, VECTORS};
+use turnstile_abi::{PAGE_BYTES, regs};
+use turnstile_guest::boot::{PORT_CONSOLE, PORT_EXIT};
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+const REGS_GPA: u64 = 0xd000_0000;
+const DOORBELLS_GPA: u64 = 0xd040_0000;
+const RAM_SLOT: u32 = 0;
+const STATUS_SLOT: u32 = 1;
+const APERTURE_SLOT: u32 = 2;
+const DOORBELL_SLOTS: u32 = 16;
+/// First interrupt line of the device; those below are the interrupt controller's pins.
+const GSI_BASE: u32 = 24;
+/// Where KVM on Intel keeps three pages of its own, out of the way of everything here.
+const TSS_ADDRESS: usize = 0xfffb_d000;
+/// PCI slot of the device.
+const DEVICE_SLOT: u32 = 1;
+const CONFIG_ADDRESS: u16 = 0xcf8;
+const CONFIG_DATA: u16 = 0xcfc;
+const CONFIG_ENABLE: u32 = 1 << 31;
+/// EFAULT exits in a row before the guest is given up. Between two of them the control thread can have mapped a page.
+const FAULTS_MAX: u32 = 10_000;
+
+fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VmError {
+    move |source| VmError::Kvm { what, source }
+}
+
+/// Whether this host can run VMs.
+///
+/// # Errors
+/// [`VmError::NoKvm`] with the reason.
+pub fn kvm_available() -> Result<(), VmError> {
+    open().map(|_| ())
+}
+
+fn open() -> Result<(Kvm, SlottedVm), VmError> {
+    let refused = |what: &str, error: kvm_ioctls::Error| VmError::NoKvm(format!("{what}: {error}"));
+    let kvm = Kvm::new().map_err(|error| refused("opening /dev/kvm", error))?;
+    if kvm.get_api_version() != KVM_API_VERSION as i32 {
+        return Err(VmError::NoKvm("its API version is not 12".into()));
+    }
+    for cap in [
+        Cap::Irqchip,
+        Cap::Irqfd,
+        Cap::IrqRouting,
+        Cap::ReadonlyMem,
+        Cap::UserMemory,
+        Cap::GetTscKhz,
+    ] {
+        if !kvm.check_extension(cap) {
+            return Err(VmError::NoKvm(format!("it has no {cap:?}")));
+        }
+    }
+    let vm = kvm
+        .create_vm()
+        .map_err(|error| refused("creating a VM", error))?;
+    // Otherwise taking any slot away throws away all page-table entries of the VM, and each closing of a gate costs
+    // the guest its whole working set. Older KVMs have neither the quirk's name nor the switch; they do the same.
+    let quirks = vm.check_extension_raw(KVM_CAP_DISABLE_QUIRKS2.into());
+    if quirks > 0 && quirks as u32 & KVM_X86_QUIRK_SLOT_ZAP_ALL != 0 {
+        let mut cap = kvm_enable_cap {
+            cap: KVM_CAP_DISABLE_QUIRKS2,
+            ..Default::default()
+        };
+        cap.args[0] = KVM_X86_QUIRK_SLOT_ZAP_ALL.into();
+        vm.enable_cap(&cap)
+            .map_err(|error| refused("disabling a quirk", error))?;
+    }
+    Ok((kvm, SlottedVm::new(vm)))
+}
+
+/// Doorbell pages as memory slots, one per page.
+#[derive(Debug)]
+struct SlotMap {
+    vm: Arc<SlottedVm>,
+    pages: Arc<SharedPages>,
+}
+
+impl SlotMap {
+    fn gpa(channel: u32) -> u64 {
+        DOORBELLS_GPA + u64::from(channel) * PAGE_BYTES
+    }
+}
+
+impl PageMap for SlotMap {
+    fn map(&self, channel: u32) -> Result<(), PageMapError> {
+        let piece = Piece {
+            slot: DOORBELL_SLOTS + channel,
+            gpa: Self::gpa(channel),
+            offset: channel as usize * PAGE_BYTES as usize,
+            bytes: PAGE_BYTES as usize,
+            readonly: false,
+        };
+        self.vm
+            .map(self.pages.region(), piece)
+            .map_err(|source| PageMapError {
+                channel,
+                mapping: true,
+                source,
+            })
+    }
+
+    fn unmap(&self, channel: u32) -> Result<(), PageMapError> {
+        self.vm
+            .unmap(DOORBELL_SLOTS + channel, Self::gpa(channel))
+            .map_err(|source| PageMapError {
+                channel,
+                mapping: false,
+                source,
+            })
+    }
+}
+
+/// Interrupt messages as routes of irqfds. An eventfd that is not routed keeps what is raised, and KVM looks at it
+/// when it is routed again.
+#[derive(Debug)]
+struct IrqRouter {
+    vm: Arc<SlottedVm>,
+    interrupts: Arc<[EventFd]>,
+    routes: [Option<MsiMessage>; VECTORS as usize],
+}
+
+impl IrqRouter {
+    fn set_routes(&self) -> bool {
+        let entries: Vec<_> = (GSI_BASE..)
+            .zip(self.routes)
+            .filter_map(|(gsi, route)| route.map(|message| (gsi, message)))
+            .map(|(gsi, message)| kvm_irq_routing_entry {
+                gsi,
+                type_: KVM_IRQ_ROUTING_MSI,
+                u: kvm_irq_routing_entry__bindgen_ty_1 {
+                    msi: kvm_irq_routing_msi {
+                        address_lo: message.address as u32,
+                        address_hi: (message.address >> 32) as u32,
+                        data: message.data,
+                        ..Default::default()
+                    },
+                },
+                ..Default::default()
+            })
+            .collect();
+        KvmIrqRouting::from_entries(&entries)
+            .is_ok_and(|routing| self.vm.vm().set_gsi_routing(&routing).is_ok())
+    }
+}
+
+impl Router for IrqRouter {
+    fn route(&mut self, vector: u16, message: Option<MsiMessage>) {
+        let at = usize::from(vector);
+        let gsi = GSI_BASE + u32::from(vector);
+        let before = std::mem::replace(&mut self.routes[at], message);
+        // KVM refuses messages that no hardware would deliver. Such a vector stays silent, as on hardware.
+        if message.is_some() && !self.set_routes() {
+            self.routes[at] = None;
+        }
+        let vm = self.vm.vm();
+        match (before, self.routes[at]) {
+            (None, Some(_)) => {
+                if vm.register_irqfd(&self.interrupts[at], gsi).is_err() {
+                    self.routes[at] = None;
+                }
+            }
+            (Some(_), None) => {
+                // It was registered, so this cannot fail; if it did, the vector would go on as before.
+                let _ = vm.unregister_irqfd(&self.interrupts[at], gsi);
+            }
+            _ => {}
+        }
+    }
+}
+
+type Machine = Core<SlotMap, IrqRouter>;
+
+extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+
+/// Starts a VM.
+pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
+    let (system, vm) = open()?;
+    let vm = Arc::new(vm);
+    let ram = GuestRam::new(&config)?;
+    let entry = ram.load(&config.guest_elf)?;
+    let interrupts = interrupts()?;
+    let (sender, receiver, welcome) = connect(&config, &ram, &interrupts)?;
+    let sender = Arc::new(sender);
+    let identity = welcome.identity;
+
+    let aperture_bytes = bar_bytes(BAR_APERTURE, identity.memory_bytes);
+    let aperture_gpa = aperture_bytes.max(4 << 30);
+    let slot = |what, mapping, slot, gpa, bytes: u64, readonly| {
+        let piece = Piece {
+            slot,
+            gpa,
+            offset: 0,
+            bytes: bytes as usize,
+            readonly,
+        };
+        vm.map(mapping, piece)
+            .map_err(|source| VmError::Memory { what, source })
+    };
+    let ram_mapping = ram.mapping()?;
+    let status_gpa = REGS_GPA + regs::status::PAGE;
+    slot(
+        "guest memory slot",
+        &ram_mapping,
+        RAM_SLOT,
+        0,
+        ram.bytes(),
+        false,
+    )?;
+    slot(
+        "status slot",
+        &welcome.status,
+        STATUS_SLOT,
+        status_gpa,
+        PAGE_BYTES,
+        true,
+    )?;
+    let bytes = identity.memory_bytes;
+    slot(
+        "aperture slot",
+        &welcome.aperture,
+        APERTURE_SLOT,
+        aperture_gpa,
+        bytes,
+        false,
+    )?;
+    ram.start_tables(aperture_gpa, aperture_bytes)?;
+
+    vm.vm()
+        .set_tss_address(TSS_ADDRESS)
+        .map_err(kvm("setting the TSS address"))?;
+    vm.vm()
+        .create_irq_chip()
+        .map_err(kvm("creating the interrupt controller"))?;
+    let vcpu = vm.vm().create_vcpu(0).map_err(kvm("creating a vCPU"))?;
+    let cpuid = system
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(kvm("reading CPUID"))?;
+    vcpu.set_cpuid2(&cpuid).map_err(kvm("setting CPUID"))?;
+    set_start_state(&vcpu, entry).map_err(kvm("setting registers"))?;
+    let tsc_khz = vcpu.get_tsc_khz().map_err(kvm("reading the TSC's rate"))?;
+    ram.boot(&config, tsc_khz.into())?;
+
+    let mut gpu = VirtualGpu::new(
+        identity,
+        LinkHost {
+            sender: Arc::clone(&sender),
+            interrupts: Arc::clone(&interrupts),
+            status: welcome.status,
+            router: IrqRouter {
+                vm: Arc::clone(&vm),
+                interrupts: Arc::clone(&interrupts),
+                routes: [None; VECTORS as usize],
+            },
+        },
+    );
+    gpu.config().place(BAR_REGS, REGS_GPA);
+    gpu.config().place(BAR_DOORBELLS, DOORBELLS_GPA);
+    gpu.config().place(BAR_APERTURE, aperture_gpa);
+    gpu.config().enable_memory();
+    let map = SlotMap {
+        vm: Arc::clone(&vm),
+        pages: Arc::clone(&welcome.pages),
+    };
+    let gates = GateControl::new(identity.channels, map, welcome.pages, welcome.kick);
+    let core = Arc::new(Core::new(ram, gpu, gates, interrupts, sender));
+    register_signal_handler(SIGRTMIN(), on_kick).map_err(|error| VmError::Thread(error.into()))?;
+    start(&config.name, core, receiver, true, move |core| {
+        // The mappings behind the guest's memory live as long as `vm`, which lives as long as its vCPU runs.
+        let _vm = vm;
+        run(core, vcpu)
+    })
+}
+
+/// 64-bit long mode at CPL 0, with page tables and descriptors of [`super::boot`], interrupts off.
+fn set_start_state(vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioctls::Error> {
+    let mut sregs = vcpu.get_sregs()?;
+    let code = kvm_segment {
+        limit: 0xffff_ffff,
+        selector: 0x10,
+        type_: 11,
+        present: 1,
+        s: 1,
+        l: 1,
+        g: 1,
+        ..Default::default()
+    };
+    let data = kvm_segment {
+        type_: 3,
+        selector: 0x18,
+        l: 0,
+        db: 1,
+        ..code
+    };
+    sregs.cs = code;
+    (sregs.ds, sregs.es, sregs.ss, sregs.fs, sregs.gs) = (data, data, data, data, data);
+    sregs.gdt.base = GDT_GPA;
+    sregs.gdt.limit = GDT_BYTES - 1;
+    sregs.cr3 = PML4_GPA;
+    // PAE, OSFXSR, OSXMMEXCPT
+    sregs.cr4 = 1 << 5 | 1 << 9 | 1 << 10;
+    // PG, WP, NE, ET, MP, PE
+    sregs.cr0 = 1 << 31 | 1 << 16 | 1 << 5 | 1 << 4 | 1 << 1 | 1;
+    // LME, LMA
+    sregs.efer = 1 << 8 | 1 << 10;
+    vcpu.set_sregs(&sregs)?;
+    let mut registers = vcpu.get_regs()?;
+    registers.rip = entry;
+    registers.rsp = STACK_TOP - 8;
+    registers.rflags = 2;
+    vcpu.set_regs(&registers)
+}
+
+/// The vCPU thread.
+fn run(core: &Machine, mut vcpu: VcpuFd) -> VmEnd {
+    let mut config_address = 0;
+    let mut faults = 0;
+    loop {
+        if core.quits() {
+            return VmEnd::Killed;
+        }
+        let exit = vcpu.run();
+        let faulted = matches!(&exit, Err(error) if error.errno() == libc::EFAULT)
+            || matches!(&exit, Ok(VcpuExit::MemoryFault { .. }));
+        faults = if faulted { faults + 1 } else { 0 };
+        match exit {
+            Ok(exit) => {
+                count(&core.counters.exits);
+                match exit {
+                    VcpuExit::MmioWrite(gpa, data) => write(core, gpa, data),
+                    VcpuExit::MmioRead(gpa, data) => read(core, gpa, data),
+                    VcpuExit::IoOut(PORT_EXIT, data) => return VmEnd::Exited(data[0]),
+                    VcpuExit::IoOut(port, data) => port_out(core, &mut config_address, port, data),
+                    VcpuExit::IoIn(port, data) => port_in(core, config_address, port, data),
+                    VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen => {}
+                    VcpuExit::MemoryFault { .. } => std::thread::yield_now(),
+                    VcpuExit::Shutdown => return VmEnd::Crashed("triple fault".into()),
+                    VcpuExit::InternalError => {
+                        return VmEnd::Crashed("KVM could not emulate an instruction".into());
+                    }
+                    other => return VmEnd::Crashed(format!("unexpected exit {other:?}")),
+                }
+            }
+            // The page under a direct access went away between the access and its repetition: run again.
+            Err(_) if faulted => std::thread::yield_now(),
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
+            Err(error) => return VmEnd::Crashed(format!("KVM_RUN: {error}")),
+        }
+        if faults > FAULTS_MAX {
+            return VmEnd::Crashed("KVM cannot reach the guest's memory".into());
+        }
+    }
+}
+
+/// Where a guest-physical address lies in a BAR.
+enum Place {
+    Regs(u64),
+    Doorbells(u64),
+    Nowhere,
+}
+
+fn place(gpa: u64) -> Place {
+    let within = |base: u64, bar: usize| {
+        gpa.checked_sub(base)
+            .filter(|offset| *offset < bar_bytes(bar, 0))
+    };
+    if let Some(offset) = within(REGS_GPA, BAR_REGS) {
+        Place::Regs(offset)
+    } else if let Some(offset) = within(DOORBELLS_GPA, BAR_DOORBELLS) {
+        Place::Doorbells(offset)
+    } else {
+        Place::Nowhere
+    }
+}
+
+fn write(core: &Machine, gpa: u64, data: &[u8]) {
+    match place(gpa) {
+        Place::Regs(offset) => core.gpu().regs_write(offset, data),
+        Place::Doorbells(offset) => {
+            count(&core.counters.doorbell_exits);
+            match doorbell(offset, data) {
+                Some((channel, value)) => core.gates.trap(channel, value),
+                None => count(&core.counters.ignored),
+            }
+        }
+        Place::Nowhere => count(&core.counters.ignored),
+    }
+}
+
+fn read(core: &Machine, gpa: u64, data: &mut [u8]) {
+    match place(gpa) {
+        Place::Regs(offset) => core.gpu().regs_read(offset, data),
+        Place::Doorbells(offset) => {
+            count(&core.counters.doorbell_exits);
+            data.fill(0);
+            if let Ok(word) = <&mut [u8; 4]>::try_from(&mut *data)
+                && offset % PAGE_BYTES == turnstile_abi::pci::DOORBELL_OFFSET
+            {
+                *word = core.gates.read((offset / PAGE_BYTES) as u32).to_le_bytes();
+            }
+        }
+        Place::Nowhere => {
+            count(&core.counters.ignored);
+            data.fill(0xff);
+        }
+    }
+}
+
+/// Offset in the device's configuration space that an access to a data port reaches, if it reaches it.
+fn config_offset(address: u32, port: u16) -> Option<u64> {
+    let function = address >> 8 & 0x00ff_ffff & !(CONFIG_ENABLE >> 8);
+    (address & CONFIG_ENABLE != 0 && function == DEVICE_SLOT << 3)
+        .then(|| u64::from(address & 0xfc) + u64::from(port - CONFIG_DATA))
+}
+
+fn port_out(core: &Machine, config_address: &mut u32, port: u16, data: &[u8]) {
+    match (port, data) {
+        (CONFIG_ADDRESS, &[a, b, c, d]) => *config_address = u32::from_le_bytes([a, b, c, d]),
+        (0xcfc..=0xcff, _) => {
+            if let Some(offset) = config_offset(*config_address, port) {
+                core.gpu().config_write(offset, data);
+            }
+        }
+        (PORT_CONSOLE, _) => core.console(data),
+        _ => count(&core.counters.ignored),
+    }
+}
+
+fn port_in(core: &Machine, config_address: u32, port: u16, data: &mut [u8]) {
+    data.fill(0xff);
+    match port {
+        0xcfc..=0xcff => {
+            if let Some(offset) = config_offset(config_address, port) {
+                core.gpu().config_read(offset, data);
+            }
+        }
+        _ => count(&core.counters.ignored),
+    }
+}

@@ -1,0 +1,234 @@
+//! The connection to the daemon, and what came with its welcome.
+
+use super::boot::GuestRam;
+use super::{APERTURE_BYTES_MAX, VmConfig, VmError};
+use crate::device::{Host, Identity, MediatorGone, MsiMessage};
+use crate::gate::SharedPages;
+use crate::sys::fd::{duplicate, to_eventfd};
+use crate::wire::{self, FrameReader, PROTOCOL, Read, Region, ToDaemon, ToVmm, WireError};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use turnstile_abi::{CHANNELS_MAX, MAILBOX_ARGS, PAGE_BYTES, pci};
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+use vmm_sys_util::eventfd::EventFd;
+
+/// TIMEOUT: a daemon that lives answers at once; this is for one that hangs.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
+/// TIMEOUT: at most a few frames are ever unread, so the socket always has room while the daemon lives. A vCPU must
+/// not wait longer than this for one that hangs.
+const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Sends frames from any thread.
+#[derive(Debug)]
+pub(super) struct Sender(Mutex<UnixStream>);
+
+impl Sender {
+    pub(super) fn send(&self, message: &ToDaemon) -> Result<(), WireError> {
+        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        wire::send(&stream, message, Vec::new())
+    }
+
+    /// Ends the connection, for the reader too.
+    pub(super) fn shut_down(&self) {
+        let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // It may have ended already.
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+/// The daemon's end of the connection, between frames.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    stream: UnixStream,
+    reader: FrameReader,
+}
+
+impl Receiver {
+    /// The next frame; `None` at the end of the connection.
+    pub(super) fn receive(&mut self) -> Result<Option<ToVmm>, WireError> {
+        match self.reader.read(&self.stream)? {
+            Read::Frame(frame) => frame.with_fds::<0>().map(|(message, _)| Some(message)),
+            Read::End => Ok(None),
+            Read::WouldBlock => Err(WireError::Socket(io::ErrorKind::TimedOut.into())),
+        }
+    }
+}
+
+/// What the daemon gave.
+#[derive(Debug)]
+pub(super) struct Welcome {
+    pub(super) identity: Identity,
+    pub(super) pages: Arc<SharedPages>,
+    pub(super) status: Arc<MmapRegion<()>>,
+    pub(super) aperture: Arc<MmapRegion<()>>,
+    pub(super) kick: EventFd,
+}
+
+/// Eventfds, one per vector.
+pub(super) fn interrupts() -> Result<Arc<[EventFd]>, VmError> {
+    (0..pci::VECTORS)
+        .map(|_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC))
+        .collect::<io::Result<Vec<_>>>()
+        .map(Arc::from)
+        .map_err(VmError::Thread)
+}
+
+/// Introduces the VM to the daemon.
+pub(super) fn connect(
+    config: &VmConfig,
+    ram: &GuestRam,
+    interrupts: &[EventFd],
+) -> Result<(Sender, Receiver, Welcome), VmError> {
+    let connected = |source| VmError::Connect {
+        path: config.socket.clone(),
+        source,
+    };
+    let stream = UnixStream::connect(&config.socket).map_err(connected)?;
+    let reading = stream.try_clone().map_err(connected)?;
+    stream
+        .set_read_timeout(Some(WELCOME_TIMEOUT))
+        .and_then(|()| stream.set_write_timeout(Some(SEND_TIMEOUT)))
+        .map_err(connected)?;
+    let mut fds: Vec<OwnedFd> = vec![ram.file()?.into()];
+    for eventfd in interrupts {
+        fds.push(duplicate(eventfd).map_err(VmError::Thread)?);
+    }
+    let hello = ToDaemon::Hello {
+        protocol: PROTOCOL,
+        name: config.name.clone(),
+        weight: config.weight,
+        gpu_memory_bytes: config.gpu_memory_bytes,
+        regions: vec![Region {
+            gpa: 0,
+            bytes: ram.bytes(),
+            file_offset: 0,
+        }],
+    };
+    wire::send(&stream, &hello, fds)?;
+    let mut reader = FrameReader::new();
+    let frame = match reader.read(&reading)? {
+        Read::Frame(frame) => frame,
+        Read::End => return Err(VmError::Protocol("it closed the connection without a word")),
+        Read::WouldBlock => return Err(VmError::Protocol("it did not answer within 10 s")),
+    };
+    if let ToVmm::Refused { text } = frame.message {
+        return Err(VmError::Refused(text));
+    }
+    let (message, [pages, status, aperture, kick]) = frame.with_fds()?;
+    let ToVmm::Welcome {
+        tenant: _,
+        channels,
+        gpu_memory_bytes,
+        features,
+    } = message
+    else {
+        return Err(VmError::Protocol("its first frame is no welcome"));
+    };
+    if channels == 0 || channels > CHANNELS_MAX {
+        return Err(VmError::Protocol("channels are 1 to 1024"));
+    }
+    if gpu_memory_bytes == 0
+        || gpu_memory_bytes > APERTURE_BYTES_MAX
+        || !gpu_memory_bytes.is_multiple_of(PAGE_BYTES)
+    {
+        return Err(VmError::Protocol(
+            "GPU memory is 4 KiB to 256 GiB, a multiple of 4096",
+        ));
+    }
+    reading.set_read_timeout(None).map_err(connected)?;
+    let welcome = Welcome {
+        identity: Identity {
+            features,
+            channels,
+            memory_bytes: gpu_memory_bytes,
+        },
+        pages: SharedPages::from_file(File::from(pages), channels)
+            .map(Arc::new)
+            .map_err(|source| VmError::Memory {
+                what: "doorbell pages",
+                source,
+            })?,
+        status: map("status page", status, PAGE_BYTES, false)?,
+        aperture: map("aperture", aperture, gpu_memory_bytes, true)?,
+        kick: to_eventfd(kick),
+    };
+    let receiver = Receiver {
+        stream: reading,
+        reader,
+    };
+    Ok((Sender(Mutex::new(stream)), receiver, welcome))
+}
+
+/// Maps the first `bytes` of a memory file of the daemon's, which must be as long.
+fn map(
+    what: &'static str,
+    fd: OwnedFd,
+    bytes: u64,
+    writable: bool,
+) -> Result<Arc<MmapRegion<()>>, VmError> {
+    let failed = |source| VmError::Memory { what, source };
+    let file = File::from(fd);
+    if file.metadata().map_err(failed)?.len() < bytes {
+        return Err(VmError::Protocol("a memory file is too short"));
+    }
+    let prot = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+    MmapRegion::build(
+        Some(FileOffset::new(file, 0)),
+        bytes as usize,
+        prot,
+        libc::MAP_SHARED | libc::MAP_NORESERVE,
+    )
+    .map(Arc::new)
+    .map_err(|error| failed(io::Error::other(error)))
+}
+
+/// Where interrupt messages are delivered.
+pub(super) trait Router: Send {
+    /// Delivers `vector` as `message` from now on, or not at all.
+    fn route(&mut self, vector: u16, message: Option<MsiMessage>);
+}
+
+/// The device's surroundings in this VMM.
+#[derive(Debug)]
+pub(super) struct LinkHost<R> {
+    pub(super) sender: Arc<Sender>,
+    pub(super) interrupts: Arc<[EventFd]>,
+    pub(super) status: Arc<MmapRegion<()>>,
+    pub(super) router: R,
+}
+
+impl<R: Router> Host for LinkHost<R> {
+    fn send_mailbox(
+        &mut self,
+        id: u64,
+        op: u32,
+        args: [u64; MAILBOX_ARGS],
+    ) -> Result<(), MediatorGone> {
+        self.sender
+            .send(&ToDaemon::Mailbox { id, op, args })
+            .map_err(|_| MediatorGone)
+    }
+
+    fn set_msix(&mut self, vector: u16, message: Option<MsiMessage>) {
+        self.router.route(vector, message);
+    }
+
+    fn raise(&mut self, vector: u16) {
+        if let Some(eventfd) = self.interrupts.get(usize::from(vector)) {
+            // A full counter means that the interrupt is pending already.
+            let _ = eventfd.write(1);
+        }
+    }
+
+    fn read_status_page(&self, offset: u64, data: &mut [u8]) {
+        // PANIC: none; the device passes offsets within the page only.
+        let _ = self
+            .status
+            .as_volatile_slice()
+            .read_slice(data, offset as usize);
+    }
+}

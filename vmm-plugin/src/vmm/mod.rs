@@ -1,0 +1,151 @@
+//! A small reference VMM, and the same without KVM.
+//!
+//! ```text
+//!   vCPU thread       runs the guest, brings its trapped accesses to the device and the gates
+//!   control thread    reads the daemon's frames, moves gates, passes answers on
+//! ```
+//!
+//! Locks: a vCPU takes the device's, and the link's within it; the control thread takes one at a time.
+
+mod boot;
+mod core;
+mod kvm;
+mod link;
+pub mod native;
+
+pub use self::core::{VmEnd, VmHandle, VmReport};
+pub use self::kvm::kvm_available;
+
+use crate::gate::PageMapError;
+use crate::wire::WireError;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Least guest memory.
+pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
+/// Most guest memory: it must end below the BARs.
+pub const MEMORY_BYTES_MAX: u64 = 3 << 30;
+/// Most GPU memory that the aperture can show.
+pub const APERTURE_BYTES_MAX: u64 = 256 << 30;
+/// Console bytes that are kept.
+pub const CONSOLE_BYTES_MAX: usize = 64 << 10;
+/// Most bytes of a guest's arguments, and of its report.
+pub const BLOB_BYTES_MAX: usize = 4096;
+
+/// What a VM is to be.
+#[derive(Clone, Debug)]
+pub struct VmConfig {
+    /// Name, unique on the host: 1 to 64 of `[A-Za-z0-9._-]`.
+    pub name: String,
+    /// The daemon's socket.
+    pub socket: PathBuf,
+    /// Weight, 1 to 10000; the daemon's default where absent.
+    pub weight: Option<u32>,
+    /// GPU memory that the VM may own; the daemon's default where absent.
+    pub gpu_memory_bytes: Option<u64>,
+    /// Guest memory, a multiple of the page size.
+    pub memory_bytes: u64,
+    /// The guest program, a static ELF executable; not used by a native guest.
+    pub guest_elf: Vec<u8>,
+    /// The guest's arguments.
+    pub args: Vec<u8>,
+    /// Files laid into guest memory: name and contents.
+    pub files: Vec<(String, Vec<u8>)>,
+}
+
+impl VmConfig {
+    /// A VM of 64 MiB with nothing in it.
+    pub fn new(name: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            socket: socket.into(),
+            weight: None,
+            gpu_memory_bytes: None,
+            memory_bytes: 64 << 20,
+            guest_elf: Vec::new(),
+            args: Vec::new(),
+            files: Vec::new(),
+        }
+    }
+}
+
+/// Why a VM could not be run, or not to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    /// A part of the configuration is not permitted.
+    #[error("Configuration of the VM: {0}")]
+    Config(&'static str),
+    /// The daemon could not be reached.
+    #[error("Connecting to the daemon at {}", path.display())]
+    Connect {
+        /// Its socket.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The daemon does not take the VM.
+    #[error("The daemon refused the VM: {0}")]
+    Refused(String),
+    /// The daemon answered with something that it must not.
+    #[error("The daemon broke the protocol: {0}")]
+    Protocol(&'static str),
+    /// The connection to the daemon failed.
+    #[error("Talking to the daemon")]
+    Wire(#[from] WireError),
+    /// Memory could not be set up.
+    #[error("Setting up memory: {what}")]
+    Memory {
+        /// What for.
+        what: &'static str,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The guest program could not be loaded.
+    #[error("Loading the guest program")]
+    Load(#[source] linux_loader::loader::Error),
+    /// KVM cannot be used.
+    #[error("KVM is not available: {0}")]
+    NoKvm(String),
+    /// A call to KVM failed.
+    #[error("KVM: {what}")]
+    Kvm {
+        /// During what.
+        what: &'static str,
+        /// What it said.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// A gate could not be moved.
+    #[error("Moving a gate")]
+    Gate(#[from] PageMapError),
+    /// A thread could not be started, or an eventfd not be made.
+    #[error("Setting up the VM's threads")]
+    Thread(#[source] io::Error),
+}
+
+/// Starts a VM.
+///
+/// # Errors
+/// When the daemon does not take it, or the host cannot run it.
+pub fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
+    kvm::spawn(config)
+}
+
+/// Runs a VM to its end.
+///
+/// # Errors
+/// As [`spawn`], and where a gate could not be moved.
+pub fn run(config: VmConfig) -> Result<VmReport, VmError> {
+    spawn(config)?.join()
+}
+
+/// As [`run`], but asks the guest to end after `limit` and ends it by force `grace` later.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_for(config: VmConfig, limit: Duration, grace: Duration) -> Result<VmReport, VmError> {
+    spawn(config)?.join_within(limit, grace)
+}

@@ -1,0 +1,265 @@
+//! Frames: a little-endian u32 length, so many bytes of JSON, and descriptors with the first bytes.
+//!
+//! The reader never asks the kernel for bytes beyond the frame that it is in: descriptors are handed over with the
+//! first byte that they were sent with, so those that arrive while a frame is read belong to that frame.
+
+use super::{FRAME_BYTES_MAX, FRAME_FDS_MAX};
+use crate::sys::scm;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use vmm_sys_util::sock_ctrl_msg::ScmSocket;
+
+/// Bytes of the length before each frame.
+const LENGTH_BYTES: usize = 4;
+/// Frames that may wait to be sent before [`FrameWriter::push`] refuses more.
+pub const QUEUE_FRAMES_MAX: usize = 4096;
+
+/// What can be wrong with a stream of frames. After any of them the connection is of no more use.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// Socket error
+    #[error("Socket error")]
+    Socket(#[source] io::Error),
+    /// A frame announced a length that is not permitted.
+    #[error("Frame of {0} bytes; 1 to {FRAME_BYTES_MAX} are permitted")]
+    Length(usize),
+    /// More descriptors than a frame may carry.
+    #[error("A frame carries more than {FRAME_FDS_MAX} descriptors")]
+    TooManyFds,
+    /// The frame's kind takes another number of descriptors.
+    #[error("Frame with {got} descriptors where {expected} are expected")]
+    WrongFds {
+        /// Descriptors that came.
+        got: usize,
+        /// Descriptors that belong to such a frame.
+        expected: usize,
+    },
+    /// A frame is no message of the protocol.
+    #[error("Frame is not a message of the protocol")]
+    Format(#[source] serde_json::Error),
+    /// The stream ended within a frame.
+    #[error("Connection ended within a frame")]
+    Truncated,
+    /// The peer does not read.
+    #[error("Peer left {QUEUE_FRAMES_MAX} frames unread")]
+    Stalled,
+}
+
+/// A received message and the descriptors that came with it.
+#[derive(Debug)]
+pub struct Frame<T> {
+    /// The message.
+    pub message: T,
+    /// Its descriptors, in order.
+    pub fds: Vec<OwnedFd>,
+}
+
+impl<T> Frame<T> {
+    /// The message and exactly `N` descriptors.
+    ///
+    /// # Errors
+    /// [`WireError::WrongFds`] where another number came; all are closed.
+    pub fn with_fds<const N: usize>(self) -> Result<(T, [OwnedFd; N]), WireError> {
+        let got = self.fds.len();
+        let fds = self
+            .fds
+            .try_into()
+            .map_err(|_| WireError::WrongFds { got, expected: N })?;
+        Ok((self.message, fds))
+    }
+}
+
+/// What [`FrameReader::read`] found.
+#[derive(Debug)]
+pub enum Read<T> {
+    /// A whole frame.
+    Frame(Frame<T>),
+    /// The socket is non-blocking and has no more bytes now.
+    WouldBlock,
+    /// The peer closed the connection between two frames.
+    End,
+}
+
+/// Takes frames from a socket, blocking or not, however they are cut into pieces.
+#[derive(Debug, Default)]
+pub struct FrameReader {
+    /// What has arrived of the frame being read, length included.
+    bytes: Vec<u8>,
+    /// Descriptors of the frame being read.
+    fds: Vec<OwnedFd>,
+}
+
+impl FrameReader {
+    /// A reader at the start of a frame.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Reads until a frame is whole, the socket would block, or the stream ends.
+    ///
+    /// # Errors
+    /// When the stream breaks the protocol; the connection is then to be dropped.
+    pub fn read<T: DeserializeOwned>(&mut self, stream: &UnixStream) -> Result<Read<T>, WireError> {
+        loop {
+            let missing = self.missing()?;
+            if missing == 0 {
+                return self.take().map(Read::Frame);
+            }
+            let have = self.bytes.len();
+            self.bytes.resize(have + missing, 0);
+            let got = scm::receive(
+                stream,
+                &mut self.bytes[have..],
+                &mut self.fds,
+                FRAME_FDS_MAX,
+            );
+            self.bytes.truncate(have + *got.as_ref().unwrap_or(&0));
+            match got {
+                Ok(0) if have == 0 && self.fds.is_empty() => return Ok(Read::End),
+                Ok(0) => return Err(WireError::Truncated),
+                Ok(_) if self.fds.len() > FRAME_FDS_MAX => return Err(WireError::TooManyFds),
+                Ok(_) => {}
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(Read::WouldBlock),
+                    io::ErrorKind::Interrupted => {}
+                    io::ErrorKind::InvalidData => return Err(WireError::TooManyFds),
+                    _ => return Err(WireError::Socket(error)),
+                },
+            }
+        }
+    }
+
+    /// Bytes that are still to come of what is known of the frame: of its length first, then of its text.
+    fn missing(&self) -> Result<usize, WireError> {
+        let Some(length) = self.bytes.first_chunk::<LENGTH_BYTES>() else {
+            return Ok(LENGTH_BYTES - self.bytes.len());
+        };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length == 0 || length > FRAME_BYTES_MAX {
+            return Err(WireError::Length(length));
+        }
+        Ok(LENGTH_BYTES + length - self.bytes.len())
+    }
+
+    fn take<T: DeserializeOwned>(&mut self) -> Result<Frame<T>, WireError> {
+        let message =
+            serde_json::from_slice(&self.bytes[LENGTH_BYTES..]).map_err(WireError::Format)?;
+        self.bytes.clear();
+        Ok(Frame {
+            message,
+            fds: std::mem::take(&mut self.fds),
+        })
+    }
+}
+
+/// The bytes of a frame.
+///
+/// # Errors
+/// [`WireError::Length`] where the message is longer than a frame may be.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, WireError> {
+    let mut bytes = vec![0; LENGTH_BYTES];
+    serde_json::to_writer(&mut bytes, message).map_err(WireError::Format)?;
+    let length = bytes.len() - LENGTH_BYTES;
+    match u32::try_from(length) {
+        Ok(short) if length <= FRAME_BYTES_MAX => {
+            bytes[..LENGTH_BYTES].copy_from_slice(&short.to_le_bytes());
+            Ok(bytes)
+        }
+        _ => Err(WireError::Length(length)),
+    }
+}
+
+/// Sends frames, over a blocking or a non-blocking socket; what the socket does not take waits.
+#[derive(Debug, Default)]
+pub struct FrameWriter {
+    waiting: VecDeque<Outgoing>,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+    fds: Vec<OwnedFd>,
+}
+
+impl FrameWriter {
+    /// A writer with nothing to send.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a frame to those waiting; `fds` are closed once they are sent.
+    ///
+    /// # Errors
+    /// When the message is too long, has too many descriptors, or the peer has left too many frames unread.
+    pub fn push<T: Serialize>(&mut self, message: &T, fds: Vec<OwnedFd>) -> Result<(), WireError> {
+        if fds.len() > FRAME_FDS_MAX {
+            return Err(WireError::TooManyFds);
+        }
+        if self.waiting.len() >= QUEUE_FRAMES_MAX {
+            return Err(WireError::Stalled);
+        }
+        self.waiting.push_back(Outgoing {
+            bytes: encode(message)?,
+            sent: 0,
+            fds,
+        });
+        Ok(())
+    }
+
+    /// Sends what the socket takes. Returns whether everything is sent; if not, call again once it is writable.
+    ///
+    /// # Errors
+    /// When the peer is gone.
+    pub fn flush(&mut self, stream: &UnixStream) -> Result<bool, WireError> {
+        while let Some(front) = self.waiting.front_mut() {
+            let fds: Vec<RawFd> = front.fds.iter().map(AsRawFd::as_raw_fd).collect();
+            match stream.send_with_fds(&[&front.bytes[front.sent..]], &fds) {
+                Ok(sent) => {
+                    front.sent += sent;
+                    front.fds.clear();
+                    if front.sent == front.bytes.len() {
+                        self.waiting.pop_front();
+                    }
+                }
+                Err(error) => match io::Error::from(error) {
+                    error if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(WireError::Socket(error)),
+                },
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+/// Sends one frame over a blocking socket.
+///
+/// # Errors
+/// When the message cannot be encoded or the peer is gone.
+pub fn send<T: Serialize>(
+    stream: &UnixStream,
+    message: &T,
+    fds: Vec<OwnedFd>,
+) -> Result<(), WireError> {
+    let mut writer = FrameWriter::new();
+    writer.push(message, fds)?;
+    if writer.flush(stream)? {
+        Ok(())
+    } else {
+        Err(WireError::Socket(io::ErrorKind::WouldBlock.into()))
+    }
+}
+
+#[cfg(test)]
+#[path = "frame_tests.rs"]
+mod tests;
