@@ -251,6 +251,8 @@ impl Core {
         }
         match outcome {
             Outcome::Done => {
+                // First: whoever sees that the command has finished finds its module free.
+                drop(job);
                 channel.phase = Phase::Fetching;
                 channel.complete(now);
                 self.line_up(slot);
@@ -263,6 +265,7 @@ impl Core {
                 self.ready[class as usize].insert(slot);
             }
             Outcome::Fault { code, info } => {
+                drop(job);
                 self.fault_channel(now, slot, ChannelFault { code, info });
             }
             // Only said to work whose tenant is gone, or when the GPU itself goes.

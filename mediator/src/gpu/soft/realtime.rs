@@ -235,7 +235,8 @@ impl SoftGpu {
         Ok(handle)
     }
 
-    /// See [`Driver::evict_page`]: swap, as the mediator's memory manager does it.
+    /// Swaps the page at `va` out: its chunk goes back to the card, its bytes stay, accesses fault. The tenant has to be
+    /// suspended, and no engine may execute a command of it.
     ///
     /// # Errors
     /// No chunk is behind this address.
@@ -243,7 +244,7 @@ impl SoftGpu {
         self.evict_page(tenant, va)
     }
 
-    /// See [`Driver::restore_page`].
+    /// Puts a chunk behind an evicted page again.
     ///
     /// # Errors
     /// The page was not evicted, or the card is full.

@@ -129,9 +129,7 @@ impl<D: Driver> Gpu for D {
     }
 
     fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
-        let context = self.context(tenant)?;
-        // Under the core's lock, as a command's end is: whoever has seen the end finds the module free.
-        Ok(self.look(|_| context.unload_module(module))?)
+        Ok(self.context(tenant)?.unload_module(module)?)
     }
 
     fn find_function(

@@ -199,7 +199,9 @@ impl State {
         let now = self.now;
         for engine in 0..ENGINES {
             if let Some(run) = self.runs[engine].take_if(|run| run.ends_at <= now) {
-                self.core.finished(now, engine, run.outcome);
+                let Run { outcome, start, .. } = run;
+                drop(start);
+                self.core.finished(now, engine, outcome);
             }
         }
         self.drive(config, |core, now| core.poll(now));

@@ -394,6 +394,21 @@ fn modules_have_variables_handles_and_limits() {
 }
 
 #[test]
+fn whoever_sees_a_command_finished_finds_its_module_free() {
+    let gpu = SoftGpu::new(SoftConfig::default()).unwrap();
+    let mut channel = channel(&gpu, A, 8);
+    for n in 1..300 {
+        let command = small_launch(&gpu, &channel, "", 0);
+        channel.push(&command);
+        channel.ring_watched(&gpu);
+        while channel.state().get != n {
+            std::hint::spin_loop();
+        }
+        gpu.unload_module(A, n - 1).unwrap();
+    }
+}
+
+#[test]
 fn an_endless_kernel_is_ended_in_real_time_by_the_limit_or_with_its_tenant() {
     let gpu = SoftGpu::new(SoftConfig {
         kernel_limit: Nanos::from_ms(30),

@@ -3,6 +3,7 @@
 mod kernels;
 mod real;
 mod timeline;
+mod virtual_random;
 mod virtual_runs;
 
 use std::sync::Arc;

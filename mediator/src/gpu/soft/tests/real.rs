@@ -98,11 +98,12 @@ fn an_open_gate_needs_no_ringing_and_a_wait_is_ended_by_the_guest() {
     });
     channel.push_fence(false);
     channel.ring();
-    std::thread::sleep(Duration::from_millis(5));
+    wait("announcement", || {
+        let mut open = Vec::new();
+        gpu.activity(A, &mut open);
+        open.len() == 1 && open[0].pending == 2
+    });
     assert_eq!(channel.state().get, 0);
-    let mut open = Vec::new();
-    gpu.activity(A, &mut open);
-    assert_eq!((open.len(), open[0].pending), (1, 2));
     gpu.set_unwatched(A, false);
     vm.guest.write_obj(7u64, GuestAddress(word)).unwrap();
     wait("fence", || channel.fence().value == 1);
