@@ -24,11 +24,17 @@ struct Args {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let named = |name: &str| args.experiments.is_empty() || args.experiments.iter().any(|n| n == name);
+    let named =
+        |name: &str| args.experiments.is_empty() || args.experiments.iter().any(|n| n == name);
     for experiment in EXPERIMENTS.iter().filter(|row| named(row.name)) {
         let seeds = args.seeds.unwrap_or(experiment.seeds).max(1);
         let report = (experiment.run)(seeds).with_context(|| experiment.name)?;
-        println!("{}: {}\n\n{}", experiment.name, experiment.about, report.table());
+        println!(
+            "{}: {}\n\n{}",
+            experiment.name,
+            experiment.about,
+            report.table()
+        );
         if let Some(folder) = &args.svg {
             fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
             let path = folder.join(format!("{}.svg", experiment.name));

@@ -46,7 +46,13 @@ impl Chart {
              font-family=\"sans-serif\" font-size=\"12\">\n\
              <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
         );
-        text(&mut svg, (LEFT, 22.0), "start", "font-size=\"15\"", &self.title);
+        text(
+            &mut svg,
+            (LEFT, 22.0),
+            "start",
+            "font-size=\"15\"",
+            &self.title,
+        );
         let middle = (LEFT + WIDTH - RIGHT) / 2.0;
         text(&mut svg, (middle, HEIGHT - 12.0), "middle", "", &self.x);
         let turned = format!("transform=\"rotate(-90 16 {})\"", HEIGHT / 2.0);
@@ -58,13 +64,22 @@ impl Chart {
         }
         for tick in xs.ticks() {
             let x = xs.place(tick);
-            line(&mut svg, (x, HEIGHT - BOTTOM), (x, HEIGHT - BOTTOM + 5.0), "#888888");
+            line(
+                &mut svg,
+                (x, HEIGHT - BOTTOM),
+                (x, HEIGHT - BOTTOM + 5.0),
+                "#888888",
+            );
             let at = (x, HEIGHT - BOTTOM + 19.0);
             text(&mut svg, at, "middle", "", &number(tick));
         }
         for (index, series) in self.series.iter().enumerate() {
             let colour = COLOURS[index % COLOURS.len()];
-            let dash = if index < COLOURS.len() { "" } else { " stroke-dasharray=\"5 3\"" };
+            let dash = if index < COLOURS.len() {
+                ""
+            } else {
+                " stroke-dasharray=\"5 3\""
+            };
             let places = series.points.iter();
             let places = places.map(|(x, y)| format!("{:.1},{:.1}", xs.place(*x), ys.place(*y)));
             let places = places.collect::<Vec<_>>().join(" ");
@@ -102,7 +117,10 @@ impl Axis {
         let rough = (high - low) / 6.0;
         let power = 10f64.powf(rough.log10().floor());
         let steps = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
-        let step = steps.into_iter().find(|step| *step >= rough).unwrap_or(rough);
+        let step = steps
+            .into_iter()
+            .find(|step| *step >= rough)
+            .unwrap_or(rough);
         Self {
             low: (low / step).floor() * step,
             high: (high / step).ceil() * step,
@@ -162,7 +180,10 @@ mod tests {
         };
         let svg = chart.svg();
         assert!(svg.contains("a &lt; b &amp; c") && !svg.contains("NaN"));
-        let polyline = svg.lines().find(|line| line.starts_with("<polyline")).unwrap();
+        let polyline = svg
+            .lines()
+            .find(|line| line.starts_with("<polyline"))
+            .unwrap();
         let places = polyline.split('"').nth(1).unwrap();
         for place in places.split(' ') {
             let (x, y) = place.split_once(',').unwrap();

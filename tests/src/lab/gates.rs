@@ -156,9 +156,15 @@ mod tests {
         assert_eq!(gate.ring(6), Rang::Direct);
         let request = gate.want(GateState::Watched).unwrap();
         gate.carry_out(request).unwrap();
-        assert_eq!((gate.ring(7), gate.ring(8)), (Rang::LetThrough, Rang::Direct));
+        assert_eq!(
+            (gate.ring(7), gate.ring(8)),
+            (Rang::LetThrough, Rang::Direct)
+        );
         assert!(gate.take_kick() && !gate.take_kick());
         let counters = gate.counters();
-        assert_eq!((counters.trapped, counters.delivered, gate.moves()), (3, 2, 3));
+        assert_eq!(
+            (counters.trapped, counters.delivered, gate.moves()),
+            (3, 2, 3)
+        );
     }
 }

@@ -335,7 +335,10 @@ impl Guest {
     fn push(&mut self, length: Nanos) {
         let number = self.submitted;
         let params_gpa = self.params_gpa + number % u64::from(DEPTH_MAX) * 64;
-        for (index, word) in [length.0, u64::from(self.id.0), number].into_iter().enumerate() {
+        for (index, word) in [length.0, u64::from(self.id.0), number]
+            .into_iter()
+            .enumerate()
+        {
             let at = GuestAddress(params_gpa + 8 * index as u64);
             // The area was taken from this memory when the guest started.
             let _ = self.vm.guest.write_obj(word.to_le(), at);

@@ -12,7 +12,6 @@
 //!
 //! After every step a run checks the laws of fair sharing ([`laws`]); a law that is broken ends it with seed and moment.
 
-
 pub mod chart;
 pub mod experiments;
 pub mod gates;
@@ -26,4 +25,4 @@ pub mod world;
 
 pub use guest::{Lengths, Load};
 pub use laws::{BrokenLaw, Violation};
-pub use world::{MeterSetup, Outcome, Participant, Setup, World, run};
+pub use world::{Dry, MeterSetup, Outcome, Participant, Setup, World, run};

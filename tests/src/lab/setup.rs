@@ -50,6 +50,16 @@ impl MeterSetup {
     }
 }
 
+/// When the daemon takes the engine to have run dry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dry {
+    /// The status register shows nobody. That is so while contexts are changed, too, and whoever is let in then gets
+    /// what nobody would have given it: laws 2 and 3 do not hold.
+    NobodyRuns,
+    /// Nobody runs, and no channel has anything to do.
+    NothingPending,
+}
+
 /// A run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
@@ -66,6 +76,8 @@ pub struct Setup {
     /// Whether the daemon is told of writes that are kept at closed gates, not only of those let through at watched
     /// ones. Law 4 needs it.
     pub kick_when_kept: bool,
+    /// When the engine has run dry.
+    pub dry: Dry,
     /// What an engine spends on changing from one tenant to another.
     pub switch_ns: Nanos,
     /// Seed of all that is random.
@@ -93,6 +105,7 @@ impl Setup {
             gate_move_ns: Nanos::from_us(60),
             kick_ns: Nanos::from_us(10),
             kick_when_kept: true,
+            dry: Dry::NothingPending,
             switch_ns: Nanos::from_us(2),
             seed,
             end,
@@ -174,6 +187,8 @@ pub struct Outcome {
     pub observable_ns: Vec<Nanos>,
     /// Length of all windows that the meter observed.
     pub observed_wall_ns: Nanos,
+    /// Length of all windows in the ledger.
+    pub ledger_wall_ns: Nanos,
     /// Time for which tenants were held back.
     pub held_ns: Vec<Nanos>,
     /// Launches that ended.

@@ -195,7 +195,9 @@ mod tests {
     fn begun() -> Timeline {
         let mut timeline = Timeline::new(1, Nanos(100));
         for engine in 0..3 {
-            timeline.take(event(0, engine, 0, EngineState::Idle)).unwrap();
+            timeline
+                .take(event(0, engine, 0, EngineState::Idle))
+                .unwrap();
         }
         timeline
     }
@@ -215,10 +217,18 @@ mod tests {
     #[test]
     fn a_hole_a_step_back_and_a_late_beginning_break_the_law() {
         let mut timeline = begun();
-        assert!(timeline.take(event(30, 0, 2, EngineState::Switching)).is_err());
+        assert!(
+            timeline
+                .take(event(30, 0, 2, EngineState::Switching))
+                .is_err()
+        );
         let mut timeline = begun();
         timeline.advance(Moment(40)).unwrap();
-        assert!(timeline.take(event(30, 0, 1, EngineState::Switching)).is_err());
+        assert!(
+            timeline
+                .take(event(30, 0, 1, EngineState::Switching))
+                .is_err()
+        );
         let mut timeline = Timeline::new(1, Nanos(100));
         timeline.take(event(10, 0, 0, EngineState::Idle)).unwrap();
         assert!(timeline.check().is_err());

@@ -8,7 +8,7 @@ use turnstile_vmm::gate::GateState;
 
 use super::laws::{BrokenLaw, id};
 use super::sampler::Sampler;
-use super::setup::{MeterSetup, Setup};
+use super::setup::{Dry, MeterSetup};
 use super::world::{Event, World, engines};
 use rand::Rng;
 
@@ -31,7 +31,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(_: &Setup, tenants: usize) -> Self {
+    pub(super) fn new(tenants: usize) -> Self {
         Self {
             from: Moment(0),
             begin: Moment(0),
@@ -101,8 +101,15 @@ impl World {
     }
 
     pub(super) fn tick(&mut self) {
-        let dry = self.gpu.engine_status(COMPUTE).running.is_none();
-        if dry && self.mediation.anyone_waits() {
+        let nobody_runs = self.gpu.engine_status(COMPUTE).running.is_none();
+        if !nobody_runs || !self.mediation.anyone_waits() {
+            return;
+        }
+        let dry = match self.setup.dry {
+            Dry::NobodyRuns => true,
+            Dry::NothingPending => self.activity().iter().all(|seen| seen.pending == 0),
+        };
+        if dry {
             let order = self.mediation.ran_dry(self.now);
             self.carry_out(order);
         }
@@ -136,7 +143,9 @@ impl World {
                 let nonpoll = window(from, begin);
                 let mediation = &self.mediation;
                 let extrapolated = match &self.watch.last {
-                    Some(seen) => seen.extrapolate(nonpoll, |tenant| mediation.was_admitted(tenant)),
+                    Some(seen) => {
+                        seen.extrapolate(nonpoll, |tenant| mediation.was_admitted(tenant))
+                    }
                     None => observed.extrapolate(nonpoll, |_| true),
                 };
                 self.watch.last = Some(observed.clone());

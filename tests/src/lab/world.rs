@@ -18,7 +18,7 @@ use super::laws::{BrokenLaw, Claimant, Idleness, Lag, Launches, Violation, id};
 use super::timeline::Timeline;
 use super::watch::Watch;
 
-pub use super::setup::{MeterSetup, Outcome, Participant, Setup};
+pub use super::setup::{Dry, MeterSetup, Outcome, Participant, Setup};
 
 /// Something that happens at a moment known before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +148,7 @@ impl World {
             now: Moment(0),
             timeline: Timeline::new(tenants, setup.window_ns),
             truth: EventMeter::new(engines()),
-            watch: Watch::new(&setup, tenants),
+            watch: Watch::new(tenants),
             random: SmallRng::seed_from_u64(setup.seed),
             periods: 0,
             over: false,
@@ -374,6 +374,10 @@ impl World {
             observed_ns: self.watch.observed_ns.clone(),
             observable_ns: self.watch.observable_ns.clone(),
             observed_wall_ns: self.watch.observed_wall_ns,
+            ledger_wall_ns: ledger
+                .snapshot()
+                .window
+                .map_or(Nanos::ZERO, |window| window.length()),
             held_ns: places
                 .map(|place| held(place) + self.mediation.held_now(id(place), self.now))
                 .collect(),

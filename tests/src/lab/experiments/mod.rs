@@ -1,9 +1,9 @@
 //! Experiments: each is a function from seeds to rows, a table beside the paper's numbers, and a chart.
 
-//pub mod literal;
-//pub mod loga;
+pub mod literal;
+pub mod loga;
 pub mod share;
-//pub mod unfair;
+pub mod unfair;
 
 use std::fmt::Write;
 use std::num::NonZero;
@@ -74,6 +74,30 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "share error against the fluid ideal, four tenants, by weights",
         seeds: 100,
         run: share::report,
+    },
+    Experiment {
+        name: "loga-length",
+        about: "LoGA Fig. 9: measured kernel length, polling all the time",
+        seeds: 10,
+        run: loga::length_report,
+    },
+    Experiment {
+        name: "loga-load",
+        about: "LoGA Fig. 10: measured load, polling all the time and one sixth of it",
+        seeds: 10,
+        run: loga::load_report,
+    },
+    Experiment {
+        name: "unfair",
+        about: "long commands against short ones, without and with a policy",
+        seeds: 10,
+        run: unfair::report,
+    },
+    Experiment {
+        name: "literal",
+        about: "the paper's rule as printed against the repaired one",
+        seeds: 10,
+        run: literal::report,
     },
 ];
 

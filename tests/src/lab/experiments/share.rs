@@ -158,7 +158,10 @@ pub fn report(seeds: u64) -> Result<Report, Violation> {
     }
     series.push(Series {
         name: "bound".to_owned(),
-        points: vec![(0.0, BOUND_POINTS), (seeds.max(2) as f64 - 1.0, BOUND_POINTS)],
+        points: vec![
+            (0.0, BOUND_POINTS),
+            (seeds.max(2) as f64 - 1.0, BOUND_POINTS),
+        ],
     });
     Ok(Report {
         title: format!(
