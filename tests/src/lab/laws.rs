@@ -200,12 +200,11 @@ impl Lag {
     /// How much `other` may gain on `own` in any stretch, in service times weight.
     ///
     /// Between two decisions a tenant may use a period and a gate move's time, and what it has queued drains after that;
-    /// it is let in while its lead is below what a period gives to the one behind, and if it comes back between two
-    /// decisions, below what another period gives. Both ends of the stretch count.
+    /// it is let in while its lead is below what a period gives to the one behind. Both ends of the stretch count.
     fn bound(own: &Claimant, other: &Claimant, period_ns: Nanos, move_ns: Nanos) -> i128 {
         let burst = |of: &Claimant| i128::from(period_ns.0 + move_ns.0 + of.queued_ns_max.0);
         let (own_weight, other_weight) = (i128::from(own.weight), i128::from(other.weight));
-        let lead = 2 * i128::from(period_ns.0) * (own_weight + other_weight);
+        let lead = i128::from(period_ns.0) * (own_weight + other_weight);
         lead + burst(other) * own_weight + burst(own) * other_weight
     }
 

@@ -78,6 +78,9 @@ pub struct Setup {
     pub kick_when_kept: bool,
     /// When the engine has run dry.
     pub dry: Dry,
+    /// Polled meter: whether held tenants are let in while the registers are polled, as LoGA's text has it; the daemon,
+    /// like LoGA's code, keeps them out.
+    pub admit_while_polling: bool,
     /// What an engine spends on changing from one tenant to another.
     pub switch_ns: Nanos,
     /// Seed of all that is random.
@@ -106,6 +109,7 @@ impl Setup {
             kick_ns: Nanos::from_us(10),
             kick_when_kept: true,
             dry: Dry::NothingPending,
+            admit_while_polling: false,
             switch_ns: Nanos::from_us(2),
             seed,
             end,

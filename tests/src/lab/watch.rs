@@ -122,6 +122,20 @@ impl World {
             self.watch.sampler = Some(Sampler::new(self.now, end, iteration_ns));
         }
         self.schedule(end, Event::PeriodEnd);
+        self.move_held(GateState::Open);
+    }
+
+    /// LoGA's text: who is held is let in for the poll phase, whatever the mediation wants.
+    fn move_held(&mut self, state: GateState) {
+        if !self.setup.admit_while_polling {
+            return;
+        }
+        for place in 0..self.seats.len() {
+            if self.mediation.gates(id(place)) == Some(GateState::Closed) {
+                let request = self.seats[place].gate.want(state);
+                self.send(place, request);
+            }
+        }
     }
 
     /// Reads the registers until just before `until`, up to which nothing happens.
@@ -163,6 +177,7 @@ impl World {
         for order in orders {
             self.carry_out(Some(order));
         }
+        self.move_held(GateState::Closed);
         self.begin_period();
         Ok(())
     }
