@@ -1,1 +1,3 @@
 //! End-to-end suites, the experiment lab, benchmarks.
+
+pub mod lab;

@@ -1,0 +1,193 @@
+//! Shares of four tenants, two that saturate, one that comes in bursts, one that idles, against the fluid ideal.
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use turnstile_accounting::gps::{Arrival, FluidTenant, fluid_service};
+use turnstile_accounting::share::max_share_error_points;
+use turnstile_accounting::{Moment, Nanos};
+
+use super::{Report, over_seeds};
+use crate::lab::chart::{Chart, Series};
+use crate::lab::guest::{Lengths, Load};
+use crate::lab::laws::Violation;
+use crate::lab::world::{Outcome, Participant, Setup, run};
+
+/// Weights of the two that saturate; the others have 100.
+pub const WEIGHTS: [(u32, u32); 3] = [(100, 100), (300, 100), (900, 100)];
+/// The largest share error that is promised, in percentage points.
+pub const BOUND_POINTS: f64 = 0.5;
+/// Length of a run.
+pub const END: Moment = Moment(4_000_000_000);
+
+/// Who has the heavier weight: the tenant with long kernels (about 2 ms), or that with short ones (about 200 us).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heavier {
+    /// Long kernels.
+    Long,
+    /// Short kernels.
+    Short,
+}
+
+/// The four tenants of a seed. Kernel lengths vary by a tenth, depths are 1 or 2, the bursts are about a twelfth of the
+/// GPU's time.
+pub fn tenants(seed: u64, weights: (u32, u32), heavier: Heavier) -> Vec<Participant> {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let mut saturating = |shortest, longest| {
+        let depth = random.random_range(1..=2);
+        Load::saturating(Lengths::between_us(shortest, longest), depth)
+    };
+    let (long, short) = (saturating(1_800, 2_000), saturating(180, 220));
+    let (first, second) = match heavier {
+        Heavier::Long => (long, short),
+        Heavier::Short => (short, long),
+    };
+    let (every, kernels) = (Nanos::from_ms(30), Lengths::between_us(50, 1_000));
+    let bursts = Load::bursty(seed, every, 5, kernels, 4, END);
+    vec![
+        Participant::new(weights.0, first),
+        Participant::new(weights.1, second),
+        Participant::new(100, bursts),
+        Participant::new(100, Load::idle()),
+    ]
+}
+
+/// The share error of each window of a run, in percentage points of the fluid ideal.
+///
+/// # Panics
+/// Windows and tenants are those of the run.
+pub fn errors_points(outcome: &Outcome, tenants: &[Participant], window_ns: Nanos) -> Vec<f64> {
+    let fluid: Vec<FluidTenant> = tenants
+        .iter()
+        .map(|tenant| FluidTenant {
+            weight: tenant.weight,
+            saturating: tenant.load.is_saturating(),
+        })
+        .collect();
+    let mut arrivals = Vec::new();
+    for (place, tenant) in tenants.iter().enumerate() {
+        if let Load::Open { work, .. } = &tenant.load {
+            arrivals.extend(work.iter().map(|&(at, work_ns)| Arrival {
+                tenant: place,
+                at,
+                work_ns,
+            }));
+        }
+    }
+    arrivals.sort_by_key(|arrival| arrival.at);
+    let windows = outcome.windows.len();
+    // PANIC: arrivals are in order and of these tenants.
+    let ideal = fluid_service(&fluid, &arrivals, window_ns, windows).expect("a fluid run");
+    let pairs = outcome.windows.iter().zip(&ideal);
+    pairs
+        .map(|(got, due)| max_share_error_points(got, due))
+        .collect()
+}
+
+/// The worst window after the first.
+pub fn worst_points(outcome: &Outcome, tenants: &[Participant], window_ns: Nanos) -> f64 {
+    let errors = errors_points(outcome, tenants, window_ns);
+    errors[1..].iter().copied().fold(0.0, f64::max)
+}
+
+/// One run of one seed.
+///
+/// # Errors
+/// A law was broken.
+pub fn run_seed(
+    setup: Setup,
+    weights: (u32, u32),
+    heavier: Heavier,
+) -> Result<(Outcome, f64), Violation> {
+    let tenants = tenants(setup.seed, weights, heavier);
+    let outcome = run(setup, &tenants)?;
+    let worst = worst_points(&outcome, &tenants, setup.window_ns);
+    Ok((outcome, worst))
+}
+
+/// Worst windows of all seeds, for one pair of weights and both assignments, seed by seed.
+///
+/// # Errors
+/// A law was broken.
+pub fn worst_of_seeds(
+    seeds: u64,
+    weights: (u32, u32),
+    setup: impl Fn(u64) -> Setup + Sync,
+) -> Result<Vec<[(Outcome, f64); 2]>, Violation> {
+    over_seeds(seeds, |seed| {
+        let long = run_seed(setup(seed), weights, Heavier::Long)?;
+        let short = run_seed(setup(seed), weights, Heavier::Short)?;
+        Ok([long, short])
+    })
+}
+
+/// The experiment.
+///
+/// # Errors
+/// A law was broken.
+pub fn report(seeds: u64) -> Result<Report, Violation> {
+    let mut rows = Vec::new();
+    let mut series = Vec::new();
+    for weights in WEIGHTS {
+        let results = worst_of_seeds(seeds, weights, |seed| Setup::new(seed, END))?;
+        for (index, heavier) in [Heavier::Long, Heavier::Short].into_iter().enumerate() {
+            let of = || results.iter().map(move |pair| &pair[index]);
+            let worst = of().map(|result| result.1).fold(0.0, f64::max);
+            let mean = of().map(|result| result.1).sum::<f64>() / seeds.max(1) as f64;
+            let lag = of().map(|result| result.0.lag_permille).max().unwrap_or(0);
+            let idle = of().map(|result| result.0.idle_behind_gate_max_ns).max();
+            let moves = of().map(|result| result.0.gate_moves).sum::<u64>();
+            let seconds = seeds.max(1) * END.0 / 1_000_000_000;
+            rows.push(vec![
+                format!("{}:{}", weights.0 / 100, weights.1 / 100),
+                format!("{heavier:?}").to_lowercase(),
+                format!("{worst:.3}"),
+                format!("{mean:.3}"),
+                format!("{BOUND_POINTS:.1}"),
+                format!("{}", lag / 10),
+                format!("{}", idle.unwrap_or_default().0 / 1_000),
+                format!("{}", moves / seconds),
+            ]);
+            series.push(Series {
+                name: format!("{}:{} {heavier:?}", weights.0 / 100, weights.1 / 100),
+                points: of()
+                    .enumerate()
+                    .map(|(seed, result)| (seed as f64, result.1))
+                    .collect(),
+            });
+        }
+    }
+    series.push(Series {
+        name: "bound".to_owned(),
+        points: vec![
+            (0.0, BOUND_POINTS),
+            (seeds.max(2) as f64 - 1.0, BOUND_POINTS),
+        ],
+    });
+    Ok(Report {
+        title: format!(
+            "Share error in windows of 1 s after the first, {seeds} seeds of {} s, dfq, event meter, a decision per ms",
+            END.0 / 1_000_000_000
+        ),
+        head: vec![
+            "weights",
+            "heavier kernels",
+            "worst, points",
+            "mean of worst",
+            "bound",
+            "lag, % of law 3",
+            "idle behind gate, us",
+            "gate moves/s",
+        ],
+        rows,
+        notes: vec![
+            "Tenants: kernels of about 2 ms and of about 200 us, both always backlogged; bursts; one idle.".to_owned(),
+            "LoGA has no weights and prints no share error: its scheduler was out of scope.".to_owned(),
+        ],
+        chart: Chart {
+            title: "Worst share error of a seed".to_owned(),
+            x: "seed".to_owned(),
+            y: "percentage points".to_owned(),
+            series,
+        },
+    })
+}

@@ -1,0 +1,170 @@
+//! A simulated gate: the VMM's own gate and the daemon's own book of it, with the time between the two.
+//!
+//! The state machine is the one that a VMM runs ([`GateControl`]), over a flag per page instead of a memory slot. What is
+//! simulated is the delay: a request of the daemon takes effect, and is acknowledged, one gate move later.
+
+use std::io;
+use std::sync::Arc;
+
+use turnstile_mediator::gpu::Doorbells;
+use turnstile_mediator::gpu::soft::plain::PlainDoorbells;
+use turnstile_mediator::tenant::gates::{GateBook, GateMove};
+use turnstile_vmm::gate::{
+    GateControl, GateCounters, GateState, PageMapError, PageWords, ThreadMap,
+};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// The GPU's doorbell words as the VMM has them.
+#[derive(Debug)]
+struct Words(Arc<PlainDoorbells>);
+
+impl PageWords for Words {
+    fn load(&self, channel: u32) -> u32 {
+        self.0.put(channel)
+    }
+
+    fn store(&self, channel: u32, value: u32) {
+        self.0.write(channel, value);
+    }
+}
+
+/// Where a doorbell write ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rang {
+    /// On the page, without an exit.
+    Direct,
+    /// On the page, after a trap at a watched gate; the daemon is told.
+    LetThrough,
+    /// On the page, after a trap at a gate that was opening.
+    Delivered,
+    /// Behind a closed gate.
+    Kept,
+}
+
+/// The gate of one channel, simulated.
+#[derive(Debug)]
+pub struct SimulatedGate {
+    channel: u32,
+    control: GateControl<ThreadMap, Words>,
+    kick: EventFd,
+    book: GateBook,
+}
+
+impl SimulatedGate {
+    /// A gate before the page of `channel`, which has no state yet.
+    ///
+    /// # Errors
+    /// When the host has no event descriptor left.
+    pub fn new(doorbells: Arc<PlainDoorbells>, channel: u32) -> io::Result<Self> {
+        let kick = EventFd::new(EFD_NONBLOCK)?;
+        let channels = channel + 1;
+        let map = ThreadMap::new(channels);
+        let control = GateControl::new(channels, map, Words(doorbells), kick.try_clone()?);
+        let book = GateBook::default();
+        Ok(Self {
+            channel,
+            control,
+            kick,
+            book,
+        })
+    }
+
+    /// The daemon wants the gate in its first state; returns the request.
+    pub fn add(&mut self, state: GateState) -> Option<GateMove> {
+        self.book.add(self.channel, state)
+    }
+
+    /// The daemon wants the gate in this state; returns the request that goes out now, if any.
+    pub fn want(&mut self, state: GateState) -> Option<GateMove> {
+        self.book.set(self.channel, state)
+    }
+
+    /// The VMM carries a request out and answers; returns the request that goes out next, if any.
+    ///
+    /// # Errors
+    /// Never, with simulated pages.
+    pub fn carry_out(&mut self, request: GateMove) -> Result<Option<GateMove>, PageMapError> {
+        let trapped = self.control.set(request.channel, request.state)?;
+        Ok(self
+            .book
+            .done(request.channel, request.seq, trapped.unwrap_or(0)))
+    }
+
+    /// The guest writes its doorbell.
+    pub fn ring(&self, put: u32) -> Rang {
+        let (map, words) = (self.control.page_map(), self.control.page_words());
+        if map.write_direct(self.channel, || words.store(self.channel, put)) {
+            return Rang::Direct;
+        }
+        let before = self.control.state(self.channel);
+        self.control.trap(self.channel, put);
+        match before {
+            Some(GateState::Watched) => Rang::LetThrough,
+            Some(GateState::Open) => Rang::Delivered,
+            Some(GateState::Closed) | None => Rang::Kept,
+        }
+    }
+
+    /// Whether the VMM has kicked the daemon since the last call.
+    pub fn take_kick(&self) -> bool {
+        self.kick.read().is_ok()
+    }
+
+    /// Whether a doorbell write is kept behind the gate.
+    pub fn keeps(&self) -> bool {
+        let shown = self.control.page_words().load(self.channel);
+        self.control.read(self.channel) != shown
+    }
+
+    /// Whether a write might reach the page unseen, as far as the daemon knows.
+    pub fn any_open(&self) -> bool {
+        self.book.any_open()
+    }
+
+    /// Where the gate stands, as the VMM has it.
+    pub fn state(&self) -> Option<GateState> {
+        self.control.state(self.channel)
+    }
+
+    /// Requests that the daemon has sent.
+    pub const fn moves(&self) -> u64 {
+        self.book.moves()
+    }
+
+    /// What happened at the gate.
+    pub fn counters(&self) -> GateCounters {
+        self.control.counters()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use turnstile_mediator::gpu::soft::plain::PlainVm;
+
+    #[test]
+    fn a_kept_value_is_delivered_on_opening_and_a_watched_gate_kicks() {
+        let vm = PlainVm::new(1 << 20);
+        let mut gate = SimulatedGate::new(vm.doorbells.clone(), 0).unwrap();
+        let request = gate.add(GateState::Closed).unwrap();
+        assert_eq!(gate.carry_out(request).unwrap(), None);
+        assert_eq!((gate.ring(3), gate.ring(5)), (Rang::Kept, Rang::Kept));
+        assert!(gate.keeps() && vm.doorbells.put(0) == 0 && !gate.take_kick());
+        let request = gate.want(GateState::Open).unwrap();
+        gate.carry_out(request).unwrap();
+        assert!(!gate.keeps() && vm.doorbells.put(0) == 5);
+        assert_eq!(gate.ring(6), Rang::Direct);
+        let request = gate.want(GateState::Watched).unwrap();
+        gate.carry_out(request).unwrap();
+        assert_eq!(
+            (gate.ring(7), gate.ring(8)),
+            (Rang::LetThrough, Rang::Direct)
+        );
+        assert!(gate.take_kick() && !gate.take_kick());
+        let counters = gate.counters();
+        assert_eq!(
+            (counters.trapped, counters.delivered, gate.moves()),
+            (3, 2, 3)
+        );
+    }
+}

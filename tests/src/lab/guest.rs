@@ -1,0 +1,357 @@
+//! Simulated guests: they write real commands into a ring and say when they would ring the doorbell.
+//!
+//! Every piece of work is two commands, a LAUNCH whose length is given and a FENCE with an interrupt. The parameters of
+//! the launch name tenant and number, so that whoever executes it can be asked what was executed, and in which order.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use turnstile_abi::{ChannelStatus, Command, Dim3, Launch};
+use turnstile_accounting::{Moment, Nanos, TenantId};
+use turnstile_mediator::gpu::soft::KernelCost;
+use turnstile_mediator::gpu::soft::plain::{PlainChannel, PlainVm};
+use turnstile_mediator::gpu::{Gpu, Refusal};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::laws::BrokenLaw;
+
+/// Entries of a guest's ring.
+pub const RING_ENTRIES: u32 = 64;
+/// Launches that a guest can have submitted at a time: each takes two entries.
+pub const DEPTH_MAX: u32 = RING_ENTRIES / 2;
+/// Vector of all fences.
+const VECTOR: u16 = 1;
+/// Memory of a guest.
+const MEMORY_BYTES: usize = 64 << 10;
+/// GPU memory that it may own; it owns none.
+const GPU_MEMORY_BYTES: u64 = 2 << 20;
+/// Parameters of a launch: length, tenant, number.
+const PARAM_BYTES: u32 = 24;
+
+/// How long a guest's kernels are: uniform between two lengths, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lengths {
+    /// The shortest.
+    pub shortest_ns: Nanos,
+    /// The longest.
+    pub longest_ns: Nanos,
+}
+
+impl Lengths {
+    /// All of one length.
+    pub const fn of(length_ns: Nanos) -> Self {
+        Self {
+            shortest_ns: length_ns,
+            longest_ns: length_ns,
+        }
+    }
+
+    /// Between two lengths in microseconds.
+    pub const fn between_us(shortest: u64, longest: u64) -> Self {
+        Self {
+            shortest_ns: Nanos::from_us(shortest),
+            longest_ns: Nanos::from_us(longest),
+        }
+    }
+
+    fn draw(self, random: &mut SmallRng) -> Nanos {
+        Nanos(random.random_range(self.shortest_ns.0..=self.longest_ns.0))
+    }
+}
+
+/// What a guest wants of the GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// Keeps `depth` kernels submitted; submits the next one `think` after one has ended.
+    Closed {
+        /// Lengths of its kernels.
+        kernels: Lengths,
+        /// Kernels submitted at a time.
+        depth: u32,
+        /// From the end of a kernel to the next submission.
+        think: Lengths,
+    },
+    /// Has kernels to submit from given moments on, in order of time, and keeps at most `depth` submitted.
+    Open {
+        /// From when on, and how long.
+        work: Vec<(Moment, Nanos)>,
+        /// Kernels submitted at a time.
+        depth: u32,
+    },
+}
+
+impl Load {
+    /// Always has work; at depth 1 it launches and waits.
+    pub const fn saturating(kernels: Lengths, depth: u32) -> Self {
+        Self::Closed {
+            kernels,
+            depth,
+            think: Lengths::of(Nanos::ZERO),
+        }
+    }
+
+    /// LoGA's throttle (A1.6): a kernel of `kernel_ns`, a wait for it, a sleep of `sleep_ns`, for ever.
+    pub const fn throttle(kernel_ns: Nanos, sleep_ns: Nanos) -> Self {
+        Self::Closed {
+            kernels: Lengths::of(kernel_ns),
+            depth: 1,
+            think: Lengths::of(sleep_ns),
+        }
+    }
+
+    /// Never submits anything.
+    pub const fn idle() -> Self {
+        Self::Open {
+            work: Vec::new(),
+            depth: 1,
+        }
+    }
+
+    /// An open loop: every `every` on average (half to one and a half of it) a burst of 1 to `2 * kernels_mean - 1`
+    /// kernels, until `end`.
+    pub fn bursty(
+        seed: u64,
+        every: Nanos,
+        kernels_mean: u64,
+        kernels: Lengths,
+        depth: u32,
+        end: Moment,
+    ) -> Self {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let (mut at, mut work) = (Moment(0), Vec::new());
+        loop {
+            at = at + Nanos(random.random_range(every.0 / 2..=every.0 / 2 * 3));
+            if at >= end {
+                return Self::Open { work, depth };
+            }
+            for _ in 0..random.random_range(1..=2 * kernels_mean - 1) {
+                work.push((at, kernels.draw(&mut random)));
+            }
+        }
+    }
+
+    /// Kernels submitted at a time.
+    pub const fn depth(&self) -> u32 {
+        match self {
+            Self::Closed { depth, .. } | Self::Open { depth, .. } => *depth,
+        }
+    }
+
+    /// Whether it has work at every moment.
+    pub fn is_saturating(&self) -> bool {
+        matches!(self, Self::Closed { think, .. } if think.longest_ns == Nanos::ZERO)
+    }
+
+    /// The longest that its queued kernels can take.
+    pub fn queued_ns_max(&self) -> Nanos {
+        let longest = match self {
+            Self::Closed { kernels, .. } => kernels.longest_ns.0,
+            Self::Open { work, .. } => work.iter().map(|(_, length)| length.0).max().unwrap_or(0),
+        };
+        Nanos(u64::from(self.depth()) * longest)
+    }
+}
+
+/// A launch that the GPU has begun to execute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Executed {
+    /// Whose.
+    pub tenant: TenantId,
+    /// Number of the launch: 0, 1, 2, and so on.
+    pub number: u64,
+    /// Its length.
+    pub length_ns: Nanos,
+}
+
+/// What the GPU has executed, in this order.
+#[derive(Clone, Debug, Default)]
+pub struct Execution(Arc<Mutex<Vec<Executed>>>);
+
+impl Execution {
+    /// Moves what was executed since the last call to `list`.
+    pub fn drain(&self, list: &mut Vec<Executed>) {
+        list.append(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl KernelCost for Execution {
+    fn length(&mut self, _: &Launch, params: &[u8]) -> Nanos {
+        let word = |index: usize| {
+            let bytes = params.get(index * 8..index * 8 + 8);
+            bytes
+                .and_then(|bytes| bytes.try_into().ok())
+                .map_or(u64::MAX, u64::from_le_bytes)
+        };
+        let executed = Executed {
+            tenant: TenantId(u32::try_from(word(1)).unwrap_or(u32::MAX)),
+            number: word(2),
+            length_ns: Nanos(word(0)),
+        };
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.push(executed);
+        executed.length_ns
+    }
+}
+
+/// A guest with one channel.
+#[derive(Debug)]
+pub struct Guest {
+    /// Who it is.
+    pub id: TenantId,
+    /// Its memory, doorbells and interrupts.
+    pub vm: Arc<PlainVm>,
+    load: Load,
+    channel: PlainChannel,
+    params_gpa: u64,
+    random: SmallRng,
+    /// Work not submitted yet: from when on, and how long.
+    ready: VecDeque<(Moment, Nanos)>,
+    submitted: u64,
+    completed: u64,
+    stopped: bool,
+}
+
+impl Guest {
+    /// Starts a guest: its context and its channel.
+    ///
+    /// # Errors
+    /// The GPU's refusal.
+    pub fn start(gpu: &dyn Gpu, id: TenantId, load: Load, seed: u64) -> Result<Self, Refusal> {
+        assert!(
+            (1..=DEPTH_MAX).contains(&load.depth()),
+            "{} launches do not fit into the ring",
+            load.depth()
+        );
+        let vm = Arc::new(PlainVm::new(MEMORY_BYTES));
+        gpu.create_context(id, vm.resources(GPU_MEMORY_BYTES, 1))?;
+        let channel = vm.open_channel(gpu, id, RING_ENTRIES, VECTOR)?;
+        let params_gpa = vm.take(u64::from(DEPTH_MAX) * 64);
+        let mut random = SmallRng::seed_from_u64(seed ^ u64::from(id.0).rotate_left(32));
+        let ready = match &load {
+            Load::Closed { kernels, depth, .. } => (0..*depth)
+                .map(|_| (Moment(0), kernels.draw(&mut random)))
+                .collect(),
+            Load::Open { work, .. } => work.iter().copied().collect(),
+        };
+        Ok(Self {
+            id,
+            vm,
+            load,
+            channel,
+            params_gpa,
+            random,
+            ready,
+            submitted: 0,
+            completed: 0,
+            stopped: false,
+        })
+    }
+
+    /// What it wants.
+    pub const fn load(&self) -> &Load {
+        &self.load
+    }
+
+    /// Number of its channel.
+    pub const fn channel(&self) -> u32 {
+        self.channel.number
+    }
+
+    /// Launches written into the ring so far.
+    pub const fn submitted(&self) -> u64 {
+        self.submitted
+    }
+
+    /// Launches whose fences have come.
+    pub const fn completed(&self) -> u64 {
+        self.completed
+    }
+
+    /// Looks at its fence, and notes what is to be submitted after what has ended.
+    ///
+    /// # Errors
+    /// If a fence went back, came without a launch or without its interrupt, or the channel has ended.
+    pub fn look(&mut self, now: Moment) -> Result<(), BrokenLaw> {
+        let fence = self.channel.fence();
+        if fence.value == self.completed {
+            return Ok(());
+        }
+        let interrupts = self.vm.interrupts.count(VECTOR);
+        let state = self.channel.state();
+        let in_order = (self.completed..=self.submitted).contains(&fence.value)
+            && interrupts == fence.value
+            && state.status == ChannelStatus::Running as u32
+            && fence.at_ns <= now.0;
+        if !in_order {
+            return Err(BrokenLaw::Fence {
+                tenant: self.id,
+                seen: fence.value,
+                before: self.completed,
+                submitted: self.submitted,
+                interrupts,
+            });
+        }
+        if let Load::Closed { kernels, think, .. } = self.load
+            && !self.stopped
+        {
+            for _ in self.completed..fence.value {
+                let at = now + think.draw(&mut self.random);
+                self.ready.push_back((at, kernels.draw(&mut self.random)));
+            }
+        }
+        self.completed = fence.value;
+        Ok(())
+    }
+
+    fn has_room(&self) -> bool {
+        self.submitted - self.completed < u64::from(self.load.depth())
+    }
+
+    /// Writes what it has to submit by now; returns the put index if there was something.
+    pub fn submit(&mut self, now: Moment) -> Option<u32> {
+        let before = self.submitted;
+        while self.has_room()
+            && let Some((_, length)) = self.ready.pop_front_if(|(at, _)| *at <= now)
+        {
+            self.push(length);
+        }
+        (self.submitted > before).then_some(self.channel.put)
+    }
+
+    /// When it will submit something though nothing ends before.
+    pub fn next_due(&self) -> Option<Moment> {
+        let front = self.ready.front().filter(|_| self.has_room());
+        front.map(|(at, _)| *at)
+    }
+
+    /// It submits nothing more.
+    pub fn stop(&mut self) {
+        self.stopped = true;
+        self.ready.clear();
+    }
+
+    fn push(&mut self, length: Nanos) {
+        let number = self.submitted;
+        let params_gpa = self.params_gpa + number % u64::from(DEPTH_MAX) * 64;
+        for (index, word) in [length.0, u64::from(self.id.0), number]
+            .into_iter()
+            .enumerate()
+        {
+            let at = GuestAddress(params_gpa + 8 * index as u64);
+            // The area was taken from this memory when the guest started.
+            let _ = self.vm.guest.write_obj(word.to_le(), at);
+        }
+        self.channel.push(&Command::Launch(Launch {
+            module: 0,
+            function: 0,
+            grid: Dim3::line(1),
+            block: Dim3::line(1),
+            shared_bytes: 0,
+            param_bytes: PARAM_BYTES,
+            params_gpa,
+        }));
+        self.submitted = self.channel.push_fence(true);
+    }
+}

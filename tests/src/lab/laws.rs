@@ -1,0 +1,343 @@
+//! The laws that a run obeys, checked after every step.
+//!
+//! - *Conservation* (law 1): for every engine, the log's own sum is the time passed; meter and ledger agree with it to
+//!   the nanosecond; and the log agrees with the lengths of the kernels that were executed.
+//! - *No saving up, bounded lag* (laws 2 and 3): while a tenant is backlogged, no other's service by weight grows by more
+//!   than [`Lag::bound`] against its own, over any stretch of time. Whoever comes back with saved-up time breaks this.
+//! - *Work conserving* (law 4): the engine is not idle for longer than the mediator's reaction while a doorbell write is
+//!   kept behind a gate.
+//! - *Nothing lost* (law 6): launches are executed once and in order, fences come once and in order.
+
+use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
+
+use super::guest::Executed;
+
+/// A law broken by a run.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("Seed {seed}, at {} ns: {law}", at.0)]
+pub struct Violation {
+    /// Seed of the run.
+    pub seed: u64,
+    /// When.
+    pub at: Moment,
+    /// Which law, and how.
+    pub law: BrokenLaw,
+}
+
+/// Which law was broken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BrokenLaw {
+    /// Records of an engine's log are missing.
+    #[error("Log of engine {} has record {seq} where {expected} was due", engine.0)]
+    Log {
+        /// Engine.
+        engine: EngineId,
+        /// Number found.
+        seq: u64,
+        /// Number due.
+        expected: u64,
+    },
+    /// Time went back.
+    #[error("Log goes back from {} ns to {} ns", from.0, to.0)]
+    Backwards {
+        /// Time of the record before.
+        from: Moment,
+        /// Time of this record.
+        to: Moment,
+    },
+    /// An engine's time does not add up.
+    #[error("Engine {engine} accounts for {accounted_ns} of {wall_ns}")]
+    Conservation {
+        /// Engine.
+        engine: usize,
+        /// Sum of its parts.
+        accounted_ns: Nanos,
+        /// Time passed.
+        wall_ns: Nanos,
+    },
+    /// The event meter says something else than the log.
+    #[error("Meter has {metered_ns} of {tenant}, the log {logged_ns}")]
+    Meter {
+        /// Tenant.
+        tenant: TenantId,
+        /// The meter's.
+        metered_ns: Nanos,
+        /// The log's.
+        logged_ns: Nanos,
+    },
+    /// The ledger refused a usage.
+    #[error("Ledger: {0}")]
+    Ledger(#[from] turnstile_accounting::LedgerError),
+    /// The engine's time of a tenant is not that of its kernels.
+    #[error("Kernels of {tenant} take {least_ns} to {most_ns}, its engine time is {logged_ns}")]
+    Service {
+        /// Tenant.
+        tenant: TenantId,
+        /// Kernels that have ended.
+        least_ns: Nanos,
+        /// Kernels that have begun.
+        most_ns: Nanos,
+        /// The log's.
+        logged_ns: Nanos,
+    },
+    /// A launch was lost, doubled or overtaken.
+    #[error("Launch {number} of {tenant} executed where {expected} was due, {submitted} submitted")]
+    Launch {
+        /// Tenant.
+        tenant: TenantId,
+        /// Number found.
+        number: u64,
+        /// Number due.
+        expected: u64,
+        /// Launches submitted.
+        submitted: u64,
+    },
+    /// A fence was lost, doubled or overtaken, or its channel ended.
+    #[error(
+        "Fence {seen} of {tenant} after {before}, with {submitted} submitted and {interrupts} interrupts"
+    )]
+    Fence {
+        /// Tenant.
+        tenant: TenantId,
+        /// Value found.
+        seen: u64,
+        /// Value before.
+        before: u64,
+        /// Fences submitted.
+        submitted: u64,
+        /// Interrupts raised.
+        interrupts: u64,
+    },
+    /// A tenant's work never ended, though all gates were opened.
+    #[error("{tenant} submitted {submitted} launches, {completed} ended")]
+    Lost {
+        /// Tenant.
+        tenant: TenantId,
+        /// Launches submitted.
+        submitted: u64,
+        /// Launches that ended.
+        completed: u64,
+    },
+    /// The engine was idle for too long.
+    #[error("Engine idle for {idle_ns} with work of {tenant} behind a gate, {bound_ns} allowed")]
+    Idle {
+        /// A tenant that waited.
+        tenant: TenantId,
+        /// For how long.
+        idle_ns: Nanos,
+        /// The mediator's reaction.
+        bound_ns: Nanos,
+    },
+    /// A backlogged tenant fell too far behind another.
+    #[error("{behind} fell {lag_ns} behind {ahead} (by weight, as of its own), {bound_ns} allowed")]
+    Lag {
+        /// The backlogged tenant.
+        behind: TenantId,
+        /// The other.
+        ahead: TenantId,
+        /// Service it lacks.
+        lag_ns: u64,
+        /// Service it may lack.
+        bound_ns: u64,
+    },
+    /// Software around the run failed.
+    #[error("{0}")]
+    Setup(String),
+}
+
+/// Laws 2 and 3 for a pair: one that is always backlogged, and any other.
+#[derive(Clone, Debug)]
+struct Pair {
+    behind: usize,
+    ahead: usize,
+    /// In service times weight: what `ahead` may gain.
+    bound: i128,
+    /// The least difference so far.
+    least: i128,
+}
+
+/// What a law needs to know of a tenant.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Claimant {
+    pub(super) weight: u32,
+    pub(super) saturating: bool,
+    pub(super) queued_ns_max: Nanos,
+}
+
+/// Laws 2 and 3.
+#[derive(Debug)]
+pub struct Lag {
+    claimants: Vec<Claimant>,
+    pairs: Vec<Pair>,
+    /// Largest lag so far, in thousandths of the bound.
+    worst_permille: i128,
+}
+
+impl Lag {
+    /// Pairs of these tenants, decided about every `period_ns`, gates moving within `move_ns`.
+    pub(super) fn new(claimants: Vec<Claimant>, period_ns: Nanos, move_ns: Nanos) -> Self {
+        let mut pairs = Vec::new();
+        for (behind, own) in claimants.iter().enumerate() {
+            for (ahead, other) in claimants.iter().enumerate() {
+                if own.saturating && behind != ahead {
+                    let bound = Self::bound(own, other, period_ns, move_ns);
+                    pairs.push(Pair {
+                        behind,
+                        ahead,
+                        bound,
+                        least: 0,
+                    });
+                }
+            }
+        }
+        Self {
+            claimants,
+            pairs,
+            worst_permille: 0,
+        }
+    }
+
+    /// How much `other` may gain on `own` in any stretch, in service times weight.
+    ///
+    /// Between two decisions a tenant may use a period and a gate move's time, and what it has queued drains after that;
+    /// it is let in while its lead is below what a period gives to the one behind. Both ends of the stretch count.
+    fn bound(own: &Claimant, other: &Claimant, period_ns: Nanos, move_ns: Nanos) -> i128 {
+        let burst = |of: &Claimant| i128::from(period_ns.0 + move_ns.0 + of.queued_ns_max.0);
+        let (own_weight, other_weight) = (i128::from(own.weight), i128::from(other.weight));
+        let lead = i128::from(period_ns.0) * (own_weight + other_weight);
+        lead + burst(other) * own_weight + burst(own) * other_weight
+    }
+
+    /// Looks at the service of each until now.
+    pub(super) fn check(&mut self, service: &[Nanos]) -> Result<(), BrokenLaw> {
+        for pair in &mut self.pairs {
+            let (own, other) = (&self.claimants[pair.behind], &self.claimants[pair.ahead]);
+            let own_weight = i128::from(own.weight);
+            let difference = i128::from(service[pair.ahead].0) * own_weight
+                - i128::from(service[pair.behind].0) * i128::from(other.weight);
+            pair.least = pair.least.min(difference);
+            let lag = difference - pair.least;
+            self.worst_permille = self.worst_permille.max(lag * 1000 / pair.bound);
+            if lag > pair.bound {
+                // Service that `behind` would have had, at its weight.
+                let of_own = |value: i128| {
+                    u64::try_from(value / i128::from(other.weight)).unwrap_or(u64::MAX)
+                };
+                return Err(BrokenLaw::Lag {
+                    behind: id(pair.behind),
+                    ahead: id(pair.ahead),
+                    lag_ns: of_own(lag),
+                    bound_ns: of_own(pair.bound),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn worst_permille(&self) -> u64 {
+        u64::try_from(self.worst_permille).unwrap_or(0)
+    }
+}
+
+/// The tenant at this place of a run's list.
+pub(super) fn id(place: usize) -> TenantId {
+    // CAST: runs have few tenants.
+    TenantId(place as u32 + 1)
+}
+
+/// Law 6 of launches, and law 1 between kernels and log.
+#[derive(Debug, Default)]
+pub(super) struct Launches {
+    /// Launches executed of each tenant, their sum, and the length of the last.
+    begun: Vec<(u64, Nanos, Nanos)>,
+}
+
+impl Launches {
+    pub(super) fn new(tenants: usize) -> Self {
+        Self {
+            begun: vec![(0, Nanos::ZERO, Nanos::ZERO); tenants],
+        }
+    }
+
+    /// Takes a launch that the GPU has begun.
+    pub(super) fn take(&mut self, executed: Executed, submitted: u64) -> Result<(), BrokenLaw> {
+        let place = (executed.tenant.0 as usize).wrapping_sub(1);
+        let expected = self.begun.get(place).map_or(0, |begun| begun.0);
+        if place >= self.begun.len() || executed.number != expected || expected >= submitted {
+            return Err(BrokenLaw::Launch {
+                tenant: executed.tenant,
+                number: executed.number,
+                expected,
+                submitted,
+            });
+        }
+        let (number, sum, last) = &mut self.begun[place];
+        *number += 1;
+        *sum += executed.length_ns;
+        *last = executed.length_ns;
+        Ok(())
+    }
+
+    /// The engine's time of each tenant is that of its kernels; the last may be running.
+    pub(super) fn check(&self, service: &[Nanos], runs: Option<usize>) -> Result<(), BrokenLaw> {
+        for (place, (&(_, sum, last), &logged_ns)) in self.begun.iter().zip(service).enumerate() {
+            let least_ns = if runs == Some(place) { sum - last } else { sum };
+            if !(least_ns..=sum).contains(&logged_ns) {
+                return Err(BrokenLaw::Service {
+                    tenant: id(place),
+                    least_ns,
+                    most_ns: sum,
+                    logged_ns,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Law 4.
+#[derive(Debug)]
+pub(super) struct Idleness {
+    bound_ns: Nanos,
+    since: Option<(Moment, TenantId)>,
+    longest_ns: Nanos,
+}
+
+impl Idleness {
+    pub(super) const fn new(bound_ns: Nanos) -> Self {
+        Self {
+            bound_ns,
+            since: None,
+            longest_ns: Nanos::ZERO,
+        }
+    }
+
+    /// From now on the engine is idle although this tenant waits, or no longer.
+    pub(super) fn look(&mut self, now: Moment, idle: bool, waits: Option<TenantId>) {
+        self.since = match (idle, waits) {
+            (true, Some(tenant)) => Some(self.since.map_or((now, tenant), |since| since)),
+            _ => None,
+        };
+    }
+
+    /// Nothing has changed until now.
+    pub(super) fn check(&mut self, now: Moment, enforced: bool) -> Result<(), BrokenLaw> {
+        let Some((since, tenant)) = self.since else {
+            return Ok(());
+        };
+        let idle_ns = now.since(since);
+        self.longest_ns = self.longest_ns.max(idle_ns);
+        if enforced && idle_ns > self.bound_ns {
+            return Err(BrokenLaw::Idle {
+                tenant,
+                idle_ns,
+                bound_ns: self.bound_ns,
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) const fn longest_ns(&self) -> Nanos {
+        self.longest_ns
+    }
+}

@@ -1,0 +1,55 @@
+//! Polling in virtual time: status registers are read about every microsecond, the reads that cannot differ are skipped.
+
+use rand::Rng;
+use rand::rngs::SmallRng;
+use turnstile_accounting::{EngineId, Meter, Moment, Nanos, Observation, PolledMeter, Sample};
+use turnstile_mediator::gpu::Gpu;
+
+/// The reads of one poll phase.
+#[derive(Debug)]
+pub(super) struct Sampler {
+    next: Moment,
+    end: Moment,
+    iteration_ns: Nanos,
+}
+
+impl Sampler {
+    /// A phase from `begin` to `end`. One iteration lasts `iteration_ns`, more or less by a tenth: on real hardware no
+    /// read is as long as the next.
+    pub(super) const fn new(begin: Moment, end: Moment, iteration_ns: Nanos) -> Self {
+        Self {
+            next: begin,
+            end,
+            iteration_ns,
+        }
+    }
+
+    /// Reads until just before `until`, up to which the GPU stays as it is. Of reads that show the same, the meter
+    /// needs the first and the last.
+    pub(super) fn read(
+        &mut self,
+        gpu: &impl Gpu,
+        engines: &[EngineId],
+        until: Moment,
+        meter: &mut PolledMeter,
+        random: &mut SmallRng,
+    ) {
+        let until = until.min(self.end);
+        if self.next >= until {
+            return;
+        }
+        let (first, mut last) = (self.next, self.next);
+        let tenth = self.iteration_ns.0 / 10;
+        while self.next < until {
+            last = self.next;
+            let length = self.iteration_ns.0 - tenth + random.random_range(0..=2 * tenth);
+            self.next = last + Nanos(length.max(1));
+        }
+        for &engine in engines {
+            let occupant = gpu.engine_status(engine).running;
+            for at in [first, last] {
+                meter.observe(Observation::Sample(engine, Sample { at, occupant }));
+            }
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! A run: software GPU, gates, guests and the daemon's loop, event by event.
+
+use std::collections::BTreeMap;
+
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use turnstile_accounting::{EngineId, EventMeter, Meter, Moment, Nanos, Observation, SwitchEvent};
+use turnstile_mediator::gpu::soft::{ENGINES, SoftConfig, VirtualGpu};
+use turnstile_mediator::gpu::{ChannelActivity, Gpu};
+use turnstile_mediator::mediation::{Activity, Mediation};
+use turnstile_mediator::tenant::gates::GateMove;
+use turnstile_policies::{TenantParams, Tuning, Weight};
+use turnstile_vmm::gate::GateState;
+
+use super::gates::{Rang, SimulatedGate};
+use super::guest::{Executed, Execution, Guest};
+use super::laws::{BrokenLaw, Claimant, Idleness, Lag, Launches, Violation, id};
+use super::timeline::Timeline;
+use super::watch::Watch;
+
+pub use super::setup::{Dry, MeterSetup, Outcome, Participant, Setup};
+
+/// Something that happens at a moment known before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// The daemon is told of a trapped doorbell.
+    Kick(usize),
+    /// A gate has moved as asked.
+    Moved(usize, GateMove),
+    /// A guest has something to submit.
+    Due(usize),
+    /// The daemon looks for an engine without work.
+    Tick,
+    /// A poll phase begins.
+    PollBegin,
+    /// A period ends.
+    PeriodEnd,
+}
+
+/// A tenant's place.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) guest: Guest,
+    pub(super) gate: SimulatedGate,
+    kick_pending: bool,
+    due: Option<Moment>,
+}
+
+/// A run under way.
+#[derive(Debug)]
+pub struct World {
+    pub(super) setup: Setup,
+    pub(super) gpu: VirtualGpu,
+    pub(super) seats: Vec<Seat>,
+    pub(super) mediation: Mediation,
+    pub(super) now: Moment,
+    pub(super) timeline: Timeline,
+    /// Follows the log as the daemon does.
+    pub(super) truth: EventMeter,
+    pub(super) watch: Watch,
+    pub(super) random: SmallRng,
+    pub(super) periods: u64,
+    /// The daemon is gone.
+    over: bool,
+    queue: BTreeMap<(Moment, u64), Event>,
+    next_event: u64,
+    execution: Execution,
+    launches: Launches,
+    lag: Lag,
+    idleness: Idleness,
+    steps: u64,
+    executed: Vec<Executed>,
+    log: Vec<SwitchEvent>,
+    channels: Vec<ChannelActivity>,
+}
+
+/// Runs to the end, and then lets everything drain.
+///
+/// # Errors
+/// The first law that was broken.
+pub fn run(setup: Setup, participants: &[Participant]) -> Result<Outcome, Violation> {
+    let mut world = World::new(setup, participants).map_err(|law| Violation {
+        seed: setup.seed,
+        at: Moment(0),
+        law,
+    })?;
+    let outcome = world.run_to_end();
+    outcome.map_err(|law| Violation {
+        seed: setup.seed,
+        at: world.now,
+        law,
+    })
+}
+
+fn failed(error: impl std::fmt::Display) -> BrokenLaw {
+    BrokenLaw::Setup(error.to_string())
+}
+
+/// The engines of the GPU.
+pub(super) fn engines() -> [EngineId; ENGINES] {
+    std::array::from_fn(|index| EngineId(index as u8))
+}
+
+impl World {
+    fn new(setup: Setup, participants: &[Participant]) -> Result<Self, BrokenLaw> {
+        let execution = Execution::default();
+        let config = SoftConfig {
+            switch: setup.switch_ns,
+            seed: setup.seed,
+            ..SoftConfig::default()
+        };
+        let gpu = VirtualGpu::with_cost(config, Box::new(execution.clone()));
+        let tuning = Tuning::default();
+        let mut mediation = Mediation::new((setup.policy.make)(&tuning), engines());
+        let mut seats = Vec::new();
+        for (place, participant) in participants.iter().enumerate() {
+            let weight = Weight::new(participant.weight).map_err(failed)?;
+            let params = TenantParams { weight, cap: None };
+            mediation.add(id(place), params).map_err(failed)?;
+            let load = participant.load.clone();
+            let guest = Guest::start(&gpu, id(place), load, setup.seed).map_err(failed)?;
+            let doorbells = guest.vm.doorbells.clone();
+            let gate = SimulatedGate::new(doorbells, guest.channel()).map_err(failed)?;
+            seats.push(Seat {
+                guest,
+                gate,
+                kick_pending: false,
+                due: None,
+            });
+        }
+        let claimant = |participant: &Participant| Claimant {
+            weight: participant.weight,
+            saturating: participant.load.is_saturating(),
+            queued_ns_max: participant.load.queued_ns_max(),
+        };
+        let period_ns = match setup.meter {
+            MeterSetup::Events { period_ns } => period_ns.max(tuning.slack_ns),
+            MeterSetup::Polled { .. } => Nanos::ZERO,
+        };
+        let move_ns = Nanos(2 * setup.gate_move_ns.0) + setup.kick_ns;
+        let claimants = participants.iter().map(claimant).collect();
+        let tenants = participants.len();
+        let mut world = Self {
+            setup,
+            gpu,
+            seats,
+            mediation,
+            now: Moment(0),
+            timeline: Timeline::new(tenants, setup.window_ns),
+            truth: EventMeter::new(engines()),
+            watch: Watch::new(tenants),
+            random: SmallRng::seed_from_u64(setup.seed),
+            periods: 0,
+            over: false,
+            queue: BTreeMap::new(),
+            next_event: 0,
+            execution,
+            launches: Launches::new(tenants),
+            lag: Lag::new(claimants, period_ns, move_ns),
+            idleness: Idleness::new(setup.reaction_ns(tenants)),
+            steps: 0,
+            executed: Vec::new(),
+            log: Vec::new(),
+            channels: Vec::new(),
+        };
+        world.begin()?;
+        Ok(world)
+    }
+
+    /// Makes the gates, as a VM is told of a channel only after its gate is made, and starts the daemon's loop.
+    fn begin(&mut self) -> Result<(), BrokenLaw> {
+        for place in 0..self.seats.len() {
+            let stands = self.mediation.gates(id(place));
+            let seat = &mut self.seats[place];
+            if let Some(request) = stands.and_then(|stands| seat.gate.add(stands)) {
+                let next = seat.gate.carry_out(request).map_err(failed)?;
+                self.send(place, next);
+            }
+        }
+        self.begin_period();
+        Ok(())
+    }
+
+    fn run_to_end(&mut self) -> Result<Outcome, BrokenLaw> {
+        let end = self.setup.end;
+        self.settle()?;
+        while let Some(at) = self.next_moment().filter(|at| *at <= end) {
+            self.step(at)?;
+        }
+        self.step(end)?;
+        let outcome = self.outcome();
+        self.drain()?;
+        Ok(outcome)
+    }
+
+    /// The daemon leaves, and all gates open: what was announced must end.
+    fn drain(&mut self) -> Result<(), BrokenLaw> {
+        self.over = true;
+        for place in 0..self.seats.len() {
+            self.seats[place].guest.stop();
+            let request = self.seats[place].gate.want(GateState::Open);
+            self.send(place, request);
+        }
+        while let Some(at) = self.next_moment() {
+            self.step(at)?;
+        }
+        let lost = self.seats.iter().find(|seat| {
+            let guest = &seat.guest;
+            guest.completed() != guest.submitted() || seat.gate.counters().dropped > 0
+        });
+        lost.map_or(Ok(()), |seat| {
+            Err(BrokenLaw::Lost {
+                tenant: seat.guest.id,
+                submitted: seat.guest.submitted(),
+                completed: seat.guest.completed(),
+            })
+        })
+    }
+
+    fn next_moment(&self) -> Option<Moment> {
+        let queued = self.queue.first_key_value().map(|((at, _), _)| *at);
+        queued.into_iter().chain(self.gpu.next_event()).min()
+    }
+
+    /// Lets time pass until `at` and everything happen that happens then.
+    fn step(&mut self, at: Moment) -> Result<(), BrokenLaw> {
+        self.read_registers(at);
+        self.idleness
+            .check(at, self.setup.enforce_work_conserving && !self.over)?;
+        self.gpu.advance_to(at);
+        self.now = at;
+        self.settle()?;
+        while let Some(entry) = self.queue.first_entry().filter(|entry| entry.key().0 <= at) {
+            let event = entry.remove();
+            self.happen(event)?;
+            self.settle()?;
+        }
+        self.check()
+    }
+
+    /// Lets the guests see what the GPU has done, and the GPU what they do about it.
+    fn settle(&mut self) -> Result<(), BrokenLaw> {
+        for place in 0..self.seats.len() {
+            let seat = &mut self.seats[place];
+            seat.guest.look(self.now)?;
+            let put = seat.guest.submit(self.now);
+            let due = seat.guest.next_due().filter(|due| seat.due != Some(*due));
+            if let Some(at) = due {
+                seat.due = due;
+                self.schedule(at.max(self.now), Event::Due(place));
+            }
+            if let Some(put) = put {
+                self.ring(place, put);
+            }
+        }
+        // Looks at the doorbells behind open gates.
+        self.gpu.next_event();
+        self.read_log()
+    }
+
+    fn ring(&mut self, place: usize, put: u32) {
+        let seat = &self.seats[place];
+        let kept = seat.gate.ring(put) == Rang::Kept;
+        if seat.gate.take_kick() || (kept && self.setup.kick_when_kept) {
+            self.kick(place);
+        }
+    }
+
+    fn kick(&mut self, place: usize) {
+        if !std::mem::replace(&mut self.seats[place].kick_pending, true) {
+            self.schedule(self.now + self.setup.kick_ns, Event::Kick(place));
+        }
+    }
+
+    pub(super) fn schedule(&mut self, at: Moment, event: Event) {
+        self.queue.insert((at, self.next_event), event);
+        self.next_event += 1;
+    }
+
+    /// Sends a request to a gate.
+    pub(super) fn send(&mut self, place: usize, request: Option<GateMove>) {
+        if let Some(request) = request {
+            let at = self.now + self.setup.gate_move_ns;
+            self.schedule(at, Event::Moved(place, request));
+        }
+        let open = self.seats[place].gate.any_open();
+        self.gpu.set_unwatched(id(place), open);
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), BrokenLaw> {
+        match event {
+            Event::Kick(place) => {
+                self.seats[place].kick_pending = false;
+                self.gpu.ring(id(place));
+                if !self.over {
+                    let order = self.mediation.woke(id(place), self.now);
+                    self.carry_out(order);
+                }
+            }
+            Event::Moved(place, request) => {
+                let next = self.seats[place].gate.carry_out(request).map_err(failed)?;
+                if self.seats[place].gate.take_kick() {
+                    self.kick(place);
+                }
+                self.send(place, next);
+                self.gpu.ring(id(place));
+            }
+            Event::Due(place) => self.seats[place].due = None,
+            Event::Tick | Event::PollBegin | Event::PeriodEnd if self.over => {}
+            Event::Tick => self.tick(),
+            Event::PollBegin => self.poll_begin(),
+            Event::PeriodEnd => self.period_end()?,
+        }
+        Ok(())
+    }
+
+    pub(super) fn read_log(&mut self) -> Result<(), BrokenLaw> {
+        self.gpu.read_events(&mut self.log);
+        for event in self.log.drain(..) {
+            self.timeline.take(event)?;
+            self.truth.observe(Observation::Switch(event));
+        }
+        self.timeline.advance(self.now)?;
+        self.execution.drain(&mut self.executed);
+        for executed in self.executed.drain(..) {
+            let place = (executed.tenant.0 as usize).wrapping_sub(1);
+            let submitted = self.seats.get(place).map_or(0, |s| s.guest.submitted());
+            self.launches.take(executed, submitted)?;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<(), BrokenLaw> {
+        self.steps += 1;
+        self.timeline.check()?;
+        let service = self.timeline.service();
+        self.launches.check(service, self.timeline.runs())?;
+        if self.setup.enforce_lag && !self.over {
+            self.lag.check(service)?;
+        }
+        let waits = self.seats.iter().find(|seat| seat.gate.keeps());
+        let waits = waits.map(|seat| seat.guest.id);
+        self.idleness.look(self.now, self.timeline.is_idle(), waits);
+        Ok(())
+    }
+
+    /// What each tenant has to do, as the daemon asks it.
+    pub(super) fn activity(&mut self) -> Vec<Activity> {
+        let mut list = Vec::new();
+        for seat in &self.seats {
+            self.channels.clear();
+            self.gpu.activity(seat.guest.id, &mut self.channels);
+            list.push(Activity {
+                tenant: seat.guest.id,
+                pending: self.channels.iter().map(|c| u64::from(c.pending)).sum(),
+                last_active: self.channels.iter().map(|c| c.last_active).max(),
+            });
+        }
+        list
+    }
+
+    fn outcome(&self) -> Outcome {
+        let places = 0..self.seats.len();
+        let gates = || self.seats.iter().map(|seat| &seat.gate);
+        let ledger = self.mediation.ledger();
+        let held = |place| ledger.tenant(id(place)).held_ns;
+        Outcome {
+            windows: self.timeline.windows().to_vec(),
+            service_ns: self.timeline.service().to_vec(),
+            charged_ns: places
+                .clone()
+                .map(|place| ledger.tenant(id(place)).totals.used_ns)
+                .collect(),
+            observed_ns: self.watch.observed_ns.clone(),
+            observable_ns: self.watch.observable_ns.clone(),
+            observed_wall_ns: self.watch.observed_wall_ns,
+            ledger_wall_ns: ledger
+                .snapshot()
+                .window
+                .map_or(Nanos::ZERO, |window| window.length()),
+            held_ns: places
+                .map(|place| held(place) + self.mediation.held_now(id(place), self.now))
+                .collect(),
+            launches: self.seats.iter().map(|s| s.guest.completed()).collect(),
+            idle_ns: self.timeline.idle_ns(),
+            switching_ns: self.timeline.switching_ns(),
+            idle_behind_gate_max_ns: self.idleness.longest_ns(),
+            lag_permille: self.lag.worst_permille(),
+            gate_moves: gates().map(SimulatedGate::moves).sum(),
+            traps: gates().map(|gate| gate.counters().trapped).sum(),
+            periods: self.periods,
+            steps: self.steps,
+            hash: self.timeline.hash(),
+        }
+    }
+}
