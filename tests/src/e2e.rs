@@ -1,0 +1,173 @@
+//! A daemon and VMs in one process, for the end-to-end suites.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use turnstile_accounting::{Nanos, TenantId};
+use turnstile_images::{Load, Report, Workload};
+use turnstile_mediator::daemon::{
+    Daemon, DaemonConfig, HostConfig, HostSnapshot, MeterKind, TenantSnapshot, Timing,
+};
+use turnstile_mediator::gpu::Suspend;
+use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_vmm::vmm::{self, VmConfig, VmError, VmHandle, VmReport};
+
+/// A guest that was asked to end has this long.
+pub const GRACE: Duration = Duration::from_secs(30);
+
+/// What guests run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guests {
+    /// Virtual machines.
+    Kvm,
+    /// Host threads that stand in for them.
+    Native,
+}
+
+impl Guests {
+    /// Every kind that this host has; says on standard error what it lacks.
+    pub fn all() -> Vec<Self> {
+        match vmm::kvm_available() {
+            Ok(()) => vec![Self::Native, Self::Kvm],
+            Err(reason) => {
+                eprintln!("skipped with KVM guests: {reason}");
+                vec![Self::Native]
+            }
+        }
+    }
+}
+
+/// A daemon over a software GPU, on a socket of its own.
+#[derive(Debug)]
+pub struct TestHost {
+    daemon: Daemon,
+    socket: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl TestHost {
+    /// Starts a daemon whose GPU ends kernels after `kernel_limit`.
+    ///
+    /// # Errors
+    /// When the host gives no socket, threads or memory.
+    pub fn start(policy: &str, kernel_limit: Nanos) -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("turnstile").tempdir()?;
+        let socket = folder.path().join("vmm.sock");
+        let suspend = Suspend::BetweenCommands;
+        let soft = SoftConfig {
+            kernel_limit,
+            suspend,
+            ..SoftConfig::default()
+        };
+        let host = HostConfig {
+            policy: policy.into(),
+            ..HostConfig::default()
+        };
+        let (meter, timing) = (MeterKind::Events, Timing::default());
+        let config = DaemonConfig {
+            socket: socket.clone(),
+            host,
+            meter,
+            timing,
+        };
+        let daemon = Daemon::start(config, Arc::new(SoftGpu::new(soft)?))?;
+        Ok(Self {
+            daemon,
+            socket,
+            _folder: folder,
+        })
+    }
+
+    /// Where VMMs connect.
+    pub fn socket(&self) -> &PathBuf {
+        &self.socket
+    }
+
+    /// Tenants, totals, conservation.
+    pub fn snapshot(&self) -> HostSnapshot {
+        self.daemon.host().snapshot()
+    }
+
+    /// The tenant of this name.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn tenant(&self, name: &str) -> anyhow::Result<TenantSnapshot> {
+        let snapshot = self.snapshot();
+        let found = snapshot
+            .tenants
+            .into_iter()
+            .find(|tenant| tenant.name == name);
+        found.with_context(|| format!("no tenant {name}"))
+    }
+
+    /// Changes a weight.
+    ///
+    /// # Errors
+    /// When there is no such tenant.
+    pub fn set_weight(&self, tenant: TenantId, weight: u32) -> anyhow::Result<()> {
+        let weight = turnstile_policies::Weight::new(weight)?;
+        Ok(self.daemon.host().set_weight(tenant, weight)?)
+    }
+
+    /// Starts a VM with the test guest in it.
+    ///
+    /// # Errors
+    /// When the daemon or the host does not take it.
+    pub fn spawn(
+        &self,
+        guests: Guests,
+        name: &str,
+        weight: u32,
+        workload: Workload,
+    ) -> Result<VmHandle, VmError> {
+        let config = VmConfig {
+            weight: Some(weight),
+            guest_elf: turnstile_images::GUEST_ELF.to_vec(),
+            args: workload.encode().to_vec(),
+            files: turnstile_images::files(),
+            ..VmConfig::new(name, &self.socket)
+        };
+        match guests {
+            Guests::Kvm => vmm::spawn(config),
+            Guests::Native => {
+                vmm::native::spawn(config, |platform| turnstile_images::run(platform))
+            }
+        }
+    }
+}
+
+/// An endless load of kernels of this length, deep enough to keep its VM's share busy.
+pub fn load(kernel: Nanos) -> Workload {
+    let depth = (8_000_000 / kernel.0).clamp(4, 64) as u32;
+    Workload::Load(Load {
+        duration_ns: 0,
+        kernel_ns: kernel.0,
+        depth,
+        fence_every: depth / 2,
+        ..Load::default()
+    })
+}
+
+/// What the guest of an ended VM reported.
+///
+/// # Errors
+/// When it left no report.
+pub fn guest_report(vm: &VmReport) -> anyhow::Result<Report> {
+    Report::decode(&vm.report)
+        .with_context(|| format!("no report; {:?}, console {:?}", vm.end, vm.console))
+}
+
+/// Waits until `done`, looked at every few milliseconds, for at most `limit`; tells whether it came.
+pub fn wait_for(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let since = std::time::Instant::now();
+    while since.elapsed() < limit {
+        if done() {
+            return true;
+        }
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    done()
+}
