@@ -24,7 +24,6 @@ pub(super) struct Timeline {
     service: Vec<Nanos>,
     idle: Nanos,
     switching: Nanos,
-    turns: u64,
     window_ns: Nanos,
     windows: Vec<Vec<Nanos>>,
     before_window: Vec<Nanos>,
@@ -39,7 +38,6 @@ impl Timeline {
             service: vec![Nanos::ZERO; tenants],
             idle: Nanos::ZERO,
             switching: Nanos::ZERO,
-            turns: 0,
             window_ns,
             windows: Vec::new(),
             before_window: vec![Nanos::ZERO; tenants],
@@ -66,7 +64,6 @@ impl Timeline {
             EngineState::Running(tenant) => 2 | u64::from(tenant.0) << 8,
             EngineState::Fault(tenant) => 3 | u64::from(tenant.0) << 8,
         };
-        self.turns += u64::from(matches!(event.state, EngineState::Running(_)));
         self.note(&[event.at.0, u64::from(event.engine.0), event.seq, state]);
         Ok(())
     }
