@@ -1,7 +1,7 @@
 //! A daemon and VMs in one process, for the end-to-end suites.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -39,11 +39,15 @@ impl Guests {
     }
 }
 
-/// A daemon over a software GPU, on a socket of its own.
+/// Hosts share the machine's few cores: one at a time in a process, or what they measure is each other.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A daemon over a software GPU, on a socket of its own; the only one of its process while it lives.
 #[derive(Debug)]
 pub struct TestHost {
     daemon: Daemon,
     socket: PathBuf,
+    _alone: MutexGuard<'static, ()>,
     _folder: tempfile::TempDir,
 }
 
@@ -53,6 +57,7 @@ impl TestHost {
     /// # Errors
     /// When the host gives no socket, threads or memory.
     pub fn start(policy: &str, kernel_limit: Nanos) -> anyhow::Result<Self> {
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::Builder::new().prefix("turnstile").tempdir()?;
         let socket = folder.path().join("vmm.sock");
         let suspend = Suspend::BetweenCommands;
@@ -76,6 +81,7 @@ impl TestHost {
         Ok(Self {
             daemon,
             socket,
+            _alone: alone,
             _folder: folder,
         })
     }
