@@ -4,5 +4,5 @@
 pub mod daemon;
 pub mod gpu;
 pub mod mediation;
-mod sys;
+mod memory_file;
 pub mod tenant;

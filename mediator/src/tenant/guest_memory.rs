@@ -114,7 +114,7 @@ pub fn map(fd: OwnedFd, regions: &[Region]) -> Result<GuestMemory, GuestMemoryEr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tenant::pages::sealed_memfd;
+    use crate::memory_file::memory_file;
     use vm_memory::{Bytes, GuestMemoryBackend};
 
     fn region(gpa: u64, bytes: u64, file_offset: u64) -> Region {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     fn file(bytes: u64) -> OwnedFd {
-        sealed_memfd("test", bytes).unwrap().into()
+        memory_file("test", bytes).unwrap().into()
     }
 
     #[test]

@@ -23,7 +23,7 @@ use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 use super::memory::CardMemory;
 use super::ptx::{DeviceMemory, MemoryFault};
 use crate::gpu::Allocation;
-use crate::sys;
+use crate::memory_file::memory_file;
 
 /// Why a tenant's memory could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +78,7 @@ impl AddressSpace {
         let bytes = (pages * CHUNK_BYTES).max(CHUNK_BYTES);
         let no_file = |source| AddressSpaceError::File { bytes, source };
         let no_map = |source| AddressSpaceError::Map { bytes, source };
-        let file = sys::memory_file(c"turnstile-gpu", bytes).map_err(no_file)?;
+        let file = sys::memory_file("turnstile-gpu", bytes).map_err(no_file)?;
         let mapped = file.try_clone().map_err(no_file)?;
         let size =
             usize::try_from(bytes).map_err(|_| no_file(io::ErrorKind::OutOfMemory.into()))?;
