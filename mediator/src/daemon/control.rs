@@ -14,6 +14,7 @@ use turnstile_vmm::wire::{Frame, FrameReader, Read, ToDaemon, WireError};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::error::chain;
 use super::host::Host;
 use super::mailbox::Letter;
 
@@ -242,16 +243,4 @@ impl Control {
             self.host.leave(tenant);
         }
     }
-}
-
-/// An error and its sources on one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

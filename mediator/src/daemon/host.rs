@@ -3,27 +3,28 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{EventfdFlags, eventfd};
-use serde::Serialize;
 use turnstile_abi::regs::{features, status};
 use turnstile_abi::{CHUNK_BYTES, pci};
-use turnstile_accounting::ledger::{EngineSnapshot, TenantTotals};
+use turnstile_accounting::ledger::TenantTotals;
 use turnstile_accounting::{EngineId, Ledger, LedgerError, Moment, Nanos, TenantId, Usage};
 use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
-use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm, WireError};
+use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
+use super::error::{HostError, chain};
 use super::mailbox::{Letter, Mailbox};
-use crate::gpu::{ChannelActivity, Gpu, Refusal, TenantResources};
+use super::peer::Tenant;
+use super::snapshot::{HostSnapshot, TenantSnapshot};
+use crate::gpu::{ChannelActivity, Gpu, TenantResources};
 use crate::mediation::{Activity, COMPUTE, GateOrder, Mediation};
-use crate::tenant::gates::{GateBook, GateMove};
-use crate::tenant::guest_memory::{self, GuestMemoryError};
-use crate::tenant::interrupts::{EventfdInterrupts, InterruptsError};
-use crate::tenant::pages::{DoorbellPages, PagesError, StatusPage, StatusView};
+use crate::tenant::gates::GateBook;
+use crate::tenant::guest_memory::{self};
+use crate::tenant::interrupts::EventfdInterrupts;
+use crate::tenant::pages::{DoorbellPages, StatusPage, StatusView};
 use crate::tenant::requests::{Account, Effect};
 
 /// Tenants and policy of a host.
@@ -56,97 +57,6 @@ impl Default for HostConfig {
     }
 }
 
-/// Why a host or a tenant was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum HostError {
-    /// No such policy.
-    #[error("There is no policy named {name:?}; there are: {}", turnstile_policies::POLICIES.iter().map(|row| row.name).collect::<Vec<_>>().join(", "))]
-    UnknownPolicy {
-        /// The name asked for.
-        name: String,
-    },
-    /// The VMM speaks another protocol.
-    #[error(
-        "The VMM speaks protocol {theirs}, this daemon {PROTOCOL}: update the older of the two"
-    )]
-    Protocol {
-        /// The VMM's.
-        theirs: u32,
-    },
-    /// Not a usable name.
-    #[error("{name:?} is no name for a VM: 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-' are")]
-    BadName {
-        /// The name.
-        name: String,
-    },
-    /// Two VMs of one name.
-    #[error("A VM named {name} is connected already")]
-    NameTaken {
-        /// The name.
-        name: String,
-    },
-    /// Full.
-    #[error("The host has {max} VMs, which is its limit")]
-    TooManyTenants {
-        /// The limit.
-        max: usize,
-    },
-    /// Weight out of range.
-    #[error(transparent)]
-    Params(#[from] turnstile_policies::ParamsError),
-    /// GPU memory out of range.
-    #[error(
-        "{bytes} bytes of GPU memory: a positive multiple of {CHUNK_BYTES} up to the GPU's {max} is taken"
-    )]
-    GpuMemory {
-        /// Bytes asked for.
-        bytes: u64,
-        /// Bytes of the GPU.
-        max: u64,
-    },
-    /// Too few descriptors with Hello.
-    #[error(
-        "Hello came with {got} descriptors; guest memory and 1 to {} interrupt vectors are needed",
-        pci::VECTORS
-    )]
-    Descriptors {
-        /// How many came.
-        got: usize,
-    },
-    /// The memory was not taken.
-    #[error("The VM's memory was not taken")]
-    Memory(#[from] GuestMemoryError),
-    /// The vectors were not taken.
-    #[error("The VM's interrupt vectors were not taken")]
-    Interrupts(#[from] InterruptsError),
-    /// The kernel gave no pages.
-    #[error("The VM's pages could not be made")]
-    Pages(#[from] PagesError),
-    /// The kernel gave something else not.
-    #[error("The host is short of descriptors or threads")]
-    Host(#[source] io::Error),
-    /// The GPU refused.
-    #[error("The GPU did not take the VM")]
-    Gpu(#[source] Refusal),
-    /// The answer could not be sent.
-    #[error("The VMM could not be answered")]
-    Wire(#[from] WireError),
-    /// Hello was expected.
-    #[error("The VMM did not say Hello first")]
-    NoHello,
-}
-
-/// One VM.
-#[derive(Debug)]
-struct Tenant {
-    name: String,
-    stream: UnixStream,
-    writer: FrameWriter,
-    mailbox: Mailbox,
-    gates: GateBook,
-    status: StatusPage,
-}
-
 #[derive(Debug)]
 struct State {
     mediation: Mediation,
@@ -165,46 +75,6 @@ pub struct Host {
     gpu: Arc<dyn Gpu>,
     config: HostConfig,
     state: Mutex<State>,
-}
-
-/// A VM in a [`HostSnapshot`].
-#[derive(Clone, Debug, Serialize)]
-pub struct TenantSnapshot {
-    /// Number.
-    pub tenant: TenantId,
-    /// Name.
-    pub name: String,
-    /// Weight in force.
-    pub weight: u32,
-    /// Whether it is let through.
-    pub admitted: bool,
-    /// Compute time charged.
-    pub compute_ns: Nanos,
-    /// Copy time charged.
-    pub copy_ns: Nanos,
-    /// Compute time by the engine's own log.
-    pub engine_ns: Nanos,
-    /// Time held back.
-    pub held_ns: Nanos,
-    /// Doorbell writes that trapped.
-    pub doorbells_trapped: u64,
-    /// Gates moved.
-    pub gate_moves: u64,
-}
-
-/// A copy of the host's state.
-#[derive(Clone, Debug, Serialize)]
-pub struct HostSnapshot {
-    /// When, on the GPU's clock: the end of the last closed window.
-    pub at: Moment,
-    /// The VMs.
-    pub tenants: Vec<TenantSnapshot>,
-    /// Where the engines' time went, by their own log.
-    pub engines: Vec<EngineSnapshot>,
-    /// Wall time less everything accounted for, all engines: zero, or time was lost (law 1).
-    pub conservation_error_ns: i128,
-    /// Usages that the ledger refused.
-    pub ledger_errors: u64,
 }
 
 impl Host {
@@ -253,7 +123,7 @@ impl Host {
         let mut writer = FrameWriter::new();
         let taken = self.take_in(hello, &mut fds, &stream, &mut writer);
         if let Err(error) = &taken {
-            let text = describe(error);
+            let text = chain(error);
             if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
                 let _ = writer.flush(&stream);
             }
@@ -657,47 +527,6 @@ fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, TenantTotals) {
 pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
     let capability = gpu.capabilities();
     (0..capability.compute_engines + capability.copy_engines).map(EngineId)
-}
-
-/// An error and its sources, for the VMM's operator.
-fn describe(error: &dyn std::error::Error) -> String {
-    super::control::chain(error)
-}
-
-impl Tenant {
-    fn send(&mut self, message: &ToVmm) {
-        if self.writer.push(message, Vec::new()).is_err() {
-            self.give_up();
-        }
-        self.flush();
-    }
-
-    /// What the socket does not take now goes at the end of a later period; a VMM that never reads overflows the queue.
-    fn flush(&mut self) {
-        if !self.writer.is_empty() && self.writer.flush(&self.stream).is_err() {
-            self.give_up();
-        }
-    }
-
-    /// The control loop then sees the end of the connection, and takes the tenant down.
-    fn give_up(&self) {
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
-    }
-
-    fn send_move(
-        &mut self,
-        GateMove {
-            channel,
-            seq,
-            state,
-        }: GateMove,
-    ) {
-        self.send(&ToVmm::Gate {
-            channel,
-            seq,
-            state,
-        });
-    }
 }
 
 impl State {

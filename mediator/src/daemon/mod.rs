@@ -9,8 +9,11 @@
 
 mod accounting;
 mod control;
-pub mod host;
+mod error;
+mod host;
 mod mailbox;
+mod peer;
+mod snapshot;
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -22,7 +25,9 @@ use std::thread::{self, JoinHandle};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use accounting::{MeterKind, Timing};
-pub use host::{Host, HostConfig, HostError, HostSnapshot, TenantSnapshot};
+pub use error::HostError;
+pub use host::{Host, HostConfig};
+pub use snapshot::{HostSnapshot, TenantSnapshot};
 
 use crate::gpu::Gpu;
 

@@ -78,7 +78,7 @@ impl AddressSpace {
         let bytes = (pages * CHUNK_BYTES).max(CHUNK_BYTES);
         let no_file = |source| AddressSpaceError::File { bytes, source };
         let no_map = |source| AddressSpaceError::Map { bytes, source };
-        let file = sys::memory_file("turnstile-gpu", bytes).map_err(no_file)?;
+        let file = memory_file("turnstile-gpu", bytes).map_err(no_file)?;
         let mapped = file.try_clone().map_err(no_file)?;
         let size =
             usize::try_from(bytes).map_err(|_| no_file(io::ErrorKind::OutOfMemory.into()))?;

@@ -1,0 +1,103 @@
+//! Why a host or a VM was refused.
+
+use std::io;
+
+use turnstile_abi::{CHUNK_BYTES, pci};
+use turnstile_vmm::wire::{PROTOCOL, WireError};
+
+use crate::gpu::Refusal;
+use crate::tenant::guest_memory::GuestMemoryError;
+use crate::tenant::interrupts::InterruptsError;
+use crate::tenant::pages::PagesError;
+
+/// Why a host or a tenant was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No such policy.
+    #[error("There is no policy named {name:?}; there are: {}", turnstile_policies::POLICIES.iter().map(|row| row.name).collect::<Vec<_>>().join(", "))]
+    UnknownPolicy {
+        /// The name asked for.
+        name: String,
+    },
+    /// The VMM speaks another protocol.
+    #[error(
+        "The VMM speaks protocol {theirs}, this daemon {PROTOCOL}: update the older of the two"
+    )]
+    Protocol {
+        /// The VMM's.
+        theirs: u32,
+    },
+    /// Not a usable name.
+    #[error("{name:?} is no name for a VM: 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-' are")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// Two VMs of one name.
+    #[error("A VM named {name} is connected already")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// Full.
+    #[error("The host has {max} VMs, which is its limit")]
+    TooManyTenants {
+        /// The limit.
+        max: usize,
+    },
+    /// Weight out of range.
+    #[error(transparent)]
+    Params(#[from] turnstile_policies::ParamsError),
+    /// GPU memory out of range.
+    #[error(
+        "{bytes} bytes of GPU memory: a positive multiple of {CHUNK_BYTES} up to the GPU's {max} is taken"
+    )]
+    GpuMemory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes of the GPU.
+        max: u64,
+    },
+    /// Too few descriptors with Hello.
+    #[error(
+        "Hello came with {got} descriptors; guest memory and 1 to {} interrupt vectors are needed",
+        pci::VECTORS
+    )]
+    Descriptors {
+        /// How many came.
+        got: usize,
+    },
+    /// The memory was not taken.
+    #[error("The VM's memory was not taken")]
+    Memory(#[from] GuestMemoryError),
+    /// The vectors were not taken.
+    #[error("The VM's interrupt vectors were not taken")]
+    Interrupts(#[from] InterruptsError),
+    /// The kernel gave no pages.
+    #[error("The VM's pages could not be made")]
+    Pages(#[from] PagesError),
+    /// The kernel gave something else not.
+    #[error("The host is short of descriptors or threads")]
+    Host(#[source] io::Error),
+    /// The GPU refused.
+    #[error("The GPU did not take the VM")]
+    Gpu(#[source] Refusal),
+    /// The answer could not be sent.
+    #[error("The VMM could not be answered")]
+    Wire(#[from] WireError),
+    /// Hello was expected.
+    #[error("The VMM did not say Hello first")]
+    NoHello,
+}
+
+/// An error and its sources on one line.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,45 @@
+//! What the daemon tells of itself.
+
+use serde::Serialize;
+use turnstile_accounting::ledger::EngineSnapshot;
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+/// A VM in a [`HostSnapshot`].
+#[derive(Clone, Debug, Serialize)]
+pub struct TenantSnapshot {
+    /// Number.
+    pub tenant: TenantId,
+    /// Name.
+    pub name: String,
+    /// Weight in force.
+    pub weight: u32,
+    /// Whether it is let through.
+    pub admitted: bool,
+    /// Compute time charged.
+    pub compute_ns: Nanos,
+    /// Copy time charged.
+    pub copy_ns: Nanos,
+    /// Compute time by the engine's own log.
+    pub engine_ns: Nanos,
+    /// Time held back.
+    pub held_ns: Nanos,
+    /// Doorbell writes that trapped.
+    pub doorbells_trapped: u64,
+    /// Gates moved.
+    pub gate_moves: u64,
+}
+
+/// A copy of the host's state.
+#[derive(Clone, Debug, Serialize)]
+pub struct HostSnapshot {
+    /// When, on the GPU's clock: the end of the last closed window.
+    pub at: Moment,
+    /// The VMs.
+    pub tenants: Vec<TenantSnapshot>,
+    /// Where the engines' time went, by their own log.
+    pub engines: Vec<EngineSnapshot>,
+    /// Wall time less everything accounted for, all engines: zero, or time was lost (law 1).
+    pub conservation_error_ns: i128,
+    /// Usages that the ledger refused.
+    pub ledger_errors: u64,
+}
