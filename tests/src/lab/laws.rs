@@ -3,7 +3,7 @@
 //! - *Conservation* (law 1): for every engine, the log's own sum is the time passed; meter and ledger agree with it to
 //!   the nanosecond; and the log agrees with the lengths of the kernels that were executed.
 //! - *No saving up, bounded lag* (laws 2 and 3): while a tenant is backlogged, no other's service by weight grows by more
-//!   than [`Lag::bound`] against its own, over any stretch of time. Whoever comes back with saved-up time breaks this.
+//!   than a stated bound ([`Lag`]) against its own, over any stretch of time. Whoever comes back with saved-up time breaks this.
 //! - *Work conserving* (law 4): the engine is not idle for longer than the mediator's reaction while a doorbell write is
 //!   kept behind a gate.
 //! - *Nothing lost* (law 6): launches are executed once and in order, fences come once and in order.
@@ -164,7 +164,7 @@ pub(super) struct Claimant {
     pub(super) queued_ns_max: Nanos,
 }
 
-/// Laws 2 and 3.
+/// Laws 2 and 3; the bound is periods, gate moves and queued kernels of the two.
 #[derive(Debug)]
 pub struct Lag {
     claimants: Vec<Claimant>,

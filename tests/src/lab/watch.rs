@@ -107,7 +107,10 @@ impl World {
         }
         let dry = match self.setup.dry {
             Dry::NobodyRuns => true,
-            Dry::NothingPending => self.activity().iter().all(|seen| seen.pending == 0),
+            Dry::NothingPending => {
+                let opening = self.seats.iter().any(|seat| seat.gate.is_opening());
+                !opening && self.activity().iter().all(|seen| seen.pending == 0)
+            }
         };
         if dry {
             let order = self.mediation.ran_dry(self.now);
