@@ -209,6 +209,8 @@ pub struct Outcome {
     pub gate_moves: u64,
     /// Doorbell writes that trapped.
     pub traps: u64,
+    /// How often somebody was let in because the engine had run dry.
+    pub dry_admissions: u64,
     /// Decisions taken at ends of periods.
     pub periods: u64,
     /// Steps of the run, after each of which the laws were checked.

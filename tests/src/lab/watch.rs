@@ -114,6 +114,10 @@ impl World {
         };
         if dry {
             let order = self.mediation.ran_dry(self.now);
+            if order.is_some() {
+                self.dry_admissions += 1;
+                self.lag.restart(self.timeline.service());
+            }
             self.carry_out(order);
         }
     }
