@@ -48,6 +48,8 @@ pub struct SimulatedGate {
     control: GateControl<ThreadMap, Words>,
     kick: EventFd,
     book: GateBook,
+    /// The request that the VMM has not answered.
+    under_way: Option<GateState>,
 }
 
 impl SimulatedGate {
@@ -66,17 +68,20 @@ impl SimulatedGate {
             control,
             kick,
             book,
+            under_way: None,
         })
     }
 
     /// The daemon wants the gate in its first state; returns the request.
     pub fn add(&mut self, state: GateState) -> Option<GateMove> {
-        self.book.add(self.channel, state)
+        let request = self.book.add(self.channel, state);
+        self.sent(request)
     }
 
     /// The daemon wants the gate in this state; returns the request that goes out now, if any.
     pub fn want(&mut self, state: GateState) -> Option<GateMove> {
-        self.book.set(self.channel, state)
+        let request = self.book.set(self.channel, state);
+        self.sent(request)
     }
 
     /// The VMM carries a request out and answers; returns the request that goes out next, if any.
@@ -85,9 +90,21 @@ impl SimulatedGate {
     /// Never, with simulated pages.
     pub fn carry_out(&mut self, request: GateMove) -> Result<Option<GateMove>, PageMapError> {
         let trapped = self.control.set(request.channel, request.state)?;
-        Ok(self
-            .book
-            .done(request.channel, request.seq, trapped.unwrap_or(0)))
+        self.under_way = None;
+        let trapped = trapped.unwrap_or(0);
+        let next = self.book.done(request.channel, request.seq, trapped);
+        Ok(self.sent(next))
+    }
+
+    fn sent(&mut self, request: Option<GateMove>) -> Option<GateMove> {
+        self.under_way = request.map(|sent| sent.state).or(self.under_way);
+        request
+    }
+
+    /// Whether the gate is on its way to open, or will be once it has closed.
+    pub fn is_opening(&self) -> bool {
+        let wanted = self.book.wanted(self.channel) == Some(GateState::Open);
+        wanted && self.under_way.is_some()
     }
 
     /// The guest writes its doorbell.

@@ -3,7 +3,9 @@
 //! - *Conservation* (law 1): for every engine, the log's own sum is the time passed; meter and ledger agree with it to
 //!   the nanosecond; and the log agrees with the lengths of the kernels that were executed.
 //! - *No saving up, bounded lag* (laws 2 and 3): while a tenant is backlogged, no other's service by weight grows by more
-//!   than [`Lag::bound`] against its own, over any stretch of time. Whoever comes back with saved-up time breaks this.
+//!   than a stated bound ([`Lag`]) against its own, over any stretch of time in which the mediator let nobody in because
+//!   the engine ran dry: what nobody else could use is not measured by weight. Whoever comes back with saved-up time
+//!   breaks this.
 //! - *Work conserving* (law 4): the engine is not idle for longer than the mediator's reaction while a doorbell write is
 //!   kept behind a gate.
 //! - *Nothing lost* (law 6): launches are executed once and in order, fences come once and in order.
@@ -164,7 +166,7 @@ pub(super) struct Claimant {
     pub(super) queued_ns_max: Nanos,
 }
 
-/// Laws 2 and 3.
+/// Laws 2 and 3; the bound is periods, gate moves and queued kernels of the two.
 #[derive(Debug)]
 pub struct Lag {
     claimants: Vec<Claimant>,
@@ -200,29 +202,28 @@ impl Lag {
     /// How much `other` may gain on `own` in any stretch, in service times weight.
     ///
     /// Between two decisions a tenant may use a period and a gate move's time, and what it has queued drains after that;
-    /// it is let in while its lead is below what a period gives to the one behind. Both ends of the stretch count.
+    /// it is let in while its lead is below what a period gives to the one behind. Both ends of the stretch count. Who
+    /// comes back between two decisions is measured against where virtual time is thought to be by then, another
+    /// period's progress at most.
     fn bound(own: &Claimant, other: &Claimant, period_ns: Nanos, move_ns: Nanos) -> i128 {
         let burst = |of: &Claimant| i128::from(period_ns.0 + move_ns.0 + of.queued_ns_max.0);
         let (own_weight, other_weight) = (i128::from(own.weight), i128::from(other.weight));
-        let lead = i128::from(period_ns.0) * (own_weight + other_weight);
+        let back = if other.saturating { 0 } else { other_weight };
+        let lead = i128::from(period_ns.0) * (own_weight + other_weight + back);
         lead + burst(other) * own_weight + burst(own) * other_weight
     }
 
     /// Looks at the service of each until now.
     pub(super) fn check(&mut self, service: &[Nanos]) -> Result<(), BrokenLaw> {
         for pair in &mut self.pairs {
-            let (own, other) = (&self.claimants[pair.behind], &self.claimants[pair.ahead]);
-            let own_weight = i128::from(own.weight);
-            let difference = i128::from(service[pair.ahead].0) * own_weight
-                - i128::from(service[pair.behind].0) * i128::from(other.weight);
+            let difference = difference(&self.claimants, pair, service);
             pair.least = pair.least.min(difference);
             let lag = difference - pair.least;
             self.worst_permille = self.worst_permille.max(lag * 1000 / pair.bound);
             if lag > pair.bound {
                 // Service that `behind` would have had, at its weight.
-                let of_own = |value: i128| {
-                    u64::try_from(value / i128::from(other.weight)).unwrap_or(u64::MAX)
-                };
+                let weight = i128::from(self.claimants[pair.ahead].weight);
+                let of_own = |value: i128| u64::try_from(value / weight).unwrap_or(u64::MAX);
                 return Err(BrokenLaw::Lag {
                     behind: id(pair.behind),
                     ahead: id(pair.ahead),
@@ -234,9 +235,23 @@ impl Lag {
         Ok(())
     }
 
+    /// Somebody was let in because the engine ran dry: stretches begin anew.
+    pub(super) fn restart(&mut self, service: &[Nanos]) {
+        for pair in &mut self.pairs {
+            pair.least = difference(&self.claimants, pair, service);
+        }
+    }
+
     pub(super) fn worst_permille(&self) -> u64 {
         u64::try_from(self.worst_permille).unwrap_or(0)
     }
+}
+
+/// By how much `ahead` is ahead, in service times weight.
+fn difference(claimants: &[Claimant], pair: &Pair, service: &[Nanos]) -> i128 {
+    let times = |place: usize, weight: u32| i128::from(service[place].0) * i128::from(weight);
+    times(pair.ahead, claimants[pair.behind].weight)
+        - times(pair.behind, claimants[pair.ahead].weight)
 }
 
 /// The tenant at this place of a run's list.

@@ -53,10 +53,10 @@ impl MeterSetup {
 /// When the daemon takes the engine to have run dry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dry {
-    /// The status register shows nobody. That is so while contexts are changed, too, and whoever is let in then gets
-    /// what nobody would have given it: laws 2 and 3 do not hold.
+    /// The status register shows nobody. That is so while contexts are changed and while the gate of whoever is due is
+    /// still opening, too; who is let in then gets what nobody would have given it: laws 2 and 3 do not hold.
     NobodyRuns,
-    /// Nobody runs, and no channel has anything to do.
+    /// Nobody runs, no channel has anything to do, and no gate is opening.
     NothingPending,
 }
 
@@ -144,8 +144,8 @@ impl Setup {
     }
 
     /// What the mediator may take to let somebody in when the engine runs dry: it has to be told of the kept write, to
-    /// look, and to wait for two gate moves, as one in the other direction may be under way. While it polls it does not
-    /// look.
+    /// look (twice, if a gate was opening at first), and to wait for two gate moves, as one in the other direction may be
+    /// under way. While it polls it does not look.
     pub fn reaction_ns(&self, tenants: usize) -> Nanos {
         let moves = Nanos(2 * self.gate_move_ns.0);
         let polling = match self.meter {
@@ -156,7 +156,7 @@ impl Setup {
                 Nanos(mean.poll_ns.0 / 2 * 3)
             }
         };
-        self.kick_ns + self.tick_ns + moves + polling
+        self.kick_ns + Nanos(2 * self.tick_ns.0) + moves + polling
     }
 }
 
@@ -209,6 +209,8 @@ pub struct Outcome {
     pub gate_moves: u64,
     /// Doorbell writes that trapped.
     pub traps: u64,
+    /// How often somebody was let in because the engine had run dry.
+    pub dry_admissions: u64,
     /// Decisions taken at ends of periods.
     pub periods: u64,
     /// Steps of the run, after each of which the laws were checked.

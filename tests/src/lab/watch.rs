@@ -107,10 +107,17 @@ impl World {
         }
         let dry = match self.setup.dry {
             Dry::NobodyRuns => true,
-            Dry::NothingPending => self.activity().iter().all(|seen| seen.pending == 0),
+            Dry::NothingPending => {
+                let opening = self.seats.iter().any(|seat| seat.gate.is_opening());
+                !opening && self.activity().iter().all(|seen| seen.pending == 0)
+            }
         };
         if dry {
             let order = self.mediation.ran_dry(self.now);
+            if order.is_some() {
+                self.dry_admissions += 1;
+                self.lag.restart(self.timeline.service());
+            }
             self.carry_out(order);
         }
     }
