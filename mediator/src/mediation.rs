@@ -46,6 +46,8 @@ pub struct Activity {
     pub pending: u64,
     /// When one was last announced or finished; none before the first.
     pub last_active: Option<Moment>,
+    /// The GPU runs what is pending even while the tenant is held back (LoGA 4.3).
+    pub drains: bool,
 }
 
 /// How a tenant stands.
@@ -274,7 +276,8 @@ impl Mediation {
             self.usage.push(TenantPeriod {
                 tenant: seen.tenant,
                 used_ns,
-                admitted: standing.admitted,
+                // What drains while its tenant is held back ran in the part of the period that was not seen, too.
+                admitted: standing.admitted || seen.drains && seen.pending > 0,
                 backlogged,
             });
         }
@@ -373,6 +376,7 @@ mod tests {
                 tenant,
                 pending: busy.contains(&tenant).into(),
                 last_active: busy.contains(&tenant).then_some(self.at),
+                drains: false,
             });
             self.mediation
                 .period_end(None, usage, &activity)

@@ -137,20 +137,27 @@ impl Accounting<'_> {
                 .randomised(used, allocated, random.random());
             self.sleep_until(from + nonpoll_ns);
             let begin = self.now();
-            let mut end = begin;
+            let (mut end, mut looked_at) = (begin, begin);
             while end.since(begin) < poll_ns && !self.stopped() {
                 for engine in engines(&*gpu) {
                     let occupant = gpu.engine_status(engine).running;
                     end = gpu.now();
                     let sample = Sample { at: end, occupant };
                     meter.observe(Observation::Sample(engine, sample));
+                    if engine == COMPUTE
+                        && occupant.is_none()
+                        && end.since(looked_at) >= self.timing.tick
+                    {
+                        looked_at = end;
+                        self.host.ran_dry();
+                    }
                 }
             }
             let observed = meter.close(window(begin, end));
             let nonpoll = window(from, begin);
             let host = self.host;
             // Gates move at the end of a poll phase: the non-poll phase before it ran under the same ones.
-            let extrapolated = observed.extrapolate(nonpoll, |tenant| host.was_admitted(tenant));
+            let extrapolated = observed.extrapolate(nonpoll, |tenant| host.could_run(tenant));
             self.read_log();
             let truth = self.truth.close(window(from, end));
             from = end;

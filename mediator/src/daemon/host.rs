@@ -19,7 +19,7 @@ use super::error::{HostError, chain};
 use super::mailbox::{Letter, Mailbox};
 use super::peer::Tenant;
 use super::snapshot::{HostSnapshot, TenantSnapshot};
-use crate::gpu::{ChannelActivity, Gpu, TenantResources};
+use crate::gpu::{ChannelActivity, Gpu, Suspend, TenantResources};
 use crate::mediation::{Activity, COMPUTE, GateOrder, Mediation};
 use crate::tenant::gates::GateBook;
 use crate::tenant::guest_memory::{self};
@@ -337,16 +337,25 @@ impl Host {
         }
     }
 
-    /// Lets a waiting tenant in while the compute engine has nothing to do.
+    /// Lets a waiting tenant in, if the compute engine has nothing to do: nobody runs (the caller has seen that), nothing
+    /// is pending that may run, and no gate is opening behind which something was kept. An engine that is being
+    /// switched has not run dry.
     pub(super) fn ran_dry(&self) {
         let mut state = self.lock();
-        let held: Vec<TenantId> = state.mediation.held().collect();
-        let mut channels = Vec::new();
-        for tenant in held {
-            channels.clear();
-            self.gpu.activity(tenant, &mut channels);
-            if channels.iter().any(|channel| channel.pending > 0) {
-                state.mediation.queued(tenant);
+        let state = &mut *state;
+        if state
+            .tenants
+            .values()
+            .any(|tenant| tenant.gates.any_opening())
+        {
+            return;
+        }
+        for tenant in state.tenants.keys() {
+            if self.pending(*tenant) > 0 {
+                if self.drains() || state.mediation.admitted(*tenant) {
+                    return;
+                }
+                state.mediation.queued(*tenant);
             }
         }
         if !state.mediation.anyone_waits() {
@@ -356,6 +365,21 @@ impl Host {
         if let Some(order) = state.mediation.ran_dry(now) {
             state.carry_out(&*self.gpu, order);
         }
+    }
+
+    /// Whether the GPU runs what is pending of a tenant that is held back.
+    fn drains(&self) -> bool {
+        self.gpu.capabilities().suspend == Suspend::Drains
+    }
+
+    /// Commands of a tenant that were announced and have not finished.
+    fn pending(&self, tenant: TenantId) -> u64 {
+        let mut channels = Vec::new();
+        self.gpu.activity(tenant, &mut channels);
+        channels
+            .iter()
+            .map(|channel| u64::from(channel.pending))
+            .sum()
     }
 
     /// A period ended: charges it, decides, moves gates, writes status pages.
@@ -378,6 +402,7 @@ impl Host {
                 count(&mut state.ledger_errors, error);
             }
         }
+        let drains = self.drains();
         let activity: Vec<Activity> = state
             .tenants
             .keys()
@@ -391,6 +416,7 @@ impl Host {
                         .map(|channel| u64::from(channel.pending))
                         .sum(),
                     last_active: channels.iter().map(|channel| channel.last_active).max(),
+                    drains,
                 }
             })
             .collect();
@@ -419,9 +445,9 @@ impl Host {
         });
     }
 
-    /// Whether a tenant was let in at some time of the period under way.
-    pub(super) fn was_admitted(&self, tenant: TenantId) -> bool {
-        self.lock().mediation.was_admitted(tenant)
+    /// Whether a tenant could run at some time of the period under way: it was let in, or what it had queued drains.
+    pub(super) fn could_run(&self, tenant: TenantId) -> bool {
+        self.lock().mediation.was_admitted(tenant) || self.drains() && self.pending(tenant) > 0
     }
 
     /// Channels in use and open, for the lengths of poll phases.

@@ -114,6 +114,13 @@ impl GateBook {
         })
     }
 
+    /// Whether some gate is on its way to open: what was kept there will be announced before anything else happens.
+    pub fn any_opening(&self) -> bool {
+        self.gates.values().any(|entry| {
+            entry.wanted == GateState::Open && entry.acknowledged != Some(GateState::Open)
+        })
+    }
+
     /// Doorbell writes that trapped, as the VMM counted them.
     pub fn trapped(&self) -> u64 {
         self.trapped_before + self.gates.values().map(|entry| entry.trapped).sum::<u64>()
