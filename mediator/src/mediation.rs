@@ -46,8 +46,6 @@ pub struct Activity {
     pub pending: u64,
     /// When one was last announced or finished; none before the first.
     pub last_active: Option<Moment>,
-    /// The GPU runs what is pending even while the tenant is held back (LoGA 4.3).
-    pub drains: bool,
 }
 
 /// How a tenant stands.
@@ -276,8 +274,7 @@ impl Mediation {
             self.usage.push(TenantPeriod {
                 tenant: seen.tenant,
                 used_ns,
-                // What drains while its tenant is held back ran in the part of the period that was not seen, too.
-                admitted: standing.admitted || seen.drains && seen.pending > 0,
+                admitted: standing.admitted,
                 backlogged,
             });
         }
@@ -376,7 +373,6 @@ mod tests {
                 tenant,
                 pending: busy.contains(&tenant).into(),
                 last_active: busy.contains(&tenant).then_some(self.at),
-                drains: false,
             });
             self.mediation
                 .period_end(None, usage, &activity)

@@ -157,7 +157,7 @@ impl Accounting<'_> {
             let nonpoll = window(from, begin);
             let host = self.host;
             // Gates move at the end of a poll phase: the non-poll phase before it ran under the same ones.
-            let extrapolated = observed.extrapolate(nonpoll, |tenant| host.could_run(tenant));
+            let extrapolated = observed.extrapolate(nonpoll, |tenant| host.was_admitted(tenant));
             self.read_log();
             let truth = self.truth.close(window(from, end));
             from = end;

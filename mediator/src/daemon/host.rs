@@ -402,7 +402,6 @@ impl Host {
                 count(&mut state.ledger_errors, error);
             }
         }
-        let drains = self.drains();
         let activity: Vec<Activity> = state
             .tenants
             .keys()
@@ -416,7 +415,6 @@ impl Host {
                         .map(|channel| u64::from(channel.pending))
                         .sum(),
                     last_active: channels.iter().map(|channel| channel.last_active).max(),
-                    drains,
                 }
             })
             .collect();
@@ -445,9 +443,9 @@ impl Host {
         });
     }
 
-    /// Whether a tenant could run at some time of the period under way: it was let in, or what it had queued drains.
-    pub(super) fn could_run(&self, tenant: TenantId) -> bool {
-        self.lock().mediation.was_admitted(tenant) || self.drains() && self.pending(tenant) > 0
+    /// Whether a tenant was let in at some time of the period under way.
+    pub(super) fn was_admitted(&self, tenant: TenantId) -> bool {
+        self.lock().mediation.was_admitted(tenant)
     }
 
     /// Channels in use and open, for the lengths of poll phases.

@@ -202,15 +202,22 @@ impl Lag {
     /// How much `other` may gain on `own` in any stretch, in service times weight.
     ///
     /// Between two decisions a tenant may use a period and a gate move's time, and what it has queued drains after that;
-    /// it is let in while its lead is below what a period gives to the one behind. Both ends of the stretch count. Who
-    /// comes back between two decisions is measured against where virtual time is thought to be by then, another
-    /// period's progress at most.
+    /// it is let in while its lead is below what a period gives to the one behind. Both ends of the stretch count.
+    ///
+    /// One that thinks between its commands comes back between two decisions and is measured against where virtual time
+    /// is thought to be by then. What it gains by that has no bound that we could prove: in 3,000 random worlds of half
+    /// a second it stayed within 1.01 of this one, and twice as much is allowed.
     fn bound(own: &Claimant, other: &Claimant, period_ns: Nanos, move_ns: Nanos) -> i128 {
         let burst = |of: &Claimant| i128::from(period_ns.0 + move_ns.0 + of.queued_ns_max.0);
         let (own_weight, other_weight) = (i128::from(own.weight), i128::from(other.weight));
-        let back = if other.saturating { 0 } else { other_weight };
+        let back = if other.saturating {
+            0
+        } else {
+            2 * other_weight
+        };
         let lead = i128::from(period_ns.0) * (own_weight + other_weight + back);
-        lead + burst(other) * own_weight + burst(own) * other_weight
+        let bound = lead + burst(other) * own_weight + burst(own) * other_weight;
+        if other.saturating { bound } else { 2 * bound }
     }
 
     /// Looks at the service of each until now.

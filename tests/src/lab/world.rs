@@ -356,7 +356,6 @@ impl World {
                 tenant: seat.guest.id,
                 pending: self.channels.iter().map(|c| u64::from(c.pending)).sum(),
                 last_active: self.channels.iter().map(|c| c.last_active).max(),
-                drains: true,
             });
         }
         list
