@@ -166,6 +166,16 @@ pub(super) fn connect(
     Ok((Sender(Mutex::new(stream)), receiver, welcome))
 }
 
+/// Pages that take what a guest writes to closed gates: of this process alone.
+pub(super) fn parking(channels: u32) -> Result<Arc<SharedPages>, VmError> {
+    SharedPages::new(channels)
+        .map(Arc::new)
+        .map_err(|source| VmError::Memory {
+            what: "parking pages",
+            source,
+        })
+}
+
 /// Maps the first `bytes` of a memory file of the daemon's, which must be as long and sealed to stay so: a page that
 /// went away would be the end of this process.
 fn map(
