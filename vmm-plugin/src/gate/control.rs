@@ -1,12 +1,15 @@
 //! The gates of one VM: what the control thread sets and what vCPU threads run into.
 //!
 //! Two threads meet here, and one lock per channel orders them: the control thread moves a gate ([`GateControl::set`]),
-//! a vCPU thread brings a doorbell write that came out of the guest ([`GateControl::trap`]). A vCPU waits for the lock
-//! at most as long as a page is being mapped or unmapped, never for a gate to open.
+//! a vCPU thread brings a doorbell write that came out of the guest: with its value ([`GateControl::trap`]) where the
+//! hypervisor emulated the store, or without ([`GateControl::fault`]) where the guest will repeat it. A vCPU waits for
+//! the lock at most as long as a page is being exchanged, never for a gate to open.
 //!
-//! No value is lost and none goes back: a value that was kept is written to the page before the page is mapped, so
-//! before any direct write can follow; and a write that trapped while its gate was opening is written through before
-//! its vCPU, and so any later write of it, goes on.
+//! Every value has three ways to the doorbell's word: the guest's own store, a trap, and the parking page's word that
+//! is delivered when the gate opens. They may overtake each other, and need no order: values run free modulo 2^32, the
+//! newest says all that the others said, so what is delivered replaces only what is older ([`PageWords::advance`]).
+//! Nothing goes back; and nothing is lost, because the page the guest writes is exchanged before the word of the page
+//! it wrote so far is read.
 
 use super::{GateEvent, GateState};
 use std::io;
@@ -14,55 +17,86 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Why a page could not be mapped or unmapped.
+/// What a guest finds where the doorbell page of a channel should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Page {
+    /// A page that nobody reads.
+    Sink,
+    /// The doorbell page.
+    Direct,
+    /// The doorbell page, but writes come out of the guest.
+    Protected,
+    /// The parking page.
+    Parking,
+}
+
+/// Why a page could not be exchanged.
 #[derive(Debug, thiserror::Error)]
-#[error("Doorbell page of channel {channel} could not be {}", if *mapping { "mapped" } else { "unmapped" })]
+#[error("Doorbell page of channel {channel} could not be made {page:?}")]
 pub struct PageMapError {
     /// Channel.
     pub channel: u32,
-    /// Whether it was to be mapped.
-    pub mapping: bool,
+    /// What it was to be.
+    pub page: Page,
     /// What the system said.
     #[source]
     pub source: io::Error,
 }
 
-/// Lays doorbell pages into the guest and takes them away.
+/// Lays pages into the guest; at first all are sinks.
 pub trait PageMap: Send + Sync {
-    /// From now on the guest's writes reach the page of `channel` directly. Called only while it is unmapped.
+    /// Makes the page of `channel` what `page` says. Once this has returned, no write of the guest's reaches what was
+    /// there before. At most one thread at a time calls this for a channel.
     ///
     /// # Errors
-    /// When the page could not be mapped; it then stays unmapped.
-    fn map(&self, channel: u32) -> Result<(), PageMapError>;
-
-    /// Once this has returned, no direct write reaches the page of `channel`. Called only while it is mapped.
-    ///
-    /// # Errors
-    /// When the page could not be unmapped; its state is then unknown, and the VM must not go on.
-    fn unmap(&self, channel: u32) -> Result<(), PageMapError>;
+    /// When the page could not be exchanged; what is there is then unknown. Calling again may succeed.
+    fn lay(&self, channel: u32, page: Page) -> Result<(), PageMapError>;
 }
 
-/// The words that the device reads: the first of each doorbell page.
+/// Whether `value` is newer than `than` in the order of numbers that run free modulo 2^32.
+pub const fn newer(value: u32, than: u32) -> bool {
+    value.wrapping_sub(than).cast_signed() > 0
+}
+
+/// The first word of each doorbell page, or of each parking page.
 pub trait PageWords: Send + Sync {
     /// The word of `channel`'s page.
     fn load(&self, channel: u32) -> u32;
     /// Sets the word of `channel`'s page.
     fn store(&self, channel: u32, value: u32);
+    /// Sets the word of `channel`'s page where it is `from`, at once.
+    ///
+    /// # Errors
+    /// What it is, where that is not `from`.
+    fn exchange(&self, channel: u32, from: u32, to: u32) -> Result<(), u32>;
+
+    /// Sets the word of `channel`'s page where `value` is newer; tells whether it was. Others may write it meanwhile.
+    fn advance(&self, channel: u32, value: u32) -> bool {
+        let mut word = self.load(channel);
+        while newer(value, word) {
+            match self.exchange(channel, word, value) {
+                Ok(()) => return true,
+                Err(now) => word = now,
+            }
+        }
+        false
+    }
 }
 
-/// What happened at the gates, from the start of the VM.
+/// What happened at the gates, from the start of the VM. Writes that cost no exit (through an open gate, to a parking
+/// page, to a channel without a gate) cannot be counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateCounters {
     /// Doorbell writes that came out of the guest, to channels with a gate.
     pub trapped: u64,
-    /// Of these, written to the page at once or later. Where the guest rang again meanwhile, only the last counts.
+    /// Closed gates at which writes were parked.
+    pub parked: u64,
+    /// Values that this side wrote to doorbell pages: parked ones, and those of writes that trapped with their value.
     pub delivered: u64,
-    /// Doorbell writes to channels without a gate.
+    /// Doorbell writes that came out of the guest, to channels without a gate.
     pub dropped: u64,
-    /// Pages mapped.
-    pub mapped: u64,
-    /// Pages unmapped.
-    pub unmapped: u64,
+    /// Pages exchanged.
+    pub moves: u64,
 }
 
 /// What one gate has seen.
@@ -70,21 +104,20 @@ pub struct GateCounters {
 pub struct GateTrace {
     /// Its state.
     pub state: GateState,
-    /// The first value that trapped since the page was last unmapped.
-    pub first: Option<u32>,
-    /// The last value that trapped since the page was last unmapped.
-    pub last: Option<u32>,
-    /// Writes that trapped since the gate was made.
+    /// The parking page's word, where writes are parked: the last one, or the doorbell's word until the write that
+    /// trapped is repeated.
+    pub parked: Option<u32>,
+    /// Writes that came out of the guest since the gate was made.
     pub trapped: u64,
 }
 
 #[derive(Debug, Default)]
 struct Counters {
     trapped: AtomicU64,
+    parked: AtomicU64,
     delivered: AtomicU64,
     dropped: AtomicU64,
-    mapped: AtomicU64,
-    unmapped: AtomicU64,
+    moves: AtomicU64,
 }
 
 fn count(counter: &AtomicU64) {
@@ -94,14 +127,10 @@ fn count(counter: &AtomicU64) {
 #[derive(Debug)]
 struct Gate {
     state: GateState,
-    /// Whether the page is mapped; equals `state == Open` but for a failed mapping.
-    mapped: bool,
-    /// The last value that trapped and was not delivered yet.
-    kept: Option<u32>,
-    /// First and last value that trapped since the page was last unmapped.
-    first: Option<u32>,
-    last: Option<u32>,
-    /// Writes that trapped since the gate was made.
+    page: Page,
+    /// The parking page's word belongs to this gate and was not delivered yet.
+    parked: bool,
+    /// Writes that came out of the guest since the gate was made.
     trapped: u64,
 }
 
@@ -109,10 +138,8 @@ impl Gate {
     fn new() -> Self {
         Self {
             state: GateState::Closed,
-            mapped: false,
-            kept: None,
-            first: None,
-            last: None,
+            page: Page::Sink,
+            parked: false,
             trapped: 0,
         }
     }
@@ -124,18 +151,21 @@ pub struct GateControl<M, W> {
     gates: Vec<Mutex<Option<Gate>>>,
     map: M,
     words: W,
-    /// Tells the daemon that a write went through a watched gate.
+    parking: W,
+    /// Tells the daemon that a write went through a watched gate, or is parked at a closed one.
     kick: EventFd,
     counters: Counters,
 }
 
 impl<M: PageMap, W: PageWords> GateControl<M, W> {
-    /// Channels `0..channels`, none with a gate yet, so that doorbell writes are dropped. `kick` must be non-blocking.
-    pub fn new(channels: u32, map: M, words: W, kick: EventFd) -> Self {
+    /// Channels `0..channels`, none with a gate yet, so that doorbell writes go nowhere. `words` are those of the
+    /// doorbell pages, `parking` those of the parking pages; `kick` must be non-blocking.
+    pub fn new(channels: u32, map: M, words: W, parking: W, kick: EventFd) -> Self {
         Self {
             gates: (0..channels).map(|_| Mutex::new(None)).collect(),
             map,
             words,
+            parking,
             kick,
             counters: Counters::default(),
         }
@@ -146,9 +176,14 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         &self.map
     }
 
-    /// The page words that were given to [`Self::new`].
+    /// The words of the doorbell pages.
     pub fn page_words(&self) -> &W {
         &self.words
+    }
+
+    /// The words of the parking pages.
+    pub fn parking_words(&self) -> &W {
+        &self.parking
     }
 
     /// Channels that may have a gate.
@@ -162,12 +197,12 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
     }
 
     /// Moves the gate of `channel`, making it if there is none. When this returns the move is complete: no write
-    /// reaches the page any more, or all do. Watching a gate that has kept a write lets the write through, which opens
-    /// the gate. Returns the number of writes that trapped since the gate was made; `None` for a channel that cannot
-    /// be.
+    /// reaches the doorbell page any more, or all do. Watching a gate at which something is parked lets it through,
+    /// which opens the gate. Returns the number of writes that came out of the guest since the gate was made; `None`
+    /// for a channel that cannot be.
     ///
     /// # Errors
-    /// When the page could not be mapped or unmapped.
+    /// When the page could not be exchanged. The VM must not go on.
     pub fn set(&self, channel: u32, state: GateState) -> Result<Option<u64>, PageMapError> {
         let Some(mut slot) = self.lock(channel) else {
             return Ok(None);
@@ -179,24 +214,31 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
                 self.open(channel, gate)?;
             }
             GateState::Closed => {
-                self.close(channel, gate)?;
+                if gate.page != Page::Parking {
+                    self.lay(channel, gate, Page::Protected)?;
+                }
                 gate.state = gate.state.after(GateEvent::Close);
             }
             GateState::Watched => {
-                self.close(channel, gate)?;
                 gate.state = gate.state.after(GateEvent::Watch);
-                if gate.kept.is_some() {
+                // Protected, nothing more is parked: what the second look does not find, does not come.
+                if !self.has_parked(channel, gate) {
+                    self.lay(channel, gate, Page::Protected)?;
+                }
+                if self.has_parked(channel, gate) {
                     gate.state = gate.state.after(GateEvent::Trap);
                     self.open(channel, gate)?;
                     self.kick();
                 }
+                gate.parked = false;
             }
         }
         Ok(Some(gate.trapped))
     }
 
-    /// A doorbell write that came out of the guest. Never blocks beyond a mapping in progress, never fails: where the
-    /// page cannot be mapped, the value is delivered all the same and the next write traps again.
+    /// A doorbell write that came out of the guest with its value; the guest goes on behind it. Never blocks beyond an
+    /// exchange in progress, never fails: where the page cannot be exchanged, the value is delivered or kept all the
+    /// same and the next write traps again.
     pub fn trap(&self, channel: u32, value: u32) {
         let Some(mut slot) = self.lock(channel) else {
             return count(&self.counters.dropped);
@@ -204,42 +246,65 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         let Some(gate) = slot.as_mut() else {
             return count(&self.counters.dropped);
         };
-        count(&self.counters.trapped);
-        gate.trapped += 1;
-        gate.kept = Some(value);
-        gate.first = gate.first.or(gate.kept);
-        gate.last = gate.kept;
+        self.came_out(gate);
         match gate.state {
-            GateState::Closed => {}
-            GateState::Open => self.deliver(channel, gate),
+            GateState::Closed => {
+                self.park(channel, gate, Some(value));
+            }
+            GateState::Open => self.deliver(channel, value),
             GateState::Watched => {
-                gate.state = gate.state.after(GateEvent::Trap);
-                if self.open(channel, gate).is_err() {
-                    gate.state = GateState::Watched;
-                }
-                self.kick();
+                self.deliver(channel, value);
+                self.let_through(channel, gate);
             }
         }
     }
 
-    /// What a read of the doorbell register returns while the page is not mapped: the last value written.
-    pub fn read(&self, channel: u32) -> u32 {
-        match self.lock(channel).as_deref() {
-            Some(Some(gate)) => gate.kept.unwrap_or_else(|| self.words.load(channel)),
-            _ => 0,
+    /// A doorbell write that came out of the guest without its value, which the guest will repeat: makes that it gets
+    /// somewhere. Returns whether there was anything to do; if not, the gate has moved meanwhile, or the fault was not
+    /// the gate's. Never blocks beyond an exchange in progress.
+    pub fn fault(&self, channel: u32) -> bool {
+        let Some(mut slot) = self.lock(channel) else {
+            return false;
+        };
+        let Some(gate) = slot.as_mut() else {
+            return false;
+        };
+        if gate.page != Page::Protected {
+            return false;
+        }
+        match gate.state {
+            GateState::Closed => {
+                self.came_out(gate);
+                self.park(channel, gate, None)
+            }
+            GateState::Watched => {
+                self.came_out(gate);
+                self.let_through(channel, gate)
+            }
+            // Protected only where opening has failed, which ends the VM.
+            GateState::Open => false,
         }
     }
 
-    /// Forgets the gate of a closed channel; a value still kept is dropped.
+    /// As [`Self::fault`] where nothing tells the channel: every protected page may be the one, so all are made
+    /// writable. A gate that was not the one is then open, or parks what nobody has written: the daemon is kicked and
+    /// finds nothing new.
+    pub fn fault_somewhere(&self) -> bool {
+        // All of them, not the first that has something to do.
+        let served = (0..self.channels()).filter(|channel| self.fault(*channel));
+        served.count() > 0
+    }
+
+    /// Forgets the gate of a closed channel; what is parked there is dropped.
     ///
     /// # Errors
-    /// When the page could not be unmapped.
+    /// When the page could not be exchanged.
     pub fn remove(&self, channel: u32) -> Result<(), PageMapError> {
         let Some(mut slot) = self.lock(channel) else {
             return Ok(());
         };
         if let Some(gate) = slot.as_mut() {
-            self.close(channel, gate)?;
+            self.lay(channel, gate, Page::Sink)?;
             *slot = None;
         }
         Ok(())
@@ -248,7 +313,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
     /// Forgets all gates: the mediator is gone.
     ///
     /// # Errors
-    /// The first page that could not be unmapped; the others are unmapped all the same.
+    /// The first page that could not be exchanged; the others are all the same.
     pub fn remove_all(&self) -> Result<(), PageMapError> {
         let mut first = Ok(());
         for channel in 0..self.channels() {
@@ -266,8 +331,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
     pub fn trace(&self, channel: u32) -> Option<GateTrace> {
         self.lock(channel)?.as_ref().map(|gate| GateTrace {
             state: gate.state,
-            first: gate.first,
-            last: gate.last,
+            parked: gate.parked.then(|| self.parking.load(channel)),
             trapped: gate.trapped,
         })
     }
@@ -277,39 +341,74 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         GateCounters {
             trapped: read(&self.counters.trapped),
+            parked: read(&self.counters.parked),
             delivered: read(&self.counters.delivered),
             dropped: read(&self.counters.dropped),
-            mapped: read(&self.counters.mapped),
-            unmapped: read(&self.counters.unmapped),
+            moves: read(&self.counters.moves),
         }
     }
 
-    /// Writes a kept value to the page.
-    fn deliver(&self, channel: u32, gate: &mut Gate) {
-        if let Some(value) = gate.kept.take() {
-            self.words.store(channel, value);
+    fn came_out(&self, gate: &mut Gate) {
+        count(&self.counters.trapped);
+        gate.trapped += 1;
+    }
+
+    fn lay(&self, channel: u32, gate: &mut Gate, page: Page) -> Result<(), PageMapError> {
+        if gate.page != page {
+            self.map.lay(channel, page)?;
+            gate.page = page;
+            count(&self.counters.moves);
+        }
+        Ok(())
+    }
+
+    /// Whether a write is parked that the doorbell page does not show.
+    fn has_parked(&self, channel: u32, gate: &Gate) -> bool {
+        gate.parked && newer(self.parking.load(channel), self.words.load(channel))
+    }
+
+    fn deliver(&self, channel: u32, value: u32) {
+        if self.words.advance(channel, value) {
             count(&self.counters.delivered);
         }
     }
 
     fn open(&self, channel: u32, gate: &mut Gate) -> Result<(), PageMapError> {
-        self.deliver(channel, gate);
-        if !gate.mapped {
-            self.map.map(channel)?;
-            gate.mapped = true;
-            count(&self.counters.mapped);
+        // First the page: behind this the parking page's word is the last that was parked.
+        self.lay(channel, gate, Page::Direct)?;
+        if std::mem::take(&mut gate.parked) {
+            self.deliver(channel, self.parking.load(channel));
         }
         Ok(())
     }
 
-    fn close(&self, channel: u32, gate: &mut Gate) -> Result<(), PageMapError> {
-        if gate.mapped {
-            self.map.unmap(channel)?;
-            gate.mapped = false;
-            (gate.first, gate.last) = (None, None);
-            count(&self.counters.unmapped);
+    /// A write came out at a watched gate. Where the page cannot be exchanged, the gate stays as it is.
+    fn let_through(&self, channel: u32, gate: &mut Gate) -> bool {
+        gate.state = gate.state.after(GateEvent::Trap);
+        let opened = self.open(channel, gate).is_ok();
+        if !opened {
+            gate.state = GateState::Watched;
         }
-        Ok(())
+        self.kick();
+        opened
+    }
+
+    /// A write came out at a closed gate. Where the page cannot be exchanged, the value is kept all the same.
+    fn park(&self, channel: u32, gate: &mut Gate, value: Option<u32>) -> bool {
+        let first = !gate.parked;
+        if first {
+            self.parking.store(channel, self.words.load(channel));
+            gate.parked = true;
+            count(&self.counters.parked);
+        }
+        if let Some(value) = value {
+            self.parking.advance(channel, value);
+        }
+        let parks = self.lay(channel, gate, Page::Parking).is_ok();
+        if first {
+            self.kick();
+        }
+        parks
     }
 
     fn kick(&self) {

@@ -5,131 +5,209 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 
 type Control = GateControl<ThreadMap, SharedPages>;
 
-fn control(channels: u32) -> Control {
-    let words = SharedPages::anonymous(channels).unwrap();
+fn with_map<M: PageMap>(channels: u32, map: M) -> GateControl<M, SharedPages> {
+    let pages = || SharedPages::new(channels).unwrap();
     let kick = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-    GateControl::new(channels, ThreadMap::new(channels), words, kick)
+    GateControl::new(channels, map, pages(), pages(), kick)
 }
 
-/// What a guest's write does: straight to the page, or a trap. Returns whether it trapped.
-fn ring(control: &Control, channel: u32, value: u32) -> bool {
-    let direct = control
-        .page_map()
-        .write_direct(channel, || control.page_words().store(channel, value));
-    if !direct {
-        control.trap(channel, value);
+fn control(channels: u32) -> Control {
+    with_map(channels, ThreadMap::new(channels))
+}
+
+/// How a store leaves a guest that cannot make it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaves {
+    /// Emulated: with its value, and the guest goes on.
+    WithValue,
+    /// The guest repeats it.
+    Repeats,
+    /// The guest repeats it, and nobody knows at which channel.
+    RepeatsSomewhere,
+}
+
+/// A guest's doorbell write. Returns how often it came out.
+fn ring(control: &Control, channel: u32, value: u32, leaves: Leaves) -> u64 {
+    for came_out in 0.. {
+        if control.store(channel, value) {
+            return came_out;
+        }
+        match leaves {
+            Leaves::WithValue => {
+                control.trap(channel, value);
+                return came_out + 1;
+            }
+            Leaves::Repeats => control.fault(channel),
+            Leaves::RepeatsSomewhere => control.fault_somewhere(),
+        };
     }
-    !direct
+    unreachable!()
 }
 
 fn kicks(control: &Control) -> u64 {
     control.kick.read().unwrap_or(0)
 }
 
+const ALL: [Leaves; 3] = [Leaves::WithValue, Leaves::Repeats, Leaves::RepeatsSomewhere];
+
 #[test]
 fn a_channel_without_gate_drops() {
     let control = control(2);
-    assert!(ring(&control, 1, 5));
+    assert_eq!(ring(&control, 1, 5, Leaves::WithValue), 0);
     control.trap(7, 5);
+    assert!(!control.fault(1) && !control.fault(7) && !control.fault_somewhere());
     assert_eq!(control.page_words().load(1), 0);
-    assert_eq!(control.counters().dropped, 2);
+    assert_eq!(control.counters().dropped, 1);
     assert_eq!(control.set(2, GateState::Open).unwrap(), None);
 }
 
 #[test]
 fn watched_lets_one_write_through_and_opens() {
+    for leaves in ALL {
+        let control = control(1);
+        control.set(0, GateState::Watched).unwrap();
+        assert_eq!(ring(&control, 0, 1, leaves), 1);
+        assert_eq!(control.state(0), Some(GateState::Open));
+        assert_eq!(control.page_words().load(0), 1);
+        assert_eq!(kicks(&control), 1);
+        assert_eq!(ring(&control, 0, 2, leaves), 0);
+        assert_eq!(control.page_words().load(0), 2);
+        assert_eq!(kicks(&control), 0);
+    }
+}
+
+#[test]
+fn closed_parks_at_the_first_write_and_opening_delivers_the_last() {
+    for leaves in ALL {
+        let control = control(1);
+        control.set(0, GateState::Closed).unwrap();
+        assert_eq!(ring(&control, 0, 1, leaves), 1);
+        assert_eq!(kicks(&control), 1);
+        assert_eq!(ring(&control, 0, 2, leaves), 0);
+        assert_eq!(ring(&control, 0, 3, leaves), 0);
+        assert_eq!(kicks(&control), 0);
+        assert_eq!(control.page_words().load(0), 0);
+        assert_eq!(control.trace(0).unwrap().parked, Some(3));
+        assert_eq!(control.set(0, GateState::Open).unwrap(), Some(1));
+        assert_eq!(control.page_words().load(0), 3);
+        let counters = control.counters();
+        assert_eq!((counters.parked, counters.delivered), (1, 1));
+        assert_eq!(control.trace(0).unwrap().parked, None);
+        assert_eq!(kicks(&control), 0);
+    }
+}
+
+#[test]
+fn watching_with_a_write_parked_lets_it_through() {
+    for leaves in ALL {
+        let control = control(1);
+        control.set(0, GateState::Closed).unwrap();
+        ring(&control, 0, 3, leaves);
+        assert_eq!(kicks(&control), 1);
+        control.set(0, GateState::Watched).unwrap();
+        assert_eq!(control.state(0), Some(GateState::Open));
+        assert_eq!(control.page_words().load(0), 3);
+        assert_eq!(kicks(&control), 1);
+    }
+}
+
+#[test]
+fn watching_a_parking_page_that_nobody_wrote_watches() {
     let control = control(1);
+    control.set(0, GateState::Closed).unwrap();
+    assert!(control.fault_somewhere());
     control.set(0, GateState::Watched).unwrap();
-    assert!(ring(&control, 0, 1));
-    assert_eq!(control.state(0), Some(GateState::Open));
+    assert_eq!(control.state(0), Some(GateState::Watched));
+    assert_eq!(ring(&control, 0, 1, Leaves::Repeats), 1);
     assert_eq!(control.page_words().load(0), 1);
-    assert_eq!(kicks(&control), 1);
-    assert!(!ring(&control, 0, 2));
-    assert_eq!(kicks(&control), 0);
 }
 
 #[test]
-fn closed_keeps_the_last_and_opening_delivers_it() {
+fn what_is_parked_replaces_only_what_is_older() {
     let control = control(1);
+    control.page_words().store(0, u32::MAX - 1);
     control.set(0, GateState::Closed).unwrap();
-    ring(&control, 0, 1);
-    ring(&control, 0, 2);
-    assert_eq!(control.page_words().load(0), 0);
-    assert_eq!(control.read(0), 2);
-    assert_eq!(control.set(0, GateState::Open).unwrap(), Some(2));
-    assert_eq!(control.page_words().load(0), 2);
-    assert_eq!(control.counters().delivered, 1);
-    assert_eq!(kicks(&control), 0);
+    ring(&control, 0, u32::MAX, Leaves::Repeats);
+    ring(&control, 0, 1, Leaves::Repeats);
+    control.set(0, GateState::Open).unwrap();
+    assert_eq!(control.page_words().load(0), 1);
+    // A write that came out, and whose guest overtook it.
+    control.trap(0, u32::MAX);
+    assert_eq!(control.page_words().load(0), 1);
+    control.set(0, GateState::Closed).unwrap();
+    control.trap(0, 4);
+    control.trap(0, 3);
+    control.set(0, GateState::Open).unwrap();
+    assert_eq!(control.page_words().load(0), 4);
 }
 
 #[test]
-fn watching_with_a_write_kept_lets_it_through() {
-    let control = control(1);
-    control.set(0, GateState::Closed).unwrap();
-    ring(&control, 0, 3);
-    control.set(0, GateState::Watched).unwrap();
-    assert_eq!(control.state(0), Some(GateState::Open));
-    assert_eq!(control.page_words().load(0), 3);
-    assert_eq!(kicks(&control), 1);
-}
-
-#[test]
-fn removal_unmaps_and_forgets() {
+fn removal_forgets_what_is_parked() {
     let control = control(2);
     control.set(0, GateState::Open).unwrap();
     control.set(1, GateState::Closed).unwrap();
-    ring(&control, 1, 9);
+    ring(&control, 1, 9, Leaves::Repeats);
     control.remove_all().unwrap();
-    assert!(ring(&control, 0, 4));
+    assert_eq!(ring(&control, 0, 4, Leaves::Repeats), 0);
+    assert_eq!(control.page_words().load(0), 0);
+    control.set(1, GateState::Closed).unwrap();
+    assert!(control.fault(1));
+    assert_eq!(control.trace(1).unwrap().parked, Some(0));
     control.set(1, GateState::Open).unwrap();
     assert_eq!(
         control.page_words().load(1),
         0,
-        "a kept value outlived its channel"
+        "a parked value outlived its channel"
     );
 }
 
 #[derive(Debug)]
-struct Unmappable(AtomicBool);
+struct Immovable(AtomicBool);
 
-impl PageMap for Unmappable {
-    fn map(&self, channel: u32) -> Result<(), PageMapError> {
-        if self.0.load(Ordering::Relaxed) {
+impl PageMap for Immovable {
+    fn lay(&self, channel: u32, page: Page) -> Result<(), PageMapError> {
+        if self.0.load(Ordering::Relaxed) || page == Page::Protected {
             return Ok(());
         }
         Err(PageMapError {
             channel,
-            mapping: true,
+            page,
             source: io::ErrorKind::OutOfMemory.into(),
         })
-    }
-    fn unmap(&self, _: u32) -> Result<(), PageMapError> {
-        Ok(())
     }
 }
 
 #[test]
-fn a_page_that_cannot_be_mapped_is_delivered_by_traps() {
-    let words = SharedPages::anonymous(1).unwrap();
-    let kick = EventFd::new(libc::EFD_NONBLOCK).unwrap();
-    let control = GateControl::new(1, Unmappable(AtomicBool::new(false)), words, kick);
+fn where_pages_cannot_be_exchanged_traps_with_values_go_on() {
+    let control = with_map(1, Immovable(AtomicBool::new(false)));
     control.set(0, GateState::Watched).unwrap();
     control.trap(0, 1);
     control.trap(0, 2);
     assert_eq!(control.page_words().load(0), 2);
     assert_eq!(control.state(0), Some(GateState::Watched));
-    assert!(control.set(0, GateState::Open).is_err());
+    assert!(
+        !control.fault(0),
+        "a store that is repeated gets nowhere, and must be told so"
+    );
+    control.set(0, GateState::Closed).unwrap();
     control.trap(0, 3);
-    assert_eq!(control.page_words().load(0), 3);
+    control.trap(0, 4);
+    assert!(!control.fault(0));
+    assert_eq!(control.page_words().load(0), 2);
+    assert!(control.set(0, GateState::Open).is_err());
+    control.trap(0, 5);
+    assert_eq!(control.page_words().load(0), 5);
     control.page_map().0.store(true, Ordering::Relaxed);
     control.set(0, GateState::Open).unwrap();
+    assert_eq!(control.page_words().load(0), 5);
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Ring(u32),
+    Ring(u32, Leaves),
     Set(u32, GateState),
     Remove(u32),
+    Spurious,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -139,22 +217,29 @@ fn step() -> impl Strategy<Value = Step> {
         Just(GateState::Closed)
     ];
     prop_oneof![
-        4 => (0..3u32).prop_map(Step::Ring),
+        5 => (0..3u32, proptest::sample::select(&ALL[..]))
+            .prop_map(|(channel, leaves)| Step::Ring(channel, leaves)),
         4 => (0..3u32, state).prop_map(|(channel, state)| Step::Set(channel, state)),
         1 => (0..3u32).prop_map(Step::Remove),
+        1 => Just(Step::Spurious),
     ]
 }
 
 proptest! {
     #[test]
-    fn the_page_shows_the_last_value_whenever_the_gate_lets_it(steps in proptest::collection::vec(step(), 1..80)) {
+    fn the_page_shows_the_last_value_whenever_the_gate_lets_it(
+        steps in proptest::collection::vec(step(), 1..80),
+        base in prop_oneof![Just(0u32), Just(u32::MAX - 20), Just(i32::MAX as u32 - 20)],
+    ) {
         let control = control(3);
-        let (mut written, mut shown, mut has_gate) = ([0u32; 3], [0u32; 3], [false; 3]);
+        for channel in 0..3 { control.page_words().store(channel, base); }
+        let (mut written, mut shown, mut has_gate) = ([base; 3], [base; 3], [false; 3]);
         for (i, step) in steps.into_iter().enumerate() {
-            let value = i as u32 + 1;
+            let value = base.wrapping_add(i as u32 + 1);
             match step {
-                Step::Ring(channel) => {
-                    ring(&control, channel, value);
+                Step::Ring(channel, leaves) => {
+                    let direct = control.page_map().access(channel, |page| page != Page::Protected);
+                    prop_assert_eq!(ring(&control, channel, value, leaves), u64::from(!direct));
                     if has_gate[channel as usize] { written[channel as usize] = value; }
                 }
                 Step::Set(channel, state) => {
@@ -166,62 +251,90 @@ proptest! {
                     has_gate[channel as usize] = false;
                     written[channel as usize] = control.page_words().load(channel);
                 }
+                Step::Spurious => { control.fault_somewhere(); }
             }
             for channel in 0..3 {
                 let at = channel as usize;
                 let page = control.page_words().load(channel);
-                prop_assert!(page >= shown[at], "a value went back");
-                shown[at] = page;
-                match control.state(channel) {
-                    Some(GateState::Closed) => prop_assert_eq!(control.read(channel), written[at]),
-                    Some(_) => prop_assert_eq!(page, written[at]),
-                    None => prop_assert_eq!(control.read(channel), 0),
+                prop_assert!(!newer(shown[at], page), "a value went back");
+                let trace = control.trace(channel);
+                if trace.is_none_or(|trace| trace.state == GateState::Closed) {
+                    prop_assert!(page == shown[at] || matches!(step, Step::Set(set, _) if set == channel),
+                        "a write reached a closed page");
                 }
-                prop_assert_eq!(control.page_map().is_mapped(channel), control.state(channel) == Some(GateState::Open));
+                shown[at] = page;
+                let laid = control.page_map().access(channel, |page| page);
+                match trace.map(|trace| (trace.state, trace.parked)) {
+                    Some((GateState::Closed, parked)) => {
+                        prop_assert_eq!(parked.unwrap_or(page), written[at]);
+                        prop_assert_eq!(laid, if parked.is_some() { Page::Parking } else { Page::Protected });
+                    }
+                    Some((state, parked)) => {
+                        prop_assert_eq!((page, parked), (written[at], None));
+                        prop_assert_eq!(laid, if state == GateState::Open { Page::Direct } else { Page::Protected });
+                    }
+                    None => prop_assert_eq!(laid, Page::Sink),
+                }
             }
         }
     }
 }
 
+/// Ends the other thread, however the one that owns this ends.
+struct Ends<'d>(&'d AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// One thread rings with rising values, another moves the gate: what the page shows never falls, nothing reaches it
-/// while the gate is closed, and the first trapped value after a closing follows the page's.
+/// while the gate is closed, what is parked follows it, and nothing is missing when the gate is open again.
 #[test]
 fn nothing_is_lost_between_two_threads() {
     const ROUNDS: u32 = 20_000;
-    let control = control(1);
-    let done = AtomicBool::new(false);
-    let last = AtomicU32::new(0);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut value = 0;
-            while !done.load(Ordering::Relaxed) {
-                value += 1;
-                ring(&control, 0, value);
-                last.store(value, Ordering::Release);
-            }
-        });
-        let mut shown = 0;
-        let mut look = || {
-            let page = control.page_words().load(0);
-            assert!(page >= shown, "a value went back");
-            shown = page;
-            page
-        };
-        for round in 0..ROUNDS {
-            control.set(0, GateState::Closed).unwrap();
-            let page = look();
-            std::thread::yield_now();
-            assert_eq!(look(), page, "a write reached a closed page");
-            if round % 2 == 0 {
+    for leaves in ALL {
+        let control = control(1);
+        // The numbers run over within the test.
+        control.page_words().store(0, u32::MAX - 1000);
+        control.set(0, GateState::Closed).unwrap();
+        let done = AtomicBool::new(false);
+        let last = AtomicU32::new(u32::MAX - 1000);
+        std::thread::scope(|scope| {
+            let ends = Ends(&done);
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    let value = last.load(Ordering::Relaxed).wrapping_add(1);
+                    ring(&control, 0, value, leaves);
+                    last.store(value, Ordering::Release);
+                }
+            });
+            let mut shown = control.page_words().load(0);
+            let mut look = || {
+                let page = control.page_words().load(0);
+                assert!(!newer(shown, page), "a value went back");
+                shown = page;
+                page
+            };
+            for round in 0..ROUNDS {
+                control.set(0, GateState::Closed).unwrap();
+                let page = look();
+                std::thread::yield_now();
+                assert_eq!(look(), page, "a write reached a closed page");
+                let parked = control.trace(0).unwrap().parked;
+                assert!(parked.is_none_or(|parked| !newer(page, parked)));
                 let rang = last.load(Ordering::Acquire);
-                control.set(0, GateState::Open).unwrap();
-                assert!(look() >= rang, "a value was lost");
-            } else {
-                control.set(0, GateState::Watched).unwrap();
+                if round % 2 == 0 {
+                    control.set(0, GateState::Open).unwrap();
+                } else {
+                    control.set(0, GateState::Watched).unwrap();
+                }
+                assert!(!newer(rang, look()), "a value was lost");
             }
-        }
-        done.store(true, Ordering::Relaxed);
-    });
-    control.set(0, GateState::Open).unwrap();
-    assert_eq!(control.page_words().load(0), last.load(Ordering::Acquire));
+            drop(ends);
+        });
+        control.set(0, GateState::Open).unwrap();
+        assert_eq!(control.page_words().load(0), last.load(Ordering::Acquire));
+    }
 }

@@ -5,20 +5,24 @@
 //!   Open  ----------->  Closed  <-----------  Watched
 //!    |  <-----------  open    ---------------->  |
 //!    |                        watch (nothing     |
-//!    |                        was kept)          |
+//!    |                        was parked)        |
 //!    +------------------ watch ----------------->+
 //!    +<------------- trap, or open --------------+
 //! ```
 //!
-//! *Open*: the page is mapped into the guest; a doorbell write costs no exit. *Watched*: the next write traps, is let
-//! through and opens the gate: so an idle VM becomes active without anyone polling for it. *Closed*: writes trap and
-//! are kept; the last value is delivered on opening. The page that the device reads changes only through an open gate
-//! or by a delivery, so whoever reads it needs not know the gate's state.
+//! *Open*: the guest's page is the doorbell page; a doorbell write costs no exit. *Watched*: the doorbell page is
+//! protected, so the next write traps, is let through and opens the gate: an idle VM becomes active without anyone
+//! polling for it. *Closed*: the doorbell page is protected until the first write; that one traps and puts a parking
+//! page in its place, which takes it and those that follow without an exit. What was parked is delivered on opening.
+//! The page that the device reads changes only through an open gate or by a delivery, so whoever reads it needs not
+//! know the gate's state.
 
 mod control;
 mod pages;
 
-pub use control::{GateControl, GateCounters, GateTrace, PageMap, PageMapError, PageWords};
+pub use control::{
+    GateControl, GateCounters, GateTrace, Page, PageMap, PageMapError, PageWords, newer,
+};
 pub use pages::{SharedPages, ThreadMap};
 
 use serde::{Deserialize, Serialize};
@@ -31,7 +35,7 @@ pub enum GateState {
     Open,
     /// The next write traps, is let through and opens the gate.
     Watched,
-    /// Writes trap and are kept.
+    /// Writes are kept; the first traps.
     Closed,
 }
 

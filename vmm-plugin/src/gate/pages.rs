@@ -1,48 +1,53 @@
 //! Doorbell pages in a memory file that VMM and daemon share, and a page map for guests that are threads.
 
-use super::{PageMap, PageMapError, PageWords};
+use super::{GateControl, Page, PageMap, PageMapError, PageWords};
+use crate::sys::fd::{cannot_shrink, sealed_memory};
 use std::fs::File;
 use std::io;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use turnstile_abi::{PAGE_BYTES, pci::DOORBELL_OFFSET};
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 
-/// Doorbell pages, one per channel, mapped shared.
+/// Pages of a memory file, one per channel, mapped shared: doorbell pages or parking pages.
 #[derive(Debug)]
 pub struct SharedPages {
-    region: Arc<MmapRegion<()>>,
+    file: FileOffset,
+    region: MmapRegion<()>,
     channels: u32,
 }
 
 impl SharedPages {
-    /// Maps the pages of `channels` channels from a memory file that was found long enough.
+    /// Maps the pages of `channels` channels from a memory file.
     ///
     /// # Errors
-    /// As mmap(2), or when the file is too short.
+    /// As mmap(2), or when the file is too short or not sealed against getting shorter.
     pub fn from_file(file: File, channels: u32) -> io::Result<Self> {
         let bytes = u64::from(channels) * PAGE_BYTES;
-        if file.metadata()?.len() < bytes {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "memory file is shorter than its doorbell pages",
-            ));
+        let refused = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
+        if !cannot_shrink(&file) {
+            return Err(refused("memory file is not sealed against shrinking"));
         }
-        let region = MmapRegion::from_file(FileOffset::new(file, 0), bytes as usize)
-            .map_err(io::Error::other)?;
-        let region = Arc::new(region);
-        Ok(Self { region, channels })
+        if file.metadata()?.len() < bytes {
+            return Err(refused("memory file is shorter than its doorbell pages"));
+        }
+        let file = FileOffset::new(file, 0);
+        let region =
+            MmapRegion::from_file(file.clone(), bytes as usize).map_err(io::Error::other)?;
+        Ok(Self {
+            file,
+            region,
+            channels,
+        })
     }
 
-    /// Pages of this process alone, for tests.
+    /// Pages of zeroes in a memory file of their own.
     ///
     /// # Errors
-    /// As mmap(2).
-    pub fn anonymous(channels: u32) -> io::Result<Self> {
-        let bytes = u64::from(channels) * PAGE_BYTES;
-        let region = MmapRegion::new(bytes as usize).map_err(io::Error::other)?;
-        let region = Arc::new(region);
-        Ok(Self { region, channels })
+    /// As memfd_create(2) and mmap(2).
+    pub fn new(channels: u32) -> io::Result<Self> {
+        let file = sealed_memory(c"turnstile-pages", u64::from(channels) * PAGE_BYTES)?;
+        Self::from_file(file, channels)
     }
 
     /// Channels that have a page.
@@ -50,37 +55,38 @@ impl SharedPages {
         self.channels
     }
 
-    /// The mapping of the pages.
-    pub(crate) fn region(&self) -> &Arc<MmapRegion<()>> {
-        &self.region
+    /// The memory file.
+    pub fn file(&self) -> &File {
+        self.file.file()
     }
 
-    fn offset(&self, channel: u32) -> Option<usize> {
-        (channel < self.channels)
-            .then(|| (u64::from(channel) * PAGE_BYTES + DOORBELL_OFFSET) as usize)
+    pub(crate) fn file_offset(&self) -> FileOffset {
+        self.file.clone()
+    }
+
+    fn word(&self, channel: u32) -> Option<&AtomicU32> {
+        let at = (u64::from(channel) * PAGE_BYTES + DOORBELL_OFFSET) as usize;
+        self.region.get_atomic_ref(at).ok()
     }
 }
 
 impl PageWords for SharedPages {
     fn load(&self, channel: u32) -> u32 {
-        self.offset(channel)
-            .and_then(|at| {
-                self.region
-                    .as_volatile_slice()
-                    .load(at, Ordering::Acquire)
-                    .ok()
-            })
-            .unwrap_or(0)
+        self.word(channel)
+            .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     fn store(&self, channel: u32, value: u32) {
-        if let Some(at) = self.offset(channel) {
-            // PANIC: none; the offset is aligned and within the region, so this cannot fail.
-            let _ = self
-                .region
-                .as_volatile_slice()
-                .store(value, at, Ordering::SeqCst);
+        if let Some(word) = self.word(channel) {
+            word.store(value, Ordering::SeqCst);
         }
+    }
+
+    fn exchange(&self, channel: u32, from: u32, to: u32) -> Result<(), u32> {
+        self.word(channel).map_or(Ok(()), |word| {
+            word.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst)
+                .map(|_| ())
+        })
     }
 }
 
@@ -92,54 +98,59 @@ impl PageWords for Arc<SharedPages> {
     fn store(&self, channel: u32, value: u32) {
         self.as_ref().store(channel, value);
     }
+
+    fn exchange(&self, channel: u32, from: u32, to: u32) -> Result<(), u32> {
+        self.as_ref().exchange(channel, from, to)
+    }
 }
 
-/// The page map of a guest that is a thread of this process: a flag per page, looked at by every doorbell write.
+/// The page map of a guest that is a thread of this process. What a page table is to a VM is a value behind a lock
+/// here: every doorbell write holds the lock while it looks and stores, so a page cannot move between the two.
 #[derive(Debug)]
 pub struct ThreadMap {
-    mapped: Vec<Mutex<bool>>,
+    pages: Vec<Mutex<Page>>,
 }
 
 impl ThreadMap {
-    /// No page is mapped.
+    /// All pages are sinks.
     pub fn new(channels: u32) -> Self {
         Self {
-            mapped: (0..channels).map(|_| Mutex::new(false)).collect(),
+            pages: (0..channels).map(|_| Mutex::new(Page::Sink)).collect(),
         }
     }
 
-    /// Runs `write` if the page of `channel` is mapped, and tells whether it was. Unmapping waits for it to end.
-    pub fn write_direct(&self, channel: u32, write: impl FnOnce()) -> bool {
-        let Some(flag) = self.mapped.get(channel as usize) else {
-            return false;
-        };
-        let mapped = flag.lock().unwrap_or_else(PoisonError::into_inner);
-        if *mapped {
-            write();
-        }
-        *mapped
-    }
-
-    /// Whether the page of `channel` is mapped.
-    pub fn is_mapped(&self, channel: u32) -> bool {
-        self.write_direct(channel, || ())
-    }
-
-    fn put(&self, channel: u32, mapped: bool) {
-        if let Some(flag) = self.mapped.get(channel as usize) {
-            *flag.lock().unwrap_or_else(PoisonError::into_inner) = mapped;
+    /// Runs `access` with what the page of `channel` is; moving the page waits for it to end.
+    pub fn access<T>(&self, channel: u32, access: impl FnOnce(Page) -> T) -> T {
+        match self.pages.get(channel as usize) {
+            Some(page) => access(*page.lock().unwrap_or_else(PoisonError::into_inner)),
+            None => access(Page::Sink),
         }
     }
 }
 
 impl PageMap for ThreadMap {
-    fn map(&self, channel: u32) -> Result<(), PageMapError> {
-        self.put(channel, true);
+    fn lay(&self, channel: u32, page: Page) -> Result<(), PageMapError> {
+        if let Some(known) = self.pages.get(channel as usize) {
+            *known.lock().unwrap_or_else(PoisonError::into_inner) = page;
+        }
         Ok(())
     }
+}
 
-    fn unmap(&self, channel: u32) -> Result<(), PageMapError> {
-        self.put(channel, false);
-        Ok(())
+impl<W: PageWords> GateControl<ThreadMap, W> {
+    /// What a store of the guest's to the doorbell does by itself. Returns false where it faults: nothing was stored.
+    pub fn store(&self, channel: u32, value: u32) -> bool {
+        self.page_map().access(channel, |page| match page {
+            Page::Direct => {
+                self.page_words().store(channel, value);
+                true
+            }
+            Page::Parking => {
+                self.parking_words().store(channel, value);
+                true
+            }
+            Page::Sink => true,
+            Page::Protected => false,
+        })
     }
 }

@@ -28,6 +28,14 @@ pub(crate) fn sealed_memory(name: &std::ffi::CStr, bytes: u64) -> io::Result<Fil
     Ok(file)
 }
 
+/// Whether `file` can never get shorter, so that whoever maps it needs not fear that its pages go away. Only memory
+/// files can be sealed so.
+pub(crate) fn cannot_shrink(file: &File) -> bool {
+    // SAFETY: `file` is an open descriptor; the call touches no memory of this process.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+}
+
 /// The eventfd behind an owned descriptor.
 pub(crate) fn to_eventfd(fd: OwnedFd) -> EventFd {
     // SAFETY: `into_raw_fd` gives up the ownership that the EventFd takes. That it is an eventfd is not needed for

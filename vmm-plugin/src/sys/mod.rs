@@ -4,3 +4,4 @@
 pub(crate) mod fd;
 pub(crate) mod scm;
 pub(crate) mod slots;
+pub(crate) mod window;

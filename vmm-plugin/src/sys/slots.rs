@@ -71,18 +71,4 @@ impl SlottedVm {
         // it is memory shared with a guest, which this process only ever accesses as volatile.
         unsafe { self.vm.set_user_memory_region(region) }.map_err(io::Error::from)
     }
-
-    /// Takes a slot away; once this has returned the guest cannot reach its memory any more.
-    ///
-    /// # Errors
-    /// As KVM_SET_USER_MEMORY_REGION.
-    pub(crate) fn unmap(&self, slot: u32, gpa: u64) -> io::Result<()> {
-        let region = kvm_userspace_memory_region {
-            slot,
-            guest_phys_addr: gpa,
-            ..Default::default()
-        };
-        // SAFETY: a slot of no bytes refers to no memory.
-        unsafe { self.vm.set_user_memory_region(region) }.map_err(io::Error::from)
-    }
 }

@@ -2,15 +2,15 @@
 
 use super::boot::{GDT_BYTES, GDT_GPA, GuestRam, PML4_GPA, STACK_TOP};
 use super::core::{Core, VmEnd, VmHandle, count, start};
-use super::link::{LinkHost, Router, connect, interrupts};
+use super::link::{LinkHost, Router, connect, interrupts, parking};
 use super::{VmConfig, VmError};
 use crate::device::{MsiMessage, VirtualGpu, bar_bytes, doorbell};
-use crate::gate::{GateControl, PageMap, PageMapError, SharedPages};
+use crate::gate::{GateControl, Page, PageMap, PageMapError, SharedPages};
 use crate::sys::slots::{Piece, SlottedVm};
+use crate::sys::window::Window;
 use kvm_bindings::{
-    KVM_API_VERSION, KVM_CAP_DISABLE_QUIRKS2, KVM_IRQ_ROUTING_MSI, KVM_MAX_CPUID_ENTRIES,
-    KVM_X86_QUIRK_SLOT_ZAP_ALL, KvmIrqRouting, kvm_enable_cap, kvm_irq_routing_entry,
-    kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_msi, kvm_segment,
+    KVM_API_VERSION, KVM_IRQ_ROUTING_MSI, KVM_MAX_CPUID_ENTRIES, KvmIrqRouting,
+    kvm_irq_routing_entry, kvm_irq_routing_entry__bindgen_ty_1, kvm_irq_routing_msi, kvm_segment,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const DOORBELLS_GPA: u64 = 0xd040_0000;
 const RAM_SLOT: u32 = 0;
 const STATUS_SLOT: u32 = 1;
 const APERTURE_SLOT: u32 = 2;
-const DOORBELL_SLOTS: u32 = 16;
+const DOORBELL_SLOT: u32 = 3;
 /// First interrupt line of the device; those below are the interrupt controller's pins.
 const GSI_BASE: u32 = 24;
 /// Where KVM on Intel keeps three pages of its own, out of the way of everything here.
@@ -35,7 +35,8 @@ const DEVICE_SLOT: u32 = 1;
 const CONFIG_ADDRESS: u16 = 0xcf8;
 const CONFIG_DATA: u16 = 0xcfc;
 const CONFIG_ENABLE: u32 = 1 << 31;
-/// EFAULT exits in a row before the guest is given up. Between two of them the control thread can have mapped a page.
+/// Faults in a row that no gate had anything to do with, before the guest is given up. One is normal: the gate moved
+/// between the guest's access and the look at it.
 const FAULTS_MAX: u32 = 10_000;
 
 fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VmError {
@@ -71,58 +72,46 @@ fn open() -> Result<(Kvm, SlottedVm), VmError> {
     let vm = kvm
         .create_vm()
         .map_err(|error| refused("creating a VM", error))?;
-    // Otherwise taking any slot away throws away all page-table entries of the VM, and each closing of a gate costs
-    // the guest its whole working set. Older KVMs have neither the quirk's name nor the switch; they do the same.
-    let quirks = vm.check_extension_raw(KVM_CAP_DISABLE_QUIRKS2.into());
-    if quirks > 0 && quirks as u32 & KVM_X86_QUIRK_SLOT_ZAP_ALL != 0 {
-        let mut cap = kvm_enable_cap {
-            cap: KVM_CAP_DISABLE_QUIRKS2,
-            ..Default::default()
-        };
-        cap.args[0] = KVM_X86_QUIRK_SLOT_ZAP_ALL.into();
-        vm.enable_cap(&cap)
-            .map_err(|error| refused("disabling a quirk", error))?;
-    }
     Ok((kvm, SlottedVm::new(vm)))
 }
 
-/// Doorbell pages as memory slots, one per page.
+/// The doorbell BAR: one memory slot, made once, over a window whose pages are exchanged. Exchanging one goes through
+/// KVM's MMU notifier, which waits for vCPUs to drop their translations and for nothing else; changing a slot would
+/// wait for a grace period of all that KVM does for this VM.
 #[derive(Debug)]
-struct SlotMap {
-    vm: Arc<SlottedVm>,
-    pages: Arc<SharedPages>,
+struct WindowMap {
+    window: Window,
+    doorbells: Arc<SharedPages>,
+    parking: Arc<SharedPages>,
 }
 
-impl SlotMap {
-    fn gpa(channel: u32) -> u64 {
-        DOORBELLS_GPA + u64::from(channel) * PAGE_BYTES
-    }
-}
-
-impl PageMap for SlotMap {
-    fn map(&self, channel: u32) -> Result<(), PageMapError> {
-        let piece = Piece {
-            slot: DOORBELL_SLOTS + channel,
-            gpa: Self::gpa(channel),
-            offset: channel as usize * PAGE_BYTES as usize,
-            bytes: PAGE_BYTES as usize,
-            readonly: false,
-        };
-        self.vm
-            .map(self.pages.region(), piece)
-            .map_err(|source| PageMapError {
-                channel,
-                mapping: true,
+impl WindowMap {
+    fn new(doorbells: &Arc<SharedPages>, parking: &Arc<SharedPages>) -> Result<Self, VmError> {
+        let window = Window::new(parking.file_offset(), parking.channels());
+        Ok(Self {
+            window: window.map_err(|source| VmError::Memory {
+                what: "doorbell window",
                 source,
-            })
+            })?,
+            doorbells: Arc::clone(doorbells),
+            parking: Arc::clone(parking),
+        })
     }
+}
 
-    fn unmap(&self, channel: u32) -> Result<(), PageMapError> {
-        self.vm
-            .unmap(DOORBELL_SLOTS + channel, Self::gpa(channel))
+impl PageMap for WindowMap {
+    fn lay(&self, channel: u32, page: Page) -> Result<(), PageMapError> {
+        let (file, writable) = match page {
+            Page::Direct => (self.doorbells.file(), true),
+            Page::Protected => (self.doorbells.file(), false),
+            // What a parking page has of a channel without a gate is never looked at.
+            Page::Parking | Page::Sink => (self.parking.file(), true),
+        };
+        self.window
+            .show(channel, file, writable)
             .map_err(|source| PageMapError {
                 channel,
-                mapping: false,
+                page,
                 source,
             })
     }
@@ -184,7 +173,7 @@ impl Router for IrqRouter {
     }
 }
 
-type Machine = Core<SlotMap, IrqRouter>;
+type Machine = Core<WindowMap, IrqRouter>;
 
 extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
@@ -239,6 +228,16 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
         bytes,
         false,
     )?;
+    let parking = parking(identity.channels)?;
+    let map = WindowMap::new(&welcome.pages, &parking)?;
+    slot(
+        "doorbell slot",
+        map.window.region(),
+        DOORBELL_SLOT,
+        DOORBELLS_GPA,
+        u64::from(identity.channels) * PAGE_BYTES,
+        false,
+    )?;
     ram.start_tables(aperture_gpa, aperture_bytes)?;
 
     vm.vm()
@@ -273,11 +272,7 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
     gpu.config().place(BAR_DOORBELLS, DOORBELLS_GPA);
     gpu.config().place(BAR_APERTURE, aperture_gpa);
     gpu.config().enable_memory();
-    let map = SlotMap {
-        vm: Arc::clone(&vm),
-        pages: Arc::clone(&welcome.pages),
-    };
-    let gates = GateControl::new(identity.channels, map, welcome.pages, welcome.kick);
+    let gates = GateControl::new(identity.channels, map, welcome.pages, parking, welcome.kick);
     let core = Arc::new(Core::new(ram, gpu, gates, interrupts, sender));
     register_signal_handler(SIGRTMIN(), on_kick).map_err(|error| VmError::Thread(error.into()))?;
     start(&config.name, core, receiver, true, move |core| {
@@ -335,9 +330,13 @@ fn run(core: &Machine, mut vcpu: VcpuFd) -> VmEnd {
             return VmEnd::Killed;
         }
         let exit = vcpu.run();
-        let faulted = matches!(&exit, Err(error) if error.errno() == libc::EFAULT)
-            || matches!(&exit, Ok(VcpuExit::MemoryFault { .. }));
-        faults = if faulted { faults + 1 } else { 0 };
+        // A store that the page's protection refused: the guest is still before it.
+        let served = match &exit {
+            Ok(VcpuExit::MemoryFault { gpa, .. }) => Some(fault(core, Some(*gpa))),
+            Err(error) if error.errno() == libc::EFAULT => Some(fault(core, None)),
+            _ => None,
+        };
+        faults = if served == Some(false) { faults + 1 } else { 0 };
         match exit {
             Ok(exit) => {
                 count(&core.counters.exits);
@@ -348,7 +347,7 @@ fn run(core: &Machine, mut vcpu: VcpuFd) -> VmEnd {
                     VcpuExit::IoOut(port, data) => port_out(core, &mut config_address, port, data),
                     VcpuExit::IoIn(port, data) => port_in(core, config_address, port, data),
                     VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen => {}
-                    VcpuExit::MemoryFault { .. } => std::thread::yield_now(),
+                    VcpuExit::MemoryFault { .. } => {}
                     VcpuExit::Shutdown => return VmEnd::Crashed("triple fault".into()),
                     VcpuExit::InternalError => {
                         return VmEnd::Crashed("KVM could not emulate an instruction".into());
@@ -356,8 +355,7 @@ fn run(core: &Machine, mut vcpu: VcpuFd) -> VmEnd {
                     other => return VmEnd::Crashed(format!("unexpected exit {other:?}")),
                 }
             }
-            // The page under a direct access went away between the access and its repetition: run again.
-            Err(_) if faulted => std::thread::yield_now(),
+            Err(_) if served.is_some() => count(&core.counters.exits),
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {}
             Err(error) => return VmEnd::Crashed(format!("KVM_RUN: {error}")),
         }
@@ -388,6 +386,20 @@ fn place(gpa: u64) -> Place {
     }
 }
 
+/// The guest cannot go on before the page at `gpa` (any that may refuse a store, if KVM does not tell) can be written.
+/// Tells whether there was anything to do about it.
+fn fault(core: &Machine, gpa: Option<u64>) -> bool {
+    let served = match gpa.map(place) {
+        Some(Place::Doorbells(offset)) => core.gates.fault((offset / PAGE_BYTES) as u32),
+        Some(Place::Regs(_) | Place::Nowhere) => false,
+        None => core.gates.fault_somewhere(),
+    };
+    if served {
+        count(&core.counters.doorbell_exits);
+    }
+    served
+}
+
 fn write(core: &Machine, gpa: u64, data: &[u8]) {
     match place(gpa) {
         Place::Regs(offset) => core.gpu().regs_write(offset, data),
@@ -405,14 +417,10 @@ fn write(core: &Machine, gpa: u64, data: &[u8]) {
 fn read(core: &Machine, gpa: u64, data: &mut [u8]) {
     match place(gpa) {
         Place::Regs(offset) => core.gpu().regs_read(offset, data),
-        Place::Doorbells(offset) => {
+        // Beyond the VM's channels; pages of channels are read without an exit.
+        Place::Doorbells(_) => {
             count(&core.counters.doorbell_exits);
             data.fill(0);
-            if let Ok(word) = <&mut [u8; 4]>::try_from(&mut *data)
-                && offset % PAGE_BYTES == turnstile_abi::pci::DOORBELL_OFFSET
-            {
-                *word = core.gates.read((offset / PAGE_BYTES) as u32).to_le_bytes();
-            }
         }
         Place::Nowhere => {
             count(&core.counters.ignored);

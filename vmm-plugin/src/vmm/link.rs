@@ -4,7 +4,7 @@ use super::boot::GuestRam;
 use super::{APERTURE_BYTES_MAX, VmConfig, VmError};
 use crate::device::{Host, Identity, MediatorGone, MsiMessage};
 use crate::gate::SharedPages;
-use crate::sys::fd::{duplicate, to_eventfd};
+use crate::sys::fd::{cannot_shrink, duplicate, to_eventfd};
 use crate::wire::{self, FrameReader, PROTOCOL, Read, Region, ToDaemon, ToVmm, WireError};
 use std::fs::File;
 use std::io;
@@ -166,8 +166,18 @@ pub(super) fn connect(
     Ok((Sender(Mutex::new(stream)), receiver, welcome))
 }
 
-/// Maps the first `bytes` of a memory file of the daemon's, which must be as long. The daemon is trusted not to shorten
-/// it later (it owns the GPU, and seals its files); the other way round the guest memory's seal keeps this VMM from it.
+/// Pages that take what a guest writes to closed gates: of this process alone.
+pub(super) fn parking(channels: u32) -> Result<Arc<SharedPages>, VmError> {
+    SharedPages::new(channels)
+        .map(Arc::new)
+        .map_err(|source| VmError::Memory {
+            what: "parking pages",
+            source,
+        })
+}
+
+/// Maps the first `bytes` of a memory file of the daemon's, which must be as long and sealed to stay so: a page that
+/// went away would be the end of this process.
 fn map(
     what: &'static str,
     fd: OwnedFd,
@@ -176,6 +186,11 @@ fn map(
 ) -> Result<Arc<MmapRegion<()>>, VmError> {
     let failed = |source| VmError::Memory { what, source };
     let file = File::from(fd);
+    if !cannot_shrink(&file) {
+        return Err(VmError::Protocol(
+            "a memory file is not sealed against shrinking",
+        ));
+    }
     if file.metadata().map_err(failed)?.len() < bytes {
         return Err(VmError::Protocol("a memory file is too short"));
     }

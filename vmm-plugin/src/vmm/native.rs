@@ -1,14 +1,15 @@
 //! A native guest: a thread, not a VM, for hosts where there is no KVM.
 //!
 //! The guest program runs as a thread of this process, against the same device model, gates and daemon socket. What
-//! is not there is isolation between guest and VMM, and real page tables: a flag per doorbell page stands in for them.
+//! is not there is isolation between guest and VMM, and real page tables: a value behind a lock per doorbell page stands
+//! in for them.
 
 use super::boot::GuestRam;
 use super::core::{Core, VmEnd, VmHandle, count, start};
-use super::link::{LinkHost, Router, connect, interrupts};
+use super::link::{LinkHost, Router, connect, interrupts, parking};
 use super::{VmConfig, VmError};
 use crate::device::{MsiMessage, VirtualGpu};
-use crate::gate::{GateControl, PageWords, ThreadMap};
+use crate::gate::{GateControl, ThreadMap};
 use std::fmt;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{Ordering, fence};
@@ -67,7 +68,13 @@ pub fn spawn(
     };
     let gpu = VirtualGpu::new(welcome.identity, host);
     let map = ThreadMap::new(channels);
-    let gates = GateControl::new(channels, map, welcome.pages, welcome.kick);
+    let gates = GateControl::new(
+        channels,
+        map,
+        welcome.pages,
+        parking(channels)?,
+        welcome.kick,
+    );
     let core = Arc::new(Core::new(ram, gpu, gates, Arc::clone(&interrupts), sender));
     let (epoll, timer) = sleeper(&interrupts).map_err(VmError::Thread)?;
     let aperture = welcome.aperture;
@@ -162,10 +169,7 @@ impl Platform for NativePlatform<'_> {
     fn ring_doorbell(&self, channel: u32, put: u32) {
         fence(Ordering::SeqCst);
         let gates = &self.core.gates;
-        let direct = gates
-            .page_map()
-            .write_direct(channel, || gates.page_words().store(channel, put));
-        if !direct {
+        if !gates.store(channel, put) {
             count(&self.core.counters.exits);
             count(&self.core.counters.doorbell_exits);
             gates.trap(channel, put);

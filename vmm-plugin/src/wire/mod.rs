@@ -65,7 +65,8 @@ pub enum ToDaemon {
         channel: u32,
         /// Number of the request.
         seq: u64,
-        /// Doorbell writes of this channel that trapped since it was opened.
+        /// Doorbell writes of this channel that came out of the guest since it was opened. Those that went through an
+        /// open gate, and those parked at a closed one after the first, do not and are not counted.
         trapped: u64,
     },
 }
@@ -76,7 +77,8 @@ pub enum ToDaemon {
 pub enum ToVmm {
     /// Answer to Hello. Descriptors, in order: memfd of the doorbell pages (one page per channel), memfd of the status
     /// page (one page, to be mapped read-only), memfd of the VM's GPU memory (the aperture), an eventfd that the VMM
-    /// signals when a write trapped at a watched gate.
+    /// signals when a write trapped at a watched gate, or as the first at a closed one. All memfds are sealed against
+    /// shrinking.
     Welcome {
         /// Number of the tenant.
         tenant: u32,

@@ -1,5 +1,6 @@
 //! A daemon for tests: it welcomes one VM, opens channels, runs NOPs and fences, and moves gates when the test says.
 
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -20,7 +21,6 @@ use turnstile_vmm::vmm::{VmConfig, VmError, VmHandle, VmReport, kvm_available, n
 use turnstile_vmm::wire::{FrameReader, Read, ToDaemon, ToVmm, send};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::tempdir::TempDir;
-use vmm_sys_util::tempfile::TempFile;
 
 pub(crate) const CHANNELS: u32 = 8;
 pub(crate) const APERTURE_BYTES: u64 = 2 << 20;
@@ -66,9 +66,12 @@ pub(crate) struct Daemon {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// A memory file as a daemon hands it out.
 fn file(bytes: u64) -> File {
-    let file = TempFile::new().unwrap().into_file();
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(memfd_create("test", flags).unwrap());
     file.set_len(bytes).unwrap();
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
     file
 }
 
@@ -77,7 +80,7 @@ impl Daemon {
         let folder = TempDir::new().unwrap();
         let listener = UnixListener::bind(folder.as_path().join("socket")).unwrap();
         let (tell, done) = channel();
-        // Doorbells that went through a watched gate are counted in a file: what is written there, eight bytes each.
+        // Doorbells that came out of the guest are counted in a file: what is written there, eight bytes each.
         let kick = file(0);
         let mut daemon = Self {
             folder,
@@ -131,7 +134,7 @@ impl Daemon {
         pages.as_ref().map_or(0, |pages| pages.load(channel))
     }
 
-    /// How often the daemon was told that a write went through a watched gate.
+    /// How often the daemon was told of a write that came out of the guest.
     pub(crate) fn kicks(&self) -> u64 {
         self.kick.metadata().unwrap().len() / 8
     }
