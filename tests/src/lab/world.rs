@@ -263,7 +263,8 @@ impl World {
     fn ring(&mut self, place: usize, put: u32) {
         let seat = &self.seats[place];
         let kept = seat.gate.ring(put) == Rang::Kept;
-        if seat.gate.take_kick() || (kept && self.setup.kick_when_kept) {
+        let kicked = seat.gate.take_kick();
+        if kicked && (!kept || self.setup.kick_when_kept) {
             self.kick(place);
         }
     }

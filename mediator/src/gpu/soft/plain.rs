@@ -19,6 +19,11 @@ use crate::gpu::{
 pub struct PlainDoorbells(Box<[AtomicU32]>);
 
 impl PlainDoorbells {
+    /// So many pages, all zero.
+    pub fn new(channels: u32) -> Self {
+        Self((0..channels).map(|_| AtomicU32::new(0)).collect())
+    }
+
     /// Writes a doorbell.
     pub fn write(&self, channel: u32, put: u32) {
         if let Some(page) = self.0.get(channel as usize) {
