@@ -1,6 +1,6 @@
 // A load like NEON's Throttle: kernels of a given length, so many in flight, for so many seconds. Driver API and PTX only.
 //   throttle KERNEL_US SECONDS [IN_FLIGHT [SLEEP_US]]
-// Prints its process id, kernels finished, and rounds per second. A kernel counts cycles of its SM, which stand still while
+// Prints its process id, the kernels that finished in each second, and all of them. A kernel counts cycles of its SM, which stand still while
 // it is not on the engine.
 #include <cuda.h>
 
@@ -70,7 +70,10 @@ int main(int count, char **words)
     };
     launch();
     check(cuStreamSynchronize(stream), "cuStreamSynchronize");
-    long kernels = 0;
+    printf("throttle pid %d ready\n", getpid());
+    fflush(stdout);
+    long kernels = 0, told = 0;
+    int second = 1;
     auto begin = std::chrono::steady_clock::now();
     auto passed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
     while (passed() < seconds) {
@@ -78,6 +81,11 @@ int main(int count, char **words)
             launch();
         check(cuStreamSynchronize(stream), "cuStreamSynchronize");
         kernels += in_flight;
+        if (passed() >= second) {
+            printf("second %d kernels %ld\n", second++, kernels - told);
+            fflush(stdout);
+            told = kernels;
+        }
         if (sleep_us)
             usleep(sleep_us);
     }

@@ -20,6 +20,12 @@ enum Command {
     Demo(cli::demo::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
+    /// Account and schedule running CUDA programs on a real GPU
+    #[command(hide = true)]
+    NvidiaWatch(cli::nvidia::WatchArgs),
+    /// Resume what a daemon that is gone had suspended
+    #[command(hide = true)]
+    NvidiaGuardian(cli::nvidia::GuardianArgs),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -28,5 +34,7 @@ fn main() -> anyhow::Result<()> {
         Command::Serve(args) => cli::serve::run(args),
         Command::Demo(args) => cli::demo::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
+        Command::NvidiaWatch(args) => cli::nvidia::watch(&args),
+        Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
     }
 }
