@@ -2,8 +2,10 @@
 #![allow(unsafe_code)]
 
 pub(super) mod abi;
+mod cuda;
 mod ioctl;
 mod map;
 
+pub(super) use cuda::{Cuda, CudaFailure};
 pub(super) use ioctl::{alloc, control, control_empty, free, map_memory, register_fd};
 pub(super) use map::SharedPages;
