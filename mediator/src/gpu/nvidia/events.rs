@@ -6,8 +6,9 @@
 //!
 //! # Losses
 //! Records carry a 16-bit number that counts up by one per record, dropped ones included (SOURCE: `fecs_event_list.c`:
-//! `seqNo++` per record, `+= dropCount` for what the GPU itself lost). A jump is a loss; its length is known modulo 65,536,
-//! and the header's count of drops makes up what the wrap hides.
+//! `seqNo++` per record, `+= dropCount` for what the GPU itself lost). A jump is a loss; its length is known modulo 65,536.
+//! A ring that is found full has lost records behind its last one, which shows in no number before the next record comes:
+//! [`EventLog::read`] says so. The header's own count of drops stays zero under this policy (measured).
 
 use turnstile_accounting::Moment;
 
@@ -111,7 +112,7 @@ impl RawRecord {
 /// Counts of what the log did not tell us.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// Records that were numbered and did not come.
+    /// Records that were numbered and did not come, at least.
     pub missing: u64,
     /// Records that we do not use; they are numbered like the others.
     pub unused: u64,
@@ -125,8 +126,6 @@ pub struct Sequence {
     /// Number of the next record that we use; those that we do not have none.
     next: u64,
     losses: Losses,
-    /// Records counted as missing since the last read.
-    missing_now: u64,
 }
 
 impl Sequence {
@@ -136,7 +135,6 @@ impl Sequence {
         let missing = u64::from(raw.seq.wrapping_sub(expected));
         self.expected = Some(raw.seq.wrapping_add(1));
         self.losses.missing += missing;
-        self.missing_now += missing;
         self.next += missing;
         let Ok(change) = raw.change else {
             self.losses.unused += 1;
@@ -151,14 +149,6 @@ impl Sequence {
             context: raw.context,
             change,
         })
-    }
-
-    /// The header says that `dropped` records found no room since the last read: whole turns of the number that no jump
-    /// shows are made up.
-    pub fn dropped(&mut self, dropped: u64) {
-        let hidden = dropped.saturating_sub(std::mem::take(&mut self.missing_now)) >> 16 << 16;
-        self.losses.missing += hidden;
-        self.next += hidden;
     }
 
     /// What was lost so far.
@@ -180,7 +170,6 @@ pub struct EventLog {
     header: SharedPages,
     records: SharedPages,
     get: u32,
-    dropped: u64,
     sequence: Sequence,
 }
 
@@ -234,12 +223,12 @@ impl EventLog {
             header,
             records,
             get: 0,
-            dropped: 0,
             sequence: Sequence::default(),
         })
     }
 
-    /// Moves what was logged until now to the end of `records`, oldest first.
+    /// Moves what was logged until now to the end of `records`, oldest first. Tells whether that is all there was: if not,
+    /// the log has a hole behind the last of them.
     ///
     /// # Errors
     /// If the driver does not take the calls.
@@ -247,13 +236,15 @@ impl EventLog {
         &mut self,
         client: &RmClient,
         records: &mut Vec<SwitchRecord>,
-    ) -> Result<(), RmError> {
+    ) -> Result<bool, RmError> {
         // Otherwise the driver moves records from the GPU's buffer 30 times a second. SOURCE: `fecs_event_list.c`.
         client.control_empty("flush events", self.buffer, abi::EVENTS_FLUSH)?;
         let put = self.word(header::PUT) % RECORDS;
         if put == self.get {
-            return Ok(());
+            return Ok(true);
         }
+        // SOURCE: `ctrl90cd.h`: "when GET==PUT+1, the fifo is full".
+        let full = (put + 1) % RECORDS == self.get;
         while self.get != put {
             let at = self.get as usize * RECORD_BYTES;
             // PANIC: `get` < RECORDS, and the mapping holds them all.
@@ -261,9 +252,6 @@ impl EventLog {
             records.extend(self.sequence.take(&RawRecord::decode(&bytes)));
             self.get = (self.get + 1) % RECORDS;
         }
-        let dropped = self.dropped();
-        self.sequence.dropped(dropped.saturating_sub(self.dropped));
-        self.dropped = dropped;
         let mut params = abi::UpdateGetParams {
             record_get: self.get,
             vardata_get: 0,
@@ -273,7 +261,8 @@ impl EventLog {
             self.buffer,
             abi::EVENTS_UPDATE_GET,
             &mut params,
-        )
+        )?;
+        Ok(!full)
     }
 
     /// Records that found no room, by the driver's count.
@@ -365,16 +354,6 @@ mod tests {
         let first = feed(&mut sequence, 65_534);
         assert_eq!(feed(&mut sequence, 2), first + 4);
         assert_eq!(sequence.losses().missing, 3);
-    }
-
-    #[test]
-    fn whole_turns_that_were_dropped_are_made_up() {
-        let mut sequence = Sequence::default();
-        let first = feed(&mut sequence, 0);
-        feed(&mut sequence, 11);
-        sequence.dropped(65_536 + 10);
-        assert_eq!(sequence.losses().missing, 65_536 + 10);
-        assert_eq!(feed(&mut sequence, 12), first + 65_536 + 12);
     }
 
     proptest! {

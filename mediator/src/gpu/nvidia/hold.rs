@@ -102,7 +102,7 @@ pub(super) mod tests {
     impl ChannelSwitch for FakeSwitch {
         fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {
             if channels.iter().any(|channel| self.gone.contains(channel)) {
-                let (what, status) = ("suspend channels", 0x22);
+                let (what, status) = ("suspend channels", 0x21);
                 return Err(RmError::Refused { what, status });
             }
             let mut set = self.suspended.borrow_mut();

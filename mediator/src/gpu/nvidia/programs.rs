@@ -189,14 +189,21 @@ impl Programs {
     pub fn period_end(&mut self) -> Result<Usage, ProgramsError> {
         // The end is read first: whatever is logged after that lies behind it.
         let now = wall();
-        self.log.read(&self.client, &mut self.records)?;
+        let complete = self.log.read(&self.client, &mut self.records)?;
         self.records_read += self.records.len() as u64;
         for record in self.records.drain(..) {
             self.residency.take(&record, &mut self.events);
         }
+        if !complete {
+            self.residency.lose();
+        }
         self.residency.settle(now, &mut self.events);
         for event in self.events.drain(..) {
             self.meter.observe(Observation::Switch(event));
+        }
+        if !complete {
+            // After what was observed: the state that the last record began ended at an unknown moment.
+            self.meter.restart(COMPUTE);
         }
         self.adopt();
         self.read_handles()?;

@@ -125,6 +125,12 @@ impl Residency {
         }
     }
 
+    /// Records were lost behind the last one that was taken. The meter has to be told as well, so that it does not charge
+    /// what the last one began.
+    pub fn lose(&mut self) {
+        self.occupant = Occupant::Unknown;
+    }
+
     /// All records until `now` were taken: an engine that has been without a context for longer than a switch is idle.
     pub fn settle(&mut self, now: Moment, events: &mut Vec<SwitchEvent>) {
         if let Occupant::None { saved, told: false } = self.occupant
@@ -277,6 +283,25 @@ mod tests {
         let usage = meter.close(Window::new(Moment(100_000), Moment(1_000_000)).unwrap());
         assert_eq!(usage.engines[0].unobserved_ns, Nanos::from_us(800));
         assert_eq!(usage.anomalies.lost, 4);
+    }
+
+    #[test]
+    fn a_log_that_ends_in_a_hole_is_not_taken_as_idle() {
+        let mut residency = residency();
+        let mut events = Vec::new();
+        let mut meter = EventMeter::new([ENGINE]);
+        residency.take(&record(0, 100, 10, Change::Active), &mut events);
+        residency.take(&record(1, 200, 10, Change::Saved), &mut events);
+        for event in events.drain(..) {
+            meter.observe(Observation::Switch(event));
+        }
+        residency.lose();
+        meter.restart(ENGINE);
+        residency.settle(Moment(1_000_000), &mut events);
+        assert!(events.is_empty());
+        let usage = meter.close(Window::new(Moment(100_000), Moment(1_000_000)).unwrap());
+        assert_eq!(usage.engines[0].unobserved_ns, Nanos::from_us(800));
+        assert_eq!(usage.engines[0].idle_ns, Nanos::ZERO);
     }
 
     proptest! {

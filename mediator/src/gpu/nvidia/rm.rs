@@ -42,19 +42,24 @@ pub enum RmError {
     },
 }
 
+/// NV_ERR_INVALID_PARAM_STRUCT. SOURCE: `nvstatuscodes.h`.
+pub(super) const INVALID_PARAM_STRUCT: u32 = 0x3a;
+
 /// SOURCE: `nvstatuscodes.h`; the ones that an operator may meet.
 const fn meaning(status: u32) -> &'static str {
     match status {
-        0x1a => "no permission, run as root",
+        0x0f => "the GPU is lost",
+        0x1a => "a resource ran out",
         0x1b => "insufficient permissions, run as root",
         0x1f => "invalid argument",
-        0x22 => "invalid channel",
+        0x21 => "invalid channel",
         0x23 => "invalid client",
-        0x33 => "no such object",
-        0x36 => "no such object",
+        0x26 => "invalid device",
+        0x31 | 0x33 | 0x57 => "no such object",
+        INVALID_PARAM_STRUCT => "invalid parameters",
+        0x40 => "invalid state",
         0x51 => "no memory",
         0x56 => "not supported",
-        0x57 => "object not found",
         0x65 => "timeout",
         _ => "see nvstatuscodes.h",
     }
