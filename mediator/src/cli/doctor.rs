@@ -174,12 +174,12 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
     let events = Feature {
         name: "Context-switch events",
         needed_for: "accounting of a real GPU",
-        remedy: "Run as root (CAP_SYS_ADMIN)",
+        remedy: "Run as root",
     };
     let suspension = Feature {
         name: "Suspension of channels",
         needed_for: "scheduling of a real GPU",
-        remedy: "Run as root (CAP_SYS_ADMIN)",
+        remedy: "Run as root",
     };
     let memory = Feature {
         name: "Exportable GPU memory",
@@ -214,17 +214,22 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         Ok(abi) => feature.found(probe(abi)),
         Err(_) => feature.not_probed("the driver version is not known"),
     };
+    let root = rustix::process::geteuid().is_root();
     findings.push(probed(events, &|abi| {
-        probe::events(gpu, abi)
-            .map(|()| "a log was made, bound for all users, and ended".into())
-            .map_err(|error| told(&error))
+        probe::events(gpu, abi).map_err(|error| told(&error))?;
+        if root {
+            Ok("a log was made, bound for all users, and ended".into())
+        } else {
+            Err("a log was made, but for a user who is not root the driver may hide other users' processes".into())
+        }
     }));
     findings.push(probed(suspension, &|abi| {
-        probe::suspension(gpu, abi)
-            .map(|()| {
-                "the driver knows the call and we may make it (no channel was touched)".into()
-            })
-            .map_err(|error| told(&error))
+        probe::suspension_known(gpu, abi).map_err(|error| told(&error))?;
+        if root {
+            Ok("the driver knows the call, and we are root (no channel was touched)".into())
+        } else {
+            Err("the driver knows the call, but this user is not root".into())
+        }
     }));
     findings.push(memory.found(match probe::exportable_memory(gpu) {
         Ok(true) => Ok("as file descriptors".into()),
