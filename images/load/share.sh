@@ -10,6 +10,7 @@ folder=$(mktemp -d)
 processes=()
 finish() {
     kill "${processes[@]}" 2>/dev/null || true
+    wait 2>/dev/null || true
     rm -rf "$folder"
 }
 trap finish EXIT
