@@ -20,6 +20,14 @@ enum Command {
     Demo(cli::demo::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
+    /// Say what this host can do, and what to do about what it cannot
+    Doctor(cli::doctor::Args),
+    /// Account and schedule running CUDA programs on a real GPU
+    #[command(hide = true)]
+    NvidiaWatch(cli::nvidia::WatchArgs),
+    /// Resume what a daemon that is gone had suspended
+    #[command(hide = true)]
+    NvidiaGuardian(cli::nvidia::GuardianArgs),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -28,5 +36,8 @@ fn main() -> anyhow::Result<()> {
         Command::Serve(args) => cli::serve::run(args),
         Command::Demo(args) => cli::demo::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
+        Command::Doctor(args) => cli::doctor::run(&args),
+        Command::NvidiaWatch(args) => cli::nvidia::watch(&args),
+        Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
     }
 }

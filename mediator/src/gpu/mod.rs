@@ -2,6 +2,7 @@
 //!
 //! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
 
+pub mod nvidia;
 pub mod soft;
 
 use std::fmt;

@@ -1,0 +1,384 @@
+//! The GPU's own log of context switches.
+//!
+//! The driver writes a ring of records and a header (`get`, `put`, counts) into memory that we map for reading; we tell it
+//! by a control up to where we have read. With the policy "keep the oldest" it never writes over a record between `get` and
+//! `put`, so what lies between them stands still while we read; records that find no room are dropped, and counted.
+//!
+//! # Losses
+//! Records carry a 16-bit number that counts up by one per record, dropped ones included (SOURCE: `fecs_event_list.c`:
+//! `seqNo++` per record, `+= dropCount` for what the GPU itself lost). A jump is a loss; its length is known modulo 65,536.
+//! A ring that is found full has lost records behind its last one, which shows in no number before the next record comes:
+//! [`EventLog::read`] says so. The header's own count of drops stays zero under this policy (measured).
+
+use turnstile_accounting::Moment;
+
+use super::rm::{Handle, RmClient, RmError};
+use super::sys::SharedPages;
+use super::sys::abi;
+use super::version::DriverAbi;
+
+/// Bytes from one record to the next: ours to choose, room for a header of 8 bytes and [`PAYLOAD_BYTES`] (measured with 40).
+pub const RECORD_BYTES: usize = 40;
+/// NV_EVENT_BUFFER_FECS_RECORD_V2. SOURCE: `class/cl90cdfecs.h`.
+const PAYLOAD_BYTES: u32 = 24;
+
+/// Records in the ring: at 25,000 switches a second (two records each) it lasts 1.3 s between two reads.
+const RECORDS: u32 = 65_536;
+
+const HEADER_BYTES: u64 = 4096;
+
+/// What happened to a context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is on the engine from now on.
+    Active,
+    /// It left the engine, its state is in memory.
+    Saved,
+}
+
+/// One record of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchRecord {
+    /// Number in the log; a jump is a loss of records.
+    pub seq: u64,
+    /// When, in nanoseconds of the wall clock.
+    pub at: Moment,
+    /// Process that owns the context.
+    pub pid: u32,
+    /// The context, unique in its GPU for as long as it lives.
+    pub context: u32,
+    /// What happened.
+    pub change: Change,
+}
+
+/// Why bytes are not a record that we use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// Another type of record.
+    #[error("Record type {0} is not a context switch of version 2")]
+    Type(u16),
+    /// A detail that was not asked for.
+    #[error("Tag {0} is neither active nor saved")]
+    Tag(u8),
+}
+
+/// A record as it stands in the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawRecord {
+    /// Low bits of the number.
+    pub seq: u16,
+    /// When.
+    pub at: Moment,
+    /// Whose.
+    pub pid: u32,
+    /// Which.
+    pub context: u32,
+    /// What.
+    pub change: Result<Change, DecodeError>,
+}
+
+/// SOURCE: `cl90cdtypes.h`: NV_EVENT_BUFFER_RECORD_TYPE_FECS_CTX_SWITCH_V2.
+const TYPE_SWITCH_V2: u16 = 2;
+/// SOURCE: `cl90cdfecs.h`: NV_EVENT_BUFFER_FECS_CTXSWTAG_SIMPLE_START; measured.
+const TAG_ACTIVE: u8 = 6;
+/// SOURCE: `cl90cdfecs.h`: NV_EVENT_BUFFER_FECS_CTXSWTAG_SIMPLE_END; measured.
+const TAG_SAVED: u8 = 7;
+
+impl RawRecord {
+    /// Reads the fields. Every record of the ring has a number, also one of which we do not use the rest.
+    ///
+    /// SOURCE: facts of `cl90cdtypes.h`, `cl90cdfecs.h`: type u16 at 0; tag u8 at 8, vmid u8, seqno u16 at 10, context u32
+    /// at 12, pid u32 at 16, reserved u16, two MIG ids, time stamp u64 at 24.
+    pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Self {
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
+        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        let change = match (u16_at(0), bytes[8]) {
+            (TYPE_SWITCH_V2, TAG_ACTIVE) => Ok(Change::Active),
+            (TYPE_SWITCH_V2, TAG_SAVED) => Ok(Change::Saved),
+            (TYPE_SWITCH_V2, tag) => Err(DecodeError::Tag(tag)),
+            (other, _) => Err(DecodeError::Type(other)),
+        };
+        Self {
+            seq: u16_at(10),
+            at: Moment(u64_at(24)),
+            pid: u32_at(16),
+            context: u32_at(12),
+            change,
+        }
+    }
+}
+
+/// Counts of what the log did not tell us.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Records that were numbered and did not come, at least.
+    pub missing: u64,
+    /// Records that we do not use; they are numbered like the others.
+    pub unused: u64,
+}
+
+/// Puts the high bits back onto the records' numbers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sequence {
+    /// Low bits that the next record should have.
+    expected: Option<u16>,
+    /// Number of the next record that we use; those that we do not have none.
+    next: u64,
+    losses: Losses,
+}
+
+impl Sequence {
+    /// The next record of the ring: the switch that it is, with its full number.
+    pub fn take(&mut self, raw: &RawRecord) -> Option<SwitchRecord> {
+        let expected = *self.expected.get_or_insert(raw.seq);
+        let missing = u64::from(raw.seq.wrapping_sub(expected));
+        self.expected = Some(raw.seq.wrapping_add(1));
+        self.losses.missing += missing;
+        self.next += missing;
+        let Ok(change) = raw.change else {
+            self.losses.unused += 1;
+            return None;
+        };
+        let seq = self.next;
+        self.next += 1;
+        Some(SwitchRecord {
+            seq,
+            at: raw.at,
+            pid: raw.pid,
+            context: raw.context,
+            change,
+        })
+    }
+
+    /// What was lost so far.
+    pub const fn losses(&self) -> Losses {
+        self.losses
+    }
+}
+
+/// Header of the ring. SOURCE: `cl90cdtypes.h`: NV_EVENT_BUFFER_HEADER.
+mod header {
+    pub(super) const PUT: usize = 4;
+    pub(super) const DROPPED: usize = 16;
+}
+
+/// The context-switch log of one GPU, of all users' processes.
+#[derive(Debug)]
+pub struct EventLog {
+    buffer: Handle,
+    header: SharedPages,
+    records: SharedPages,
+    get: u32,
+    sequence: Sequence,
+}
+
+impl EventLog {
+    /// Makes a log and starts it. Needs root. It is freed with the client, or by [`Self::close`].
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    pub fn start(client: &RmClient, driver: &DriverAbi) -> Result<Self, RmError> {
+        let record_bytes = u64::from(RECORDS) * RECORD_BYTES as u64;
+        let owner = client.client();
+        let mut params = abi::MemoryParams::read_only(HEADER_BYTES);
+        let header_memory = client.alloc("make the log's header", owner, &mut params)?;
+        let mut params = abi::MemoryParams::read_only(record_bytes);
+        let record_memory = client.alloc("make the log's ring", owner, &mut params)?;
+        let mut params = abi::EventBufferParams {
+            record_size: RECORD_BYTES as u32,
+            record_count: RECORDS,
+            subdevice: client.subdevice().0,
+            header_memory: header_memory.0,
+            record_memory: record_memory.0,
+            ..Default::default()
+        };
+        let buffer = client.alloc("make an event buffer", owner, &mut params)?;
+        let header = client.map(header_memory, HEADER_BYTES)?;
+        let records = client.map(record_memory, record_bytes.next_multiple_of(4096))?;
+        let mut bind = abi::BindEventsParams {
+            event_buffer: buffer.0,
+            record_size: PAYLOAD_BYTES,
+            // NV2080_CTRL_GR_FECS_BIND_EVTBUF_LOD_SIMPLE: contexts active and saved. SOURCE: `ctrl2080gr.h`.
+            level_of_detail: 1,
+            event_filter: u32::MAX,
+            all_users: 1,
+            ..Default::default()
+        };
+        client.control(
+            "bind context switches",
+            client.subdevice(),
+            driver.bind_events,
+            &mut bind,
+        )?;
+        // NV_EVENT_BUFFER_FLAG_OVERFLOW_POLICY_KEEP_OLDEST. SOURCE: `ctrl90cd.h`.
+        let mut enable = abi::EnableEventsParams {
+            enable: 1,
+            flags: 1,
+            ..Default::default()
+        };
+        client.control("enable events", buffer, abi::EVENTS_ENABLE, &mut enable)?;
+        Ok(Self {
+            buffer,
+            header,
+            records,
+            get: 0,
+            sequence: Sequence::default(),
+        })
+    }
+
+    /// Moves what was logged until now to the end of `records`, oldest first. Tells whether that is all there was: if not,
+    /// the log has a hole behind the last of them.
+    ///
+    /// # Errors
+    /// If the driver does not take the calls.
+    pub fn read(
+        &mut self,
+        client: &RmClient,
+        records: &mut Vec<SwitchRecord>,
+    ) -> Result<bool, RmError> {
+        // Otherwise the driver moves records from the GPU's buffer 30 times a second. SOURCE: `fecs_event_list.c`.
+        client.control_empty("flush events", self.buffer, abi::EVENTS_FLUSH)?;
+        let put = self.word(header::PUT) % RECORDS;
+        if put == self.get {
+            return Ok(true);
+        }
+        // SOURCE: `ctrl90cd.h`: "when GET==PUT+1, the fifo is full".
+        let full = (put + 1) % RECORDS == self.get;
+        while self.get != put {
+            let at = self.get as usize * RECORD_BYTES;
+            // PANIC: `get` < RECORDS, and the mapping holds them all.
+            let bytes = self.records.read(at).expect("a record of the ring");
+            records.extend(self.sequence.take(&RawRecord::decode(&bytes)));
+            self.get = (self.get + 1) % RECORDS;
+        }
+        let mut params = abi::UpdateGetParams {
+            record_get: self.get,
+            vardata_get: 0,
+        };
+        client.control(
+            "consume events",
+            self.buffer,
+            abi::EVENTS_UPDATE_GET,
+            &mut params,
+        )?;
+        Ok(!full)
+    }
+
+    /// Records that found no room, by the driver's count.
+    pub fn dropped(&self) -> u64 {
+        // PANIC: the header has 4096 bytes.
+        u64::from_le_bytes(self.header.read(header::DROPPED).expect("the header"))
+    }
+
+    /// What was lost so far, by the records' numbers.
+    pub const fn losses(&self) -> Losses {
+        self.sequence.losses()
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        // PANIC: the header has 4096 bytes.
+        u32::from_le_bytes(self.header.read(at).expect("the header"))
+    }
+
+    /// Ends the log.
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    pub fn close(self, client: &RmClient) -> Result<(), RmError> {
+        client.free(self.buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn bytes(seq: u16, tag: u8) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        bytes[0] = 2;
+        bytes[8] = tag;
+        bytes[10..12].copy_from_slice(&seq.to_le_bytes());
+        bytes[12..16].copy_from_slice(&0x1234_5678u32.to_le_bytes());
+        bytes[16..20].copy_from_slice(&4242u32.to_le_bytes());
+        bytes[24..32].copy_from_slice(&1_763_000_000_123_456_789u64.to_le_bytes());
+        bytes
+    }
+
+    fn feed(sequence: &mut Sequence, seq: u16) -> u64 {
+        sequence
+            .take(&RawRecord::decode(&bytes(seq, TAG_ACTIVE)))
+            .unwrap()
+            .seq
+    }
+
+    #[test]
+    fn a_record_is_decoded_field_by_field() {
+        let raw = RawRecord::decode(&bytes(7, TAG_SAVED));
+        let expected = RawRecord {
+            seq: 7,
+            at: Moment(1_763_000_000_123_456_789),
+            pid: 4242,
+            context: 0x1234_5678,
+            change: Ok(Change::Saved),
+        };
+        assert_eq!(raw, expected);
+    }
+
+    #[test]
+    fn other_records_are_counted_and_are_no_loss() {
+        let mut sequence = Sequence::default();
+        let first = feed(&mut sequence, 5);
+        assert_eq!(sequence.take(&RawRecord::decode(&bytes(6, 3))), None);
+        let mut foreign = bytes(7, TAG_ACTIVE);
+        foreign[0] = 9;
+        assert_eq!(
+            RawRecord::decode(&foreign).change,
+            Err(DecodeError::Type(9))
+        );
+        assert_eq!(sequence.take(&RawRecord::decode(&foreign)), None);
+        assert_eq!(feed(&mut sequence, 8), first + 1);
+        assert_eq!(
+            sequence.losses(),
+            Losses {
+                missing: 0,
+                unused: 2
+            }
+        );
+    }
+
+    #[test]
+    fn a_jump_is_a_loss_also_across_the_wrap() {
+        let mut sequence = Sequence::default();
+        let first = feed(&mut sequence, 65_534);
+        assert_eq!(feed(&mut sequence, 2), first + 4);
+        assert_eq!(sequence.losses().missing, 3);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_and_numbers_only_grow(rows in prop::collection::vec(any::<[u8; RECORD_BYTES]>(), 1..50)) {
+            let mut sequence = Sequence::default();
+            let mut last = None;
+            for row in &rows {
+                if let Some(record) = sequence.take(&RawRecord::decode(row)) {
+                    prop_assert!(last.is_none_or(|last| record.seq > last));
+                    last = Some(record.seq);
+                }
+            }
+        }
+
+        #[test]
+        fn what_is_lost_is_counted(losses in prop::collection::vec(0u64..1000, 1..100)) {
+            let mut sequence = Sequence::default();
+            let mut at = 0u64;
+            feed(&mut sequence, 0);
+            for lost in &losses {
+                at += 1 + lost;
+                feed(&mut sequence, at as u16);
+            }
+            prop_assert_eq!(sequence.losses().missing, losses.iter().sum::<u64>());
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The guardian: a small process beside the daemon that resumes everything when the daemon dies or hangs.
+//!
+//! ```text
+//!   daemon -- hold CHANNELS, then suspends them --> guardian keeps a lease
+//!          -- renew, at every decision          -->
+//!          -- resumes them, then release        -->
+//!   the pipe closes, or nothing comes for LIMIT --> guardian resumes all that is held
+//! ```
+//!
+//! The order is what makes it safe: whatever is suspended was announced before, and what the daemon wrote is read even after
+//! it died. A needless resume does no harm. If the guardian is gone the daemon notices at its next write, resumes and holds
+//! nobody any more.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+use turnstile_accounting::{Moment, Nanos};
+
+use super::hold::{Channel, ChannelSwitch, resume_all};
+use super::lease::Lease;
+
+/// A daemon that says nothing for so long is taken as hung: half of the second that we promise.
+pub const LIMIT: Nanos = Nanos::from_ms(500);
+
+/// Longest order: a few thousand channels.
+const ORDER_MAX: usize = 1 << 20;
+
+/// What the daemon says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Order {
+    /// These are about to be suspended.
+    Hold(Vec<Channel>),
+    /// These were resumed.
+    Release(Vec<Channel>),
+    /// The daemon lives.
+    Renew,
+}
+
+/// What went wrong with the guardian.
+#[derive(Debug, thiserror::Error)]
+pub enum GuardianError {
+    /// It did not start.
+    #[error("The guardian did not start")]
+    Start(#[source] io::Error),
+    /// It started and said that it cannot do its work.
+    #[error("The guardian is not ready: it said {0:?}")]
+    NotReady(String),
+    /// It is gone, or does not read.
+    #[error("The guardian is gone")]
+    Gone(#[source] io::Error),
+}
+
+/// Said by the guardian once it can resume.
+const READY: &str = "ready";
+
+/// The daemon's end.
+#[derive(Debug)]
+pub struct Guardian {
+    child: Child,
+    orders: Option<ChildStdin>,
+}
+
+impl Guardian {
+    /// Starts `command`, which has to end up in [`serve`], and waits until it is ready. It is in a process group of its own,
+    /// so that a signal to the daemon's group does not end both.
+    ///
+    /// # Errors
+    /// If it does not start, or cannot do its work.
+    pub fn start(mut command: Command) -> Result<Self, GuardianError> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .map_err(GuardianError::Start)?;
+        let said = child.stdout.take().map_or_else(String::new, |stdout| {
+            let mut line = String::new();
+            // An error leaves the line empty, which is not "ready".
+            let _ = BufReader::new(stdout.take(1024)).read_line(&mut line);
+            line
+        });
+        let mut this = Self {
+            orders: child.stdin.take(),
+            child,
+        };
+        if said.trim_end() != READY {
+            this.stop();
+            return Err(GuardianError::NotReady(said));
+        }
+        if let Some(orders) = &this.orders {
+            // A guardian that does not read must not stop the daemon.
+            rustix::io::ioctl_fionbio(orders, true)
+                .map_err(|error| GuardianError::Start(error.into()))?;
+        }
+        Ok(this)
+    }
+
+    /// Tells it. After an error it has to be taken as gone.
+    ///
+    /// # Errors
+    /// If it is gone or does not read.
+    pub fn tell(&mut self, order: &Order) -> Result<(), GuardianError> {
+        let mut line =
+            serde_json::to_vec(order).map_err(|error| GuardianError::Gone(error.into()))?;
+        line.push(b'\n');
+        match &mut self.orders {
+            Some(orders) => orders.write_all(&line).map_err(GuardianError::Gone),
+            None => Err(GuardianError::Gone(io::ErrorKind::BrokenPipe.into())),
+        }
+    }
+
+    /// Process id of the guardian.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn stop(&mut self) {
+        drop(self.orders.take());
+        if let Err(error) = self.child.wait() {
+            log::warn!("waiting for the guardian failed: {error}");
+        }
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The guardian's end: says that it is ready on `output`, keeps the lease, and returns how many channels it resumed once
+/// `input` is closed.
+///
+/// # Errors
+/// If `input` cannot be read; everything was resumed then as well.
+pub fn serve(
+    mut input: impl Read + AsFd,
+    mut output: impl Write,
+    switch: &impl ChannelSwitch,
+) -> io::Result<usize> {
+    let begin = Instant::now();
+    // CAST: 584 years.
+    let now = || Moment(begin.elapsed().as_nanos() as u64);
+    let mut lease = Lease::new(LIMIT);
+    writeln!(output, "{READY}")?;
+    output.flush()?;
+    let mut resumed = 0;
+    let mut kept = Vec::new();
+    let mut bytes = [0; 4096];
+    let end = loop {
+        let wait = lease.ends().map(|end| timespec(end.since(now())));
+        let mut fds = [PollFd::new(&input, PollFlags::IN)];
+        match poll(&mut fds, wait.as_ref()) {
+            Ok(0) => {
+                resumed += resume_all(switch, &lease.lapsed(now()));
+                continue;
+            }
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => break Err(error.into()),
+        }
+        match input.read(&mut bytes) {
+            Ok(0) => break Ok(()),
+            Ok(count) => kept.extend_from_slice(&bytes[..count]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => break Err(error),
+        }
+        while let Some(end) = kept.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = kept.drain(..=end).collect();
+            match serde_json::from_slice(&line) {
+                Ok(Order::Hold(channels)) => lease.hold(&channels, now()),
+                Ok(Order::Release(channels)) => lease.release(&channels, now()),
+                Ok(Order::Renew) => lease.renew(now()),
+                Err(error) => log::warn!("an order of the daemon was not understood: {error}"),
+            }
+        }
+        if kept.len() > ORDER_MAX {
+            break Err(io::Error::other("An order of the daemon is too long"));
+        }
+        // Orders that are no sign of life to the lease must not keep it from ending.
+        resumed += resume_all(switch, &lease.lapsed(now()));
+    };
+    resumed += resume_all(switch, &lease.end());
+    end.map(|()| resumed)
+}
+
+fn timespec(length: Nanos) -> Timespec {
+    // CAST: both parts fit: seconds of a u64 of nanoseconds, and less than a second.
+    Timespec {
+        tv_sec: (length.0 / 1_000_000_000) as i64,
+        tv_nsec: (length.0 % 1_000_000_000) as i64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hold::tests::{FakeSwitch, channels};
+    use super::*;
+
+    fn tell(orders: &[Order], rest: &str) -> (usize, usize, Vec<u8>) {
+        let switch = FakeSwitch::default();
+        switch.set(&channels(6), true).unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
+        for order in orders {
+            serde_json::to_writer(&mut writer, order).unwrap();
+            writeln!(writer).unwrap();
+        }
+        write!(writer, "{rest}").unwrap();
+        drop(writer);
+        let mut said = Vec::new();
+        let resumed = serve(reader, &mut said, &switch).unwrap();
+        (resumed, switch.suspended.into_inner().len(), said)
+    }
+
+    #[test]
+    fn a_daemon_that_dies_leaves_nobody_suspended() {
+        let orders = [Order::Hold(channels(6)), Order::Renew];
+        assert_eq!(tell(&orders, ""), (6, 0, b"ready\n".to_vec()));
+    }
+
+    #[test]
+    fn a_daemon_that_dies_in_the_middle_of_an_order_too() {
+        let orders = [Order::Hold(channels(6)), Order::Release(channels(2))];
+        let (resumed, left, _) = tell(&orders, "{\"hold\":[{\"cli");
+        assert_eq!(
+            (resumed, left),
+            (4, 2),
+            "what was released is not its affair"
+        );
+    }
+
+    #[test]
+    fn a_daemon_that_hangs_loses_its_lease() {
+        let switch = FakeSwitch::default();
+        switch.set(&channels(3), true).unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
+        serde_json::to_writer(&mut writer, &Order::Hold(channels(3))).unwrap();
+        writeln!(writer).unwrap();
+        // The pipe stays open until the guardian has let go: the lease alone has ended it.
+        let held = std::cell::Cell::new(Some(writer));
+        struct Watching<'a>(&'a FakeSwitch, &'a std::cell::Cell<Option<io::PipeWriter>>);
+        impl ChannelSwitch for Watching<'_> {
+            fn set(&self, channels: &[Channel], on: bool) -> Result<(), super::super::rm::RmError> {
+                if !channels.is_empty() {
+                    self.1.take();
+                }
+                self.0.set(channels, on)
+            }
+        }
+        let begin = Instant::now();
+        let resumed = serve(reader, io::sink(), &Watching(&switch, &held)).unwrap();
+        assert_eq!(resumed, 3);
+        assert!(begin.elapsed().as_nanos() >= u128::from(LIMIT.0));
+        assert!(switch.suspended.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_guardian_that_cannot_work_is_no_guardian() {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "echo no driver"]);
+        let error = Guardian::start(command).unwrap_err().to_string();
+        assert!(error.contains("no driver"), "{error}");
+    }
+}

@@ -1,0 +1,157 @@
+//! Suspending and resuming channels in hardware, from any process with the rights.
+//!
+//! The control stops scheduling of the channels and preempts what runs on them, a kernel in the middle included; resuming
+//! continues it with nothing lost. SOURCE: facts sheet sections 1 and 5: about 450 us for a compute group, 590 us for all
+//! 20 channels of a CUDA context.
+
+use serde::{Deserialize, Serialize};
+
+use super::rm::{RmClient, RmError};
+use super::sys::abi::DisableChannelsParams;
+use super::version::DriverAbi;
+
+/// Channels per call. SOURCE: `ctrl2080fifo.h`: NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES.
+pub const BATCH_MAX: usize = 64;
+
+/// A channel of some process, as RM names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Channel {
+    /// RM client that owns it.
+    pub client: u32,
+    /// Its handle there.
+    pub handle: u32,
+}
+
+/// What stops and starts channels: the hardware, or a stand-in for tests.
+pub trait ChannelSwitch {
+    /// Suspends (`true`) or resumes channels.
+    ///
+    /// # Errors
+    /// The driver's refusal; earlier batches of the call stand.
+    fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError>;
+}
+
+/// The hardware's.
+#[derive(Clone, Copy, Debug)]
+pub struct HardwareSwitch<'a> {
+    client: &'a RmClient,
+    driver: &'a DriverAbi,
+}
+
+impl<'a> HardwareSwitch<'a> {
+    /// Through this client.
+    pub const fn new(client: &'a RmClient, driver: &'a DriverAbi) -> Self {
+        Self { client, driver }
+    }
+}
+
+/// The parameters of each call that `channels` take.
+fn batches(channels: &[Channel], suspended: bool) -> impl Iterator<Item = DisableChannelsParams> {
+    channels.chunks(BATCH_MAX).map(move |batch| {
+        let mut params = DisableChannelsParams {
+            disable: suspended.into(),
+            // CAST: at most BATCH_MAX.
+            channels: batch.len() as u32,
+            ..Default::default()
+        };
+        for (index, channel) in batch.iter().enumerate() {
+            params.clients[index] = channel.client;
+            params.handles[index] = channel.handle;
+        }
+        params
+    })
+}
+
+impl ChannelSwitch for HardwareSwitch<'_> {
+    fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {
+        let what = if suspended {
+            "suspend channels"
+        } else {
+            "resume channels"
+        };
+        let (object, command) = (self.client.subdevice(), self.driver.disable_channels);
+        for mut params in batches(channels, suspended) {
+            self.client.control(what, object, command, &mut params)?;
+        }
+        Ok(())
+    }
+}
+
+/// Resumes whatever can be: if the driver refuses the whole (a channel is gone), one by one.
+pub fn resume_all(switch: &impl ChannelSwitch, channels: &[Channel]) -> usize {
+    if switch.set(channels, false).is_ok() {
+        return channels.len();
+    }
+    let one = |channel: &&Channel| switch.set(std::slice::from_ref(*channel), false).is_ok();
+    channels.iter().filter(one).count()
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    /// Channels in memory; those in `gone` are refused, and with them the whole call.
+    #[derive(Debug, Default)]
+    pub(in crate::gpu::nvidia) struct FakeSwitch {
+        pub(in crate::gpu::nvidia) suspended: RefCell<BTreeSet<Channel>>,
+        pub(in crate::gpu::nvidia) gone: BTreeSet<Channel>,
+    }
+
+    impl ChannelSwitch for FakeSwitch {
+        fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {
+            if channels.iter().any(|channel| self.gone.contains(channel)) {
+                let (what, status) = ("suspend channels", 0x21);
+                return Err(RmError::Refused { what, status });
+            }
+            let mut set = self.suspended.borrow_mut();
+            for channel in channels {
+                if suspended {
+                    set.insert(*channel);
+                } else {
+                    set.remove(channel);
+                }
+            }
+            Ok(())
+        }
+    }
+
+    pub(in crate::gpu::nvidia) fn channels(count: u32) -> Vec<Channel> {
+        (0..count)
+            .map(|handle| Channel { client: 7, handle })
+            .collect()
+    }
+
+    #[test]
+    fn calls_take_64_channels_each() {
+        for (count, expected) in [
+            (0, vec![]),
+            (64, vec![64]),
+            (65, vec![64, 1]),
+            (130, vec![64, 64, 2]),
+        ] {
+            let calls: Vec<_> = batches(&channels(count), true).collect();
+            assert_eq!(
+                calls.iter().map(|call| call.channels).collect::<Vec<_>>(),
+                expected
+            );
+            assert!(
+                calls
+                    .iter()
+                    .all(|call| call.disable == 1 && call.clients[0] == 7)
+            );
+        }
+        let last = batches(&channels(65), false).last().unwrap();
+        assert_eq!((last.disable, last.handles[0], last.clients[1]), (0, 64, 0));
+    }
+
+    #[test]
+    fn one_channel_that_is_gone_keeps_no_other_suspended() {
+        let mut switch = FakeSwitch::default();
+        switch.set(&channels(5), true).unwrap();
+        switch.gone = channels(3)[2..].iter().copied().collect();
+        assert_eq!(resume_all(&switch, &channels(5)), 4);
+        assert_eq!(switch.suspended.borrow().len(), 1);
+    }
+}

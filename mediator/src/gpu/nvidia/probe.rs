@@ -1,0 +1,76 @@
+//! What this host's GPU and driver let us do, found out without touching anybody's work.
+
+use super::events::EventLog;
+use super::rm::{INVALID_PARAM_STRUCT, RmClient, RmError};
+use super::sys::abi::DisableChannelsParams;
+use super::sys::{Cuda, CudaFailure};
+use super::version::DriverAbi;
+
+/// Why CUDA has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaError {
+    /// There is no such library.
+    #[error("The CUDA driver library cannot be loaded")]
+    Missing(#[source] libloading::Error),
+    /// It refused.
+    #[error("The CUDA driver library refused with code {0}")]
+    Refused(i32),
+}
+
+impl From<CudaFailure> for CudaError {
+    fn from(failure: CudaFailure) -> Self {
+        match failure {
+            CudaFailure::Missing(error) => Self::Missing(error),
+            CudaFailure::Code(code) => Self::Refused(code),
+        }
+    }
+}
+
+/// Makes a context-switch log of GPU `index`, and ends it.
+///
+/// # Errors
+/// What the driver refused.
+pub fn events(index: u32, driver: &DriverAbi) -> Result<(), RmError> {
+    let client = RmClient::open(index)?;
+    EventLog::start(&client, driver)?.close(&client)
+}
+
+/// Asks the driver to resume no channels at all: whether it knows the call. It refuses the empty list (measured: status
+/// 0x3a) before it looks at our rights (measured: an ordinary user gets the same answer), and does nothing.
+///
+/// # Errors
+/// What the driver refused.
+pub fn suspension_known(index: u32, driver: &DriverAbi) -> Result<(), RmError> {
+    let client = RmClient::open(index)?;
+    let mut nobody = DisableChannelsParams::default();
+    let (object, command) = (client.subdevice(), driver.disable_channels);
+    match client.control("resume no channels", object, command, &mut nobody) {
+        Err(RmError::Refused { status, .. }) if status == INVALID_PARAM_STRUCT => Ok(()),
+        other => other,
+    }
+}
+
+/// Whether memory of GPU `index` can be handed to another process, which swapping needs.
+///
+/// # Errors
+/// If there is no CUDA driver library, or it refuses.
+pub fn exportable_memory(index: u32) -> Result<bool, CudaError> {
+    /// SOURCE: cuda.h: CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED.
+    const POSIX_HANDLES: i32 = 103;
+    Ok(Cuda::load()?.attribute(index, POSIX_HANDLES)? != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_cuda_says_so() {
+        if let Err(error) = exportable_memory(0) {
+            assert!(
+                error.to_string().starts_with("The CUDA driver library"),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! From contexts that come and go to who has the engine. Pure.
+//!
+//! ```text
+//!   active(pid, context) -> Running(tenant of pid) -- saved --> Switching -- nobody came within a switch --> Idle
+//!            ^------------------- active ----------------------------'                                        |
+//!            '--------------------------------------------- active -------------------------------------------'
+//! ```
+//!
+//! # Resident is not running
+//! A context that has nothing to do stays on the engine until another needs it; a tenant that is alone makes no records at
+//! all. So "active" bounds its time from above. Whoever has a second signal (fences of a worker, utilisation samples, no
+//! doorbell) says so by [`Residency::idle`] and [`Residency::busy`]; without one, idle time within residency is charged.
+
+use std::collections::BTreeMap;
+
+use turnstile_accounting::{EngineId, EngineState, Moment, Nanos, SwitchEvent, TenantId};
+
+use super::events::{Change, SwitchRecord};
+
+/// Stands for all processes that nobody made a tenant: their time is accounted, and shown as theirs.
+pub const UNTRACKED: TenantId = TenantId(u32::MAX);
+
+/// After a context was saved and for so long none came, the engine counts as idle from then on.
+///
+/// SOURCE: a switch between two busy contexts took about 80 us (facts sheet section 1); this is a few of them.
+pub const SWITCH_MAX: Nanos = Nanos::from_us(300);
+
+/// What is on the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Occupant {
+    /// Not known: the log begins, or has a hole.
+    Unknown,
+    /// A tenant's context.
+    Resident { pid: u32, context: u32, idle: bool },
+    /// None; the last was saved then.
+    None { saved: Moment, told: bool },
+}
+
+/// Turns records into the event meter's engine states.
+#[derive(Debug)]
+pub struct Residency {
+    engine: EngineId,
+    tenants: BTreeMap<u32, TenantId>,
+    occupant: Occupant,
+    /// Number of the record that should come next.
+    next_record: Option<u64>,
+    /// Number of the next event.
+    next_event: u64,
+    latest: Moment,
+    untracked: BTreeMap<u32, u64>,
+}
+
+impl Residency {
+    /// Nobody is known.
+    pub fn new(engine: EngineId) -> Self {
+        Self {
+            engine,
+            tenants: BTreeMap::new(),
+            occupant: Occupant::Unknown,
+            next_record: None,
+            next_event: 0,
+            latest: Moment(0),
+            untracked: BTreeMap::new(),
+        }
+    }
+
+    /// A process belongs to a tenant from now on.
+    pub fn assign(&mut self, pid: u32, tenant: TenantId) {
+        self.tenants.insert(pid, tenant);
+        self.untracked.remove(&pid);
+    }
+
+    /// A process is gone; its number may come back as somebody else.
+    pub fn forget(&mut self, pid: u32) {
+        self.tenants.remove(&pid);
+        self.untracked.remove(&pid);
+    }
+
+    /// The tenant of a process.
+    pub fn tenant(&self, pid: u32) -> Option<TenantId> {
+        self.tenants.get(&pid).copied()
+    }
+
+    /// Processes that used the engine and are nobody's, with how often they came.
+    pub const fn untracked(&self) -> &BTreeMap<u32, u64> {
+        &self.untracked
+    }
+
+    /// Who is resident now.
+    pub fn resident(&self) -> Option<TenantId> {
+        match self.occupant {
+            Occupant::Resident { pid, .. } => Some(self.tenant(pid).unwrap_or(UNTRACKED)),
+            Occupant::Unknown | Occupant::None { .. } => None,
+        }
+    }
+
+    /// Takes the next record of the log.
+    pub fn take(&mut self, record: &SwitchRecord, events: &mut Vec<SwitchEvent>) {
+        let expected = self.next_record.unwrap_or(record.seq);
+        let missing = record.seq.saturating_sub(expected);
+        self.next_record = Some(record.seq + 1);
+        if missing > 0 {
+            // The meter sees the same hole, and takes what lies in it as unobserved.
+            self.next_event += missing;
+            self.occupant = Occupant::Unknown;
+        }
+        self.settle(record.at, events);
+        let SwitchRecord { pid, context, .. } = *record;
+        match record.change {
+            Change::Active => {
+                if !self.tenants.contains_key(&pid) {
+                    *self.untracked.entry(pid).or_default() += 1;
+                }
+                let idle = false;
+                self.occupant = Occupant::Resident { pid, context, idle };
+                let tenant = self.tenant(pid).unwrap_or(UNTRACKED);
+                self.tell(record.at, EngineState::Running(tenant), events);
+            }
+            Change::Saved => {
+                // One that comes without its "active" still says that its context has left.
+                let (saved, told) = (record.at, false);
+                self.occupant = Occupant::None { saved, told };
+                self.tell(record.at, EngineState::Switching, events);
+            }
+        }
+    }
+
+    /// Records were lost behind the last one that was taken. The meter has to be told as well, so that it does not charge
+    /// what the last one began.
+    pub fn lose(&mut self) {
+        self.occupant = Occupant::Unknown;
+    }
+
+    /// All records until `now` were taken: an engine that has been without a context for longer than a switch is idle.
+    pub fn settle(&mut self, now: Moment, events: &mut Vec<SwitchEvent>) {
+        if let Occupant::None { saved, told: false } = self.occupant
+            && now.since(saved) > SWITCH_MAX
+        {
+            self.occupant = Occupant::None { saved, told: true };
+            self.tell(saved + SWITCH_MAX, EngineState::Idle, events);
+        }
+    }
+
+    /// Another signal says that the resident tenant has had nothing to do since `at`.
+    pub fn idle(&mut self, tenant: TenantId, at: Moment, events: &mut Vec<SwitchEvent>) {
+        self.turn(tenant, at, true, events);
+    }
+
+    /// Another signal says that the resident tenant has work again since `at`.
+    pub fn busy(&mut self, tenant: TenantId, at: Moment, events: &mut Vec<SwitchEvent>) {
+        self.turn(tenant, at, false, events);
+    }
+
+    fn turn(&mut self, tenant: TenantId, at: Moment, to: bool, events: &mut Vec<SwitchEvent>) {
+        if self.resident() != Some(tenant) || at < self.latest {
+            return;
+        }
+        if let Occupant::Resident { idle, .. } = &mut self.occupant
+            && std::mem::replace(idle, to) != to
+        {
+            let state = if to {
+                EngineState::Idle
+            } else {
+                EngineState::Running(tenant)
+            };
+            self.tell(at, state, events);
+        }
+    }
+
+    fn tell(&mut self, at: Moment, state: EngineState, events: &mut Vec<SwitchEvent>) {
+        self.latest = self.latest.max(at);
+        events.push(SwitchEvent {
+            at,
+            engine: self.engine,
+            seq: self.next_event,
+            state,
+        });
+        self.next_event += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use EngineState::{Idle, Running, Switching};
+    use proptest::prelude::*;
+    use turnstile_accounting::{EventMeter, Meter, Observation, Window};
+
+    const ENGINE: EngineId = EngineId(0);
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+
+    fn record(seq: u64, us: u64, pid: u32, change: Change) -> SwitchRecord {
+        SwitchRecord {
+            seq,
+            at: Moment(us * 1000),
+            pid,
+            context: pid + 100,
+            change,
+        }
+    }
+
+    fn residency() -> Residency {
+        let mut residency = Residency::new(ENGINE);
+        residency.assign(10, A);
+        residency.assign(11, A);
+        residency.assign(20, B);
+        residency
+    }
+
+    fn states(events: &[SwitchEvent]) -> Vec<(u64, EngineState)> {
+        events
+            .iter()
+            .map(|event| (event.at.0 / 1000, event.state))
+            .collect()
+    }
+
+    #[test]
+    fn contexts_of_all_processes_of_a_tenant_are_its_time() {
+        let mut residency = residency();
+        let mut events = Vec::new();
+        let log = [
+            record(0, 100, 10, Change::Active),
+            record(1, 300, 10, Change::Saved),
+            record(2, 380, 11, Change::Active),
+            record(3, 400, 11, Change::Saved),
+            record(4, 480, 30, Change::Active),
+        ];
+        for record in &log {
+            residency.take(record, &mut events);
+        }
+        let expected = [
+            (100, Running(A)),
+            (300, Switching),
+            (380, Running(A)),
+            (400, Switching),
+            (480, Running(UNTRACKED)),
+        ];
+        assert_eq!(states(&events), expected);
+        assert_eq!(residency.untracked().get(&30), Some(&1));
+        residency.assign(30, B);
+        assert!(residency.untracked().is_empty());
+    }
+
+    #[test]
+    fn an_engine_without_a_context_is_idle_after_a_switch() {
+        let mut residency = residency();
+        let mut events = Vec::new();
+        residency.take(&record(0, 100, 10, Change::Active), &mut events);
+        residency.take(&record(1, 200, 10, Change::Saved), &mut events);
+        residency.settle(Moment(400_000), &mut events);
+        assert_eq!(events.len(), 2);
+        residency.settle(Moment(900_000), &mut events);
+        residency.settle(Moment(950_000), &mut events);
+        residency.take(&record(2, 1000, 20, Change::Active), &mut events);
+        assert_eq!(states(&events)[2..], [(500, Idle), (1000, Running(B))]);
+    }
+
+    #[test]
+    fn a_second_signal_takes_idle_time_out_of_residency() {
+        let mut residency = residency();
+        let mut events = Vec::new();
+        residency.take(&record(0, 100, 10, Change::Active), &mut events);
+        residency.idle(B, Moment(150_000), &mut events);
+        residency.idle(A, Moment(50_000), &mut events);
+        assert_eq!(events.len(), 1, "not resident, or before it was");
+        residency.idle(A, Moment(200_000), &mut events);
+        residency.idle(A, Moment(250_000), &mut events);
+        residency.busy(A, Moment(300_000), &mut events);
+        assert_eq!(states(&events)[1..], [(200, Idle), (300, Running(A))]);
+    }
+
+    #[test]
+    fn a_hole_in_the_log_is_nobodys_time() {
+        let mut residency = residency();
+        let mut events = Vec::new();
+        residency.take(&record(0, 100, 10, Change::Active), &mut events);
+        residency.take(&record(5, 900, 20, Change::Active), &mut events);
+        let mut meter = EventMeter::new([ENGINE]);
+        for event in events {
+            meter.observe(Observation::Switch(event));
+        }
+        let usage = meter.close(Window::new(Moment(100_000), Moment(1_000_000)).unwrap());
+        assert_eq!(usage.engines[0].unobserved_ns, Nanos::from_us(800));
+        assert_eq!(usage.anomalies.lost, 4);
+    }
+
+    #[test]
+    fn a_log_that_ends_in_a_hole_is_not_taken_as_idle() {
+        let mut residency = residency();
+        let mut events = Vec::new();
+        let mut meter = EventMeter::new([ENGINE]);
+        residency.take(&record(0, 100, 10, Change::Active), &mut events);
+        residency.take(&record(1, 200, 10, Change::Saved), &mut events);
+        for event in events.drain(..) {
+            meter.observe(Observation::Switch(event));
+        }
+        residency.lose();
+        meter.restart(ENGINE);
+        residency.settle(Moment(1_000_000), &mut events);
+        assert!(events.is_empty());
+        let usage = meter.close(Window::new(Moment(100_000), Moment(1_000_000)).unwrap());
+        assert_eq!(usage.engines[0].unobserved_ns, Nanos::from_us(800));
+        assert_eq!(usage.engines[0].idle_ns, Nanos::ZERO);
+    }
+
+    proptest! {
+        /// Law 1, whatever the log says.
+        #[test]
+        fn every_nanosecond_is_somebodys(log in prop::collection::vec((0u64..3, 0u64..700, 9u32..22, any::<bool>()), 0..60)) {
+            let mut residency = residency();
+            let mut events = Vec::new();
+            let (mut seq, mut at) = (0, 0);
+            for (jump, later, pid, active) in log {
+                seq += 1 + jump;
+                at += later;
+                let change = if active { Change::Active } else { Change::Saved };
+                residency.take(&record(seq, at, pid, change), &mut events);
+            }
+            residency.settle(Moment(at * 1000 + 500_000), &mut events);
+            prop_assert!(events.is_sorted_by_key(|event| event.at));
+            prop_assert!(events.windows(2).all(|pair| pair[0].seq < pair[1].seq));
+            let mut meter = EventMeter::new([ENGINE]);
+            for event in events {
+                meter.observe(Observation::Switch(event));
+            }
+            let window = Window::new(Moment(0), Moment(at * 1000 + 600_000)).unwrap();
+            let usage = meter.close(window);
+            prop_assert_eq!(usage.engines[0].accounted_ns(), window.length());
+        }
+    }
+}

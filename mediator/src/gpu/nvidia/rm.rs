@@ -1,0 +1,240 @@
+//! A client of the driver's resource manager, safe to use: what it allocated is freed with it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+
+use super::sys::abi::{self, AllocParams, ControlParams};
+use super::sys::{self, SharedPages};
+
+/// The control device.
+pub const CONTROL_DEVICE: &str = "/dev/nvidiactl";
+
+/// Name of an object within a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handle(pub u32);
+
+/// What went wrong between us and the driver.
+#[derive(Debug, thiserror::Error)]
+pub enum RmError {
+    /// There is no such device file, or we may not open it.
+    #[error("{path} cannot be opened")]
+    Open {
+        /// Which.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The driver did not get the call.
+    #[error("The driver did not take the call to {what}")]
+    Call {
+        /// What for.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// The driver refused.
+    #[error("The driver refused to {what}: status {status:#x} ({})", meaning(*status))]
+    Refused {
+        /// What.
+        what: &'static str,
+        /// Its status.
+        status: u32,
+    },
+}
+
+/// NV_ERR_INVALID_PARAM_STRUCT. SOURCE: `nvstatuscodes.h`.
+pub(super) const INVALID_PARAM_STRUCT: u32 = 0x3a;
+
+/// SOURCE: `nvstatuscodes.h`; the ones that an operator may meet.
+const fn meaning(status: u32) -> &'static str {
+    match status {
+        0x0f => "the GPU is lost",
+        0x1a => "a resource ran out",
+        0x1b => "insufficient permissions, run as root",
+        0x1f => "invalid argument",
+        0x21 => "invalid channel",
+        0x23 => "invalid client",
+        0x26 => "invalid device",
+        0x31 | 0x33 | 0x57 => "no such object",
+        INVALID_PARAM_STRUCT => "invalid parameters",
+        0x40 => "invalid state",
+        0x51 => "no memory",
+        0x56 => "not supported",
+        0x65 => "timeout",
+        _ => "see nvstatuscodes.h",
+    }
+}
+
+/// Success, or the refusal.
+fn accepted(what: &'static str, status: io::Result<u32>) -> Result<(), RmError> {
+    match status {
+        Ok(0) => Ok(()),
+        Ok(status) => Err(RmError::Refused { what, status }),
+        Err(source) => Err(RmError::Call { what, source }),
+    }
+}
+
+fn open(path: &str) -> Result<File, RmError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|source| RmError::Open {
+            path: path.to_owned(),
+            source,
+        })
+}
+
+/// A client with a device and a subdevice of one GPU.
+#[derive(Debug)]
+pub struct RmClient {
+    control: File,
+    /// Keeps the GPU attached.
+    _gpu: File,
+    client: Handle,
+    subdevice: Handle,
+}
+
+impl RmClient {
+    /// A client of GPU `index`.
+    ///
+    /// # Errors
+    /// If there is no driver or no such GPU, or the driver refuses.
+    pub fn open(index: u32) -> Result<Self, RmError> {
+        let control = open(CONTROL_DEVICE)?;
+        let gpu = open(&format!("/dev/nvidia{index}"))?;
+        sys::register_fd(&gpu, &control).map_err(|source| RmError::Call {
+            what: "register the GPU's file",
+            source,
+        })?;
+        let none = None::<&mut abi::DeviceParams>;
+        let (status, client) =
+            sys::alloc(&control, 0, 0, none, abi::CLASS_CLIENT).map_err(|source| {
+                RmError::Call {
+                    what: "make a client",
+                    source,
+                }
+            })?;
+        accepted("make a client", Ok(status))?;
+        let mut this = Self {
+            control,
+            _gpu: gpu,
+            client: Handle(client),
+            subdevice: Handle(0),
+        };
+        let mut device = abi::DeviceParams {
+            device_id: index,
+            ..Default::default()
+        };
+        let device = this.alloc("make a device", this.client, &mut device)?;
+        let mut subdevice = abi::SubdeviceParams::default();
+        this.subdevice = this.alloc("make a subdevice", device, &mut subdevice)?;
+        Ok(this)
+    }
+
+    /// The client itself, as an object.
+    pub const fn client(&self) -> Handle {
+        self.client
+    }
+
+    /// The subdevice: the physical GPU.
+    pub const fn subdevice(&self) -> Handle {
+        self.subdevice
+    }
+
+    /// Allocates an object below `parent`.
+    pub(super) fn alloc<P: AllocParams>(
+        &self,
+        what: &'static str,
+        parent: Handle,
+        params: &mut P,
+    ) -> Result<Handle, RmError> {
+        let (status, new) = sys::alloc(
+            &self.control,
+            self.client.0,
+            parent.0,
+            Some(params),
+            P::CLASS,
+        )
+        .map_err(|source| RmError::Call { what, source })?;
+        accepted(what, Ok(status))?;
+        Ok(Handle(new))
+    }
+
+    /// Calls a control of `object`.
+    pub(super) fn control<P: ControlParams>(
+        &self,
+        what: &'static str,
+        object: Handle,
+        command: u32,
+        params: &mut P,
+    ) -> Result<(), RmError> {
+        let status = sys::control(&self.control, self.client.0, object.0, command, params);
+        accepted(what, status)
+    }
+
+    /// Calls a control of `object` that takes no parameters.
+    pub(super) fn control_empty(
+        &self,
+        what: &'static str,
+        object: Handle,
+        command: u32,
+    ) -> Result<(), RmError> {
+        accepted(
+            what,
+            sys::control_empty(&self.control, self.client.0, object.0, command),
+        )
+    }
+
+    /// Maps a memory object for reading.
+    pub(super) fn map(&self, memory: Handle, length: u64) -> Result<SharedPages, RmError> {
+        let what = "map memory";
+        let window = open(CONTROL_DEVICE)?;
+        let status = sys::map_memory(&self.control, self.client.0, memory.0, length, &window);
+        accepted(what, status)?;
+        // The mapping outlives the descriptor.
+        SharedPages::of_file(&window, length as usize)
+            .map_err(|source| RmError::Call { what, source })
+    }
+
+    /// Frees an object and all below it.
+    pub(super) fn free(&self, object: Handle) -> Result<(), RmError> {
+        accepted(
+            "free an object",
+            sys::free(&self.control, self.client.0, object.0),
+        )
+    }
+}
+
+impl Drop for RmClient {
+    fn drop(&mut self) {
+        // All objects are below the client. The driver frees it with the file in any case.
+        if let Err(error) = self.free(self.client) {
+            log::debug!("freeing the RM client failed: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_without_a_gpu_says_which_file_is_missing() {
+        if std::path::Path::new(CONTROL_DEVICE).exists() {
+            eprintln!("skipped: this host has {CONTROL_DEVICE}");
+            return;
+        }
+        let error = RmClient::open(0).unwrap_err().to_string();
+        assert_eq!(error, "/dev/nvidiactl cannot be opened");
+    }
+
+    #[test]
+    fn a_refusal_names_what_and_why() {
+        let error = accepted("bind events", Ok(0x1b)).unwrap_err().to_string();
+        assert!(
+            error.contains("bind events") && error.contains("root"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,219 @@
+//! Numbers and layouts of the driver's interface, no logic. Names are the vendor's.
+//!
+//! SOURCE: open-gpu-kernel-modules 580.159.04, `src/common/sdk/nvidia/inc/`: `nvos.h`, `class/`, `ctrl/`; each was run on
+//! an H200.
+
+/// Parameters of an RM allocation.
+///
+/// # Safety
+/// The implementor is the parameter structure of `CLASS`, as long as the driver's own or longer, of integers alone (any
+/// bytes are a value of it), and holds no address that the driver would write through.
+pub(in crate::gpu::nvidia) unsafe trait AllocParams: Copy {
+    /// The class allocated with it.
+    const CLASS: u32;
+}
+
+/// Parameters of an RM control.
+///
+/// # Safety
+/// The implementor is of integers alone (any bytes are a value of it) and holds no address that the driver would write
+/// through. The driver takes its length from the call, and refuses one that is not the control's own.
+pub(in crate::gpu::nvidia) unsafe trait ControlParams: Copy {}
+
+/// Number of the RM calls. SOURCE: `nv_escape.h`.
+pub(super) mod escape {
+    pub(in crate::gpu::nvidia::sys) const FREE: u8 = 0x29;
+    pub(in crate::gpu::nvidia::sys) const CONTROL: u8 = 0x2a;
+    pub(in crate::gpu::nvidia::sys) const ALLOC: u8 = 0x2b;
+    pub(in crate::gpu::nvidia::sys) const MAP_MEMORY: u8 = 0x4e;
+    pub(in crate::gpu::nvidia::sys) const REGISTER_FD: u8 = 201;
+}
+
+/// SOURCE: `class/cl0041.h`: NV01_ROOT_CLIENT.
+pub(in crate::gpu::nvidia) const CLASS_CLIENT: u32 = 0x41;
+/// SOURCE: `class/cl2080_notification.h`, `class/cla06c.h`: KEPLER_CHANNEL_GROUP_A, what later chips use as well.
+pub(in crate::gpu::nvidia) const CLASS_CHANNEL_GROUP: u32 = 0xa06c;
+/// Channel classes of all chips end in this byte. SOURCE: `class/cl*6f.h`; HOPPER_CHANNEL_GPFIFO_A is 0xc86f.
+pub(in crate::gpu::nvidia) const CLASS_CHANNEL_LOW_BYTE: u32 = 0x6f;
+
+/// NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS. SOURCE: `ctrl/ctrl90cd.h`.
+pub(in crate::gpu::nvidia) const EVENTS_ENABLE: u32 = 0x90cd_0101;
+/// NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET. SOURCE: `ctrl/ctrl90cd.h`.
+pub(in crate::gpu::nvidia) const EVENTS_UPDATE_GET: u32 = 0x90cd_0102;
+/// NV_EVENT_BUFFER_CTRL_CMD_FLUSH. SOURCE: `ctrl/ctrl90cd.h`.
+pub(in crate::gpu::nvidia) const EVENTS_FLUSH: u32 = 0x90cd_0104;
+
+/// Declares parameter structures with their traits.
+macro_rules! rm_params {
+    ($($(#[$doc:meta])* $name:ident: $kind:ident $(= $class:literal)? { $($field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        pub(in crate::gpu::nvidia) struct $name { $(pub(in crate::gpu::nvidia) $field: $type),* }
+        impl Default for $name {
+            fn default() -> Self {
+                // SAFETY: all fields are integers or arrays of them, of which zero bytes are a value.
+                unsafe { std::mem::zeroed() }
+            }
+        }
+        // SAFETY: integers alone, without addresses; the length is the driver's own or more (see the tests below).
+        unsafe impl $kind for $name { $(const CLASS: u32 = $class;)? }
+    )*};
+}
+
+rm_params! {
+    /// NV0080_ALLOC_PARAMETERS (56 bytes) and room. SOURCE: `class/cl0080.h`; all zero is device 0.
+    DeviceParams: AllocParams = 0x80 {
+        device_id: u32, rest: [u32; 15],
+    }
+    /// NV2080_ALLOC_PARAMETERS (4 bytes) and room. SOURCE: `class/cl2080.h`.
+    SubdeviceParams: AllocParams = 0x2080 {
+        subdevice_id: u32, rest: u32,
+    }
+    /// NV_MEMORY_ALLOCATION_PARAMS of NV_MEMORY_DEVICELESS. SOURCE: `nvos.h`, `class/cl90ce.h`.
+    MemoryParams: AllocParams = 0x90ce {
+        head: [u32; 6], attr: u32, attr2: u32, middle: [u64; 4], size: u64, tail: [u64; 7],
+    }
+    /// NV_EVENT_BUFFER_ALLOC_PARAMETERS (72 bytes) and room. SOURCE: `class/cl90cd.h`. The two addresses are outputs of
+    /// the driver, and it takes no variable data.
+    EventBufferParams: AllocParams = 0x90cd {
+        buffer_header: u64, record_buffer: u64, record_size: u32, record_count: u32,
+        vardata_buffer: u64, vardata_size: u32, records_free_threshold: u32,
+        notification_handle: u64, vardata_free_threshold: u32, subdevice: u32, flags: u32,
+        header_memory: u32, record_memory: u32, vardata_memory: u32, rest: u64,
+    }
+    /// NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080gr.h`, facts sheet section 3.
+    BindEventsParams: ControlParams {
+        event_buffer: u32, record_size: u32, level_of_detail: u32, event_filter: u32, all_users: u8,
+        pad: [u8; 3], reason: u32,
+    }
+    /// NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS_PARAMS. SOURCE: `ctrl/ctrl90cd.h`.
+    EnableEventsParams: ControlParams {
+        enable: u8, pad: [u8; 3], flags: u32,
+    }
+    /// NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET_PARAMS. SOURCE: `ctrl/ctrl90cd.h`.
+    UpdateGetParams: ControlParams {
+        record_get: u32, vardata_get: u32,
+    }
+    /// NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080fifo.h`. The event is for callers in the
+    /// kernel; zero here.
+    DisableChannelsParams: ControlParams {
+        disable: u8, pad: [u8; 3], channels: u32, only_disable_scheduling: u8, rewind_gp_put: u8, pad2: [u8; 6],
+        preempt_event: u64, clients: [u32; 64], handles: [u32; 64],
+    }
+}
+
+impl MemoryParams {
+    /// System memory, written back, that we may only read. SOURCE: `nvos.h`, NVOS32_ATTR_COHERENCY_WRITE_BACK,
+    /// NVOS32_ATTR_LOCATION_PCI, NVOS32_ATTR2_PROTECTION_USER_READ_ONLY.
+    pub(in crate::gpu::nvidia) fn read_only(size: u64) -> Self {
+        Self {
+            attr: 5 << 29 | 1 << 25,
+            attr2: 1 << 22,
+            size,
+            ..Self::default()
+        }
+    }
+}
+
+/// NVOS21_PARAMETERS. SOURCE: `nvos.h`.
+#[repr(C)]
+pub(super) struct Alloc {
+    pub(super) root: u32,
+    pub(super) parent: u32,
+    pub(super) new: u32,
+    pub(super) class: u32,
+    pub(super) params: u64,
+    pub(super) params_size: u32,
+    pub(super) status: u32,
+}
+
+/// NVOS54_PARAMETERS. SOURCE: `nvos.h`.
+#[repr(C)]
+pub(super) struct Control {
+    pub(super) client: u32,
+    pub(super) object: u32,
+    pub(super) command: u32,
+    pub(super) flags: u32,
+    pub(super) params: u64,
+    pub(super) params_size: u32,
+    pub(super) status: u32,
+}
+
+/// NVOS00_PARAMETERS. SOURCE: `nvos.h`.
+#[repr(C)]
+pub(super) struct Free {
+    pub(super) root: u32,
+    pub(super) parent: u32,
+    pub(super) old: u32,
+    pub(super) status: u32,
+}
+
+/// nv_ioctl_nvos33_parameters_with_fd. SOURCE: `nv-unix-nvos-params-wrappers.h`.
+#[repr(C)]
+pub(super) struct MapMemory {
+    pub(super) client: u32,
+    pub(super) device: u32,
+    pub(super) memory: u32,
+    pub(super) pad: u32,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+    pub(super) linear_address: u64,
+    pub(super) status: u32,
+    pub(super) flags: u32,
+    pub(super) fd: i32,
+    pub(super) pad2: i32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::{offset_of, size_of};
+
+    #[test]
+    fn calls_have_the_drivers_layout() {
+        assert_eq!(size_of::<Alloc>(), 32);
+        assert_eq!(offset_of!(Alloc, params), 16);
+        assert_eq!(size_of::<Control>(), 32);
+        assert_eq!(offset_of!(Control, status), 28);
+        assert_eq!(size_of::<Free>(), 16);
+        assert_eq!(size_of::<MapMemory>(), 56);
+        assert_eq!(offset_of!(MapMemory, linear_address), 32);
+        assert_eq!(offset_of!(MapMemory, fd), 48);
+    }
+
+    #[test]
+    fn allocation_parameters_have_the_drivers_layout_and_no_less_room() {
+        assert!(size_of::<DeviceParams>() >= 56);
+        assert!(size_of::<SubdeviceParams>() >= 4);
+        assert_eq!(size_of::<MemoryParams>(), 128);
+        assert_eq!(offset_of!(MemoryParams, attr), 24);
+        assert_eq!(offset_of!(MemoryParams, attr2), 28);
+        assert_eq!(offset_of!(MemoryParams, size), 64);
+        assert!(size_of::<EventBufferParams>() >= 72);
+        assert_eq!(offset_of!(EventBufferParams, record_size), 16);
+        assert_eq!(offset_of!(EventBufferParams, record_count), 20);
+        assert_eq!(offset_of!(EventBufferParams, subdevice), 52);
+        assert_eq!(offset_of!(EventBufferParams, header_memory), 60);
+        assert_eq!(offset_of!(EventBufferParams, record_memory), 64);
+    }
+
+    #[test]
+    fn control_parameters_have_the_drivers_layout() {
+        assert_eq!(size_of::<BindEventsParams>(), 24);
+        assert_eq!(offset_of!(BindEventsParams, all_users), 16);
+        assert_eq!(offset_of!(BindEventsParams, reason), 20);
+        assert_eq!(size_of::<EnableEventsParams>(), 8);
+        assert_eq!(offset_of!(EnableEventsParams, flags), 4);
+        assert_eq!(size_of::<UpdateGetParams>(), 8);
+        assert_eq!(size_of::<DisableChannelsParams>(), 536);
+        assert_eq!(offset_of!(DisableChannelsParams, channels), 4);
+        assert_eq!(
+            offset_of!(DisableChannelsParams, only_disable_scheduling),
+            8
+        );
+        assert_eq!(offset_of!(DisableChannelsParams, preempt_event), 16);
+        assert_eq!(offset_of!(DisableChannelsParams, clients), 24);
+        assert_eq!(offset_of!(DisableChannelsParams, handles), 280);
+    }
+}

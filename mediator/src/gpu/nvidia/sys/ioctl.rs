@@ -1,0 +1,152 @@
+//! The five calls. Each returns RM's own status (0 is success); an `io::Error` means that the driver did not get the call.
+
+use std::fs::File;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::AsRawFd;
+
+use super::abi::{Alloc, AllocParams, Control, ControlParams, Free, MapMemory, escape};
+
+/// RM's status of a call.
+type Status = u32;
+
+/// Makes one call whose argument is `argument`.
+///
+/// # Safety
+/// `T` is the argument structure of call `number`, and every address in it is valid for what the call does with it.
+unsafe fn call<T>(file: &File, number: u8, argument: &mut T) -> io::Result<()> {
+    // SOURCE: `asm-generic/ioctl.h`: direction read and write, size, type 'F', number.
+    let request =
+        3 << 30 | (size_of::<T>() as u64) << 16 | u64::from(b'F') << 8 | u64::from(number);
+    // CAST: the C library's type of a request differs between C libraries.
+    let request = request as _;
+    loop {
+        // SAFETY: the caller promises that the argument is the structure that this request reads and writes; it is
+        // borrowed for the whole call.
+        let rc = unsafe { libc::ioctl(file.as_raw_fd(), request, std::ptr::from_mut(argument)) };
+        if rc >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Allocates an object of class `class` below `parent`; returns its handle, which the driver chooses.
+pub(in crate::gpu::nvidia) fn alloc<P: AllocParams>(
+    file: &File,
+    root: u32,
+    parent: u32,
+    params: Option<&mut P>,
+    class: u32,
+) -> io::Result<(Status, u32)> {
+    debug_assert!(params.is_none() || class == P::CLASS);
+    let mut argument = Alloc {
+        root,
+        parent,
+        new: 0,
+        class,
+        params: params.map_or(0, |params| std::ptr::from_mut(params) as u64),
+        // Zero lets the driver take the length of the class.
+        params_size: 0,
+        status: 0,
+    };
+    // SAFETY: this is NVOS21; its address is null or of the class's own parameters, with room for them, by the contract
+    // of `AllocParams`; they are borrowed for the whole call.
+    unsafe { call(file, escape::ALLOC, &mut argument)? };
+    Ok((argument.status, argument.new))
+}
+
+/// Calls a control of an object with parameters.
+pub(in crate::gpu::nvidia) fn control<P: ControlParams>(
+    file: &File,
+    client: u32,
+    object: u32,
+    command: u32,
+    params: &mut P,
+) -> io::Result<Status> {
+    let mut argument = Control {
+        client,
+        object,
+        command,
+        flags: 0,
+        params: std::ptr::from_mut(params) as u64,
+        params_size: size_of::<P>() as u32,
+        status: 0,
+    };
+    // SAFETY: this is NVOS54; the driver reads and writes `params_size` bytes at the address, which are borrowed for the
+    // whole call, and by the contract of `ControlParams` any bytes are a value of them.
+    unsafe { call(file, escape::CONTROL, &mut argument)? };
+    Ok(argument.status)
+}
+
+/// Calls a control of an object that takes no parameters.
+pub(in crate::gpu::nvidia) fn control_empty(
+    file: &File,
+    client: u32,
+    object: u32,
+    command: u32,
+) -> io::Result<Status> {
+    let mut argument = Control {
+        client,
+        object,
+        command,
+        flags: 0,
+        params: 0,
+        params_size: 0,
+        status: 0,
+    };
+    // SAFETY: this is NVOS54 with no parameters: nothing else of ours is touched.
+    unsafe { call(file, escape::CONTROL, &mut argument)? };
+    Ok(argument.status)
+}
+
+/// Frees an object and all below it.
+pub(in crate::gpu::nvidia) fn free(file: &File, root: u32, object: u32) -> io::Result<Status> {
+    let mut argument = Free {
+        root,
+        parent: 0,
+        old: object,
+        status: 0,
+    };
+    // SAFETY: this is NVOS00, which holds no address.
+    unsafe { call(file, escape::FREE, &mut argument)? };
+    Ok(argument.status)
+}
+
+/// Prepares `window` (a fresh descriptor of the control device) for mapping the memory object `memory` for reading.
+pub(in crate::gpu::nvidia) fn map_memory(
+    file: &File,
+    client: u32,
+    memory: u32,
+    length: u64,
+    window: &File,
+) -> io::Result<Status> {
+    /// SOURCE: `nvos.h`: NVOS33_FLAGS_ACCESS_READ_ONLY.
+    const READ_ONLY: u32 = 1;
+    let mut argument = MapMemory {
+        client,
+        device: client,
+        memory,
+        pad: 0,
+        offset: 0,
+        length,
+        linear_address: 0,
+        status: 0,
+        flags: READ_ONLY,
+        fd: window.as_raw_fd(),
+        pad2: 0,
+    };
+    // SAFETY: this is NVOS33 with a descriptor that is open for the whole call; its address is an output.
+    unsafe { call(file, escape::MAP_MEMORY, &mut argument)? };
+    Ok(argument.status)
+}
+
+/// Tells the GPU's device file `gpu` to which control file it belongs.
+pub(in crate::gpu::nvidia) fn register_fd(gpu: &File, control: &File) -> io::Result<()> {
+    let mut argument: i32 = control.as_raw_fd();
+    // SAFETY: the argument of this call is one descriptor, open for the whole call.
+    unsafe { call(gpu, escape::REGISTER_FD, &mut argument) }
+}

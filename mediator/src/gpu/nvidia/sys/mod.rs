@@ -1,0 +1,11 @@
+//! System calls on the driver's device files. The only place of the NVIDIA backend with `unsafe`.
+#![allow(unsafe_code)]
+
+pub(super) mod abi;
+mod cuda;
+mod ioctl;
+mod map;
+
+pub(super) use cuda::{Cuda, CudaFailure};
+pub(super) use ioctl::{alloc, control, control_empty, free, map_memory, register_fd};
+pub(super) use map::SharedPages;
