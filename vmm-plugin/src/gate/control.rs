@@ -87,7 +87,8 @@ pub trait PageWords: Send + Sync {
 /// page, to a channel without a gate) cannot be counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateCounters {
-    /// Doorbell writes that came out of the guest, to channels with a gate.
+    /// Doorbell writes that came out of the guest, to channels with a gate. One that came out without telling where
+    /// counts at every gate that it was served at.
     pub trapped: u64,
     /// Closed gates at which writes were parked.
     pub parked: u64,
