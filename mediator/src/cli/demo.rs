@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let folder = tempfile::Builder::new().prefix("turnstile").tempdir()?;
     let socket = folder.path().join("vmm.sock");
-    let daemon = args.scheduling.start(socket.clone())?;
+    let daemon = args.scheduling.start(socket.clone(), Weight::DEFAULT)?;
     let progress = progress(args);
     let (said, heard) = channel();
     let mut vms = Vec::new();

@@ -61,8 +61,8 @@ impl MeterArg {
 }
 
 impl Scheduling {
-    /// Starts a daemon over the software GPU.
-    pub(crate) fn start(&self, socket: PathBuf) -> anyhow::Result<Daemon> {
+    /// Starts a daemon over the software GPU; VMs that name no weight get this one.
+    pub(crate) fn start(&self, socket: PathBuf, weight: Weight) -> anyhow::Result<Daemon> {
         let memory_bytes = self.gpu_memory_mib << 20;
         let suspend = match self.suspend {
             SuspendArg::Drains => Suspend::Drains,
@@ -86,6 +86,7 @@ impl Scheduling {
         };
         let host = HostConfig {
             policy: self.policy.clone(),
+            weight,
             ..HostConfig::default()
         };
         Ok(Daemon::start(
@@ -114,10 +115,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    Weight::new(args.default_weight)?;
+    let weight = Weight::new(args.default_weight)?;
     // Before the threads, so that none of them takes the signal.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    let daemon = args.scheduling.start(args.socket.clone())?;
+    let daemon = args.scheduling.start(args.socket.clone(), weight)?;
     eprintln!(
         "turnstile: software GPU, policy {}, listening on {}",
         args.scheduling.policy,

@@ -15,8 +15,10 @@ mod mailbox;
 mod peer;
 mod snapshot;
 
+use std::fs::Permissions;
 use std::io;
-use std::os::unix::net::UnixListener;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -145,20 +147,42 @@ impl Drop for Daemon {
     }
 }
 
+/// Listens on a socket that its owner and its group may use, nobody else.
 fn listen(path: &PathBuf) -> Result<UnixListener, DaemonError> {
     let failed = |source| DaemonError::Listen {
         path: path.clone(),
         source,
     };
-    match UnixListener::bind(path) {
-        Ok(listener) => Ok(listener),
+    let listener = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            if UnixStream::connect(path).is_ok() {
                 return Err(DaemonError::InUse { path: path.clone() });
             }
             std::fs::remove_file(path).map_err(failed)?;
-            UnixListener::bind(path).map_err(failed)
+            UnixListener::bind(path)
         }
-        Err(error) => Err(failed(error)),
+        bound => bound,
+    };
+    let listener = listener.map_err(failed)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(failed)?;
+    Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_in_use_is_refused_and_a_stale_one_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vmm.sock");
+        let first = listen(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o660);
+        assert!(matches!(listen(&path), Err(DaemonError::InUse { .. })));
+        drop(first);
+        listen(&path).unwrap();
+        let nowhere = folder.path().join("missing/vmm.sock");
+        assert!(matches!(listen(&nowhere), Err(DaemonError::Listen { .. })));
     }
 }
