@@ -77,7 +77,7 @@ pub enum VmError {
     #[error("Configuration of the VM: {0}")]
     Config(&'static str),
     /// The daemon could not be reached.
-    #[error("Connecting to the daemon at {}", path.display())]
+    #[error("Connecting to the daemon at {} failed (is `turnstile serve` running, and may you use its socket?)", path.display())]
     Connect {
         /// Its socket.
         path: PathBuf,
