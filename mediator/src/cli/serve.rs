@@ -23,7 +23,7 @@ pub(crate) struct Scheduling {
     #[arg(long, value_enum, default_value_t = MeterArg::Events)]
     pub(crate) meter: MeterArg,
     /// Length of a period with the event meter, in milliseconds
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     period_ms: u64,
     /// What the software GPU can do with queued commands of a VM that is held back
     #[arg(long, value_enum, default_value_t = SuspendArg::BetweenCommands)]

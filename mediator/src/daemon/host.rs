@@ -367,6 +367,16 @@ impl Host {
         }
     }
 
+    /// Whether there is no tenant.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().tenants.is_empty()
+    }
+
+    /// Whether some tenant is held back.
+    pub(super) fn anyone_held(&self) -> bool {
+        self.lock().mediation.held().next().is_some()
+    }
+
     /// Whether the GPU runs what is pending of a tenant that is held back.
     fn drains(&self) -> bool {
         self.gpu.capabilities().suspend == Suspend::Drains
