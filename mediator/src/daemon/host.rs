@@ -24,7 +24,7 @@ use crate::mediation::{Activity, COMPUTE, GateOrder, Mediation};
 use crate::tenant::gates::GateBook;
 use crate::tenant::guest_memory::{self};
 use crate::tenant::interrupts::EventfdInterrupts;
-use crate::tenant::pages::{DoorbellPages, StatusPage, StatusView};
+use crate::tenant::pages::{StatusPage, StatusView, doorbell_pages};
 use crate::tenant::requests::{Account, Effect};
 
 /// Tenants and policy of a host.
@@ -177,7 +177,7 @@ impl Host {
         // PANIC: none; one descriptor is left, or the count was refused
         let memory_fd = fds.pop().ok_or(HostError::Descriptors { got: 0 })?;
         let guest = Arc::new(guest_memory::map(memory_fd, &regions)?);
-        let doorbells = Arc::new(DoorbellPages::new(self.config.channels)?);
+        let doorbells = Arc::new(doorbell_pages(self.config.channels)?);
         let status = StatusPage::new()?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(|errno| HostError::Host(errno.into()))?;

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::Ordering;
 
-use turnstile_abi::{PAGE_BYTES, pci, regs::status};
+use turnstile_abi::{PAGE_BYTES, regs::status};
+use turnstile_vmm::gate::{PageWords, SharedPages};
 use vm_memory::mmap::MmapRegionError;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
@@ -45,62 +46,22 @@ fn map(file: &File, bytes: u64) -> Result<MmapRegion, PagesError> {
         .map_err(|source| PagesError::Map { bytes, source })
 }
 
-/// The doorbell pages of one VM: written by the guest through open gates, read by the device.
-#[derive(Debug)]
-pub struct DoorbellPages {
-    file: File,
-    region: MmapRegion,
-    channels: u32,
+/// Makes the doorbell pages of one VM: written by the guest through open gates, read by the device.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn doorbell_pages(channels: u32) -> Result<SharedPages, PagesError> {
+    let bytes = u64::from(channels) * PAGE_BYTES;
+    SharedPages::new(channels).map_err(|source| PagesError::Create { bytes, source })
 }
 
-impl DoorbellPages {
-    /// Makes pages for `channels` channels.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn new(channels: u32) -> Result<Self, PagesError> {
-        let bytes = u64::from(channels) * PAGE_BYTES;
-        let file = create("turnstile-doorbells", bytes)?;
-        let region = map(&file, bytes)?;
-        Ok(Self {
-            file,
-            region,
-            channels,
-        })
-    }
-
-    /// The memory file, for the VMM.
-    pub fn file(&self) -> &File {
-        &self.file
-    }
-
-    fn offset(&self, channel: u32) -> Option<usize> {
-        // CAST: at most 1,024 pages
-        (channel < self.channels)
-            .then_some((u64::from(channel) * PAGE_BYTES + pci::DOORBELL_OFFSET) as usize)
-    }
-}
-
-impl Doorbells for DoorbellPages {
+impl Doorbells for SharedPages {
     fn put(&self, channel: u32) -> u32 {
-        self.offset(channel)
-            .and_then(|at| {
-                self.region
-                    .as_volatile_slice()
-                    .load(at, Ordering::Acquire)
-                    .ok()
-            })
-            .unwrap_or(0)
+        self.load(channel)
     }
 
     fn clear(&self, channel: u32) {
-        if let Some(at) = self.offset(channel) {
-            // PANIC: none; the offset lies in the region, and an error would leave the page as it was
-            let _ = self
-                .region
-                .as_volatile_slice()
-                .store(0u32, at, Ordering::Release);
-        }
+        self.store(channel, 0);
     }
 }
 
@@ -178,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_guest_write_is_what_the_device_reads() {
-        let pages = DoorbellPages::new(4).unwrap();
+        let pages = doorbell_pages(4).unwrap();
         let guest = map(pages.file(), 4 * PAGE_BYTES).unwrap();
         guest
             .as_volatile_slice()

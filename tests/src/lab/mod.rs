@@ -10,9 +10,8 @@
 //! the mediation, the policies. Simulated: time, the mapping of pages, what the guests want. A run is a function of its
 //! [`Setup`] and its tenants: the same twice leaves the same log and the same decisions.
 //!
-//! Where a law needs it, a run by default does what the daemon should do and does not yet, and can be told to do as the
-//! daemon does: [`Setup::kick_when_kept`], [`Setup::dry`]. It decides every millisecond and looks for a dry engine four
-//! times between; the daemon's own defaults are longer.
+//! By default a run does as the daemon does, its period and ticks included; [`Setup::kick_when_kept`] and [`Setup::dry`]
+//! take away what a law needs, so that a test can see the law broken.
 //!
 //! After every step a run checks the laws of fair sharing ([`laws`]); a law that is broken ends it with seed and moment.
 

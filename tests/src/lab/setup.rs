@@ -69,7 +69,8 @@ pub struct Setup {
     pub meter: MeterSetup,
     /// How often, between two decisions, an engine without work is looked for.
     pub tick_ns: Nanos,
-    /// From a request of the daemon until the gate has moved. SOURCE: a memory slot removed or added under KVM, 60 us.
+    /// From a request of the daemon until the gate has moved. SOURCE: 60 us, about what closing
+    /// one takes under KVM (`cargo bench -p turnstile-vmm --bench gates`).
     pub gate_move_ns: Nanos,
     /// From a trapped doorbell until the daemon knows. An assumption: one wake-up of a thread.
     pub kick_ns: Nanos,
