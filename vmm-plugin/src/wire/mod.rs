@@ -32,6 +32,37 @@ pub struct Region {
     pub file_offset: u64,
 }
 
+/// An object that the GPU's driver handed to a program, named as the driver does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramObject {
+    /// The driver's client that owns it.
+    pub client: u32,
+    /// Its handle there.
+    pub handle: u32,
+    /// Its class.
+    pub class: u32,
+    /// Handle of what it is below.
+    pub parent: u32,
+    /// Engine that a channel group was made for; zero for others.
+    pub engine: u32,
+}
+
+/// What happened to an object of a program. It comes from the program: an allegation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "change", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ObjectChange {
+    /// It was made.
+    Made(ProgramObject),
+    /// It, and all that was below it, was freed.
+    Freed {
+        /// The driver's client.
+        client: u32,
+        /// Its handle there.
+        handle: u32,
+    },
+}
+
 /// From a VMM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]

@@ -5,6 +5,7 @@ pub(super) mod abi;
 mod cuda;
 mod ioctl;
 mod map;
+pub(super) mod notify;
 
 pub(super) use cuda::{Cuda, CudaFailure};
 pub(super) use ioctl::{alloc, control, control_empty, free, map_memory, register_fd};
