@@ -219,7 +219,8 @@ impl Slices {
     /// Too little is left for another slice: whoever has the engine keeps it, or the one furthest behind has it.
     fn rest_of_frame(&self) -> Option<Turn> {
         let last = self.turn.map(|turn| turn.holder);
-        let order = |(id, tenant): &(TenantId, &Tenant)| (last != Some(*id), tenant.clock.now(), *id);
+        let order =
+            |(id, tenant): &(TenantId, &Tenant)| (last != Some(*id), tenant.clock.now(), *id);
         let (holder, _) = self.waits().min_by_key(order)?;
         let until = self.frame_end;
         Some(Turn { holder, until })
@@ -233,7 +234,9 @@ impl Slices {
             Some(turn) if tenant.backlogged && turn.holder != id => {
                 Decision::Hold(HoldReason::Turn)
             }
-            _ if !tenant.backlogged && self.level.is_some_and(|level| tenant.clock.now() > level) => {
+            _ if !tenant.backlogged
+                && self.level.is_some_and(|level| tenant.clock.now() > level) =>
+            {
                 Decision::Hold(HoldReason::Ahead)
             }
             _ => Decision::Admit,

@@ -14,6 +14,7 @@
 //! SOURCE: constants and layouts are facts from NVIDIA's published headers (open-gpu-kernel-modules) and were run on an
 //! H200 under driver 580.159.04; comments name the header or say "measured".
 
+pub mod demand;
 pub mod events;
 pub mod guardian;
 pub mod handles;
@@ -24,4 +25,5 @@ pub mod programs;
 pub mod residency;
 pub mod rm;
 mod sys;
+pub mod utilisation;
 pub mod version;

@@ -5,7 +5,11 @@ pub(super) mod abi;
 mod cuda;
 mod ioctl;
 mod map;
+mod nvml;
 
 pub(super) use cuda::{Cuda, CudaFailure};
-pub(super) use ioctl::{alloc, control, control_empty, free, map_memory, register_fd};
+pub(super) use ioctl::{
+    alloc, control, control_empty, free, map_memory, read_register, register_fd,
+};
 pub(super) use map::SharedPages;
+pub(super) use nvml::{Nvml, NvmlFailure, UtilisationSample};
