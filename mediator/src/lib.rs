@@ -5,4 +5,5 @@ pub mod daemon;
 pub mod gpu;
 pub mod mediation;
 mod memory_file;
+mod process;
 pub mod tenant;

@@ -4,7 +4,7 @@
 //!   context-switch log -> events -> residency -> accounting's event meter
 //!   decisions -> hold (suspend, resume) -> the driver's resource manager (RM)
 //!                  \-> guardian (lets go of everything when the daemon is gone)
-//!   handles (what a preloaded library saw the driver hand out) -> who is a tenant, which channels to stop
+//!   notify (or a preloaded library): what the driver hands out -> handles -> who is a tenant, which channels to stop
 //! ```
 //!
 //! RM is the kernel driver's object interface: clients own devices, devices own channels and event buffers; `ioctl`s
@@ -20,6 +20,7 @@ pub mod guardian;
 pub mod handles;
 pub mod hold;
 pub mod lease;
+pub mod notify;
 pub mod probe;
 pub mod programs;
 pub mod residency;

@@ -21,12 +21,14 @@ pub(in crate::gpu::nvidia) unsafe trait AllocParams: Copy {
 pub(in crate::gpu::nvidia) unsafe trait ControlParams: Copy {}
 
 /// Number of the RM calls. SOURCE: `nv_escape.h`.
-pub(super) mod escape {
-    pub(in crate::gpu::nvidia::sys) const FREE: u8 = 0x29;
+pub(in crate::gpu::nvidia) mod escape {
+    pub(in crate::gpu::nvidia) const FREE: u8 = 0x29;
     pub(in crate::gpu::nvidia::sys) const CONTROL: u8 = 0x2a;
-    pub(in crate::gpu::nvidia::sys) const ALLOC: u8 = 0x2b;
+    pub(in crate::gpu::nvidia) const ALLOC: u8 = 0x2b;
     pub(in crate::gpu::nvidia::sys) const MAP_MEMORY: u8 = 0x4e;
     pub(in crate::gpu::nvidia::sys) const REGISTER_FD: u8 = 201;
+    /// Another call by way of its number, length and address: nv_ioctl_xfer_t. SOURCE: `nv-ioctl.h`.
+    pub(in crate::gpu::nvidia) const XFER: u8 = 211;
 }
 
 /// SOURCE: `class/cl0041.h`: NV01_ROOT_CLIENT.

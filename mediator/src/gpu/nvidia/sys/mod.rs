@@ -1,10 +1,11 @@
-//! System calls on the driver's device files. The only place of the NVIDIA backend with `unsafe`.
+//! System calls on the driver's device files, and the vendor's libraries. The only place of the NVIDIA backend with `unsafe`.
 #![allow(unsafe_code)]
 
 pub(super) mod abi;
 mod cuda;
 mod ioctl;
 mod map;
+pub(super) mod notify;
 mod nvml;
 
 pub(super) use cuda::{Cuda, CudaFailure};
