@@ -241,8 +241,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
 
     /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
-    /// as gaps in the sequence numbers.
-    fn read_events(&self, events: &mut Vec<SwitchEvent>);
+    /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.
+    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
 
     /// Fills in what each open channel of the tenant has to do.
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);

@@ -15,10 +15,12 @@
 //! H200 under driver 580.159.04; comments name the header or say "measured".
 
 pub mod demand;
+pub mod device;
 pub mod events;
 pub mod guardian;
 pub mod handles;
 pub mod hold;
+pub mod holder;
 pub mod lease;
 pub mod notify;
 pub mod probe;
@@ -28,3 +30,4 @@ pub mod rm;
 mod sys;
 pub mod utilisation;
 pub mod version;
+mod watch;
