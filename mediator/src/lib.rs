@@ -3,6 +3,7 @@
 
 pub mod daemon;
 pub mod gpu;
+pub mod launch;
 pub mod mediation;
 mod memory_file;
 mod process;

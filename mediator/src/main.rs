@@ -20,6 +20,11 @@ enum Command {
     Demo(cli::demo::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
+    /// Run a CUDA program, and what it starts, as a tenant of a running daemon
+    Run(cli::run::Args),
+    /// Answer a program's calls when its launcher is gone
+    #[command(hide = true)]
+    RunKeeper,
     /// Say what this host can do, and what to do about what it cannot
     Doctor(cli::doctor::Args),
     /// Account and schedule running CUDA programs on a real GPU
@@ -36,6 +41,8 @@ fn main() -> anyhow::Result<()> {
         Command::Serve(args) => cli::serve::run(args),
         Command::Demo(args) => cli::demo::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
+        Command::Run(args) => cli::run::run(args),
+        Command::RunKeeper => Ok(turnstile_mediator::launch::keep()?),
         Command::Doctor(args) => cli::doctor::run(&args),
         Command::NvidiaWatch(args) => cli::nvidia::watch(&args),
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
