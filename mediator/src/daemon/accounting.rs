@@ -132,7 +132,8 @@ impl Accounting<'_> {
             // The end is read first: whatever is logged after that lies behind it.
             let to = self.now();
             self.read_log();
-            let usage = self.truth.close(window(from, to));
+            let mut usage = self.truth.close(window(from, to));
+            self.host.gpu().qualify(&mut usage);
             from = to;
             self.host.period_end(None, usage, None, &mut self.channels);
         }

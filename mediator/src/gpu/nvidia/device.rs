@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId};
+use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
 use super::events::EventLog;
@@ -316,6 +316,10 @@ impl Gpu for NvidiaGpu {
                 false
             }
         }
+    }
+
+    fn qualify(&self, usage: &mut Usage) {
+        lock(&self.shared.watch).qualify(usage);
     }
 
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use turnstile_accounting::meter::IdleShares;
-use turnstile_accounting::{Moment, Nanos, SwitchEvent, TenantId};
+use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
 use super::demand::Demand;
@@ -175,9 +175,20 @@ impl Watch {
         }
     }
 
-    /// The fraction of residency that is idle time, of a tenant, and its standard deviation.
-    pub(super) fn idle_fraction(&self, tenant: TenantId) -> (f64, f64) {
-        (self.idle.fraction(tenant), self.idle.uncertainty(tenant))
+    /// Which signals a usage rests on, and how far its idle time may be in the wrong place.
+    pub(super) fn qualify(&self, usage: &mut Usage) {
+        if self.utilisation.is_none() {
+            return;
+        }
+        usage.signals = Signals::EventsAndCounters;
+        for engine in &mut usage.engines {
+            let doubt = |part: &TenantUsage| {
+                // CAST: a part of the tenant's time.
+                Nanos((part.used_ns.0 as f64 * self.idle.uncertainty(part.tenant)) as u64)
+            };
+            let doubt = engine.tenants.iter().map(doubt).max();
+            engine.error_bound_ns += doubt.unwrap_or(Nanos::ZERO);
+        }
     }
 
     /// Processes that came up in the log and are children of a tenant are its own.
