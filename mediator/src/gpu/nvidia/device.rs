@@ -136,6 +136,11 @@ impl NvidiaGpu {
         })
     }
 
+    /// How much of each tenant's residency is taken as idle, and how sure that is, for people.
+    pub fn describe(&self) -> String {
+        lock(&self.shared.watch).describe()
+    }
+
     /// Calls that suspended or resumed somebody so far.
     pub fn hold_calls(&self) -> HoldCalls {
         lock(&self.shared.wanted).calls

@@ -175,6 +175,20 @@ impl Watch {
         }
     }
 
+    /// Idle fractions of all tenants, for people.
+    pub(super) fn describe(&self) -> String {
+        let line = |tenant: &TenantId| {
+            let percent = |part: f64| part * 100.0;
+            format!(
+                "{tenant}: {:.2} % of its residency idle (+- {:.2})",
+                percent(self.idle.fraction(*tenant)),
+                percent(self.idle.uncertainty(*tenant))
+            )
+        };
+        let lines: Vec<String> = self.tenants.iter().map(line).collect();
+        lines.join(", ")
+    }
+
     /// Which signals a usage rests on, and how far its idle time may be in the wrong place.
     pub(super) fn qualify(&self, usage: &mut Usage) {
         if self.utilisation.is_none() {
