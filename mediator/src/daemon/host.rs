@@ -389,6 +389,11 @@ impl Host {
         self.lock().tenants.is_empty()
     }
 
+    /// When the next decision is due, if before the end of the period.
+    pub(super) fn decide_at(&self) -> Option<Moment> {
+        self.lock().mediation.decide_at()
+    }
+
     /// Whether some tenant is held back.
     pub(super) fn anyone_held(&self) -> bool {
         self.lock().mediation.held().next().is_some()

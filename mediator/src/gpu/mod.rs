@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 use vm_memory::GuestMemoryMmap;
 
@@ -241,8 +241,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
 
     /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
-    /// as gaps in the sequence numbers.
-    fn read_events(&self, events: &mut Vec<SwitchEvent>);
+    /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.
+    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
+
+    /// Says of a usage that was closed over the events just read which other signals it rests on, and what they leave open.
+    fn qualify(&self, _usage: &mut Usage) {}
 
     /// Fills in what each open channel of the tenant has to do.
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);

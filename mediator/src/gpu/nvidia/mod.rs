@@ -14,10 +14,13 @@
 //! SOURCE: constants and layouts are facts from NVIDIA's published headers (open-gpu-kernel-modules) and were run on an
 //! H200 under driver 580.159.04; comments name the header or say "measured".
 
+pub mod demand;
+pub mod device;
 pub mod events;
 pub mod guardian;
 pub mod handles;
 pub mod hold;
+pub mod holder;
 pub mod lease;
 pub mod notify;
 pub mod probe;
@@ -25,4 +28,6 @@ pub mod programs;
 pub mod residency;
 pub mod rm;
 mod sys;
+pub mod utilisation;
 pub mod version;
+mod watch;
