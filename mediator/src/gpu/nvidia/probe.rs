@@ -2,29 +2,10 @@
 
 use super::events::EventLog;
 use super::rm::{INVALID_PARAM_STRUCT, RmClient, RmError};
+use super::sys::Cuda;
+pub use super::sys::CudaFailure as CudaError;
 use super::sys::abi::DisableChannelsParams;
-use super::sys::{Cuda, CudaFailure};
 use super::version::DriverAbi;
-
-/// Why CUDA has no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum CudaError {
-    /// There is no such library.
-    #[error("The CUDA driver library cannot be loaded")]
-    Missing(#[source] libloading::Error),
-    /// It refused.
-    #[error("The CUDA driver library refused with code {0}")]
-    Refused(i32),
-}
-
-impl From<CudaFailure> for CudaError {
-    fn from(failure: CudaFailure) -> Self {
-        match failure {
-            CudaFailure::Missing(error) => Self::Missing(error),
-            CudaFailure::Code(code) => Self::Refused(code),
-        }
-    }
-}
 
 /// Makes a context-switch log of GPU `index`, and ends it.
 ///
