@@ -1,13 +1,78 @@
 //! What a load process is told and what it says: one line of JSON each on its standard output, `ready` and `done`.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use super::matrix::{Length, Pattern};
 use super::percentile::Percentiles;
 use super::spans::Span;
 
+/// How long work takes while nobody else has the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Calibration {
+    /// Turns of work in a millisecond of engine time.
+    pub turns_per_ms: f64,
+    /// Engine time of a kernel without any.
+    pub fixed_ns: f64,
+}
+
+impl Calibration {
+    /// The line through two kernels: turns and engine time. `None` if the one with more turns took no longer.
+    pub fn through(few: (u64, u64), many: (u64, u64)) -> Option<Self> {
+        let turns = many.0.checked_sub(few.0).filter(|&turns| turns > 0)? as f64;
+        let ns = many.1.checked_sub(few.1).filter(|&ns| ns > 0)? as f64;
+        let turns_per_ms = turns / ns * 1e6;
+        Some(Self {
+            turns_per_ms,
+            fixed_ns: (few.1 as f64 - few.0 as f64 * ns / turns).max(0.0),
+        })
+    }
+
+    /// Turns of a kernel that takes so long; at least one.
+    pub fn turns(&self, length_ns: u64) -> u64 {
+        // CAST: saturates; a negative length is one turn.
+        (((length_ns as f64 - self.fixed_ns) / 1e6 * self.turns_per_ms).round() as u64).max(1)
+    }
+
+    /// Engine time of so many turns, without what a kernel takes beside them.
+    pub fn turns_ns(&self, turns: u64) -> u64 {
+        // CAST: saturates.
+        (turns as f64 / self.turns_per_ms * 1e6) as u64
+    }
+}
+
+/// A text that is no calibration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no calibration: TURNS_PER_MS:FIXED_NS")]
+pub struct CalibrationError(String);
+
+impl FromStr for Calibration {
+    type Err = CalibrationError;
+
+    fn from_str(text: &str) -> Result<Self, CalibrationError> {
+        let parsed = text.split_once(':').and_then(|(turns, fixed)| {
+            Some((turns.parse::<f64>().ok()?, fixed.parse::<f64>().ok()?))
+        });
+        parsed
+            .filter(|(turns, fixed)| turns.is_finite() && *turns > 0.0 && fixed.is_finite())
+            .map(|(turns_per_ms, fixed_ns)| Self {
+                turns_per_ms,
+                fixed_ns,
+            })
+            .ok_or_else(|| CalibrationError(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Calibration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.turns_per_ms, self.fixed_ns)
+    }
+}
+
 /// What a load does.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LoadSpec {
     /// GPU.
     pub gpu: u32,
@@ -23,8 +88,8 @@ pub struct LoadSpec {
     pub length_ns: u64,
     /// Blocks of 256 threads of each kernel; 0 fills every processor.
     pub blocks: u32,
-    /// Turns of work that take a millisecond of engine time, if that is known already.
-    pub turns_per_ms: Option<u64>,
+    /// How long work takes, if that is known already.
+    pub calibration: Option<Calibration>,
     /// Report every gap as well.
     pub list_gaps: bool,
 }
@@ -37,8 +102,8 @@ pub enum Said {
     Ready {
         /// Its process.
         pid: u32,
-        /// Turns of work that take a millisecond of engine time.
-        turns_per_ms: u64,
+        /// How long its work takes.
+        calibration: Calibration,
     },
     /// It is done.
     Done(Box<LoadReport>),
@@ -84,8 +149,6 @@ pub struct LoadReport {
     pub clock_drift_ppb: f64,
     /// Smallest step of the device's clock that was seen.
     pub clock_step_ns: u64,
-    /// Turns of work that took a millisecond of engine time.
-    pub turns_per_ms: u64,
     /// Time of one step of work, after which the clock is read.
     pub step_ns: u64,
 }
@@ -93,6 +156,23 @@ pub struct LoadReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_calibration_is_a_line_through_two_kernels() {
+        let line = Calibration::through((1_000, 104_000), (20_000, 2_004_000)).unwrap();
+        assert!((line.turns_per_ms - 10_000.0).abs() < 1e-6);
+        assert!((line.fixed_ns - 4_000.0).abs() < 1e-6);
+        assert_eq!(
+            (line.turns(50_000), line.turns(1), line.turns_ns(16)),
+            (460, 1, 1_600)
+        );
+        assert_eq!(line.to_string().parse(), Ok(line));
+        assert_eq!(Calibration::through((5, 10), (5, 20)), None);
+        assert_eq!(Calibration::through((5, 10), (9, 10)), None);
+        for bad in ["", "1", "0:1", "nan:1", "1:inf", "a:b"] {
+            assert!(bad.parse::<Calibration>().is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn a_report_survives_its_line() {

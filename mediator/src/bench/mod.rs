@@ -14,6 +14,7 @@ pub mod load;
 pub mod matrix;
 pub mod percentile;
 pub mod spans;
+pub mod suspend;
 pub mod windows;
 
 /// Width of a bucket. Shares of any stretch of time are sums of these.

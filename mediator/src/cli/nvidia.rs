@@ -194,7 +194,7 @@ pub(crate) fn watch(args: &WatchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn start_guardian(gpu: u32) -> anyhow::Result<Guardian> {
+pub(crate) fn start_guardian(gpu: u32) -> anyhow::Result<Guardian> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["nvidia-guardian", "--gpu", &gpu.to_string()]);
     Ok(Guardian::start(command)?)

@@ -19,6 +19,7 @@ pub mod guardian;
 pub mod handles;
 pub mod hold;
 pub mod lease;
+pub mod load;
 pub mod probe;
 pub mod programs;
 pub mod residency;
