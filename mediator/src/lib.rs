@@ -4,6 +4,8 @@
 pub mod bench;
 pub mod daemon;
 pub mod gpu;
+pub mod launch;
 pub mod mediation;
 mod memory_file;
+mod process;
 pub mod tenant;

@@ -15,6 +15,10 @@ use super::{BUCKET_NS, BUCKETS_PER_SECOND};
 pub struct Charge {
     /// Compute time in its ledger, over the tenant's whole life.
     pub compute_ns: u64,
+    /// Time on the engine by the engine's own log.
+    pub engine_ns: u64,
+    /// Time held back.
+    pub held_ns: u64,
 }
 
 /// What a scheduler says of itself after a run; nothing for the driver's own.
@@ -51,8 +55,9 @@ pub struct TenantLine {
     pub kernel_length: Percentiles,
     /// Times it was off the engine in the middle of a kernel, per second.
     pub gaps_per_second: f64,
-    /// Compute time in the daemon's ledger.
-    pub charged_ns: Option<u64>,
+    /// What the daemon's ledger says.
+    #[serde(flatten)]
+    pub charge: Option<Charge>,
     /// Executed over its whole life, by its own time stamps.
     pub truth_ns: u64,
     /// The same with pauses.
@@ -189,7 +194,7 @@ pub fn line(
                 latency: load.latency,
                 kernel_length: load.kernel_length,
                 gaps_per_second: load.gaps as f64 / seconds,
-                charged_ns,
+                charge,
                 truth_ns: load.life_executed_ns,
                 truth_occupied_ns: load.life_occupied_ns,
                 charge_error_percent: error_percent(charged_ns, load.life_executed_ns),
@@ -273,6 +278,7 @@ mod tests {
             charges: vec![
                 Some(Charge {
                     compute_ns: 2_424_000_000,
+                    ..Charge::default()
                 }),
                 None,
             ],

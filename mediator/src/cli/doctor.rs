@@ -181,6 +181,16 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         needed_for: "scheduling of a real GPU",
         remedy: "Run as root",
     };
+    let status = Feature {
+        name: "Engine status register",
+        needed_for: "letting another in when a tenant goes idle",
+        remedy: "Run as root",
+    };
+    let counters = Feature {
+        name: "Performance counters",
+        needed_for: "not charging idle time within residency",
+        remedy: "A Hopper GPU or later, the vendor's libnvidia-ml.so.1, and root",
+    };
     let memory = Feature {
         name: "Exportable GPU memory",
         needed_for: "swapping on a real GPU",
@@ -197,6 +207,8 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
             driver.not_probed(because),
             events.not_probed(because),
             suspension.not_probed(because),
+            status.not_probed(because),
+            counters.not_probed(because),
             memory.not_probed(because),
         ];
     }
@@ -230,6 +242,16 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         } else {
             Err("the driver knows the call, but this user is not root".into())
         }
+    }));
+    findings.push(probed(status, &|abi| {
+        probe::engine_works(gpu, abi)
+            .map(|works| format!("readable; {}", if works { "at work" } else { "idle" }))
+            .map_err(|error| told(&error))
+    }));
+    findings.push(probed(counters, &|abi| {
+        probe::counters(gpu, abi)
+            .map(|()| "latched 10 times a second, on the clock of the events".into())
+            .map_err(|error| told(&error))
     }));
     findings.push(memory.found(match probe::exportable_memory(gpu) {
         Ok(true) => Ok("as file descriptors".into()),
@@ -284,7 +306,7 @@ mod tests {
     fn every_host_gets_every_line_and_what_is_missing_a_remedy() {
         // No host has a GPU of this number.
         let findings = examine(4_000_000);
-        assert_eq!(findings.len(), 9);
+        assert_eq!(findings.len(), 11);
         for finding in &findings {
             let has_remedy = !finding.remedy.is_empty();
             assert_eq!(has_remedy, finding.state == State::Missing, "{finding:?}");

@@ -5,5 +5,6 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod nvidia;
 mod report;
+pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod vmm;

@@ -106,9 +106,15 @@ impl Accounting<'_> {
     }
 
     fn read_log(&mut self) {
-        self.host.gpu().read_events(&mut self.events);
+        let complete = self.host.gpu().read_events(&mut self.events);
         for event in self.events.drain(..) {
             self.truth.observe(Observation::Switch(event));
+        }
+        if !complete {
+            // After what was observed: the state that the last record began ended at an unknown moment.
+            for engine in engines(&**self.host.gpu()) {
+                self.truth.restart(engine);
+            }
         }
     }
 
@@ -121,11 +127,13 @@ impl Accounting<'_> {
             } else {
                 self.timing.period
             };
-            self.sleep_until(from + period);
+            let end = from + period;
+            self.sleep_until(self.host.decide_at().map_or(end, |at| at.min(end)));
             // The end is read first: whatever is logged after that lies behind it.
             let to = self.now();
             self.read_log();
-            let usage = self.truth.close(window(from, to));
+            let mut usage = self.truth.close(window(from, to));
+            self.host.gpu().qualify(&mut usage);
             from = to;
             self.host.period_end(None, usage, None, &mut self.channels);
         }

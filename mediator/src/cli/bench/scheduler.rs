@@ -33,15 +33,28 @@ pub(super) struct DaemonArgs {
     /// Which daemon schedules
     #[arg(long, value_enum, default_value_t = DaemonKind::Serve)]
     daemon: DaemonKind,
-    /// Its policy
-    #[arg(long, default_value = "dfq")]
-    pub(super) policy: String,
+    /// Its policy; its own choice if not given
+    #[arg(long)]
+    policy: Option<String>,
     /// From one decision to the next, in milliseconds; the daemon's own default if not given
     #[arg(long)]
     period_ms: Option<u64>,
     /// Library that reports handles, for --daemon watch
     #[arg(long, required_if_eq("daemon", "watch"))]
     preload: Option<PathBuf>,
+    /// Further words for the daemon, such as --daemon-word=--frames=24
+    #[arg(long = "daemon-word", value_name = "WORD", hide = true)]
+    words: Vec<String>,
+}
+
+impl DaemonArgs {
+    /// What its runs are called.
+    pub(super) fn name(&self) -> &str {
+        self.policy.as_deref().unwrap_or(match self.daemon {
+            DaemonKind::Serve => "turnstile",
+            DaemonKind::Watch => "none",
+        })
+    }
 }
 
 /// Who schedules a cell.
@@ -57,7 +70,7 @@ impl Scheduler<'_> {
     pub(super) fn name(&self) -> &str {
         match self {
             Self::Native => "native",
-            Self::Scheduled(args) => &args.policy,
+            Self::Scheduled(args) => args.name(),
         }
     }
 
@@ -178,11 +191,12 @@ fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Runn
     let socket = folder.path().join("turnstile.sock");
     let mut command = Command::new(std::env::current_exe()?);
     command
-        .args(["serve", "--gpu", "nvidia", "--socket"])
+        .args(["serve", "--gpu", "nvidia"])
+        .args(["--gpu-index", &device.to_string(), "--socket"])
         .arg(&socket)
-        .args(["--policy", &args.policy]);
-    if device != 0 {
-        bail!("The daemon serves GPU 0");
+        .args(&args.words);
+    if let Some(policy) = &args.policy {
+        command.args(["--policy", policy]);
     }
     if let Some(period) = args.period_ms {
         command.args(["--period-ms", &period.to_string()]);
@@ -265,7 +279,8 @@ impl Running {
                 let mut command = Command::new(std::env::current_exe()?);
                 command
                     .args(["nvidia-watch", "--json", "--gpu", &device.to_string()])
-                    .args(["--policy", &args.policy])
+                    .args(["--policy", args.name()])
+                    .args(&args.words)
                     .args(["--seconds", &length.as_secs_f64().to_string()])
                     .arg("--handles")
                     .arg(folder.path().join("handles"));
@@ -314,8 +329,12 @@ fn charge(snapshot: &Value, index: usize) -> Option<Charge> {
     let own = tenants
         .iter()
         .find(|tenant| tenant["name"] == name(index))?;
-    let compute_ns = own["compute_ns"].as_u64()?;
-    Some(Charge { compute_ns })
+    let ns = |name: &str| own[name].as_u64();
+    Some(Charge {
+        compute_ns: ns("compute_ns")?,
+        engine_ns: ns("engine_ns")?,
+        held_ns: ns("held_ns")?,
+    })
 }
 
 /// The first line of a file, for names of things.
@@ -334,10 +353,15 @@ mod tests {
     #[test]
     fn a_charge_is_found_by_name() {
         let snapshot = serde_json::json!({"tenants": [
-            {"name": "load1", "compute_ns": 5},
-            {"name": "load0", "compute_ns": 7},
+            {"name": "load1", "compute_ns": 5, "engine_ns": 6, "held_ns": 1},
+            {"name": "load0", "compute_ns": 7, "engine_ns": 8, "held_ns": 2},
         ]});
-        assert_eq!(charge(&snapshot, 0), Some(Charge { compute_ns: 7 }));
+        let own = Charge {
+            compute_ns: 7,
+            engine_ns: 8,
+            held_ns: 2,
+        };
+        assert_eq!(charge(&snapshot, 0), Some(own));
         assert_eq!(charge(&snapshot, 2), None);
         assert_eq!(charge(&serde_json::json!({}), 0), None);
     }

@@ -262,7 +262,7 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         );
         table::print("alone, natively", &report.alone);
         table::print("native", &report.native);
-        table::print(&args.daemon.policy, &report.scheduled);
+        table::print(args.daemon.name(), &report.scheduled);
     }
     for failure in &report.failures {
         eprintln!(

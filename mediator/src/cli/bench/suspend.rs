@@ -45,9 +45,9 @@ pub(super) struct SuspendArgs {
     /// Also suspend each channel of the compute group alone, a twentieth as often
     #[arg(long)]
     single: bool,
-    /// Library that reports handles
+    /// Library that reports handles, in place of what `turnstile run` learns
     #[arg(long)]
-    preload: PathBuf,
+    preload: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -133,13 +133,15 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
         list_gaps: true,
     };
     let mut command = Command::new(&program);
-    command
-        .args(words(&tenant, &common))
-        .env(
-            "LD_PRELOAD",
-            fs::canonicalize(&args.preload).context("--preload")?,
-        )
-        .env("TURNSTILE_HANDLES", &path);
+    if let Some(preload) = &args.preload {
+        let preload = fs::canonicalize(preload).context("--preload")?;
+        command.env("LD_PRELOAD", preload);
+        command.env("TURNSTILE_HANDLES", &path);
+    } else {
+        command.args(["run", "--learn-only"]).arg(&path).arg("--");
+        command.arg(&program);
+    }
+    command.args(words(&tenant, &common));
     let mut load = Load::spawn(command)?;
     load.wait_ready()?;
     let mut handles = Handles::default();
@@ -149,10 +151,7 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     let compute = handles.compute_channels(load.pid);
     let all = handles.all_channels(load.pid);
     if compute.is_empty() {
-        bail!(
-            "The load reported no channels; is {} the library of images/load/handles.c?",
-            args.preload.display()
-        );
+        bail!("Nothing was learnt of the load's channels");
     }
     let mut kinds = vec![
         ("compute group".to_owned(), compute.clone(), args.trials),

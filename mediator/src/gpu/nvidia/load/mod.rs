@@ -88,7 +88,10 @@ pub fn run(
     let pid = std::process::id();
     tell(&mut say, &Said::Ready { pid, calibration })?;
     let start_ns = match &mut orders {
-        Some(orders) => ordered_start(orders)?,
+        Some(orders) => match ordered_start(orders)? {
+            Some(start_ns) => start_ns,
+            None => return Ok(()),
+        },
         None => wall_ns() + 1_000_000,
     };
     let end = in_wall_ns(start_ns + spec.length_ns);
@@ -113,11 +116,16 @@ fn tell(say: &mut impl Write, said: &Said) -> Result<(), LoadError> {
     Ok(say.flush()?)
 }
 
-fn ordered_start(orders: &mut impl BufRead) -> Result<u64, LoadError> {
+/// When to start; `None` if nobody wants it any more.
+fn ordered_start(orders: &mut impl BufRead) -> Result<Option<u64>, LoadError> {
     let mut line = String::new();
-    io::Read::take(orders, 64).read_line(&mut line)?;
-    let moment = line.trim_end().parse();
-    moment.map_err(|_| LoadError::Order(line))
+    if io::Read::take(orders, 64).read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    match line.trim_end().parse() {
+        Ok(moment) => Ok(Some(moment)),
+        Err(_) => Err(LoadError::Order(line)),
+    }
 }
 
 /// Runs until clocks are up, and finds out how long work takes if nobody has.
@@ -358,8 +366,9 @@ mod tests {
 
     #[test]
     fn the_moment_to_start_is_a_number() {
-        assert_eq!(ordered_start(&mut &b"123\nrest"[..]).unwrap(), 123);
-        for bad in [&b""[..], b"now\n", b"-1\n"] {
+        assert_eq!(ordered_start(&mut &b"123\nrest"[..]).unwrap(), Some(123));
+        assert_eq!(ordered_start(&mut &b""[..]).unwrap(), None);
+        for bad in [&b"now\n"[..], b"-1\n"] {
             assert!(matches!(
                 ordered_start(&mut &bad[..]),
                 Err(LoadError::Order(_))

@@ -1,0 +1,317 @@
+//! What is known of the engine and its tenants: log, residency, demand, counters and handles together.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use turnstile_accounting::meter::IdleShares;
+use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
+use turnstile_vmm::wire::ObjectChange;
+
+use super::demand::Demand;
+use super::events::{Change, EventLog, SwitchRecord};
+use super::handles::Handles;
+use super::hold::Channel;
+use super::residency::{Residency, UNTRACKED};
+use super::rm::{RmClient, RmError};
+use super::utilisation::Utilisation;
+use crate::gpu::Untracked;
+use crate::mediation::COMPUTE;
+
+/// Ancestors looked at before a process is nobody's.
+const ANCESTORS_MAX: u32 = 64;
+
+/// Residency is told up to here before the end of what was read: the GPU may yet deliver a record of a little earlier.
+///
+/// SOURCE: the log is flushed before it is read; a switch takes 80 us (facts sheet section 1).
+const SETTLED: Nanos = Nanos::from_us(100);
+
+/// Processes whose ancestors were looked at without finding a tenant, that are remembered.
+const STRANGERS_MAX: usize = 4096;
+
+/// The engine's occupancy and whom it belongs to.
+#[derive(Debug)]
+pub(super) struct Watch {
+    client: Arc<RmClient>,
+    log: EventLog,
+    pub(super) residency: Residency,
+    pub(super) demand: Demand,
+    pub(super) handles: Handles,
+    utilisation: Option<Utilisation>,
+    idle: IdleShares,
+    tenants: BTreeSet<TenantId>,
+    strangers: BTreeSet<u32>,
+    records: Vec<SwitchRecord>,
+    events: Vec<SwitchEvent>,
+    /// A part of the log was lost since the events were last taken.
+    lost: bool,
+}
+
+impl Watch {
+    pub(super) fn new(
+        client: Arc<RmClient>,
+        log: EventLog,
+        utilisation: Option<Utilisation>,
+    ) -> Self {
+        Self {
+            client,
+            log,
+            residency: Residency::new(COMPUTE),
+            demand: Demand::default(),
+            handles: Handles::default(),
+            utilisation,
+            idle: IdleShares::default(),
+            tenants: BTreeSet::new(),
+            strangers: BTreeSet::new(),
+            records: Vec::new(),
+            events: Vec::new(),
+            lost: false,
+        }
+    }
+
+    pub(super) fn add(&mut self, tenant: TenantId, pid: u32) {
+        self.tenants.insert(tenant);
+        self.demand.add(tenant, wall());
+        self.assign(pid, tenant);
+    }
+
+    /// A process, and what it starts, is a tenant's.
+    pub(super) fn assign(&mut self, pid: u32, tenant: TenantId) {
+        self.residency.assign(pid, tenant);
+        self.strangers.clear();
+    }
+
+    pub(super) fn exited(&mut self, pid: u32) {
+        self.handles.forget(pid);
+        self.residency.forget(pid);
+    }
+
+    pub(super) fn remove(&mut self, tenant: TenantId) {
+        self.tenants.remove(&tenant);
+        self.demand.remove(tenant);
+        self.idle.forget(tenant);
+        for pid in self.residency.forget_tenant(tenant) {
+            self.handles.forget(pid);
+        }
+    }
+
+    /// Takes what a process was handed out; whether a tenant that is held has something new to be stopped.
+    pub(super) fn changed(&mut self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) -> bool {
+        if self.residency.tenant(pid) != Some(tenant) {
+            self.assign(pid, tenant);
+        }
+        let mut any = false;
+        for change in changes {
+            match self.handles.apply(pid, change) {
+                Ok(changed) => any |= changed,
+                Err(error) => log::debug!("{error}"),
+            }
+        }
+        any
+    }
+
+    /// Channels by which a tenant is held: those on the compute engine, of all its processes.
+    pub(super) fn channels(&self, tenant: TenantId) -> Vec<Channel> {
+        self.handles
+            .pids()
+            .filter(|pid| self.residency.tenant(*pid) == Some(tenant))
+            .flat_map(|pid| self.handles.compute_channels(pid))
+            .collect()
+    }
+
+    /// Reads the log up to now.
+    pub(super) fn refresh(&mut self) -> Result<(), RmError> {
+        let complete = self.log.read(&self.client, &mut self.records)?;
+        for record in self.records.drain(..) {
+            self.residency.take(&record, &mut self.events);
+            let tenant = self.residency.tenant(record.pid).unwrap_or(UNTRACKED);
+            match record.change {
+                Change::Active => self.demand.active(tenant, record.at),
+                Change::Saved => self.demand.saved(tenant, record.at),
+            }
+        }
+        if !complete {
+            self.residency.lose();
+            self.lost = true;
+        }
+        Ok(())
+    }
+
+    /// Moves what the engine did until now to the end of `events`; whether nothing of it was lost.
+    pub(super) fn take(&mut self, events: &mut Vec<SwitchEvent>) -> Result<bool, RmError> {
+        // The end is read first: whatever is logged after that lies behind it.
+        let now = wall();
+        self.refresh()?;
+        let settled = Moment(now.0.saturating_sub(SETTLED.0));
+        self.residency.settle(settled, &mut self.events);
+        self.measure_idle(now);
+        self.adopt();
+        events.append(&mut self.events);
+        Ok(!std::mem::take(&mut self.lost))
+    }
+
+    /// Learns from the engine's counters how much of each residency was idle.
+    fn measure_idle(&mut self, now: Moment) {
+        let Some(utilisation) = &mut self.utilisation else {
+            return;
+        };
+        let busy = match utilisation.read(now) {
+            Ok(Some(busy)) => busy,
+            Ok(None) => return,
+            Err(error) => {
+                log::warn!("{error}; idle time within residency is charged from now on");
+                self.utilisation = None;
+                return;
+            }
+        };
+        let resident = self.residency.resident_within(busy.from, busy.to);
+        let length = busy.to.since(busy.from);
+        self.idle
+            .observe(length, length.saturating_sub(busy.busy_ns), &resident);
+        for tenant in resident.into_keys() {
+            let fraction = self.idle.fraction(tenant);
+            self.residency.set_idle_fraction(tenant, fraction);
+        }
+    }
+
+    /// Idle fractions of all tenants, for people.
+    pub(super) fn describe(&self) -> String {
+        let line = |tenant: &TenantId| {
+            let percent = |part: f64| part * 100.0;
+            format!(
+                "{tenant}: {:.2} % of its residency idle (+- {:.2})",
+                percent(self.idle.fraction(*tenant)),
+                percent(self.idle.uncertainty(*tenant))
+            )
+        };
+        let lines: Vec<String> = self.tenants.iter().map(line).collect();
+        lines.join(", ")
+    }
+
+    /// Which signals a usage rests on, and how far its idle time may be in the wrong place.
+    pub(super) fn qualify(&self, usage: &mut Usage) {
+        if self.utilisation.is_none() {
+            return;
+        }
+        usage.signals = Signals::EventsAndCounters;
+        for engine in &mut usage.engines {
+            let doubt = |part: &TenantUsage| {
+                // CAST: a part of the tenant's time.
+                Nanos((part.used_ns.0 as f64 * self.idle.uncertainty(part.tenant)) as u64)
+            };
+            let doubt = engine.tenants.iter().map(doubt).max();
+            engine.error_bound_ns += doubt.unwrap_or(Nanos::ZERO);
+        }
+    }
+
+    /// Processes that came up in the log and are children of a tenant are its own.
+    fn adopt(&mut self) {
+        let unknown = self.residency.untracked().keys();
+        let new: Vec<u32> = unknown
+            .filter(|pid| !self.strangers.contains(pid))
+            .copied()
+            .collect();
+        for pid in new {
+            match ancestor(pid, parent, |pid| self.residency.tenant(pid)) {
+                Some(tenant) => self.residency.assign(pid, tenant),
+                None => {
+                    let name = name(pid);
+                    log::warn!(
+                        "Process {pid} ({name}) uses the GPU and is no tenant's: its time is accounted as untracked and it \
+                         is not scheduled; start it with turnstile run"
+                    );
+                    if self.strangers.len() < STRANGERS_MAX {
+                        self.strangers.insert(pid);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn untracked(&self) -> Vec<Untracked> {
+        let of = |(pid, switches): (&u32, &u64)| Untracked {
+            pid: *pid,
+            name: name(*pid),
+            switches: *switches,
+        };
+        self.residency.untracked().iter().map(of).collect()
+    }
+}
+
+/// The clock of the driver's records. SOURCE: measured: time stamps are of the wall clock.
+pub(super) fn wall() -> Moment {
+    // CAST: until the year 2554.
+    Moment(
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_nanos() as u64,
+    )
+}
+
+/// The name that a process gave itself; empty if it is gone.
+fn name(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end()
+        .chars()
+        .filter(|c| !c.is_control())
+        .collect()
+}
+
+/// The tenant of the nearest ancestor that has one.
+fn ancestor(
+    pid: u32,
+    parent: impl Fn(u32) -> Option<u32>,
+    tenant: impl Fn(u32) -> Option<TenantId>,
+) -> Option<TenantId> {
+    let mut at = pid;
+    for _ in 0..ANCESTORS_MAX {
+        if let Some(found) = tenant(at) {
+            return Some(found);
+        }
+        at = parent(at).filter(|parent| *parent > 1)?;
+    }
+    None
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    parent_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The parent that a line of `/proc/PID/stat` names: the second field behind the name, which may hold anything.
+fn parent_in(stat: &str) -> Option<u32> {
+    stat.rsplit_once(')')?
+        .1
+        .split_ascii_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn a_name_with_brackets_hides_no_parent() {
+        assert_eq!(parent_in("12 (a) b) c) S 7 12 12 0"), Some(7));
+        assert_eq!(parent_in("12 (a"), None);
+        assert_eq!(
+            parent(std::process::id()),
+            Some(std::os::unix::process::parent_id())
+        );
+    }
+
+    #[test]
+    fn children_of_a_tenant_are_its_own() {
+        let parents = BTreeMap::from([(30, 20), (20, 10), (40, 1)]);
+        let tenant = |pid| (pid == 10).then_some(TenantId(1));
+        let of = |pid| ancestor(pid, |pid| parents.get(&pid).copied(), tenant);
+        assert_eq!(
+            (of(30), of(10), of(40)),
+            (Some(TenantId(1)), Some(TenantId(1)), None)
+        );
+    }
+}
