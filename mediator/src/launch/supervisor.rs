@@ -91,8 +91,10 @@ impl Supervisor {
             if ready.learner {
                 self.learn(&mut seen);
             }
-            if ready.hung_up {
-                self.learner = None;
+            if ready.hung_up
+                && let Some(Learner::Notify { listener, .. }) = self.learner.take()
+            {
+                log::debug!("{} calls of the program were looked at", listener.calls());
             }
             if let Some(learner) = &mut self.learner {
                 unsettled = learner.settle(&mut seen);
