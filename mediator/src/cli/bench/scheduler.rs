@@ -1,9 +1,10 @@
 //! Who schedules the loads of a cell: the driver alone, or a daemon.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,9 +15,13 @@ use serde_json::Value;
 use tempfile::TempDir;
 use turnstile_mediator::bench::cell::{Charge, SchedulerSays};
 use turnstile_mediator::bench::matrix::Tenant;
+use turnstile_mediator::bench::spans::Span;
 
 /// TIMEOUT: the daemon opens the driver, starts its log and a guardian: some hundred milliseconds.
 const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// TIMEOUT: a snapshot is taken and printed within milliseconds.
+const SAY_LIMIT: Duration = Duration::from_secs(5);
 
 /// Which daemon schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -103,48 +108,72 @@ impl Scheduler<'_> {
 #[derive(Debug)]
 pub(super) struct Daemon {
     child: Child,
-    cpu_ns: u64,
-    begin: Instant,
+    /// JSON values that it says.
+    heard: Receiver<Value>,
+    /// Snapshots, with the processor time used by then.
+    marks: Vec<(Value, u64, Instant)>,
 }
 
 impl Daemon {
     fn spawn(command: &mut Command) -> anyhow::Result<Self> {
-        let child = command
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("Starting {command:?} failed"))?;
+        let output = child.stdout.take().context("The daemon has no output")?;
+        let (say, heard) = channel();
+        thread::Builder::new()
+            .name("bench-daemon".into())
+            .spawn(move || {
+                let values = serde_json::Deserializer::from_reader(BufReader::new(output));
+                for value in values.into_iter().map_while(Result::ok) {
+                    if say.send(value).is_err() {
+                        break;
+                    }
+                }
+            })?;
+        let marks = Vec::new();
         Ok(Self {
             child,
-            cpu_ns: 0,
-            begin: Instant::now(),
+            heard,
+            marks,
         })
     }
 
-    fn mark(&mut self) {
-        (self.cpu_ns, self.begin) = (cpu_ns(self.child.id()), Instant::now());
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).context("The daemon has no id")?;
+        kill_process(pid, signal).context("The daemon is gone")
     }
 
-    /// Processor time since the mark, of one core.
-    fn cpu_percent(&self) -> f64 {
-        let used = cpu_ns(self.child.id()).saturating_sub(self.cpu_ns);
-        100.0 * used as f64 / self.begin.elapsed().as_nanos() as f64
+    fn hear(&self, limit: Duration) -> anyhow::Result<Value> {
+        let said = self.heard.recv_timeout(limit);
+        said.context("The daemon says nothing; its messages are above")
     }
 
-    /// Ends it, and returns what it said.
-    fn end(&mut self, ask: bool) -> anyhow::Result<String> {
-        if ask && let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
-            kill_process(pid, Signal::INT).context("The daemon is gone")?;
-        }
-        let mut said = String::new();
-        if let Some(mut output) = self.child.stdout.take() {
-            output.read_to_string(&mut said)?;
-        }
+    /// Takes a snapshot.
+    fn mark(&mut self) -> anyhow::Result<()> {
+        self.signal(Signal::USR1)?;
+        let snapshot = self.hear(SAY_LIMIT)?;
+        let cpu_ns = cpu_ns(self.child.id());
+        self.marks.push((snapshot, cpu_ns, Instant::now()));
+        Ok(())
+    }
+
+    /// Processor time between the first and the last mark, of one core.
+    fn cpu_percent(&self) -> Option<f64> {
+        let ((_, used, from), (_, used_by_now, to)) = (self.marks.first()?, self.marks.last()?);
+        let wall = to.duration_since(*from).as_nanos();
+        (wall > 0).then(|| 100.0 * used_by_now.saturating_sub(*used) as f64 / wall as f64)
+    }
+
+    /// Waits for its end.
+    fn wait(&mut self) -> anyhow::Result<()> {
         let status = self.child.wait()?;
         if !status.success() {
             bail!("The daemon ended with {status}; its messages are above");
         }
-        Ok(said)
+        Ok(())
     }
 }
 
@@ -267,8 +296,7 @@ impl Running {
         length: Duration,
     ) -> anyhow::Result<()> {
         match self {
-            Self::Native => {}
-            Self::Serve { daemon, .. } => daemon.mark(),
+            Self::Native | Self::Serve { .. } => {}
             Self::Watch {
                 args,
                 folder,
@@ -296,45 +324,65 @@ impl Running {
         Ok(())
     }
 
-    /// The loads are done, and still there: ends the daemon, and returns what it says of the run.
+    /// The beginning or the end of what the daemon is asked about.
+    pub(super) fn mark(&mut self) -> anyhow::Result<()> {
+        match self {
+            Self::Serve { daemon, .. } => daemon.mark(),
+            Self::Native | Self::Watch { .. } => Ok(()),
+        }
+    }
+
+    /// The tenants are done: ends the daemon, and returns what it said of the run.
     pub(super) fn end(self, tenants: usize) -> anyhow::Result<SchedulerSays> {
         match self {
             Self::Native => Ok(SchedulerSays::default()),
             Self::Serve { mut daemon, .. } => {
-                let cpu_percent = Some(daemon.cpu_percent());
-                let said: Value = serde_json::from_str(&daemon.end(true)?)
-                    .context("The daemon's last snapshot is no JSON")?;
-                Ok(SchedulerSays {
-                    charges: (0..tenants).map(|index| charge(&said, index)).collect(),
-                    cpu_percent,
-                })
+                daemon.signal(Signal::INT)?;
+                daemon.wait()?;
+                let mut says = SchedulerSays {
+                    cpu_percent: daemon.cpu_percent(),
+                    ..SchedulerSays::default()
+                };
+                if let [(first, ..), .., (last, ..)] = &daemon.marks[..] {
+                    let of = |index| charge(first, last, index);
+                    says.charges = (0..tenants).map(of).collect();
+                    let at = |snapshot: &Value| snapshot["at"].as_u64();
+                    says.window = at(first)
+                        .zip(at(last))
+                        .map(|(from, to)| Span::new(from, to));
+                }
+                Ok(says)
             }
             Self::Watch { daemon, .. } => {
                 let mut daemon = daemon.context("The watch was not begun")?;
-                let said: Value = serde_json::from_str(&daemon.end(false)?)
-                    .context("The watch's report is no JSON")?;
+                daemon.wait()?;
+                let said = daemon.hear(SAY_LIMIT)?;
                 Ok(SchedulerSays {
-                    // It does not see the load's whole life.
-                    charges: Vec::new(),
                     cpu_percent: said["controller_cpu_percent"].as_f64(),
+                    ..SchedulerSays::default()
                 })
             }
         }
     }
 }
 
-/// What a snapshot of the daemon charges tenant `index`.
-fn charge(snapshot: &Value, index: usize) -> Option<Charge> {
+/// What the daemon charged tenant `index` between two snapshots.
+fn charge(first: &Value, last: &Value, index: usize) -> Option<Charge> {
+    let between = |name: &str| Some(counter(last, index, name)? - counter(first, index, name)?);
+    Some(Charge {
+        compute_ns: between("compute_ns")?,
+        engine_ns: between("engine_ns")?,
+        held_ns: between("held_ns")?,
+    })
+}
+
+/// A counter of tenant `index` in a snapshot.
+fn counter(snapshot: &Value, index: usize, what: &str) -> Option<u64> {
     let tenants = snapshot["tenants"].as_array()?;
     let own = tenants
         .iter()
         .find(|tenant| tenant["name"] == name(index))?;
-    let ns = |name: &str| own[name].as_u64();
-    Some(Charge {
-        compute_ns: ns("compute_ns")?,
-        engine_ns: ns("engine_ns")?,
-        held_ns: ns("held_ns")?,
-    })
+    own[what].as_u64()
 }
 
 /// The first line of a file, for names of things.
@@ -351,19 +399,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_charge_is_found_by_name() {
-        let snapshot = serde_json::json!({"tenants": [
-            {"name": "load1", "compute_ns": 5, "engine_ns": 6, "held_ns": 1},
-            {"name": "load0", "compute_ns": 7, "engine_ns": 8, "held_ns": 2},
-        ]});
+    fn a_charge_is_what_came_between_two_snapshots() {
+        let snapshot = |compute: u64| {
+            serde_json::json!({"at": 1, "tenants": [
+                {"name": "load1", "compute_ns": 5, "engine_ns": 6, "held_ns": 1},
+                {"name": "load0", "compute_ns": compute, "engine_ns": 8, "held_ns": 2},
+            ]})
+        };
         let own = Charge {
             compute_ns: 7,
-            engine_ns: 8,
-            held_ns: 2,
+            ..Charge::default()
         };
-        assert_eq!(charge(&snapshot, 0), Some(own));
-        assert_eq!(charge(&snapshot, 2), None);
-        assert_eq!(charge(&serde_json::json!({}), 0), None);
+        assert_eq!(charge(&snapshot(10), &snapshot(17), 0), Some(own));
+        assert_eq!(charge(&snapshot(10), &snapshot(17), 2), None);
+        assert_eq!(charge(&serde_json::json!({}), &snapshot(1), 0), None);
+    }
+
+    #[test]
+    fn a_daemon_is_asked_and_ends() {
+        let script = r#"n=0; trap 'n=$((n+1)); echo "{\"at\": $n}"' USR1; trap 'exit 0' INT; echo 1; while :; do sleep 0.01; done"#;
+        let mut daemon = Daemon::spawn(Command::new("bash").args(["-c", script])).unwrap();
+        assert_eq!(daemon.hear(SAY_LIMIT).unwrap(), 1, "its traps are set");
+        daemon.mark().unwrap();
+        daemon.mark().unwrap();
+        assert_eq!(daemon.marks[1].0["at"], 2);
+        assert!(daemon.cpu_percent().is_some());
+        daemon.signal(Signal::INT).unwrap();
+        daemon.wait().unwrap();
     }
 
     #[test]
