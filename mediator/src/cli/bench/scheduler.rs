@@ -3,25 +3,23 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use turnstile_mediator::bench::cell::{Charge, SchedulerSays};
 use turnstile_mediator::bench::matrix::Tenant;
 use turnstile_mediator::bench::spans::Span;
 
+use super::daemon::{Daemon, SAY_LIMIT};
+
 /// TIMEOUT: the daemon opens the driver, starts its log and a guardian: some hundred milliseconds.
 const START_LIMIT: Duration = Duration::from_secs(20);
-
-/// TIMEOUT: a snapshot is taken and printed within milliseconds.
-const SAY_LIMIT: Duration = Duration::from_secs(5);
 
 /// Which daemon schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -104,100 +102,6 @@ impl Scheduler<'_> {
     }
 }
 
-/// A daemon process, which is told to end rather than killed.
-#[derive(Debug)]
-pub(super) struct Daemon {
-    child: Child,
-    /// JSON values that it says.
-    heard: Receiver<Value>,
-    /// Snapshots, with the processor time used by then.
-    marks: Vec<(Value, u64, Instant)>,
-}
-
-impl Daemon {
-    fn spawn(command: &mut Command) -> anyhow::Result<Self> {
-        let mut child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("Starting {command:?} failed"))?;
-        let output = child.stdout.take().context("The daemon has no output")?;
-        let (say, heard) = channel();
-        thread::Builder::new()
-            .name("bench-daemon".into())
-            .spawn(move || {
-                let values = serde_json::Deserializer::from_reader(BufReader::new(output));
-                for value in values.into_iter().map_while(Result::ok) {
-                    if say.send(value).is_err() {
-                        break;
-                    }
-                }
-            })?;
-        let marks = Vec::new();
-        Ok(Self {
-            child,
-            heard,
-            marks,
-        })
-    }
-
-    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        let pid = Pid::from_raw(self.child.id().cast_signed()).context("The daemon has no id")?;
-        kill_process(pid, signal).context("The daemon is gone")
-    }
-
-    fn hear(&self, limit: Duration) -> anyhow::Result<Value> {
-        let said = self.heard.recv_timeout(limit);
-        said.context("The daemon says nothing; its messages are above")
-    }
-
-    /// Takes a snapshot.
-    fn mark(&mut self) -> anyhow::Result<()> {
-        self.signal(Signal::USR1)?;
-        let snapshot = self.hear(SAY_LIMIT)?;
-        let cpu_ns = cpu_ns(self.child.id());
-        self.marks.push((snapshot, cpu_ns, Instant::now()));
-        Ok(())
-    }
-
-    /// Processor time between the first and the last mark, of one core.
-    fn cpu_percent(&self) -> Option<f64> {
-        let ((_, used, from), (_, used_by_now, to)) = (self.marks.first()?, self.marks.last()?);
-        let wall = to.duration_since(*from).as_nanos();
-        (wall > 0).then(|| 100.0 * used_by_now.saturating_sub(*used) as f64 / wall as f64)
-    }
-
-    /// Waits for its end.
-    fn wait(&mut self) -> anyhow::Result<()> {
-        let status = self.child.wait()?;
-        if !status.success() {
-            bail!("The daemon ended with {status}; its messages are above");
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // Only of use after an error; nothing stays suspended, that is the guardian's work.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Processor time of all threads of a process; zero if it is gone.
-fn cpu_ns(pid: u32) -> u64 {
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        return 0;
-    };
-    let of = |text: String| text.split_ascii_whitespace().next()?.parse::<u64>().ok();
-    threads
-        .flatten()
-        .filter_map(|thread| fs::read_to_string(thread.path().join("schedstat")).ok())
-        .filter_map(of)
-        .sum()
-}
-
 /// What schedules one run of a cell.
 #[derive(Debug)]
 pub(super) enum Running {
@@ -230,11 +134,11 @@ fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Runn
     if let Some(period) = args.period_ms {
         command.args(["--period-ms", &period.to_string()]);
     }
-    let mut daemon = Daemon::spawn(&mut command)?;
+    let mut daemon = Daemon::spawn(&mut command, folder.path())?;
     let deadline = Instant::now() + START_LIMIT;
     while !socket.exists() {
-        if let Some(status) = daemon.child.try_wait()? {
-            bail!("The daemon ended with {status}; its messages are above");
+        if let Some(status) = daemon.ended()? {
+            return Err(daemon.failed(&format!("The daemon ended with {status}")));
         }
         if Instant::now() > deadline {
             bail!(
@@ -318,7 +222,7 @@ impl Running {
                 for (tenant, pid) in tenants.iter().zip(pids) {
                     command.args(["--tenant", &format!("{pid}:{}", tenant.weight)]);
                 }
-                *daemon = Some(Daemon::spawn(&mut command)?);
+                *daemon = Some(Daemon::spawn(&mut command, folder.path())?);
             }
         }
         Ok(())
@@ -343,7 +247,7 @@ impl Running {
                     cpu_percent: daemon.cpu_percent(),
                     ..SchedulerSays::default()
                 };
-                if let [(first, ..), .., (last, ..)] = &daemon.marks[..] {
+                if let [(first, ..), .., (last, ..)] = daemon.marks() {
                     let of = |index| charge(first, last, index);
                     says.charges = (0..tenants).map(of).collect();
                     let at = |snapshot: &Value| snapshot["at"].as_u64();
@@ -413,29 +317,5 @@ mod tests {
         assert_eq!(charge(&snapshot(10), &snapshot(17), 0), Some(own));
         assert_eq!(charge(&snapshot(10), &snapshot(17), 2), None);
         assert_eq!(charge(&serde_json::json!({}), &snapshot(1), 0), None);
-    }
-
-    #[test]
-    fn a_daemon_is_asked_and_ends() {
-        let script = r#"n=0; trap 'n=$((n+1)); echo "{\"at\": $n}"' USR1; trap 'exit 0' INT; echo 1; while :; do sleep 0.01; done"#;
-        let mut daemon = Daemon::spawn(Command::new("bash").args(["-c", script])).unwrap();
-        assert_eq!(daemon.hear(SAY_LIMIT).unwrap(), 1, "its traps are set");
-        daemon.mark().unwrap();
-        daemon.mark().unwrap();
-        assert_eq!(daemon.marks[1].0["at"], 2);
-        assert!(daemon.cpu_percent().is_some());
-        daemon.signal(Signal::INT).unwrap();
-        daemon.wait().unwrap();
-    }
-
-    #[test]
-    fn the_processor_time_of_this_process_grows() {
-        let before = cpu_ns(std::process::id());
-        let begin = Instant::now();
-        while begin.elapsed() < Duration::from_millis(20) {
-            std::hint::spin_loop();
-        }
-        assert!(cpu_ns(std::process::id()) > before);
-        assert_eq!(cpu_ns(u32::MAX), 0);
     }
 }
