@@ -7,13 +7,14 @@ use super::entitlement::entitlement;
 use super::load::LoadReport;
 use super::matrix::{Cell, Length, Pattern};
 use super::percentile::Percentiles;
+use super::spans::{Span, coarser, within};
 use super::windows::{Worst, worst};
-use super::{BUCKET_NS, BUCKETS_PER_SECOND};
+use super::{BUCKET_NS, BUCKETS_PER_SECOND, FINE_NS};
 
-/// What the daemon charged a tenant.
+/// What the daemon's ledger says of a tenant, in a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Charge {
-    /// Compute time in its ledger, over the tenant's whole life.
+    /// Compute time charged.
     pub compute_ns: u64,
     /// Time on the engine by the engine's own log.
     pub engine_ns: u64,
@@ -24,6 +25,8 @@ pub struct Charge {
 /// What a scheduler says of itself after a run; nothing for the driver's own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerSays {
+    /// The window of the charges, on the wall clock.
+    pub window: Option<Span>,
     /// Charges, one for each tenant of the cell in its order, where they are known.
     pub charges: Vec<Option<Charge>>,
     /// Processor time of the daemon in the run, of one core.
@@ -58,10 +61,10 @@ pub struct TenantLine {
     /// What the daemon's ledger says.
     #[serde(flatten)]
     pub charge: Option<Charge>,
-    /// Executed over its whole life, by its own time stamps.
-    pub truth_ns: u64,
+    /// Executed in the window of the charge, by its own time stamps.
+    pub truth_ns: Option<u64>,
     /// The same with pauses.
-    pub truth_occupied_ns: u64,
+    pub truth_occupied_ns: Option<u64>,
     /// Charged less executed, of the latter.
     pub charge_error_percent: Option<f64>,
     /// Charged less occupied, of the latter.
@@ -119,8 +122,8 @@ fn percent(part: u64, whole: u64) -> f64 {
     100.0 * part as f64 / whole as f64
 }
 
-fn error_percent(charged: Option<u64>, truth: u64) -> Option<f64> {
-    let charged = charged.filter(|_| truth > 0)?;
+fn error_percent(charged: Option<Charge>, truth: Option<u64>) -> Option<f64> {
+    let (charged, truth) = (charged?.compute_ns, truth.filter(|&truth| truth > 0)?);
     Some(100.0 * (charged as f64 - truth as f64) / truth as f64)
 }
 
@@ -143,17 +146,14 @@ pub fn line(
             return Err(CellError::Unrecorded(tenant.load(), unrecorded));
         }
     }
-    let count = loads
-        .iter()
-        .map(|load| load.executed_ns.len())
-        .min()
-        .unwrap_or(0);
+    // CAST: ten.
+    let times = (BUCKET_NS / FINE_NS) as usize;
+    let count = loads.iter().map(|load| load.executed_ns.len()).min();
+    let count = count.unwrap_or(0) / times;
     let due = entitlement(&cell.tenants, count)?;
     let side = |of: fn(&LoadReport) -> &[u64]| -> Vec<Vec<u64>> {
-        loads
-            .iter()
-            .map(|load| of(load)[..count].to_vec())
-            .collect()
+        let sums = |load: &LoadReport| coarser(&of(load)[..count * times], times);
+        loads.iter().map(sums).collect()
     };
     let executed = side(|load| &load.executed_ns);
     let occupied = side(|load| &load.occupied_ns);
@@ -176,7 +176,9 @@ pub fn line(
         .enumerate()
         .map(|(index, (load, tenant))| {
             let charge = says.charges.get(index).copied().flatten();
-            let charged_ns = charge.map(|charge| charge.compute_ns);
+            let truth = |buckets: &[u64]| within(buckets, load.start_ns, FINE_NS, says.window?);
+            let truth_ns = truth(&load.executed_ns);
+            let truth_occupied_ns = truth(&load.occupied_ns);
             let seconds = (BUCKET_NS * count as u64) as f64 / 1e9;
             let work_percent = match tenant.kernel {
                 Length::Us(us) => Some(load.kernels as f64 * us as f64 / seconds / 1e4),
@@ -195,10 +197,10 @@ pub fn line(
                 kernel_length: load.kernel_length,
                 gaps_per_second: load.gaps as f64 / seconds,
                 charge,
-                truth_ns: load.life_executed_ns,
-                truth_occupied_ns: load.life_occupied_ns,
-                charge_error_percent: error_percent(charged_ns, load.life_executed_ns),
-                charge_error_occupied_percent: error_percent(charged_ns, load.life_occupied_ns),
+                truth_ns,
+                truth_occupied_ns,
+                charge_error_percent: error_percent(charge, truth_ns),
+                charge_error_occupied_percent: error_percent(charge, truth_occupied_ns),
                 clock_error_ns: load.clock_error_ns,
             }
         })
@@ -258,14 +260,12 @@ mod tests {
     }
 
     fn load(bucket_ns: u64, seconds: usize) -> LoadReport {
-        let buckets = vec![bucket_ns; seconds * BUCKETS_PER_SECOND];
-        let life: u64 = buckets.iter().sum();
+        let buckets = vec![bucket_ns / 10; 10 * seconds * BUCKETS_PER_SECOND];
         LoadReport {
             executed_ns: buckets.clone(),
             occupied_ns: buckets,
             kernels: 100 * seconds as u64,
-            life_executed_ns: life,
-            life_occupied_ns: life,
+            start_ns: 7_000_000_000,
             ..LoadReport::default()
         }
     }
@@ -275,9 +275,10 @@ mod tests {
         let cell = cell(&[(300, Pattern::Busy), (100, Pattern::Busy)]);
         let loads = [load(6_000_000, 4), load(3_000_000, 4)];
         let says = SchedulerSays {
+            window: Some(Span::new(8_000_000_000, 10_000_000_000)),
             charges: vec![
                 Some(Charge {
-                    compute_ns: 2_424_000_000,
+                    compute_ns: 1_212_000_000,
                     ..Charge::default()
                 }),
                 None,

@@ -116,7 +116,7 @@ pub struct LoadReport {
     pub pid: u32,
     /// Where its first bucket begins.
     pub start_ns: u64,
-    /// Engine time executed in each bucket of [`super::BUCKET_NS`].
+    /// Engine time executed in each bucket of [`super::FINE_NS`].
     pub executed_ns: Vec<u64>,
     /// The same with its own pauses between kernels that are too short for anybody else to have run.
     pub occupied_ns: Vec<u64>,

@@ -17,6 +17,9 @@ pub mod spans;
 pub mod suspend;
 pub mod windows;
 
+/// Width of the buckets that a load reports, so that what lies between two moments is known to a fraction of it.
+pub const FINE_NS: u64 = 1_000_000;
+
 /// Width of a bucket. Shares of any stretch of time are sums of these.
 pub const BUCKET_NS: u64 = 10_000_000;
 

@@ -159,6 +159,32 @@ pub fn buckets(spans: &[Span], from_ns: u64, width_ns: u64, count: usize) -> Vec
     filled
 }
 
+/// Sums of each `times` buckets; what is left over at the end is left out.
+pub fn coarser(buckets: &[u64], times: usize) -> Vec<u64> {
+    let sum = |group: &[u64]| group.iter().sum();
+    buckets.chunks_exact(times.max(1)).map(sum).collect()
+}
+
+/// How much of buckets of `width_ns`, the first from `from_ns` on, lies in a window; a bucket that is cut counts in proportion.
+/// `None` if the window is not within the buckets.
+pub fn within(buckets: &[u64], from_ns: u64, width_ns: u64, window: Span) -> Option<u64> {
+    let end_ns = from_ns + width_ns * buckets.len() as u64;
+    if window.begin_ns < from_ns || window.end_ns > end_ns {
+        return None;
+    }
+    let until = |moment_ns: u64| -> u64 {
+        let passed = moment_ns - from_ns;
+        // CAST: a place in the slice, or its end.
+        let whole = (passed / width_ns) as usize;
+        let part = buckets.get(whole).map_or(0, |&bucket| {
+            // CAST: at most the bucket's own width.
+            (u128::from(bucket) * u128::from(passed % width_ns) / u128::from(width_ns)) as u64
+        });
+        buckets[..whole].iter().sum::<u64>() + part
+    };
+    Some(until(window.end_ns).saturating_sub(until(window.begin_ns)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,6 +231,18 @@ mod tests {
             [10, 10, 7, 10]
         );
         assert_eq!(buckets(&[], 10, 10, 2), [0, 0]);
+    }
+
+    #[test]
+    fn what_lies_in_a_window_is_cut_from_buckets() {
+        let filled = [10, 4, 0, 10];
+        let of = |begin, end| within(&filled, 100, 10, span(begin, end));
+        assert_eq!(of(100, 140), Some(24));
+        assert_eq!(of(105, 115), Some(7));
+        assert_eq!(of(120, 130), Some(0));
+        assert_eq!((of(99, 110), of(100, 141)), (None, None));
+        assert_eq!(coarser(&filled, 2), [14, 10]);
+        assert_eq!(coarser(&filled, 3), [14]);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `turnstile bench`: what sharing a real GPU is like, by the loads' own time stamps.
 
+mod daemon;
 mod load;
 mod overhead;
 mod processes;

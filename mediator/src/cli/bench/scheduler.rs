@@ -1,19 +1,22 @@
 //! Who schedules the loads of a cell: the driver alone, or a daemon.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use turnstile_mediator::bench::cell::{Charge, SchedulerSays};
 use turnstile_mediator::bench::matrix::Tenant;
+use turnstile_mediator::bench::spans::Span;
+
+use super::daemon::{Daemon, SAY_LIMIT};
 
 /// TIMEOUT: the daemon opens the driver, starts its log and a guardian: some hundred milliseconds.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -99,76 +102,6 @@ impl Scheduler<'_> {
     }
 }
 
-/// A daemon process, which is told to end rather than killed.
-#[derive(Debug)]
-pub(super) struct Daemon {
-    child: Child,
-    cpu_ns: u64,
-    begin: Instant,
-}
-
-impl Daemon {
-    fn spawn(command: &mut Command) -> anyhow::Result<Self> {
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("Starting {command:?} failed"))?;
-        Ok(Self {
-            child,
-            cpu_ns: 0,
-            begin: Instant::now(),
-        })
-    }
-
-    fn mark(&mut self) {
-        (self.cpu_ns, self.begin) = (cpu_ns(self.child.id()), Instant::now());
-    }
-
-    /// Processor time since the mark, of one core.
-    fn cpu_percent(&self) -> f64 {
-        let used = cpu_ns(self.child.id()).saturating_sub(self.cpu_ns);
-        100.0 * used as f64 / self.begin.elapsed().as_nanos() as f64
-    }
-
-    /// Ends it, and returns what it said.
-    fn end(&mut self, ask: bool) -> anyhow::Result<String> {
-        if ask && let Some(pid) = Pid::from_raw(self.child.id().cast_signed()) {
-            kill_process(pid, Signal::INT).context("The daemon is gone")?;
-        }
-        let mut said = String::new();
-        if let Some(mut output) = self.child.stdout.take() {
-            output.read_to_string(&mut said)?;
-        }
-        let status = self.child.wait()?;
-        if !status.success() {
-            bail!("The daemon ended with {status}; its messages are above");
-        }
-        Ok(said)
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // Only of use after an error; nothing stays suspended, that is the guardian's work.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Processor time of all threads of a process; zero if it is gone.
-fn cpu_ns(pid: u32) -> u64 {
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        return 0;
-    };
-    let of = |text: String| text.split_ascii_whitespace().next()?.parse::<u64>().ok();
-    threads
-        .flatten()
-        .filter_map(|thread| fs::read_to_string(thread.path().join("schedstat")).ok())
-        .filter_map(of)
-        .sum()
-}
-
 /// What schedules one run of a cell.
 #[derive(Debug)]
 pub(super) enum Running {
@@ -201,11 +134,11 @@ fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Runn
     if let Some(period) = args.period_ms {
         command.args(["--period-ms", &period.to_string()]);
     }
-    let mut daemon = Daemon::spawn(&mut command)?;
+    let mut daemon = Daemon::spawn(&mut command, folder.path())?;
     let deadline = Instant::now() + START_LIMIT;
     while !socket.exists() {
-        if let Some(status) = daemon.child.try_wait()? {
-            bail!("The daemon ended with {status}; its messages are above");
+        if let Some(status) = daemon.ended()? {
+            return Err(daemon.failed(&format!("The daemon ended with {status}")));
         }
         if Instant::now() > deadline {
             bail!(
@@ -267,8 +200,7 @@ impl Running {
         length: Duration,
     ) -> anyhow::Result<()> {
         match self {
-            Self::Native => {}
-            Self::Serve { daemon, .. } => daemon.mark(),
+            Self::Native | Self::Serve { .. } => {}
             Self::Watch {
                 args,
                 folder,
@@ -290,51 +222,71 @@ impl Running {
                 for (tenant, pid) in tenants.iter().zip(pids) {
                     command.args(["--tenant", &format!("{pid}:{}", tenant.weight)]);
                 }
-                *daemon = Some(Daemon::spawn(&mut command)?);
+                *daemon = Some(Daemon::spawn(&mut command, folder.path())?);
             }
         }
         Ok(())
     }
 
-    /// The loads are done, and still there: ends the daemon, and returns what it says of the run.
+    /// The beginning or the end of what the daemon is asked about.
+    pub(super) fn mark(&mut self) -> anyhow::Result<()> {
+        match self {
+            Self::Serve { daemon, .. } => daemon.mark(),
+            Self::Native | Self::Watch { .. } => Ok(()),
+        }
+    }
+
+    /// The tenants are done: ends the daemon, and returns what it said of the run.
     pub(super) fn end(self, tenants: usize) -> anyhow::Result<SchedulerSays> {
         match self {
             Self::Native => Ok(SchedulerSays::default()),
             Self::Serve { mut daemon, .. } => {
-                let cpu_percent = Some(daemon.cpu_percent());
-                let said: Value = serde_json::from_str(&daemon.end(true)?)
-                    .context("The daemon's last snapshot is no JSON")?;
-                Ok(SchedulerSays {
-                    charges: (0..tenants).map(|index| charge(&said, index)).collect(),
-                    cpu_percent,
-                })
+                daemon.signal(Signal::INT)?;
+                daemon.wait()?;
+                let mut says = SchedulerSays {
+                    cpu_percent: daemon.cpu_percent(),
+                    ..SchedulerSays::default()
+                };
+                if let [(first, ..), .., (last, ..)] = daemon.marks() {
+                    let of = |index| charge(first, last, index);
+                    says.charges = (0..tenants).map(of).collect();
+                    let at = |snapshot: &Value| snapshot["at"].as_u64();
+                    says.window = at(first)
+                        .zip(at(last))
+                        .map(|(from, to)| Span::new(from, to));
+                }
+                Ok(says)
             }
             Self::Watch { daemon, .. } => {
                 let mut daemon = daemon.context("The watch was not begun")?;
-                let said: Value = serde_json::from_str(&daemon.end(false)?)
-                    .context("The watch's report is no JSON")?;
+                daemon.wait()?;
+                let said = daemon.hear(SAY_LIMIT)?;
                 Ok(SchedulerSays {
-                    // It does not see the load's whole life.
-                    charges: Vec::new(),
                     cpu_percent: said["controller_cpu_percent"].as_f64(),
+                    ..SchedulerSays::default()
                 })
             }
         }
     }
 }
 
-/// What a snapshot of the daemon charges tenant `index`.
-fn charge(snapshot: &Value, index: usize) -> Option<Charge> {
+/// What the daemon charged tenant `index` between two snapshots.
+fn charge(first: &Value, last: &Value, index: usize) -> Option<Charge> {
+    let between = |name: &str| Some(counter(last, index, name)? - counter(first, index, name)?);
+    Some(Charge {
+        compute_ns: between("compute_ns")?,
+        engine_ns: between("engine_ns")?,
+        held_ns: between("held_ns")?,
+    })
+}
+
+/// A counter of tenant `index` in a snapshot.
+fn counter(snapshot: &Value, index: usize, what: &str) -> Option<u64> {
     let tenants = snapshot["tenants"].as_array()?;
     let own = tenants
         .iter()
         .find(|tenant| tenant["name"] == name(index))?;
-    let ns = |name: &str| own[name].as_u64();
-    Some(Charge {
-        compute_ns: ns("compute_ns")?,
-        engine_ns: ns("engine_ns")?,
-        held_ns: ns("held_ns")?,
-    })
+    own[what].as_u64()
 }
 
 /// The first line of a file, for names of things.
@@ -351,29 +303,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_charge_is_found_by_name() {
-        let snapshot = serde_json::json!({"tenants": [
-            {"name": "load1", "compute_ns": 5, "engine_ns": 6, "held_ns": 1},
-            {"name": "load0", "compute_ns": 7, "engine_ns": 8, "held_ns": 2},
-        ]});
+    fn a_charge_is_what_came_between_two_snapshots() {
+        let snapshot = |compute: u64| {
+            serde_json::json!({"at": 1, "tenants": [
+                {"name": "load1", "compute_ns": 5, "engine_ns": 6, "held_ns": 1},
+                {"name": "load0", "compute_ns": compute, "engine_ns": 8, "held_ns": 2},
+            ]})
+        };
         let own = Charge {
             compute_ns: 7,
-            engine_ns: 8,
-            held_ns: 2,
+            ..Charge::default()
         };
-        assert_eq!(charge(&snapshot, 0), Some(own));
-        assert_eq!(charge(&snapshot, 2), None);
-        assert_eq!(charge(&serde_json::json!({}), 0), None);
-    }
-
-    #[test]
-    fn the_processor_time_of_this_process_grows() {
-        let before = cpu_ns(std::process::id());
-        let begin = Instant::now();
-        while begin.elapsed() < Duration::from_millis(20) {
-            std::hint::spin_loop();
-        }
-        assert!(cpu_ns(std::process::id()) > before);
-        assert_eq!(cpu_ns(u32::MAX), 0);
+        assert_eq!(charge(&snapshot(10), &snapshot(17), 0), Some(own));
+        assert_eq!(charge(&snapshot(10), &snapshot(17), 2), None);
+        assert_eq!(charge(&serde_json::json!({}), &snapshot(1), 0), None);
     }
 }

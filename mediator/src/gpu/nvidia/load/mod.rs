@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::sys::CudaFailure;
-use crate::bench::BUCKET_NS;
+use crate::bench::FINE_NS;
 use crate::bench::bursts::bursts;
 use crate::bench::load::{Calibration, LoadReport, LoadSpec, Said};
 use crate::bench::matrix::{Length, Pattern};
@@ -242,7 +242,7 @@ fn report(
         .collect();
     let held = occupied(&pieces, PAUSE_NS);
     // CAST: a run has minutes.
-    let count = (spec.length_ns / BUCKET_NS) as usize;
+    let count = (spec.length_ns / FINE_NS) as usize;
     let window = start_ns..start_ns + spec.length_ns;
     let in_window: Vec<_> = records
         .launches
@@ -256,8 +256,8 @@ fn report(
     LoadReport {
         pid: std::process::id(),
         start_ns,
-        executed_ns: buckets(&pieces, start_ns, BUCKET_NS, count),
-        occupied_ns: buckets(&held, start_ns, BUCKET_NS, count),
+        executed_ns: buckets(&pieces, start_ns, FINE_NS, count),
+        occupied_ns: buckets(&held, start_ns, FINE_NS, count),
         kernels: in_window.len() as u64,
         unrecorded: records.launches_unrecorded,
         life_executed_ns: total_ns(&pieces),
@@ -353,9 +353,11 @@ mod tests {
             told,
         );
         assert_eq!((report.kernels, report.gaps, report.step_ns), (2, 1, 1_600));
+        let mut expected = [0; 30];
+        (expected[1], expected[2], expected[5]) = (ms, ms, ms);
+        (expected[6], expected[18]) = (1_600, ms);
         assert_eq!(
-            report.executed_ns,
-            [3 * ms + 1_600, ms, 0],
+            report.executed_ns, expected,
             "the gap is not executed but for a step"
         );
         assert_eq!(report.life_executed_ns, 6 * ms + 1_600);
