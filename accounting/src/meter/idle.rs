@@ -260,7 +260,7 @@ mod tests {
         for _ in 0..20 {
             shares.observe(
                 Nanos(INTERVAL),
-                Nanos(6_500_000),
+                Nanos(150_000),
                 &native(83_000_000, 10_500_000),
             );
         }
