@@ -192,8 +192,10 @@ pub(super) mod tests {
 
     #[test]
     fn one_channel_that_names_nothing_frees_no_other() {
-        let mut switch = FakeSwitch::default();
-        switch.gone = channels(20)[7..9].iter().copied().collect();
+        let switch = FakeSwitch {
+            gone: channels(20)[7..9].iter().copied().collect(),
+            ..FakeSwitch::default()
+        };
         let suspended = suspend_all(&switch, &channels(20)).unwrap();
         assert_eq!(suspended.len(), 18);
         assert_eq!(switch.suspended.borrow().len(), 18);
