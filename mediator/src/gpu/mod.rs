@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId, Usage};
+use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 use vm_memory::GuestMemoryMmap;
 
@@ -239,6 +239,12 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Reads an engine's status register and the channel table (LoGA 4.1). Cheap: called every microsecond while the
     /// meter polls.
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
+
+    /// When to look at [`Gpu::engine_status`] again while somebody is held, to let him in if the engine has run dry: after
+    /// `tick`, or never before the next decision, where it is known to have work.
+    fn look_again(&self, tick: Nanos) -> Option<Nanos> {
+        Some(tick)
+    }
 
     /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
     /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.

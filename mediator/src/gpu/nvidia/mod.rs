@@ -22,6 +22,7 @@ pub mod handles;
 pub mod hold;
 pub mod holder;
 pub mod lease;
+pub mod load;
 pub mod notify;
 pub mod probe;
 pub mod programs;

@@ -48,10 +48,10 @@ enum Occupant {
     None { saved: Moment, told: bool },
 }
 
-/// A tenant was resident.
+/// A tenant was resident, or nobody was for longer than a switch.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
-    tenant: TenantId,
+    tenant: Option<TenantId>,
     from: Moment,
     to: Moment,
 }
@@ -133,8 +133,9 @@ impl Residency {
         self.idle.insert(tenant, fraction.clamp(0.0, 1.0));
     }
 
-    /// How long each tenant was resident within an interval of the last two seconds.
-    pub fn resident_within(&self, from: Moment, to: Moment) -> BTreeMap<TenantId, Nanos> {
+    /// How long each tenant was resident within an interval of the last two seconds, and (as none) how long nobody was,
+    /// switches aside.
+    pub fn resident_within(&self, from: Moment, to: Moment) -> BTreeMap<Option<TenantId>, Nanos> {
         let mut sums = BTreeMap::new();
         for stretch in self.stretches.iter().rev() {
             if stretch.to <= from {
@@ -195,6 +196,12 @@ impl Residency {
             Occupant::None { saved, told: false } if now.since(saved) > SWITCH_MAX => {
                 self.occupant = Occupant::None { saved, told: true };
                 self.tell(saved + SWITCH_MAX, EngineState::Idle, events);
+                self.remember(None, saved + SWITCH_MAX, now);
+            }
+            Occupant::None { saved, told: true } => {
+                let last = self.stretches.back();
+                let from = last.map_or(saved, |last| last.to).max(saved);
+                self.remember(None, from, now);
             }
             Occupant::Resident { pid, context, told } if now > told => {
                 let tenant = self.owner(pid);
@@ -207,16 +214,22 @@ impl Residency {
                     self.tell(begin, EngineState::Idle, events);
                     self.tell(now, EngineState::Running(tenant), events);
                 }
-                if self.stretches.len() == STRETCHES {
-                    self.stretches.pop_front();
-                }
-                let (from, to) = (told, now);
-                self.stretches.push_back(Stretch { tenant, from, to });
+                self.remember(Some(tenant), told, now);
                 let told = now;
                 self.occupant = Occupant::Resident { pid, context, told };
             }
             _ => {}
         }
+    }
+
+    fn remember(&mut self, tenant: Option<TenantId>, from: Moment, to: Moment) {
+        if to <= from {
+            return;
+        }
+        if self.stretches.len() == STRETCHES {
+            self.stretches.pop_front();
+        }
+        self.stretches.push_back(Stretch { tenant, from, to });
     }
 
     fn owner(&self, pid: u32) -> TenantId {
@@ -335,9 +348,21 @@ mod tests {
         let resident =
             |from: u64, to: u64| residency.resident_within(Moment(from * 1000), Moment(to * 1000));
         let us = Nanos::from_us;
-        assert_eq!(resident(0, 2000), [(A, us(800)), (B, us(400))].into());
-        assert_eq!(resident(400, 1000), [(A, us(500)), (B, us(50))].into());
-        assert!(resident(901, 949).is_empty());
+        assert_eq!(
+            resident(0, 2000),
+            [(Some(A), us(800)), (Some(B), us(400))].into()
+        );
+        assert_eq!(
+            resident(400, 1000),
+            [(Some(A), us(500)), (Some(B), us(50))].into()
+        );
+        assert!(resident(901, 949).is_empty(), "switching");
+        residency.take(&record(3, 1400, 20, Change::Saved), &mut events);
+        residency.settle(Moment(1_800_000), &mut events);
+        residency.settle(Moment(2_000_000), &mut events);
+        assert_eq!(states(&events)[7..], [(1400, Switching), (1700, Idle)]);
+        let resident = residency.resident_within(Moment(1_400_000), Moment(3_000_000));
+        assert_eq!(resident, [(None, us(300))].into());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What is known of the engine and its tenants: log, residency, demand, counters and handles together.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -163,10 +163,19 @@ impl Watch {
                 return;
             }
         };
-        let resident = self.residency.resident_within(busy.from, busy.to);
+        let mut resident = self.residency.resident_within(busy.from, busy.to);
         let length = busy.to.since(busy.from);
-        self.idle
-            .observe(length, length.saturating_sub(busy.busy_ns), &resident);
+        let nobody = resident.remove(&None).unwrap_or_default();
+        let resident: BTreeMap<TenantId, Nanos> = resident
+            .into_iter()
+            .filter_map(|(tenant, time)| Some((tenant?, time)))
+            .collect();
+        log::trace!(
+            "{length:?} of which busy {:?}, {nobody:?} empty, resident {resident:?}",
+            busy.busy_ns
+        );
+        let idle = length.saturating_sub(busy.busy_ns).saturating_sub(nobody);
+        self.idle.observe(length, idle, &resident);
         for tenant in resident.into_keys() {
             let fraction = self.idle.fraction(tenant);
             self.residency.set_idle_fraction(tenant, fraction);
