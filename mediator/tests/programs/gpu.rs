@@ -124,8 +124,8 @@ impl Gpu for FakeGpu {
     fn engine_status(&self, engine: EngineId) -> EngineStatus {
         self.soft.engine_status(engine)
     }
-    fn read_events(&self, events: &mut Vec<SwitchEvent>) {
-        self.soft.read_events(events);
+    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
+        self.soft.read_events(events)
     }
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
         self.soft.activity(tenant, channels);

@@ -296,3 +296,54 @@ fn a_client_is_the_first_ones_that_names_it() {
     let mut third = bench.actor(&[], CLIENT);
     assert_eq!(third.wait().unwrap().code(), Some(7));
 }
+
+#[test]
+fn the_library_tells_where_the_kernel_cannot() {
+    let bench = Bench::new();
+    let own = std::env::current_exe().unwrap();
+    let name = "libturnstile_preload.so";
+    let folders = own.ancestors().skip(1).take(2);
+    let Some(library) = folders
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
+    else {
+        eprintln!("SKIPPED: {name} was not built with these tests (cargo test --workspace does)");
+        return;
+    };
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/answered.c");
+    let program = bench.path("answered");
+    let built = Command::new("cc")
+        .arg("-o")
+        .arg(&program)
+        .arg(source)
+        .status();
+    assert!(built.unwrap().success());
+    let library = library.to_str().unwrap();
+    let options = ["--learn", "preload", "--preload", library];
+    let (program, go) = (program.to_str().unwrap(), bench.path("go"));
+    let mut run = bench
+        .run(&options, &[program, go.to_str().unwrap()])
+        .spawn()
+        .unwrap();
+    until("two objects", || bench.gpu.made().len() == 2);
+    let made = bench.gpu.made();
+    let client = 0xc1d0_0001;
+    let pid = made[0].0;
+    assert_ne!(pid, run.id());
+    assert_eq!(made, [(pid, client, 0x10), (pid, client, 0x11)]);
+    bench.go();
+    assert_eq!(run.wait().unwrap().code(), Some(5));
+}
+
+#[test]
+fn a_library_that_is_not_there_is_named() {
+    let bench = Bench::new();
+    let options = ["--learn", "preload", "--preload", "/nonexistent/library.so"];
+    let output = bench.run(&options, &["true"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(125));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        text.contains("/nonexistent/library.so is not there"),
+        "{text}"
+    );
+}

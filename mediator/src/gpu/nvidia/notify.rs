@@ -63,6 +63,11 @@ pub enum NotifyError {
     Listen(#[source] io::Error),
 }
 
+/// Whether the kernel has what is needed.
+pub fn is_available() -> bool {
+    notify::available()
+}
+
 /// A change that a process is about to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
