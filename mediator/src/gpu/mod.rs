@@ -5,6 +5,7 @@
 pub mod nvidia;
 pub mod soft;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
@@ -284,6 +285,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
 
     /// A process of a program is gone, and what it had.
     fn program_exited(&self, _tenant: TenantId, _pid: u32) {}
+
+    /// Figures of its own work, by name; those that end in `_ns` are times. They only grow.
+    fn figures(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
 
     /// Processes that use the GPU and belong to no tenant, bounded.
     fn untracked(&self) -> Vec<Untracked> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use turnstile_accounting::meter::IdleShares;
 use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
@@ -44,6 +44,27 @@ pub(super) struct Watch {
     events: Vec<SwitchEvent>,
     /// A part of the log was lost since the events were last taken.
     lost: bool,
+    pub(super) reads: Reads,
+}
+
+/// What watching costs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reads {
+    /// Times that the log was read, and how long that took.
+    pub(super) log: u64,
+    pub(super) log_ns: u64,
+    /// Records in it.
+    pub(super) records: u64,
+    /// The same of the counters.
+    pub(super) counters: u64,
+    pub(super) counters_ns: u64,
+}
+
+/// Counts one reading that began then.
+fn count(times: &mut u64, ns: &mut u64, begin: Instant) {
+    *times += 1;
+    // CAST: 584 years.
+    *ns += begin.elapsed().as_nanos() as u64;
 }
 
 impl Watch {
@@ -65,12 +86,13 @@ impl Watch {
             records: Vec::new(),
             events: Vec::new(),
             lost: false,
+            reads: Reads::default(),
         }
     }
 
-    pub(super) fn add(&mut self, tenant: TenantId, pid: u32) {
+    pub(super) fn add(&mut self, tenant: TenantId, pid: u32, now: Moment) {
         self.tenants.insert(tenant);
-        self.demand.add(tenant, wall());
+        self.demand.add(tenant, now);
         self.assign(pid, tenant);
     }
 
@@ -120,7 +142,10 @@ impl Watch {
 
     /// Reads the log up to now.
     pub(super) fn refresh(&mut self) -> Result<(), RmError> {
+        let begin = Instant::now();
         let complete = self.log.read(&self.client, &mut self.records)?;
+        count(&mut self.reads.log, &mut self.reads.log_ns, begin);
+        self.reads.records += self.records.len() as u64;
         for record in self.records.drain(..) {
             self.residency.take(&record, &mut self.events);
             let tenant = self.residency.tenant(record.pid).unwrap_or(UNTRACKED);
@@ -136,10 +161,23 @@ impl Watch {
         Ok(())
     }
 
-    /// Moves what the engine did until now to the end of `events`; whether nothing of it was lost.
-    pub(super) fn take(&mut self, events: &mut Vec<SwitchEvent>) -> Result<bool, RmError> {
-        // The end is read first: whatever is logged after that lies behind it.
-        let now = wall();
+    /// The engine was seen at work, or without, at `at`, while this tenant was resident.
+    pub(super) fn seen(&mut self, tenant: TenantId, works: bool, at: Moment) {
+        if works {
+            self.demand.busy(tenant, at);
+            self.residency.busy(tenant, at, &mut self.events);
+        } else {
+            self.demand.idle(tenant, at);
+            self.residency.idle(tenant, at, &mut self.events);
+        }
+    }
+
+    /// Moves what the engine did until `now` to the end of `events`; whether nothing of it was lost.
+    pub(super) fn take(
+        &mut self,
+        now: Moment,
+        events: &mut Vec<SwitchEvent>,
+    ) -> Result<bool, RmError> {
         self.refresh()?;
         let settled = Moment(now.0.saturating_sub(SETTLED.0));
         self.residency.settle(settled, &mut self.events);
@@ -154,6 +192,7 @@ impl Watch {
         let Some(utilisation) = &mut self.utilisation else {
             return;
         };
+        let begin = Instant::now();
         let busy = match utilisation.read(now) {
             Ok(Some(busy)) => busy,
             Ok(None) => return,
@@ -163,6 +202,7 @@ impl Watch {
                 return;
             }
         };
+        count(&mut self.reads.counters, &mut self.reads.counters_ns, begin);
         let mut resident = self.residency.resident_within(busy.from, busy.to);
         let length = busy.to.since(busy.from);
         let nobody = resident.remove(&None).unwrap_or_default();
@@ -180,20 +220,6 @@ impl Watch {
             let fraction = self.idle.fraction(tenant);
             self.residency.set_idle_fraction(tenant, fraction);
         }
-    }
-
-    /// Idle fractions of all tenants, for people.
-    pub(super) fn describe(&self) -> String {
-        let line = |tenant: &TenantId| {
-            let percent = |part: f64| part * 100.0;
-            format!(
-                "{tenant}: {:.2} % of its residency idle (+- {:.2})",
-                percent(self.idle.fraction(*tenant)),
-                percent(self.idle.uncertainty(*tenant))
-            )
-        };
-        let lines: Vec<String> = self.tenants.iter().map(line).collect();
-        lines.join(", ")
     }
 
     /// Which signals a usage rests on, and how far its idle time may be in the wrong place.
@@ -238,17 +264,6 @@ impl Watch {
         };
         self.residency.untracked().iter().map(of).collect()
     }
-}
-
-/// The clock of the driver's records. SOURCE: measured: time stamps are of the wall clock.
-pub(super) fn wall() -> Moment {
-    // CAST: until the year 2554.
-    Moment(
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_nanos() as u64,
-    )
 }
 
 /// The name that a process gave itself; empty if it is gone.
