@@ -100,7 +100,7 @@ impl Accounting<'_> {
             let held = self.host.anyone_held();
             let look = held.then(|| gpu.look_again(self.timing.tick)).flatten();
             thread::park_timeout(Duration::from_nanos(left.0.min(look.unwrap_or(left).0)));
-            if look.is_some() && gpu.engine_status(COMPUTE).running.is_none() {
+            if look.is_some() && gpu.has_run_dry() {
                 self.host.ran_dry();
             }
         }

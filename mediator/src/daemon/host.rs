@@ -461,6 +461,7 @@ impl Host {
             }
         };
         for order in orders {
+            log::trace!("{order:?} at {end:?}");
             state.carry_out(&*self.gpu, order);
         }
         state.write_status(&*self.gpu, end);

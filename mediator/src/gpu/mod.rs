@@ -241,8 +241,13 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// meter polls.
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
 
-    /// When to look at [`Gpu::engine_status`] again while somebody is held, to let him in if the engine has run dry: after
-    /// `tick`, or never before the next decision, where it is known to have work.
+    /// Whether the compute engine has nothing to do, as far as those go who may run. May take a millisecond to find out.
+    fn has_run_dry(&self) -> bool {
+        self.engine_status(EngineId(0)).running.is_none()
+    }
+
+    /// When to ask [`Gpu::has_run_dry`] again while somebody is held, to let him in: after `tick`, or never before the next
+    /// decision, where the engine is known to have work.
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         Some(tick)
     }

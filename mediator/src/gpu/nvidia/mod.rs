@@ -33,3 +33,6 @@ mod sys;
 pub mod utilisation;
 pub mod version;
 mod watch;
+
+#[cfg(test)]
+mod simulated;
