@@ -460,9 +460,11 @@ impl Host {
                 Vec::new()
             }
         };
-        for order in orders {
-            log::trace!("{order:?} at {end:?}");
-            state.carry_out(&*self.gpu, order);
+        // Who may run first: the engine goes over to him as soon as another stops.
+        let closes = |order: &&GateOrder| order.state == turnstile_vmm::gate::GateState::Closed;
+        let (close, open): (Vec<&GateOrder>, Vec<&GateOrder>) = orders.iter().partition(closes);
+        for order in open.into_iter().chain(close) {
+            state.carry_out(&*self.gpu, *order);
         }
         state.write_status(&*self.gpu, end);
         for tenant in state.tenants.values_mut() {
