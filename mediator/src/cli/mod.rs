@@ -3,6 +3,7 @@
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod nvidia;
+pub(crate) mod nvidia_worker;
 mod report;
 pub(crate) mod serve;
 pub(crate) mod vmm;

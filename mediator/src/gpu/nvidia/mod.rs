@@ -25,3 +25,4 @@ pub mod residency;
 pub mod rm;
 mod sys;
 pub mod version;
+pub mod worker;
