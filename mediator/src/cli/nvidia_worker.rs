@@ -259,6 +259,8 @@ struct Checked {
     launches_per_second: f64,
     to_gpu_gb_per_s: f64,
     to_guest_gb_per_s: f64,
+    idle_open_gate_cpu_percent: f64,
+    idle_cpu_percent: f64,
     killed_seen_ms: f64,
     restart_ms: f64,
 }
@@ -485,7 +487,28 @@ fn direct(checked: &mut Checked) -> anyhow::Result<()> {
             _ => checked.to_guest_gb_per_s = rate,
         }
     }
+    checked.idle_open_gate_cpu_percent = idle_percent(&rig.worker)?;
+    rig.worker.set_unwatched(false);
+    checked.idle_cpu_percent = idle_percent(&rig.worker)?;
+    rig.worker.set_unwatched(true);
     killed(&mut rig, memory, checked)
+}
+
+/// Processor time that a worker with nothing to do uses, in percent of a core; to half a percent.
+fn idle_percent(worker: &Worker) -> anyhow::Result<f64> {
+    const SPAN: Duration = Duration::from_secs(2);
+    let ticks = || -> anyhow::Result<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", worker.pid()))?;
+        // Behind the name, which may have spaces: utime and stime are fields 14 and 15 of proc(5).
+        let rest = stat.rsplit_once(')').context("no name")?.1;
+        let fields = rest.split_whitespace().skip(11).take(2);
+        Ok(fields.filter_map(|field| field.parse::<u64>().ok()).sum())
+    };
+    let before = ticks()?;
+    thread::sleep(SPAN);
+    let used = ticks()? - before;
+    // Ticks of 10 ms are the kernel's ABI.
+    Ok(used as f64 * 10.0 / SPAN.as_millis() as f64 * 100.0)
 }
 
 /// A worker that dies in the middle of a kernel: the VM hears of it, its memory and modules are there again.

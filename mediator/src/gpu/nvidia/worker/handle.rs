@@ -21,6 +21,7 @@ use turnstile_vmm::wire::{FrameReader, Read, Region, send};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
 use super::board::{Board, Standing};
+use super::confine::user_of;
 use super::protocol::{Answer, Order, refusal};
 use crate::gpu::layout::Layout;
 use crate::gpu::ring::{ChannelFault, Ring, check_channel};
@@ -32,6 +33,8 @@ use crate::memory_file::memory_file;
 pub struct WorkerConfig {
     /// CUDA's number of the GPU.
     pub device: u32,
+    /// A daemon that is the superuser gives each VM's worker a user of its own; the GPU's device files must be open to it.
+    pub own_user: bool,
     /// What a command may run, while the VM is not held back, before the VM's work is ended.
     pub kernel_limit: Nanos,
     /// Modules of a VM at most.
@@ -54,6 +57,7 @@ impl Default for WorkerConfig {
     fn default() -> Self {
         Self {
             device: 0,
+            own_user: true,
             kernel_limit: Nanos::from_ms(10_000),
             modules_max: 64,
             module_text_bytes_max: 16 << 20,
@@ -206,7 +210,7 @@ impl Worker {
             command: Box::new(command),
             on_listener: Box::new(on_listener),
         };
-        let started = start_process(&make, &resources, &config, 0)?;
+        let started = start_process(&make, tenant, &resources, &config, 0)?;
         let channels = resources.channels.min(CHANNELS_MAX) as usize;
         let pages = usize::try_from(resources.memory_bytes / CHUNK_BYTES).unwrap_or(0);
         let tables = Tables {
@@ -491,7 +495,13 @@ impl Worker {
         shared.report_lost(&mut tables, &before);
         let number = tables.started;
         tables.started += 1;
-        let started = start_process(&self.make, &shared.resources, &shared.config, number)?;
+        let started = start_process(
+            &self.make,
+            shared.tenant,
+            &shared.resources,
+            &shared.config,
+            number,
+        )?;
         started
             .process
             .board
@@ -656,6 +666,7 @@ fn answer(
 
 /// Descriptors and description of what the VM shares.
 fn start_orders(
+    tenant: TenantId,
     resources: &TenantResources,
     config: &WorkerConfig,
     board: &Board,
@@ -690,6 +701,7 @@ fn start_orders(
         channels: resources.channels.min(CHANNELS_MAX),
         memory_bytes: resources.memory_bytes,
         kernel_limit_ns: config.kernel_limit.0,
+        user: config.own_user.then(|| user_of(tenant.0)),
         regions,
     };
     Ok([(start, fds), (Order::Vectors {}, others)])
@@ -698,6 +710,7 @@ fn start_orders(
 /// Starts a process and waits until it is ready.
 fn start_process(
     make: &Maker,
+    tenant: TenantId,
     resources: &TenantResources,
     config: &WorkerConfig,
     number: u64,
@@ -706,7 +719,7 @@ fn start_process(
     let board = Board::new().map_err(failed)?;
     let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
     let wake = File::from(wake.map_err(|errno| failed(errno.into()))?);
-    let orders = start_orders(resources, config, &board, &wake)?;
+    let orders = start_orders(tenant, resources, config, &board, &wake)?;
     let (mine, theirs) = UnixStream::pair().map_err(failed)?;
     let mut child = (make.command)()
         .stdin(Stdio::from(OwnedFd::from(theirs)))

@@ -24,6 +24,8 @@ pub(super) enum Order {
         memory_bytes: u64,
         /// What a command may run.
         kernel_limit_ns: u64,
+        /// Whose the process is to be, if it is the superuser's.
+        user: Option<u32>,
         /// The VM's memory.
         regions: Vec<Region>,
     },

@@ -85,6 +85,7 @@ pub(super) struct Resources {
     pub(super) device: u32,
     pub(super) memory_bytes: u64,
     kernel_limit: Nanos,
+    user: Option<u32>,
 }
 
 fn take(fds: &mut std::vec::IntoIter<OwnedFd>) -> Result<OwnedFd, WorkerError> {
@@ -119,6 +120,7 @@ fn receive(line: &mut Line) -> Result<Option<Resources>, WorkerError> {
         channels,
         memory_bytes,
         kernel_limit_ns,
+        user,
         regions,
     } = order
     else {
@@ -147,6 +149,7 @@ fn receive(line: &mut Line) -> Result<Option<Resources>, WorkerError> {
         device,
         memory_bytes,
         kernel_limit: Nanos(kernel_limit_ns),
+        user,
     }))
 }
 
@@ -160,15 +163,14 @@ pub fn run(
     stream: UnixStream,
     listener: impl FnOnce() -> io::Result<Option<OwnedFd>>,
 ) -> Result<(), WorkerError> {
-    run_with(stream, listener, CudaExecutor::new, confine::enter)
+    run_with(stream, listener, CudaExecutor::new)
 }
 
-/// As [`run`], with any executor and confinement.
+/// As [`run`], with any executor.
 pub(super) fn run_with<E: Executor>(
     stream: UnixStream,
     listener: impl FnOnce() -> io::Result<Option<OwnedFd>>,
     make: impl FnOnce(&Resources) -> Result<(E, Answer), Refusal>,
-    confine: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), WorkerError> {
     let mut line = Line {
         stream,
@@ -177,13 +179,14 @@ pub(super) fn run_with<E: Executor>(
     let Some(resources) = receive(&mut line)? else {
         return Ok(());
     };
+    confine::before_library(resources.user).map_err(WorkerError::Host)?;
     let listener = listener().map_err(WorkerError::Host)?;
     line.answer(&Answer::Loading {}, listener.into_iter().collect())?;
     let (executor, facts) = match make(&resources) {
         Ok(made) => made,
         Err(refusal) => return Ok(line.answer(&refusal.into(), Vec::new())?),
     };
-    confine().map_err(WorkerError::Host)?;
+    confine::before_threads().map_err(WorkerError::Host)?;
     work(line, resources, executor, &facts)
 }
 
@@ -212,6 +215,7 @@ fn work<E: Executor>(
         .name("engine".into())
         .spawn(move || passes(&passing.0, &wake, &hang_up, &passing.1))
         .map_err(WorkerError::Host)?;
+    confine::before_work().map_err(WorkerError::Host)?;
     line.answer(facts, Vec::new())?;
     let result = orders(&mut line, &engine, &other);
     ended.store(true, Ordering::Release);
