@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use landlock::{
     ABI, Access, AccessFs, BitFlags, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
@@ -90,15 +91,19 @@ pub(super) fn before_work() -> io::Result<()> {
     apply_filter_all_threads(&filter()?).map_err(io::Error::other)
 }
 
-fn device_files() -> Vec<PathBuf> {
-    let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    files.retain(|path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with("nvidia") && !path.is_dir()
-    });
-    files.push("/dev/null".into());
-    files
+/// The GPU's device files. Looked for once: afterwards the folder cannot be read.
+fn device_files() -> &'static [PathBuf] {
+    static FILES: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+        let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        files.retain(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.starts_with("nvidia") && !path.is_dir()
+        });
+        files.push("/dev/null".into());
+        files
+    })
 }
 
 /// Leaves `readable` to be read and the GPU's device files to be written. Where the kernel cannot, says so and goes on.
@@ -116,8 +121,12 @@ fn restrict_files(readable: &[PathBuf]) -> io::Result<()> {
     let read = readable
         .iter()
         .filter_map(|path| rule(path, AccessFs::ReadFile | AccessFs::ReadDir));
-    let devices = device_files();
-    let write = devices
+    let mut writable = device_files().to_vec();
+    if !readable.is_empty() {
+        // The vendor's library names its threads there, and gives up if it cannot (measured).
+        writable.push("/proc/self/task".into());
+    }
+    let write = writable
         .iter()
         .filter_map(|path| rule(path, AccessFs::ReadFile | AccessFs::WriteFile));
     let restricted = Ruleset::default()

@@ -133,7 +133,6 @@ struct Tables {
     channels: Vec<Option<OpenChannel>>,
     started: u64,
     last_start: Instant,
-    ended: bool,
 }
 
 #[derive(Debug)]
@@ -142,6 +141,8 @@ struct Shared {
     resources: TenantResources,
     config: WorkerConfig,
     tables: Mutex<Tables>,
+    /// The VM is gone: no process is started any more.
+    ended: AtomicBool,
     process: Mutex<Arc<Process>>,
 }
 
@@ -223,13 +224,13 @@ impl Worker {
             channels: vec![None; channels],
             started: 1,
             last_start: Instant::now(),
-            ended: false,
         };
         let shared = Arc::new(Shared {
             tenant,
             resources,
             config,
             tables: Mutex::new(tables),
+            ended: AtomicBool::new(false),
             process: Mutex::new(started.process.clone()),
         });
         watch_over(&shared, started.process, started.child)?;
@@ -467,10 +468,10 @@ impl Worker {
 
     /// Ends the process: it is killed, which ends its work on the GPU, and reaped. Does not wait. Later requests are refused.
     pub fn end(&self) {
+        self.shared.ended.store(true, Ordering::SeqCst);
         self.process().kill();
-        // Whoever waits for an answer sees the end of the connection.
+        // Whoever waits for an answer sees the end of the connection, and gives the memory's descriptors back.
         if let Ok(mut tables) = self.shared.tables.try_lock() {
-            tables.ended = true;
             tables.memory.clear();
         }
     }
@@ -478,7 +479,8 @@ impl Worker {
     /// The tables, with a process that lives: another is started if the last one is gone.
     fn alive(&self) -> Result<MutexGuard<'_, Tables>, Refusal> {
         let mut tables = lock(&self.shared.tables);
-        if tables.ended {
+        if self.shared.ended.load(Ordering::SeqCst) {
+            tables.memory.clear();
             return Err(lost("the VM is gone"));
         }
         if !self.process().is_lost() {
@@ -512,6 +514,10 @@ impl Worker {
             .set_suspended(before.board.suspended());
         tables.line = Some(started.line);
         *lock(&shared.process) = started.process.clone();
+        if shared.ended.load(Ordering::SeqCst) {
+            // It ended between the question above and now.
+            started.process.kill();
+        }
         watch_over(shared, started.process, started.child)?;
         let restored = shared.restore(&mut tables);
         if restored.is_err() {
