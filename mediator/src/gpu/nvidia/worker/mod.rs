@@ -23,10 +23,12 @@ mod cuda;
 mod engine;
 mod executor;
 mod handle;
+mod process;
 mod protocol;
 mod serve;
 #[cfg(test)]
 mod tests;
 
-pub use handle::{Facts, Worker, WorkerConfig};
+pub use handle::{Worker, WorkerConfig};
+pub use process::Facts;
 pub use serve::{WorkerError, run};
