@@ -202,6 +202,11 @@ impl Mediation {
         self.decide(tenant, Decision::Admit, now)
     }
 
+    /// When the policy has to be asked again, if before the end of the period.
+    pub fn decide_at(&self) -> Option<Moment> {
+        self.policy.decide_at()
+    }
+
     /// Carries one decision out.
     fn decide(&mut self, tenant: TenantId, decision: Decision, now: Moment) -> Option<GateOrder> {
         let standing = self.tenants.get_mut(&tenant)?;
@@ -247,7 +252,7 @@ impl Mediation {
             .as_ref()
             .map_or(Nanos::ZERO, |usage| usage.window.length());
         let basis = match observed.signals {
-            Signals::Events => Basis::Measured,
+            Signals::Events | Signals::EventsAndCounters => Basis::Measured,
             Signals::Polled | Signals::Extrapolated => Basis::PollSample,
         };
         self.usage.clear();

@@ -33,7 +33,7 @@ use crate::policy::{
     Basis, Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision, TenantPeriod,
 };
 use crate::table::Tuning;
-use crate::virtual_time::{VirtualClock, VirtualTime};
+use crate::virtual_time::{VirtualClock, VirtualTime, pour};
 use turnstile_accounting::share::apportion;
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
@@ -261,24 +261,6 @@ impl Policy for Dfq {
         self.decisions = decisions;
         &self.decisions
     }
-}
-
-/// The virtual time that those furthest behind reach together with `service`: `(now, weight)` each.
-fn pour(service: Nanos, tenants: &mut [(VirtualTime, u64)]) -> Option<VirtualTime> {
-    tenants.sort_unstable();
-    let mut level = tenants.first()?.0;
-    let mut left = service;
-    let mut weight = 0;
-    for &(next, own) in &*tenants {
-        let needed = level.service_until(next, weight);
-        if weight > 0 && needed >= left {
-            break;
-        }
-        left -= needed;
-        level = next;
-        weight += own;
-    }
-    Some(level.after(left, weight))
 }
 
 /// The charges of a sampled period, in the order of `usage.tenants`:

@@ -11,7 +11,8 @@
 //!
 //! - `none` admits everybody: the hardware's own round-robin, accounted but not scheduled;
 //! - `dfq` (default): disengaged fair queuing, repaired, with weights and caps;
-//! - `dfq-literal`: the same as the LoGA paper prints it, for comparison.
+//! - `dfq-literal`: the same as the LoGA paper prints it, for comparison;
+//! - `slices`: fair queuing in exclusive slices, for GPUs on which a switch between tenants is dear.
 //!
 //! One period of a mediator:
 //!
@@ -49,6 +50,8 @@ mod dfq_literal;
 mod none;
 mod params;
 mod policy;
+mod roster;
+mod slices;
 mod table;
 mod virtual_time;
 
@@ -59,4 +62,5 @@ pub use params::{Cap, ParamsError, TenantParams, Weight};
 pub use policy::{
     Basis, Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision, TenantPeriod,
 };
+pub use slices::{SLICE_MIN, Slices};
 pub use table::{DECISION_PERIOD_NS, DEFAULT_POLICY, POLICIES, PolicyRow, Tuning, policy_by_name};

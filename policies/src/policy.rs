@@ -70,6 +70,8 @@ pub enum Decision {
 pub enum HoldReason {
     /// It had more than its share, and others wait.
     Ahead,
+    /// Another has the engine for a slice of time.
+    Turn,
     /// It used up its quota; held even if the engine is idle.
     Capped,
 }
@@ -126,4 +128,9 @@ pub trait Policy: fmt::Debug + Send {
 
     /// A period ended: one decision for every tenant, by ascending id.
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision];
+
+    /// When the next decision is due at the latest, if that is before the end of a period.
+    fn decide_at(&self) -> Option<Moment> {
+        None
+    }
 }

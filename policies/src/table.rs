@@ -4,6 +4,7 @@ use crate::dfq::Dfq;
 use crate::dfq_literal::DfqLiteral;
 use crate::none::AdmitAll;
 use crate::policy::Policy;
+use crate::slices::Slices;
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::Nanos;
 
@@ -15,12 +16,16 @@ pub struct Tuning {
     /// throughout; the period, if that is longer. Larger means fewer gate changes and larger share
     /// errors.
     pub slack_ns: Nanos,
+    /// Length of the frames of `slices`, in which each who waits has one turn. Longer means fewer switches and a longer wait
+    /// for a turn. It should divide a second.
+    pub frame_ns: Nanos,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
         Self {
             slack_ns: Nanos::from_ms(1),
+            frame_ns: Nanos(1_000_000_000 / 24),
         }
     }
 }
@@ -70,6 +75,13 @@ pub const POLICIES: &[PolicyRow] = &[
         weights: false,
         caps: false,
         make: |_| Box::new(DfqLiteral::default()),
+    },
+    PolicyRow {
+        name: "slices",
+        about: "Disengaged fair queuing in exclusive slices, for GPUs on which a switch is dear",
+        weights: true,
+        caps: true,
+        make: |tuning| Box::new(Slices::new(tuning)),
     },
 ];
 

@@ -63,6 +63,24 @@ impl VirtualClock {
     }
 }
 
+/// The virtual time that those furthest behind reach together with `service`: `(now, weight)` each.
+pub(crate) fn pour(service: Nanos, tenants: &mut [(VirtualTime, u64)]) -> Option<VirtualTime> {
+    tenants.sort_unstable();
+    let mut level = tenants.first()?.0;
+    let mut left = service;
+    let mut weight = 0;
+    for &(next, own) in &*tenants {
+        let needed = level.service_until(next, weight);
+        if weight > 0 && needed >= left {
+            break;
+        }
+        left -= needed;
+        level = next;
+        weight += own;
+    }
+    Some(level.after(left, weight))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,10 +6,12 @@
 //! unobserved; nothing is made up.
 
 mod events;
+mod idle;
 mod phases;
 mod polled;
 
 pub use events::EventMeter;
+pub use idle::IdleShares;
 pub use phases::{ChannelCount, PhasePlan, Phases};
 pub use polled::PolledMeter;
 

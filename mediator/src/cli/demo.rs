@@ -342,7 +342,7 @@ fn report(
         kvm: !lines.is_empty() && lines.iter().all(|line| line.guest.kvm),
         kvm_missing,
         gpu: "software",
-        policy: args.scheduling.policy.clone(),
+        policy: args.scheduling.policy().to_owned(),
         meter: args.scheduling.meter.name(),
         window_ns: window.0,
         max_share_error_points: max_share_error_points(&received, &entitled),

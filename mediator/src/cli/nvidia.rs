@@ -194,10 +194,15 @@ pub(crate) fn watch(args: &WatchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn start_guardian(gpu: u32) -> anyhow::Result<Guardian> {
+/// Starts the guardian of a GPU.
+pub(crate) fn guardian_command(gpu: u32) -> anyhow::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["nvidia-guardian", "--gpu", &gpu.to_string()]);
-    Ok(Guardian::start(command)?)
+    Ok(command)
+}
+
+pub(crate) fn start_guardian(gpu: u32) -> anyhow::Result<Guardian> {
+    Ok(Guardian::start(guardian_command(gpu)?)?)
 }
 
 fn measure(

@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail, ensure};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
@@ -22,6 +23,7 @@ use turnstile_abi::{
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId};
 use turnstile_images::{KERNELS, Misbehaviour, Outcome, Report, Workload};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
+use turnstile_mediator::gpu::nvidia::notify::Listener;
 use turnstile_mediator::gpu::nvidia::probe;
 use turnstile_mediator::gpu::nvidia::worker::{self, Worker, WorkerConfig};
 use turnstile_mediator::gpu::soft::plain::{PlainChannel, PlainVm};
@@ -37,9 +39,7 @@ pub(crate) struct WorkerArgs {}
 
 pub(crate) fn worker(_: &WorkerArgs) -> anyhow::Result<()> {
     let stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    // The place for a filter that hands the library's system calls to the daemon: install it here, return its listener.
-    let listener = || Ok(None);
-    Ok(worker::run(stream, listener)?)
+    Ok(worker::run(stream)?)
 }
 
 /// The command that becomes a worker. Modules are loaded whole, so that no kernel waits for one; compiled code is not kept
@@ -131,7 +131,7 @@ impl Gpu for Unscheduled {
             resources,
             self.config.clone(),
             worker_command,
-            |_, _| {},
+            answer_calls,
         )?;
         let page = rustix::fs::memfd_create(
             "turnstile-no-aperture",
@@ -200,7 +200,9 @@ impl Gpu for Unscheduled {
         EngineStatus { running: None }
     }
 
-    fn read_events(&self, _: &mut Vec<SwitchEvent>) {}
+    fn read_events(&self, _: &mut Vec<SwitchEvent>) -> bool {
+        true
+    }
 
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
         if let Ok(worker) = self.of(tenant) {
@@ -223,6 +225,26 @@ impl Gpu for Unscheduled {
             worker.set_unwatched(open);
         }
     }
+}
+
+/// Answers a worker's calls until it ends; what they say is counted by nobody here.
+fn answer_calls(_: u32, mut listener: Listener) {
+    thread::spawn(move || {
+        let mut seen = Vec::new();
+        loop {
+            let mut fds = [PollFd::new(&listener, PollFlags::IN)];
+            // Interrupted, it looks once more than needed.
+            let _ = poll(&mut fds, None);
+            let ready = fds[0].revents();
+            if ready.intersects(PollFlags::HUP | PollFlags::ERR) {
+                return;
+            }
+            if ready.contains(PollFlags::IN) && listener.next(&mut seen).is_err() {
+                return;
+            }
+            seen.clear();
+        }
+    });
 }
 
 fn wall_clock() -> Moment {
@@ -357,7 +379,7 @@ impl Rig {
             vm.resources(1 << 30, 8),
             config,
             worker_command,
-            |_, _| {},
+            answer_calls,
         )?;
         worker.set_unwatched(true);
         let text = KERNELS

@@ -1,30 +1,43 @@
-//! `turnstile serve`: the daemon in the foreground.
+//! `turnstile serve`: the daemon in the foreground. It prints what it knows when it ends, and on SIGUSR1.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
 use clap::ValueEnum;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use turnstile_accounting::Nanos;
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
+use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
-use turnstile_policies::{DEFAULT_POLICY, POLICIES, Weight};
+use turnstile_policies::{DEFAULT_POLICY, POLICIES, Tuning, Weight};
+
+use super::nvidia::guardian_command;
 
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Scheduling {
-    /// Scheduling policy
-    #[arg(long, default_value = DEFAULT_POLICY, value_parser = POLICIES.iter().map(|row| row.name).collect::<Vec<_>>())]
-    pub(crate) policy: String,
+    /// The GPU to share: soft (executes kernels in software), or nvidia (an NVIDIA GPU; needs root)
+    #[arg(long, value_enum, default_value_t = GpuKind::Soft)]
+    pub(crate) gpu: GpuKind,
+    /// Which of the host's NVIDIA GPUs
+    #[arg(long, default_value_t = 0)]
+    gpu_index: u32,
+    /// Scheduling policy; dfq for the software GPU and slices for NVIDIA's, unless said otherwise
+    #[arg(long, value_parser = POLICIES.iter().map(|row| row.name).collect::<Vec<_>>())]
+    policy: Option<String>,
     /// How engine state is read
     #[arg(long, value_enum, default_value_t = MeterArg::Events)]
     pub(crate) meter: MeterArg,
-    /// Length of a period with the event meter, in milliseconds
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    period_ms: u64,
+    /// Longest time between two decisions with the event meter, in milliseconds; 1 for the software GPU and 10 for NVIDIA's,
+    /// unless said otherwise
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    period_ms: Option<u64>,
+    /// Frames of the policy slices, in which each who waits has one turn: so many in a second
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=100))]
+    frames: u64,
     /// What the software GPU can do with queued commands of a VM that is held back
     #[arg(long, value_enum, default_value_t = SuspendArg::BetweenCommands)]
     suspend: SuspendArg,
@@ -51,6 +64,14 @@ enum SuspendArg {
     MidKernel,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GpuKind {
+    /// The software GPU
+    Soft,
+    /// An NVIDIA GPU under the vendor's driver
+    Nvidia,
+}
+
 impl MeterArg {
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -60,32 +81,92 @@ impl MeterArg {
     }
 }
 
+/// A GPU as the daemon takes it, and what suits it.
+struct Chosen {
+    gpu: Arc<dyn Gpu>,
+    timing: Timing,
+}
+
+impl GpuKind {
+    /// The policy for this GPU, unless another is asked for.
+    const fn policy(self) -> &'static str {
+        match self {
+            Self::Soft => DEFAULT_POLICY,
+            Self::Nvidia => "slices",
+        }
+    }
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Soft => "software GPU",
+            Self::Nvidia => "NVIDIA GPU",
+        }
+    }
+}
+
 impl Scheduling {
-    /// Starts a daemon over the software GPU; VMs that name no weight get this one.
-    pub(crate) fn start(&self, socket: PathBuf, weight: Weight) -> anyhow::Result<Daemon> {
-        let memory_bytes = self.gpu_memory_mib << 20;
+    /// Name of the policy.
+    pub(crate) fn policy(&self) -> &str {
+        self.policy.as_deref().unwrap_or(self.gpu.policy())
+    }
+
+    fn soft(&self) -> anyhow::Result<Chosen> {
         let suspend = match self.suspend {
             SuspendArg::Drains => Suspend::Drains,
             SuspendArg::BetweenCommands => Suspend::BetweenCommands,
             SuspendArg::MidKernel => Suspend::MidKernel,
         };
         let soft = SoftConfig {
-            memory_bytes,
+            memory_bytes: self.gpu_memory_mib << 20,
             suspend,
             ..SoftConfig::default()
         };
-        let gpu: Arc<dyn Gpu> =
-            Arc::new(SoftGpu::new(soft).context("Starting the software GPU failed")?);
+        let gpu = SoftGpu::new(soft).context("Starting the software GPU failed")?;
+        let timing = Timing::default();
+        Ok(Chosen {
+            gpu: Arc::new(gpu),
+            timing,
+        })
+    }
+
+    fn nvidia(&self) -> anyhow::Result<Chosen> {
+        anyhow::ensure!(
+            self.meter == MeterArg::Events,
+            "An NVIDIA GPU is accounted by its events; leave --meter out"
+        );
+        let gpu = NvidiaGpu::start(self.gpu_index, guardian_command(self.gpu_index)?)
+            .context("The NVIDIA GPU cannot be shared")?;
+        let timing = Timing {
+            period: device::PERIOD,
+            tick: device::TICK,
+            ..Timing::default()
+        };
+        Ok(Chosen {
+            gpu: Arc::new(gpu),
+            timing,
+        })
+    }
+
+    /// Starts a daemon; tenants that name no weight get this one.
+    pub(crate) fn start(&self, socket: PathBuf, weight: Weight) -> anyhow::Result<Daemon> {
+        let Chosen { gpu, mut timing } = match self.gpu {
+            GpuKind::Soft => self.soft()?,
+            GpuKind::Nvidia => self.nvidia()?,
+        };
+        if let Some(ms) = self.period_ms {
+            timing.period = Nanos::from_ms(ms);
+        }
         let meter = match self.meter {
             MeterArg::Events => MeterKind::Events,
             MeterArg::Polled => MeterKind::Polled,
         };
-        let timing = Timing {
-            period: Nanos::from_ms(self.period_ms),
-            ..Timing::default()
+        let tuning = Tuning {
+            frame_ns: Nanos(1_000_000_000 / self.frames),
+            ..Tuning::default()
         };
         let host = HostConfig {
-            policy: self.policy.clone(),
+            policy: self.policy().to_owned(),
+            tuning,
             weight,
             ..HostConfig::default()
         };
@@ -117,18 +198,27 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let weight = Weight::new(args.default_weight)?;
     // Before the threads, so that none of them takes the signal.
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     let daemon = args.scheduling.start(args.socket.clone(), weight)?;
     eprintln!(
-        "turnstile: software GPU, policy {}, listening on {}",
-        args.scheduling.policy,
+        "turnstile: {}, policy {}, listening on {}",
+        args.scheduling.gpu.name(),
+        args.scheduling.policy(),
         args.socket.display()
     );
-    signals.forever().next();
+    let tell = || -> anyhow::Result<()> {
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&daemon.host().snapshot())?
+        );
+        Ok(())
+    };
+    for signal in signals.forever() {
+        if signal != SIGUSR1 {
+            break;
+        }
+        tell()?;
+    }
     eprintln!("turnstile: stopping; VMs see a lost device");
-    println!(
-        "{}",
-        serde_json::to_string_pretty(&daemon.host().snapshot())?
-    );
-    Ok(())
+    tell()
 }

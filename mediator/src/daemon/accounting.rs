@@ -96,19 +96,26 @@ impl Accounting<'_> {
             if left == Nanos::ZERO || self.stopped() {
                 return;
             }
+            let gpu = self.host.gpu();
             let held = self.host.anyone_held();
-            let tick = if held { self.timing.tick } else { left };
-            thread::park_timeout(Duration::from_nanos(left.0.min(tick.0)));
-            if held && self.host.gpu().engine_status(COMPUTE).running.is_none() {
+            let look = held.then(|| gpu.look_again(self.timing.tick)).flatten();
+            thread::park_timeout(Duration::from_nanos(left.0.min(look.unwrap_or(left).0)));
+            if look.is_some() && gpu.engine_status(COMPUTE).running.is_none() {
                 self.host.ran_dry();
             }
         }
     }
 
     fn read_log(&mut self) {
-        self.host.gpu().read_events(&mut self.events);
+        let complete = self.host.gpu().read_events(&mut self.events);
         for event in self.events.drain(..) {
             self.truth.observe(Observation::Switch(event));
+        }
+        if !complete {
+            // After what was observed: the state that the last record began ended at an unknown moment.
+            for engine in engines(&**self.host.gpu()) {
+                self.truth.restart(engine);
+            }
         }
     }
 
@@ -121,11 +128,13 @@ impl Accounting<'_> {
             } else {
                 self.timing.period
             };
-            self.sleep_until(from + period);
+            let end = from + period;
+            self.sleep_until(self.host.decide_at().map_or(end, |at| at.min(end)));
             // The end is read first: whatever is logged after that lies behind it.
             let to = self.now();
             self.read_log();
-            let usage = self.truth.close(window(from, to));
+            let mut usage = self.truth.close(window(from, to));
+            self.host.gpu().qualify(&mut usage);
             from = to;
             self.host.period_end(None, usage, None, &mut self.channels);
         }

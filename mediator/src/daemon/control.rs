@@ -1,4 +1,5 @@
-//! The control loop: one thread on epoll for the listening socket, every VMM's socket and every VM's kick.
+//! The control loop: one thread on epoll for the listening socket, every VMM's and launcher's socket and
+//! every VM's kick.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -66,8 +67,29 @@ impl ControlLoop {
 struct Session {
     stream: UnixStream,
     reader: FrameReader,
-    /// The tenant and its kick, once Hello was accepted.
-    tenant: Option<(TenantId, File)>,
+    /// What it is, once its first frame was accepted.
+    role: Option<Role>,
+}
+
+/// What a connection's tenant is.
+enum Role {
+    Vm {
+        tenant: TenantId,
+        kick: File,
+    },
+    Program {
+        tenant: TenantId,
+        /// Process, as the launcher names it -> as this host does.
+        processes: BTreeMap<u32, u32>,
+    },
+}
+
+impl Role {
+    const fn tenant(&self) -> TenantId {
+        match self {
+            Self::Vm { tenant, .. } | Self::Program { tenant, .. } => *tenant,
+        }
+    }
 }
 
 /// Why a connection is ended by us.
@@ -75,8 +97,12 @@ struct Session {
 enum SessionError {
     #[error(transparent)]
     Wire(#[from] WireError),
-    #[error("the VMM said something else before Hello, or Hello twice")]
+    #[error(
+        "it said something else before its greeting, greeted twice, or said what the other kind of tenant says"
+    )]
     OutOfOrder,
+    #[error("the launcher sent too many changes at once")]
+    TooManyChanges,
     #[error("the VMM sent a mailbox request before the last one was answered")]
     MailboxBusy,
     #[error("{0}")]
@@ -141,7 +167,7 @@ impl Control {
             let session = Session {
                 stream,
                 reader: FrameReader::new(),
-                tenant: None,
+                role: None,
             };
             self.sessions.insert(number, session);
         }
@@ -149,7 +175,7 @@ impl Control {
 
     fn kicked(&mut self, number: u32) {
         if let Some(Session {
-            tenant: Some((tenant, kick)),
+            role: Some(Role::Vm { tenant, kick }),
             ..
         }) = self.sessions.get(&number)
         {
@@ -191,7 +217,7 @@ impl Control {
             return Ok(());
         };
         let Frame { message, fds } = frame;
-        match (message, &session.tenant) {
+        match (message, &mut session.role) {
             (hello @ ToDaemon::Hello { .. }, None) => {
                 let stream = session.stream.try_clone().map_err(WireError::Socket)?;
                 let (tenant, kick) = self
@@ -200,11 +226,51 @@ impl Control {
                     .map_err(|error| SessionError::Refused(chain(&error)))?;
                 let watched =
                     Events::with_data(&kick, FIRST_SESSION + 2 * number + 1, EventSet::IN);
-                session.tenant = Some((tenant, kick));
-                ops.add(watched)
-                    .map_err(|_| SessionError::Refused("watching the VM's kick failed".into()))
+                let watching = ops.add(watched);
+                session.role = Some(Role::Vm { tenant, kick });
+                watching.map_err(|_| SessionError::Refused("watching the VM's kick failed".into()))
             }
-            (ToDaemon::Mailbox { id, op, args }, Some((tenant, _))) => {
+            (program @ ToDaemon::Program { .. }, None) => {
+                let stream = session.stream.try_clone().map_err(WireError::Socket)?;
+                let tenant = self
+                    .host
+                    .admit_program(program, stream)
+                    .map_err(|error| SessionError::Refused(chain(&error)))?;
+                let processes = BTreeMap::new();
+                session.role = Some(Role::Program { tenant, processes });
+                Ok(())
+            }
+            (ToDaemon::Process { pid }, Some(Role::Program { tenant, processes })) => {
+                let [pidfd] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
+                    got: fds.len(),
+                    expected: 1,
+                })?;
+                // One of that name that is known is a later one.
+                if let Some(before) = processes.remove(&pid) {
+                    self.host.program_exited(*tenant, before);
+                }
+                if let Some(known) = self.host.program_process(*tenant, pid, &pidfd) {
+                    // Two names for one process would make a list without end.
+                    if processes.values().any(|other| *other == known) {
+                        return Err(SessionError::OutOfOrder);
+                    }
+                    processes.insert(pid, known);
+                }
+                Ok(())
+            }
+            (ToDaemon::Objects { pid, changes }, Some(Role::Program { tenant, processes })) => {
+                let taken = processes
+                    .get(&pid)
+                    .is_none_or(|known| self.host.program_objects(*tenant, *known, changes));
+                taken.then_some(()).ok_or(SessionError::TooManyChanges)
+            }
+            (ToDaemon::Exited { pid }, Some(Role::Program { tenant, processes })) => {
+                if let Some(known) = processes.remove(&pid) {
+                    self.host.program_exited(*tenant, known);
+                }
+                Ok(())
+            }
+            (ToDaemon::Mailbox { id, op, args }, Some(Role::Vm { tenant, .. })) => {
                 if self.host.mailbox(*tenant, Letter { id, op, args }) {
                     Ok(())
                 } else {
@@ -217,7 +283,7 @@ impl Control {
                     seq,
                     trapped,
                 },
-                Some((tenant, _)),
+                Some(Role::Vm { tenant, .. }),
             ) => {
                 self.host.gate_done(*tenant, channel, seq, trapped);
                 Ok(())
@@ -231,16 +297,17 @@ impl Control {
             return;
         };
         // One line per connection, however it ends: bounded by the connections that the host accepts.
-        match (&session.tenant, error) {
-            (Some((tenant, _)), Some(error)) => log::warn!("{tenant} is ended: {error}"),
-            (Some((tenant, _)), None) => log::info!("{tenant} has left"),
-            (None, Some(error)) => log::warn!("A VMM was refused: {error}"),
+        match (session.role.as_ref().map(Role::tenant), error) {
+            (Some(tenant), Some(error)) => log::warn!("{tenant} is ended: {error}"),
+            (Some(tenant), None) => log::info!("{tenant} has left"),
+            (None, Some(error)) => log::warn!("A VMM or launcher was refused: {error}"),
             (None, None) => {}
         }
         let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
-        if let Some((tenant, kick)) = session.tenant {
+        let Some(role) = session.role else { return };
+        if let Role::Vm { kick, .. } = &role {
             let _ = ops.remove(Events::empty_raw(kick.as_raw_fd()));
-            self.host.leave(tenant);
         }
+        self.host.leave(role.tenant());
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use turnstile_abi::{CHUNK_BYTES, pci};
 use turnstile_vmm::wire::{PROTOCOL, WireError};
 
-use crate::gpu::Refusal;
+use crate::gpu::{ProgramRefusal, Refusal};
 use crate::tenant::guest_memory::GuestMemoryError;
 use crate::tenant::interrupts::InterruptsError;
 use crate::tenant::pages::PagesError;
@@ -19,28 +19,28 @@ pub enum HostError {
         /// The name asked for.
         name: String,
     },
-    /// The VMM speaks another protocol.
+    /// The VMM or launcher speaks another protocol.
     #[error(
-        "The VMM speaks protocol {theirs}, this daemon {PROTOCOL}: update the older of the two"
+        "The peer speaks protocol {theirs}, this daemon {PROTOCOL}: update the older of the two"
     )]
     Protocol {
         /// The VMM's.
         theirs: u32,
     },
     /// Not a usable name.
-    #[error("{name:?} is no name for a VM: 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-' are")]
+    #[error("{name:?} is no name for a tenant: 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-' are")]
     BadName {
         /// The name.
         name: String,
     },
-    /// Two VMs of one name.
-    #[error("A VM named {name} is connected already")]
+    /// Two tenants of one name.
+    #[error("A tenant named {name} is connected already; choose another --name")]
     NameTaken {
         /// The name.
         name: String,
     },
     /// Full.
-    #[error("The host has {max} VMs, which is its limit")]
+    #[error("The host has {max} tenants, which is its limit")]
     TooManyTenants {
         /// The limit.
         max: usize,
@@ -82,6 +82,18 @@ pub enum HostError {
     /// The GPU refused.
     #[error("The GPU did not take the VM")]
     Gpu(#[source] Refusal),
+    /// The GPU takes no programs, or not this one.
+    #[error("The GPU did not take the program")]
+    Program(#[from] ProgramRefusal),
+    /// Who connected is not known.
+    #[error("The process that connected cannot be seen from here (another process namespace?)")]
+    Peer(#[source] io::Error),
+    /// A launcher within a program.
+    #[error("It runs within {name}, which is a tenant already; start it outside")]
+    Nested {
+        /// The outer one.
+        name: String,
+    },
     /// The answer could not be sent.
     #[error("The VMM could not be answered")]
     Wire(#[from] WireError),

@@ -17,8 +17,10 @@ use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
 use super::error::{HostError, chain};
 use super::mailbox::{Letter, Mailbox};
-use super::peer::Tenant;
-use super::snapshot::{HostSnapshot, TenantSnapshot};
+use super::peer::{Kind, Peer, Tenant, Vm};
+use super::registry::Registry;
+use super::snapshot::{HostSnapshot, TenantKind, TenantSnapshot};
+use super::untracked::Told;
 use crate::gpu::{ChannelActivity, Gpu, Suspend, TenantResources};
 use crate::mediation::{Activity, COMPUTE, GateOrder, Mediation};
 use crate::tenant::gates::GateBook;
@@ -34,13 +36,13 @@ pub struct HostConfig {
     pub policy: String,
     /// Its tuning.
     pub tuning: Tuning,
-    /// Weight of a VM that names none.
+    /// Weight of a tenant that names none.
     pub weight: Weight,
     /// GPU memory of a VM that names none.
     pub gpu_memory_bytes: u64,
     /// Channels that a VM may have open.
     pub channels: u32,
-    /// VMs at a time.
+    /// Tenants at a time.
     pub tenants_max: usize,
 }
 
@@ -58,14 +60,18 @@ impl Default for HostConfig {
 }
 
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     mediation: Mediation,
     /// What the engines' own log says, where the meter in use is another.
     truth: Option<Ledger>,
-    tenants: BTreeMap<TenantId, Tenant>,
+    pub(super) tenants: BTreeMap<TenantId, Tenant>,
+    /// Processes of those that are programs.
+    pub(super) registry: Registry,
+    /// Processes that are nobody's and were spoken of.
+    told: Told,
     /// Gone, but perhaps not yet from the engines: settled a period after.
     leaving: Vec<(TenantId, Moment)>,
-    next: u32,
+    pub(super) next: u32,
     ledger_errors: u64,
 }
 
@@ -91,6 +97,8 @@ impl Host {
             mediation,
             truth: None,
             tenants: BTreeMap::new(),
+            registry: Registry::default(),
+            told: Told::default(),
             leaving: Vec::new(),
             next: 1,
             ledger_errors: 0,
@@ -107,7 +115,7 @@ impl Host {
         &self.gpu
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic under the lock leaves at worst one tenant's numbers behind; the others must go on.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,6 +139,38 @@ impl Host {
         taken
     }
 
+    /// Checks what every tenant says first; returns its weight.
+    pub(super) fn permitted(
+        &self,
+        protocol: u32,
+        name: &str,
+        weight: Option<u32>,
+    ) -> Result<Weight, HostError> {
+        if protocol != PROTOCOL {
+            return Err(HostError::Protocol { theirs: protocol });
+        }
+        let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if name.is_empty() || name.len() > 64 || !name.chars().all(permitted) {
+            let name = name.chars().take(64).collect();
+            return Err(HostError::BadName { name });
+        }
+        Ok(weight.map_or(Ok(self.config.weight), Weight::new)?)
+    }
+
+    /// Whether there is room for one more tenant, of this name.
+    pub(super) fn room(&self, state: &State, name: &str) -> Result<(), HostError> {
+        if state.tenants.len() >= self.config.tenants_max {
+            return Err(HostError::TooManyTenants {
+                max: self.config.tenants_max,
+            });
+        }
+        if state.tenants.values().any(|tenant| tenant.name == name) {
+            let name = name.to_owned();
+            return Err(HostError::NameTaken { name });
+        }
+        Ok(())
+    }
+
     fn take_in(
         self: &Arc<Self>,
         hello: ToDaemon,
@@ -148,15 +188,7 @@ impl Host {
         else {
             return Err(HostError::NoHello);
         };
-        if protocol != PROTOCOL {
-            return Err(HostError::Protocol { theirs: protocol });
-        }
-        let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        if name.is_empty() || name.len() > 64 || !name.chars().all(permitted) {
-            let name = name.chars().take(64).collect();
-            return Err(HostError::BadName { name });
-        }
-        let weight = weight.map_or(Ok(self.config.weight), Weight::new)?;
+        let weight = self.permitted(protocol, &name, weight)?;
         let memory_bytes = gpu_memory_bytes.unwrap_or(self.config.gpu_memory_bytes);
         let max = self.gpu.capabilities().memory_bytes;
         if memory_bytes == 0 || memory_bytes > max || !memory_bytes.is_multiple_of(CHUNK_BYTES) {
@@ -185,14 +217,7 @@ impl Host {
         let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
 
         let mut state = self.lock();
-        if state.tenants.len() >= self.config.tenants_max {
-            return Err(HostError::TooManyTenants {
-                max: self.config.tenants_max,
-            });
-        }
-        if state.tenants.values().any(|tenant| tenant.name == name) {
-            return Err(HostError::NameTaken { name });
-        }
+        self.room(&state, &name)?;
         let tenant = TenantId(state.next);
         let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
         let resources = TenantResources {
@@ -238,33 +263,23 @@ impl Host {
                 return Err(error);
             }
         };
-        let params = TenantParams { weight, cap: None };
-        if let Err(error) = state.mediation.add(tenant, params) {
-            log::error!("Policy: {error}");
-        }
-        state.next += 1;
-        log::info!("{tenant} is {name}, weight {}", weight.get());
-        let gates = GateBook::default();
         let writer = std::mem::take(writer);
-        state.tenants.insert(
-            tenant,
-            Tenant {
-                name,
-                stream,
-                writer,
-                mailbox,
-                gates,
-                status,
-            },
-        );
+        let vm = Vm {
+            mailbox,
+            gates: GateBook::default(),
+            status,
+        };
+        let peer = Peer { stream, writer };
+        state.insert(tenant, name, weight, peer, Kind::Vm(Box::new(vm)));
         Ok((tenant, kick))
     }
 
-    /// A VM is gone.
+    /// A tenant is gone.
     pub(super) fn leave(&self, tenant: TenantId) {
         let mut state = self.lock();
         if state.tenants.remove(&tenant).is_some() {
             let _ = state.mediation.remove(tenant);
+            state.registry.left(tenant);
             state.leaving.push((tenant, self.gpu.now()));
         }
         drop(state);
@@ -275,8 +290,9 @@ impl Host {
     pub(super) fn mailbox(&self, tenant: TenantId, letter: Letter) -> bool {
         self.lock()
             .tenants
-            .get(&tenant)
-            .is_none_or(|tenant| tenant.mailbox.post(letter))
+            .get_mut(&tenant)
+            .and_then(Tenant::vm)
+            .is_none_or(|(vm, _)| vm.mailbox.post(letter))
     }
 
     /// What a VM may be told of its account.
@@ -295,35 +311,35 @@ impl Host {
     pub(super) fn mailbox_served(&self, tenant: TenantId, effect: Effect, answer: &ToVmm) {
         let mut state = self.lock();
         let stands = state.mediation.gates(tenant);
-        let Some(entry) = state.tenants.get_mut(&tenant) else {
+        let Some((vm, vmm)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) else {
             return;
         };
         match effect {
             Effect::None => {}
             Effect::Opened(channel) => {
-                if let Some(made) = stands.and_then(|stands| entry.gates.add(channel, stands)) {
-                    entry.send_move(made);
+                if let Some(made) = stands.and_then(|stands| vm.gates.add(channel, stands)) {
+                    vmm.send_move(made);
                 }
-                self.gpu.set_unwatched(tenant, entry.gates.any_open());
+                self.gpu.set_unwatched(tenant, vm.gates.any_open());
             }
             Effect::Closed(channel) => {
-                entry.gates.remove(channel);
-                entry.send(&ToVmm::ChannelClosed { channel });
+                vm.gates.remove(channel);
+                vmm.send(&ToVmm::ChannelClosed { channel });
             }
         }
-        entry.send(answer);
+        vmm.send(answer);
     }
 
     /// The VMM moved a gate as asked.
     pub(super) fn gate_done(&self, tenant: TenantId, channel: u32, seq: u64, trapped: u64) {
         let mut state = self.lock();
-        let Some(entry) = state.tenants.get_mut(&tenant) else {
+        let Some((vm, vmm)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) else {
             return;
         };
-        if let Some(next) = entry.gates.done(channel, seq, trapped) {
-            entry.send_move(next);
+        if let Some(next) = vm.gates.done(channel, seq, trapped) {
+            vmm.send_move(next);
         }
-        let open = entry.gates.any_open();
+        let open = vm.gates.any_open();
         drop(state);
         self.gpu.set_unwatched(tenant, open);
         // A write may have slipped through before the gate closed, or have been delivered when it opened.
@@ -349,7 +365,8 @@ impl Host {
         if state
             .tenants
             .values()
-            .any(|tenant| tenant.gates.any_opening())
+            .filter_map(Tenant::gates)
+            .any(GateBook::any_opening)
         {
             return;
         }
@@ -373,6 +390,11 @@ impl Host {
     /// Whether there is no tenant.
     pub(super) fn is_empty(&self) -> bool {
         self.lock().tenants.is_empty()
+    }
+
+    /// When the next decision is due, if before the end of the period.
+    pub(super) fn decide_at(&self) -> Option<Moment> {
+        self.lock().mediation.decide_at()
     }
 
     /// Whether some tenant is held back.
@@ -445,7 +467,10 @@ impl Host {
             state.carry_out(&*self.gpu, order);
         }
         state.write_status(&*self.gpu, end);
-        state.tenants.values_mut().for_each(Tenant::flush);
+        for tenant in state.tenants.values_mut() {
+            tenant.peer.flush();
+        }
+        state.told.look(end, || self.gpu.untracked());
         let mediation = &mut state.mediation;
         state.leaving.retain(|(tenant, left)| {
             let wait = end.since(*left) < SETTLE_AFTER;
@@ -474,15 +499,15 @@ impl Host {
                 .iter()
                 .filter(|channel| channel.last_active.0 > 0)
                 .count() as u32;
-            counts.1 += entry.gates.channels().count() as u32;
+            counts.1 += entry.gates().map_or(0, |gates| gates.channels().count()) as u32;
         }
         counts
     }
 
-    /// Sets a VM's weight; it applies at the next decision.
+    /// Sets a tenant's weight; it applies at the next decision.
     ///
     /// # Errors
-    /// If there is no such VM.
+    /// If there is no such tenant.
     pub fn set_weight(
         &self,
         tenant: TenantId,
@@ -515,8 +540,14 @@ impl Host {
                     engine_ns: engine.used_ns,
                     held_ns: charged.tenant(*tenant).held_ns
                         + state.mediation.held_now(*tenant, at),
-                    doorbells_trapped: entry.gates.trapped(),
-                    gate_moves: entry.gates.moves(),
+                    doorbells_trapped: entry.gates().map_or(0, GateBook::trapped),
+                    gate_moves: entry.gates().map_or(0, GateBook::moves),
+                    kind: match entry.kind {
+                        Kind::Vm(_) => TenantKind::Vm,
+                        Kind::Program(_) => TenantKind::Program {
+                            processes: state.registry.count(*tenant),
+                        },
+                    },
                 }
             })
             .collect();
@@ -527,10 +558,12 @@ impl Host {
             .map(i128::abs)
             .sum();
         HostSnapshot {
+            gpu: self.gpu.figures(),
             at,
             tenants,
             engines: total.engines,
             conservation_error_ns,
+            untracked: self.gpu.untracked(),
             ledger_errors: state.ledger_errors,
         }
     }
@@ -567,17 +600,38 @@ pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
 }
 
 impl State {
+    /// Takes a tenant in that the GPU has taken in, under the next number.
+    pub(super) fn insert(
+        &mut self,
+        tenant: TenantId,
+        name: String,
+        weight: Weight,
+        peer: Peer,
+        kind: Kind,
+    ) {
+        let params = TenantParams { weight, cap: None };
+        if let Err(error) = self.mediation.add(tenant, params) {
+            log::error!("Policy: {error}");
+        }
+        self.next += 1;
+        log::info!("{tenant} is {name}, weight {}", weight.get());
+        self.tenants.insert(tenant, Tenant { name, peer, kind });
+    }
+
+    /// A VM's gates move, then what is queued is stopped or goes on; a program has channels of its own alone.
     fn carry_out(&mut self, gpu: &dyn Gpu, GateOrder { tenant, state }: GateOrder) {
         let Some(entry) = self.tenants.get_mut(&tenant) else {
             return;
         };
-        let channels: Vec<u32> = entry.gates.channels().collect();
-        for channel in channels {
-            if let Some(request) = entry.gates.set(channel, state) {
-                entry.send_move(request);
+        if let Some((vm, vmm)) = entry.vm() {
+            let channels: Vec<u32> = vm.gates.channels().collect();
+            for channel in channels {
+                if let Some(request) = vm.gates.set(channel, state) {
+                    vmm.send_move(request);
+                }
             }
+            gpu.set_unwatched(tenant, vm.gates.any_open());
         }
-        gpu.set_unwatched(tenant, entry.gates.any_open());
         match state {
             turnstile_vmm::gate::GateState::Closed => gpu.suspend(tenant),
             _ => gpu.resume(tenant),
@@ -591,6 +645,7 @@ impl State {
             .collect();
         let ledger = self.mediation.ledger();
         for (tenant, entry) in &self.tenants {
+            let Kind::Vm(vm) = &entry.kind else { continue };
             let totals = ledger.tenant(*tenant);
             let (compute, copy) = split(&totals.engines);
             let mut view = StatusView {
@@ -609,7 +664,7 @@ impl State {
                     Some(_) => OTHER,
                 };
             }
-            entry.status.write(&view);
+            vm.status.write(&view);
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! VMM --socket--> control --------+--> host (tenants, gates, policy, ledger) <--- accounting
+//! turnstile run -----^            |                 |                                ^
 //!                    |            |                 |                                ^
 //!                    +-> mailbox -+                 +--> gates, to the VMMs          | engine state
 //!                         (per VM)                                                  GPU
@@ -13,7 +14,10 @@ mod error;
 mod host;
 mod mailbox;
 mod peer;
+mod programs;
+mod registry;
 mod snapshot;
+mod untracked;
 
 use std::fs::Permissions;
 use std::io;
@@ -29,14 +33,14 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 pub use accounting::{MeterKind, Timing};
 pub use error::HostError;
 pub use host::{Host, HostConfig};
-pub use snapshot::{HostSnapshot, TenantSnapshot};
+pub use snapshot::{HostSnapshot, TenantKind, TenantSnapshot};
 
 use crate::gpu::Gpu;
 
 /// What a daemon is started with.
 #[derive(Clone, Debug)]
 pub struct DaemonConfig {
-    /// Where VMMs connect; a socket file that nobody listens on any more is replaced.
+    /// Where VMMs and launchers connect; a socket file that nobody listens on any more is replaced.
     pub socket: PathBuf,
     /// Tenants and policy.
     pub host: HostConfig,

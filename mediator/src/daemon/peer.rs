@@ -1,25 +1,65 @@
-//! One VM as the host holds it, and how its VMM is told.
+//! One tenant as the host holds it, and how its VMM or launcher is told.
 
 use std::os::unix::net::UnixStream;
 
 use turnstile_vmm::wire::{FrameWriter, ToVmm};
 
 use super::mailbox::Mailbox;
+use crate::process::Identity;
 use crate::tenant::gates::{GateBook, GateMove};
 use crate::tenant::pages::StatusPage;
 
-/// One VM.
+/// One tenant.
 #[derive(Debug)]
 pub(super) struct Tenant {
     pub(super) name: String,
-    pub(super) stream: UnixStream,
-    pub(super) writer: FrameWriter,
+    pub(super) peer: Peer,
+    pub(super) kind: Kind,
+}
+
+/// What a tenant is.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// A virtual machine.
+    Vm(Box<Vm>),
+    /// A program: the launcher, and what descends from it.
+    Program(Identity),
+}
+
+/// What belongs to a VM alone.
+#[derive(Debug)]
+pub(super) struct Vm {
     pub(super) mailbox: Mailbox,
     pub(super) gates: GateBook,
     pub(super) status: StatusPage,
 }
 
+/// The other end of a tenant's connection.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) stream: UnixStream,
+    pub(super) writer: FrameWriter,
+}
+
 impl Tenant {
+    /// The VM, if it is one, and its VMM.
+    pub(super) fn vm(&mut self) -> Option<(&mut Vm, &mut Peer)> {
+        match &mut self.kind {
+            Kind::Vm(vm) => Some((vm, &mut self.peer)),
+            Kind::Program(_) => None,
+        }
+    }
+
+    /// The gates; a program has none.
+    pub(super) fn gates(&self) -> Option<&GateBook> {
+        match &self.kind {
+            Kind::Vm(vm) => Some(&vm.gates),
+            Kind::Program(_) => None,
+        }
+    }
+}
+
+impl Peer {
     pub(super) fn send(&mut self, message: &ToVmm) {
         if self.writer.push(message, Vec::new()).is_err() {
             self.give_up();
@@ -27,7 +67,7 @@ impl Tenant {
         self.flush();
     }
 
-    /// What the socket does not take now goes at the end of a later period; a VMM that never reads overflows the queue.
+    /// What the socket does not take now goes at the end of a later period; a peer that never reads overflows the queue.
     pub(super) fn flush(&mut self) {
         if !self.writer.is_empty() && self.writer.flush(&self.stream).is_err() {
             self.give_up();

@@ -1,16 +1,36 @@
 //! What the daemon tells of itself.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use turnstile_accounting::ledger::EngineSnapshot;
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
-/// A VM in a [`HostSnapshot`].
+use crate::gpu::Untracked;
+
+/// What a tenant is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum TenantKind {
+    /// A virtual machine.
+    Vm,
+    /// A program and its children.
+    Program {
+        /// Those of its processes that use the GPU.
+        processes: usize,
+    },
+}
+
+/// A tenant in a [`HostSnapshot`].
 #[derive(Clone, Debug, Serialize)]
 pub struct TenantSnapshot {
     /// Number.
     pub tenant: TenantId,
     /// Name.
     pub name: String,
+    /// What it is.
+    #[serde(flatten)]
+    pub kind: TenantKind,
     /// Weight in force.
     pub weight: u32,
     /// Whether it is let through.
@@ -32,14 +52,19 @@ pub struct TenantSnapshot {
 /// A copy of the host's state.
 #[derive(Clone, Debug, Serialize)]
 pub struct HostSnapshot {
+    /// Figures of the GPU's own work, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub gpu: BTreeMap<&'static str, u64>,
     /// When, on the GPU's clock: the end of the last closed window.
     pub at: Moment,
-    /// The VMs.
+    /// The VMs and programs.
     pub tenants: Vec<TenantSnapshot>,
     /// Where the engines' time went, by their own log.
     pub engines: Vec<EngineSnapshot>,
     /// Wall time less everything accounted for, all engines: zero, or time was lost (law 1).
     pub conservation_error_ns: i128,
+    /// Processes that use the GPU and belong to no tenant.
+    pub untracked: Vec<Untracked>,
     /// Usages that the ledger refused.
     pub ledger_errors: u64,
 }

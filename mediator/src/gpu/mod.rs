@@ -8,14 +8,17 @@ mod pace;
 mod ring;
 pub mod soft;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use serde::Serialize;
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
+use turnstile_vmm::wire::ObjectChange;
 use vm_memory::GuestMemoryMmap;
 
 /// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and written.
@@ -135,6 +138,30 @@ impl From<ErrorCode> for Refusal {
     }
 }
 
+/// Why a GPU does not take a program as a tenant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramRefusal {
+    /// It takes none.
+    #[error(
+        "this GPU is shared by VMs alone: programs need an NVIDIA GPU (turnstile serve --gpu nvidia; turnstile doctor says what is missing)"
+    )]
+    Unsupported,
+    /// It does not take this one, or none now.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A process that uses the GPU and belongs to no tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Untracked {
+    /// Its number in the daemon's namespace.
+    pub pid: u32,
+    /// Its name, as it gave itself; empty if it is gone.
+    pub name: String,
+    /// Times that it was switched to.
+    pub switches: u64,
+}
+
 /// Ring and notification of a channel to be opened; addresses were found to lie in the VM's memory by the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelConfig {
@@ -175,7 +202,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     -> Result<File, Refusal>;
 
     /// Ends a tenant: its running commands are stopped (or end by themselves within the kernel limit), its memory is
-    /// scrubbed and freed. Unknown tenants are ignored.
+    /// scrubbed and freed. A program is no tenant any more and runs on, resumed if it was suspended. Unknown tenants are
+    /// ignored.
     fn destroy_context(&self, tenant: TenantId);
 
     /// Opens a channel and returns its number, which is also its doorbell page.
@@ -232,9 +260,18 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// meter polls.
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
 
+    /// When to look at [`Gpu::engine_status`] again while somebody is held, to let him in if the engine has run dry: after
+    /// `tick`, or never before the next decision, where it is known to have work.
+    fn look_again(&self, tick: Nanos) -> Option<Nanos> {
+        Some(tick)
+    }
+
     /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
-    /// as gaps in the sequence numbers.
-    fn read_events(&self, events: &mut Vec<SwitchEvent>);
+    /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.
+    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
+
+    /// Says of a usage that was closed over the events just read which other signals it rests on, and what they leave open.
+    fn qualify(&self, _usage: &mut Usage) {}
 
     /// Fills in what each open channel of the tenant has to do.
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);
@@ -251,4 +288,30 @@ pub trait Gpu: Send + Sync + fmt::Debug {
 
     /// Tells whether any gate of the tenant is open, so that its doorbells must be looked at without being told.
     fn set_unwatched(&self, tenant: TenantId, open: bool);
+
+    /// Makes a program a tenant: the process `root`, all that descend from it, and those whose objects are reported. It is
+    /// ended by [`Gpu::destroy_context`]. What it has to do is told by [`Gpu::activity`] as far as it can be known.
+    ///
+    /// # Errors
+    /// If the GPU takes no programs.
+    fn add_program(&self, _tenant: TenantId, _root: u32) -> Result<(), ProgramRefusal> {
+        Err(ProgramRefusal::Unsupported)
+    }
+
+    /// A process of a program, which is its by the kernel's word, was handed objects by the driver, or freed some. No
+    /// other process has named these clients; that the objects exist is an allegation.
+    fn program_changed(&self, _tenant: TenantId, _pid: u32, _changes: &[ObjectChange]) {}
+
+    /// A process of a program is gone, and what it had.
+    fn program_exited(&self, _tenant: TenantId, _pid: u32) {}
+
+    /// Figures of its own work, by name; those that end in `_ns` are times. They only grow.
+    fn figures(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
+
+    /// Processes that use the GPU and belong to no tenant, bounded.
+    fn untracked(&self) -> Vec<Untracked> {
+        Vec::new()
+    }
 }

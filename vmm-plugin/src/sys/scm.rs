@@ -76,3 +76,34 @@ pub(crate) fn receive(
     fds.append(&mut received);
     Ok(got)
 }
+
+/// The process at the other end of a socket, as it was when it connected, in the namespace of this one.
+///
+/// # Errors
+/// As getsockopt(2); `NotFound` for a process that has no number in this namespace.
+pub fn peer_pid(stream: &UnixStream) -> io::Result<u32> {
+    let mut credentials = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    // CAST: twelve bytes.
+    let mut length = size_of_val(&credentials) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to the structure; both are borrowed for the whole call.
+    let rc = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    u32::try_from(credentials.pid)
+        .ok()
+        .filter(|pid| *pid != 0)
+        .ok_or_else(|| io::ErrorKind::NotFound.into())
+}

@@ -188,7 +188,10 @@ impl<M: PageMap, R: Router> Core<M, R> {
                 self.gpu().mailbox_done(id, error, &text, results);
                 Ok(true)
             }
-            ToVmm::Welcome { .. } | ToVmm::Refused { .. } => {
+            ToVmm::Welcome { .. }
+            | ToVmm::Refused { .. }
+            | ToVmm::Admitted { .. }
+            | ToVmm::ProcessRefused { .. } => {
                 log::warn!("the daemon welcomed or refused a VM that it had welcomed");
                 Ok(false)
             }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::gate::GateState;
-use crate::wire::{ToDaemon, ToVmm};
+use crate::wire::{CHANGES_MAX, ObjectChange, ProgramObject, ToDaemon, ToVmm};
 use proptest::prelude::*;
 use std::fs::File;
 use std::io::Write;
@@ -143,6 +143,48 @@ fn descriptors_sent_in_pieces_are_counted_together() {
         FrameReader::new().read::<ToVmm>(&b),
         Err(WireError::TooManyFds)
     ));
+}
+
+#[test]
+fn what_a_launcher_says_fits_a_frame_and_comes_out_as_it_went_in() {
+    let made = ObjectChange::Made(ProgramObject {
+        client: u32::MAX,
+        handle: u32::MAX,
+        class: u32::MAX,
+        parent: u32::MAX,
+        engine: u32::MAX,
+    });
+    let freed = ObjectChange::Freed {
+        client: 1,
+        handle: 2,
+    };
+    let program = ToDaemon::Program {
+        protocol: crate::wire::PROTOCOL,
+        name: "x".repeat(64),
+        weight: None,
+    };
+    let pid = u32::MAX;
+    let mut changes = vec![made; CHANGES_MAX];
+    changes[7] = freed;
+    for message in [
+        program,
+        ToDaemon::Process { pid },
+        ToDaemon::Objects { pid, changes },
+        ToDaemon::Exited { pid },
+    ] {
+        let (a, b) = UnixStream::pair().unwrap();
+        send(&a, &message, fds(1)).unwrap();
+        assert_eq!(
+            next::<ToDaemon>(&mut FrameReader::new(), &b).message,
+            message
+        );
+    }
+}
+
+#[test]
+fn the_peer_of_a_socket_is_who_made_it() {
+    let (a, _b) = UnixStream::pair().unwrap();
+    assert_eq!(crate::wire::peer_pid(&a).unwrap(), std::process::id());
 }
 
 proptest! {

@@ -1,13 +1,18 @@
-//! What a VMM and the daemon say to each other over their Unix stream socket.
+//! What a VMM, or the launcher of a program, and the daemon say to each other over their Unix stream socket.
 //!
 //! A frame is a little-endian u32 length, then so many bytes of JSON; file descriptors travel with the frame's first
 //! bytes (SCM_RIGHTS). The VMM speaks first, with [`ToDaemon::Hello`]; the daemon answers [`ToVmm::Welcome`] or
 //! [`ToVmm::Refused`] and closes. The end of the connection ends the tenant.
 //!
+//! The launcher of a program says [`ToDaemon::Program`] instead, and is answered [`ToVmm::Admitted`]. From then on it
+//! says what it learns: processes, what the driver hands them, their end. When the connection is lost the program runs
+//! on as nobody's; the launcher connects again and says all of it again.
+//!
 //! Neither side trusts the other's lengths, numbers or descriptors: both check them once, on receipt.
 
 mod frame;
 
+pub use crate::sys::scm::peer_pid;
 pub use frame::{Frame, FrameReader, FrameWriter, QUEUE_FRAMES_MAX, Read, WireError, encode, send};
 
 use crate::gate::GateState;
@@ -19,6 +24,9 @@ pub const PROTOCOL: u32 = 1;
 pub const FRAME_BYTES_MAX: usize = 16 << 10;
 /// Most descriptors with one frame: guest memory and one eventfd per interrupt vector.
 pub const FRAME_FDS_MAX: usize = 1 + turnstile_abi::pci::VECTORS as usize;
+
+/// Most changes in one [`ToDaemon::Objects`].
+pub const CHANGES_MAX: usize = 64;
 
 /// A range of guest-physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +40,38 @@ pub struct Region {
     pub file_offset: u64,
 }
 
-/// From a VMM.
+/// An object that the GPU's driver handed to a program, named as the driver does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProgramObject {
+    /// The driver's client that owns it.
+    pub client: u32,
+    /// Its handle there.
+    pub handle: u32,
+    /// Its class.
+    pub class: u32,
+    /// Handle of what it is below.
+    pub parent: u32,
+    /// Engine that a channel group was made for; zero for others.
+    pub engine: u32,
+}
+
+/// What happened to an object of a program. It comes from the program: an allegation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "change", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ObjectChange {
+    /// It was made.
+    Made(ProgramObject),
+    /// It, and all that was below it, was freed.
+    Freed {
+        /// The driver's client.
+        client: u32,
+        /// Its handle there.
+        handle: u32,
+    },
+}
+
+/// From a VMM or a launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToDaemon {
@@ -68,6 +107,33 @@ pub enum ToDaemon {
         /// Doorbell writes of this channel that came out of the guest since it was opened. Those that went through an
         /// open gate, and those parked at a closed one after the first, do not and are not counted.
         trapped: u64,
+    },
+    /// First frame of a launcher: the tenant is what descends from the process that connected.
+    Program {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// Name of the tenant, as in Hello.
+        name: String,
+        /// Weight, as in Hello.
+        weight: Option<u32>,
+    },
+    /// A process of the program uses the GPU. Descriptor: its pidfd, by which the daemon knows it whatever number it has
+    /// in the daemon's namespace.
+    Process {
+        /// Its number in the launcher's namespace, by which later frames name it.
+        pid: u32,
+    },
+    /// What the driver did for such a process, at most [`CHANGES_MAX`], oldest first.
+    Objects {
+        /// The process.
+        pid: u32,
+        /// What happened.
+        changes: Vec<ObjectChange>,
+    },
+    /// Such a process is gone.
+    Exited {
+        /// The process.
+        pid: u32,
     },
 }
 
@@ -119,5 +185,17 @@ pub enum ToVmm {
     ChannelClosed {
         /// Channel.
         channel: u32,
+    },
+    /// Answer to [`ToDaemon::Program`].
+    Admitted {
+        /// Number of the tenant.
+        tenant: u32,
+    },
+    /// A process is not taken as the program's: its time is not accounted to it.
+    ProcessRefused {
+        /// The process, as the launcher named it.
+        pid: u32,
+        /// Why.
+        text: String,
     },
 }

@@ -1,16 +1,19 @@
-//! Which channels belong to which process, as a library preloaded into it saw the driver hand them out.
+//! Which channels belong to which process.
 //!
-//! The library appends one line per object to a file:
+//! They are learnt from the calls of the process itself ([`super::notify`], or a preloaded library), so they are
+//! allegations: one may name a handle that was refused, is gone, or is somebody else's. Who uses them has to expect that
+//! the driver refuses some, and holds the rest. That a client is one process's alone is kept by the daemon.
+//!
+//! The preloaded library says one line per object:
 //!
 //! ```text
 //!   + PID CLIENT HANDLE CLASS PARENT ENGINE     a channel group or a channel was made (all but PID in hexadecimal)
 //!   - PID CLIENT HANDLE                         it, or what it was below, was freed
 //! ```
-//!
-//! The lines come from the tenant and are allegations: a handle that is not its own would let it stop somebody else. A
-//! daemon has to check that the client belongs to the process before it uses them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use turnstile_vmm::wire::{ObjectChange, ProgramObject};
 
 use super::hold::Channel;
 use super::sys::abi::{CLASS_CHANNEL_GROUP, CLASS_CHANNEL_LOW_BYTE};
@@ -21,7 +24,7 @@ const ENGINE_GRAPHICS: u32 = 1;
 /// Objects per process that are kept; a CUDA context has about 24.
 const OBJECTS_MAX: usize = 4096;
 
-/// Why a line is not taken.
+/// Why a change is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandleError {
     /// It has another form.
@@ -32,66 +35,119 @@ pub enum HandleError {
     TooMany(u32),
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Object {
-    class: u32,
-    parent: u32,
-    engine: u32,
+/// Whether objects of this class are kept: channel groups and channels.
+pub const fn is_kept(class: u32) -> bool {
+    class == CLASS_CHANNEL_GROUP || class & 0xff == CLASS_CHANNEL_LOW_BYTE
+}
+
+/// What a line of the preloaded library says of which process.
+///
+/// # Errors
+/// If it has another form.
+pub fn parse(line: &str) -> Result<(u32, ObjectChange), HandleError> {
+    let mut words = line.split_ascii_whitespace();
+    let sign = words.next();
+    let pid: u32 = words
+        .next()
+        .and_then(|word| word.parse().ok())
+        .ok_or(HandleError::Form)?;
+    let numbers = words
+        .map(|word| u32::from_str_radix(word, 16).map_err(|_| HandleError::Form))
+        .collect::<Result<Vec<u32>, _>>()?;
+    let change = match (sign, &numbers[..]) {
+        (Some("+"), &[client, handle, class, parent, engine]) => {
+            ObjectChange::Made(ProgramObject {
+                client,
+                handle,
+                class,
+                parent,
+                engine,
+            })
+        }
+        (Some("-"), &[client, handle]) => ObjectChange::Freed { client, handle },
+        _ => return Err(HandleError::Form),
+    };
+    Ok((pid, change))
 }
 
 /// Channels and channel groups of all processes that report them.
 #[derive(Debug, Default)]
 pub struct Handles {
     /// Process -> (client, handle) -> object.
-    objects: BTreeMap<u32, BTreeMap<(u32, u32), Object>>,
+    objects: BTreeMap<u32, BTreeMap<(u32, u32), ProgramObject>>,
 }
 
 impl Handles {
-    /// Takes one line.
+    /// Takes one line of the preloaded library.
     ///
     /// # Errors
-    /// If it is none.
+    /// If it is none, or the process has too many objects.
     pub fn take(&mut self, line: &str) -> Result<(), HandleError> {
-        let mut words = line.split_ascii_whitespace();
-        let sign = words.next();
-        let pid: u32 = words
-            .next()
-            .and_then(|word| word.parse().ok())
-            .ok_or(HandleError::Form)?;
-        let numbers = words
-            .map(|word| u32::from_str_radix(word, 16).map_err(|_| HandleError::Form))
-            .collect::<Result<Vec<u32>, _>>()?;
-        match (sign, &numbers[..]) {
-            (Some("+"), &[client, handle, class, parent, engine]) => {
+        let (pid, change) = parse(line)?;
+        self.apply(pid, &change).map(|_| ())
+    }
+
+    /// Takes what happened to an object of a process. Returns whether that changes anything: what is no channel or
+    /// group, and what was freed without being known, does not.
+    ///
+    /// # Errors
+    /// If the process has too many objects.
+    pub fn apply(&mut self, pid: u32, change: &ObjectChange) -> Result<bool, HandleError> {
+        match *change {
+            ObjectChange::Made(object) => {
+                if !is_kept(object.class) {
+                    return Ok(false);
+                }
                 let objects = self.objects.entry(pid).or_default();
-                if objects.len() >= OBJECTS_MAX {
+                let key = (object.client, object.handle);
+                if objects.len() >= OBJECTS_MAX && !objects.contains_key(&key) {
                     return Err(HandleError::TooMany(pid));
                 }
-                let object = Object {
-                    class,
-                    parent,
-                    engine,
-                };
-                objects.insert((client, handle), object);
-                Ok(())
+                Ok(objects.insert(key, object) != Some(object))
             }
-            (Some("-"), &[client, handle]) => {
-                if let Some(objects) = self.objects.get_mut(&pid) {
-                    objects.retain(|&(of, own), object| {
-                        // A client that is freed takes all with it, a group its channels.
-                        of != client
-                            || (handle != client && own != handle && object.parent != handle)
-                    });
-                }
-                Ok(())
-            }
-            _ => Err(HandleError::Form),
+            ObjectChange::Freed { client, handle } => Ok(self.free(pid, client, handle)),
         }
+    }
+
+    /// A client that is freed takes all with it, a device its groups, a group its channels.
+    fn free(&mut self, pid: u32, client: u32, handle: u32) -> bool {
+        let Some(objects) = self.objects.get_mut(&pid) else {
+            return false;
+        };
+        let before = objects.len();
+        let mut gone = BTreeSet::from([handle]);
+        // Twice: a device first takes groups, which then take channels.
+        for _ in 0..2 {
+            objects.retain(|&(of, own), object| {
+                let taken = of == client
+                    && (handle == client || own == handle || gone.contains(&object.parent));
+                if taken {
+                    gone.insert(own);
+                }
+                !taken
+            });
+        }
+        let changed = objects.len() != before;
+        if objects.is_empty() {
+            self.objects.remove(&pid);
+        }
+        changed
     }
 
     /// A process is gone.
     pub fn forget(&mut self, pid: u32) {
         self.objects.remove(&pid);
+    }
+
+    /// What is known of a process, groups before their channels.
+    pub fn objects(&self, pid: u32) -> Vec<ProgramObject> {
+        let mut objects: Vec<ProgramObject> = self
+            .objects
+            .get(&pid)
+            .map(|objects| objects.values().copied().collect())
+            .unwrap_or_default();
+        objects.sort_by_key(|object| object.class != CLASS_CHANNEL_GROUP);
+        objects
     }
 
     /// Processes that reported something.
@@ -112,11 +168,11 @@ impl Handles {
         self.channels(pid, |_| true)
     }
 
-    fn channels(&self, pid: u32, wanted: impl Fn(Option<&Object>) -> bool) -> Vec<Channel> {
+    fn channels(&self, pid: u32, wanted: impl Fn(Option<&ProgramObject>) -> bool) -> Vec<Channel> {
         let Some(objects) = self.objects.get(&pid) else {
             return Vec::new();
         };
-        let group = |client: u32, object: &Object| {
+        let group = |client: u32, object: &ProgramObject| {
             let parent = objects.get(&(client, object.parent));
             parent.filter(|parent| parent.class == CLASS_CHANNEL_GROUP)
         };
@@ -178,6 +234,64 @@ mod tests {
         assert_eq!(handles.all_channels(77).len(), 1);
         handles.take("- 77 c1d00001 c1d00001").unwrap();
         assert!(handles.all_channels(77).is_empty());
+    }
+
+    #[test]
+    fn a_device_takes_its_groups_and_their_channels_along() {
+        let mut handles = handles();
+        let freed = ObjectChange::Freed {
+            client: 0xc1d0_0001,
+            handle: 0x5c00_0001,
+        };
+        assert_eq!(handles.apply(77, &freed), Ok(true));
+        assert!(handles.objects(77).is_empty());
+        assert_eq!(handles.apply(77, &freed), Ok(false));
+        assert_eq!(handles.objects(78).len(), 1);
+    }
+
+    #[test]
+    fn only_what_changes_something_is_told_on() {
+        let mut handles = handles();
+        let made = |class, engine| {
+            ObjectChange::Made(ProgramObject {
+                client: 1,
+                handle: 2,
+                class,
+                parent: 3,
+                engine,
+            })
+        };
+        assert_eq!(handles.apply(5, &made(0x80, 0)), Ok(false));
+        assert_eq!(handles.apply(5, &made(0xa06c, 1)), Ok(true));
+        assert_eq!(handles.apply(5, &made(0xa06c, 1)), Ok(false));
+        assert_eq!(handles.apply(5, &made(0xa06c, 2)), Ok(true));
+        assert_eq!(handles.objects(5).len(), 1);
+    }
+
+    #[test]
+    fn objects_come_with_groups_first() {
+        let classes: Vec<u32> = handles().objects(77).iter().map(|o| o.class).collect();
+        assert_eq!(classes, [0xa06c, 0xa06c, 0xc86f, 0xc86f, 0xc86f]);
+    }
+
+    #[test]
+    fn a_process_has_so_many_objects() {
+        let mut handles = Handles::default();
+        let made = |handle| {
+            ObjectChange::Made(ProgramObject {
+                client: 1,
+                handle,
+                class: 0xc86f,
+                parent: 3,
+                engine: 0,
+            })
+        };
+        for handle in 0..OBJECTS_MAX as u32 {
+            handles.apply(9, &made(handle)).unwrap();
+        }
+        let (more, known) = (made(OBJECTS_MAX as u32), made(0));
+        assert_eq!(handles.apply(9, &more), Err(HandleError::TooMany(9)));
+        assert_eq!(handles.apply(9, &known), Ok(false));
     }
 
     proptest! {

@@ -4,7 +4,7 @@
 //!   context-switch log -> events -> residency -> accounting's event meter
 //!   decisions -> hold (suspend, resume) -> the driver's resource manager (RM)
 //!                  \-> guardian (lets go of everything when the daemon is gone)
-//!   handles (what a preloaded library saw the driver hand out) -> who is a tenant, which channels to stop
+//!   notify (or a preloaded library): what the driver hands out -> handles -> who is a tenant, which channels to stop
 //! ```
 //!
 //! RM is the kernel driver's object interface: clients own devices, devices own channels and event buffers; `ioctl`s
@@ -14,15 +14,23 @@
 //! SOURCE: constants and layouts are facts from NVIDIA's published headers (open-gpu-kernel-modules) and were run on an
 //! H200 under driver 580.159.04; comments name the header or say "measured".
 
+pub mod clock;
+pub mod demand;
+pub mod device;
 pub mod events;
 pub mod guardian;
 pub mod handles;
 pub mod hold;
+pub mod holder;
 pub mod lease;
+pub mod load;
+pub mod notify;
 pub mod probe;
 pub mod programs;
 pub mod residency;
 pub mod rm;
 mod sys;
+pub mod utilisation;
 pub mod version;
+mod watch;
 pub mod worker;

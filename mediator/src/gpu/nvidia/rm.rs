@@ -186,6 +186,21 @@ impl RmClient {
         )
     }
 
+    /// Reads a register.
+    pub(super) fn register(&self, command: u32, offset: u32) -> Result<u32, RmError> {
+        let what = "read a register";
+        let (status, value) = sys::read_register(
+            &self.control,
+            self.client.0,
+            self.subdevice.0,
+            command,
+            offset,
+        )
+        .map_err(|source| RmError::Call { what, source })?;
+        accepted(what, Ok(status))?;
+        Ok(value)
+    }
+
     /// Maps a memory object for reading.
     pub(super) fn map(&self, memory: Handle, length: u64) -> Result<SharedPages, RmError> {
         let what = "map memory";

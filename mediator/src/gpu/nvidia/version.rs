@@ -20,6 +20,10 @@ pub struct DriverAbi {
     pub bind_events: u32,
     /// NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS.
     pub disable_channels: u32,
+    /// NV2080_CTRL_CMD_GPU_EXEC_REG_OPS: reading registers.
+    pub read_registers: u32,
+    /// Where the management library's opaque performance sample has the moment of its counters, in wall clock ns.
+    pub sample_time_at: usize,
 }
 
 /// Why a driver's privileged calls are not used.
@@ -42,12 +46,14 @@ type Row = (&'static str, fn() -> DriverAbi);
 /// Every version that is known.
 const ROWS: &[Row] = &[("580.159.04", v580_159_04)];
 
-/// SOURCE: measured on an H200; `ctrl/ctrl2080/ctrl2080gr.h`, `ctrl2080fifo.h` of that version.
+/// SOURCE: measured on an H200; `ctrl/ctrl2080/ctrl2080gr.h`, `ctrl2080fifo.h`, `ctrl2080gpu.h` of that version.
 const fn v580_159_04() -> DriverAbi {
     DriverAbi {
         version: "580.159.04",
         bind_events: 0x2080_1238,
         disable_channels: 0x2080_110b,
+        read_registers: 0x2080_0122,
+        sample_time_at: 8,
     }
 }
 

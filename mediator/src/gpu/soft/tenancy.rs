@@ -148,8 +148,10 @@ impl<D: Driver> Gpu for D {
         }
     }
 
-    fn read_events(&self, events: &mut Vec<SwitchEvent>) {
+    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
         self.look(|core| core.read_events(events));
+        // It counts what it drops, and the next record shows it.
+        true
     }
 
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {

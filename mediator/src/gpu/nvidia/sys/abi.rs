@@ -21,12 +21,14 @@ pub(in crate::gpu::nvidia) unsafe trait AllocParams: Copy {
 pub(in crate::gpu::nvidia) unsafe trait ControlParams: Copy {}
 
 /// Number of the RM calls. SOURCE: `nv_escape.h`.
-pub(super) mod escape {
-    pub(in crate::gpu::nvidia::sys) const FREE: u8 = 0x29;
+pub(in crate::gpu::nvidia) mod escape {
+    pub(in crate::gpu::nvidia) const FREE: u8 = 0x29;
     pub(in crate::gpu::nvidia::sys) const CONTROL: u8 = 0x2a;
-    pub(in crate::gpu::nvidia::sys) const ALLOC: u8 = 0x2b;
+    pub(in crate::gpu::nvidia) const ALLOC: u8 = 0x2b;
     pub(in crate::gpu::nvidia::sys) const MAP_MEMORY: u8 = 0x4e;
     pub(in crate::gpu::nvidia::sys) const REGISTER_FD: u8 = 201;
+    /// Another call by way of its number, length and address: nv_ioctl_xfer_t. SOURCE: `nv-ioctl.h`.
+    pub(in crate::gpu::nvidia) const XFER: u8 = 211;
 }
 
 /// SOURCE: `class/cl0041.h`: NV01_ROOT_CLIENT.
@@ -42,6 +44,19 @@ pub(in crate::gpu::nvidia) const EVENTS_ENABLE: u32 = 0x90cd_0101;
 pub(in crate::gpu::nvidia) const EVENTS_UPDATE_GET: u32 = 0x90cd_0102;
 /// NV_EVENT_BUFFER_CTRL_CMD_FLUSH. SOURCE: `ctrl/ctrl90cd.h`.
 pub(in crate::gpu::nvidia) const EVENTS_FLUSH: u32 = 0x90cd_0104;
+
+/// NV_PGRAPH_STATUS: whether the graphics and compute engine works, in its lowest bit.
+///
+/// SOURCE: measured on an H200: 1 in 99.5 % of 5,482 readings while kernels took 99.6 % of the time, in 32.7 % for 32.5 %,
+/// in none without kernels.
+pub(in crate::gpu::nvidia) const STATUS_REGISTER: u32 = 0x40_0700;
+/// NV_PTIMER_TIME_0: the low word of the GPU's clock in nanoseconds. SOURCE: `dev_timer.h`; measured: the clock of the
+/// context-switch records.
+pub(in crate::gpu::nvidia) const TIME_LOW: u32 = 0x9400;
+/// NV_PTIMER_TIME_1: the high word.
+pub(in crate::gpu::nvidia) const TIME_HIGH: u32 = 0x9410;
+/// The lowest bit of the status register.
+pub(in crate::gpu::nvidia) const STATUS_BUSY: u32 = 1;
 
 /// Declares parameter structures with their traits.
 macro_rules! rm_params {
@@ -165,6 +180,39 @@ pub(super) struct MapMemory {
     pub(super) pad2: i32,
 }
 
+/// NV2080_CTRL_GPU_REG_OP; all zero but the offset is a read of 32 bits from a global register. SOURCE:
+/// `ctrl/ctrl2080/ctrl2080gpu.h`.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct RegisterOperation {
+    pub(super) operation: u8,
+    pub(super) kind: u8,
+    pub(super) status: u8,
+    pub(super) quad: u8,
+    pub(super) group_mask: u32,
+    pub(super) subgroup_mask: u32,
+    pub(super) offset: u32,
+    pub(super) value_high: u32,
+    pub(super) value_low: u32,
+    pub(super) mask_high: u32,
+    pub(super) mask_low: u32,
+}
+
+/// NV2080_CTRL_GPU_EXEC_REG_OPS_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080gpu.h`; the route is for MIG.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct RegisterList {
+    pub(super) target_client: u32,
+    pub(super) target_channel: u32,
+    pub(super) non_transactional: u32,
+    pub(super) reserved: [u32; 2],
+    pub(super) count: u32,
+    pub(super) operations: u64,
+    pub(super) route_flags: u32,
+    pub(super) pad: u32,
+    pub(super) route: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,6 +228,11 @@ mod tests {
         assert_eq!(size_of::<MapMemory>(), 56);
         assert_eq!(offset_of!(MapMemory, linear_address), 32);
         assert_eq!(offset_of!(MapMemory, fd), 48);
+        assert_eq!(size_of::<RegisterOperation>(), 32);
+        assert_eq!(offset_of!(RegisterOperation, offset), 12);
+        assert_eq!(offset_of!(RegisterOperation, value_low), 20);
+        assert_eq!(size_of::<RegisterList>(), 48);
+        assert_eq!(offset_of!(RegisterList, operations), 24);
     }
 
     #[test]

@@ -5,7 +5,10 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::AsRawFd;
 
-use super::abi::{Alloc, AllocParams, Control, ControlParams, Free, MapMemory, escape};
+use super::abi::{
+    Alloc, AllocParams, Control, ControlParams, Free, MapMemory, RegisterList, RegisterOperation,
+    escape,
+};
 
 /// RM's status of a call.
 type Status = u32;
@@ -149,4 +152,44 @@ pub(in crate::gpu::nvidia) fn register_fd(gpu: &File, control: &File) -> io::Res
     let mut argument: i32 = control.as_raw_fd();
     // SAFETY: the argument of this call is one descriptor, open for the whole call.
     unsafe { call(gpu, escape::REGISTER_FD, &mut argument) }
+}
+
+/// Reads one 32-bit register of the GPU: a list of one read operation.
+pub(in crate::gpu::nvidia) fn read_register(
+    file: &File,
+    client: u32,
+    subdevice: u32,
+    command: u32,
+    offset: u32,
+) -> io::Result<(Status, u32)> {
+    let mut operation = RegisterOperation {
+        offset,
+        ..Default::default()
+    };
+    let mut list = RegisterList {
+        count: 1,
+        operations: std::ptr::from_mut(&mut operation) as u64,
+        ..Default::default()
+    };
+    let mut argument = Control {
+        client,
+        object: subdevice,
+        command,
+        flags: 0,
+        params: std::ptr::from_mut(&mut list) as u64,
+        params_size: size_of::<RegisterList>() as u32,
+        status: 0,
+    };
+    // SAFETY: this is NVOS54; the driver reads and writes the list and the one operation that it names, all of integers,
+    // which live until the call is over.
+    unsafe { call(file, escape::CONTROL, &mut argument)? };
+    // SAFETY: it is ours, and any bytes are a value of it. Volatile: the driver wrote behind an address that the compiler
+    // saw become a number.
+    let operation = unsafe { std::ptr::from_ref(&operation).read_volatile() };
+    let status = match (argument.status, operation.status) {
+        (0, 0) => 0,
+        (0, refused) => u32::from(refused),
+        (status, _) => status,
+    };
+    Ok((status, operation.value_low))
 }

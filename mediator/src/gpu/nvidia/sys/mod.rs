@@ -1,4 +1,4 @@
-//! System calls on the driver's device files. The only place of the NVIDIA backend with `unsafe`.
+//! System calls on the driver's device files, and the vendor's libraries. The only place of the NVIDIA backend with `unsafe`.
 #![allow(unsafe_code)]
 
 pub(super) mod abi;
@@ -10,6 +10,8 @@ mod confine;
 mod cuda;
 mod ioctl;
 mod map;
+pub(super) mod notify;
+mod nvml;
 
 pub(super) use confine::{become_user, is_superuser, no_new_privileges};
 pub use cuda::CudaFailure;
@@ -18,5 +20,8 @@ pub(super) use cuda::{
     Chunk, Context, Cuda, DeviceBuffer, Event, Function, GuestWindow, HostBuffer, LaunchShape,
     Limit, Mapping, Module, ModuleFailure, Reservation, Stream, WaitUntil,
 };
-pub(super) use ioctl::{alloc, control, control_empty, free, map_memory, register_fd};
+pub(super) use ioctl::{
+    alloc, control, control_empty, free, map_memory, read_register, register_fd,
+};
 pub(super) use map::SharedPages;
+pub(super) use nvml::{Nvml, NvmlFailure, UtilisationSample};

@@ -13,6 +13,8 @@ use crate::memory_file::memory_file;
 const SUSPENDED: usize = 0;
 /// Written by the daemon: some gate is open.
 const UNWATCHED: usize = 4;
+/// Written by the daemon: how far the GPU's clock is ahead of the wall clock, in nanoseconds, modulo 2^64.
+const CLOCK: usize = 8;
 /// First of the channels' entries, which the worker writes (the daemon, once the worker is gone).
 const CHANNELS: usize = 64;
 const ENTRY_BYTES: usize = 16;
@@ -91,6 +93,16 @@ impl Board {
         self.load(UNWATCHED) != 0
     }
 
+    pub(super) fn set_clock_ahead(&self, ahead_ns: u64) {
+        let slice = self.region.as_volatile_slice();
+        let _ = slice.store(ahead_ns, CLOCK, Ordering::Release);
+    }
+
+    pub(super) fn clock_ahead(&self) -> u64 {
+        let slice = self.region.as_volatile_slice();
+        slice.load(CLOCK, Ordering::Acquire).unwrap_or(0)
+    }
+
     /// Notes how far a channel is.
     pub(super) fn note(&self, channel: u32, get: u32, standing: Standing, last_active_ns: u64) {
         let Some(at) = Self::entry(channel) else {
@@ -127,6 +139,8 @@ mod tests {
         let mine = Board::new().unwrap();
         let theirs = Board::of(mine.file().try_clone().unwrap()).unwrap();
         mine.set_suspended(true);
+        mine.set_clock_ahead(5u64.wrapping_neg());
+        assert_eq!(theirs.clock_ahead().wrapping_add(7), 2);
         theirs.note(CHANNELS_MAX - 1, 7, Standing::Faulted, 9);
         theirs.note(CHANNELS_MAX, 7, Standing::Open, 9);
         assert!(theirs.suspended() && !theirs.unwatched());

@@ -292,6 +292,11 @@ impl<E: Executor> Engine<E> {
         }
     }
 
+    /// The words shared with the daemon.
+    pub(super) fn board(&self) -> &Board {
+        &self.board
+    }
+
     /// For an order. Passes let it in.
     fn visit(&self) -> MutexGuard<'_, State<E>> {
         self.visitors.fetch_add(1, Ordering::AcqRel);

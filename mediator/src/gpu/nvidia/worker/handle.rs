@@ -17,6 +17,7 @@ use turnstile_abi::{CHANNELS_MAX, CHUNK_BYTES, ErrorCode};
 use turnstile_accounting::{Moment, Nanos, TenantId};
 use turnstile_vmm::wire::{FrameReader, send};
 
+use super::super::notify::Listener;
 use super::board::Standing;
 use super::process::{Facts, Maker, Process, answer, host, lost, start_process};
 use super::protocol::{Answer, Order, refusal};
@@ -32,6 +33,8 @@ pub struct WorkerConfig {
     pub device: u32,
     /// A daemon that is the superuser gives each VM's worker a user of its own; the GPU's device files must be open to it.
     pub own_user: bool,
+    /// Listen to what the driver hands out to the process, so that its channels can be suspended.
+    pub learn: bool,
     /// What a command may run, while the VM is not held back, before the VM's work is ended.
     pub kernel_limit: Nanos,
     /// Modules of a VM at most.
@@ -55,6 +58,7 @@ impl Default for WorkerConfig {
         Self {
             device: 0,
             own_user: true,
+            learn: true,
             kernel_limit: Nanos::from_ms(10_000),
             modules_max: 64,
             module_text_bytes_max: 16 << 20,
@@ -120,9 +124,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Worker {
-    /// Starts a VM's worker and waits until it is ready. `command` has to end up in [`super::run`] with its standard input;
-    /// `on_listener` gets the process's id and the listener of its system calls, before the vendor's library is loaded,
-    /// if the worker makes one.
+    /// Starts a VM's worker and waits until it is ready. `command` has to end up in [`super::run`] with its standard input.
+    /// `on_listener` gets the process's id and its listener, if [`WorkerConfig::learn`] says so, at this start and at every later
+    /// one; it has to see to it that calls are answered, from another thread: the process does not get ready before.
     ///
     /// # Errors
     /// When the VM's resources cannot be shared with a process, it does not start, or the GPU refuses.
@@ -131,7 +135,7 @@ impl Worker {
         resources: TenantResources,
         config: WorkerConfig,
         command: impl Fn() -> Command + Send + Sync + 'static,
-        on_listener: impl Fn(u32, OwnedFd) + Send + Sync + 'static,
+        on_listener: impl Fn(u32, Listener) + Send + Sync + 'static,
     ) -> Result<Self, Refusal> {
         let make = Maker {
             command: Box::new(command),
@@ -386,6 +390,13 @@ impl Worker {
         self.ring();
     }
 
+    /// Tells what the GPU's clock is now, which fences and [`Worker::activity`] are to carry; the wall clock until it is told.
+    /// Never waits.
+    pub fn set_clock(&self, now: Moment) {
+        let ahead_ns = now.0.wrapping_sub(super::serve::now().0);
+        self.process().board.set_clock_ahead(ahead_ns);
+    }
+
     /// Says that the VM's channels are suspended in hardware, or go on: time does not count against the worker's orders and
     /// commands meanwhile. Never waits.
     pub fn set_suspended(&self, suspended: bool) {
@@ -434,10 +445,9 @@ impl Worker {
             .process
             .board
             .set_unwatched(before.board.unwatched());
-        started
-            .process
-            .board
-            .set_suspended(before.board.suspended());
+        let board = &started.process.board;
+        board.set_suspended(before.board.suspended());
+        board.set_clock_ahead(before.board.clock_ahead());
         tables.line = Some(started.line);
         *lock(&shared.process) = started.process.clone();
         if shared.ended.load(Ordering::SeqCst) {

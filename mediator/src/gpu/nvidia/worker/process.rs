@@ -16,6 +16,7 @@ use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{FrameReader, Read, Region, send};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
+use super::super::notify::{Learning, Listener, NotifyError};
 use super::board::Board;
 use super::confine::user_of;
 use super::handle::WorkerConfig;
@@ -62,7 +63,7 @@ impl Process {
 /// How the process is started, and what is done with the listener of its system calls.
 pub(super) struct Maker {
     pub(super) command: Box<dyn Fn() -> Command + Send + Sync>,
-    pub(super) on_listener: Box<dyn Fn(u32, OwnedFd) + Send + Sync>,
+    pub(super) on_listener: Box<dyn Fn(u32, Listener) + Send + Sync>,
 }
 
 impl std::fmt::Debug for Maker {
@@ -184,11 +185,28 @@ pub(super) fn start_process(
     let wake = File::from(wake.map_err(|errno| failed(errno.into()))?);
     let orders = start_orders(tenant, resources, config, &board, &wake)?;
     let (mine, theirs) = UnixStream::pair().map_err(failed)?;
-    let mut child = (make.command)()
+    let mut command = (make.command)();
+    command
         .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .stdout(Stdio::null())
-        .spawn()
-        .map_err(failed)?;
+        .stdout(Stdio::null());
+    let learn = |error: NotifyError| host("Listening to the VM's worker failed", error);
+    let learning = config.learn.then(|| Learning::lay_on(&mut command));
+    let learning = learning.transpose().map_err(learn)?;
+    let spawned = command.spawn();
+    let listener = learning.map_or(Ok(None), Learning::listener);
+    let mut child = spawned.map_err(failed)?;
+    match listener {
+        Ok(Some(listener)) => (make.on_listener)(child.id(), listener),
+        Ok(None) => {}
+        Err(error) => {
+            // It may be gone already.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(learn(error));
+        }
+    }
+    // Holds the other end of the connection.
+    drop(command);
     let ready = (|| {
         // CAST: a process id is positive.
         let pid = Pid::from_raw(child.id() as i32)
@@ -203,14 +221,9 @@ pub(super) fn start_process(
         let mut facts = None;
         while facts.is_none() {
             let answered = answer(&mine, &mut reader, config.start_limit, || false);
-            let (answer, mut fds) =
+            let (answer, _) =
                 answered.map_err(|detail| host("Starting the VM's worker failed", detail))?;
             match answer {
-                Answer::Loading {} => {
-                    if let Some(listener) = fds.pop() {
-                        (make.on_listener)(child.id(), listener);
-                    }
-                }
                 Answer::Ready {
                     multiprocessors,
                     shared_bytes_max,

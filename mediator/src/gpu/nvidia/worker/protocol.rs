@@ -112,8 +112,6 @@ impl Order {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Answer {
-    /// Before the vendor's library is loaded. Descriptor, if there is one: the listener of its system calls.
-    Loading {},
     /// The worker can work.
     Ready {
         /// Streaming multiprocessors.
@@ -208,7 +206,7 @@ mod tests {
 
         #[test]
         fn what_is_nearly_an_answer_is_taken_whole_or_not_at_all(
-            name in "(loading|ready|done|module|function|refused)", field in "(functions|code|detail|pinned|x)",
+            name in "(ready|done|module|function|refused)", field in "(functions|code|detail|pinned|x)",
             value in prop_oneof![any::<i64>().prop_map(|n| n.to_string()), "\"[a-z]{0,600}\""],
         ) {
             let text = format!("{{\"answer\":\"{name}\",\"{field}\":{value}}}");

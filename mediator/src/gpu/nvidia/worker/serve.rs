@@ -44,8 +44,7 @@ pub enum WorkerError {
     Host(#[source] io::Error),
 }
 
-/// The time: the clock that the GPU's own records carry (SOURCE: measured; the driver sets the GPU's timer to wall-clock
-/// time).
+/// The wall clock, near which the GPU's own is: the driver sets it when it starts (SOURCE: measured).
 pub(super) fn now() -> Moment {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     // CAST: 584 years.
@@ -153,23 +152,17 @@ fn receive(line: &mut Line) -> Result<Option<Resources>, WorkerError> {
     }))
 }
 
-/// Runs the worker on the connection `stream` until the daemon ends it, or the VM's context dies. `listener` is called before
-/// the vendor's library is loaded; a descriptor that it returns goes to the daemon: the listener of the system calls that
-/// this process is about to make.
+/// Runs the worker on the connection `stream` until the daemon ends it, or the VM's context dies.
 ///
 /// # Errors
 /// If the worker cannot work; a GPU that refuses is the daemon's to hear.
-pub fn run(
-    stream: UnixStream,
-    listener: impl FnOnce() -> io::Result<Option<OwnedFd>>,
-) -> Result<(), WorkerError> {
-    run_with(stream, listener, CudaExecutor::new)
+pub fn run(stream: UnixStream) -> Result<(), WorkerError> {
+    run_with(stream, CudaExecutor::new)
 }
 
 /// As [`run`], with any executor.
 pub(super) fn run_with<E: Executor>(
     stream: UnixStream,
-    listener: impl FnOnce() -> io::Result<Option<OwnedFd>>,
     make: impl FnOnce(&Resources) -> Result<(E, Answer), Refusal>,
 ) -> Result<(), WorkerError> {
     let mut line = Line {
@@ -180,8 +173,6 @@ pub(super) fn run_with<E: Executor>(
         return Ok(());
     };
     confine::before_library(resources.user).map_err(WorkerError::Host)?;
-    let listener = listener().map_err(WorkerError::Host)?;
-    line.answer(&Answer::Loading {}, listener.into_iter().collect())?;
     let (executor, facts) = match make(&resources) {
         Ok(made) => made,
         Err(refusal) => return Ok(line.answer(&refusal.into(), Vec::new())?),
@@ -311,9 +302,9 @@ fn obey<E: Executor>(
 
 /// Passes over the channels until the worker ends.
 fn passes<E: Executor>(engine: &Engine<E>, wake: &File, hang_up: &UnixStream, ended: &AtomicBool) {
-    let mut last_news = now();
+    let mut last_news = Moment(0);
     while !ended.load(Ordering::Acquire) {
-        let now = now();
+        let now = Moment(now().0.wrapping_add(engine.board().clock_ahead()));
         let pass = engine.pass(now);
         if pass.over {
             // The daemon hears it from the end of the connection, by which everything was reported.

@@ -1,0 +1,159 @@
+//! Programs as tenants: what their launchers say, checked against what the kernel says.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use turnstile_accounting::TenantId;
+use turnstile_vmm::wire::{CHANGES_MAX, FrameWriter, ObjectChange, ToDaemon, ToVmm, peer_pid};
+
+use super::error::{HostError, chain};
+use super::host::Host;
+use super::peer::{Kind, Peer};
+use super::registry::ProcessError;
+use crate::process::{self, Identity};
+
+impl Host {
+    /// Takes a program in: the tenant is what descends from the process at the other end.
+    pub(super) fn admit_program(
+        &self,
+        program: ToDaemon,
+        stream: UnixStream,
+    ) -> Result<TenantId, HostError> {
+        let mut writer = FrameWriter::new();
+        let taken = self.take_program(program, &stream, &mut writer);
+        if let Err(error) = &taken {
+            let text = chain(error);
+            if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
+                let _ = writer.flush(&stream);
+            }
+        }
+        taken
+    }
+
+    fn take_program(
+        &self,
+        program: ToDaemon,
+        stream: &UnixStream,
+        writer: &mut FrameWriter,
+    ) -> Result<TenantId, HostError> {
+        let ToDaemon::Program {
+            protocol,
+            name,
+            weight,
+        } = program
+        else {
+            return Err(HostError::NoHello);
+        };
+        let weight = self.permitted(protocol, &name, weight)?;
+        let pid = peer_pid(stream).map_err(HostError::Peer)?;
+        let root = Identity::of(pid).ok_or_else(|| HostError::Peer(gone()))?;
+        let stream = stream.try_clone().map_err(HostError::Host)?;
+
+        let mut state = self.lock();
+        self.room(&state, &name)?;
+        let outer = process::nearest(pid, process::parent, |pid| {
+            state.tenants.values().find(|tenant| match tenant.kind {
+                Kind::Program(root) => root.pid == pid && root.is_there(),
+                Kind::Vm(_) => false,
+            })
+        });
+        if let Some(outer) = outer {
+            let name = outer.name.clone();
+            return Err(HostError::Nested { name });
+        }
+        let tenant = TenantId(state.next);
+        self.gpu().add_program(tenant, pid)?;
+        let admitted = ToVmm::Admitted { tenant: tenant.0 };
+        let answered = writer
+            .push(&admitted, Vec::new())
+            .and_then(|()| writer.flush(&stream));
+        if let Err(error) = answered {
+            self.gpu().destroy_context(tenant);
+            return Err(error.into());
+        }
+        let writer = std::mem::take(writer);
+        let peer = Peer { stream, writer };
+        state.insert(tenant, name, weight, peer, Kind::Program(root));
+        Ok(tenant)
+    }
+
+    /// A launcher names a process of its program; returns the number by which this host knows it.
+    pub(super) fn program_process(
+        &self,
+        tenant: TenantId,
+        pid: u32,
+        pidfd: &OwnedFd,
+    ) -> Option<u32> {
+        let taken = self.take_process(tenant, pidfd);
+        if let Err(error) = &taken {
+            let mut state = self.lock();
+            if let Some(entry) = state.tenants.get_mut(&tenant) {
+                let text = error.to_string();
+                entry.peer.send(&ToVmm::ProcessRefused { pid, text });
+            }
+        }
+        taken.ok()
+    }
+
+    fn take_process(&self, tenant: TenantId, pidfd: &OwnedFd) -> Result<u32, ProcessError> {
+        let known = || process::of_pidfd(pidfd);
+        let pid = known().ok_or(ProcessError::NoProcess)?;
+        let identity = Identity::of(pid).ok_or(ProcessError::Stranger)?;
+        let root = self
+            .lock()
+            .tenants
+            .get(&tenant)
+            .and_then(|tenant| match tenant.kind {
+                Kind::Program(root) => Some(root),
+                Kind::Vm(_) => None,
+            });
+        let root = root.ok_or(ProcessError::Stranger)?;
+        // Asked again: whoever has that number now had it when we looked.
+        if !identity.descends_from(root) || known() != Some(pid) {
+            return Err(ProcessError::Stranger);
+        }
+        self.lock().registry.admit(tenant, identity)?;
+        Ok(pid)
+    }
+
+    /// What the driver did for a process of a program; false if the launcher broke the rules.
+    pub(super) fn program_objects(
+        &self,
+        tenant: TenantId,
+        pid: u32,
+        changes: Vec<ObjectChange>,
+    ) -> bool {
+        if changes.len() > CHANGES_MAX {
+            return false;
+        }
+        let mut state = self.lock();
+        let same = state.registry.identity(tenant, pid);
+        if !same.is_some_and(Identity::is_there) {
+            // It has ended; its launcher will say so.
+            return true;
+        }
+        let permitted = state.registry.permit(pid, changes);
+        drop(state);
+        if let Some(client) = permitted.refused {
+            log::warn!(
+                "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (said once)"
+            );
+        }
+        if !permitted.changes.is_empty() {
+            self.gpu().program_changed(tenant, pid, &permitted.changes);
+        }
+        true
+    }
+
+    /// A process of a program has ended.
+    pub(super) fn program_exited(&self, tenant: TenantId, pid: u32) {
+        let known = self.lock().registry.exited(tenant, pid);
+        if known {
+            self.gpu().program_exited(tenant, pid);
+        }
+    }
+}
+
+fn gone() -> std::io::Error {
+    std::io::ErrorKind::NotFound.into()
+}

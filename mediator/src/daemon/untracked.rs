@@ -1,0 +1,90 @@
+//! Processes that use the GPU and are nobody's are spoken of, once each.
+
+use std::collections::BTreeSet;
+
+use turnstile_accounting::{Moment, Nanos};
+
+use crate::gpu::Untracked;
+
+/// How often is looked.
+const EVERY: Nanos = Nanos::from_ms(1000);
+/// Processes remembered. When there were more, old ones may be spoken of again.
+const KEPT_MAX: usize = 4096;
+
+/// Those that were spoken of.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    next: Option<Moment>,
+    pids: BTreeSet<u32>,
+}
+
+impl Told {
+    /// Looks, if it is time to.
+    pub(super) fn look(&mut self, now: Moment, untracked: impl FnOnce() -> Vec<Untracked>) {
+        if self.next.is_some_and(|next| now < next) {
+            return;
+        }
+        self.next = Some(now + EVERY);
+        for process in self.news(&untracked()) {
+            log::warn!(
+                "Process {} ({}) uses the GPU and belongs to no tenant: its time is charged to nobody and it is never held; start it with turnstile run",
+                process.pid,
+                process.name.escape_default()
+            );
+        }
+    }
+
+    fn news<'a>(&mut self, untracked: &'a [Untracked]) -> Vec<&'a Untracked> {
+        if self.pids.len() + untracked.len() > KEPT_MAX {
+            self.pids.clear();
+        }
+        let news = |process: &&Untracked| self.pids.insert(process.pid);
+        untracked.iter().take(KEPT_MAX).filter(news).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32) -> Untracked {
+        Untracked {
+            pid,
+            name: "python3".into(),
+            switches: 5,
+        }
+    }
+
+    #[test]
+    fn a_process_is_spoken_of_once() {
+        let mut told = Told::default();
+        let (one, two) = (process(1), process(2));
+        assert_eq!(told.news(std::slice::from_ref(&one)), [&one]);
+        assert_eq!(told.news(&[one.clone(), two.clone()]), [&two]);
+        assert!(told.news(&[one, two]).is_empty());
+    }
+
+    #[test]
+    fn it_is_looked_for_each_second() {
+        let (mut told, mut looks) = (Told::default(), 0);
+        for ms in 0..3000 {
+            told.look(Moment(0) + Nanos::from_ms(ms), || {
+                looks += 1;
+                Vec::new()
+            });
+        }
+        assert_eq!(looks, 3);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut told = Told::default();
+        let many: Vec<Untracked> = (0..3 * KEPT_MAX as u32).map(process).collect();
+        for some in many.chunks(1000) {
+            told.news(some);
+            assert!(told.pids.len() <= KEPT_MAX);
+        }
+        told.news(&many);
+        assert!(told.pids.len() <= KEPT_MAX);
+    }
+}

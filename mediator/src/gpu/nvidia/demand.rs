@@ -1,0 +1,260 @@
+//! Who wants the engine, of programs whose submissions nobody sees. Pure.
+//!
+//! ```text
+//!   Away  -- its context becomes active --> Here -- for longer than STEADY --> wants
+//!    ^                                       |
+//!    '-- was free to come and stayed away for longer than ABSENCE, or was seen idle on the engine
+//! ```
+//!
+//! A tenant that is held wants what it wanted when it was stopped: nothing of it can finish. One that was idle is never held,
+//! so that it is seen when it comes back: the other's context is switched out for it, which is logged.
+
+use std::collections::BTreeMap;
+
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+/// Who is there for less than this has a little to do, and needs no turns.
+pub const STEADY: Nanos = Nanos::from_ms(8);
+
+/// Who is free to run and stays away for so long has nothing to do; for each that may be running.
+///
+/// SOURCE: facts sheet section 1: a time slice is 2.048 ms, so that among tenants that want the engine each comes back after
+/// as many as there are others.
+pub const ABSENCE: Nanos = Nanos::from_ms(3);
+
+/// Who alone may run comes at once, unless it has nothing to do. SOURCE: suspending the one before takes 430 us, with which
+/// it ends.
+pub const ARRIVAL: Nanos = Nanos::from_ms(2);
+
+/// Who was never seen idle for so long has no holes worth looking for.
+pub const TRUSTED: Nanos = Nanos::from_ms(1_000);
+
+/// One tenant.
+#[derive(Clone, Copy, Debug)]
+struct Tenant {
+    /// It is stopped, and wanted the engine then.
+    held: Option<bool>,
+    /// Its context is on the engine.
+    resident: bool,
+    /// When it was last on the engine, or free to come.
+    last: Moment,
+    /// Since when it has come back again and again without a longer absence.
+    here_since: Moment,
+    /// It has work, as far as can be seen.
+    here: bool,
+    /// When it was last seen to have none, while it could have run.
+    idle_at: Moment,
+}
+
+/// The demand of all tenants of a GPU.
+#[derive(Debug, Default)]
+pub struct Demand {
+    tenants: BTreeMap<TenantId, Tenant>,
+}
+
+impl Demand {
+    /// A tenant appears, without work.
+    pub fn add(&mut self, tenant: TenantId, now: Moment) {
+        let new = Tenant {
+            held: None,
+            resident: false,
+            last: now,
+            here_since: now,
+            here: false,
+            idle_at: now,
+        };
+        self.tenants.insert(tenant, new);
+    }
+
+    /// A tenant is gone.
+    pub fn remove(&mut self, tenant: TenantId) {
+        self.tenants.remove(&tenant);
+    }
+
+    fn with(&mut self, tenant: TenantId, act: impl FnOnce(&mut Tenant)) {
+        if let Some(tenant) = self.tenants.get_mut(&tenant) {
+            act(tenant);
+        }
+    }
+
+    /// How long one that wants the engine may stay away.
+    fn absence(&self) -> Nanos {
+        let others = |tenant: &&Tenant| tenant.held.is_none() && tenant.here;
+        match self.tenants.values().filter(others).count() {
+            0 | 1 => ARRIVAL,
+            // CAST: tenants of a GPU are few.
+            count => Nanos(ABSENCE.0 * count as u64),
+        }
+    }
+
+    /// Its context came onto the engine.
+    pub fn active(&mut self, tenant: TenantId, at: Moment) {
+        let absence = self.absence();
+        self.with(tenant, |tenant| {
+            if !tenant.here || at.since(tenant.last) > absence {
+                tenant.here_since = at;
+                if tenant.here {
+                    tenant.idle_at = at;
+                }
+            }
+            tenant.here = true;
+            tenant.resident = true;
+            tenant.last = tenant.last.max(at);
+        });
+    }
+
+    /// Its context left the engine.
+    pub fn saved(&mut self, tenant: TenantId, at: Moment) {
+        self.with(tenant, |tenant| {
+            tenant.resident = false;
+            tenant.last = tenant.last.max(at);
+        });
+    }
+
+    /// It was stopped.
+    pub fn held(&mut self, tenant: TenantId, at: Moment) {
+        let wanted = self.wants(tenant, at);
+        self.with(tenant, |tenant| {
+            tenant.held.get_or_insert(wanted);
+        });
+    }
+
+    /// It may run again.
+    pub fn released(&mut self, tenant: TenantId, at: Moment) {
+        self.with(tenant, |tenant| {
+            if let Some(wanted) = tenant.held.take() {
+                tenant.here = wanted;
+                tenant.last = tenant.last.max(at);
+            }
+        });
+    }
+
+    /// It could have run, and the engine was seen without work.
+    pub fn idle(&mut self, tenant: TenantId, at: Moment) {
+        self.with(tenant, |tenant| {
+            if tenant.held.is_none() {
+                tenant.here = false;
+                tenant.idle_at = at;
+            }
+        });
+    }
+
+    /// It is on the engine, and the engine was seen at work.
+    pub fn busy(&mut self, tenant: TenantId, at: Moment) {
+        self.with(tenant, |tenant| {
+            if tenant.resident && !tenant.here {
+                tenant.here = true;
+                tenant.here_since = at;
+            }
+        });
+    }
+
+    /// Whether it wants the engine, as far as can be seen.
+    pub fn wants(&self, tenant: TenantId, now: Moment) -> bool {
+        let absence = self.absence();
+        self.tenants.get(&tenant).is_some_and(|tenant| {
+            tenant.held.unwrap_or_else(|| {
+                let near = tenant.resident || now.since(tenant.last) <= absence;
+                tenant.here && near && now.since(tenant.here_since) >= STEADY
+            })
+        })
+    }
+
+    /// Those that want it.
+    pub fn wanting(&self, now: Moment) -> impl Iterator<Item = TenantId> + '_ {
+        self.tenants
+            .keys()
+            .copied()
+            .filter(move |tenant| self.wants(*tenant, now))
+    }
+
+    /// Whether it has had work for so long that its idleness need not be looked for.
+    pub fn trusted(&self, tenant: TenantId, now: Moment) -> bool {
+        self.tenants
+            .get(&tenant)
+            .is_some_and(|tenant| tenant.here && now.since(tenant.idle_at) >= TRUSTED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+
+    const fn ms(ms: u64) -> Moment {
+        Moment(ms * 1_000_000)
+    }
+
+    fn demand() -> Demand {
+        let mut demand = Demand::default();
+        demand.add(A, ms(0));
+        demand.add(B, ms(0));
+        demand
+    }
+
+    /// A is on the engine from the first millisecond on, but for B's turns of 1 ms each so many.
+    fn side_by_side(demand: &mut Demand, from: u64, to: u64, every: u64) {
+        for at in from..to {
+            if at % every == 0 {
+                demand.saved(A, ms(at));
+                demand.active(B, ms(at));
+            } else if at % every == 1 {
+                demand.saved(B, ms(at));
+                demand.active(A, ms(at));
+            }
+        }
+    }
+
+    #[test]
+    fn who_comes_back_at_once_wants_the_engine_and_who_comes_now_and_then_does_not() {
+        let mut demand = demand();
+        demand.active(A, ms(0));
+        side_by_side(&mut demand, 1, 100, 3);
+        assert!(demand.wants(A, ms(100)) && demand.wants(B, ms(100)));
+        side_by_side(&mut demand, 100, 300, 20);
+        assert!(demand.wants(A, ms(300)));
+        for at in 281..300 {
+            assert!(!demand.wants(B, ms(at)), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_held_tenant_wants_what_it_wanted() {
+        let mut demand = demand();
+        demand.active(A, ms(0));
+        assert!(!demand.wants(A, ms(5)));
+        demand.held(A, ms(20));
+        demand.saved(A, ms(20));
+        assert!(demand.wants(A, ms(5_000)));
+        assert!(!demand.wants(B, ms(5_000)));
+        demand.released(A, ms(5_000));
+        assert!(demand.wants(A, ms(5_001)), "it has a moment to come");
+        assert!(!demand.wants(A, ms(5_010)), "and did not");
+        demand.active(A, ms(5_050));
+        assert!(!demand.wants(A, ms(5_051)));
+        assert!(demand.wants(A, ms(5_059)));
+    }
+
+    #[test]
+    fn one_that_is_seen_idle_on_the_engine_wants_nothing_until_it_is_seen_at_work() {
+        let mut demand = demand();
+        demand.active(A, ms(0));
+        assert!(demand.wants(A, ms(100)));
+        demand.idle(A, ms(100));
+        assert!(!demand.wants(A, ms(101)));
+        demand.busy(A, ms(200));
+        assert!(!demand.wants(A, ms(201)) && demand.wants(A, ms(208)));
+    }
+
+    #[test]
+    fn trust_takes_a_second_without_a_hole() {
+        let mut demand = demand();
+        demand.active(A, ms(0));
+        assert!(!demand.trusted(A, ms(999)) && demand.trusted(A, ms(1_000)));
+        demand.idle(A, ms(1_500));
+        demand.busy(A, ms(1_501));
+        assert!(!demand.trusted(A, ms(2_400)) && demand.trusted(A, ms(2_501)));
+    }
+}

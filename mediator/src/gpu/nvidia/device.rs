@@ -1,0 +1,432 @@
+//! The NVIDIA GPU behind the mediator's trait: its tenants are VMs, each served by a worker process, and programs.
+//!
+//! One thread beside the callers' makes the calls that suspend and resume, which take half a millisecond each.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use turnstile_abi::ErrorCode;
+use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
+use turnstile_vmm::wire::ObjectChange;
+
+use super::clock::GpuClock;
+use super::events::EventLog;
+use super::guardian::{Guardian, GuardianError};
+use super::holder::{HoldCalls, Holder, OwnedSwitch};
+use super::rm::{RmClient, RmError};
+use super::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
+use super::utilisation::Utilisation;
+use super::version::{self, DriverAbi, VersionError};
+use super::watch::Watch;
+use crate::gpu::{
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
+    Refusal, Suspend, TenantResources, Untracked,
+};
+use crate::mediation::COMPUTE;
+
+/// Readings in a row without work before the engine counts as idle: a program that launches and waits leaves it for some ten
+/// microseconds after each kernel.
+const IDLE_READINGS: u32 = 3;
+/// Between them.
+const READING_PAUSE: Duration = Duration::from_micros(150);
+/// The lease is renewed so often while somebody is held. TIMEOUT: a fifth of the guardian's patience.
+const RENEWAL: Duration = Duration::from_millis(100);
+
+/// Why the GPU cannot be shared.
+#[derive(Debug, thiserror::Error)]
+pub enum NvidiaError {
+    /// The driver is none that we know.
+    #[error("The driver's privileged calls are not used")]
+    Version(#[from] VersionError),
+    /// The driver refused something.
+    #[error("The driver failed (turnstile doctor says what is missing)")]
+    Rm(#[from] RmError),
+    /// Nobody would resume in our stead.
+    #[error("Nobody can be held without a guardian")]
+    Guardian(#[from] GuardianError),
+    /// No thread.
+    #[error("Starting a thread failed")]
+    Thread(#[source] io::Error),
+}
+
+/// What the holding thread is to do next.
+#[derive(Debug, Default)]
+struct Wanted {
+    /// Hold (`true`) or release.
+    tenants: BTreeMap<TenantId, bool>,
+    calls: HoldCalls,
+    ending: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    client: Arc<RmClient>,
+    driver: DriverAbi,
+    clock: Mutex<GpuClock>,
+    watch: Mutex<Watch>,
+    /// Who is held or about to be.
+    wanted: Mutex<Wanted>,
+    wake: Condvar,
+    held: Mutex<BTreeSet<TenantId>>,
+    status_reads: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic under a lock is a bug; the others' GPU goes on as well as it can.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An NVIDIA GPU.
+#[derive(Debug)]
+pub struct NvidiaGpu {
+    shared: Arc<Shared>,
+    capabilities: Capabilities,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NvidiaGpu {
+    /// Shares GPU `index`. `guardian` starts a process that ends up in [`super::guardian::serve`].
+    ///
+    /// # Errors
+    /// If the driver is not known, refuses, or there is no guardian.
+    pub fn start(index: u32, guardian: Command) -> Result<Self, NvidiaError> {
+        let driver = version::detect()?;
+        let client = Arc::new(RmClient::open(index)?);
+        let log = EventLog::start(&client, &driver)?;
+        let clock = GpuClock::start(&client, &driver)?;
+        let utilisation = match Utilisation::start(index, &driver, clock.now()) {
+            Ok(utilisation) => Some(utilisation),
+            Err(error) => {
+                log::warn!("{error}; idle time within residency is charged");
+                None
+            }
+        };
+        let guardian = Guardian::start(guardian)?;
+        let shared = Arc::new(Shared {
+            clock: Mutex::new(clock),
+            watch: Mutex::new(Watch::new(client.clone(), log, utilisation)),
+            wanted: Mutex::default(),
+            wake: Condvar::new(),
+            held: Mutex::default(),
+            status_reads: AtomicU64::new(0),
+            client: client.clone(),
+            driver,
+        });
+        let switch = OwnedSwitch { client, driver };
+        let holder = Holder::new(switch, guardian);
+        let own = shared.clone();
+        let thread = thread::Builder::new()
+            .name("gpu-hold".into())
+            .spawn(move || own.hold(holder))
+            .map_err(NvidiaError::Thread)?;
+        let capabilities = Capabilities {
+            compute_engines: 1,
+            copy_engines: 0,
+            suspend: Suspend::MidKernel,
+            status_registers: true,
+            switch_events: true,
+            multiprocessors: 132,
+            shared_bytes_max: 48 << 10,
+            memory_bytes: 140 << 30,
+            software: false,
+            aperture: false,
+        };
+        Ok(Self {
+            shared,
+            capabilities,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Shared {
+    fn now(&self) -> Moment {
+        lock(&self.clock).now()
+    }
+
+    fn is_held(&self, tenant: TenantId) -> bool {
+        lock(&self.held).contains(&tenant)
+    }
+
+    fn want(&self, tenant: TenantId, hold: bool) {
+        lock(&self.wanted).tenants.insert(tenant, hold);
+        self.wake.notify_one();
+    }
+
+    /// The holding thread.
+    fn hold(&self, mut holder: Holder<OwnedSwitch, Guardian>) {
+        loop {
+            let mut wanted = lock(&self.wanted);
+            wanted.calls = holder.calls();
+            if wanted.tenants.is_empty() && !wanted.ending {
+                wanted = self
+                    .wake
+                    .wait_timeout(wanted, RENEWAL)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
+            }
+            let ending = wanted.ending;
+            let tenants = std::mem::take(&mut wanted.tenants);
+            drop(wanted);
+            if ending {
+                return;
+            }
+            // Who may run first: the engine goes over to him as soon as the other stops.
+            let (hold, release): (Vec<_>, Vec<_>) =
+                tenants.into_iter().partition(|(_, hold)| *hold);
+            for (tenant, _) in release {
+                let released = holder.release(tenant);
+                lock(&self.held).remove(&tenant);
+                lock(&self.watch).demand.released(tenant, self.now());
+                if let Err(error) = released {
+                    log::error!("{error}");
+                }
+            }
+            for (tenant, _) in hold {
+                let channels = {
+                    let mut watch = lock(&self.watch);
+                    watch.demand.held(tenant, self.now());
+                    watch.channels(tenant)
+                };
+                let held = holder.hold(tenant, &channels);
+                if holder.is_held(tenant) {
+                    lock(&self.held).insert(tenant);
+                } else {
+                    lock(&self.watch).demand.released(tenant, self.now());
+                }
+                if let Err(error) = held {
+                    log::warn!("{tenant} is not held: {error}");
+                }
+            }
+            if let Err(error) = holder.renew() {
+                log::error!("{error}");
+            }
+        }
+    }
+
+    /// Whether the compute engine works, by its own status.
+    fn works(&self) -> bool {
+        self.status_reads.fetch_add(1, Ordering::Relaxed);
+        let read = self
+            .client
+            .register(self.driver.read_registers, STATUS_REGISTER);
+        // An engine that cannot be looked at is not taken as idle.
+        read.map_or(true, |status| status & STATUS_BUSY != 0)
+    }
+
+    /// The tenant that the engine works for, or None if it has nothing to do.
+    fn running(&self) -> Option<TenantId> {
+        let mut watch = lock(&self.watch);
+        if let Err(error) = watch.refresh() {
+            log::debug!("{error}");
+        }
+        let now = self.now();
+        let resident = watch.residency.resident();
+        let free = resident.filter(|tenant| !self.is_held(*tenant));
+        let Some(tenant) = free else {
+            // Whoever may run and has work comes at once.
+            return watch
+                .demand
+                .wanting(now)
+                .find(|tenant| !self.is_held(*tenant));
+        };
+        if watch.demand.trusted(tenant, now) {
+            return Some(tenant);
+        }
+        drop(watch);
+        for reading in 0..IDLE_READINGS {
+            if reading > 0 {
+                thread::sleep(READING_PAUSE);
+            }
+            if self.works() {
+                lock(&self.watch).seen(tenant, true, self.now());
+                return Some(tenant);
+            }
+        }
+        let mut watch = lock(&self.watch);
+        if let Err(error) = watch.refresh() {
+            log::debug!("{error}");
+        }
+        if watch.residency.resident() != Some(tenant) {
+            return watch.residency.resident();
+        }
+        // It stopped at some time since it was last looked at.
+        let at = Moment(now.0.saturating_sub(TICK.0 / 2));
+        watch.seen(tenant, false, at);
+        None
+    }
+}
+
+impl Gpu for NvidiaGpu {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn now(&self) -> Moment {
+        self.shared.now()
+    }
+
+    fn create_context(&self, _: TenantId, _: TenantResources) -> Result<File, Refusal> {
+        Err(ErrorCode::HostLimit.into())
+    }
+
+    fn destroy_context(&self, tenant: TenantId) {
+        self.shared.want(tenant, false);
+        lock(&self.shared.watch).remove(tenant);
+    }
+
+    fn open_channel(&self, _: TenantId, _: ChannelConfig) -> Result<u32, Refusal> {
+        Err(ErrorCode::HostLimit.into())
+    }
+
+    fn close_channel(&self, _: TenantId, _: u32) -> Result<(), Refusal> {
+        Err(ErrorCode::HostLimit.into())
+    }
+
+    fn allocate(&self, _: TenantId, _: u64) -> Result<Allocation, Refusal> {
+        Err(ErrorCode::HostLimit.into())
+    }
+
+    fn free(&self, _: TenantId, _: u64) -> Result<(), Refusal> {
+        Err(ErrorCode::HostLimit.into())
+    }
+
+    fn memory_free_bytes(&self, _: TenantId) -> u64 {
+        0
+    }
+
+    fn load_module(&self, _: TenantId, _: &str) -> Result<(u32, u32), Refusal> {
+        Err(ErrorCode::HostLimit.into())
+    }
+
+    fn unload_module(&self, _: TenantId, _: u32) -> Result<(), Refusal> {
+        Err(ErrorCode::HostLimit.into())
+    }
+
+    fn find_function(&self, _: TenantId, _: u32, _: &str) -> Result<(u32, u32), Refusal> {
+        Err(ErrorCode::HostLimit.into())
+    }
+
+    fn engine_status(&self, engine: EngineId) -> EngineStatus {
+        let running = (engine == COMPUTE).then(|| self.shared.running()).flatten();
+        EngineStatus { running }
+    }
+
+    fn look_again(&self, tick: Nanos) -> Option<Nanos> {
+        let watch = lock(&self.shared.watch);
+        let now = self.shared.now();
+        let mut running = watch
+            .demand
+            .wanting(now)
+            .filter(|tenant| !self.shared.is_held(*tenant))
+            .peekable();
+        // Reading the log costs some ten microseconds, the register a hundred: not for those who never stop.
+        let known =
+            running.peek().is_some() && running.all(|tenant| watch.demand.trusted(tenant, now));
+        (!known).then_some(tick)
+    }
+
+    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
+        let shared = &self.shared;
+        lock(&shared.clock).follow(&shared.client, &shared.driver);
+        // The end is read first: whatever is logged after that lies behind it.
+        let now = shared.now();
+        match lock(&shared.watch).take(now, events) {
+            Ok(complete) => complete,
+            Err(error) => {
+                log::error!("{error}");
+                false
+            }
+        }
+    }
+
+    fn qualify(&self, usage: &mut Usage) {
+        lock(&self.shared.watch).qualify(usage);
+    }
+
+    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
+        let wants = lock(&self.shared.watch)
+            .demand
+            .wants(tenant, self.shared.now());
+        channels.push(ChannelActivity {
+            channel: 0,
+            pending: wants.into(),
+            last_active: Moment(0),
+        });
+    }
+
+    fn suspend(&self, tenant: TenantId) {
+        self.shared.want(tenant, true);
+    }
+
+    fn resume(&self, tenant: TenantId) {
+        self.shared.want(tenant, false);
+    }
+
+    fn ring(&self, _: TenantId) {}
+
+    fn set_unwatched(&self, _: TenantId, _: bool) {}
+
+    fn add_program(&self, tenant: TenantId, root: u32) -> Result<(), ProgramRefusal> {
+        lock(&self.shared.watch).add(tenant, root, self.shared.now());
+        Ok(())
+    }
+
+    fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
+        let changed = lock(&self.shared.watch).changed(tenant, pid, changes);
+        if changed && self.shared.is_held(tenant) {
+            // What it made while it is held has to be held as well.
+            self.shared.want(tenant, true);
+        }
+    }
+
+    fn program_exited(&self, _: TenantId, pid: u32) {
+        lock(&self.shared.watch).exited(pid);
+    }
+
+    fn figures(&self) -> BTreeMap<&'static str, u64> {
+        let calls = lock(&self.shared.wanted).calls;
+        let reads = lock(&self.shared.watch).reads;
+        BTreeMap::from([
+            ("suspend_calls", calls.count),
+            ("suspend_calls_failed", calls.failed),
+            ("suspend_calls_ns", calls.total_ns),
+            ("log_reads", reads.log),
+            ("log_reads_ns", reads.log_ns),
+            ("log_records", reads.records),
+            ("counter_reads", reads.counters),
+            ("counter_reads_ns", reads.counters_ns),
+            (
+                "status_reads",
+                self.shared.status_reads.load(Ordering::Relaxed),
+            ),
+        ])
+    }
+
+    fn untracked(&self) -> Vec<Untracked> {
+        lock(&self.shared.watch).untracked()
+    }
+}
+
+/// From one decision to the next where no turn ends before. Long, as each reads the log; the first that two tenants meet is
+/// at most so much later than it could be.
+pub const PERIOD: Nanos = Nanos::from_ms(20);
+/// How often an engine without work is looked for while somebody is held.
+pub const TICK: Nanos = Nanos::from_ms(4);
+
+impl Drop for NvidiaGpu {
+    fn drop(&mut self) {
+        lock(&self.shared.wanted).ending = true;
+        self.shared.wake.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // Its panic, if it had one, was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! What the driver hands out to a program and its children, seen without a library in them and without tracing them.
+//!
+//! ```text
+//!   program --ioctl RM_ALLOC, RM_FREE--> seccomp filter --waits--> Listener: reads the arguments --> goes on to the driver
+//!           --every other call--------------------------------------------------------------------> kernel
+//! ```
+//!
+//! The filter is laid on the command before it begins ([`Learning::lay_on`]) and is inherited by all that it starts, so
+//! static binaries, libraries that bind the driver privately and other languages are seen alike. A running program makes
+//! no calls of these kinds: launches and copies go by memory alone.
+//!
+//! What it does not promise. The arguments are read before the call is made, so that
+//! - a call that the driver then refuses is reported all the same: a handle may name nothing;
+//! - another thread of a hostile program can change them after they were read: it can hide a channel (its time is then
+//!   found by the context-switch events, as untracked or as its process's), or name a handle that is not its own (the
+//!   daemon gives a client to the first process that names it; a client of a process that reported nothing can be named).
+//!
+//! The kernel says who makes the call, in the supervisor's own namespace: that is not an allegation.
+//!
+//! Whoever holds the listener has to answer: when all of its holders are gone the calls fail with ENOSYS.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::process::Command;
+
+use turnstile_vmm::wire::{ObjectChange, ProgramObject};
+
+use super::handles::is_kept;
+use super::sys::abi::{CLASS_CHANNEL_GROUP, escape};
+use super::sys::notify::{self, Call, Pending, RawListener};
+
+/// NVOS21 and NVOS64 begin alike: root, parent, new, class, then the address of the parameters. SOURCE: `nvos.h`.
+const ALLOC_BYTES: usize = 24;
+/// NVOS00: root, parent, old, status. SOURCE: `nvos.h`.
+const FREE_BYTES: usize = 16;
+/// nv_ioctl_xfer_t: number, length, address. SOURCE: `nv-ioctl.h`.
+const XFER_BYTES: usize = 16;
+/// Where NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS has its engine type. SOURCE: `alloc/alloc_channel.h`.
+const GROUP_ENGINE_AT: u64 = 12;
+
+/// Handles that the driver chooses, awaited at a time.
+const UNNAMED_MAX: usize = 256;
+/// Times that one is looked for.
+const LOOKS_MAX: u32 = 1000;
+
+/// What went wrong with the filter.
+#[derive(Debug, thiserror::Error)]
+pub enum NotifyError {
+    /// The kernel cannot.
+    #[error(
+        "This kernel has no seccomp user notification (Linux 5.5 and CONFIG_SECCOMP_FILTER have)"
+    )]
+    Unavailable,
+    /// The filter could not be laid on the command.
+    #[error("The system-call filter was refused{}", if source.raw_os_error() == Some(16) { " (another one with a listener is there already)" } else { "" })]
+    Refused {
+        /// Why.
+        source: io::Error,
+    },
+    /// The listener failed.
+    #[error("Listening for the driver's calls failed")]
+    Listen(#[source] io::Error),
+}
+
+/// Whether the kernel has what is needed.
+pub fn is_available() -> bool {
+    notify::available()
+}
+
+/// A change that a process is about to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The process, by the kernel's word, in the namespace of this one.
+    pub pid: u32,
+    /// What it asks the driver for.
+    pub change: ObjectChange,
+}
+
+/// A filter laid on a command that has not begun.
+#[derive(Debug)]
+pub struct Learning(Pending);
+
+impl Learning {
+    /// Lays the filter on a command. It takes effect between fork and exec.
+    ///
+    /// Without CAP_SYS_ADMIN, setuid programs that the command starts gain nothing by it.
+    ///
+    /// # Errors
+    /// If the kernel cannot.
+    pub fn lay_on(command: &mut Command) -> Result<Self, NotifyError> {
+        if !notify::available() {
+            return Err(NotifyError::Unavailable);
+        }
+        notify::filter(command)
+            .map(Self)
+            .map_err(|source| NotifyError::Refused { source })
+    }
+
+    /// The listener; to be called when the command was started, or was not. None if it was not, for another reason than
+    /// the filter.
+    ///
+    /// # Errors
+    /// If the filter was refused: then the command was not started.
+    pub fn listener(self) -> Result<Option<Listener>, NotifyError> {
+        match self.0.take() {
+            None => Ok(None),
+            Some(Ok(raw)) => Ok(Some(Listener {
+                raw,
+                unnamed: Vec::new(),
+                calls: 0,
+            })),
+            Some(Err(source)) => Err(NotifyError::Refused { source }),
+        }
+    }
+}
+
+/// An object that is being made, whose handle the driver chooses.
+#[derive(Clone, Copy, Debug)]
+struct Unnamed {
+    pid: u32,
+    /// Address of the call's arguments.
+    argument: u64,
+    object: ProgramObject,
+    looks: u32,
+}
+
+/// The supervisor's end of the filter.
+#[derive(Debug)]
+pub struct Listener {
+    raw: RawListener,
+    unnamed: Vec<Unnamed>,
+    calls: u64,
+}
+
+impl AsFd for Listener {
+    /// Readable when a call waits; hung up when no filtered process is left.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.raw.fd().as_fd()
+    }
+}
+
+impl Listener {
+    /// Takes over a listener that was made elsewhere.
+    ///
+    /// # Errors
+    /// If the kernel has no user notification.
+    pub fn from_fd(fd: std::os::fd::OwnedFd) -> Result<Self, NotifyError> {
+        Ok(Self {
+            raw: RawListener::new(fd).map_err(NotifyError::Listen)?,
+            unnamed: Vec::new(),
+            calls: 0,
+        })
+    }
+
+    /// Takes one call that waits (waits for one where there is none), lets it go on, and adds what it means to `seen`.
+    ///
+    /// # Errors
+    /// If the listener fails; it is of no more use then.
+    pub fn next(&mut self, seen: &mut Vec<Seen>) -> Result<(), NotifyError> {
+        let Some(call) = self.raw.receive().map_err(NotifyError::Listen)? else {
+            return Ok(());
+        };
+        self.calls += 1;
+        let asked = read(&call);
+        // Only if it still waits was the memory that was read that thread's, not that of a later one of its number.
+        let genuine = self.raw.waits(call.id);
+        let made = self.raw.proceed(call.id).map_err(NotifyError::Listen)?;
+        match asked {
+            Some(Asked::Change(change)) if genuine && made => seen.push(change),
+            Some(Asked::Unnamed(unnamed))
+                if genuine && made && self.unnamed.len() < UNNAMED_MAX =>
+            {
+                self.unnamed.push(unnamed);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Calls that were looked at.
+    pub const fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    /// Lets one call that waits go on without looking at it.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub fn pass(&mut self) -> Result<(), NotifyError> {
+        if let Some(call) = self.raw.receive().map_err(NotifyError::Listen)? {
+            self.raw.proceed(call.id).map_err(NotifyError::Listen)?;
+        }
+        Ok(())
+    }
+
+    /// Whether [`Self::settle`] is to be called again, in a millisecond or so.
+    pub fn is_unsettled(&self) -> bool {
+        !self.unnamed.is_empty()
+    }
+
+    /// Looks for handles that the driver was asked to choose: they appear in the arguments when the call is done.
+    pub fn settle(&mut self, seen: &mut Vec<Seen>) {
+        self.unnamed.retain_mut(|unnamed| {
+            unnamed.looks += 1;
+            let Some(now) = words::<ALLOC_BYTES>(unnamed.pid, unnamed.argument) else {
+                return false;
+            };
+            let [root, parent, new, class, ..] = now[..] else {
+                return false;
+            };
+            let object = unnamed.object;
+            if (root, parent, class) != (object.client, object.parent, object.class) {
+                return false; // the memory is used for something else
+            }
+            if new != 0 {
+                seen.push(Seen {
+                    pid: unnamed.pid,
+                    change: ObjectChange::Made(ProgramObject {
+                        handle: new,
+                        ..object
+                    }),
+                });
+            }
+            new == 0 && unnamed.looks < LOOKS_MAX
+        });
+    }
+}
+
+enum Asked {
+    Change(Seen),
+    Unnamed(Unnamed),
+}
+
+/// What a call asks for, if it is of interest.
+fn read(call: &Call) -> Option<Asked> {
+    if call.thread == 0 {
+        return None; // in a namespace from which it is not seen; a supervisor is above what it starts
+    }
+    // CAST: the driver takes the low byte.
+    let mut number = call.request as u8;
+    let mut argument = call.argument;
+    if number == escape::XFER {
+        let xfer = words::<XFER_BYTES>(call.thread, argument)?;
+        number = xfer[0] as u8;
+        argument = address(xfer[2], xfer[3]);
+    }
+    match number {
+        escape::ALLOC => {
+            let alloc = words::<ALLOC_BYTES>(call.thread, argument)?;
+            let [client, parent, handle, class, low, high] = alloc[..] else {
+                return None;
+            };
+            if !is_kept(class) {
+                return None;
+            }
+            let engine = match address(low, high) {
+                at if class == CLASS_CHANNEL_GROUP && at != 0 => {
+                    let engine = words::<4>(call.thread, at.wrapping_add(GROUP_ENGINE_AT));
+                    engine.map_or(0, |engine| engine[0])
+                }
+                _ => 0,
+            };
+            let pid = process_of(call.thread)?;
+            let object = ProgramObject {
+                client,
+                handle,
+                class,
+                parent,
+                engine,
+            };
+            Some(if handle == 0 {
+                Asked::Unnamed(Unnamed {
+                    pid,
+                    argument,
+                    object,
+                    looks: 0,
+                })
+            } else {
+                let change = ObjectChange::Made(object);
+                Asked::Change(Seen { pid, change })
+            })
+        }
+        escape::FREE => {
+            let free = words::<FREE_BYTES>(call.thread, argument)?;
+            let (client, handle) = (free[0], free[2]);
+            let pid = process_of(call.thread)?;
+            let change = ObjectChange::Freed { client, handle };
+            Some(Asked::Change(Seen { pid, change }))
+        }
+        _ => None,
+    }
+}
+
+const fn address(low: u32, high: u32) -> u64 {
+    (high as u64) << 32 | low as u64
+}
+
+/// `BYTES` bytes of a process's memory, as words.
+fn words<const BYTES: usize>(process: u32, address: u64) -> Option<Vec<u32>> {
+    let mut bytes = [0; BYTES];
+    if !notify::read_memory(process, address, &mut bytes) {
+        return None;
+    }
+    let word = |bytes: &[u8]| bytes.try_into().map(u32::from_ne_bytes).ok();
+    bytes.chunks_exact(4).map(word).collect()
+}
+
+/// The process that a thread is of.
+fn process_of(thread: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    line.trim().parse().ok()
+}
+
+#[cfg(test)]
+#[path = "notify_tests.rs"]
+mod tests;

@@ -1,0 +1,335 @@
+//! Exclusive slices: fair queuing for a GPU on which tenants that are admitted together cost each other.
+//!
+//! Where a change of contexts takes tens of microseconds and comes with each launch, two tenants that both fill the engine
+//! do more in turns than side by side. Time is cut into frames; in each frame everyone who waits for the engine has one
+//! slice of it for himself, as long as the fluid ideal would serve him in what is left of the frame. Errors of a slice (it
+//! began late, another had to drain) show in virtual time, and the next frame evens them out. Whoever uses the engine now and
+//! then does not wait for turns: it is admitted beside the holder, and held only if it is ahead.
+//!
+//! ```text
+//!   | A has the engine | B     | C  | A            | B     | C  |     weights 4:2:1
+//!   |<------------ frame ---------->|<------------ frame -------->|
+//! ```
+//!
+//! Frames lie on multiples of their length in the GPU's time. The default divides a second: any window of a second holds as
+//! many slices of each tenant as any other, wherever it begins.
+//!
+//! # Properties
+//! - *Conservation*, *no saving up*, *caps*: as in `dfq.rs`; virtual time is charged with what was used, and only with that.
+//! - *Bounded lag*: who waits has a slice in each frame that evens out what he lacks, unless that is less than
+//!   [`SLICE_MIN`]: then it is added to his slice in the next.
+//! - *Work conserving*: one who waits alone is never held; [`Policy::ran_dry`] ends a slice that is not used.
+
+use crate::cap::Quota;
+use crate::params::{Cap, TenantParams, Weight};
+use crate::policy::{
+    Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision, TenantPeriod,
+};
+use crate::roster::Roster;
+use crate::table::Tuning;
+use crate::virtual_time::{VirtualClock, VirtualTime, pour};
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+/// No slice is shorter. SOURCE: twice the time in which one tenant is stopped and another begins on an H200 (a suspending and
+/// a resuming call of 430 us each).
+pub const SLICE_MIN: Nanos = Nanos::from_ms(2);
+
+/// Turns of the engine, by weighted virtual time.
+#[derive(Debug)]
+pub struct Slices {
+    frame_ns: Nanos,
+    tenants: Roster<Tenant>,
+    /// Virtual time of whoever waits and is furthest behind.
+    system: VirtualTime,
+    /// Nobody may be further ahead who does not wait; none while nobody waits.
+    level: Option<VirtualTime>,
+    turn: Option<Turn>,
+    /// End of the frame in which turns are being given.
+    frame_end: Moment,
+    /// Those who wait, for `pour`; kept for its memory.
+    waiting: Vec<(VirtualTime, u64)>,
+    decisions: Vec<TenantDecision>,
+}
+
+/// Who has the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Turn {
+    holder: TenantId,
+    until: Moment,
+}
+
+#[derive(Debug)]
+struct Tenant {
+    weight: Weight,
+    quota: Option<Quota>,
+    clock: VirtualClock,
+    /// It wants the engine, as far as we were told.
+    backlogged: bool,
+    /// It had its slice of this frame, or has none in it.
+    served: bool,
+    decision: Decision,
+}
+
+impl Tenant {
+    fn capped(&self) -> bool {
+        self.quota.is_some_and(|quota| quota.exhausted())
+    }
+
+    /// It wants the engine and may have it.
+    fn waits(&self) -> bool {
+        self.backlogged && !self.capped()
+    }
+}
+
+impl Slices {
+    /// A policy without tenants.
+    pub fn new(tuning: &Tuning) -> Self {
+        Self {
+            frame_ns: tuning.frame_ns.max(SLICE_MIN),
+            tenants: Roster::default(),
+            system: VirtualTime::default(),
+            level: None,
+            turn: None,
+            frame_end: Moment(0),
+            waiting: Vec::new(),
+            decisions: Vec::new(),
+        }
+    }
+
+    fn charge(&mut self, usage: &PeriodUsage<'_>) {
+        for tenant in self.tenants.values_mut() {
+            tenant.backlogged = false;
+            if let Some(quota) = &mut tenant.quota {
+                quota.pass(usage.length_ns(), Nanos::ZERO);
+            }
+        }
+        for &TenantPeriod {
+            tenant,
+            used_ns,
+            backlogged,
+            ..
+        } in usage.tenants
+        {
+            let Ok(tenant) = self.tenants.get_mut(tenant) else {
+                continue; // removed within the period
+            };
+            tenant.clock.charge(used_ns, tenant.weight);
+            tenant.backlogged = backlogged;
+            if let Some(quota) = &mut tenant.quota {
+                quota.pass(Nanos::ZERO, used_ns);
+            }
+        }
+    }
+
+    fn waits(&self) -> impl Iterator<Item = (TenantId, &Tenant)> + '_ {
+        self.tenants.iter().filter(|(_, tenant)| tenant.waits())
+    }
+
+    fn advance(&mut self) {
+        let behind = self.waits().map(|(_, tenant)| tenant.clock.now()).min();
+        // When nobody waits, nobody was hurt by those ahead: all start evenly again.
+        let ahead = || {
+            self.tenants
+                .iter()
+                .map(|(_, tenant)| tenant.clock.now())
+                .max()
+        };
+        let system = behind.or_else(ahead).unwrap_or(self.system);
+        self.system = self.system.max(system);
+        for tenant in self.tenants.values_mut() {
+            if !tenant.waits() {
+                tenant.clock.lift(self.system);
+                tenant.served = false;
+            }
+        }
+        self.waiting.clear();
+        let of = |tenant: &Tenant| (tenant.clock.now(), u64::from(tenant.weight.get()));
+        let waiting = self.tenants.iter().filter(|(_, tenant)| tenant.waits());
+        self.waiting.extend(waiting.map(|(_, tenant)| of(tenant)));
+        let weight: u64 = self.waiting.iter().map(|(_, weight)| weight).sum();
+        self.level = (weight > 0).then(|| self.system.after(self.frame_ns, weight));
+    }
+
+    /// Gives the next turn, if the last is over.
+    fn take_turns(&mut self, now: Moment) {
+        if self.waiting.len() < 2 {
+            self.turn = None;
+            return;
+        }
+        if now >= self.frame_end {
+            self.frame_end = self.end_of_frame(now);
+            self.nobody_served();
+        }
+        let goes_on = |turn: &Turn| {
+            now < turn.until
+                && self
+                    .tenants
+                    .get(turn.holder)
+                    .is_ok_and(|holder| holder.waits())
+        };
+        if self.turn.as_ref().is_some_and(goes_on) {
+            return;
+        }
+        let left = self.frame_end.since(now);
+        let mut next = self.next_turn(now, left);
+        if next.is_none() && left >= SLICE_MIN {
+            // Some had no use for their slice: what is left is for all again.
+            self.nobody_served();
+            next = self.next_turn(now, left);
+        }
+        self.turn = next.or_else(|| self.rest_of_frame());
+        if let Some(turn) = self.turn
+            && let Ok(holder) = self.tenants.get_mut(turn.holder)
+        {
+            holder.served = true;
+        }
+    }
+
+    fn end_of_frame(&self, now: Moment) -> Moment {
+        Moment((now.0 / self.frame_ns.0 + 1).saturating_mul(self.frame_ns.0))
+    }
+
+    fn nobody_served(&mut self) {
+        self.tenants
+            .values_mut()
+            .for_each(|tenant| tenant.served = false);
+    }
+
+    /// The first who has a slice left in this frame, and until when.
+    fn next_turn(&mut self, now: Moment, left: Nanos) -> Option<Turn> {
+        let level = pour(left, &mut self.waiting)?;
+        let slice = |tenant: &Tenant| {
+            tenant
+                .clock
+                .now()
+                .service_until(level, tenant.weight.get().into())
+        };
+        let mut due = self
+            .waits()
+            .filter(|(_, tenant)| !tenant.served && slice(tenant) >= SLICE_MIN);
+        let (holder, tenant) = due.next()?;
+        // The last of a frame has what the others left.
+        let until = match due.next() {
+            Some(_) => now + slice(tenant).min(left),
+            None => self.frame_end,
+        };
+        Some(Turn { holder, until })
+    }
+
+    /// Too little is left for another slice: whoever has the engine keeps it, or the one furthest behind has it.
+    fn rest_of_frame(&self) -> Option<Turn> {
+        let last = self.turn.map(|turn| turn.holder);
+        let order =
+            |(id, tenant): &(TenantId, &Tenant)| (last != Some(*id), tenant.clock.now(), *id);
+        let (holder, _) = self.waits().min_by_key(order)?;
+        let until = self.frame_end;
+        Some(Turn { holder, until })
+    }
+
+    fn decide(&self, id: TenantId, tenant: &Tenant) -> Decision {
+        if tenant.capped() {
+            return Decision::Hold(HoldReason::Capped);
+        }
+        match self.turn {
+            Some(turn) if tenant.backlogged && turn.holder != id => {
+                Decision::Hold(HoldReason::Turn)
+            }
+            _ if !tenant.backlogged
+                && self.level.is_some_and(|level| tenant.clock.now() > level) =>
+            {
+                Decision::Hold(HoldReason::Ahead)
+            }
+            _ => Decision::Admit,
+        }
+    }
+}
+
+impl Policy for Slices {
+    fn name(&self) -> &'static str {
+        "slices"
+    }
+
+    fn add(&mut self, id: TenantId, params: TenantParams) -> Result<(), PolicyError> {
+        let tenant = Tenant {
+            weight: params.weight,
+            quota: params.cap.map(Quota::new),
+            clock: VirtualClock::at(self.system),
+            backlogged: false,
+            served: false,
+            decision: Decision::Admit,
+        };
+        self.tenants.add(id, tenant)
+    }
+
+    fn remove(&mut self, id: TenantId) -> Result<(), PolicyError> {
+        self.tenants.remove(id)?;
+        self.turn = self.turn.filter(|turn| turn.holder != id);
+        Ok(())
+    }
+
+    fn set_weight(&mut self, id: TenantId, weight: Weight) -> Result<(), PolicyError> {
+        self.tenants.get_mut(id)?.weight = weight;
+        Ok(())
+    }
+
+    fn set_cap(&mut self, id: TenantId, cap: Option<Cap>) -> Result<(), PolicyError> {
+        self.tenants.get_mut(id)?.quota = cap.map(Quota::new);
+        Ok(())
+    }
+
+    fn woke(&mut self, id: TenantId, _: Moment) -> Result<Decision, PolicyError> {
+        let (system, level) = (self.system, self.level);
+        let tenant = self.tenants.get_mut(id)?;
+        if !tenant.backlogged {
+            tenant.clock.lift(system);
+            let ahead = level.is_some_and(|level| tenant.clock.now() > level);
+            tenant.decision = match (tenant.capped(), ahead) {
+                (true, _) => Decision::Hold(HoldReason::Capped),
+                (false, true) => Decision::Hold(HoldReason::Ahead),
+                (false, false) => Decision::Admit,
+            };
+        }
+        Ok(tenant.decision)
+    }
+
+    fn ran_dry(&mut self, waiting: &[TenantId]) -> Option<TenantId> {
+        let known = waiting
+            .iter()
+            .filter_map(|&id| Some((id, self.tenants.get(id).ok()?)));
+        let (id, _) = known
+            .filter(|(_, tenant)| !tenant.capped())
+            .min_by_key(|(id, tenant)| (tenant.clock.now(), *id))?;
+        if let Some(turn) = &mut self.turn {
+            turn.holder = id;
+        }
+        if let Ok(tenant) = self.tenants.get_mut(id) {
+            tenant.served = true;
+            tenant.decision = Decision::Admit;
+        }
+        Some(id)
+    }
+
+    fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision] {
+        self.charge(usage);
+        self.advance();
+        self.take_turns(usage.end);
+        let mut decisions = core::mem::take(&mut self.decisions);
+        decisions.clear();
+        decisions.extend(self.tenants.iter().map(|(id, tenant)| TenantDecision {
+            tenant: id,
+            decision: self.decide(id, tenant),
+        }));
+        for (tenant, decided) in self.tenants.values_mut().zip(&decisions) {
+            tenant.decision = decided.decision;
+        }
+        self.decisions = decisions;
+        &self.decisions
+    }
+
+    fn decide_at(&self) -> Option<Moment> {
+        self.turn.map(|turn| turn.until.min(self.frame_end))
+    }
+}
+
+#[cfg(test)]
+mod tests;

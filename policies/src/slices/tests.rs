@@ -1,0 +1,227 @@
+//! Turns on a GPU that suspends in the middle of a kernel, late and at a cost.
+
+use super::*;
+use crate::policy::Basis;
+use proptest::prelude::*;
+
+const A: TenantId = TenantId(1);
+const B: TenantId = TenantId(2);
+const C: TenantId = TenantId(3);
+const SECOND: u64 = 1_000_000_000;
+
+fn policy(weights: &[u32]) -> Slices {
+    let mut policy = Slices::new(&Tuning::default());
+    for (index, weight) in weights.iter().enumerate() {
+        let weight = Weight::new(*weight).unwrap();
+        let params = TenantParams { weight, cap: None };
+        policy.add(TenantId(index as u32 + 1), params).unwrap();
+    }
+    policy
+}
+
+/// A period with `(who, used, waits)`.
+fn period(
+    policy: &mut Slices,
+    from: u64,
+    to: u64,
+    used: &[(TenantId, u64, bool)],
+) -> Vec<TenantId> {
+    let tenants: Vec<TenantPeriod> = used
+        .iter()
+        .map(|&(tenant, used, backlogged)| TenantPeriod {
+            tenant,
+            used_ns: Nanos(used),
+            admitted: true,
+            backlogged,
+        })
+        .collect();
+    let usage = PeriodUsage {
+        end: Moment(to),
+        basis: Basis::Measured,
+        poll_ns: Nanos(to - from),
+        nonpoll_ns: Nanos::ZERO,
+        tenants: &tenants,
+    };
+    let admitted = |decided: &&TenantDecision| decided.decision == Decision::Admit;
+    let decisions = policy.period_end(&usage).iter();
+    decisions
+        .filter(admitted)
+        .map(|decided| decided.tenant)
+        .collect()
+}
+
+/// Tenants that always want the engine. A change of holders takes effect `lag` after the decision and costs `switch` of
+/// nobody's time. Returns who had the engine from when to when, and the worst difference from the entitled share over windows
+/// of a second that begin 10 ms apart, after the first second.
+fn run(
+    weights: &[u32],
+    lag: u64,
+    switch: u64,
+    seconds: u64,
+) -> (Vec<(TenantId, u64, u64)>, Vec<f64>) {
+    let mut policy = policy(weights);
+    let all: Vec<TenantId> = (1..=weights.len() as u32).map(TenantId).collect();
+    let mut had = Vec::new();
+    let (mut now, mut holder) = (0, None);
+    // Time that the holder of the last turn still had after its end.
+    let mut after: Vec<(TenantId, u64)> = Vec::new();
+    while now < seconds * SECOND {
+        let until = policy.decide_at().map_or(now + 1_000_000, |at| at.0);
+        let mut used = std::mem::take(&mut after);
+        if let Some(holder) = holder {
+            let begin = now + if used.is_empty() { 0 } else { lag + switch };
+            if begin < until {
+                had.push((holder, begin, until));
+                used.push((holder, until - begin));
+            }
+        }
+        let parts: Vec<_> = all
+            .iter()
+            .map(|&id| {
+                let own: u64 = used
+                    .iter()
+                    .filter(|part| part.0 == id)
+                    .map(|part| part.1)
+                    .sum();
+                (id, own, true)
+            })
+            .collect();
+        let admitted = period(&mut policy, now, until, &parts);
+        assert_eq!(admitted.len(), 1, "one has the engine");
+        now = until;
+        if let Some(last) = holder.filter(|last| *last != admitted[0]) {
+            had.push((last, now, now + lag));
+            after.push((last, lag));
+        }
+        holder = Some(admitted[0]);
+    }
+    let total: u32 = weights.iter().sum();
+    let mut worst = vec![0.0_f64; weights.len()];
+    for begin in (SECOND..(seconds - 1) * SECOND).step_by(10_000_000) {
+        let end = begin + SECOND;
+        let within = |id: TenantId| -> u64 {
+            had.iter()
+                .filter(|part| part.0 == id)
+                .map(|part| part.2.min(end).saturating_sub(part.1.max(begin)))
+                .sum()
+        };
+        let used: u64 = all.iter().map(|id| within(*id)).sum();
+        for (index, id) in all.iter().enumerate() {
+            let share = within(*id) as f64 / used as f64;
+            let entitled = f64::from(weights[index]) / f64::from(total);
+            worst[index] = worst[index].max((share - entitled).abs() * 100.0);
+        }
+    }
+    (had, worst)
+}
+
+#[test]
+fn every_second_holds_the_weights_wherever_it_begins() {
+    for weights in [
+        &[100, 100][..],
+        &[300, 100],
+        &[900, 100],
+        &[100, 100, 100],
+        &[100, 100, 100, 100],
+        &[100, 300, 100, 900],
+    ] {
+        for (lag, switch) in [(0, 0), (500_000, 100_000), (900_000, 300_000)] {
+            let (_, worst) = run(weights, lag, switch, 6);
+            let worst = worst.into_iter().fold(0.0, f64::max);
+            assert!(worst <= 0.3, "{weights:?} {lag} {switch}: {worst} points");
+        }
+    }
+}
+
+#[test]
+fn a_frame_has_one_turn_of_each() {
+    let (had, _) = run(&[100, 100], 0, 0, 2);
+    let turns = had.iter().filter(|(_, from, to)| from < to).count() as f64 / 2.0;
+    assert!((46.0..=50.0).contains(&turns), "{turns} turns in a second");
+}
+
+#[test]
+fn a_share_below_the_least_slice_is_given_in_rarer_turns() {
+    let (had, worst) = run(&[10_000, 10], 0, 0, 8);
+    assert!(
+        had.iter()
+            .any(|(id, from, to)| *id == B && to - from >= SLICE_MIN.0)
+    );
+    assert!(worst[1] <= 0.3, "{worst:?}");
+}
+
+#[test]
+fn who_waits_alone_is_never_held() {
+    let mut policy = policy(&[100, 100]);
+    for at in 0..50 {
+        let (from, to) = (at * 10_000_000, (at + 1) * 10_000_000);
+        let admitted = period(
+            &mut policy,
+            from,
+            to,
+            &[(A, 9_000_000, true), (B, 0, false)],
+        );
+        assert_eq!(admitted, [A, B]);
+        assert_eq!(policy.decide_at(), None);
+    }
+}
+
+#[test]
+fn one_who_uses_it_lightly_is_admitted_beside_the_holder_until_it_is_ahead() {
+    let mut policy = policy(&[100, 100, 100]);
+    let mut at = 0;
+    let mut step = |policy: &mut Slices, light: u64| {
+        let from = at;
+        at += 10_000_000;
+        let rest = (10_000_000 - light) / 2;
+        period(
+            policy,
+            from,
+            at,
+            &[(A, rest, true), (B, rest, true), (C, light, false)],
+        )
+    };
+    for _ in 0..100 {
+        let admitted = step(&mut policy, 500_000);
+        assert!(admitted.contains(&C) && admitted.len() == 2, "{admitted:?}");
+    }
+    let held = (0..100).any(|_| !step(&mut policy, 8_000_000).contains(&C));
+    assert!(held, "80 % is more than a third");
+}
+
+#[test]
+fn an_unused_turn_is_the_next_ones() {
+    let mut policy = policy(&[100, 100]);
+    let both = [(A, 1_000_000, true), (B, 1_000_000, true)];
+    let holder = period(&mut policy, 0, 2_000_000, &both)[0];
+    let other = if holder == A { B } else { A };
+    assert_eq!(policy.ran_dry(&[other]), Some(other));
+    let used = [(holder, 0, false), (other, 5_000_000, true)];
+    assert_eq!(period(&mut policy, 2_000_000, 7_000_000, &used), [A, B]);
+}
+
+proptest! {
+    /// Whatever is used and whoever waits: if anybody waits, one who waits is admitted, and decisions lie ahead.
+    #[test]
+    fn somebody_who_waits_is_admitted(
+        weights in prop::collection::vec(1u32..1000, 1..5),
+        steps in prop::collection::vec((1u64..60_000_000, prop::collection::vec((0u64..100, any::<bool>()), 5)), 1..60),
+    ) {
+        let mut policy = policy(&weights);
+        let mut now = 0;
+        for (length, parts) in steps {
+            let from = now;
+            now += length;
+            let used: Vec<_> = (0..weights.len())
+                .map(|index| (TenantId(index as u32 + 1), parts[index].0 * length / 500, parts[index].1))
+                .collect();
+            let admitted = period(&mut policy, from, now, &used);
+            if used.iter().any(|part| part.2) {
+                prop_assert!(used.iter().any(|part| part.2 && admitted.contains(&part.0)));
+            } else {
+                prop_assert_eq!(admitted.len(), weights.len());
+            }
+            prop_assert!(policy.decide_at().is_none_or(|at| at.0 > now));
+        }
+    }
+}
