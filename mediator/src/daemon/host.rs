@@ -232,7 +232,10 @@ impl Host {
             .create_context(tenant, resources)
             .map_err(HostError::Gpu)?;
         let capability = self.gpu.capabilities();
-        let mut feature_bits = features::PTX | features::APERTURE | features::STATUS_PAGE;
+        let mut feature_bits = features::PTX | features::STATUS_PAGE;
+        if capability.aperture {
+            feature_bits |= features::APERTURE;
+        }
         if capability.software {
             feature_bits |= features::SOFTWARE;
         }

@@ -208,6 +208,7 @@ impl NvidiaGpu {
             shared_bytes_max: 48 << 10,
             memory_bytes: 140 << 30,
             software: false,
+            aperture: false,
         };
         Ok(Self {
             shared,
