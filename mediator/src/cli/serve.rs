@@ -15,6 +15,7 @@ use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{DEFAULT_POLICY, POLICIES, Tuning, Weight};
 
 use super::nvidia::guardian_command;
+use super::nvidia_worker::worker_command;
 
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
 #[derive(clap::Args, Clone, Debug)]
@@ -134,8 +135,12 @@ impl Scheduling {
             self.meter == MeterArg::Events,
             "An NVIDIA GPU is accounted by its events; leave --meter out"
         );
-        let gpu = NvidiaGpu::start(self.gpu_index, guardian_command(self.gpu_index)?)
-            .context("The NVIDIA GPU cannot be shared")?;
+        let gpu = NvidiaGpu::start(
+            self.gpu_index,
+            guardian_command(self.gpu_index)?,
+            worker_command,
+        )
+        .context("The NVIDIA GPU cannot be shared")?;
         let timing = Timing {
             period: device::PERIOD,
             tick: device::TICK,

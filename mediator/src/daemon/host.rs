@@ -216,9 +216,12 @@ impl Host {
         let kick = File::from(kick);
         let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
 
-        let mut state = self.lock();
-        self.room(&state, &name)?;
-        let tenant = TenantId(state.next);
+        let tenant = {
+            let mut state = self.lock();
+            self.room(&state, &name)?;
+            state.number()
+        };
+        // A GPU may take long over it: the others go on meanwhile. Tenants are taken in one after the other.
         let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
         let resources = TenantResources {
             guest,
@@ -270,7 +273,8 @@ impl Host {
             status,
         };
         let peer = Peer { stream, writer };
-        state.insert(tenant, name, weight, peer, Kind::Vm(Box::new(vm)));
+        self.lock()
+            .insert(tenant, name, weight, peer, Kind::Vm(Box::new(vm)));
         Ok((tenant, kick))
     }
 
@@ -603,7 +607,14 @@ pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
 }
 
 impl State {
-    /// Takes a tenant in that the GPU has taken in, under the next number.
+    /// A number that no tenant had before.
+    pub(super) fn number(&mut self) -> TenantId {
+        let number = TenantId(self.next);
+        self.next += 1;
+        number
+    }
+
+    /// Takes a tenant in that the GPU has taken in.
     pub(super) fn insert(
         &mut self,
         tenant: TenantId,
@@ -616,7 +627,6 @@ impl State {
         if let Err(error) = self.mediation.add(tenant, params) {
             log::error!("Policy: {error}");
         }
-        self.next += 1;
         log::info!("{tenant} is {name}, weight {}", weight.get());
         self.tenants.insert(tenant, Tenant { name, peer, kind });
     }
