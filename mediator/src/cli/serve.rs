@@ -99,8 +99,8 @@ impl GpuKind {
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Soft => "software GPU",
-            Self::Nvidia => "NVIDIA GPU",
+            Self::Soft => "software",
+            Self::Nvidia => "NVIDIA",
         }
     }
 }
@@ -210,7 +210,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     let daemon = args.scheduling.start(args.socket.clone(), weight)?;
     eprintln!(
-        "turnstile: {}, policy {}, listening on {}",
+        "turnstile: {} GPU, policy {}, listening on {}",
         args.scheduling.gpu.name(),
         args.scheduling.policy(),
         args.socket.display()

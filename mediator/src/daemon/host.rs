@@ -636,6 +636,7 @@ impl State {
         let Some(entry) = self.tenants.get_mut(&tenant) else {
             return;
         };
+        log::trace!("{tenant}: {state:?}");
         if let Some((vm, vmm)) = entry.vm() {
             let channels: Vec<u32> = vm.gates.channels().collect();
             for channel in channels {

@@ -496,11 +496,12 @@ impl Gpu for NvidiaGpu {
 
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         let shared = &self.shared;
-        let watched = lock(&shared.watched);
-        watched
-            .watch
-            .is_in_doubt(shared.now(), |tenant| shared.is_held(tenant))
-            .then_some(tick)
+        let in_doubt = || {
+            let watched = lock(&shared.watched);
+            let held = |tenant| shared.is_held(tenant);
+            watched.watch.is_in_doubt(shared.now(), held)
+        };
+        (shared.is_moving() || in_doubt()).then_some(tick)
     }
 
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
@@ -617,11 +618,10 @@ impl Gpu for NvidiaGpu {
 
 /// First turns of tenants that meet: longer than from one latch of the counters to the next.
 pub const FIRST_SLICE: Nanos = Nanos::from_ms(120);
-/// From one decision to the next where no turn ends before. Long, as each reads the log; the first that two tenants meet is
-/// at most so much later than it could be.
-pub const PERIOD: Nanos = Nanos::from_ms(20);
+/// From one decision to the next where there are no turns. Each reads the log; one who begins is seen so much later at most.
+pub const PERIOD: Nanos = Nanos::from_ms(10);
 /// How often an engine without work is looked for while somebody is held.
-pub const TICK: Nanos = Nanos::from_ms(4);
+pub const TICK: Nanos = Nanos::from_ms(3);
 
 impl Drop for NvidiaGpu {
     fn drop(&mut self) {
