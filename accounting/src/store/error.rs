@@ -58,6 +58,10 @@ pub enum StoreError {
     #[cfg(feature = "postgres")]
     #[error("PostgreSQL failed")]
     Postgres(#[from] postgres::Error),
+    /// A server that may lose what it said was written.
+    #[cfg(feature = "postgres")]
+    #[error("The server runs with fsync off: what it calls written may be lost")]
+    NotDurable,
     /// Writing what a query found.
     #[error("Writing the export failed")]
     Output(#[from] std::io::Error),

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 #[cfg(feature = "postgres")]
-pub mod server;
+pub(crate) mod server;
 
 use turnstile_accounting::record::{CapInForce, Entry, GpuIdentity, Tail, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, Standing};
@@ -10,18 +10,18 @@ use turnstile_accounting::synthetic::{ENGINES, Synthetic};
 use turnstile_accounting::{Nanos, Rollup, TenantId};
 use uuid::Uuid;
 
-pub const SECOND_NS: u64 = 1_000_000_000;
+pub(crate) const SECOND_NS: u64 = 1_000_000_000;
 /// 2026-11-20T13:00:00Z.
-pub const BEGIN: u64 = 1_795_179_600 * SECOND_NS;
-pub const NAMES: [&str; 5] = ["vm-a", "vm-b", "vm-c", "vm-d", "idle"];
+pub(crate) const BEGIN: u64 = 1_795_179_600 * SECOND_NS;
+pub(crate) const NAMES: [&str; 5] = ["vm-a", "vm-b", "vm-c", "vm-d", "idle"];
 
-pub const EVENTS: Synthetic = Synthetic {
+pub(crate) const EVENTS: Synthetic = Synthetic {
     seed: 11,
     tenants: 4,
     period_ns: Nanos::from_ms(10),
 };
 
-pub fn gpu() -> GpuIdentity {
+pub(crate) fn gpu() -> GpuIdentity {
     GpuIdentity {
         node: "node-17".into(),
         gpu: "GPU-11111111-2222-3333-4444-555555555555".into(),
@@ -29,7 +29,7 @@ pub fn gpu() -> GpuIdentity {
     }
 }
 
-pub fn config(boot: u8, window_ns: u64) -> RollupConfig {
+pub(crate) fn config(boot: u8, window_ns: u64) -> RollupConfig {
     RollupConfig {
         gpu: gpu(),
         boot: Uuid::from_bytes([boot; 16]),
@@ -38,7 +38,7 @@ pub fn config(boot: u8, window_ns: u64) -> RollupConfig {
     }
 }
 
-pub fn standings(period: u64) -> [Standing<'static>; 5] {
+pub(crate) fn standings(period: u64) -> [Standing<'static>; 5] {
     std::array::from_fn(|index| Standing {
         tenant: TenantId(index as u32 + 1),
         name: NAMES[index],
@@ -56,12 +56,12 @@ pub fn standings(period: u64) -> [Standing<'static>; 5] {
 }
 
 /// The end of a period on the calendar.
-pub fn label(period: u64) -> UnixNanos {
+pub(crate) fn label(period: u64) -> UnixNanos {
     UnixNanos(BEGIN + (period + 1) * EVENTS.period_ns.0)
 }
 
 /// A run of the daemon over some periods, behind `tail`, with windows of `window_ns`.
-pub fn run(boot: u8, window_ns: u64, tail: Option<Tail>, periods: std::ops::Range<u64>) -> Vec<Entry> {
+pub(crate) fn run(boot: u8, window_ns: u64, tail: Option<Tail>, periods: std::ops::Range<u64>) -> Vec<Entry> {
     let mut rollup = Rollup::new(config(boot, window_ns), tail).unwrap();
     let (mut metered, mut entries) = (EVENTS.metered(), Vec::new());
     for period in periods {
@@ -72,7 +72,7 @@ pub fn run(boot: u8, window_ns: u64, tail: Option<Tail>, periods: std::ops::Rang
     entries
 }
 
-pub fn tail(entries: &[Entry]) -> Option<Tail> {
+pub(crate) fn tail(entries: &[Entry]) -> Option<Tail> {
     entries.last().map(|last| Tail {
         seq: last.stretch.seq,
         end: last.stretch.end,
@@ -81,7 +81,7 @@ pub fn tail(entries: &[Entry]) -> Option<Tail> {
 }
 
 /// Two runs with time between them: windows of a second, a gap, windows.
-pub fn entries(boot: u8, periods: u64) -> Vec<Entry> {
+pub(crate) fn entries(boot: u8, periods: u64) -> Vec<Entry> {
     let mut all = run(boot, SECOND_NS, None, 0..periods / 2);
     let behind = tail(&all);
     all.extend(run(boot + 1, SECOND_NS, behind, periods / 2 + 500..periods + 500));
