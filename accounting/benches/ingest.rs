@@ -4,7 +4,10 @@
 //! that is to be measured, the system's temporary one otherwise.
 
 use std::time::Instant;
-use turnstile_accounting::record::{Body, Digest, EngineRecord, Entry, GpuIdentity, SignalSet, Stretch, TenantIdentity, TenantKind, TenantRecord, UnixNanos};
+use turnstile_accounting::record::{
+    Body, Digest, EngineRecord, Entry, GpuIdentity, SignalSet, Stretch, TenantIdentity, TenantKind,
+    TenantRecord, UnixNanos,
+};
 use turnstile_accounting::store::{SqliteStore, Store};
 use turnstile_accounting::synthetic::ENGINES;
 use turnstile_accounting::{Moment, Nanos, ids};
@@ -40,8 +43,19 @@ fn entry(gpu: &GpuIdentity, seq: u64, tenants: &[TenantIdentity], before: Digest
         turns: seq,
     };
     let engine = |(engine, compute): (_, bool)| EngineRecord {
-        used_ns: if compute { Nanos(share.0 * tenants.len() as u64) } else { Nanos::ZERO },
-        idle_ns: Nanos(LENGTH_NS - if compute { share.0 * tenants.len() as u64 } else { 0 }),
+        used_ns: if compute {
+            Nanos(share.0 * tenants.len() as u64)
+        } else {
+            Nanos::ZERO
+        },
+        idle_ns: Nanos(
+            LENGTH_NS
+                - if compute {
+                    share.0 * tenants.len() as u64
+                } else {
+                    0
+                },
+        ),
         ..EngineRecord::empty(engine, compute)
     };
     let body = Body::Window {
@@ -49,15 +63,32 @@ fn entry(gpu: &GpuIdentity, seq: u64, tenants: &[TenantIdentity], before: Digest
         engines: ENGINES.map(engine).to_vec(),
     };
     let digest = before.follow(&stretch, &body);
-    Entry { stretch, body, digest }
+    Entry {
+        stretch,
+        body,
+        digest,
+    }
 }
 
 fn main() {
-    let folder = std::env::var_os("TURNSTILE_LEDGER_DIR").map_or_else(std::env::temp_dir, Into::into);
+    let folder =
+        std::env::var_os("TURNSTILE_LEDGER_DIR").map_or_else(std::env::temp_dir, Into::into);
     let folder = tempfile::tempdir_in(folder).expect("a folder to write to");
-    let gpu = GpuIdentity { node: "bench".into(), gpu: "GPU-0".into(), model: "none".into() };
-    println!("tenants per window | windows | made and sealed /s | written, records/s | closed windows/s");
-    for (count, windows) in [(1_u32, 2_000_u64), (16, 2_000), (64, 2_000), (256, 1_000), (4_096, 60)] {
+    let gpu = GpuIdentity {
+        node: "bench".into(),
+        gpu: "GPU-0".into(),
+        model: "none".into(),
+    };
+    println!(
+        "tenants per window | windows | made and sealed /s | written, records/s | closed windows/s"
+    );
+    for (count, windows) in [
+        (1_u32, 2_000_u64),
+        (16, 2_000),
+        (64, 2_000),
+        (256, 1_000),
+        (4_096, 60),
+    ] {
         let mut tenants: Vec<TenantIdentity> = (0..count)
             .map(|n| TenantIdentity {
                 id: ids::tenant_id("bench", Uuid::nil(), turnstile_accounting::TenantId(n)),
@@ -66,7 +97,8 @@ fn main() {
             })
             .collect();
         tenants.sort_by_key(|tenant| tenant.id);
-        let mut store = SqliteStore::create(&folder.path().join(format!("{count}.ledger"))).expect("a ledger");
+        let mut store =
+            SqliteStore::create(&folder.path().join(format!("{count}.ledger"))).expect("a ledger");
         let mut digest = Digest::genesis(&gpu);
         let begin = Instant::now();
         let entries: Vec<Entry> = (0..windows)

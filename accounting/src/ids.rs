@@ -101,9 +101,15 @@ mod tests {
         assert_eq!(id, event_id(&gpu, tenant, &stretch));
         assert_ne!(id, event_id(&gpu, Uuid::nil(), &stretch));
         assert_ne!(id, event_id(&gpu, tenant, &Stretch { seq: 2, ..stretch }));
-        let later = Stretch { boot: Uuid::max(), ..stretch };
+        let later = Stretch {
+            boot: Uuid::max(),
+            ..stretch
+        };
         assert_ne!(id, event_id(&gpu, tenant, &later));
-        let other = GpuIdentity { gpu: "h".into(), ..gpu.clone() };
+        let other = GpuIdentity {
+            gpu: "h".into(),
+            ..gpu.clone()
+        };
         assert_ne!(id, event_id(&other, tenant, &stretch));
         assert_ne!(entry_id(&gpu, &stretch), entry_id(&other, &stretch));
         assert_ne!(tenant, tenant_id("n", Uuid::nil(), TenantId(2)));

@@ -349,8 +349,7 @@ impl Bytes {
 
     fn optional(&mut self, number: Option<u128>) {
         self.0.push(number.is_some().into());
-        self.0
-            .extend_from_slice(&number.unwrap_or(0).to_le_bytes());
+        self.0.extend_from_slice(&number.unwrap_or(0).to_le_bytes());
     }
 
     fn text(&mut self, text: &str) {

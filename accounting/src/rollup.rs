@@ -250,7 +250,12 @@ impl Rollup {
 
     fn check(&self, usage: &Usage) -> Result<(), RollupError> {
         let engines = &self.config.engines;
-        if !usage.engines.iter().map(|e| e.engine).eq(engines.iter().map(|e| e.0)) {
+        if !usage
+            .engines
+            .iter()
+            .map(|e| e.engine)
+            .eq(engines.iter().map(|e| e.0))
+        {
             let expected = engines.len();
             return Err(RollupError::Engines { expected });
         }
@@ -262,7 +267,11 @@ impl Rollup {
             let accounted_ns = seen.accounted_ns();
             if accounted_ns != period_ns {
                 let engine = seen.engine;
-                return Err(RollupError::Unbalanced { engine, accounted_ns, period_ns });
+                return Err(RollupError::Unbalanced {
+                    engine,
+                    accounted_ns,
+                    period_ns,
+                });
             }
         }
         Ok(())
@@ -290,8 +299,11 @@ impl Rollup {
         let (length, gap) = (usage.window.length(), from.since(open.to));
         let estimated = usage.signals == Signals::Extrapolated;
         let mut bound_ns = Nanos::ZERO;
-        for ((seen, sums), (_, compute)) in
-            usage.engines.iter().zip(&mut open.engines).zip(&self.config.engines)
+        for ((seen, sums), (_, compute)) in usage
+            .engines
+            .iter()
+            .zip(&mut open.engines)
+            .zip(&self.config.engines)
         {
             sums.used_ns += seen.used_ns();
             sums.fault_ns += seen.fault_ns();
@@ -321,7 +333,8 @@ impl Rollup {
             own.signals = own.signals.with(usage.signals);
             own.error_bound_ns += bound_ns;
             if standing.backlogged {
-                own.waiting_ns += length.saturating_sub(ran_ns(usage, standing.tenant, &self.config.engines));
+                own.waiting_ns +=
+                    length.saturating_sub(ran_ns(usage, standing.tenant, &self.config.engines));
             }
             if let Some(bytes) = standing.memory_bytes {
                 let integral = own.memory_byte_ns.get_or_insert(0);
@@ -342,7 +355,12 @@ impl Rollup {
             Some(end) if end < label => {
                 let length = Nanos(label.0 - end.0);
                 let stretch = self.stretch(end, label, Moment(0), length);
-                self.seal(stretch, Body::Gap { cause: GapCause::Down });
+                self.seal(
+                    stretch,
+                    Body::Gap {
+                        cause: GapCause::Down,
+                    },
+                );
                 label
             }
             Some(end) => end,
@@ -367,12 +385,30 @@ impl Rollup {
             return;
         };
         let stretch = self.stretch(end, label.max(end), to, length);
-        self.seal(stretch, Body::Gap { cause: GapCause::Missed });
+        self.seal(
+            stretch,
+            Body::Gap {
+                cause: GapCause::Missed,
+            },
+        );
         self.to = Some(to + length);
     }
 
-    const fn stretch(&self, start: UnixNanos, end: UnixNanos, from: Moment, length_ns: Nanos) -> Stretch {
-        Stretch { seq: self.next_seq, boot: self.config.boot, start, end, from, length_ns }
+    const fn stretch(
+        &self,
+        start: UnixNanos,
+        end: UnixNanos,
+        from: Moment,
+        length_ns: Nanos,
+    ) -> Stretch {
+        Stretch {
+            seq: self.next_seq,
+            boot: self.config.boot,
+            start,
+            end,
+            from,
+            length_ns,
+        }
     }
 
     fn seal(&mut self, stretch: Stretch, body: Body) {
@@ -380,7 +416,11 @@ impl Rollup {
         self.next_seq += 1;
         self.digest = digest;
         self.end = Some(stretch.end);
-        self.ready.push(Entry { stretch, body, digest });
+        self.ready.push(Entry {
+            stretch,
+            body,
+            digest,
+        });
     }
 
     fn close(&mut self) {
@@ -390,13 +430,19 @@ impl Rollup {
         let length_ns = open.to.since(open.from);
         let stretch = self.stretch(open.start, open.end, open.from, length_ns);
         let body = if open.overflow {
-            Body::Gap { cause: GapCause::Overflow }
+            Body::Gap {
+                cause: GapCause::Overflow,
+            }
         } else {
             let records = open.tenants.into_iter();
-            let mut tenants: Vec<TenantRecord> =
-                records.map(|(tenant, sums)| self.record(&stretch, tenant, sums)).collect();
+            let mut tenants: Vec<TenantRecord> = records
+                .map(|(tenant, sums)| self.record(&stretch, tenant, sums))
+                .collect();
             tenants.sort_unstable_by_key(|record| record.tenant.id);
-            Body::Window { tenants, engines: open.engines }
+            Body::Window {
+                tenants,
+                engines: open.engines,
+            }
         };
         self.seal(stretch, body);
         self.seats.retain(|_, seat| {
@@ -465,7 +511,10 @@ impl Rollup {
 /// For how long a tenant did not wait in a period: the longest that it kept one of the compute engines, stalls included.
 fn ran_ns(usage: &Usage, tenant: TenantId, engines: &[(EngineId, bool)]) -> Nanos {
     let part = |engine: &crate::usage::EngineUsage| {
-        let index = engine.tenants.binary_search_by_key(&tenant, |t| t.tenant).ok()?;
+        let index = engine
+            .tenants
+            .binary_search_by_key(&tenant, |t| t.tenant)
+            .ok()?;
         Some(engine.tenants[index].used_ns + engine.tenants[index].fault_ns)
     };
     usage

@@ -45,10 +45,17 @@ fn label(period: u64) -> UnixNanos {
     UnixNanos(BEGIN + (period + 1) * EVENTS.period_ns.0)
 }
 
-fn run(rollup: &mut Rollup, metered: &mut Metered, periods: std::ops::Range<u64>, out: &mut Vec<Entry>) {
+fn run(
+    rollup: &mut Rollup,
+    metered: &mut Metered,
+    periods: std::ops::Range<u64>,
+    out: &mut Vec<Entry>,
+) {
     let standings = [1, 2, 3, 4].map(standing);
     for period in periods {
-        rollup.period(&[&metered.usage(period)], label(period), &standings).unwrap();
+        rollup
+            .period(&[&metered.usage(period)], label(period), &standings)
+            .unwrap();
         rollup.take(out);
     }
 }
@@ -87,7 +94,10 @@ fn windows_hold_what_the_engines_did_and_close_on_the_calendar() {
     assert_eq!(report.window_ns, 550 * u128::from(EVENTS.period_ns.0));
     for tenant in 1..=4 {
         let id = tenant_id("node-17", config(1).boot, TenantId(tenant));
-        let own = entries.iter().flat_map(tenants).filter(|record| record.tenant.id == id);
+        let own = entries
+            .iter()
+            .flat_map(tenants)
+            .filter(|record| record.tenant.id == id);
         let total: Nanos = own.map(|record| record.engine_ns).sum();
         let truth = |period| EVENTS.ran_ns(period, ENGINES[0].0, TenantId(tenant));
         assert_eq!(total, (0..550).map(truth).sum());
@@ -100,13 +110,27 @@ fn a_restart_is_a_gap_of_the_same_sequence() {
     let mut first = Rollup::new(config(1), None).unwrap();
     run(&mut first, &mut EVENTS.metered(), 0..250, &mut entries);
     let last = entries.last().unwrap();
-    let tail = Tail { seq: last.stretch.seq, end: last.stretch.end, digest: last.digest };
+    let tail = Tail {
+        seq: last.stretch.seq,
+        end: last.stretch.end,
+        digest: last.digest,
+    };
     let mut second = Rollup::new(config(2), Some(tail)).unwrap();
     run(&mut second, &mut EVENTS.metered(), 700..950, &mut entries);
     second.finish(&mut entries);
     let report = sound(&entries);
     assert_eq!(report.gaps, 1);
-    let gap = entries.iter().find(|e| matches!(e.body, Body::Gap { cause: GapCause::Down })).unwrap();
+    let gap = entries
+        .iter()
+        .find(|e| {
+            matches!(
+                e.body,
+                Body::Gap {
+                    cause: GapCause::Down
+                }
+            )
+        })
+        .unwrap();
     assert_eq!(gap.stretch.boot, config(2).boot);
     assert_eq!((gap.stretch.start, gap.stretch.end), (tail.end, label(699)));
 }
@@ -118,7 +142,9 @@ fn a_clock_set_back_labels_no_window_twice() {
     run(&mut rollup, &mut metered, 0..250, &mut entries);
     for period in 250..700 {
         let behind = UnixNanos(label(period).0 - 3 * SECOND_NS);
-        rollup.period(&[&metered.usage(period)], behind, &[standing(1)]).unwrap();
+        rollup
+            .period(&[&metered.usage(period)], behind, &[standing(1)])
+            .unwrap();
         rollup.take(&mut entries);
     }
     rollup.finish(&mut entries);
@@ -136,8 +162,13 @@ fn what_was_missed_is_said() {
     rollup.finish(&mut entries);
     let report = sound(&entries);
     assert_eq!((report.gaps, report.gap_ns), (1, 2 * u128::from(SECOND_NS)));
-    let Body::Window { engines, .. } = &entries[0].body else { panic!("a window comes first") };
-    assert_eq!(engines[0].gap_ns, EVENTS.period_ns, "short, so within the window");
+    let Body::Window { engines, .. } = &entries[0].body else {
+        panic!("a window comes first")
+    };
+    assert_eq!(
+        engines[0].gap_ns, EVENTS.period_ns,
+        "short, so within the window"
+    );
 }
 
 #[test]
@@ -156,7 +187,9 @@ fn a_usage_that_does_not_balance_is_a_gap() {
     ));
     rollup.finish(&mut entries);
     sound(&entries);
-    let Body::Window { engines, .. } = &entries[0].body else { panic!("a window") };
+    let Body::Window { engines, .. } = &entries[0].body else {
+        panic!("a window")
+    };
     assert_eq!(engines[0].gap_ns, EVENTS.period_ns);
 }
 
@@ -164,7 +197,10 @@ fn a_usage_that_does_not_balance_is_a_gap() {
 fn held_waiting_memory_and_copies_are_integrated() {
     let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
     let mut metered = EVENTS.metered();
-    let cap = CapInForce { quota_ns: Nanos(25), period_ns: Nanos(100) };
+    let cap = CapInForce {
+        quota_ns: Nanos(25),
+        period_ns: Nanos(100),
+    };
     for period in 0..10 {
         let own = Standing {
             weight: 300,
@@ -175,11 +211,16 @@ fn held_waiting_memory_and_copies_are_integrated() {
             copied_total_bytes: Some(5 * (period + 1)),
             ..standing(4)
         };
-        rollup.period(&[&metered.usage(period)], label(period), &[own]).unwrap();
+        rollup
+            .period(&[&metered.usage(period)], label(period), &[own])
+            .unwrap();
     }
     rollup.finish(&mut entries);
     let id = tenant_id("node-17", config(1).boot, TenantId(4));
-    let record = tenants(&entries[0]).iter().find(|record| record.tenant.id == id).unwrap();
+    let record = tenants(&entries[0])
+        .iter()
+        .find(|record| record.tenant.id == id)
+        .unwrap();
     let length = 10 * EVENTS.period_ns.0;
     assert_eq!(record.held_ns, Nanos(70));
     assert_eq!(record.waiting_ns, Nanos(length), "it never ran");
@@ -197,16 +238,24 @@ fn polled_periods_are_marked_and_their_estimates_kept_apart() {
     polled.signals = Signals::Polled;
     let before = Window::starting(Moment(0), EVENTS.period_ns);
     let extrapolated = polled.extrapolate(before, |_| true);
-    rollup.period(&[&extrapolated, &polled], label(1), &[standing(1)]).unwrap();
+    rollup
+        .period(&[&extrapolated, &polled], label(1), &[standing(1)])
+        .unwrap();
     rollup.finish(&mut entries);
     sound(&entries);
     let all = tenants(&entries[0]);
-    assert!(all.iter().all(|record| record.signals.to_string() == "polled+extrapolated"));
+    assert!(
+        all.iter()
+            .all(|record| record.signals.to_string() == "polled+extrapolated")
+    );
     let estimated: Nanos = all.iter().map(|record| record.estimated_ns).sum();
     let expected: Nanos = (1..=3)
         .filter_map(|t| {
             let engine = &extrapolated.engines[0];
-            engine.tenants.iter().find(|part| part.tenant == TenantId(t))
+            engine
+                .tenants
+                .iter()
+                .find(|part| part.tenant == TenantId(t))
         })
         .map(|part| part.metric_ns(Metric::Total))
         .sum();
@@ -218,12 +267,21 @@ fn tenants_without_end_give_a_window_up_and_memory_is_bounded() {
     let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
     let mut metered = EVENTS.metered();
     for period in 0..40 {
-        let crowd: Vec<_> = (0..1000).map(|n| standing(10 + 1000 * u32::try_from(period).unwrap() + n)).collect();
-        rollup.period(&[&metered.usage(period)], label(period), &crowd).unwrap();
+        let crowd: Vec<_> = (0..1000)
+            .map(|n| standing(10 + 1000 * u32::try_from(period).unwrap() + n))
+            .collect();
+        rollup
+            .period(&[&metered.usage(period)], label(period), &crowd)
+            .unwrap();
         assert!(rollup.seats.len() <= TENANTS_MAX + 1000);
     }
     rollup.finish(&mut entries);
-    assert!(matches!(entries[0].body, Body::Gap { cause: GapCause::Overflow }));
+    assert!(matches!(
+        entries[0].body,
+        Body::Gap {
+            cause: GapCause::Overflow
+        }
+    ));
     sound(&entries);
 }
 
@@ -241,30 +299,57 @@ fn an_audit_finds_each_kind_of_change() {
         audit.finish().findings
     };
     let lost = findings(&|entries| drop(entries.remove(1)));
-    assert!(lost.contains(&Finding::Sequence { expected: 1, found: 2 }), "{lost:?}");
+    assert!(
+        lost.contains(&Finding::Sequence {
+            expected: 1,
+            found: 2
+        }),
+        "{lost:?}"
+    );
     let cooked = findings(&|entries| {
         if let Body::Window { tenants, .. } = &mut entries[1].body {
             tenants[0].engine_ns += Nanos(1);
         }
     });
     assert!(cooked.contains(&Finding::Digest { seq: 1 }));
-    assert!(cooked.iter().any(|f| matches!(f, Finding::Sum { seq: 1, .. })), "{cooked:?}");
+    assert!(
+        cooked
+            .iter()
+            .any(|f| matches!(f, Finding::Sum { seq: 1, .. })),
+        "{cooked:?}"
+    );
     let renamed = findings(&|entries| {
         if let Body::Window { tenants, .. } = &mut entries[0].body {
             tenants[0].id = Uuid::nil();
         }
     });
-    assert!(renamed.iter().any(|f| matches!(f, Finding::Id { seq: 0, .. })));
+    assert!(
+        renamed
+            .iter()
+            .any(|f| matches!(f, Finding::Id { seq: 0, .. }))
+    );
     let unbalanced = findings(&|entries| {
         if let Body::Window { engines, .. } = &mut entries[0].body {
             engines[1].idle_ns += Nanos(1);
         }
     });
-    assert!(unbalanced.iter().any(|f| matches!(f, Finding::Conservation { seq: 0, .. })));
+    assert!(
+        unbalanced
+            .iter()
+            .any(|f| matches!(f, Finding::Conservation { seq: 0, .. }))
+    );
     let moved = findings(&|entries| entries[2].stretch.start.0 += 1);
-    assert!(moved.iter().any(|f| matches!(f, Finding::Calendar { seq: 2, .. })));
+    assert!(
+        moved
+            .iter()
+            .any(|f| matches!(f, Finding::Calendar { seq: 2, .. }))
+    );
     let shifted = findings(&|entries| entries[2].stretch.from.0 += 1);
-    assert!(shifted.iter().any(|f| matches!(f, Finding::Clock { seq: 2, .. })));
+    assert!(
+        shifted
+            .iter()
+            .any(|f| matches!(f, Finding::Clock { seq: 2, .. }))
+    );
 }
 
 #[test]
@@ -274,8 +359,14 @@ fn names_that_ids_cannot_carry_are_refused() {
         bad.gpu.node = node.into();
         assert!(matches!(Rollup::new(bad, None), Err(RollupError::Name(_))));
     }
-    let none = RollupConfig { window_ns: Nanos::ZERO, ..config(1) };
-    assert_eq!(Rollup::new(none, None).unwrap_err(), RollupError::WindowLength);
+    let none = RollupConfig {
+        window_ns: Nanos::ZERO,
+        ..config(1)
+    };
+    assert_eq!(
+        Rollup::new(none, None).unwrap_err(),
+        RollupError::WindowLength
+    );
 }
 
 proptest! {

@@ -68,14 +68,20 @@ impl Synthetic {
                 let length = 1 + mix(&mut random) % self.period_ns.0.div_ceil(2).max(1);
                 let length_ns = Nanos(length.min(most));
                 // CAST: below the number of tenants, a u32
-                let tenant = TenantId(1 + (mix(&mut random) % u64::from(self.tenants.max(1))) as u32);
+                let tenant =
+                    TenantId(1 + (mix(&mut random) % u64::from(self.tenants.max(1))) as u32);
                 let state = match mix(&mut random) % 16 {
                     0 => EngineState::Switching,
                     1..=3 => EngineState::Idle,
                     4 => EngineState::Fault(tenant),
                     _ => EngineState::Running(tenant),
                 };
-                parts.push(Part { engine, at, length_ns, state });
+                parts.push(Part {
+                    engine,
+                    at,
+                    length_ns,
+                    state,
+                });
                 at = at + length_ns;
             }
         }
@@ -84,14 +90,23 @@ impl Synthetic {
 
     /// A tenant's engine time in a period, added up from its parts alone.
     pub fn ran_ns(&self, period: u64, engine: EngineId, tenant: TenantId) -> Nanos {
-        let own = |part: &&Part| part.engine == engine && part.state == EngineState::Running(tenant);
-        self.parts(period).iter().filter(own).map(|part| part.length_ns).sum()
+        let own =
+            |part: &&Part| part.engine == engine && part.state == EngineState::Running(tenant);
+        self.parts(period)
+            .iter()
+            .filter(own)
+            .map(|part| part.length_ns)
+            .sum()
     }
 
     /// A source of usages: these events, read by the meter that reads a GPU's.
     pub fn metered(self) -> Metered {
         let meter = EventMeter::new(ENGINES.map(|engine| engine.0));
-        Metered { events: self, meter, seq: [0; 2] }
+        Metered {
+            events: self,
+            meter,
+            seq: [0; 2],
+        }
     }
 }
 
@@ -109,7 +124,12 @@ impl Metered {
         for part in self.events.parts(period) {
             let seq = &mut self.seq[usize::from(part.engine.0)];
             let (at, engine, state) = (part.at, part.engine, part.state);
-            self.meter.observe(Observation::Switch(SwitchEvent { at, engine, seq: *seq, state }));
+            self.meter.observe(Observation::Switch(SwitchEvent {
+                at,
+                engine,
+                seq: *seq,
+                state,
+            }));
             *seq += 1;
         }
         self.meter.close(self.events.window(period))
@@ -122,7 +142,11 @@ mod tests {
 
     #[test]
     fn a_period_is_the_same_alone_and_in_a_row_and_the_meter_sees_it() {
-        let events = Synthetic { seed: 7, tenants: 3, period_ns: Nanos::from_ms(10) };
+        let events = Synthetic {
+            seed: 7,
+            tenants: 3,
+            period_ns: Nanos::from_ms(10),
+        };
         let mut metered = events.metered();
         let usages: Vec<Usage> = (0..50).map(|period| metered.usage(period)).collect();
         let alone = events.metered().usage(31);

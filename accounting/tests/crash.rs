@@ -46,7 +46,9 @@ fn child() {
     let mut out = std::io::stdout().lock();
     writeln!(out, "begun").unwrap();
     loop {
-        rollup.period(&[&metered.usage(period)], label(period), &standings(period)).unwrap();
+        rollup
+            .period(&[&metered.usage(period)], label(period), &standings(period))
+            .unwrap();
         rollup.take(&mut closed);
         for entry in closed.drain(..) {
             assert_eq!(store.put(&gpu(), &entry).unwrap(), Put::Written);
@@ -87,7 +89,11 @@ fn killed_after(ledger: &Path, boot: u64, delay: Duration) -> Vec<(u64, String)>
     std::thread::sleep(delay);
     child.kill().unwrap();
     let status = child.wait().unwrap();
-    assert_eq!(status.signal(), Some(9), "it failed before it was killed: {status}");
+    assert_eq!(
+        status.signal(),
+        Some(9),
+        "it failed before it was killed: {status}"
+    );
     reader.join().unwrap()
 }
 
@@ -116,11 +122,17 @@ fn a_ledger_survives_kill_9_at_any_moment() {
     let (mut acknowledged, mut before, mut fell_mid_write) = (Vec::new(), 0, 0);
     for boot in 1..=crashes {
         // An LCG is enough for moments. SOURCE: Knuth, MMIX.
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         let delay = Duration::from_micros((random >> 33) % 60_000);
         let said = killed_after(&path, boot, delay);
         let mut store = SqliteStore::read(&path).unwrap();
-        let entries = store.gpus().unwrap().first().map_or(0, |kept| kept.tail.seq + 1);
+        let entries = store
+            .gpus()
+            .unwrap()
+            .first()
+            .map_or(0, |kept| kept.tail.seq + 1);
         let closed = said.len() as u64;
         let written = entries - before;
         assert!(
@@ -139,7 +151,10 @@ fn a_ledger_survives_kill_9_at_any_moment() {
     store
         .query(&Selection::default(), &mut |_, entry| {
             audit.entry(&entry);
-            assert!(seen.insert(entry.stretch.seq, entry.digest).is_none(), "counted twice");
+            assert!(
+                seen.insert(entry.stretch.seq, entry.digest).is_none(),
+                "counted twice"
+            );
             match &entry.body {
                 Body::Gap { .. } => downs += 1,
                 Body::Window { tenants, .. } => {
@@ -157,9 +172,16 @@ fn a_ledger_survives_kill_9_at_any_moment() {
     assert_eq!(report.broken, 0, "{:?}", report.findings);
     for (seq, digest) in &acknowledged {
         let found = seen.get(seq).map(Digest::to_string);
-        assert_eq!(found.as_deref(), Some(digest.as_str()), "window {seq} was closed and is lost");
+        assert_eq!(
+            found.as_deref(),
+            Some(digest.as_str()),
+            "window {seq} was closed and is lost"
+        );
     }
-    assert_eq!(booked, expected, "the ledger is not the sum of the engines' events");
+    assert_eq!(
+        booked, expected,
+        "the ledger is not the sum of the engines' events"
+    );
     println!(
         "{crashes} kills: {} windows, {} records, {downs} gaps; {} closings acknowledged, all there; {fell_mid_write} kills fell \
          between writing and word; engine time {} ns as the events have it",
@@ -168,5 +190,8 @@ fn a_ledger_survives_kill_9_at_any_moment() {
         acknowledged.len(),
         report.engine_ns
     );
-    assert!(report.windows >= crashes / 4, "too few windows to show anything");
+    assert!(
+        report.windows >= crashes / 4,
+        "too few windows to show anything"
+    );
 }

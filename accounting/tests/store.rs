@@ -27,7 +27,11 @@ fn write(store: &mut dyn Store, entries: &[Entry]) {
 
 fn what_was_put_is_found(store: &mut dyn Store) {
     let written = entries(1, 600);
-    assert!(written.iter().any(|entry| matches!(entry.body, Body::Gap { .. })));
+    assert!(
+        written
+            .iter()
+            .any(|entry| matches!(entry.body, Body::Gap { .. }))
+    );
     write(store, &written);
     assert_eq!(all(store), written);
     let kept = store.gpus().unwrap();
@@ -35,7 +39,10 @@ fn what_was_put_is_found(store: &mut dyn Store) {
     assert_eq!(kept[0].gpu, gpu());
     assert_eq!(kept[0].tail, store.tail(&gpu()).unwrap().unwrap());
     let last = written.last().unwrap();
-    assert_eq!((kept[0].tail.seq, kept[0].tail.digest), (last.stretch.seq, last.digest));
+    assert_eq!(
+        (kept[0].tail.seq, kept[0].tail.digest),
+        (last.stretch.seq, last.digest)
+    );
 }
 
 fn an_entry_counts_once(store: &mut dyn Store) {
@@ -48,7 +55,10 @@ fn an_entry_counts_once(store: &mut dyn Store) {
             entry.digest.0[0] ^= 1;
             entry
         });
-        assert!(matches!(refused, Err(StoreError::Sequence { expected: 2, .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(StoreError::Sequence { expected: 2, .. })),
+            "{refused:?}"
+        );
     }
     assert_eq!(all(store), written[..2]);
     write(store, &written[2..]);
@@ -61,7 +71,10 @@ fn a_window_is_there_as_a_whole_or_not_at_all(store: &mut dyn Store) {
         panic!("a window comes first")
     };
     assert!(matches!(store.append(tenants), Err(StoreError::Order)));
-    assert!(matches!(store.close_window(engines, &written[0].digest), Err(StoreError::Order)));
+    assert!(matches!(
+        store.close_window(engines, &written[0].digest),
+        Err(StoreError::Order)
+    ));
     store.open_window(&gpu(), &written[0].stretch).unwrap();
     store.append(&tenants[..2]).unwrap();
     store.abandon();
@@ -72,7 +85,10 @@ fn a_window_is_there_as_a_whole_or_not_at_all(store: &mut dyn Store) {
     assert!(store.append(&tenants[..1]).is_err());
     assert!(store.tail(&gpu()).unwrap().is_none());
     store.open_window(&gpu(), &written[0].stretch).unwrap();
-    assert!(matches!(store.open_window(&gpu(), &written[0].stretch), Err(StoreError::Order)));
+    assert!(matches!(
+        store.open_window(&gpu(), &written[0].stretch),
+        Err(StoreError::Order)
+    ));
     write(store, &written);
     assert_eq!(all(store), written);
 }
@@ -91,13 +107,24 @@ fn a_selection_goes_by_where_entries_begin(store: &mut dyn Store) {
         Ok(true)
     };
     store.query(&selection, &mut take).unwrap();
-    let nobody = Selection { gpu: Some("GPU-9".into()), ..selection };
+    let nobody = Selection {
+        gpu: Some("GPU-9".into()),
+        ..selection
+    };
     store.query(&nobody, &mut take).unwrap();
-    store.query(&Selection::default(), &mut |_, _| Ok(false)).unwrap();
+    store
+        .query(&Selection::default(), &mut |_, _| Ok(false))
+        .unwrap();
     assert_eq!(found, [1, 2]);
-    let refused = store.query(&Selection::default(), &mut |_, _| Err(StoreError::Refused("no".into())));
+    let refused = store.query(&Selection::default(), &mut |_, _| {
+        Err(StoreError::Refused("no".into()))
+    });
     assert!(matches!(refused, Err(StoreError::Refused(_))));
-    assert_eq!(all(store), written, "a query that ended early leaves nothing behind");
+    assert_eq!(
+        all(store),
+        written,
+        "a query that ended early leaves nothing behind"
+    );
 }
 
 fn what_is_discarded_leaves_a_ledger_that_is_sound(store: &mut dyn Store) {
@@ -115,8 +142,15 @@ fn what_is_discarded_leaves_a_ledger_that_is_sound(store: &mut dyn Store) {
     left.iter().for_each(|entry| audit.entry(entry));
     assert_eq!(audit.finish().broken, 0);
     let entries = store.retain(UnixNanos(i64::MAX as u64)).unwrap().entries;
-    assert_eq!(entries as usize, left.len() - 1, "the last one stays, for its number");
-    assert_eq!(store.gpus().unwrap()[0].tail.seq, written.last().unwrap().stretch.seq);
+    assert_eq!(
+        entries as usize,
+        left.len() - 1,
+        "the last one stays, for its number"
+    );
+    assert_eq!(
+        store.gpus().unwrap()[0].tail.seq,
+        written.last().unwrap().stretch.seq
+    );
 }
 
 /// Asks all of it, each of a store that `make` has just emptied.
@@ -165,26 +199,45 @@ fn two_writers_do_not_both_write_an_entry() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
     let written = entries(1, 600);
-    let (mut one, mut other) = (SqliteStore::create(&path).unwrap(), SqliteStore::create(&path).unwrap());
+    let (mut one, mut other) = (
+        SqliteStore::create(&path).unwrap(),
+        SqliteStore::create(&path).unwrap(),
+    );
     write(&mut one, &written[..1]);
     let refused = other.put(&gpu(), &{
         let mut entry = written[0].clone();
         entry.digest.0[0] ^= 1;
         entry
     });
-    assert!(matches!(refused, Err(StoreError::Sequence { expected: 1, found: 0 })));
+    assert!(matches!(
+        refused,
+        Err(StoreError::Sequence {
+            expected: 1,
+            found: 0
+        })
+    ));
 }
 
 #[test]
 fn what_is_no_ledger_is_said_to_be_none() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
-    assert!(matches!(SqliteStore::read(&path), Err(StoreError::NotFound { .. })));
-    std::fs::write(&path, b"This is a text, and a long one, so that it might be taken for a header.").unwrap();
+    assert!(matches!(
+        SqliteStore::read(&path),
+        Err(StoreError::NotFound { .. })
+    ));
+    std::fs::write(
+        &path,
+        b"This is a text, and a long one, so that it might be taken for a header.",
+    )
+    .unwrap();
     assert!(SqliteStore::read(&path).is_err());
     assert!(SqliteStore::create(&path).is_err());
     std::fs::write(&path, b"").unwrap();
-    assert!(matches!(SqliteStore::read(&path), Err(StoreError::Version { found: 0, .. })));
+    assert!(matches!(
+        SqliteStore::read(&path),
+        Err(StoreError::Version { found: 0, .. })
+    ));
 }
 
 #[cfg(feature = "postgres")]
@@ -209,8 +262,10 @@ mod postgres {
             Box::new(PostgresStore::connect(&database).unwrap())
         });
         let database = server.database("shared");
-        let (mut one, mut other) =
-            (PostgresStore::connect(&database).unwrap(), PostgresStore::connect(&database).unwrap());
+        let (mut one, mut other) = (
+            PostgresStore::connect(&database).unwrap(),
+            PostgresStore::connect(&database).unwrap(),
+        );
         let written = entries(1, 600);
         write(&mut one, &written);
         assert_eq!(all(&mut other), written);
@@ -219,7 +274,10 @@ mod postgres {
             entry.digest.0[0] ^= 1;
             entry
         });
-        assert!(matches!(refused, Err(StoreError::Sequence { .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(StoreError::Sequence { .. })),
+            "{refused:?}"
+        );
         let mut again = SqliteStore::in_memory().unwrap();
         write(&mut again, &written);
         assert_eq!(all(&mut again), all(&mut one), "both stores hold the same");

@@ -33,7 +33,9 @@ pub enum StoreError {
         found: u64,
     },
     /// No window is open, or one is already.
-    #[error("A window has to be opened before records are appended, and closed before the next one")]
+    #[error(
+        "A window has to be opened before records are appended, and closed before the next one"
+    )]
     Order,
     /// A number that the store cannot hold.
     #[error("{what} is {value}, more than a ledger holds")]

@@ -21,7 +21,8 @@ pub use sqlite::SqliteStore;
 
 use crate::audit::Anchor;
 use crate::record::{
-    Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord, UnixNanos,
+    Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord,
+    UnixNanos,
 };
 use std::fmt;
 
@@ -103,7 +104,8 @@ pub trait Store: Send + fmt::Debug {
     /// # Errors
     /// If the store fails, or no window is open. The window is given up, or (if the disk said nothing) there: ask for the
     /// tail.
-    fn close_window(&mut self, engines: &[EngineRecord], digest: &Digest) -> Result<(), StoreError>;
+    fn close_window(&mut self, engines: &[EngineRecord], digest: &Digest)
+    -> Result<(), StoreError>;
 
     /// Gives the open window up, as if it had not been opened.
     fn abandon(&mut self);

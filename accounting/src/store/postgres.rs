@@ -38,7 +38,9 @@ pub struct PostgresStore {
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The database's address may hold a password.
-        f.debug_struct("PostgresStore").field("open", &self.open).finish_non_exhaustive()
+        f.debug_struct("PostgresStore")
+            .field("open", &self.open)
+            .finish_non_exhaustive()
     }
 }
 
@@ -50,7 +52,11 @@ impl PostgresStore {
     /// If it cannot be reached, has tables of another version, or does not write through to its disk.
     pub fn connect(database: &str) -> Result<Self, StoreError> {
         let client = Self::connected(database)?;
-        let mut store = Self { database: database.to_owned(), client, open: None };
+        let mut store = Self {
+            database: database.to_owned(),
+            client,
+            open: None,
+        };
         store.make_tables()?;
         Ok(store)
     }
@@ -70,14 +76,21 @@ impl PostgresStore {
         let mut tx = self.client.transaction()?;
         // Two hosts may come at once. The number is this program's own.
         tx.execute("SELECT pg_advisory_xact_lock(1414744903)", &[])?;
-        let there: bool = tx.query_one("SELECT to_regclass('ledger_version') IS NOT NULL", &[])?.get(0);
+        let there: bool = tx
+            .query_one("SELECT to_regclass('ledger_version') IS NOT NULL", &[])?
+            .get(0);
         if !there {
             tx.batch_execute(SCHEMA)?;
         }
-        let found: i64 = tx.query_one("SELECT max(version) FROM ledger_version", &[])?.try_get(0)?;
+        let found: i64 = tx
+            .query_one("SELECT max(version) FROM ledger_version", &[])?
+            .try_get(0)?;
         tx.commit()?;
         if found != VERSION {
-            return Err(StoreError::Version { expected: VERSION, found });
+            return Err(StoreError::Version {
+                expected: VERSION,
+                found,
+            });
         }
         Ok(())
     }
@@ -133,7 +146,13 @@ impl PostgresStore {
         .transpose()
     }
 
-    fn write_entry(&mut self, key: i64, stretch: &Stretch, cause: Option<GapCause>, digest: &Digest) -> Result<(), StoreError> {
+    fn write_entry(
+        &mut self,
+        key: i64,
+        stretch: &Stretch,
+        cause: Option<GapCause>,
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
         self.client.execute(
             "INSERT INTO entry(gpu_key, seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest)
              VALUES($1, $2, $3, $4, $5, $6, $7, $8, $9)",
@@ -154,9 +173,18 @@ impl PostgresStore {
 
     /// Rows of tenants, in the order of the records; made where there are none.
     fn tenants(&mut self, records: &[TenantRecord]) -> Result<Vec<i64>, StoreError> {
-        let ids: Vec<&[u8]> = records.iter().map(|record| &record.tenant.id.as_bytes()[..]).collect();
-        let names: Vec<&str> = records.iter().map(|record| record.tenant.name.as_str()).collect();
-        let kinds: Vec<&str> = records.iter().map(|record| record.tenant.kind.as_str()).collect();
+        let ids: Vec<&[u8]> = records
+            .iter()
+            .map(|record| &record.tenant.id.as_bytes()[..])
+            .collect();
+        let names: Vec<&str> = records
+            .iter()
+            .map(|record| record.tenant.name.as_str())
+            .collect();
+        let kinds: Vec<&str> = records
+            .iter()
+            .map(|record| record.tenant.kind.as_str())
+            .collect();
         self.client.execute(
             "INSERT INTO tenant(id, name, kind) SELECT * FROM unnest($1::bytea[], $2::text[], $3::text[])
              ON CONFLICT(id) DO NOTHING",
@@ -189,13 +217,26 @@ impl PostgresStore {
                 stored_ns("estimated time", record.estimated_ns)?,
                 stored_ns("fault time", record.fault_ns)?,
                 stored_ns("copy time", record.copy_ns)?,
-                optional(record.copy_bytes.map(|bytes| stored("copy bytes", bytes)).transpose()?),
+                optional(
+                    record
+                        .copy_bytes
+                        .map(|bytes| stored("copy bytes", bytes))
+                        .transpose()?
+                ),
                 stored_ns("held time", record.held_ns)?,
                 stored_ns("waiting time", record.waiting_ns)?,
-                record.memory_byte_ns.map_or_else(null, |wide| wide.to_string()),
+                record
+                    .memory_byte_ns
+                    .map_or_else(null, |wide| wide.to_string()),
                 record.weight,
-                optional(cap.map(|cap| stored_ns("quota", cap.quota_ns)).transpose()?),
-                optional(cap.map(|cap| stored_ns("period", cap.period_ns)).transpose()?),
+                optional(
+                    cap.map(|cap| stored_ns("quota", cap.quota_ns))
+                        .transpose()?
+                ),
+                optional(
+                    cap.map(|cap| stored_ns("period", cap.period_ns))
+                        .transpose()?
+                ),
                 record.signals.bits(),
                 stored_ns("error bound", record.error_bound_ns)?,
                 stored("turns", record.turns)?,
@@ -210,7 +251,11 @@ impl PostgresStore {
         Ok(())
     }
 
-    fn close_records(&mut self, engines: &[EngineRecord], digest: &Digest) -> Result<(), StoreError> {
+    fn close_records(
+        &mut self,
+        engines: &[EngineRecord],
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
         let (gpu, seq) = self.open.ok_or(StoreError::Order)?;
         for record in engines {
             self.client.execute(
@@ -259,20 +304,49 @@ impl PostgresStore {
         let mut kept = Vec::new();
         for row in rows {
             let key: i64 = row.try_get(0)?;
-            let tail = self.last(key)?.ok_or_else(|| damaged("GPU without entries", key))?;
-            let gpu = GpuIdentity { node: row.try_get(1)?, gpu: row.try_get(2)?, model: row.try_get(3)? };
-            let anchor = Anchor { seq: read("anchor_seq", row.try_get(4)?)?, digest: read_digest(row.try_get(5)?)? };
+            let tail = self
+                .last(key)?
+                .ok_or_else(|| damaged("GPU without entries", key))?;
+            let gpu = GpuIdentity {
+                node: row.try_get(1)?,
+                gpu: row.try_get(2)?,
+                model: row.try_get(3)?,
+            };
+            let anchor = Anchor {
+                seq: read("anchor_seq", row.try_get(4)?)?,
+                digest: read_digest(row.try_get(5)?)?,
+            };
             let from = UnixNanos(read("kept_from_ns", row.try_get(6)?)?);
-            kept.push((key, Kept { gpu, tail, anchor, from }));
+            kept.push((
+                key,
+                Kept {
+                    gpu,
+                    tail,
+                    anchor,
+                    from,
+                },
+            ));
         }
         Ok(kept)
     }
 
-    fn visit_all(&mut self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError> {
-        let bound = |at: Option<UnixNanos>, none: i64| at.map_or(none, |at| i64::try_from(at.0).unwrap_or(i64::MAX));
-        let (from, to) = (bound(selection.from, i64::MIN), bound(selection.to, i64::MAX));
+    fn visit_all(
+        &mut self,
+        selection: &Selection,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), StoreError> {
+        let bound = |at: Option<UnixNanos>, none: i64| {
+            at.map_or(none, |at| i64::try_from(at.0).unwrap_or(i64::MAX))
+        };
+        let (from, to) = (
+            bound(selection.from, i64::MIN),
+            bound(selection.to, i64::MAX),
+        );
         let chosen = self.kept()?;
-        for (key, kept) in chosen.into_iter().filter(|(_, kept)| selection.has(&kept.gpu)) {
+        for (key, kept) in chosen
+            .into_iter()
+            .filter(|(_, kept)| selection.has(&kept.gpu))
+        {
             let mut after: i64 = -1;
             loop {
                 let rows = self.client.query(
@@ -304,13 +378,22 @@ impl PostgresStore {
             length_ns: read_ns("length_ns", row.try_get(5)?)?,
         };
         let body = match gap {
-            Some(cause) => Body::Gap { cause: read_cause(cause)? },
+            Some(cause) => Body::Gap {
+                cause: read_cause(cause)?,
+            },
             None => {
                 let seq = stored("seq", stretch.seq)?;
-                Body::Window { tenants: self.records(key, seq)?, engines: self.engines(key, seq)? }
+                Body::Window {
+                    tenants: self.records(key, seq)?,
+                    engines: self.engines(key, seq)?,
+                }
             }
         };
-        Ok(Entry { stretch, body, digest: read_digest(row.try_get(7)?)? })
+        Ok(Entry {
+            stretch,
+            body,
+            digest: read_digest(row.try_get(7)?)?,
+        })
     }
 
     fn records(&mut self, key: i64, seq: i64) -> Result<Vec<TenantRecord>, StoreError> {
@@ -380,11 +463,18 @@ impl PostgresStore {
         let Some(row) = last else {
             return Ok(0);
         };
-        let (seq, end, digest): (i64, i64, Vec<u8>) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        let (seq, end, digest): (i64, i64, Vec<u8>) =
+            (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
         for table in ["usage", "engine"] {
-            tx.execute(&format!("DELETE FROM {table} WHERE gpu_key = $1 AND seq <= $2"), &[&key, &seq])?;
+            tx.execute(
+                &format!("DELETE FROM {table} WHERE gpu_key = $1 AND seq <= $2"),
+                &[&key, &seq],
+            )?;
         }
-        let count = tx.execute("DELETE FROM entry WHERE gpu_key = $1 AND seq <= $2", &[&key, &seq])?;
+        let count = tx.execute(
+            "DELETE FROM entry WHERE gpu_key = $1 AND seq <= $2",
+            &[&key, &seq],
+        )?;
         tx.execute(
             "UPDATE gpu SET anchor_seq = $2, anchor_digest = $3, kept_from_ns = $4 WHERE gpu_key = $1",
             &[&key, &seq.saturating_add(1), &digest, &end],
@@ -396,9 +486,10 @@ impl PostgresStore {
 
 impl Store for PostgresStore {
     fn tail(&mut self, gpu: &GpuIdentity) -> Result<Option<Tail>, StoreError> {
-        let row = self
-            .client()?
-            .query_opt("SELECT gpu_key FROM gpu WHERE node = $1 AND gpu = $2", &[&gpu.node, &gpu.gpu])?;
+        let row = self.client()?.query_opt(
+            "SELECT gpu_key FROM gpu WHERE node = $1 AND gpu = $2",
+            &[&gpu.node, &gpu.gpu],
+        )?;
         match row {
             Some(row) => self.last(row.try_get(0)?),
             None => Ok(None),
@@ -422,8 +513,14 @@ impl Store for PostgresStore {
         self.or_abandon(appended)
     }
 
-    fn close_window(&mut self, engines: &[EngineRecord], digest: &Digest) -> Result<(), StoreError> {
-        let closed = self.close_records(engines, digest).and_then(|()| self.commit());
+    fn close_window(
+        &mut self,
+        engines: &[EngineRecord],
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
+        let closed = self
+            .close_records(engines, digest)
+            .and_then(|()| self.commit());
         self.or_abandon(closed)
     }
 
@@ -433,9 +530,17 @@ impl Store for PostgresStore {
         let _ = self.client.batch_execute("ROLLBACK");
     }
 
-    fn append_gap(&mut self, gpu: &GpuIdentity, stretch: &Stretch, cause: GapCause, digest: &Digest) -> Result<(), StoreError> {
+    fn append_gap(
+        &mut self,
+        gpu: &GpuIdentity,
+        stretch: &Stretch,
+        cause: GapCause,
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
         let key = self.begin(gpu, stretch)?;
-        let written = self.write_entry(key, stretch, Some(cause), digest).and_then(|()| self.commit());
+        let written = self
+            .write_entry(key, stretch, Some(cause), digest)
+            .and_then(|()| self.commit());
         self.or_abandon(written)
     }
 
@@ -447,7 +552,8 @@ impl Store for PostgresStore {
         if self.open.is_some() {
             return Err(StoreError::Order);
         }
-        self.client()?.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")?;
+        self.client()?
+            .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")?;
         let visited = self.visit_all(selection, visit);
         self.abandon();
         visited

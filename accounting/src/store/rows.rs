@@ -72,7 +72,10 @@ pub(super) fn read_cap(
 }
 
 /// Byte-nanoseconds do not fit into a database's integers, and are kept as decimal text.
-pub(super) fn read_wide(what: &'static str, text: Option<&str>) -> Result<Option<u128>, StoreError> {
+pub(super) fn read_wide(
+    what: &'static str,
+    text: Option<&str>,
+) -> Result<Option<u128>, StoreError> {
     let wide = |text: &str| text.parse().map_err(|_| damaged(what, text));
     text.map(wide).transpose()
 }

@@ -52,7 +52,12 @@ impl SqliteStore {
     /// If the file cannot be opened, or is something else.
     pub fn create(path: &Path) -> Result<Self, StoreError> {
         // SQLite would make it readable for everyone.
-        let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o640).open(path);
+        let made = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o640)
+            .open(path);
         made.map_err(|error| told(path, error))?;
         let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         let mut store = Self::over(connection)?;
@@ -99,8 +104,11 @@ impl SqliteStore {
 
     fn make_tables(&mut self) -> Result<(), StoreError> {
         self.connection.pragma_update(None, "journal_mode", "WAL")?;
-        let tx = self.connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-        let tables: i64 = tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+        let tx = self
+            .connection
+            .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        let tables: i64 =
+            tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
         if tables == 0 {
             tx.execute_batch(SCHEMA)?;
             tx.pragma_update(None, "application_id", APPLICATION)?;
@@ -111,11 +119,17 @@ impl SqliteStore {
     }
 
     fn check_version(&self) -> Result<(), StoreError> {
-        let pragma = |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let pragma = |name| {
+            self.connection
+                .pragma_query_value(None, name, |row| row.get::<_, i64>(0))
+        };
         let ours = pragma("application_id")? == APPLICATION;
         let found = if ours { pragma("user_version")? } else { 0 };
         if found != VERSION {
-            return Err(StoreError::Version { expected: VERSION, found });
+            return Err(StoreError::Version {
+                expected: VERSION,
+                found,
+            });
         }
         Ok(())
     }
@@ -170,7 +184,13 @@ impl SqliteStore {
         .transpose()
     }
 
-    fn write_entry(&self, key: i64, stretch: &Stretch, cause: Option<GapCause>, digest: &Digest) -> Result<(), StoreError> {
+    fn write_entry(
+        &self,
+        key: i64,
+        stretch: &Stretch,
+        cause: Option<GapCause>,
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
         self.connection
             .prepare_cached(
                 "INSERT INTO entry(gpu_key, seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest)
@@ -211,7 +231,10 @@ impl SqliteStore {
         let (gpu, seq) = self.open.ok_or(StoreError::Order)?;
         for record in records {
             let tenant = self.tenant(&record.tenant)?;
-            let copied = record.copy_bytes.map(|bytes| stored("copy bytes", bytes)).transpose()?;
+            let copied = record
+                .copy_bytes
+                .map(|bytes| stored("copy bytes", bytes))
+                .transpose()?;
             let cap = record.cap;
             self.connection
                 .prepare_cached(
@@ -294,21 +317,46 @@ impl SqliteStore {
         while let Some(row) = rows.next()? {
             let key: i64 = row.get(0)?;
             // A GPU row is written with its first entry, in one transaction.
-            let tail = self.last(key)?.ok_or_else(|| damaged("GPU without entries", key))?;
+            let tail = self
+                .last(key)?
+                .ok_or_else(|| damaged("GPU without entries", key))?;
             let digest: Vec<u8> = row.get(5)?;
-            let gpu = GpuIdentity { node: row.get(1)?, gpu: row.get(2)?, model: row.get(3)? };
-            let anchor = Anchor { seq: read("anchor_seq", row.get(4)?)?, digest: read_digest(&digest)? };
+            let gpu = GpuIdentity {
+                node: row.get(1)?,
+                gpu: row.get(2)?,
+                model: row.get(3)?,
+            };
+            let anchor = Anchor {
+                seq: read("anchor_seq", row.get(4)?)?,
+                digest: read_digest(&digest)?,
+            };
             let from = UnixNanos(read("kept_from_ns", row.get(6)?)?);
-            kept.push((key, Kept { gpu, tail, anchor, from }));
+            kept.push((
+                key,
+                Kept {
+                    gpu,
+                    tail,
+                    anchor,
+                    from,
+                },
+            ));
         }
         Ok(kept)
     }
 
     fn visit_all(&self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError> {
-        let bound = |at: Option<UnixNanos>, none: i64| at.map_or(none, |at| i64::try_from(at.0).unwrap_or(i64::MAX));
-        let (from, to) = (bound(selection.from, i64::MIN), bound(selection.to, i64::MAX));
+        let bound = |at: Option<UnixNanos>, none: i64| {
+            at.map_or(none, |at| i64::try_from(at.0).unwrap_or(i64::MAX))
+        };
+        let (from, to) = (
+            bound(selection.from, i64::MIN),
+            bound(selection.to, i64::MAX),
+        );
         let chosen = self.kept()?;
-        for (key, kept) in chosen.into_iter().filter(|(_, kept)| selection.has(&kept.gpu)) {
+        for (key, kept) in chosen
+            .into_iter()
+            .filter(|(_, kept)| selection.has(&kept.gpu))
+        {
             let mut statement = self.connection.prepare_cached(
                 "SELECT seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest FROM entry
                  WHERE gpu_key = ?1 AND start_ns >= ?2 AND start_ns < ?3 ORDER BY seq",
@@ -336,13 +384,22 @@ impl SqliteStore {
             length_ns: read_ns("length_ns", row.get(5)?)?,
         };
         let body = match gap {
-            Some(cause) => Body::Gap { cause: read_cause(&cause)? },
+            Some(cause) => Body::Gap {
+                cause: read_cause(&cause)?,
+            },
             None => {
                 let seq = stored("seq", stretch.seq)?;
-                Body::Window { tenants: self.records(key, seq)?, engines: self.engines(key, seq)? }
+                Body::Window {
+                    tenants: self.records(key, seq)?,
+                    engines: self.engines(key, seq)?,
+                }
             }
         };
-        Ok(Entry { stretch, body, digest: read_digest(&digest)? })
+        Ok(Entry {
+            stretch,
+            body,
+            digest: read_digest(&digest)?,
+        })
     }
 
     fn records(&self, key: i64, seq: i64) -> Result<Vec<TenantRecord>, StoreError> {
@@ -354,7 +411,8 @@ impl SqliteStore {
         let mut rows = statement.query([key, seq])?;
         let mut records = Vec::new();
         while let Some(row) = rows.next()? {
-            let (id, tenant, kind): (Vec<u8>, Vec<u8>, String) = (row.get(0)?, row.get(1)?, row.get(3)?);
+            let (id, tenant, kind): (Vec<u8>, Vec<u8>, String) =
+                (row.get(0)?, row.get(1)?, row.get(3)?);
             let copied: Option<i64> = row.get(8)?;
             let wide: Option<String> = row.get(11)?;
             records.push(TenantRecord {
@@ -407,7 +465,9 @@ impl SqliteStore {
 
     /// Discards some of a GPU's entries before `before`; returns how many.
     fn discard(&mut self, key: i64, before: i64) -> Result<u64, StoreError> {
-        let tx = self.connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        let tx = self
+            .connection
+            .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         let last: Option<(i64, i64, Vec<u8>)> = tx
             .prepare_cached(
                 "SELECT seq, end_ns, digest FROM (SELECT seq, end_ns, digest FROM entry WHERE gpu_key = ?1 AND end_ns <= ?2
@@ -419,9 +479,15 @@ impl SqliteStore {
             return Ok(0);
         };
         for table in ["usage", "engine"] {
-            tx.execute(&format!("DELETE FROM {table} WHERE gpu_key = ?1 AND seq <= ?2"), [key, seq])?;
+            tx.execute(
+                &format!("DELETE FROM {table} WHERE gpu_key = ?1 AND seq <= ?2"),
+                [key, seq],
+            )?;
         }
-        let count = tx.execute("DELETE FROM entry WHERE gpu_key = ?1 AND seq <= ?2", [key, seq])?;
+        let count = tx.execute(
+            "DELETE FROM entry WHERE gpu_key = ?1 AND seq <= ?2",
+            [key, seq],
+        )?;
         tx.execute(
             "UPDATE gpu SET anchor_seq = ?2, anchor_digest = ?3, kept_from_ns = ?4 WHERE gpu_key = ?1",
             params![key, seq.saturating_add(1), digest, end],
@@ -468,8 +534,14 @@ impl Store for SqliteStore {
         self.or_abandon(appended)
     }
 
-    fn close_window(&mut self, engines: &[EngineRecord], digest: &Digest) -> Result<(), StoreError> {
-        let closed = self.close_records(engines, digest).and_then(|()| self.commit());
+    fn close_window(
+        &mut self,
+        engines: &[EngineRecord],
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
+        let closed = self
+            .close_records(engines, digest)
+            .and_then(|()| self.commit());
         self.or_abandon(closed)
     }
 
@@ -481,9 +553,17 @@ impl Store for SqliteStore {
         }
     }
 
-    fn append_gap(&mut self, gpu: &GpuIdentity, stretch: &Stretch, cause: GapCause, digest: &Digest) -> Result<(), StoreError> {
+    fn append_gap(
+        &mut self,
+        gpu: &GpuIdentity,
+        stretch: &Stretch,
+        cause: GapCause,
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
         let key = self.begin(gpu, stretch)?;
-        let written = self.write_entry(key, stretch, Some(cause), digest).and_then(|()| self.commit());
+        let written = self
+            .write_entry(key, stretch, Some(cause), digest)
+            .and_then(|()| self.commit());
         self.or_abandon(written)
     }
 

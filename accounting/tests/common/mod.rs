@@ -42,7 +42,11 @@ pub(crate) fn standings(period: u64) -> [Standing<'static>; 5] {
     std::array::from_fn(|index| Standing {
         tenant: TenantId(index as u32 + 1),
         name: NAMES[index],
-        kind: if index == 3 { TenantKind::Program } else { TenantKind::Vm },
+        kind: if index == 3 {
+            TenantKind::Program
+        } else {
+            TenantKind::Vm
+        },
         weight: 100 * (index as u32 + 1),
         cap: (index == 2).then_some(CapInForce {
             quota_ns: Nanos(25_000_000),
@@ -61,11 +65,18 @@ pub(crate) fn label(period: u64) -> UnixNanos {
 }
 
 /// A run of the daemon over some periods, behind `tail`, with windows of `window_ns`.
-pub(crate) fn run(boot: u8, window_ns: u64, tail: Option<Tail>, periods: std::ops::Range<u64>) -> Vec<Entry> {
+pub(crate) fn run(
+    boot: u8,
+    window_ns: u64,
+    tail: Option<Tail>,
+    periods: std::ops::Range<u64>,
+) -> Vec<Entry> {
     let mut rollup = Rollup::new(config(boot, window_ns), tail).unwrap();
     let (mut metered, mut entries) = (EVENTS.metered(), Vec::new());
     for period in periods {
-        rollup.period(&[&metered.usage(period)], label(period), &standings(period)).unwrap();
+        rollup
+            .period(&[&metered.usage(period)], label(period), &standings(period))
+            .unwrap();
         rollup.take(&mut entries);
     }
     rollup.finish(&mut entries);
@@ -84,6 +95,11 @@ pub(crate) fn tail(entries: &[Entry]) -> Option<Tail> {
 pub(crate) fn entries(boot: u8, periods: u64) -> Vec<Entry> {
     let mut all = run(boot, SECOND_NS, None, 0..periods / 2);
     let behind = tail(&all);
-    all.extend(run(boot + 1, SECOND_NS, behind, periods / 2 + 500..periods + 500));
+    all.extend(run(
+        boot + 1,
+        SECOND_NS,
+        behind,
+        periods / 2 + 500..periods + 500,
+    ));
     all
 }

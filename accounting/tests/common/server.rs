@@ -46,7 +46,8 @@ fn command(program: &Path) -> Result<Command, String> {
     if !is_root() {
         return Ok(Command::new(program));
     }
-    let (uid, gid) = account().ok_or("there is no user postgres, and its server does not run as root")?;
+    let (uid, gid) =
+        account().ok_or("there is no user postgres, and its server does not run as root")?;
     let mut command = Command::new("setpriv");
     command
         .arg(format!("--reuid={uid}"))
@@ -64,7 +65,10 @@ impl Server {
     pub(crate) fn start() -> Result<Self, String> {
         let programs = programs().ok_or("PostgreSQL is not installed (apt install postgresql)")?;
         let told = |error: std::io::Error| error.to_string();
-        let folder = tempfile::Builder::new().prefix("turnstile-pg").tempdir().map_err(told)?;
+        let folder = tempfile::Builder::new()
+            .prefix("turnstile-pg")
+            .tempdir()
+            .map_err(told)?;
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).map_err(told)?;
         if is_root() {
             let (uid, gid) = account().ok_or("there is no user postgres")?;
@@ -74,12 +78,21 @@ impl Server {
         let made = command(&programs.join("initdb"))?
             .arg("--pgdata")
             .arg(&data)
-            .args(["--username=turnstile", "--auth=trust", "--no-locale", "--encoding=UTF8", "--no-sync"])
+            .args([
+                "--username=turnstile",
+                "--auth=trust",
+                "--no-locale",
+                "--encoding=UTF8",
+                "--no-sync",
+            ])
             .current_dir(folder.path())
             .output()
             .map_err(told)?;
         if !made.status.success() {
-            return Err(format!("initdb failed: {}", String::from_utf8_lossy(&made.stderr)));
+            return Err(format!(
+                "initdb failed: {}",
+                String::from_utf8_lossy(&made.stderr)
+            ));
         }
         let process = command(&programs.join("postgres"))?
             .arg("-D")
@@ -104,13 +117,19 @@ impl Server {
     }
 
     fn address(&self, database: &str) -> String {
-        format!("host={} user=turnstile dbname={database}", self.folder.path().display())
+        format!(
+            "host={} user=turnstile dbname={database}",
+            self.folder.path().display()
+        )
     }
 
     /// An empty database of this name.
     pub(crate) fn database(&self, name: &str) -> String {
-        let mut client = postgres::Client::connect(&self.address("postgres"), postgres::NoTls).unwrap();
-        client.batch_execute(&format!("CREATE DATABASE {name}")).unwrap();
+        let mut client =
+            postgres::Client::connect(&self.address("postgres"), postgres::NoTls).unwrap();
+        client
+            .batch_execute(&format!("CREATE DATABASE {name}"))
+            .unwrap();
         self.address(name)
     }
 }
@@ -118,7 +137,9 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // The immediate kind of end, which the postmaster passes on to its children.
-        let _ = Command::new("kill").args(["-QUIT", &self.process.id().to_string()]).status();
+        let _ = Command::new("kill")
+            .args(["-QUIT", &self.process.id().to_string()])
+            .status();
         let _ = self.process.wait();
     }
 }
