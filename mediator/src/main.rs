@@ -2,6 +2,8 @@
 
 mod cli;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// Many VMs share one GPU: mediated, accounted, at their weights.
@@ -20,6 +22,8 @@ enum Command {
     Demo(cli::demo::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
+    /// Export what was used, and check the ledger
+    Usage(cli::usage::Args),
     /// Say what this host can do, and what to do about what it cannot
     Doctor(cli::doctor::Args),
     /// Account and schedule running CUDA programs on a real GPU
@@ -30,14 +34,16 @@ enum Command {
     NvidiaGuardian(cli::nvidia::GuardianArgs),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     match Args::parse().command {
+        Command::Usage(args) => return Ok(cli::usage::run(&args)),
         Command::Serve(args) => cli::serve::run(args),
         Command::Demo(args) => cli::demo::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
         Command::Doctor(args) => cli::doctor::run(&args),
         Command::NvidiaWatch(args) => cli::nvidia::watch(&args),
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
