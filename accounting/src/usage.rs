@@ -13,6 +13,8 @@ pub enum Signals {
     Polled,
     /// Every context switch of the window was logged.
     Events,
+    /// Every context switch was logged, and counters of the whole engine say how much of the residencies was idle.
+    EventsAndCounters,
     /// Nothing was observed: the window is scaled from a poll phase before it.
     Extrapolated,
 }

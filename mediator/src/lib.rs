@@ -1,8 +1,10 @@
 //! The Turnstile daemon: GPUs, gates, accounting, scheduling.
 #![deny(unsafe_code)]
 
+pub mod bench;
 pub mod daemon;
 pub mod gpu;
+pub mod launch;
 pub mod mediation;
 mod memory_file;
 mod process;

@@ -24,8 +24,18 @@ enum Command {
     Vmm(cli::vmm::Args),
     /// Export what was used, and check the ledger
     Usage(cli::usage::Args),
+    /// Run a CUDA program, and what it starts, as a tenant of a running daemon
+    Run(cli::run::Args),
+    /// Answer a program's calls when its launcher is gone
+    #[command(hide = true)]
+    RunKeeper,
     /// Say what this host can do, and what to do about what it cannot
     Doctor(cli::doctor::Args),
+    /// Measure how a real GPU is shared, by the loads' own time stamps
+    Bench(cli::bench::Args),
+    /// One load of the bench
+    #[command(hide = true)]
+    NvidiaLoad(cli::bench::LoadArgs),
     /// Account and schedule running CUDA programs on a real GPU
     #[command(hide = true)]
     NvidiaWatch(cli::nvidia::WatchArgs),
@@ -41,7 +51,11 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Serve(args) => cli::serve::run(args),
         Command::Demo(args) => cli::demo::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
+        Command::Run(args) => cli::run::run(args),
+        Command::RunKeeper => Ok(turnstile_mediator::launch::keep()?),
         Command::Doctor(args) => cli::doctor::run(&args),
+        Command::Bench(args) => cli::bench::run(&args),
+        Command::NvidiaLoad(args) => cli::bench::load(&args),
         Command::NvidiaWatch(args) => cli::nvidia::watch(&args),
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
     }?;

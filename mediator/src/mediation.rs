@@ -252,7 +252,7 @@ impl Mediation {
             .as_ref()
             .map_or(Nanos::ZERO, |usage| usage.window.length());
         let basis = match observed.signals {
-            Signals::Events => Basis::Measured,
+            Signals::Events | Signals::EventsAndCounters => Basis::Measured,
             Signals::Polled | Signals::Extrapolated => Basis::PollSample,
         };
         self.usage.clear();

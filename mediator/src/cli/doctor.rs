@@ -100,6 +100,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn examine(gpu: u32) -> Vec<Finding> {
     let mut findings = vec![kvm(), sealing(), huge_pages()];
+    findings.push(notification());
     findings.extend(nvidia(gpu));
     findings.push(mps());
     findings
@@ -134,6 +135,19 @@ fn sealing() -> Finding {
     .found(match sealed() {
         Ok(()) => Ok("memfd_create and seals".into()),
         Err(error) => Err(error.to_string()),
+    })
+}
+
+fn notification() -> Finding {
+    Feature {
+        name: "System-call notification",
+        needed_for: "programs",
+        remedy: "A kernel of 5.5 or later with CONFIG_SECCOMP_FILTER; until then turnstile run preloads a library",
+    }
+    .found(if turnstile_mediator::gpu::nvidia::notify::is_available() {
+        Ok("seccomp: what the driver hands out is seen without a library".into())
+    } else {
+        Err("seccomp does not know it".into())
     })
 }
 
@@ -181,6 +195,16 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         needed_for: "scheduling of a real GPU",
         remedy: "Run as root",
     };
+    let status = Feature {
+        name: "Engine status register",
+        needed_for: "letting another in when a tenant goes idle",
+        remedy: "Run as root",
+    };
+    let counters = Feature {
+        name: "Performance counters",
+        needed_for: "not charging idle time within residency",
+        remedy: "A Hopper GPU or later, the vendor's libnvidia-ml.so.1, and root",
+    };
     let memory = Feature {
         name: "Exportable GPU memory",
         needed_for: "swapping on a real GPU",
@@ -197,6 +221,8 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
             driver.not_probed(because),
             events.not_probed(because),
             suspension.not_probed(because),
+            status.not_probed(because),
+            counters.not_probed(because),
             memory.not_probed(because),
         ];
     }
@@ -230,6 +256,16 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         } else {
             Err("the driver knows the call, but this user is not root".into())
         }
+    }));
+    findings.push(probed(status, &|abi| {
+        probe::engine_works(gpu, abi)
+            .map(|works| format!("readable; {}", if works { "at work" } else { "idle" }))
+            .map_err(|error| told(&error))
+    }));
+    findings.push(probed(counters, &|abi| {
+        probe::counters(gpu, abi)
+            .map(|()| "latched 10 times a second, on the clock of the events".into())
+            .map_err(|error| told(&error))
     }));
     findings.push(memory.found(match probe::exportable_memory(gpu) {
         Ok(true) => Ok("as file descriptors".into()),
@@ -284,7 +320,7 @@ mod tests {
     fn every_host_gets_every_line_and_what_is_missing_a_remedy() {
         // No host has a GPU of this number.
         let findings = examine(4_000_000);
-        assert_eq!(findings.len(), 9);
+        assert_eq!(findings.len(), 11);
         for finding in &findings {
             let has_remedy = !finding.remedy.is_empty();
             assert_eq!(has_remedy, finding.state == State::Missing, "{finding:?}");

@@ -1,9 +1,11 @@
 //! The subcommands.
 
+pub(crate) mod bench;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod nvidia;
 mod report;
+pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod usage;
 pub(crate) mod vmm;

@@ -5,13 +5,14 @@
 pub mod nvidia;
 pub mod soft;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
 
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 use vm_memory::GuestMemoryMmap;
 
@@ -240,9 +241,18 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// meter polls.
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
 
+    /// When to look at [`Gpu::engine_status`] again while somebody is held, to let him in if the engine has run dry: after
+    /// `tick`, or never before the next decision, where it is known to have work.
+    fn look_again(&self, tick: Nanos) -> Option<Nanos> {
+        Some(tick)
+    }
+
     /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
     /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
+
+    /// Says of a usage that was closed over the events just read which other signals it rests on, and what they leave open.
+    fn qualify(&self, _usage: &mut Usage) {}
 
     /// Fills in what each open channel of the tenant has to do.
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);
@@ -275,6 +285,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
 
     /// A process of a program is gone, and what it had.
     fn program_exited(&self, _tenant: TenantId, _pid: u32) {}
+
+    /// Figures of its own work, by name; those that end in `_ns` are times. They only grow.
+    fn figures(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
 
     /// Processes that use the GPU and belong to no tenant, bounded.
     fn untracked(&self) -> Vec<Untracked> {

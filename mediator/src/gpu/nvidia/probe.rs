@@ -1,30 +1,13 @@
 //! What this host's GPU and driver let us do, found out without touching anybody's work.
 
+use super::clock::GpuClock;
 use super::events::EventLog;
 use super::rm::{INVALID_PARAM_STRUCT, RmClient, RmError};
-use super::sys::abi::DisableChannelsParams;
-use super::sys::{Cuda, CudaFailure};
+use super::sys::Cuda;
+pub use super::sys::CudaFailure as CudaError;
+use super::sys::abi::{DisableChannelsParams, STATUS_BUSY, STATUS_REGISTER};
+use super::utilisation::{Utilisation, UtilisationError};
 use super::version::DriverAbi;
-
-/// Why CUDA has no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum CudaError {
-    /// There is no such library.
-    #[error("The CUDA driver library cannot be loaded")]
-    Missing(#[source] libloading::Error),
-    /// It refused.
-    #[error("The CUDA driver library refused with code {0}")]
-    Refused(i32),
-}
-
-impl From<CudaFailure> for CudaError {
-    fn from(failure: CudaFailure) -> Self {
-        match failure {
-            CudaFailure::Missing(error) => Self::Missing(error),
-            CudaFailure::Code(code) => Self::Refused(code),
-        }
-    }
-}
 
 /// Makes a context-switch log of GPU `index`, and ends it.
 ///
@@ -48,6 +31,37 @@ pub fn suspension_known(index: u32, driver: &DriverAbi) -> Result<(), RmError> {
         Err(RmError::Refused { status, .. }) if status == INVALID_PARAM_STRUCT => Ok(()),
         other => other,
     }
+}
+
+/// Whether the compute engine works at this moment, by its status register.
+///
+/// # Errors
+/// What the driver refused.
+pub fn engine_works(index: u32, driver: &DriverAbi) -> Result<bool, RmError> {
+    let client = RmClient::open(index)?;
+    Ok(client.register(driver.read_registers, STATUS_REGISTER)? & STATUS_BUSY != 0)
+}
+
+/// Why there are no counters.
+#[derive(Debug, thiserror::Error)]
+pub enum CountersError {
+    /// The GPU's clock cannot be read.
+    #[error("The GPU's clock cannot be read")]
+    Clock(#[from] RmError),
+    /// The library.
+    #[error(transparent)]
+    Utilisation(#[from] UtilisationError),
+}
+
+/// Reads the performance counters once.
+///
+/// # Errors
+/// If there are none.
+pub fn counters(index: u32, driver: &DriverAbi) -> Result<(), CountersError> {
+    let client = RmClient::open(index)?;
+    let now = GpuClock::start(&client, driver)?.now();
+    Utilisation::start(index, driver, now)?;
+    Ok(())
 }
 
 /// Whether memory of GPU `index` can be handed to another process, which swapping needs.

@@ -2,13 +2,22 @@
 #![allow(unsafe_code)]
 
 pub(super) mod abi;
+#[allow(
+    dead_code,
+    reason = "the whole of what programs of this backend use, together or not"
+)]
 mod cuda;
 mod ioctl;
 mod map;
 pub(super) mod notify;
 mod nvml;
 
-pub(super) use cuda::{Cuda, CudaFailure};
+pub use cuda::CudaFailure;
+#[allow(unused_imports, reason = "some are for programs of other modules")]
+pub(super) use cuda::{
+    Chunk, Context, Cuda, DeviceBuffer, Event, Function, GuestWindow, HostBuffer, LaunchShape,
+    Limit, Mapping, Module, ModuleFailure, Reservation, Stream, WaitUntil,
+};
 pub(super) use ioctl::{
     alloc, control, control_empty, free, map_memory, read_register, register_fd,
 };

@@ -1,0 +1,77 @@
+//! `turnstile run`: a program as a tenant.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::ValueEnum;
+use turnstile_mediator::launch::{self, Launch, Learn, Report};
+
+/// Arguments of `run`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Name of the tenant; the command's and a number if absent
+    #[arg(long)]
+    name: Option<String>,
+    /// Its weight, 1 to 10000; the daemon's default if absent
+    #[arg(long)]
+    weight: Option<u32>,
+    /// The daemon's socket
+    #[arg(long, default_value = "/run/turnstile/vmm.sock")]
+    socket: PathBuf,
+    /// How the driver's objects are learnt; by notification where the kernel has it, else by the library
+    #[arg(long, value_enum)]
+    learn: Option<LearnArg>,
+    /// The library of --learn preload, if it is not beside this binary
+    #[arg(long)]
+    preload: Option<PathBuf>,
+    /// Append what is learnt to a file, without a daemon
+    #[arg(long, hide = true)]
+    learn_only: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LearnArg {
+    /// The kernel tells (seccomp user notification): nothing in the program
+    Notify,
+    /// A library that is preloaded into the program tells
+    Preload,
+}
+
+/// Runs the command and ends with its status.
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    let report = match args.learn_only {
+        Some(path) => Report::File(
+            OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(&path)
+                .with_context(|| format!("Opening {}", path.display()))?,
+        ),
+        None => Report::Daemon {
+            socket: args.socket,
+            name: args.name,
+            weight: args.weight,
+        },
+    };
+    let learn = args.learn.map(|learn| match learn {
+        LearnArg::Notify => Learn::Notify,
+        LearnArg::Preload => Learn::Preload,
+    });
+    let launch = Launch {
+        command: args.command,
+        report,
+        learn,
+        library: args.preload,
+    };
+    let code = launch::run(launch).unwrap_or_else(|error| {
+        let code = error.exit_code();
+        eprintln!("turnstile run: {:#}", anyhow::Error::from(error));
+        code
+    });
+    std::process::exit(code)
+}

@@ -1,0 +1,205 @@
+//! Where the launcher learns of the driver's objects from: the kernel, or a library in the program.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, io};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Pid;
+use tempfile::TempDir;
+
+use super::sys;
+use super::{LaunchError, Learn};
+use crate::gpu::nvidia::handles;
+use crate::gpu::nvidia::notify::{Learning, Listener, Seen};
+
+/// The library, beside the binary.
+const LIBRARY: &str = "libturnstile_preload.so";
+/// Where the library finds the way to us.
+const VARIABLE: &str = "TURNSTILE_HANDLES";
+/// Longest line of the library, and more.
+const LINE_BYTES: usize = 256;
+
+/// A command that runs, and the way to learn what it is handed.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) pid: Pid,
+    pub(super) learner: Learner,
+}
+
+/// The way.
+#[derive(Debug)]
+pub(super) enum Learner {
+    /// The kernel tells, and each call waits for us.
+    Notify {
+        listener: Listener,
+        /// Its closing tells the keeper that we are gone.
+        _keeper: Option<OwnedFd>,
+    },
+    /// A preloaded library tells.
+    Preload {
+        socket: UnixDatagram,
+        /// The socket's.
+        _folder: TempDir,
+    },
+}
+
+impl AsFd for Learner {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Notify { listener, .. } => listener.as_fd(),
+            Self::Preload { socket, .. } => socket.as_fd(),
+        }
+    }
+}
+
+/// Starts `command` so that it is learnt of as asked.
+///
+/// # Errors
+/// If it cannot be.
+pub(super) fn start(
+    learn: Option<Learn>,
+    library: Option<&Path>,
+    mut command: impl FnMut() -> Command,
+) -> Result<Started, LaunchError> {
+    match learn {
+        Some(Learn::Notify) => notified(command()),
+        Some(Learn::Preload) => preloaded(command(), library),
+        None => match notified(command()) {
+            Err(LaunchError::Notify(error)) => {
+                log::warn!(
+                    "{error}; using the preloaded library instead, which static programs and private copies of the driver's library escape"
+                );
+                preloaded(command(), library)
+            }
+            result => result,
+        },
+    }
+}
+
+fn notified(mut command: Command) -> Result<Started, LaunchError> {
+    let learning = Learning::lay_on(&mut command)?;
+    let started = command.spawn();
+    // A filter that was refused is the reason why it was not started, whatever that says.
+    let listener = learning.listener()?;
+    let pid = pid_of(&started.map_err(|source| not_started(&command, source))?);
+    let listener = listener.ok_or(LaunchError::NoListener)?;
+    let keeper = keeper(&listener).unwrap_or_else(|error| {
+        log::warn!("No keeper ({error}): if this launcher is killed, the program's calls to the driver fail");
+        None
+    });
+    let learner = Learner::Notify {
+        listener,
+        _keeper: keeper,
+    };
+    Ok(Started { pid, learner })
+}
+
+/// Starts the process that answers in our stead when we are gone.
+fn keeper(listener: &Listener) -> io::Result<Option<OwnedFd>> {
+    let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+    let mut command = Command::new(env::current_exe()?);
+    command
+        .arg("run-keeper")
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::from(listener.as_fd().try_clone_to_owned()?));
+    // Out of reach of the terminal's keys.
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    command.spawn()?;
+    Ok(Some(ours))
+}
+
+fn preloaded(mut command: Command, library: Option<&Path>) -> Result<Started, LaunchError> {
+    let library = match library {
+        Some(path) => path.to_owned(),
+        None => beside_us()?,
+    };
+    if !library.is_file() {
+        return Err(LaunchError::NoLibrary { path: library });
+    }
+    let folder = tempfile::tempdir().map_err(LaunchError::Host)?;
+    let path = folder.path().join("handles");
+    let socket = UnixDatagram::bind(&path).map_err(LaunchError::Host)?;
+    socket
+        .set_nonblocking(true)
+        .and_then(|()| sys::want_senders(&socket))
+        .map_err(LaunchError::Host)?;
+    let mut preload = library.into_os_string();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    command.env("LD_PRELOAD", preload).env(VARIABLE, path);
+    let started = command.spawn();
+    let pid = pid_of(&started.map_err(|source| not_started(&command, source))?);
+    let learner = Learner::Preload {
+        socket,
+        _folder: folder,
+    };
+    Ok(Started { pid, learner })
+}
+
+fn beside_us() -> Result<PathBuf, LaunchError> {
+    let own = env::current_exe().map_err(LaunchError::Host)?;
+    Ok(own.with_file_name(LIBRARY))
+}
+
+fn pid_of(child: &std::process::Child) -> Pid {
+    Pid::from_child(child)
+}
+
+fn not_started(command: &Command, source: io::Error) -> LaunchError {
+    LaunchError::NotStarted {
+        program: command.get_program().to_owned(),
+        source,
+    }
+}
+
+impl Learner {
+    /// Takes what there is, once it is readable.
+    ///
+    /// # Errors
+    /// If nothing more will come of it.
+    pub(super) fn take(&mut self, seen: &mut Vec<Seen>) -> Result<(), LaunchError> {
+        match self {
+            Self::Notify { listener, .. } => Ok(listener.next(seen)?),
+            Self::Preload { socket, .. } => {
+                let mut line = [0; LINE_BYTES];
+                let (bytes, sender) = match sys::receive(socket, &mut line) {
+                    Ok(received) => received,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                    Err(error) => return Err(LaunchError::Host(error)),
+                };
+                let text = std::str::from_utf8(&line[..bytes]).unwrap_or_default();
+                // Who sent it is the kernel's word; what number it gave itself does not matter.
+                if let (Ok((_, change)), true) = (handles::parse(text), sender != 0) {
+                    seen.push(Seen {
+                        pid: sender,
+                        change,
+                    });
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Looks for what the driver has chosen; true if it is to be called again soon.
+    pub(super) fn settle(&mut self, seen: &mut Vec<Seen>) -> bool {
+        match self {
+            Self::Notify { listener, .. } => {
+                if listener.is_unsettled() {
+                    listener.settle(seen);
+                }
+                listener.is_unsettled()
+            }
+            Self::Preload { .. } => false,
+        }
+    }
+
+    /// Whether its hanging up says that no process of the program is left.
+    pub(super) const fn knows_the_end(&self) -> bool {
+        matches!(self, Self::Notify { .. })
+    }
+}

@@ -1,0 +1,202 @@
+//! `turnstile run`: an unmodified program and its children as a tenant of a daemon.
+//!
+//! ```text
+//!   daemon <--link-- launcher --starts--> program, its children      (a subreaper: orphans stay below it)
+//!                     ^   |                   |
+//!                     |   +-- keeper          | RM_ALLOC, RM_FREE wait for the launcher
+//!                     +------learner <--------+
+//! ```
+//!
+//! The launcher is one thread on poll. It answers the program's calls, tells the daemon what it learnt, passes signals on,
+//! and ends with the command's status when the command and all that it started have ended. Without a daemon the program
+//! runs on; to one that comes back all is told again.
+
+mod keeper;
+mod learner;
+mod link;
+mod supervisor;
+mod sys;
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+pub use keeper::serve as keep;
+use turnstile_vmm::wire::{PROTOCOL, ToDaemon, WireError};
+
+use crate::gpu::nvidia::notify::NotifyError;
+use link::Link;
+use supervisor::Supervisor;
+
+/// How the driver's objects are learnt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Learn {
+    /// By seccomp user notification.
+    Notify,
+    /// By a preloaded library.
+    Preload,
+}
+
+/// Where what is learnt goes.
+#[derive(Debug)]
+pub enum Report {
+    /// To the daemon at this socket.
+    Daemon {
+        /// Its socket.
+        socket: PathBuf,
+        /// Name of the tenant; that of the command and its number if absent.
+        name: Option<String>,
+        /// Weight; the daemon's default if absent.
+        weight: Option<u32>,
+    },
+    /// To a file, in the preloaded library's lines.
+    File(File),
+}
+
+/// A program to run.
+#[derive(Debug)]
+pub struct Launch {
+    /// The command and its arguments.
+    pub command: Vec<OsString>,
+    /// Where to.
+    pub report: Report,
+    /// How; by notification where it works, else by the library, if absent.
+    pub learn: Option<Learn>,
+    /// The library; the one beside this binary if absent.
+    pub library: Option<PathBuf>,
+}
+
+/// Why a program was not run, or not to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// Nobody is there.
+    #[error(
+        "No daemon listens on {}: start one (turnstile serve --gpu nvidia), or name its socket with --socket", path.display()
+    )]
+    NoDaemon {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// It says no.
+    #[error("The daemon did not take the program: {0}")]
+    Refused(String),
+    /// It says nothing, or nonsense.
+    #[error("The daemon did not answer: it may be older than this command; its log says more")]
+    Silent,
+    /// It cannot be talked to.
+    #[error("The daemon cannot be talked to")]
+    Wire(#[from] WireError),
+    /// No command.
+    #[error("No command was named: turnstile run -- COMMAND")]
+    NoCommand,
+    /// It was not started.
+    #[error("{} cannot be started", program.display())]
+    NotStarted {
+        /// Which.
+        program: OsString,
+        /// Why.
+        source: io::Error,
+    },
+    /// The filter.
+    #[error(transparent)]
+    Notify(#[from] NotifyError),
+    /// The filter's other end did not arrive.
+    #[error("The command was started without its filter")]
+    NoListener,
+    /// The library is not there.
+    #[error("{} is not there: it is built with turnstile and lies beside it; --preload names another place", path.display())]
+    NoLibrary {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The kernel's.
+    #[error("The host is short of something")]
+    Host(#[source] io::Error),
+}
+
+impl LaunchError {
+    /// The status with which the launcher ends: as a shell's where the command cannot be started, else one that
+    /// commands seldom use. SOURCE: POSIX, 2.8.2; timeout(1), docker-run(1).
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Self::NotStarted { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
+            Self::NotStarted { .. } => 126,
+            _ => 125,
+        }
+    }
+}
+
+/// Runs a program to its end; returns its exit status, 128 and the signal's number if a signal ended it.
+///
+/// # Errors
+/// If it cannot be run as asked. Then it was not started.
+pub fn run(launch: Launch) -> Result<i32, LaunchError> {
+    let (program, arguments) = launch.command.split_first().ok_or(LaunchError::NoCommand)?;
+    let (link, file) = match launch.report {
+        Report::Daemon {
+            socket,
+            name,
+            weight,
+        } => {
+            let greeting = ToDaemon::Program {
+                protocol: PROTOCOL,
+                name: name.unwrap_or_else(|| default_name(program.as_ref(), std::process::id())),
+                weight,
+            };
+            (Some(Link::open(socket, greeting)?), None)
+        }
+        Report::File(file) => (None, Some(file)),
+    };
+    let signals = sys::Signals::take(&supervisor::TAKEN).map_err(LaunchError::Host)?;
+    // Whatever the command starts stays below this process, also when its parent ends first.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(|errno| LaunchError::Host(errno.into()))?;
+    let started = learner::start(launch.learn, launch.library.as_deref(), || {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        signals.give_back_in(&mut command);
+        command
+    })?;
+    Supervisor::new(started, signals, link, file).run()
+}
+
+/// The command's own name, as far as a tenant's may have its letters, and the launcher's number.
+fn default_name(program: &Path, pid: u32) -> String {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    let permitted = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
+    // Of at most 64 letters, of which a number takes eleven.
+    let name: String = name.chars().filter(permitted).take(48).collect();
+    format!("{name}-{pid}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_made_of_the_commands() {
+        let name = |text: &str| default_name(Path::new(text), 77);
+        assert_eq!(name("/usr/bin/python3.12"), "python3.12-77");
+        assert_eq!(name("a b/train me!.py"), "trainme.py-77");
+        assert_eq!(name("/"), "-77");
+        assert!(default_name(Path::new(&"x".repeat(500)), u32::MAX).len() <= 64);
+    }
+
+    #[test]
+    fn a_command_that_is_not_there_ends_as_in_a_shell() {
+        let not_started = |kind: io::ErrorKind| LaunchError::NotStarted {
+            program: "x".into(),
+            source: kind.into(),
+        };
+        assert_eq!(not_started(io::ErrorKind::NotFound).exit_code(), 127);
+        assert_eq!(
+            not_started(io::ErrorKind::PermissionDenied).exit_code(),
+            126
+        );
+        assert_eq!(LaunchError::Silent.exit_code(), 125);
+    }
+}

@@ -1,0 +1,373 @@
+//! The launcher while the program runs.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, wait,
+};
+use turnstile_vmm::wire::{CHANGES_MAX, ObjectChange, ToDaemon};
+
+use super::LaunchError;
+use super::learner::{Learner, Started};
+use super::link::{Link, Turn};
+use super::sys::{Received, Signals};
+use crate::gpu::nvidia::handles::Handles;
+use crate::gpu::nvidia::notify::Seen;
+
+/// Signals that the launcher takes: those that are passed on, and its children's.
+pub(super) const TAKEN: [i32; 7] = [
+    libc::SIGCHLD,
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+];
+
+/// Processes that use the GPU, at a time; each takes a descriptor. What further ones are handed is not told.
+const PROCESSES_MAX: usize = 512;
+/// So long after the command's end it is said that others are waited for: most end with it.
+const SAY_AFTER: Duration = Duration::from_secs(1);
+/// How soon a handle that the driver chooses is looked for again.
+const SETTLE_EVERY: Duration = Duration::from_millis(1);
+
+/// The launcher.
+#[derive(Debug)]
+pub(super) struct Supervisor {
+    command: Pid,
+    /// None once it has no more to tell.
+    learner: Option<Learner>,
+    signals: Signals,
+    link: Option<Link>,
+    file: Option<File>,
+    handles: Handles,
+    /// Those that were handed something, by their pidfds.
+    processes: BTreeMap<u32, OwnedFd>,
+    /// The command's, once it has ended.
+    status: Option<i32>,
+    /// When to say that others are waited for.
+    say_at: Option<Instant>,
+    /// No child is left.
+    childless: bool,
+    said: Said,
+}
+
+/// What is printed once.
+#[derive(Debug, Default)]
+struct Said {
+    waiting: bool,
+    too_many: bool,
+}
+
+impl Supervisor {
+    pub(super) fn new(
+        started: Started,
+        signals: Signals,
+        link: Option<Link>,
+        file: Option<File>,
+    ) -> Self {
+        Self {
+            command: started.pid,
+            learner: Some(started.learner),
+            signals,
+            link,
+            file,
+            handles: Handles::default(),
+            processes: BTreeMap::new(),
+            status: None,
+            say_at: None,
+            childless: false,
+            said: Said::default(),
+        }
+    }
+
+    /// Runs until the command and all that it started have ended.
+    pub(super) fn run(mut self) -> Result<i32, LaunchError> {
+        let mut seen = Vec::new();
+        let mut unsettled = false;
+        loop {
+            let ready = self.wait(unsettled)?;
+            if ready.learner {
+                self.learn(&mut seen);
+            }
+            if ready.hung_up
+                && let Some(Learner::Notify { listener, .. }) = self.learner.take()
+            {
+                log::debug!("{} calls of the program were looked at", listener.calls());
+            }
+            if let Some(learner) = &mut self.learner {
+                unsettled = learner.settle(&mut seen);
+            }
+            for seen in seen.drain(..) {
+                self.saw(seen);
+            }
+            for pid in ready.ended {
+                self.ended(pid);
+            }
+            while let Some(signal) = self.signals.next() {
+                if let Some(status) = self.signalled(signal) {
+                    return Ok(status);
+                }
+            }
+            if self.link.as_mut().map(Link::turn) == Some(Turn::Admitted) {
+                self.tell_all();
+            }
+            if let Some(status) = self.end() {
+                return Ok(status);
+            }
+        }
+    }
+
+    /// The status, if all is over.
+    fn end(&mut self) -> Option<i32> {
+        let status = self.status?;
+        // With a filter it is known who is left; a keeper is a child of its own.
+        let over = match &self.learner {
+            None => true,
+            Some(learner) => !learner.knows_the_end() && self.childless,
+        };
+        if over {
+            return Some(status);
+        }
+        let now = Instant::now();
+        if now >= *self.say_at.get_or_insert(now + SAY_AFTER) && !self.said.waiting {
+            self.said.waiting = true;
+            log::warn!(
+                "The command has ended; waiting for what it started (a signal ends the waiting)"
+            );
+        }
+        None
+    }
+
+    fn wait(&self, unsettled: bool) -> Result<Ready, LaunchError> {
+        let mut fds = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        if let Some(learner) = &self.learner {
+            fds.push(PollFd::new(learner, PollFlags::IN));
+        }
+        let processes_at = fds.len();
+        for pidfd in self.processes.values() {
+            fds.push(PollFd::new(pidfd, PollFlags::IN));
+        }
+        let processes_end = fds.len();
+        if let Some((fd, flags)) = self.link.as_ref().and_then(Link::interest) {
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        }
+        let now = Instant::now();
+        let reconnect = self.link.as_ref().and_then(Link::until);
+        let timeout = [
+            unsettled.then_some(SETTLE_EVERY),
+            reconnect.map(|until| until.saturating_duration_since(now)),
+            self.say_at
+                .filter(|_| !self.said.waiting)
+                .map(|at| at.saturating_duration_since(now)),
+        ];
+        let timeout = timeout.into_iter().flatten().min();
+        let timespec = timeout.map(|timeout| Timespec {
+            // CAST: seconds at most; below 10^9.
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        match poll(&mut fds, timespec.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(LaunchError::Host(errno.into())),
+        }
+        let learner = match self.learner {
+            Some(_) => fds[1].revents(),
+            None => PollFlags::empty(),
+        };
+        let ended = self
+            .processes
+            .keys()
+            .zip(&fds[processes_at..processes_end])
+            .filter_map(|(pid, fd)| (!fd.revents().is_empty()).then_some(*pid));
+        Ok(Ready {
+            learner: learner.contains(PollFlags::IN),
+            hung_up: !learner.is_empty() && !learner.contains(PollFlags::IN),
+            ended: ended.collect(),
+        })
+    }
+
+    fn learn(&mut self, seen: &mut Vec<Seen>) {
+        let Some(learner) = &mut self.learner else {
+            return;
+        };
+        if let Err(error) = learner.take(seen) {
+            // Dropped with its pipe: the keeper goes on answering.
+            log::warn!("{error}: what the driver hands out from now on is not known");
+            self.learner = None;
+        }
+    }
+
+    /// Takes what a process was handed, and tells it on if it is news.
+    fn saw(&mut self, Seen { pid, change }: Seen) {
+        match self.handles.apply(pid, &change) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => {
+                if !std::mem::replace(&mut self.said.too_many, true) {
+                    log::warn!("{error}: not all of its work can be held back");
+                }
+                return;
+            }
+        }
+        if !self.processes.contains_key(&pid) {
+            let room = self.processes.len() < PROCESSES_MAX;
+            let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            let pidfd = number
+                .filter(|_| room)
+                .and_then(|number| pidfd_open(number, PidfdFlags::empty()).ok());
+            let Some(pidfd) = pidfd else {
+                // It has ended already, or there are too many.
+                self.handles.forget(pid);
+                if !room && !std::mem::replace(&mut self.said.too_many, true) {
+                    log::warn!(
+                        "More than {PROCESSES_MAX} processes use the GPU: further ones are not told of"
+                    );
+                }
+                return;
+            };
+            self.tell_process(pid, &pidfd);
+            self.processes.insert(pid, pidfd);
+        }
+        self.tell_changes(pid, &[change]);
+    }
+
+    fn ended(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+        self.handles.forget(pid);
+        if let Some(link) = &mut self.link {
+            link.say(&ToDaemon::Exited { pid }, Vec::new());
+        }
+    }
+
+    fn tell_process(&mut self, pid: u32, pidfd: &OwnedFd) {
+        if let Some(link) = self.link.as_mut().filter(|link| link.is_up())
+            && let Ok(pidfd) = pidfd.as_fd().try_clone_to_owned()
+        {
+            link.say(&ToDaemon::Process { pid }, vec![pidfd]);
+        }
+    }
+
+    fn tell_changes(&mut self, pid: u32, changes: &[ObjectChange]) {
+        for changes in changes.chunks(CHANGES_MAX) {
+            if let Some(link) = &mut self.link {
+                let changes = changes.to_vec();
+                link.say(&ToDaemon::Objects { pid, changes }, Vec::new());
+            }
+            if let Some(file) = &mut self.file {
+                let lines: String = changes.iter().map(|change| line(pid, change)).collect();
+                if let Err(error) = file.write_all(lines.as_bytes()) {
+                    log::warn!("What is learnt cannot be written: {error}");
+                    self.file = None;
+                }
+            }
+        }
+    }
+
+    /// To a daemon that knows nothing.
+    fn tell_all(&mut self) {
+        let processes: Vec<(u32, OwnedFd)> = self
+            .processes
+            .iter()
+            .filter_map(|(pid, pidfd)| Some((*pid, pidfd.as_fd().try_clone_to_owned().ok()?)))
+            .collect();
+        for (pid, pidfd) in processes {
+            self.tell_process(pid, &pidfd);
+            let objects = self.handles.objects(pid);
+            let made: Vec<ObjectChange> = objects.into_iter().map(ObjectChange::Made).collect();
+            self.tell_changes(pid, &made);
+        }
+    }
+
+    /// Passes a signal on; returns the status if nobody is there to be waited for any longer.
+    fn signalled(&mut self, signal: Received) -> Option<i32> {
+        if signal.number == libc::SIGCHLD {
+            self.reap();
+            return None;
+        }
+        if self.status.is_some() {
+            return self.status;
+        }
+        // The terminal sends its signals to the command as well.
+        if let Some(number) = Signal::from_named_raw(signal.number).filter(|_| !signal.by_kernel) {
+            // It may have ended this moment.
+            let _ = kill_process(self.command, number);
+        }
+        None
+    }
+
+    fn reap(&mut self) {
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => {
+                    if pid == self.command {
+                        self.status = Some(code(status));
+                    }
+                }
+                Ok(None) => return,
+                Err(_) => {
+                    self.childless = true;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// What [`Supervisor::wait`] found.
+struct Ready {
+    learner: bool,
+    hung_up: bool,
+    ended: Vec<u32>,
+}
+
+/// As a shell says it.
+fn code(status: WaitStatus) -> i32 {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => code,
+        (None, Some(signal)) => 128 + signal,
+        (None, None) => 1,
+    }
+}
+
+/// As the preloaded library says it.
+fn line(pid: u32, change: &ObjectChange) -> String {
+    match change {
+        ObjectChange::Made(object) => format!(
+            "+ {pid} {:x} {:x} {:x} {:x} {:x}\n",
+            object.client, object.handle, object.class, object.parent, object.engine
+        ),
+        ObjectChange::Freed { client, handle } => format!("- {pid} {client:x} {handle:x}\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::nvidia::handles::parse;
+    use turnstile_vmm::wire::ProgramObject;
+
+    #[test]
+    fn lines_are_the_librarys() {
+        let made = ObjectChange::Made(ProgramObject {
+            client: 0xc1d0_0001,
+            handle: 0x5c00_0011,
+            class: 0xc86f,
+            parent: 0x5c00_0010,
+            engine: 9,
+        });
+        let freed = ObjectChange::Freed {
+            client: 1,
+            handle: 0xff,
+        };
+        for change in [made, freed] {
+            assert_eq!(parse(&line(77, &change)), Ok((77, change)));
+        }
+    }
+}
