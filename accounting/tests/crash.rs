@@ -77,10 +77,10 @@ fn killed_after(ledger: &Path, boot: u64, delay: Duration) -> Vec<(u64, String)>
             let line = line.unwrap();
             let words: Vec<&str> = line.split(' ').collect();
             // The last line may be cut, but a line without its end is not seen as closed.
-            if let ["closed", seq, digest] = words[..] {
-                if digest.len() == 64 {
-                    said.push((seq.parse().unwrap(), digest.to_owned()));
-                }
+            if let ["closed", seq, digest] = words[..]
+                && digest.len() == 64
+            {
+                said.push((seq.parse().unwrap(), digest.to_owned()));
             }
         }
         said

@@ -308,6 +308,15 @@ impl Mediation {
         Ok(&self.orders)
     }
 
+    /// Whether a tenant had work at the end of the last period.
+    pub fn backlogged(&self, tenant: TenantId) -> bool {
+        let own = |seen: &&TenantPeriod| seen.tenant == tenant;
+        self.usage
+            .iter()
+            .find(own)
+            .is_some_and(|seen| seen.backlogged)
+    }
+
     /// Time for which a tenant is being held back now, on top of what the ledger has.
     pub fn held_now(&self, tenant: TenantId, now: Moment) -> Nanos {
         self.tenants

@@ -146,10 +146,9 @@ pub trait Store: Send + fmt::Debug {
     /// # Errors
     /// If it does not follow the last entry, or the store fails. It is then there as a whole or not at all.
     fn put(&mut self, gpu: &GpuIdentity, entry: &Entry) -> Result<Put, StoreError> {
-        if let Some(tail) = self.tail(gpu)? {
-            if tail.seq == entry.stretch.seq && tail.digest == entry.digest {
-                return Ok(Put::Known);
-            }
+        let seal = (entry.stretch.seq, entry.digest);
+        if self.tail(gpu)?.map(|tail| (tail.seq, tail.digest)) == Some(seal) {
+            return Ok(Put::Known);
         }
         match &entry.body {
             Body::Gap { cause } => self.append_gap(gpu, &entry.stretch, *cause, &entry.digest)?,

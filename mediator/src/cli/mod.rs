@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+mod ledger;
 pub(crate) mod nvidia;
 mod report;
 pub(crate) mod run;

@@ -164,7 +164,8 @@ fn bar(what: &'static str) -> ProgressBar {
 }
 
 fn prices(path: &Path) -> anyhow::Result<PriceList> {
-    let text = fs::read_to_string(path).with_context(|| format!("Reading {} failed", path.display()))?;
+    let text =
+        fs::read_to_string(path).with_context(|| format!("Reading {} failed", path.display()))?;
     let list = if path.extension().is_some_and(|ending| ending == "json") {
         PriceList::from_json(&text)
     } else {
@@ -174,10 +175,17 @@ fn prices(path: &Path) -> anyhow::Result<PriceList> {
 }
 
 fn run_export(ledger: &Path, args: &ExportArgs) -> anyhow::Result<()> {
-    let container = if args.parquet { Container::Parquet } else { Container::Csv };
+    let container = if args.parquet {
+        Container::Parquet
+    } else {
+        Container::Csv
+    };
     let format = match args.format {
         FormatArg::Ndjson => {
-            anyhow::ensure!(!args.parquet, "CloudEvents are written as NDJSON alone; leave --parquet out");
+            anyhow::ensure!(
+                !args.parquet,
+                "CloudEvents are written as NDJSON alone; leave --parquet out"
+            );
             Format::Events
         }
         FormatArg::Csv => Format::Rows(container),
@@ -194,7 +202,14 @@ fn run_export(ledger: &Path, args: &ExportArgs) -> anyhow::Result<()> {
     let mut store = SqliteStore::read(ledger)?;
     let bar = bar("Exporting");
     let mut write = |out: &mut (dyn Write + Send)| {
-        export(&mut store, format, &request, prices.as_ref(), out, &mut |done| bar.set_position(done))
+        export(
+            &mut store,
+            format,
+            &request,
+            prices.as_ref(),
+            out,
+            &mut |done| bar.set_position(done),
+        )
     };
     let exported = match &args.output {
         None => {
@@ -205,14 +220,18 @@ fn run_export(ledger: &Path, args: &ExportArgs) -> anyhow::Result<()> {
         }
         Some(path) => {
             // Beside the file, and renamed when it is whole: nobody finds half an export.
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let folder = path
+                .parent()
+                .filter(|folder| !folder.as_os_str().is_empty())
+                .unwrap_or(Path::new("."));
             let file = tempfile::NamedTempFile::new_in(folder)
                 .with_context(|| format!("Writing in {} failed", folder.display()))?;
             let mut out = BufWriter::new(file);
             let exported = write(&mut out)?;
             let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
             file.as_file().sync_all()?;
-            file.persist(path).with_context(|| format!("Writing {} failed", path.display()))?;
+            file.persist(path)
+                .with_context(|| format!("Writing {} failed", path.display()))?;
             File::open(folder)?.sync_all()?;
             exported
         }
@@ -242,11 +261,17 @@ fn run_verify(ledger: &Path, args: &VerifyArgs) -> anyhow::Result<bool> {
     let kept = store.gpus()?;
     let bar = bar("Verifying");
     let mut verified = Vec::new();
-    let total: u64 = kept.iter().map(|kept| kept.tail.seq + 1 - kept.anchor.seq.min(kept.tail.seq)).sum();
+    let total: u64 = kept
+        .iter()
+        .map(|kept| kept.tail.seq + 1 - kept.anchor.seq.min(kept.tail.seq))
+        .sum();
     bar.set_length(total);
     for kept in kept {
         let mut audit = Audit::new(&kept.gpu, Some(kept.anchor));
-        let selection = Selection { gpu: Some(kept.gpu.gpu.clone()), ..Selection::default() };
+        let selection = Selection {
+            gpu: Some(kept.gpu.gpu.clone()),
+            ..Selection::default()
+        };
         let mut last = None;
         store.query(&selection, &mut |gpu, entry| {
             if *gpu == kept.gpu {
@@ -267,7 +292,13 @@ fn run_verify(ledger: &Path, args: &VerifyArgs) -> anyhow::Result<bool> {
     if args.json {
         println!("{}", serde_json::to_string_pretty(&verified)?);
     } else {
-        for Verified { gpu, closed_until, report, .. } in &verified {
+        for Verified {
+            gpu,
+            closed_until,
+            report,
+            ..
+        } in &verified
+        {
             println!(
                 "{} {} ({}): closed until {closed_until}; {} windows, {} records, {} gaps of {} ns; engine time {} ns; {}",
                 gpu.node,
@@ -278,7 +309,11 @@ fn run_verify(ledger: &Path, args: &VerifyArgs) -> anyhow::Result<bool> {
                 report.gaps,
                 report.gap_ns,
                 report.engine_ns,
-                if report.broken == 0 { "sound".into() } else { format!("{} BROKEN", report.broken) }
+                if report.broken == 0 {
+                    "sound".into()
+                } else {
+                    format!("{} BROKEN", report.broken)
+                }
             );
             for finding in &report.findings {
                 println!("  {finding}");
@@ -304,8 +339,14 @@ fn run_synthesise(ledger: &Path, args: &SynthesiseArgs) -> anyhow::Result<()> {
         engines: ENGINES.to_vec(),
     };
     let gpu = config.gpu.clone();
-    let events = Synthetic { seed: args.seed, tenants: args.tenants, period_ns: PERIOD };
-    let names: Vec<String> = (1..=args.tenants).map(|number| format!("vm-{number}")).collect();
+    let events = Synthetic {
+        seed: args.seed,
+        tenants: args.tenants,
+        period_ns: PERIOD,
+    };
+    let names: Vec<String> = (1..=args.tenants)
+        .map(|number| format!("vm-{number}"))
+        .collect();
     let (mut rollup, mut metered) = (Rollup::new(config, None)?, events.metered());
     let (mut store, mut closed) = (SqliteStore::create(ledger)?, Vec::new());
     let periods = args.hours * 3_600 * 1_000_000_000 / PERIOD.0;
@@ -349,8 +390,19 @@ mod tests {
         let path = PathBuf::from("ledger");
         assert_eq!(code(ExportError::NoPrices), 2);
         assert_eq!(code(ExportError::NoGpu), 3);
-        assert_eq!(code(ExportError::NotClosed { gpu: String::new(), until: UnixNanos(0) }), 5);
-        assert_eq!(code(ExportError::Store(StoreError::Denied { path: path.clone() })), 6);
+        assert_eq!(
+            code(ExportError::NotClosed {
+                gpu: String::new(),
+                until: UnixNanos(0)
+            }),
+            5
+        );
+        assert_eq!(
+            code(ExportError::Store(StoreError::Denied {
+                path: path.clone()
+            })),
+            6
+        );
         assert_eq!(exit_code(&StoreError::NotFound { path }.into()), 3);
         assert_eq!(exit_code(&StoreError::Order.into()), 1);
         assert_eq!(exit_code(&anyhow::anyhow!("something else")), 1);
