@@ -195,6 +195,29 @@ fn a_reader_sees_what_is_closed_while_another_writes() {
 }
 
 #[test]
+fn tenants_go_with_the_last_entry_of_their_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let written = entries(1, 600);
+    let mut store = SqliteStore::create(&path).unwrap();
+    write(&mut store, &written);
+    let tenants = || -> i64 {
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        connection
+            .query_row("SELECT count(*) FROM tenant", [], |row| row.get(0))
+            .unwrap()
+    };
+    assert_eq!(tenants(), 10, "five of each run");
+    let second_run = written
+        .iter()
+        .find(|e| e.stretch.boot != written[0].stretch.boot)
+        .unwrap();
+    store.retain(second_run.stretch.start).unwrap();
+    assert_eq!(tenants(), 5);
+    assert_eq!(all(&mut store), written[second_run.stretch.seq as usize..]);
+}
+
+#[test]
 fn two_writers_do_not_both_write_an_entry() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");

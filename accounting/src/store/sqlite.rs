@@ -22,6 +22,7 @@ use crate::record::{
     TenantRecord, UnixNanos,
 };
 use crate::units::{EngineId, Moment};
+use uuid::Uuid;
 
 /// Version of the tables, kept in the file's `user_version`.
 const VERSION: i64 = 1;
@@ -41,8 +42,8 @@ const SCHEMA: &str = include_str!("sqlite.sql");
 #[derive(Debug)]
 pub struct SqliteStore {
     connection: Connection,
-    /// Row of the GPU and number of the window that is open.
-    open: Option<(i64, i64)>,
+    /// Row of the GPU, number and run of the window that is open.
+    open: Option<(i64, i64, Uuid)>,
 }
 
 impl SqliteStore {
@@ -210,27 +211,32 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// The row of a tenant; made if there is none.
-    fn tenant(&self, tenant: &TenantIdentity) -> Result<i64, StoreError> {
-        let id = &tenant.id.as_bytes()[..];
-        let known: Option<i64> = self
+    /// The row of a tenant that `boot` writes of; made if there is none.
+    fn tenant(&self, tenant: &TenantIdentity, boot: Uuid) -> Result<i64, StoreError> {
+        let (id, boot) = (&tenant.id.as_bytes()[..], &boot.as_bytes()[..]);
+        let known: Option<(i64, bool)> = self
             .connection
-            .prepare_cached("SELECT tenant_key FROM tenant WHERE id = ?1")?
-            .query_row([id], |row| row.get(0))
+            .prepare_cached("SELECT tenant_key, boot = ?2 FROM tenant WHERE id = ?1")?
+            .query_row([id, boot], |row| Ok((row.get(0)?, row.get(1)?)))
             .optional()?;
-        if let Some(key) = known {
-            return Ok(key);
+        let Some((key, same)) = known else {
+            self.connection
+                .prepare_cached("INSERT INTO tenant(id, name, kind, boot) VALUES(?1, ?2, ?3, ?4)")?
+                .execute(params![id, tenant.name, tenant.kind.as_str(), boot])?;
+            return Ok(self.connection.last_insert_rowid());
+        };
+        if !same {
+            self.connection
+                .prepare_cached("UPDATE tenant SET boot = ?2 WHERE tenant_key = ?1")?
+                .execute(params![key, boot])?;
         }
-        self.connection
-            .prepare_cached("INSERT INTO tenant(id, name, kind) VALUES(?1, ?2, ?3)")?
-            .execute(params![id, tenant.name, tenant.kind.as_str()])?;
-        Ok(self.connection.last_insert_rowid())
+        Ok(key)
     }
 
     fn append_records(&self, records: &[TenantRecord]) -> Result<(), StoreError> {
-        let (gpu, seq) = self.open.ok_or(StoreError::Order)?;
+        let (gpu, seq, boot) = self.open.ok_or(StoreError::Order)?;
         for record in records {
-            let tenant = self.tenant(&record.tenant)?;
+            let tenant = self.tenant(&record.tenant, boot)?;
             let copied = record
                 .copy_bytes
                 .map(|bytes| stored("copy bytes", bytes))
@@ -267,7 +273,7 @@ impl SqliteStore {
     }
 
     fn close_records(&self, engines: &[EngineRecord], digest: &Digest) -> Result<(), StoreError> {
-        let (gpu, seq) = self.open.ok_or(StoreError::Order)?;
+        let (gpu, seq, _) = self.open.ok_or(StoreError::Order)?;
         for record in engines {
             self.connection
                 .prepare_cached(
@@ -525,7 +531,7 @@ impl Store for SqliteStore {
             Ok(seq)
         })();
         let seq = self.or_abandon(entered)?;
-        self.open = Some((key, seq));
+        self.open = Some((key, seq, stretch.boot));
         Ok(())
     }
 
@@ -598,7 +604,7 @@ impl Store for SqliteStore {
         }
         if retained.entries > 0 {
             self.connection.execute(
-                "DELETE FROM tenant WHERE tenant_key NOT IN (SELECT tenant_key FROM usage)",
+                "DELETE FROM tenant WHERE boot NOT IN (SELECT boot FROM entry)",
                 [],
             )?;
         }

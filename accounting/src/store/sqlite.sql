@@ -13,7 +13,9 @@ CREATE TABLE tenant (
     tenant_key INTEGER PRIMARY KEY,
     id BLOB NOT NULL UNIQUE,
     name TEXT NOT NULL,
-    kind TEXT NOT NULL
+    kind TEXT NOT NULL,
+    -- The run that wrote of it last: with the last entry of that run it may go.
+    boot BLOB NOT NULL
 ) STRICT;
 -- A window if gap is null.
 CREATE TABLE entry (

@@ -156,7 +156,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// A bar in thousandths, which shows if the work takes long and standard error is a terminal.
+/// A bar in thousandths, on standard error, if that is a terminal.
 fn bar(what: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {wide_bar} {percent} % {eta}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
