@@ -5,6 +5,7 @@ pub(crate) mod demo;
 pub(crate) mod doctor;
 mod ledger;
 pub(crate) mod nvidia;
+pub(crate) mod nvidia_worker;
 mod report;
 pub(crate) mod run;
 pub(crate) mod serve;

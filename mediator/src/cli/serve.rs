@@ -17,6 +17,7 @@ use turnstile_policies::{DEFAULT_POLICY, POLICIES, Tuning, Weight};
 
 use super::ledger::LedgerArgs;
 use super::nvidia::guardian_command;
+use super::nvidia_worker::worker_command;
 
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
 #[derive(clap::Args, Clone, Debug)]
@@ -100,8 +101,8 @@ impl GpuKind {
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Soft => "software GPU",
-            Self::Nvidia => "NVIDIA GPU",
+            Self::Soft => "software",
+            Self::Nvidia => "NVIDIA",
         }
     }
 }
@@ -136,8 +137,12 @@ impl Scheduling {
             self.meter == MeterArg::Events,
             "An NVIDIA GPU is accounted by its events; leave --meter out"
         );
-        let gpu = NvidiaGpu::start(self.gpu_index, guardian_command(self.gpu_index)?)
-            .context("The NVIDIA GPU cannot be shared")?;
+        let gpu = NvidiaGpu::start(
+            self.gpu_index,
+            guardian_command(self.gpu_index)?,
+            worker_command,
+        )
+        .context("The NVIDIA GPU cannot be shared")?;
         let timing = Timing {
             period: device::PERIOD,
             tick: device::TICK,
@@ -191,6 +196,10 @@ impl Scheduling {
         };
         let tuning = Tuning {
             frame_ns: Nanos(1_000_000_000 / self.frames),
+            first_slice_ns: match self.gpu {
+                GpuKind::Soft => Nanos::ZERO,
+                GpuKind::Nvidia => device::FIRST_SLICE,
+            },
             ..Tuning::default()
         };
         let host = HostConfig {
@@ -235,7 +244,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         .scheduling
         .start_with(args.socket.clone(), weight, Some(&args.ledger))?;
     eprintln!(
-        "turnstile: {}, policy {}, listening on {}",
+        "turnstile: {} GPU, policy {}, listening on {}",
         args.scheduling.gpu.name(),
         args.scheduling.policy(),
         args.socket.display()

@@ -100,7 +100,7 @@ impl Accounting<'_> {
             let held = self.host.anyone_held();
             let look = held.then(|| gpu.look_again(self.timing.tick)).flatten();
             thread::park_timeout(Duration::from_nanos(left.0.min(look.unwrap_or(left).0)));
-            if look.is_some() && gpu.engine_status(COMPUTE).running.is_none() {
+            if look.is_some() && gpu.has_run_dry() {
                 self.host.ran_dry();
             }
         }
@@ -128,8 +128,8 @@ impl Accounting<'_> {
             } else {
                 self.timing.period
             };
-            let end = from + period;
-            self.sleep_until(self.host.decide_at().map_or(end, |at| at.min(end)));
+            // A policy that says when it has to be asked need not be asked before.
+            self.sleep_until(self.host.decide_at().unwrap_or(from + period));
             // The end is read first: whatever is logged after that lies behind it.
             let to = self.now();
             self.read_log();

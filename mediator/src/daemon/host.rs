@@ -220,9 +220,12 @@ impl Host {
         let kick = File::from(kick);
         let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
 
-        let mut state = self.lock();
-        self.room(&state, &name)?;
-        let tenant = TenantId(state.next);
+        let tenant = {
+            let mut state = self.lock();
+            self.room(&state, &name)?;
+            state.number()
+        };
+        // A GPU may take long over it: the others go on meanwhile. Tenants are taken in one after the other.
         let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
         let resources = TenantResources {
             guest,
@@ -236,7 +239,10 @@ impl Host {
             .create_context(tenant, resources)
             .map_err(HostError::Gpu)?;
         let capability = self.gpu.capabilities();
-        let mut feature_bits = features::PTX | features::APERTURE | features::STATUS_PAGE;
+        let mut feature_bits = features::PTX | features::STATUS_PAGE;
+        if capability.aperture {
+            feature_bits |= features::APERTURE;
+        }
         if capability.software {
             feature_bits |= features::SOFTWARE;
         }
@@ -271,7 +277,8 @@ impl Host {
             status,
         };
         let peer = Peer { stream, writer };
-        state.insert(tenant, name, weight, peer, Kind::Vm(Box::new(vm)));
+        self.lock()
+            .insert(tenant, name, weight, peer, Kind::Vm(Box::new(vm)));
         Ok((tenant, kick))
     }
 
@@ -475,8 +482,11 @@ impl Host {
                 Vec::new()
             }
         };
-        for order in orders {
-            state.carry_out(&*self.gpu, order);
+        // Who may run first: the engine goes over to him as soon as another stops.
+        let closes = |order: &&GateOrder| order.state == turnstile_vmm::gate::GateState::Closed;
+        let (close, open): (Vec<&GateOrder>, Vec<&GateOrder>) = orders.iter().partition(closes);
+        for order in open.into_iter().chain(close) {
+            state.carry_out(&*self.gpu, *order);
         }
         state.write_status(&*self.gpu, end);
         for tenant in state.tenants.values_mut() {
@@ -629,7 +639,14 @@ pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
 }
 
 impl State {
-    /// Takes a tenant in that the GPU has taken in, under the next number.
+    /// A number that no tenant had before.
+    pub(super) fn number(&mut self) -> TenantId {
+        let number = TenantId(self.next);
+        self.next += 1;
+        number
+    }
+
+    /// Takes a tenant in that the GPU has taken in.
     pub(super) fn insert(
         &mut self,
         tenant: TenantId,
@@ -642,7 +659,6 @@ impl State {
         if let Err(error) = self.mediation.add(tenant, params) {
             log::error!("Policy: {error}");
         }
-        self.next += 1;
         log::info!("{tenant} is {name}, weight {}", weight.get());
         self.tenants.insert(tenant, Tenant { name, peer, kind });
     }
@@ -652,6 +668,7 @@ impl State {
         let Some(entry) = self.tenants.get_mut(&tenant) else {
             return;
         };
+        log::trace!("{tenant}: {state:?}");
         if let Some((vm, vmm)) = entry.vm() {
             let channels: Vec<u32> = vm.gates.channels().collect();
             for channel in channels {

@@ -6,29 +6,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use turnstile_abi::ErrorCode;
+use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
 use super::clock::GpuClock;
-use super::events::EventLog;
+use super::events::{EventLog, SwitchRecord};
 use super::guardian::{Guardian, GuardianError};
 use super::holder::{HoldCalls, Holder, OwnedSwitch};
+use super::probe::CudaError;
 use super::rm::{RmClient, RmError};
+use super::sys::Cuda;
 use super::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
 use super::utilisation::Utilisation;
 use super::version::{self, DriverAbi, VersionError};
-use super::watch::Watch;
+use super::vms::Vms;
+use super::watch::{Runner, Watch};
+use super::worker::{Facts, WorkerConfig};
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
     Refusal, Suspend, TenantResources, Untracked,
 };
 use crate::mediation::COMPUTE;
+use crate::process;
 
 /// Readings in a row without work before the engine counts as idle: a program that launches and waits leaves it for some ten
 /// microseconds after each kernel.
@@ -50,9 +55,33 @@ pub enum NvidiaError {
     /// Nobody would resume in our stead.
     #[error("Nobody can be held without a guardian")]
     Guardian(#[from] GuardianError),
+    /// The CUDA driver library is needed for what VMs do.
+    #[error(
+        "The CUDA driver library cannot be used (install the vendor's user libraries, libcuda.so.1)"
+    )]
+    Cuda(#[from] CudaError),
     /// No thread.
     #[error("Starting a thread failed")]
     Thread(#[source] io::Error),
+}
+
+/// What the GPU is.
+fn facts(index: u32) -> Result<Facts, CudaError> {
+    /// SOURCE: cuda.h: CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK.
+    const SHARED_BYTES: i32 = 8;
+    /// SOURCE: cuda.h: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT.
+    const MULTIPROCESSORS: i32 = 16;
+    let cuda = Cuda::load()?;
+    let number = |attribute| {
+        let number = cuda.attribute(index, attribute)?;
+        Ok::<u32, CudaError>(number.try_into().unwrap_or(0))
+    };
+    Ok(Facts {
+        multiprocessors: number(MULTIPROCESSORS)?,
+        shared_bytes_max: number(SHARED_BYTES)?,
+        memory_bytes: cuda.total_bytes(index)? / CHUNK_BYTES * CHUNK_BYTES,
+        pinned: false,
+    })
 }
 
 /// What the holding thread is to do next.
@@ -61,7 +90,72 @@ struct Wanted {
     /// Hold (`true`) or release.
     tenants: BTreeMap<TenantId, bool>,
     calls: HoldCalls,
+    /// It is at it.
+    moving: bool,
     ending: bool,
+}
+
+/// What is read of the GPU, and what it says.
+#[derive(Debug)]
+struct Watched {
+    client: Arc<RmClient>,
+    log: EventLog,
+    utilisation: Option<Utilisation>,
+    watch: Watch,
+    records: Vec<SwitchRecord>,
+    reads: Reads,
+}
+
+/// What watching costs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reads {
+    /// Times that the log was read, and how long that took.
+    log: u64,
+    log_ns: u64,
+    /// Records in it.
+    records: u64,
+    /// The same of the counters.
+    counters: u64,
+    counters_ns: u64,
+}
+
+/// Counts one reading that began then.
+fn count(times: &mut u64, ns: &mut u64, begin: Instant) {
+    *times += 1;
+    // CAST: 584 years.
+    *ns += begin.elapsed().as_nanos() as u64;
+}
+
+impl Watched {
+    /// Reads the log up to now.
+    fn refresh(&mut self) -> Result<(), RmError> {
+        let begin = Instant::now();
+        let complete = self.log.read(&self.client, &mut self.records)?;
+        count(&mut self.reads.log, &mut self.reads.log_ns, begin);
+        self.reads.records += self.records.len() as u64;
+        self.watch.read(self.records.drain(..), complete);
+        Ok(())
+    }
+
+    /// Reads the counters, if there is something new in them.
+    fn count(&mut self, now: Moment) {
+        let Some(utilisation) = &mut self.utilisation else {
+            return;
+        };
+        let begin = Instant::now();
+        match utilisation.read(now, self.watch.knows_enough(now)) {
+            Ok(None) => {}
+            Ok(Some(busy)) => {
+                count(&mut self.reads.counters, &mut self.reads.counters_ns, begin);
+                self.watch.counted(busy);
+            }
+            Err(error) => {
+                log::warn!("{error}; idle time within residency is charged from now on");
+                self.utilisation = None;
+                self.watch.no_counters();
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -69,12 +163,13 @@ struct Shared {
     client: Arc<RmClient>,
     driver: DriverAbi,
     clock: Mutex<GpuClock>,
-    watch: Mutex<Watch>,
+    watched: Mutex<Watched>,
     /// Who is held or about to be.
     wanted: Mutex<Wanted>,
     wake: Condvar,
     held: Mutex<BTreeSet<TenantId>>,
     status_reads: AtomicU64,
+    vms: Vms,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -91,11 +186,22 @@ pub struct NvidiaGpu {
 }
 
 impl NvidiaGpu {
-    /// Shares GPU `index`. `guardian` starts a process that ends up in [`super::guardian::serve`].
+    /// Shares GPU `index`. `guardian` starts a process that ends up in [`super::guardian::serve`], `worker` one that ends up
+    /// in [`super::worker::run`].
     ///
     /// # Errors
     /// If the driver is not known, refuses, or there is no guardian.
-    pub fn start(index: u32, guardian: Command) -> Result<Self, NvidiaError> {
+    pub fn start(
+        index: u32,
+        guardian: Command,
+        worker: impl Fn() -> Command + Send + Sync + 'static,
+    ) -> Result<Self, NvidiaError> {
+        let config = WorkerConfig {
+            device: index,
+            ..WorkerConfig::default()
+        };
+        let vms = Vms::new(config, worker);
+        let facts = facts(index)?;
         let driver = version::detect()?;
         let client = Arc::new(RmClient::open(index)?);
         let log = EventLog::start(&client, &driver)?;
@@ -110,11 +216,19 @@ impl NvidiaGpu {
         let guardian = Guardian::start(guardian)?;
         let shared = Arc::new(Shared {
             clock: Mutex::new(clock),
-            watch: Mutex::new(Watch::new(client.clone(), log, utilisation)),
+            watched: Mutex::new(Watched {
+                client: client.clone(),
+                log,
+                watch: Watch::new(utilisation.is_some()),
+                utilisation,
+                records: Vec::new(),
+                reads: Reads::default(),
+            }),
             wanted: Mutex::default(),
             wake: Condvar::new(),
             held: Mutex::default(),
             status_reads: AtomicU64::new(0),
+            vms,
             client: client.clone(),
             driver,
         });
@@ -131,10 +245,11 @@ impl NvidiaGpu {
             suspend: Suspend::MidKernel,
             status_registers: true,
             switch_events: true,
-            multiprocessors: 132,
-            shared_bytes_max: 48 << 10,
-            memory_bytes: 140 << 30,
+            multiprocessors: facts.multiprocessors,
+            shared_bytes_max: facts.shared_bytes_max,
+            memory_bytes: facts.memory_bytes,
             software: false,
+            aperture: false,
         };
         Ok(Self {
             shared,
@@ -153,6 +268,21 @@ impl Shared {
         lock(&self.held).contains(&tenant)
     }
 
+    /// Whether somebody is being held or released: what the engine does meanwhile says nothing.
+    fn is_moving(&self) -> bool {
+        let wanted = lock(&self.wanted);
+        wanted.moving || !wanted.tenants.is_empty()
+    }
+
+    /// A process of a tenant was handed something.
+    fn changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
+        let changed = lock(&self.watched).watch.changed(tenant, pid, changes);
+        if changed && self.is_held(tenant) {
+            // What it made while it is held has to be held as well.
+            self.want(tenant, true);
+        }
+    }
+
     fn want(&self, tenant: TenantId, hold: bool) {
         lock(&self.wanted).tenants.insert(tenant, hold);
         self.wake.notify_one();
@@ -163,6 +293,7 @@ impl Shared {
         loop {
             let mut wanted = lock(&self.wanted);
             wanted.calls = holder.calls();
+            wanted.moving = false;
             if wanted.tenants.is_empty() && !wanted.ending {
                 wanted = self
                     .wake
@@ -172,6 +303,7 @@ impl Shared {
             }
             let ending = wanted.ending;
             let tenants = std::mem::take(&mut wanted.tenants);
+            wanted.moving = !tenants.is_empty();
             drop(wanted);
             if ending {
                 return;
@@ -181,23 +313,34 @@ impl Shared {
                 tenants.into_iter().partition(|(_, hold)| *hold);
             for (tenant, _) in release {
                 let released = holder.release(tenant);
+                if let Ok(worker) = self.vms.of(tenant) {
+                    worker.set_suspended(false);
+                }
+                log::trace!("{tenant} was released at {:?}", self.now());
                 lock(&self.held).remove(&tenant);
-                lock(&self.watch).demand.released(tenant, self.now());
+                lock(&self.watched)
+                    .watch
+                    .demand
+                    .released(tenant, self.now());
                 if let Err(error) = released {
                     log::error!("{error}");
                 }
             }
             for (tenant, _) in hold {
                 let channels = {
-                    let mut watch = lock(&self.watch);
+                    let watch = &mut lock(&self.watched).watch;
                     watch.demand.held(tenant, self.now());
                     watch.channels(tenant)
                 };
                 let held = holder.hold(tenant, &channels);
+                log::trace!("{tenant} was held at {:?}", self.now());
                 if holder.is_held(tenant) {
                     lock(&self.held).insert(tenant);
                 } else {
-                    lock(&self.watch).demand.released(tenant, self.now());
+                    lock(&self.watched)
+                        .watch
+                        .demand
+                        .released(tenant, self.now());
                 }
                 if let Err(error) = held {
                     log::warn!("{tenant} is not held: {error}");
@@ -219,46 +362,49 @@ impl Shared {
         read.map_or(true, |status| status & STATUS_BUSY != 0)
     }
 
-    /// The tenant that the engine works for, or None if it has nothing to do.
-    fn running(&self) -> Option<TenantId> {
-        let mut watch = lock(&self.watch);
-        if let Err(error) = watch.refresh() {
-            log::debug!("{error}");
+    /// Whether the engine has nothing to do, as far as those go who may run.
+    fn is_dry(&self) -> bool {
+        if self.is_moving() {
+            return false;
         }
-        let now = self.now();
-        let resident = watch.residency.resident();
-        let free = resident.filter(|tenant| !self.is_held(*tenant));
-        let Some(tenant) = free else {
-            // Whoever may run and has work comes at once.
-            return watch
-                .demand
-                .wanting(now)
-                .find(|tenant| !self.is_held(*tenant));
+        let runner = {
+            let mut watched = lock(&self.watched);
+            if let Err(error) = watched.refresh() {
+                log::debug!("{error}");
+            }
+            watched
+                .watch
+                .runner(self.now(), |tenant| self.is_held(tenant))
         };
-        if watch.demand.trusted(tenant, now) {
-            return Some(tenant);
-        }
-        drop(watch);
+        let tenant = match runner {
+            Runner::Working(_) => return false,
+            Runner::Nobody => return !self.is_moving(),
+            Runner::Perhaps(tenant) => tenant,
+        };
+        let begin = self.now();
+        let mut works = false;
         for reading in 0..IDLE_READINGS {
             if reading > 0 {
                 thread::sleep(READING_PAUSE);
             }
-            if self.works() {
-                lock(&self.watch).seen(tenant, true, self.now());
-                return Some(tenant);
+            works = self.works();
+            if works {
+                break;
             }
         }
-        let mut watch = lock(&self.watch);
-        if let Err(error) = watch.refresh() {
+        let mut watched = lock(&self.watched);
+        if let Err(error) = watched.refresh() {
             log::debug!("{error}");
         }
-        if watch.residency.resident() != Some(tenant) {
-            return watch.residency.resident();
+        if watched.watch.residency.resident() != Some(tenant) || self.is_moving() {
+            return false;
         }
         // It stopped at some time since it was last looked at.
-        let at = Moment(now.0.saturating_sub(TICK.0 / 2));
-        watch.seen(tenant, false, at);
-        None
+        let since = if works { 0 } else { TICK.0 / 2 };
+        let at = Moment(begin.0.saturating_sub(since));
+        watched.watch.seen(tenant, works, at);
+        log::trace!("{tenant} was seen {works} at {begin:?}");
+        !works
     }
 }
 
@@ -271,88 +417,130 @@ impl Gpu for NvidiaGpu {
         self.shared.now()
     }
 
-    fn create_context(&self, _: TenantId, _: TenantResources) -> Result<File, Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn create_context(
+        &self,
+        tenant: TenantId,
+        resources: TenantResources,
+    ) -> Result<File, Refusal> {
+        let shared = self.shared.clone();
+        let known = Arc::new(AtomicBool::new(false));
+        self.shared
+            .vms
+            .start(tenant, resources, move |pid, changes| {
+                let Some(changes) = changes else {
+                    lock(&shared.watched).watch.exited(pid);
+                    return;
+                };
+                if !known.swap(true, Ordering::Relaxed) {
+                    let now = shared.now();
+                    lock(&shared.watched).watch.add(tenant, pid, now);
+                }
+                shared.changed(tenant, pid, changes);
+            })
     }
 
     fn destroy_context(&self, tenant: TenantId) {
+        self.shared.vms.end(tenant);
         self.shared.want(tenant, false);
-        lock(&self.shared.watch).remove(tenant);
+        lock(&self.shared.watched).watch.remove(tenant);
     }
 
-    fn open_channel(&self, _: TenantId, _: ChannelConfig) -> Result<u32, Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {
+        self.shared.vms.of(tenant)?.open_channel(config)
     }
 
-    fn close_channel(&self, _: TenantId, _: u32) -> Result<(), Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal> {
+        self.shared.vms.of(tenant)?.close_channel(channel)
     }
 
-    fn allocate(&self, _: TenantId, _: u64) -> Result<Allocation, Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
+        self.shared.vms.of(tenant)?.allocate(bytes)
     }
 
-    fn free(&self, _: TenantId, _: u64) -> Result<(), Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+        self.shared.vms.of(tenant)?.free(va)
     }
 
-    fn memory_free_bytes(&self, _: TenantId) -> u64 {
-        0
+    fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
+        let worker = self.shared.vms.of(tenant);
+        worker.map_or(0, |worker| worker.memory_free_bytes())
     }
 
-    fn load_module(&self, _: TenantId, _: &str) -> Result<(u32, u32), Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
+        self.shared.vms.of(tenant)?.load_module(ptx)
     }
 
-    fn unload_module(&self, _: TenantId, _: u32) -> Result<(), Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
+        self.shared.vms.of(tenant)?.unload_module(module)
     }
 
-    fn find_function(&self, _: TenantId, _: u32, _: &str) -> Result<(u32, u32), Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn find_function(
+        &self,
+        tenant: TenantId,
+        module: u32,
+        name: &str,
+    ) -> Result<(u32, u32), Refusal> {
+        self.shared.vms.of(tenant)?.find_function(module, name)
     }
 
+    /// As of the last reading of the log.
     fn engine_status(&self, engine: EngineId) -> EngineStatus {
-        let running = (engine == COMPUTE).then(|| self.shared.running()).flatten();
+        let resident = || lock(&self.shared.watched).watch.residency.resident();
+        let running = (engine == COMPUTE).then(resident).flatten();
         EngineStatus { running }
     }
 
+    fn has_run_dry(&self) -> bool {
+        self.shared.is_dry()
+    }
+
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
-        let watch = lock(&self.shared.watch);
-        let now = self.shared.now();
-        let mut running = watch
-            .demand
-            .wanting(now)
-            .filter(|tenant| !self.shared.is_held(*tenant))
-            .peekable();
-        // Reading the log costs some ten microseconds, the register a hundred: not for those who never stop.
-        let known =
-            running.peek().is_some() && running.all(|tenant| watch.demand.trusted(tenant, now));
-        (!known).then_some(tick)
+        let shared = &self.shared;
+        let in_doubt = || {
+            let watched = lock(&shared.watched);
+            let held = |tenant| shared.is_held(tenant);
+            watched.watch.is_in_doubt(shared.now(), held)
+        };
+        (shared.is_moving() || in_doubt()).then_some(tick)
     }
 
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
         let shared = &self.shared;
         lock(&shared.clock).follow(&shared.client, &shared.driver);
+        shared.vms.set_clock(shared.now());
         // The end is read first: whatever is logged after that lies behind it.
         let now = shared.now();
-        match lock(&shared.watch).take(now, events) {
-            Ok(complete) => complete,
-            Err(error) => {
-                log::error!("{error}");
-                false
-            }
+        let mut watched = lock(&shared.watched);
+        if let Err(error) = watched.refresh() {
+            log::error!("{error}");
+            return false;
         }
+        let complete = watched.watch.take(now, events);
+        watched.count(now);
+        watched.watch.adopt(process::parent);
+        complete
     }
 
     fn qualify(&self, usage: &mut Usage) {
-        lock(&self.shared.watch).qualify(usage);
+        lock(&self.shared.watched).watch.qualify(usage);
     }
 
+    /// A VM's worker knows what is pending; whether it is there often enough to wait for turns, or comes now and then, is seen
+    /// on the engine alone.
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
-        let wants = lock(&self.shared.watch)
-            .demand
-            .wants(tenant, self.shared.now());
+        let now = self.shared.now();
+        let wants = lock(&self.shared.watched).watch.demand.wants(tenant, now);
+        if let Ok(worker) = self.shared.vms.of(tenant) {
+            worker.activity(channels);
+            let pending = channels.iter().any(|channel| channel.pending > 0);
+            for channel in channels.iter_mut() {
+                channel.last_active = Moment(0);
+                channel.pending = if wants { channel.pending } else { 0 };
+            }
+            if pending || !wants || self.shared.is_held(tenant) {
+                return;
+            }
+        }
         channels.push(ChannelActivity {
             channel: 0,
             pending: wants.into(),
@@ -361,6 +549,9 @@ impl Gpu for NvidiaGpu {
     }
 
     fn suspend(&self, tenant: TenantId) {
+        if let Ok(worker) = self.shared.vms.of(tenant) {
+            worker.set_suspended(true);
+        }
         self.shared.want(tenant, true);
     }
 
@@ -368,30 +559,36 @@ impl Gpu for NvidiaGpu {
         self.shared.want(tenant, false);
     }
 
-    fn ring(&self, _: TenantId) {}
+    fn ring(&self, tenant: TenantId) {
+        if let Ok(worker) = self.shared.vms.of(tenant) {
+            worker.ring();
+        }
+    }
 
-    fn set_unwatched(&self, _: TenantId, _: bool) {}
+    fn set_unwatched(&self, tenant: TenantId, open: bool) {
+        if let Ok(worker) = self.shared.vms.of(tenant) {
+            worker.set_unwatched(open);
+        }
+    }
 
     fn add_program(&self, tenant: TenantId, root: u32) -> Result<(), ProgramRefusal> {
-        lock(&self.shared.watch).add(tenant, root, self.shared.now());
+        lock(&self.shared.watched)
+            .watch
+            .add(tenant, root, self.shared.now());
         Ok(())
     }
 
     fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
-        let changed = lock(&self.shared.watch).changed(tenant, pid, changes);
-        if changed && self.shared.is_held(tenant) {
-            // What it made while it is held has to be held as well.
-            self.shared.want(tenant, true);
-        }
+        self.shared.changed(tenant, pid, changes);
     }
 
     fn program_exited(&self, _: TenantId, pid: u32) {
-        lock(&self.shared.watch).exited(pid);
+        lock(&self.shared.watched).watch.exited(pid);
     }
 
     fn figures(&self) -> BTreeMap<&'static str, u64> {
         let calls = lock(&self.shared.wanted).calls;
-        let reads = lock(&self.shared.watch).reads;
+        let reads = lock(&self.shared.watched).reads;
         BTreeMap::from([
             ("suspend_calls", calls.count),
             ("suspend_calls_failed", calls.failed),
@@ -409,18 +606,26 @@ impl Gpu for NvidiaGpu {
     }
 
     fn untracked(&self) -> Vec<Untracked> {
-        lock(&self.shared.watch).untracked()
+        let of = |(pid, switches): (&u32, &u64)| Untracked {
+            pid: *pid,
+            name: process::name(*pid),
+            switches: *switches,
+        };
+        let watched = lock(&self.shared.watched);
+        watched.watch.residency.untracked().iter().map(of).collect()
     }
 }
 
-/// From one decision to the next where no turn ends before. Long, as each reads the log; the first that two tenants meet is
-/// at most so much later than it could be.
-pub const PERIOD: Nanos = Nanos::from_ms(20);
+/// First turns of tenants that meet: longer than from one latch of the counters to the next.
+pub const FIRST_SLICE: Nanos = Nanos::from_ms(120);
+/// From one decision to the next where there are no turns. Each reads the log; one who begins is seen so much later at most.
+pub const PERIOD: Nanos = Nanos::from_ms(10);
 /// How often an engine without work is looked for while somebody is held.
-pub const TICK: Nanos = Nanos::from_ms(4);
+pub const TICK: Nanos = Nanos::from_ms(3);
 
 impl Drop for NvidiaGpu {
     fn drop(&mut self) {
+        self.shared.vms.end_all();
         lock(&self.shared.wanted).ending = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {

@@ -33,4 +33,9 @@ pub mod rm;
 mod sys;
 pub mod utilisation;
 pub mod version;
+mod vms;
 mod watch;
+pub mod worker;
+
+#[cfg(test)]
+mod simulated;

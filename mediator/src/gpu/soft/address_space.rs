@@ -8,7 +8,6 @@
 //! page table says which chunk of the card stands behind a page; a page without one faults. A page keeps its address
 //! and its bytes when its chunk is taken away ([`AddressSpace::evict`]) and given back ([`AddressSpace::restore`]).
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -23,6 +22,7 @@ use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 use super::memory::CardMemory;
 use super::ptx::{DeviceMemory, MemoryFault};
 use crate::gpu::Allocation;
+use crate::gpu::layout::Layout;
 use crate::memory_file::memory_file;
 
 /// Why a tenant's memory could not be made.
@@ -46,9 +46,6 @@ pub(super) struct PageFault {
     pub(super) va: u64,
 }
 
-/// Allocations by first page; the value is the number of pages.
-type Layout = BTreeMap<usize, usize>;
-
 /// The address space of one tenant. Lookups take no lock.
 #[derive(Debug)]
 pub(super) struct AddressSpace {
@@ -60,7 +57,6 @@ pub(super) struct AddressSpace {
     pages: Box<[AtomicU32]>,
     /// Held while the card's lock is taken, and no other.
     layout: Mutex<Layout>,
-    allocations_max: usize,
     /// Pages allocated, resident or not.
     used: AtomicU64,
 }
@@ -89,8 +85,8 @@ impl AddressSpace {
             file,
             region,
             pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
-            layout: Mutex::default(),
-            allocations_max,
+            // CAST: as many as the table above has.
+            layout: Mutex::new(Layout::new(pages as usize, allocations_max)),
             used: AtomicU64::new(0),
         })
     }
@@ -117,53 +113,36 @@ impl AddressSpace {
 
     /// Allocates zeroed memory.
     pub(super) fn allocate(&self, bytes: u64) -> Result<Allocation, ErrorCode> {
-        let count =
-            usize::try_from(bytes.div_ceil(CHUNK_BYTES)).map_err(|_| ErrorCode::OutOfGpuMemory)?;
-        if count == 0 {
-            return Err(ErrorCode::BadArgument);
-        }
         let mut layout = self.layout();
-        if layout.len() >= self.allocations_max {
-            return Err(ErrorCode::HostLimit);
-        }
-        let first = first_fit(&layout, count, self.pages.len()).ok_or(ErrorCode::OutOfGpuMemory)?;
+        let pages = layout.find(bytes)?;
         let chunks = self
             .card
-            .take(self.tenant, count)
+            .take(self.tenant, pages.len())
             .ok_or(ErrorCode::OutOfGpuMemory)?;
         // A VM can write where it has allocated nothing: its VMM maps the whole file.
-        if self.scrub(first..first + count).is_err() {
+        if self.scrub(pages.clone()).is_err() {
             self.card.release(self.tenant, chunks);
             return Err(ErrorCode::OutOfGpuMemory);
         }
-        for (page, chunk) in self.pages[first..first + count].iter().zip(chunks) {
+        for (page, chunk) in self.pages[pages.clone()].iter().zip(chunks) {
             page.store(chunk + 1, Ordering::Release);
         }
-        layout.insert(first, count);
-        self.used.fetch_add(count as u64, Ordering::Relaxed);
-        let aperture_offset = first as u64 * CHUNK_BYTES;
-        Ok(Allocation {
-            va: GPU_VA_BASE + aperture_offset,
-            aperture_offset,
-            bytes: count as u64 * CHUNK_BYTES,
-        })
+        self.used.fetch_add(pages.len() as u64, Ordering::Relaxed);
+        Ok(layout.insert(&pages))
     }
 
     /// Addresses of the allocation that begins at `va`.
     pub(super) fn allocation(&self, va: u64) -> Result<Range<u64>, ErrorCode> {
-        let first = first_page(va).ok_or(ErrorCode::NoSuchAllocation)?;
-        let layout = self.layout();
-        let count = *layout.get(&first).ok_or(ErrorCode::NoSuchAllocation)?;
-        Ok(va..va + count as u64 * CHUNK_BYTES)
+        let pages = self.layout().allocation(va)?;
+        Ok(va..va + pages.len() as u64 * CHUNK_BYTES)
     }
 
     /// Frees and scrubs the allocation that begins at `va`. Whoever still uses it faults.
     pub(super) fn free(&self, va: u64) -> Result<(), ErrorCode> {
-        let first = first_page(va).ok_or(ErrorCode::NoSuchAllocation)?;
         let mut layout = self.layout();
-        let count = layout.remove(&first).ok_or(ErrorCode::NoSuchAllocation)?;
-        self.used.fetch_sub(count as u64, Ordering::Relaxed);
-        self.drop_pages(first..first + count);
+        let pages = layout.remove(va)?;
+        self.used.fetch_sub(pages.len() as u64, Ordering::Relaxed);
+        self.drop_pages(pages);
         Ok(())
     }
 
@@ -203,11 +182,7 @@ impl AddressSpace {
         let layout = self.layout();
         let index = va.wrapping_sub(GPU_VA_BASE) / CHUNK_BYTES;
         let index = usize::try_from(index).map_err(|_| ErrorCode::NoSuchAllocation)?;
-        let allocated = layout
-            .range(..=index)
-            .next_back()
-            .is_some_and(|(first, count)| index < first + count);
-        if !allocated || self.pages[index].load(Ordering::Relaxed) != 0 {
+        if !layout.contains(index) || self.pages[index].load(Ordering::Relaxed) != 0 {
             return Err(ErrorCode::NoSuchAllocation);
         }
         let chunks = self.card.take(self.tenant, 1);
@@ -329,27 +304,6 @@ impl Drop for AddressSpace {
     fn drop(&mut self) {
         self.drop_pages(0..self.pages.len());
     }
-}
-
-/// The page that begins at this address.
-fn first_page(va: u64) -> Option<usize> {
-    let offset = va.checked_sub(GPU_VA_BASE)?;
-    let page = offset
-        .is_multiple_of(CHUNK_BYTES)
-        .then_some(offset / CHUNK_BYTES)?;
-    usize::try_from(page).ok()
-}
-
-/// The first gap of `count` pages.
-fn first_fit(layout: &Layout, count: usize, pages: usize) -> Option<usize> {
-    let mut begin = 0;
-    for (first, taken) in layout {
-        if first - begin >= count {
-            return Some(begin);
-        }
-        begin = first + taken;
-    }
-    (pages - begin >= count).then_some(begin)
 }
 
 #[cfg(test)]

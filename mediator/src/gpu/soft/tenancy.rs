@@ -63,6 +63,7 @@ impl<D: Driver> Gpu for D {
             shared_bytes_max: config.shared_bytes_max,
             memory_bytes: config.memory_bytes,
             software: true,
+            aperture: true,
         }
     }
 
