@@ -263,6 +263,11 @@ impl Ledger {
         *self.held.entry(tenant).or_default() += held_ns;
     }
 
+    /// Time for which `tenant` was held back, as far as it was added.
+    pub fn held_ns(&self, tenant: TenantId) -> Nanos {
+        self.held.get(&tenant).copied().unwrap_or_default()
+    }
+
     /// Settles a tenant that is gone: returns its totals and forgets it.
     ///
     /// The engines' totals keep its time. Precondition: its last window has been appended, or it
@@ -286,7 +291,7 @@ impl Ledger {
             .collect();
         let mut totals = TenantTotals::default();
         engines.iter().for_each(|(_, part)| totals.add(part));
-        let held_ns = self.held.get(&tenant).copied().unwrap_or_default();
+        let held_ns = self.held_ns(tenant);
         TenantSnapshot {
             tenant,
             totals,

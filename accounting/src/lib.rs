@@ -10,21 +10,39 @@
 //! engine, how long each tenant ran and where the rest of the time went. The [`Ledger`] adds usages
 //! up and refuses one that does not balance. [`share`] and [`gps`] say what would have been fair.
 //!
-//! Everything here is pure: no clock, no lock, no I/O; time is a parameter, and what is charged is
+//! What is to be billed goes on from there: a [`Rollup`] adds usages up into windows, a [`store`] makes
+//! them durable, an [`export`] shows them, an [`audit`] checks them.
+//!
+//! ```text
+//! Usage -> Rollup -> Entry -> Store -> export: CloudEvents, CSV, FOCUS
+//!        (rollup)  (record)  (store)          \-> audit
+//! ```
+//!
+//! Everything but `store` and `export` is pure: no clock, no lock, no I/O; time is a parameter, and what is charged is
 //! counted in whole nanoseconds, so that sums are exact.
 #![forbid(unsafe_code)]
 
+pub mod audit;
+#[cfg(feature = "export")]
+pub mod export;
 pub mod gps;
+pub mod ids;
 pub mod ledger;
 pub mod meter;
+pub mod record;
+pub mod rollup;
 pub mod share;
 pub mod state;
+#[cfg(feature = "store")]
+pub mod store;
+pub mod synthetic;
 mod units;
 mod usage;
 mod window;
 
 pub use ledger::{Ledger, LedgerError};
 pub use meter::{EventMeter, Meter, Observation, PolledMeter};
+pub use rollup::Rollup;
 pub use state::{EngineState, Sample, SwitchEvent};
 pub use units::{EngineId, Moment, Nanos, TenantId};
 pub use usage::{Anomalies, EngineUsage, Metric, Signals, TenantUsage, Usage};

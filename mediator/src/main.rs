@@ -2,6 +2,8 @@
 
 mod cli;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// Many VMs share one GPU: mediated, accounted, at their weights.
@@ -20,6 +22,8 @@ enum Command {
     Demo(cli::demo::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
+    /// Export what was used, and check the ledger
+    Usage(cli::usage::Args),
     /// Run a CUDA program, and what it starts, as a tenant of a running daemon
     Run(cli::run::Args),
     /// Answer a program's calls when its launcher is gone
@@ -46,9 +50,10 @@ enum Command {
     NvidiaWorkerCheck(cli::nvidia_worker::CheckArgs),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     match Args::parse().command {
+        Command::Usage(args) => return Ok(cli::usage::run(&args)),
         Command::Serve(args) => cli::serve::run(args),
         Command::Demo(args) => cli::demo::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
@@ -61,5 +66,6 @@ fn main() -> anyhow::Result<()> {
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
         Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
         Command::NvidiaWorkerCheck(args) => cli::nvidia_worker::check(&args),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

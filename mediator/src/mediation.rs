@@ -59,6 +59,8 @@ struct Standing {
     admitted: bool,
     /// A doorbell write was kept at one of its closed gates.
     kept: bool,
+    /// It had work at the end of the last period.
+    backlogged: bool,
     /// Since when it has been seen without work.
     idle_from: Option<Moment>,
     gates: GateState,
@@ -99,6 +101,7 @@ impl Mediation {
             held_from: None,
             admitted: true,
             kept: false,
+            backlogged: false,
             idle_from: None,
             gates: GateState::Watched,
         };
@@ -263,6 +266,7 @@ impl Mediation {
             };
             let recent = seen.last_active.is_some_and(|at| end.since(at) < GRACE);
             let backlogged = seen.pending > 0 || standing.kept || recent;
+            standing.backlogged = backlogged;
             standing.idle_from = match (backlogged, standing.idle_from) {
                 (true, _) => None,
                 (false, None) => Some(seen.last_active.unwrap_or(end)),
@@ -306,6 +310,13 @@ impl Mediation {
             }
         }
         Ok(&self.orders)
+    }
+
+    /// Whether a tenant had work at the end of the last period.
+    pub fn backlogged(&self, tenant: TenantId) -> bool {
+        self.tenants
+            .get(&tenant)
+            .is_some_and(|standing| standing.backlogged)
     }
 
     /// Time for which a tenant is being held back now, on top of what the ledger has.

@@ -3,9 +3,11 @@
 pub(crate) mod bench;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+mod ledger;
 pub(crate) mod nvidia;
 pub(crate) mod nvidia_worker;
 mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod usage;
 pub(crate) mod vmm;

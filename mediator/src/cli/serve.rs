@@ -10,10 +10,12 @@ use signal_hook::iterator::Signals;
 use turnstile_accounting::Nanos;
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
+use turnstile_mediator::gpu::nvidia::identity;
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{DEFAULT_POLICY, POLICIES, Tuning, Weight};
 
+use super::ledger::LedgerArgs;
 use super::nvidia::guardian_command;
 use super::nvidia_worker::worker_command;
 
@@ -152,8 +154,35 @@ impl Scheduling {
         })
     }
 
+    /// Identity and model of the GPU, for the ledger.
+    fn identity(&self) -> anyhow::Result<(String, String)> {
+        if self.gpu == GpuKind::Soft {
+            return Ok(("software-0".to_owned(), "Software GPU".to_owned()));
+        }
+        let known =
+            identity::of(self.gpu_index).context("The driver does not tell the GPU's UUID")?;
+        let known =
+            known.with_context(|| format!("The driver does not tell of GPU {}", self.gpu_index))?;
+        Ok((known.uuid, known.model))
+    }
+
     /// Starts a daemon; tenants that name no weight get this one.
     pub(crate) fn start(&self, socket: PathBuf, weight: Weight) -> anyhow::Result<Daemon> {
+        self.start_with(socket, weight, None)
+    }
+
+    /// Starts a daemon with a durable ledger, if one is asked for.
+    fn start_with(
+        &self,
+        socket: PathBuf,
+        weight: Weight,
+        ledger: Option<&LedgerArgs>,
+    ) -> anyhow::Result<Daemon> {
+        // First: a ledger that cannot be written is no reason to touch a GPU.
+        let ledger = ledger
+            .map(|ledger| ledger.open(|| self.identity()))
+            .transpose()?
+            .flatten();
         let Chosen { gpu, mut timing } = match self.gpu {
             GpuKind::Soft => self.soft()?,
             GpuKind::Nvidia => self.nvidia()?,
@@ -179,7 +208,7 @@ impl Scheduling {
             weight,
             ..HostConfig::default()
         };
-        Ok(Daemon::start(
+        Ok(Daemon::with_ledger(
             DaemonConfig {
                 socket,
                 host,
@@ -187,6 +216,7 @@ impl Scheduling {
                 timing,
             },
             gpu,
+            ledger,
         )?)
     }
 }
@@ -202,13 +232,17 @@ pub(crate) struct Args {
     default_weight: u32,
     #[command(flatten)]
     scheduling: Scheduling,
+    #[command(flatten)]
+    ledger: LedgerArgs,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let weight = Weight::new(args.default_weight)?;
     // Before the threads, so that none of them takes the signal.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
-    let daemon = args.scheduling.start(args.socket.clone(), weight)?;
+    let daemon = args
+        .scheduling
+        .start_with(args.socket.clone(), weight, Some(&args.ledger))?;
     eprintln!(
         "turnstile: {} GPU, policy {}, listening on {}",
         args.scheduling.gpu.name(),

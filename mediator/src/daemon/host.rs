@@ -18,6 +18,7 @@ use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 use super::error::{HostError, chain};
 use super::mailbox::{Letter, Mailbox};
 use super::peer::{Kind, Peer, Tenant, Vm};
+use super::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
 use super::registry::Registry;
 use super::snapshot::{HostSnapshot, TenantKind, TenantSnapshot};
 use super::untracked::Told;
@@ -73,6 +74,8 @@ pub(super) struct State {
     leaving: Vec<(TenantId, Moment)>,
     pub(super) next: u32,
     ledger_errors: u64,
+    /// Makes what is charged durable, if that was asked for.
+    recorder: Option<Recorder>,
 }
 
 /// Tenants, gates, policy and ledger of one GPU.
@@ -102,6 +105,7 @@ impl Host {
             leaving: Vec::new(),
             next: 1,
             ledger_errors: 0,
+            recorder: None,
         };
         Ok(Self {
             gpu,
@@ -457,11 +461,22 @@ impl Host {
                 }
             })
             .collect();
+        let recording = state.recorder.is_some();
+        let charged = recording.then(|| (extrapolated.clone(), observed.clone()));
         let orders = match state
             .mediation
             .period_end(extrapolated, observed, &activity)
         {
-            Ok(orders) => orders.to_vec(),
+            Ok(orders) => {
+                let orders = orders.to_vec();
+                if let (Some(recorder), Some((extrapolated, observed))) =
+                    (&mut state.recorder, &charged)
+                {
+                    let usages: Vec<&Usage> = extrapolated.iter().chain([observed]).collect();
+                    recorder.period(&*self.gpu, &state.mediation, &state.tenants, &usages);
+                }
+                orders
+            }
             Err(error) => {
                 count(&mut state.ledger_errors, error);
                 Vec::new()
@@ -486,6 +501,23 @@ impl Host {
             }
             wait
         });
+    }
+
+    /// Begins to make what is charged durable.
+    pub(super) fn open_ledger(&self, config: LedgerConfig) -> Result<(), LedgerStartError> {
+        self.lock().recorder = Some(Recorder::start(config, &*self.gpu)?);
+        Ok(())
+    }
+
+    /// Writes the last window. No period may end after this.
+    pub(super) fn close_ledger(&self) {
+        let recorder = self.lock().recorder.take();
+        drop(recorder);
+    }
+
+    /// How the durable ledger stands; none without one.
+    pub fn ledger_health(&self) -> Option<LedgerHealth> {
+        self.lock().recorder.as_ref().map(Recorder::health)
     }
 
     /// Whether a tenant was let in at some time of the period under way.

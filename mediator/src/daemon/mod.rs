@@ -15,6 +15,7 @@ mod host;
 mod mailbox;
 mod peer;
 mod programs;
+mod recorder;
 mod registry;
 mod snapshot;
 mod untracked;
@@ -33,6 +34,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 pub use accounting::{MeterKind, Timing};
 pub use error::HostError;
 pub use host::{Host, HostConfig};
+pub use recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
 pub use snapshot::{HostSnapshot, TenantKind, TenantSnapshot};
 
 use crate::gpu::Gpu;
@@ -73,6 +75,9 @@ pub enum DaemonError {
     /// The event loop could not be made.
     #[error("Making the event loop failed")]
     Events(#[source] event_manager::Error),
+    /// The ledger could not be opened.
+    #[error(transparent)]
+    Ledger(#[from] LedgerStartError),
     /// The configuration is not usable.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -94,8 +99,23 @@ impl Daemon {
     /// # Errors
     /// When the socket or a thread cannot be had.
     pub fn start(config: DaemonConfig, gpu: Arc<dyn Gpu>) -> Result<Self, DaemonError> {
+        Self::with_ledger(config, gpu, None)
+    }
+
+    /// Starts a daemon over one GPU, with a durable ledger.
+    ///
+    /// # Errors
+    /// When the socket or a thread cannot be had, or the ledger cannot go on.
+    pub fn with_ledger(
+        config: DaemonConfig,
+        gpu: Arc<dyn Gpu>,
+        ledger: Option<LedgerConfig>,
+    ) -> Result<Self, DaemonError> {
         let listener = listen(&config.socket)?;
         let host = Arc::new(Host::new(gpu, config.host)?);
+        if let Some(ledger) = ledger {
+            host.open_ledger(ledger)?;
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let wake = EventFd::new(EFD_NONBLOCK).map_err(DaemonError::Start)?;
         let control_wake = wake.try_clone().map_err(DaemonError::Start)?;
@@ -147,6 +167,7 @@ impl Drop for Daemon {
                 log::error!("A thread of the daemon panicked");
             }
         }
+        self.host.close_ledger();
         let _ = std::fs::remove_file(&self.socket);
     }
 }

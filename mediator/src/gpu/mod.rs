@@ -233,6 +233,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Bytes that the tenant may still allocate.
     fn memory_free_bytes(&self, tenant: TenantId) -> u64;
 
+    /// GPU memory that the tenant holds, where that is known.
+    fn memory_held_bytes(&self, _tenant: TenantId) -> Option<u64> {
+        None
+    }
+
     /// Loads a module; returns its handle and the number of its functions.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ pub mod guardian;
 pub mod handles;
 pub mod hold;
 pub mod holder;
+pub mod identity;
 pub mod lease;
 pub mod load;
 pub mod notify;

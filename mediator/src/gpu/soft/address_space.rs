@@ -102,6 +102,11 @@ impl AddressSpace {
         limit.min(self.card.free_chunks() as u64) * CHUNK_BYTES
     }
 
+    /// Bytes that are allocated.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed) * CHUNK_BYTES
+    }
+
     fn layout(&self) -> MutexGuard<'_, Layout> {
         self.layout.lock().unwrap_or_else(PoisonError::into_inner)
     }

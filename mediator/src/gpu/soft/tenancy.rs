@@ -125,6 +125,11 @@ impl<D: Driver> Gpu for D {
         context.map_or(0, |context| context.space.free_bytes())
     }
 
+    fn memory_held_bytes(&self, tenant: TenantId) -> Option<u64> {
+        let context = self.context(tenant).ok()?;
+        Some(context.space.held_bytes())
+    }
+
     fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
         self.context(tenant)?.load_module(ptx)
     }

@@ -1,0 +1,77 @@
+use super::calendar::show_time;
+use crate::audit::Finding;
+use crate::record::UnixNanos;
+use crate::store::StoreError;
+use thiserror::Error;
+
+/// Why an export was refused, or failed.
+#[derive(Debug, Error)]
+pub enum ExportError {
+    /// Nothing lies between its two ends.
+    #[error("An export has to begin before it ends")]
+    Empty,
+    /// No entries of such a GPU.
+    #[error("The ledger has no entries of such a GPU")]
+    NoGpu,
+    /// It asks for time that is not closed yet.
+    #[error("GPU {gpu} is closed until {}; ask again later, or for less", show_time(*until))]
+    NotClosed {
+        /// Which GPU.
+        gpu: String,
+        /// Until when its windows are closed.
+        until: UnixNanos,
+    },
+    /// It asks for what was discarded.
+    #[error("GPU {gpu} is kept from {} on; what was before is discarded", show_time(*from))]
+    Discarded {
+        /// Which GPU.
+        gpu: String,
+        /// From when on its windows are kept.
+        from: UnixNanos,
+    },
+    /// FOCUS charges by the hour.
+    #[error("FOCUS charges by the hour, and {} is not a full one", show_time(*at))]
+    NotAnHour {
+        /// The end in question.
+        at: UnixNanos,
+    },
+    /// A FOCUS file has costs.
+    #[error("FOCUS needs prices: a file with costs left out is none (--prices FILE)")]
+    NoPrices,
+    /// Time that nobody priced is not reported as if it cost nothing.
+    #[error("The price list has no SKU for a {model}")]
+    NoSku {
+        /// Model of the GPU.
+        model: String,
+    },
+    /// A cost that the decimals do not hold exactly is not rounded.
+    #[error("{quantity} GPU seconds at {price} have no exact cost")]
+    Inexact {
+        /// How much.
+        quantity: String,
+        /// At which price.
+        price: String,
+    },
+    /// The ledger is not what was written.
+    #[error("The ledger is damaged")]
+    Damaged(#[source] Finding),
+    /// It was built without.
+    #[error("This build writes no Parquet; build it with the feature parquet")]
+    NoParquet,
+    /// The store.
+    #[error("The ledger cannot be read")]
+    Store(#[source] StoreError),
+    /// The output.
+    #[error("Writing the export failed")]
+    Output(#[from] std::io::Error),
+    /// The output, as CSV.
+    #[error("Writing the CSV failed")]
+    Csv(#[from] csv::Error),
+    /// The output, as JSON.
+    #[error("Writing the JSON failed")]
+    Json(#[from] serde_json::Error),
+    /// The output, as Parquet.
+    #[cfg(feature = "parquet")]
+    #[error("Writing the Parquet failed")]
+    Parquet(#[from] parquet::errors::ParquetError),
+}

@@ -1,0 +1,211 @@
+//! What leaves the ledger: events for metering systems, rows for spreadsheets, a bill in FOCUS.
+//!
+//! An export covers what it was asked for in full, or is refused: up to its end every GPU's entries have to be closed, and
+//! none of them discarded. All of it is a function of the ledger and the price list: exported again, it is the same to the
+//! last byte.
+
+mod calendar;
+mod error;
+mod events;
+mod focus;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod prices;
+mod rows;
+mod table;
+
+pub use calendar::{hour_of, parse_time, show_time};
+pub use error::ExportError;
+pub use focus::{FocusVersion, columns as focus_columns};
+pub use prices::{PriceList, PriceListError};
+pub use table::{Cell, Container};
+
+use crate::audit::Audit;
+use crate::record::{Entry, GpuIdentity, UnixNanos};
+use crate::store::{Kept, Selection, Store, StoreError};
+use std::io::Write;
+use uuid::Uuid;
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// CloudEvents, one JSON object a line: a tenant's window, a GPU's conservation, a gap.
+    Events,
+    /// A row for each tenant's window.
+    Rows(Container),
+    /// FOCUS: a row for each tenant, GPU and hour. Needs a price list.
+    Focus(FocusVersion, Container),
+}
+
+/// Which part of the ledger.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// Windows that begin at or after this; for FOCUS a full hour.
+    pub from: UnixNanos,
+    /// Windows that begin before this; for FOCUS a full hour. Everything before it has to be closed.
+    pub to: UnixNanos,
+    /// One GPU, by its identity within its node.
+    pub gpu: Option<String>,
+    /// One tenant, by its name or its id.
+    pub tenant: Option<String>,
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exported {
+    /// Events or rows.
+    pub rows: u64,
+    /// Entries of the ledger that were read.
+    pub entries: u64,
+    /// Engine time in all rows.
+    pub engine_ns: u128,
+}
+
+/// How far an export is, in thousandths.
+pub type Progress<'a> = dyn FnMut(u64) + 'a;
+
+/// Takes entries and writes rows.
+trait Writer {
+    fn entry(&mut self, gpu: &GpuIdentity, entry: &Entry) -> Result<(), ExportError>;
+    /// Writes what is left, and the end of the file.
+    fn finish(self: Box<Self>) -> Result<Exported, ExportError>;
+}
+
+impl Request {
+    fn selection(&self) -> Selection {
+        Selection {
+            from: Some(self.from),
+            to: Some(self.to),
+            gpu: self.gpu.clone(),
+        }
+    }
+
+    /// Whether a tenant is asked for.
+    fn wants(&self, id: Uuid, name: &str) -> bool {
+        let own = |asked: &String| asked == name || *asked == id.to_string();
+        self.tenant.as_ref().is_none_or(own)
+    }
+}
+
+/// Refuses what is not all there.
+fn covered(kept: &[Kept], request: &Request) -> Result<Vec<Kept>, ExportError> {
+    if request.from >= request.to {
+        return Err(ExportError::Empty);
+    }
+    let selection = request.selection();
+    let chosen: Vec<Kept> = kept
+        .iter()
+        .filter(|kept| selection.has(&kept.gpu))
+        .cloned()
+        .collect();
+    if chosen.is_empty() {
+        return Err(ExportError::NoGpu);
+    }
+    for kept in &chosen {
+        let gpu = kept.gpu.gpu.clone();
+        if kept.from > request.from {
+            return Err(ExportError::Discarded {
+                gpu,
+                from: kept.from,
+            });
+        }
+        if kept.tail.end < request.to {
+            return Err(ExportError::NotClosed {
+                gpu,
+                until: kept.tail.end,
+            });
+        }
+    }
+    Ok(chosen)
+}
+
+fn writer<'a>(
+    format: Format,
+    request: &'a Request,
+    prices: Option<&'a PriceList>,
+    out: &'a mut (dyn Write + Send),
+) -> Result<Box<dyn Writer + 'a>, ExportError> {
+    match format {
+        Format::Events => Ok(Box::new(events::Events::new(request, out))),
+        Format::Rows(container) => Ok(Box::new(rows::Rows::new(
+            request,
+            container.open(&rows::COLUMNS, out)?,
+        ))),
+        Format::Focus(version, container) => {
+            let prices = prices.ok_or(ExportError::NoPrices)?;
+            for at in [request.from, request.to] {
+                if hour_of(at) != at {
+                    return Err(ExportError::NotAnHour { at });
+                }
+            }
+            let columns = focus::columns(version);
+            Ok(Box::new(focus::Focus::new(
+                request,
+                version,
+                prices,
+                container.open(&columns, out)?,
+            )))
+        }
+    }
+}
+
+/// Writes one export.
+///
+/// # Errors
+/// If the ledger does not cover the request in full, is damaged within it, or has something that the price list does not
+/// price; and when reading or writing fails. What was written to `out` until then is to be thrown away.
+pub fn export(
+    store: &mut dyn Store,
+    format: Format,
+    request: &Request,
+    prices: Option<&PriceList>,
+    out: &mut (dyn Write + Send),
+    progress: &mut Progress<'_>,
+) -> Result<Exported, ExportError> {
+    let chosen = covered(&store.gpus()?, request)?;
+    let mut writer = writer(format, request, prices, out)?;
+    let (mut entries, mut refused) = (0, None);
+    let length = (request.to.0 - request.from.0).max(1);
+    for (index, kept) in chosen.iter().enumerate() {
+        let mut audit = Audit::within(&kept.gpu);
+        let selection = Selection {
+            gpu: Some(kept.gpu.gpu.clone()),
+            ..request.selection()
+        };
+        store.query(&selection, &mut |gpu, entry| {
+            // Two nodes may have GPUs of one name.
+            if *gpu != kept.gpu {
+                return Ok(true);
+            }
+            entries += 1;
+            audit.entry(&entry);
+            let done = u128::from(entry.stretch.start.0.saturating_sub(request.from.0)) * 1_000
+                / u128::from(length);
+            // CAST: at most 1,000 for each GPU
+            progress((index as u64 * 1_000 + done as u64) / chosen.len() as u64);
+            let taken = match audit.first_finding() {
+                Some(finding) => Err(ExportError::Damaged(finding.clone())),
+                None => writer.entry(gpu, &entry),
+            };
+            refused = taken.err();
+            Ok(refused.is_none())
+        })?;
+        if let Some(error) = refused {
+            return Err(error);
+        }
+    }
+    // Retention may have passed by between two queries.
+    covered(&store.gpus()?, request)?;
+    let exported = writer.finish()?;
+    progress(1_000);
+    Ok(Exported {
+        entries,
+        ..exported
+    })
+}
+
+impl From<StoreError> for ExportError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}

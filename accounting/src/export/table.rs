@@ -1,0 +1,131 @@
+//! Rows of cells, and the files they go into.
+
+use super::ExportError;
+use rust_decimal::Decimal;
+use std::io::Write;
+
+/// What a column holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Text; times and UUIDs, too.
+    Text,
+    /// A whole number.
+    Integer,
+    /// An exact decimal.
+    Decimal,
+}
+
+/// One cell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cell {
+    /// No value: nothing between two commas.
+    Null,
+    /// Text, never empty.
+    Text(String),
+    /// A whole number.
+    Integer(u64),
+    /// An exact decimal.
+    Decimal(Decimal),
+}
+
+/// What kind of file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Container {
+    /// Text with commas, quoted where it has to be (RFC 4180, lines end in a line feed).
+    #[default]
+    Csv,
+    /// Apache Parquet; needs the feature of this name.
+    Parquet,
+}
+
+/// A column.
+pub(super) type Column = (&'static str, Kind);
+
+/// A file that takes rows.
+pub(super) trait Table {
+    fn row(&mut self, cells: &[Cell]) -> Result<(), ExportError>;
+    fn finish(self: Box<Self>) -> Result<(), ExportError>;
+}
+
+impl Cell {
+    /// Text, or nothing: an empty text is no value.
+    pub(super) fn text(text: impl Into<String>) -> Self {
+        let text = text.into();
+        if text.is_empty() {
+            Self::Null
+        } else {
+            Self::Text(text)
+        }
+    }
+
+    /// The text that is there, or nothing.
+    pub(super) fn maybe(text: Option<&String>) -> Self {
+        text.map_or(Self::Null, Self::text)
+    }
+
+    fn shown(&self) -> String {
+        match self {
+            Self::Null => String::new(),
+            Self::Text(text) => text.clone(),
+            Self::Integer(number) => number.to_string(),
+            Self::Decimal(number) => show_decimal(*number),
+        }
+    }
+}
+
+/// A decimal without zeros that say nothing, and with a point: a column of whole numbers would else be taken for integers.
+pub(super) fn show_decimal(number: Decimal) -> String {
+    let text = number.normalize().to_string();
+    if text.contains('.') {
+        text
+    } else {
+        text + ".0"
+    }
+}
+
+impl Container {
+    /// Begins a file with these columns.
+    pub(super) fn open<'a>(
+        self,
+        columns: &[Column],
+        out: &'a mut (dyn Write + Send),
+    ) -> Result<Box<dyn Table + 'a>, ExportError> {
+        match self {
+            Self::Csv => {
+                let mut writer = csv::Writer::from_writer(out);
+                writer.write_record(columns.iter().map(|column| column.0))?;
+                Ok(Box::new(Csv(writer)))
+            }
+            #[cfg(feature = "parquet")]
+            Self::Parquet => super::parquet::open(columns, out),
+            #[cfg(not(feature = "parquet"))]
+            Self::Parquet => Err(ExportError::NoParquet),
+        }
+    }
+}
+
+struct Csv<W: Write>(csv::Writer<W>);
+
+impl<W: Write> Table for Csv<W> {
+    fn row(&mut self, cells: &[Cell]) -> Result<(), ExportError> {
+        Ok(self.0.write_record(cells.iter().map(Cell::shown))?)
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<(), ExportError> {
+        Ok(self.0.flush()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decimals_have_a_point_and_no_idle_zeros() {
+        let shown = |text: &str| show_decimal(text.parse().unwrap());
+        assert_eq!(shown("1512"), "1512.0");
+        assert_eq!(shown("1512.250"), "1512.25");
+        assert_eq!(shown("0.000000000"), "0.0");
+        assert_eq!(shown("3600000000000.000000001"), "3600000000000.000000001");
+    }
+}

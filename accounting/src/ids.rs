@@ -1,0 +1,117 @@
+//! Ids that anyone can compute again: UUIDs of version 5, so that a second export of the same usage names it the same.
+
+use crate::record::{GpuIdentity, Stretch, UnixNanos};
+use crate::units::TenantId;
+use uuid::Uuid;
+
+/// The namespace of all ids: UUIDv5 of `turnstile.dev` in the DNS namespace.
+pub const NAMESPACE: Uuid = Uuid::from_bytes([
+    0xfe, 0xc1, 0xaa, 0xb2, 0x63, 0x61, 0x52, 0x31, 0xa8, 0x84, 0xfe, 0x8b, 0x9c, 0x76, 0x83, 0x08,
+]);
+
+/// The UUIDv5 of a kind and its parts, each part after a line feed; parts never contain one, as names are checked.
+fn name(kind: &str, parts: &[&str]) -> Uuid {
+    let mut text = kind.to_owned();
+    for part in parts {
+        text.push('\n');
+        text.push_str(part);
+    }
+    Uuid::new_v5(&NAMESPACE, text.as_bytes())
+}
+
+/// Id of a tenant that brought none: by the host, the daemon's run and the tenant's number in it. Not by its name, which
+/// another may have later.
+pub fn tenant_id(node: &str, boot: Uuid, tenant: TenantId) -> Uuid {
+    let number = tenant.0.to_string();
+    name("tenant", &[node, &boot.to_string(), &number])
+}
+
+/// Id of a tenant's record in a window.
+pub fn event_id(gpu: &GpuIdentity, tenant: Uuid, stretch: &Stretch) -> Uuid {
+    name(
+        "usage",
+        &[
+            &gpu.node,
+            &stretch.boot.to_string(),
+            &gpu.gpu,
+            &tenant.to_string(),
+            &stretch.seq.to_string(),
+            &stretch.start.0.to_string(),
+        ],
+    )
+}
+
+/// Id of what an entry says of its GPU: conservation, or a gap.
+pub fn entry_id(gpu: &GpuIdentity, stretch: &Stretch) -> Uuid {
+    name(
+        "entry",
+        &[
+            &gpu.node,
+            &stretch.boot.to_string(),
+            &gpu.gpu,
+            &stretch.seq.to_string(),
+            &stretch.start.0.to_string(),
+        ],
+    )
+}
+
+/// Id of a row that sums a tenant's windows on a GPU over the charge period that begins at `start`.
+pub fn charge_id(gpu: &GpuIdentity, tenant: Uuid, start: UnixNanos) -> Uuid {
+    name(
+        "charge",
+        &[
+            &gpu.node,
+            &gpu.gpu,
+            &tenant.to_string(),
+            &start.0.to_string(),
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{Moment, Nanos};
+
+    #[test]
+    fn the_namespace_is_what_it_says() {
+        assert_eq!(
+            NAMESPACE,
+            Uuid::new_v5(&Uuid::NAMESPACE_DNS, b"turnstile.dev")
+        );
+    }
+
+    #[test]
+    fn every_part_of_a_name_counts_and_the_same_parts_name_the_same() {
+        let gpu = GpuIdentity {
+            node: "n".into(),
+            gpu: "g".into(),
+            model: "m".into(),
+        };
+        let stretch = Stretch {
+            seq: 1,
+            boot: Uuid::nil(),
+            start: UnixNanos(5),
+            end: UnixNanos(6),
+            from: Moment(0),
+            length_ns: Nanos(1),
+        };
+        let tenant = tenant_id("n", Uuid::nil(), TenantId(1));
+        let id = event_id(&gpu, tenant, &stretch);
+        assert_eq!(id, event_id(&gpu, tenant, &stretch));
+        assert_ne!(id, event_id(&gpu, Uuid::nil(), &stretch));
+        assert_ne!(id, event_id(&gpu, tenant, &Stretch { seq: 2, ..stretch }));
+        let later = Stretch {
+            boot: Uuid::max(),
+            ..stretch
+        };
+        assert_ne!(id, event_id(&gpu, tenant, &later));
+        let other = GpuIdentity {
+            gpu: "h".into(),
+            ..gpu.clone()
+        };
+        assert_ne!(id, event_id(&other, tenant, &stretch));
+        assert_ne!(entry_id(&gpu, &stretch), entry_id(&other, &stretch));
+        assert_ne!(tenant, tenant_id("n", Uuid::nil(), TenantId(2)));
+    }
+}

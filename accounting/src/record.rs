@@ -1,0 +1,464 @@
+//! What the durable ledger holds: one entry for each stretch of a GPU's time, a window or a gap.
+//!
+//! ```text
+//! entry 41  window  13:00:00 .. 13:01:00   a record per tenant, a record per engine
+//! entry 42  gap     13:01:00 .. 13:04:12   nobody was there to see
+//! entry 43  window  13:04:12 .. 13:05:00   another boot id, the same sequence
+//! ```
+//!
+//! Entries of a GPU follow each other without a hole: sequence numbers count up by one, and one's end is the next one's
+//! beginning. Each carries a digest over itself and the one before it. All amounts are integers.
+
+use crate::units::{EngineId, Moment, Nanos};
+use crate::usage::Signals;
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+use std::fmt;
+use uuid::Uuid;
+
+/// A point of the calendar: nanoseconds since 1970-01-01T00:00:00Z.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(transparent)]
+pub struct UnixNanos(pub u64);
+
+/// A GPU, as bills name it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct GpuIdentity {
+    /// The host.
+    pub node: String,
+    /// The GPU's own identity, unique in the fleet together with the node.
+    pub gpu: String,
+    /// Its model, by which price lists name it.
+    pub model: String,
+}
+
+/// What kind of tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TenantKind {
+    /// A virtual machine.
+    Vm,
+    /// A program and its children.
+    Program,
+}
+
+/// A tenant, as bills name it. The id is never used again; the name may be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct TenantIdentity {
+    /// Unique for ever.
+    pub id: Uuid,
+    /// What its operator calls it.
+    pub name: String,
+    /// What it is.
+    pub kind: TenantKind,
+}
+
+/// An upper limit in force: so much engine time in each period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct CapInForce {
+    /// Engine time permitted.
+    pub quota_ns: Nanos,
+    /// In each stretch of this length.
+    pub period_ns: Nanos,
+}
+
+/// Which signals a record rests on: some of [`Signals`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SignalSet(u8);
+
+/// Where an entry lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Stretch {
+    /// Number in the GPU's sequence, counted up by one through windows, gaps and restarts.
+    pub seq: u64,
+    /// Which run of the daemon wrote it.
+    pub boot: Uuid,
+    /// Its beginning on the calendar; the end of the entry before it.
+    pub start: UnixNanos,
+    /// Its end on the calendar. Never before its beginning, even if the host's clock was set back.
+    pub end: UnixNanos,
+    /// Its beginning on the GPU's clock; zero for a gap between two runs.
+    pub from: Moment,
+    /// Its length on the GPU's clock, by which everything is charged; for a gap between two runs the calendar's.
+    pub length_ns: Nanos,
+}
+
+/// What one tenant used in one window.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TenantRecord {
+    /// The record's own id; see [`crate::ids::event_id`].
+    pub id: Uuid,
+    /// Whose record.
+    pub tenant: TenantIdentity,
+    /// Time on the compute engines: what is billed.
+    pub engine_ns: Nanos,
+    /// The part of `engine_ns` that was extrapolated rather than observed.
+    pub estimated_ns: Nanos,
+    /// Time on all engines stalled on its faults; not part of `engine_ns` or `copy_ns`.
+    pub fault_ns: Nanos,
+    /// Time on the copy engines.
+    pub copy_ns: Nanos,
+    /// Bytes copied; none where the GPU does not tell.
+    pub copy_bytes: Option<u64>,
+    /// Time for which it was held back.
+    pub held_ns: Nanos,
+    /// Time with work to do in which it did not run, held back or not; seen at the end of each period.
+    pub waiting_ns: Nanos,
+    /// GPU memory held, integrated over time; none where the GPU does not tell.
+    pub memory_byte_ns: Option<u128>,
+    /// Weight in force at the window's end.
+    pub weight: u32,
+    /// Cap in force at the window's end.
+    pub cap: Option<CapInForce>,
+    /// What it rests on.
+    pub signals: SignalSet,
+    /// Neither `engine_ns` nor `copy_ns` is off by more than this, as far as the signals can tell.
+    pub error_bound_ns: Nanos,
+    /// Stays on engines.
+    pub turns: u64,
+}
+
+/// Where one engine's time went in one window (law 1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct EngineRecord {
+    /// Which engine.
+    pub engine: EngineId,
+    /// It computes; the others copy.
+    pub compute: bool,
+    /// All tenants' time.
+    pub used_ns: Nanos,
+    /// Stalls on faults.
+    pub fault_ns: Nanos,
+    /// Between contexts.
+    pub switching_ns: Nanos,
+    /// Nothing to execute.
+    pub idle_ns: Nanos,
+    /// Covered by no signal.
+    pub unobserved_ns: Nanos,
+    /// Between two periods.
+    pub gap_ns: Nanos,
+    /// Sum of the periods' error bounds.
+    pub error_bound_ns: Nanos,
+}
+
+/// Why nothing is known of a stretch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GapCause {
+    /// The daemon was not running.
+    Down,
+    /// It was running and did not account.
+    Missed,
+    /// More tenants came and went than a window may hold, while the disk took none.
+    Overflow,
+}
+
+/// What an entry says of its stretch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "entry", rename_all = "snake_case")]
+pub enum Body {
+    /// It was accounted.
+    Window {
+        /// By ascending id; those with nothing used, too.
+        tenants: Vec<TenantRecord>,
+        /// By ascending number.
+        engines: Vec<EngineRecord>,
+    },
+    /// It was not.
+    Gap {
+        /// Why.
+        cause: GapCause,
+    },
+}
+
+/// A SHA-256 over an entry and all before it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest(pub [u8; 32]);
+
+/// A window or a gap, numbered and sealed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Where it lies.
+    pub stretch: Stretch,
+    /// What it says.
+    pub body: Body,
+    /// Seals it and what precedes it.
+    pub digest: Digest,
+}
+
+/// The last entry of a GPU's ledger: where the next one begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tail {
+    /// Its number.
+    pub seq: u64,
+    /// Its end on the calendar.
+    pub end: UnixNanos,
+    /// Its digest.
+    pub digest: Digest,
+}
+
+impl TenantKind {
+    /// As it is stored and exported.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Vm => "vm",
+            Self::Program => "program",
+        }
+    }
+
+    /// The kind of this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Vm, Self::Program]
+            .into_iter()
+            .find(|kind| kind.as_str() == name)
+    }
+}
+
+impl GapCause {
+    /// As it is stored and exported.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Down => "down",
+            Self::Missed => "missed",
+            Self::Overflow => "overflow",
+        }
+    }
+
+    /// The cause of this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Down, Self::Missed, Self::Overflow]
+            .into_iter()
+            .find(|cause| cause.as_str() == name)
+    }
+}
+
+impl SignalSet {
+    const ALL: [(Signals, u8, &'static str); 3] = [
+        (Signals::Events, 1, "events"),
+        (Signals::Polled, 2, "polled"),
+        (Signals::Extrapolated, 4, "extrapolated"),
+    ];
+
+    /// This set and one more signal.
+    #[must_use]
+    pub fn with(self, signals: Signals) -> Self {
+        let bit = Self::ALL.iter().find(|row| row.0 == signals);
+        Self(self.0 | bit.map_or(0, |row| row.1))
+    }
+
+    /// As a number: one bit each.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// The set of these bits, if all are known.
+    pub const fn from_bits(bits: u8) -> Option<Self> {
+        if bits < 8 { Some(Self(bits)) } else { None }
+    }
+}
+
+impl fmt::Display for SignalSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut between = "";
+        for (_, bit, name) in Self::ALL {
+            if self.0 & bit != 0 {
+                write!(f, "{between}{name}")?;
+                between = "+";
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for SignalSet {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl EngineRecord {
+    /// An engine of which nothing is known yet.
+    pub const fn empty(engine: EngineId, compute: bool) -> Self {
+        Self {
+            engine,
+            compute,
+            used_ns: Nanos::ZERO,
+            fault_ns: Nanos::ZERO,
+            switching_ns: Nanos::ZERO,
+            idle_ns: Nanos::ZERO,
+            unobserved_ns: Nanos::ZERO,
+            gap_ns: Nanos::ZERO,
+            error_bound_ns: Nanos::ZERO,
+        }
+    }
+
+    /// Everything that its time went to; equals the window's length (law 1). Wide, as a damaged file may claim anything.
+    pub fn accounted_ns(&self) -> u128 {
+        [
+            self.used_ns,
+            self.fault_ns,
+            self.switching_ns,
+            self.idle_ns,
+            self.unobserved_ns,
+            self.gap_ns,
+        ]
+        .iter()
+        .map(|part| u128::from(part.0))
+        .sum()
+    }
+}
+
+impl Digest {
+    /// What the first entry of a GPU's ledger is chained to.
+    pub fn genesis(gpu: &GpuIdentity) -> Self {
+        let mut bytes = Bytes(b"turnstile ledger 1".to_vec());
+        bytes.text(&gpu.node);
+        bytes.text(&gpu.gpu);
+        Self(Sha256::digest(&bytes.0).into())
+    }
+
+    /// The digest of an entry that follows the one with this digest.
+    #[must_use]
+    pub fn follow(&self, stretch: &Stretch, body: &Body) -> Self {
+        let mut bytes = Bytes(self.0.to_vec());
+        bytes.stretch(stretch);
+        bytes.body(body);
+        Self(Sha256::digest(&bytes.0).into())
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The encoding that digests are taken over: fixed order, little-endian numbers, texts with their lengths before them.
+struct Bytes(Vec<u8>);
+
+impl Bytes {
+    fn number(&mut self, number: u64) {
+        self.0.extend_from_slice(&number.to_le_bytes());
+    }
+
+    fn optional(&mut self, number: Option<u128>) {
+        self.0.push(number.is_some().into());
+        self.0.extend_from_slice(&number.unwrap_or(0).to_le_bytes());
+    }
+
+    fn text(&mut self, text: &str) {
+        self.number(text.len() as u64);
+        self.0.extend_from_slice(text.as_bytes());
+    }
+
+    fn stretch(&mut self, stretch: &Stretch) {
+        self.number(stretch.seq);
+        self.0.extend_from_slice(stretch.boot.as_bytes());
+        self.number(stretch.start.0);
+        self.number(stretch.end.0);
+        self.number(stretch.from.0);
+        self.number(stretch.length_ns.0);
+    }
+
+    fn body(&mut self, body: &Body) {
+        match body {
+            Body::Gap { cause } => {
+                self.text("gap");
+                self.text(cause.as_str());
+            }
+            Body::Window { tenants, engines } => {
+                self.text("window");
+                self.number(tenants.len() as u64);
+                tenants.iter().for_each(|record| self.tenant(record));
+                self.number(engines.len() as u64);
+                engines.iter().for_each(|record| self.engine(record));
+            }
+        }
+    }
+
+    fn tenant(&mut self, record: &TenantRecord) {
+        self.0.extend_from_slice(record.id.as_bytes());
+        self.0.extend_from_slice(record.tenant.id.as_bytes());
+        self.text(&record.tenant.name);
+        self.text(record.tenant.kind.as_str());
+        for ns in [
+            record.engine_ns,
+            record.estimated_ns,
+            record.fault_ns,
+            record.copy_ns,
+            record.held_ns,
+            record.waiting_ns,
+            record.error_bound_ns,
+        ] {
+            self.number(ns.0);
+        }
+        self.optional(record.copy_bytes.map(u128::from));
+        self.optional(record.memory_byte_ns);
+        self.number(record.weight.into());
+        self.optional(record.cap.map(|cap| cap.quota_ns.0.into()));
+        self.optional(record.cap.map(|cap| cap.period_ns.0.into()));
+        self.0.push(record.signals.bits());
+        self.number(record.turns);
+    }
+
+    fn engine(&mut self, record: &EngineRecord) {
+        self.0.push(record.engine.0);
+        self.0.push(record.compute.into());
+        for ns in [
+            record.used_ns,
+            record.fault_ns,
+            record.switching_ns,
+            record.idle_ns,
+            record.unobserved_ns,
+            record.gap_ns,
+            record.error_bound_ns,
+        ] {
+            self.number(ns.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_kinds_and_causes_are_read_back() {
+        for kind in [TenantKind::Vm, TenantKind::Program] {
+            assert_eq!(TenantKind::parse(kind.as_str()), Some(kind));
+        }
+        for cause in [GapCause::Down, GapCause::Missed, GapCause::Overflow] {
+            assert_eq!(GapCause::parse(cause.as_str()), Some(cause));
+        }
+        assert_eq!(TenantKind::parse("VM"), None);
+    }
+
+    #[test]
+    fn signals_are_named_in_one_order() {
+        let set = SignalSet::default()
+            .with(Signals::Extrapolated)
+            .with(Signals::Polled);
+        assert_eq!(set.to_string(), "polled+extrapolated");
+        assert_eq!(SignalSet::from_bits(set.bits()), Some(set));
+        assert_eq!(SignalSet::from_bits(8), None);
+    }
+
+    #[test]
+    fn texts_cannot_slide_into_each_other() {
+        let gpu = |node: &str, gpu: &str| GpuIdentity {
+            node: node.into(),
+            gpu: gpu.into(),
+            model: String::new(),
+        };
+        assert_ne!(
+            Digest::genesis(&gpu("ab", "c")),
+            Digest::genesis(&gpu("a", "bc"))
+        );
+    }
+}

@@ -1,0 +1,531 @@
+//! From the periods of a few milliseconds by which policies decide to the windows by which one bills.
+//!
+//! Windows close at the end of the first period that reaches the next multiple of the window's length on the calendar;
+//! so a window begins at most one period after such a multiple. Time is charged by the GPU's clock. The calendar labels
+//! windows: it may be set, and it may drift against the GPU's clock, without a nanosecond being charged more or less.
+//!
+//! What cannot be written stays in the open window, which then grows over more than one length; memory grows with the
+//! tenants in it, up to a bound.
+
+use crate::ids::{event_id, tenant_id};
+use crate::record::{
+    Body, CapInForce, Digest, EngineRecord, Entry, GapCause, GpuIdentity, SignalSet, Stretch, Tail,
+    TenantIdentity, TenantKind, TenantRecord, UnixNanos,
+};
+use crate::units::{EngineId, Moment, Nanos, TenantId};
+use crate::usage::{Signals, Usage};
+use std::collections::BTreeMap;
+use thiserror::Error;
+use uuid::Uuid;
+
+/// Most tenants in one window; windows with more, which only a disk that takes none for long can bring about, are given up.
+pub const TENANTS_MAX: usize = 16_384;
+
+/// Entries that wait to be taken; with so many a stretch that was missed is taken into the open window.
+const READY_MAX: usize = 16;
+
+/// Windows for which one that left is remembered: its last commands may end after it.
+const REMEMBERED_WINDOWS: u8 = 2;
+
+/// What a rollup is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RollupConfig {
+    /// Whose time.
+    pub gpu: GpuIdentity,
+    /// Which run of the daemon.
+    pub boot: Uuid,
+    /// Length of a billing window; windows begin at its multiples on the calendar.
+    pub window_ns: Nanos,
+    /// The GPU's engines, ascending; whether each computes.
+    pub engines: Vec<(EngineId, bool)>,
+}
+
+/// How a tenant stood at the end of a period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing<'a> {
+    /// Who.
+    pub tenant: TenantId,
+    /// Its name.
+    pub name: &'a str,
+    /// What it is.
+    pub kind: TenantKind,
+    /// Weight in force.
+    pub weight: u32,
+    /// Cap in force.
+    pub cap: Option<CapInForce>,
+    /// For how long it has been held back since it was added.
+    pub held_total_ns: Nanos,
+    /// It had work.
+    pub backlogged: bool,
+    /// GPU memory that it holds, where that is known.
+    pub memory_bytes: Option<u64>,
+    /// Bytes copied since it was added, where that is known.
+    pub copied_total_bytes: Option<u64>,
+}
+
+/// Why a period was not taken in; it becomes a gap of the open window.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum RollupError {
+    /// A name with control characters, which ids and exports cannot carry.
+    #[error("{0:?} cannot name a node or a GPU: it is empty or has control characters")]
+    Name(String),
+    /// Windows of no length.
+    #[error("A billing window has to be longer than nothing")]
+    WindowLength,
+    /// Time was lost or counted twice (law 1).
+    #[error("Engine {} accounts for {accounted_ns} of a period of {period_ns}", engine.0)]
+    Unbalanced {
+        /// The engine whose time does not add up.
+        engine: EngineId,
+        /// What its parts add up to.
+        accounted_ns: Nanos,
+        /// What they should.
+        period_ns: Nanos,
+    },
+    /// The period begins before the last one ended.
+    #[error("Period begins at {} ns, but {} ns was reached", from.0, reached.0)]
+    Overlap {
+        /// Beginning of the period refused.
+        from: Moment,
+        /// End of the last one.
+        reached: Moment,
+    },
+    /// The period does not list the GPU's engines in ascending order.
+    #[error("Period lists other engines than the GPU's {expected}")]
+    Engines {
+        /// How many engines the GPU has.
+        expected: usize,
+    },
+}
+
+/// A tenant as the rollup knows it.
+#[derive(Debug)]
+struct Seat {
+    identity: TenantIdentity,
+    weight: u32,
+    cap: Option<CapInForce>,
+    held_total_ns: Nanos,
+    copied_total_bytes: u64,
+    /// Windows closed since it was last named.
+    absent: u8,
+}
+
+/// A tenant's part of the open window.
+#[derive(Debug, Default)]
+struct Sums {
+    engine_ns: Nanos,
+    estimated_ns: Nanos,
+    fault_ns: Nanos,
+    copy_ns: Nanos,
+    copy_bytes: Option<u64>,
+    held_ns: Nanos,
+    waiting_ns: Nanos,
+    memory_byte_ns: Option<u128>,
+    signals: SignalSet,
+    error_bound_ns: Nanos,
+    turns: u64,
+}
+
+/// The window under way.
+#[derive(Debug)]
+struct Open {
+    start: UnixNanos,
+    end: UnixNanos,
+    from: Moment,
+    to: Moment,
+    engines: Vec<EngineRecord>,
+    tenants: BTreeMap<TenantId, Sums>,
+    overflow: bool,
+}
+
+/// Adds periods up into windows, numbers and seals them.
+#[derive(Debug)]
+pub struct Rollup {
+    config: RollupConfig,
+    next_seq: u64,
+    digest: Digest,
+    /// End of the last entry on the calendar; none before the first.
+    end: Option<UnixNanos>,
+    /// The same on the GPU's clock; none before this run's first period.
+    to: Option<Moment>,
+    seats: BTreeMap<TenantId, Seat>,
+    open: Option<Open>,
+    ready: Vec<Entry>,
+}
+
+impl Rollup {
+    /// A rollup that goes on behind the last entry of the GPU's ledger.
+    ///
+    /// # Errors
+    /// If node or GPU have no usable names, or windows no length.
+    pub fn new(config: RollupConfig, tail: Option<Tail>) -> Result<Self, RollupError> {
+        for name in [&config.gpu.node, &config.gpu.gpu] {
+            if name.is_empty() || name.chars().any(char::is_control) {
+                return Err(RollupError::Name(name.clone()));
+            }
+        }
+        if config.window_ns == Nanos::ZERO {
+            return Err(RollupError::WindowLength);
+        }
+        let genesis = Digest::genesis(&config.gpu);
+        Ok(Self {
+            next_seq: tail.map_or(0, |tail| tail.seq + 1),
+            digest: tail.map_or(genesis, |tail| tail.digest),
+            end: tail.map(|tail| tail.end),
+            to: None,
+            seats: BTreeMap::new(),
+            open: None,
+            ready: Vec::new(),
+            config,
+        })
+    }
+
+    /// Whose time.
+    pub const fn gpu(&self) -> &GpuIdentity {
+        &self.config.gpu
+    }
+
+    /// A period ended, at `end` on the calendar: its usages in order of time, and how the tenants stand.
+    ///
+    /// # Errors
+    /// If a usage does not balance or does not follow the one before; it is then not taken in, and its time becomes a gap.
+    pub fn period(
+        &mut self,
+        usages: &[&Usage],
+        end: UnixNanos,
+        standings: &[Standing<'_>],
+    ) -> Result<(), RollupError> {
+        for standing in standings {
+            self.seat(standing);
+        }
+        let mut taken = Ok(());
+        for usage in usages {
+            taken = taken.and(self.add(usage, end, standings));
+        }
+        let Some(open) = &mut self.open else {
+            return taken;
+        };
+        open.end = open.end.max(end);
+        for standing in standings {
+            // PANIC: none; every standing has a seat
+            let Some(seat) = self.seats.get_mut(&standing.tenant) else {
+                continue;
+            };
+            let sums = open.tenants.entry(standing.tenant).or_default();
+            sums.held_ns += standing.held_total_ns.saturating_sub(seat.held_total_ns);
+            seat.held_total_ns = standing.held_total_ns;
+            if let Some(total) = standing.copied_total_bytes {
+                let copied = total.saturating_sub(seat.copied_total_bytes);
+                *sums.copy_bytes.get_or_insert(0) += copied;
+                seat.copied_total_bytes = total;
+            }
+        }
+        if open.tenants.len() > TENANTS_MAX {
+            open.tenants.clear();
+            open.overflow = true;
+            let here = |tenant: &TenantId| standings.iter().any(|s| s.tenant == *tenant);
+            self.seats.retain(|tenant, _| here(tenant));
+        }
+        taken
+    }
+
+    fn seat(&mut self, standing: &Standing<'_>) {
+        let config = &self.config;
+        let seat = self.seats.entry(standing.tenant).or_insert_with(|| Seat {
+            identity: TenantIdentity {
+                id: tenant_id(&config.gpu.node, config.boot, standing.tenant),
+                name: standing.name.to_owned(),
+                kind: standing.kind,
+            },
+            weight: 0,
+            cap: None,
+            held_total_ns: Nanos::ZERO,
+            copied_total_bytes: 0,
+            absent: 0,
+        });
+        seat.weight = standing.weight;
+        seat.cap = standing.cap;
+        seat.absent = 0;
+    }
+
+    fn check(&self, usage: &Usage) -> Result<(), RollupError> {
+        let engines = &self.config.engines;
+        if !usage
+            .engines
+            .iter()
+            .map(|e| e.engine)
+            .eq(engines.iter().map(|e| e.0))
+        {
+            let expected = engines.len();
+            return Err(RollupError::Engines { expected });
+        }
+        let (from, period_ns) = (usage.window.from(), usage.window.length());
+        if let Some(reached) = self.to.filter(|&to| from < to) {
+            return Err(RollupError::Overlap { from, reached });
+        }
+        for seen in &usage.engines {
+            let accounted_ns = seen.accounted_ns();
+            if accounted_ns != period_ns {
+                let engine = seen.engine;
+                return Err(RollupError::Unbalanced {
+                    engine,
+                    accounted_ns,
+                    period_ns,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        usage: &Usage,
+        end: UnixNanos,
+        standings: &[Standing<'_>],
+    ) -> Result<(), RollupError> {
+        self.check(usage)?;
+        let (from, to) = (usage.window.from(), usage.window.to());
+        let missed = self.to.map_or(Nanos::ZERO, |reached| from.since(reached));
+        if missed >= self.config.window_ns && self.ready.len() < READY_MAX {
+            self.missed(missed, UnixNanos(end.0.saturating_sub(to.since(from).0)));
+        }
+        if self.open.is_none() {
+            self.begin(from, UnixNanos(end.0.saturating_sub(to.since(from).0)));
+        }
+        // PANIC: none; it has just been opened
+        let Some(open) = &mut self.open else {
+            return Ok(());
+        };
+        let (length, gap) = (usage.window.length(), from.since(open.to));
+        let estimated = usage.signals == Signals::Extrapolated;
+        let mut bound_ns = Nanos::ZERO;
+        for ((seen, sums), (_, compute)) in usage
+            .engines
+            .iter()
+            .zip(&mut open.engines)
+            .zip(&self.config.engines)
+        {
+            sums.used_ns += seen.used_ns();
+            sums.fault_ns += seen.fault_ns();
+            sums.switching_ns += seen.switching_ns;
+            sums.idle_ns += seen.idle_ns;
+            sums.unobserved_ns += seen.unobserved_ns;
+            sums.gap_ns += gap;
+            sums.error_bound_ns += seen.error_bound_ns;
+            bound_ns = bound_ns.max(seen.error_bound_ns);
+            for part in &seen.tenants {
+                let own = open.tenants.entry(part.tenant).or_default();
+                if *compute {
+                    own.engine_ns += part.used_ns;
+                    if estimated {
+                        own.estimated_ns += part.used_ns;
+                    }
+                } else {
+                    own.copy_ns += part.used_ns;
+                }
+                own.fault_ns += part.fault_ns;
+                own.turns += part.turns;
+                own.signals = own.signals.with(usage.signals);
+            }
+        }
+        for standing in standings {
+            let own = open.tenants.entry(standing.tenant).or_default();
+            own.signals = own.signals.with(usage.signals);
+            own.error_bound_ns += bound_ns;
+            if standing.backlogged {
+                own.waiting_ns +=
+                    length.saturating_sub(ran_ns(usage, standing.tenant, &self.config.engines));
+            }
+            if let Some(bytes) = standing.memory_bytes {
+                let integral = own.memory_byte_ns.get_or_insert(0);
+                *integral = integral.saturating_add(u128::from(bytes) * u128::from(length.0));
+            }
+        }
+        open.to = to;
+        self.to = Some(to);
+        Ok(())
+    }
+
+    /// Begins a window at `from`, which was `label` on the calendar.
+    fn begin(&mut self, from: Moment, label: UnixNanos) {
+        // Within a run a window begins where the one before ended, on both clocks.
+        let from = self.to.unwrap_or(from);
+        let start = match self.end {
+            Some(end) if self.to.is_some() => end,
+            Some(end) if end < label => {
+                let length = Nanos(label.0 - end.0);
+                let stretch = self.stretch(end, label, Moment(0), length);
+                self.seal(
+                    stretch,
+                    Body::Gap {
+                        cause: GapCause::Down,
+                    },
+                );
+                label
+            }
+            Some(end) => end,
+            None => label,
+        };
+        let empty = |&(engine, compute): &(EngineId, bool)| EngineRecord::empty(engine, compute);
+        self.open = Some(Open {
+            start,
+            end: start,
+            from,
+            to: from,
+            engines: self.config.engines.iter().map(empty).collect(),
+            tenants: BTreeMap::new(),
+            overflow: false,
+        });
+    }
+
+    /// Closes what is open, and says that nothing is known of `length` up to `label`.
+    fn missed(&mut self, length: Nanos, label: UnixNanos) {
+        self.close();
+        let (Some(end), Some(to)) = (self.end, self.to) else {
+            return;
+        };
+        let stretch = self.stretch(end, label.max(end), to, length);
+        self.seal(
+            stretch,
+            Body::Gap {
+                cause: GapCause::Missed,
+            },
+        );
+        self.to = Some(to + length);
+    }
+
+    const fn stretch(
+        &self,
+        start: UnixNanos,
+        end: UnixNanos,
+        from: Moment,
+        length_ns: Nanos,
+    ) -> Stretch {
+        Stretch {
+            seq: self.next_seq,
+            boot: self.config.boot,
+            start,
+            end,
+            from,
+            length_ns,
+        }
+    }
+
+    fn seal(&mut self, stretch: Stretch, body: Body) {
+        let digest = self.digest.follow(&stretch, &body);
+        self.next_seq += 1;
+        self.digest = digest;
+        self.end = Some(stretch.end);
+        self.ready.push(Entry {
+            stretch,
+            body,
+            digest,
+        });
+    }
+
+    fn close(&mut self) {
+        let Some(open) = self.open.take() else {
+            return;
+        };
+        let length_ns = open.to.since(open.from);
+        let stretch = self.stretch(open.start, open.end, open.from, length_ns);
+        let body = if open.overflow {
+            Body::Gap {
+                cause: GapCause::Overflow,
+            }
+        } else {
+            let records = open.tenants.into_iter();
+            let mut tenants: Vec<TenantRecord> = records
+                .map(|(tenant, sums)| self.record(&stretch, tenant, sums))
+                .collect();
+            tenants.sort_unstable_by_key(|record| record.tenant.id);
+            Body::Window {
+                tenants,
+                engines: open.engines,
+            }
+        };
+        self.seal(stretch, body);
+        self.seats.retain(|_, seat| {
+            seat.absent += 1;
+            seat.absent <= REMEMBERED_WINDOWS
+        });
+    }
+
+    fn record(&self, stretch: &Stretch, tenant: TenantId, sums: Sums) -> TenantRecord {
+        let gpu = &self.config.gpu;
+        let seat = self.seats.get(&tenant);
+        let identity = seat.map_or_else(
+            || TenantIdentity {
+                id: tenant_id(&gpu.node, self.config.boot, tenant),
+                name: format!("tenant-{}", tenant.0),
+                kind: TenantKind::Vm,
+            },
+            |seat| seat.identity.clone(),
+        );
+        TenantRecord {
+            id: event_id(gpu, identity.id, stretch),
+            tenant: identity,
+            engine_ns: sums.engine_ns,
+            estimated_ns: sums.estimated_ns,
+            fault_ns: sums.fault_ns,
+            copy_ns: sums.copy_ns,
+            copy_bytes: sums.copy_bytes,
+            held_ns: sums.held_ns,
+            waiting_ns: sums.waiting_ns,
+            memory_byte_ns: sums.memory_byte_ns,
+            weight: seat.map_or(0, |seat| seat.weight),
+            cap: seat.and_then(|seat| seat.cap),
+            signals: sums.signals,
+            error_bound_ns: sums.error_bound_ns,
+            turns: sums.turns,
+        }
+    }
+
+    /// Whether the open window has reached its end, or an entry waits to be taken.
+    pub fn due(&self) -> bool {
+        !self.ready.is_empty() || self.is_over()
+    }
+
+    /// Whether the open window has reached the next multiple of a window's length.
+    fn is_over(&self) -> bool {
+        let number = |at: UnixNanos| at.0 / self.config.window_ns.0;
+        let over = |open: &Open| number(open.end) > number(open.start);
+        self.open.as_ref().is_some_and(over)
+    }
+
+    /// Closes the open window if it has reached its end; moves what is closed, oldest first, to the end of `entries`.
+    pub fn take(&mut self, entries: &mut Vec<Entry>) {
+        if self.is_over() {
+            self.close();
+        }
+        entries.append(&mut self.ready);
+    }
+
+    /// Closes the open window as it is, at the end of a run, and moves what is closed to the end of `entries`.
+    pub fn finish(&mut self, entries: &mut Vec<Entry>) {
+        self.close();
+        entries.append(&mut self.ready);
+    }
+}
+
+/// For how long a tenant did not wait in a period: the longest that it kept one of the compute engines, stalls included.
+fn ran_ns(usage: &Usage, tenant: TenantId, engines: &[(EngineId, bool)]) -> Nanos {
+    let part = |engine: &crate::usage::EngineUsage| {
+        let index = engine
+            .tenants
+            .binary_search_by_key(&tenant, |t| t.tenant)
+            .ok()?;
+        Some(engine.tenants[index].used_ns + engine.tenants[index].fault_ns)
+    };
+    usage
+        .engines
+        .iter()
+        .zip(engines)
+        .filter_map(|(engine, (_, compute))| if *compute { part(engine) } else { None })
+        .max()
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+#[path = "rollup_tests.rs"]
+mod tests;

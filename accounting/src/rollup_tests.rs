@@ -1,0 +1,403 @@
+use super::*;
+use crate::audit::{Audit, Finding};
+use crate::synthetic::{ENGINES, Metered, Synthetic};
+use crate::usage::Metric;
+use crate::window::Window;
+use proptest::prelude::*;
+
+const EVENTS: Synthetic = Synthetic {
+    seed: 3,
+    tenants: 3,
+    period_ns: Nanos::from_ms(10),
+};
+const SECOND_NS: u64 = 1_000_000_000;
+/// Not a multiple of a second.
+const BEGIN: u64 = 1_795_000_000 * SECOND_NS + 123_456_789;
+
+fn config(boot: u8) -> RollupConfig {
+    RollupConfig {
+        gpu: GpuIdentity {
+            node: "node-17".into(),
+            gpu: "GPU-0".into(),
+            model: "H200".into(),
+        },
+        boot: Uuid::from_bytes([boot; 16]),
+        window_ns: Nanos(SECOND_NS),
+        engines: ENGINES.to_vec(),
+    }
+}
+
+fn standing(tenant: u32) -> Standing<'static> {
+    Standing {
+        tenant: TenantId(tenant),
+        name: "vm",
+        kind: TenantKind::Vm,
+        weight: 100,
+        cap: None,
+        held_total_ns: Nanos::ZERO,
+        backlogged: false,
+        memory_bytes: None,
+        copied_total_bytes: None,
+    }
+}
+
+fn label(period: u64) -> UnixNanos {
+    UnixNanos(BEGIN + (period + 1) * EVENTS.period_ns.0)
+}
+
+fn run(
+    rollup: &mut Rollup,
+    metered: &mut Metered,
+    periods: std::ops::Range<u64>,
+    out: &mut Vec<Entry>,
+) {
+    let standings = [1, 2, 3, 4].map(standing);
+    for period in periods {
+        rollup
+            .period(&[&metered.usage(period)], label(period), &standings)
+            .unwrap();
+        rollup.take(out);
+    }
+}
+
+fn sound(entries: &[Entry]) -> crate::audit::Report {
+    let gpu = config(0).gpu;
+    let mut audit = Audit::new(&gpu, None);
+    entries.iter().for_each(|entry| audit.entry(entry));
+    let report = audit.finish();
+    assert_eq!(report.broken, 0, "{:?}", report.findings);
+    report
+}
+
+fn tenants(entry: &Entry) -> &[TenantRecord] {
+    match &entry.body {
+        Body::Window { tenants, .. } => tenants,
+        Body::Gap { .. } => &[],
+    }
+}
+
+#[test]
+fn windows_hold_what_the_engines_did_and_close_on_the_calendar() {
+    let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+    run(&mut rollup, &mut EVENTS.metered(), 0..550, &mut entries);
+    assert_eq!(entries.len(), 5);
+    rollup.finish(&mut entries);
+    for (seq, entry) in entries.iter().enumerate() {
+        assert_eq!(entry.stretch.seq, seq as u64);
+        if (1..5).contains(&seq) {
+            let late = entry.stretch.start.0 % SECOND_NS;
+            assert!(late < EVENTS.period_ns.0, "{late} ns after the full second");
+        }
+        assert_eq!(tenants(entry).len(), 4, "those without use, too");
+    }
+    let report = sound(&entries);
+    assert_eq!(report.window_ns, 550 * u128::from(EVENTS.period_ns.0));
+    for tenant in 1..=4 {
+        let id = tenant_id("node-17", config(1).boot, TenantId(tenant));
+        let own = entries
+            .iter()
+            .flat_map(tenants)
+            .filter(|record| record.tenant.id == id);
+        let total: Nanos = own.map(|record| record.engine_ns).sum();
+        let truth = |period| EVENTS.ran_ns(period, ENGINES[0].0, TenantId(tenant));
+        assert_eq!(total, (0..550).map(truth).sum());
+    }
+}
+
+#[test]
+fn a_restart_is_a_gap_of_the_same_sequence() {
+    let mut entries = Vec::new();
+    let mut first = Rollup::new(config(1), None).unwrap();
+    run(&mut first, &mut EVENTS.metered(), 0..250, &mut entries);
+    let last = entries.last().unwrap();
+    let tail = Tail {
+        seq: last.stretch.seq,
+        end: last.stretch.end,
+        digest: last.digest,
+    };
+    let mut second = Rollup::new(config(2), Some(tail)).unwrap();
+    run(&mut second, &mut EVENTS.metered(), 700..950, &mut entries);
+    second.finish(&mut entries);
+    let report = sound(&entries);
+    assert_eq!(report.gaps, 1);
+    let gap = entries
+        .iter()
+        .find(|e| {
+            matches!(
+                e.body,
+                Body::Gap {
+                    cause: GapCause::Down
+                }
+            )
+        })
+        .unwrap();
+    assert_eq!(gap.stretch.boot, config(2).boot);
+    assert_eq!((gap.stretch.start, gap.stretch.end), (tail.end, label(699)));
+}
+
+#[test]
+fn a_clock_set_back_labels_no_window_twice() {
+    let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+    let mut metered = EVENTS.metered();
+    run(&mut rollup, &mut metered, 0..250, &mut entries);
+    for period in 250..700 {
+        let behind = UnixNanos(label(period).0 - 3 * SECOND_NS);
+        rollup
+            .period(&[&metered.usage(period)], behind, &[standing(1)])
+            .unwrap();
+        rollup.take(&mut entries);
+    }
+    rollup.finish(&mut entries);
+    let report = sound(&entries);
+    assert_eq!(report.window_ns, 700 * u128::from(EVENTS.period_ns.0));
+}
+
+#[test]
+fn what_was_missed_is_said() {
+    let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+    let mut metered = EVENTS.metered();
+    run(&mut rollup, &mut metered, 0..30, &mut entries);
+    run(&mut rollup, &mut metered, 31..60, &mut entries);
+    run(&mut rollup, &mut metered, 260..300, &mut entries);
+    rollup.finish(&mut entries);
+    let report = sound(&entries);
+    assert_eq!((report.gaps, report.gap_ns), (1, 2 * u128::from(SECOND_NS)));
+    let Body::Window { engines, .. } = &entries[0].body else {
+        panic!("a window comes first")
+    };
+    assert_eq!(
+        engines[0].gap_ns, EVENTS.period_ns,
+        "short, so within the window"
+    );
+}
+
+#[test]
+fn a_usage_that_does_not_balance_is_a_gap() {
+    let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+    let mut metered = EVENTS.metered();
+    run(&mut rollup, &mut metered, 0..3, &mut entries);
+    let mut cooked = metered.usage(3);
+    cooked.engines[0].idle_ns += Nanos(1);
+    let refused = rollup.period(&[&cooked], label(3), &[]);
+    assert!(matches!(refused, Err(RollupError::Unbalanced { .. })));
+    run(&mut rollup, &mut metered, 4..5, &mut entries);
+    assert!(matches!(
+        rollup.period(&[&metered.usage(4)], label(4), &[]),
+        Err(RollupError::Overlap { .. })
+    ));
+    rollup.finish(&mut entries);
+    sound(&entries);
+    let Body::Window { engines, .. } = &entries[0].body else {
+        panic!("a window")
+    };
+    assert_eq!(engines[0].gap_ns, EVENTS.period_ns);
+}
+
+#[test]
+fn held_waiting_memory_and_copies_are_integrated() {
+    let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+    let mut metered = EVENTS.metered();
+    let cap = CapInForce {
+        quota_ns: Nanos(25),
+        period_ns: Nanos(100),
+    };
+    for period in 0..10 {
+        let own = Standing {
+            weight: 300,
+            cap: Some(cap),
+            held_total_ns: Nanos(7 * (period + 1)),
+            backlogged: true,
+            memory_bytes: Some(1 << 40),
+            copied_total_bytes: Some(5 * (period + 1)),
+            ..standing(4)
+        };
+        rollup
+            .period(&[&metered.usage(period)], label(period), &[own])
+            .unwrap();
+    }
+    rollup.finish(&mut entries);
+    let id = tenant_id("node-17", config(1).boot, TenantId(4));
+    let record = tenants(&entries[0])
+        .iter()
+        .find(|record| record.tenant.id == id)
+        .unwrap();
+    let length = 10 * EVENTS.period_ns.0;
+    assert_eq!(record.held_ns, Nanos(70));
+    assert_eq!(record.waiting_ns, Nanos(length), "it never ran");
+    assert_eq!(record.memory_byte_ns, Some((1 << 40) * u128::from(length)));
+    assert_eq!(record.copy_bytes, Some(50));
+    assert_eq!((record.weight, record.cap), (300, Some(cap)));
+    assert_eq!(record.signals.to_string(), "events");
+}
+
+#[test]
+fn polled_periods_are_marked_and_their_estimates_kept_apart() {
+    let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+    let mut metered = EVENTS.metered();
+    let mut polled = metered.usage(1);
+    polled.signals = Signals::Polled;
+    let before = Window::starting(Moment(0), EVENTS.period_ns);
+    let extrapolated = polled.extrapolate(before, |_| true);
+    rollup
+        .period(&[&extrapolated, &polled], label(1), &[standing(1)])
+        .unwrap();
+    rollup.finish(&mut entries);
+    sound(&entries);
+    let all = tenants(&entries[0]);
+    assert!(
+        all.iter()
+            .all(|record| record.signals.to_string() == "polled+extrapolated")
+    );
+    let estimated: Nanos = all.iter().map(|record| record.estimated_ns).sum();
+    let expected: Nanos = (1..=3)
+        .filter_map(|t| {
+            let engine = &extrapolated.engines[0];
+            engine
+                .tenants
+                .iter()
+                .find(|part| part.tenant == TenantId(t))
+        })
+        .map(|part| part.metric_ns(Metric::Total))
+        .sum();
+    assert_eq!(estimated, expected);
+}
+
+#[test]
+fn tenants_without_end_give_a_window_up_and_memory_is_bounded() {
+    let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+    let mut metered = EVENTS.metered();
+    for period in 0..40 {
+        let crowd: Vec<_> = (0..1000)
+            .map(|n| standing(10 + 1000 * u32::try_from(period).unwrap() + n))
+            .collect();
+        rollup
+            .period(&[&metered.usage(period)], label(period), &crowd)
+            .unwrap();
+        assert!(rollup.seats.len() <= TENANTS_MAX + 1000);
+    }
+    rollup.finish(&mut entries);
+    assert!(matches!(
+        entries[0].body,
+        Body::Gap {
+            cause: GapCause::Overflow
+        }
+    ));
+    sound(&entries);
+}
+
+#[test]
+fn an_audit_finds_each_kind_of_change() {
+    let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+    run(&mut rollup, &mut EVENTS.metered(), 0..350, &mut entries);
+    sound(&entries);
+    let gpu = config(1).gpu;
+    let findings = |change: &dyn Fn(&mut Vec<Entry>)| {
+        let mut changed = entries.clone();
+        change(&mut changed);
+        let mut audit = Audit::new(&gpu, None);
+        changed.iter().for_each(|entry| audit.entry(entry));
+        audit.finish().findings
+    };
+    let lost = findings(&|entries| drop(entries.remove(1)));
+    assert!(
+        lost.contains(&Finding::Sequence {
+            expected: 1,
+            found: 2
+        }),
+        "{lost:?}"
+    );
+    let cooked = findings(&|entries| {
+        if let Body::Window { tenants, .. } = &mut entries[1].body {
+            tenants[0].engine_ns += Nanos(1);
+        }
+    });
+    assert!(cooked.contains(&Finding::Digest { seq: 1 }));
+    assert!(
+        cooked
+            .iter()
+            .any(|f| matches!(f, Finding::Sum { seq: 1, .. })),
+        "{cooked:?}"
+    );
+    let renamed = findings(&|entries| {
+        if let Body::Window { tenants, .. } = &mut entries[0].body {
+            tenants[0].id = Uuid::nil();
+        }
+    });
+    assert!(
+        renamed
+            .iter()
+            .any(|f| matches!(f, Finding::Id { seq: 0, .. }))
+    );
+    let unbalanced = findings(&|entries| {
+        if let Body::Window { engines, .. } = &mut entries[0].body {
+            engines[1].idle_ns += Nanos(1);
+        }
+    });
+    assert!(
+        unbalanced
+            .iter()
+            .any(|f| matches!(f, Finding::Conservation { seq: 0, .. }))
+    );
+    let moved = findings(&|entries| entries[2].stretch.start.0 += 1);
+    assert!(
+        moved
+            .iter()
+            .any(|f| matches!(f, Finding::Calendar { seq: 2, .. }))
+    );
+    let shifted = findings(&|entries| entries[2].stretch.from.0 += 1);
+    assert!(
+        shifted
+            .iter()
+            .any(|f| matches!(f, Finding::Clock { seq: 2, .. }))
+    );
+}
+
+#[test]
+fn names_that_ids_cannot_carry_are_refused() {
+    for node in ["", "a\nb"] {
+        let mut bad = config(1);
+        bad.gpu.node = node.into();
+        assert!(matches!(Rollup::new(bad, None), Err(RollupError::Name(_))));
+    }
+    let none = RollupConfig {
+        window_ns: Nanos::ZERO,
+        ..config(1)
+    };
+    assert_eq!(
+        Rollup::new(none, None).unwrap_err(),
+        RollupError::WindowLength
+    );
+}
+
+proptest! {
+    /// Whenever entries are taken, and whatever is missed between periods, no nanosecond is lost or counted twice.
+    #[test]
+    fn entries_cover_all_time(
+        steps in prop::collection::vec((0u64..300, any::<bool>(), -2_000_000_000i64..2_000_000_000), 1..120),
+        seed in any::<u64>(),
+    ) {
+        let events = Synthetic { seed, ..EVENTS };
+        let mut metered = events.metered();
+        let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+        let (mut period, mut expected, mut first) = (0, Nanos::ZERO, None);
+        for (skip, take, step) in steps {
+            period += if skip < 280 { 1 } else { skip };
+            first.get_or_insert(period);
+            let usage = metered.usage(period);
+            expected += usage.tenant_ns(TenantId(1), Metric::Total);
+            let end = UnixNanos(label(period).0.saturating_add_signed(step));
+            prop_assert!(rollup.period(&[&usage], end, &[standing(1)]).is_ok());
+            if take {
+                rollup.take(&mut entries);
+            }
+        }
+        rollup.finish(&mut entries);
+        let report = sound(&entries);
+        let wall = (period + 1 - first.unwrap()) * events.period_ns.0;
+        prop_assert_eq!(report.window_ns + report.gap_ns, u128::from(wall));
+        let id = tenant_id("node-17", config(1).boot, TenantId(1));
+        let own = entries.iter().flat_map(tenants).filter(|record| record.tenant.id == id);
+        let got: Nanos = own.map(|record| record.engine_ns + record.copy_ns).sum();
+        prop_assert_eq!(got, expected);
+    }
+}

@@ -1,0 +1,73 @@
+use std::path::PathBuf;
+use thiserror::Error;
+
+/// Why a store refused or failed.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// There is no such file.
+    #[error("There is no ledger at {}", path.display())]
+    NotFound {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The file may not be opened.
+    #[error("The ledger at {} may not be opened", path.display())]
+    Denied {
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// The file was written by another version, or is no ledger.
+    #[error("Not a ledger of version {expected}, but of {found}")]
+    Version {
+        /// The one that is understood.
+        expected: i64,
+        /// The one found; zero for a file that is no ledger.
+        found: i64,
+    },
+    /// An entry does not follow the last one: another daemon writes, or entries were lost.
+    #[error("Entry {found} does not follow: {expected} is next")]
+    Sequence {
+        /// The number that is next.
+        expected: u64,
+        /// The number offered.
+        found: u64,
+    },
+    /// No window is open, or one is already.
+    #[error(
+        "A window has to be opened before records are appended, and closed before the next one"
+    )]
+    Order,
+    /// A number that the store cannot hold.
+    #[error("{what} is {value}, more than a ledger holds")]
+    Range {
+        /// Which number.
+        what: &'static str,
+        /// Its value.
+        value: u128,
+    },
+    /// What was read is not what was written.
+    #[error("Damaged: {what} is {found:?}")]
+    Damaged {
+        /// Which column.
+        what: &'static str,
+        /// What stands there.
+        found: String,
+    },
+    /// The file or the disk.
+    #[error("SQLite failed")]
+    Sqlite(#[from] rusqlite::Error),
+    /// The server or the connection to it.
+    #[cfg(feature = "postgres")]
+    #[error("PostgreSQL failed")]
+    Postgres(#[from] postgres::Error),
+    /// A server that may lose what it said was written.
+    #[cfg(feature = "postgres")]
+    #[error("The server runs with fsync off: what it calls written may be lost")]
+    NotDurable,
+    /// Writing what a query found.
+    #[error("Writing the export failed")]
+    Output(#[from] std::io::Error),
+    /// What visits a query refused an entry.
+    #[error("{0}")]
+    Refused(String),
+}

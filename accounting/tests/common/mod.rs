@@ -1,0 +1,105 @@
+//! A ledger out of a seed, for tests.
+#![allow(dead_code)]
+
+#[cfg(feature = "postgres")]
+pub(crate) mod server;
+
+use turnstile_accounting::record::{CapInForce, Entry, GpuIdentity, Tail, TenantKind, UnixNanos};
+use turnstile_accounting::rollup::{RollupConfig, Standing};
+use turnstile_accounting::synthetic::{ENGINES, Synthetic};
+use turnstile_accounting::{Nanos, Rollup, TenantId};
+use uuid::Uuid;
+
+pub(crate) const SECOND_NS: u64 = 1_000_000_000;
+/// 2026-11-20T13:00:00Z.
+pub(crate) const BEGIN: u64 = 1_795_179_600 * SECOND_NS;
+pub(crate) const NAMES: [&str; 5] = ["vm-a", "vm-b", "vm-c", "vm-d", "idle"];
+
+pub(crate) const EVENTS: Synthetic = Synthetic {
+    seed: 11,
+    tenants: 4,
+    period_ns: Nanos::from_ms(10),
+};
+
+pub(crate) fn gpu() -> GpuIdentity {
+    GpuIdentity {
+        node: "node-17".into(),
+        gpu: "GPU-11111111-2222-3333-4444-555555555555".into(),
+        model: "NVIDIA H200".into(),
+    }
+}
+
+pub(crate) fn config(boot: u8, window_ns: u64) -> RollupConfig {
+    RollupConfig {
+        gpu: gpu(),
+        boot: Uuid::from_bytes([boot; 16]),
+        window_ns: Nanos(window_ns),
+        engines: ENGINES.to_vec(),
+    }
+}
+
+pub(crate) fn standings(period: u64) -> [Standing<'static>; 5] {
+    std::array::from_fn(|index| Standing {
+        tenant: TenantId(index as u32 + 1),
+        name: NAMES[index],
+        kind: if index == 3 {
+            TenantKind::Program
+        } else {
+            TenantKind::Vm
+        },
+        weight: 100 * (index as u32 + 1),
+        cap: (index == 2).then_some(CapInForce {
+            quota_ns: Nanos(25_000_000),
+            period_ns: Nanos(100_000_000),
+        }),
+        held_total_ns: Nanos(period * 1_000),
+        backlogged: index < 4,
+        memory_bytes: (index != 3).then_some(140 << 30),
+        copied_total_bytes: (index == 0).then_some(period * 4_096),
+    })
+}
+
+/// The end of a period on the calendar.
+pub(crate) fn label(period: u64) -> UnixNanos {
+    UnixNanos(BEGIN + (period + 1) * EVENTS.period_ns.0)
+}
+
+/// A run of the daemon over some periods, behind `tail`, with windows of `window_ns`.
+pub(crate) fn run(
+    boot: u8,
+    window_ns: u64,
+    tail: Option<Tail>,
+    periods: std::ops::Range<u64>,
+) -> Vec<Entry> {
+    let mut rollup = Rollup::new(config(boot, window_ns), tail).unwrap();
+    let (mut metered, mut entries) = (EVENTS.metered(), Vec::new());
+    for period in periods {
+        rollup
+            .period(&[&metered.usage(period)], label(period), &standings(period))
+            .unwrap();
+        rollup.take(&mut entries);
+    }
+    rollup.finish(&mut entries);
+    entries
+}
+
+pub(crate) fn tail(entries: &[Entry]) -> Option<Tail> {
+    entries.last().map(|last| Tail {
+        seq: last.stretch.seq,
+        end: last.stretch.end,
+        digest: last.digest,
+    })
+}
+
+/// Two runs with time between them: windows of a second, a gap, windows.
+pub(crate) fn entries(boot: u8, periods: u64) -> Vec<Entry> {
+    let mut all = run(boot, SECOND_NS, None, 0..periods / 2);
+    let behind = tail(&all);
+    all.extend(run(
+        boot + 1,
+        SECOND_NS,
+        behind,
+        periods / 2 + 500..periods + 500,
+    ));
+    all
+}

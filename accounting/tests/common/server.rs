@@ -1,0 +1,145 @@
+//! A PostgreSQL server for one test: of the distribution's packages, in a folder of its own, on a Unix socket.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// TIMEOUT: a first start takes a second or two on two busy cores.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running server; it ends when dropped.
+#[derive(Debug)]
+pub(crate) struct Server {
+    folder: tempfile::TempDir,
+    process: Child,
+}
+
+/// Where Debian and others put the server's programs, which are not on everyone's path.
+fn programs() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
+    let mut found: Vec<PathBuf> = versions
+        .flatten()
+        .map(|entry| entry.path().join("bin"))
+        .filter(|path| path.join("postgres").exists() && path.join("initdb").exists())
+        .collect();
+    found.sort();
+    found.pop()
+}
+
+/// User and group of `postgres`: the server does not run as root.
+fn account() -> Option<(u32, u32)> {
+    let users = fs::read_to_string("/etc/passwd").ok()?;
+    let line = users.lines().find(|line| line.starts_with("postgres:"))?;
+    let mut fields = line.split(':').skip(2);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+}
+
+fn is_root() -> bool {
+    // The owner of this process's own folder is its effective user.
+    fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0)
+}
+
+/// A command as the account that the server needs.
+fn command(program: &Path) -> Result<Command, String> {
+    if !is_root() {
+        return Ok(Command::new(program));
+    }
+    let (uid, gid) =
+        account().ok_or("there is no user postgres, and its server does not run as root")?;
+    let mut command = Command::new("setpriv");
+    command
+        .arg(format!("--reuid={uid}"))
+        .arg(format!("--regid={gid}"))
+        .args(["--clear-groups", "--"])
+        .arg(program);
+    Ok(command)
+}
+
+impl Server {
+    /// Starts one.
+    ///
+    /// # Errors
+    /// Why it could not be.
+    pub(crate) fn start() -> Result<Self, String> {
+        let programs = programs().ok_or("PostgreSQL is not installed (apt install postgresql)")?;
+        let told = |error: std::io::Error| error.to_string();
+        let folder = tempfile::Builder::new()
+            .prefix("turnstile-pg")
+            .tempdir()
+            .map_err(told)?;
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).map_err(told)?;
+        if is_root() {
+            let (uid, gid) = account().ok_or("there is no user postgres")?;
+            chown(folder.path(), Some(uid), Some(gid)).map_err(told)?;
+        }
+        let data = folder.path().join("data");
+        let made = command(&programs.join("initdb"))?
+            .arg("--pgdata")
+            .arg(&data)
+            .args([
+                "--username=turnstile",
+                "--auth=trust",
+                "--no-locale",
+                "--encoding=UTF8",
+                "--no-sync",
+            ])
+            .current_dir(folder.path())
+            .output()
+            .map_err(told)?;
+        if !made.status.success() {
+            return Err(format!(
+                "initdb failed: {}",
+                String::from_utf8_lossy(&made.stderr)
+            ));
+        }
+        let process = command(&programs.join("postgres"))?
+            .arg("-D")
+            .arg(&data)
+            .arg("-k")
+            .arg(folder.path())
+            .args(["-c", "listen_addresses="])
+            .current_dir(folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(told)?;
+        let server = Self { folder, process };
+        let begin = Instant::now();
+        while postgres::Client::connect(&server.address("postgres"), postgres::NoTls).is_err() {
+            if begin.elapsed() > PATIENCE {
+                return Err("the server does not come up".into());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(server)
+    }
+
+    fn address(&self, database: &str) -> String {
+        format!(
+            "host={} user=turnstile dbname={database}",
+            self.folder.path().display()
+        )
+    }
+
+    /// An empty database of this name.
+    pub(crate) fn database(&self, name: &str) -> String {
+        let mut client =
+            postgres::Client::connect(&self.address("postgres"), postgres::NoTls).unwrap();
+        client
+            .batch_execute(&format!("CREATE DATABASE {name}"))
+            .unwrap();
+        self.address(name)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The immediate kind of end, which the postmaster passes on to its children.
+        let _ = Command::new("kill")
+            .args(["-QUIT", &self.process.id().to_string()])
+            .status();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,446 @@
+//! Exports: the same every time, all or nothing, and the sum of the rows is the ledger's.
+#![cfg(feature = "export")]
+
+mod common;
+
+use common::{BEGIN, NAMES, SECOND_NS, gpu};
+use rust_decimal::Decimal;
+use std::collections::{BTreeMap, BTreeSet};
+use turnstile_accounting::export::{
+    Container, ExportError, Exported, FocusVersion, Format, PriceList, Request, export,
+};
+use turnstile_accounting::record::{Body, Entry, UnixNanos};
+use turnstile_accounting::store::{SqliteStore, Store};
+
+const PRICES: &str = include_str!("prices.toml");
+const HOUR_NS: u64 = 3_600 * SECOND_NS;
+
+fn ledger(entries: &[Entry]) -> SqliteStore {
+    let mut store = SqliteStore::in_memory().unwrap();
+    for entry in entries {
+        store.put(&gpu(), entry).unwrap();
+    }
+    store
+}
+
+/// Two hours and a bit of synthetic use in windows of a minute, every period 10 ms.
+fn two_hours() -> Vec<Entry> {
+    let first = common::run(1, 60 * SECOND_NS, None, 0..400_000);
+    let behind = common::tail(&first);
+    let mut all = first;
+    all.extend(common::run(2, 60 * SECOND_NS, behind, 420_000..740_000));
+    all
+}
+
+fn request() -> Request {
+    Request {
+        from: UnixNanos(BEGIN),
+        to: UnixNanos(BEGIN + 2 * HOUR_NS),
+        ..Request::default()
+    }
+}
+
+fn written(
+    store: &mut dyn Store,
+    format: Format,
+    request: &Request,
+) -> Result<(Exported, Vec<u8>), ExportError> {
+    let prices = PriceList::from_toml(PRICES).unwrap();
+    let mut out = Vec::new();
+    let exported = export(store, format, request, Some(&prices), &mut out, &mut |_| {})?;
+    Ok((exported, out))
+}
+
+fn csv_rows(bytes: &[u8]) -> Vec<BTreeMap<String, String>> {
+    csv::Reader::from_reader(bytes)
+        .deserialize()
+        .map(|row| row.unwrap())
+        .collect()
+}
+
+/// Engine time in the ledger of windows that begin in the request.
+fn ledger_ns(entries: &[Entry], request: &Request) -> u128 {
+    entries
+        .iter()
+        .filter(|entry| (request.from..request.to).contains(&entry.stretch.start))
+        .map(|entry| match &entry.body {
+            Body::Window { tenants, .. } => tenants
+                .iter()
+                .map(|record| u128::from(record.engine_ns.0))
+                .sum(),
+            Body::Gap { .. } => 0,
+        })
+        .sum()
+}
+
+fn formats() -> Vec<Format> {
+    let mut containers = vec![Container::Csv];
+    if cfg!(feature = "parquet") {
+        containers.push(Container::Parquet);
+    }
+    let mut formats = vec![Format::Events];
+    for container in containers {
+        formats.push(Format::Rows(container));
+        formats.push(Format::Focus(FocusVersion::V1_2, container));
+        formats.push(Format::Focus(FocusVersion::V1_4, container));
+    }
+    formats
+}
+
+#[test]
+fn rows_add_up_to_the_ledger_and_come_out_the_same_again() {
+    let entries = two_hours();
+    let (mut store, mut again) = (ledger(&entries), ledger(&entries));
+    let expected = ledger_ns(&entries, &request());
+    assert!(expected > 0);
+    for format in formats() {
+        let (exported, bytes) = written(&mut store, format, &request()).unwrap();
+        assert_eq!(exported.engine_ns, expected, "{format:?}");
+        assert_eq!(
+            written(&mut store, format, &request()).unwrap().1,
+            bytes,
+            "{format:?}"
+        );
+        assert_eq!(
+            written(&mut again, format, &request()).unwrap().1,
+            bytes,
+            "{format:?}"
+        );
+    }
+}
+
+#[test]
+fn what_is_not_closed_or_not_kept_is_refused() {
+    let entries = two_hours();
+    let mut store = ledger(&entries);
+    let end = entries.last().unwrap().stretch.end;
+    let beyond = Request {
+        to: UnixNanos(BEGIN + 3 * HOUR_NS),
+        ..request()
+    };
+    for format in formats() {
+        let refused = written(&mut store, format, &beyond);
+        assert!(
+            matches!(refused, Err(ExportError::NotClosed { until, .. }) if until == end),
+            "{format:?}"
+        );
+    }
+    let exactly = Request {
+        to: end,
+        ..request()
+    };
+    assert!(written(&mut store, Format::Events, &exactly).is_ok());
+    let nobody = Request {
+        gpu: Some("GPU-9".into()),
+        ..request()
+    };
+    assert!(matches!(
+        written(&mut store, Format::Events, &nobody),
+        Err(ExportError::NoGpu)
+    ));
+    let empty = Request {
+        to: request().from,
+        ..request()
+    };
+    assert!(matches!(
+        written(&mut store, Format::Events, &empty),
+        Err(ExportError::Empty)
+    ));
+    store.retain(UnixNanos(BEGIN + HOUR_NS)).unwrap();
+    assert!(matches!(
+        written(&mut store, Format::Events, &request()),
+        Err(ExportError::Discarded { .. })
+    ));
+}
+
+#[test]
+fn a_bill_needs_prices_of_all_and_full_hours() {
+    let mut store = ledger(&two_hours());
+    let focus = Format::Focus(FocusVersion::V1_4, Container::Csv);
+    let mut attempt = |prices: Option<&PriceList>, request: &Request| {
+        export(
+            &mut store,
+            focus,
+            request,
+            prices,
+            &mut Vec::new(),
+            &mut |_| {},
+        )
+    };
+    assert!(matches!(
+        attempt(None, &request()),
+        Err(ExportError::NoPrices)
+    ));
+    let other = PriceList::from_toml(&PRICES.replace("NVIDIA H200", "NVIDIA H100")).unwrap();
+    assert!(matches!(
+        attempt(Some(&other), &request()),
+        Err(ExportError::NoSku { .. })
+    ));
+    let prices = PriceList::from_toml(PRICES).unwrap();
+    let half = Request {
+        from: UnixNanos(BEGIN + HOUR_NS / 2),
+        ..request()
+    };
+    assert!(matches!(
+        attempt(Some(&prices), &half),
+        Err(ExportError::NotAnHour { .. })
+    ));
+    let odd =
+        PriceList::from_toml(&PRICES.replace("0.00058", "0.00000000000000000000000001")).unwrap();
+    assert!(matches!(
+        attempt(Some(&odd), &request()),
+        Err(ExportError::Inexact { .. })
+    ));
+}
+
+/// What the official validator skips or does not know: exact products, forms of time, ids, nulls, sums.
+#[test]
+fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
+    let entries = two_hours();
+    let mut store = ledger(&entries);
+    for version in [FocusVersion::V1_2, FocusVersion::V1_4] {
+        let (exported, bytes) = written(
+            &mut store,
+            Format::Focus(version, Container::Csv),
+            &request(),
+        )
+        .unwrap();
+        let rows = csv_rows(&bytes);
+        assert_eq!(rows.len() as u64, exported.rows);
+        let text = String::from_utf8(bytes).unwrap();
+        assert!(!text.contains("\"\"\r") && !text.contains("N/A") && !text.contains("null"));
+        let number = |row: &BTreeMap<String, String>, name: &str| {
+            let text = &row[name];
+            assert!(
+                text.contains('.') && !text.starts_with('+'),
+                "{name} {text}"
+            );
+            Decimal::from_str_exact(text).unwrap()
+        };
+        let (mut ids, mut places, mut total) = (BTreeSet::new(), BTreeSet::new(), Decimal::ZERO);
+        for row in &rows {
+            let quantity = number(row, "ConsumedQuantity");
+            assert_eq!(row["PricingQuantity"], row["ConsumedQuantity"]);
+            assert_eq!(
+                number(row, "ListCost"),
+                quantity * number(row, "ListUnitPrice")
+            );
+            assert_eq!(
+                number(row, "ContractedCost"),
+                quantity * number(row, "ContractedUnitPrice")
+            );
+            assert_eq!(row["BilledCost"], row["ContractedCost"]);
+            assert_eq!(row["EffectiveCost"], row["ContractedCost"]);
+            assert_eq!(number(row, "ListUnitPrice").to_string(), "0.00058");
+            for name in [
+                "ChargePeriodStart",
+                "ChargePeriodEnd",
+                "BillingPeriodStart",
+                "BillingPeriodEnd",
+            ] {
+                let bytes = row[name].as_bytes();
+                assert_eq!(
+                    (bytes.len(), bytes[10], bytes[19]),
+                    (20, b'T', b'Z'),
+                    "{name} {}",
+                    row[name]
+                );
+            }
+            assert!(row["BillingPeriodStart"] <= row["ChargePeriodStart"]);
+            assert!(row["ChargePeriodStart"] < row["ChargePeriodEnd"]);
+            assert!(row["ChargePeriodEnd"] <= row["BillingPeriodEnd"]);
+            assert_eq!(
+                (row["ChargeClass"].as_str(), row["InvoiceId"].as_str()),
+                ("", "")
+            );
+            assert_eq!(
+                row["SubAccountId"].is_empty(),
+                row["SubAccountName"].is_empty()
+            );
+            assert_eq!(row["ConsumedUnit"], "GPU-Seconds");
+            for json in ["SkuPriceDetails", "Tags"]
+                .map(|name| &row[name])
+                .into_iter()
+                .filter(|j| !j.is_empty())
+            {
+                let object: BTreeMap<String, serde_json::Value> =
+                    serde_json::from_str(json).unwrap();
+                assert!(
+                    object
+                        .values()
+                        .all(|value| !value.is_object() && !value.is_array())
+                );
+            }
+            assert!(ids.insert(row["x_UsageEventId"].clone()), "an id twice");
+            assert!(
+                places.insert((row["ResourceId"].clone(), row["ChargePeriodStart"].clone())),
+                "a charge twice"
+            );
+            total += quantity;
+        }
+        let ledger =
+            Decimal::from_i128_with_scale(ledger_ns(&entries, &request()).try_into().unwrap(), 9);
+        assert_eq!(total, ledger, "to the nanosecond");
+        let first: BTreeSet<&str> = rows
+            .iter()
+            .filter(|row| row["ChargePeriodStart"] == "2026-11-20T13:00:00Z")
+            .map(|row| row["ResourceName"].as_str())
+            .collect();
+        assert_eq!(first, NAMES.into(), "all tenants, the idle one too");
+        assert!(rows.iter().any(|row| row["ConsumedQuantity"] == "0.0"));
+    }
+}
+
+#[test]
+fn events_are_cloudevents_with_stable_ids_and_the_windows_end() {
+    let entries = two_hours();
+    let mut store = ledger(&entries);
+    let (exported, bytes) = written(&mut store, Format::Events, &request()).unwrap();
+    let (mut ids, mut gaps, mut sum) = (BTreeSet::new(), 0, 0_u128);
+    for line in std::str::from_utf8(&bytes).unwrap().lines() {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        let field = |name: &str| event[name].as_str().unwrap().to_owned();
+        assert_eq!(
+            (field("specversion").as_str(), field("source").as_str()),
+            ("1.0", "/nodes/node-17")
+        );
+        assert_eq!(event["time"], event["data"]["window_end"]);
+        assert!(ids.insert((field("source"), field("id"))), "a pair twice");
+        match field("type").as_str() {
+            "dev.turnstile.vm.gpu_usage.v1" => {
+                sum += event["data"]["gpu_ns"]
+                    .as_str()
+                    .unwrap()
+                    .parse::<u128>()
+                    .unwrap();
+            }
+            "dev.turnstile.gpu.conservation.v1" => {
+                let length: u128 = event["data"]["window_ns"]
+                    .as_str()
+                    .unwrap()
+                    .parse()
+                    .unwrap();
+                for engine in event["data"]["engines"].as_array().unwrap() {
+                    let part = |name: &str| engine[name].as_str().unwrap().parse::<u128>().unwrap();
+                    let parts = [
+                        "used_ns",
+                        "fault_ns",
+                        "switching_ns",
+                        "idle_ns",
+                        "unobserved_ns",
+                        "gap_ns",
+                    ];
+                    assert_eq!(parts.into_iter().map(part).sum::<u128>(), length);
+                }
+            }
+            "dev.turnstile.gpu.gap.v1" => gaps += 1,
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!((ids.len() as u64, gaps), (exported.rows, 1));
+    assert_eq!(sum, ledger_ns(&entries, &request()));
+}
+
+#[test]
+fn one_tenant_is_found_by_name_or_id() {
+    let mut store = ledger(&common::run(1, 60 * SECOND_NS, None, 0..12_001));
+    let request = Request {
+        from: UnixNanos(BEGIN),
+        to: UnixNanos(BEGIN + 60 * SECOND_NS),
+        tenant: Some("vm-b".into()),
+        gpu: None,
+    };
+    let csv = Format::Rows(Container::Csv);
+    let rows = csv_rows(&written(&mut store, csv, &request).unwrap().1);
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["tenant"], "vm-b");
+    let by_id = Request {
+        tenant: Some(rows[0]["tenant_id"].clone()),
+        ..request.clone()
+    };
+    assert_eq!(csv_rows(&written(&mut store, csv, &by_id).unwrap().1), rows);
+    let (_, events) = written(&mut store, Format::Events, &request).unwrap();
+    assert_eq!(
+        events.iter().filter(|byte| **byte == b'\n').count(),
+        1,
+        "nothing of the others"
+    );
+}
+
+#[test]
+fn a_damaged_ledger_is_not_exported() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let mut store = SqliteStore::create(&path).unwrap();
+    for entry in &two_hours() {
+        store.put(&gpu(), entry).unwrap();
+    }
+    drop(store);
+    let connection = rusqlite::Connection::open(&path).unwrap();
+    connection
+        .execute(
+            "UPDATE usage SET engine_ns = engine_ns + 1 WHERE seq = 70",
+            [],
+        )
+        .unwrap();
+    drop(connection);
+    let refused = written(
+        &mut SqliteStore::read(&path).unwrap(),
+        Format::Events,
+        &request(),
+    );
+    assert!(
+        matches!(refused, Err(ExportError::Damaged(_))),
+        "{refused:?}"
+    );
+}
+
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn without_the_feature_parquet_is_refused() {
+    let mut store = ledger(&two_hours());
+    let refused = written(&mut store, Format::Rows(Container::Parquet), &request());
+    assert!(matches!(refused, Err(ExportError::NoParquet)));
+}
+
+#[cfg(feature = "parquet")]
+#[test]
+fn parquet_has_the_rows_of_the_csv() {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    let mut store = ledger(&two_hours());
+    let focus = |container| Format::Focus(FocusVersion::V1_2, container);
+    let (exported, bytes) = written(&mut store, focus(Container::Parquet), &request()).unwrap();
+    let rows = csv_rows(
+        &written(&mut store, focus(Container::Csv), &request())
+            .unwrap()
+            .1,
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bill.parquet");
+    std::fs::write(&path, bytes).unwrap();
+    let reader = SerializedFileReader::new(std::fs::File::open(&path).unwrap()).unwrap();
+    let read: Vec<_> = reader
+        .get_row_iter(None)
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    assert_eq!(read.len() as u64, exported.rows);
+    for (row, expected) in read.iter().zip(&rows) {
+        for (name, field) in row.get_column_iter() {
+            use parquet::record::Field;
+            let expected = &expected[name];
+            match field {
+                Field::Null => assert_eq!(expected, "", "{name}"),
+                Field::Str(text) => assert_eq!(text, expected, "{name}"),
+                Field::Long(number) => assert_eq!(&number.to_string(), expected, "{name}"),
+                Field::Decimal(number) => {
+                    let mantissa = i128::from_be_bytes(number.data().try_into().unwrap());
+                    let value =
+                        Decimal::from_i128_with_scale(mantissa, number.scale().try_into().unwrap());
+                    assert_eq!(value, Decimal::from_str_exact(expected).unwrap(), "{name}");
+                }
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! What every store owes, asked of each: SQLite, and a PostgreSQL server of the distribution's packages.
+#![cfg(feature = "store")]
+
+mod common;
+
+use common::{entries, gpu};
+use turnstile_accounting::audit::Audit;
+use turnstile_accounting::record::{Body, Entry, UnixNanos};
+use turnstile_accounting::store::{Put, Selection, SqliteStore, Store, StoreError};
+
+fn all(store: &mut dyn Store) -> Vec<Entry> {
+    let mut found = Vec::new();
+    store
+        .query(&Selection::default(), &mut |_, entry| {
+            found.push(entry);
+            Ok(true)
+        })
+        .unwrap();
+    found
+}
+
+fn write(store: &mut dyn Store, entries: &[Entry]) {
+    for entry in entries {
+        assert_eq!(store.put(&gpu(), entry).unwrap(), Put::Written);
+    }
+}
+
+fn what_was_put_is_found(store: &mut dyn Store) {
+    let written = entries(1, 600);
+    assert!(
+        written
+            .iter()
+            .any(|entry| matches!(entry.body, Body::Gap { .. }))
+    );
+    write(store, &written);
+    assert_eq!(all(store), written);
+    let kept = store.gpus().unwrap();
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0].gpu, gpu());
+    assert_eq!(kept[0].tail, store.tail(&gpu()).unwrap().unwrap());
+    let last = written.last().unwrap();
+    assert_eq!(
+        (kept[0].tail.seq, kept[0].tail.digest),
+        (last.stretch.seq, last.digest)
+    );
+}
+
+fn an_entry_counts_once(store: &mut dyn Store) {
+    let written = entries(1, 600);
+    write(store, &written[..2]);
+    assert_eq!(store.put(&gpu(), &written[1]).unwrap(), Put::Known);
+    for wrong in [0, 1, 3] {
+        let refused = store.put(&gpu(), &{
+            let mut entry = written[wrong].clone();
+            entry.digest.0[0] ^= 1;
+            entry
+        });
+        assert!(
+            matches!(refused, Err(StoreError::Sequence { expected: 2, .. })),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(all(store), written[..2]);
+    write(store, &written[2..]);
+    assert_eq!(all(store), written);
+}
+
+fn a_window_is_there_as_a_whole_or_not_at_all(store: &mut dyn Store) {
+    let written = entries(1, 600);
+    let Body::Window { tenants, engines } = &written[0].body else {
+        panic!("a window comes first")
+    };
+    assert!(matches!(store.append(tenants), Err(StoreError::Order)));
+    assert!(matches!(
+        store.close_window(engines, &written[0].digest),
+        Err(StoreError::Order)
+    ));
+    store.open_window(&gpu(), &written[0].stretch).unwrap();
+    store.append(&tenants[..2]).unwrap();
+    store.abandon();
+    assert!(store.gpus().unwrap().is_empty());
+    store.open_window(&gpu(), &written[0].stretch).unwrap();
+    store.append(&tenants[..2]).unwrap();
+    // The same record again breaks a key, and the window with it.
+    assert!(store.append(&tenants[..1]).is_err());
+    assert!(store.tail(&gpu()).unwrap().is_none());
+    store.open_window(&gpu(), &written[0].stretch).unwrap();
+    assert!(matches!(
+        store.open_window(&gpu(), &written[0].stretch),
+        Err(StoreError::Order)
+    ));
+    write(store, &written);
+    assert_eq!(all(store), written);
+}
+
+fn a_selection_goes_by_where_entries_begin(store: &mut dyn Store) {
+    let written = entries(1, 600);
+    write(store, &written);
+    let selection = Selection {
+        from: Some(written[1].stretch.start),
+        to: Some(written[3].stretch.start),
+        gpu: Some(gpu().gpu),
+    };
+    let mut found = Vec::new();
+    let mut take = |_: &_, entry: Entry| {
+        found.push(entry.stretch.seq);
+        Ok(true)
+    };
+    store.query(&selection, &mut take).unwrap();
+    let nobody = Selection {
+        gpu: Some("GPU-9".into()),
+        ..selection
+    };
+    store.query(&nobody, &mut take).unwrap();
+    store
+        .query(&Selection::default(), &mut |_, _| Ok(false))
+        .unwrap();
+    assert_eq!(found, [1, 2]);
+    let refused = store.query(&Selection::default(), &mut |_, _| {
+        Err(StoreError::Refused("no".into()))
+    });
+    assert!(matches!(refused, Err(StoreError::Refused(_))));
+    assert_eq!(
+        all(store),
+        written,
+        "a query that ended early leaves nothing behind"
+    );
+}
+
+fn what_is_discarded_leaves_a_ledger_that_is_sound(store: &mut dyn Store) {
+    let written = entries(1, 900);
+    write(store, &written);
+    let before = written[2].stretch.end;
+    assert_eq!(store.retain(before).unwrap().entries, 3);
+    assert_eq!(store.retain(before).unwrap().entries, 0);
+    let kept = store.gpus().unwrap().remove(0);
+    assert_eq!((kept.anchor.seq, kept.from), (3, before));
+    assert_eq!(kept.anchor.digest, written[2].digest);
+    let left = all(store);
+    assert_eq!(left, written[3..]);
+    let mut audit = Audit::new(&kept.gpu, Some(kept.anchor));
+    left.iter().for_each(|entry| audit.entry(entry));
+    assert_eq!(audit.finish().broken, 0);
+    let entries = store.retain(UnixNanos(i64::MAX as u64)).unwrap().entries;
+    assert_eq!(
+        entries as usize,
+        left.len() - 1,
+        "the last one stays, for its number"
+    );
+    assert_eq!(
+        store.gpus().unwrap()[0].tail.seq,
+        written.last().unwrap().stretch.seq
+    );
+}
+
+/// Asks all of it, each of a store that `make` has just emptied.
+fn owes(mut make: impl FnMut() -> Box<dyn Store>) {
+    what_was_put_is_found(&mut *make());
+    an_entry_counts_once(&mut *make());
+    a_window_is_there_as_a_whole_or_not_at_all(&mut *make());
+    a_selection_goes_by_where_entries_begin(&mut *make());
+    what_is_discarded_leaves_a_ledger_that_is_sound(&mut *make());
+}
+
+#[test]
+fn sqlite_keeps_what_a_store_owes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut count = 0;
+    owes(|| {
+        count += 1;
+        let path = folder.path().join(format!("{count}.ledger"));
+        Box::new(SqliteStore::create(&path).unwrap())
+    });
+    owes(|| Box::new(SqliteStore::in_memory().unwrap()));
+}
+
+#[test]
+fn a_reader_sees_what_is_closed_while_another_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let written = entries(1, 600);
+    let mut writer = SqliteStore::create(&path).unwrap();
+    write(&mut writer, &written[..2]);
+    let Body::Window { tenants, .. } = &written[2].body else {
+        panic!("a window")
+    };
+    writer.open_window(&gpu(), &written[2].stretch).unwrap();
+    writer.append(tenants).unwrap();
+    let mut reader = SqliteStore::read(&path).unwrap();
+    assert_eq!(all(&mut reader), written[..2]);
+    writer.abandon();
+    write(&mut writer, &written[2..]);
+    assert_eq!(all(&mut reader), written);
+    assert!(reader.put(&gpu(), &written[0]).is_err(), "it only reads");
+}
+
+#[test]
+fn tenants_go_with_the_last_entry_of_their_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let written = entries(1, 600);
+    let mut store = SqliteStore::create(&path).unwrap();
+    write(&mut store, &written);
+    let tenants = || -> i64 {
+        let connection = rusqlite::Connection::open(&path).unwrap();
+        connection
+            .query_row("SELECT count(*) FROM tenant", [], |row| row.get(0))
+            .unwrap()
+    };
+    assert_eq!(tenants(), 10, "five of each run");
+    let second_run = written
+        .iter()
+        .find(|e| e.stretch.boot != written[0].stretch.boot)
+        .unwrap();
+    store.retain(second_run.stretch.start).unwrap();
+    assert_eq!(tenants(), 5);
+    assert_eq!(all(&mut store), written[second_run.stretch.seq as usize..]);
+}
+
+#[test]
+fn two_writers_do_not_both_write_an_entry() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let written = entries(1, 600);
+    let (mut one, mut other) = (
+        SqliteStore::create(&path).unwrap(),
+        SqliteStore::create(&path).unwrap(),
+    );
+    write(&mut one, &written[..1]);
+    let refused = other.put(&gpu(), &{
+        let mut entry = written[0].clone();
+        entry.digest.0[0] ^= 1;
+        entry
+    });
+    assert!(matches!(
+        refused,
+        Err(StoreError::Sequence {
+            expected: 1,
+            found: 0
+        })
+    ));
+}
+
+#[test]
+fn what_is_no_ledger_is_said_to_be_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    assert!(matches!(
+        SqliteStore::read(&path),
+        Err(StoreError::NotFound { .. })
+    ));
+    std::fs::write(
+        &path,
+        b"This is a text, and a long one, so that it might be taken for a header.",
+    )
+    .unwrap();
+    assert!(SqliteStore::read(&path).is_err());
+    assert!(SqliteStore::create(&path).is_err());
+    std::fs::write(&path, b"").unwrap();
+    assert!(matches!(
+        SqliteStore::read(&path),
+        Err(StoreError::Version { found: 0, .. })
+    ));
+}
+
+#[cfg(feature = "postgres")]
+mod postgres {
+    use super::*;
+    use common::server::Server;
+    use turnstile_accounting::store::PostgresStore;
+
+    #[test]
+    fn postgresql_keeps_what_a_store_owes() {
+        let server = match Server::start() {
+            Ok(server) => server,
+            Err(reason) => {
+                println!("SKIPPED: {reason}");
+                return;
+            }
+        };
+        let mut count = 0;
+        owes(|| {
+            count += 1;
+            let database = server.database(&format!("ledger{count}"));
+            Box::new(PostgresStore::connect(&database).unwrap())
+        });
+        let database = server.database("shared");
+        let (mut one, mut other) = (
+            PostgresStore::connect(&database).unwrap(),
+            PostgresStore::connect(&database).unwrap(),
+        );
+        let written = entries(1, 600);
+        write(&mut one, &written);
+        assert_eq!(all(&mut other), written);
+        let refused = other.put(&gpu(), &{
+            let mut entry = written[0].clone();
+            entry.digest.0[0] ^= 1;
+            entry
+        });
+        assert!(
+            matches!(refused, Err(StoreError::Sequence { .. })),
+            "{refused:?}"
+        );
+        let mut again = SqliteStore::in_memory().unwrap();
+        write(&mut again, &written);
+        assert_eq!(all(&mut again), all(&mut one), "both stores hold the same");
+    }
+}

@@ -1,0 +1,306 @@
+//! From the accounting thread to the disk: periods are rolled up where they end, windows written where it may take long.
+//!
+//! ```text
+//! accounting --periods--> Rollup --closed windows, at most QUEUE--> writer --> Store
+//! ```
+//!
+//! Nothing here makes the accounting thread wait. A disk that takes nothing is told of once; the writer tries again and
+//! again, the queue fills, and then the open window stays open and grows. What a daemon that dies had not written is a
+//! gap when it is back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use turnstile_accounting::record::{Entry, GpuIdentity, TenantKind, UnixNanos};
+use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
+use turnstile_accounting::store::{Store, StoreError};
+use turnstile_accounting::{Nanos, Rollup, TenantId, Usage};
+use turnstile_policies::Weight;
+use uuid::Uuid;
+
+use super::error::chain;
+use super::peer::{Kind, Tenant};
+use crate::gpu::Gpu;
+use crate::mediation::Mediation;
+
+/// Batches of closed entries on their way to the disk.
+const QUEUE: usize = 8;
+
+/// TIMEOUT: between two attempts on a disk that takes nothing; a window is many times longer.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Attempts that are left when the daemon stops: it does not hang on a dead disk.
+const LAST_ATTEMPTS: u32 = 3;
+
+/// How often what is too old is discarded, by the calendar of the entries.
+const RETAIN_EVERY: Nanos = Nanos(3_600_000_000_000);
+
+/// A durable ledger, as a daemon is given one.
+#[derive(Debug)]
+pub struct LedgerConfig {
+    /// Where entries go.
+    pub store: Box<dyn Store>,
+    /// Whose time.
+    pub gpu: GpuIdentity,
+    /// Length of a window.
+    pub window_ns: Nanos,
+    /// For how long entries are kept; none is for ever.
+    pub keep_ns: Option<Nanos>,
+}
+
+/// Why a daemon does not begin to write its ledger.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerStartError {
+    /// The ledger's end could not be found.
+    #[error("The end of the ledger cannot be read")]
+    Store(#[from] StoreError),
+    /// The configuration is not usable.
+    #[error("The ledger cannot go on")]
+    Rollup(#[from] RollupError),
+    /// No thread.
+    #[error("Starting the ledger's writer failed")]
+    Thread(#[source] std::io::Error),
+}
+
+/// How the ledger stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LedgerHealth {
+    /// Entries on the disk since this daemon began.
+    pub written: u64,
+    /// The last attempt to write failed.
+    pub failing: bool,
+    /// Periods that were refused, as they did not balance: gaps of their windows.
+    pub refused: u64,
+}
+
+/// What accounting and writer share.
+#[derive(Debug, Default)]
+struct Shared {
+    in_flight: AtomicUsize,
+    written: AtomicU64,
+    failing: AtomicBool,
+}
+
+/// Rolls periods up, and hands windows to the writer.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    rollup: Rollup,
+    shared: Arc<Shared>,
+    batches: Option<SyncSender<Vec<Entry>>>,
+    /// Dropped when the daemon stops.
+    running: Option<Sender<()>>,
+    writer: Option<JoinHandle<()>>,
+    refused: u64,
+}
+
+impl Recorder {
+    /// Goes on behind the last entry of the ledger.
+    pub(super) fn start(config: LedgerConfig, gpu: &dyn Gpu) -> Result<Self, LedgerStartError> {
+        let LedgerConfig {
+            mut store,
+            gpu: identity,
+            window_ns,
+            keep_ns,
+        } = config;
+        let tail = store.tail(&identity)?;
+        let capability = gpu.capabilities();
+        let rollup = RollupConfig {
+            gpu: identity.clone(),
+            boot: Uuid::new_v4(),
+            window_ns,
+            engines: super::host::engines(gpu)
+                .map(|engine| (engine, engine.0 < capability.compute_engines))
+                .collect(),
+        };
+        let rollup = Rollup::new(rollup, tail)?;
+        let shared = Arc::new(Shared::default());
+        let (batches, received) = sync_channel(QUEUE);
+        let (running, stop) = channel();
+        let writer = Writer {
+            store,
+            gpu: identity,
+            keep_ns,
+            retained: UnixNanos(0),
+            shared: shared.clone(),
+            stop,
+        };
+        let writer = thread::Builder::new()
+            .name("turnstile-ledg".into())
+            .spawn(move || writer.run(&received))
+            .map_err(LedgerStartError::Thread)?;
+        Ok(Self {
+            rollup,
+            shared,
+            batches: Some(batches),
+            running: Some(running),
+            writer: Some(writer),
+            refused: 0,
+        })
+    }
+
+    /// A period ended just now and was charged.
+    pub(super) fn period(
+        &mut self,
+        gpu: &dyn Gpu,
+        mediation: &Mediation,
+        tenants: &BTreeMap<TenantId, Tenant>,
+        usages: &[&Usage],
+    ) {
+        let Some(last) = usages.last() else { return };
+        let end = last.window.to();
+        let standings: Vec<Standing<'_>> = tenants
+            .iter()
+            .map(|(tenant, entry)| Standing {
+                tenant: *tenant,
+                name: &entry.name,
+                kind: match entry.kind {
+                    Kind::Vm(_) => TenantKind::Vm,
+                    Kind::Program(_) => TenantKind::Program,
+                },
+                weight: mediation.weight(*tenant).map_or(0, Weight::get),
+                // Tenants have none yet.
+                cap: None,
+                held_total_ns: mediation.ledger().held_ns(*tenant)
+                    + mediation.held_now(*tenant, end),
+                backlogged: mediation.backlogged(*tenant),
+                memory_bytes: gpu.memory_held_bytes(*tenant),
+                copied_total_bytes: None,
+            })
+            .collect();
+        self.add(usages, calendar(), &standings);
+    }
+
+    fn add(&mut self, usages: &[&Usage], end: UnixNanos, standings: &[Standing<'_>]) {
+        if let Err(error) = self.rollup.period(usages, end, standings) {
+            self.refused += 1;
+            // The first is told; each is a gap of its window.
+            if self.refused == 1 {
+                log::error!("Ledger: {}", chain(&error));
+            }
+        }
+        if self.rollup.due() && self.shared.in_flight.load(Ordering::Acquire) < QUEUE {
+            let mut closed = Vec::new();
+            self.rollup.take(&mut closed);
+            self.send(closed);
+        }
+    }
+
+    /// Precondition: there is room, or the writer may be waited for.
+    fn send(&self, closed: Vec<Entry>) {
+        if let (Some(batches), false) = (&self.batches, closed.is_empty()) {
+            self.shared.in_flight.fetch_add(1, Ordering::AcqRel);
+            if batches.send(closed).is_err() {
+                log::error!("Ledger: the writer is gone");
+            }
+        }
+    }
+
+    pub(super) fn health(&self) -> LedgerHealth {
+        LedgerHealth {
+            written: self.shared.written.load(Ordering::Relaxed),
+            failing: self.shared.failing.load(Ordering::Relaxed),
+            refused: self.refused,
+        }
+    }
+}
+
+impl Drop for Recorder {
+    /// Closes the open window and waits until it is written, or the disk has refused a few times.
+    fn drop(&mut self) {
+        drop(self.running.take());
+        let mut closed = Vec::new();
+        self.rollup.finish(&mut closed);
+        self.send(closed);
+        drop(self.batches.take());
+        if self
+            .writer
+            .take()
+            .is_some_and(|writer| writer.join().is_err())
+        {
+            log::error!("Ledger: the writer panicked");
+        }
+    }
+}
+
+/// The calendar's present: labels windows, charges nothing.
+fn calendar() -> UnixNanos {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    // CAST: until 2554
+    UnixNanos(since.map_or(0, |since| since.as_nanos() as u64))
+}
+
+struct Writer {
+    store: Box<dyn Store>,
+    gpu: GpuIdentity,
+    keep_ns: Option<Nanos>,
+    retained: UnixNanos,
+    shared: Arc<Shared>,
+    stop: Receiver<()>,
+}
+
+impl Writer {
+    fn run(mut self, batches: &Receiver<Vec<Entry>>) {
+        let mut given_up = false;
+        for batch in batches {
+            for entry in &batch {
+                // Behind an entry that is lost nothing can follow.
+                given_up = given_up || !self.write(entry);
+            }
+            self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+            if let (Some(last), false) = (batch.last(), given_up) {
+                self.retain(last.stretch.end);
+            }
+        }
+    }
+
+    /// Writes an entry, however long it takes; false if the daemon stops meanwhile and it cannot be written.
+    fn write(&mut self, entry: &Entry) -> bool {
+        let mut last_attempts = LAST_ATTEMPTS;
+        loop {
+            let error = match self.store.put(&self.gpu, entry) {
+                Ok(_) => {
+                    self.shared.written.fetch_add(1, Ordering::Relaxed);
+                    if self.shared.failing.swap(false, Ordering::Relaxed) {
+                        log::warn!("Ledger: is written again");
+                    }
+                    return true;
+                }
+                Err(error) => error,
+            };
+            if !self.shared.failing.swap(true, Ordering::Relaxed) {
+                log::error!("Ledger: not written, trying again: {}", chain(&error));
+            }
+            if self.stop.recv_timeout(RETRY) == Err(RecvTimeoutError::Disconnected) {
+                last_attempts -= 1;
+                if last_attempts == 0 {
+                    log::error!(
+                        "Ledger: entry {} is lost; it will be a gap",
+                        entry.stretch.seq
+                    );
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn retain(&mut self, now: UnixNanos) {
+        let Some(keep) = self.keep_ns else { return };
+        if now.0.saturating_sub(self.retained.0) < RETAIN_EVERY.0 {
+            return;
+        }
+        self.retained = now;
+        match self.store.retain(UnixNanos(now.0.saturating_sub(keep.0))) {
+            Ok(retained) => log::info!("Ledger: {} entries were too old", retained.entries),
+            Err(error) => log::error!("Ledger: nothing discarded: {}", chain(&error)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "recorder_tests.rs"]
+mod tests;

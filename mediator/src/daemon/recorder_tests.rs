@@ -1,0 +1,267 @@
+use super::*;
+use std::sync::Mutex;
+use std::time::Instant;
+use turnstile_accounting::audit::{Audit, Report};
+use turnstile_accounting::record::{
+    Body, Digest, EngineRecord, GapCause, Stretch, Tail, TenantRecord,
+};
+use turnstile_accounting::store::{Kept, Retained, Selection, SqliteStore, Visit};
+use turnstile_accounting::synthetic::Synthetic;
+
+use crate::gpu::soft::{ENGINES, SoftConfig, SoftGpu};
+
+const EVENTS: Synthetic = Synthetic {
+    seed: 5,
+    tenants: 2,
+    period_ns: Nanos::from_ms(100),
+};
+const BEGIN: u64 = 1_795_000_000_000_000_000;
+/// TIMEOUT: fsyncs on a busy disk.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A store on a disk that can be full.
+#[derive(Debug)]
+struct Disk {
+    store: Arc<Mutex<SqliteStore>>,
+    full: Arc<AtomicBool>,
+}
+
+impl Disk {
+    fn room(&self) -> Result<(), StoreError> {
+        if self.full.load(Ordering::Acquire) {
+            return Err(StoreError::Output(std::io::ErrorKind::StorageFull.into()));
+        }
+        Ok(())
+    }
+}
+
+impl Store for Disk {
+    fn tail(&mut self, gpu: &GpuIdentity) -> Result<Option<Tail>, StoreError> {
+        self.store.lock().unwrap().tail(gpu)
+    }
+    fn open_window(&mut self, gpu: &GpuIdentity, stretch: &Stretch) -> Result<(), StoreError> {
+        self.room()?;
+        self.store.lock().unwrap().open_window(gpu, stretch)
+    }
+    fn append(&mut self, records: &[TenantRecord]) -> Result<(), StoreError> {
+        self.store.lock().unwrap().append(records)
+    }
+    fn close_window(
+        &mut self,
+        engines: &[EngineRecord],
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
+        self.store.lock().unwrap().close_window(engines, digest)
+    }
+    fn abandon(&mut self) {
+        self.store.lock().unwrap().abandon();
+    }
+    fn append_gap(
+        &mut self,
+        gpu: &GpuIdentity,
+        stretch: &Stretch,
+        cause: GapCause,
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
+        self.room()?;
+        self.store
+            .lock()
+            .unwrap()
+            .append_gap(gpu, stretch, cause, digest)
+    }
+    fn gpus(&mut self) -> Result<Vec<Kept>, StoreError> {
+        self.store.lock().unwrap().gpus()
+    }
+    fn query(&mut self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError> {
+        self.store.lock().unwrap().query(selection, visit)
+    }
+    fn retain(&mut self, before: UnixNanos) -> Result<Retained, StoreError> {
+        self.store.lock().unwrap().retain(before)
+    }
+}
+
+/// A daemon's ledger without the daemon.
+struct Bench {
+    store: Arc<Mutex<SqliteStore>>,
+    full: Arc<AtomicBool>,
+    gpu: SoftGpu,
+    next: u64,
+}
+
+fn identity() -> GpuIdentity {
+    GpuIdentity {
+        node: "node-1".into(),
+        gpu: "soft".into(),
+        model: "Software GPU".into(),
+    }
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            store: Arc::new(Mutex::new(SqliteStore::in_memory().unwrap())),
+            full: Arc::new(AtomicBool::new(false)),
+            gpu: SoftGpu::new(SoftConfig::default()).unwrap(),
+            next: 0,
+        }
+    }
+
+    fn start(&self, keep_ns: Option<Nanos>) -> Recorder {
+        let disk = Disk {
+            store: self.store.clone(),
+            full: self.full.clone(),
+        };
+        let config = LedgerConfig {
+            store: Box::new(disk),
+            gpu: identity(),
+            window_ns: Nanos::from_ms(1_000),
+            keep_ns,
+        };
+        Recorder::start(config, &self.gpu).unwrap()
+    }
+
+    /// Periods by hand: the GPU has other engines than the synthetic one, so usages are taken apart.
+    fn periods(&mut self, recorder: &mut Recorder, count: u64) {
+        let standing = |tenant| Standing {
+            tenant: TenantId(tenant),
+            name: "vm",
+            kind: TenantKind::Vm,
+            weight: 100,
+            cap: None,
+            held_total_ns: Nanos::ZERO,
+            backlogged: true,
+            memory_bytes: None,
+            copied_total_bytes: None,
+        };
+        for _ in 0..count {
+            let mut usage = EVENTS.metered().usage(self.next);
+            let last = usage.engines.last().unwrap().clone();
+            for index in usage.engines.len()..ENGINES {
+                let mut more = last.clone();
+                // CAST: a GPU has few engines
+                more.engine = turnstile_accounting::EngineId(index as u8);
+                usage.engines.push(more);
+            }
+            let end = UnixNanos(BEGIN + (self.next + 1) * EVENTS.period_ns.0);
+            recorder.add(&[&usage], end, &[standing(1), standing(2)]);
+            self.next += 1;
+        }
+    }
+
+    fn until(&self, recorder: &Recorder, done: impl Fn(LedgerHealth) -> bool) {
+        let begin = Instant::now();
+        while !done(recorder.health()) {
+            assert!(begin.elapsed() < PATIENCE, "{:?}", recorder.health());
+            thread::yield_now();
+        }
+    }
+
+    fn report(&self) -> (Report, Vec<Entry>) {
+        let (gpu, mut entries) = (identity(), Vec::new());
+        let mut store = self.store.lock().unwrap();
+        let anchor = store.gpus().unwrap().first().map(|kept| kept.anchor);
+        let mut audit = Audit::new(&gpu, anchor);
+        store
+            .query(&Selection::default(), &mut |_, entry| {
+                audit.entry(&entry);
+                entries.push(entry);
+                Ok(true)
+            })
+            .unwrap();
+        let report = audit.finish();
+        assert_eq!(report.broken, 0, "{:?}", report.findings);
+        (report, entries)
+    }
+}
+
+#[test]
+fn a_full_disk_stops_nobody_and_nothing_is_lost() {
+    let mut bench = Bench::new();
+    let mut recorder = bench.start(None);
+    bench.periods(&mut recorder, 25);
+    bench.until(&recorder, |health| health.written == 2);
+    bench.full.store(true, Ordering::Release);
+    let begin = Instant::now();
+    bench.periods(&mut recorder, 600);
+    assert!(
+        begin.elapsed() < RETRY * 60,
+        "a minute of windows was not waited for"
+    );
+    bench.until(&recorder, |health| health.failing);
+    bench.full.store(false, Ordering::Release);
+    bench.until(&recorder, |health| !health.failing);
+    bench.periods(&mut recorder, 30);
+    drop(recorder);
+    let (report, entries) = bench.report();
+    assert_eq!(report.window_ns, 655 * u128::from(EVENTS.period_ns.0));
+    assert_eq!(report.gaps, 0);
+    let longest = entries
+        .iter()
+        .map(|entry| entry.stretch.length_ns)
+        .max()
+        .unwrap();
+    assert!(
+        longest > Nanos::from_ms(10_000),
+        "windows grew instead: {longest}"
+    );
+}
+
+#[test]
+fn a_daemon_that_stops_writes_its_last_window_and_the_next_one_goes_on() {
+    let mut bench = Bench::new();
+    let mut first = bench.start(None);
+    bench.periods(&mut first, 13);
+    drop(first);
+    bench.next += 50;
+    let mut second = bench.start(None);
+    bench.periods(&mut second, 13);
+    drop(second);
+    let (report, entries) = bench.report();
+    assert_eq!(
+        (report.gaps, report.gap_ns),
+        (1, 50 * u128::from(EVENTS.period_ns.0))
+    );
+    assert_eq!(report.window_ns, 26 * u128::from(EVENTS.period_ns.0));
+    assert_ne!(
+        entries.first().unwrap().stretch.boot,
+        entries.last().unwrap().stretch.boot
+    );
+}
+
+#[test]
+fn a_daemon_stops_although_its_disk_is_dead() {
+    let mut bench = Bench::new();
+    let mut recorder = bench.start(None);
+    bench.periods(&mut recorder, 15);
+    bench.until(&recorder, |health| health.written == 1);
+    bench.full.store(true, Ordering::Release);
+    bench.periods(&mut recorder, 100);
+    let begin = Instant::now();
+    drop(recorder);
+    assert!(begin.elapsed() < PATIENCE);
+    bench.full.store(false, Ordering::Release);
+    let mut recorder = bench.start(None);
+    bench.periods(&mut recorder, 15);
+    drop(recorder);
+    let (report, _) = bench.report();
+    assert_eq!(report.gaps, 1, "what was not written is a gap");
+}
+
+#[test]
+fn what_is_too_old_is_discarded() {
+    let mut bench = Bench::new();
+    let mut recorder = bench.start(Some(Nanos::from_ms(5_000)));
+    bench.periods(&mut recorder, 15);
+    bench.until(&recorder, |health| health.written == 1);
+    // An hour later, by the calendar.
+    bench.next += 36_000;
+    bench.periods(&mut recorder, 100);
+    drop(recorder);
+    let (_, entries) = bench.report();
+    assert!(entries.first().unwrap().stretch.seq > 0);
+    assert!(
+        entries
+            .iter()
+            .any(|entry| matches!(entry.body, Body::Window { .. }))
+    );
+}

@@ -1,0 +1,62 @@
+//! A GPU's identity and model, as the driver's files tell them.
+
+use std::fs;
+use std::io;
+
+/// Where the driver tells of each GPU. SOURCE: NVIDIA driver README, "/proc interface".
+const FOLDER: &str = "/proc/driver/nvidia/gpus";
+
+/// What names a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// `GPU-` and a UUID.
+    pub uuid: String,
+    /// As on the box.
+    pub model: String,
+}
+
+/// The identity of GPU `index`, by the number of its device file; none where the driver does not tell.
+///
+/// # Errors
+/// If the driver's files cannot be read.
+pub fn of(index: u32) -> io::Result<Option<Identity>> {
+    for entry in fs::read_dir(FOLDER)? {
+        let text = fs::read_to_string(entry?.path().join("information"))?;
+        if let Some((minor, identity)) = parse(&text)
+            && minor == index
+        {
+            return Ok(Some(identity));
+        }
+    }
+    Ok(None)
+}
+
+/// Device number and identity out of one `information` file.
+fn parse(text: &str) -> Option<(u32, Identity)> {
+    let field = |name: &str| {
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        Some(value.trim().to_owned()).filter(|value| !value.is_empty())
+    };
+    let identity = Identity {
+        uuid: field("GPU UUID")?,
+        model: field("Model")?,
+    };
+    Some((field("Device Minor")?.parse().ok()?, identity))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_drivers_file_is_read() {
+        let text = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 77\nGPU UUID: \t GPU-11111111-2222-3333-4444-555555555555\n\
+                    Bus Location: \t 0000:01:00.0\nDevice Minor: \t 3\n";
+        let (minor, identity) = parse(text).unwrap();
+        assert_eq!((minor, identity.model.as_str()), (3, "NVIDIA H200"));
+        assert_eq!(identity.uuid, "GPU-11111111-2222-3333-4444-555555555555");
+        assert_eq!(parse("Model: H200\n"), None);
+    }
+}

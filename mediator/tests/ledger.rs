@@ -1,0 +1,245 @@
+//! The durable ledger as an operator uses it: written by `serve`, killed, gone on with, verified, exported.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// TIMEOUT: windows of a second, on a machine that builds at the same time.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn turnstile() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_turnstile"))
+}
+
+/// A process that does not outlive the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn serve(folder: &Path) -> Process {
+    let child = turnstile()
+        .arg("serve")
+        .arg("--socket")
+        .arg(folder.join("vmm.sock"))
+        .arg("--ledger")
+        .arg(folder.join("ledger"))
+        .args(["--ledger-window-s", "1", "--node", "node-1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    Process(child)
+}
+
+fn vm(folder: &Path, name: &str) -> Process {
+    let child = turnstile()
+        .arg("vmm")
+        .arg("--socket")
+        .arg(folder.join("vmm.sock"))
+        .args(["--native", "--name", name, "--kernel-us", "500"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    Process(child)
+}
+
+/// Asks until an answer will do.
+fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(begin.elapsed() < PATIENCE, "{what} never came");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn usage(folder: &Path, args: &[&str]) -> Output {
+    turnstile()
+        .arg("usage")
+        .arg("--ledger")
+        .arg(folder.join("ledger"))
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn verify(folder: &Path) -> Option<Value> {
+    let output = usage(folder, &["verify", "--json"]);
+    let gpus: Value = serde_json::from_slice(&output.stdout).ok()?;
+    let gpu = gpus.get(0)?.clone();
+    assert!(output.status.success(), "{gpu:#}");
+    Some(gpu)
+}
+
+fn windows(folder: &Path) -> u64 {
+    verify(folder).map_or(0, |gpu| gpu["windows"].as_u64().unwrap())
+}
+
+/// Two VMs that have run for two windows.
+fn load(folder: &Path) -> [Process; 2] {
+    until("the socket", || {
+        folder.join("vmm.sock").exists().then_some(())
+    });
+    let vms = ["a", "b"].map(|name| vm(folder, name));
+    let before = windows(folder);
+    until("windows", || (windows(folder) >= before + 3).then_some(()));
+    vms
+}
+
+fn rows(csv: &[u8]) -> Vec<BTreeMap<String, String>> {
+    let text = std::str::from_utf8(csv).unwrap();
+    let mut lines = text
+        .lines()
+        .map(|line| line.split(',').map(str::to_owned).collect::<Vec<_>>());
+    let names = lines.next().unwrap();
+    lines
+        .map(|cells| names.iter().cloned().zip(cells).collect())
+        .collect()
+}
+
+#[test]
+fn a_killed_daemon_goes_on_with_its_ledger_and_the_bill_is_what_was_charged() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+
+    let killed = serve(folder);
+    let vms = load(folder);
+    drop(killed);
+    drop(vms);
+    // What a killed daemon leaves; the next one replaces it, and must not be taken for it.
+    std::fs::remove_file(folder.join("vmm.sock")).unwrap();
+    let left = verify(folder).expect("a ledger is left");
+    assert_eq!(
+        (left["broken"].as_u64(), left["gaps"].as_u64()),
+        (Some(0), Some(0))
+    );
+
+    let mut second = serve(folder);
+    let vms = load(folder);
+    for mut vm in vms {
+        drop(vm.0.stdin.take());
+        assert!(vm.0.wait().unwrap().success());
+    }
+    let before = windows(folder);
+    until("a window without VMs", || {
+        (windows(folder) >= before + 2).then_some(())
+    });
+    let term = Command::new("kill")
+        .arg(second.0.id().to_string())
+        .status()
+        .unwrap();
+    assert!(term.success());
+    let stdout = second.0.stdout.take().unwrap();
+    let told: Value = serde_json::from_reader(stdout).unwrap();
+    assert!(second.0.wait().unwrap().success());
+
+    let sound = verify(folder).unwrap();
+    assert_eq!(
+        (sound["broken"].as_u64(), sound["gaps"].as_u64()),
+        (Some(0), Some(1)),
+        "{sound:#}"
+    );
+    let until = sound["closed_until"].as_str().unwrap().to_owned();
+    let csv = [
+        "export",
+        "--format",
+        "csv",
+        "--from",
+        "2020-01-01T00:00:00Z",
+        "--to",
+        &until,
+    ];
+    let output = usage(folder, &csv);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(usage(folder, &csv).stdout, output.stdout, "the same again");
+    let rows = rows(&output.stdout);
+    let second_boot = rows.last().unwrap()["boot_id"].clone();
+    let own: Vec<_> = rows
+        .iter()
+        .filter(|row| row["boot_id"] == second_boot)
+        .collect();
+    assert!(own.len() < rows.len(), "both runs have rows");
+    let billed: u64 = own
+        .iter()
+        .map(|row| row["engine_ns"].parse::<u64>().unwrap())
+        .sum();
+    let charged = told["engines"][0]["used_ns"].as_u64().unwrap();
+    assert!(charged > 0);
+    assert_eq!(
+        billed, charged,
+        "the bill is what the daemon charged, to the nanosecond"
+    );
+    for name in ["a", "b"] {
+        let named = own.iter().filter(|row| row["tenant"] == name);
+        let held: u64 = named.map(|row| row["memory_byte_ns"].len() as u64).sum();
+        assert!(held > 0, "{name} had GPU memory");
+    }
+    let ids: std::collections::BTreeSet<_> = rows.iter().map(|row| &row["tenant_id"]).collect();
+    assert_eq!(
+        ids.len(),
+        4,
+        "VMs of two runs with the same names are not the same VMs"
+    );
+}
+
+#[test]
+fn refusals_have_their_exit_codes() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let code = |args: &[&str]| usage(folder, args).status.code().unwrap();
+    let range = [
+        "--from",
+        "2026-11-20T13:00:00Z",
+        "--to",
+        "2026-11-20T14:00:00Z",
+    ];
+    let export = |more: &[&str]| -> i32 {
+        let args: Vec<&str> = ["export"]
+            .iter()
+            .chain(more)
+            .chain(&range)
+            .copied()
+            .collect();
+        code(&args)
+    };
+    assert_eq!(code(&["verify"]), 3, "no ledger");
+    assert_eq!(export(&["--format", "csv"]), 3);
+    assert_eq!(code(&["synthesise", "--hours", "1"]), 0);
+    assert_eq!(code(&["verify"]), 0);
+    assert_eq!(export(&["--format", "csv"]), 0);
+    assert_eq!(export(&["--format", "focus-1.4"]), 2, "no prices");
+    assert_eq!(export(&["--format", "csv", "--gpu", "GPU-9"]), 3);
+    assert_eq!(export(&["--format", "xml"]), 2);
+    let beyond = [
+        "export",
+        "--format",
+        "csv",
+        "--from",
+        "2026-11-20T13:00:00Z",
+        "--to",
+        "2026-11-20T15:00:00Z",
+    ];
+    assert_eq!(code(&beyond), 5, "not closed");
+    let bill = folder.join("bill.csv");
+    let output = [&beyond[..], &["--output", bill.to_str().unwrap()]].concat();
+    assert_eq!(code(&output), 5);
+    assert!(!bill.exists(), "no partial file");
+    let mut left = std::fs::read_dir(folder).unwrap().flatten();
+    assert!(left.all(|file| file.file_name().to_string_lossy().starts_with("ledger")));
+}
