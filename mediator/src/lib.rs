@@ -5,6 +5,7 @@ pub mod daemon;
 pub mod gpu;
 pub mod launch;
 pub mod mediation;
+pub mod memory;
 mod memory_file;
 mod process;
 pub mod tenant;

@@ -127,6 +127,8 @@ impl NvidiaGpu {
             multiprocessors: 132,
             shared_bytes_max: 48 << 10,
             memory_bytes: 140 << 30,
+            movable_memory: false,
+            host_pool_bytes: 0,
             software: false,
         };
         Ok(Self {

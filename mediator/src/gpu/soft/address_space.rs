@@ -5,8 +5,9 @@
 //! ```
 //!
 //! Each tenant's bytes live in a file of its own, so that the aperture which its VMM maps cannot show anybody else's. The
-//! page table says which chunk of the card stands behind a page; a page without one faults. A page keeps its address
-//! and its bytes when its chunk is taken away ([`AddressSpace::evict`]) and given back ([`AddressSpace::restore`]).
+//! page table says which chunk of the card stands behind a page; a page without one faults. Where memory moves
+//! ([`super::swap`]), a page keeps its address when its chunk is taken away and its bytes go to the host's pool, and the
+//! aperture is a file of its own in which nothing shows.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,8 +22,9 @@ use vm_memory::{AtomicInteger, Bytes, FileOffset, MmapRegion, VolatileMemory, Vo
 use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 
 use super::memory::CardMemory;
+use super::swap::{Away, Copies, Swap};
 use super::ptx::{DeviceMemory, MemoryFault};
-use crate::gpu::Allocation;
+use crate::gpu::{Allocation, ChunkId};
 use crate::memory_file::memory_file;
 
 /// Why a tenant's memory could not be made.
@@ -46,23 +48,41 @@ pub(super) struct PageFault {
     pub(super) va: u64,
 }
 
-/// Allocations by first page; the value is the number of pages.
-type Layout = BTreeMap<usize, usize>;
+/// What is where.
+#[derive(Debug, Default)]
+pub(super) struct Layout {
+    /// Allocations by first page: the number of pages.
+    pub(super) allocations: BTreeMap<usize, usize>,
+    /// First page by number of the first chunk, and the other way round; only where memory moves.
+    pub(super) by_number: BTreeMap<ChunkId, usize>,
+    pub(super) numbers: BTreeMap<usize, ChunkId>,
+    /// Pages that are allocated, but not on the card.
+    pub(super) away: BTreeMap<usize, Away>,
+    /// What the host still has of pages that are on the card.
+    pub(super) copies: Copies,
+}
 
 /// The address space of one tenant. Lookups take no lock.
 #[derive(Debug)]
 pub(super) struct AddressSpace {
-    tenant: TenantId,
-    card: CardMemory,
+    pub(super) tenant: TenantId,
+    pub(super) card: CardMemory,
     file: File,
-    region: MmapRegion,
+    /// What a VM maps where memory moves, instead of the file.
+    blind: Option<File>,
+    pub(super) region: MmapRegion,
     /// For each page its chunk plus one, or zero.
-    pages: Box<[AtomicU32]>,
+    pub(super) pages: Box<[AtomicU32]>,
     /// Held while the card's lock is taken, and no other.
     layout: Mutex<Layout>,
     allocations_max: usize,
     /// Pages allocated, resident or not.
     used: AtomicU64,
+    /// Pages allocated and not resident.
+    pub(super) absent: AtomicU64,
+    /// Counts up whenever a command of the tenant begins, which may write anywhere.
+    pub(super) ran: AtomicU64,
+    pub(super) swap: Option<Swap>,
 }
 
 impl AddressSpace {
@@ -72,6 +92,7 @@ impl AddressSpace {
         card: CardMemory,
         bytes: u64,
         allocations_max: usize,
+        swap: Option<Swap>,
     ) -> Result<Self, AddressSpaceError> {
         let pages = bytes / CHUNK_BYTES;
         // A file that is mapped is at least one page of the host.
@@ -80,6 +101,8 @@ impl AddressSpace {
         let no_map = |source| AddressSpaceError::Map { bytes, source };
         let file = memory_file("turnstile-gpu", bytes).map_err(no_file)?;
         let mapped = file.try_clone().map_err(no_file)?;
+        let blind = swap.as_ref().map(|_| memory_file("turnstile-blind", bytes));
+        let blind = blind.transpose().map_err(no_file)?;
         let size =
             usize::try_from(bytes).map_err(|_| no_file(io::ErrorKind::OutOfMemory.into()))?;
         let region = MmapRegion::from_file(FileOffset::new(mapped, 0), size).map_err(no_map)?;
@@ -87,26 +110,30 @@ impl AddressSpace {
             tenant,
             card,
             file,
+            blind,
             region,
             pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
             layout: Mutex::default(),
             allocations_max,
             used: AtomicU64::new(0),
+            absent: AtomicU64::new(0),
+            ran: AtomicU64::new(0),
+            swap,
         })
     }
 
     /// Another descriptor of the file behind the aperture.
     pub(super) fn aperture(&self) -> io::Result<File> {
-        self.file.try_clone()
+        self.blind.as_ref().unwrap_or(&self.file).try_clone()
     }
 
-    /// Bytes that may still be allocated: by the tenant's limit, and by what the card has left.
+    /// Bytes that may still be allocated: by the tenant's limit, and by what the card (and the pool behind it) has left.
     pub(super) fn free_bytes(&self) -> u64 {
         let limit = self.pages.len() as u64 - self.used.load(Ordering::Relaxed);
-        limit.min(self.card.free_chunks() as u64) * CHUNK_BYTES
+        limit.min(self.card.unpromised() as u64) * CHUNK_BYTES
     }
 
-    fn layout(&self) -> MutexGuard<'_, Layout> {
+    pub(super) fn layout(&self) -> MutexGuard<'_, Layout> {
         self.layout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -118,23 +145,29 @@ impl AddressSpace {
             return Err(ErrorCode::BadArgument);
         }
         let mut layout = self.layout();
-        if layout.len() >= self.allocations_max {
+        if layout.allocations.len() >= self.allocations_max {
             return Err(ErrorCode::HostLimit);
         }
-        let first = first_fit(&layout, count, self.pages.len()).ok_or(ErrorCode::OutOfGpuMemory)?;
-        let chunks = self
-            .card
-            .take(self.tenant, count)
+        let first = first_fit(&layout.allocations, count, self.pages.len())
             .ok_or(ErrorCode::OutOfGpuMemory)?;
-        // A VM can write where it has allocated nothing: its VMM maps the whole file.
-        if self.scrub(first..first + count).is_err() {
-            self.card.release(self.tenant, chunks);
+        if !self.card.promise(count) {
+            self.refused(bytes);
             return Err(ErrorCode::OutOfGpuMemory);
         }
-        for (page, chunk) in self.pages[first..first + count].iter().zip(chunks) {
+        let chunks = self.card.take(self.tenant, count);
+        // A VM can write where it has allocated nothing: its VMM maps the whole file.
+        let scrubbed = self.scrub(first..first + count).is_ok();
+        if !scrubbed || (chunks.is_none() && self.swap.is_none()) {
+            self.card.release(self.tenant, chunks.into_iter().flatten());
+            self.card.unpromise(count);
+            return Err(ErrorCode::OutOfGpuMemory);
+        }
+        let resident = chunks.is_some();
+        for (page, chunk) in self.pages[first..].iter().zip(chunks.into_iter().flatten()) {
             page.store(chunk + 1, Ordering::Release);
         }
-        layout.insert(first, count);
+        self.number(&mut layout, first, count, resident);
+        layout.allocations.insert(first, count);
         self.used.fetch_add(count as u64, Ordering::Relaxed);
         let aperture_offset = first as u64 * CHUNK_BYTES;
         Ok(Allocation {
@@ -148,7 +181,10 @@ impl AddressSpace {
     pub(super) fn allocation(&self, va: u64) -> Result<Range<u64>, ErrorCode> {
         let first = first_page(va).ok_or(ErrorCode::NoSuchAllocation)?;
         let layout = self.layout();
-        let count = *layout.get(&first).ok_or(ErrorCode::NoSuchAllocation)?;
+        let count = *layout
+            .allocations
+            .get(&first)
+            .ok_or(ErrorCode::NoSuchAllocation)?;
         Ok(va..va + count as u64 * CHUNK_BYTES)
     }
 
@@ -156,9 +192,14 @@ impl AddressSpace {
     pub(super) fn free(&self, va: u64) -> Result<(), ErrorCode> {
         let first = first_page(va).ok_or(ErrorCode::NoSuchAllocation)?;
         let mut layout = self.layout();
-        let count = layout.remove(&first).ok_or(ErrorCode::NoSuchAllocation)?;
+        let count = layout
+            .allocations
+            .remove(&first)
+            .ok_or(ErrorCode::NoSuchAllocation)?;
         self.used.fetch_sub(count as u64, Ordering::Relaxed);
         self.drop_pages(first..first + count);
+        self.forget(&mut layout, first, count);
+        self.card.unpromise(count);
         Ok(())
     }
 
@@ -174,42 +215,12 @@ impl AddressSpace {
     }
 
     /// Makes the bytes of these pages zero and gives their memory back to the host.
-    fn scrub(&self, range: Range<usize>) -> Result<(), vmm_sys_util::errno::Error> {
+    pub(super) fn scrub(&self, range: Range<usize>) -> Result<(), vmm_sys_util::errno::Error> {
         let (offset, bytes) = (
             range.start as u64 * CHUNK_BYTES,
             range.len() as u64 * CHUNK_BYTES,
         );
         fallocate(&self.file, FallocateMode::PunchHole, true, offset, bytes)
-    }
-
-    /// Takes the chunk from behind the page at `va`; its bytes stay in the file, accesses fault. Precondition: no
-    /// engine executes a command of the tenant.
-    pub(super) fn evict(&self, va: u64) -> Result<(), PageFault> {
-        let _layout = self.layout();
-        let page = self.page(va).ok_or(PageFault { va })?;
-        let chunk = page.swap(0, Ordering::AcqRel).checked_sub(1);
-        self.card
-            .release(self.tenant, [chunk.ok_or(PageFault { va })?]);
-        Ok(())
-    }
-
-    /// Puts a chunk behind an evicted page again.
-    pub(super) fn restore(&self, va: u64) -> Result<(), ErrorCode> {
-        let layout = self.layout();
-        let index = va.wrapping_sub(GPU_VA_BASE) / CHUNK_BYTES;
-        let index = usize::try_from(index).map_err(|_| ErrorCode::NoSuchAllocation)?;
-        let allocated = layout
-            .range(..=index)
-            .next_back()
-            .is_some_and(|(first, count)| index < first + count);
-        if !allocated || self.pages[index].load(Ordering::Relaxed) != 0 {
-            return Err(ErrorCode::NoSuchAllocation);
-        }
-        let chunks = self.card.take(self.tenant, 1);
-        let chunk = chunks.and_then(|chunks| chunks.first().copied());
-        let chunk = chunk.ok_or(ErrorCode::OutOfGpuMemory)?;
-        self.pages[index].store(chunk + 1, Ordering::Release);
-        Ok(())
     }
 
     /// The page of an address, allocated or not.
@@ -323,6 +334,9 @@ impl DeviceMemory for AddressSpace {
 impl Drop for AddressSpace {
     fn drop(&mut self) {
         self.drop_pages(0..self.pages.len());
+        // CAST: pages of a space were counted by a usize.
+        self.card
+            .unpromise(self.used.load(Ordering::Relaxed) as usize);
     }
 }
 
@@ -336,9 +350,13 @@ fn first_page(va: u64) -> Option<usize> {
 }
 
 /// The first gap of `count` pages.
-fn first_fit(layout: &Layout, count: usize, pages: usize) -> Option<usize> {
+fn first_fit(
+    allocations: &BTreeMap<usize, usize>,
+    count: usize,
+    pages: usize,
+) -> Option<usize> {
     let mut begin = 0;
-    for (first, taken) in layout {
+    for (first, taken) in allocations {
         if first - begin >= count {
             return Some(begin);
         }
@@ -355,8 +373,8 @@ mod tests {
     const A: TenantId = TenantId(1);
 
     fn space(pages: u64, card: u64) -> AddressSpace {
-        let card = CardMemory::new(card * CHUNK_BYTES);
-        AddressSpace::new(A, card, pages * CHUNK_BYTES, 16).unwrap()
+        let card = CardMemory::new(card * CHUNK_BYTES, 0);
+        AddressSpace::new(A, card, pages * CHUNK_BYTES, 16, None).unwrap()
     }
 
     #[test]
@@ -393,9 +411,9 @@ mod tests {
 
     #[test]
     fn limits_of_tenant_card_and_table() {
-        let card = CardMemory::new(6 * CHUNK_BYTES);
-        let a = AddressSpace::new(A, card.clone(), 4 * CHUNK_BYTES, 2).unwrap();
-        let b = AddressSpace::new(TenantId(2), card.clone(), 4 * CHUNK_BYTES, 9).unwrap();
+        let card = CardMemory::new(6 * CHUNK_BYTES, 0);
+        let a = AddressSpace::new(A, card.clone(), 4 * CHUNK_BYTES, 2, None).unwrap();
+        let b = AddressSpace::new(TenantId(2), card.clone(), 4 * CHUNK_BYTES, 9, None).unwrap();
         assert_eq!(a.allocate(5 * CHUNK_BYTES), Err(ErrorCode::OutOfGpuMemory));
         assert_eq!(a.allocate(u64::MAX), Err(ErrorCode::OutOfGpuMemory));
         assert_eq!(a.allocate(0), Err(ErrorCode::BadArgument));
@@ -435,29 +453,6 @@ mod tests {
         }
         assert!(space.atomic::<AtomicU64>(end - 8).is_ok());
         assert!(space.atomic::<AtomicU64>(end - 4).is_err());
-    }
-
-    #[test]
-    fn an_evicted_page_faults_and_comes_back_with_its_bytes() {
-        let space = space(2, 1);
-        let va = space.allocate(1).unwrap().va;
-        space
-            .atomic::<AtomicU32>(va + 4)
-            .unwrap()
-            .store(5, Ordering::Relaxed);
-        space.evict(va).unwrap();
-        assert!(space.evict(va).is_err());
-        assert_eq!(space.free_bytes(), CHUNK_BYTES);
-        assert!(space.slice(va, 8).is_err());
-        space.restore(va).unwrap();
-        assert!(space.restore(va).is_err());
-        let word = space.atomic::<AtomicU32>(va + 4).unwrap();
-        assert_eq!(word.load(Ordering::Relaxed), 5);
-        assert_eq!(
-            space.restore(va + CHUNK_BYTES),
-            Err(ErrorCode::NoSuchAllocation)
-        );
-        assert_eq!(space.restore(u64::MAX), Err(ErrorCode::NoSuchAllocation));
     }
 
     proptest! {

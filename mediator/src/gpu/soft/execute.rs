@@ -38,21 +38,30 @@ pub(super) fn execute(start: &Start, clock: &Clock, config: &SoftConfig) -> Outc
     };
     match &*start.work {
         Work::Kernel(kernel) => run_real(start, kernel, clock, config),
+        Work::Move(moving) => {
+            moving.run(&start.context.space, |copied| pace(copied).is_ok());
+            Outcome::Done
+        }
         work => {
             transfer(&start.context, work, pace).unwrap_or_else(|Interrupted| start.stop.outcome())
         }
     }
 }
 
-/// Executes a copy or fill at once, whatever it costs.
+/// Executes a copy, fill or move at once, whatever it costs.
 pub(super) fn execute_transfer(context: &Context, work: &Work) -> Outcome {
+    if let Work::Move(moving) = work {
+        moving.run(&context.space, |_| true);
+        return Outcome::Done;
+    }
     transfer(context, work, |_| Ok(())).unwrap_or(Outcome::Stopped)
 }
 
-/// Bytes that a copy or fill moves.
+/// Bytes that a copy or fill moves, or a move has copied.
 pub(super) fn transfer_bytes(work: &Work) -> u64 {
     match work {
         Work::Copy { bytes, .. } | Work::Fill { bytes, .. } => *bytes,
+        Work::Move(moving) => moving.copied_bytes(),
         Work::Kernel(_) => 0,
     }
 }
@@ -80,7 +89,7 @@ fn transfer(
             source.and(writes.then(|| space.slice(destination, whole)).transpose())
         }
         Work::Fill { va, .. } => space.slice(va, whole).map(Some),
-        Work::Kernel(_) => return Ok(Outcome::Done),
+        Work::Kernel(_) | Work::Move(_) => return Ok(Outcome::Done),
     };
     if let Err(fault) = checked {
         return Ok(fault.into());
@@ -103,7 +112,7 @@ fn transfer(
                 .slice(va + done, piece)
                 .map(|slice| slice.copy_from(&pattern[..piece]))
                 .map_err(Outcome::from),
-            Work::Kernel(_) => Ok(()),
+            Work::Kernel(_) | Work::Move(_) => Ok(()),
         };
         // A page may have gone meanwhile: freed by the guest.
         if let Err(outcome) = moved {

@@ -8,12 +8,17 @@ use turnstile_accounting::TenantId;
 /// Number of a chunk of the card.
 pub(super) type Chunk = u32;
 
+/// Chunks of the pool that are not promised: with all of it taken nothing could move.
+const MOVING_ROOM: usize = 4;
+
 /// Who owns which chunk. The bytes themselves lie in the owners' own files (see [`super::address_space`]), so that a
 /// chunk that changes hands cannot carry anything over.
 #[derive(Debug)]
 struct Table {
     owners: Vec<Option<TenantId>>,
     free: Vec<Chunk>,
+    /// Chunks that may still be promised, on the card or in the host's pool.
+    unpromised: usize,
 }
 
 /// The chunk table, shared by all address spaces of the card. Its lock is the innermost of all.
@@ -21,13 +26,33 @@ struct Table {
 pub(super) struct CardMemory(Arc<Mutex<Table>>);
 
 impl CardMemory {
-    /// A card of so many bytes, rounded down to chunks.
-    pub(super) fn new(bytes: u64) -> Self {
+    /// A card of so many bytes, rounded down to chunks, with a pool of the host behind it.
+    pub(super) fn new(bytes: u64, pool_bytes: u64) -> Self {
         let chunks = u32::try_from(bytes / CHUNK_BYTES).unwrap_or(u32::MAX);
+        let behind = usize::try_from(pool_bytes / CHUNK_BYTES).unwrap_or(usize::MAX);
         Self(Arc::new(Mutex::new(Table {
             owners: vec![None; chunks as usize],
             free: (0..chunks).rev().collect(),
+            unpromised: (chunks as usize).saturating_add(behind.saturating_sub(MOVING_ROOM)),
         })))
+    }
+
+    /// Promises `count` chunks, wherever they will be; false if there are not as many.
+    pub(super) fn promise(&self, count: usize) -> bool {
+        let mut table = self.table();
+        let left = table.unpromised.checked_sub(count);
+        table.unpromised = left.unwrap_or(table.unpromised);
+        left.is_some()
+    }
+
+    /// Chunks that were promised are needed no more.
+    pub(super) fn unpromise(&self, count: usize) {
+        self.table().unpromised += count;
+    }
+
+    /// Chunks that may still be promised.
+    pub(super) fn unpromised(&self) -> usize {
+        self.table().unpromised
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -60,6 +85,7 @@ impl CardMemory {
     }
 
     /// Chunks that nobody owns.
+    #[cfg(test)]
     pub(super) fn free_chunks(&self) -> usize {
         self.table().free.len()
     }
@@ -78,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_chunk_has_one_owner_and_comes_back() {
-        let card = CardMemory::new(8 * CHUNK_BYTES + 1);
+        let card = CardMemory::new(8 * CHUNK_BYTES + 1, 0);
         let (a, b) = (TenantId(1), TenantId(2));
         let of_a = card.take(a, 5).unwrap();
         assert_eq!(card.take(b, 4), None);

@@ -1,0 +1,3 @@
+//! GPU memory beyond what the card has.
+
+pub mod pool;
