@@ -48,7 +48,7 @@ struct Chunk {
     /// It cannot move.
     pinned: bool,
     moved_at: Moment,
-    /// The stay during which the host got the copy that it has: good as long as the owner has not run since.
+    /// The host has what is in it, if the owner's stay is still this one: it has not run since.
     copy_of: Option<u64>,
 }
 
@@ -250,32 +250,12 @@ impl Owner {
         can
     }
 
-    /// Bytes that can be taken from it now or once it is still.
-    pub(super) fn evictable(&self) -> u64 {
-        let free = self.bytes.resident - self.bytes.pinned;
-        free.min(
-            self.bytes
-                .resident
-                .saturating_sub(self.entitlement.min_bytes),
-        )
-    }
-
-    /// Whether the host has what a chunk holds.
-    fn is_clean(&self, chunk: &Chunk) -> bool {
-        chunk.copy_of == Some(self.stay) && self.run != Run::Running
-    }
-
-    /// Bytes that are copied if all that is evictable goes.
-    pub(super) fn dirty(&self) -> u64 {
-        let dirty = |id: &&(Moment, ChunkId)| {
-            let chunk = self.chunks.get(&id.1);
-            chunk.is_some_and(|chunk| !self.is_clean(chunk))
-        };
-        let bytes = self.cold.iter().filter(dirty);
-        bytes
-            .filter_map(|(_, id)| self.chunks.get(id))
-            .map(|c| c.bytes)
-            .sum()
+    /// The chunk that would be taken from it, and its bytes; none if what is left is pinned or its reserve.
+    pub(super) fn coldest(&self) -> Option<(ChunkId, u64)> {
+        let (_, id) = *self.cold.first()?;
+        let bytes = self.chunks.get(&id)?.bytes;
+        let left = self.bytes.resident.checked_sub(bytes)?;
+        (left >= self.entitlement.min_bytes).then_some((id, bytes))
     }
 
     /// The coldest chunk begins to go, of at most so many bytes.
@@ -283,11 +263,7 @@ impl Owner {
         if self.run != Run::Still {
             return None;
         }
-        let (_, id) = *self.cold.first()?;
-        let bytes = self.chunks.get(&id)?.bytes;
-        if bytes > most || bytes > self.evictable() {
-            return None;
-        }
+        let (id, bytes) = self.coldest().filter(|(_, bytes)| *bytes <= most)?;
         self.put(id, |chunk| chunk.place = Place::MovingOut);
         Some((id, bytes))
     }
@@ -304,6 +280,24 @@ impl Owner {
         }
         self.put(id, |chunk| chunk.place = Place::MovingIn);
         Some((id, bytes))
+    }
+
+    /// Whether the host has what is in a chunk.
+    fn is_clean(&self, chunk: &Chunk) -> bool {
+        self.run == Run::Still && chunk.copy_of == Some(self.stay)
+    }
+
+    /// Bytes that would be copied if so many of the coldest were to go.
+    pub(super) fn dirty_bytes(&self, most: u64) -> u64 {
+        let (mut left, mut dirty) = (most, 0);
+        for (_, id) in &self.cold {
+            let Some(chunk) = self.chunks.get(id).filter(|c| c.bytes <= left) else {
+                break;
+            };
+            left -= chunk.bytes;
+            dirty += chunk.bytes * u64::from(!self.is_clean(chunk));
+        }
+        dirty
     }
 
     /// A chunk has come to the end of its way, or back to where it was.
