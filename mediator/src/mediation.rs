@@ -61,6 +61,10 @@ struct Standing {
     kept: bool,
     /// Since when it has been seen without work.
     idle_from: Option<Moment>,
+    /// It had work at the end of the last period, before or behind its gates.
+    wants: bool,
+    /// Not all of its memory is on the GPU: it waits for that and not for the engine.
+    memory_waits: bool,
     gates: GateState,
 }
 
@@ -100,6 +104,8 @@ impl Mediation {
             admitted: true,
             kept: false,
             idle_from: None,
+            wants: false,
+            memory_waits: false,
             gates: GateState::Watched,
         };
         self.tenants.insert(tenant, standing);
@@ -151,6 +157,26 @@ impl Mediation {
             .is_some_and(|standing| standing.admitted)
     }
 
+    /// Whether a tenant had work at the end of the last period, or has kept a doorbell write since.
+    pub fn wants(&self, tenant: TenantId) -> bool {
+        self.tenants
+            .get(&tenant)
+            .is_some_and(|standing| standing.wants || standing.kept)
+    }
+
+    /// A tenant waits for its memory, or does so no more. To the policy one that waits has no work: who runs meanwhile
+    /// is not ahead of it (turns on the memory are fair by themselves), and an engine without work is not its.
+    pub fn set_memory_waits(&mut self, tenant: TenantId, waits: bool) {
+        if let Some(standing) = self.tenants.get_mut(&tenant) {
+            standing.memory_waits = waits;
+        }
+    }
+
+    /// Bytes were moved between GPU and host because of a tenant.
+    pub fn charge_moved(&mut self, tenant: TenantId, bytes: u64) {
+        self.ledger.add_moved(tenant, bytes);
+    }
+
     /// Where the gate of a channel that the tenant opens now has to stand.
     pub fn gates(&self, tenant: TenantId) -> Option<GateState> {
         self.tenants.get(&tenant).map(|standing| standing.gates)
@@ -196,7 +222,8 @@ impl Mediation {
         let waiting: Vec<TenantId> = self
             .tenants
             .iter()
-            .filter_map(|(tenant, standing)| standing.kept.then_some(*tenant))
+            .filter(|(_, standing)| standing.kept && !standing.memory_waits)
+            .map(|(tenant, _)| *tenant)
             .collect();
         let tenant = self.policy.ran_dry(&waiting)?;
         self.decide(tenant, Decision::Admit, now)
@@ -263,6 +290,7 @@ impl Mediation {
             };
             let recent = seen.last_active.is_some_and(|at| end.since(at) < GRACE);
             let backlogged = seen.pending > 0 || standing.kept || recent;
+            standing.wants = backlogged;
             standing.idle_from = match (backlogged, standing.idle_from) {
                 (true, _) => None,
                 (false, None) => Some(seen.last_active.unwrap_or(end)),
@@ -280,7 +308,7 @@ impl Mediation {
                 tenant: seen.tenant,
                 used_ns,
                 admitted: standing.admitted,
-                backlogged,
+                backlogged: backlogged && !standing.memory_waits,
             });
         }
         let poll_ns = observed.window.length();

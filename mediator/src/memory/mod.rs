@@ -34,6 +34,7 @@
 //!   is furthest behind.
 
 mod entitlement;
+mod keeper;
 mod link;
 mod manager;
 mod owner;
@@ -43,6 +44,7 @@ mod tests;
 mod turns;
 
 pub use entitlement::{Entitlement, EntitlementError};
+pub use keeper::{KeeperNews, MemoryKeeper};
 pub use link::LinkRate;
 pub use manager::{Action, MemoryConfig, MemoryManager, MemoryTotals};
 pub use owner::{Bytes, Place, Run};
