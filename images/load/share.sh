@@ -1,7 +1,8 @@
 #!/bin/bash
 # Shares of a real GPU among loads that launch and wait, by context-switch events: native, then under dfq.
 #   share.sh TURNSTILE KERNEL_US:WEIGHT KERNEL_US:WEIGHT ...
-# Needs root, an NVIDIA GPU under a known driver, nvcc and a C compiler. SECONDS_EACH and PERIOD_MS may be set.
+# Needs root, an NVIDIA GPU under a known driver and nvcc; libturnstile_preload.so lies beside TURNSTILE, as cargo builds
+# it. SECONDS_EACH and PERIOD_MS may be set.
 set -eu
 turnstile=$(realpath "$1")
 shift
@@ -16,11 +17,12 @@ finish() {
 trap finish EXIT
 PATH=$PATH:/usr/local/cuda/bin
 nvcc -O2 -o "$folder/throttle" "$sources/throttle.cu" -lcuda
-cc -shared -fPIC -O2 -o "$folder/handles.so" "$sources/handles.c"
+preload=$(dirname "$turnstile")/libturnstile_preload.so
+[ -e "$preload" ] || { echo "$preload is not there: cargo build --release -p turnstile-preload" >&2; exit 1; }
 : >"$folder/handles"
 tenants=()
 for load in "$@"; do
-    TURNSTILE_HANDLES=$folder/handles LD_PRELOAD=$folder/handles.so \
+    TURNSTILE_HANDLES=$folder/handles LD_PRELOAD=$preload \
         "$folder/throttle" "${load%%:*}" 3600 >"$folder/load.${#processes[@]}" &
     processes+=($!)
     tenants+=(--tenant "$!:${load##*:}")

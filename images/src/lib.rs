@@ -10,6 +10,9 @@ pub use turnstile_workload::{
 /// The freestanding guest, for the reference VMM.
 pub static GUEST_ELF: &[u8] = include_bytes!(env!("TURNSTILE_GUEST_ELF"));
 
+/// Loads for a real GPU that say when they ran: PTX of `load/truth.cu`.
+pub static TRUTH_PTX: &str = include_str!("../load/truth.ptx");
+
 macro_rules! kernels {
     ($($name:literal),*) => {
         /// PTX texts by the name of their CUDA source.

@@ -1,6 +1,7 @@
 //! The Turnstile daemon: GPUs, gates, accounting, scheduling.
 #![deny(unsafe_code)]
 
+pub mod bench;
 pub mod daemon;
 pub mod gpu;
 pub mod launch;

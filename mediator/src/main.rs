@@ -27,6 +27,11 @@ enum Command {
     RunKeeper,
     /// Say what this host can do, and what to do about what it cannot
     Doctor(cli::doctor::Args),
+    /// Measure how a real GPU is shared, by the loads' own time stamps
+    Bench(cli::bench::Args),
+    /// One load of the bench
+    #[command(hide = true)]
+    NvidiaLoad(cli::bench::LoadArgs),
     /// Account and schedule running CUDA programs on a real GPU
     #[command(hide = true)]
     NvidiaWatch(cli::nvidia::WatchArgs),
@@ -44,6 +49,8 @@ fn main() -> anyhow::Result<()> {
         Command::Run(args) => cli::run::run(args),
         Command::RunKeeper => Ok(turnstile_mediator::launch::keep()?),
         Command::Doctor(args) => cli::doctor::run(&args),
+        Command::Bench(args) => cli::bench::run(&args),
+        Command::NvidiaLoad(args) => cli::bench::load(&args),
         Command::NvidiaWatch(args) => cli::nvidia::watch(&args),
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
     }

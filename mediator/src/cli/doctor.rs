@@ -100,6 +100,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 fn examine(gpu: u32) -> Vec<Finding> {
     let mut findings = vec![kvm(), sealing(), huge_pages()];
+    findings.push(notification());
     findings.extend(nvidia(gpu));
     findings.push(mps());
     findings
@@ -134,6 +135,19 @@ fn sealing() -> Finding {
     .found(match sealed() {
         Ok(()) => Ok("memfd_create and seals".into()),
         Err(error) => Err(error.to_string()),
+    })
+}
+
+fn notification() -> Finding {
+    Feature {
+        name: "System-call notification",
+        needed_for: "programs",
+        remedy: "A kernel of 5.5 or later with CONFIG_SECCOMP_FILTER; until then turnstile run preloads a library",
+    }
+    .found(if turnstile_mediator::gpu::nvidia::notify::is_available() {
+        Ok("seccomp: what the driver hands out is seen without a library".into())
+    } else {
+        Err("seccomp does not know it".into())
     })
 }
 

@@ -1,5 +1,6 @@
 //! The subcommands.
 
+pub(crate) mod bench;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod nvidia;

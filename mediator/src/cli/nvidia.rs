@@ -201,7 +201,7 @@ pub(crate) fn guardian_command(gpu: u32) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-fn start_guardian(gpu: u32) -> anyhow::Result<Guardian> {
+pub(crate) fn start_guardian(gpu: u32) -> anyhow::Result<Guardian> {
     Ok(Guardian::start(guardian_command(gpu)?)?)
 }
 

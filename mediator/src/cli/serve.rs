@@ -1,11 +1,11 @@
-//! `turnstile serve`: the daemon in the foreground.
+//! `turnstile serve`: the daemon in the foreground. It prints what it knows when it ends, and on SIGUSR1.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
 use clap::ValueEnum;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use turnstile_accounting::Nanos;
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
@@ -198,7 +198,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let weight = Weight::new(args.default_weight)?;
     // Before the threads, so that none of them takes the signal.
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     let daemon = args.scheduling.start(args.socket.clone(), weight)?;
     eprintln!(
         "turnstile: {}, policy {}, listening on {}",
@@ -206,11 +206,19 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         args.scheduling.policy(),
         args.socket.display()
     );
-    signals.forever().next();
+    let tell = || -> anyhow::Result<()> {
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&daemon.host().snapshot())?
+        );
+        Ok(())
+    };
+    for signal in signals.forever() {
+        if signal != SIGUSR1 {
+            break;
+        }
+        tell()?;
+    }
     eprintln!("turnstile: stopping; VMs see a lost device");
-    println!(
-        "{}",
-        serde_json::to_string_pretty(&daemon.host().snapshot())?
-    );
-    Ok(())
+    tell()
 }

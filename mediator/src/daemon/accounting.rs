@@ -96,10 +96,11 @@ impl Accounting<'_> {
             if left == Nanos::ZERO || self.stopped() {
                 return;
             }
+            let gpu = self.host.gpu();
             let held = self.host.anyone_held();
-            let tick = if held { self.timing.tick } else { left };
-            thread::park_timeout(Duration::from_nanos(left.0.min(tick.0)));
-            if held && self.host.gpu().engine_status(COMPUTE).running.is_none() {
+            let look = held.then(|| gpu.look_again(self.timing.tick)).flatten();
+            thread::park_timeout(Duration::from_nanos(left.0.min(look.unwrap_or(left).0)));
+            if look.is_some() && gpu.engine_status(COMPUTE).running.is_none() {
                 self.host.ran_dry();
             }
         }

@@ -555,6 +555,7 @@ impl Host {
             .map(i128::abs)
             .sum();
         HostSnapshot {
+            gpu: self.gpu.figures(),
             at,
             tenants,
             engines: total.engines,

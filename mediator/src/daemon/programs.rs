@@ -136,7 +136,7 @@ impl Host {
         drop(state);
         if let Some(client) = permitted.refused {
             log::warn!(
-                "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (said once for this process)"
+                "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (said once)"
             );
         }
         if !permitted.changes.is_empty() {

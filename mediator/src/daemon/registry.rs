@@ -37,8 +37,6 @@ struct Owned {
     identity: Identity,
     tenant: TenantId,
     clients: BTreeSet<u32>,
-    /// Something that it said of a client was refused; said once.
-    refused: bool,
 }
 
 /// What a registry lets through.
@@ -55,6 +53,8 @@ pub(super) struct Registry {
     processes: BTreeMap<u32, Owned>,
     /// Client -> process.
     clients: BTreeMap<u32, u32>,
+    /// Tenants of which something was refused: that is said once.
+    refused: BTreeSet<TenantId>,
 }
 
 impl Registry {
@@ -84,7 +84,6 @@ impl Registry {
             identity,
             tenant,
             clients: BTreeSet::new(),
-            refused: false,
         };
         self.processes.insert(identity.pid, owned);
         Ok(())
@@ -124,8 +123,9 @@ impl Registry {
             };
             if own {
                 permitted.changes.push(change);
-            } else if let (ObjectChange::Made(object), false) = (change, owned.refused) {
-                owned.refused = true;
+            } else if let ObjectChange::Made(object) = change
+                && self.refused.insert(owned.tenant)
+            {
                 permitted.refused = Some(object.client);
             }
         }
@@ -144,6 +144,7 @@ impl Registry {
 
     /// A tenant is gone; its processes.
     pub(super) fn left(&mut self, tenant: TenantId) -> Vec<u32> {
+        self.refused.remove(&tenant);
         let of_tenant = |(pid, owned): (&u32, &Owned)| (owned.tenant == tenant).then_some(*pid);
         let pids: Vec<u32> = self.processes.iter().filter_map(of_tenant).collect();
         for pid in &pids {

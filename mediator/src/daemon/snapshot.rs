@@ -1,5 +1,7 @@
 //! What the daemon tells of itself.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use turnstile_accounting::ledger::EngineSnapshot;
 use turnstile_accounting::{Moment, Nanos, TenantId};
@@ -50,6 +52,9 @@ pub struct TenantSnapshot {
 /// A copy of the host's state.
 #[derive(Clone, Debug, Serialize)]
 pub struct HostSnapshot {
+    /// Figures of the GPU's own work, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub gpu: BTreeMap<&'static str, u64>,
     /// When, on the GPU's clock: the end of the last closed window.
     pub at: Moment,
     /// The VMs and programs.

@@ -6,13 +6,14 @@ mod moves;
 pub mod nvidia;
 pub mod soft;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::sync::Arc;
 
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId, Usage};
+use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 use vm_memory::GuestMemoryMmap;
 
@@ -250,6 +251,12 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// meter polls.
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
 
+    /// When to look at [`Gpu::engine_status`] again while somebody is held, to let him in if the engine has run dry: after
+    /// `tick`, or never before the next decision, where it is known to have work.
+    fn look_again(&self, tick: Nanos) -> Option<Nanos> {
+        Some(tick)
+    }
+
     /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
     /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
@@ -306,6 +313,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
 
     /// A process of a program is gone, and what it had.
     fn program_exited(&self, _tenant: TenantId, _pid: u32) {}
+
+    /// Figures of its own work, by name; those that end in `_ns` are times. They only grow.
+    fn figures(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
 
     /// Processes that use the GPU and belong to no tenant, bounded.
     fn untracked(&self) -> Vec<Untracked> {

@@ -183,7 +183,10 @@ impl Link {
                 log::warn!("The daemon does not account process {pid} to this program: {text}");
                 self.state = state;
             }
-            _ => self.lost("it says what does not belong here"),
+            (_, state) => {
+                self.state = state;
+                self.lost("it says what does not belong here");
+            }
         }
         Turn::Nothing
     }

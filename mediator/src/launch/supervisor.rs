@@ -32,6 +32,8 @@ pub(super) const TAKEN: [i32; 7] = [
 
 /// Processes that use the GPU, at a time; each takes a descriptor. What further ones are handed is not told.
 const PROCESSES_MAX: usize = 512;
+/// So long after the command's end it is said that others are waited for: most end with it.
+const SAY_AFTER: Duration = Duration::from_secs(1);
 /// How soon a handle that the driver chooses is looked for again.
 const SETTLE_EVERY: Duration = Duration::from_millis(1);
 
@@ -49,6 +51,8 @@ pub(super) struct Supervisor {
     processes: BTreeMap<u32, OwnedFd>,
     /// The command's, once it has ended.
     status: Option<i32>,
+    /// When to say that others are waited for.
+    say_at: Option<Instant>,
     /// No child is left.
     childless: bool,
     said: Said,
@@ -77,6 +81,7 @@ impl Supervisor {
             handles: Handles::default(),
             processes: BTreeMap::new(),
             status: None,
+            say_at: None,
             childless: false,
             said: Said::default(),
         }
@@ -91,8 +96,10 @@ impl Supervisor {
             if ready.learner {
                 self.learn(&mut seen);
             }
-            if ready.hung_up {
-                self.learner = None;
+            if ready.hung_up
+                && let Some(Learner::Notify { listener, .. }) = self.learner.take()
+            {
+                log::debug!("{} calls of the program were looked at", listener.calls());
             }
             if let Some(learner) = &mut self.learner {
                 unsettled = learner.settle(&mut seen);
@@ -128,7 +135,9 @@ impl Supervisor {
         if over {
             return Some(status);
         }
-        if !std::mem::replace(&mut self.said.waiting, true) {
+        let now = Instant::now();
+        if now >= *self.say_at.get_or_insert(now + SAY_AFTER) && !self.said.waiting {
+            self.said.waiting = true;
             log::warn!(
                 "The command has ended; waiting for what it started (a signal ends the waiting)"
             );
@@ -154,6 +163,9 @@ impl Supervisor {
         let timeout = [
             unsettled.then_some(SETTLE_EVERY),
             reconnect.map(|until| until.saturating_duration_since(now)),
+            self.say_at
+                .filter(|_| !self.said.waiting)
+                .map(|at| at.saturating_duration_since(now)),
         ];
         let timeout = timeout.into_iter().flatten().min();
         let timespec = timeout.map(|timeout| Timespec {

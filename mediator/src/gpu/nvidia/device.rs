@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -14,6 +15,7 @@ use turnstile_abi::ErrorCode;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
+use super::clock::GpuClock;
 use super::events::EventLog;
 use super::guardian::{Guardian, GuardianError};
 use super::holder::{HoldCalls, Holder, OwnedSwitch};
@@ -21,7 +23,7 @@ use super::rm::{RmClient, RmError};
 use super::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
 use super::utilisation::Utilisation;
 use super::version::{self, DriverAbi, VersionError};
-use super::watch::{Watch, wall};
+use super::watch::Watch;
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
     Refusal, Suspend, TenantResources, Untracked,
@@ -66,11 +68,13 @@ struct Wanted {
 struct Shared {
     client: Arc<RmClient>,
     driver: DriverAbi,
+    clock: Mutex<GpuClock>,
     watch: Mutex<Watch>,
     /// Who is held or about to be.
     wanted: Mutex<Wanted>,
     wake: Condvar,
     held: Mutex<BTreeSet<TenantId>>,
+    status_reads: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -95,7 +99,8 @@ impl NvidiaGpu {
         let driver = version::detect()?;
         let client = Arc::new(RmClient::open(index)?);
         let log = EventLog::start(&client, &driver)?;
-        let utilisation = match Utilisation::start(index, &driver, wall()) {
+        let clock = GpuClock::start(&client, &driver)?;
+        let utilisation = match Utilisation::start(index, &driver, clock.now()) {
             Ok(utilisation) => Some(utilisation),
             Err(error) => {
                 log::warn!("{error}; idle time within residency is charged");
@@ -104,10 +109,12 @@ impl NvidiaGpu {
         };
         let guardian = Guardian::start(guardian)?;
         let shared = Arc::new(Shared {
+            clock: Mutex::new(clock),
             watch: Mutex::new(Watch::new(client.clone(), log, utilisation)),
             wanted: Mutex::default(),
             wake: Condvar::new(),
             held: Mutex::default(),
+            status_reads: AtomicU64::new(0),
             client: client.clone(),
             driver,
         });
@@ -137,14 +144,13 @@ impl NvidiaGpu {
             thread: Some(thread),
         })
     }
-
-    /// Calls that suspended or resumed somebody so far.
-    pub fn hold_calls(&self) -> HoldCalls {
-        lock(&self.shared.wanted).calls
-    }
 }
 
 impl Shared {
+    fn now(&self) -> Moment {
+        lock(&self.clock).now()
+    }
+
     fn is_held(&self, tenant: TenantId) -> bool {
         lock(&self.held).contains(&tenant)
     }
@@ -178,7 +184,7 @@ impl Shared {
             for (tenant, _) in release {
                 let released = holder.release(tenant);
                 lock(&self.held).remove(&tenant);
-                lock(&self.watch).demand.released(tenant, wall());
+                lock(&self.watch).demand.released(tenant, self.now());
                 if let Err(error) = released {
                     log::error!("{error}");
                 }
@@ -186,14 +192,14 @@ impl Shared {
             for (tenant, _) in hold {
                 let channels = {
                     let mut watch = lock(&self.watch);
-                    watch.demand.held(tenant, wall());
+                    watch.demand.held(tenant, self.now());
                     watch.channels(tenant)
                 };
                 let held = holder.hold(tenant, &channels);
                 if holder.is_held(tenant) {
                     lock(&self.held).insert(tenant);
                 } else {
-                    lock(&self.watch).demand.released(tenant, wall());
+                    lock(&self.watch).demand.released(tenant, self.now());
                 }
                 if let Err(error) = held {
                     log::warn!("{tenant} is not held: {error}");
@@ -207,6 +213,7 @@ impl Shared {
 
     /// Whether the compute engine works, by its own status.
     fn works(&self) -> bool {
+        self.status_reads.fetch_add(1, Ordering::Relaxed);
         let read = self
             .client
             .register(self.driver.read_registers, STATUS_REGISTER);
@@ -220,7 +227,7 @@ impl Shared {
         if let Err(error) = watch.refresh() {
             log::debug!("{error}");
         }
-        let now = wall();
+        let now = self.now();
         let resident = watch.residency.resident();
         let free = resident.filter(|tenant| !self.is_held(*tenant));
         let Some(tenant) = free else {
@@ -239,7 +246,7 @@ impl Shared {
                 thread::sleep(READING_PAUSE);
             }
             if self.works() {
-                lock(&self.watch).demand.busy(tenant, wall());
+                lock(&self.watch).seen(tenant, true, self.now());
                 return Some(tenant);
             }
         }
@@ -250,7 +257,9 @@ impl Shared {
         if watch.residency.resident() != Some(tenant) {
             return watch.residency.resident();
         }
-        watch.demand.idle(tenant, wall());
+        // It stopped at some time since it was last looked at.
+        let at = Moment(now.0.saturating_sub(TICK.0 / 2));
+        watch.seen(tenant, false, at);
         None
     }
 }
@@ -261,7 +270,7 @@ impl Gpu for NvidiaGpu {
     }
 
     fn now(&self) -> Moment {
-        wall()
+        self.shared.now()
     }
 
     fn create_context(&self, _: TenantId, _: TenantResources) -> Result<File, Refusal> {
@@ -310,8 +319,26 @@ impl Gpu for NvidiaGpu {
         EngineStatus { running }
     }
 
+    fn look_again(&self, tick: Nanos) -> Option<Nanos> {
+        let watch = lock(&self.shared.watch);
+        let now = self.shared.now();
+        let mut running = watch
+            .demand
+            .wanting(now)
+            .filter(|tenant| !self.shared.is_held(*tenant))
+            .peekable();
+        // Reading the log costs some ten microseconds, the register a hundred: not for those who never stop.
+        let known =
+            running.peek().is_some() && running.all(|tenant| watch.demand.trusted(tenant, now));
+        (!known).then_some(tick)
+    }
+
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
-        match lock(&self.shared.watch).take(events) {
+        let shared = &self.shared;
+        lock(&shared.clock).follow(&shared.client, &shared.driver);
+        // The end is read first: whatever is logged after that lies behind it.
+        let now = shared.now();
+        match lock(&shared.watch).take(now, events) {
             Ok(complete) => complete,
             Err(error) => {
                 log::error!("{error}");
@@ -325,7 +352,9 @@ impl Gpu for NvidiaGpu {
     }
 
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
-        let wants = lock(&self.shared.watch).demand.wants(tenant, wall());
+        let wants = lock(&self.shared.watch)
+            .demand
+            .wants(tenant, self.shared.now());
         channels.push(ChannelActivity {
             channel: 0,
             pending: wants.into(),
@@ -346,7 +375,7 @@ impl Gpu for NvidiaGpu {
     fn set_unwatched(&self, _: TenantId, _: bool) {}
 
     fn add_program(&self, tenant: TenantId, root: u32) -> Result<(), ProgramRefusal> {
-        lock(&self.shared.watch).add(tenant, root);
+        lock(&self.shared.watch).add(tenant, root, self.shared.now());
         Ok(())
     }
 
@@ -362,13 +391,33 @@ impl Gpu for NvidiaGpu {
         lock(&self.shared.watch).exited(pid);
     }
 
+    fn figures(&self) -> BTreeMap<&'static str, u64> {
+        let calls = lock(&self.shared.wanted).calls;
+        let reads = lock(&self.shared.watch).reads;
+        BTreeMap::from([
+            ("suspend_calls", calls.count),
+            ("suspend_calls_failed", calls.failed),
+            ("suspend_calls_ns", calls.total_ns),
+            ("log_reads", reads.log),
+            ("log_reads_ns", reads.log_ns),
+            ("log_records", reads.records),
+            ("counter_reads", reads.counters),
+            ("counter_reads_ns", reads.counters_ns),
+            (
+                "status_reads",
+                self.shared.status_reads.load(Ordering::Relaxed),
+            ),
+        ])
+    }
+
     fn untracked(&self) -> Vec<Untracked> {
         lock(&self.shared.watch).untracked()
     }
 }
 
-/// From one decision to the next where no turn ends before. The GPU's counters say something new each 100 ms.
-pub const PERIOD: Nanos = Nanos::from_ms(10);
+/// From one decision to the next where no turn ends before. Long, as each reads the log; the first that two tenants meet is
+/// at most so much later than it could be.
+pub const PERIOD: Nanos = Nanos::from_ms(20);
 /// How often an engine without work is looked for while somebody is held.
 pub const TICK: Nanos = Nanos::from_ms(4);
 

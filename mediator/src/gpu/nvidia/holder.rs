@@ -14,7 +14,7 @@ use serde::Serialize;
 use turnstile_accounting::{Moment, TenantId};
 
 use super::guardian::{Guardian, GuardianError, LIMIT, Order};
-use super::hold::{Channel, ChannelSwitch, HardwareSwitch, resume_all};
+use super::hold::{Channel, ChannelSwitch, HardwareSwitch, resume_all, suspend_all};
 use super::lease::Lease;
 use super::rm::{RmClient, RmError};
 use super::version::DriverAbi;
@@ -131,9 +131,24 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         self.tell(&Order::Hold(new.clone()))?;
         let now = self.now();
         self.lease.hold(&new, now);
-        let result = self.set(&new, true);
-        self.held.entry(tenant).or_default().extend(new);
-        if let Err(error) = result {
+        let (suspended, error) = match self.suspend(&new) {
+            Ok(suspended) => (suspended, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let suspended: BTreeSet<Channel> = suspended.into_iter().collect();
+        let refused: Vec<Channel> = new
+            .into_iter()
+            .filter(|channel| !suspended.contains(channel))
+            .collect();
+        if !suspended.is_empty() {
+            self.held.entry(tenant).or_default().extend(suspended);
+        }
+        if !refused.is_empty() {
+            let now = self.now();
+            self.lease.release(&refused, now);
+            self.tell(&Order::Release(refused))?;
+        }
+        if let Some(error) = error {
             self.release(tenant)?;
             return Err(error.into());
         }
@@ -191,12 +206,23 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     fn set(&mut self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {
         let begin = Instant::now();
         let result = self.switch.set(channels, suspended);
+        self.count(begin, result.is_err());
+        result
+    }
+
+    fn suspend(&mut self, channels: &[Channel]) -> Result<Vec<Channel>, RmError> {
+        let begin = Instant::now();
+        let result = suspend_all(&self.switch, channels);
+        self.count(begin, result.is_err());
+        result
+    }
+
+    fn count(&mut self, begin: Instant, failed: bool) {
         let took_ns = nanos(begin.elapsed());
         self.calls.count += 1;
-        self.calls.failed += u64::from(result.is_err());
+        self.calls.failed += u64::from(failed);
         self.calls.total_ns += took_ns;
         self.calls.longest_ns = self.calls.longest_ns.max(took_ns);
-        result
     }
 
     fn tell(&mut self, order: &Order) -> Result<(), GuardianError> {
@@ -284,9 +310,26 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_that_cannot_be_stopped_whole_runs() {
-        let (mut holder, _) = holder();
+    fn a_handle_that_names_nothing_frees_no_tenant() {
+        let (mut holder, guardian) = holder();
         holder.switch.gone.insert(channels(3)[1]);
+        holder.hold(A, &channels(3)).unwrap();
+        assert!(holder.is_held(A));
+        assert_eq!(holder.switch.suspended.borrow().len(), 2);
+        let released = Order::Release(channels(3)[1..2].to_vec());
+        assert_eq!(guardian.orders.borrow().last(), Some(&released));
+        // Made meanwhile.
+        holder.switch.gone.clear();
+        holder.hold(A, &channels(3)).unwrap();
+        assert_eq!(holder.switch.suspended.borrow().len(), 3);
+        holder.release(A).unwrap();
+        assert!(holder.switch.suspended.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_tenant_that_cannot_be_stopped_at_all_runs() {
+        let (mut holder, _) = holder();
+        holder.switch.gone.extend(channels(3));
         assert!(holder.hold(A, &channels(3)).is_err());
         assert!(!holder.is_held(A) && holder.switch.suspended.borrow().is_empty());
     }

@@ -14,6 +14,7 @@
 //! SOURCE: constants and layouts are facts from NVIDIA's published headers (open-gpu-kernel-modules) and were run on an
 //! H200 under driver 580.159.04; comments name the header or say "measured".
 
+pub mod clock;
 pub mod demand;
 pub mod device;
 pub mod events;
@@ -22,6 +23,7 @@ pub mod handles;
 pub mod hold;
 pub mod holder;
 pub mod lease;
+pub mod load;
 pub mod notify;
 pub mod probe;
 pub mod programs;

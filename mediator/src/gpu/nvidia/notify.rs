@@ -63,6 +63,11 @@ pub enum NotifyError {
     Listen(#[source] io::Error),
 }
 
+/// Whether the kernel has what is needed.
+pub fn is_available() -> bool {
+    notify::available()
+}
+
 /// A change that a process is about to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
@@ -103,6 +108,7 @@ impl Learning {
             Some(Ok(raw)) => Ok(Some(Listener {
                 raw,
                 unnamed: Vec::new(),
+                calls: 0,
             })),
             Some(Err(source)) => Err(NotifyError::Refused { source }),
         }
@@ -124,6 +130,7 @@ struct Unnamed {
 pub struct Listener {
     raw: RawListener,
     unnamed: Vec<Unnamed>,
+    calls: u64,
 }
 
 impl AsFd for Listener {
@@ -142,6 +149,7 @@ impl Listener {
         Ok(Self {
             raw: RawListener::new(fd).map_err(NotifyError::Listen)?,
             unnamed: Vec::new(),
+            calls: 0,
         })
     }
 
@@ -153,6 +161,7 @@ impl Listener {
         let Some(call) = self.raw.receive().map_err(NotifyError::Listen)? else {
             return Ok(());
         };
+        self.calls += 1;
         let asked = read(&call);
         // Only if it still waits was the memory that was read that thread's, not that of a later one of its number.
         let genuine = self.raw.waits(call.id);
@@ -167,6 +176,11 @@ impl Listener {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Calls that were looked at.
+    pub const fn calls(&self) -> u64 {
+        self.calls
     }
 
     /// Lets one call that waits go on without looking at it.

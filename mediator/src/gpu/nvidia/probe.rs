@@ -1,5 +1,6 @@
 //! What this host's GPU and driver let us do, found out without touching anybody's work.
 
+use super::clock::GpuClock;
 use super::events::EventLog;
 use super::rm::{INVALID_PARAM_STRUCT, RmClient, RmError};
 use super::sys::Cuda;
@@ -7,7 +8,6 @@ pub use super::sys::CudaFailure as CudaError;
 use super::sys::abi::{DisableChannelsParams, STATUS_BUSY, STATUS_REGISTER};
 use super::utilisation::{Utilisation, UtilisationError};
 use super::version::DriverAbi;
-use super::watch::wall;
 
 /// Makes a context-switch log of GPU `index`, and ends it.
 ///
@@ -42,12 +42,26 @@ pub fn engine_works(index: u32, driver: &DriverAbi) -> Result<bool, RmError> {
     Ok(client.register(driver.read_registers, STATUS_REGISTER)? & STATUS_BUSY != 0)
 }
 
+/// Why there are no counters.
+#[derive(Debug, thiserror::Error)]
+pub enum CountersError {
+    /// The GPU's clock cannot be read.
+    #[error("The GPU's clock cannot be read")]
+    Clock(#[from] RmError),
+    /// The library.
+    #[error(transparent)]
+    Utilisation(#[from] UtilisationError),
+}
+
 /// Reads the performance counters once.
 ///
 /// # Errors
 /// If there are none.
-pub fn counters(index: u32, driver: &DriverAbi) -> Result<(), UtilisationError> {
-    Utilisation::start(index, driver, wall()).map(drop)
+pub fn counters(index: u32, driver: &DriverAbi) -> Result<(), CountersError> {
+    let client = RmClient::open(index)?;
+    let now = GpuClock::start(&client, driver)?.now();
+    Utilisation::start(index, driver, now)?;
+    Ok(())
 }
 
 /// Whether memory of GPU `index` can be handed to another process, which swapping needs.

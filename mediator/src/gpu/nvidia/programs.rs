@@ -3,7 +3,7 @@
 //! The shell around the pure parts: it reads the clock, the log, the file of handles and `/proc`, and makes the calls.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -21,9 +21,7 @@ use super::residency::Residency;
 use super::rm::{RmClient, RmError};
 use super::version::{self, DriverAbi, VersionError};
 use crate::mediation::COMPUTE;
-
-/// Ancestors looked at before a process is nobody's.
-const ANCESTORS_MAX: u32 = 64;
+use crate::process;
 
 /// What went wrong with the programs of a GPU.
 #[derive(Debug, thiserror::Error)]
@@ -224,7 +222,7 @@ impl Programs {
 
     fn adopt_all(&mut self, pids: &[u32]) {
         for &pid in pids {
-            match ancestor(pid, parent, |pid| self.residency.tenant(pid)) {
+            match process::nearest(pid, process::parent, |pid| self.residency.tenant(pid)) {
                 Some(tenant) => self.residency.assign(pid, tenant),
                 None => {
                     self.strangers.insert(pid);
@@ -372,62 +370,4 @@ fn wall() -> Moment {
             .unwrap_or_default()
             .as_nanos() as u64,
     )
-}
-
-/// The tenant of the nearest ancestor that has one.
-fn ancestor(
-    pid: u32,
-    parent: impl Fn(u32) -> Option<u32>,
-    tenant: impl Fn(u32) -> Option<TenantId>,
-) -> Option<TenantId> {
-    let mut at = pid;
-    for _ in 0..ANCESTORS_MAX {
-        if let Some(found) = tenant(at) {
-            return Some(found);
-        }
-        at = parent(at).filter(|parent| *parent > 1)?;
-    }
-    None
-}
-
-fn parent(pid: u32) -> Option<u32> {
-    parent_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// The parent that a line of `/proc/PID/stat` names: the second field behind the name, which may hold anything.
-fn parent_in(stat: &str) -> Option<u32> {
-    stat.rsplit_once(')')?
-        .1
-        .split_ascii_whitespace()
-        .nth(1)?
-        .parse()
-        .ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_with_brackets_hides_no_parent() {
-        assert_eq!(parent_in("12 (a) b) c) S 7 12 12 0"), Some(7));
-        assert_eq!(parent_in("12 (a"), None);
-        assert_eq!(
-            parent(std::process::id()),
-            Some(std::os::unix::process::parent_id())
-        );
-    }
-
-    #[test]
-    fn children_of_a_tenant_are_its_own() {
-        let parents = BTreeMap::from([(30, 20), (20, 10), (40, 1)]);
-        let tenant = |pid| (pid == 10).then_some(TenantId(1));
-        let of = |pid| ancestor(pid, |pid| parents.get(&pid).copied(), tenant);
-        assert_eq!(
-            (of(30), of(10), of(40)),
-            (Some(TenantId(1)), Some(TenantId(1)), None)
-        );
-        let ring = |pid| Some(if pid == 5 { 6 } else { 5 });
-        assert_eq!(ancestor(5, ring, |_| None), None);
-    }
 }

@@ -10,7 +10,8 @@
 //! A context that has nothing to do stays on the engine until another needs it; a tenant that is alone makes no records at
 //! all. So "active" bounds its time from above. The second signal are the counters of the whole engine
 //! ([`super::utilisation`]): they say how much of the resident time was idle, and [`Residency::set_idle_fraction`] whose. A
-//! stretch of residency is told as running for the rest of it, then idle.
+//! stretch of residency is told as running for the rest of it, then idle. Where somebody waits, the engine's status register
+//! tells longer pauses at once: [`Residency::idle`], [`Residency::busy`].
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -38,20 +39,21 @@ const UNTRACKED_MAX: usize = 1024;
 enum Occupant {
     /// Not known: the log begins, or has a hole.
     Unknown,
-    /// A context of this process; up to `told` it was told how much of its time was idle.
+    /// A context of this process; up to `told` it was told how much of its time was idle. It was seen without work.
     Resident {
         pid: u32,
         context: u32,
         told: Moment,
+        idle: bool,
     },
     /// None; the last was saved then.
     None { saved: Moment, told: bool },
 }
 
-/// A tenant was resident.
+/// A tenant was resident, or nobody was for longer than a switch.
 #[derive(Clone, Copy, Debug)]
 struct Stretch {
-    tenant: TenantId,
+    tenant: Option<TenantId>,
     from: Moment,
     to: Moment,
 }
@@ -133,8 +135,9 @@ impl Residency {
         self.idle.insert(tenant, fraction.clamp(0.0, 1.0));
     }
 
-    /// How long each tenant was resident within an interval of the last two seconds.
-    pub fn resident_within(&self, from: Moment, to: Moment) -> BTreeMap<TenantId, Nanos> {
+    /// How long each tenant was resident within an interval of the last two seconds, and (as none) how long nobody was,
+    /// switches aside.
+    pub fn resident_within(&self, from: Moment, to: Moment) -> BTreeMap<Option<TenantId>, Nanos> {
         let mut sums = BTreeMap::new();
         for stretch in self.stretches.iter().rev() {
             if stretch.to <= from {
@@ -168,8 +171,13 @@ impl Residency {
                 {
                     *self.untracked.entry(pid).or_default() += 1;
                 }
-                let told = record.at;
-                self.occupant = Occupant::Resident { pid, context, told };
+                let (told, idle) = (record.at, false);
+                self.occupant = Occupant::Resident {
+                    pid,
+                    context,
+                    told,
+                    idle,
+                };
                 let state = EngineState::Running(self.owner(pid));
                 self.tell(record.at, state, events);
             }
@@ -195,28 +203,92 @@ impl Residency {
             Occupant::None { saved, told: false } if now.since(saved) > SWITCH_MAX => {
                 self.occupant = Occupant::None { saved, told: true };
                 self.tell(saved + SWITCH_MAX, EngineState::Idle, events);
+                self.remember(None, saved + SWITCH_MAX, now);
             }
-            Occupant::Resident { pid, context, told } if now > told => {
+            Occupant::None { saved, told: true } => {
+                let last = self.stretches.back();
+                let from = last.map_or(saved, |last| last.to).max(saved);
+                self.remember(None, from, now);
+            }
+            Occupant::Resident {
+                pid,
+                context,
+                told,
+                idle,
+            } if now > told => {
                 let tenant = self.owner(pid);
-                let length = now.since(told);
-                let fraction = self.idle.get(&tenant).copied().unwrap_or(0.0);
-                // CAST: a part of the length.
-                let idle = Nanos((length.0 as f64 * fraction) as u64).min(length);
-                if idle > Nanos::ZERO {
-                    let begin = told + (length - idle);
-                    self.tell(begin, EngineState::Idle, events);
-                    self.tell(now, EngineState::Running(tenant), events);
+                if idle {
+                    self.remember(None, told, now);
+                } else {
+                    self.tell_residency(tenant, told, now, events);
                 }
-                if self.stretches.len() == STRETCHES {
-                    self.stretches.pop_front();
-                }
-                let (from, to) = (told, now);
-                self.stretches.push_back(Stretch { tenant, from, to });
-                let told = now;
-                self.occupant = Occupant::Resident { pid, context, told };
+                self.occupant = Occupant::Resident {
+                    pid,
+                    context,
+                    told: now,
+                    idle,
+                };
             }
             _ => {}
         }
+    }
+
+    /// A stretch of a residency that goes on.
+    fn tell_residency(
+        &mut self,
+        tenant: TenantId,
+        from: Moment,
+        to: Moment,
+        events: &mut Vec<SwitchEvent>,
+    ) {
+        let length = to.since(from);
+        let fraction = self.idle.get(&tenant).copied().unwrap_or(0.0);
+        // CAST: a part of the length.
+        let idle = Nanos((length.0 as f64 * fraction) as u64).min(length);
+        if idle > Nanos::ZERO {
+            self.tell(from + (length - idle), EngineState::Idle, events);
+            self.tell(to, EngineState::Running(tenant), events);
+        }
+        self.remember(Some(tenant), from, to);
+    }
+
+    /// The engine was seen without work, since about `at`, while this tenant is resident.
+    pub fn idle(&mut self, tenant: TenantId, at: Moment, events: &mut Vec<SwitchEvent>) {
+        self.turn(tenant, at, true, events);
+    }
+
+    /// The engine was seen at work again at `at`, while this tenant is resident.
+    pub fn busy(&mut self, tenant: TenantId, at: Moment, events: &mut Vec<SwitchEvent>) {
+        self.turn(tenant, at, false, events);
+    }
+
+    fn turn(&mut self, tenant: TenantId, at: Moment, to: bool, events: &mut Vec<SwitchEvent>) {
+        if self.resident() != Some(tenant) {
+            return;
+        }
+        self.settle(at, events);
+        if let Occupant::Resident { told, idle, .. } = &mut self.occupant
+            && std::mem::replace(idle, to) != to
+        {
+            let at = (*told).max(at);
+            *told = at;
+            let state = if to {
+                EngineState::Idle
+            } else {
+                EngineState::Running(tenant)
+            };
+            self.tell(at, state, events);
+        }
+    }
+
+    fn remember(&mut self, tenant: Option<TenantId>, from: Moment, to: Moment) {
+        if to <= from {
+            return;
+        }
+        if self.stretches.len() == STRETCHES {
+            self.stretches.pop_front();
+        }
+        self.stretches.push_back(Stretch { tenant, from, to });
     }
 
     fn owner(&self, pid: u32) -> TenantId {
@@ -335,9 +407,50 @@ mod tests {
         let resident =
             |from: u64, to: u64| residency.resident_within(Moment(from * 1000), Moment(to * 1000));
         let us = Nanos::from_us;
-        assert_eq!(resident(0, 2000), [(A, us(800)), (B, us(400))].into());
-        assert_eq!(resident(400, 1000), [(A, us(500)), (B, us(50))].into());
-        assert!(resident(901, 949).is_empty());
+        assert_eq!(
+            resident(0, 2000),
+            [(Some(A), us(800)), (Some(B), us(400))].into()
+        );
+        assert_eq!(
+            resident(400, 1000),
+            [(Some(A), us(500)), (Some(B), us(50))].into()
+        );
+        assert!(resident(901, 949).is_empty(), "switching");
+        residency.take(&record(3, 1400, 20, Change::Saved), &mut events);
+        residency.settle(Moment(1_800_000), &mut events);
+        residency.settle(Moment(2_000_000), &mut events);
+        assert_eq!(states(&events)[7..], [(1400, Switching), (1700, Idle)]);
+        let resident = residency.resident_within(Moment(1_400_000), Moment(3_000_000));
+        assert_eq!(resident, [(None, us(300))].into());
+    }
+
+    #[test]
+    fn an_engine_that_was_seen_idle_is_idle_until_it_is_seen_at_work() {
+        let mut residency = residency();
+        residency.set_idle_fraction(A, 0.5);
+        let mut events = Vec::new();
+        residency.take(&record(0, 100, 10, Change::Active), &mut events);
+        residency.idle(B, Moment(150_000), &mut events);
+        assert_eq!(events.len(), 1, "not resident");
+        residency.idle(A, Moment(300_000), &mut events);
+        residency.idle(A, Moment(350_000), &mut events);
+        residency.settle(Moment(400_000), &mut events);
+        residency.busy(A, Moment(500_000), &mut events);
+        residency.take(&record(1, 600, 10, Change::Saved), &mut events);
+        let expected = [
+            (100, Running(A)),
+            (200, Idle),
+            (300, Running(A)),
+            (300, Idle),
+            (500, Running(A)),
+            (550, Idle),
+            (600, Running(A)),
+            (600, Switching),
+        ];
+        assert_eq!(states(&events), expected);
+        let resident = residency.resident_within(Moment(0), Moment(600_000));
+        let us = Nanos::from_us;
+        assert_eq!(resident, [(Some(A), us(300)), (None, us(200))].into());
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! What is known of the engine and its tenants: log, residency, demand, counters and handles together.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use turnstile_accounting::meter::IdleShares;
 use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
@@ -18,9 +18,7 @@ use super::rm::{RmClient, RmError};
 use super::utilisation::Utilisation;
 use crate::gpu::Untracked;
 use crate::mediation::COMPUTE;
-
-/// Ancestors looked at before a process is nobody's.
-const ANCESTORS_MAX: u32 = 64;
+use crate::process;
 
 /// Residency is told up to here before the end of what was read: the GPU may yet deliver a record of a little earlier.
 ///
@@ -46,6 +44,27 @@ pub(super) struct Watch {
     events: Vec<SwitchEvent>,
     /// A part of the log was lost since the events were last taken.
     lost: bool,
+    pub(super) reads: Reads,
+}
+
+/// What watching costs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reads {
+    /// Times that the log was read, and how long that took.
+    pub(super) log: u64,
+    pub(super) log_ns: u64,
+    /// Records in it.
+    pub(super) records: u64,
+    /// The same of the counters.
+    pub(super) counters: u64,
+    pub(super) counters_ns: u64,
+}
+
+/// Counts one reading that began then.
+fn count(times: &mut u64, ns: &mut u64, begin: Instant) {
+    *times += 1;
+    // CAST: 584 years.
+    *ns += begin.elapsed().as_nanos() as u64;
 }
 
 impl Watch {
@@ -67,12 +86,13 @@ impl Watch {
             records: Vec::new(),
             events: Vec::new(),
             lost: false,
+            reads: Reads::default(),
         }
     }
 
-    pub(super) fn add(&mut self, tenant: TenantId, pid: u32) {
+    pub(super) fn add(&mut self, tenant: TenantId, pid: u32, now: Moment) {
         self.tenants.insert(tenant);
-        self.demand.add(tenant, wall());
+        self.demand.add(tenant, now);
         self.assign(pid, tenant);
     }
 
@@ -122,7 +142,10 @@ impl Watch {
 
     /// Reads the log up to now.
     pub(super) fn refresh(&mut self) -> Result<(), RmError> {
+        let begin = Instant::now();
         let complete = self.log.read(&self.client, &mut self.records)?;
+        count(&mut self.reads.log, &mut self.reads.log_ns, begin);
+        self.reads.records += self.records.len() as u64;
         for record in self.records.drain(..) {
             self.residency.take(&record, &mut self.events);
             let tenant = self.residency.tenant(record.pid).unwrap_or(UNTRACKED);
@@ -138,10 +161,23 @@ impl Watch {
         Ok(())
     }
 
-    /// Moves what the engine did until now to the end of `events`; whether nothing of it was lost.
-    pub(super) fn take(&mut self, events: &mut Vec<SwitchEvent>) -> Result<bool, RmError> {
-        // The end is read first: whatever is logged after that lies behind it.
-        let now = wall();
+    /// The engine was seen at work, or without, at `at`, while this tenant was resident.
+    pub(super) fn seen(&mut self, tenant: TenantId, works: bool, at: Moment) {
+        if works {
+            self.demand.busy(tenant, at);
+            self.residency.busy(tenant, at, &mut self.events);
+        } else {
+            self.demand.idle(tenant, at);
+            self.residency.idle(tenant, at, &mut self.events);
+        }
+    }
+
+    /// Moves what the engine did until `now` to the end of `events`; whether nothing of it was lost.
+    pub(super) fn take(
+        &mut self,
+        now: Moment,
+        events: &mut Vec<SwitchEvent>,
+    ) -> Result<bool, RmError> {
         self.refresh()?;
         let settled = Moment(now.0.saturating_sub(SETTLED.0));
         self.residency.settle(settled, &mut self.events);
@@ -156,6 +192,7 @@ impl Watch {
         let Some(utilisation) = &mut self.utilisation else {
             return;
         };
+        let begin = Instant::now();
         let busy = match utilisation.read(now) {
             Ok(Some(busy)) => busy,
             Ok(None) => return,
@@ -165,10 +202,20 @@ impl Watch {
                 return;
             }
         };
-        let resident = self.residency.resident_within(busy.from, busy.to);
+        count(&mut self.reads.counters, &mut self.reads.counters_ns, begin);
+        let mut resident = self.residency.resident_within(busy.from, busy.to);
         let length = busy.to.since(busy.from);
-        self.idle
-            .observe(length, length.saturating_sub(busy.busy_ns), &resident);
+        let nobody = resident.remove(&None).unwrap_or_default();
+        let resident: BTreeMap<TenantId, Nanos> = resident
+            .into_iter()
+            .filter_map(|(tenant, time)| Some((tenant?, time)))
+            .collect();
+        log::trace!(
+            "{length:?} of which busy {:?}, {nobody:?} empty, resident {resident:?}",
+            busy.busy_ns
+        );
+        let idle = length.saturating_sub(busy.busy_ns).saturating_sub(nobody);
+        self.idle.observe(length, idle, &resident);
         for tenant in resident.into_keys() {
             let fraction = self.idle.fraction(tenant);
             self.residency.set_idle_fraction(tenant, fraction);
@@ -199,18 +246,12 @@ impl Watch {
             .copied()
             .collect();
         for pid in new {
-            match ancestor(pid, parent, |pid| self.residency.tenant(pid)) {
+            match process::nearest(pid, process::parent, |pid| self.residency.tenant(pid)) {
                 Some(tenant) => self.residency.assign(pid, tenant),
-                None => {
-                    let name = name(pid);
-                    log::warn!(
-                        "Process {pid} ({name}) uses the GPU and is no tenant's: its time is accounted as untracked and it \
-                         is not scheduled; start it with turnstile run"
-                    );
-                    if self.strangers.len() < STRANGERS_MAX {
-                        self.strangers.insert(pid);
-                    }
+                None if self.strangers.len() < STRANGERS_MAX => {
+                    self.strangers.insert(pid);
                 }
+                None => {}
             }
         }
     }
@@ -225,17 +266,6 @@ impl Watch {
     }
 }
 
-/// The clock of the driver's records. SOURCE: measured: time stamps are of the wall clock.
-pub(super) fn wall() -> Moment {
-    // CAST: until the year 2554.
-    Moment(
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_nanos() as u64,
-    )
-}
-
 /// The name that a process gave itself; empty if it is gone.
 fn name(pid: u32) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -243,61 +273,4 @@ fn name(pid: u32) -> String {
         .chars()
         .filter(|c| !c.is_control())
         .collect()
-}
-
-/// The tenant of the nearest ancestor that has one.
-fn ancestor(
-    pid: u32,
-    parent: impl Fn(u32) -> Option<u32>,
-    tenant: impl Fn(u32) -> Option<TenantId>,
-) -> Option<TenantId> {
-    let mut at = pid;
-    for _ in 0..ANCESTORS_MAX {
-        if let Some(found) = tenant(at) {
-            return Some(found);
-        }
-        at = parent(at).filter(|parent| *parent > 1)?;
-    }
-    None
-}
-
-fn parent(pid: u32) -> Option<u32> {
-    parent_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// The parent that a line of `/proc/PID/stat` names: the second field behind the name, which may hold anything.
-fn parent_in(stat: &str) -> Option<u32> {
-    stat.rsplit_once(')')?
-        .1
-        .split_ascii_whitespace()
-        .nth(1)?
-        .parse()
-        .ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::BTreeMap;
-
-    #[test]
-    fn a_name_with_brackets_hides_no_parent() {
-        assert_eq!(parent_in("12 (a) b) c) S 7 12 12 0"), Some(7));
-        assert_eq!(parent_in("12 (a"), None);
-        assert_eq!(
-            parent(std::process::id()),
-            Some(std::os::unix::process::parent_id())
-        );
-    }
-
-    #[test]
-    fn children_of_a_tenant_are_its_own() {
-        let parents = BTreeMap::from([(30, 20), (20, 10), (40, 1)]);
-        let tenant = |pid| (pid == 10).then_some(TenantId(1));
-        let of = |pid| ancestor(pid, |pid| parents.get(&pid).copied(), tenant);
-        assert_eq!(
-            (of(30), of(10), of(40)),
-            (Some(TenantId(1)), Some(TenantId(1)), None)
-        );
-    }
 }

@@ -44,6 +44,9 @@ const IOCTL_32: u32 = 54;
 /// `ioctl` of the x32 ABI; nothing on other machines. SOURCE: `asm/unistd_x32.h`.
 const IOCTL_X32: u32 = 0x4000_0000 + 514;
 
+/// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: caller and supervisor take turns on one processor. SOURCE: `linux/seccomp.h`.
+const SYNC_WAKE_UP: libc::c_ulong = 1;
+
 /// One instruction of the classic filter machine; jumps count from the next one.
 const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     // CAST: codes of that machine have 16 bits.
@@ -219,6 +222,14 @@ impl RawListener {
                 &raw mut sizes,
             )
         })?;
+        // SAFETY: the call takes a number. A kernel before 6.6 does not know it and wakes the slower way.
+        unsafe {
+            libc::ioctl(
+                fd.as_raw_fd(),
+                libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS as _,
+                SYNC_WAKE_UP,
+            )
+        };
         let room = |theirs: u16, ours: usize| vec![0; usize::from(theirs).max(ours).div_ceil(8)];
         Ok(Self {
             fd,

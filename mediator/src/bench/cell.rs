@@ -1,0 +1,331 @@
+//! What one run of a cell comes to.
+
+use serde::{Deserialize, Serialize};
+use turnstile_accounting::gps::GpsError;
+
+use super::entitlement::entitlement;
+use super::load::LoadReport;
+use super::matrix::{Cell, Length, Pattern};
+use super::percentile::Percentiles;
+use super::spans::{Span, coarser, within};
+use super::windows::{Worst, worst};
+use super::{BUCKET_NS, BUCKETS_PER_SECOND, FINE_NS};
+
+/// What the daemon's ledger says of a tenant, in a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Charge {
+    /// Compute time charged.
+    pub compute_ns: u64,
+    /// Time on the engine by the engine's own log.
+    pub engine_ns: u64,
+    /// Time held back.
+    pub held_ns: u64,
+}
+
+/// What a scheduler says of itself after a run; nothing for the driver's own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SchedulerSays {
+    /// The window of the charges, on the wall clock.
+    pub window: Option<Span>,
+    /// Charges, one for each tenant of the cell in its order, where they are known.
+    pub charges: Vec<Option<Charge>>,
+    /// Processor time of the daemon in the run, of one core.
+    pub cpu_percent: Option<f64>,
+}
+
+/// One tenant's line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TenantLine {
+    /// What it does.
+    pub load: String,
+    /// Its weight.
+    pub weight: u32,
+    /// Entitled part of what all received, after the first second.
+    pub entitled_percent: f64,
+    /// Part of what all executed.
+    pub share_percent: f64,
+    /// Executed time of the wall's.
+    pub executed_percent: f64,
+    /// The same with its own pauses between kernels.
+    pub occupied_percent: f64,
+    /// Kernels that ended times their length alone, of the wall's; none for an endless one.
+    pub work_percent: Option<f64>,
+    /// Kernels that ended, per second of the whole run.
+    pub kernels_per_second: f64,
+    /// From launch to the return of the wait for it.
+    pub latency: Percentiles,
+    /// Engine time per kernel.
+    pub kernel_length: Percentiles,
+    /// Times it was off the engine in the middle of a kernel, per second.
+    pub gaps_per_second: f64,
+    /// What the daemon's ledger says.
+    #[serde(flatten)]
+    pub charge: Option<Charge>,
+    /// Executed in the window of the charge, by its own time stamps.
+    pub truth_ns: Option<u64>,
+    /// The same with pauses.
+    pub truth_occupied_ns: Option<u64>,
+    /// Charged less executed, of the latter.
+    pub charge_error_percent: Option<f64>,
+    /// Charged less occupied, of the latter.
+    pub charge_error_occupied_percent: Option<f64>,
+    /// How far its clock may be off.
+    pub clock_error_ns: u64,
+}
+
+/// One run of a cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CellLine {
+    /// Loads.
+    pub loads: String,
+    /// Weights; the native driver does not know them.
+    pub weights: String,
+    /// Who scheduled.
+    pub scheduler: String,
+    /// Its tenants.
+    pub tenants: Vec<TenantLine>,
+    /// Largest share error of any window of 1 s that begins after the first second, on a grid of 10 ms; from executed time.
+    pub worst_sliding: Option<Worst>,
+    /// The same of whole seconds only.
+    pub worst_aligned: Option<Worst>,
+    /// As `worst_sliding`, from occupied time.
+    pub worst_sliding_occupied: Option<Worst>,
+    /// As `worst_aligned`, from occupied time.
+    pub worst_aligned_occupied: Option<Worst>,
+    /// Executed time of all tenants, of the wall's, after the first second.
+    pub useful_percent: f64,
+    /// Where some tenants are at times idle: executed time of the busy ones while the others want nothing and have nothing, of the
+    /// wall's.
+    pub busy_while_others_idle_percent: Option<f64>,
+    /// Processor time of the daemon, of one core.
+    pub daemon_cpu_percent: Option<f64>,
+}
+
+/// Why a run has no line.
+#[derive(Debug, thiserror::Error)]
+pub enum CellError {
+    /// A load reported too little.
+    #[error("{0} loads reported for {1} tenants")]
+    Reports(usize, usize),
+    /// A load did not record all that it did.
+    #[error("Load {0} has {1} kernels or gaps without a record")]
+    Unrecorded(String, u64),
+    /// The yardstick refused.
+    #[error("There is no entitlement")]
+    Entitlement(#[from] GpsError),
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        return 0.0;
+    }
+    100.0 * part as f64 / whole as f64
+}
+
+fn error_percent(charged: Option<Charge>, truth: Option<u64>) -> Option<f64> {
+    let (charged, truth) = (charged?.compute_ns, truth.filter(|&truth| truth > 0)?);
+    Some(100.0 * (charged as f64 - truth as f64) / truth as f64)
+}
+
+/// Puts together what the loads of `cell` and the scheduler reported.
+///
+/// # Errors
+/// If a report is missing or incomplete.
+pub fn line(
+    cell: &Cell,
+    scheduler: &str,
+    loads: &[LoadReport],
+    says: &SchedulerSays,
+) -> Result<CellLine, CellError> {
+    if loads.len() != cell.tenants.len() {
+        return Err(CellError::Reports(loads.len(), cell.tenants.len()));
+    }
+    for (load, tenant) in loads.iter().zip(&cell.tenants) {
+        let unrecorded = load.unrecorded + load.gaps_unrecorded;
+        if unrecorded > 0 {
+            return Err(CellError::Unrecorded(tenant.load(), unrecorded));
+        }
+    }
+    // CAST: ten.
+    let times = (BUCKET_NS / FINE_NS) as usize;
+    let count = loads.iter().map(|load| load.executed_ns.len()).min();
+    let count = count.unwrap_or(0) / times;
+    let due = entitlement(&cell.tenants, count)?;
+    let side = |of: fn(&LoadReport) -> &[u64]| -> Vec<Vec<u64>> {
+        let sums = |load: &LoadReport| coarser(&of(load)[..count * times], times);
+        loads.iter().map(sums).collect()
+    };
+    let executed = side(|load| &load.executed_ns);
+    let occupied = side(|load| &load.occupied_ns);
+    let window = |received: &[Vec<u64>], step| {
+        worst(received, &due, BUCKETS_PER_SECOND, BUCKETS_PER_SECOND, step)
+    };
+    // The first second is for settling, unless there is no other.
+    let from = if count > BUCKETS_PER_SECOND {
+        BUCKETS_PER_SECOND
+    } else {
+        0
+    };
+    let wall_ns = BUCKET_NS * (count - from) as u64;
+    let sum = |buckets: &[u64]| buckets[from..].iter().sum::<u64>();
+    let all_executed: u64 = executed.iter().map(|buckets| sum(buckets)).sum();
+    let all_due: u64 = due.iter().map(|buckets| sum(buckets)).sum();
+    let tenants = loads
+        .iter()
+        .zip(&cell.tenants)
+        .enumerate()
+        .map(|(index, (load, tenant))| {
+            let charge = says.charges.get(index).copied().flatten();
+            let truth = |buckets: &[u64]| within(buckets, load.start_ns, FINE_NS, says.window?);
+            let truth_ns = truth(&load.executed_ns);
+            let truth_occupied_ns = truth(&load.occupied_ns);
+            let seconds = (BUCKET_NS * count as u64) as f64 / 1e9;
+            let work_percent = match tenant.kernel {
+                Length::Us(us) => Some(load.kernels as f64 * us as f64 / seconds / 1e4),
+                Length::Endless => None,
+            };
+            TenantLine {
+                load: tenant.load(),
+                weight: tenant.weight,
+                entitled_percent: percent(sum(&due[index]), all_due),
+                share_percent: percent(sum(&executed[index]), all_executed),
+                executed_percent: percent(sum(&executed[index]), wall_ns),
+                occupied_percent: percent(sum(&occupied[index]), wall_ns),
+                work_percent,
+                kernels_per_second: load.kernels as f64 / seconds,
+                latency: load.latency,
+                kernel_length: load.kernel_length,
+                gaps_per_second: load.gaps as f64 / seconds,
+                charge,
+                truth_ns,
+                truth_occupied_ns,
+                charge_error_percent: error_percent(charge, truth_ns),
+                charge_error_occupied_percent: error_percent(charge, truth_occupied_ns),
+                clock_error_ns: load.clock_error_ns,
+            }
+        })
+        .collect();
+    Ok(CellLine {
+        loads: cell.loads(),
+        weights: cell.weights(),
+        scheduler: scheduler.to_owned(),
+        tenants,
+        worst_sliding: window(&executed, 1),
+        worst_aligned: window(&executed, BUCKETS_PER_SECOND),
+        worst_sliding_occupied: window(&occupied, 1),
+        worst_aligned_occupied: window(&occupied, BUCKETS_PER_SECOND),
+        useful_percent: percent(all_executed, wall_ns),
+        busy_while_others_idle_percent: alone(cell, &executed, &due, from),
+        daemon_cpu_percent: says.cpu_percent,
+    })
+}
+
+/// Executed time of the busy tenants, of the wall's, in the buckets in which nobody else wants or has anything.
+fn alone(cell: &Cell, executed: &[Vec<u64>], due: &[Vec<u64>], from: usize) -> Option<f64> {
+    let modest: Vec<usize> = (0..cell.tenants.len())
+        .filter(|&index| matches!(cell.tenants[index].pattern, Pattern::Bursty | Pattern::Idle))
+        .collect();
+    let count = executed.first().map_or(0, Vec::len);
+    if modest.is_empty() || modest.len() == cell.tenants.len() {
+        return None;
+    }
+    let quiet = |bucket: &usize| {
+        modest
+            .iter()
+            .all(|&index| executed[index][*bucket] == 0 && due[index][*bucket] == 0)
+    };
+    let buckets: Vec<usize> = (from..count).filter(quiet).collect();
+    let received: u64 = buckets
+        .iter()
+        .flat_map(|&bucket| executed.iter().map(move |tenant| tenant[bucket]))
+        .sum();
+    (!buckets.is_empty()).then(|| percent(received, BUCKET_NS * buckets.len() as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::matrix::Tenant;
+
+    fn cell(patterns: &[(u32, Pattern)]) -> Cell {
+        let tenant = |&(weight, pattern)| Tenant {
+            weight,
+            kernel: Length::Us(2_000),
+            pattern,
+            seed: 3,
+        };
+        Cell {
+            tenants: patterns.iter().map(tenant).collect(),
+        }
+    }
+
+    fn load(bucket_ns: u64, seconds: usize) -> LoadReport {
+        let buckets = vec![bucket_ns / 10; 10 * seconds * BUCKETS_PER_SECOND];
+        LoadReport {
+            executed_ns: buckets.clone(),
+            occupied_ns: buckets,
+            kernels: 100 * seconds as u64,
+            start_ns: 7_000_000_000,
+            ..LoadReport::default()
+        }
+    }
+
+    #[test]
+    fn shares_errors_and_charges_stand_in_the_line() {
+        let cell = cell(&[(300, Pattern::Busy), (100, Pattern::Busy)]);
+        let loads = [load(6_000_000, 4), load(3_000_000, 4)];
+        let says = SchedulerSays {
+            window: Some(Span::new(8_000_000_000, 10_000_000_000)),
+            charges: vec![
+                Some(Charge {
+                    compute_ns: 1_212_000_000,
+                    ..Charge::default()
+                }),
+                None,
+            ],
+            cpu_percent: Some(0.4),
+        };
+        let line = line(&cell, "dfq", &loads, &says).unwrap();
+        assert_eq!(line.weights, "3:1");
+        let first = &line.tenants[0];
+        assert!((first.share_percent - 66.667).abs() < 0.01);
+        assert!((first.entitled_percent - 75.0).abs() < 1e-6);
+        assert!((first.executed_percent - 60.0).abs() < 1e-6);
+        assert!((first.work_percent.unwrap() - 20.0).abs() < 1e-6);
+        assert!((first.charge_error_percent.unwrap() - 1.0).abs() < 1e-6);
+        assert_eq!(line.tenants[1].charge_error_percent, None);
+        assert!((line.worst_sliding.unwrap().points - 8.333).abs() < 0.01);
+        assert!((line.useful_percent - 90.0).abs() < 1e-6);
+        assert_eq!(line.busy_while_others_idle_percent, None);
+    }
+
+    #[test]
+    fn what_a_busy_tenant_gets_beside_an_idle_one_is_shown() {
+        let cell = cell(&[(100, Pattern::Idle), (100, Pattern::Busy)]);
+        let line = line(
+            &cell,
+            "dfq",
+            &[load(0, 2), load(9_900_000, 2)],
+            &SchedulerSays::default(),
+        )
+        .unwrap();
+        assert!((line.busy_while_others_idle_percent.unwrap() - 99.0).abs() < 1e-6);
+        assert_eq!(line.worst_aligned.unwrap().points, 0.0);
+    }
+
+    #[test]
+    fn an_incomplete_report_is_refused() {
+        let cell = cell(&[(100, Pattern::Busy)]);
+        let mut broken = load(1, 2);
+        broken.gaps_unrecorded = 1;
+        let says = SchedulerSays::default();
+        assert!(matches!(
+            line(&cell, "native", &[broken], &says),
+            Err(CellError::Unrecorded(_, 1))
+        ));
+        assert!(matches!(
+            line(&cell, "native", &[], &says),
+            Err(CellError::Reports(0, 1))
+        ));
+    }
+}

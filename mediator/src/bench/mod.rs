@@ -1,0 +1,27 @@
+//! The bench's arithmetic: what the loads' own time stamps say about who had the GPU, and what would have been fair.
+//!
+//! ```text
+//!   spans, gaps (device time) -> clock -> executed, occupied -> buckets of 10 ms -> windows: shares, errors
+//!   matrix -> cells -> weights, bursts -> entitlement (accounting's fluid server) -----^
+//! ```
+//!
+//! Everything here is pure; the loads run in `gpu::nvidia::load`, the `bench` subcommands start processes.
+
+pub mod bursts;
+pub mod cell;
+pub mod entitlement;
+pub mod load;
+pub mod matrix;
+pub mod percentile;
+pub mod spans;
+pub mod suspend;
+pub mod windows;
+
+/// Width of the buckets that a load reports, so that what lies between two moments is known to a fraction of it.
+pub const FINE_NS: u64 = 1_000_000;
+
+/// Width of a bucket. Shares of any stretch of time are sums of these.
+pub const BUCKET_NS: u64 = 10_000_000;
+
+/// Buckets in a second.
+pub const BUCKETS_PER_SECOND: usize = 100;

@@ -1,0 +1,181 @@
+//! A daemon's process: asked for snapshots, told to end.
+
+use std::fs::{self, File};
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// So much of what a daemon said of errors is shown.
+const MESSAGES_MAX: usize = 2_000;
+
+/// TIMEOUT: a snapshot is taken and printed within milliseconds.
+pub(super) const SAY_LIMIT: Duration = Duration::from_secs(5);
+
+/// TIMEOUT: a daemon resumes whoever is held, in a millisecond each, and prints its last snapshot.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
+/// A daemon process, which is told to end rather than killed.
+#[derive(Debug)]
+pub(super) struct Daemon {
+    child: Child,
+    /// What it says of errors.
+    messages: PathBuf,
+    /// JSON values that it says.
+    heard: Receiver<Value>,
+    /// Snapshots, with the processor time used by then.
+    marks: Vec<(Value, u64, Instant)>,
+}
+
+impl Daemon {
+    pub(super) fn spawn(command: &mut Command, folder: &Path) -> anyhow::Result<Self> {
+        let messages = folder.join("messages");
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&messages)?)
+            .spawn()
+            .with_context(|| format!("Starting {command:?} failed"))?;
+        let output = child.stdout.take().context("The daemon has no output")?;
+        let (say, heard) = channel();
+        thread::Builder::new()
+            .name("bench-daemon".into())
+            .spawn(move || {
+                let values = serde_json::Deserializer::from_reader(BufReader::new(output));
+                for value in values.into_iter().map_while(Result::ok) {
+                    if say.send(value).is_err() {
+                        break;
+                    }
+                }
+            })?;
+        let marks = Vec::new();
+        Ok(Self {
+            child,
+            messages,
+            heard,
+            marks,
+        })
+    }
+
+    /// An error with what the daemon said.
+    pub(super) fn failed(&self, what: &str) -> anyhow::Error {
+        let said = fs::read_to_string(&self.messages).unwrap_or_default();
+        let from = said.len().saturating_sub(MESSAGES_MAX);
+        let tail = said.get(from..).unwrap_or_default();
+        anyhow::anyhow!("{what}; it said: {}", tail.trim_end())
+    }
+
+    pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).context("The daemon has no id")?;
+        kill_process(pid, signal).context("The daemon is gone")
+    }
+
+    pub(super) fn hear(&self, limit: Duration) -> anyhow::Result<Value> {
+        let said = self.heard.recv_timeout(limit);
+        said.map_err(|_| self.failed("The daemon shows no snapshot"))
+    }
+
+    /// Takes a snapshot.
+    pub(super) fn mark(&mut self) -> anyhow::Result<()> {
+        self.signal(Signal::USR1)?;
+        let snapshot = self.hear(SAY_LIMIT)?;
+        let cpu_ns = cpu_ns(self.child.id());
+        self.marks.push((snapshot, cpu_ns, Instant::now()));
+        Ok(())
+    }
+
+    /// Processor time between the first and the last mark, of one core.
+    pub(super) fn cpu_percent(&self) -> Option<f64> {
+        let ((_, used, from), (_, used_by_now, to)) = (self.marks.first()?, self.marks.last()?);
+        let wall = to.duration_since(*from).as_nanos();
+        (wall > 0).then(|| 100.0 * used_by_now.saturating_sub(*used) as f64 / wall as f64)
+    }
+
+    /// How it ended, if it did.
+    pub(super) fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// Snapshots taken, with the processor time used by then.
+    pub(super) fn marks(&self) -> &[(Value, u64, Instant)] {
+        &self.marks
+    }
+
+    /// Waits for its end.
+    pub(super) fn wait(&mut self) -> anyhow::Result<()> {
+        let status = self.child.wait()?;
+        if !status.success() {
+            return Err(self.failed(&format!("The daemon ended with {status}")));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It lets go of its tenants when it is asked to end; the guardian does when it is not.
+        if !matches!(self.ended(), Ok(Some(_))) && self.signal(Signal::INT).is_ok() {
+            let deadline = Instant::now() + END_LIMIT;
+            while Instant::now() < deadline && matches!(self.ended(), Ok(None)) {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Processor time of all threads of a process; zero if it is gone.
+fn cpu_ns(pid: u32) -> u64 {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
+        return 0;
+    };
+    let of = |text: String| text.split_ascii_whitespace().next()?.parse::<u64>().ok();
+    threads
+        .flatten()
+        .filter_map(|thread| fs::read_to_string(thread.path().join("schedstat")).ok())
+        .filter_map(of)
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_asked_and_ends() {
+        let script = r#"n=0; trap 'n=$((n+1)); echo "{\"at\": $n}"' USR1; trap 'exit 0' INT; echo 1; while :; do sleep 0.01; done"#;
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("bash");
+        let mut daemon = Daemon::spawn(command.args(["-c", script]), folder.path()).unwrap();
+        assert_eq!(daemon.hear(SAY_LIMIT).unwrap(), 1, "its traps are set");
+        daemon.mark().unwrap();
+        daemon.mark().unwrap();
+        assert_eq!(daemon.marks[1].0["at"], 2);
+        assert!(daemon.cpu_percent().is_some());
+        daemon.signal(Signal::INT).unwrap();
+        daemon.wait().unwrap();
+        let script = "echo trouble >&2; exit 1";
+        let mut command = Command::new("bash");
+        let mut daemon = Daemon::spawn(command.args(["-c", script]), folder.path()).unwrap();
+        let error = daemon.wait().unwrap_err().to_string();
+        assert!(error.ends_with("it said: trouble"), "{error}");
+    }
+
+    #[test]
+    fn the_processor_time_of_this_process_grows() {
+        let before = cpu_ns(std::process::id());
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(20) {
+            std::hint::spin_loop();
+        }
+        assert!(cpu_ns(std::process::id()) > before);
+        assert_eq!(cpu_ns(u32::MAX), 0);
+    }
+}

@@ -1,0 +1,67 @@
+//! `nvidia-load`: one load of the bench, a plain CUDA process.
+
+use std::io;
+use std::time::Duration;
+
+use turnstile_mediator::bench::load::{Calibration, LoadSpec};
+use turnstile_mediator::bench::matrix::{Length, Pattern};
+use turnstile_mediator::gpu::nvidia::load as generator;
+
+/// Arguments of `nvidia-load`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct LoadArgs {
+    /// GPU
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// Length of a kernel: 50us, 2ms, endless
+    #[arg(long, default_value = "200us")]
+    kernel: Length,
+    /// When there is work
+    #[arg(long, value_enum, default_value_t = Pattern::Busy)]
+    pattern: Pattern,
+    /// Launches ahead, when deep
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    in_flight: u32,
+    /// Of the bursts
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// From start to end
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Blocks of 256 threads; 0 fills every processor
+    #[arg(long, default_value_t = 0)]
+    blocks: u32,
+    /// How long work takes, as TURNS_PER_MS:FIXED_NS; measured if it is not given, best while nobody else has the GPU
+    #[arg(long)]
+    calibration: Option<Calibration>,
+    /// List every gap
+    #[arg(long)]
+    list_gaps: bool,
+    /// Start when a line with the wall clock in nanoseconds comes on the standard input; end when it closes
+    #[arg(long)]
+    wait: bool,
+}
+
+/// Runs it: says that it is ready, waits for the moment, loads the GPU, reports.
+pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
+    // CAST: nanoseconds of a few seconds; a negative or absurd length saturates.
+    let length_ns = Duration::try_from_secs_f64(args.seconds)?.as_nanos() as u64;
+    let spec = LoadSpec {
+        gpu: args.device,
+        kernel: args.kernel,
+        pattern: args.pattern,
+        seed: args.seed,
+        in_flight: args.in_flight,
+        length_ns,
+        blocks: args.blocks,
+        calibration: args.calibration,
+        list_gaps: args.list_gaps,
+    };
+    let output = io::stdout().lock();
+    if args.wait {
+        generator::run(&spec, Some(io::stdin().lock()), output)?;
+    } else {
+        generator::run(&spec, None::<io::StdinLock<'_>>, output)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! `turnstile bench`: what sharing a real GPU is like, by the loads' own time stamps.
+
+mod daemon;
+mod load;
+mod overhead;
+mod processes;
+mod scheduler;
+mod share;
+mod suspend;
+mod table;
+
+use std::io::IsTerminal;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::{Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+
+pub(crate) use load::{LoadArgs, load};
+
+/// Arguments of `bench`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand, Debug)]
+enum What {
+    /// Shares of the matrix: kernel lengths, weights, patterns; native and under DFQ
+    Share(share::ShareArgs),
+    /// From the call that suspends a tenant to the last instruction of its kernel
+    Suspend(suspend::SuspendArgs),
+    /// What the daemon costs a tenant that is alone
+    Overhead(overhead::OverheadArgs),
+}
+
+/// Which GPU is benched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum GpuArg {
+    /// NVIDIA, under the vendor's driver
+    Nvidia,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    match &args.what {
+        What::Share(args) => share::run(args),
+        What::Suspend(args) => suspend::run(args),
+        What::Overhead(args) => overhead::run(args),
+    }
+}
+
+fn progress(steps: usize) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(steps as u64);
+    if let Ok(style) =
+        ProgressStyle::with_template("{spinner} {bar:40} {pos}/{len} {elapsed} left {eta} {msg}")
+    {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+/// The wall clock, which the loads' reports are on.
+fn wall_ns() -> u64 {
+    // CAST: until the year 2554.
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_nanos() as u64
+}

@@ -1,0 +1,192 @@
+//! Load processes: started together, told when to begin, heard when they are done.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use turnstile_mediator::bench::load::{Calibration, LoadReport, Said};
+use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
+
+/// TIMEOUT: a CUDA process begins within about 2 s; several at once, held back by a daemon, within a few times that.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+/// TIMEOUT: a load ends its last kernel and reports: up to 50 ms of kernel at a tenth of the GPU, and the copy of its records.
+const DONE_LIMIT: Duration = Duration::from_secs(30);
+/// Longest line that a load may say: a minute of buckets is 200 KiB, 10,000 gaps 600 KiB.
+const LINE_MAX: u64 = 64 << 20;
+
+/// What is the same for all loads of a bench.
+#[derive(Clone, Debug)]
+pub(super) struct Common {
+    pub(super) device: u32,
+    pub(super) seconds: f64,
+    pub(super) calibration: Option<Calibration>,
+    pub(super) list_gaps: bool,
+}
+
+/// Words behind `turnstile` that make it this tenant's load.
+pub(super) fn words(tenant: &Tenant, common: &Common) -> Vec<String> {
+    let pattern = tenant.pattern.to_string();
+    let kernel = match (tenant.pattern, tenant.kernel) {
+        // An endless kernel cannot have bursts.
+        (Pattern::Bursty, Length::Endless) => Length::Us(200),
+        (_, kernel) => kernel,
+    };
+    let mut words = vec!["nvidia-load".to_owned(), "--wait".to_owned()];
+    let mut option = |name: &str, value: String| {
+        words.push(format!("--{name}"));
+        words.push(value);
+    };
+    option("device", common.device.to_string());
+    option("kernel", kernel.to_string());
+    option("pattern", pattern);
+    option("seed", tenant.seed.to_string());
+    option("seconds", common.seconds.to_string());
+    if let Some(calibration) = common.calibration {
+        option("calibration", calibration.to_string());
+    }
+    if common.list_gaps {
+        words.push("--list-gaps".to_owned());
+    }
+    words
+}
+
+/// A load process, or the process that started it.
+#[derive(Debug)]
+pub(super) struct Load {
+    child: Child,
+    orders: Option<ChildStdin>,
+    heard: Receiver<Said>,
+    /// The load's own process, once it is ready.
+    pub(super) pid: u32,
+    pub(super) calibration: Option<Calibration>,
+}
+
+impl Load {
+    pub(super) fn spawn(mut command: Command) -> anyhow::Result<Self> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("Starting {command:?} failed"))?;
+        let orders = child.stdin.take();
+        let output = child.stdout.take().context("The load has no output")?;
+        let (say, heard) = channel();
+        thread::Builder::new()
+            .name("bench-load".into())
+            .spawn(move || {
+                let mut output = BufReader::new(output);
+                let mut line = String::new();
+                while let Ok(length) = (&mut output).take(LINE_MAX).read_line(&mut line) {
+                    if length == 0 {
+                        break;
+                    }
+                    match serde_json::from_str(&line) {
+                        Ok(said) => {
+                            if say.send(said).is_err() {
+                                break;
+                            }
+                        }
+                        Err(_) => eprint!("{line}"),
+                    }
+                    line.clear();
+                }
+            })?;
+        let (pid, calibration) = (0, None);
+        Ok(Self {
+            child,
+            orders,
+            heard,
+            pid,
+            calibration,
+        })
+    }
+
+    fn hear(&self, limit: Duration) -> anyhow::Result<Said> {
+        match self.heard.recv_timeout(limit) {
+            Ok(said) => Ok(said),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("A load said nothing for {} s", limit.as_secs())
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                bail!("A load ended early; its messages are above")
+            }
+        }
+    }
+
+    /// Waits until it can begin.
+    pub(super) fn wait_ready(&mut self) -> anyhow::Result<()> {
+        match self.hear(READY_LIMIT)? {
+            Said::Ready { pid, calibration } => {
+                (self.pid, self.calibration) = (pid, Some(calibration));
+                Ok(())
+            }
+            Said::Done(_) => bail!("A load is done before it was ready"),
+        }
+    }
+
+    /// Tells it when to begin, on the wall clock.
+    pub(super) fn start(&mut self, at_ns: u64) -> anyhow::Result<()> {
+        let orders = self.orders.as_mut().context("The load was ended")?;
+        writeln!(orders, "{at_ns}").context("A load does not listen")
+    }
+
+    /// Waits for its report; it stays, idle, until it is dropped.
+    pub(super) fn wait_done(&mut self, length: Duration) -> anyhow::Result<LoadReport> {
+        match self.hear(length + DONE_LIMIT)? {
+            Said::Done(report) => Ok(*report),
+            Said::Ready { .. } => bail!("A load is ready twice"),
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // It ends by itself when nobody has orders for it; one that does not is made to.
+        drop(self.orders.take());
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < deadline {
+            if let Ok(Some(_)) = self.child.try_wait() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Load {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Load::spawn(command).unwrap()
+    }
+
+    #[test]
+    fn a_load_is_heard_and_told() {
+        let report = serde_json::to_string(&Said::Done(Box::default())).unwrap();
+        let mut load = shell(&format!(
+            r#"echo '{{"ready":{{"pid":7,"calibration":{{"turns_per_ms":9.0,"fixed_ns":0.0}}}}}}'; read at; test "$at" = 123 && echo '{report}'; cat"#
+        ));
+        load.wait_ready().unwrap();
+        assert_eq!(load.pid, 7);
+        assert!(load.calibration.is_some());
+        load.start(123).unwrap();
+        assert_eq!(
+            load.wait_done(Duration::ZERO).unwrap(),
+            LoadReport::default()
+        );
+    }
+
+    #[test]
+    fn a_load_that_ends_early_is_an_error() {
+        let error = shell("exit 1").wait_ready().unwrap_err();
+        assert!(error.to_string().contains("ended early"), "{error}");
+    }
+}

@@ -1,0 +1,321 @@
+//! Who schedules the loads of a cell: the driver alone, or a daemon.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+use turnstile_mediator::bench::cell::{Charge, SchedulerSays};
+use turnstile_mediator::bench::matrix::Tenant;
+use turnstile_mediator::bench::spans::Span;
+
+use super::daemon::{Daemon, SAY_LIMIT};
+
+/// TIMEOUT: the daemon opens the driver, starts its log and a guardian: some hundred milliseconds.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// Which daemon schedules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum DaemonKind {
+    /// `turnstile serve`, with tenants started by `turnstile run`
+    Serve,
+    /// `turnstile nvidia-watch`, with tenants that preload a library that reports handles
+    Watch,
+}
+
+/// How a daemon is started.
+#[derive(clap::Args, Clone, Debug)]
+pub(super) struct DaemonArgs {
+    /// Which daemon schedules
+    #[arg(long, value_enum, default_value_t = DaemonKind::Serve)]
+    daemon: DaemonKind,
+    /// Its policy; its own choice if not given
+    #[arg(long)]
+    policy: Option<String>,
+    /// From one decision to the next, in milliseconds; the daemon's own default if not given
+    #[arg(long)]
+    period_ms: Option<u64>,
+    /// Library that reports handles, for --daemon watch
+    #[arg(long, required_if_eq("daemon", "watch"))]
+    preload: Option<PathBuf>,
+    /// Further words for the daemon, such as --daemon-word=--frames=24
+    #[arg(long = "daemon-word", value_name = "WORD", hide = true)]
+    words: Vec<String>,
+}
+
+impl DaemonArgs {
+    /// What its runs are called.
+    pub(super) fn name(&self) -> &str {
+        self.policy.as_deref().unwrap_or(match self.daemon {
+            DaemonKind::Serve => "turnstile",
+            DaemonKind::Watch => "none",
+        })
+    }
+}
+
+/// Who schedules a cell.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Scheduler<'a> {
+    /// The driver.
+    Native,
+    /// A daemon.
+    Scheduled(&'a DaemonArgs),
+}
+
+impl Scheduler<'_> {
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Native => "native",
+            Self::Scheduled(args) => args.name(),
+        }
+    }
+
+    /// Starts whatever has to run before the loads.
+    pub(super) fn start(&self, device: u32) -> anyhow::Result<Running> {
+        let Self::Scheduled(args) = self else {
+            return Ok(Running::Native);
+        };
+        let folder = tempfile::Builder::new()
+            .prefix("turnstile-bench")
+            .tempdir()?;
+        match args.daemon {
+            DaemonKind::Serve => serve(args, device, folder),
+            DaemonKind::Watch => {
+                let preload = args.preload.as_ref().context("--preload is missing")?;
+                File::create(folder.path().join("handles"))?;
+                Ok(Running::Watch {
+                    preload: fs::canonicalize(preload)?,
+                    args: (*args).clone(),
+                    device,
+                    folder,
+                    daemon: None,
+                })
+            }
+        }
+    }
+}
+
+/// What schedules one run of a cell.
+#[derive(Debug)]
+pub(super) enum Running {
+    Native,
+    Serve {
+        daemon: Daemon,
+        socket: PathBuf,
+        _folder: TempDir,
+    },
+    Watch {
+        args: DaemonArgs,
+        preload: PathBuf,
+        device: u32,
+        folder: TempDir,
+        daemon: Option<Daemon>,
+    },
+}
+
+fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Running> {
+    let socket = folder.path().join("turnstile.sock");
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(["serve", "--gpu", "nvidia"])
+        .args(["--gpu-index", &device.to_string(), "--socket"])
+        .arg(&socket)
+        .args(&args.words);
+    if let Some(policy) = &args.policy {
+        command.args(["--policy", policy]);
+    }
+    if let Some(period) = args.period_ms {
+        command.args(["--period-ms", &period.to_string()]);
+    }
+    let mut daemon = Daemon::spawn(&mut command, folder.path())?;
+    let deadline = Instant::now() + START_LIMIT;
+    while !socket.exists() {
+        if let Some(status) = daemon.ended()? {
+            return Err(daemon.failed(&format!("The daemon ended with {status}")));
+        }
+        if Instant::now() > deadline {
+            bail!(
+                "The daemon does not listen after {} s",
+                START_LIMIT.as_secs()
+            );
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(Running::Serve {
+        daemon,
+        socket,
+        _folder: folder,
+    })
+}
+
+/// Name of tenant `index` at the daemon.
+fn name(index: usize) -> String {
+    format!("load{index}")
+}
+
+impl Running {
+    /// The command that runs `program` as tenant `index`.
+    pub(super) fn command(
+        &self,
+        index: usize,
+        tenant: &Tenant,
+        program: &Path,
+    ) -> anyhow::Result<Command> {
+        Ok(match self {
+            Self::Native => Command::new(program),
+            Self::Serve { socket, .. } => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command
+                    .args(["run", "--socket"])
+                    .arg(socket)
+                    .args(["--name", &name(index)])
+                    .args(["--weight", &tenant.weight.to_string(), "--"])
+                    .arg(program);
+                command
+            }
+            Self::Watch {
+                preload, folder, ..
+            } => {
+                let mut command = Command::new(program);
+                command
+                    .env("LD_PRELOAD", preload)
+                    .env("TURNSTILE_HANDLES", folder.path().join("handles"));
+                command
+            }
+        })
+    }
+
+    /// The tenants are there and will run for `length`.
+    pub(super) fn begin(
+        &mut self,
+        tenants: &[Tenant],
+        pids: &[u32],
+        length: Duration,
+    ) -> anyhow::Result<()> {
+        match self {
+            Self::Native | Self::Serve { .. } => {}
+            Self::Watch {
+                args,
+                folder,
+                device,
+                daemon,
+                ..
+            } => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command
+                    .args(["nvidia-watch", "--json", "--gpu", &device.to_string()])
+                    .args(["--policy", args.name()])
+                    .args(&args.words)
+                    .args(["--seconds", &length.as_secs_f64().to_string()])
+                    .arg("--handles")
+                    .arg(folder.path().join("handles"));
+                if let Some(period) = args.period_ms {
+                    command.args(["--period-ms", &period.to_string()]);
+                }
+                for (tenant, pid) in tenants.iter().zip(pids) {
+                    command.args(["--tenant", &format!("{pid}:{}", tenant.weight)]);
+                }
+                *daemon = Some(Daemon::spawn(&mut command, folder.path())?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The beginning or the end of what the daemon is asked about.
+    pub(super) fn mark(&mut self) -> anyhow::Result<()> {
+        match self {
+            Self::Serve { daemon, .. } => daemon.mark(),
+            Self::Native | Self::Watch { .. } => Ok(()),
+        }
+    }
+
+    /// The tenants are done: ends the daemon, and returns what it said of the run.
+    pub(super) fn end(self, tenants: usize) -> anyhow::Result<SchedulerSays> {
+        match self {
+            Self::Native => Ok(SchedulerSays::default()),
+            Self::Serve { mut daemon, .. } => {
+                daemon.signal(Signal::INT)?;
+                daemon.wait()?;
+                let mut says = SchedulerSays {
+                    cpu_percent: daemon.cpu_percent(),
+                    ..SchedulerSays::default()
+                };
+                if let [(first, ..), .., (last, ..)] = daemon.marks() {
+                    let of = |index| charge(first, last, index);
+                    says.charges = (0..tenants).map(of).collect();
+                    let at = |snapshot: &Value| snapshot["at"].as_u64();
+                    says.window = at(first)
+                        .zip(at(last))
+                        .map(|(from, to)| Span::new(from, to));
+                }
+                Ok(says)
+            }
+            Self::Watch { daemon, .. } => {
+                let mut daemon = daemon.context("The watch was not begun")?;
+                daemon.wait()?;
+                let said = daemon.hear(SAY_LIMIT)?;
+                Ok(SchedulerSays {
+                    cpu_percent: said["controller_cpu_percent"].as_f64(),
+                    ..SchedulerSays::default()
+                })
+            }
+        }
+    }
+}
+
+/// What the daemon charged tenant `index` between two snapshots.
+fn charge(first: &Value, last: &Value, index: usize) -> Option<Charge> {
+    let between = |name: &str| Some(counter(last, index, name)? - counter(first, index, name)?);
+    Some(Charge {
+        compute_ns: between("compute_ns")?,
+        engine_ns: between("engine_ns")?,
+        held_ns: between("held_ns")?,
+    })
+}
+
+/// A counter of tenant `index` in a snapshot.
+fn counter(snapshot: &Value, index: usize, what: &str) -> Option<u64> {
+    let tenants = snapshot["tenants"].as_array()?;
+    let own = tenants
+        .iter()
+        .find(|tenant| tenant["name"] == name(index))?;
+    own[what].as_u64()
+}
+
+/// The first line of a file, for names of things.
+pub(super) fn first_line(path: &str) -> Option<String> {
+    let line = BufReader::new(File::open(path).ok()?)
+        .lines()
+        .next()?
+        .ok()?;
+    Some(line.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_charge_is_what_came_between_two_snapshots() {
+        let snapshot = |compute: u64| {
+            serde_json::json!({"at": 1, "tenants": [
+                {"name": "load1", "compute_ns": 5, "engine_ns": 6, "held_ns": 1},
+                {"name": "load0", "compute_ns": compute, "engine_ns": 8, "held_ns": 2},
+            ]})
+        };
+        let own = Charge {
+            compute_ns: 7,
+            ..Charge::default()
+        };
+        assert_eq!(charge(&snapshot(10), &snapshot(17), 0), Some(own));
+        assert_eq!(charge(&snapshot(10), &snapshot(17), 2), None);
+        assert_eq!(charge(&serde_json::json!({}), &snapshot(1), 0), None);
+    }
+}

@@ -1,0 +1,337 @@
+//! `turnstile bench share`: the matrix, natively and under a daemon, in one run.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use indicatif::ProgressBar;
+use serde::Serialize;
+use turnstile_mediator::bench::cell::{CellLine, line};
+use turnstile_mediator::bench::load::{Calibration, LoadReport};
+use turnstile_mediator::bench::matrix::{Cell, Length, Pattern, Tenant, matrix};
+use turnstile_mediator::gpu::nvidia::version;
+
+use super::processes::{Common, Load, words};
+use super::scheduler::{DaemonArgs, Scheduler, first_line};
+use super::{GpuArg, progress, table, wall_ns};
+
+/// Between the word to the loads and their common start: all have read it, and the daemon knows them.
+const LEAD: Duration = Duration::from_millis(150);
+
+/// Between the daemon's last snapshot and the end of the run: it lies within.
+const MARGIN: Duration = Duration::from_millis(50);
+
+/// Arguments of `bench share`.
+#[derive(clap::Args, Debug)]
+pub(super) struct ShareArgs {
+    /// GPU
+    #[arg(long, value_enum, default_value_t = GpuArg::Nvidia)]
+    gpu: GpuArg,
+    /// Its number
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// Length of each run; errors are of windows of 1 s after the first
+    #[arg(long, default_value_t = 6.0, value_parser = seconds)]
+    seconds: f64,
+    /// Only cells whose names contain this, such as "2ms+200us 3:1"; give it several times for more
+    #[arg(long)]
+    filter: Vec<String>,
+    /// A cell that is not in the matrix, as WEIGHT:KERNEL[:PATTERN],...; instead of the matrix
+    #[arg(long = "cell", value_parser = cell)]
+    cells: Vec<Cell>,
+    /// Only natively, or only under the daemon
+    #[arg(long, value_parser = ["native", "scheduled"])]
+    only: Option<String>,
+    /// Print the names of the cells and do nothing
+    #[arg(long)]
+    list: bool,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("between 0.1 and 600".into()),
+    }
+}
+
+fn cell(text: &str) -> Result<Cell, String> {
+    let tenant = |(seed, spec): (u64, &str)| -> Result<Tenant, String> {
+        let mut parts = spec.split(':');
+        let weight: u32 = parts
+            .next()
+            .and_then(|weight| weight.parse().ok())
+            .filter(|weight| (1..=100).contains(weight))
+            .ok_or("a weight is between 1 and 100")?;
+        let kernel: Length = parts
+            .next()
+            .ok_or("a kernel length is missing")?
+            .parse()
+            .map_err(|error: turnstile_mediator::bench::matrix::LengthError| error.to_string())?;
+        let pattern = match parts.next() {
+            Some(pattern) => <Pattern as clap::ValueEnum>::from_str(pattern, false)?,
+            None => Pattern::Busy,
+        };
+        Ok(Tenant {
+            weight: 100 * weight,
+            kernel,
+            pattern,
+            seed,
+        })
+    };
+    let tenants: Result<Vec<Tenant>, String> = (1..).zip(text.split(',')).map(tenant).collect();
+    Ok(Cell { tenants: tenants? })
+}
+
+/// A run that has no line.
+#[derive(Debug, Serialize)]
+struct Failure {
+    cell: String,
+    scheduler: String,
+    error: String,
+}
+
+/// The whole bench.
+#[derive(Debug, Serialize)]
+struct Report {
+    gpu: Option<String>,
+    driver: &'static str,
+    seconds: f64,
+    calibration: Calibration,
+    /// Each busy load alone, natively: what work conservation is measured against.
+    alone: Vec<CellLine>,
+    native: Vec<CellLine>,
+    scheduled: Vec<CellLine>,
+    failures: Vec<Failure>,
+}
+
+/// Runs `cell` for `common.seconds`; `program` is the `turnstile` command.
+pub(super) fn run_cell(
+    cell: &Cell,
+    scheduler: &Scheduler<'_>,
+    common: &Common,
+    program: &Path,
+) -> anyhow::Result<(CellLine, Vec<LoadReport>)> {
+    let length = Duration::from_secs_f64(common.seconds);
+    let mut running = scheduler.start(common.device)?;
+    let mut loads = Vec::new();
+    for (index, tenant) in cell.tenants.iter().enumerate() {
+        let mut command = running.command(index, tenant, program)?;
+        command.args(words(tenant, common));
+        loads.push(Load::spawn(command)?);
+    }
+    for load in &mut loads {
+        load.wait_ready()?;
+    }
+    let pids: Vec<u32> = loads.iter().map(|load| load.pid).collect();
+    running.begin(&cell.tenants, &pids, length + 2 * LEAD)?;
+    // CAST: a fraction of a second.
+    let start = wall_ns() + LEAD.as_nanos() as u64;
+    for load in &mut loads {
+        load.start(start)?;
+    }
+    // What the daemon charges is compared within the run, after its first second if it is long.
+    let settled = (length / 3).min(Duration::from_secs(1));
+    for moment in [settled, length.saturating_sub(MARGIN)] {
+        // CAST: a run has minutes.
+        let at_ns = start + moment.as_nanos() as u64;
+        thread::sleep(Duration::from_nanos(at_ns.saturating_sub(wall_ns())));
+        running.mark()?;
+    }
+    let reports: Vec<LoadReport> = loads
+        .iter_mut()
+        .map(|load| load.wait_done(length + LEAD))
+        .collect::<anyhow::Result<_>>()?;
+    drop(loads);
+    let says = running.end(cell.tenants.len())?;
+    Ok((line(cell, scheduler.name(), &reports, &says)?, reports))
+}
+
+/// How long work takes, measured while nobody else is there.
+pub(super) fn calibrate(device: u32, program: &Path) -> anyhow::Result<Calibration> {
+    let tenant = Tenant {
+        weight: 100,
+        kernel: Length::Us(2_000),
+        pattern: Pattern::Idle,
+        seed: 1,
+    };
+    let common = Common {
+        device,
+        seconds: 0.1,
+        calibration: None,
+        list_gaps: false,
+    };
+    let mut command = std::process::Command::new(program);
+    command.args(words(&tenant, &common));
+    let mut load = Load::spawn(command)?;
+    load.wait_ready()?;
+    load.calibration.context("The load is not ready")
+}
+
+fn chosen(args: &ShareArgs) -> Vec<Cell> {
+    if !args.cells.is_empty() {
+        return args.cells.clone();
+    }
+    let wanted = |cell: &Cell| {
+        let name = cell.name();
+        args.filter.is_empty() || args.filter.iter().any(|part| name.contains(part))
+    };
+    matrix().into_iter().filter(wanted).collect()
+}
+
+/// Each busy load of a cell in which others are at times idle, alone.
+fn alone(cells: &[Cell]) -> Vec<Cell> {
+    let mut seen = BTreeSet::new();
+    let busy = |tenant: &&Tenant| tenant.pattern == Pattern::Busy;
+    cells
+        .iter()
+        .filter(|cell| !cell.busy())
+        .flat_map(|cell| cell.tenants.iter().filter(busy))
+        .filter(|tenant| seen.insert(tenant.load()))
+        .map(|tenant| Cell {
+            tenants: vec![*tenant],
+        })
+        .collect()
+}
+
+/// Cells with different loads: to the driver, weights are all the same.
+fn without_weights(cells: &[Cell]) -> Vec<Cell> {
+    let mut seen = BTreeSet::new();
+    cells
+        .iter()
+        .filter(|cell| seen.insert(cell.loads()))
+        .map(|cell| {
+            let even = |tenant: &Tenant| Tenant {
+                weight: 100,
+                ..*tenant
+            };
+            Cell {
+                tenants: cell.tenants.iter().map(even).collect(),
+            }
+        })
+        .collect()
+}
+
+pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
+    let GpuArg::Nvidia = args.gpu;
+    let cells = chosen(args);
+    if args.list {
+        for cell in &cells {
+            println!("{cell}");
+        }
+        return Ok(());
+    }
+    if cells.is_empty() {
+        bail!("No cell of the matrix has such a name; --list prints them");
+    }
+    let driver = version::detect()?.version;
+    let program = std::env::current_exe()?;
+    let calibration =
+        calibrate(args.device, &program).context("Calibrating the load alone failed")?;
+    let common = Common {
+        device: args.device,
+        seconds: args.seconds,
+        calibration: Some(calibration),
+        list_gaps: false,
+    };
+    let part = |name| args.only.as_deref().is_none_or(|only| only == name);
+    let natively = if part("native") {
+        without_weights(&cells)
+    } else {
+        Vec::new()
+    };
+    let alone_cells = alone(&cells);
+    let under_daemon: &[Cell] = if part("scheduled") { &cells } else { &[] };
+    let bar = progress(alone_cells.len() + natively.len() + under_daemon.len());
+    let mut failures = Vec::new();
+    let mut all = |cells: &[Cell], scheduler: Scheduler<'_>| {
+        run_all(cells, &scheduler, &common, &program, &bar, &mut failures)
+    };
+    let report = Report {
+        gpu: first_line("/proc/driver/nvidia/gpus/0/information"),
+        driver,
+        seconds: args.seconds,
+        calibration,
+        alone: all(&alone_cells, Scheduler::Native),
+        native: all(&natively, Scheduler::Native),
+        scheduled: all(under_daemon, Scheduler::Scheduled(&args.daemon)),
+        failures,
+    };
+    bar.finish_and_clear();
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        println!(
+            "driver {driver}, runs of {} s, shares by the loads' own time stamps",
+            args.seconds
+        );
+        table::print("alone, natively", &report.alone);
+        table::print("native", &report.native);
+        table::print(args.daemon.name(), &report.scheduled);
+    }
+    for failure in &report.failures {
+        eprintln!(
+            "{} under {}: {}",
+            failure.cell, failure.scheduler, failure.error
+        );
+    }
+    if !report.failures.is_empty() {
+        bail!("{} runs failed", report.failures.len());
+    }
+    Ok(())
+}
+
+fn run_all(
+    cells: &[Cell],
+    scheduler: &Scheduler<'_>,
+    common: &Common,
+    program: &Path,
+    bar: &ProgressBar,
+    failures: &mut Vec<Failure>,
+) -> Vec<CellLine> {
+    let mut lines = Vec::new();
+    for cell in cells {
+        bar.set_message(format!("{} {cell}", scheduler.name()));
+        match run_cell(cell, scheduler, common, program) {
+            Ok((line, _)) => lines.push(line),
+            Err(error) => failures.push(Failure {
+                cell: cell.name(),
+                scheduler: scheduler.name().to_owned(),
+                error: format!("{error:#}"),
+            }),
+        }
+        bar.inc(1);
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_is_written_as_weights_kernels_and_patterns() {
+        let cell = cell("3:2ms,1:200us:bursty").unwrap();
+        assert_eq!(cell.name(), "2ms+200us-bursty 3:1");
+        for bad in ["", "1", "0:2ms", "1:2ms:never", "1:2ms,"] {
+            assert!(super::cell(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_driver_runs_each_set_of_loads_once() {
+        let cells = matrix();
+        let native = without_weights(&cells);
+        assert!(native.len() < cells.len() / 2);
+        let loads: BTreeSet<String> = cells.iter().map(Cell::loads).collect();
+        assert_eq!(native.len(), loads.len());
+        let alone = alone(&cells);
+        assert_eq!(alone.len(), 5, "every length is busy beside an idle tenant");
+    }
+}

@@ -1,0 +1,270 @@
+//! `turnstile bench suspend`: from the call that suspends to the last instruction of an endless kernel.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::Serialize;
+use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
+use turnstile_mediator::bench::spans::Span;
+use turnstile_mediator::bench::suspend::{Suspensions, Trial, suspensions};
+use turnstile_mediator::gpu::nvidia::guardian::{Guardian, Order};
+use turnstile_mediator::gpu::nvidia::handles::Handles;
+use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
+use turnstile_mediator::gpu::nvidia::rm::RmClient;
+use turnstile_mediator::gpu::nvidia::version::{self, DriverAbi};
+
+use super::processes::{Common, Load, words};
+use super::{GpuArg, progress, wall_ns};
+use crate::cli::nvidia::start_guardian;
+
+/// How long the kernel is left suspended, and running: so much and up to as much again, so that no phase of the driver is met
+/// each time.
+const HOLD: Duration = Duration::from_micros(300);
+const RUN: Duration = Duration::from_micros(500);
+/// Time that a trial takes at most in the mean, for the load's length. SOURCE: measured: two calls of 0.5 ms and both pauses.
+const TRIAL_NS: u64 = 4_000_000;
+
+/// Arguments of `bench suspend`.
+#[derive(clap::Args, Debug)]
+pub(super) struct SuspendArgs {
+    /// GPU
+    #[arg(long, value_enum, default_value_t = GpuArg::Nvidia)]
+    gpu: GpuArg,
+    /// Its number
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// Suspensions of each kind
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    trials: u32,
+    /// Also suspend each channel of the compute group alone, a twentieth as often
+    #[arg(long)]
+    single: bool,
+    /// Library that reports handles, in place of what `turnstile run` learns
+    #[arg(long)]
+    preload: Option<PathBuf>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Suspensions of one set of channels.
+#[derive(Debug, Serialize)]
+struct Kind {
+    what: String,
+    channels: usize,
+    #[serde(flatten)]
+    found: Suspensions,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    driver: &'static str,
+    kinds: Vec<Kind>,
+    /// How far the kernel's clock may be from the caller's.
+    clock_error_ns: u64,
+    /// Time of a step of work, after which the kernel reads the clock: its last instruction is up to so much later.
+    step_ns: u64,
+    /// Gaps that no suspension explains.
+    other_gaps: u64,
+}
+
+/// Calls on the channels of a load, announced to a guardian.
+struct Hands<'a> {
+    client: RmClient,
+    driver: &'a DriverAbi,
+    guardian: Guardian,
+    random: SmallRng,
+}
+
+impl Hands<'_> {
+    fn pause(&mut self, least: Duration) {
+        // CAST: microseconds.
+        let least_us = least.as_micros() as u64;
+        thread::sleep(Duration::from_micros(
+            self.random.random_range(least_us..=2 * least_us),
+        ));
+    }
+
+    fn trial(&mut self, channels: &[Channel]) -> anyhow::Result<Trial> {
+        self.pause(RUN);
+        self.guardian.tell(&Order::Hold(channels.to_vec()))?;
+        let call = |suspended| -> anyhow::Result<Span> {
+            let begin_ns = wall_ns();
+            HardwareSwitch::new(&self.client, self.driver).set(channels, suspended)?;
+            Ok(Span::new(begin_ns, wall_ns()))
+        };
+        let suspend = call(true)?;
+        let held = self.random.random_range(0..=HOLD.as_micros());
+        // CAST: microseconds.
+        thread::sleep(HOLD + Duration::from_micros(held as u64));
+        let resume = call(false)?;
+        self.guardian.tell(&Order::Release(channels.to_vec()))?;
+        Ok(Trial { suspend, resume })
+    }
+}
+
+pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
+    let GpuArg::Nvidia = args.gpu;
+    let driver = version::detect()?;
+    let program = std::env::current_exe()?;
+    let folder = tempfile::Builder::new()
+        .prefix("turnstile-bench")
+        .tempdir()?;
+    let path = folder.path().join("handles");
+    File::create(&path)?;
+    let single = if args.single { 8 * args.trials / 20 } else { 0 };
+    let all_trials = u64::from(2 * args.trials + single);
+    let tenant = Tenant {
+        weight: 100,
+        kernel: Length::Endless,
+        pattern: Pattern::Busy,
+        seed: 1,
+    };
+    let common = Common {
+        device: args.device,
+        seconds: (all_trials * TRIAL_NS) as f64 / 1e9 + 1.0,
+        calibration: None,
+        list_gaps: true,
+    };
+    let mut command = Command::new(&program);
+    if let Some(preload) = &args.preload {
+        let preload = fs::canonicalize(preload).context("--preload")?;
+        command.env("LD_PRELOAD", preload);
+        command.env("TURNSTILE_HANDLES", &path);
+    } else {
+        command.args(["run", "--learn-only"]).arg(&path).arg("--");
+        command.arg(&program);
+    }
+    command.args(words(&tenant, &common));
+    let mut load = Load::spawn(command)?;
+    load.wait_ready()?;
+    let mut handles = Handles::default();
+    for line in fs::read_to_string(&path)?.lines() {
+        handles.take(line)?;
+    }
+    let compute = handles.compute_channels(load.pid);
+    let all = handles.all_channels(load.pid);
+    if compute.is_empty() {
+        bail!("Nothing was learnt of the load's channels");
+    }
+    let mut kinds = vec![
+        ("compute group".to_owned(), compute.clone(), args.trials),
+        ("all channels".to_owned(), all, args.trials),
+    ];
+    if args.single {
+        for (index, channel) in compute.iter().enumerate() {
+            let what = format!("compute channel {index}");
+            kinds.push((what, vec![*channel], (args.trials / 20).max(1)));
+        }
+    }
+    let mut hands = Hands {
+        client: RmClient::open(args.device)?,
+        driver: &driver,
+        guardian: start_guardian(args.device)?,
+        random: SmallRng::seed_from_u64(1),
+    };
+    let start = wall_ns() + 50_000_000;
+    load.start(start)?;
+    // CAST: a run has minutes.
+    let end = start + (common.seconds * 1e9) as u64;
+    thread::sleep(
+        Duration::from_nanos(start.saturating_sub(wall_ns())) + Duration::from_millis(100),
+    );
+    let bar = progress(kinds.len());
+    let mut done = Vec::new();
+    for (what, channels, count) in kinds {
+        bar.set_message(what.clone());
+        let mut trials = Vec::new();
+        for _ in 0..count {
+            if wall_ns() + TRIAL_NS > end {
+                bail!("The load ended before the trials did");
+            }
+            trials.push(hands.trial(&channels)?);
+        }
+        done.push((what, channels.len(), trials));
+        bar.inc(1);
+    }
+    let said = load.wait_done(Duration::from_secs_f64(common.seconds));
+    bar.finish_and_clear();
+    report(args, driver.version, &said?, done)
+}
+
+fn report(
+    args: &SuspendArgs,
+    driver: &'static str,
+    load: &turnstile_mediator::bench::load::LoadReport,
+    done: Vec<(String, usize, Vec<Trial>)>,
+) -> anyhow::Result<()> {
+    if load.gaps_unrecorded > 0 {
+        bail!("{} gaps had no room", load.gaps_unrecorded);
+    }
+    let kinds: Vec<Kind> = done
+        .into_iter()
+        .map(|(what, channels, trials)| Kind {
+            what,
+            channels,
+            found: suspensions(&trials, &load.gap_list, load.clock_error_ns),
+        })
+        .collect();
+    let explained: u64 = kinds
+        .iter()
+        .map(|kind| kind.found.trials - kind.found.not_stopped)
+        .sum();
+    let report = Report {
+        driver,
+        kinds,
+        clock_error_ns: load.clock_error_ns,
+        step_ns: load.step_ns,
+        other_gaps: load.gaps.saturating_sub(explained),
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+        return Ok(());
+    }
+    println!(
+        "driver {driver}; microseconds, p50 / p99 / max; clocks within {:.1} us, a step of work {:.1} us",
+        report.clock_error_ns as f64 / 1e3,
+        report.step_ns as f64 / 1e3
+    );
+    println!(
+        "{:<18} {:>8} {:>7} {:>8} {:>24} {:>24} {:>24} {:>24}",
+        "suspended",
+        "channels",
+        "trials",
+        "ran on",
+        "to last instruction",
+        "suspend call",
+        "to first instruction",
+        "resume call"
+    );
+    for kind in &report.kinds {
+        let us = |of: &turnstile_mediator::bench::percentile::Percentiles| {
+            let us = |ns: u64| ns as f64 / 1e3;
+            format!(
+                "{:.0} / {:.0} / {:.0}",
+                us(of.p50_ns),
+                us(of.p99_ns),
+                us(of.max_ns)
+            )
+        };
+        println!(
+            "{:<18} {:>8} {:>7} {:>8} {:>24} {:>24} {:>24} {:>24}",
+            kind.what,
+            kind.channels,
+            kind.found.trials,
+            kind.found.not_stopped,
+            us(&kind.found.to_last_instruction),
+            us(&kind.found.suspend_call),
+            us(&kind.found.to_first_instruction),
+            us(&kind.found.resume_call),
+        );
+    }
+    println!("{} gaps that no suspension explains", report.other_gaps);
+    Ok(())
+}

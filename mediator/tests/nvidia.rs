@@ -1,0 +1,167 @@
+//! The bench on a real GPU, in short. Without one these tests say that they are skipped. They have the GPU to themselves, so
+//! they take turns.
+//!
+//! TURNSTILE names another binary than the one built beside them.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde_json::Value;
+
+static GPU: Mutex<()> = Mutex::new(());
+
+/// The GPU for this test alone; `None`, said aloud, if there is none.
+fn gpu() -> Option<MutexGuard<'static, ()>> {
+    if !Path::new("/proc/driver/nvidia/version").exists() {
+        eprintln!("SKIPPED: no NVIDIA GPU");
+        return None;
+    }
+    Some(GPU.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn turnstile(words: &[&str]) -> Value {
+    let binary = std::env::var("TURNSTILE");
+    let binary = binary.as_deref().unwrap_or(env!("CARGO_BIN_EXE_turnstile"));
+    let output = Command::new(binary).args(words).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words:?}: {errors}");
+    // The last line for a load, the whole for a bench.
+    let text = String::from_utf8(output.stdout).unwrap();
+    let last = || serde_json::from_str(text.lines().last().unwrap_or_default());
+    serde_json::from_str(&text).or_else(|_| last()).unwrap()
+}
+
+fn load(words: &[&str]) -> Value {
+    let mut all = vec!["nvidia-load"];
+    all.extend(words);
+    turnstile(&all)["done"].take()
+}
+
+fn percent_of_buckets(buckets: &Value) -> f64 {
+    let buckets = buckets.as_array().unwrap();
+    let sum: f64 = buckets.iter().map(|ns| ns.as_f64().unwrap()).sum();
+    sum / buckets.len() as f64 / 1e5
+}
+
+#[test]
+fn a_load_alone_accounts_for_all_of_its_time() {
+    let Some(_gpu) = gpu() else { return };
+    let busy = load(&["--kernel", "2ms", "--seconds", "1"]);
+    let executed = percent_of_buckets(&busy["executed_ns"]);
+    let occupied = percent_of_buckets(&busy["occupied_ns"]);
+    assert!((98.0..=100.0).contains(&executed), "{executed} %");
+    assert!((99.5..=100.0).contains(&occupied), "{occupied} %");
+    let kernel_us = busy["kernel_length"]["p50_ns"].as_f64().unwrap() / 1e3;
+    assert!((1_960.0..2_040.0).contains(&kernel_us), "{kernel_us} us");
+    let kernels = busy["kernels"].as_f64().unwrap();
+    assert!((executed / 100.0 * 1e6 / kernel_us - kernels).abs() < 3.0);
+    assert_eq!(busy["gaps"], 0);
+    assert!(busy["clock_error_ns"].as_u64().unwrap() < 50_000);
+}
+
+#[test]
+fn an_endless_kernel_and_an_idle_context_are_what_they_say() {
+    let Some(_gpu) = gpu() else { return };
+    let endless = load(&["--kernel", "endless", "--seconds", "1"]);
+    let executed = percent_of_buckets(&endless["executed_ns"]);
+    assert!((99.5..=100.0).contains(&executed), "{executed} %");
+    let idle = load(&["--pattern", "idle", "--seconds", "0.3"]);
+    assert_eq!(percent_of_buckets(&idle["executed_ns"]), 0.0);
+}
+
+#[test]
+fn bursts_alone_are_served_in_full() {
+    let Some(_gpu) = gpu() else { return };
+    let words = ["--kernel", "200us", "--pattern", "bursty", "--seconds", "3"];
+    let executed = percent_of_buckets(&load(&words)["executed_ns"]);
+    assert!((25.0..38.0).contains(&executed), "{executed} %");
+}
+
+#[test]
+fn the_driver_alone_favours_long_kernels() {
+    let Some(_gpu) = gpu() else { return };
+    let report = turnstile(&[
+        "bench",
+        "share",
+        "--gpu",
+        "nvidia",
+        "--only",
+        "native",
+        "--seconds",
+        "2.5",
+        "--cell",
+        "1:2ms,1:200us",
+        "--json",
+    ]);
+    let cell = &report["native"][0];
+    let share = |index: usize| cell["tenants"][index]["executed_percent"].as_f64().unwrap();
+    let rate = |index: usize| {
+        cell["tenants"][index]["kernels_per_second"]
+            .as_f64()
+            .unwrap()
+    };
+    // The GPU alternates, one kernel each.
+    assert!((rate(0) - rate(1)).abs() < 0.05 * rate(0), "{cell}");
+    assert!((75.0..85.0).contains(&share(0)), "{cell}");
+    assert!((6.0..10.0).contains(&share(1)), "{cell}");
+    assert!(cell["worst_sliding"]["points"].as_f64().unwrap() > 30.0);
+}
+
+#[test]
+fn two_endless_kernels_see_each_other_as_gaps() {
+    let Some(_gpu) = gpu() else { return };
+    let report = turnstile(&[
+        "bench",
+        "share",
+        "--gpu",
+        "nvidia",
+        "--only",
+        "native",
+        "--seconds",
+        "2.5",
+        "--cell",
+        "1:endless,1:endless",
+        "--json",
+    ]);
+    for tenant in report["native"][0]["tenants"].as_array().unwrap() {
+        let share = tenant["share_percent"].as_f64().unwrap();
+        assert!((48.0..52.0).contains(&share), "{tenant}");
+        assert!(
+            tenant["gaps_per_second"].as_f64().unwrap() > 50.0,
+            "{tenant}"
+        );
+    }
+}
+
+#[test]
+fn a_suspended_kernel_stops_within_a_millisecond() {
+    let Some(_gpu) = gpu() else { return };
+    let report = turnstile(&["bench", "suspend", "--trials", "50", "--json"]);
+    for kind in report["kinds"].as_array().unwrap() {
+        assert_eq!(kind["not_stopped"], 0, "{kind}");
+        let last = kind["to_last_instruction"]["p99_ns"].as_u64().unwrap();
+        assert!((1..1_000_000).contains(&last), "{kind}");
+    }
+}
+
+#[test]
+fn a_pair_under_the_daemon_gets_its_weights() {
+    let Some(_gpu) = gpu() else { return };
+    let report = turnstile(&[
+        "bench",
+        "share",
+        "--gpu",
+        "nvidia",
+        "--only",
+        "scheduled",
+        "--seconds",
+        "3",
+        "--cell",
+        "3:2ms,1:200us",
+        "--json",
+    ]);
+    let cell = &report["scheduled"][0];
+    let share = cell["tenants"][0]["share_percent"].as_f64().unwrap();
+    assert!((72.0..78.0).contains(&share), "{cell}");
+}

@@ -1,0 +1,145 @@
+//! A GPU that takes programs and remembers what it was told; VMs go to a software GPU.
+
+use std::fs::File;
+use std::sync::{Arc, Mutex};
+
+use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_mediator::gpu::{
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
+    Refusal, TenantResources, Untracked,
+};
+use turnstile_vmm::wire::ObjectChange;
+
+/// What the GPU was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    Program(TenantId, u32),
+    Changed(TenantId, u32, ObjectChange),
+    Exited(TenantId, u32),
+    Left(TenantId),
+}
+
+#[derive(Debug)]
+pub(crate) struct FakeGpu {
+    soft: SoftGpu,
+    told: Mutex<Vec<Told>>,
+}
+
+impl FakeGpu {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            soft: SoftGpu::new(SoftConfig::default()).unwrap(),
+            told: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn told(&self) -> Vec<Told> {
+        self.told.lock().unwrap().clone()
+    }
+
+    /// Objects made, as (process, client, handle).
+    pub(crate) fn made(&self) -> Vec<(u32, u32, u32)> {
+        let made = |told: &Told| match told {
+            Told::Changed(_, pid, ObjectChange::Made(object)) => {
+                Some((*pid, object.client, object.handle))
+            }
+            _ => None,
+        };
+        self.told().iter().filter_map(made).collect()
+    }
+
+    fn tell(&self, told: Told) {
+        self.told.lock().unwrap().push(told);
+    }
+}
+
+impl Gpu for FakeGpu {
+    fn add_program(&self, tenant: TenantId, root: u32) -> Result<(), ProgramRefusal> {
+        self.tell(Told::Program(tenant, root));
+        Ok(())
+    }
+    fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
+        for change in changes {
+            self.tell(Told::Changed(tenant, pid, *change));
+        }
+    }
+    fn program_exited(&self, tenant: TenantId, pid: u32) {
+        self.tell(Told::Exited(tenant, pid));
+    }
+    fn untracked(&self) -> Vec<Untracked> {
+        vec![Untracked {
+            pid: 1,
+            name: "init".into(),
+            switches: 3,
+        }]
+    }
+    fn destroy_context(&self, tenant: TenantId) {
+        self.tell(Told::Left(tenant));
+        self.soft.destroy_context(tenant);
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.soft.capabilities()
+    }
+    fn now(&self) -> Moment {
+        self.soft.now()
+    }
+    fn create_context(
+        &self,
+        tenant: TenantId,
+        resources: TenantResources,
+    ) -> Result<File, Refusal> {
+        self.soft.create_context(tenant, resources)
+    }
+    fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {
+        self.soft.open_channel(tenant, config)
+    }
+    fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal> {
+        self.soft.close_channel(tenant, channel)
+    }
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
+        self.soft.allocate(tenant, bytes)
+    }
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+        self.soft.free(tenant, va)
+    }
+    fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
+        self.soft.memory_free_bytes(tenant)
+    }
+    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
+        self.soft.load_module(tenant, ptx)
+    }
+    fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
+        self.soft.unload_module(tenant, module)
+    }
+    fn find_function(
+        &self,
+        tenant: TenantId,
+        module: u32,
+        name: &str,
+    ) -> Result<(u32, u32), Refusal> {
+        self.soft.find_function(tenant, module, name)
+    }
+    fn engine_status(&self, engine: EngineId) -> EngineStatus {
+        self.soft.engine_status(engine)
+    }
+    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
+        self.soft.read_events(events)
+    }
+    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
+        self.soft.activity(tenant, channels);
+    }
+    fn suspend(&self, tenant: TenantId) {
+        self.soft.suspend(tenant);
+    }
+    fn resume(&self, tenant: TenantId) {
+        self.soft.resume(tenant);
+    }
+    fn ring(&self, tenant: TenantId) {
+        self.soft.ring(tenant);
+    }
+    fn set_unwatched(&self, tenant: TenantId, open: bool) {
+        self.soft.set_unwatched(tenant, open);
+    }
+}

@@ -1,0 +1,194 @@
+//! Launchers that say what is not so.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command};
+
+use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
+use turnstile_vmm::wire::{
+    CHANGES_MAX, FrameReader, ObjectChange, PROTOCOL, ProgramObject, Read, ToDaemon, ToVmm, send,
+};
+
+use super::{Bench, until};
+
+struct Launcher {
+    stream: UnixStream,
+    reader: FrameReader,
+}
+
+impl Launcher {
+    /// This process as the root of a program.
+    fn admitted(bench: &Bench) -> Self {
+        let mut this = Self {
+            stream: UnixStream::connect(bench.socket()).unwrap(),
+            reader: FrameReader::new(),
+        };
+        let name = "strange".into();
+        this.say(
+            &ToDaemon::Program {
+                protocol: PROTOCOL,
+                name,
+                weight: None,
+            },
+            Vec::new(),
+        );
+        assert!(matches!(this.hear(), Some(ToVmm::Admitted { .. })));
+        this
+    }
+
+    fn say(&self, message: &ToDaemon, fds: Vec<OwnedFd>) {
+        send(&self.stream, message, fds).unwrap();
+    }
+
+    /// What the daemon says, or None if it ended the connection.
+    fn hear(&mut self) -> Option<ToVmm> {
+        match self.reader.read(&self.stream) {
+            Ok(Read::Frame(frame)) => Some(frame.message),
+            _ => None,
+        }
+    }
+
+    fn refused(&mut self, pid: u32, fd: OwnedFd) -> String {
+        self.say(&ToDaemon::Process { pid }, vec![fd]);
+        match self.hear() {
+            Some(ToVmm::ProcessRefused { pid: of, text }) if of == pid => text,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn pidfd(pid: Pid) -> OwnedFd {
+    pidfd_open(pid, PidfdFlags::empty()).unwrap()
+}
+
+fn made(handle: u32) -> ObjectChange {
+    ObjectChange::Made(ProgramObject {
+        client: 1,
+        handle,
+        class: 0xc86f,
+        parent: 2,
+        engine: 0,
+    })
+}
+
+/// A child that ends with the test.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn new() -> Self {
+        Self(Command::new("sleep").arg("600").spawn().unwrap())
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn who_does_not_descend_is_refused() {
+    let bench = Bench::new();
+    let mut launcher = Launcher::admitted(&bench);
+    let text = launcher.refused(7, pidfd(getppid().unwrap()));
+    assert!(text.contains("does not descend"), "{text}");
+    let text = launcher.refused(8, File::open("/dev/null").unwrap().into());
+    assert!(text.contains("names no process"), "{text}");
+    let mut child = Sleeper::new();
+    let gone = pidfd(Pid::from_child(&child.0));
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
+    launcher.refused(9, gone);
+    // What is said of them is not told on.
+    for pid in [7, 8, 9, 10] {
+        let changes = vec![made(1)];
+        launcher.say(&ToDaemon::Objects { pid, changes }, Vec::new());
+    }
+    let child = Sleeper::new();
+    let pid = 11;
+    launcher.say(
+        &ToDaemon::Process { pid },
+        vec![pidfd(Pid::from_child(&child.0))],
+    );
+    let changes = vec![made(2)];
+    launcher.say(&ToDaemon::Objects { pid, changes }, Vec::new());
+    until("the child's object", || !bench.gpu.made().is_empty());
+    assert_eq!(bench.gpu.made(), [(child.0.id(), 1, 2)]);
+}
+
+#[test]
+fn who_breaks_the_rules_is_disconnected() {
+    let bench = Bench::new();
+    let child = Sleeper::new();
+    let own = || pidfd(Pid::from_child(&child.0));
+    let process = |pid| ToDaemon::Process { pid };
+    let objects = |count| ToDaemon::Objects {
+        pid: 1,
+        changes: vec![made(1); count],
+    };
+    let mailbox = ToDaemon::Mailbox {
+        id: 1,
+        op: 1,
+        args: [0; turnstile_abi::MAILBOX_ARGS],
+    };
+    let again = ToDaemon::Program {
+        protocol: PROTOCOL,
+        name: "again".into(),
+        weight: None,
+    };
+    let rules: [Vec<(ToDaemon, Vec<OwnedFd>)>; 6] = [
+        vec![(process(1), vec![])],
+        vec![(process(1), vec![own(), own()])],
+        vec![(process(1), vec![own()]), (process(2), vec![own()])],
+        vec![
+            (process(1), vec![own()]),
+            (objects(CHANGES_MAX + 1), vec![]),
+        ],
+        vec![(mailbox, vec![])],
+        vec![(again, vec![])],
+    ];
+    for said in rules {
+        let mut launcher = Launcher::admitted(&bench);
+        let text = format!("{said:?}");
+        for (message, fds) in said {
+            launcher.say(&message, fds);
+        }
+        assert_eq!(launcher.hear(), None, "{text}");
+        until("it has left", || {
+            bench
+                .daemon
+                .as_ref()
+                .unwrap()
+                .host()
+                .snapshot()
+                .tenants
+                .is_empty()
+        });
+    }
+}
+
+#[test]
+fn a_stranger_says_nothing_before_its_greeting() {
+    let bench = Bench::new();
+    for message in [ToDaemon::Exited { pid: 1 }, ToDaemon::Process { pid: 1 }] {
+        let mut launcher = Launcher {
+            stream: UnixStream::connect(bench.socket()).unwrap(),
+            reader: FrameReader::new(),
+        };
+        launcher.say(&message, Vec::new());
+        assert_eq!(launcher.hear(), None);
+    }
+    let mut launcher = Launcher {
+        stream: UnixStream::connect(bench.socket()).unwrap(),
+        reader: FrameReader::new(),
+    };
+    let newer = ToDaemon::Program {
+        protocol: PROTOCOL + 1,
+        name: "x".into(),
+        weight: None,
+    };
+    launcher.say(&newer, Vec::new());
+    assert!(matches!(launcher.hear(), Some(ToVmm::Refused { text }) if text.contains("protocol")));
+}
