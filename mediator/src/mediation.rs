@@ -164,13 +164,14 @@ impl Mediation {
             .is_some_and(|standing| standing.wants || standing.kept)
     }
 
-    /// A tenant waits for its memory, or does so no more. To the policy one that waits has no work: who runs meanwhile
+    /// Which tenants wait for their memory. To the policy one that waits has no work: who runs meanwhile
     /// is not ahead of it (turns on the memory are fair by themselves), and an engine without work is not its.
-    pub fn set_memory_waits(&mut self, tenant: TenantId, waits: bool) {
-        if let Some(standing) = self.tenants.get_mut(&tenant) {
-            standing.memory_waits = waits;
+    pub fn memory_waits(&mut self, waits: impl Fn(TenantId) -> bool) {
+        for (tenant, standing) in &mut self.tenants {
+            standing.memory_waits = waits(*tenant);
         }
     }
+
 
     /// Bytes were moved between GPU and host because of a tenant.
     pub fn charge_moved(&mut self, tenant: TenantId, bytes: u64) {

@@ -13,6 +13,7 @@ mod control;
 mod error;
 mod host;
 mod mailbox;
+mod memory;
 mod peer;
 mod programs;
 mod registry;
@@ -33,7 +34,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 pub use accounting::{MeterKind, Timing};
 pub use error::HostError;
 pub use host::{Host, HostConfig};
-pub use snapshot::{HostSnapshot, TenantKind, TenantSnapshot};
+pub use snapshot::{HostSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 
 use crate::gpu::Gpu;
 

@@ -153,6 +153,11 @@ impl Bench {
             };
             let place = fact.chunks.get_mut(&chunk).expect("a chunk that there is");
             assert_eq!(std::mem::replace(place, to), from);
+            let reserve = self.min[&order.owner];
+            let kept = fact.chunks.values().filter(|p| **p == Place::Resident);
+            if order.direction == Direction::Out {
+                assert!(kept.count() as u64 >= reserve, "{} loses its reserve", order.owner);
+            }
             self.moves[order.direction as usize].push_back((order.owner, order.cause, chunk));
         }
     }
@@ -189,11 +194,6 @@ impl Bench {
                         }
                     }
                 };
-                let reserve = self.min[&owner].min(fact.chunks.len() as u64);
-                let kept = fact.chunks.values().filter(|p| **p == Place::Resident);
-                if direction == Direction::Out && result.is_ok() {
-                    assert!(kept.count() as u64 >= reserve, "{owner} lost its reserve");
-                }
                 let report = MoveReport {
                     owner,
                     cause,
