@@ -172,7 +172,6 @@ impl Mediation {
         }
     }
 
-
     /// Bytes were moved between GPU and host because of a tenant.
     pub fn charge_moved(&mut self, tenant: TenantId, bytes: u64) {
         self.ledger.add_moved(tenant, bytes);

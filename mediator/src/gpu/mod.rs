@@ -17,9 +17,7 @@ use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage
 use turnstile_vmm::wire::ObjectChange;
 use vm_memory::GuestMemoryMmap;
 
-pub use moves::{
-    ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport,
-};
+pub use moves::{ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport};
 
 /// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and written.
 pub type GuestMemory = GuestMemoryMmap<()>;

@@ -381,9 +381,7 @@ impl MemoryManager {
     }
 
     fn take_turns(&mut self, now: Moment, wanting: &[Candidate]) -> Vec<TenantId> {
-        let long_ago = self
-            .turn_at
-            .is_none_or(|at| now.since(at) >= FORGET_AFTER);
+        let long_ago = self.turn_at.is_none_or(|at| now.since(at) >= FORGET_AFTER);
         if long_ago {
             // Until now the policy saw to it that shares are even.
             let clock = self.system_clock();
@@ -445,9 +443,10 @@ impl MemoryManager {
         let length = Nanos(held_up.0.saturating_mul(u64::from(self.config.turn_factor)))
             .max(next)
             .max(self.config.turn_min);
-        let ahead = self.owners.get(&leader).map_or(0, |owner| {
-            weighed(length, owner.entitlement.weight.get())
-        });
+        let ahead = self
+            .owners
+            .get(&leader)
+            .map_or(0, |owner| weighed(length, owner.entitlement.weight.get()));
         let room = self.room_for(&wanting[..1]);
         self.turn = Some(Turn {
             leader,

@@ -76,22 +76,7 @@ impl HostPool {
     /// # Errors
     /// When the host has no memory or descriptors for it.
     pub fn new(bytes: u64) -> Result<Self, PoolError> {
-        let count = u32::try_from(bytes / CHUNK_BYTES).unwrap_or(u32::MAX);
-        // A file that is mapped has a page at least.
-        let bytes = (u64::from(count) * CHUNK_BYTES).max(CHUNK_BYTES);
-        let no_file = |source| PoolError::File { bytes, source };
-        let (file, huge) = match huge_file(bytes) {
-            Ok(file) => (file, true),
-            Err(_) => (
-                memory_file("turnstile-pool", bytes).map_err(no_file)?,
-                false,
-            ),
-        };
-        let mapped = file.try_clone().map_err(no_file)?;
-        let size =
-            usize::try_from(bytes).map_err(|_| no_file(io::ErrorKind::OutOfMemory.into()))?;
-        let region = MmapRegion::from_file(FileOffset::new(mapped, 0), size)
-            .map_err(|source| PoolError::Map { bytes, source })?;
+        let (Chunks { file, region, huge }, count) = chunk_memory("turnstile-pool", bytes)?;
         Ok(Self {
             file,
             region,
@@ -117,9 +102,8 @@ impl HostPool {
     /// Bytes of slots that can be taken: free ones and spares.
     pub fn free_bytes(&self) -> u64 {
         let slots = self.lock();
-        let live = |(index, generation): &&(u32, u64)| {
-            slots.generations[*index as usize] == *generation
-        };
+        let live =
+            |(index, generation): &&(u32, u64)| slots.generations[*index as usize] == *generation;
         (slots.free.len() + slots.spares.iter().filter(live).count()) as u64 * CHUNK_BYTES
     }
 
@@ -237,10 +221,36 @@ impl Drop for Slot {
     }
 }
 
+/// Memory for chunks.
+#[derive(Debug)]
+pub(crate) struct Chunks {
+    file: File,
+    pub(crate) region: MmapRegion,
+    huge: bool,
+}
+
+/// Memory of so many bytes, rounded down to chunks, in huge pages where the host has set some aside; and how many chunks
+/// those are.
+pub(crate) fn chunk_memory(name: &str, bytes: u64) -> Result<(Chunks, u32), PoolError> {
+    let count = u32::try_from(bytes / CHUNK_BYTES).unwrap_or(u32::MAX);
+    // A file that is mapped has a page at least.
+    let bytes = (u64::from(count) * CHUNK_BYTES).max(CHUNK_BYTES);
+    let no_file = |source| PoolError::File { bytes, source };
+    let (file, huge) = match huge_file(name, bytes) {
+        Ok(file) => (file, true),
+        Err(_) => (memory_file(name, bytes).map_err(no_file)?, false),
+    };
+    let mapped = file.try_clone().map_err(no_file)?;
+    let size = usize::try_from(bytes).map_err(|_| no_file(io::ErrorKind::OutOfMemory.into()))?;
+    let region = MmapRegion::from_file(FileOffset::new(mapped, 0), size)
+        .map_err(|source| PoolError::Map { bytes, source })?;
+    Ok((Chunks { file, region, huge }, count))
+}
+
 /// A file in huge pages, all of them allocated now: one that is missing later would kill whoever touches it.
-fn huge_file(bytes: u64) -> io::Result<File> {
+fn huge_file(name: &str, bytes: u64) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-    let fd: OwnedFd = memfd_create("turnstile-pool", flags)?;
+    let fd: OwnedFd = memfd_create(name, flags)?;
     ftruncate(&fd, bytes)?;
     let file = File::from(fd);
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;

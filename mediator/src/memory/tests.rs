@@ -156,7 +156,11 @@ impl Bench {
             let reserve = self.min[&order.owner];
             let kept = fact.chunks.values().filter(|p| **p == Place::Resident);
             if order.direction == Direction::Out {
-                assert!(kept.count() as u64 >= reserve, "{} loses its reserve", order.owner);
+                assert!(
+                    kept.count() as u64 >= reserve,
+                    "{} loses its reserve",
+                    order.owner
+                );
             }
             self.moves[order.direction as usize].push_back((order.owner, order.cause, chunk));
         }
@@ -182,11 +186,7 @@ impl Bench {
                     None => Err(MoveFailure::Gone),
                     Some(place) => {
                         let out = (direction == Direction::Out) != fails;
-                        *place = if out {
-                            Place::Swapped
-                        } else {
-                            Place::Resident
-                        };
+                        *place = if out { Place::Swapped } else { Place::Resident };
                         if fails {
                             Err(MoveFailure::Copy)
                         } else {

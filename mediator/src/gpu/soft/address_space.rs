@@ -5,16 +5,18 @@
 //! ```
 //!
 //! Each tenant's bytes live in a file of its own, so that the aperture which its VMM maps cannot show anybody else's. The
-//! page table says which chunk of the card stands behind a page; a page without one faults. Where memory moves
-//! ([`super::swap`]), a page keeps its address when its chunk is taken away and its bytes go to the host's pool, and the
-//! aperture is a file of its own in which nothing shows.
+//! page table says which chunk of the card stands behind a page; a page without one faults.
+//!
+//! Where memory moves ([`super::swap`]) the bytes lie in the frames of the card's chunks instead, anywhere on the card, and a
+//! page keeps its address when its chunk is taken away and its bytes go to the host's pool. The tenant's file then has
+//! nothing in it: its aperture is blind.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_abi::{CHUNK_BYTES, ErrorCode, GPU_VA_BASE};
 use turnstile_accounting::TenantId;
@@ -22,8 +24,8 @@ use vm_memory::{AtomicInteger, Bytes, FileOffset, MmapRegion, VolatileMemory, Vo
 use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 
 use super::memory::CardMemory;
-use super::swap::{Away, Copies, Swap};
 use super::ptx::{DeviceMemory, MemoryFault};
+use super::swap::{Away, Copies, Swap};
 use crate::gpu::{Allocation, ChunkId};
 use crate::memory_file::memory_file;
 
@@ -60,6 +62,8 @@ pub(super) struct Layout {
     pub(super) away: BTreeMap<usize, Away>,
     /// What the host still has of pages that are on the card.
     pub(super) copies: Copies,
+    /// Chunks that were freed while a command executed, which may be about to touch their frames.
+    pub(super) limbo: Vec<u32>,
 }
 
 /// The address space of one tenant. Lookups take no lock.
@@ -68,9 +72,8 @@ pub(super) struct AddressSpace {
     pub(super) tenant: TenantId,
     pub(super) card: CardMemory,
     file: File,
-    /// What a VM maps where memory moves, instead of the file.
-    blind: Option<File>,
-    pub(super) region: MmapRegion,
+    /// The file, or all frames of the card.
+    pub(super) region: Arc<MmapRegion>,
     /// For each page its chunk plus one, or zero.
     pub(super) pages: Box<[AtomicU32]>,
     /// Held while the card's lock is taken, and no other.
@@ -83,6 +86,8 @@ pub(super) struct AddressSpace {
     /// Counts up whenever a command of the tenant begins, which may write anywhere.
     pub(super) ran: AtomicU64,
     pub(super) swap: Option<Swap>,
+    /// There are chunks in limbo.
+    pub(super) in_limbo: AtomicBool,
 }
 
 impl AddressSpace {
@@ -101,16 +106,19 @@ impl AddressSpace {
         let no_map = |source| AddressSpaceError::Map { bytes, source };
         let file = memory_file("turnstile-gpu", bytes).map_err(no_file)?;
         let mapped = file.try_clone().map_err(no_file)?;
-        let blind = swap.as_ref().map(|_| memory_file("turnstile-blind", bytes));
-        let blind = blind.transpose().map_err(no_file)?;
         let size =
             usize::try_from(bytes).map_err(|_| no_file(io::ErrorKind::OutOfMemory.into()))?;
-        let region = MmapRegion::from_file(FileOffset::new(mapped, 0), size).map_err(no_map)?;
+        let region = match card.frames() {
+            Some(frames) => frames.clone(),
+            None => {
+                let own = MmapRegion::from_file(FileOffset::new(mapped, 0), size);
+                Arc::new(own.map_err(no_map)?)
+            }
+        };
         Ok(Self {
             tenant,
             card,
             file,
-            blind,
             region,
             pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
             layout: Mutex::default(),
@@ -119,12 +127,13 @@ impl AddressSpace {
             absent: AtomicU64::new(0),
             ran: AtomicU64::new(0),
             swap,
+            in_limbo: AtomicBool::new(false),
         })
     }
 
     /// Another descriptor of the file behind the aperture.
     pub(super) fn aperture(&self) -> io::Result<File> {
-        self.blind.as_ref().unwrap_or(&self.file).try_clone()
+        self.file.try_clone()
     }
 
     /// Bytes that may still be allocated: by the tenant's limit, and by what the card (and the pool behind it) has left.
@@ -156,7 +165,8 @@ impl AddressSpace {
         }
         let chunks = self.card.take(self.tenant, count);
         // A VM can write where it has allocated nothing: its VMM maps the whole file.
-        let scrubbed = self.scrub(first..first + count).is_ok();
+        let scrubbed = self.swap.is_some() || self.scrub(first..first + count).is_ok();
+        self.card.clean(chunks.as_deref().unwrap_or_default());
         if !scrubbed || (chunks.is_none() && self.swap.is_none()) {
             self.card.release(self.tenant, chunks.into_iter().flatten());
             self.card.unpromise(count);
@@ -197,25 +207,39 @@ impl AddressSpace {
             .remove(&first)
             .ok_or(ErrorCode::NoSuchAllocation)?;
         self.used.fetch_sub(count as u64, Ordering::Relaxed);
-        self.drop_pages(first..first + count);
+        if self.swap.is_some() {
+            let pages = &self.pages[first..first + count];
+            let chunks = pages.iter().map(|page| page.swap(0, Ordering::AcqRel));
+            layout
+                .limbo
+                .extend(chunks.filter_map(|chunk| chunk.checked_sub(1)));
+            self.in_limbo.store(true, Ordering::Release);
+        } else {
+            self.drop_pages(first..first + count);
+        }
         self.forget(&mut layout, first, count);
         self.card.unpromise(count);
         Ok(())
     }
 
-    /// Unmaps, scrubs, and gives the chunks back. What cannot be scrubbed is never given back.
+    /// Unmaps, scrubs, and gives the chunks back. What cannot be scrubbed is never given back. Frames are scrubbed when they
+    /// are taken, so that what is overwritten as a whole need not be.
     fn drop_pages(&self, range: Range<usize>) {
         let chunks: Vec<u32> = self.pages[range.clone()]
             .iter()
             .filter_map(|page| page.swap(0, Ordering::AcqRel).checked_sub(1))
             .collect();
-        if self.scrub(range).is_ok() {
+        if self.swap.is_some() {
+            for chunk in &chunks {
+                self.card.release_dirty(self.tenant, *chunk);
+            }
+        } else if self.scrub(range).is_ok() {
             self.card.release(self.tenant, chunks);
         }
     }
 
     /// Makes the bytes of these pages zero and gives their memory back to the host.
-    pub(super) fn scrub(&self, range: Range<usize>) -> Result<(), vmm_sys_util::errno::Error> {
+    fn scrub(&self, range: Range<usize>) -> Result<(), vmm_sys_util::errno::Error> {
         let (offset, bytes) = (
             range.start as u64 * CHUNK_BYTES,
             range.len() as u64 * CHUNK_BYTES,
@@ -244,15 +268,37 @@ impl AddressSpace {
             next += CHUNK_BYTES;
         }
         // CAST: the page exists, so that the offset is within the region.
-        Ok((va - GPU_VA_BASE) as usize)
+        if self.swap.is_none() {
+            return Ok((va - GPU_VA_BASE) as usize);
+        }
+        let chunk = self.page(va).map_or(0, |page| page.load(Ordering::Acquire));
+        let chunk = chunk.checked_sub(1).ok_or(PageFault { va })?;
+        Ok((u64::from(chunk) * CHUNK_BYTES + va % CHUNK_BYTES) as usize)
     }
 
-    /// The bytes from `va` on.
+    /// Bytes from `va` on that certainly lie one after the other.
+    pub(super) fn reach(&self, va: u64) -> u64 {
+        match self.swap {
+            Some(_) => CHUNK_BYTES - va % CHUNK_BYTES,
+            None => u64::MAX,
+        }
+    }
+
+    /// Whether all of a range has memory.
+    ///
+    /// # Errors
+    /// The first address without memory.
+    pub(super) fn check(&self, va: u64, bytes: usize) -> Result<(), PageFault> {
+        self.offset(va, bytes).map(|_| ())
+    }
+
+    /// The bytes from `va` on, which are not more than [`Self::reach`].
     ///
     /// # Errors
     /// The first address without memory.
     pub(super) fn slice(&self, va: u64, bytes: usize) -> Result<VolatileSlice<'_>, PageFault> {
         let offset = self.offset(va, bytes)?;
+        debug_assert!(bytes as u64 <= self.reach(va));
         self.region
             .get_slice(offset, bytes)
             .map_err(|_| PageFault { va })
@@ -287,10 +333,25 @@ impl From<vm_memory::VolatileMemoryError> for MemoryFault {
 /// another, and what other engines see of them in between is as undefined as on hardware.
 impl DeviceMemory for AddressSpace {
     fn load(&self, va: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
+        let reach = self.reach(va);
+        if out.len() as u64 > reach {
+            // CAST: less than the length.
+            let (here, there) = out.split_at_mut(reach as usize);
+            self.slice(va, here.len())?.read_slice(here, 0)?;
+            return self.load(va.wrapping_add(reach), there);
+        }
         Ok(self.slice(va, out.len())?.read_slice(out, 0)?)
     }
 
     fn store(&self, va: u64, data: &[u8]) -> Result<(), MemoryFault> {
+        let reach = self.reach(va);
+        if data.len() as u64 > reach {
+            self.check(va, data.len())?;
+            // CAST: less than the length.
+            let (here, there) = data.split_at(reach as usize);
+            self.slice(va, here.len())?.write_slice(here, 0)?;
+            return self.store(va.wrapping_add(reach), there);
+        }
         Ok(self.slice(va, data.len())?.write_slice(data, 0)?)
     }
 
@@ -334,6 +395,7 @@ impl DeviceMemory for AddressSpace {
 impl Drop for AddressSpace {
     fn drop(&mut self) {
         self.drop_pages(0..self.pages.len());
+        self.settle_limbo();
         // CAST: pages of a space were counted by a usize.
         self.card
             .unpromise(self.used.load(Ordering::Relaxed) as usize);
@@ -350,11 +412,7 @@ fn first_page(va: u64) -> Option<usize> {
 }
 
 /// The first gap of `count` pages.
-fn first_fit(
-    allocations: &BTreeMap<usize, usize>,
-    count: usize,
-    pages: usize,
-) -> Option<usize> {
+fn first_fit(allocations: &BTreeMap<usize, usize>, count: usize, pages: usize) -> Option<usize> {
     let mut begin = 0;
     for (first, taken) in allocations {
         if first - begin >= count {
@@ -373,7 +431,7 @@ mod tests {
     const A: TenantId = TenantId(1);
 
     fn space(pages: u64, card: u64) -> AddressSpace {
-        let card = CardMemory::new(card * CHUNK_BYTES, 0);
+        let card = CardMemory::new(card * CHUNK_BYTES);
         AddressSpace::new(A, card, pages * CHUNK_BYTES, 16, None).unwrap()
     }
 
@@ -411,7 +469,7 @@ mod tests {
 
     #[test]
     fn limits_of_tenant_card_and_table() {
-        let card = CardMemory::new(6 * CHUNK_BYTES, 0);
+        let card = CardMemory::new(6 * CHUNK_BYTES);
         let a = AddressSpace::new(A, card.clone(), 4 * CHUNK_BYTES, 2, None).unwrap();
         let b = AddressSpace::new(TenantId(2), card.clone(), 4 * CHUNK_BYTES, 9, None).unwrap();
         assert_eq!(a.allocate(5 * CHUNK_BYTES), Err(ErrorCode::OutOfGpuMemory));

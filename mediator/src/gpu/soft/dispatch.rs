@@ -261,9 +261,17 @@ impl Core {
                 tenant: load.tenant,
             };
         }
-        let Load { channel, job, .. } = load;
+        let Load {
+            tenant,
+            channel,
+            job,
+            ..
+        } = load;
         if let Work::Move(moving) = &*job.work {
             return self.moved(moving, now.since(since));
+        }
+        if self.memory_log.is_some() {
+            self.settle_limbo(tenant);
         }
         let Some(slot) = self.find(channel).and(channel).map(|c| c.slot) else {
             return;

@@ -4,7 +4,7 @@ use turnstile_abi::{CopyDirection, ErrorCode};
 use turnstile_accounting::Nanos;
 use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileSlice};
 
-use super::address_space::PageFault;
+use super::address_space::{AddressSpace, PageFault};
 use super::clock::Clock;
 use super::config::SoftConfig;
 use super::context::Context;
@@ -85,10 +85,10 @@ fn transfer(
         } => {
             let reads = direction != CopyDirection::GuestToGpu;
             let writes = direction != CopyDirection::GpuToGuest;
-            let source = reads.then(|| space.slice(source, whole)).transpose();
-            source.and(writes.then(|| space.slice(destination, whole)).transpose())
+            let source = reads.then(|| space.check(source, whole)).transpose();
+            source.and(writes.then(|| space.check(destination, whole)).transpose())
         }
-        Work::Fill { va, .. } => space.slice(va, whole).map(Some),
+        Work::Fill { va, .. } => space.check(va, whole).map(Some),
         Work::Kernel(_) | Work::Move(_) => return Ok(Outcome::Done),
     };
     if let Err(fault) = checked {
@@ -100,7 +100,9 @@ fn transfer(
     };
     let mut done = 0;
     while done < whole as u64 {
-        let piece = (whole as u64 - done).min(PIECE) as usize;
+        let piece = (whole as u64 - done)
+            .min(PIECE)
+            .min(reach(space, work, done)) as usize;
         let moved = match *work {
             Work::Copy {
                 direction,
@@ -122,6 +124,26 @@ fn transfer(
         after(done)?;
     }
     Ok(Outcome::Done)
+}
+
+/// Bytes from here on that lie one after the other wherever the work touches GPU memory.
+fn reach(space: &AddressSpace, work: &Work, done: u64) -> u64 {
+    match *work {
+        Work::Copy {
+            direction,
+            source,
+            destination,
+            ..
+        } => {
+            let reads = direction != CopyDirection::GuestToGpu;
+            let writes = direction != CopyDirection::GpuToGuest;
+            let source = reads.then(|| space.reach(source + done));
+            let destination = writes.then(|| space.reach(destination + done));
+            source.into_iter().chain(destination).min().unwrap_or(PIECE)
+        }
+        Work::Fill { va, .. } => space.reach(va + done),
+        Work::Kernel(_) | Work::Move(_) => PIECE,
+    }
 }
 
 fn copy_piece(

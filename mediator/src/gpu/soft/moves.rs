@@ -53,6 +53,16 @@ impl Core {
         suspended && !loads.into_iter().any(|load| load.is_command_of(tenant))
     }
 
+    /// Gives back what a tenant has freed, unless a command of it executes, which does so when it ends.
+    pub(super) fn settle_limbo(&self, tenant: TenantId) {
+        let loads = self.engines.iter().filter_map(|engine| engine.load());
+        if let Some(entry) = self.tenants.get(&tenant)
+            && !loads.into_iter().any(|load| load.is_command_of(tenant))
+        {
+            entry.context.space.settle_limbo();
+        }
+    }
+
     /// Queues an order.
     pub(super) fn order_move(&mut self, order: MoveOrder) -> Result<(), MoveError> {
         let MoveOrder {

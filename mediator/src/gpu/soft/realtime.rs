@@ -197,12 +197,12 @@ impl SoftGpu {
     pub fn new(config: SoftConfig) -> io::Result<Self> {
         let clock = Clock::new();
         let mut core = Core::new(config, clock.now());
-        let swap = Swap::new(&config).map_err(io::Error::other)?;
+        let (card, swap) = Swap::new(&config).map_err(io::Error::other)?;
         core.memory_log = swap.as_ref().map(|swap| swap.log.clone());
         let shared = Arc::new(Shared {
             config,
             clock,
-            card: CardMemory::new(config.memory_bytes, config.pool_bytes().unwrap_or(0)),
+            card,
             swap,
             registers: core.registers.clone(),
             changes: core.changes(),

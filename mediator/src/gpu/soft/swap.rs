@@ -20,6 +20,7 @@ use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
 use super::address_space::{AddressSpace, Layout};
 use super::config::SoftConfig;
+use super::memory::CardMemory;
 use crate::gpu::{ChunkId, Direction, MemoryEvent, MoveFailure};
 use crate::memory::pool::{HostPool, PoolError, Slot, Spare};
 
@@ -43,15 +44,17 @@ pub(super) struct Swap {
 }
 
 impl Swap {
-    /// What a GPU of this configuration needs, if its memory moves.
-    pub(super) fn new(config: &SoftConfig) -> Result<Option<Self>, PoolError> {
+    /// The card of a GPU of this configuration, and what its memory needs to move, if it does.
+    pub(super) fn new(config: &SoftConfig) -> Result<(CardMemory, Option<Self>), PoolError> {
         let Some(bytes) = config.pool_bytes() else {
-            return Ok(None);
+            return Ok((CardMemory::new(config.memory_bytes), None));
         };
-        Ok(Some(Self {
+        let card = CardMemory::with_frames(config.memory_bytes, bytes)?;
+        let swap = Self {
             pool: Arc::new(HostPool::new(bytes)?),
             log: Arc::default(),
-        }))
+        };
+        Ok((card, Some(swap)))
     }
 }
 
@@ -140,6 +143,15 @@ impl AddressSpace {
         }
     }
 
+    /// Gives back what was freed. Precondition: no engine executes a command of the tenant that began before.
+    pub(super) fn settle_limbo(&self) {
+        if self.in_limbo.swap(false, Ordering::AcqRel) {
+            for chunk in std::mem::take(&mut self.layout().limbo) {
+                self.card.release_dirty(self.tenant, chunk);
+            }
+        }
+    }
+
     /// Moves a chunk; returns the bytes that were copied. Precondition: no engine executes a command of the tenant.
     pub(super) fn move_chunk(
         &self,
@@ -160,12 +172,14 @@ impl AddressSpace {
             return Err(MoveFailure::There);
         }
         let ran = self.ran.load(Ordering::Acquire);
-        let copy = layout.copies.remove(&page);
-        let copy = copy.and_then(|(spare, then)| spare.claim().filter(|_| then == ran));
-        let (slot, copied) = match copy {
-            Some(slot) => (slot, 0),
-            None => {
-                let slot = swap.pool.take().ok_or(MoveFailure::NoRoom)?;
+        let spare = layout.copies.remove(&page);
+        let kept = spare.and_then(|(spare, then)| Some((spare.claim()?, then)));
+        let (slot, copied) = match kept {
+            Some((slot, then)) if then == ran => (slot, 0),
+            kept => {
+                // A copy that is of no use any more is its own page's all the same: it is overwritten as a whole.
+                let slot = kept.map(|(slot, _)| slot).or_else(|| swap.pool.take());
+                let slot = slot.ok_or(MoveFailure::NoRoom)?;
                 let to = slot.bytes().ok_or(MoveFailure::Copy)?;
                 self.bytes_of(page)?.copy_to_volatile_slice(to);
                 (slot, CHUNK_BYTES)
@@ -173,10 +187,8 @@ impl AddressSpace {
         };
         layout.away.insert(page, Away::Slot(slot));
         self.absent.fetch_add(1, Ordering::AcqRel);
-        let chunk = self.pages[page].swap(0, Ordering::AcqRel).checked_sub(1);
-        // What cannot be scrubbed is never given to anybody again.
-        if self.scrub(page..page + 1).is_ok() {
-            self.card.release(self.tenant, chunk);
+        if let Some(chunk) = self.pages[page].swap(0, Ordering::AcqRel).checked_sub(1) {
+            self.card.release_dirty(self.tenant, chunk);
         }
         Ok(copied)
     }
@@ -187,12 +199,16 @@ impl AddressSpace {
         let chunk = taken.and_then(|chunks| chunks.first().copied());
         let chunk = chunk.ok_or(MoveFailure::NoRoom)?;
         let copied = match away {
-            Away::Blank => 0,
+            Away::Blank => {
+                self.card.clean(&[chunk]);
+                0
+            }
             Away::Slot(slot) => {
-                let (Some(from), Ok(to)) = (slot.bytes(), self.bytes_of(page)) else {
-                    self.card.release(self.tenant, [chunk]);
+                let (Some(from), Ok(to)) = (slot.bytes(), self.frame(chunk)) else {
+                    self.card.release_dirty(self.tenant, chunk);
                     return Err(MoveFailure::Copy);
                 };
+                // The whole frame: whatever was in it is gone.
                 from.copy_to_volatile_slice(to);
                 CHUNK_BYTES
             }
@@ -206,9 +222,22 @@ impl AddressSpace {
         Ok(copied)
     }
 
+    /// The bytes of a page that is on the card.
     fn bytes_of(&self, page: usize) -> Result<VolatileSlice<'_>, MoveFailure> {
-        // CAST: a page of the region.
-        let (offset, bytes) = (page * CHUNK_BYTES as usize, CHUNK_BYTES as usize);
+        let chunk = self.pages[page].load(Ordering::Acquire).checked_sub(1);
+        match self.swap {
+            Some(_) => self.frame(chunk.ok_or(MoveFailure::Gone)?),
+            None => self.nth(page),
+        }
+    }
+
+    fn frame(&self, chunk: u32) -> Result<VolatileSlice<'_>, MoveFailure> {
+        self.nth(chunk as usize)
+    }
+
+    fn nth(&self, place: usize) -> Result<VolatileSlice<'_>, MoveFailure> {
+        // CAST: a chunk of the region.
+        let (offset, bytes) = (place * CHUNK_BYTES as usize, CHUNK_BYTES as usize);
         let slice = self.region.get_slice(offset, bytes);
         slice.map_err(|_| MoveFailure::Copy)
     }
@@ -306,7 +335,6 @@ impl Moving {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::CardMemory;
     use super::*;
 
     const A: TenantId = TenantId(1);
@@ -318,7 +346,7 @@ mod tests {
             pool: Arc::new(HostPool::new(pool * CHUNK_BYTES).unwrap()),
             log: log.clone(),
         };
-        let card = CardMemory::new(card * CHUNK_BYTES, pool * CHUNK_BYTES);
+        let card = CardMemory::with_frames(card * CHUNK_BYTES, pool * CHUNK_BYTES).unwrap();
         let bytes = pages * CHUNK_BYTES;
         (
             AddressSpace::new(A, card, bytes, 16, Some(swap)).unwrap(),
@@ -357,6 +385,12 @@ mod tests {
         let in_vain = space.move_chunk(ChunkId(1), Direction::In);
         assert_eq!(in_vain, Err(MoveFailure::NoRoom));
         space.free(other).unwrap();
+        assert_eq!(
+            space.card.free_chunks(),
+            0,
+            "a kernel may still write there"
+        );
+        space.settle_limbo();
         assert_eq!(space.move_chunk(ChunkId(1), Direction::In), Ok(CHUNK_BYTES));
         assert_eq!((read(&space, second), space.absent()), (2, 0));
         let mut events = Vec::new();
@@ -403,6 +437,7 @@ mod tests {
         let gone = space.move_chunk(ChunkId(0), Direction::In);
         assert_eq!(gone, Err(MoveFailure::Gone));
         space.free(more.va).unwrap();
+        space.settle_limbo();
         assert_eq!(space.absent(), 0);
         assert_eq!(pool.free_bytes(), pool.bytes());
         assert_eq!(space.card.free_chunks(), 2);

@@ -125,7 +125,7 @@ impl<D: Driver> Gpu for D {
         context.space.free(va)?;
         if self.swap().is_some() {
             // It may have been what its tenant waited for.
-            self.drive(|_, _| ());
+            self.drive(|core, _| core.settle_limbo(tenant));
         }
         Ok(())
     }

@@ -122,11 +122,11 @@ impl VirtualGpu {
     pub fn new(config: SoftConfig) -> Self {
         let mut core = Core::new(config, Moment(0));
         // PANIC: this is for tests and the lab, which cannot go on without.
-        let swap = Swap::new(&config).expect("memory for the pool");
+        let (card, swap) = Swap::new(&config).expect("memory for the pool");
         core.memory_log = swap.as_ref().map(|swap| swap.log.clone());
         Self {
             config,
-            card: CardMemory::new(config.memory_bytes, config.pool_bytes().unwrap_or(0)),
+            card,
             swap,
             registers: core.registers.clone(),
             state: Mutex::new(State {
