@@ -38,6 +38,12 @@ enum Command {
     /// Resume what a daemon that is gone had suspended
     #[command(hide = true)]
     NvidiaGuardian(cli::nvidia::GuardianArgs),
+    /// Execute one VM's commands on a real GPU; started by the daemon
+    #[command(hide = true)]
+    NvidiaWorker(cli::nvidia_worker::WorkerArgs),
+    /// Check workers on a real GPU, and measure them
+    #[command(hide = true)]
+    NvidiaWorkerCheck(cli::nvidia_worker::CheckArgs),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -53,5 +59,7 @@ fn main() -> anyhow::Result<()> {
         Command::NvidiaLoad(args) => cli::bench::load(&args),
         Command::NvidiaWatch(args) => cli::nvidia::watch(&args),
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
+        Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
+        Command::NvidiaWorkerCheck(args) => cli::nvidia_worker::check(&args),
     }
 }

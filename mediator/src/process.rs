@@ -45,6 +45,15 @@ pub(crate) fn of_pidfd(pidfd: &impl AsFd) -> Option<u32> {
     line.trim().parse().ok().filter(|pid| *pid != 0)
 }
 
+/// The name that a process gave itself; empty if it is gone.
+pub(crate) fn name(pid: u32) -> String {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end()
+        .chars()
+        .filter(|c| !c.is_control())
+        .collect()
+}
+
 /// What `wanted` says of a process, or of its nearest ancestor of which it says something.
 pub(crate) fn nearest<T>(
     pid: u32,

@@ -34,10 +34,16 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 /// a resuming call of 430 us each).
 pub const SLICE_MIN: Nanos = Nanos::from_ms(2);
 
+/// How long slices are first ones after somebody new waits.
+const FIRST_FOR: Nanos = Nanos::from_ms(500);
+
 /// Turns of the engine, by weighted virtual time.
 #[derive(Debug)]
 pub struct Slices {
     frame_ns: Nanos,
+    first_slice_ns: Nanos,
+    /// Until then slices are as long as first ones.
+    first_until: Moment,
     tenants: Roster<Tenant>,
     /// Virtual time of whoever waits and is furthest behind.
     system: VirtualTime,
@@ -67,6 +73,8 @@ struct Tenant {
     backlogged: bool,
     /// It had its slice of this frame, or has none in it.
     served: bool,
+    /// It has waited beside others before.
+    met: bool,
     decision: Decision,
 }
 
@@ -86,6 +94,8 @@ impl Slices {
     pub fn new(tuning: &Tuning) -> Self {
         Self {
             frame_ns: tuning.frame_ns.max(SLICE_MIN),
+            first_slice_ns: tuning.first_slice_ns,
+            first_until: Moment(0),
             tenants: Roster::default(),
             system: VirtualTime::default(),
             level: None,
@@ -156,6 +166,7 @@ impl Slices {
             self.turn = None;
             return;
         }
+        self.meet(now);
         if now >= self.frame_end {
             self.frame_end = self.end_of_frame(now);
             self.nobody_served();
@@ -185,8 +196,25 @@ impl Slices {
         }
     }
 
+    /// Those who wait beside others for the first time.
+    fn meet(&mut self, now: Moment) {
+        let new = |tenant: &&mut Tenant| tenant.waits() && !tenant.met;
+        let mut any = false;
+        for tenant in self.tenants.values_mut().filter(new) {
+            tenant.met = true;
+            any = true;
+        }
+        if any && self.first_slice_ns > Nanos::ZERO {
+            self.first_until = now + FIRST_FOR;
+        }
+    }
+
     fn end_of_frame(&self, now: Moment) -> Moment {
-        Moment((now.0 / self.frame_ns.0 + 1).saturating_mul(self.frame_ns.0))
+        let first = now < self.first_until;
+        // CAST: tenants of a GPU are few.
+        let all_ns = self.first_slice_ns.0 * self.waiting.len() as u64;
+        let frame_ns = self.frame_ns.0.max(if first { all_ns } else { 0 });
+        Moment((now.0 / frame_ns + 1).saturating_mul(frame_ns))
     }
 
     fn nobody_served(&mut self) {
@@ -256,6 +284,7 @@ impl Policy for Slices {
             clock: VirtualClock::at(self.system),
             backlogged: false,
             served: false,
+            met: false,
             decision: Decision::Admit,
         };
         self.tenants.add(id, tenant)

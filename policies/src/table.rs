@@ -19,6 +19,9 @@ pub struct Tuning {
     /// Length of the frames of `slices`, in which each who waits has one turn. Longer means fewer switches and a longer wait
     /// for a turn. It should divide a second.
     pub frame_ns: Nanos,
+    /// In the first half second in which a tenant waits beside others, slices of `slices` are of about this length: long enough for
+    /// counters of the whole GPU to tell the tenants apart. Zero for none.
+    pub first_slice_ns: Nanos,
 }
 
 impl Default for Tuning {
@@ -26,6 +29,7 @@ impl Default for Tuning {
         Self {
             slack_ns: Nanos::from_ms(1),
             frame_ns: Nanos(1_000_000_000 / 24),
+            first_slice_ns: Nanos::ZERO,
         }
     }
 }

@@ -328,7 +328,11 @@ fn swapped_memory_is_the_same_to_the_byte_for_a_hundred_seeds() {
     });
     assert!(moved.count() > 80, "scripts that need swapping");
     for (seed, [_, small]) in (0u64..).zip(&results).take(10) {
-        assert_eq!(swap::play(seed, true).as_ref(), Ok(small), "seed {seed} again");
+        assert_eq!(
+            swap::play(seed, true).as_ref(),
+            Ok(small),
+            "seed {seed} again"
+        );
     }
 }
 

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 
 /// Variance of the counters' share of idle time. SOURCE: measured on an H200: 99.846 to 99.859 % busy in five intervals of the
 /// same loads; and room for what residency says too much at its edges.
-const NOISE: f64 = 0.0004 * 0.0004;
+const NOISE: f64 = 0.001 * 0.001;
 /// Variance by which a fraction may change in an interval.
 const WALK: f64 = 0.001 * 0.001;
 /// Variance of a fraction that nothing is known of.
@@ -25,6 +25,8 @@ const UNKNOWN: f64 = 0.3 * 0.3;
 const SURPRISE: f64 = 5.0;
 /// by about so much.
 const CHANGED: f64 = 0.1 * 0.1;
+/// Variance of a fraction that is known well.
+const WELL: f64 = 0.006 * 0.006;
 /// Tenants estimated at a time; those who were not seen for longest go first.
 const TENANTS_MAX: usize = 64;
 
@@ -43,9 +45,15 @@ pub struct IdleShares {
 impl IdleShares {
     /// Takes an interval: its length, how long the engine executed nothing although somebody was resident, and how long each
     /// tenant was. Switches count as neither.
-    pub fn observe(&mut self, length: Nanos, idle: Nanos, resident: &BTreeMap<TenantId, Nanos>) {
+    /// Whether somebody did not do as he did before.
+    pub fn observe(
+        &mut self,
+        length: Nanos,
+        idle: Nanos,
+        resident: &BTreeMap<TenantId, Nanos>,
+    ) -> bool {
         if length == Nanos::ZERO {
-            return;
+            return false;
         }
         self.unseen.iter_mut().for_each(|unseen| *unseen += 1);
         for tenant in resident.keys().take(TENANTS_MAX) {
@@ -65,7 +73,8 @@ impl IdleShares {
             }
         }
         let variance = self.variance(&shares, NOISE);
-        if error * error > SURPRISE * SURPRISE * variance {
+        let surprised = error * error > SURPRISE * SURPRISE * variance;
+        if surprised {
             for (row, share) in shares.iter().enumerate() {
                 if *share > 0.0 {
                     self.covariance[row][row] += CHANGED;
@@ -74,6 +83,12 @@ impl IdleShares {
         }
         self.update(&shares, error, NOISE);
         self.bound();
+        surprised
+    }
+
+    /// Whether nothing is known of a tenant.
+    pub fn is_new(&self, tenant: TenantId) -> bool {
+        self.find(tenant).is_none()
     }
 
     /// A fraction lies within 0 and 1: one that came out beyond is taken as seen at the bound, which moves the others too.
@@ -101,6 +116,13 @@ impl IdleShares {
         row.map_or(UNKNOWN, |row| self.covariance[row][row].max(0.0))
             .sqrt()
             .min(1.0)
+    }
+
+    /// Whether all who were resident lately are known well, so that the counters need not be read each time.
+    pub fn settled(&self) -> bool {
+        (0..self.tenants.len())
+            .filter(|row| self.unseen[*row] < 10)
+            .all(|row| self.covariance[row][row] < WELL)
     }
 
     /// A tenant is gone.

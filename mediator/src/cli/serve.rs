@@ -195,6 +195,10 @@ impl Scheduling {
         };
         let tuning = Tuning {
             frame_ns: Nanos(1_000_000_000 / self.frames),
+            first_slice_ns: match self.gpu {
+                GpuKind::Soft => Nanos::ZERO,
+                GpuKind::Nvidia => device::FIRST_SLICE,
+            },
             ..Tuning::default()
         };
         let host = HostConfig {

@@ -105,7 +105,7 @@ impl Accounting<'_> {
             if memory.is_some() {
                 self.host.memory_tick();
             }
-            if look.is_some() && gpu.engine_status(COMPUTE).running.is_none() {
+            if look.is_some() && gpu.has_run_dry() {
                 self.host.ran_dry();
             }
         }

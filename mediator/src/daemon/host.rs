@@ -237,7 +237,7 @@ impl Host {
             .map_err(HostError::Gpu)?;
         let capability = self.gpu.capabilities();
         let mut feature_bits = features::PTX | features::STATUS_PAGE;
-        if !capability.movable_memory {
+        if capability.aperture {
             feature_bits |= features::APERTURE;
         }
         if capability.software {
@@ -493,8 +493,11 @@ impl Host {
                 Vec::new()
             }
         };
-        for order in orders {
-            state.carry_out(&*self.gpu, order);
+        // Who may run first: the engine goes over to him as soon as another stops.
+        let closes = |order: &&GateOrder| order.state == turnstile_vmm::gate::GateState::Closed;
+        let (close, open): (Vec<&GateOrder>, Vec<&GateOrder>) = orders.iter().partition(closes);
+        for order in open.into_iter().chain(close) {
+            state.carry_out(&*self.gpu, *order);
         }
         if let Some(memory) = &mut state.memory {
             memory.wishes(&state.mediation, state.tenants.keys(), end);

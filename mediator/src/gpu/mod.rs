@@ -2,13 +2,18 @@
 //!
 //! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
 
+mod layout;
 mod moves;
 pub mod nvidia;
+mod pace;
+mod ring;
 pub mod soft;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -48,6 +53,8 @@ pub struct Capabilities {
     pub host_pool_bytes: u64,
     /// Kernels run in software.
     pub software: bool,
+    /// A VM can see its GPU memory through the aperture.
+    pub aperture: bool,
 }
 
 /// How a tenant's queued work can be stopped.
@@ -83,6 +90,14 @@ pub struct ChannelActivity {
 pub trait Interrupts: Send + Sync + fmt::Debug {
     /// Raises `vector`; a vector that the VM does not have is ignored.
     fn raise(&self, vector: u16);
+
+    /// Eventfds by which another process can raise the vectors, in their order.
+    ///
+    /// # Errors
+    /// When the vectors are of this process alone, or it has no descriptors left.
+    fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 }
 
 /// Doorbell pages of one VM as the device sees them: the last put index that came through each gate.
@@ -91,6 +106,10 @@ pub trait Doorbells: Send + Sync + fmt::Debug {
     fn put(&self, channel: u32) -> u32;
     /// Sets the page of a channel that is being opened to zero.
     fn clear(&self, channel: u32);
+    /// The memory file of the pages, if they are in one that another process can map.
+    fn file(&self) -> Option<&File> {
+        None
+    }
 }
 
 /// What a tenant brings along.
@@ -249,8 +268,13 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// meter polls.
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
 
-    /// When to look at [`Gpu::engine_status`] again while somebody is held, to let him in if the engine has run dry: after
-    /// `tick`, or never before the next decision, where it is known to have work.
+    /// Whether the compute engine has nothing to do, as far as those go who may run. May take a millisecond to find out.
+    fn has_run_dry(&self) -> bool {
+        self.engine_status(EngineId(0)).running.is_none()
+    }
+
+    /// When to ask [`Gpu::has_run_dry`] again while somebody is held, to let him in: after `tick`, or never before the next
+    /// decision, where the engine is known to have work.
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         Some(tick)
     }

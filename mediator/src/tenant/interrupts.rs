@@ -65,6 +65,11 @@ impl Interrupts for EventfdInterrupts {
             let _ = file.write(&1u64.to_ne_bytes());
         }
     }
+
+    fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        let copy = |file: &File| file.try_clone().map(OwnedFd::from);
+        self.vectors.iter().map(copy).collect()
+    }
 }
 
 #[cfg(test)]

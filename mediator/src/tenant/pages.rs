@@ -63,6 +63,10 @@ impl Doorbells for SharedPages {
     fn clear(&self, channel: u32) {
         self.store(channel, 0);
     }
+
+    fn file(&self) -> Option<&File> {
+        Some(SharedPages::file(self))
+    }
 }
 
 /// What a status page says ([`turnstile_abi::regs::status`]).

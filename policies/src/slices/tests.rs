@@ -10,7 +10,14 @@ const C: TenantId = TenantId(3);
 const SECOND: u64 = 1_000_000_000;
 
 fn policy(weights: &[u32]) -> Slices {
-    let mut policy = Slices::new(&Tuning::default());
+    policy_with(weights, Nanos::ZERO)
+}
+
+fn policy_with(weights: &[u32], first_slice_ns: Nanos) -> Slices {
+    let mut policy = Slices::new(&Tuning {
+        first_slice_ns,
+        ..Tuning::default()
+    });
     for (index, weight) in weights.iter().enumerate() {
         let weight = Weight::new(*weight).unwrap();
         let params = TenantParams { weight, cap: None };
@@ -59,7 +66,16 @@ fn run(
     switch: u64,
     seconds: u64,
 ) -> (Vec<(TenantId, u64, u64)>, Vec<f64>) {
-    let mut policy = policy(weights);
+    run_policy(policy(weights), weights, lag, switch, seconds)
+}
+
+fn run_policy(
+    mut policy: Slices,
+    weights: &[u32],
+    lag: u64,
+    switch: u64,
+    seconds: u64,
+) -> (Vec<(TenantId, u64, u64)>, Vec<f64>) {
     let all: Vec<TenantId> = (1..=weights.len() as u32).map(TenantId).collect();
     let mut had = Vec::new();
     let (mut now, mut holder) = (0, None);
@@ -138,6 +154,19 @@ fn a_frame_has_one_turn_of_each() {
     let (had, _) = run(&[100, 100], 0, 0, 2);
     let turns = had.iter().filter(|(_, from, to)| from < to).count() as f64 / 2.0;
     assert!((46.0..=50.0).contains(&turns), "{turns} turns in a second");
+}
+
+#[test]
+fn first_turns_are_long_and_even_all_the_same() {
+    let long = policy_with(&[300, 100], Nanos::from_ms(120));
+    let (had, worst) = run_policy(long, &[300, 100], 500_000, 100_000, 6);
+    let longest = |from: u64, to: u64| {
+        let within = had.iter().filter(|had| had.1 >= from && had.2 <= to);
+        within.map(|had| had.2 - had.1).max().unwrap()
+    };
+    assert!(longest(0, SECOND) > 150_000_000);
+    assert!(longest(SECOND + SECOND / 2, 6 * SECOND) < 40_000_000);
+    assert!(worst.iter().all(|worst| *worst <= 0.5), "{worst:?}");
 }
 
 #[test]

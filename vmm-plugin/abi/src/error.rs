@@ -52,7 +52,7 @@ codes! {
     TransferTooLarge = 24, "A copy or fill moves more bytes than one command may";
     ModuleInUse = 25, "The module is used by commands that have not finished";
     AllocationInUse = 26, "The allocation is used by commands that have not finished";
-    DeviceLost = 27, "The mediator is gone; the device answers nothing until it is back";
+    DeviceLost = 27, "The mediator, or what executed the VM's commands, is gone; open channels anew once the device answers";
     HostLimit = 28, "A limit that the host set for the VM is reached";
 }
 

@@ -219,7 +219,7 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
         PAGE_BYTES,
         true,
     )?;
-    let bytes = identity.memory_bytes;
+    let bytes = welcome.aperture.size() as u64;
     slot(
         "aperture slot",
         &welcome.aperture,

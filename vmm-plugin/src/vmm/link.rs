@@ -143,6 +143,12 @@ pub(super) fn connect(
         ));
     }
     reading.set_read_timeout(None).map_err(connected)?;
+    // A GPU that cannot show its memory sends one page, so that there is something to map.
+    let shown = if features & turnstile_abi::regs::features::APERTURE == 0 {
+        PAGE_BYTES
+    } else {
+        gpu_memory_bytes
+    };
     let welcome = Welcome {
         identity: Identity {
             features,
@@ -156,7 +162,7 @@ pub(super) fn connect(
                 source,
             })?,
         status: map("status page", status, PAGE_BYTES, false)?,
-        aperture: map("aperture", aperture, gpu_memory_bytes, true)?,
+        aperture: map("aperture", aperture, shown, true)?,
         kick: to_eventfd(kick),
     };
     let receiver = Receiver {

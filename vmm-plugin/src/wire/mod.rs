@@ -142,7 +142,8 @@ pub enum ToDaemon {
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToVmm {
     /// Answer to Hello. Descriptors, in order: memfd of the doorbell pages (one page per channel), memfd of the status
-    /// page (one page, to be mapped read-only), memfd of the VM's GPU memory (the aperture), an eventfd that the VMM
+    /// page (one page, to be mapped read-only), memfd of the VM's GPU memory (the aperture; one page of no meaning where
+    /// the features have no aperture), an eventfd that the VMM
     /// signals when a write trapped at a watched gate, or as the first at a closed one. All memfds are sealed against
     /// shrinking.
     Welcome {
@@ -150,7 +151,7 @@ pub enum ToVmm {
         tenant: u32,
         /// Channels that the VM may have open.
         channels: u32,
-        /// GPU memory that the VM may own, and bytes of the aperture's memfd.
+        /// GPU memory that the VM may own, and bytes of the aperture's memfd, if the features have an aperture.
         gpu_memory_bytes: u64,
         /// Feature bits of the device ([`turnstile_abi::regs::features`]).
         features: u64,

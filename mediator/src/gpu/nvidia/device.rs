@@ -9,26 +9,27 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
 use super::clock::GpuClock;
-use super::events::EventLog;
+use super::events::{EventLog, SwitchRecord};
 use super::guardian::{Guardian, GuardianError};
 use super::holder::{HoldCalls, Holder, OwnedSwitch};
 use super::rm::{RmClient, RmError};
 use super::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
 use super::utilisation::Utilisation;
 use super::version::{self, DriverAbi, VersionError};
-use super::watch::Watch;
+use super::watch::{Runner, Watch};
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
     Refusal, Suspend, TenantResources, Untracked,
 };
 use crate::mediation::COMPUTE;
+use crate::process;
 
 /// Readings in a row without work before the engine counts as idle: a program that launches and waits leaves it for some ten
 /// microseconds after each kernel.
@@ -61,7 +62,72 @@ struct Wanted {
     /// Hold (`true`) or release.
     tenants: BTreeMap<TenantId, bool>,
     calls: HoldCalls,
+    /// It is at it.
+    moving: bool,
     ending: bool,
+}
+
+/// What is read of the GPU, and what it says.
+#[derive(Debug)]
+struct Watched {
+    client: Arc<RmClient>,
+    log: EventLog,
+    utilisation: Option<Utilisation>,
+    watch: Watch,
+    records: Vec<SwitchRecord>,
+    reads: Reads,
+}
+
+/// What watching costs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Reads {
+    /// Times that the log was read, and how long that took.
+    log: u64,
+    log_ns: u64,
+    /// Records in it.
+    records: u64,
+    /// The same of the counters.
+    counters: u64,
+    counters_ns: u64,
+}
+
+/// Counts one reading that began then.
+fn count(times: &mut u64, ns: &mut u64, begin: Instant) {
+    *times += 1;
+    // CAST: 584 years.
+    *ns += begin.elapsed().as_nanos() as u64;
+}
+
+impl Watched {
+    /// Reads the log up to now.
+    fn refresh(&mut self) -> Result<(), RmError> {
+        let begin = Instant::now();
+        let complete = self.log.read(&self.client, &mut self.records)?;
+        count(&mut self.reads.log, &mut self.reads.log_ns, begin);
+        self.reads.records += self.records.len() as u64;
+        self.watch.read(self.records.drain(..), complete);
+        Ok(())
+    }
+
+    /// Reads the counters, if there is something new in them.
+    fn count(&mut self, now: Moment) {
+        let Some(utilisation) = &mut self.utilisation else {
+            return;
+        };
+        let begin = Instant::now();
+        match utilisation.read(now, self.watch.knows_enough(now)) {
+            Ok(None) => {}
+            Ok(Some(busy)) => {
+                count(&mut self.reads.counters, &mut self.reads.counters_ns, begin);
+                self.watch.counted(busy);
+            }
+            Err(error) => {
+                log::warn!("{error}; idle time within residency is charged from now on");
+                self.utilisation = None;
+                self.watch.no_counters();
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -69,7 +135,7 @@ struct Shared {
     client: Arc<RmClient>,
     driver: DriverAbi,
     clock: Mutex<GpuClock>,
-    watch: Mutex<Watch>,
+    watched: Mutex<Watched>,
     /// Who is held or about to be.
     wanted: Mutex<Wanted>,
     wake: Condvar,
@@ -110,7 +176,14 @@ impl NvidiaGpu {
         let guardian = Guardian::start(guardian)?;
         let shared = Arc::new(Shared {
             clock: Mutex::new(clock),
-            watch: Mutex::new(Watch::new(client.clone(), log, utilisation)),
+            watched: Mutex::new(Watched {
+                client: client.clone(),
+                log,
+                watch: Watch::new(utilisation.is_some()),
+                utilisation,
+                records: Vec::new(),
+                reads: Reads::default(),
+            }),
             wanted: Mutex::default(),
             wake: Condvar::new(),
             held: Mutex::default(),
@@ -137,6 +210,7 @@ impl NvidiaGpu {
             movable_memory: false,
             host_pool_bytes: 0,
             software: false,
+            aperture: false,
         };
         Ok(Self {
             shared,
@@ -155,6 +229,12 @@ impl Shared {
         lock(&self.held).contains(&tenant)
     }
 
+    /// Whether somebody is being held or released: what the engine does meanwhile says nothing.
+    fn is_moving(&self) -> bool {
+        let wanted = lock(&self.wanted);
+        wanted.moving || !wanted.tenants.is_empty()
+    }
+
     fn want(&self, tenant: TenantId, hold: bool) {
         lock(&self.wanted).tenants.insert(tenant, hold);
         self.wake.notify_one();
@@ -165,6 +245,7 @@ impl Shared {
         loop {
             let mut wanted = lock(&self.wanted);
             wanted.calls = holder.calls();
+            wanted.moving = false;
             if wanted.tenants.is_empty() && !wanted.ending {
                 wanted = self
                     .wake
@@ -174,6 +255,7 @@ impl Shared {
             }
             let ending = wanted.ending;
             let tenants = std::mem::take(&mut wanted.tenants);
+            wanted.moving = !tenants.is_empty();
             drop(wanted);
             if ending {
                 return;
@@ -183,23 +265,31 @@ impl Shared {
                 tenants.into_iter().partition(|(_, hold)| *hold);
             for (tenant, _) in release {
                 let released = holder.release(tenant);
+                log::trace!("{tenant} was released at {:?}", self.now());
                 lock(&self.held).remove(&tenant);
-                lock(&self.watch).demand.released(tenant, self.now());
+                lock(&self.watched)
+                    .watch
+                    .demand
+                    .released(tenant, self.now());
                 if let Err(error) = released {
                     log::error!("{error}");
                 }
             }
             for (tenant, _) in hold {
                 let channels = {
-                    let mut watch = lock(&self.watch);
+                    let watch = &mut lock(&self.watched).watch;
                     watch.demand.held(tenant, self.now());
                     watch.channels(tenant)
                 };
                 let held = holder.hold(tenant, &channels);
+                log::trace!("{tenant} was held at {:?}", self.now());
                 if holder.is_held(tenant) {
                     lock(&self.held).insert(tenant);
                 } else {
-                    lock(&self.watch).demand.released(tenant, self.now());
+                    lock(&self.watched)
+                        .watch
+                        .demand
+                        .released(tenant, self.now());
                 }
                 if let Err(error) = held {
                     log::warn!("{tenant} is not held: {error}");
@@ -221,46 +311,49 @@ impl Shared {
         read.map_or(true, |status| status & STATUS_BUSY != 0)
     }
 
-    /// The tenant that the engine works for, or None if it has nothing to do.
-    fn running(&self) -> Option<TenantId> {
-        let mut watch = lock(&self.watch);
-        if let Err(error) = watch.refresh() {
-            log::debug!("{error}");
+    /// Whether the engine has nothing to do, as far as those go who may run.
+    fn is_dry(&self) -> bool {
+        if self.is_moving() {
+            return false;
         }
-        let now = self.now();
-        let resident = watch.residency.resident();
-        let free = resident.filter(|tenant| !self.is_held(*tenant));
-        let Some(tenant) = free else {
-            // Whoever may run and has work comes at once.
-            return watch
-                .demand
-                .wanting(now)
-                .find(|tenant| !self.is_held(*tenant));
+        let runner = {
+            let mut watched = lock(&self.watched);
+            if let Err(error) = watched.refresh() {
+                log::debug!("{error}");
+            }
+            watched
+                .watch
+                .runner(self.now(), |tenant| self.is_held(tenant))
         };
-        if watch.demand.trusted(tenant, now) {
-            return Some(tenant);
-        }
-        drop(watch);
+        let tenant = match runner {
+            Runner::Working(_) => return false,
+            Runner::Nobody => return !self.is_moving(),
+            Runner::Perhaps(tenant) => tenant,
+        };
+        let begin = self.now();
+        let mut works = false;
         for reading in 0..IDLE_READINGS {
             if reading > 0 {
                 thread::sleep(READING_PAUSE);
             }
-            if self.works() {
-                lock(&self.watch).seen(tenant, true, self.now());
-                return Some(tenant);
+            works = self.works();
+            if works {
+                break;
             }
         }
-        let mut watch = lock(&self.watch);
-        if let Err(error) = watch.refresh() {
+        let mut watched = lock(&self.watched);
+        if let Err(error) = watched.refresh() {
             log::debug!("{error}");
         }
-        if watch.residency.resident() != Some(tenant) {
-            return watch.residency.resident();
+        if watched.watch.residency.resident() != Some(tenant) || self.is_moving() {
+            return false;
         }
         // It stopped at some time since it was last looked at.
-        let at = Moment(now.0.saturating_sub(TICK.0 / 2));
-        watch.seen(tenant, false, at);
-        None
+        let since = if works { 0 } else { TICK.0 / 2 };
+        let at = Moment(begin.0.saturating_sub(since));
+        watched.watch.seen(tenant, works, at);
+        log::trace!("{tenant} was seen {works} at {begin:?}");
+        !works
     }
 }
 
@@ -279,7 +372,7 @@ impl Gpu for NvidiaGpu {
 
     fn destroy_context(&self, tenant: TenantId) {
         self.shared.want(tenant, false);
-        lock(&self.shared.watch).remove(tenant);
+        lock(&self.shared.watched).watch.remove(tenant);
     }
 
     fn open_channel(&self, _: TenantId, _: ChannelConfig) -> Result<u32, Refusal> {
@@ -314,23 +407,24 @@ impl Gpu for NvidiaGpu {
         Err(ErrorCode::HostLimit.into())
     }
 
+    /// As of the last reading of the log.
     fn engine_status(&self, engine: EngineId) -> EngineStatus {
-        let running = (engine == COMPUTE).then(|| self.shared.running()).flatten();
+        let resident = || lock(&self.shared.watched).watch.residency.resident();
+        let running = (engine == COMPUTE).then(resident).flatten();
         EngineStatus { running }
     }
 
+    fn has_run_dry(&self) -> bool {
+        self.shared.is_dry()
+    }
+
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
-        let watch = lock(&self.shared.watch);
-        let now = self.shared.now();
-        let mut running = watch
-            .demand
-            .wanting(now)
-            .filter(|tenant| !self.shared.is_held(*tenant))
-            .peekable();
-        // Reading the log costs some ten microseconds, the register a hundred: not for those who never stop.
-        let known =
-            running.peek().is_some() && running.all(|tenant| watch.demand.trusted(tenant, now));
-        (!known).then_some(tick)
+        let shared = &self.shared;
+        let watched = lock(&shared.watched);
+        watched
+            .watch
+            .is_in_doubt(shared.now(), |tenant| shared.is_held(tenant))
+            .then_some(tick)
     }
 
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
@@ -338,21 +432,24 @@ impl Gpu for NvidiaGpu {
         lock(&shared.clock).follow(&shared.client, &shared.driver);
         // The end is read first: whatever is logged after that lies behind it.
         let now = shared.now();
-        match lock(&shared.watch).take(now, events) {
-            Ok(complete) => complete,
-            Err(error) => {
-                log::error!("{error}");
-                false
-            }
+        let mut watched = lock(&shared.watched);
+        if let Err(error) = watched.refresh() {
+            log::error!("{error}");
+            return false;
         }
+        let complete = watched.watch.take(now, events);
+        watched.count(now);
+        watched.watch.adopt(process::parent);
+        complete
     }
 
     fn qualify(&self, usage: &mut Usage) {
-        lock(&self.shared.watch).qualify(usage);
+        lock(&self.shared.watched).watch.qualify(usage);
     }
 
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
-        let wants = lock(&self.shared.watch)
+        let wants = lock(&self.shared.watched)
+            .watch
             .demand
             .wants(tenant, self.shared.now());
         channels.push(ChannelActivity {
@@ -375,12 +472,16 @@ impl Gpu for NvidiaGpu {
     fn set_unwatched(&self, _: TenantId, _: bool) {}
 
     fn add_program(&self, tenant: TenantId, root: u32) -> Result<(), ProgramRefusal> {
-        lock(&self.shared.watch).add(tenant, root, self.shared.now());
+        lock(&self.shared.watched)
+            .watch
+            .add(tenant, root, self.shared.now());
         Ok(())
     }
 
     fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
-        let changed = lock(&self.shared.watch).changed(tenant, pid, changes);
+        let changed = lock(&self.shared.watched)
+            .watch
+            .changed(tenant, pid, changes);
         if changed && self.shared.is_held(tenant) {
             // What it made while it is held has to be held as well.
             self.shared.want(tenant, true);
@@ -388,12 +489,12 @@ impl Gpu for NvidiaGpu {
     }
 
     fn program_exited(&self, _: TenantId, pid: u32) {
-        lock(&self.shared.watch).exited(pid);
+        lock(&self.shared.watched).watch.exited(pid);
     }
 
     fn figures(&self) -> BTreeMap<&'static str, u64> {
         let calls = lock(&self.shared.wanted).calls;
-        let reads = lock(&self.shared.watch).reads;
+        let reads = lock(&self.shared.watched).reads;
         BTreeMap::from([
             ("suspend_calls", calls.count),
             ("suspend_calls_failed", calls.failed),
@@ -411,10 +512,18 @@ impl Gpu for NvidiaGpu {
     }
 
     fn untracked(&self) -> Vec<Untracked> {
-        lock(&self.shared.watch).untracked()
+        let of = |(pid, switches): (&u32, &u64)| Untracked {
+            pid: *pid,
+            name: process::name(*pid),
+            switches: *switches,
+        };
+        let watched = lock(&self.shared.watched);
+        watched.watch.residency.untracked().iter().map(of).collect()
     }
 }
 
+/// First turns of tenants that meet: longer than from one latch of the counters to the next.
+pub const FIRST_SLICE: Nanos = Nanos::from_ms(120);
 /// From one decision to the next where no turn ends before. Long, as each reads the log; the first that two tenants meet is
 /// at most so much later than it could be.
 pub const PERIOD: Nanos = Nanos::from_ms(20);

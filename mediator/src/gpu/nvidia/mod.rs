@@ -33,3 +33,7 @@ mod sys;
 pub mod utilisation;
 pub mod version;
 mod watch;
+pub mod worker;
+
+#[cfg(test)]
+mod simulated;

@@ -1,22 +1,18 @@
-//! What is known of the engine and its tenants: log, residency, demand, counters and handles together.
+//! What is known of the engine and its tenants: residency, demand, idle time and handles together. Pure; the log and the
+//! counters are read by its owner.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::sync::Arc;
-use std::time::Instant;
 
 use turnstile_accounting::meter::IdleShares;
 use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
 use super::demand::Demand;
-use super::events::{Change, EventLog, SwitchRecord};
+use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
 use super::hold::Channel;
 use super::residency::{Residency, UNTRACKED};
-use super::rm::{RmClient, RmError};
-use super::utilisation::Utilisation;
-use crate::gpu::Untracked;
+use super::utilisation::Busy;
 use crate::mediation::COMPUTE;
 use crate::process;
 
@@ -28,71 +24,54 @@ const SETTLED: Nanos = Nanos::from_us(100);
 /// Processes whose ancestors were looked at without finding a tenant, that are remembered.
 const STRANGERS_MAX: usize = 4096;
 
+/// For so long after something new began, or somebody changed his ways, the counters are read at each latch.
+const LEARNING: Nanos = Nanos::from_ms(3_000);
+
 /// The engine's occupancy and whom it belongs to.
 #[derive(Debug)]
 pub(super) struct Watch {
-    client: Arc<RmClient>,
-    log: EventLog,
     pub(super) residency: Residency,
     pub(super) demand: Demand,
     pub(super) handles: Handles,
-    utilisation: Option<Utilisation>,
     idle: IdleShares,
-    tenants: BTreeSet<TenantId>,
+    /// Whether there are counters.
+    counters: bool,
+    learning_until: Moment,
     strangers: BTreeSet<u32>,
-    records: Vec<SwitchRecord>,
     events: Vec<SwitchEvent>,
     /// A part of the log was lost since the events were last taken.
     lost: bool,
-    pub(super) reads: Reads,
 }
 
-/// What watching costs.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Reads {
-    /// Times that the log was read, and how long that took.
-    pub(super) log: u64,
-    pub(super) log_ns: u64,
-    /// Records in it.
-    pub(super) records: u64,
-    /// The same of the counters.
-    pub(super) counters: u64,
-    pub(super) counters_ns: u64,
-}
-
-/// Counts one reading that began then.
-fn count(times: &mut u64, ns: &mut u64, begin: Instant) {
-    *times += 1;
-    // CAST: 584 years.
-    *ns += begin.elapsed().as_nanos() as u64;
+/// Whom the engine works for, as far as it is known without looking at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Runner {
+    /// Somebody who has work.
+    Working(TenantId),
+    /// This one, if it has work.
+    Perhaps(TenantId),
+    /// Nobody of those who may run.
+    Nobody,
 }
 
 impl Watch {
-    pub(super) fn new(
-        client: Arc<RmClient>,
-        log: EventLog,
-        utilisation: Option<Utilisation>,
-    ) -> Self {
+    pub(super) fn new(counters: bool) -> Self {
         Self {
-            client,
-            log,
             residency: Residency::new(COMPUTE),
             demand: Demand::default(),
             handles: Handles::default(),
-            utilisation,
             idle: IdleShares::default(),
-            tenants: BTreeSet::new(),
+            counters,
+            learning_until: Moment(0),
             strangers: BTreeSet::new(),
-            records: Vec::new(),
             events: Vec::new(),
             lost: false,
-            reads: Reads::default(),
         }
     }
 
     pub(super) fn add(&mut self, tenant: TenantId, pid: u32, now: Moment) {
-        self.tenants.insert(tenant);
         self.demand.add(tenant, now);
+        self.learn(now);
         self.assign(pid, tenant);
     }
 
@@ -108,7 +87,6 @@ impl Watch {
     }
 
     pub(super) fn remove(&mut self, tenant: TenantId) {
-        self.tenants.remove(&tenant);
         self.demand.remove(tenant);
         self.idle.forget(tenant);
         for pid in self.residency.forget_tenant(tenant) {
@@ -140,17 +118,22 @@ impl Watch {
             .collect()
     }
 
-    /// Reads the log up to now.
-    pub(super) fn refresh(&mut self) -> Result<(), RmError> {
-        let begin = Instant::now();
-        let complete = self.log.read(&self.client, &mut self.records)?;
-        count(&mut self.reads.log, &mut self.reads.log_ns, begin);
-        self.reads.records += self.records.len() as u64;
-        for record in self.records.drain(..) {
+    fn learn(&mut self, now: Moment) {
+        self.learning_until = self.learning_until.max(now + LEARNING);
+    }
+
+    /// Takes what was logged until now; `complete` if nothing was lost behind it.
+    pub(super) fn read(&mut self, records: impl IntoIterator<Item = SwitchRecord>, complete: bool) {
+        for record in records {
             self.residency.take(&record, &mut self.events);
             let tenant = self.residency.tenant(record.pid).unwrap_or(UNTRACKED);
             match record.change {
-                Change::Active => self.demand.active(tenant, record.at),
+                Change::Active => {
+                    if self.idle.is_new(tenant) {
+                        self.learn(record.at);
+                    }
+                    self.demand.active(tenant, record.at);
+                }
                 Change::Saved => self.demand.saved(tenant, record.at),
             }
         }
@@ -158,7 +141,34 @@ impl Watch {
             self.residency.lose();
             self.lost = true;
         }
-        Ok(())
+    }
+
+    /// Whom the engine works for, where those in `held` may not run.
+    pub(super) fn runner(&self, now: Moment, held: impl Fn(TenantId) -> bool) -> Runner {
+        match self.residency.resident().filter(|tenant| !held(*tenant)) {
+            Some(tenant) if self.demand.trusted(tenant, now) => Runner::Working(tenant),
+            Some(tenant) => Runner::Perhaps(tenant),
+            // Whoever may run and has work comes at once.
+            None => self
+                .demand
+                .wanting(now)
+                .find(|tenant| !held(*tenant))
+                .map_or(Runner::Nobody, Runner::Working),
+        }
+    }
+
+    /// Whether it is worth looking whether the engine works.
+    pub(super) fn is_in_doubt(&self, now: Moment, held: impl Fn(TenantId) -> bool) -> bool {
+        let mut running = self
+            .demand
+            .wanting(now)
+            .filter(|tenant| !held(*tenant))
+            .peekable();
+        // Of those who never stop it is known.
+        running.peek().is_none()
+            || running.any(|tenant| {
+                !self.demand.trusted(tenant, now) || self.residency.resident() != Some(tenant)
+            })
     }
 
     /// The engine was seen at work, or without, at `at`, while this tenant was resident.
@@ -173,36 +183,25 @@ impl Watch {
     }
 
     /// Moves what the engine did until `now` to the end of `events`; whether nothing of it was lost.
-    pub(super) fn take(
-        &mut self,
-        now: Moment,
-        events: &mut Vec<SwitchEvent>,
-    ) -> Result<bool, RmError> {
-        self.refresh()?;
+    pub(super) fn take(&mut self, now: Moment, events: &mut Vec<SwitchEvent>) -> bool {
         let settled = Moment(now.0.saturating_sub(SETTLED.0));
         self.residency.settle(settled, &mut self.events);
-        self.measure_idle(now);
-        self.adopt();
         events.append(&mut self.events);
-        Ok(!std::mem::take(&mut self.lost))
+        !std::mem::take(&mut self.lost)
+    }
+
+    /// Whether the counters need not be read at each latch.
+    pub(super) fn knows_enough(&self, now: Moment) -> bool {
+        now > self.learning_until && self.idle.settled()
+    }
+
+    /// There are no counters any more: all residency counts as work.
+    pub(super) fn no_counters(&mut self) {
+        self.counters = false;
     }
 
     /// Learns from the engine's counters how much of each residency was idle.
-    fn measure_idle(&mut self, now: Moment) {
-        let Some(utilisation) = &mut self.utilisation else {
-            return;
-        };
-        let begin = Instant::now();
-        let busy = match utilisation.read(now) {
-            Ok(Some(busy)) => busy,
-            Ok(None) => return,
-            Err(error) => {
-                log::warn!("{error}; idle time within residency is charged from now on");
-                self.utilisation = None;
-                return;
-            }
-        };
-        count(&mut self.reads.counters, &mut self.reads.counters_ns, begin);
+    pub(super) fn counted(&mut self, busy: Busy) {
         let mut resident = self.residency.resident_within(busy.from, busy.to);
         let length = busy.to.since(busy.from);
         let nobody = resident.remove(&None).unwrap_or_default();
@@ -215,7 +214,9 @@ impl Watch {
             busy.busy_ns
         );
         let idle = length.saturating_sub(busy.busy_ns).saturating_sub(nobody);
-        self.idle.observe(length, idle, &resident);
+        if self.idle.observe(length, idle, &resident) {
+            self.learn(busy.to);
+        }
         for tenant in resident.into_keys() {
             let fraction = self.idle.fraction(tenant);
             self.residency.set_idle_fraction(tenant, fraction);
@@ -224,7 +225,7 @@ impl Watch {
 
     /// Which signals a usage rests on, and how far its idle time may be in the wrong place.
     pub(super) fn qualify(&self, usage: &mut Usage) {
-        if self.utilisation.is_none() {
+        if !self.counters {
             return;
         }
         usage.signals = Signals::EventsAndCounters;
@@ -239,14 +240,14 @@ impl Watch {
     }
 
     /// Processes that came up in the log and are children of a tenant are its own.
-    fn adopt(&mut self) {
+    pub(super) fn adopt(&mut self, parent: impl Fn(u32) -> Option<u32>) {
         let unknown = self.residency.untracked().keys();
         let new: Vec<u32> = unknown
             .filter(|pid| !self.strangers.contains(pid))
             .copied()
             .collect();
         for pid in new {
-            match process::nearest(pid, process::parent, |pid| self.residency.tenant(pid)) {
+            match process::nearest(pid, &parent, |pid| self.residency.tenant(pid)) {
                 Some(tenant) => self.residency.assign(pid, tenant),
                 None if self.strangers.len() < STRANGERS_MAX => {
                     self.strangers.insert(pid);
@@ -255,22 +256,4 @@ impl Watch {
             }
         }
     }
-
-    pub(super) fn untracked(&self) -> Vec<Untracked> {
-        let of = |(pid, switches): (&u32, &u64)| Untracked {
-            pid: *pid,
-            name: name(*pid),
-            switches: *switches,
-        };
-        self.residency.untracked().iter().map(of).collect()
-    }
-}
-
-/// The name that a process gave itself; empty if it is gone.
-fn name(pid: u32) -> String {
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim_end()
-        .chars()
-        .filter(|c| !c.is_control())
-        .collect()
 }

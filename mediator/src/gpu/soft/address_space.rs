@@ -11,7 +11,6 @@
 //! page keeps its address when its chunk is taken away and its bytes go to the host's pool. The tenant's file then has
 //! nothing in it: its aperture is blind.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -25,8 +24,9 @@ use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 
 use super::memory::CardMemory;
 use super::ptx::{DeviceMemory, MemoryFault};
-use super::swap::{Away, Copies, Swap};
-use crate::gpu::{Allocation, ChunkId};
+use super::swap::{Swap, Swapped};
+use crate::gpu::Allocation;
+use crate::gpu::layout::Layout;
 use crate::memory_file::memory_file;
 
 /// Why a tenant's memory could not be made.
@@ -51,19 +51,11 @@ pub(super) struct PageFault {
 }
 
 /// What is where.
-#[derive(Debug, Default)]
-pub(super) struct Layout {
-    /// Allocations by first page: the number of pages.
-    pub(super) allocations: BTreeMap<usize, usize>,
-    /// First page by number of the first chunk, and the other way round; only where memory moves.
-    pub(super) by_number: BTreeMap<ChunkId, usize>,
-    pub(super) numbers: BTreeMap<usize, ChunkId>,
-    /// Pages that are allocated, but not on the card.
-    pub(super) away: BTreeMap<usize, Away>,
-    /// What the host still has of pages that are on the card.
-    pub(super) copies: Copies,
-    /// Chunks that were freed while a command executed, which may be about to touch their frames.
-    pub(super) limbo: Vec<u32>,
+#[derive(Debug)]
+pub(super) struct Pages {
+    pub(super) allocations: Layout,
+    /// Of those, what is not on the card, and what the host has.
+    pub(super) swapped: Swapped,
 }
 
 /// The address space of one tenant. Lookups take no lock.
@@ -77,8 +69,7 @@ pub(super) struct AddressSpace {
     /// For each page its chunk plus one, or zero.
     pub(super) pages: Box<[AtomicU32]>,
     /// Held while the card's lock is taken, and no other.
-    layout: Mutex<Layout>,
-    allocations_max: usize,
+    layout: Mutex<Pages>,
     /// Pages allocated, resident or not.
     used: AtomicU64,
     /// Pages allocated and not resident.
@@ -121,8 +112,11 @@ impl AddressSpace {
             file,
             region,
             pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
-            layout: Mutex::default(),
-            allocations_max,
+            // CAST: as many as the table above has.
+            layout: Mutex::new(Pages {
+                allocations: Layout::new(pages as usize, allocations_max),
+                swapped: Swapped::default(),
+            }),
             used: AtomicU64::new(0),
             absent: AtomicU64::new(0),
             ran: AtomicU64::new(0),
@@ -142,30 +136,22 @@ impl AddressSpace {
         limit.min(self.card.unpromised() as u64) * CHUNK_BYTES
     }
 
-    pub(super) fn layout(&self) -> MutexGuard<'_, Layout> {
+    pub(super) fn layout(&self) -> MutexGuard<'_, Pages> {
         self.layout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Allocates zeroed memory.
     pub(super) fn allocate(&self, bytes: u64) -> Result<Allocation, ErrorCode> {
-        let count =
-            usize::try_from(bytes.div_ceil(CHUNK_BYTES)).map_err(|_| ErrorCode::OutOfGpuMemory)?;
-        if count == 0 {
-            return Err(ErrorCode::BadArgument);
-        }
         let mut layout = self.layout();
-        if layout.allocations.len() >= self.allocations_max {
-            return Err(ErrorCode::HostLimit);
-        }
-        let first = first_fit(&layout.allocations, count, self.pages.len())
-            .ok_or(ErrorCode::OutOfGpuMemory)?;
+        let pages = layout.allocations.find(bytes)?;
+        let count = pages.len();
         if !self.card.promise(count) {
             self.refused(bytes);
             return Err(ErrorCode::OutOfGpuMemory);
         }
         let chunks = self.card.take(self.tenant, count);
         // A VM can write where it has allocated nothing: its VMM maps the whole file.
-        let scrubbed = self.swap.is_some() || self.scrub(first..first + count).is_ok();
+        let scrubbed = self.swap.is_some() || self.scrub(pages.clone()).is_ok();
         self.card.clean(chunks.as_deref().unwrap_or_default());
         if !scrubbed || (chunks.is_none() && self.swap.is_none()) {
             self.card.release(self.tenant, chunks.into_iter().flatten());
@@ -173,51 +159,39 @@ impl AddressSpace {
             return Err(ErrorCode::OutOfGpuMemory);
         }
         let resident = chunks.is_some();
-        for (page, chunk) in self.pages[first..].iter().zip(chunks.into_iter().flatten()) {
+        for (page, chunk) in self.pages[pages.clone()]
+            .iter()
+            .zip(chunks.into_iter().flatten())
+        {
             page.store(chunk + 1, Ordering::Release);
         }
-        self.number(&mut layout, first, count, resident);
-        layout.allocations.insert(first, count);
+        self.number(&mut layout.swapped, &pages, resident);
         self.used.fetch_add(count as u64, Ordering::Relaxed);
-        let aperture_offset = first as u64 * CHUNK_BYTES;
-        Ok(Allocation {
-            va: GPU_VA_BASE + aperture_offset,
-            aperture_offset,
-            bytes: count as u64 * CHUNK_BYTES,
-        })
+        Ok(layout.allocations.insert(&pages))
     }
 
     /// Addresses of the allocation that begins at `va`.
     pub(super) fn allocation(&self, va: u64) -> Result<Range<u64>, ErrorCode> {
-        let first = first_page(va).ok_or(ErrorCode::NoSuchAllocation)?;
-        let layout = self.layout();
-        let count = *layout
-            .allocations
-            .get(&first)
-            .ok_or(ErrorCode::NoSuchAllocation)?;
-        Ok(va..va + count as u64 * CHUNK_BYTES)
+        let pages = self.layout().allocations.allocation(va)?;
+        Ok(va..va + pages.len() as u64 * CHUNK_BYTES)
     }
 
     /// Frees and scrubs the allocation that begins at `va`. Whoever still uses it faults.
     pub(super) fn free(&self, va: u64) -> Result<(), ErrorCode> {
-        let first = first_page(va).ok_or(ErrorCode::NoSuchAllocation)?;
         let mut layout = self.layout();
-        let count = layout
-            .allocations
-            .remove(&first)
-            .ok_or(ErrorCode::NoSuchAllocation)?;
+        let pages = layout.allocations.remove(va)?;
+        let count = pages.len();
         self.used.fetch_sub(count as u64, Ordering::Relaxed);
         if self.swap.is_some() {
-            let pages = &self.pages[first..first + count];
-            let chunks = pages.iter().map(|page| page.swap(0, Ordering::AcqRel));
-            layout
-                .limbo
-                .extend(chunks.filter_map(|chunk| chunk.checked_sub(1)));
+            let own = &self.pages[pages.clone()];
+            let chunks = own.iter().map(|page| page.swap(0, Ordering::AcqRel));
+            let chunks = chunks.filter_map(|chunk| chunk.checked_sub(1));
+            layout.swapped.limbo.extend(chunks);
             self.in_limbo.store(true, Ordering::Release);
         } else {
-            self.drop_pages(first..first + count);
+            self.drop_pages(pages.clone());
         }
-        self.forget(&mut layout, first, count);
+        self.forget(&mut layout.swapped, &pages);
         self.card.unpromise(count);
         Ok(())
     }
@@ -400,27 +374,6 @@ impl Drop for AddressSpace {
         self.card
             .unpromise(self.used.load(Ordering::Relaxed) as usize);
     }
-}
-
-/// The page that begins at this address.
-fn first_page(va: u64) -> Option<usize> {
-    let offset = va.checked_sub(GPU_VA_BASE)?;
-    let page = offset
-        .is_multiple_of(CHUNK_BYTES)
-        .then_some(offset / CHUNK_BYTES)?;
-    usize::try_from(page).ok()
-}
-
-/// The first gap of `count` pages.
-fn first_fit(allocations: &BTreeMap<usize, usize>, count: usize, pages: usize) -> Option<usize> {
-    let mut begin = 0;
-    for (first, taken) in allocations {
-        if first - begin >= count {
-            return Some(begin);
-        }
-        begin = first + taken;
-    }
-    (pages - begin >= count).then_some(begin)
 }
 
 #[cfg(test)]

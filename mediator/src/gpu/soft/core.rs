@@ -9,12 +9,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use turnstile_abi::{
-    CHANNEL_STATE_BYTES, CHANNELS_MAX, COMMAND_BYTES, ErrorCode, RING_ENTRIES_MAX,
-};
+use turnstile_abi::{CHANNELS_MAX, ErrorCode};
 use turnstile_accounting::{EngineState, Moment, SwitchEvent, TenantId};
 
-use super::channel::{Channel, ChannelFault, Phase, Turn, in_guest, word_reached};
+use super::channel::{Channel, Phase, Turn};
 use super::config::{ENGINES, SoftConfig};
 use super::context::Context;
 use super::dispatch::Engine;
@@ -22,6 +20,7 @@ use super::moves::Moves;
 use super::registers::Registers;
 use super::swap::MemoryLog;
 use super::switch_log::SwitchLog;
+use crate::gpu::ring::{ChannelFault, check_channel, word_reached};
 use crate::gpu::{
     ChannelActivity, ChannelConfig, Doorbells, GuestMemory, Refusal, TenantResources,
 };
@@ -237,21 +236,7 @@ impl Core {
         let now = self.tick(now);
         let free = self.slots.iter().position(|slot| slot.channel.is_none());
         let owner = self.tenant(tenant)?;
-        let guest = &owner.resources.guest;
-        if !config.entries.is_power_of_two() || config.entries > RING_ENTRIES_MAX {
-            return Err(ErrorCode::BadRingSize.into());
-        }
-        if !config.state_gpa.is_multiple_of(8)
-            || !config.ring_gpa.is_multiple_of(COMMAND_BYTES as u64)
-        {
-            return Err(ErrorCode::BadAlignment.into());
-        }
-        let ring_bytes = u64::from(config.entries) * COMMAND_BYTES as u64;
-        if !in_guest(guest, config.ring_gpa, ring_bytes)
-            || !in_guest(guest, config.state_gpa, CHANNEL_STATE_BYTES)
-        {
-            return Err(ErrorCode::NotGuestMemory.into());
-        }
+        check_channel(&owner.resources.guest, &config)?;
         let number = owner.numbers.iter().position(Option::is_none);
         let number = number.ok_or(ErrorCode::TooManyChannels)?;
         let slot = free.ok_or(ErrorCode::HostLimit)?;
@@ -329,7 +314,7 @@ impl Core {
                     list.push(Watched::Doorbell {
                         doorbells: channel.resources().doorbells.clone(),
                         channel: channel.number,
-                        seen: channel.put,
+                        seen: channel.put(),
                     });
                 }
             }

@@ -14,11 +14,12 @@ use std::sync::Arc;
 
 use turnstile_accounting::{EngineState, Moment, Nanos, TenantId};
 
-use super::channel::{ChannelFault, Phase};
+use super::channel::Phase;
 use super::config::{COMPUTE, ENGINES};
 use super::core::{Core, SlotRef};
 use super::work::{Class, Job, Outcome, Start, Stop, Work};
 use crate::gpu::Suspend;
+use crate::gpu::ring::ChannelFault;
 
 /// What an engine has been given.
 #[derive(Debug)]

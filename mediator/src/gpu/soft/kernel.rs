@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use turnstile_abi::{Dim3, ErrorCode};
+use turnstile_abi::ErrorCode;
 use turnstile_accounting::{Moment, Nanos};
 
 use super::clock::Clock;
@@ -21,17 +21,9 @@ use super::context::LoadedModule;
 use super::execute::given_length;
 use super::ptx::{self, Control, ExecError, MemoryFault, Scratch, Timer, run_block};
 use super::work::{Kernel, Outcome, Progress, Start, Stop};
+use crate::gpu::ring::{extents, launch_fits};
 
 const PS_PER_NS: u64 = 1_000;
-
-/// Most blocks along x, y, z. SOURCE: CUDA C programming guide, compute capability 9.0.
-const GRID_MAX: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
-/// Most threads of a block along z. SOURCE: as above.
-const BLOCK_Z_MAX: u32 = 64;
-
-fn extents(dim: Dim3) -> [u32; 3] {
-    [dim.x, dim.y, dim.z]
-}
 
 /// The launch as the interpreter takes it.
 fn interpreted<'a>(
@@ -62,8 +54,7 @@ pub(super) fn check(kernel: &Kernel) -> Result<(), ErrorCode> {
     if module.ptx.entry_at(launch.entry).is_none() {
         return Err(ErrorCode::NoSuchFunction);
     }
-    let too_large = launch.grid.iter().zip(GRID_MAX).any(|(n, max)| *n > max);
-    if too_large || launch.block[2] > BLOCK_Z_MAX || launch.check().is_err() {
+    if !launch_fits(&kernel.launch) || launch.check().is_err() {
         return Err(ErrorCode::BadLaunch);
     }
     Ok(())

@@ -1,65 +1,102 @@
 //! A VM without a VM: memory, doorbells and interrupts in plain memory of this process, for tests and the lab.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::{
     CHANNEL_STATE_BYTES, CHANNELS_MAX, COMMAND_BYTES, ChannelStateBlock, Command, FENCE_BYTES,
     FenceRecord, pci,
 };
 use turnstile_accounting::TenantId;
-use vm_memory::{Bytes, GuestAddress};
+use turnstile_vmm::gate::{PageWords, SharedPages};
+use vm_memory::{Bytes, FileOffset, GuestAddress};
 
 use crate::gpu::{
     ChannelConfig, Doorbells, Gpu, GuestMemory, Interrupts, Refusal, TenantResources,
 };
+use crate::memory_file::memory_file;
 
 /// Doorbell pages whose gates are always open.
 #[derive(Debug)]
-pub struct PlainDoorbells(Box<[AtomicU32]>);
+pub struct PlainDoorbells(SharedPages);
 
 impl PlainDoorbells {
     /// So many pages, all zero.
+    ///
+    /// # Panics
+    /// When the host has no memory.
     pub fn new(channels: u32) -> Self {
-        Self((0..channels).map(|_| AtomicU32::new(0)).collect())
+        // PANIC: this is for tests, which cannot go on without.
+        Self(SharedPages::new(channels).expect("doorbell pages of a plain VM"))
     }
 
     /// Writes a doorbell.
     pub fn write(&self, channel: u32, put: u32) {
-        if let Some(page) = self.0.get(channel as usize) {
-            page.store(put, Ordering::Release);
-        }
+        self.0.store(channel, put);
     }
 }
 
 impl Doorbells for PlainDoorbells {
     fn put(&self, channel: u32) -> u32 {
-        let page = self.0.get(channel as usize);
-        page.map_or(0, |page| page.load(Ordering::Acquire))
+        self.0.load(channel)
     }
 
     fn clear(&self, channel: u32) {
         self.write(channel, 0);
     }
+
+    fn file(&self) -> Option<&File> {
+        Some(self.0.file())
+    }
 }
 
 /// Vectors that count.
 #[derive(Debug, Default)]
-pub struct PlainInterrupts([AtomicU64; pci::VECTORS as usize]);
+pub struct PlainInterrupts {
+    counts: [AtomicU64; pci::VECTORS as usize],
+    /// By which another process raises them; made when one asks.
+    events: OnceLock<Vec<File>>,
+}
 
 impl PlainInterrupts {
     /// How often the vector was raised.
     pub fn count(&self, vector: u16) -> u64 {
-        let vector = self.0.get(usize::from(vector));
-        vector.map_or(0, |count| count.load(Ordering::Acquire))
+        let index = usize::from(vector);
+        let Some(count) = self.counts.get(index) else {
+            return 0;
+        };
+        let event = self.events.get().and_then(|events| events.get(index));
+        // Not blocking: an error means that nothing is new.
+        let mut word = [0; 8];
+        let read = event.and_then(|mut event| event.read(&mut word).ok());
+        let new = read.map_or(0, |_| u64::from_ne_bytes(word));
+        count.fetch_add(new, Ordering::AcqRel) + new
     }
 }
 
 impl Interrupts for PlainInterrupts {
     fn raise(&self, vector: u16) {
-        if let Some(count) = self.0.get(usize::from(vector)) {
+        if let Some(count) = self.counts.get(usize::from(vector)) {
             count.fetch_add(1, Ordering::AcqRel);
         }
+    }
+
+    fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        if self.events.get().is_none() {
+            let make =
+                |_| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map(File::from);
+            let made: Result<Vec<_>, _> = self.counts.iter().map(make).collect();
+            // If another thread was faster, its are as good.
+            let _ = self.events.set(made?);
+        }
+        let events = self.events.get().into_iter().flatten();
+        events
+            .map(|event| event.try_clone().map(OwnedFd::from))
+            .collect()
     }
 }
 
@@ -81,13 +118,15 @@ impl PlainVm {
     /// # Panics
     /// When the host has no memory.
     pub fn new(bytes: usize) -> Self {
-        let guest = GuestMemory::from_ranges(&[(GuestAddress(0), bytes)]);
+        // In a file, so that another process can have it too.
+        let file = memory_file("turnstile-plain", bytes as u64);
+        // PANIC: this is for tests, which cannot go on without.
+        let file = FileOffset::new(file.expect("a memory file"), 0);
+        let guest = GuestMemory::from_ranges_with_files([(GuestAddress(0), bytes, Some(file))]);
         Self {
-            // PANIC: this is for tests, which cannot go on without.
+            // PANIC: as above.
             guest: Arc::new(guest.expect("memory of a plain VM")),
-            doorbells: Arc::new(PlainDoorbells(
-                (0..CHANNELS_MAX).map(|_| AtomicU32::new(0)).collect(),
-            )),
+            doorbells: Arc::new(PlainDoorbells::new(CHANNELS_MAX)),
             interrupts: Arc::default(),
             next_gpa: AtomicU64::new(0x1000),
         }
@@ -143,6 +182,22 @@ impl PlainVm {
         entries: u32,
         vector: u16,
     ) -> Result<PlainChannel, Refusal> {
+        self.open_channel_with(tenant, entries, vector, |config| {
+            gpu.open_channel(tenant, config)
+        })
+    }
+
+    /// Opens a channel by `open`.
+    ///
+    /// # Errors
+    /// What `open` refuses.
+    pub fn open_channel_with(
+        self: &Arc<Self>,
+        tenant: TenantId,
+        entries: u32,
+        vector: u16,
+        open: impl FnOnce(ChannelConfig) -> Result<u32, Refusal>,
+    ) -> Result<PlainChannel, Refusal> {
         let ring_gpa = self.take(u64::from(entries) * COMMAND_BYTES as u64);
         let state_gpa = self.take(CHANNEL_STATE_BYTES);
         let fence_gpa = self.take(FENCE_BYTES);
@@ -152,7 +207,7 @@ impl PlainVm {
             state_gpa,
             vector,
         };
-        let number = gpu.open_channel(tenant, config)?;
+        let number = open(config)?;
         Ok(PlainChannel {
             vm: self.clone(),
             tenant,

@@ -4,7 +4,7 @@
 //! for microseconds, never while anything executes. Nobody waits for a tenant's work.
 //!
 //! The watching thread looks at the doorbells of open gates and at the words that channels wait for without any lock.
-//! After something happened it looks all the time for a moment, then at growing intervals ([`PAUSES`]); when there is
+//! After something happened it looks all the time for a moment, then at growing intervals ([`crate::gpu::pace`]); when there is
 //! nothing to watch it sleeps until [`crate::gpu::Gpu::ring`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use std::{hint, io};
 
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::{Moment, Nanos};
+use turnstile_accounting::Moment;
 
 use super::clock::Clock;
 use super::config::{ENGINES, SoftConfig};
@@ -26,16 +26,7 @@ use super::registers::Registers;
 use super::swap::Swap;
 use super::tenancy::Driver;
 use super::work::{Outcome, Start};
-
-/// How long the watcher pauses between two looks, by how long nothing has happened. The last holds for ever after:
-/// a doorbell behind an open gate is seen within it.
-const PAUSES: [(Nanos, Duration); 3] = [
-    (Nanos(2_000_000), Duration::from_micros(20)),
-    (Nanos(20_000_000), Duration::from_micros(50)),
-    (Nanos(u64::MAX), Duration::from_micros(200)),
-];
-/// How long it looks without a pause after something happened.
-const SPIN: Nanos = Nanos(20_000);
+use crate::gpu::pace::pause;
 
 /// What threads share.
 #[derive(Debug)]
@@ -171,13 +162,10 @@ impl Shared {
             if due || self.changes.load(Ordering::Acquire) != known {
                 return;
             }
-            let quiet = now.since(*last_news);
-            if quiet < SPIN {
-                hint::spin_loop();
-                continue;
+            match pause(now.since(*last_news)) {
+                None => hint::spin_loop(),
+                Some(pause) => thread::park_timeout(pause),
             }
-            let pause = PAUSES.iter().find(|(bound, _)| quiet < *bound);
-            thread::park_timeout(pause.map_or(PAUSES[2].1, |(_, pause)| *pause));
         }
     }
 }

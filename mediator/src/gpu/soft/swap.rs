@@ -11,6 +11,7 @@
 //! frees a page that is on its way waits for that chunk. Nothing of the tenant runs meanwhile ([`super::core`] sees to it).
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +19,7 @@ use turnstile_abi::{CHUNK_BYTES, ErrorCode, GPU_VA_BASE};
 use turnstile_accounting::TenantId;
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
-use super::address_space::{AddressSpace, Layout};
+use super::address_space::AddressSpace;
 use super::config::SoftConfig;
 use super::memory::CardMemory;
 use crate::gpu::{ChunkId, Direction, MemoryEvent, MoveFailure};
@@ -35,6 +36,20 @@ pub(super) enum Away {
 
 /// Copies by page, and what the tenant had run when they were made: they are good as long as it has run nothing since.
 pub(super) type Copies = BTreeMap<usize, (Spare, u64)>;
+
+/// What is away, and what the host has; nothing where memory does not move.
+#[derive(Debug, Default)]
+pub(super) struct Swapped {
+    /// Pages of an allocation by the number of its first chunk, and that number by its first page.
+    by_number: BTreeMap<ChunkId, Range<usize>>,
+    numbers: BTreeMap<usize, ChunkId>,
+    /// Pages that are allocated, but not on the card.
+    away: BTreeMap<usize, Away>,
+    /// What the host still has of pages that are on the card.
+    copies: Copies,
+    /// Chunks that were freed while a command executed, which may be about to touch their frames.
+    pub(super) limbo: Vec<u32>,
+}
 
 /// What a space needs for its memory to move.
 #[derive(Clone, Debug)]
@@ -102,11 +117,12 @@ impl AddressSpace {
     }
 
     /// Numbers the chunks of a new allocation, and tells of them.
-    pub(super) fn number(&self, layout: &mut Layout, page: usize, count: usize, resident: bool) {
+    pub(super) fn number(&self, swapped: &mut Swapped, pages: &Range<usize>, resident: bool) {
         let Some(swap) = &self.swap else { return };
+        let count = pages.len();
         if !resident {
-            let pages = page..page + count;
-            layout.away.extend(pages.map(|page| (page, Away::Blank)));
+            let blank = pages.clone().map(|page| (page, Away::Blank));
+            swapped.away.extend(blank);
             self.absent.fetch_add(count as u64, Ordering::AcqRel);
         }
         let mut logged = swap.log.lock();
@@ -119,22 +135,22 @@ impl AddressSpace {
             chunk_bytes: CHUNK_BYTES,
             resident,
         });
-        layout.by_number.insert(first, page);
-        layout.numbers.insert(page, first);
+        swapped.by_number.insert(first, pages.clone());
+        swapped.numbers.insert(pages.start, first);
     }
 
     /// Forgets an allocation whose pages were dropped: what the host has of it is scrubbed.
-    pub(super) fn forget(&self, layout: &mut Layout, page: usize, count: usize) {
+    pub(super) fn forget(&self, swapped: &mut Swapped, pages: &Range<usize>) {
         let Some(swap) = &self.swap else { return };
         let mut absent = 0;
-        for page in page..page + count {
-            absent += u64::from(layout.away.remove(&page).is_some());
-            layout.copies.remove(&page);
+        for page in pages.clone() {
+            absent += u64::from(swapped.away.remove(&page).is_some());
+            swapped.copies.remove(&page);
         }
         self.absent.fetch_sub(absent, Ordering::AcqRel);
-        if let Some(first) = layout.numbers.remove(&page) {
-            layout.by_number.remove(&first);
-            let (owner, count) = (self.tenant, count as u64);
+        if let Some(first) = swapped.numbers.remove(&pages.start) {
+            swapped.by_number.remove(&first);
+            let (owner, count) = (self.tenant, pages.len() as u64);
             swap.log.push(MemoryEvent::Freed {
                 owner,
                 first,
@@ -146,7 +162,7 @@ impl AddressSpace {
     /// Gives back what was freed. Precondition: no engine executes a command of the tenant that began before.
     pub(super) fn settle_limbo(&self) {
         if self.in_limbo.swap(false, Ordering::AcqRel) {
-            for chunk in std::mem::take(&mut self.layout().limbo) {
+            for chunk in std::mem::take(&mut self.layout().swapped.limbo) {
                 self.card.release_dirty(self.tenant, chunk);
             }
         }
@@ -159,20 +175,25 @@ impl AddressSpace {
         direction: Direction,
     ) -> Result<u64, MoveFailure> {
         let swap = self.swap.as_ref().ok_or(MoveFailure::Gone)?;
-        let mut layout = self.layout();
-        let page = page_of(&layout, chunk).ok_or(MoveFailure::Gone)?;
+        let swapped = &mut self.layout().swapped;
+        let page = swapped.page(chunk).ok_or(MoveFailure::Gone)?;
         match direction {
-            Direction::Out => self.move_out(swap, &mut layout, page),
-            Direction::In => self.move_in(&mut layout, page),
+            Direction::Out => self.move_out(swap, swapped, page),
+            Direction::In => self.move_in(swapped, page),
         }
     }
 
-    fn move_out(&self, swap: &Swap, layout: &mut Layout, page: usize) -> Result<u64, MoveFailure> {
+    fn move_out(
+        &self,
+        swap: &Swap,
+        swapped: &mut Swapped,
+        page: usize,
+    ) -> Result<u64, MoveFailure> {
         if self.pages[page].load(Ordering::Acquire) == 0 {
             return Err(MoveFailure::There);
         }
         let ran = self.ran.load(Ordering::Acquire);
-        let spare = layout.copies.remove(&page);
+        let spare = swapped.copies.remove(&page);
         let kept = spare.and_then(|(spare, then)| Some((spare.claim()?, then)));
         let (slot, copied) = match kept {
             Some((slot, then)) if then == ran => (slot, 0),
@@ -185,7 +206,7 @@ impl AddressSpace {
                 (slot, CHUNK_BYTES)
             }
         };
-        layout.away.insert(page, Away::Slot(slot));
+        swapped.away.insert(page, Away::Slot(slot));
         self.absent.fetch_add(1, Ordering::AcqRel);
         if let Some(chunk) = self.pages[page].swap(0, Ordering::AcqRel).checked_sub(1) {
             self.card.release_dirty(self.tenant, chunk);
@@ -193,8 +214,8 @@ impl AddressSpace {
         Ok(copied)
     }
 
-    fn move_in(&self, layout: &mut Layout, page: usize) -> Result<u64, MoveFailure> {
-        let away = layout.away.get(&page).ok_or(MoveFailure::There)?;
+    fn move_in(&self, swapped: &mut Swapped, page: usize) -> Result<u64, MoveFailure> {
+        let away = swapped.away.get(&page).ok_or(MoveFailure::There)?;
         let taken = self.card.take(self.tenant, 1);
         let chunk = taken.and_then(|chunks| chunks.first().copied());
         let chunk = chunk.ok_or(MoveFailure::NoRoom)?;
@@ -213,9 +234,9 @@ impl AddressSpace {
                 CHUNK_BYTES
             }
         };
-        if let Some(Away::Slot(slot)) = layout.away.remove(&page) {
+        if let Some(Away::Slot(slot)) = swapped.away.remove(&page) {
             let ran = self.ran.load(Ordering::Acquire);
-            layout.copies.insert(page, (slot.spare(), ran));
+            swapped.copies.insert(page, (slot.spare(), ran));
         }
         self.pages[page].store(chunk + 1, Ordering::Release);
         self.absent.fetch_sub(1, Ordering::AcqRel);
@@ -245,11 +266,11 @@ impl AddressSpace {
     /// Writes what a new allocation begins with, wherever its pages are. Precondition: no command knows of it yet.
     pub(super) fn write_first(&self, va: u64, image: &[u8]) -> Result<(), ErrorCode> {
         let no_room = |_| ErrorCode::OutOfGpuMemory;
-        let mut layout = self.layout();
+        let away = &mut self.layout().swapped.away;
         let first = usize::try_from((va - GPU_VA_BASE) / CHUNK_BYTES)
             .map_err(|_| ErrorCode::NoSuchAllocation)?;
         for (page, piece) in (first..).zip(image.chunks(CHUNK_BYTES as usize)) {
-            let (Some(swap), Some(away)) = (&self.swap, layout.away.get_mut(&page)) else {
+            let (Some(swap), Some(away)) = (&self.swap, away.get_mut(&page)) else {
                 let to = self.bytes_of(page).map_err(no_room)?;
                 to.write_slice(piece, 0)
                     .map_err(|_| ErrorCode::OutOfGpuMemory)?;
@@ -268,12 +289,13 @@ impl AddressSpace {
     }
 }
 
-/// The page of a chunk that has not been freed.
-fn page_of(layout: &Layout, chunk: ChunkId) -> Option<usize> {
-    let (first, page) = layout.by_number.range(..=chunk).next_back()?;
-    let nth = usize::try_from(chunk.0 - first.0).ok()?;
-    let count = *layout.allocations.get(page)?;
-    (nth < count).then_some(page + nth)
+impl Swapped {
+    /// The page of a chunk that has not been freed.
+    fn page(&self, chunk: ChunkId) -> Option<usize> {
+        let (first, pages) = self.by_number.range(..=chunk).next_back()?;
+        let nth = usize::try_from(chunk.0 - first.0).ok()?;
+        pages.clone().nth(nth)
+    }
 }
 
 /// Chunks of one tenant that an engine moves in one go, and what came of them.

@@ -56,6 +56,7 @@ impl<D: Driver> Gpu for D {
             movable_memory: self.swap().is_some(),
             host_pool_bytes: self.swap().map_or(0, |swap| swap.pool.bytes()),
             software: true,
+            aperture: self.swap().is_none(),
         }
     }
 

@@ -13,7 +13,6 @@ use rand::{Rng, SeedableRng};
 use turnstile_abi::{ErrorCode, Launch};
 use turnstile_accounting::{Moment, Nanos};
 
-use super::channel::ChannelFault;
 use super::config::{ENGINES, Kernels, SoftConfig};
 use super::core::Core;
 use super::execute::{execute_transfer, given_length, transfer_bytes};
@@ -23,6 +22,7 @@ use super::registers::Registers;
 use super::swap::Swap;
 use super::tenancy::Driver;
 use super::work::{Kernel, Outcome, Progress, Start, Work};
+use crate::gpu::ring::ChannelFault;
 
 /// How long kernels last where they are not computed.
 pub trait KernelCost: Send + std::fmt::Debug {

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use turnstile_abi::{CopyDirection, ErrorCode, Launch};
 use turnstile_accounting::{Moment, Nanos};
 
-use super::channel::ChannelFault;
 use super::context::{Context, LoadedModule};
 use super::swap::Moving;
+use crate::gpu::ring::ChannelFault;
 
 /// A kernel launch whose module, function and parameters were looked up.
 #[derive(Debug)]

@@ -31,11 +31,11 @@ use crate::lab::laws::{BrokenLaw, Violation};
 /// Guests of a run.
 pub const GUESTS: usize = 3;
 /// Chunks that a guest may own.
-const OWN_CHUNKS: u64 = 6;
+const OWN_CHUNKS: u64 = 4;
 /// Chunks of the small card: one guest's whole set just fits.
 const CARD_CHUNKS: u64 = OWN_CHUNKS;
 /// Acts of a script.
-const ACTS: usize = 80;
+const ACTS: usize = 64;
 /// From one look of the daemon to the next.
 const TICK: Nanos = Nanos::from_us(250);
 /// Bytes that are read or written at once.
@@ -342,9 +342,7 @@ impl World {
                 if own + chunks * CHUNK_BYTES > OWN_CHUNKS * CHUNK_BYTES {
                     return Ok(());
                 }
-                let given = self
-                    .gpu
-                    .allocate(self.guests[who].id, chunks * CHUNK_BYTES);
+                let given = self.gpu.allocate(self.guests[who].id, chunks * CHUNK_BYTES);
                 let Ok(given) = given else {
                     // Its addresses are cut up: so they are in the other run.
                     self.read.push(u64::MAX);
@@ -416,7 +414,8 @@ impl World {
                     return Ok(());
                 };
                 let guest = &self.guests[who];
-                let mut params: Vec<u8> = [a, b, c].iter().flat_map(|va| va.to_le_bytes()).collect();
+                let mut params: Vec<u8> =
+                    [a, b, c].iter().flat_map(|va| va.to_le_bytes()).collect();
                 params.extend(n.to_le_bytes());
                 let (module, function) = guest.kernel;
                 let launch = Command::Launch(Launch {

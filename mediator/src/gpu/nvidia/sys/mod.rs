@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 pub(super) mod abi;
+mod confine;
 #[allow(
     dead_code,
     reason = "the whole of what programs of this backend use, together or not"
@@ -12,6 +13,7 @@ mod map;
 pub(super) mod notify;
 mod nvml;
 
+pub(super) use confine::{become_user, is_superuser, no_new_privileges};
 pub use cuda::CudaFailure;
 #[allow(unused_imports, reason = "some are for programs of other modules")]
 pub(super) use cuda::{
