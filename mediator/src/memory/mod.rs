@@ -22,7 +22,7 @@
 //! coldest chunk. What the host still has of a chunk, because its owner has not run since, is not copied again.
 //!
 //! # Properties
-//! - *Conservation*: resident + swapped + moving bytes of a tenant are what it allocated; all that is on the card fits.
+//! - *Conservation*: resident + swapped + moving bytes of a tenant are what it allocated; what is resident fits on the card.
 //! - *Whoever runs stays*: a running tenant's chunks do not move. By construction: moves begin in `owner.rs` alone, and
 //!   only of one that is still.
 //! - *Reserves*: nobody's resident memory is taken below his `memory.min`.

@@ -347,5 +347,5 @@ impl Owner {
 
 /// Engine time by weight, in 2^-20 ns for the default weight.
 pub(super) fn weighed(used: Nanos, weight: u32) -> u128 {
-    (u128::from(used.0) * 100 << 20) / u128::from(weight.max(1))
+    ((u128::from(used.0) * 100) << 20) / u128::from(weight.max(1))
 }

@@ -62,7 +62,7 @@ pub struct Slot {
     index: u32,
 }
 
-/// A slot that is kept for as long as the pool can spare it.
+/// A slot that is kept for as long as the pool can spare it; dropped, it is scrubbed like any other.
 #[derive(Debug)]
 pub struct Spare {
     pool: Arc<HostPool>,
@@ -200,15 +200,28 @@ impl Slot {
 impl Spare {
     /// Its slot, with what was in it, unless the pool has taken it back.
     pub fn claim(self) -> Option<Slot> {
+        self.take()
+    }
+
+    fn take(&self) -> Option<Slot> {
         let mut slots = self.pool.lock();
         let live = slots.claim(self.index, self.generation);
-        let me = (self.index, self.generation);
-        slots.spares.retain(|spare| *spare != me);
+        if live {
+            let me = (self.index, self.generation);
+            slots.spares.retain(|spare| *spare != me);
+        }
         drop(slots);
         live.then(|| Slot {
             pool: self.pool.clone(),
             index: self.index,
         })
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        // Nobody can claim it any more: scrubbed now, whether the room is needed or not.
+        drop(self.take());
     }
 }
 
@@ -298,13 +311,16 @@ mod tests {
     }
 
     #[test]
-    fn a_spare_that_is_dropped_is_taken_back_in_time() {
+    fn a_spare_that_is_dropped_leaves_nothing_behind() {
         let pool = Arc::new(HostPool::new(CHUNK_BYTES).unwrap());
         for _ in 0..3 {
             let slot = pool.take().unwrap();
             slot.bytes().unwrap().write_obj(9u64, 8).unwrap();
-            drop(slot.spare());
+            let spare = slot.spare();
+            assert_eq!(pool.slice(0).unwrap().read_obj::<u64>(8).unwrap(), 9);
+            drop(spare);
+            assert_eq!(pool.slice(0).unwrap().read_obj::<u64>(8).unwrap(), 0);
         }
-        assert_eq!(word(&pool.take().unwrap()), 0);
+        assert_eq!(pool.free_bytes(), CHUNK_BYTES);
     }
 }
