@@ -136,7 +136,7 @@ impl Scheduling {
         );
         Ok(Self {
             gpu_memory_mib: card >> 20,
-            host_pool_mib: self.host_pool_mib.max(own * vms >> 20),
+            host_pool_mib: self.host_pool_mib.max((own * vms) >> 20),
             ..self.clone()
         })
     }
