@@ -370,7 +370,7 @@ fn report(
     DemoReport {
         kvm: !lines.is_empty() && lines.iter().all(|line| line.guest.kvm),
         kvm_missing,
-        gpu: "software",
+        gpu: args.scheduling.gpu.name(),
         policy: args.scheduling.policy().to_owned(),
         meter: args.scheduling.meter.name(),
         window_ns: window.0,

@@ -16,6 +16,7 @@ use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{DEFAULT_POLICY, POLICIES, Tuning, Weight};
 
 use super::nvidia::guardian_command;
+use super::nvidia_worker::worker_command;
 
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
 #[derive(clap::Args, Clone, Debug)]
@@ -106,8 +107,8 @@ impl GpuKind {
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Soft => "software GPU",
-            Self::Nvidia => "NVIDIA GPU",
+            Self::Soft => "software",
+            Self::Nvidia => "NVIDIA",
         }
     }
 }
@@ -167,8 +168,12 @@ impl Scheduling {
             self.meter == MeterArg::Events,
             "An NVIDIA GPU is accounted by its events; leave --meter out"
         );
-        let gpu = NvidiaGpu::start(self.gpu_index, guardian_command(self.gpu_index)?)
-            .context("The NVIDIA GPU cannot be shared")?;
+        let gpu = NvidiaGpu::start(
+            self.gpu_index,
+            guardian_command(self.gpu_index)?,
+            worker_command,
+        )
+        .context("The NVIDIA GPU cannot be shared")?;
         let timing = Timing {
             period: device::PERIOD,
             tick: device::TICK,
@@ -238,7 +243,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     let daemon = args.scheduling.start(args.socket.clone(), weight)?;
     eprintln!(
-        "turnstile: {}, policy {}, listening on {}",
+        "turnstile: {} GPU, policy {}, listening on {}",
         args.scheduling.gpu.name(),
         args.scheduling.policy(),
         args.socket.display()

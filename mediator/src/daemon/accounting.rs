@@ -133,8 +133,8 @@ impl Accounting<'_> {
             } else {
                 self.timing.period
             };
-            let end = from + period;
-            self.sleep_until(self.host.decide_at().map_or(end, |at| at.min(end)));
+            // A policy that says when it has to be asked need not be asked before.
+            self.sleep_until(self.host.decide_at().unwrap_or(from + period));
             // The end is read first: whatever is logged after that lies behind it.
             let to = self.now();
             self.read_log();

@@ -220,9 +220,12 @@ impl Host {
         let kick = File::from(kick);
         let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
 
-        let mut state = self.lock();
-        self.room(&state, &name)?;
-        let tenant = TenantId(state.next);
+        let tenant = {
+            let mut state = self.lock();
+            self.room(&state, &name)?;
+            state.number()
+        };
+        // A GPU may take long over it: the others go on meanwhile. Tenants are taken in one after the other.
         let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
         let resources = TenantResources {
             guest,
@@ -274,6 +277,7 @@ impl Host {
             status,
         };
         let peer = Peer { stream, writer };
+        let mut state = self.lock();
         if let Some(memory) = &mut state.memory {
             memory.add(tenant, weight, memory_bytes);
         }
@@ -645,7 +649,14 @@ pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
 }
 
 impl State {
-    /// Takes a tenant in that the GPU has taken in, under the next number.
+    /// A number that no tenant had before.
+    pub(super) fn number(&mut self) -> TenantId {
+        let number = TenantId(self.next);
+        self.next += 1;
+        number
+    }
+
+    /// Takes a tenant in that the GPU has taken in.
     pub(super) fn insert(
         &mut self,
         tenant: TenantId,
@@ -658,7 +669,6 @@ impl State {
         if let Err(error) = self.mediation.add(tenant, params) {
             log::error!("Policy: {error}");
         }
-        self.next += 1;
         log::info!("{tenant} is {name}, weight {}", weight.get());
         self.tenants.insert(tenant, Tenant { name, peer, kind });
     }
@@ -668,6 +678,7 @@ impl State {
         let Some(entry) = self.tenants.get_mut(&tenant) else {
             return;
         };
+        log::trace!("{tenant}: {state:?}");
         if let Some((vm, vmm)) = entry.vm() {
             let channels: Vec<u32> = vm.gates.channels().collect();
             for channel in channels {

@@ -61,7 +61,7 @@ impl Host {
             let name = outer.name.clone();
             return Err(HostError::Nested { name });
         }
-        let tenant = TenantId(state.next);
+        let tenant = state.number();
         self.gpu().add_program(tenant, pid)?;
         let admitted = ToVmm::Admitted { tenant: tenant.0 };
         let answered = writer

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use turnstile_abi::ErrorCode;
+use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
@@ -19,11 +19,15 @@ use super::clock::GpuClock;
 use super::events::{EventLog, SwitchRecord};
 use super::guardian::{Guardian, GuardianError};
 use super::holder::{HoldCalls, Holder, OwnedSwitch};
+use super::probe::CudaError;
 use super::rm::{RmClient, RmError};
+use super::sys::Cuda;
 use super::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
 use super::utilisation::Utilisation;
 use super::version::{self, DriverAbi, VersionError};
+use super::vms::Vms;
 use super::watch::{Runner, Watch};
+use super::worker::{Facts, WorkerConfig};
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
     Refusal, Suspend, TenantResources, Untracked,
@@ -51,9 +55,33 @@ pub enum NvidiaError {
     /// Nobody would resume in our stead.
     #[error("Nobody can be held without a guardian")]
     Guardian(#[from] GuardianError),
+    /// The CUDA driver library is needed for what VMs do.
+    #[error(
+        "The CUDA driver library cannot be used (install the vendor's user libraries, libcuda.so.1)"
+    )]
+    Cuda(#[from] CudaError),
     /// No thread.
     #[error("Starting a thread failed")]
     Thread(#[source] io::Error),
+}
+
+/// What the GPU is.
+fn facts(index: u32) -> Result<Facts, CudaError> {
+    /// SOURCE: cuda.h: CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK.
+    const SHARED_BYTES: i32 = 8;
+    /// SOURCE: cuda.h: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT.
+    const MULTIPROCESSORS: i32 = 16;
+    let cuda = Cuda::load()?;
+    let number = |attribute| {
+        let number = cuda.attribute(index, attribute)?;
+        Ok::<u32, CudaError>(number.try_into().unwrap_or(0))
+    };
+    Ok(Facts {
+        multiprocessors: number(MULTIPROCESSORS)?,
+        shared_bytes_max: number(SHARED_BYTES)?,
+        memory_bytes: cuda.total_bytes(index)? / CHUNK_BYTES * CHUNK_BYTES,
+        pinned: false,
+    })
 }
 
 /// What the holding thread is to do next.
@@ -141,6 +169,7 @@ struct Shared {
     wake: Condvar,
     held: Mutex<BTreeSet<TenantId>>,
     status_reads: AtomicU64,
+    vms: Vms,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -157,11 +186,22 @@ pub struct NvidiaGpu {
 }
 
 impl NvidiaGpu {
-    /// Shares GPU `index`. `guardian` starts a process that ends up in [`super::guardian::serve`].
+    /// Shares GPU `index`. `guardian` starts a process that ends up in [`super::guardian::serve`], `worker` one that ends up
+    /// in [`super::worker::run`].
     ///
     /// # Errors
     /// If the driver is not known, refuses, or there is no guardian.
-    pub fn start(index: u32, guardian: Command) -> Result<Self, NvidiaError> {
+    pub fn start(
+        index: u32,
+        guardian: Command,
+        worker: impl Fn() -> Command + Send + Sync + 'static,
+    ) -> Result<Self, NvidiaError> {
+        let config = WorkerConfig {
+            device: index,
+            ..WorkerConfig::default()
+        };
+        let vms = Vms::new(config, worker);
+        let facts = facts(index)?;
         let driver = version::detect()?;
         let client = Arc::new(RmClient::open(index)?);
         let log = EventLog::start(&client, &driver)?;
@@ -188,6 +228,7 @@ impl NvidiaGpu {
             wake: Condvar::new(),
             held: Mutex::default(),
             status_reads: AtomicU64::new(0),
+            vms,
             client: client.clone(),
             driver,
         });
@@ -204,9 +245,9 @@ impl NvidiaGpu {
             suspend: Suspend::MidKernel,
             status_registers: true,
             switch_events: true,
-            multiprocessors: 132,
-            shared_bytes_max: 48 << 10,
-            memory_bytes: 140 << 30,
+            multiprocessors: facts.multiprocessors,
+            shared_bytes_max: facts.shared_bytes_max,
+            memory_bytes: facts.memory_bytes,
             movable_memory: false,
             host_pool_bytes: 0,
             software: false,
@@ -233,6 +274,15 @@ impl Shared {
     fn is_moving(&self) -> bool {
         let wanted = lock(&self.wanted);
         wanted.moving || !wanted.tenants.is_empty()
+    }
+
+    /// A process of a tenant was handed something.
+    fn changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
+        let changed = lock(&self.watched).watch.changed(tenant, pid, changes);
+        if changed && self.is_held(tenant) {
+            // What it made while it is held has to be held as well.
+            self.want(tenant, true);
+        }
     }
 
     fn want(&self, tenant: TenantId, hold: bool) {
@@ -265,6 +315,9 @@ impl Shared {
                 tenants.into_iter().partition(|(_, hold)| *hold);
             for (tenant, _) in release {
                 let released = holder.release(tenant);
+                if let Ok(worker) = self.vms.of(tenant) {
+                    worker.set_suspended(false);
+                }
                 log::trace!("{tenant} was released at {:?}", self.now());
                 lock(&self.held).remove(&tenant);
                 lock(&self.watched)
@@ -366,45 +419,70 @@ impl Gpu for NvidiaGpu {
         self.shared.now()
     }
 
-    fn create_context(&self, _: TenantId, _: TenantResources) -> Result<File, Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn create_context(
+        &self,
+        tenant: TenantId,
+        resources: TenantResources,
+    ) -> Result<File, Refusal> {
+        let shared = self.shared.clone();
+        let known = Arc::new(AtomicBool::new(false));
+        self.shared
+            .vms
+            .start(tenant, resources, move |pid, changes| {
+                let Some(changes) = changes else {
+                    lock(&shared.watched).watch.exited(pid);
+                    return;
+                };
+                if !known.swap(true, Ordering::Relaxed) {
+                    let now = shared.now();
+                    lock(&shared.watched).watch.add(tenant, pid, now);
+                }
+                shared.changed(tenant, pid, changes);
+            })
     }
 
     fn destroy_context(&self, tenant: TenantId) {
+        self.shared.vms.end(tenant);
         self.shared.want(tenant, false);
         lock(&self.shared.watched).watch.remove(tenant);
     }
 
-    fn open_channel(&self, _: TenantId, _: ChannelConfig) -> Result<u32, Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {
+        self.shared.vms.of(tenant)?.open_channel(config)
     }
 
-    fn close_channel(&self, _: TenantId, _: u32) -> Result<(), Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal> {
+        self.shared.vms.of(tenant)?.close_channel(channel)
     }
 
-    fn allocate(&self, _: TenantId, _: u64) -> Result<Allocation, Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
+        self.shared.vms.of(tenant)?.allocate(bytes)
     }
 
-    fn free(&self, _: TenantId, _: u64) -> Result<(), Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+        self.shared.vms.of(tenant)?.free(va)
     }
 
-    fn memory_free_bytes(&self, _: TenantId) -> u64 {
-        0
+    fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
+        let worker = self.shared.vms.of(tenant);
+        worker.map_or(0, |worker| worker.memory_free_bytes())
     }
 
-    fn load_module(&self, _: TenantId, _: &str) -> Result<(u32, u32), Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
+        self.shared.vms.of(tenant)?.load_module(ptx)
     }
 
-    fn unload_module(&self, _: TenantId, _: u32) -> Result<(), Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
+        self.shared.vms.of(tenant)?.unload_module(module)
     }
 
-    fn find_function(&self, _: TenantId, _: u32, _: &str) -> Result<(u32, u32), Refusal> {
-        Err(ErrorCode::HostLimit.into())
+    fn find_function(
+        &self,
+        tenant: TenantId,
+        module: u32,
+        name: &str,
+    ) -> Result<(u32, u32), Refusal> {
+        self.shared.vms.of(tenant)?.find_function(module, name)
     }
 
     /// As of the last reading of the log.
@@ -420,16 +498,18 @@ impl Gpu for NvidiaGpu {
 
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         let shared = &self.shared;
-        let watched = lock(&shared.watched);
-        watched
-            .watch
-            .is_in_doubt(shared.now(), |tenant| shared.is_held(tenant))
-            .then_some(tick)
+        let in_doubt = || {
+            let watched = lock(&shared.watched);
+            let held = |tenant| shared.is_held(tenant);
+            watched.watch.is_in_doubt(shared.now(), held)
+        };
+        (shared.is_moving() || in_doubt()).then_some(tick)
     }
 
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
         let shared = &self.shared;
         lock(&shared.clock).follow(&shared.client, &shared.driver);
+        shared.vms.set_clock(shared.now());
         // The end is read first: whatever is logged after that lies behind it.
         let now = shared.now();
         let mut watched = lock(&shared.watched);
@@ -447,11 +527,22 @@ impl Gpu for NvidiaGpu {
         lock(&self.shared.watched).watch.qualify(usage);
     }
 
+    /// A VM's worker knows what is pending; whether it is there often enough to wait for turns, or comes now and then, is seen
+    /// on the engine alone.
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
-        let wants = lock(&self.shared.watched)
-            .watch
-            .demand
-            .wants(tenant, self.shared.now());
+        let now = self.shared.now();
+        let wants = lock(&self.shared.watched).watch.demand.wants(tenant, now);
+        if let Ok(worker) = self.shared.vms.of(tenant) {
+            worker.activity(channels);
+            let pending = channels.iter().any(|channel| channel.pending > 0);
+            for channel in channels.iter_mut() {
+                channel.last_active = Moment(0);
+                channel.pending = if wants { channel.pending } else { 0 };
+            }
+            if pending || !wants || self.shared.is_held(tenant) {
+                return;
+            }
+        }
         channels.push(ChannelActivity {
             channel: 0,
             pending: wants.into(),
@@ -460,6 +551,9 @@ impl Gpu for NvidiaGpu {
     }
 
     fn suspend(&self, tenant: TenantId) {
+        if let Ok(worker) = self.shared.vms.of(tenant) {
+            worker.set_suspended(true);
+        }
         self.shared.want(tenant, true);
     }
 
@@ -467,9 +561,17 @@ impl Gpu for NvidiaGpu {
         self.shared.want(tenant, false);
     }
 
-    fn ring(&self, _: TenantId) {}
+    fn ring(&self, tenant: TenantId) {
+        if let Ok(worker) = self.shared.vms.of(tenant) {
+            worker.ring();
+        }
+    }
 
-    fn set_unwatched(&self, _: TenantId, _: bool) {}
+    fn set_unwatched(&self, tenant: TenantId, open: bool) {
+        if let Ok(worker) = self.shared.vms.of(tenant) {
+            worker.set_unwatched(open);
+        }
+    }
 
     fn add_program(&self, tenant: TenantId, root: u32) -> Result<(), ProgramRefusal> {
         lock(&self.shared.watched)
@@ -479,13 +581,7 @@ impl Gpu for NvidiaGpu {
     }
 
     fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
-        let changed = lock(&self.shared.watched)
-            .watch
-            .changed(tenant, pid, changes);
-        if changed && self.shared.is_held(tenant) {
-            // What it made while it is held has to be held as well.
-            self.shared.want(tenant, true);
-        }
+        self.shared.changed(tenant, pid, changes);
     }
 
     fn program_exited(&self, _: TenantId, pid: u32) {
@@ -524,14 +620,14 @@ impl Gpu for NvidiaGpu {
 
 /// First turns of tenants that meet: longer than from one latch of the counters to the next.
 pub const FIRST_SLICE: Nanos = Nanos::from_ms(120);
-/// From one decision to the next where no turn ends before. Long, as each reads the log; the first that two tenants meet is
-/// at most so much later than it could be.
-pub const PERIOD: Nanos = Nanos::from_ms(20);
+/// From one decision to the next where there are no turns. Each reads the log; one who begins is seen so much later at most.
+pub const PERIOD: Nanos = Nanos::from_ms(10);
 /// How often an engine without work is looked for while somebody is held.
-pub const TICK: Nanos = Nanos::from_ms(4);
+pub const TICK: Nanos = Nanos::from_ms(3);
 
 impl Drop for NvidiaGpu {
     fn drop(&mut self) {
+        self.shared.vms.end_all();
         lock(&self.shared.wanted).ending = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {

@@ -32,6 +32,7 @@ pub mod rm;
 mod sys;
 pub mod utilisation;
 pub mod version;
+mod vms;
 mod watch;
 pub mod worker;
 

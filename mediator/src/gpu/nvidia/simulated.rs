@@ -451,10 +451,7 @@ impl Daemon {
         let mut from = self.now();
         let mut events: Vec<SwitchEvent> = Vec::new();
         while self.engine.now < seconds * SECOND {
-            let end = self
-                .mediation
-                .decide_at()
-                .map_or(from + PERIOD, |at| at.min(from + PERIOD));
+            let end = self.mediation.decide_at().unwrap_or(from + PERIOD);
             let mut look = self.now() + TICK;
             while self.now() < end {
                 self.step();
@@ -463,7 +460,7 @@ impl Daemon {
                     let held = self.held.clone();
                     let held = |tenant: TenantId| held.contains(&tenant);
                     if self.mediation.held().next().is_some()
-                        && self.watch.is_in_doubt(self.now(), held)
+                        && (self.is_moving() || self.watch.is_in_doubt(self.now(), held))
                         && self.is_dry()
                     {
                         self.ran_dry();
