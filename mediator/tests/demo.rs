@@ -60,7 +60,7 @@ fn the_demo_shows_fair_shares_with_the_policy_and_unfair_ones_without() {
         assert!(vm.get("resident_bytes").is_none(), "memory does not move");
     }
 
-    let (output, json) = demo(&["--seconds", "5", "--oversubscribe", "2.0"]);
+    let (output, json) = demo(&["--seconds", "10", "--oversubscribe", "2.0"]);
     sound(&output, &json);
     let shares = json["max_share_error_points"].as_f64().unwrap();
     assert!(shares <= 2.0, "{json:#}");

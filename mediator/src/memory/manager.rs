@@ -33,7 +33,7 @@ impl MemoryConfig {
             card_bytes,
             pool_bytes,
             turn_min: Nanos::from_ms(10),
-            turn_factor: 8,
+            turn_factor: 5,
             window_bytes: 64 << 20,
         }
     }
