@@ -26,7 +26,7 @@ const SURPRISE: f64 = 5.0;
 /// by about so much.
 const CHANGED: f64 = 0.1 * 0.1;
 /// Variance of a fraction that is known well.
-const WELL: f64 = 0.006 * 0.006;
+const WELL: f64 = 0.003 * 0.003;
 /// Tenants estimated at a time; those who were not seen for longest go first.
 const TENANTS_MAX: usize = 64;
 

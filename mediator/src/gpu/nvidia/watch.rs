@@ -25,7 +25,7 @@ const SETTLED: Nanos = Nanos::from_us(100);
 const STRANGERS_MAX: usize = 4096;
 
 /// For so long after something new began, or somebody changed his ways, the counters are read at each latch.
-const LEARNING: Nanos = Nanos::from_ms(3_000);
+const LEARNING: Nanos = Nanos::from_ms(6_000);
 
 /// The engine's occupancy and whom it belongs to.
 #[derive(Debug)]
