@@ -96,6 +96,7 @@ pub struct Ledger {
     engines: Vec<(EngineId, EngineTotals)>,
     tenants: BTreeMap<(TenantId, EngineId), TenantTotals>,
     held: BTreeMap<TenantId, Nanos>,
+    moved: BTreeMap<TenantId, u64>,
     recent: VecDeque<Record>,
     keep: usize,
     opened: Option<Moment>,
@@ -133,6 +134,8 @@ pub struct TenantSnapshot {
     pub totals: TenantTotals,
     /// Time for which it was held back.
     pub held_ns: Nanos,
+    /// Bytes of GPU memory, its own or others', that were copied to or from the host because of it.
+    pub moved_bytes: u64,
     /// Per engine that it used.
     pub engines: Vec<(EngineId, TenantTotals)>,
 }
@@ -180,6 +183,7 @@ impl Ledger {
             engines,
             tenants: BTreeMap::new(),
             held: BTreeMap::new(),
+            moved: BTreeMap::new(),
             recent: VecDeque::new(),
             keep,
             opened: None,
@@ -268,6 +272,11 @@ impl Ledger {
         self.held.get(&tenant).copied().unwrap_or_default()
     }
 
+    /// Adds bytes of GPU memory that were copied to or from the host because of `tenant`.
+    pub fn add_moved(&mut self, tenant: TenantId, bytes: u64) {
+        *self.moved.entry(tenant).or_default() += bytes;
+    }
+
     /// Settles a tenant that is gone: returns its totals and forgets it.
     ///
     /// The engines' totals keep its time. Precondition: its last window has been appended, or it
@@ -278,6 +287,7 @@ impl Ledger {
             self.tenants.remove(&(tenant, engine));
         }
         self.held.remove(&tenant);
+        self.moved.remove(&tenant);
         settled
     }
 
@@ -296,6 +306,7 @@ impl Ledger {
             tenant,
             totals,
             held_ns,
+            moved_bytes: self.moved.get(&tenant).copied().unwrap_or_default(),
             engines,
         }
     }
@@ -312,6 +323,7 @@ impl Ledger {
             .keys()
             .map(|key| key.0)
             .chain(self.held.keys().copied())
+            .chain(self.moved.keys().copied())
             .collect();
         ids.sort_unstable();
         ids.dedup();

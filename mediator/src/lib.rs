@@ -6,6 +6,7 @@ pub mod daemon;
 pub mod gpu;
 pub mod launch;
 pub mod mediation;
+pub mod memory;
 mod memory_file;
 mod process;
 pub mod tenant;

@@ -59,10 +59,12 @@ struct Standing {
     admitted: bool,
     /// A doorbell write was kept at one of its closed gates.
     kept: bool,
-    /// It had work at the end of the last period.
+    /// It had work at the end of the last period, before or behind its gates.
     backlogged: bool,
     /// Since when it has been seen without work.
     idle_from: Option<Moment>,
+    /// Not all of its memory is on the GPU: it waits for that and not for the engine.
+    memory_waits: bool,
     gates: GateState,
 }
 
@@ -103,6 +105,7 @@ impl Mediation {
             kept: false,
             backlogged: false,
             idle_from: None,
+            memory_waits: false,
             gates: GateState::Watched,
         };
         self.tenants.insert(tenant, standing);
@@ -154,6 +157,26 @@ impl Mediation {
             .is_some_and(|standing| standing.admitted)
     }
 
+    /// Whether a tenant had work at the end of the last period, or has kept a doorbell write since.
+    pub fn wants(&self, tenant: TenantId) -> bool {
+        self.tenants
+            .get(&tenant)
+            .is_some_and(|standing| standing.backlogged || standing.kept)
+    }
+
+    /// Which tenants wait for their memory. To the policy one that waits has no work: who runs meanwhile
+    /// is not ahead of it (turns on the memory are fair by themselves), and an engine without work is not its.
+    pub fn memory_waits(&mut self, waits: impl Fn(TenantId) -> bool) {
+        for (tenant, standing) in &mut self.tenants {
+            standing.memory_waits = waits(*tenant);
+        }
+    }
+
+    /// Bytes were moved between GPU and host because of a tenant.
+    pub fn charge_moved(&mut self, tenant: TenantId, bytes: u64) {
+        self.ledger.add_moved(tenant, bytes);
+    }
+
     /// Where the gate of a channel that the tenant opens now has to stand.
     pub fn gates(&self, tenant: TenantId) -> Option<GateState> {
         self.tenants.get(&tenant).map(|standing| standing.gates)
@@ -199,7 +222,8 @@ impl Mediation {
         let waiting: Vec<TenantId> = self
             .tenants
             .iter()
-            .filter_map(|(tenant, standing)| standing.kept.then_some(*tenant))
+            .filter(|(_, standing)| standing.kept && !standing.memory_waits)
+            .map(|(tenant, _)| *tenant)
             .collect();
         let tenant = self.policy.ran_dry(&waiting)?;
         self.decide(tenant, Decision::Admit, now)
@@ -284,7 +308,7 @@ impl Mediation {
                 tenant: seen.tenant,
                 used_ns,
                 admitted: standing.admitted,
-                backlogged,
+                backlogged: backlogged && !standing.memory_waits,
             });
         }
         let poll_ns = observed.window.length();

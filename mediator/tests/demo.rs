@@ -56,6 +56,32 @@ fn the_demo_shows_fair_shares_with_the_policy_and_unfair_ones_without() {
         "{json:#}"
     );
 
+    for vm in json["vms"].as_array().unwrap() {
+        assert!(vm.get("resident_bytes").is_none(), "memory does not move");
+    }
+
+    let (output, json) = demo(&["--seconds", "10", "--oversubscribe", "2.0"]);
+    sound(&output, &json);
+    let shares = json["max_share_error_points"].as_f64().unwrap();
+    assert!(shares <= 2.0, "{json:#}");
+    let sum = |field: &str| -> u64 {
+        let vms = json["vms"].as_array().unwrap();
+        vms.iter().map(|vm| vm[field].as_u64().unwrap()).sum()
+    };
+    let card = 96 << 20;
+    assert!(sum("allocated_bytes") >= 2 * card - (6 << 20), "{json:#}");
+    assert!(sum("resident_bytes") <= card, "{json:#}");
+    for vm in json["vms"].as_array().unwrap() {
+        for field in [
+            "swapped_out_bytes",
+            "swapped_in_bytes",
+            "moved_bytes",
+            "copy_ns",
+        ] {
+            assert!(vm[field].as_u64().unwrap() > 0, "{field}: {json:#}");
+        }
+    }
+
     let (output, json) = demo(&["--seconds", "3", "--meter", "polled"]);
     sound(&output, &json);
     assert_eq!(json["meter"], "polled");

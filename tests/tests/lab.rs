@@ -10,7 +10,7 @@ use turnstile_policies::{
     Weight,
 };
 use turnstile_tests::lab::experiments::share::{self, BOUND_POINTS, Heavier, WEIGHTS};
-use turnstile_tests::lab::experiments::{literal, loga, over_seeds, unfair};
+use turnstile_tests::lab::experiments::{literal, loga, over_seeds, swap, unfair};
 use turnstile_tests::lab::{BrokenLaw, Dry, Lengths, Load, MeterSetup, Participant, Setup, run};
 
 const SECOND: Moment = Moment(1_000_000_000);
@@ -316,6 +316,24 @@ fn any_meter() -> impl Strategy<Value = MeterSetup> {
         2 => (500u64..5_000).prop_map(|us| MeterSetup::Events { period_ns: Nanos::from_us(us) }),
         1 => Just(MeterSetup::loga()),
     ]
+}
+
+/// Memory that moves: whatever guests do on a card too small for them, they read what they would have read on a large one.
+#[test]
+fn swapped_memory_is_the_same_to_the_byte_for_a_hundred_seeds() {
+    let results = over_seeds(100, swap::compare).unwrap();
+    let moved = results.iter().filter(|[large, small]| {
+        assert_eq!(large.swapped_bytes, [0, 0]);
+        small.swapped_bytes.iter().all(|bytes| *bytes > 4 << 20)
+    });
+    assert!(moved.count() > 80, "scripts that need swapping");
+    for (seed, [_, small]) in (0u64..).zip(&results).take(10) {
+        assert_eq!(
+            swap::play(seed, true).as_ref(),
+            Ok(small),
+            "seed {seed} again"
+        );
+    }
 }
 
 static WORLDS: AtomicU64 = AtomicU64::new(0);

@@ -85,6 +85,9 @@ pub enum Workload {
     Load(Load),
     /// Runs every kernel once, keeps the GPU busy, and runs every kernel once more.
     Demo(Load),
+    /// The same with all the GPU memory that it may own allocated and filled meanwhile: read and rewritten here and there,
+    /// and all of it compared at the end.
+    Filled(Load),
     /// Writes the doorbell of one channel with a value that rises by one.
     Doorbells {
         /// Last value; 0 to go on until the VMM asks for the end.
@@ -101,8 +104,12 @@ impl Workload {
     pub fn encode(&self) -> [u8; ARGS_BYTES] {
         let words: [u64; 8] = match *self {
             Self::Verify { rounds } => [1, rounds.into(), 0, 0, 0, 0, 0, 0],
-            Self::Load(load) | Self::Demo(load) => [
-                if matches!(self, Self::Demo(_)) { 5 } else { 2 },
+            Self::Load(load) | Self::Demo(load) | Self::Filled(load) => [
+                match self {
+                    Self::Demo(_) => 5,
+                    Self::Filled(_) => 6,
+                    _ => 2,
+                },
                 load.duration_ns,
                 load.kernel_ns,
                 load.depth.into(),
@@ -133,7 +140,7 @@ impl Workload {
                 rounds: small(rounds)?,
             }),
             [
-                kind @ (2 | 5),
+                kind @ (2 | 5 | 6),
                 duration_ns,
                 kernel_ns,
                 depth,
@@ -154,10 +161,10 @@ impl Workload {
                 let fits = (1..=256).contains(&load.depth)
                     && (1..=load.depth).contains(&load.fence_every)
                     && load.blocks > 0;
-                let workload = if kind == 5 {
-                    Self::Demo(load)
-                } else {
-                    Self::Load(load)
+                let workload = match kind {
+                    5 => Self::Demo(load),
+                    6 => Self::Filled(load),
+                    _ => Self::Load(load),
                 };
                 fits.then_some(workload)
             }
@@ -190,6 +197,7 @@ mod tests {
             Workload::Verify { rounds: 3 },
             Workload::Load(load),
             Workload::Demo(load),
+            Workload::Filled(load),
             doorbells,
         ];
         let bad = Misbehaviour::ALL.iter().map(|kind| Workload::Bad(*kind));

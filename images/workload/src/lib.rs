@@ -11,6 +11,7 @@ extern crate std;
 mod args;
 mod bad;
 mod doorbells;
+mod filled;
 mod kernels;
 mod load;
 mod report;
@@ -56,11 +57,12 @@ fn perform<P: Platform>(
     let mut session = Session::new(platform, boot)?;
     match workload {
         Workload::Verify { rounds } => verify::run(&mut session, rounds, report),
-        Workload::Load(load) => load::run(&mut session, load, report),
-        Workload::Demo(load) => {
+        Workload::Load(load) => load::run(&mut session, load, false, report),
+        Workload::Demo(load) | Workload::Filled(load) => {
             verify::run(&mut session, 1, report)?;
             report.publish(platform, &boot);
-            load::run(&mut session, load, report)?;
+            let fill = matches!(workload, Workload::Filled(_));
+            load::run(&mut session, load, fill, report)?;
             verify::run(&mut session, 1, report)
         }
         Workload::Doorbells { count, paced } => doorbells::run(&mut session, count, paced, report),

@@ -1,6 +1,7 @@
 //! A stream of launches of a given length, each of which leaves a token that is checked.
 
 use crate::args::Load;
+use crate::filled::{Filled, SUMS_BYTES};
 use crate::report::Report;
 use crate::session::{During, Fail, PATIENCE_NS, Session};
 use turnstile_abi::{CopyDirection, Dim3};
@@ -31,7 +32,12 @@ struct Group {
     fence: u64,
     first: u64,
     tokens: u64,
+    /// What a look at a random block has to sum up to.
+    sum: Option<u32>,
 }
+
+/// Where sums go in the allocation of the tokens, and on their way back.
+const SUMS_AT: u64 = 8 * GROUP;
 
 struct Stream<'s, 'p, P> {
     session: &'s Session<'p, P>,
@@ -47,24 +53,31 @@ struct Stream<'s, 'p, P> {
     launched: u64,
     finished: u64,
     groups: [Option<Group>; 2],
+    filled: Option<Filled>,
 }
 
-/// Launches until the time is over or the VMM asks for the end, then checks what is left.
+/// Launches until the time is over or the VMM asks for the end, then checks what is left. With `fill`, all GPU
+/// memory that there is is in use meanwhile.
 pub(crate) fn run<P: Platform>(
     session: &mut Session<'_, P>,
     load: Load,
+    fill: bool,
     report: &mut Report,
 ) -> Result<(), Fail> {
     let module = session.module("spin.ptx")?;
     let kernel = session.kernel(module, "spin")?;
     let entries = (2 * load.depth + 16).next_power_of_two();
-    let channel = session.channel(entries, 1)?;
+    let mut channel = session.channel(entries, 1)?;
     let memory = session.device.allocate(1).during("Allocating GPU memory")?;
     let back_gpa = session
         .heap
-        .take(8 * GROUP, 64)
+        .take(SUMS_AT + SUMS_BYTES, 64)
         .during("Setting up the tokens' way back")?;
     let session = &*session;
+    let filled = fill.then(|| Filled::new(session)).transpose()?;
+    if let Some(filled) = &filled {
+        filled.fill(&mut channel)?;
+    }
     let mut stream = Stream {
         session,
         channel,
@@ -78,6 +91,7 @@ pub(crate) fn run<P: Platform>(
         launched: 0,
         finished: 0,
         groups: [None; 2],
+        filled,
     };
     let since = session.platform.now_ns();
     let over = || {
@@ -98,7 +112,12 @@ pub(crate) fn run<P: Platform>(
     for half in 0..2 {
         stream.check(half, report)?;
     }
-    let channel = stream.channel;
+    let (mut channel, filled) = (stream.channel, stream.filled);
+    if let Some(filled) = filled {
+        let (out, back) = (memory.va + SUMS_AT, back_gpa + SUMS_AT);
+        filled.verify(session.platform, &mut channel, out, back, report)?;
+        filled.free(session)?;
+    }
     let device = &session.device;
     device
         .close_channel(channel)
@@ -125,9 +144,9 @@ impl<P: Platform> Stream<'_, '_, P> {
             self.await_oldest(report)?;
         }
         self.reap(report);
-        // Room for the launch, its fence, and the group's copy and fence.
+        // Room for the launch, its fence, the look at a block, and the group's copies and fence.
         self.channel
-            .wait_room(4, PATIENCE_NS)
+            .wait_room(10, PATIENCE_NS)
             .during("Waiting for room in the ring")?;
         let params = Params::new()
             .u64(self.load.kernel_ns)
@@ -187,14 +206,30 @@ impl<P: Platform> Stream<'_, '_, P> {
                 4 * tokens,
             )
             .during("Adding a copy")?;
+        let sum = self.look(half)?;
         let fence = self.fence()?;
         self.channel.ring();
         self.groups[half as usize] = Some(Group {
             fence,
             first,
             tokens,
+            sum,
         });
         Ok(())
+    }
+
+    /// Adds a look at a block, if there are blocks, and has the sum copied back.
+    fn look(&mut self, half: u64) -> Result<Option<u32>, Fail> {
+        let Some(filled) = &mut self.filled else {
+            return Ok(None);
+        };
+        let at = SUMS_AT + 4 * half;
+        let sum = filled.look(&mut self.channel, self.out_va + at)?;
+        let (from, to) = (self.out_va + at, self.back_gpa + at);
+        self.channel
+            .copy(CopyDirection::GpuToGuest, from, to, 4)
+            .during("Adding a copy")?;
+        Ok(Some(sum))
     }
 
     /// Waits for a half's group, if one is on its way, and checks its tokens.
@@ -209,6 +244,10 @@ impl<P: Platform> Stream<'_, '_, P> {
             let at = self.back_gpa + 4 * (GROUP * half as u64 + i);
             let right = self.session.platform.read_u32(at) == token(group.first + i);
             report.count(right);
+        }
+        if let Some(sum) = group.sum {
+            let at = self.back_gpa + SUMS_AT + 4 * half as u64;
+            report.count(self.session.platform.read_u32(at) == sum);
         }
         Ok(())
     }

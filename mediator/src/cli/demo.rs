@@ -16,7 +16,7 @@ use turnstile_mediator::daemon::HostSnapshot;
 use turnstile_mediator::mediation::COMPUTE;
 use turnstile_policies::Weight;
 
-use super::report::{DemoReport, GuestReport, VmLine};
+use super::report::{DemoReport, GuestReport, MemoryLine, VmLine};
 use super::serve::Scheduling;
 use super::vmm::Said;
 
@@ -38,11 +38,19 @@ pub(crate) struct Args {
     /// A VM as NAME:WEIGHT:KERNEL_US[:DEPTH]; give it once for each VM
     #[arg(long = "vm", value_name = "SPEC", default_values = ["batch:100:2000", "interactive:100:200", "render:200:300"])]
     vms: Vec<VmSpec>,
+    /// Let the guests fill all the GPU memory that they own, on a card with so many times less of it than they own together
+    #[arg(long, value_name = "FACTOR", value_parser = factor)]
+    oversubscribe: Option<f64>,
     /// Run the guests as threads, not as VMs, even where KVM works
     #[arg(long)]
     native: bool,
     #[command(flatten)]
     scheduling: Scheduling,
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|f| (1.0..=64.0).contains(f));
+    factor.ok_or_else(|| format!("{text:?} is not within 1 and 64"))
 }
 
 /// One VM of the demo.
@@ -118,12 +126,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let folder = tempfile::Builder::new().prefix("turnstile").tempdir()?;
     let socket = folder.path().join("vmm.sock");
-    let daemon = args.scheduling.start(socket.clone(), Weight::DEFAULT)?;
+    let scheduling = match args.oversubscribe {
+        Some(factor) => args
+            .scheduling
+            .oversubscribed(factor, args.vms.len() as u64)?,
+        None => args.scheduling.clone(),
+    };
+    let daemon = scheduling.start(socket.clone(), Weight::DEFAULT)?;
     let progress = progress(args);
     let (said, heard) = channel();
     let mut vms = Vec::new();
     for (index, spec) in args.vms.iter().enumerate() {
-        let vm = spawn(spec, &socket, kvm_missing.is_some(), index, said.clone())
+        let native = kvm_missing.is_some();
+        let fill = args.oversubscribe.is_some();
+        let vm = spawn(spec, &socket, native, fill, index, said.clone())
             .with_context(|| format!("Starting VM {} failed", spec.name))?;
         vms.push(vm);
     }
@@ -192,6 +208,7 @@ fn spawn(
     spec: &VmSpec,
     socket: &Path,
     native: bool,
+    fill: bool,
     index: usize,
     said: Sender<(usize, Said)>,
 ) -> anyhow::Result<Vm> {
@@ -206,6 +223,9 @@ fn spawn(
         .args(["--depth", &spec.depth.to_string()]);
     if native {
         command.arg("--native");
+    }
+    if fill {
+        command.arg("--fill-memory");
     }
     let mut child = command
         .stdin(Stdio::piped())
@@ -307,6 +327,7 @@ fn report(
         };
         let gpu_ns = to.engine_ns - from.engine_ns;
         let charged_ns = to.compute_ns - from.compute_ns;
+        let copy_ns = to.copy_ns - from.copy_ns;
         if gpu_ns.0 > 0 {
             let difference = gpu_ns.0.abs_diff(charged_ns.0) as f64 / gpu_ns.0 as f64;
             charge_error = charge_error.max(100.0 * difference);
@@ -324,6 +345,14 @@ fn report(
             share_percent: 0.0,
             held_ns: (to.held_ns.saturating_sub(from.held_ns)).0,
             gate_moves: to.gate_moves - from.gate_moves,
+            memory: to.memory.zip(from.memory).map(|(to, from)| MemoryLine {
+                swapped_out_bytes: to.swapped_out_bytes - from.swapped_out_bytes,
+                swapped_in_bytes: to.swapped_in_bytes - from.swapped_in_bytes,
+                resident_bytes: to.resident_bytes,
+                allocated_bytes: to.resident_bytes + to.swapped_bytes,
+                moved_bytes: to.moved_bytes - from.moved_bytes,
+                copy_ns: copy_ns.0,
+            }),
             guest: vm.report.clone().unwrap_or_default(),
         });
     }

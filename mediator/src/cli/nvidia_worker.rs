@@ -109,6 +109,8 @@ impl Gpu for Unscheduled {
             shared_bytes_max: facts.shared_bytes_max,
             memory_bytes: self.memory_bytes,
             software: false,
+            movable_memory: false,
+            host_pool_bytes: 0,
             aperture: false,
         }
     }

@@ -36,8 +36,28 @@ pub(crate) struct VmLine {
     pub(crate) share_percent: f64,
     pub(crate) held_ns: u64,
     pub(crate) gate_moves: u64,
+    /// Of its memory, where that moves.
+    #[serde(flatten)]
+    pub(crate) memory: Option<MemoryLine>,
     #[serde(flatten)]
     pub(crate) guest: GuestReport,
+}
+
+/// What became of a VM's memory in the measured window.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct MemoryLine {
+    /// Bytes copied to the host.
+    pub(crate) swapped_out_bytes: u64,
+    /// Bytes copied back.
+    pub(crate) swapped_in_bytes: u64,
+    /// Bytes on the card at the end.
+    pub(crate) resident_bytes: u64,
+    /// Bytes allocated at the end.
+    pub(crate) allocated_bytes: u64,
+    /// Bytes copied because of it.
+    pub(crate) moved_bytes: u64,
+    /// Time of copy engines charged to it.
+    pub(crate) copy_ns: u64,
 }
 
 /// The whole demo.
@@ -112,6 +132,16 @@ impl DemoReport {
                 vm.guest.launches,
                 vm.guest.verified,
             );
+            if let Some(memory) = &vm.memory {
+                let mib = |bytes: u64| bytes >> 20;
+                println!(
+                    "             {} MiB allocated, {} of them on the card at the end; {} MiB swapped out, {} in",
+                    mib(memory.allocated_bytes),
+                    mib(memory.resident_bytes),
+                    mib(memory.swapped_out_bytes),
+                    mib(memory.swapped_in_bytes),
+                );
+            }
             if let Some(error) = &vm.guest.error {
                 println!("             {error}");
             }

@@ -7,6 +7,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
+use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
@@ -47,6 +48,13 @@ pub(crate) struct Scheduling {
     /// GPU memory of the software GPU, in MiB
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(2..=1 << 20))]
     gpu_memory_mib: u64,
+    /// Host memory of the software GPU for GPU memory that is not on it, in MiB: with some, VMs together may own more than it
+    /// has, and have no aperture
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=1 << 20))]
+    host_pool_mib: u64,
+    /// Rate of the software GPU's link to the host, in each direction, in MB/s
+    #[arg(long, default_value_t = 12_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    link_mb_s: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -113,6 +121,29 @@ impl Scheduling {
         self.policy.as_deref().unwrap_or(self.gpu.policy())
     }
 
+    /// The same with a card on which VMs that own so many bytes together own `factor` times what it has, and room at the host
+    /// for the rest.
+    pub(crate) fn oversubscribed(&self, factor: f64, vms: u64) -> anyhow::Result<Self> {
+        anyhow::ensure!(
+            self.gpu == GpuKind::Soft && self.suspend != SuspendArg::Drains,
+            "Only the software GPU moves memory, and not where queued commands drain"
+        );
+        let own = HostConfig::default().gpu_memory_bytes;
+        // CAST: a few GiB, which an f64 holds exactly; the card has whole chunks.
+        let card = (own as f64 * vms as f64 / factor) as u64 / CHUNK_BYTES * CHUNK_BYTES;
+        anyhow::ensure!(
+            card >= own,
+            "A VM of {} MiB does not fit on a card of {} MiB; oversubscribe at most as many times as there are VMs",
+            own >> 20,
+            card >> 20
+        );
+        Ok(Self {
+            gpu_memory_mib: card >> 20,
+            host_pool_mib: self.host_pool_mib.max((own * vms) >> 20),
+            ..self.clone()
+        })
+    }
+
     fn soft(&self) -> anyhow::Result<Chosen> {
         let suspend = match self.suspend {
             SuspendArg::Drains => Suspend::Drains,
@@ -121,6 +152,8 @@ impl Scheduling {
         };
         let soft = SoftConfig {
             memory_bytes: self.gpu_memory_mib << 20,
+            host_pool_bytes: self.host_pool_mib << 20,
+            link_rate: self.link_mb_s * 1_000_000,
             suspend,
             ..SoftConfig::default()
         };

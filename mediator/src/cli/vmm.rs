@@ -56,6 +56,9 @@ pub(crate) struct Args {
     /// End after so many seconds, instead of at a line on standard input or its end
     #[arg(long)]
     seconds: Option<u64>,
+    /// Have the guest allocate, fill and verify all the GPU memory that it may own
+    #[arg(long)]
+    fill_memory: bool,
     /// Run the guest as a thread, not as a VM
     #[arg(long)]
     native: bool,
@@ -72,10 +75,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         pause_ns: args.pause_us.unwrap_or(0).saturating_mul(1_000),
         ..Load::default()
     };
+    let workload = if args.fill_memory {
+        Workload::Filled(load)
+    } else {
+        Workload::Demo(load)
+    };
     let config = VmConfig {
         weight: args.weight,
         guest_elf: turnstile_images::GUEST_ELF.to_vec(),
-        args: Workload::Demo(load).encode().to_vec(),
+        args: workload.encode().to_vec(),
         files: turnstile_images::files(),
         ..VmConfig::new(&args.name, &args.socket)
     };
@@ -85,7 +93,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         vmm::spawn(config)
     }
     .with_context(|| format!("Starting VM {}", args.name))?;
-    wait_for_load(&vm)?;
+    wait_for_load(&vm, args.fill_memory)?;
     wait_for_end(args, &vm);
     vm.stop();
     let left = vm.join_within(GRACE, GRACE)?;
@@ -114,10 +122,11 @@ fn say(said: &Said) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the guest reports that all kernels were verified.
-fn wait_for_load(vm: &VmHandle) -> anyhow::Result<()> {
+/// Waits until the guest reports that all kernels were verified, and, of one that fills its memory, that its load has begun.
+fn wait_for_load(vm: &VmHandle, filled: bool) -> anyhow::Result<()> {
+    let begun = |report: Report| report.passed != 0 && (!filled || report.doorbells > 0);
     while !vm.wait(Duration::from_millis(20)) {
-        if Report::decode(&vm.report()).is_some_and(|report| report.passed != 0) {
+        if Report::decode(&vm.report()).is_some_and(begun) {
             return say(&Said::Loading);
         }
     }

@@ -99,7 +99,12 @@ impl Accounting<'_> {
             let gpu = self.host.gpu();
             let held = self.host.anyone_held();
             let look = held.then(|| gpu.look_again(self.timing.tick)).flatten();
-            thread::park_timeout(Duration::from_nanos(left.0.min(look.unwrap_or(left).0)));
+            let memory = self.host.memory_is_busy().then_some(self.timing.tick);
+            let nap = look.into_iter().chain(memory).min().unwrap_or(left);
+            thread::park_timeout(Duration::from_nanos(left.0.min(nap.0)));
+            if memory.is_some() {
+                self.host.memory_tick();
+            }
             if look.is_some() && gpu.has_run_dry() {
                 self.host.ran_dry();
             }
@@ -169,6 +174,7 @@ impl Accounting<'_> {
                         && end.since(looked_at) >= self.timing.tick
                     {
                         looked_at = end;
+                        self.host.memory_tick();
                         self.host.ran_dry();
                     }
                 }

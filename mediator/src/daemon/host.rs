@@ -17,6 +17,7 @@ use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
 use super::error::{HostError, chain};
 use super::mailbox::{Letter, Mailbox};
+use super::memory::Memory;
 use super::peer::{Kind, Peer, Tenant, Vm};
 use super::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
 use super::registry::Registry;
@@ -63,6 +64,8 @@ impl Default for HostConfig {
 #[derive(Debug)]
 pub(super) struct State {
     mediation: Mediation,
+    /// Where tenants' memory is, if it moves.
+    pub(super) memory: Option<Memory>,
     /// What the engines' own log says, where the meter in use is another.
     truth: Option<Ledger>,
     pub(super) tenants: BTreeMap<TenantId, Tenant>,
@@ -98,6 +101,7 @@ impl Host {
         let mediation = Mediation::new((row.make)(&config.tuning), engines(&*gpu));
         let state = State {
             mediation,
+            memory: Memory::of(&*gpu),
             truth: None,
             tenants: BTreeMap::new(),
             registry: Registry::default(),
@@ -277,8 +281,11 @@ impl Host {
             status,
         };
         let peer = Peer { stream, writer };
-        self.lock()
-            .insert(tenant, name, weight, peer, Kind::Vm(Box::new(vm)));
+        let mut state = self.lock();
+        if let Some(memory) = &mut state.memory {
+            memory.add(tenant, weight, memory_bytes);
+        }
+        state.insert(tenant, name, weight, peer, Kind::Vm(Box::new(vm)));
         Ok((tenant, kick))
     }
 
@@ -287,6 +294,9 @@ impl Host {
         let mut state = self.lock();
         if state.tenants.remove(&tenant).is_some() {
             let _ = state.mediation.remove(tenant);
+            if let Some(memory) = &mut state.memory {
+                memory.remove(tenant);
+            }
             state.registry.left(tenant);
             state.leaving.push((tenant, self.gpu.now()));
         }
@@ -379,6 +389,9 @@ impl Host {
             return;
         }
         for tenant in state.tenants.keys() {
+            if state.memory.as_ref().is_some_and(|m| m.waits(*tenant)) {
+                continue;
+            }
             if self.pending(*tenant) > 0 {
                 if self.drains() || state.mediation.admitted(*tenant) {
                     return;
@@ -408,6 +421,20 @@ impl Host {
     /// Whether some tenant is held back.
     pub(super) fn anyone_held(&self) -> bool {
         self.lock().mediation.held().next().is_some()
+    }
+
+    /// Whether memory is on its way or its turns are being taken, so that it has to be looked after within a period.
+    pub(super) fn memory_is_busy(&self) -> bool {
+        self.lock().memory.as_ref().is_some_and(Memory::is_busy)
+    }
+
+    /// Looks after memory.
+    pub(super) fn memory_tick(&self) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        if let Some(memory) = &mut state.memory {
+            memory.step(&mut state.mediation, &*self.gpu, self.gpu.now());
+        }
     }
 
     /// Whether the GPU runs what is pending of a tenant that is held back.
@@ -461,6 +488,9 @@ impl Host {
                 }
             })
             .collect();
+        if let Some(memory) = &mut state.memory {
+            memory.period(&mut state.mediation, &observed);
+        }
         let recording = state.recorder.is_some();
         let charged = recording.then(|| (extrapolated.clone(), observed.clone()));
         let orders = match state
@@ -487,6 +517,10 @@ impl Host {
         let (close, open): (Vec<&GateOrder>, Vec<&GateOrder>) = orders.iter().partition(closes);
         for order in open.into_iter().chain(close) {
             state.carry_out(&*self.gpu, *order);
+        }
+        if let Some(memory) = &mut state.memory {
+            memory.wishes(&state.mediation, state.tenants.keys(), end);
+            memory.step(&mut state.mediation, &*self.gpu, self.gpu.now());
         }
         state.write_status(&*self.gpu, end);
         for tenant in state.tenants.values_mut() {
@@ -552,7 +586,11 @@ impl Host {
         tenant: TenantId,
         weight: Weight,
     ) -> Result<(), turnstile_policies::PolicyError> {
-        self.lock().mediation.set_weight(tenant, weight)
+        let mut state = self.lock();
+        if let Some(memory) = &mut state.memory {
+            memory.set_weight(tenant, weight);
+        }
+        state.mediation.set_weight(tenant, weight)
     }
 
     /// Tenants, totals, conservation.
@@ -581,6 +619,10 @@ impl Host {
                         + state.mediation.held_now(*tenant, at),
                     doorbells_trapped: entry.gates().map_or(0, GateBook::trapped),
                     gate_moves: entry.gates().map_or(0, GateBook::moves),
+                    memory: state
+                        .memory
+                        .as_ref()
+                        .map(|memory| memory.snapshot(*tenant, charged)),
                     kind: match entry.kind {
                         Kind::Vm(_) => TenantKind::Vm,
                         Kind::Program(_) => TenantKind::Program {
@@ -680,6 +722,8 @@ impl State {
         }
         match state {
             turnstile_vmm::gate::GateState::Closed => gpu.suspend(tenant),
+            // Not before all of its memory is there.
+            _ if self.memory.as_ref().is_some_and(|m| !m.may_run(tenant)) => {}
             _ => gpu.resume(tenant),
         }
     }

@@ -13,6 +13,7 @@ mod control;
 mod error;
 mod host;
 mod mailbox;
+mod memory;
 mod peer;
 mod programs;
 mod recorder;
@@ -35,7 +36,7 @@ pub use accounting::{MeterKind, Timing};
 pub use error::HostError;
 pub use host::{Host, HostConfig};
 pub use recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
-pub use snapshot::{HostSnapshot, TenantKind, TenantSnapshot};
+pub use snapshot::{HostSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 
 use crate::gpu::Gpu;
 

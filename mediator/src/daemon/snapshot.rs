@@ -47,6 +47,24 @@ pub struct TenantSnapshot {
     pub doorbells_trapped: u64,
     /// Gates moved.
     pub gate_moves: u64,
+    /// Its GPU memory, where that moves.
+    #[serde(flatten)]
+    pub memory: Option<MemorySnapshot>,
+}
+
+/// Where a tenant's GPU memory is, and what was moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemorySnapshot {
+    /// Bytes on the GPU, or on their way to or from it.
+    pub resident_bytes: u64,
+    /// Bytes allocated that are not.
+    pub swapped_bytes: u64,
+    /// Bytes of it that were copied to the host so far.
+    pub swapped_out_bytes: u64,
+    /// Bytes of it that were copied back so far.
+    pub swapped_in_bytes: u64,
+    /// Bytes of anybody that were copied because of it so far: what it is charged for.
+    pub moved_bytes: u64,
 }
 
 /// A copy of the host's state.

@@ -3,6 +3,7 @@
 //! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
 
 mod layout;
+mod moves;
 pub mod nvidia;
 mod pace;
 mod ring;
@@ -20,6 +21,8 @@ use turnstile_abi::ErrorCode;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 use vm_memory::GuestMemoryMmap;
+
+pub use moves::{ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport};
 
 /// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and written.
 pub type GuestMemory = GuestMemoryMmap<()>;
@@ -43,6 +46,11 @@ pub struct Capabilities {
     pub shared_bytes_max: u32,
     /// GPU memory in bytes.
     pub memory_bytes: u64,
+    /// Memory of suspended tenants can be moved to the host and back ([`Gpu::move_memory`]), and tenants may own more
+    /// than there is. Their apertures show nothing.
+    pub movable_memory: bool,
+    /// Bytes that the host takes in of it; zero where memory does not move.
+    pub host_pool_bytes: u64,
     /// Kernels run in software.
     pub software: bool,
     /// A VM can see its GPU memory through the aperture.
@@ -291,6 +299,24 @@ pub trait Gpu: Send + Sync + fmt::Debug {
 
     /// Lets it go on.
     fn resume(&self, tenant: TenantId);
+
+    /// Whether a suspended tenant executes nothing any more: only then its memory can be moved.
+    fn is_quiet(&self, _tenant: TenantId) -> bool {
+        false
+    }
+
+    /// Begins to move chunks of a quiet tenant, and returns at once; what comes of each is told by
+    /// [`Gpu::read_memory_events`]. Until then the tenant runs nothing, resumed or not.
+    ///
+    /// # Errors
+    /// If nothing of the order will be done.
+    fn move_memory(&self, _order: MoveOrder) -> Result<(), MoveError> {
+        Err(MoveError::Unsupported)
+    }
+
+    /// Moves what happened to tenants' memory since the last call to the end of `events`, in the order in which it
+    /// happened. Nothing is told where memory does not move.
+    fn read_memory_events(&self, _events: &mut Vec<MemoryEvent>) {}
 
     /// Looks at the tenant's doorbells now: a gate let a write through, or was opened. A GPU that sleeps because all
     /// gates are watched or closed wakes up by this.

@@ -29,6 +29,9 @@ pub struct Violation {
 /// Which law was broken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenLaw {
+    /// Memory is not where it has to be, or not what it has to be.
+    #[error("Memory: {0}")]
+    Memory(String),
     /// Records of an engine's log are missing.
     #[error("Log of engine {} has record {seq} where {expected} was due", engine.0)]
     Log {

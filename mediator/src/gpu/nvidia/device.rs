@@ -251,6 +251,8 @@ impl NvidiaGpu {
             multiprocessors: facts.multiprocessors,
             shared_bytes_max: facts.shared_bytes_max,
             memory_bytes: facts.memory_bytes,
+            movable_memory: false,
+            host_pool_bytes: 0,
             software: false,
             aperture: false,
         };

@@ -5,14 +5,17 @@
 //! ```
 //!
 //! Each tenant's bytes live in a file of its own, so that the aperture which its VMM maps cannot show anybody else's. The
-//! page table says which chunk of the card stands behind a page; a page without one faults. A page keeps its address
-//! and its bytes when its chunk is taken away ([`AddressSpace::evict`]) and given back ([`AddressSpace::restore`]).
+//! page table says which chunk of the card stands behind a page; a page without one faults.
+//!
+//! Where memory moves ([`super::swap`]) the bytes lie in the frames of the card's chunks instead, anywhere on the card, and a
+//! page keeps its address when its chunk is taken away and its bytes go to the host's pool. The tenant's file then has
+//! nothing in it: its aperture is blind.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_abi::{CHUNK_BYTES, ErrorCode, GPU_VA_BASE};
 use turnstile_accounting::TenantId;
@@ -21,6 +24,7 @@ use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 
 use super::memory::CardMemory;
 use super::ptx::{DeviceMemory, MemoryFault};
+use super::swap::{Swap, Swapped};
 use crate::gpu::Allocation;
 use crate::gpu::layout::Layout;
 use crate::memory_file::memory_file;
@@ -46,19 +50,35 @@ pub(super) struct PageFault {
     pub(super) va: u64,
 }
 
+/// What is where.
+#[derive(Debug)]
+pub(super) struct Pages {
+    pub(super) allocations: Layout,
+    /// Of those, what is not on the card, and what the host has.
+    pub(super) swapped: Swapped,
+}
+
 /// The address space of one tenant. Lookups take no lock.
 #[derive(Debug)]
 pub(super) struct AddressSpace {
-    tenant: TenantId,
-    card: CardMemory,
+    pub(super) tenant: TenantId,
+    pub(super) card: CardMemory,
     file: File,
-    region: MmapRegion,
+    /// The file, or all frames of the card.
+    pub(super) region: Arc<MmapRegion>,
     /// For each page its chunk plus one, or zero.
-    pages: Box<[AtomicU32]>,
+    pub(super) pages: Box<[AtomicU32]>,
     /// Held while the card's lock is taken, and no other.
-    layout: Mutex<Layout>,
+    layout: Mutex<Pages>,
     /// Pages allocated, resident or not.
     used: AtomicU64,
+    /// Pages allocated and not resident.
+    pub(super) absent: AtomicU64,
+    /// Counts up whenever a command of the tenant begins, which may write anywhere.
+    pub(super) ran: AtomicU64,
+    pub(super) swap: Option<Swap>,
+    /// There are chunks in limbo.
+    pub(super) in_limbo: AtomicBool,
 }
 
 impl AddressSpace {
@@ -68,6 +88,7 @@ impl AddressSpace {
         card: CardMemory,
         bytes: u64,
         allocations_max: usize,
+        swap: Option<Swap>,
     ) -> Result<Self, AddressSpaceError> {
         let pages = bytes / CHUNK_BYTES;
         // A file that is mapped is at least one page of the host.
@@ -78,7 +99,13 @@ impl AddressSpace {
         let mapped = file.try_clone().map_err(no_file)?;
         let size =
             usize::try_from(bytes).map_err(|_| no_file(io::ErrorKind::OutOfMemory.into()))?;
-        let region = MmapRegion::from_file(FileOffset::new(mapped, 0), size).map_err(no_map)?;
+        let region = match card.frames() {
+            Some(frames) => frames.clone(),
+            None => {
+                let own = MmapRegion::from_file(FileOffset::new(mapped, 0), size);
+                Arc::new(own.map_err(no_map)?)
+            }
+        };
         Ok(Self {
             tenant,
             card,
@@ -86,8 +113,15 @@ impl AddressSpace {
             region,
             pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
             // CAST: as many as the table above has.
-            layout: Mutex::new(Layout::new(pages as usize, allocations_max)),
+            layout: Mutex::new(Pages {
+                allocations: Layout::new(pages as usize, allocations_max),
+                swapped: Swapped::default(),
+            }),
             used: AtomicU64::new(0),
+            absent: AtomicU64::new(0),
+            ran: AtomicU64::new(0),
+            swap,
+            in_limbo: AtomicBool::new(false),
         })
     }
 
@@ -96,10 +130,10 @@ impl AddressSpace {
         self.file.try_clone()
     }
 
-    /// Bytes that may still be allocated: by the tenant's limit, and by what the card has left.
+    /// Bytes that may still be allocated: by the tenant's limit, and by what the card (and the pool behind it) has left.
     pub(super) fn free_bytes(&self) -> u64 {
         let limit = self.pages.len() as u64 - self.used.load(Ordering::Relaxed);
-        limit.min(self.card.free_chunks() as u64) * CHUNK_BYTES
+        limit.min(self.card.unpromised() as u64) * CHUNK_BYTES
     }
 
     /// Bytes that are allocated.
@@ -107,52 +141,78 @@ impl AddressSpace {
         self.used.load(Ordering::Relaxed) * CHUNK_BYTES
     }
 
-    fn layout(&self) -> MutexGuard<'_, Layout> {
+    pub(super) fn layout(&self) -> MutexGuard<'_, Pages> {
         self.layout.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Allocates zeroed memory.
     pub(super) fn allocate(&self, bytes: u64) -> Result<Allocation, ErrorCode> {
         let mut layout = self.layout();
-        let pages = layout.find(bytes)?;
-        let chunks = self
-            .card
-            .take(self.tenant, pages.len())
-            .ok_or(ErrorCode::OutOfGpuMemory)?;
-        // A VM can write where it has allocated nothing: its VMM maps the whole file.
-        if self.scrub(pages.clone()).is_err() {
-            self.card.release(self.tenant, chunks);
+        let pages = layout.allocations.find(bytes)?;
+        let count = pages.len();
+        if !self.card.promise(count) {
+            self.refused(bytes);
             return Err(ErrorCode::OutOfGpuMemory);
         }
-        for (page, chunk) in self.pages[pages.clone()].iter().zip(chunks) {
+        let chunks = self.card.take(self.tenant, count);
+        // A VM can write where it has allocated nothing: its VMM maps the whole file.
+        let scrubbed = self.swap.is_some() || self.scrub(pages.clone()).is_ok();
+        self.card.clean(chunks.as_deref().unwrap_or_default());
+        if !scrubbed || (chunks.is_none() && self.swap.is_none()) {
+            self.card.release(self.tenant, chunks.into_iter().flatten());
+            self.card.unpromise(count);
+            return Err(ErrorCode::OutOfGpuMemory);
+        }
+        let resident = chunks.is_some();
+        for (page, chunk) in self.pages[pages.clone()]
+            .iter()
+            .zip(chunks.into_iter().flatten())
+        {
             page.store(chunk + 1, Ordering::Release);
         }
-        self.used.fetch_add(pages.len() as u64, Ordering::Relaxed);
-        Ok(layout.insert(&pages))
+        self.number(&mut layout.swapped, &pages, resident);
+        self.used.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(layout.allocations.insert(&pages))
     }
 
     /// Addresses of the allocation that begins at `va`.
     pub(super) fn allocation(&self, va: u64) -> Result<Range<u64>, ErrorCode> {
-        let pages = self.layout().allocation(va)?;
+        let pages = self.layout().allocations.allocation(va)?;
         Ok(va..va + pages.len() as u64 * CHUNK_BYTES)
     }
 
     /// Frees and scrubs the allocation that begins at `va`. Whoever still uses it faults.
     pub(super) fn free(&self, va: u64) -> Result<(), ErrorCode> {
         let mut layout = self.layout();
-        let pages = layout.remove(va)?;
-        self.used.fetch_sub(pages.len() as u64, Ordering::Relaxed);
-        self.drop_pages(pages);
+        let pages = layout.allocations.remove(va)?;
+        let count = pages.len();
+        self.used.fetch_sub(count as u64, Ordering::Relaxed);
+        if self.swap.is_some() {
+            let own = &self.pages[pages.clone()];
+            let chunks = own.iter().map(|page| page.swap(0, Ordering::AcqRel));
+            let chunks = chunks.filter_map(|chunk| chunk.checked_sub(1));
+            layout.swapped.limbo.extend(chunks);
+            self.in_limbo.store(true, Ordering::Release);
+        } else {
+            self.drop_pages(pages.clone());
+        }
+        self.forget(&mut layout.swapped, &pages);
+        self.card.unpromise(count);
         Ok(())
     }
 
-    /// Unmaps, scrubs, and gives the chunks back. What cannot be scrubbed is never given back.
+    /// Unmaps, scrubs, and gives the chunks back. What cannot be scrubbed is never given back. Frames are scrubbed when they
+    /// are taken, so that what is overwritten as a whole need not be.
     fn drop_pages(&self, range: Range<usize>) {
         let chunks: Vec<u32> = self.pages[range.clone()]
             .iter()
             .filter_map(|page| page.swap(0, Ordering::AcqRel).checked_sub(1))
             .collect();
-        if self.scrub(range).is_ok() {
+        if self.swap.is_some() {
+            for chunk in &chunks {
+                self.card.release_dirty(self.tenant, *chunk);
+            }
+        } else if self.scrub(range).is_ok() {
             self.card.release(self.tenant, chunks);
         }
     }
@@ -164,32 +224,6 @@ impl AddressSpace {
             range.len() as u64 * CHUNK_BYTES,
         );
         fallocate(&self.file, FallocateMode::PunchHole, true, offset, bytes)
-    }
-
-    /// Takes the chunk from behind the page at `va`; its bytes stay in the file, accesses fault. Precondition: no
-    /// engine executes a command of the tenant.
-    pub(super) fn evict(&self, va: u64) -> Result<(), PageFault> {
-        let _layout = self.layout();
-        let page = self.page(va).ok_or(PageFault { va })?;
-        let chunk = page.swap(0, Ordering::AcqRel).checked_sub(1);
-        self.card
-            .release(self.tenant, [chunk.ok_or(PageFault { va })?]);
-        Ok(())
-    }
-
-    /// Puts a chunk behind an evicted page again.
-    pub(super) fn restore(&self, va: u64) -> Result<(), ErrorCode> {
-        let layout = self.layout();
-        let index = va.wrapping_sub(GPU_VA_BASE) / CHUNK_BYTES;
-        let index = usize::try_from(index).map_err(|_| ErrorCode::NoSuchAllocation)?;
-        if !layout.contains(index) || self.pages[index].load(Ordering::Relaxed) != 0 {
-            return Err(ErrorCode::NoSuchAllocation);
-        }
-        let chunks = self.card.take(self.tenant, 1);
-        let chunk = chunks.and_then(|chunks| chunks.first().copied());
-        let chunk = chunk.ok_or(ErrorCode::OutOfGpuMemory)?;
-        self.pages[index].store(chunk + 1, Ordering::Release);
-        Ok(())
     }
 
     /// The page of an address, allocated or not.
@@ -213,15 +247,37 @@ impl AddressSpace {
             next += CHUNK_BYTES;
         }
         // CAST: the page exists, so that the offset is within the region.
-        Ok((va - GPU_VA_BASE) as usize)
+        if self.swap.is_none() {
+            return Ok((va - GPU_VA_BASE) as usize);
+        }
+        let chunk = self.page(va).map_or(0, |page| page.load(Ordering::Acquire));
+        let chunk = chunk.checked_sub(1).ok_or(PageFault { va })?;
+        Ok((u64::from(chunk) * CHUNK_BYTES + va % CHUNK_BYTES) as usize)
     }
 
-    /// The bytes from `va` on.
+    /// Bytes from `va` on that certainly lie one after the other.
+    pub(super) fn reach(&self, va: u64) -> u64 {
+        match self.swap {
+            Some(_) => CHUNK_BYTES - va % CHUNK_BYTES,
+            None => u64::MAX,
+        }
+    }
+
+    /// Whether all of a range has memory.
+    ///
+    /// # Errors
+    /// The first address without memory.
+    pub(super) fn check(&self, va: u64, bytes: usize) -> Result<(), PageFault> {
+        self.offset(va, bytes).map(|_| ())
+    }
+
+    /// The bytes from `va` on, which are not more than [`Self::reach`].
     ///
     /// # Errors
     /// The first address without memory.
     pub(super) fn slice(&self, va: u64, bytes: usize) -> Result<VolatileSlice<'_>, PageFault> {
         let offset = self.offset(va, bytes)?;
+        debug_assert!(bytes as u64 <= self.reach(va));
         self.region
             .get_slice(offset, bytes)
             .map_err(|_| PageFault { va })
@@ -256,10 +312,25 @@ impl From<vm_memory::VolatileMemoryError> for MemoryFault {
 /// another, and what other engines see of them in between is as undefined as on hardware.
 impl DeviceMemory for AddressSpace {
     fn load(&self, va: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
+        let reach = self.reach(va);
+        if out.len() as u64 > reach {
+            // CAST: less than the length.
+            let (here, there) = out.split_at_mut(reach as usize);
+            self.slice(va, here.len())?.read_slice(here, 0)?;
+            return self.load(va.wrapping_add(reach), there);
+        }
         Ok(self.slice(va, out.len())?.read_slice(out, 0)?)
     }
 
     fn store(&self, va: u64, data: &[u8]) -> Result<(), MemoryFault> {
+        let reach = self.reach(va);
+        if data.len() as u64 > reach {
+            self.check(va, data.len())?;
+            // CAST: less than the length.
+            let (here, there) = data.split_at(reach as usize);
+            self.slice(va, here.len())?.write_slice(here, 0)?;
+            return self.store(va.wrapping_add(reach), there);
+        }
         Ok(self.slice(va, data.len())?.write_slice(data, 0)?)
     }
 
@@ -303,6 +374,10 @@ impl DeviceMemory for AddressSpace {
 impl Drop for AddressSpace {
     fn drop(&mut self) {
         self.drop_pages(0..self.pages.len());
+        self.settle_limbo();
+        // CAST: pages of a space were counted by a usize.
+        self.card
+            .unpromise(self.used.load(Ordering::Relaxed) as usize);
     }
 }
 
@@ -315,7 +390,7 @@ mod tests {
 
     fn space(pages: u64, card: u64) -> AddressSpace {
         let card = CardMemory::new(card * CHUNK_BYTES);
-        AddressSpace::new(A, card, pages * CHUNK_BYTES, 16).unwrap()
+        AddressSpace::new(A, card, pages * CHUNK_BYTES, 16, None).unwrap()
     }
 
     #[test]
@@ -353,8 +428,8 @@ mod tests {
     #[test]
     fn limits_of_tenant_card_and_table() {
         let card = CardMemory::new(6 * CHUNK_BYTES);
-        let a = AddressSpace::new(A, card.clone(), 4 * CHUNK_BYTES, 2).unwrap();
-        let b = AddressSpace::new(TenantId(2), card.clone(), 4 * CHUNK_BYTES, 9).unwrap();
+        let a = AddressSpace::new(A, card.clone(), 4 * CHUNK_BYTES, 2, None).unwrap();
+        let b = AddressSpace::new(TenantId(2), card.clone(), 4 * CHUNK_BYTES, 9, None).unwrap();
         assert_eq!(a.allocate(5 * CHUNK_BYTES), Err(ErrorCode::OutOfGpuMemory));
         assert_eq!(a.allocate(u64::MAX), Err(ErrorCode::OutOfGpuMemory));
         assert_eq!(a.allocate(0), Err(ErrorCode::BadArgument));
@@ -394,29 +469,6 @@ mod tests {
         }
         assert!(space.atomic::<AtomicU64>(end - 8).is_ok());
         assert!(space.atomic::<AtomicU64>(end - 4).is_err());
-    }
-
-    #[test]
-    fn an_evicted_page_faults_and_comes_back_with_its_bytes() {
-        let space = space(2, 1);
-        let va = space.allocate(1).unwrap().va;
-        space
-            .atomic::<AtomicU32>(va + 4)
-            .unwrap()
-            .store(5, Ordering::Relaxed);
-        space.evict(va).unwrap();
-        assert!(space.evict(va).is_err());
-        assert_eq!(space.free_bytes(), CHUNK_BYTES);
-        assert!(space.slice(va, 8).is_err());
-        space.restore(va).unwrap();
-        assert!(space.restore(va).is_err());
-        let word = space.atomic::<AtomicU32>(va + 4).unwrap();
-        assert_eq!(word.load(Ordering::Relaxed), 5);
-        assert_eq!(
-            space.restore(va + CHUNK_BYTES),
-            Err(ErrorCode::NoSuchAllocation)
-        );
-        assert_eq!(space.restore(u64::MAX), Err(ErrorCode::NoSuchAllocation));
     }
 
     proptest! {

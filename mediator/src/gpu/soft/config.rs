@@ -66,6 +66,9 @@ pub struct SoftConfig {
     pub fault: Nanos,
     /// Memory of the card in bytes, a multiple of the chunk size.
     pub memory_bytes: u64,
+    /// Bytes of the host's pool for memory that is not on the card; zero for memory that stays where it is. Memory moves only
+    /// where queued work can be stopped.
+    pub host_pool_bytes: u64,
     /// What a kernel may run before it is ended. In virtual time an endless kernel is computed up to here: at the default
     /// costs a second of it is two thousand million instructions, which take minutes.
     pub kernel_limit: Nanos,
@@ -101,6 +104,7 @@ impl Default for SoftConfig {
             switch: Nanos::ZERO,
             fault: Nanos::ZERO,
             memory_bytes: 1 << 30,
+            host_pool_bytes: 0,
             kernel_limit: Nanos::from_ms(10_000),
             suspend: Suspend::Drains,
             log_capacity: 1 << 16,
@@ -116,6 +120,12 @@ impl Default for SoftConfig {
 }
 
 impl SoftConfig {
+    /// Bytes of the pool, if there is one.
+    pub(super) fn pool_bytes(&self) -> Option<u64> {
+        let moves = self.host_pool_bytes > 0 && self.suspend != Suspend::Drains;
+        moves.then_some(self.host_pool_bytes)
+    }
+
     /// What `bytes` take on the link, rounded up.
     pub(super) fn link_time(&self, bytes: u64) -> Nanos {
         let ns = u128::from(bytes) * 1_000_000_000;

@@ -113,9 +113,9 @@ impl Context {
             return Ok(0);
         }
         let va = self.space.allocate(module.global_bytes())?.va;
-        match self.space.slice(va, image.len()) {
-            Ok(slice) => slice.copy_from(image),
-            Err(_) => return Err(ErrorCode::OutOfGpuMemory),
+        if let Err(code) = self.space.write_first(va, image) {
+            self.give_back(va);
+            return Err(code);
         }
         Ok(va)
     }

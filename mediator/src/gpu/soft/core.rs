@@ -16,7 +16,9 @@ use super::channel::{Channel, Phase, Turn};
 use super::config::{ENGINES, SoftConfig};
 use super::context::Context;
 use super::dispatch::Engine;
+use super::moves::Moves;
 use super::registers::Registers;
+use super::swap::MemoryLog;
 use super::switch_log::SwitchLog;
 use crate::gpu::ring::{ChannelFault, check_channel, word_reached};
 use crate::gpu::{
@@ -52,6 +54,8 @@ pub(super) struct Tenant {
     /// Slot by channel number.
     numbers: Vec<Option<u32>>,
     pub(super) suspended: bool,
+    /// Chunks of it that are queued to be moved, or moving.
+    pub(super) moving: usize,
     /// Some gate is open: doorbells are to be looked at without being told.
     unwatched: bool,
 }
@@ -109,6 +113,9 @@ pub(super) struct Core {
     pub(super) log: SwitchLog,
     /// Counts up whenever [`Core::watched`] would answer differently.
     changes: Arc<AtomicU64>,
+    pub(super) moves: Moves,
+    /// Where moves are told of; none where memory stays where it is.
+    pub(super) memory_log: Option<Arc<MemoryLog>>,
 }
 
 impl Core {
@@ -128,6 +135,8 @@ impl Core {
             registers: Arc::default(),
             log: SwitchLog::new(config.log_capacity, now),
             changes: Arc::default(),
+            moves: Moves::default(),
+            memory_log: None,
         }
     }
 
@@ -176,6 +185,7 @@ impl Core {
             resources,
             numbers: vec![None; channels],
             suspended: false,
+            moving: 0,
             unwatched: false,
         };
         self.tenants.insert(id, tenant);
@@ -195,6 +205,7 @@ impl Core {
             }
         }
         self.stop_engines_of(tenant);
+        self.forget_moves_of(tenant);
         self.settle(now);
     }
 

@@ -17,18 +17,36 @@ use turnstile_accounting::{EngineState, Moment, Nanos, TenantId};
 use super::channel::Phase;
 use super::config::{COMPUTE, ENGINES};
 use super::core::{Core, SlotRef};
-use super::work::{Class, Job, Outcome, Start, Stop};
+use super::work::{Class, Job, Outcome, Start, Stop, Work};
 use crate::gpu::Suspend;
 use crate::gpu::ring::ChannelFault;
 
 /// What an engine has been given.
 #[derive(Debug)]
 pub(super) struct Load {
+    /// Who is charged.
     pub(super) tenant: TenantId,
-    /// The channel it came from, which may be gone.
-    channel: SlotRef,
+    /// The channel it came from, which may be gone; none for what the mediator has moved.
+    channel: Option<SlotRef>,
     job: Job,
     pub(super) stop: Arc<Stop>,
+}
+
+impl Load {
+    /// Work that comes from no channel.
+    pub(super) fn for_mediator(tenant: TenantId, job: Job) -> Self {
+        Self {
+            tenant,
+            channel: None,
+            job,
+            stop: Arc::default(),
+        }
+    }
+
+    /// Whether it is a command of this tenant.
+    pub(super) fn is_command_of(&self, tenant: TenantId) -> bool {
+        self.tenant == tenant && self.channel.is_some()
+    }
 }
 
 /// An engine's state.
@@ -54,7 +72,7 @@ pub(super) enum State {
 #[derive(Debug, Default)]
 pub(super) struct Engine {
     /// The tenant whose context is loaded.
-    context: Option<TenantId>,
+    pub(super) context: Option<TenantId>,
     pub(super) state: State,
 }
 
@@ -68,7 +86,7 @@ impl Engine {
         }
     }
 
-    fn load(&self) -> Option<&Load> {
+    pub(super) fn load(&self) -> Option<&Load> {
         match &self.state {
             State::Switching { load, .. } | State::Running { load, .. } => Some(load),
             State::Idle | State::Stalled { .. } => None,
@@ -88,10 +106,16 @@ impl Core {
         for index in 0..ENGINES {
             self.elapse(now, index, starts);
         }
+        if self.memory_log.is_some() {
+            self.assign_moves(now, self.copies_wait(), starts);
+        }
         for class in [Class::Compute, Class::Copy] {
             while let Some((slot, engine)) = self.next_match(class) {
                 self.assign(now, slot, engine, class, starts);
             }
+        }
+        if self.memory_log.is_some() {
+            self.assign_moves(now, false, starts);
         }
         self.settle(now);
     }
@@ -134,11 +158,11 @@ impl Core {
         Some((slot, engines.clone().filter(free).find(warm).unwrap_or(any)))
     }
 
-    /// Whether the channel's tenant is suspended.
-    fn is_held(&self, slot: u32) -> bool {
+    /// Whether the channel's tenant is suspended, or not all of its memory is there to stay.
+    pub(super) fn is_held(&self, slot: u32) -> bool {
         let channel = self.slots[slot as usize].channel.as_ref();
         let tenant = channel.and_then(|channel| self.tenants.get(&channel.tenant));
-        tenant.is_none_or(|tenant| tenant.suspended)
+        tenant.is_none_or(|t| t.suspended || t.moving > 0 || t.context.space.absent() > 0)
     }
 
     /// Gives the queued work of a channel to an engine.
@@ -170,7 +194,7 @@ impl Core {
         };
         let load = Load {
             tenant: channel.tenant,
-            channel: channel_ref,
+            channel: Some(channel_ref),
             job,
             stop: Arc::default(),
         };
@@ -186,9 +210,11 @@ impl Core {
 
     /// An engine begins to execute.
     fn begin(&mut self, now: Moment, index: usize, load: Load, starts: &mut Vec<Start>) {
-        let Some((channel, slot)) = self.find(load.channel).map(|c| (c, load.channel.slot)) else {
+        let slot = load.channel.map(|channel| channel.slot);
+        let Some((channel, slot)) = self.find(load.channel).zip(slot) else {
             return;
         };
+        channel.context.space.runs();
         let left = self
             .config
             .kernel_limit
@@ -210,7 +236,8 @@ impl Core {
         };
     }
 
-    fn find(&self, channel: SlotRef) -> Option<&super::channel::Channel> {
+    fn find(&self, channel: Option<SlotRef>) -> Option<&super::channel::Channel> {
+        let channel = channel?;
         let slot = &self.slots[channel.slot as usize];
         slot.channel
             .as_ref()
@@ -235,11 +262,21 @@ impl Core {
                 tenant: load.tenant,
             };
         }
-        let Load { channel, job, .. } = load;
-        if self.find(channel).is_none() {
-            return;
+        let Load {
+            tenant,
+            channel,
+            job,
+            ..
+        } = load;
+        if let Work::Move(moving) = &*job.work {
+            return self.moved(moving, now.since(since));
         }
-        let slot = channel.slot;
+        if self.memory_log.is_some() {
+            self.settle_limbo(tenant);
+        }
+        let Some(slot) = self.find(channel).and(channel).map(|c| c.slot) else {
+            return;
+        };
         let Some(channel) = &mut self.slots[slot as usize].channel else {
             return;
         };
@@ -312,18 +349,18 @@ impl Core {
         let engine = &mut self.engines[index];
         engine.context = None;
         if let State::Switching { load, .. } = std::mem::take(&mut engine.state)
-            && self.find(load.channel).is_some()
-            && let Some(channel) = &mut self.slots[load.channel.slot as usize].channel
+            && let Some(slot) = self.find(load.channel).and(load.channel).map(|c| c.slot)
+            && let Some(channel) = &mut self.slots[slot as usize].channel
         {
             let class = load.job.work.class();
             channel.phase = Phase::Queued(load.job);
-            self.ready[class as usize].insert(load.channel.slot);
+            self.ready[class as usize].insert(slot);
         }
     }
 
     /// No engine is to switch to this channel.
     pub(super) fn cancel_switch_to(&mut self, slot: u32) {
-        let to = |state: &State| matches!(state, State::Switching { load, .. } if load.channel.slot == slot);
+        let to = |state: &State| matches!(state, State::Switching { load, .. } if load.channel.is_some_and(|c| c.slot == slot));
         for index in 0..ENGINES {
             if to(&self.engines[index].state) {
                 self.cancel_switch(index);
@@ -336,7 +373,7 @@ impl Core {
         let generation = self.slots[slot as usize].generation;
         let channel = SlotRef { slot, generation };
         let mut loads = self.engines.iter().filter_map(Engine::load);
-        loads.any(|load| load.channel == channel)
+        loads.any(|load| load.channel == Some(channel))
     }
 
     /// Tells engines to stop what they do for a tenant that is gone.
@@ -346,7 +383,7 @@ impl Core {
                 self.engines[index].context = None;
             }
             match &self.engines[index].state {
-                State::Running { load, .. } if load.tenant == tenant => load.stop.end(),
+                State::Running { load, .. } if load.is_command_of(tenant) => load.stop.end(),
                 State::Switching { load, .. } if load.tenant == tenant => self.cancel_switch(index),
                 _ => {}
             }

@@ -4,7 +4,7 @@ use turnstile_abi::{CopyDirection, ErrorCode};
 use turnstile_accounting::Nanos;
 use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileSlice};
 
-use super::address_space::PageFault;
+use super::address_space::{AddressSpace, PageFault};
 use super::clock::Clock;
 use super::config::SoftConfig;
 use super::context::Context;
@@ -38,21 +38,30 @@ pub(super) fn execute(start: &Start, clock: &Clock, config: &SoftConfig) -> Outc
     };
     match &*start.work {
         Work::Kernel(kernel) => run_real(start, kernel, clock, config),
+        Work::Move(moving) => {
+            moving.run(&start.context.space, |copied| pace(copied).is_ok());
+            Outcome::Done
+        }
         work => {
             transfer(&start.context, work, pace).unwrap_or_else(|Interrupted| start.stop.outcome())
         }
     }
 }
 
-/// Executes a copy or fill at once, whatever it costs.
+/// Executes a copy, fill or move at once, whatever it costs.
 pub(super) fn execute_transfer(context: &Context, work: &Work) -> Outcome {
+    if let Work::Move(moving) = work {
+        moving.run(&context.space, |_| true);
+        return Outcome::Done;
+    }
     transfer(context, work, |_| Ok(())).unwrap_or(Outcome::Stopped)
 }
 
-/// Bytes that a copy or fill moves.
+/// Bytes that a copy or fill moves, or a move has copied.
 pub(super) fn transfer_bytes(work: &Work) -> u64 {
     match work {
         Work::Copy { bytes, .. } | Work::Fill { bytes, .. } => *bytes,
+        Work::Move(moving) => moving.copied_bytes(),
         Work::Kernel(_) => 0,
     }
 }
@@ -76,11 +85,11 @@ fn transfer(
         } => {
             let reads = direction != CopyDirection::GuestToGpu;
             let writes = direction != CopyDirection::GpuToGuest;
-            let source = reads.then(|| space.slice(source, whole)).transpose();
-            source.and(writes.then(|| space.slice(destination, whole)).transpose())
+            let source = reads.then(|| space.check(source, whole)).transpose();
+            source.and(writes.then(|| space.check(destination, whole)).transpose())
         }
-        Work::Fill { va, .. } => space.slice(va, whole).map(Some),
-        Work::Kernel(_) => return Ok(Outcome::Done),
+        Work::Fill { va, .. } => space.check(va, whole).map(Some),
+        Work::Kernel(_) | Work::Move(_) => return Ok(Outcome::Done),
     };
     if let Err(fault) = checked {
         return Ok(fault.into());
@@ -91,7 +100,9 @@ fn transfer(
     };
     let mut done = 0;
     while done < whole as u64 {
-        let piece = (whole as u64 - done).min(PIECE) as usize;
+        let piece = (whole as u64 - done)
+            .min(PIECE)
+            .min(reach(space, work, done)) as usize;
         let moved = match *work {
             Work::Copy {
                 direction,
@@ -103,7 +114,7 @@ fn transfer(
                 .slice(va + done, piece)
                 .map(|slice| slice.copy_from(&pattern[..piece]))
                 .map_err(Outcome::from),
-            Work::Kernel(_) => Ok(()),
+            Work::Kernel(_) | Work::Move(_) => Ok(()),
         };
         // A page may have gone meanwhile: freed by the guest.
         if let Err(outcome) = moved {
@@ -113,6 +124,26 @@ fn transfer(
         after(done)?;
     }
     Ok(Outcome::Done)
+}
+
+/// Bytes from here on that lie one after the other wherever the work touches GPU memory.
+fn reach(space: &AddressSpace, work: &Work, done: u64) -> u64 {
+    match *work {
+        Work::Copy {
+            direction,
+            source,
+            destination,
+            ..
+        } => {
+            let reads = direction != CopyDirection::GuestToGpu;
+            let writes = direction != CopyDirection::GpuToGuest;
+            let source = reads.then(|| space.reach(source + done));
+            let destination = writes.then(|| space.reach(destination + done));
+            source.into_iter().chain(destination).min().unwrap_or(PIECE)
+        }
+        Work::Fill { va, .. } => space.reach(va + done),
+        Work::Kernel(_) | Work::Move(_) => PIECE,
+    }
 }
 
 fn copy_piece(

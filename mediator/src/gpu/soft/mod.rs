@@ -26,10 +26,12 @@ mod dispatch;
 mod execute;
 mod kernel;
 mod memory;
+mod moves;
 pub mod plain;
 pub mod ptx;
 mod realtime;
 mod registers;
+mod swap;
 mod switch_log;
 mod tenancy;
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::time::Duration;
 use std::{hint, io};
 
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::{Moment, TenantId};
+use turnstile_accounting::Moment;
 
 use super::clock::Clock;
 use super::config::{ENGINES, SoftConfig};
@@ -23,9 +23,9 @@ use super::core::{Core, Watched};
 use super::execute::execute;
 use super::memory::CardMemory;
 use super::registers::Registers;
+use super::swap::Swap;
 use super::tenancy::Driver;
 use super::work::{Outcome, Start};
-use crate::gpu::Refusal;
 use crate::gpu::pace::pause;
 
 /// What threads share.
@@ -34,6 +34,7 @@ struct Shared {
     config: SoftConfig,
     clock: Clock,
     card: CardMemory,
+    swap: Option<Swap>,
     registers: Arc<Registers>,
     changes: Arc<AtomicU64>,
     state: Mutex<State>,
@@ -183,11 +184,14 @@ impl SoftGpu {
     /// The host's, when it has no threads left.
     pub fn new(config: SoftConfig) -> io::Result<Self> {
         let clock = Clock::new();
-        let core = Core::new(config, clock.now());
+        let mut core = Core::new(config, clock.now());
+        let (card, swap) = Swap::new(&config).map_err(io::Error::other)?;
+        core.memory_log = swap.as_ref().map(|swap| swap.log.clone());
         let shared = Arc::new(Shared {
             config,
             clock,
-            card: CardMemory::new(config.memory_bytes),
+            card,
+            swap,
             registers: core.registers.clone(),
             changes: core.changes(),
             state: Mutex::new(State {
@@ -222,23 +226,6 @@ impl SoftGpu {
         self.threads.push(thread);
         Ok(handle)
     }
-
-    /// Swaps the page at `va` out: its chunk goes back to the card, its bytes stay, accesses fault. The tenant has to be
-    /// suspended, and no engine may execute a command of it.
-    ///
-    /// # Errors
-    /// No chunk is behind this address.
-    pub fn evict(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        self.evict_page(tenant, va)
-    }
-
-    /// Puts a chunk behind an evicted page again.
-    ///
-    /// # Errors
-    /// The page was not evicted, or the card is full.
-    pub fn restore(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        self.restore_page(tenant, va)
-    }
 }
 
 impl Driver for SoftGpu {
@@ -248,6 +235,10 @@ impl Driver for SoftGpu {
 
     fn card(&self) -> &CardMemory {
         &self.shared.card
+    }
+
+    fn swap(&self) -> Option<&Swap> {
+        self.shared.swap.as_ref()
     }
 
     fn registers(&self) -> &Registers {

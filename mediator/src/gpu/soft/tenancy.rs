@@ -12,9 +12,10 @@ use super::context::Context;
 use super::core::Core;
 use super::memory::CardMemory;
 use super::registers::Registers;
+use super::swap::Swap;
 use crate::gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, Refusal,
-    TenantResources,
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
+    MoveError, MoveOrder, Refusal, TenantResources,
 };
 
 /// Whoever holds the core and knows the time.
@@ -23,6 +24,8 @@ pub(super) trait Driver: Send + Sync + std::fmt::Debug {
     fn config(&self) -> &SoftConfig;
     /// The card's memory.
     fn card(&self) -> &CardMemory;
+    /// What memory needs to move, where it does.
+    fn swap(&self) -> Option<&Swap>;
     /// The status registers.
     fn registers(&self) -> &Registers;
     /// The time.
@@ -35,18 +38,6 @@ pub(super) trait Driver: Send + Sync + std::fmt::Debug {
     /// The context of a tenant.
     fn context(&self, tenant: TenantId) -> Result<Arc<Context>, Refusal> {
         self.look(|core| core.context(tenant))
-    }
-
-    /// Takes the chunk from behind the page at `va`. Precondition: the tenant is suspended and no engine executes a
-    /// command of it.
-    fn evict_page(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        let evicted = self.context(tenant)?.space.evict(va);
-        evicted.map_err(|_| ErrorCode::NoSuchAllocation.into())
-    }
-
-    /// Puts a chunk behind an evicted page again.
-    fn restore_page(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        Ok(self.context(tenant)?.space.restore(va)?)
     }
 }
 
@@ -62,8 +53,10 @@ impl<D: Driver> Gpu for D {
             multiprocessors: config.multiprocessors,
             shared_bytes_max: config.shared_bytes_max,
             memory_bytes: config.memory_bytes,
+            movable_memory: self.swap().is_some(),
+            host_pool_bytes: self.swap().map_or(0, |swap| swap.pool.bytes()),
             software: true,
-            aperture: true,
+            aperture: self.swap().is_none(),
         }
     }
 
@@ -82,8 +75,14 @@ impl<D: Driver> Gpu for D {
         };
         let config = self.config();
         let (bytes, limit) = (resources.memory_bytes, config.allocations_max);
-        let space = AddressSpace::new(tenant, self.card().clone(), bytes, limit)
-            .map_err(|e| refusal(e.to_string()))?;
+        let space = AddressSpace::new(
+            tenant,
+            self.card().clone(),
+            bytes,
+            limit,
+            self.swap().cloned(),
+        )
+        .map_err(|e| refusal(e.to_string()))?;
         let file = space.aperture().map_err(|e| refusal(e.to_string()))?;
         let context = Context::new(tenant, resources.guest.clone(), space, *config);
         self.look(|core| core.add_tenant(Arc::new(context), resources))?;
@@ -105,7 +104,14 @@ impl<D: Driver> Gpu for D {
     }
 
     fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
-        Ok(self.context(tenant)?.space.allocate(bytes)?)
+        let space = &self.context(tenant)?.space;
+        space.allocate(bytes).map_err(|code| match code {
+            ErrorCode::OutOfGpuMemory if self.swap().is_some() => Refusal {
+                code,
+                detail: format!("{} bytes are left", space.free_bytes()),
+            },
+            code => code.into(),
+        })
     }
 
     fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
@@ -117,7 +123,12 @@ impl<D: Driver> Gpu for D {
         if self.look(|core| core.in_use(tenant, &range)) {
             return Err(ErrorCode::AllocationInUse.into());
         }
-        Ok(context.space.free(va)?)
+        context.space.free(va)?;
+        if self.swap().is_some() {
+            // It may have been what its tenant waited for.
+            self.drive(|core, _| core.settle_limbo(tenant));
+        }
+        Ok(())
     }
 
     fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
@@ -169,6 +180,20 @@ impl<D: Driver> Gpu for D {
 
     fn resume(&self, tenant: TenantId) {
         self.drive(|core, now| core.set_suspended(now, tenant, false));
+    }
+
+    fn is_quiet(&self, tenant: TenantId) -> bool {
+        self.look(|core| core.is_quiet(tenant))
+    }
+
+    fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
+        self.drive(|core, _| core.order_move(order))
+    }
+
+    fn read_memory_events(&self, events: &mut Vec<MemoryEvent>) {
+        if let Some(swap) = self.swap() {
+            swap.log.drain(events);
+        }
     }
 
     fn ring(&self, tenant: TenantId) {

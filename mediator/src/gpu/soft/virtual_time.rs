@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use turnstile_abi::{ErrorCode, Launch};
-use turnstile_accounting::{Moment, Nanos, TenantId};
+use turnstile_accounting::{Moment, Nanos};
 
 use super::config::{ENGINES, Kernels, SoftConfig};
 use super::core::Core;
@@ -19,9 +19,9 @@ use super::execute::{execute_transfer, given_length, transfer_bytes};
 use super::kernel::run_virtual;
 use super::memory::CardMemory;
 use super::registers::Registers;
+use super::swap::Swap;
 use super::tenancy::Driver;
 use super::work::{Kernel, Outcome, Progress, Start, Work};
-use crate::gpu::Refusal;
 use crate::gpu::ring::ChannelFault;
 
 /// How long kernels last where they are not computed.
@@ -109,17 +109,25 @@ struct State {
 pub struct VirtualGpu {
     config: SoftConfig,
     card: CardMemory,
+    swap: Option<Swap>,
     registers: Arc<Registers>,
     state: Mutex<State>,
 }
 
 impl VirtualGpu {
     /// Makes a GPU.
+    ///
+    /// # Panics
+    /// When the host has no memory for the pool that was asked for.
     pub fn new(config: SoftConfig) -> Self {
-        let core = Core::new(config, Moment(0));
+        let mut core = Core::new(config, Moment(0));
+        // PANIC: this is for tests and the lab, which cannot go on without.
+        let (card, swap) = Swap::new(&config).expect("memory for the pool");
+        core.memory_log = swap.as_ref().map(|swap| swap.log.clone());
         Self {
             config,
-            card: CardMemory::new(config.memory_bytes),
+            card,
+            swap,
             registers: core.registers.clone(),
             state: Mutex::new(State {
                 core,
@@ -169,22 +177,6 @@ impl VirtualGpu {
         while let Some(at) = self.next_event().filter(|at| *at <= limit) {
             self.advance_to(at);
         }
-    }
-
-    /// Swaps the page at `va` out: its chunk goes back to the card, its bytes stay, accesses fault.
-    ///
-    /// # Errors
-    /// No chunk is behind this address.
-    pub fn evict(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        self.evict_page(tenant, va)
-    }
-
-    /// Puts a chunk behind an evicted page again.
-    ///
-    /// # Errors
-    /// The page was not evicted, or the card is full.
-    pub fn restore(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        self.restore_page(tenant, va)
     }
 }
 
@@ -313,6 +305,10 @@ impl Driver for VirtualGpu {
 
     fn card(&self) -> &CardMemory {
         &self.card
+    }
+
+    fn swap(&self) -> Option<&Swap> {
+        self.swap.as_ref()
     }
 
     fn registers(&self) -> &Registers {

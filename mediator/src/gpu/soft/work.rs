@@ -7,6 +7,7 @@ use turnstile_abi::{CopyDirection, ErrorCode, Launch};
 use turnstile_accounting::{Moment, Nanos};
 
 use super::context::{Context, LoadedModule};
+use super::swap::Moving;
 use crate::gpu::ring::ChannelFault;
 
 /// A kernel launch whose module, function and parameters were looked up.
@@ -47,6 +48,8 @@ pub(super) enum Work {
     },
     /// Runs a kernel.
     Kernel(Kernel),
+    /// Moves chunks between the card and the host, for the mediator.
+    Move(Moving),
 }
 
 /// Which engines can do a piece of work.
@@ -62,7 +65,7 @@ impl Work {
     pub(super) fn class(&self) -> Class {
         match self {
             Self::Kernel(_) => Class::Compute,
-            Self::Copy { .. } | Self::Fill { .. } => Class::Copy,
+            Self::Copy { .. } | Self::Fill { .. } | Self::Move(_) => Class::Copy,
         }
     }
 
@@ -82,7 +85,7 @@ impl Work {
                 reads && overlaps(source, bytes) || writes && overlaps(destination, bytes)
             }
             Self::Fill { va, bytes, .. } => overlaps(va, bytes),
-            Self::Kernel(_) => false,
+            Self::Kernel(_) | Self::Move(_) => false,
         }
     }
 }

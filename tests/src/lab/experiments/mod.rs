@@ -3,6 +3,7 @@
 pub mod literal;
 pub mod loga;
 pub mod share;
+pub mod swap;
 pub mod unfair;
 
 use std::fmt::Write;
@@ -98,6 +99,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "the paper's rule as printed against the repaired one",
         seeds: 10,
         run: literal::report,
+    },
+    Experiment {
+        name: "swap",
+        about: "guests that own more memory than the card has, against a card that has it",
+        seeds: 100,
+        run: swap::report,
     },
 ];
 

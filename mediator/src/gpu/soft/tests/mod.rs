@@ -1,6 +1,7 @@
 //! Tests of the GPU as a whole, in both times.
 
 mod kernels;
+mod moves;
 mod real;
 mod timeline;
 mod virtual_random;

@@ -1,0 +1,118 @@
+//! Memory of tenants that together own more than the GPU has: the keeper among the daemon's other parts.
+
+use turnstile_accounting::{Ledger, Metric, Moment, Nanos, TenantId, Usage};
+use turnstile_policies::Weight;
+
+use super::snapshot::MemorySnapshot;
+use crate::gpu::Gpu;
+use crate::mediation::{COMPUTE, Mediation};
+use crate::memory::{Entitlement, MemoryKeeper};
+
+/// Of refused allocations, one line in so long is logged: guests cause them.
+const TELL_EVERY: Nanos = Nanos::from_ms(10_000);
+
+/// Memory of one GPU.
+#[derive(Debug)]
+pub(super) struct Memory {
+    keeper: MemoryKeeper,
+    /// Refused allocations that were not spoken of, and when one last was.
+    untold: u64,
+    told: Option<Moment>,
+}
+
+impl Memory {
+    /// None where memory does not move.
+    pub(super) fn of(gpu: &dyn Gpu) -> Option<Self> {
+        Some(Self {
+            keeper: MemoryKeeper::of(gpu)?,
+            untold: 0,
+            told: None,
+        })
+    }
+
+    pub(super) fn add(&mut self, tenant: TenantId, weight: Weight, bytes: u64) {
+        let entitlement = Entitlement::by_weight(weight, bytes);
+        if let Err(error) = self.keeper.add(tenant, entitlement) {
+            log::error!("Memory of {tenant}: {error}");
+        }
+    }
+
+    pub(super) fn remove(&mut self, tenant: TenantId) {
+        self.keeper.manager_mut().remove(tenant);
+    }
+
+    pub(super) fn set_weight(&mut self, tenant: TenantId, weight: Weight) {
+        self.keeper.manager_mut().set_weight(tenant, weight);
+    }
+
+    /// Whether a tenant may run, as far as memory goes.
+    pub(super) fn may_run(&self, tenant: TenantId) -> bool {
+        self.keeper.manager().may_run(tenant)
+    }
+
+    /// Whether a tenant waits for memory and for nothing else.
+    pub(super) fn waits(&self, tenant: TenantId) -> bool {
+        self.keeper.manager().waits(tenant)
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.keeper.manager().is_busy()
+    }
+
+    /// A period ended in which the engine was used like this; the policy is told who waits for memory.
+    pub(super) fn period(&mut self, mediation: &mut Mediation, observed: &Usage) {
+        let manager = self.keeper.manager_mut();
+        for part in observed
+            .engine(COMPUTE)
+            .iter()
+            .flat_map(|engine| &engine.tenants)
+        {
+            manager.used(part.tenant, part.metric_ns(Metric::Total));
+        }
+        mediation.memory_waits(|tenant| manager.waits(tenant));
+    }
+
+    /// The manager is told who wants the engine.
+    pub(super) fn wishes<'a>(
+        &mut self,
+        mediation: &Mediation,
+        tenants: impl Iterator<Item = &'a TenantId>,
+        now: Moment,
+    ) {
+        for tenant in tenants {
+            let wants = mediation.wants(*tenant);
+            self.keeper.manager_mut().wants(now, *tenant, wants);
+        }
+    }
+
+    /// Looks at what was moved, and has moved what is to be.
+    pub(super) fn step(&mut self, mediation: &mut Mediation, gpu: &dyn Gpu, now: Moment) {
+        let news = self
+            .keeper
+            .step(gpu, now, |tenant| mediation.admitted(tenant));
+        for (tenant, bytes) in &news.charged {
+            mediation.charge_moved(*tenant, *bytes);
+        }
+        self.untold += news.refused.len() as u64;
+        let due = self.told.is_none_or(|at| now.since(at) >= TELL_EVERY);
+        if let Some((tenant, bytes)) = news.refused.last().filter(|_| due) {
+            log::warn!(
+                "{tenant} was refused {bytes} bytes of GPU memory: GPU and host pool have no more room ({} such refusals since the last line)",
+                self.untold
+            );
+            self.untold = 0;
+            self.told = Some(now);
+        }
+    }
+
+    pub(super) fn snapshot(&self, tenant: TenantId, ledger: &Ledger) -> MemorySnapshot {
+        let totals = self.keeper.manager().totals(tenant);
+        MemorySnapshot {
+            resident_bytes: totals.bytes.on_card(),
+            swapped_bytes: totals.bytes.swapped,
+            swapped_out_bytes: totals.swapped_out_bytes,
+            swapped_in_bytes: totals.swapped_in_bytes,
+            moved_bytes: ledger.tenant(tenant).moved_bytes,
+        }
+    }
+}

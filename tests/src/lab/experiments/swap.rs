@@ -1,0 +1,551 @@
+//! Memory that moves: random guests on a card that is too small for them, against the same guests on one that is not.
+//!
+//! A script is drawn from the seed: allocations, frees, fills, uploads, copies across chunks, kernels, reads, gates and
+//! time. It is played twice, on a card that holds everything and on one of a third of it with the daemon's keeper at work. What
+//! guests read is the same to the byte, and so is all that they have at the end. After every step of time it holds that
+//! - every byte of a tenant is in one place, and the card holds no more than it can (conservation);
+//! - no channel has faulted, and fences come in order (law 6: a page that is away would fault);
+//! - what is new reads as zero, whoever had it before (law 7).
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use turnstile_abi::{CHUNK_BYTES, ChannelStatus, Command, CopyDirection, Dim3, Launch};
+use turnstile_accounting::{
+    EngineId, EventMeter, Meter, Metric, Moment, Nanos, Observation, SwitchEvent, TenantId, Window,
+};
+use turnstile_mediator::gpu::soft::plain::{PlainChannel, PlainVm};
+use turnstile_mediator::gpu::soft::{ENGINES, Kernels, SoftConfig, VirtualGpu};
+use turnstile_mediator::gpu::{ChannelActivity, Gpu, Suspend};
+use turnstile_mediator::memory::{Entitlement, MemoryConfig, MemoryKeeper};
+use turnstile_policies::Weight;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{Report, over_seeds};
+use crate::lab::chart::{Chart, Series};
+use crate::lab::laws::{BrokenLaw, Violation};
+
+/// Guests of a run.
+pub const GUESTS: usize = 3;
+/// Chunks that a guest may own.
+const OWN_CHUNKS: u64 = 4;
+/// Chunks of the small card: one guest's whole set just fits.
+const CARD_CHUNKS: u64 = OWN_CHUNKS;
+/// Acts of a script.
+const ACTS: usize = 64;
+/// From one look of the daemon to the next.
+const TICK: Nanos = Nanos::from_us(250);
+/// Bytes that are read or written at once.
+const PIECE: u64 = 4096;
+/// What no run may take longer than, for an act to end.
+const PATIENCE: Nanos = Nanos::from_ms(20_000);
+
+/// What a guest does next; numbers are taken modulo what there is.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Allocate(u64),
+    Free(usize),
+    Fill(usize, u64, u32),
+    Upload(usize, u64, u64),
+    Copy([usize; 2], [u64; 2], u64),
+    Kernel([usize; 3], [u64; 3]),
+    Read(usize, u64),
+    Gate(bool),
+    Pass(u64),
+}
+
+fn script(seed: u64) -> Vec<(usize, Act)> {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let mut draw = || {
+        let any = |random: &mut SmallRng| random.random::<u32>() as usize;
+        let act = match random.random_range(0..24) {
+            0..5 => Act::Allocate(random.random_range(1..4)),
+            5 => Act::Free(any(&mut random)),
+            6..9 => Act::Fill(any(&mut random), random.random(), random.random()),
+            9..12 => Act::Upload(any(&mut random), random.random(), random.random()),
+            12..14 => Act::Copy(
+                [any(&mut random), any(&mut random)],
+                random.random(),
+                random.random_range(1..CHUNK_BYTES),
+            ),
+            14..17 => Act::Kernel(
+                [any(&mut random), any(&mut random), any(&mut random)],
+                random.random(),
+            ),
+            17..20 => Act::Read(any(&mut random), random.random()),
+            20 => Act::Gate(random.random()),
+            _ => Act::Pass(random.random_range(1..30)),
+        };
+        (random.random_range(0..GUESTS), act)
+    };
+    (0..ACTS).map(|_| draw()).collect()
+}
+
+fn broken(what: impl std::fmt::Display) -> BrokenLaw {
+    BrokenLaw::Memory(what.to_string())
+}
+
+struct Guest {
+    id: TenantId,
+    vm: Arc<PlainVm>,
+    channel: PlainChannel,
+    kernel: (u32, u32),
+    staging: u64,
+    /// Address and bytes.
+    owned: Vec<(u64, u64)>,
+    closed: bool,
+    fences: u64,
+    seen: u64,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Of everything that guests read, in order, and of all they had at the end.
+    pub read: Vec<u64>,
+    /// Bytes copied to the host and back.
+    pub swapped_bytes: [u64; 2],
+    /// Virtual time of the run.
+    pub took: Nanos,
+    /// Of the engines' log: equal for equal runs.
+    pub log: u64,
+}
+
+struct World {
+    gpu: VirtualGpu,
+    keeper: Option<MemoryKeeper>,
+    guests: Vec<Guest>,
+    meter: EventMeter,
+    events: Vec<SwitchEvent>,
+    log: DefaultHasher,
+    read: Vec<u64>,
+}
+
+impl World {
+    fn new(seed: u64, small: bool) -> Result<Self, BrokenLaw> {
+        let all = OWN_CHUNKS * GUESTS as u64 * CHUNK_BYTES;
+        let (memory_bytes, host_pool_bytes) = if small {
+            (CARD_CHUNKS * CHUNK_BYTES, all)
+        } else {
+            (all, 0)
+        };
+        let config = SoftConfig {
+            suspend: [Suspend::BetweenCommands, Suspend::MidKernel][seed as usize % 2],
+            switch: Nanos::from_us(2),
+            kernels: Kernels::Interpreted,
+            memory_bytes,
+            host_pool_bytes,
+            seed,
+            ..SoftConfig::default()
+        };
+        let gpu = VirtualGpu::new(config);
+        let card = MemoryConfig {
+            window_bytes: 4 * CHUNK_BYTES,
+            turn_min: Nanos::from_ms(1),
+            ..MemoryConfig::new(memory_bytes, host_pool_bytes)
+        };
+        let mut world = Self {
+            gpu,
+            keeper: small.then(|| MemoryKeeper::new(card)),
+            guests: Vec::new(),
+            meter: EventMeter::new((0..ENGINES as u8).map(EngineId)),
+            events: Vec::new(),
+            log: DefaultHasher::new(),
+            read: Vec::new(),
+        };
+        let text = turnstile_images::KERNELS
+            .iter()
+            .find(|(name, _)| *name == "vecadd");
+        let (_, text) = text.ok_or_else(|| broken("no kernel"))?;
+        for place in 0..GUESTS {
+            let id = TenantId(place as u32 + 1);
+            let vm = Arc::new(PlainVm::new(4 << 20));
+            let limit = OWN_CHUNKS * CHUNK_BYTES;
+            let gpu = &world.gpu;
+            gpu.create_context(id, vm.resources(limit, 1))
+                .map_err(broken)?;
+            if let Some(keeper) = &mut world.keeper {
+                let weight = Weight::new(100 * (place as u32 + 1)).map_err(broken)?;
+                keeper
+                    .add(id, Entitlement::by_weight(weight, limit))
+                    .map_err(broken)?;
+            }
+            let (module, _) = gpu.load_module(id, text).map_err(broken)?;
+            let found = gpu.find_function(id, module, "vecadd").map_err(broken)?;
+            let channel = vm.open_channel(gpu, id, 64, 1).map_err(broken)?;
+            world.guests.push(Guest {
+                id,
+                staging: vm.take(CHUNK_BYTES),
+                vm,
+                channel,
+                kernel: (module, found.0),
+                owned: Vec::new(),
+                closed: false,
+                fences: 0,
+                seen: 0,
+            });
+        }
+        Ok(world)
+    }
+
+    /// Lets a tick pass, and the daemon look.
+    fn tick(&mut self) -> Result<(), BrokenLaw> {
+        let from = self.gpu.now();
+        self.gpu.advance_to(from + TICK);
+        let now = self.gpu.now();
+        self.gpu.read_events(&mut self.events);
+        for event in self.events.drain(..) {
+            (event.at.0, event.engine.0, format!("{:?}", event.state)).hash(&mut self.log);
+            self.meter.observe(Observation::Switch(event));
+        }
+        let usage = self.meter.close(Window::starting(from, TICK));
+        if let Some(keeper) = &mut self.keeper {
+            let mut channels: Vec<ChannelActivity> = Vec::new();
+            for guest in &self.guests {
+                channels.clear();
+                self.gpu.activity(guest.id, &mut channels);
+                let wants = channels.iter().any(|channel| channel.pending > 0);
+                let manager = keeper.manager_mut();
+                let used = usage.engine(EngineId(0)).map_or(Nanos::ZERO, |engine| {
+                    let own = engine.tenants.iter().filter(|t| t.tenant == guest.id);
+                    own.map(|part| part.metric_ns(Metric::Total)).sum()
+                });
+                manager.used(guest.id, used);
+                // As to a daemon: one whose gate is closed does not want what it may not have.
+                manager.wants(now, guest.id, wants && !guest.closed);
+            }
+            let guests = &self.guests;
+            let open = |id: TenantId| !guests.iter().any(|guest| guest.id == id && guest.closed);
+            keeper.step(&self.gpu, now, open);
+        }
+        self.check()
+    }
+
+    fn check(&mut self) -> Result<(), BrokenLaw> {
+        for guest in &mut self.guests {
+            let state = guest.channel.state();
+            if state.status != ChannelStatus::Running as u32 {
+                return Err(broken(format!("{} has faulted: {state:?}", guest.id)));
+            }
+            let fence = guest.channel.fence().value;
+            if fence < guest.seen || fence > guest.fences {
+                return Err(broken(format!("{}: fence {fence}", guest.id)));
+            }
+            guest.seen = fence;
+        }
+        let Some(keeper) = &self.keeper else {
+            return Ok(());
+        };
+        let mut on_card = 0;
+        for guest in &self.guests {
+            let bytes = keeper.manager().totals(guest.id).bytes;
+            let owned: u64 = guest.owned.iter().map(|(_, bytes)| bytes).sum();
+            if bytes.all() != owned {
+                let id = guest.id;
+                return Err(broken(format!("{id} owns {owned} bytes of {bytes:?}")));
+            }
+            let runs = self.gpu.engine_status(EngineId(0)).running == Some(guest.id);
+            if runs && bytes.on_card() != bytes.resident {
+                return Err(broken(format!("{} runs while its memory moves", guest.id)));
+            }
+            // What is on its way has left already, or has not come yet.
+            on_card += bytes.resident;
+        }
+        if on_card > CARD_CHUNKS * CHUNK_BYTES {
+            return Err(broken(format!("{on_card} bytes on the card")));
+        }
+        Ok(())
+    }
+
+    fn gate(&mut self, who: usize, closed: bool) {
+        let guest = &mut self.guests[who];
+        guest.closed = closed;
+        let id = guest.id;
+        let there = |keeper: &MemoryKeeper| keeper.manager().may_run(id);
+        if closed {
+            self.gpu.suspend(id);
+        } else if self.keeper.as_ref().is_none_or(there) {
+            self.gpu.resume(id);
+        }
+    }
+
+    /// Announces a command with a fence behind it.
+    fn push(&mut self, who: usize, command: &Command) -> Result<(), BrokenLaw> {
+        if self.guests[who].fences - self.guests[who].seen >= 30 {
+            self.drain(who)?;
+        }
+        let guest = &mut self.guests[who];
+        guest.channel.push(command);
+        guest.fences = guest.channel.push_fence(false);
+        guest.channel.ring_watched(&self.gpu);
+        Ok(())
+    }
+
+    /// Lets a guest's commands end.
+    fn drain(&mut self, who: usize) -> Result<(), BrokenLaw> {
+        if self.guests[who].closed {
+            self.gate(who, false);
+        }
+        let until = self.gpu.now() + PATIENCE;
+        while self.guests[who].seen < self.guests[who].fences {
+            self.tick()?;
+            if self.gpu.now() > until {
+                let id = self.guests[who].id;
+                return Err(broken(format!("{id} waits for ever")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads GPU memory by way of guest memory, and notes what was read.
+    fn read(&mut self, who: usize, va: u64, bytes: u64, zero: bool) -> Result<(), BrokenLaw> {
+        let to = self.guests[who].staging;
+        let copy = Command::Copy {
+            direction: CopyDirection::GpuToGuest,
+            source: va,
+            destination: to,
+            bytes,
+        };
+        self.push(who, &copy)?;
+        self.drain(who)?;
+        let mut found = vec![0; bytes as usize];
+        let guest = &self.guests[who];
+        guest
+            .vm
+            .guest
+            .read_slice(&mut found, GuestAddress(to))
+            .map_err(broken)?;
+        if zero && found.iter().any(|byte| *byte != 0) {
+            let id = guest.id;
+            return Err(broken(format!("{id} finds something in new memory")));
+        }
+        let mut hash = DefaultHasher::new();
+        found.hash(&mut hash);
+        self.read.push(hash.finish());
+        Ok(())
+    }
+
+    /// An address in an allocation, with room for so many bytes behind it.
+    fn place(&self, who: usize, nth: usize, offset: u64, bytes: u64) -> Option<u64> {
+        let owned = &self.guests[who].owned;
+        let (va, whole) = owned.get(nth.checked_rem(owned.len())?)?;
+        Some(va + offset % (whole - bytes + 1) / 4 * 4)
+    }
+
+    fn perform(&mut self, who: usize, act: Act) -> Result<(), BrokenLaw> {
+        match act {
+            Act::Allocate(chunks) => {
+                let own: u64 = self.guests[who].owned.iter().map(|(_, bytes)| bytes).sum();
+                if own + chunks * CHUNK_BYTES > OWN_CHUNKS * CHUNK_BYTES {
+                    return Ok(());
+                }
+                let given = self.gpu.allocate(self.guests[who].id, chunks * CHUNK_BYTES);
+                let Ok(given) = given else {
+                    // Its addresses are cut up: so they are in the other run.
+                    self.read.push(u64::MAX);
+                    return Ok(());
+                };
+                self.guests[who].owned.push((given.va, given.bytes));
+                // The keeper hears of it with its next step.
+                self.tick()?;
+                for chunk in 0..chunks {
+                    let va = given.va + chunk * CHUNK_BYTES;
+                    self.read(who, va + CHUNK_BYTES / 2, PIECE, true)?;
+                }
+            }
+            Act::Free(nth) => {
+                self.drain(who)?;
+                let guest = &mut self.guests[who];
+                if !guest.owned.is_empty() {
+                    let (va, _) = guest.owned.swap_remove(nth % guest.owned.len());
+                    self.gpu.free(guest.id, va).map_err(broken)?;
+                    self.tick()?;
+                }
+            }
+            Act::Fill(nth, offset, pattern) => {
+                let bytes = CHUNK_BYTES / 2 + 4 * PIECE;
+                if let Some(va) = self.place(who, nth, offset, bytes) {
+                    self.push(who, &Command::Fill { va, bytes, pattern })?;
+                }
+            }
+            Act::Upload(nth, offset, seed) => {
+                let bytes = 2 * PIECE;
+                if let Some(va) = self.place(who, nth, offset, bytes) {
+                    let mut data = vec![0u8; bytes as usize];
+                    SmallRng::seed_from_u64(seed).fill(&mut data[..]);
+                    self.drain(who)?;
+                    let staging = self.guests[who].staging;
+                    let guest = &self.guests[who].vm.guest;
+                    guest
+                        .write_slice(&data, GuestAddress(staging))
+                        .map_err(broken)?;
+                    let copy = Command::Copy {
+                        direction: CopyDirection::GuestToGpu,
+                        source: staging,
+                        destination: va,
+                        bytes,
+                    };
+                    self.push(who, &copy)?;
+                }
+            }
+            Act::Copy([from, to], [a, b], bytes) => {
+                let source = self.place(who, from, a, bytes);
+                let destination = self.place(who, to, b, bytes);
+                if let Some((source, destination)) = source.zip(destination)
+                    && source.abs_diff(destination) >= bytes
+                {
+                    let direction = CopyDirection::GpuToGpu;
+                    let copy = Command::Copy {
+                        direction,
+                        source,
+                        destination,
+                        bytes,
+                    };
+                    self.push(who, &copy)?;
+                }
+            }
+            Act::Kernel(of, at) => {
+                let n = 512u32;
+                let place = |i: usize| self.place(who, of[i], at[i], u64::from(4 * n));
+                let (Some(a), Some(b), Some(c)) = (place(0), place(1), place(2)) else {
+                    return Ok(());
+                };
+                let guest = &self.guests[who];
+                let mut params: Vec<u8> =
+                    [a, b, c].iter().flat_map(|va| va.to_le_bytes()).collect();
+                params.extend(n.to_le_bytes());
+                let (module, function) = guest.kernel;
+                let launch = Command::Launch(Launch {
+                    module,
+                    function,
+                    grid: Dim3::line(4),
+                    block: Dim3::line(128),
+                    shared_bytes: 0,
+                    param_bytes: params.len() as u32,
+                    params_gpa: guest.vm.put(&params),
+                });
+                self.push(who, &launch)?;
+            }
+            Act::Read(nth, offset) => {
+                if let Some(va) = self.place(who, nth, offset, PIECE) {
+                    self.read(who, va, PIECE, false)?;
+                }
+            }
+            Act::Gate(closed) => self.gate(who, closed),
+            Act::Pass(ticks) => {
+                for _ in 0..ticks {
+                    self.tick()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads everything that everybody has.
+    fn finish(&mut self) -> Result<(), BrokenLaw> {
+        for who in 0..GUESTS {
+            self.drain(who)?;
+            for (va, bytes) in self.guests[who].owned.clone() {
+                for at in (0..bytes).step_by(CHUNK_BYTES as usize) {
+                    self.read(who, va + at, CHUNK_BYTES, false)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Plays a seed's script on the small card, or on one that holds everything.
+///
+/// # Errors
+/// The law that was broken.
+pub fn play(seed: u64, small: bool) -> Result<Outcome, Violation> {
+    let violation = |at: Moment, law| Violation { seed, at, law };
+    let mut world = World::new(seed, small).map_err(|law| violation(Moment(0), law))?;
+    let mut played = || {
+        for (who, act) in script(seed) {
+            world.perform(who, act)?;
+        }
+        world.finish()
+    };
+    let result = played();
+    result.map_err(|law| violation(world.gpu.now(), law))?;
+    let totals = |keeper: &MemoryKeeper| {
+        let all = world.guests.iter().map(|g| keeper.manager().totals(g.id));
+        all.fold([0; 2], |[out, into], totals| {
+            [
+                out + totals.swapped_out_bytes,
+                into + totals.swapped_in_bytes,
+            ]
+        })
+    };
+    Ok(Outcome {
+        swapped_bytes: world.keeper.as_ref().map_or([0; 2], totals),
+        took: world.gpu.now().since(Moment(0)),
+        log: world.log.finish(),
+        read: world.read,
+    })
+}
+
+/// Both runs of a seed, which have to have read the same.
+///
+/// # Errors
+/// The law that was broken.
+pub fn compare(seed: u64) -> Result<[Outcome; 2], Violation> {
+    let (large, small) = (play(seed, false)?, play(seed, true)?);
+    if large.read != small.read {
+        let at = Moment(small.took.0);
+        let law = broken("a guest has read something else than without swapping");
+        return Err(Violation { seed, at, law });
+    }
+    Ok([large, small])
+}
+
+/// The experiment.
+///
+/// # Errors
+/// A law was broken.
+pub fn report(seeds: u64) -> Result<Report, Violation> {
+    let outcomes = over_seeds(seeds, compare)?;
+    let mib = |bytes: u64| (bytes >> 20).to_string();
+    let sum = |of: fn(&Outcome) -> u64| outcomes.iter().map(|[_, small]| of(small)).sum::<u64>();
+    let slower = |[large, small]: &[Outcome; 2]| small.took.0 as f64 / large.took.0.max(1) as f64;
+    let mean = outcomes.iter().map(slower).sum::<f64>() / outcomes.len().max(1) as f64;
+    let points = outcomes.iter().enumerate();
+    Ok(Report {
+        title: format!(
+            "{GUESTS} guests that may own three times the card, {seeds} seeds of {ACTS} acts: what they read, with and without swapping"
+        ),
+        head: vec![
+            "reads compared",
+            "different",
+            "MiB out",
+            "MiB in",
+            "time, swapping : not",
+        ],
+        rows: vec![vec![
+            sum(|o| o.read.len() as u64).to_string(),
+            "0".to_owned(),
+            mib(sum(|o| o.swapped_bytes[0])),
+            mib(sum(|o| o.swapped_bytes[1])),
+            format!("{mean:.2}"),
+        ]],
+        notes: vec!["A read that differs, a fault, a byte in two places or in none ends the experiment with its seed.".to_owned()],
+        chart: Chart {
+            title: "MiB swapped out".to_owned(),
+            x: "seed".to_owned(),
+            y: "MiB".to_owned(),
+            series: vec![Series {
+                name: "out".to_owned(),
+                points: points
+                    .map(|(seed, [_, small])| {
+                        (seed as f64, (small.swapped_bytes[0] >> 20) as f64)
+                    })
+                    .collect(),
+            }],
+        },
+    })
+}
