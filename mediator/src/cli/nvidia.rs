@@ -27,14 +27,19 @@ pub(crate) fn guard(args: &GuardianArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command that starts the guardian of a GPU.
-pub(crate) fn guardian_command(gpu: u32) -> anyhow::Result<Command> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["nvidia-guardian", "--gpu", &gpu.to_string()]);
-    Ok(command)
+/// The command that becomes the guardian of a GPU.
+pub(crate) fn guardian_command(
+    gpu: u32,
+) -> anyhow::Result<impl Fn() -> Command + Send + Sync + 'static> {
+    let program = std::env::current_exe()?;
+    Ok(move || {
+        let mut command = Command::new(&program);
+        command.args(["nvidia-guardian", "--gpu", &gpu.to_string()]);
+        command
+    })
 }
 
 /// Starts the guardian of a GPU.
 pub(crate) fn start_guardian(gpu: u32) -> anyhow::Result<Guardian> {
-    Ok(Guardian::start(guardian_command(gpu)?)?)
+    Ok(Guardian::start(guardian_command(gpu)?())?)
 }

@@ -43,6 +43,9 @@ const READING_PAUSE: Duration = Duration::from_micros(150);
 /// The lease is renewed so often while somebody is held. TIMEOUT: a fifth of the guardian's patience.
 const RENEWAL: Duration = Duration::from_millis(100);
 
+/// From one attempt to start another guardian to the next.
+const GUARDIAN_PAUSE: Duration = Duration::from_secs(1);
+
 /// Why the GPU cannot be shared.
 #[derive(Debug, thiserror::Error)]
 pub enum NvidiaError {
@@ -193,7 +196,7 @@ impl NvidiaGpu {
     /// If the driver is not known, refuses, or there is no guardian.
     pub fn start(
         index: u32,
-        guardian: Command,
+        guardian: impl Fn() -> Command + Send + 'static,
         worker: impl Fn() -> Command + Send + Sync + 'static,
     ) -> Result<Self, NvidiaError> {
         let config = WorkerConfig {
@@ -213,7 +216,7 @@ impl NvidiaGpu {
                 None
             }
         };
-        let guardian = Guardian::start(guardian)?;
+        let holder = Guardian::start(guardian())?;
         let shared = Arc::new(Shared {
             clock: Mutex::new(clock),
             watched: Mutex::new(Watched {
@@ -233,11 +236,11 @@ impl NvidiaGpu {
             driver,
         });
         let switch = OwnedSwitch { client, driver };
-        let holder = Holder::new(switch, guardian);
+        let holder = Holder::new(switch, holder);
         let own = shared.clone();
         let thread = thread::Builder::new()
             .name("gpu-hold".into())
-            .spawn(move || own.hold(holder))
+            .spawn(move || own.hold(holder, guardian))
             .map_err(NvidiaError::Thread)?;
         let capabilities = Capabilities {
             compute_engines: 1,
@@ -289,8 +292,21 @@ impl Shared {
     }
 
     /// The holding thread.
-    fn hold(&self, mut holder: Holder<OwnedSwitch, Guardian>) {
+    fn hold(&self, mut holder: Holder<OwnedSwitch, Guardian>, guardian: impl Fn() -> Command) {
+        let mut tried = Instant::now();
         loop {
+            if holder.lacks_guardian() && tried.elapsed() >= GUARDIAN_PAUSE {
+                tried = Instant::now();
+                match Guardian::start(guardian()) {
+                    Ok(guardian) => {
+                        log::warn!(
+                            "The guardian was gone; there is another, and tenants are held again"
+                        );
+                        holder.set_guardian(guardian);
+                    }
+                    Err(error) => log::error!("{error}; nobody is held without one"),
+                }
+            }
             let mut wanted = lock(&self.wanted);
             wanted.calls = holder.calls();
             wanted.moving = false;
@@ -342,7 +358,10 @@ impl Shared {
                         .demand
                         .released(tenant, self.now());
                 }
-                if let Err(error) = held {
+                // Without a guardian, that was said.
+                if let Err(error) = held
+                    && !holder.lacks_guardian()
+                {
                     log::warn!("{tenant} is not held: {error}");
                 }
             }

@@ -102,6 +102,16 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         self.calls
     }
 
+    /// Whether the guardian is gone, so that nobody can be held.
+    pub const fn lacks_guardian(&self) -> bool {
+        self.guardian.is_none()
+    }
+
+    /// Another guardian, after the last is gone.
+    pub fn set_guardian(&mut self, guardian: G) {
+        self.guardian = Some(guardian);
+    }
+
     /// Whether a tenant is held.
     pub fn is_held(&self, tenant: TenantId) -> bool {
         self.held.contains_key(&tenant)
@@ -341,7 +351,11 @@ mod tests {
         *guardian.gone.borrow_mut() = true;
         assert!(holder.hold(B, &channels(1)).is_err());
         assert!(!holder.is_held(A) && holder.switch.suspended.borrow().is_empty());
-        assert!(holder.hold(A, &channels(3)).is_err());
+        assert!(holder.hold(A, &channels(3)).is_err() && holder.lacks_guardian());
+        *guardian.gone.borrow_mut() = false;
+        holder.set_guardian(guardian);
+        holder.hold(A, &channels(3)).unwrap();
+        assert!(holder.is_held(A));
     }
 
     #[test]
