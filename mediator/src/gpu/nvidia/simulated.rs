@@ -488,8 +488,12 @@ impl Daemon {
             for (tenant, charged) in self.charged.iter_mut().enumerate() {
                 *charged += usage.tenant_ns(id(tenant), Metric::Total).0;
             }
-            let orders = self.mediation.period_end(None, usage, &activity).unwrap();
-            for order in orders.iter().copied() {
+            let orders = self
+                .mediation
+                .period_end(None, usage, &activity)
+                .unwrap()
+                .to_vec();
+            for order in orders {
                 self.order(order.tenant, order.state);
             }
         }
