@@ -36,9 +36,6 @@ enum Command {
     /// One load of the bench
     #[command(hide = true)]
     NvidiaLoad(cli::bench::LoadArgs),
-    /// Account and schedule running CUDA programs on a real GPU
-    #[command(hide = true)]
-    NvidiaWatch(cli::nvidia::WatchArgs),
     /// Resume what a daemon that is gone had suspended
     #[command(hide = true)]
     NvidiaGuardian(cli::nvidia::GuardianArgs),
@@ -62,7 +59,6 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => cli::doctor::run(&args),
         Command::Bench(args) => cli::bench::run(&args),
         Command::NvidiaLoad(args) => cli::bench::load(&args),
-        Command::NvidiaWatch(args) => cli::nvidia::watch(&args),
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
         Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
         Command::NvidiaWorkerCheck(args) => cli::nvidia_worker::check(&args),

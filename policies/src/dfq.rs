@@ -32,6 +32,7 @@ use crate::params::{Cap, TenantParams, Weight};
 use crate::policy::{
     Basis, Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision, TenantPeriod,
 };
+use crate::roster::Roster;
 use crate::table::Tuning;
 use crate::virtual_time::{VirtualClock, VirtualTime, pour};
 use turnstile_accounting::share::apportion;
@@ -41,8 +42,7 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 #[derive(Debug)]
 pub struct Dfq {
     slack_ns: Nanos,
-    /// By ascending id.
-    tenants: Vec<Tenant>,
+    tenants: Roster<Tenant>,
     /// System virtual time, as of `decided`.
     system: VirtualTime,
     decided: Moment,
@@ -59,7 +59,6 @@ pub struct Dfq {
 
 #[derive(Debug)]
 struct Tenant {
-    id: TenantId,
     weight: Weight,
     quota: Option<Quota>,
     clock: VirtualClock,
@@ -85,7 +84,7 @@ impl Dfq {
     pub fn new(tuning: &Tuning) -> Self {
         Self {
             slack_ns: tuning.slack_ns,
-            tenants: Vec::new(),
+            tenants: Roster::default(),
             system: VirtualTime::default(),
             decided: Moment(0),
             period_ns: Nanos::ZERO,
@@ -94,11 +93,6 @@ impl Dfq {
             waiting: Vec::new(),
             decisions: Vec::new(),
         }
-    }
-
-    fn find(&self, tenant: TenantId) -> Result<usize, PolicyError> {
-        let index = self.tenants.binary_search_by_key(&tenant, |t| t.id);
-        index.map_err(|_| PolicyError::Unknown(tenant))
     }
 
     /// How a point of virtual time has moved since the last decision.
@@ -124,14 +118,13 @@ impl Dfq {
 
     fn charge(&mut self, usage: &PeriodUsage<'_>) {
         let sampled = (usage.basis == Basis::PollSample).then(|| sampled_charges(usage));
-        self.tenants
-            .iter_mut()
-            .for_each(|tenant| tenant.backlogged = false);
+        for tenant in self.tenants.values_mut() {
+            tenant.backlogged = false;
+        }
         for (index, part) in usage.tenants.iter().enumerate() {
-            let Ok(found) = self.find(part.tenant) else {
+            let Ok(tenant) = self.tenants.get_mut(part.tenant) else {
                 continue; // removed within the period
             };
-            let tenant = &mut self.tenants[found];
             let charge = sampled
                 .as_ref()
                 .map_or(part.used_ns, |charges| charges[index]);
@@ -141,30 +134,26 @@ impl Dfq {
                 quota.pass(Nanos::ZERO, estimated_use(usage, part));
             }
         }
-        for quota in self
-            .tenants
-            .iter_mut()
-            .filter_map(|tenant| tenant.quota.as_mut())
-        {
-            quota.pass(usage.length_ns(), Nanos::ZERO);
+        for tenant in self.tenants.values_mut() {
+            if let Some(quota) = &mut tenant.quota {
+                quota.pass(usage.length_ns(), Nanos::ZERO);
+            }
         }
     }
 
     fn advance(&mut self, usage: &PeriodUsage<'_>) {
-        let waiting = || self.tenants.iter().filter(|t| t.waits());
-        let furthest_behind = waiting()
-            .filter(|t| !t.shut_out)
-            .map(|t| t.clock.now())
-            .min();
+        let all = || self.tenants.iter().map(|(_, tenant)| tenant);
+        let waiting = all().filter(|t| t.waits() && !t.shut_out);
+        let furthest_behind = waiting.map(|t| t.clock.now()).min();
         // When nobody waits, nobody was hurt by those ahead: all start evenly again.
-        let furthest_ahead = || self.tenants.iter().map(|t| t.clock.now()).max();
+        let furthest_ahead = || all().map(|t| t.clock.now()).max();
         let system = furthest_behind
             .or_else(furthest_ahead)
             .unwrap_or(self.system);
         self.system = self.system.max(system);
         self.decided = usage.end;
         self.period_ns = usage.length_ns();
-        for tenant in &mut self.tenants {
+        for tenant in self.tenants.values_mut() {
             if tenant.shut_out || !tenant.waits() {
                 tenant.clock.lift(self.system);
             }
@@ -175,9 +164,9 @@ impl Dfq {
 
     fn set_level(&mut self, basis: Basis) {
         self.waiting.clear();
-        let waiting = self.tenants.iter().filter(|t| t.waits());
+        let waiting = self.tenants.iter().filter(|(_, t)| t.waits());
         self.waiting
-            .extend(waiting.map(|t| (t.clock.now(), u64::from(t.weight.get()))));
+            .extend(waiting.map(|(_, t)| (t.clock.now(), u64::from(t.weight.get()))));
         self.waiting_weight = self.waiting.iter().map(|w| w.1).sum();
         self.level = match basis {
             Basis::Measured => pour(self.period_ns.max(self.slack_ns), &mut self.waiting),
@@ -196,57 +185,47 @@ impl Policy for Dfq {
     }
 
     fn add(&mut self, id: TenantId, params: TenantParams) -> Result<(), PolicyError> {
-        let Err(index) = self.tenants.binary_search_by_key(&id, |t| t.id) else {
-            return Err(PolicyError::Known(id));
-        };
         let tenant = Tenant {
-            id,
             weight: params.weight,
             quota: params.cap.map(Quota::new),
             clock: VirtualClock::at(self.system),
             backlogged: false,
             shut_out: false,
         };
-        self.tenants.insert(index, tenant);
-        Ok(())
+        self.tenants.add(id, tenant)
     }
 
     fn remove(&mut self, tenant: TenantId) -> Result<(), PolicyError> {
-        let index = self.find(tenant)?;
-        self.tenants.remove(index);
-        Ok(())
+        self.tenants.remove(tenant).map(drop)
     }
 
     fn set_weight(&mut self, tenant: TenantId, weight: Weight) -> Result<(), PolicyError> {
-        let index = self.find(tenant)?;
-        self.tenants[index].weight = weight;
+        self.tenants.get_mut(tenant)?.weight = weight;
         Ok(())
     }
 
     fn set_cap(&mut self, tenant: TenantId, cap: Option<Cap>) -> Result<(), PolicyError> {
-        let index = self.find(tenant)?;
-        self.tenants[index].quota = cap.map(Quota::new);
+        self.tenants.get_mut(tenant)?.quota = cap.map(Quota::new);
         Ok(())
     }
 
     fn woke(&mut self, tenant: TenantId, now: Moment) -> Result<Decision, PolicyError> {
-        let index = self.find(tenant)?;
         let system = self.moved(self.system, now);
-        let woken = &mut self.tenants[index];
+        let woken = self.tenants.get_mut(tenant)?;
         if !woken.backlogged {
             woken.backlogged = true;
             woken.clock.lift(system);
         }
-        Ok(self.decide(&self.tenants[index], now))
+        Ok(self.decide(self.tenants.get(tenant)?, now))
     }
 
     fn ran_dry(&mut self, waiting: &[TenantId]) -> Option<TenantId> {
-        let known = waiting.iter().filter_map(|&id| self.find(id).ok());
-        let free = known
-            .map(|index| &self.tenants[index])
-            .filter(|tenant| !tenant.capped());
-        free.min_by_key(|tenant| (tenant.clock.now(), tenant.id))
-            .map(|tenant| tenant.id)
+        let known = waiting
+            .iter()
+            .filter_map(|&id| Some((id, self.tenants.get(id).ok()?)));
+        let free = known.filter(|(_, tenant)| !tenant.capped());
+        free.min_by_key(|(id, tenant)| (tenant.clock.now(), *id))
+            .map(|(id, _)| id)
     }
 
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision] {
@@ -254,8 +233,8 @@ impl Policy for Dfq {
         self.advance(usage);
         let mut decisions = core::mem::take(&mut self.decisions);
         decisions.clear();
-        decisions.extend(self.tenants.iter().map(|tenant| TenantDecision {
-            tenant: tenant.id,
+        decisions.extend(self.tenants.iter().map(|(id, tenant)| TenantDecision {
+            tenant: id,
             decision: self.decide(tenant, self.decided),
         }));
         self.decisions = decisions;

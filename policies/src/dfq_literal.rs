@@ -13,21 +13,20 @@
 
 use crate::params::{Cap, TenantParams, Weight};
 use crate::policy::{Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision};
+use crate::roster::Roster;
 use turnstile_accounting::share::apportion;
 use turnstile_accounting::{Moment, TenantId};
 
 /// The paper's policy.
 #[derive(Debug, Default)]
 pub struct DfqLiteral {
-    /// By ascending id.
-    tenants: Vec<Tenant>,
+    tenants: Roster<Tenant>,
     system_ns: u128,
     decisions: Vec<TenantDecision>,
 }
 
 #[derive(Debug)]
 struct Tenant {
-    id: TenantId,
     virtual_ns: u128,
     active: bool,
     held: bool,
@@ -43,52 +42,35 @@ impl Tenant {
     }
 }
 
-impl DfqLiteral {
-    fn find(&self, tenant: TenantId) -> Result<usize, PolicyError> {
-        let index = self.tenants.binary_search_by_key(&tenant, |t| t.id);
-        index.map_err(|_| PolicyError::Unknown(tenant))
-    }
-}
-
 impl Policy for DfqLiteral {
     fn name(&self) -> &'static str {
         "dfq-literal"
     }
 
     fn add(&mut self, id: TenantId, _: TenantParams) -> Result<(), PolicyError> {
-        let Err(index) = self.tenants.binary_search_by_key(&id, |t| t.id) else {
-            return Err(PolicyError::Known(id));
+        let tenant = Tenant {
+            virtual_ns: self.system_ns,
+            active: false,
+            held: false,
         };
-        self.tenants.insert(
-            index,
-            Tenant {
-                id,
-                virtual_ns: self.system_ns,
-                active: false,
-                held: false,
-            },
-        );
-        Ok(())
+        self.tenants.add(id, tenant)
     }
 
     fn remove(&mut self, tenant: TenantId) -> Result<(), PolicyError> {
-        let index = self.find(tenant)?;
-        self.tenants.remove(index);
-        Ok(())
+        self.tenants.remove(tenant).map(drop)
     }
 
     fn set_weight(&mut self, tenant: TenantId, _: Weight) -> Result<(), PolicyError> {
-        self.find(tenant).map(drop)
+        self.tenants.get(tenant).map(drop)
     }
 
     fn set_cap(&mut self, tenant: TenantId, _: Option<Cap>) -> Result<(), PolicyError> {
-        self.find(tenant).map(drop)
+        self.tenants.get(tenant).map(drop)
     }
 
     /// The paper decides at the end of a poll phase only: what was decided then stands.
     fn woke(&mut self, tenant: TenantId, _: Moment) -> Result<Decision, PolicyError> {
-        self.find(tenant)
-            .map(|index| self.tenants[index].decision())
+        self.tenants.get(tenant).map(Tenant::decision)
     }
 
     /// The paper leaves the engine idle until the next decision.
@@ -99,29 +81,31 @@ impl Policy for DfqLiteral {
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision] {
         let used: Vec<u64> = usage.tenants.iter().map(|t| t.used_ns.0).collect();
         let charges = apportion(usage.length_ns().0, &used);
-        self.tenants
-            .iter_mut()
-            .for_each(|tenant| tenant.active = false);
+        for tenant in self.tenants.values_mut() {
+            tenant.active = false;
+        }
         for (part, charge) in usage.tenants.iter().zip(charges) {
-            if let Ok(index) = self.find(part.tenant) {
-                self.tenants[index].virtual_ns += u128::from(charge);
-                self.tenants[index].active = part.used_ns.0 > 0;
+            if let Ok(tenant) = self.tenants.get_mut(part.tenant) {
+                tenant.virtual_ns += u128::from(charge);
+                tenant.active = part.used_ns.0 > 0;
             }
         }
-        let active = self.tenants.iter().filter(|t| t.active);
-        self.system_ns = active.map(|t| t.virtual_ns).min().unwrap_or(self.system_ns);
+        let active = self.tenants.iter().filter(|(_, tenant)| tenant.active);
+        let behind = active.map(|(_, tenant)| tenant.virtual_ns).min();
+        self.system_ns = behind.unwrap_or(self.system_ns);
         let limit = self.system_ns + u128::from(usage.length_ns().0);
-        self.decisions.clear();
-        for tenant in &mut self.tenants {
+        for tenant in self.tenants.values_mut() {
             if !tenant.active {
                 tenant.virtual_ns = tenant.virtual_ns.max(self.system_ns);
             }
             tenant.held = tenant.virtual_ns > limit;
-            self.decisions.push(TenantDecision {
-                tenant: tenant.id,
-                decision: tenant.decision(),
-            });
         }
+        self.decisions.clear();
+        let decided = |(id, tenant): (TenantId, &Tenant)| TenantDecision {
+            tenant: id,
+            decision: tenant.decision(),
+        };
+        self.decisions.extend(self.tenants.iter().map(decided));
         &self.decisions
     }
 }
@@ -155,7 +139,7 @@ mod tests {
         policy
             .tenants
             .iter()
-            .map(|t| (t.id, t.virtual_ns, t.held))
+            .map(|(id, t)| (id, t.virtual_ns, t.held))
             .collect()
     }
 

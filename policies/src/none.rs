@@ -2,20 +2,14 @@
 
 use crate::params::{Cap, TenantParams, Weight};
 use crate::policy::{Decision, PeriodUsage, Policy, PolicyError, TenantDecision};
+use crate::roster::Roster;
 use turnstile_accounting::{Moment, TenantId};
 
 /// Admits everybody.
 #[derive(Debug, Default)]
 pub struct AdmitAll {
-    /// By ascending id.
+    tenants: Roster<()>,
     decisions: Vec<TenantDecision>,
-}
-
-impl AdmitAll {
-    fn find(&self, tenant: TenantId) -> Result<usize, PolicyError> {
-        let index = self.decisions.binary_search_by_key(&tenant, |d| d.tenant);
-        index.map_err(|_| PolicyError::Unknown(tenant))
-    }
 }
 
 impl Policy for AdmitAll {
@@ -24,37 +18,23 @@ impl Policy for AdmitAll {
     }
 
     fn add(&mut self, tenant: TenantId, _: TenantParams) -> Result<(), PolicyError> {
-        match self.decisions.binary_search_by_key(&tenant, |d| d.tenant) {
-            Ok(_) => Err(PolicyError::Known(tenant)),
-            Err(index) => {
-                self.decisions.insert(
-                    index,
-                    TenantDecision {
-                        tenant,
-                        decision: Decision::Admit,
-                    },
-                );
-                Ok(())
-            }
-        }
+        self.tenants.add(tenant, ())
     }
 
     fn remove(&mut self, tenant: TenantId) -> Result<(), PolicyError> {
-        let index = self.find(tenant)?;
-        self.decisions.remove(index);
-        Ok(())
+        self.tenants.remove(tenant)
     }
 
     fn set_weight(&mut self, tenant: TenantId, _: Weight) -> Result<(), PolicyError> {
-        self.find(tenant).map(drop)
+        self.tenants.get(tenant).copied()
     }
 
     fn set_cap(&mut self, tenant: TenantId, _: Option<Cap>) -> Result<(), PolicyError> {
-        self.find(tenant).map(drop)
+        self.tenants.get(tenant).copied()
     }
 
     fn woke(&mut self, tenant: TenantId, _: Moment) -> Result<Decision, PolicyError> {
-        self.find(tenant).map(|_| Decision::Admit)
+        self.tenants.get(tenant).map(|()| Decision::Admit)
     }
 
     fn ran_dry(&mut self, waiting: &[TenantId]) -> Option<TenantId> {
@@ -62,6 +42,12 @@ impl Policy for AdmitAll {
     }
 
     fn period_end(&mut self, _: &PeriodUsage<'_>) -> &[TenantDecision] {
+        self.decisions.clear();
+        let admit = |(tenant, ()): (TenantId, &())| TenantDecision {
+            tenant,
+            decision: Decision::Admit,
+        };
+        self.decisions.extend(self.tenants.iter().map(admit));
         &self.decisions
     }
 }

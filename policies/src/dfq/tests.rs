@@ -236,7 +236,7 @@ proptest! {
                 prop_assert!(waiting.any(|(d, _)| d.decision == Decision::Admit));
             }
             prop_assert!(policy.system >= before);
-            prop_assert!(policy.tenants.iter().all(|t| t.clock.now() >= policy.system));
+            prop_assert!(policy.tenants.iter().all(|(_, t)| t.clock.now() >= policy.system));
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
@@ -17,9 +16,6 @@ use super::{GpuArg, progress};
 
 /// One optimiser step after the other; prints the median of their lengths. Runs wherever PyTorch does.
 const STEP: &str = include_str!("../../../../images/load/step.py");
-
-/// TIMEOUT: PyTorch begins within some ten seconds, and runs are of seconds.
-const STEP_LIMIT: Duration = Duration::from_secs(120);
 
 /// What it ends with where PyTorch or a GPU is missing.
 const SKIPPED: i32 = 77;
@@ -209,7 +205,7 @@ fn step_us(args: &OverheadArgs, scheduler: &Scheduler<'_>) -> anyhow::Result<Opt
         pattern: Pattern::Busy,
         seed: 1,
     };
-    let mut running = scheduler.start(args.device)?;
+    let running = scheduler.start(args.device)?;
     let child = running
         .command(0, &tenant, &args.python)?
         .arg(script.path())
@@ -218,7 +214,6 @@ fn step_us(args: &OverheadArgs, scheduler: &Scheduler<'_>) -> anyhow::Result<Opt
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("{} cannot be run", args.python.display()))?;
-    running.begin(&[tenant], &[child.id()], STEP_LIMIT)?;
     let output = child.wait_with_output()?;
     if output.status.code() == Some(SKIPPED) {
         return Ok(None);

@@ -1,14 +1,13 @@
-//! Who schedules the loads of a cell: the driver alone, or a daemon.
+//! Who schedules the loads of a cell: the driver alone, or `turnstile serve` with tenants started by `turnstile run`.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use clap::ValueEnum;
+use anyhow::bail;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -16,35 +15,20 @@ use turnstile_mediator::bench::cell::{Charge, SchedulerSays};
 use turnstile_mediator::bench::matrix::Tenant;
 use turnstile_mediator::bench::spans::Span;
 
-use super::daemon::{Daemon, SAY_LIMIT};
+use super::daemon::Daemon;
 
 /// TIMEOUT: the daemon opens the driver, starts its log and a guardian: some hundred milliseconds.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// Which daemon schedules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum DaemonKind {
-    /// `turnstile serve`, with tenants started by `turnstile run`
-    Serve,
-    /// `turnstile nvidia-watch`, with tenants that preload a library that reports handles
-    Watch,
-}
-
 /// How a daemon is started.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct DaemonArgs {
-    /// Which daemon schedules
-    #[arg(long, value_enum, default_value_t = DaemonKind::Serve)]
-    daemon: DaemonKind,
-    /// Its policy; its own choice if not given
+    /// The daemon's policy; its own choice if not given
     #[arg(long)]
     policy: Option<String>,
     /// From one decision to the next, in milliseconds; the daemon's own default if not given
     #[arg(long)]
     period_ms: Option<u64>,
-    /// Library that reports handles, for --daemon watch
-    #[arg(long, required_if_eq("daemon", "watch"))]
-    preload: Option<PathBuf>,
     /// Further words for the daemon, such as --daemon-word=--frames=24
     #[arg(long = "daemon-word", value_name = "WORD", hide = true)]
     words: Vec<String>,
@@ -53,10 +37,7 @@ pub(super) struct DaemonArgs {
 impl DaemonArgs {
     /// What its runs are called.
     pub(super) fn name(&self) -> &str {
-        self.policy.as_deref().unwrap_or(match self.daemon {
-            DaemonKind::Serve => "turnstile",
-            DaemonKind::Watch => "none",
-        })
+        self.policy.as_deref().unwrap_or("turnstile")
     }
 }
 
@@ -85,20 +66,7 @@ impl Scheduler<'_> {
         let folder = tempfile::Builder::new()
             .prefix("turnstile-bench")
             .tempdir()?;
-        match args.daemon {
-            DaemonKind::Serve => serve(args, device, folder),
-            DaemonKind::Watch => {
-                let preload = args.preload.as_ref().context("--preload is missing")?;
-                File::create(folder.path().join("handles"))?;
-                Ok(Running::Watch {
-                    preload: fs::canonicalize(preload)?,
-                    args: (*args).clone(),
-                    device,
-                    folder,
-                    daemon: None,
-                })
-            }
-        }
+        serve(args, device, folder)
     }
 }
 
@@ -110,13 +78,6 @@ pub(super) enum Running {
         daemon: Daemon,
         socket: PathBuf,
         _folder: TempDir,
-    },
-    Watch {
-        args: DaemonArgs,
-        preload: PathBuf,
-        device: u32,
-        folder: TempDir,
-        daemon: Option<Daemon>,
     },
 }
 
@@ -180,59 +141,14 @@ impl Running {
                     .arg(program);
                 command
             }
-            Self::Watch {
-                preload, folder, ..
-            } => {
-                let mut command = Command::new(program);
-                command
-                    .env("LD_PRELOAD", preload)
-                    .env("TURNSTILE_HANDLES", folder.path().join("handles"));
-                command
-            }
         })
-    }
-
-    /// The tenants are there and will run for `length`.
-    pub(super) fn begin(
-        &mut self,
-        tenants: &[Tenant],
-        pids: &[u32],
-        length: Duration,
-    ) -> anyhow::Result<()> {
-        match self {
-            Self::Native | Self::Serve { .. } => {}
-            Self::Watch {
-                args,
-                folder,
-                device,
-                daemon,
-                ..
-            } => {
-                let mut command = Command::new(std::env::current_exe()?);
-                command
-                    .args(["nvidia-watch", "--json", "--gpu", &device.to_string()])
-                    .args(["--policy", args.name()])
-                    .args(&args.words)
-                    .args(["--seconds", &length.as_secs_f64().to_string()])
-                    .arg("--handles")
-                    .arg(folder.path().join("handles"));
-                if let Some(period) = args.period_ms {
-                    command.args(["--period-ms", &period.to_string()]);
-                }
-                for (tenant, pid) in tenants.iter().zip(pids) {
-                    command.args(["--tenant", &format!("{pid}:{}", tenant.weight)]);
-                }
-                *daemon = Some(Daemon::spawn(&mut command, folder.path())?);
-            }
-        }
-        Ok(())
     }
 
     /// The beginning or the end of what the daemon is asked about.
     pub(super) fn mark(&mut self) -> anyhow::Result<()> {
         match self {
             Self::Serve { daemon, .. } => daemon.mark(),
-            Self::Native | Self::Watch { .. } => Ok(()),
+            Self::Native => Ok(()),
         }
     }
 
@@ -256,15 +172,6 @@ impl Running {
                         .map(|(from, to)| Span::new(from, to));
                 }
                 Ok(says)
-            }
-            Self::Watch { daemon, .. } => {
-                let mut daemon = daemon.context("The watch was not begun")?;
-                daemon.wait()?;
-                let said = daemon.hear(SAY_LIMIT)?;
-                Ok(SchedulerSays {
-                    cpu_percent: said["controller_cpu_percent"].as_f64(),
-                    ..SchedulerSays::default()
-                })
             }
         }
     }

@@ -609,7 +609,10 @@ impl Gpu for NvidiaGpu {
 
     fn figures(&self) -> BTreeMap<&'static str, u64> {
         let calls = lock(&self.shared.wanted).calls;
-        let reads = lock(&self.shared.watched).reads;
+        let (reads, losses, dropped) = {
+            let watched = lock(&self.shared.watched);
+            (watched.reads, watched.log.losses(), watched.log.dropped())
+        };
         BTreeMap::from([
             ("suspend_calls", calls.count),
             ("suspend_calls_failed", calls.failed),
@@ -617,6 +620,8 @@ impl Gpu for NvidiaGpu {
             ("log_reads", reads.log),
             ("log_reads_ns", reads.log_ns),
             ("log_records", reads.records),
+            ("log_records_missing", losses.missing),
+            ("log_records_dropped", dropped),
             ("counter_reads", reads.counters),
             ("counter_reads_ns", reads.counters_ns),
             (

@@ -27,7 +27,6 @@ pub mod lease;
 pub mod load;
 pub mod notify;
 pub mod probe;
-pub mod programs;
 pub mod residency;
 pub mod rm;
 mod sys;

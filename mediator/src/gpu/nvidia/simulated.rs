@@ -137,7 +137,7 @@ impl Engine {
         let now = self.now;
         for tenant in &mut self.tenants {
             // A program that is making its context works a little and waits a lot.
-            let starting = now < tenant.load.start && now % (20 * MS) == 0;
+            let starting = now < tenant.load.start && now.is_multiple_of(20 * MS);
             if tenant.left == 0 && now >= tenant.next && tenant.load.launches(now) {
                 tenant.left = tenant.load.kernel;
             } else if tenant.left == 0 && starting {
@@ -488,8 +488,12 @@ impl Daemon {
             for (tenant, charged) in self.charged.iter_mut().enumerate() {
                 *charged += usage.tenant_ns(id(tenant), Metric::Total).0;
             }
-            let orders = self.mediation.period_end(None, usage, &activity).unwrap();
-            for order in orders.to_vec() {
+            let orders = self
+                .mediation
+                .period_end(None, usage, &activity)
+                .unwrap()
+                .to_vec();
+            for order in orders {
                 self.order(order.tenant, order.state);
             }
         }

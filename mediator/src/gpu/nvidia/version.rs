@@ -2,7 +2,7 @@
 //!
 //! A row is a function that begins with the row before it in the vendor's history and changes what that version changed.
 //! A version without a row is refused for the privileged calls. To add one: compare the headers that `sys/abi.rs` names,
-//! add a row here, and run `turnstile doctor` and `turnstile nvidia-watch` on it.
+//! add a row here, and run `turnstile doctor` and `turnstile bench share --gpu nvidia` on it (docs/NVIDIA.md).
 
 use std::fs;
 use std::io;
