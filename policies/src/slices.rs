@@ -18,6 +18,7 @@
 //! - *Conservation*, *no saving up*, *caps*: as in `dfq.rs`; virtual time is charged with what was used, and only with that.
 //! - *Bounded lag*: who waits has a slice in each frame that evens out what he lacks, unless that is less than
 //!   [`SLICE_MIN`]: then it is added to his slice in the next.
+//! - *Bounded debt*: who had too much goes without for four frames' worth at most.
 //! - *Work conserving*: one who waits alone is never held; [`Policy::ran_dry`] ends a slice that is not used.
 
 use crate::cap::Quota;
@@ -33,6 +34,10 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 /// No slice is shorter. SOURCE: twice the time in which one tenant is stopped and another begins on an H200 (a suspending and
 /// a resuming call of 430 us each).
 pub const SLICE_MIN: Nanos = Nanos::from_ms(2);
+
+/// Nobody is further ahead of those who wait than by so many frames; what he had beyond is forgiven. Otherwise one of small
+/// weight who had the engine for a moment too long, when others began, would go without for many times as long.
+const LEAD_MAX: u64 = 4;
 
 /// How long slices are first ones after somebody new waits.
 const FIRST_FOR: Nanos = Nanos::from_ms(500);
@@ -158,6 +163,18 @@ impl Slices {
         self.waiting.extend(waiting.map(|(_, tenant)| of(tenant)));
         let weight: u64 = self.waiting.iter().map(|(_, weight)| weight).sum();
         self.level = (weight > 0).then(|| self.system.after(self.frame_ns, weight));
+        if let Some(least) = self.waiting.iter().map(|(_, weight)| *weight).min() {
+            let frames = Nanos(self.frame_ns.0.saturating_mul(LEAD_MAX));
+            // One of small weight has to fall behind by a slice before it is given one.
+            let slice = SLICE_MIN + SLICE_MIN;
+            let most = self
+                .system
+                .after(frames, weight)
+                .max(self.system.after(slice, least));
+            for tenant in self.tenants.values_mut() {
+                tenant.clock.cap(most);
+            }
+        }
     }
 
     /// Gives the next turn, if the last is over.

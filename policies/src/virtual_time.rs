@@ -55,6 +55,13 @@ impl VirtualClock {
         self.remainder = units % weight;
     }
 
+    /// Moves back to `time`, if it is ahead of that.
+    pub(crate) fn cap(&mut self, time: VirtualTime) {
+        if self.now > time {
+            *self = Self::at(time);
+        }
+    }
+
     /// Moves forward to `time`; never back.
     pub(crate) fn lift(&mut self, time: VirtualTime) {
         if self.now < time {

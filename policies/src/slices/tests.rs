@@ -180,6 +180,25 @@ fn a_share_below_the_least_slice_is_given_in_rarer_turns() {
 }
 
 #[test]
+fn one_who_had_far_too_much_is_not_starved() {
+    let mut policy = policy(&[900, 100]);
+    // B ran for a second beside A, which waited: ten times its share.
+    let far = [(A, 10_000_000, true), (B, 990_000_000, true)];
+    period(&mut policy, 0, SECOND, &far);
+    let (mut now, mut b_had) = (SECOND, false);
+    while now < SECOND + SECOND / 2 {
+        let until = policy.decide_at().unwrap().0;
+        let held_b = policy.turn.unwrap().holder == A;
+        let used = if held_b { A } else { B };
+        b_had |= !held_b;
+        let parts = [A, B].map(|id| (id, if id == used { until - now } else { 0 }, true));
+        period(&mut policy, now, until, &parts);
+        now = until;
+    }
+    assert!(b_had, "within half a second it has a turn again");
+}
+
+#[test]
 fn who_waits_alone_is_never_held() {
     let mut policy = policy(&[100, 100]);
     for at in 0..50 {
