@@ -70,12 +70,7 @@ impl Lease {
         std::mem::take(&mut self.held).into_iter().collect()
     }
 
-    /// How many channels are held.
-    pub fn len(&self) -> usize {
-        self.held.len()
-    }
-
-    /// Whether none is.
+    /// Whether nothing is held.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }

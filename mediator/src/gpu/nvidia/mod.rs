@@ -1,8 +1,10 @@
 //! NVIDIA GPUs under the vendor's unmodified driver.
 //!
 //! ```text
-//!   context-switch log -> events -> residency -> accounting's event meter
-//!   decisions -> hold (suspend, resume) -> the driver's resource manager (RM)
+//!   context-switch log -> events --\
+//!   counters -> utilisation ---------> watch (residency, demand, idle shares) -> accounting's event meter
+//!   status register -> device ------/
+//!   decisions -> holder (suspend, resume) -> the driver's resource manager (RM)
 //!                  \-> guardian (lets go of everything when the daemon is gone)
 //!   notify (or a preloaded library): what the driver hands out -> handles -> who is a tenant, which channels to stop
 //! ```

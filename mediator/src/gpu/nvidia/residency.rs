@@ -125,11 +125,6 @@ impl Residency {
         }
     }
 
-    /// Whether it is not known who is resident.
-    pub const fn is_unknown(&self) -> bool {
-        matches!(self.occupant, Occupant::Unknown)
-    }
-
     /// From now on this fraction of the tenant's residency counts as idle.
     pub fn set_idle_fraction(&mut self, tenant: TenantId, fraction: f64) {
         self.idle.insert(tenant, fraction.clamp(0.0, 1.0));
