@@ -331,15 +331,9 @@ impl Shared {
                 tenants.into_iter().partition(|(_, hold)| *hold);
             for (tenant, _) in release {
                 let released = holder.release(tenant);
-                if let Ok(worker) = self.vms.of(tenant) {
-                    worker.set_suspended(false);
-                }
                 log::trace!("{tenant} was released at {:?}", self.now());
                 lock(&self.held).remove(&tenant);
-                lock(&self.watched)
-                    .watch
-                    .demand
-                    .released(tenant, self.now());
+                self.let_go(tenant);
                 if let Err(error) = released {
                     log::error!("{error}");
                 }
@@ -355,10 +349,7 @@ impl Shared {
                 if holder.is_held(tenant) {
                     lock(&self.held).insert(tenant);
                 } else {
-                    lock(&self.watched)
-                        .watch
-                        .demand
-                        .released(tenant, self.now());
+                    self.let_go(tenant);
                 }
                 // Without a guardian, that was said.
                 if let Err(error) = held
@@ -370,7 +361,24 @@ impl Shared {
             if let Err(error) = holder.renew() {
                 log::error!("{error}");
             }
+            if holder.lacks_guardian() {
+                // The holder has let go of everybody.
+                for tenant in std::mem::take(&mut *lock(&self.held)) {
+                    self.let_go(tenant);
+                }
+            }
         }
+    }
+
+    /// A tenant runs again.
+    fn let_go(&self, tenant: TenantId) {
+        if let Ok(worker) = self.vms.of(tenant) {
+            worker.set_suspended(false);
+        }
+        lock(&self.watched)
+            .watch
+            .demand
+            .released(tenant, self.now());
     }
 
     /// Whether the compute engine works, by its own status.
