@@ -4,10 +4,12 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
 
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use turnstile_accounting::TenantId;
@@ -15,12 +17,14 @@ use turnstile_vmm::wire::{Frame, FrameReader, Read, ToDaemon, WireError};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::error::chain;
+use super::error::{HostError, chain};
 use super::host::Host;
 use super::mailbox::Letter;
 
 /// Connections at a time, those that have not said Hello included.
 const SESSIONS_MAX: usize = 1024;
+/// VMs that are taken in at a time.
+const STARTING_MAX: usize = 32;
 /// Frames taken from one connection before the others have their turn.
 const FRAMES_PER_TURN: usize = 32;
 
@@ -43,12 +47,16 @@ impl ControlLoop {
     ) -> Result<Self, event_manager::Error> {
         let mut manager: EventManager<Box<dyn MutEventSubscriber + Send>> = EventManager::new()?;
         let sessions = BTreeMap::new();
+        let (admitted, admissions) = channel();
         manager.add_subscriber(Box::new(Control {
             listener,
             wake,
             host,
             sessions,
             next: 0,
+            starting: 0,
+            admitted,
+            admissions,
         }));
         Ok(Self { manager, stop })
     }
@@ -73,6 +81,8 @@ struct Session {
 
 /// What a connection's tenant is.
 enum Role {
+    /// A VM whose context is being made, on a thread of its own; until then nothing is read from the VMM.
+    Starting,
     Vm {
         tenant: TenantId,
         kick: File,
@@ -85,9 +95,10 @@ enum Role {
 }
 
 impl Role {
-    const fn tenant(&self) -> TenantId {
+    const fn tenant(&self) -> Option<TenantId> {
         match self {
-            Self::Vm { tenant, .. } | Self::Program { tenant, .. } => *tenant,
+            Self::Starting => None,
+            Self::Vm { tenant, .. } | Self::Program { tenant, .. } => Some(*tenant),
         }
     }
 }
@@ -105,9 +116,14 @@ enum SessionError {
     TooManyChanges,
     #[error("the VMM sent a mailbox request before the last one was answered")]
     MailboxBusy,
+    #[error("{STARTING_MAX} VMs are being taken in already; try again in a second")]
+    TooManyStarting,
     #[error("{0}")]
     Refused(String),
 }
+
+/// A VM was taken in, or refused.
+type Admission = (u32, Result<(TenantId, File), HostError>);
 
 struct Control {
     listener: UnixListener,
@@ -116,6 +132,10 @@ struct Control {
     /// By number; the event data of its socket is FIRST_SESSION + 2 x number, that of its kick one more.
     sessions: BTreeMap<u32, Session>,
     next: u32,
+    /// VMs that are being taken in, and where their threads say how it went.
+    starting: usize,
+    admitted: Sender<Admission>,
+    admissions: Receiver<Admission>,
 }
 
 impl MutEventSubscriber for Control {
@@ -135,6 +155,10 @@ impl MutEventSubscriber for Control {
             LISTENER => self.accept(ops),
             WAKE => {
                 let _ = self.wake.read();
+                while let Ok((number, admission)) = self.admissions.try_recv() {
+                    self.starting -= 1;
+                    self.admitted(number, admission, ops);
+                }
             }
             data => {
                 let number = (data - FIRST_SESSION) / 2;
@@ -190,6 +214,9 @@ impl Control {
             let Some(session) = self.sessions.get_mut(&number) else {
                 return;
             };
+            if matches!(session.role, Some(Role::Starting)) {
+                return;
+            }
             let heard = match session.reader.read::<ToDaemon>(&session.stream) {
                 Ok(Read::WouldBlock) => return,
                 Ok(Read::End) => {
@@ -218,18 +245,7 @@ impl Control {
         };
         let Frame { message, fds } = frame;
         match (message, &mut session.role) {
-            (hello @ ToDaemon::Hello { .. }, None) => {
-                let stream = session.stream.try_clone().map_err(WireError::Socket)?;
-                let (tenant, kick) = self
-                    .host
-                    .admit(hello, fds, stream)
-                    .map_err(|error| SessionError::Refused(chain(&error)))?;
-                let watched =
-                    Events::with_data(&kick, FIRST_SESSION + 2 * number + 1, EventSet::IN);
-                let watching = ops.add(watched);
-                session.role = Some(Role::Vm { tenant, kick });
-                watching.map_err(|_| SessionError::Refused("watching the VM's kick failed".into()))
-            }
+            (hello @ ToDaemon::Hello { .. }, None) => self.start(number, hello, fds, ops),
             (program @ ToDaemon::Program { .. }, None) => {
                 let stream = session.stream.try_clone().map_err(WireError::Socket)?;
                 let tenant = self
@@ -292,12 +308,76 @@ impl Control {
         }
     }
 
+    /// Takes a VM in on a thread of its own: a GPU may take a second over it, and the other VMs' doorbells wait for nobody.
+    fn start(
+        &mut self,
+        number: u32,
+        hello: ToDaemon,
+        fds: Vec<OwnedFd>,
+        ops: &mut EventOps,
+    ) -> Result<(), SessionError> {
+        if self.starting >= STARTING_MAX {
+            return Err(SessionError::TooManyStarting);
+        }
+        // PANIC: none; `hear` holds the session
+        let Some(session) = self.sessions.get_mut(&number) else {
+            return Ok(());
+        };
+        let stream = session.stream.try_clone().map_err(WireError::Socket)?;
+        let wake = self.wake.try_clone().map_err(WireError::Socket)?;
+        let (host, admitted) = (self.host.clone(), self.admitted.clone());
+        thread::Builder::new()
+            .name("turnstile-admit".into())
+            .spawn(move || {
+                let admission = host.admit(hello, fds, stream);
+                // The loop is gone only with the daemon.
+                if admitted.send((number, admission)).is_ok() {
+                    let _ = wake.write(1);
+                }
+            })
+            .map_err(WireError::Socket)?;
+        self.starting += 1;
+        session.role = Some(Role::Starting);
+        let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
+        Ok(())
+    }
+
+    /// A VM was taken in, or refused.
+    fn admitted(
+        &mut self,
+        number: u32,
+        admission: Result<(TenantId, File), HostError>,
+        ops: &mut EventOps,
+    ) {
+        let (tenant, kick) = match admission {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                let error = SessionError::Refused(chain(&error));
+                self.end(number, ops, Some(&error));
+                return;
+            }
+        };
+        let Some(session) = self.sessions.get_mut(&number) else {
+            self.host.leave(tenant);
+            return;
+        };
+        let data = FIRST_SESSION + 2 * number;
+        let watched = ops
+            .add(Events::with_data(&session.stream, data, EventSet::IN))
+            .and_then(|()| ops.add(Events::with_data(&kick, data + 1, EventSet::IN)));
+        session.role = Some(Role::Vm { tenant, kick });
+        if watched.is_err() {
+            let error = SessionError::Refused("watching the VM's kick failed".into());
+            self.end(number, ops, Some(&error));
+        }
+    }
+
     fn end(&mut self, number: u32, ops: &mut EventOps, error: Option<&SessionError>) {
         let Some(session) = self.sessions.remove(&number) else {
             return;
         };
         // One line per connection, however it ends: bounded by the connections that the host accepts.
-        match (session.role.as_ref().map(Role::tenant), error) {
+        match (session.role.as_ref().and_then(Role::tenant), error) {
             (Some(tenant), Some(error)) => log::warn!("{tenant} is ended: {error}"),
             (Some(tenant), None) => log::info!("{tenant} has left"),
             (None, Some(error)) => log::warn!("A VMM or launcher was refused: {error}"),
@@ -308,6 +388,8 @@ impl Control {
         if let Role::Vm { kick, .. } = &role {
             let _ = ops.remove(Events::empty_raw(kick.as_raw_fd()));
         }
-        self.host.leave(role.tenant());
+        if let Some(tenant) = role.tenant() {
+            self.host.leave(tenant);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The host's state: tenants, their gates, the policy and the ledger. One lock, held for microseconds: by the control
 //! loop for a message, by the accounting thread at the end of a period. Nothing under it waits for a VM.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -76,6 +76,8 @@ pub(super) struct State {
     /// Gone, but perhaps not yet from the engines: settled a period after.
     leaving: Vec<(TenantId, Moment)>,
     pub(super) next: u32,
+    /// Names of VMs that are being taken in.
+    starting: BTreeSet<String>,
     ledger_errors: u64,
     /// Makes what is charged durable, if that was asked for.
     recorder: Option<Recorder>,
@@ -108,6 +110,7 @@ impl Host {
             told: Told::default(),
             leaving: Vec::new(),
             next: 1,
+            starting: BTreeSet::new(),
             ledger_errors: 0,
             recorder: None,
         };
@@ -167,12 +170,13 @@ impl Host {
 
     /// Whether there is room for one more tenant, of this name.
     pub(super) fn room(&self, state: &State, name: &str) -> Result<(), HostError> {
-        if state.tenants.len() >= self.config.tenants_max {
+        if state.tenants.len() + state.starting.len() >= self.config.tenants_max {
             return Err(HostError::TooManyTenants {
                 max: self.config.tenants_max,
             });
         }
-        if state.tenants.values().any(|tenant| tenant.name == name) {
+        let taken = state.tenants.values().any(|tenant| tenant.name == name);
+        if taken || state.starting.contains(name) {
             let name = name.to_owned();
             return Err(HostError::NameTaken { name });
         }
@@ -227,9 +231,14 @@ impl Host {
         let tenant = {
             let mut state = self.lock();
             self.room(&state, &name)?;
+            state.starting.insert(name.clone());
             state.number()
         };
-        // A GPU may take long over it: the others go on meanwhile. Tenants are taken in one after the other.
+        // A GPU may take long over it: the others go on meanwhile.
+        let _starting = Starting {
+            host: self.as_ref(),
+            name: name.clone(),
+        };
         let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
         let resources = TenantResources {
             guest,
@@ -672,6 +681,18 @@ fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, TenantTotals) {
         sum.fault_ns += totals.fault_ns;
     }
     (compute, copy)
+}
+
+/// A name that is kept for a VM until it was taken in, or was not.
+struct Starting<'a> {
+    host: &'a Host,
+    name: String,
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        self.host.lock().starting.remove(&self.name);
+    }
 }
 
 /// The engines of a GPU, by index.
