@@ -27,14 +27,14 @@
 //! is held. One lone laggard thus catches up without overtaking all others, and among tenants that
 //! are even each may be ahead by one period's virtual time, whatever their number and weights.
 
-use crate::cap::Quota;
+use crate::member::Member;
 use crate::params::{Cap, TenantParams, Weight};
 use crate::policy::{
     Basis, Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision, TenantPeriod,
 };
 use crate::roster::Roster;
 use crate::table::Tuning;
-use crate::virtual_time::{VirtualClock, VirtualTime, pour};
+use crate::virtual_time::{VirtualTime, pour};
 use turnstile_accounting::share::apportion;
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
@@ -57,26 +57,13 @@ pub struct Dfq {
     decisions: Vec<TenantDecision>,
 }
 
+type Tenant = Member<Own>;
+
+/// What this policy keeps of a tenant.
 #[derive(Debug)]
-struct Tenant {
-    weight: Weight,
-    quota: Option<Quota>,
-    clock: VirtualClock,
-    /// It wants the engine, as far as we were told.
-    backlogged: bool,
+struct Own {
     /// Its cap held it in the period that just ended: it has no claim to that time.
     shut_out: bool,
-}
-
-impl Tenant {
-    fn capped(&self) -> bool {
-        self.quota.is_some_and(|quota| quota.exhausted())
-    }
-
-    /// It wants the engine and may have it.
-    fn waits(&self) -> bool {
-        self.backlogged && !self.capped()
-    }
 }
 
 impl Dfq {
@@ -130,20 +117,16 @@ impl Dfq {
                 .map_or(part.used_ns, |charges| charges[index]);
             tenant.clock.charge(charge, tenant.weight);
             tenant.backlogged = part.backlogged;
-            if let Some(quota) = &mut tenant.quota {
-                quota.pass(Nanos::ZERO, estimated_use(usage, part));
-            }
+            tenant.pass(Nanos::ZERO, estimated_use(usage, part));
         }
         for tenant in self.tenants.values_mut() {
-            if let Some(quota) = &mut tenant.quota {
-                quota.pass(usage.length_ns(), Nanos::ZERO);
-            }
+            tenant.pass(usage.length_ns(), Nanos::ZERO);
         }
     }
 
     fn advance(&mut self, usage: &PeriodUsage<'_>) {
         let all = || self.tenants.iter().map(|(_, tenant)| tenant);
-        let waiting = all().filter(|t| t.waits() && !t.shut_out);
+        let waiting = all().filter(|t| t.waits() && !t.own.shut_out);
         let furthest_behind = waiting.map(|t| t.clock.now()).min();
         // When nobody waits, nobody was hurt by those ahead: all start evenly again.
         let furthest_ahead = || all().map(|t| t.clock.now()).max();
@@ -154,10 +137,10 @@ impl Dfq {
         self.decided = usage.end;
         self.period_ns = usage.length_ns();
         for tenant in self.tenants.values_mut() {
-            if tenant.shut_out || !tenant.waits() {
+            if tenant.own.shut_out || !tenant.waits() {
                 tenant.clock.lift(self.system);
             }
-            tenant.shut_out = tenant.capped();
+            tenant.own.shut_out = tenant.capped();
         }
         self.set_level(usage.basis);
     }
@@ -166,7 +149,7 @@ impl Dfq {
         self.waiting.clear();
         let waiting = self.tenants.iter().filter(|(_, t)| t.waits());
         self.waiting
-            .extend(waiting.map(|(_, t)| (t.clock.now(), u64::from(t.weight.get()))));
+            .extend(waiting.map(|(_, tenant)| tenant.standing()));
         self.waiting_weight = self.waiting.iter().map(|w| w.1).sum();
         self.level = match basis {
             Basis::Measured => pour(self.period_ns.max(self.slack_ns), &mut self.waiting),
@@ -185,13 +168,8 @@ impl Policy for Dfq {
     }
 
     fn add(&mut self, id: TenantId, params: TenantParams) -> Result<(), PolicyError> {
-        let tenant = Tenant {
-            weight: params.weight,
-            quota: params.cap.map(Quota::new),
-            clock: VirtualClock::at(self.system),
-            backlogged: false,
-            shut_out: false,
-        };
+        let own = Own { shut_out: false };
+        let tenant = Tenant::new(params, self.system, own);
         self.tenants.add(id, tenant)
     }
 
@@ -205,7 +183,7 @@ impl Policy for Dfq {
     }
 
     fn set_cap(&mut self, tenant: TenantId, cap: Option<Cap>) -> Result<(), PolicyError> {
-        self.tenants.get_mut(tenant)?.quota = cap.map(Quota::new);
+        self.tenants.get_mut(tenant)?.set_cap(cap);
         Ok(())
     }
 

@@ -47,6 +47,7 @@
 mod cap;
 mod dfq;
 mod dfq_literal;
+mod member;
 mod none;
 mod params;
 mod policy;

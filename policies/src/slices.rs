@@ -21,14 +21,14 @@
 //! - *Bounded debt*: who had too much goes without for four frames' worth at most.
 //! - *Work conserving*: one who waits alone is never held; [`Policy::ran_dry`] ends a slice that is not used.
 
-use crate::cap::Quota;
+use crate::member::Member;
 use crate::params::{Cap, TenantParams, Weight};
 use crate::policy::{
     Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision, TenantPeriod,
 };
 use crate::roster::Roster;
 use crate::table::Tuning;
-use crate::virtual_time::{VirtualClock, VirtualTime, pour};
+use crate::virtual_time::{VirtualTime, pour};
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
 /// No slice is shorter. SOURCE: twice the time in which one tenant is stopped and another begins on an H200 (a suspending and
@@ -69,29 +69,16 @@ struct Turn {
     until: Moment,
 }
 
+type Tenant = Member<Own>;
+
+/// What this policy keeps of a tenant.
 #[derive(Debug)]
-struct Tenant {
-    weight: Weight,
-    quota: Option<Quota>,
-    clock: VirtualClock,
-    /// It wants the engine, as far as we were told.
-    backlogged: bool,
+struct Own {
     /// It had its slice of this frame, or has none in it.
     served: bool,
     /// It has waited beside others before.
     met: bool,
     decision: Decision,
-}
-
-impl Tenant {
-    fn capped(&self) -> bool {
-        self.quota.is_some_and(|quota| quota.exhausted())
-    }
-
-    /// It wants the engine and may have it.
-    fn waits(&self) -> bool {
-        self.backlogged && !self.capped()
-    }
 }
 
 impl Slices {
@@ -114,9 +101,6 @@ impl Slices {
     fn charge(&mut self, usage: &PeriodUsage<'_>) {
         for tenant in self.tenants.values_mut() {
             tenant.backlogged = false;
-            if let Some(quota) = &mut tenant.quota {
-                quota.pass(usage.length_ns(), Nanos::ZERO);
-            }
         }
         for &TenantPeriod {
             tenant,
@@ -130,9 +114,10 @@ impl Slices {
             };
             tenant.clock.charge(used_ns, tenant.weight);
             tenant.backlogged = backlogged;
-            if let Some(quota) = &mut tenant.quota {
-                quota.pass(Nanos::ZERO, used_ns);
-            }
+            tenant.pass(Nanos::ZERO, used_ns);
+        }
+        for tenant in self.tenants.values_mut() {
+            tenant.pass(usage.length_ns(), Nanos::ZERO);
         }
     }
 
@@ -154,13 +139,13 @@ impl Slices {
         for tenant in self.tenants.values_mut() {
             if !tenant.waits() {
                 tenant.clock.lift(self.system);
-                tenant.served = false;
+                tenant.own.served = false;
             }
         }
         self.waiting.clear();
-        let of = |tenant: &Tenant| (tenant.clock.now(), u64::from(tenant.weight.get()));
         let waiting = self.tenants.iter().filter(|(_, tenant)| tenant.waits());
-        self.waiting.extend(waiting.map(|(_, tenant)| of(tenant)));
+        self.waiting
+            .extend(waiting.map(|(_, tenant)| tenant.standing()));
         let weight: u64 = self.waiting.iter().map(|(_, weight)| weight).sum();
         self.level = (weight > 0).then(|| self.system.after(self.frame_ns, weight));
         if let Some(least) = self.waiting.iter().map(|(_, weight)| *weight).min() {
@@ -209,16 +194,16 @@ impl Slices {
         if let Some(turn) = self.turn
             && let Ok(holder) = self.tenants.get_mut(turn.holder)
         {
-            holder.served = true;
+            holder.own.served = true;
         }
     }
 
     /// Those who wait beside others for the first time.
     fn meet(&mut self, now: Moment) {
-        let new = |tenant: &&mut Tenant| tenant.waits() && !tenant.met;
+        let new = |tenant: &&mut Tenant| tenant.waits() && !tenant.own.met;
         let mut any = false;
         for tenant in self.tenants.values_mut().filter(new) {
-            tenant.met = true;
+            tenant.own.met = true;
             any = true;
         }
         if any && self.first_slice_ns > Nanos::ZERO {
@@ -237,7 +222,7 @@ impl Slices {
     fn nobody_served(&mut self) {
         self.tenants
             .values_mut()
-            .for_each(|tenant| tenant.served = false);
+            .for_each(|tenant| tenant.own.served = false);
     }
 
     /// The first who has a slice left in this frame, and until when.
@@ -251,7 +236,7 @@ impl Slices {
         };
         let mut due = self
             .waits()
-            .filter(|(_, tenant)| !tenant.served && slice(tenant) >= SLICE_MIN);
+            .filter(|(_, tenant)| !tenant.own.served && slice(tenant) >= SLICE_MIN);
         let (holder, tenant) = due.next()?;
         // The last of a frame has what the others left.
         let until = match due.next() {
@@ -295,15 +280,12 @@ impl Policy for Slices {
     }
 
     fn add(&mut self, id: TenantId, params: TenantParams) -> Result<(), PolicyError> {
-        let tenant = Tenant {
-            weight: params.weight,
-            quota: params.cap.map(Quota::new),
-            clock: VirtualClock::at(self.system),
-            backlogged: false,
+        let own = Own {
             served: false,
             met: false,
             decision: Decision::Admit,
         };
+        let tenant = Tenant::new(params, self.system, own);
         self.tenants.add(id, tenant)
     }
 
@@ -319,7 +301,7 @@ impl Policy for Slices {
     }
 
     fn set_cap(&mut self, id: TenantId, cap: Option<Cap>) -> Result<(), PolicyError> {
-        self.tenants.get_mut(id)?.quota = cap.map(Quota::new);
+        self.tenants.get_mut(id)?.set_cap(cap);
         Ok(())
     }
 
@@ -329,13 +311,13 @@ impl Policy for Slices {
         if !tenant.backlogged {
             tenant.clock.lift(system);
             let ahead = level.is_some_and(|level| tenant.clock.now() > level);
-            tenant.decision = match (tenant.capped(), ahead) {
+            tenant.own.decision = match (tenant.capped(), ahead) {
                 (true, _) => Decision::Hold(HoldReason::Capped),
                 (false, true) => Decision::Hold(HoldReason::Ahead),
                 (false, false) => Decision::Admit,
             };
         }
-        Ok(tenant.decision)
+        Ok(tenant.own.decision)
     }
 
     fn ran_dry(&mut self, waiting: &[TenantId]) -> Option<TenantId> {
@@ -349,8 +331,8 @@ impl Policy for Slices {
             turn.holder = id;
         }
         if let Ok(tenant) = self.tenants.get_mut(id) {
-            tenant.served = true;
-            tenant.decision = Decision::Admit;
+            tenant.own.served = true;
+            tenant.own.decision = Decision::Admit;
         }
         Some(id)
     }
@@ -366,7 +348,7 @@ impl Policy for Slices {
             decision: self.decide(id, tenant),
         }));
         for (tenant, decided) in self.tenants.values_mut().zip(&decisions) {
-            tenant.decision = decided.decision;
+            tenant.own.decision = decided.decision;
         }
         self.decisions = decisions;
         &self.decisions
