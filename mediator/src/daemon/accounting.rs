@@ -51,6 +51,8 @@ impl Default for Timing {
     }
 }
 
+/// From one decision to the next at least.
+const PERIOD_MIN: Nanos = Nanos::from_us(250);
 /// From one decision to the next while there is nobody to decide about.
 const EMPTY_PERIOD: Nanos = Nanos::from_ms(20);
 
@@ -133,8 +135,9 @@ impl Accounting<'_> {
             } else {
                 self.timing.period
             };
-            // A policy that says when it has to be asked need not be asked before.
-            self.sleep_until(self.host.decide_at().unwrap_or(from + period));
+            // A policy that says when it has to be asked need not be asked before; never at once again, whatever it says.
+            let end = self.host.decide_at().unwrap_or(from + period);
+            self.sleep_until(end.max(from + PERIOD_MIN));
             // The end is read first: whatever is logged after that lies behind it.
             let to = self.now();
             self.read_log();
