@@ -204,9 +204,9 @@ impl NvidiaGpu {
             ..WorkerConfig::default()
         };
         let vms = Vms::new(config, worker);
-        let facts = facts(index)?;
         let driver = version::detect()?;
         let client = Arc::new(RmClient::open(index)?);
+        let facts = facts(index)?;
         let log = EventLog::start(&client, &driver)?;
         let clock = GpuClock::start(&client, &driver)?;
         let utilisation = match Utilisation::start(index, &driver, clock.now()) {
