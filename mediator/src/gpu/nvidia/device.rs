@@ -216,7 +216,7 @@ impl NvidiaGpu {
                 None
             }
         };
-        let holder = Guardian::start(guardian())?;
+        let first = Guardian::start(guardian())?;
         let shared = Arc::new(Shared {
             clock: Mutex::new(clock),
             watched: Mutex::new(Watched {
@@ -236,7 +236,7 @@ impl NvidiaGpu {
             driver,
         });
         let switch = OwnedSwitch { client, driver };
-        let holder = Holder::new(switch, holder);
+        let holder = Holder::new(switch, first);
         let own = shared.clone();
         let thread = thread::Builder::new()
             .name("gpu-hold".into())
@@ -363,7 +363,9 @@ impl Shared {
             }
             if holder.lacks_guardian() {
                 // The holder has let go of everybody.
-                for tenant in std::mem::take(&mut *lock(&self.held)) {
+                // Not within the loop's head, where its lock would be kept while another is taken.
+                let held = std::mem::take(&mut *lock(&self.held));
+                for tenant in held {
                     self.let_go(tenant);
                 }
             }
