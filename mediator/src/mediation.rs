@@ -14,7 +14,7 @@ use turnstile_accounting::{
     EngineId, Ledger, LedgerError, Metric, Moment, Nanos, Signals, TenantId, Usage,
 };
 use turnstile_policies::{
-    Basis, Decision, PeriodUsage, Policy, PolicyError, TenantParams, TenantPeriod, Weight,
+    Basis, Cap, Decision, PeriodUsage, Policy, PolicyError, TenantParams, TenantPeriod, Weight,
 };
 use turnstile_vmm::gate::GateState;
 
@@ -52,6 +52,7 @@ pub struct Activity {
 #[derive(Clone, Copy, Debug)]
 struct Standing {
     weight: Weight,
+    cap: Option<Cap>,
     decision: Decision,
     /// Since when its gates are closed.
     held_from: Option<Moment>,
@@ -99,6 +100,7 @@ impl Mediation {
         self.policy.add(tenant, params)?;
         let standing = Standing {
             weight: params.weight,
+            cap: params.cap,
             decision: Decision::Admit,
             held_from: None,
             admitted: true,
@@ -136,6 +138,27 @@ impl Mediation {
             standing.weight = weight;
         }
         Ok(())
+    }
+
+    /// Sets a tenant's upper limit, or lifts it; it applies at the next decision.
+    ///
+    /// # Errors
+    /// If the tenant is not known.
+    pub fn set_cap(&mut self, tenant: TenantId, cap: Option<Cap>) -> Result<(), PolicyError> {
+        // The same again would begin with an unused quota.
+        if self.cap(tenant) == cap {
+            return Ok(());
+        }
+        self.policy.set_cap(tenant, cap)?;
+        if let Some(standing) = self.tenants.get_mut(&tenant) {
+            standing.cap = cap;
+        }
+        Ok(())
+    }
+
+    /// A tenant's upper limit, if it has one.
+    pub fn cap(&self, tenant: TenantId) -> Option<Cap> {
+        self.tenants.get(&tenant).and_then(|standing| standing.cap)
     }
 
     /// A tenant's weight.
