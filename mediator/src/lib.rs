@@ -1,6 +1,7 @@
 //! The Turnstile daemon: GPUs, gates, accounting, scheduling.
 #![deny(unsafe_code)]
 
+pub mod api;
 pub mod bench;
 pub mod daemon;
 pub mod gpu;
@@ -9,4 +10,5 @@ pub mod mediation;
 pub mod memory;
 mod memory_file;
 mod process;
+pub mod socket;
 pub mod tenant;

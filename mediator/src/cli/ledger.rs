@@ -26,6 +26,15 @@ pub(crate) struct LedgerArgs {
 }
 
 impl LedgerArgs {
+    /// Name of this host.
+    pub(crate) fn node(&self) -> String {
+        let own = || {
+            let name = rustix::system::uname();
+            name.nodename().to_string_lossy().into_owned()
+        };
+        self.node.clone().unwrap_or_else(own)
+    }
+
     /// Opens the ledger for the GPU that `identity` names, if one is asked for.
     pub(crate) fn open(
         &self,
@@ -34,11 +43,7 @@ impl LedgerArgs {
         let Some(path) = &self.ledger else {
             return Ok(None);
         };
-        let name = rustix::system::uname();
-        let node = self
-            .node
-            .clone()
-            .unwrap_or_else(|| name.nodename().to_string_lossy().into_owned());
+        let node = self.node();
         let (gpu, model) = identity()?;
         let store = SqliteStore::create(path)
             .with_context(|| format!("The ledger {} cannot be opened", path.display()))?;

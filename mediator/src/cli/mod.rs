@@ -1,5 +1,7 @@
 //! The subcommands.
 
+mod admin;
+mod api;
 pub(crate) mod bench;
 pub(crate) mod demo;
 pub(crate) mod doctor;
@@ -10,4 +12,5 @@ mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod usage;
+pub(crate) mod vm;
 pub(crate) mod vmm;

@@ -9,6 +9,8 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
+use turnstile_accounting::record::GpuIdentity;
+use turnstile_mediator::api::Api;
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
@@ -16,6 +18,7 @@ use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{DEFAULT_POLICY, POLICIES, Tuning, Weight};
 
+use super::api::ApiArgs;
 use super::ledger::LedgerArgs;
 use super::nvidia::guardian_command;
 use super::nvidia_worker::worker_command;
@@ -267,6 +270,8 @@ pub(crate) struct Args {
     scheduling: Scheduling,
     #[command(flatten)]
     ledger: LedgerArgs,
+    #[command(flatten)]
+    api: ApiArgs,
 }
 
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
@@ -276,6 +281,17 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let daemon = args
         .scheduling
         .start_with(args.socket.clone(), weight, Some(&args.ledger))?;
+    let (gpu, model) = args.scheduling.identity()?;
+    let identity = GpuIdentity {
+        node: args.ledger.node(),
+        gpu,
+        model,
+    };
+    let _api = Api::start(
+        args.api.config(&args.socket),
+        daemon.host().clone(),
+        identity,
+    )?;
     eprintln!(
         "turnstile: {} GPU, policy {}, listening on {}",
         args.scheduling.gpu.name(),
