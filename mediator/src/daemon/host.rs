@@ -626,6 +626,9 @@ impl Host {
                     engine_ns: engine.used_ns,
                     held_ns: charged.tenant(*tenant).held_ns
                         + state.mediation.held_now(*tenant, at),
+                    entitled_ns: state.mediation.due(*tenant).entitled_ns,
+                    waited_ns: state.mediation.due(*tenant).waited_ns,
+                    backlogged: state.mediation.backlogged(*tenant),
                     doorbells_trapped: entry.gates().map_or(0, GateBook::trapped),
                     gate_moves: entry.gates().map_or(0, GateBook::moves),
                     memory: state

@@ -43,6 +43,12 @@ pub struct TenantSnapshot {
     pub engine_ns: Nanos,
     /// Time held back.
     pub held_ns: Nanos,
+    /// Compute time by the weights of those who wanted it (`turnstile_accounting::entitled`).
+    pub entitled_ns: Nanos,
+    /// Time in which it had work and did not run.
+    pub waited_ns: Nanos,
+    /// Whether it had work at the end of the last period.
+    pub backlogged: bool,
     /// Doorbell writes that trapped.
     pub doorbells_trapped: u64,
     /// Gates moved.
