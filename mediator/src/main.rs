@@ -39,6 +39,9 @@ enum Command {
     /// Resume what a daemon that is gone had suspended
     #[command(hide = true)]
     NvidiaGuardian(cli::nvidia::GuardianArgs),
+    /// Move GPU memory to the host and back; started by the daemon
+    #[command(hide = true)]
+    NvidiaMover,
     /// Execute one VM's commands on a real GPU; started by the daemon
     #[command(hide = true)]
     NvidiaWorker(cli::nvidia_worker::WorkerArgs),
@@ -60,6 +63,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Bench(args) => cli::bench::run(&args),
         Command::NvidiaLoad(args) => cli::bench::load(&args),
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
+        Command::NvidiaMover => cli::nvidia::move_memory(),
         Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
         Command::NvidiaWorkerCheck(args) => cli::nvidia_worker::check(&args),
     }?;
