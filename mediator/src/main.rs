@@ -5,6 +5,7 @@ mod cli;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use turnstile_mediator::config::ConfigError;
 
 /// Many VMs share one GPU: mediated, accounted, at their weights.
 #[derive(Parser)]
@@ -18,6 +19,8 @@ struct Args {
 enum Command {
     /// Run the daemon that VMMs connect to
     Serve(cli::serve::Args),
+    /// Print the configuration that the daemon would have, or check it
+    Config(cli::config::Args),
     /// Show the whole loop: KVM guests share one GPU at their weights
     Demo(cli::demo::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
@@ -52,9 +55,22 @@ enum Command {
 
 fn main() -> anyhow::Result<ExitCode> {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    match Args::parse().command {
+    let ended = run(Args::parse().command);
+    if let Err(error) = &ended
+        && error.is::<ConfigError>()
+    {
+        // As clap says it of a wrong option: another attempt would end as this one.
+        eprintln!("{error:#}");
+        return Ok(ExitCode::from(2));
+    }
+    ended
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
-        Command::Serve(args) => cli::serve::run(args),
+        Command::Config(args) => cli::config::run(&args),
+        Command::Serve(args) => cli::serve::run(&args),
         Command::Demo(args) => cli::demo::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
         Command::Run(args) => cli::run::run(args),
