@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod bench;
+pub mod config;
 pub mod daemon;
 pub mod gpu;
 pub mod launch;

@@ -10,8 +10,9 @@
 
 use std::collections::BTreeMap;
 
+use turnstile_accounting::entitled::{Due, Entitlements, Wish};
 use turnstile_accounting::{
-    EngineId, Ledger, LedgerError, Metric, Moment, Nanos, Signals, TenantId, Usage,
+    EngineId, EngineUsage, Ledger, LedgerError, Metric, Moment, Nanos, Signals, TenantId, Usage,
 };
 use turnstile_policies::{
     Basis, Cap, Decision, PeriodUsage, Policy, PolicyError, TenantParams, TenantPeriod, Weight,
@@ -75,8 +76,10 @@ pub struct Mediation {
     policy: Box<dyn Policy>,
     ledger: Ledger,
     tenants: BTreeMap<TenantId, Standing>,
+    due: Entitlements,
     /// Reused between periods.
     usage: Vec<TenantPeriod>,
+    wishes: Vec<Wish>,
     orders: Vec<GateOrder>,
 }
 
@@ -87,7 +90,9 @@ impl Mediation {
             policy,
             ledger: Ledger::new(engines, RECORDS_KEPT),
             tenants: BTreeMap::new(),
+            due: Entitlements::default(),
             usage: Vec::new(),
+            wishes: Vec::new(),
             orders: Vec::new(),
         }
     }
@@ -126,6 +131,7 @@ impl Mediation {
     /// Forgets the totals of a tenant that is gone, once its last window is closed.
     pub fn settle(&mut self, tenant: TenantId) {
         self.ledger.settle(tenant);
+        self.due.forget(tenant);
     }
 
     /// Changes a weight; it applies at the next decision.
@@ -319,26 +325,17 @@ impl Mediation {
                 (false, None) => Some(seen.last_active.unwrap_or(end)),
                 (false, since) => since,
             };
-            let used_ns = compute
-                .and_then(|engine| {
-                    engine
-                        .tenants
-                        .iter()
-                        .find(|part| part.tenant == seen.tenant)
-                })
-                .map_or(Nanos::ZERO, |part| part.metric_ns(Metric::Total));
             self.usage.push(TenantPeriod {
                 tenant: seen.tenant,
-                used_ns,
+                used_ns: used_ns(compute, seen.tenant),
                 admitted: standing.admitted,
                 backlogged: backlogged && !standing.memory_waits,
             });
         }
         let poll_ns = observed.window.length();
-        if let Some(usage) = extrapolated {
-            self.ledger.append(usage)?;
+        for usage in extrapolated.into_iter().chain([observed]) {
+            self.enter(usage)?;
         }
-        self.ledger.append(observed)?;
         let period = PeriodUsage {
             end,
             basis,
@@ -359,6 +356,29 @@ impl Mediation {
         Ok(&self.orders)
     }
 
+    /// Takes a usage into the ledger, and into what tenants were due.
+    fn enter(&mut self, usage: Usage) -> Result<(), LedgerError> {
+        let length = usage.window.length();
+        let compute = usage.engine(COMPUTE);
+        let wish = |(tenant, standing): (&TenantId, &Standing)| Wish {
+            tenant: *tenant,
+            weight: standing.weight.get(),
+            cap_ns: standing.cap.map(|cap| cap.within(length)),
+            used_ns: used_ns(compute, *tenant),
+            backlogged: standing.backlogged && !standing.memory_waits,
+        };
+        self.wishes.clear();
+        self.wishes.extend(self.tenants.iter().map(wish));
+        self.ledger.append(usage)?;
+        self.due.window(length, &self.wishes);
+        Ok(())
+    }
+
+    /// What a tenant was entitled to of the compute engine, and how long it waited for it.
+    pub fn due(&self, tenant: TenantId) -> Due {
+        self.due.of(tenant)
+    }
+
     /// Whether a tenant had work at the end of the last period.
     pub fn backlogged(&self, tenant: TenantId) -> bool {
         self.tenants
@@ -373,6 +393,13 @@ impl Mediation {
             .and_then(|standing| standing.held_from)
             .map_or(Nanos::ZERO, |from| now.since(from))
     }
+}
+
+/// A tenant's time on an engine in a window.
+fn used_ns(engine: Option<&EngineUsage>, tenant: TenantId) -> Nanos {
+    engine
+        .and_then(|engine| engine.tenants.iter().find(|part| part.tenant == tenant))
+        .map_or(Nanos::ZERO, |part| part.metric_ns(Metric::Total))
 }
 
 /// Windows that the in-memory ledger remembers.
@@ -466,6 +493,23 @@ mod tests {
         assert_eq!(orders, [order(A, GateState::Open)]);
         let held = bench.mediation.ledger().tenant(A).held_ns;
         assert_eq!(held, PERIOD);
+    }
+
+    #[test]
+    fn what_is_due_follows_weights_and_waiting_is_time_with_work_off_the_engine() {
+        let mut bench = Bench::new("dfq");
+        bench
+            .mediation
+            .set_weight(A, Weight::new(300).unwrap())
+            .unwrap();
+        bench.period(&[(A, 2), (B, 6)], &[A, B]);
+        bench.period(&[(B, 5)], &[B]);
+        let due = |tenant| {
+            let due = bench.mediation.due(tenant);
+            (due.entitled_ns.0 / 1_000_000, due.waited_ns.0 / 1_000_000)
+        };
+        assert_eq!(due(A), (6, 8));
+        assert_eq!(due(B), (2 + 5, 4 + 5));
     }
 
     #[test]

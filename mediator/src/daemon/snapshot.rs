@@ -50,6 +50,12 @@ pub struct TenantSnapshot {
     pub engine_ns: Nanos,
     /// Time held back.
     pub held_ns: Nanos,
+    /// Compute time by the weights of those who wanted it (`turnstile_accounting::entitled`).
+    pub entitled_ns: Nanos,
+    /// Time in which it had work and did not run.
+    pub waited_ns: Nanos,
+    /// Whether it had work at the end of the last period.
+    pub backlogged: bool,
     /// Doorbell writes that trapped.
     pub doorbells_trapped: u64,
     /// Gates moved.
@@ -120,6 +126,9 @@ impl Host {
                     engine_ns: engine.used_ns,
                     held_ns: charged.tenant(*tenant).held_ns
                         + state.mediation.held_now(*tenant, at),
+                    entitled_ns: state.mediation.due(*tenant).entitled_ns,
+                    waited_ns: state.mediation.due(*tenant).waited_ns,
+                    backlogged: state.mediation.backlogged(*tenant),
                     doorbells_trapped: entry.gates().map_or(0, GateBook::trapped),
                     gate_moves: entry.gates().map_or(0, GateBook::moves),
                     memory: state
