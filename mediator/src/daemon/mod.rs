@@ -10,6 +10,7 @@
 
 mod accounting;
 mod control;
+mod dma;
 mod error;
 mod host;
 mod mailbox;
