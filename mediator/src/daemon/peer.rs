@@ -6,6 +6,7 @@ use turnstile_vmm::wire::{FrameWriter, ToVmm};
 
 use super::dma::MemoryDesk;
 use super::mailbox::Mailbox;
+use super::settings::Brought;
 use crate::process::Identity;
 use crate::tenant::gates::{GateBook, GateMove};
 use crate::tenant::pages::StatusPage;
@@ -16,6 +17,8 @@ pub(super) struct Tenant {
     pub(super) name: String,
     pub(super) peer: Peer,
     pub(super) kind: Kind,
+    /// What holds where nothing was set.
+    pub(super) brought: Brought,
 }
 
 /// What a tenant is.
