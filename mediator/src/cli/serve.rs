@@ -12,7 +12,10 @@ use turnstile_accounting::Nanos;
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
+use turnstile_mediator::gpu::soft::pci::PciGpu;
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_mediator::gpu::vfio::VfioGpu;
+use turnstile_mediator::gpu::vfio::fake::FakeBus;
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{DEFAULT_POLICY, POLICIES, Tuning, Weight};
 
@@ -23,7 +26,8 @@ use super::nvidia_worker::worker_command;
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Scheduling {
-    /// The GPU to share: soft (executes kernels in software), or nvidia (an NVIDIA GPU; needs root)
+    /// The GPU to share: soft (executes kernels in software), nvidia (an NVIDIA GPU; needs root), vfio (a PCI GPU that
+    /// implements the device contract), or vfio-fake (the same, simulated in this process)
     #[arg(long, value_enum, default_value_t = GpuKind::Soft)]
     pub(crate) gpu: GpuKind,
     /// Which of the host's NVIDIA GPUs
@@ -81,6 +85,10 @@ pub(crate) enum GpuKind {
     Soft,
     /// An NVIDIA GPU under the vendor's driver
     Nvidia,
+    /// A PCI GPU that implements the device contract
+    Vfio,
+    /// The same, simulated in this process
+    VfioFake,
 }
 
 impl MeterArg {
@@ -98,11 +106,19 @@ struct Chosen {
     timing: Timing,
 }
 
+impl Chosen {
+    /// A GPU that the default timing suits.
+    fn plain(gpu: Arc<dyn Gpu>) -> Self {
+        let timing = Timing::default();
+        Self { gpu, timing }
+    }
+}
+
 impl GpuKind {
     /// The policy for this GPU, unless another is asked for.
     const fn policy(self) -> &'static str {
         match self {
-            Self::Soft => DEFAULT_POLICY,
+            Self::Soft | Self::Vfio | Self::VfioFake => DEFAULT_POLICY,
             Self::Nvidia => "slices",
         }
     }
@@ -111,6 +127,8 @@ impl GpuKind {
         match self {
             Self::Soft => "software",
             Self::Nvidia => "NVIDIA",
+            Self::Vfio => "PCI",
+            Self::VfioFake => "simulated PCI",
         }
     }
 }
@@ -144,25 +162,30 @@ impl Scheduling {
         })
     }
 
-    fn soft(&self) -> anyhow::Result<Chosen> {
+    fn soft_config(&self) -> SoftConfig {
         let suspend = match self.suspend {
             SuspendArg::Drains => Suspend::Drains,
             SuspendArg::BetweenCommands => Suspend::BetweenCommands,
             SuspendArg::MidKernel => Suspend::MidKernel,
         };
-        let soft = SoftConfig {
+        SoftConfig {
             memory_bytes: self.gpu_memory_mib << 20,
             host_pool_bytes: self.host_pool_mib << 20,
             link_rate: self.link_mb_s * 1_000_000,
             suspend,
             ..SoftConfig::default()
-        };
-        let gpu = SoftGpu::new(soft).context("Starting the software GPU failed")?;
-        let timing = Timing::default();
-        Ok(Chosen {
-            gpu: Arc::new(gpu),
-            timing,
-        })
+        }
+    }
+
+    fn soft(&self) -> anyhow::Result<Chosen> {
+        let gpu = SoftGpu::new(self.soft_config()).context("Starting the software GPU failed")?;
+        Ok(Chosen::plain(Arc::new(gpu)))
+    }
+
+    fn vfio_fake(&self) -> anyhow::Result<Chosen> {
+        let device = PciGpu::new(self.soft_config()).context("Simulating a PCI GPU failed")?;
+        let gpu = VfioGpu::new(Arc::new(FakeBus::new(device)))?;
+        Ok(Chosen::plain(Arc::new(gpu)))
     }
 
     fn nvidia(&self) -> anyhow::Result<Chosen> {
@@ -189,8 +212,14 @@ impl Scheduling {
 
     /// Identity and model of the GPU, for the ledger.
     fn identity(&self) -> anyhow::Result<(String, String)> {
-        if self.gpu == GpuKind::Soft {
-            return Ok(("software-0".to_owned(), "Software GPU".to_owned()));
+        let named = |id: &str, model: &str| Ok((id.to_owned(), model.to_owned()));
+        match self.gpu {
+            GpuKind::Soft => return named("software-0", "Software GPU"),
+            GpuKind::VfioFake => {
+                return named("software-pci-0", "Software GPU behind PCI, simulated");
+            }
+            GpuKind::Vfio => return named("pci-0", "PCI GPU"),
+            GpuKind::Nvidia => {}
         }
         let known =
             identity::of(self.gpu_index).context("The driver does not tell the GPU's UUID")?;
@@ -219,6 +248,8 @@ impl Scheduling {
         let Chosen { gpu, mut timing } = match self.gpu {
             GpuKind::Soft => self.soft()?,
             GpuKind::Nvidia => self.nvidia()?,
+            GpuKind::Vfio => anyhow::bail!("No device was named"),
+            GpuKind::VfioFake => self.vfio_fake()?,
         };
         if let Some(ms) = self.period_ms {
             timing.period = Nanos::from_ms(ms);
@@ -230,7 +261,7 @@ impl Scheduling {
         let tuning = Tuning {
             frame_ns: Nanos(1_000_000_000 / self.frames),
             first_slice_ns: match self.gpu {
-                GpuKind::Soft => Nanos::ZERO,
+                GpuKind::Soft | GpuKind::Vfio | GpuKind::VfioFake => Nanos::ZERO,
                 GpuKind::Nvidia => device::FIRST_SLICE,
             },
             ..Tuning::default()

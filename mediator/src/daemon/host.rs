@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -221,7 +222,6 @@ impl Host {
         // PANIC: none; one descriptor is left, or the count was refused
         let memory_fd = fds.pop().ok_or(HostError::Descriptors { got: 0 })?;
         let guest = Arc::new(guest_memory::map(memory_fd, &regions)?);
-        let doorbells = Arc::new(doorbell_pages(self.config.channels)?);
         let status = StatusPage::new()?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(|errno| HostError::Host(errno.into()))?;
@@ -240,6 +240,11 @@ impl Host {
             name: name.clone(),
         };
         let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
+        let own = self.gpu.doorbells(tenant, self.config.channels);
+        let doorbells = match own.map_err(HostError::Gpu)? {
+            Some(own) => own,
+            None => Arc::new(doorbell_pages(self.config.channels)?),
+        };
         let resources = TenantResources {
             guest,
             doorbells: doorbells.clone(),
@@ -264,10 +269,12 @@ impl Host {
             channels: self.config.channels,
             gpu_memory_bytes: memory_bytes,
             features: feature_bits,
+            doorbells_offset: doorbells.offset(),
         };
         let answered = (|| {
+            let pages = doorbells.file().ok_or(io::ErrorKind::Unsupported);
             let fds = vec![
-                duplicate(doorbells.file())?,
+                duplicate(pages.map_err(|kind| HostError::Host(kind.into()))?)?,
                 duplicate(status.file())?,
                 OwnedFd::from(aperture),
                 duplicate(&kick)?,

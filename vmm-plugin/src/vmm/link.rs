@@ -127,6 +127,7 @@ pub(super) fn connect(
         channels,
         gpu_memory_bytes,
         features,
+        doorbells_offset,
     } = message
     else {
         return Err(VmError::Protocol("its first frame is no welcome"));
@@ -155,7 +156,7 @@ pub(super) fn connect(
             channels,
             memory_bytes: gpu_memory_bytes,
         },
-        pages: SharedPages::from_file(File::from(pages), channels)
+        pages: SharedPages::from_file_at(File::from(pages), doorbells_offset, channels)
             .map(Arc::new)
             .map_err(|source| VmError::Memory {
                 what: "doorbell pages",
