@@ -60,7 +60,7 @@ impl Bus for FakeBus {
         };
         let (file, offset) = match region {
             Region::Bar(BAR_REGS) if offset == status::PAGE && bytes <= PAGE_BYTES => {
-                (self.0.status_file(), 0)
+                (self.0.status_file(), offset)
             }
             Region::Bar(BAR_DOORBELLS) => (self.0.doorbells_file(), offset),
             _ => return Err(failed(io::ErrorKind::Unsupported.into())),

@@ -24,6 +24,7 @@ mod sys;
 mod tenants;
 #[cfg(test)]
 mod tests;
+pub mod user;
 
 pub use bus::{Bus, BusError, Region, RegionFile};
 pub use device::{StartError, VfioGpu};

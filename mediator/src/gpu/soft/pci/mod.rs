@@ -12,6 +12,7 @@
 
 mod admin;
 mod dma;
+mod serve;
 mod shown;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use turnstile_vmm::gate::{PageWords, SharedPages};
 use self::admin::{Contexts, Order, Verdict};
 use self::dma::Dma;
 pub use self::dma::DmaError;
+pub use self::serve::serve;
 use self::shown::Shown;
 use super::config::SoftConfig;
 use super::realtime::SoftGpu;
@@ -148,7 +150,7 @@ impl PciGpu {
         })
     }
 
-    /// The memory file of the status page, which can be mapped at [`status::PAGE`] of BAR 0.
+    /// The memory file of the status page, which lies at [`status::PAGE`] of it as of BAR 0.
     pub fn status_file(&self) -> &File {
         self.device.shown.file()
     }
@@ -226,12 +228,19 @@ impl PciGpu {
         self.device.unmap(iova, bytes);
     }
 
-    /// As after a reset of the bus: no contexts, no mappings, no vectors.
+    /// As after power-on, but for the IOMMU's mappings: no contexts, no vectors.
     pub fn reset(&self) {
         self.device.reset();
-        lock(&self.device.dma).unmap(0, u64::MAX);
         self.device.vectors.lock().fill_with(|| None);
         *lock(&self.device.config) = ConfigSpace::physical();
+    }
+}
+
+impl PciGpu {
+    /// The bus is gone, and its IOMMU with it.
+    pub fn unplug(&self) {
+        self.reset();
+        self.dma_unmap(0, u64::MAX);
     }
 }
 

@@ -40,8 +40,9 @@ pub(super) struct Shown {
 
 impl Shown {
     pub(super) fn new() -> io::Result<Self> {
-        let file = memory_file("turnstile-gpu-status", PAGE_BYTES)?;
-        let mapped = FileOffset::new(file.try_clone()?, 0);
+        // As far in the file as in the BAR, so that the BAR begins where the file does.
+        let file = memory_file("turnstile-gpu-status", status::PAGE + PAGE_BYTES)?;
+        let mapped = FileOffset::new(file.try_clone()?, status::PAGE);
         let status =
             MmapRegion::from_file(mapped, PAGE_BYTES as usize).map_err(io::Error::other)?;
         Ok(Self {
@@ -52,7 +53,7 @@ impl Shown {
         })
     }
 
-    /// The memory file of the status page.
+    /// The memory file of the status page, which lies in it as in the BAR.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
