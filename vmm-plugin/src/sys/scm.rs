@@ -54,7 +54,9 @@ pub(crate) fn receive(
         if level == libc::SOL_SOCKET && kind == libc::SCM_RIGHTS {
             // SAFETY: pure arithmetic on a length.
             let data_at = unsafe { libc::CMSG_LEN(0) } as usize;
-            let count = length.saturating_sub(data_at) / size_of::<RawFd>();
+            // CAST: the C libraries differ in the type of lengths.
+            #[allow(clippy::unnecessary_cast)]
+            let count = (length as usize).saturating_sub(data_at) / size_of::<RawFd>();
             for i in 0..count {
                 // SAFETY: the message's data holds `count` descriptors (from `cmsg_len`, written by the kernel); each
                 // was installed for this process by recvmsg and is owned by nobody else.
