@@ -1,5 +1,7 @@
 //! The subcommands.
 
+mod admin;
+mod api;
 pub(crate) mod bench;
 pub(crate) mod config;
 pub(crate) mod demo;
@@ -13,4 +15,5 @@ pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod soft_gpu;
 pub(crate) mod usage;
+pub(crate) mod vm;
 pub(crate) mod vmm;

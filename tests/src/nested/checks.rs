@@ -15,7 +15,7 @@ use turnstile_mediator::gpu::Gpu;
 use turnstile_mediator::gpu::soft::plain::PlainVm;
 use turnstile_mediator::gpu::vfio::{Bus, Region, VfioGpu};
 use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmHandle};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::GuestAddress;
 
 use super::Line;
 use crate::e2e::{GRACE, guest_report, wait_for};

@@ -208,7 +208,7 @@ impl VfioGpu {
         resources: &TenantResources,
     ) -> Result<(), Refusal> {
         let windows = self.tenants().place(tenant, &resources.guest)?;
-        for (region, [_, iova, _]) in resources.guest.iter().zip(&windows) {
+        for (region, [_, iova, _]) in resources.guest.now().iter().zip(&windows) {
             self.bus.dma_map(*iova, region)?;
         }
         let turn = self.admin.turn();

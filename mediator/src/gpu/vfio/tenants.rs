@@ -98,7 +98,7 @@ impl Tenants {
         guest: &Arc<GuestMemory>,
     ) -> Result<Vec<[u64; 3]>, Refusal> {
         let mut list = Vec::new();
-        for region in guest.iter() {
+        for region in guest.now().iter() {
             use vm_memory::GuestMemoryRegion;
             let bytes = region.len();
             let pages = match self.iovas.find(bytes) {

@@ -10,7 +10,7 @@ use turnstile_abi::regs::mailbox_status;
 use turnstile_abi::{ErrorCode, FUNCTION_NAME_BYTES_MAX, MODULE_TEXT_BYTES_MAX, PAGE_BYTES};
 use turnstile_accounting::TenantId;
 use turnstile_vmm::gate::{PageWords, SharedPages};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::GuestAddress;
 
 use super::dma::Window;
 use super::{Device, lock};
