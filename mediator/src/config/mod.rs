@@ -54,6 +54,8 @@ pub struct GpuSection {
     pub kind: GpuKind,
     /// Which of the host's NVIDIA GPUs.
     pub index: u32,
+    /// Which PCI GPU: its address (0000:65:00.0), or the socket at which one is served.
+    pub device: Option<String>,
     /// How engine state is read.
     pub meter: Meter,
     /// The software GPU's own.
@@ -65,6 +67,7 @@ impl Default for GpuSection {
         Self {
             kind: GpuKind::Soft,
             index: 0,
+            device: None,
             meter: Meter::Events,
             soft: SoftSection::default(),
         }
@@ -260,6 +263,12 @@ pub enum GpuKind {
     Soft,
     /// An NVIDIA GPU under the vendor's driver
     Nvidia,
+    /// A PCI GPU that implements the device contract, bound to vfio-pci
+    Vfio,
+    /// The same behind a vfio-user server
+    VfioUser,
+    /// The same, simulated in the daemon
+    VfioFake,
 }
 
 /// How engine state is read.
@@ -290,6 +299,9 @@ impl GpuKind {
         match self {
             Self::Soft => "software",
             Self::Nvidia => "NVIDIA",
+            Self::Vfio => "PCI",
+            Self::VfioUser => "vfio-user",
+            Self::VfioFake => "simulated PCI",
         }
     }
 }
@@ -308,8 +320,8 @@ impl Config {
     /// Name of the policy: the one asked for, or the one that suits the GPU.
     pub fn policy(&self) -> &str {
         let suits = match self.gpu.kind {
-            GpuKind::Soft => DEFAULT_POLICY,
             GpuKind::Nvidia => "slices",
+            GpuKind::Soft | GpuKind::Vfio | GpuKind::VfioUser | GpuKind::VfioFake => DEFAULT_POLICY,
         };
         self.scheduling.policy.as_deref().unwrap_or(suits)
     }
@@ -335,6 +347,11 @@ impl Config {
             self.gpu.kind == GpuKind::Nvidia && self.gpu.meter != Meter::Events,
             "gpu.meter",
             "an NVIDIA GPU is accounted by its events",
+        );
+        say(
+            matches!(self.gpu.kind, GpuKind::Vfio | GpuKind::VfioUser) && self.gpu.device.is_none(),
+            "gpu.device",
+            "which device? Its PCI address for vfio, its server's socket for vfio-user",
         );
         say(
             self.ledger.path.is_some() && self.ledger.postgres.is_some(),

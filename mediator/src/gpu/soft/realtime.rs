@@ -17,6 +17,7 @@ use std::{hint, io};
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::Moment;
 
+use super::board::Board;
 use super::clock::Clock;
 use super::config::{ENGINES, SoftConfig};
 use super::core::{Core, Watched};
@@ -183,8 +184,23 @@ impl SoftGpu {
     /// # Errors
     /// The host's, when it has no threads left.
     pub fn new(config: SoftConfig) -> io::Result<Self> {
+        Self::make(config, None)
+    }
+
+    /// The same, which shows what it does on `board`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_board(config: SoftConfig, board: Arc<dyn Board>) -> io::Result<Self> {
+        Self::make(config, Some(board))
+    }
+
+    fn make(config: SoftConfig, board: Option<Arc<dyn Board>>) -> io::Result<Self> {
         let clock = Clock::new();
         let mut core = Core::new(config, clock.now());
+        if let Some(board) = board {
+            core.show_on(board);
+        }
         let (card, swap) = Swap::new(&config).map_err(io::Error::other)?;
         core.memory_log = swap.as_ref().map(|swap| swap.log.clone());
         let shared = Arc::new(Shared {

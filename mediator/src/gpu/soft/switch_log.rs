@@ -30,19 +30,26 @@ impl SwitchLog {
     }
 
     /// From `at` on `engine` is in `state`.
-    pub(super) fn push(&mut self, at: Moment, engine: usize, state: EngineState) {
+    pub(super) fn push(&mut self, at: Moment, engine: usize, state: EngineState) -> SwitchEvent {
         if self.records.len() == self.capacity {
             self.records.pop_front();
         }
         let seq = self.next_seq[engine];
         self.next_seq[engine] += 1;
-        self.records.push_back(SwitchEvent {
+        let event = SwitchEvent {
             at,
             // CAST: there are three engines.
             engine: EngineId(engine as u8),
             seq,
             state,
-        });
+        };
+        self.records.push_back(event);
+        event
+    }
+
+    /// The records.
+    pub(super) fn records(&self) -> impl Iterator<Item = &SwitchEvent> {
+        self.records.iter()
     }
 
     /// Moves all records to the end of `events`, oldest first.
