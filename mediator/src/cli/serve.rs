@@ -1,5 +1,6 @@
 //! `turnstile serve`: the daemon in the foreground. It prints what it knows when it ends, and on SIGUSR1.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -49,6 +50,11 @@ pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyho
 
 fn soft(config: &Config) -> anyhow::Result<Chosen> {
     let soft = &config.gpu.soft;
+    let append = |path| File::options().append(true).create(true).open(path);
+    let trace = (soft.trace.as_ref())
+        .map(append)
+        .transpose()
+        .context("The file of gpu.soft.trace cannot be written")?;
     let suspend = match soft.suspend {
         SuspendKind::Drains => Suspend::Drains,
         SuspendKind::BetweenCommands => Suspend::BetweenCommands,
@@ -61,7 +67,7 @@ fn soft(config: &Config) -> anyhow::Result<Chosen> {
         suspend,
         ..SoftConfig::default()
     };
-    let gpu = SoftGpu::new(soft).context("Starting the software GPU failed")?;
+    let gpu = SoftGpu::traced(soft, trace).context("Starting the software GPU failed")?;
     let timing = Timing::default();
     Ok(Chosen {
         gpu: Arc::new(gpu),

@@ -7,6 +7,7 @@
 //! After something happened it looks all the time for a moment, then at growing intervals ([`crate::gpu::pace`]); when there is
 //! nothing to watch it sleeps until [`crate::gpu::Gpu::ring`].
 
+use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -183,8 +184,19 @@ impl SoftGpu {
     /// # Errors
     /// The host's, when it has no threads left.
     pub fn new(config: SoftConfig) -> io::Result<Self> {
+        Self::traced(config, None)
+    }
+
+    /// The same; appends each context switch to `trace`, a line of JSON each, before anybody can read it from the log.
+    ///
+    /// # Errors
+    /// The host's, when it has no threads left.
+    pub fn traced(config: SoftConfig, trace: Option<File>) -> io::Result<Self> {
         let clock = Clock::new();
         let mut core = Core::new(config, clock.now());
+        if let Some(file) = trace {
+            core.log.trace_to(file);
+        }
         let (card, swap) = Swap::new(&config).map_err(io::Error::other)?;
         core.memory_log = swap.as_ref().map(|swap| swap.log.clone());
         let shared = Arc::new(Shared {
