@@ -192,11 +192,8 @@ impl Options {
         self.api.add(&mut layers);
         let ledger = &self.ledger;
         layers.option("--ledger", "ledger.path", ledger.ledger.as_ref());
-        layers.option(
-            "--ledger-window-s",
-            "ledger.window_s",
-            ledger.ledger_window_s,
-        );
+        let window_ms = ledger.ledger_window_s.map(|s| s.saturating_mul(1_000));
+        layers.option("--ledger-window-s", "ledger.window_ms", window_ms);
         layers.option(
             "--ledger-keep-days",
             "ledger.keep_days",

@@ -1,5 +1,6 @@
 //! `turnstile serve`: the daemon in the foreground. It prints what it knows when it ends, and on SIGUSR1.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -81,7 +82,13 @@ pub(crate) fn soft_config(config: &Config) -> SoftConfig {
 }
 
 fn soft(config: &Config) -> anyhow::Result<Chosen> {
-    let gpu = SoftGpu::new(soft_config(config)).context("Starting the software GPU failed")?;
+    let append = |path| File::options().append(true).create(true).open(path);
+    let trace = (config.gpu.soft.trace.as_ref())
+        .map(append)
+        .transpose()
+        .context("The file of gpu.soft.trace cannot be written")?;
+    let gpu =
+        SoftGpu::traced(soft_config(config), trace).context("Starting the software GPU failed")?;
     Ok(Chosen::plain(Arc::new(gpu)))
 }
 

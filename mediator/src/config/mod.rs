@@ -84,6 +84,8 @@ pub struct SoftSection {
     pub link_mb_s: u64,
     /// What it can do with queued commands of a VM that is held back.
     pub suspend: SuspendKind,
+    /// File to which it appends its context switches as they happen, before anybody accounts them; for tests of accounting.
+    pub trace: Option<PathBuf>,
 }
 
 impl Default for SoftSection {
@@ -93,6 +95,7 @@ impl Default for SoftSection {
             memory_mib: soft.memory_bytes >> 20,
             link_mb_s: soft.link_rate / 1_000_000,
             suspend: SuspendKind::BetweenCommands,
+            trace: None,
         }
     }
 }
@@ -175,8 +178,8 @@ pub struct LedgerSection {
     pub postgres: Option<String>,
     /// File whose first line is the password of the PostgreSQL user.
     pub postgres_password_file: Option<PathBuf>,
-    /// Length of a window, in seconds.
-    pub window_s: u64,
+    /// Length of a window, in milliseconds.
+    pub window_ms: u64,
     /// Days after which entries are discarded; 0 for never.
     pub keep_days: u64,
     /// Name of this host; unset: its own.
@@ -189,7 +192,7 @@ impl Default for LedgerSection {
             path: None,
             postgres: None,
             postgres_password_file: None,
-            window_s: 60,
+            window_ms: 60_000,
             keep_days: 400,
             node: None,
         }
@@ -407,7 +410,7 @@ impl Config {
             0,
             1 << 20,
         );
-        within("ledger.window_s", self.ledger.window_s, 1, 3_600);
+        within("ledger.window_ms", self.ledger.window_ms, 100, 3_600_000);
         within("ledger.keep_days", self.ledger.keep_days, 0, 36_500);
     }
 }
