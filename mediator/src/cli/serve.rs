@@ -15,6 +15,7 @@ use turnstile_mediator::config::{Config, GpuKind, Meter, SuspendKind};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
+use turnstile_mediator::gpu::nvidia::worker::WorkerConfig;
 use turnstile_mediator::gpu::soft::pci::PciGpu;
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::vfio::fake::FakeBus;
@@ -108,7 +109,11 @@ fn vfio(config: &Config) -> anyhow::Result<Chosen> {
 
 fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
     let index = config.gpu.index;
-    let gpu = NvidiaGpu::start(index, guardian_command(index)?, worker_command)
+    let workers = WorkerConfig {
+        device: index,
+        ..WorkerConfig::default()
+    };
+    let gpu = NvidiaGpu::start(workers, guardian_command(index)?, worker_command)
         .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         period: device::PERIOD,
