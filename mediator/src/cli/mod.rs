@@ -14,6 +14,7 @@ pub(crate) mod options;
 mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod soft_gpu;
 pub(crate) mod usage;
 pub(crate) mod vm;
 pub(crate) mod vmm;

@@ -1,6 +1,7 @@
 //! How a tenant is taken in: what it says first is checked, then it gets its context, its pages and its place.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use turnstile_accounting::TenantId;
 use turnstile_policies::Weight;
 use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
+use super::dma::MemoryDesk;
 use super::error::{HostError, chain};
 use super::host::{Host, State};
 use super::mailbox::Mailbox;
@@ -19,7 +21,6 @@ use super::peer::{Kind, Peer, Tenant, Vm};
 use super::settings::Brought;
 use crate::gpu::TenantResources;
 use crate::tenant::gates::GateBook;
-use crate::tenant::guest_memory;
 use crate::tenant::interrupts::EventfdInterrupts;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
 
@@ -108,18 +109,13 @@ impl Host {
             });
         }
         let vectors = 1..=usize::from(pci::VECTORS);
-        if !fds
-            .len()
-            .checked_sub(1)
-            .is_some_and(|count| vectors.contains(&count))
-        {
+        let memory_fds = fds.len().min(usize::from(!regions.is_empty()));
+        if !vectors.contains(&(fds.len() - memory_fds)) {
             return Err(HostError::Descriptors { got: fds.len() });
         }
-        let interrupts = Arc::new(EventfdInterrupts::new(fds.split_off(1))?);
-        // PANIC: none; one descriptor is left, or the count was refused
-        let memory_fd = fds.pop().ok_or(HostError::Descriptors { got: 0 })?;
-        let guest = Arc::new(guest_memory::map(memory_fd, &regions)?);
-        let doorbells = Arc::new(doorbell_pages(self.config.channels)?);
+        let interrupts = Arc::new(EventfdInterrupts::new(fds.split_off(memory_fds))?);
+        let guest = self.guest_memory(fds.pop(), &regions)?;
+        let desk = MemoryDesk::new(guest.clone());
         let status = StatusPage::new()?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(|errno| HostError::Host(errno.into()))?;
@@ -138,6 +134,11 @@ impl Host {
             name: name.clone(),
         };
         let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
+        let own = self.gpu.doorbells(tenant, self.config.channels);
+        let doorbells = match own.map_err(HostError::Gpu)? {
+            Some(own) => own,
+            None => Arc::new(doorbell_pages(self.config.channels)?),
+        };
         let resources = TenantResources {
             guest,
             doorbells: doorbells.clone(),
@@ -162,10 +163,12 @@ impl Host {
             channels: self.config.channels,
             gpu_memory_bytes: memory_bytes,
             features: feature_bits,
+            doorbells_offset: doorbells.offset(),
         };
         let answered = (|| {
+            let pages = doorbells.file().ok_or(io::ErrorKind::Unsupported);
             let fds = vec![
-                duplicate(doorbells.file())?,
+                duplicate(pages.map_err(|kind| HostError::Host(kind.into()))?)?,
                 duplicate(status.file())?,
                 OwnedFd::from(aperture),
                 duplicate(&kick)?,
@@ -186,6 +189,7 @@ impl Host {
             mailbox,
             gates: GateBook::default(),
             status,
+            desk,
         };
         let peer = Peer { stream, writer };
         let mut state = self.lock();

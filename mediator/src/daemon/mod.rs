@@ -11,6 +11,7 @@
 mod accounting;
 mod admission;
 mod control;
+mod dma;
 mod error;
 mod host;
 mod journal;
