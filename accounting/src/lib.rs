@@ -8,7 +8,7 @@
 //! An engine shows who occupies it, either as a register to be polled or as a log of switches
 //! ([`state`]). A [`Meter`] turns either into a [`Usage`]: for one [`Window`] of time and for every
 //! engine, how long each tenant ran and where the rest of the time went. The [`Ledger`] adds usages
-//! up and refuses one that does not balance. [`share`] and [`gps`] say what would have been fair.
+//! up and refuses one that does not balance. [`share`], [`gps`] and [`entitled`] say what would have been fair.
 //!
 //! What is to be billed goes on from there: a [`Rollup`] adds usages up into windows, a [`store`] makes
 //! them durable, an [`export`] shows them, an [`audit`] checks them.
@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod audit;
+pub mod entitled;
 #[cfg(feature = "export")]
 pub mod export;
 pub mod gps;

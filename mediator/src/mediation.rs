@@ -10,11 +10,12 @@
 
 use std::collections::BTreeMap;
 
+use turnstile_accounting::entitled::{Due, Entitlements, Wish};
 use turnstile_accounting::{
-    EngineId, Ledger, LedgerError, Metric, Moment, Nanos, Signals, TenantId, Usage,
+    EngineId, EngineUsage, Ledger, LedgerError, Metric, Moment, Nanos, Signals, TenantId, Usage,
 };
 use turnstile_policies::{
-    Basis, Decision, PeriodUsage, Policy, PolicyError, TenantParams, TenantPeriod, Weight,
+    Basis, Cap, Decision, PeriodUsage, Policy, PolicyError, TenantParams, TenantPeriod, Weight,
 };
 use turnstile_vmm::gate::GateState;
 
@@ -52,6 +53,7 @@ pub struct Activity {
 #[derive(Clone, Copy, Debug)]
 struct Standing {
     weight: Weight,
+    cap: Option<Cap>,
     decision: Decision,
     /// Since when its gates are closed.
     held_from: Option<Moment>,
@@ -74,8 +76,10 @@ pub struct Mediation {
     policy: Box<dyn Policy>,
     ledger: Ledger,
     tenants: BTreeMap<TenantId, Standing>,
+    due: Entitlements,
     /// Reused between periods.
     usage: Vec<TenantPeriod>,
+    wishes: Vec<Wish>,
     orders: Vec<GateOrder>,
 }
 
@@ -86,7 +90,9 @@ impl Mediation {
             policy,
             ledger: Ledger::new(engines, RECORDS_KEPT),
             tenants: BTreeMap::new(),
+            due: Entitlements::default(),
             usage: Vec::new(),
+            wishes: Vec::new(),
             orders: Vec::new(),
         }
     }
@@ -99,6 +105,7 @@ impl Mediation {
         self.policy.add(tenant, params)?;
         let standing = Standing {
             weight: params.weight,
+            cap: params.cap,
             decision: Decision::Admit,
             held_from: None,
             admitted: true,
@@ -124,6 +131,7 @@ impl Mediation {
     /// Forgets the totals of a tenant that is gone, once its last window is closed.
     pub fn settle(&mut self, tenant: TenantId) {
         self.ledger.settle(tenant);
+        self.due.forget(tenant);
     }
 
     /// Changes a weight; it applies at the next decision.
@@ -136,6 +144,27 @@ impl Mediation {
             standing.weight = weight;
         }
         Ok(())
+    }
+
+    /// Sets a tenant's upper limit, or lifts it; it applies at the next decision.
+    ///
+    /// # Errors
+    /// If the tenant is not known.
+    pub fn set_cap(&mut self, tenant: TenantId, cap: Option<Cap>) -> Result<(), PolicyError> {
+        // The same again would begin with an unused quota.
+        if self.cap(tenant) == cap {
+            return Ok(());
+        }
+        self.policy.set_cap(tenant, cap)?;
+        if let Some(standing) = self.tenants.get_mut(&tenant) {
+            standing.cap = cap;
+        }
+        Ok(())
+    }
+
+    /// A tenant's upper limit, if it has one.
+    pub fn cap(&self, tenant: TenantId) -> Option<Cap> {
+        self.tenants.get(&tenant).and_then(|standing| standing.cap)
     }
 
     /// A tenant's weight.
@@ -296,26 +325,17 @@ impl Mediation {
                 (false, None) => Some(seen.last_active.unwrap_or(end)),
                 (false, since) => since,
             };
-            let used_ns = compute
-                .and_then(|engine| {
-                    engine
-                        .tenants
-                        .iter()
-                        .find(|part| part.tenant == seen.tenant)
-                })
-                .map_or(Nanos::ZERO, |part| part.metric_ns(Metric::Total));
             self.usage.push(TenantPeriod {
                 tenant: seen.tenant,
-                used_ns,
+                used_ns: used_ns(compute, seen.tenant),
                 admitted: standing.admitted,
                 backlogged: backlogged && !standing.memory_waits,
             });
         }
         let poll_ns = observed.window.length();
-        if let Some(usage) = extrapolated {
-            self.ledger.append(usage)?;
+        for usage in extrapolated.into_iter().chain([observed]) {
+            self.enter(usage)?;
         }
-        self.ledger.append(observed)?;
         let period = PeriodUsage {
             end,
             basis,
@@ -336,6 +356,29 @@ impl Mediation {
         Ok(&self.orders)
     }
 
+    /// Takes a usage into the ledger, and into what tenants were due.
+    fn enter(&mut self, usage: Usage) -> Result<(), LedgerError> {
+        let length = usage.window.length();
+        let compute = usage.engine(COMPUTE);
+        let wish = |(tenant, standing): (&TenantId, &Standing)| Wish {
+            tenant: *tenant,
+            weight: standing.weight.get(),
+            cap_ns: standing.cap.map(|cap| cap.within(length)),
+            used_ns: used_ns(compute, *tenant),
+            backlogged: standing.backlogged && !standing.memory_waits,
+        };
+        self.wishes.clear();
+        self.wishes.extend(self.tenants.iter().map(wish));
+        self.ledger.append(usage)?;
+        self.due.window(length, &self.wishes);
+        Ok(())
+    }
+
+    /// What a tenant was entitled to of the compute engine, and how long it waited for it.
+    pub fn due(&self, tenant: TenantId) -> Due {
+        self.due.of(tenant)
+    }
+
     /// Whether a tenant had work at the end of the last period.
     pub fn backlogged(&self, tenant: TenantId) -> bool {
         self.tenants
@@ -350,6 +393,13 @@ impl Mediation {
             .and_then(|standing| standing.held_from)
             .map_or(Nanos::ZERO, |from| now.since(from))
     }
+}
+
+/// A tenant's time on an engine in a window.
+fn used_ns(engine: Option<&EngineUsage>, tenant: TenantId) -> Nanos {
+    engine
+        .and_then(|engine| engine.tenants.iter().find(|part| part.tenant == tenant))
+        .map_or(Nanos::ZERO, |part| part.metric_ns(Metric::Total))
 }
 
 /// Windows that the in-memory ledger remembers.
@@ -443,6 +493,23 @@ mod tests {
         assert_eq!(orders, [order(A, GateState::Open)]);
         let held = bench.mediation.ledger().tenant(A).held_ns;
         assert_eq!(held, PERIOD);
+    }
+
+    #[test]
+    fn what_is_due_follows_weights_and_waiting_is_time_with_work_off_the_engine() {
+        let mut bench = Bench::new("dfq");
+        bench
+            .mediation
+            .set_weight(A, Weight::new(300).unwrap())
+            .unwrap();
+        bench.period(&[(A, 2), (B, 6)], &[A, B]);
+        bench.period(&[(B, 5)], &[B]);
+        let due = |tenant| {
+            let due = bench.mediation.due(tenant);
+            (due.entitled_ns.0 / 1_000_000, due.waited_ns.0 / 1_000_000)
+        };
+        assert_eq!(due(A), (6, 8));
+        assert_eq!(due(B), (2 + 5, 4 + 5));
     }
 
     #[test]

@@ -110,6 +110,17 @@ impl Cap {
     pub const fn period_ns(self) -> Nanos {
         self.period_ns
     }
+
+    /// Engine time in so long, in the mean.
+    pub const fn within(self, length: Nanos) -> Nanos {
+        let time = self.quota_ns.0 as u128 * length.0 as u128 / self.period_ns.0 as u128;
+        // CAST: more than a u64 of nanoseconds is no bound
+        Nanos(if time > u64::MAX as u128 {
+            u64::MAX
+        } else {
+            time as u64
+        })
+    }
 }
 
 impl TryFrom<RawCap> for Cap {

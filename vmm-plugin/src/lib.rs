@@ -2,8 +2,10 @@
 #![deny(unsafe_code)]
 
 pub mod device;
+pub mod front;
 pub mod gate;
 #[allow(unsafe_code)]
 mod sys;
+pub mod vfio_user;
 pub mod vmm;
 pub mod wire;

@@ -1,13 +1,18 @@
 //! The subcommands.
 
+mod admin;
 pub(crate) mod bench;
+pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 mod ledger;
 pub(crate) mod nvidia;
 pub(crate) mod nvidia_worker;
+pub(crate) mod options;
 mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod soft_gpu;
 pub(crate) mod usage;
+pub(crate) mod vm;
 pub(crate) mod vmm;

@@ -4,7 +4,9 @@ use std::os::unix::net::UnixStream;
 
 use turnstile_vmm::wire::{FrameWriter, ToVmm};
 
+use super::dma::MemoryDesk;
 use super::mailbox::Mailbox;
+use super::settings::Brought;
 use crate::process::Identity;
 use crate::tenant::gates::{GateBook, GateMove};
 use crate::tenant::pages::StatusPage;
@@ -15,6 +17,8 @@ pub(super) struct Tenant {
     pub(super) name: String,
     pub(super) peer: Peer,
     pub(super) kind: Kind,
+    /// What holds where nothing was set.
+    pub(super) brought: Brought,
 }
 
 /// What a tenant is.
@@ -32,6 +36,7 @@ pub(super) struct Vm {
     pub(super) mailbox: Mailbox,
     pub(super) gates: GateBook,
     pub(super) status: StatusPage,
+    pub(super) desk: MemoryDesk,
 }
 
 /// The other end of a tenant's connection.

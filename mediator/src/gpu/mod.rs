@@ -2,12 +2,14 @@
 //!
 //! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
 
+mod guest;
 mod layout;
 mod moves;
 pub mod nvidia;
 mod pace;
 mod ring;
 pub mod soft;
+pub mod vfio;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,12 +22,9 @@ use serde::Serialize;
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
-use vm_memory::GuestMemoryMmap;
 
+pub use guest::GuestMemory;
 pub use moves::{ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport};
-
-/// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and written.
-pub type GuestMemory = GuestMemoryMmap<()>;
 
 /// What a GPU can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,9 +105,13 @@ pub trait Doorbells: Send + Sync + fmt::Debug {
     fn put(&self, channel: u32) -> u32;
     /// Sets the page of a channel that is being opened to zero.
     fn clear(&self, channel: u32);
-    /// The memory file of the pages, if they are in one that another process can map.
+    /// The memory file of the pages, or the device, if they are in one that another process can map.
     fn file(&self) -> Option<&File> {
         None
+    }
+    /// Where the page of channel 0 lies in it.
+    fn offset(&self) -> u64 {
+        0
     }
 }
 
@@ -202,6 +205,19 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// The GPU's clock: that of events, fences and kernels.
     fn now(&self) -> Moment;
 
+    /// Doorbell pages of the GPU's own for a tenant that is about to come, if it has some: they are to be laid into the
+    /// guest, and given to [`Gpu::create_context`], which takes them back where it fails.
+    ///
+    /// # Errors
+    /// When it has none left.
+    fn doorbells(
+        &self,
+        _tenant: TenantId,
+        _channels: u32,
+    ) -> Result<Option<Arc<dyn Doorbells>>, Refusal> {
+        Ok(None)
+    }
+
     /// Makes an address space for a tenant. Returns the memory file behind its aperture.
     ///
     /// # Errors
@@ -225,6 +241,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// # Errors
     /// The refusal that the guest sees.
     fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal>;
+
+    /// Whether a tenant's memory may gain and lose regions while it is one. If not, it is taken as it is at first.
+    fn follows_guest_memory(&self) -> bool {
+        false
+    }
 
     /// Allocates zeroed GPU memory.
     ///

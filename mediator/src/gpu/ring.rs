@@ -10,7 +10,7 @@ use turnstile_abi::{
     Dim3, ErrorCode, FENCE_BYTES, Launch, RING_ENTRIES_MAX,
 };
 use turnstile_accounting::Moment;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+use vm_memory::GuestAddress;
 
 use super::{ChannelConfig, GuestMemory, Interrupts};
 
@@ -162,7 +162,17 @@ impl Ring {
 
     /// Counts the command at `get` as finished and tells the guest.
     pub(super) fn complete(&mut self) {
+        self.count();
+        self.report_get();
+    }
+
+    /// Counts the command at `get` as finished; the guest is to be told by [`Self::report_get`].
+    pub(super) fn count(&mut self) {
         self.get = self.get.wrapping_add(1);
+    }
+
+    /// Tells the guest what has finished.
+    pub(super) fn report_get(&self) {
         self.report(ChannelStateBlock::GET, self.get);
     }
 
