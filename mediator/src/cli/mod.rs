@@ -12,4 +12,5 @@ mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod usage;
+pub(crate) mod vfio_user;
 pub(crate) mod vmm;

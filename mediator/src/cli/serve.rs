@@ -14,11 +14,13 @@ use turnstile_mediator::gpu::nvidia::identity;
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{Tuning, Weight};
+use turnstile_vmm::front::Front;
 
 use super::ledger;
 use super::nvidia::guardian_command;
 use super::nvidia_worker::worker_command;
 use super::options::Options;
+use super::vfio_user;
 
 /// A GPU as the daemon takes it, and what suits it.
 struct Chosen {
@@ -136,6 +138,17 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     Ok(Daemon::with_ledger(daemon, gpu, ledger)?)
 }
 
+/// Serves the devices of stock VMMs' VMs.
+pub(crate) fn fronts(config: &Config) -> anyhow::Result<Vec<Front>> {
+    let section = &config.vfio_user;
+    match &section.folder {
+        Some(folder) => {
+            vfio_user::serve(&config.sockets.vmm, folder, &section.vms, section.doorbells)
+        }
+        None => Ok(Vec::new()),
+    }
+}
+
 /// Arguments of `serve`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -154,6 +167,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         config.policy(),
         config.sockets.vmm.display()
     );
+    let fronts = fronts(&config)?;
     let tell = || -> anyhow::Result<()> {
         println!(
             "{}",
@@ -168,5 +182,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         tell()?;
     }
     eprintln!("turnstile: stopping; VMs see a lost device");
-    tell()
+    let told = tell();
+    drop(fronts);
+    told
 }

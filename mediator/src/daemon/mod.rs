@@ -13,6 +13,7 @@ mod admission;
 mod control;
 mod dma;
 mod error;
+mod fronts;
 mod host;
 mod mailbox;
 mod memory;
@@ -37,6 +38,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use accounting::{MeterKind, Timing};
 pub use error::HostError;
+pub use fronts::{FrontError, serve_fronts};
 pub use host::{Host, HostConfig};
 pub use recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
 pub use settings::{MemoryLimits, Settings, SettingsError};
