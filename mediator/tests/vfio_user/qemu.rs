@@ -21,7 +21,7 @@ const LOAD_S: u64 = 27;
 /// Length of a launch.
 const KERNEL_US: u64 = 2_000;
 /// TIMEOUT: packages of 150 MB and a build of the guest; a second where they are kept.
-const BUILD_TIMEOUT: Duration = Duration::from_secs(240);
+const BUILD_TIMEOUT: Duration = Duration::from_secs(300);
 /// TIMEOUT: a guest is up after 2.5 s on an idle core, and after 20 s on one that eight share.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// TIMEOUT: a second; some on a busy host.
