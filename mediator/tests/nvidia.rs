@@ -146,6 +146,21 @@ fn a_suspended_kernel_stops_within_a_millisecond() {
 }
 
 #[test]
+fn nobody_stays_suspended_when_another_is_killed() {
+    let Some(_gpu) = gpu() else { return };
+    let report = turnstile(&["bench", "kills", "--json"]);
+    for kill in report["kills"].as_array().unwrap() {
+        let runs_ms = kill["runs_again_ms"].as_f64().unwrap();
+        assert!(runs_ms < 1_000.0, "{kill}");
+        if kill["what"] != "tenant" {
+            assert!(kill["held_again_ms"].as_f64().is_some(), "{kill}");
+        }
+    }
+    assert_eq!(report["found"].as_array().unwrap().len(), 2, "{report}");
+    assert_eq!(report["conservation_error_ns"], 0);
+}
+
+#[test]
 fn a_pair_under_the_daemon_gets_its_weights() {
     let Some(_gpu) = gpu() else { return };
     let report = turnstile(&[

@@ -83,8 +83,7 @@ impl Daemon {
 
     /// Takes a snapshot.
     pub(super) fn mark(&mut self) -> anyhow::Result<()> {
-        self.signal(Signal::USR1)?;
-        let snapshot = self.hear(SAY_LIMIT)?;
+        let snapshot = self.snapshot()?;
         let cpu_ns = cpu_ns(self.child.id());
         self.marks.push((snapshot, cpu_ns, Instant::now()));
         Ok(())
@@ -95,6 +94,17 @@ impl Daemon {
         let ((_, used, from), (_, used_by_now, to)) = (self.marks.first()?, self.marks.last()?);
         let wall = to.duration_since(*from).as_nanos();
         (wall > 0).then(|| 100.0 * used_by_now.saturating_sub(*used) as f64 / wall as f64)
+    }
+
+    /// Its process.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks for a snapshot.
+    pub(super) fn snapshot(&self) -> anyhow::Result<Value> {
+        self.signal(Signal::USR1)?;
+        self.hear(SAY_LIMIT)
     }
 
     /// How it ended, if it did.

@@ -103,10 +103,10 @@ fn kill(pid: u32) -> anyhow::Result<u64> {
 /// A guardian of this daemon that can resume: it has the driver open.
 fn guardian_of(daemon: u32) -> Option<u32> {
     let processes = fs::read_dir("/proc").ok()?;
-    let numbers = processes
+    let mut numbers = processes
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    numbers.into_iter().find(|pid| {
+    numbers.find(|pid| {
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let is_one = words
             .split(|byte| *byte == 0)

@@ -2,6 +2,7 @@
 
 mod api;
 mod daemon;
+mod kills;
 mod load;
 mod overhead;
 mod processes;
@@ -36,6 +37,8 @@ enum What {
     Suspend(suspend::SuspendArgs),
     /// What the daemon costs a tenant that is alone
     Overhead(overhead::OverheadArgs),
+    /// What happens when the guardian, the daemon, a tenant are killed
+    Kills(kills::KillsArgs),
 }
 
 /// Which GPU is benched.
@@ -51,6 +54,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::Share(args) => share::run(args),
         What::Suspend(args) => suspend::run(args),
         What::Overhead(args) => overhead::run(args),
+        What::Kills(args) => kills::run(args),
     }
 }
 

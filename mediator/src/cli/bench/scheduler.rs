@@ -69,7 +69,7 @@ impl Scheduler<'_> {
             Self::Scheduled(args) => args,
             Self::Xsched(xsched) => {
                 return Ok(Running::Xsched {
-                    _server: xsched.start()?,
+                    server: xsched.start()?,
                     xsched: (*xsched).clone(),
                 });
             }
@@ -87,7 +87,7 @@ pub(super) enum Running {
     Native,
     Xsched {
         xsched: Xsched,
-        _server: Server,
+        server: Server,
     },
     Serve {
         daemon: Daemon,
@@ -97,7 +97,23 @@ pub(super) enum Running {
 }
 
 fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Running> {
-    let socket = folder.path().join("turnstile.sock");
+    let (daemon, socket) = spawn(args, device, folder.path())?;
+    Ok(Running::Serve {
+        daemon,
+        socket,
+        _folder: folder,
+    })
+}
+
+/// Starts a daemon whose socket is in `folder`, and waits until it listens.
+pub(super) fn spawn(
+    args: &DaemonArgs,
+    device: u32,
+    folder: &Path,
+) -> anyhow::Result<(Daemon, PathBuf)> {
+    let socket = folder.join("turnstile.sock");
+    // One that was killed leaves its own behind.
+    let _ = std::fs::remove_file(&socket);
     let mut command = Command::new(std::env::current_exe()?);
     command
         .args(["serve", "--gpu", "nvidia"])
@@ -110,7 +126,7 @@ fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Runn
     if let Some(period) = args.period_ms {
         command.args(["--period-ms", &period.to_string()]);
     }
-    let mut daemon = Daemon::spawn(&mut command, folder.path())?;
+    let mut daemon = Daemon::spawn(&mut command, folder)?;
     let deadline = Instant::now() + START_LIMIT;
     while !socket.exists() {
         if let Some(status) = daemon.ended()? {
@@ -124,16 +140,29 @@ fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Runn
         }
         thread::sleep(Duration::from_millis(5));
     }
-    Ok(Running::Serve {
-        daemon,
-        socket,
-        _folder: folder,
-    })
+    Ok((daemon, socket))
 }
 
 /// Name of tenant `index` at the daemon.
-fn name(index: usize) -> String {
+pub(super) fn name(index: usize) -> String {
     format!("load{index}")
+}
+
+/// The command that runs `program` as tenant `index` of the daemon at `socket`.
+pub(super) fn tenant_of(
+    socket: &Path,
+    index: usize,
+    tenant: &Tenant,
+    program: &Path,
+) -> anyhow::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(["run", "--socket"])
+        .arg(socket)
+        .args(["--name", &name(index)])
+        .args(["--weight", &tenant.weight.to_string(), "--"])
+        .arg(program);
+    Ok(command)
 }
 
 impl Running {
@@ -147,21 +176,12 @@ impl Running {
     ) -> anyhow::Result<Command> {
         Ok(match self {
             Self::Native => Command::new(program),
-            Self::Xsched { xsched, .. } => {
+            Self::Xsched { xsched, server } => {
                 let mut command = Command::new(program);
-                xsched.adopt(&mut command, percent);
+                xsched.adopt(server, &mut command, percent);
                 command
             }
-            Self::Serve { socket, .. } => {
-                let mut command = Command::new(std::env::current_exe()?);
-                command
-                    .args(["run", "--socket"])
-                    .arg(socket)
-                    .args(["--name", &name(index)])
-                    .args(["--weight", &tenant.weight.to_string(), "--"])
-                    .arg(program);
-                command
-            }
+            Self::Serve { socket, .. } => tenant_of(socket, index, tenant, program)?,
         })
     }
 

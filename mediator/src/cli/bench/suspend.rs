@@ -1,8 +1,10 @@
 //! `turnstile bench suspend`: from the call that suspends to the last instruction of an endless kernel.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -17,9 +19,9 @@ use turnstile_mediator::bench::spans::Span;
 use turnstile_mediator::bench::suspend::{Suspensions, Trial, suspensions};
 use turnstile_mediator::gpu::nvidia::guardian::Guardian;
 use turnstile_mediator::gpu::nvidia::handles::Handles;
-use turnstile_mediator::gpu::nvidia::hold::Channel;
+use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch};
 use turnstile_mediator::gpu::nvidia::holder::{Holder, OwnedSwitch};
-use turnstile_mediator::gpu::nvidia::rm::RmClient;
+use turnstile_mediator::gpu::nvidia::rm::{RmClient, RmError};
 use turnstile_mediator::gpu::nvidia::version;
 
 use super::processes::{Common, Load, words};
@@ -89,8 +91,24 @@ const OTHER: TenantId = TenantId(2);
 
 /// The daemon's own hands: what is held is announced to a guardian, and resumed by it.
 struct Hands {
-    holder: Holder<OwnedSwitch, Guardian>,
+    holder: Holder<TimedSwitch, Guardian>,
+    last: Rc<Cell<Span>>,
     random: SmallRng,
+}
+
+/// The hardware's switch, and when it was last used.
+struct TimedSwitch {
+    switch: OwnedSwitch,
+    last: Rc<Cell<Span>>,
+}
+
+impl ChannelSwitch for TimedSwitch {
+    fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {
+        let begin_ns = wall_ns();
+        let result = self.switch.set(channels, suspended);
+        self.last.set(Span::new(begin_ns, wall_ns()));
+        result
+    }
 }
 
 impl Hands {
@@ -106,14 +124,13 @@ impl Hands {
     fn trial(&mut self, channels: &[Channel], other: &[Channel]) -> anyhow::Result<Trial> {
         self.holder.renew()?;
         self.pause(RUN);
-        self.holder.release(OTHER)?;
-        let begin_ns = wall_ns();
-        self.holder.hold(LOAD, channels)?;
-        let suspend = Span::new(begin_ns, wall_ns());
+        self.holder
+            .hand_over(&[OTHER], &[(LOAD, channels.to_vec())])
+            .map_or(Ok(()), Err)?;
+        let suspend = self.last.get();
         self.pause(HOLD);
-        let begin_ns = wall_ns();
         self.holder.release(LOAD)?;
-        let resume = Span::new(begin_ns, wall_ns());
+        let resume = self.last.get();
         self.holder.hold(OTHER, other)?;
         Ok(Trial { suspend, resume })
     }
@@ -223,11 +240,16 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     };
     let mut learnt = Learnt::start(args, folder.path(), &common)?;
     let plans = plans(args, &learnt.handles, learnt.load.pid);
-    let switch = OwnedSwitch {
-        client: Arc::new(RmClient::open(args.device)?),
-        driver,
+    let last = Rc::new(Cell::new(Span::new(0, 0)));
+    let switch = TimedSwitch {
+        switch: OwnedSwitch {
+            client: Arc::new(RmClient::open(args.device)?),
+            driver,
+        },
+        last: last.clone(),
     };
     let mut hands = Hands {
+        last,
         holder: Holder::new(switch, start_guardian(args.device)?),
         random: SmallRng::seed_from_u64(1),
     };
@@ -241,7 +263,11 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
         bar.set_message(plan.what.clone());
         if plan.handover {
             let folder = tempfile::tempdir_in(folder.path())?;
-            let started = other.insert(Learnt::start(args, folder.path(), &common)?);
+            let theirs = Common {
+                seconds: (u64::from(plan.trials) * TRIAL_NS) as f64 / 1e9 + 1.0,
+                ..common.clone()
+            };
+            let started = other.insert(Learnt::start(args, folder.path(), &theirs)?);
             started.go()?;
             hands.holder.hold(OTHER, &started.compute())?;
         }
@@ -257,7 +283,12 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
         bar.inc(1);
     }
     drop(hands);
-    drop(other);
+    if let Some(mut other) = other {
+        // It may have another second to go; left alone it would disturb whoever comes next.
+        other
+            .load
+            .wait_done(Duration::from_secs_f64(common.seconds))?;
+    }
     let said = learnt
         .load
         .wait_done(Duration::from_secs_f64(common.seconds));

@@ -1,14 +1,18 @@
 //! XSched beside us: the same loads under its library and its server, where somebody has built them.
 //!
-//! Nothing of it is part of this repository; the bench is told where its preloaded library is.
+//! Nothing of it is part of this repository; the bench is told where its library in front of CUDA's is. The loads load CUDA's
+//! by its name, so that it is put first under that name: preloaded it would not be asked.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use tempfile::TempDir;
 use turnstile_mediator::bench::matrix::Tenant;
 
 /// TIMEOUT: its server listens within some ten milliseconds.
@@ -19,7 +23,7 @@ const PORT: u16 = 50_077;
 /// Where XSched is.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct XschedArgs {
-    /// Run the cells under XSched as well, by its preloaded library for CUDA (libshimcuda.so)
+    /// Run the cells under XSched as well, by its library in front of CUDA's (libshimcuda.so)
     #[arg(long, value_name = "LIBRARY")]
     pub(super) xsched: Option<PathBuf>,
     /// Its server; bin/xserver beside the library's folder if absent
@@ -42,6 +46,26 @@ enum Policy {
     Pup,
     /// Completely fair scheduling.
     Cfs,
+}
+
+/// CUDA's name, and where XSched looks for it when it has the name.
+const CUDA: &str = "libcuda.so.1";
+const REAL_CUDA: &str = "XSCHED_CUDA_LIB";
+/// Where it usually lies. SOURCE: distributions, the vendor's packages, its container runtime.
+const FOLDERS: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/local/nvidia/lib64",
+    "/usr/lib/wsl/lib",
+];
+
+fn real_cuda(search: Option<&OsStr>) -> Option<PathBuf> {
+    let first = search.map(|search| std::env::split_paths(search).collect::<Vec<_>>());
+    let folders = first.into_iter().flatten();
+    let candidates = folders.chain(FOLDERS.map(PathBuf::from));
+    candidates
+        .map(|folder| folder.join(CUDA))
+        .find(|library| library.is_file())
 }
 
 impl XschedArgs {
@@ -93,20 +117,31 @@ impl Xsched {
             .stderr(Stdio::null())
             .spawn()
             .with_context(|| format!("{} cannot be run", self.server.display()))?;
-        let mut server = Server { child };
+        let names = tempfile::Builder::new()
+            .prefix("turnstile-bench")
+            .tempdir()?;
+        symlink(&self.library, names.path().join(CUDA))?;
+        let mut server = Server { child, names };
         server.wait()?;
         Ok(server)
     }
 
-    /// What makes a load its client, which is to have so many percent.
-    pub(super) fn adopt(&self, command: &mut Command, percent: u32) {
-        let mut libraries = folder(&self.library).into_os_string();
-        if let Some(others) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) {
+    /// What makes a load the server's client, which is to have so many percent.
+    pub(super) fn adopt(&self, server: &Server, command: &mut Command, percent: u32) {
+        let mut libraries = server.names.path().as_os_str().to_owned();
+        libraries.push(":");
+        libraries.push(folder(&self.library));
+        let others = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty());
+        if let Some(others) = &others {
             libraries.push(":");
             libraries.push(others);
         }
+        if std::env::var_os(REAL_CUDA).is_none()
+            && let Some(real) = real_cuda(others.as_deref())
+        {
+            command.env(REAL_CUDA, real);
+        }
         command
-            .env("LD_PRELOAD", &self.library)
             .env("LD_LIBRARY_PATH", libraries)
             .env("XSCHED_SCHEDULER", "GLB")
             .env("XSCHED_AUTO_XQUEUE", "ON")
@@ -128,6 +163,8 @@ pub(super) fn percentages(tenants: &[Tenant]) -> Vec<u32> {
 #[derive(Debug)]
 pub(super) struct Server {
     child: Child,
+    /// Where its library has CUDA's name.
+    names: TempDir,
 }
 
 impl Server {
@@ -203,9 +240,23 @@ mod tests {
         let policies = args(Some(library)).policies().unwrap();
         let names: Vec<_> = policies.iter().map(Xsched::name).collect();
         assert_eq!(names, ["xsched PUP", "xsched CFS"]);
+        // The library of this test cannot be loaded, its server not be run: a stand-in for it.
+        let server = Server {
+            child: Command::new("true").spawn().unwrap(),
+            names: tempfile::tempdir().unwrap(),
+        };
         let mut command = Command::new("true");
-        policies[0].adopt(&mut command, 50);
-        let set = |name: &str| command.get_envs().any(|(key, _)| key == name);
-        assert!(set("LD_PRELOAD") && set("XSCHED_AUTO_XQUEUE_UTILIZATION"));
+        policies[0].adopt(&server, &mut command, 50);
+        let set = |name: &str| command.get_envs().find(|(key, _)| *key == name).unwrap().1;
+        let path = set("LD_LIBRARY_PATH").unwrap().to_str().unwrap().to_owned();
+        let first = server.names.path().to_str().unwrap();
+        assert!(
+            path.starts_with(&format!("{first}:")) && path.contains("/lib"),
+            "{path}"
+        );
+        assert_eq!(
+            set("XSCHED_AUTO_XQUEUE_UTILIZATION"),
+            Some(OsStr::new("50"))
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! The thread that suspends and resumes: half a millisecond each, so that nobody else waits for the calls.
 //!
 //! ```text
-//!   want(tenant, hold or release) -> wanted -- taken whole --> release those that may run, then hold the others
-//!                                                              renew the lease; another guardian, if there is none
+//!   want(tenant, hold or release) -> wanted -- taken whole --> hand over: resume those that may run, suspend the others
+//!                                                              renew the lease; another guardian, if there is none, and
+//!                                                              hold again who ought to be
 //! ```
 //!
 //! Whoever may run is resumed first: the engine goes over to him as soon as the other stops. Beside that, a call that follows
@@ -21,6 +22,10 @@ use super::holder::{Announce, HoldCalls, Holder};
 
 /// The lease is renewed so often while somebody is held. TIMEOUT: a fifth of the guardian's patience.
 const RENEWAL: Duration = Duration::from_millis(100);
+
+/// Who is resumed waits so long for those that are to be held in his stead, so that both calls are made together. Nothing is
+/// lost by it: the others run meanwhile. SOURCE: the daemon asks for both within microseconds.
+const TOGETHER: Duration = Duration::from_micros(100);
 
 /// From one attempt to start another guardian to the next.
 const GUARDIAN_PAUSE: Duration = Duration::from_secs(1);
@@ -116,6 +121,8 @@ impl Hands {
         O: Owner,
     {
         let mut tried = Instant::now();
+        // Who ought to be held, and is not for want of a guardian.
+        let mut owed = BTreeSet::new();
         loop {
             if holder.lacks_guardian() && tried.elapsed() >= self.guardian_pause {
                 tried = Instant::now();
@@ -125,6 +132,8 @@ impl Hands {
                             "The guardian was gone; there is another, and tenants are held again"
                         );
                         holder.set_guardian(guardian);
+                        let owed = std::mem::take(&mut owed).into_iter().collect();
+                        self.hand_over(&mut holder, owner, Vec::new(), owed);
                     }
                     Err(error) => log::error!("{error}; nobody is held without one"),
                 }
@@ -132,14 +141,16 @@ impl Hands {
             let Some(tenants) = self.next(holder.calls()) else {
                 return;
             };
-            let (hold, release): (Vec<_>, Vec<_>) =
-                tenants.into_iter().partition(|(_, hold)| *hold);
-            for (tenant, _) in release {
-                self.release(&mut holder, owner, tenant);
+            let of = |hold: bool| -> Vec<TenantId> {
+                let wanted = tenants.iter().filter(|(_, wanted)| **wanted == hold);
+                wanted.map(|(tenant, _)| *tenant).collect()
+            };
+            let (release, hold) = (of(false), of(true));
+            for tenant in &release {
+                owed.remove(tenant);
             }
-            for (tenant, _) in hold {
-                self.hold(&mut holder, owner, tenant);
-            }
+            let asked = hold.clone();
+            self.hand_over(&mut holder, owner, release, hold);
             if let Err(error) = holder.renew() {
                 log::error!("{error}");
             }
@@ -147,9 +158,11 @@ impl Hands {
                 // The holder has let go of everybody.
                 // Not within the loop's head, where its lock would be kept while another is taken.
                 let held = std::mem::take(&mut *lock(&self.held));
-                for tenant in held {
-                    owner.runs(tenant);
+                for tenant in &held {
+                    owner.runs(*tenant);
                 }
+                owed.extend(held);
+                owed.extend(asked);
             }
         }
     }
@@ -166,6 +179,14 @@ impl Hands {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
+        if !wanted.ending && !wanted.tenants.is_empty() && wanted.tenants.values().all(|hold| !hold)
+        {
+            wanted = self
+                .wake
+                .wait_timeout(wanted, TOGETHER)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
         if wanted.ending {
             return None;
         }
@@ -174,37 +195,35 @@ impl Hands {
         Some(tenants)
     }
 
-    fn release<S: ChannelSwitch, O: Owner>(
+    fn hand_over<S: ChannelSwitch, O: Owner>(
         &self,
         holder: &mut Holder<S, O::Guardian>,
         owner: &O,
-        tenant: TenantId,
+        release: Vec<TenantId>,
+        hold: Vec<TenantId>,
     ) {
-        let released = holder.release(tenant);
-        lock(&self.held).remove(&tenant);
-        owner.runs(tenant);
-        if let Err(error) = released {
-            log::error!("{error}");
-        }
-    }
-
-    fn hold<S: ChannelSwitch, O: Owner>(
-        &self,
-        holder: &mut Holder<S, O::Guardian>,
-        owner: &O,
-        tenant: TenantId,
-    ) {
-        let held = holder.hold(tenant, &owner.holding(tenant));
-        if holder.is_held(tenant) {
-            lock(&self.held).insert(tenant);
-        } else {
+        let hold: Vec<(TenantId, Vec<Channel>)> = hold
+            .into_iter()
+            .map(|tenant| (tenant, owner.holding(tenant)))
+            .collect();
+        let error = holder.hand_over(&release, &hold);
+        for tenant in release {
+            lock(&self.held).remove(&tenant);
             owner.runs(tenant);
         }
+        for (tenant, _) in hold {
+            if holder.is_held(tenant) {
+                lock(&self.held).insert(tenant);
+            } else {
+                lock(&self.held).remove(&tenant);
+                owner.runs(tenant);
+            }
+        }
         // Without a guardian, that was said.
-        if let Err(error) = held
+        if let Some(error) = error
             && !holder.lacks_guardian()
         {
-            log::warn!("{tenant} is not held: {error}");
+            log::warn!("Not all that were to be held are: {error}");
         }
     }
 }
