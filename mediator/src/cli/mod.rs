@@ -16,5 +16,6 @@ pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod soft_gpu;
 pub(crate) mod usage;
+pub(crate) mod vfio_user;
 pub(crate) mod vm;
 pub(crate) mod vmm;
