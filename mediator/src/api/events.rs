@@ -13,7 +13,7 @@ use futures_util::Stream;
 use futures_util::stream::{self, StreamExt as _};
 
 use super::Shared;
-use super::page::{Page, PageQuery, limit, query};
+use super::page::{self, Page, PageQuery, limit, query};
 use super::problem::Problem;
 use crate::daemon::Event;
 
@@ -46,6 +46,7 @@ pub(super) async fn list(
 ) -> Result<Json<Page<Event>>, Problem> {
     let asked = query(asked)?;
     let limit = limit(asked.limit)?;
+    page::cursor(asked.cursor.as_deref())?;
     let after = asked.cursor.map_or(Ok(0), |cursor| number(&cursor))?;
     let (events, more) = shared.host.journal().after(after, limit);
     let last = events.last().map(|event| event.seq.to_string());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Extension, Path, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
+use utoipa::ToSchema;
 
 use super::Shared;
 use super::access::Caller;
@@ -18,6 +19,21 @@ use crate::daemon::{MemoryLimits, Settings};
 
 /// A limit is not larger: 1 PiB.
 pub(super) const LIMIT_MAX: u64 = 1 << 50;
+
+/// Changes to the limits of a tenant's GPU memory; null lifts one, and what is left out stays as it is.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "a schema: the patch itself is merged as JSON")]
+pub(super) struct MemoryPatch {
+    /// Bytes that are never taken from it.
+    #[schema(maximum = 1_125_899_906_842_624_u64)]
+    min_bytes: Option<u64>,
+    /// Bytes above which its memory goes first.
+    #[schema(maximum = 1_125_899_906_842_624_u64)]
+    high_bytes: Option<u64>,
+    /// Bytes that it may allocate.
+    #[schema(maximum = 1_125_899_906_842_624_u64)]
+    max_bytes: Option<u64>,
+}
 
 /// Whether limits are in range; whether they rise is the host's to say.
 pub(super) fn check(limits: &MemoryLimits) -> Result<(), Problem> {
@@ -87,7 +103,7 @@ pub(super) async fn put(
         ("name" = String, Path, description = "Name of the tenant"),
         ("If-Match" = Option<String>, Header, description = "ETag of the version that is changed, or *", example = "*"),
     ),
-    request_body(content = MemoryLimits, content_type = "application/merge-patch+json"),
+    request_body(content = MemoryPatch, content_type = "application/merge-patch+json"),
     responses(
         (status = 200, description = "As they are now", body = MemoryLimits, headers(("ETag" = String))),
         (status = "4XX", response = super::Refused),
@@ -115,13 +131,13 @@ async fn set(
     let (strict, name) = (shared.strict, write.name.clone());
     let decide = move |vm: Option<&Vm>, set: Option<Settings>| {
         let vm = there(vm, &name)?;
-        expect(&headers, &vm.limits, strict)?;
         let memory = wanted(vm)?;
         check(&memory)?;
-        Ok(Some(Settings {
+        let settings = Settings {
             memory,
             ..set.unwrap_or_default()
-        }))
+        };
+        Ok((Some(settings), expect(&headers, &vm.limits, strict)))
     };
     let vm = shared.write(write, decide).await?;
     let limits = vm.map_or(MemoryLimits::default(), |vm| vm.limits);

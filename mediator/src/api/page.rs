@@ -15,6 +15,9 @@ use super::problem::Problem;
 const LIMIT: std::ops::RangeInclusive<usize> = 1..=1_000;
 const LIMIT_DEFAULT: usize = 100;
 
+/// Longer than any name.
+const CURSOR_BYTES_MAX: usize = 256;
+
 /// Which page.
 #[derive(Clone, Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -46,6 +49,15 @@ pub(super) fn limit(asked: Option<usize>) -> Result<usize, Problem> {
     })
 }
 
+/// Refuses what no list has given out.
+pub(super) fn cursor(asked: Option<&str>) -> Result<(), Problem> {
+    if asked.is_none_or(|cursor| cursor.len() <= CURSOR_BYTES_MAX) {
+        return Ok(());
+    }
+    let detail = format!("A cursor has {CURSOR_BYTES_MAX} bytes at most");
+    Err(Problem::new(StatusCode::BAD_REQUEST, detail))
+}
+
 /// A query, or what is wrong with it.
 pub(super) fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Problem> {
     query
@@ -61,6 +73,7 @@ impl<T> Page<T> {
     ) -> Result<Self, Problem> {
         let asked = query(asked)?;
         let limit = limit(asked.limit)?;
+        cursor(asked.cursor.as_deref())?;
         let after = asked.cursor.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = all.into_iter().filter(|(name, _)| match &after {
             Bound::Excluded(after) => name > after,

@@ -76,8 +76,8 @@ pub(super) async fn register(
     let before = shared.host.settings().get(&name).copied();
     let known = name.clone();
     let decide = move |_: Option<&Vm>, set: Option<Settings>| match set {
-        None => Ok(Some(wanted)),
-        Some(set) if set == wanted => Ok(Some(wanted)),
+        None => Ok((Some(wanted), Ok(()))),
+        Some(set) if set == wanted => Ok((Some(wanted), Ok(()))),
         _ => Err(Problem::new(
             StatusCode::CONFLICT,
             format!(
@@ -120,14 +120,13 @@ pub(super) async fn forget(
     let (strict, known) = (shared.strict, name.clone());
     let decide = move |vm: Option<&Vm>, _: Option<Settings>| {
         let vm = there(vm, &known)?;
-        expect(&headers, vm, strict)?;
         if vm.connected {
             return Err(Problem::new(
                 StatusCode::CONFLICT,
                 format!("{known} is connected; it is forgotten when its VM has ended"),
             ));
         }
-        Ok(None)
+        Ok((None, expect(&headers, vm, strict)))
     };
     let write = Write::new(caller, id, "vm", name);
     shared.write(write, decide).await?;

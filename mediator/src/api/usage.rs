@@ -117,6 +117,14 @@ impl UsageQuery {
                 Problem::new(StatusCode::BAD_REQUEST, detail)
             })
         };
+        let longest = [(&self.vm, 64), (&self.gpu, 128)];
+        if longest.iter().any(|(name, most)| {
+            name.as_ref()
+                .is_some_and(|name| name.chars().count() > *most)
+        }) {
+            let detail = "vm has 64 characters at most, gpu 128";
+            return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
+        }
         let (from, to) = (time("from", &self.from)?, time("to", &self.to)?);
         if to.0.saturating_sub(from.0) > RANGE_NS {
             return Err(Problem::new(

@@ -383,10 +383,9 @@ async fn set(
     let (strict, name) = (shared.strict, write.name.clone());
     let decide = move |vm: Option<&Vm>, set: Option<Settings>| {
         let vm = there(vm, &name)?;
-        expect(&headers, &vm.scheduling, strict)?;
         let mut settings = set.unwrap_or_default();
         enter(vm, &mut settings)?;
-        Ok(Some(settings))
+        Ok((Some(settings), expect(&headers, &vm.scheduling, strict)))
     };
     let vm = shared.write(write, decide).await?;
     Ok(tagged(&HeaderMap::new(), &vm.map(|vm| vm.scheduling)))

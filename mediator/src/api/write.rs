@@ -39,6 +39,11 @@ impl Write {
     }
 }
 
+/// What is to be set of a tenant (none forgets it), and whether the caller means the version that there is. That comes last, as a
+/// request that is refused anyhow is refused for its own fault.
+/// SOURCE: RFC 9110, 13.2.1
+pub(super) type Decided = Result<(Option<Settings>, Result<(), Problem>), Problem>;
+
 impl From<SettingsError> for Problem {
     fn from(error: SettingsError) -> Self {
         Self::new(StatusCode::CONFLICT, error.to_string())
@@ -51,9 +56,7 @@ impl Shared {
     pub(super) async fn write(
         self: &Arc<Self>,
         write: Write,
-        decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Result<Option<Settings>, Problem>
-        + Send
-        + 'static,
+        decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Decided + Send + 'static,
     ) -> Result<Option<Vm>, Problem> {
         let shared = self.clone();
         // On a task of its own: a caller who hangs up does not leave half a write.
@@ -68,7 +71,7 @@ impl Shared {
     async fn carry_out(
         &self,
         write: &Write,
-        decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Result<Option<Settings>, Problem>,
+        decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Decided,
     ) -> Result<Option<Vm>, Problem> {
         let _one_at_a_time = self.writes.lock().await;
         self.snapshots.renew();
@@ -76,12 +79,13 @@ impl Shared {
         let mut all = self.host.settings();
         let vm = self.vm(name).ok();
         let before = all.get(name).copied();
-        let wanted = decide(vm.as_ref(), before)?;
+        let (wanted, meant) = decide(vm.as_ref(), before)?;
+        self.host
+            .check_settings(name, &wanted.unwrap_or_default())?;
+        meant?;
         if wanted == before {
             return Ok(vm);
         }
-        self.host
-            .check_settings(name, &wanted.unwrap_or_default())?;
         let audit = self.audit(write, before.as_ref(), wanted.as_ref())?;
         match wanted {
             Some(settings) => all.insert(name.clone(), settings),
