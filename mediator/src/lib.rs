@@ -10,3 +10,4 @@ pub mod memory;
 mod memory_file;
 mod process;
 pub mod tenant;
+pub mod view;
