@@ -146,6 +146,27 @@ impl Mediation {
         Ok(())
     }
 
+    /// Sets a tenant's upper limit, or lifts it; it applies at the next decision.
+    ///
+    /// # Errors
+    /// If the tenant is not known.
+    pub fn set_cap(&mut self, tenant: TenantId, cap: Option<Cap>) -> Result<(), PolicyError> {
+        // The same again would begin with an unused quota.
+        if self.cap(tenant) == cap {
+            return Ok(());
+        }
+        self.policy.set_cap(tenant, cap)?;
+        if let Some(standing) = self.tenants.get_mut(&tenant) {
+            standing.cap = cap;
+        }
+        Ok(())
+    }
+
+    /// A tenant's upper limit, if it has one.
+    pub fn cap(&self, tenant: TenantId) -> Option<Cap> {
+        self.tenants.get(&tenant).and_then(|standing| standing.cap)
+    }
+
     /// A tenant's weight.
     pub fn weight(&self, tenant: TenantId) -> Option<Weight> {
         self.tenants.get(&tenant).map(|standing| standing.weight)

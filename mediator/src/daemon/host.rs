@@ -2,33 +2,26 @@
 //! loop for a message, by the accounting thread at the end of a period. Nothing under it waits for a VM.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::event::{EventfdFlags, eventfd};
-use turnstile_abi::regs::{features, status};
-use turnstile_abi::{CHUNK_BYTES, pci};
+use turnstile_abi::regs::status;
 use turnstile_accounting::ledger::TenantTotals;
 use turnstile_accounting::{EngineId, Ledger, LedgerError, Moment, Nanos, TenantId, Usage};
-use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
-use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
+use turnstile_policies::{Tuning, Weight, policy_by_name};
+use turnstile_vmm::wire::ToVmm;
 
-use super::error::{HostError, chain};
-use super::mailbox::{Letter, Mailbox};
+use super::error::HostError;
+use super::mailbox::Letter;
 use super::memory::Memory;
-use super::peer::{Kind, Peer, Tenant, Vm};
+use super::peer::{Kind, Tenant};
 use super::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
 use super::registry::Registry;
-use super::snapshot::{HostSnapshot, TenantKind, TenantSnapshot};
+use super::settings::Settings;
 use super::untracked::Told;
-use crate::gpu::{ChannelActivity, Gpu, Suspend, TenantResources};
+use crate::gpu::{ChannelActivity, Gpu, Suspend};
 use crate::mediation::{Activity, COMPUTE, GateOrder, Mediation};
 use crate::tenant::gates::GateBook;
-use crate::tenant::guest_memory::{self};
-use crate::tenant::interrupts::EventfdInterrupts;
-use crate::tenant::pages::{StatusPage, StatusView, doorbell_pages};
+use crate::tenant::pages::StatusView;
 use crate::tenant::requests::{Account, Effect};
 
 /// Tenants and policy of a host.
@@ -63,12 +56,14 @@ impl Default for HostConfig {
 
 #[derive(Debug)]
 pub(super) struct State {
-    mediation: Mediation,
+    pub(super) mediation: Mediation,
     /// Where tenants' memory is, if it moves.
     pub(super) memory: Option<Memory>,
     /// What the engines' own log says, where the meter in use is another.
-    truth: Option<Ledger>,
+    pub(super) truth: Option<Ledger>,
     pub(super) tenants: BTreeMap<TenantId, Tenant>,
+    /// What an operator set, by name.
+    pub(super) settings: BTreeMap<String, Settings>,
     /// Processes of those that are programs.
     pub(super) registry: Registry,
     /// Processes that are nobody's and were spoken of.
@@ -77,8 +72,8 @@ pub(super) struct State {
     leaving: Vec<(TenantId, Moment)>,
     pub(super) next: u32,
     /// Names of VMs that are being taken in.
-    starting: BTreeSet<String>,
-    ledger_errors: u64,
+    pub(super) starting: BTreeSet<String>,
+    pub(super) ledger_errors: u64,
     /// Makes what is charged durable, if that was asked for.
     recorder: Option<Recorder>,
 }
@@ -86,8 +81,8 @@ pub(super) struct State {
 /// Tenants, gates, policy and ledger of one GPU.
 #[derive(Debug)]
 pub struct Host {
-    gpu: Arc<dyn Gpu>,
-    config: HostConfig,
+    pub(super) gpu: Arc<dyn Gpu>,
+    pub(super) config: HostConfig,
     state: Mutex<State>,
 }
 
@@ -106,6 +101,7 @@ impl Host {
             memory: Memory::of(&*gpu),
             truth: None,
             tenants: BTreeMap::new(),
+            settings: BTreeMap::new(),
             registry: Registry::default(),
             told: Told::default(),
             leaving: Vec::new(),
@@ -129,173 +125,6 @@ impl Host {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic under the lock leaves at worst one tenant's numbers behind; the others must go on.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. Returns its number and the kick
-    /// that its VMM signals.
-    pub(super) fn admit(
-        self: &Arc<Self>,
-        hello: ToDaemon,
-        mut fds: Vec<OwnedFd>,
-        stream: UnixStream,
-    ) -> Result<(TenantId, File), HostError> {
-        let mut writer = FrameWriter::new();
-        let taken = self.take_in(hello, &mut fds, &stream, &mut writer);
-        if let Err(error) = &taken {
-            let text = chain(error);
-            if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
-                let _ = writer.flush(&stream);
-            }
-        }
-        taken
-    }
-
-    /// Checks what every tenant says first; returns its weight.
-    pub(super) fn permitted(
-        &self,
-        protocol: u32,
-        name: &str,
-        weight: Option<u32>,
-    ) -> Result<Weight, HostError> {
-        if protocol != PROTOCOL {
-            return Err(HostError::Protocol { theirs: protocol });
-        }
-        let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        if name.is_empty() || name.len() > 64 || !name.chars().all(permitted) {
-            let name = name.chars().take(64).collect();
-            return Err(HostError::BadName { name });
-        }
-        Ok(weight.map_or(Ok(self.config.weight), Weight::new)?)
-    }
-
-    /// Whether there is room for one more tenant, of this name.
-    pub(super) fn room(&self, state: &State, name: &str) -> Result<(), HostError> {
-        if state.tenants.len() + state.starting.len() >= self.config.tenants_max {
-            return Err(HostError::TooManyTenants {
-                max: self.config.tenants_max,
-            });
-        }
-        let taken = state.tenants.values().any(|tenant| tenant.name == name);
-        if taken || state.starting.contains(name) {
-            let name = name.to_owned();
-            return Err(HostError::NameTaken { name });
-        }
-        Ok(())
-    }
-
-    fn take_in(
-        self: &Arc<Self>,
-        hello: ToDaemon,
-        fds: &mut Vec<OwnedFd>,
-        stream: &UnixStream,
-        writer: &mut FrameWriter,
-    ) -> Result<(TenantId, File), HostError> {
-        let ToDaemon::Hello {
-            protocol,
-            name,
-            weight,
-            gpu_memory_bytes,
-            regions,
-        } = hello
-        else {
-            return Err(HostError::NoHello);
-        };
-        let weight = self.permitted(protocol, &name, weight)?;
-        let memory_bytes = gpu_memory_bytes.unwrap_or(self.config.gpu_memory_bytes);
-        let max = self.gpu.capabilities().memory_bytes;
-        if memory_bytes == 0 || memory_bytes > max || !memory_bytes.is_multiple_of(CHUNK_BYTES) {
-            return Err(HostError::GpuMemory {
-                bytes: memory_bytes,
-                max,
-            });
-        }
-        let vectors = 1..=usize::from(pci::VECTORS);
-        if !fds
-            .len()
-            .checked_sub(1)
-            .is_some_and(|count| vectors.contains(&count))
-        {
-            return Err(HostError::Descriptors { got: fds.len() });
-        }
-        let interrupts = Arc::new(EventfdInterrupts::new(fds.split_off(1))?);
-        // PANIC: none; one descriptor is left, or the count was refused
-        let memory_fd = fds.pop().ok_or(HostError::Descriptors { got: 0 })?;
-        let guest = Arc::new(guest_memory::map(memory_fd, &regions)?);
-        let doorbells = Arc::new(doorbell_pages(self.config.channels)?);
-        let status = StatusPage::new()?;
-        let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
-            .map_err(|errno| HostError::Host(errno.into()))?;
-        let kick = File::from(kick);
-        let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
-
-        let tenant = {
-            let mut state = self.lock();
-            self.room(&state, &name)?;
-            state.starting.insert(name.clone());
-            state.number()
-        };
-        // A GPU may take long over it: the others go on meanwhile.
-        let _starting = Starting {
-            host: self.as_ref(),
-            name: name.clone(),
-        };
-        let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
-        let resources = TenantResources {
-            guest,
-            doorbells: doorbells.clone(),
-            interrupts,
-            memory_bytes,
-            channels: self.config.channels,
-        };
-        let aperture = self
-            .gpu
-            .create_context(tenant, resources)
-            .map_err(HostError::Gpu)?;
-        let capability = self.gpu.capabilities();
-        let mut feature_bits = features::PTX | features::STATUS_PAGE;
-        if capability.aperture {
-            feature_bits |= features::APERTURE;
-        }
-        if capability.software {
-            feature_bits |= features::SOFTWARE;
-        }
-        let welcome = ToVmm::Welcome {
-            tenant: tenant.0,
-            channels: self.config.channels,
-            gpu_memory_bytes: memory_bytes,
-            features: feature_bits,
-        };
-        let answered = (|| {
-            let fds = vec![
-                duplicate(doorbells.file())?,
-                duplicate(status.file())?,
-                OwnedFd::from(aperture),
-                duplicate(&kick)?,
-            ];
-            writer.push(&welcome, fds)?;
-            writer.flush(stream)?;
-            stream.try_clone().map_err(HostError::Host)
-        })();
-        let stream = match answered {
-            Ok(stream) => stream,
-            Err(error) => {
-                self.gpu.destroy_context(tenant);
-                return Err(error);
-            }
-        };
-        let writer = std::mem::take(writer);
-        let vm = Vm {
-            mailbox,
-            gates: GateBook::default(),
-            status,
-        };
-        let peer = Peer { stream, writer };
-        let mut state = self.lock();
-        if let Some(memory) = &mut state.memory {
-            memory.add(tenant, weight, memory_bytes);
-        }
-        state.insert(tenant, name, weight, peer, Kind::Vm(Box::new(vm)));
-        Ok((tenant, kick))
     }
 
     /// A tenant is gone.
@@ -327,7 +156,10 @@ impl Host {
         let state = self.lock();
         let (compute, copy) = split(&state.mediation.ledger().tenant(tenant).engines);
         let weight = state.mediation.weight(tenant).map_or(0, Weight::get);
+        let set = state.tenants.get(&tenant);
+        let memory_max_bytes = set.and_then(|entry| state.set_of(&entry.name).memory.max_bytes);
         Account {
+            memory_max_bytes,
             weight,
             compute_ns: compute.used_ns.0,
             copy_ns: copy.used_ns.0,
@@ -601,65 +433,6 @@ impl Host {
         }
         state.mediation.set_weight(tenant, weight)
     }
-
-    /// Tenants, totals, conservation.
-    pub fn snapshot(&self) -> HostSnapshot {
-        let state = self.lock();
-        let charged = state.mediation.ledger();
-        let truth = state.truth.as_ref().unwrap_or(charged);
-        let total = truth.snapshot();
-        let at = total.window.map_or(Moment(0), |window| window.to());
-        let wall = total.window.map_or(0, |window| window.length().0);
-        let tenants = state
-            .tenants
-            .iter()
-            .map(|(tenant, entry)| {
-                let (compute, copy) = split(&charged.tenant(*tenant).engines);
-                let (engine, _) = split(&truth.tenant(*tenant).engines);
-                TenantSnapshot {
-                    tenant: *tenant,
-                    name: entry.name.clone(),
-                    weight: state.mediation.weight(*tenant).map_or(0, Weight::get),
-                    admitted: state.mediation.admitted(*tenant),
-                    compute_ns: compute.used_ns,
-                    copy_ns: copy.used_ns,
-                    engine_ns: engine.used_ns,
-                    held_ns: charged.tenant(*tenant).held_ns
-                        + state.mediation.held_now(*tenant, at),
-                    entitled_ns: state.mediation.due(*tenant).entitled_ns,
-                    waited_ns: state.mediation.due(*tenant).waited_ns,
-                    backlogged: state.mediation.backlogged(*tenant),
-                    doorbells_trapped: entry.gates().map_or(0, GateBook::trapped),
-                    gate_moves: entry.gates().map_or(0, GateBook::moves),
-                    memory: state
-                        .memory
-                        .as_ref()
-                        .map(|memory| memory.snapshot(*tenant, charged)),
-                    kind: match entry.kind {
-                        Kind::Vm(_) => TenantKind::Vm,
-                        Kind::Program(_) => TenantKind::Program {
-                            processes: state.registry.count(*tenant),
-                        },
-                    },
-                }
-            })
-            .collect();
-        let conservation_error_ns = total
-            .engines
-            .iter()
-            .map(|engine| i128::from(wall) - i128::from(engine.totals.accounted_ns().0))
-            .map(i128::abs)
-            .sum();
-        HostSnapshot {
-            gpu: self.gpu.figures(),
-            at,
-            tenants,
-            engines: total.engines,
-            conservation_error_ns,
-            untracked: self.gpu.untracked(),
-            ledger_errors: state.ledger_errors,
-        }
-    }
 }
 
 /// By then the engines have let go of a tenant that left: the kernel limit of a GPU is below it.
@@ -672,7 +445,7 @@ fn count(errors: &mut u64, error: LedgerError) {
 }
 
 /// Compute and copy totals out of per-engine totals.
-fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, TenantTotals) {
+pub(super) fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, TenantTotals) {
     let (mut compute, mut copy) = (TenantTotals::default(), TenantTotals::default());
     for (engine, totals) in engines {
         let sum = if *engine == COMPUTE {
@@ -686,18 +459,6 @@ fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, TenantTotals) {
     (compute, copy)
 }
 
-/// A name that is kept for a VM until it was taken in, or was not.
-struct Starting<'a> {
-    host: &'a Host,
-    name: String,
-}
-
-impl Drop for Starting<'_> {
-    fn drop(&mut self) {
-        self.host.lock().starting.remove(&self.name);
-    }
-}
-
 /// The engines of a GPU, by index.
 pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
     let capability = gpu.capabilities();
@@ -705,30 +466,6 @@ pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
 }
 
 impl State {
-    /// A number that no tenant had before.
-    pub(super) fn number(&mut self) -> TenantId {
-        let number = TenantId(self.next);
-        self.next += 1;
-        number
-    }
-
-    /// Takes a tenant in that the GPU has taken in.
-    pub(super) fn insert(
-        &mut self,
-        tenant: TenantId,
-        name: String,
-        weight: Weight,
-        peer: Peer,
-        kind: Kind,
-    ) {
-        let params = TenantParams { weight, cap: None };
-        if let Err(error) = self.mediation.add(tenant, params) {
-            log::error!("Policy: {error}");
-        }
-        log::info!("{tenant} is {name}, weight {}", weight.get());
-        self.tenants.insert(tenant, Tenant { name, peer, kind });
-    }
-
     /// A VM's gates move, then what is queued is stopped or goes on; a program has channels of its own alone.
     fn carry_out(&mut self, gpu: &dyn Gpu, GateOrder { tenant, state }: GateOrder) {
         let Some(entry) = self.tenants.get_mut(&tenant) else {

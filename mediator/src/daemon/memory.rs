@@ -6,7 +6,7 @@ use turnstile_policies::Weight;
 use super::snapshot::MemorySnapshot;
 use crate::gpu::Gpu;
 use crate::mediation::{COMPUTE, Mediation};
-use crate::memory::{Entitlement, MemoryKeeper};
+use crate::memory::{Entitlement, EntitlementError, MemoryKeeper};
 
 /// Of refused allocations, one line in so long is logged: guests cause them.
 const TELL_EVERY: Nanos = Nanos::from_ms(10_000);
@@ -30,11 +30,35 @@ impl Memory {
         })
     }
 
-    pub(super) fn add(&mut self, tenant: TenantId, weight: Weight, bytes: u64) {
-        let entitlement = Entitlement::by_weight(weight, bytes);
-        if let Err(error) = self.keeper.add(tenant, entitlement) {
-            log::error!("Memory of {tenant}: {error}");
+    /// A tenant appears. Limits that were set and do not fit beside the others' give way to none.
+    pub(super) fn add(&mut self, tenant: TenantId, entitlement: Entitlement) {
+        let none = Entitlement::by_weight(entitlement.weight, entitlement.max_bytes);
+        for entitlement in [entitlement, none] {
+            match self.keeper.add(tenant, entitlement) {
+                Ok(()) => return,
+                Err(error) => log::error!("Memory of {tenant}: {error}"),
+            }
         }
+    }
+
+    /// Whether a tenant could be entitled to this.
+    pub(super) fn check(
+        &self,
+        tenant: TenantId,
+        entitlement: Entitlement,
+    ) -> Result<(), EntitlementError> {
+        self.keeper
+            .manager()
+            .check_entitlement(tenant, &entitlement)
+    }
+
+    /// A tenant that is there is entitled to this from now on.
+    pub(super) fn set(
+        &mut self,
+        tenant: TenantId,
+        entitlement: Entitlement,
+    ) -> Result<(), EntitlementError> {
+        self.keeper.add(tenant, entitlement)
     }
 
     pub(super) fn remove(&mut self, tenant: TenantId) {

@@ -9,6 +9,7 @@
 //! ```
 
 mod accounting;
+mod admission;
 mod control;
 mod error;
 mod host;
@@ -18,6 +19,7 @@ mod peer;
 mod programs;
 mod recorder;
 mod registry;
+mod settings;
 mod snapshot;
 mod untracked;
 
@@ -36,6 +38,7 @@ pub use accounting::{MeterKind, Timing};
 pub use error::HostError;
 pub use host::{Host, HostConfig};
 pub use recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
+pub use settings::{MemoryLimits, Settings, SettingsError};
 pub use snapshot::{HostSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 
 use crate::gpu::Gpu;

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use turnstile_vmm::wire::{FrameWriter, ToVmm};
 
 use super::mailbox::Mailbox;
+use super::settings::Brought;
 use crate::process::Identity;
 use crate::tenant::gates::{GateBook, GateMove};
 use crate::tenant::pages::StatusPage;
@@ -15,6 +16,8 @@ pub(super) struct Tenant {
     pub(super) name: String,
     pub(super) peer: Peer,
     pub(super) kind: Kind,
+    /// What holds where nothing was set.
+    pub(super) brought: Brought,
 }
 
 /// What a tenant is.

@@ -10,6 +10,7 @@ use super::error::{HostError, chain};
 use super::host::Host;
 use super::peer::{Kind, Peer};
 use super::registry::ProcessError;
+use super::settings::Brought;
 use crate::process::{self, Identity};
 
 impl Host {
@@ -73,7 +74,11 @@ impl Host {
         }
         let writer = std::mem::take(writer);
         let peer = Peer { stream, writer };
-        state.insert(tenant, name, weight, peer, Kind::Program(root));
+        let brought = Brought {
+            weight,
+            memory_bytes: 0,
+        };
+        state.insert(tenant, name, brought, peer, Kind::Program(root));
         Ok(tenant)
     }
 

@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use turnstile_accounting::record::{Entry, GpuIdentity, TenantKind, UnixNanos};
+use turnstile_accounting::record::{CapInForce, Entry, GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
 use turnstile_accounting::store::{Store, StoreError};
 use turnstile_accounting::{Nanos, Rollup, TenantId, Usage};
@@ -163,8 +163,10 @@ impl Recorder {
                     Kind::Program(_) => TenantKind::Program,
                 },
                 weight: mediation.weight(*tenant).map_or(0, Weight::get),
-                // Tenants have none yet.
-                cap: None,
+                cap: mediation.cap(*tenant).map(|cap| CapInForce {
+                    quota_ns: cap.quota_ns(),
+                    period_ns: cap.period_ns(),
+                }),
                 held_total_ns: mediation.ledger().held_ns(*tenant)
                     + mediation.held_now(*tenant, end),
                 backlogged: mediation.backlogged(*tenant),

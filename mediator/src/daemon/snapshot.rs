@@ -6,7 +6,12 @@ use serde::Serialize;
 use turnstile_accounting::ledger::EngineSnapshot;
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
+use turnstile_policies::{Cap, Weight};
+
+use super::host::{Host, split};
+use super::peer::Kind;
 use crate::gpu::Untracked;
+use crate::tenant::gates::GateBook;
 
 /// What a tenant is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -33,6 +38,8 @@ pub struct TenantSnapshot {
     pub kind: TenantKind,
     /// Weight in force.
     pub weight: u32,
+    /// Upper limit in force.
+    pub cap: Option<Cap>,
     /// Whether it is let through.
     pub admitted: bool,
     /// Compute time charged.
@@ -91,4 +98,66 @@ pub struct HostSnapshot {
     pub untracked: Vec<Untracked>,
     /// Usages that the ledger refused.
     pub ledger_errors: u64,
+}
+
+impl Host {
+    /// Tenants, totals, conservation.
+    pub fn snapshot(&self) -> HostSnapshot {
+        let state = self.lock();
+        let charged = state.mediation.ledger();
+        let truth = state.truth.as_ref().unwrap_or(charged);
+        let total = truth.snapshot();
+        let at = total.window.map_or(Moment(0), |window| window.to());
+        let wall = total.window.map_or(0, |window| window.length().0);
+        let tenants = state
+            .tenants
+            .iter()
+            .map(|(tenant, entry)| {
+                let (compute, copy) = split(&charged.tenant(*tenant).engines);
+                let (engine, _) = split(&truth.tenant(*tenant).engines);
+                TenantSnapshot {
+                    tenant: *tenant,
+                    name: entry.name.clone(),
+                    weight: state.mediation.weight(*tenant).map_or(0, Weight::get),
+                    cap: state.mediation.cap(*tenant),
+                    admitted: state.mediation.admitted(*tenant),
+                    compute_ns: compute.used_ns,
+                    copy_ns: copy.used_ns,
+                    engine_ns: engine.used_ns,
+                    held_ns: charged.tenant(*tenant).held_ns
+                        + state.mediation.held_now(*tenant, at),
+                    entitled_ns: state.mediation.due(*tenant).entitled_ns,
+                    waited_ns: state.mediation.due(*tenant).waited_ns,
+                    backlogged: state.mediation.backlogged(*tenant),
+                    doorbells_trapped: entry.gates().map_or(0, GateBook::trapped),
+                    gate_moves: entry.gates().map_or(0, GateBook::moves),
+                    memory: state
+                        .memory
+                        .as_ref()
+                        .map(|memory| memory.snapshot(*tenant, charged)),
+                    kind: match entry.kind {
+                        Kind::Vm(_) => TenantKind::Vm,
+                        Kind::Program(_) => TenantKind::Program {
+                            processes: state.registry.count(*tenant),
+                        },
+                    },
+                }
+            })
+            .collect();
+        let conservation_error_ns = total
+            .engines
+            .iter()
+            .map(|engine| i128::from(wall) - i128::from(engine.totals.accounted_ns().0))
+            .map(i128::abs)
+            .sum();
+        HostSnapshot {
+            gpu: self.gpu.figures(),
+            at,
+            tenants,
+            engines: total.engines,
+            conservation_error_ns,
+            untracked: self.gpu.untracked(),
+            ledger_errors: state.ledger_errors,
+        }
+    }
 }

@@ -102,17 +102,29 @@ impl MemoryManager {
         tenant: TenantId,
         entitlement: Entitlement,
     ) -> Result<(), EntitlementError> {
-        entitlement.check()?;
-        let others = self.owners.iter().filter(|(id, _)| **id != tenant);
-        let all = others
-            .map(|(_, owner)| &owner.entitlement)
-            .chain([&entitlement]);
-        all_fit(self.config.card_bytes, all)?;
+        self.check_entitlement(tenant, &entitlement)?;
         let clock = self.system_clock();
         let new = || Owner::new(entitlement, clock);
         let owner = self.owners.entry(tenant).or_insert_with(new);
         owner.entitlement = entitlement;
         Ok(())
+    }
+
+    /// Whether a tenant could be entitled to this beside all others.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub fn check_entitlement(
+        &self,
+        tenant: TenantId,
+        entitlement: &Entitlement,
+    ) -> Result<(), EntitlementError> {
+        entitlement.check()?;
+        let others = self.owners.iter().filter(|(id, _)| **id != tenant);
+        let all = others
+            .map(|(_, owner)| &owner.entitlement)
+            .chain([entitlement]);
+        all_fit(self.config.card_bytes, all)
     }
 
     /// A tenant is gone, and its memory.

@@ -1,6 +1,6 @@
 //! Mailbox requests of a VM, from checked words to calls of the GPU.
 
-use turnstile_abi::{ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS, QueryItem, Request};
+use turnstile_abi::{CHUNK_BYTES, ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS, QueryItem, Request};
 use turnstile_accounting::TenantId;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
@@ -15,6 +15,8 @@ pub struct Account {
     pub compute_ns: u64,
     /// Copy time charged.
     pub copy_ns: u64,
+    /// GPU memory that it may have, if an operator set a limit.
+    pub memory_max_bytes: Option<u64>,
 }
 
 /// What a served request changed for the daemon.
@@ -73,6 +75,7 @@ pub fn serve(
             words(&[])
         }
         Request::Allocate { bytes } => {
+            within_limit(gpu, tenant, account.memory_max_bytes, bytes)?;
             let given = gpu.allocate(tenant, bytes)?;
             words(&[given.va, given.aperture_offset, given.bytes])
         }
@@ -101,7 +104,7 @@ pub fn serve(
         Request::Query { item } => {
             let capabilities = gpu.capabilities();
             words(&[match item {
-                QueryItem::MemoryFreeBytes => gpu.memory_free_bytes(tenant),
+                QueryItem::MemoryFreeBytes => memory_left(gpu, tenant, account.memory_max_bytes),
                 QueryItem::Weight => account.weight.into(),
                 QueryItem::ComputeNs => account.compute_ns,
                 QueryItem::CopyNs => account.copy_ns,
@@ -111,6 +114,35 @@ pub fn serve(
         }
     };
     Ok(Served { results, effect })
+}
+
+fn memory_left(gpu: &dyn Gpu, tenant: TenantId, max_bytes: Option<u64>) -> u64 {
+    let free = gpu.memory_free_bytes(tenant);
+    match (max_bytes, gpu.memory_held_bytes(tenant)) {
+        (Some(max), Some(held)) => free.min(max.saturating_sub(held)),
+        _ => free,
+    }
+}
+
+/// Refuses what would go beyond the limit that an operator set; what the tenant has already is left to it.
+fn within_limit(
+    gpu: &dyn Gpu,
+    tenant: TenantId,
+    max_bytes: Option<u64>,
+    bytes: u64,
+) -> Result<(), Refusal> {
+    let (Some(max), Some(held)) = (max_bytes, gpu.memory_held_bytes(tenant)) else {
+        return Ok(());
+    };
+    // As the GPU rounds it up.
+    let chunks = bytes.div_ceil(CHUNK_BYTES).saturating_mul(CHUNK_BYTES);
+    if held.saturating_add(chunks) <= max {
+        return Ok(());
+    }
+    Err(Refusal {
+        code: ErrorCode::OutOfGpuMemory,
+        detail: format!("{} bytes are left", max.saturating_sub(held)),
+    })
 }
 
 fn words(values: &[u64]) -> [u64; MAILBOX_RESULTS] {

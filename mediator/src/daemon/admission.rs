@@ -1,0 +1,243 @@
+//! How a tenant is taken in: what it says first is checked, then it gets its context, its pages and its place.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use turnstile_abi::regs::features;
+use turnstile_abi::{CHUNK_BYTES, pci};
+use turnstile_accounting::TenantId;
+use turnstile_policies::Weight;
+use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
+
+use super::error::{HostError, chain};
+use super::host::{Host, State};
+use super::mailbox::Mailbox;
+use super::peer::{Kind, Peer, Tenant, Vm};
+use super::settings::Brought;
+use crate::gpu::TenantResources;
+use crate::tenant::gates::GateBook;
+use crate::tenant::guest_memory;
+use crate::tenant::interrupts::EventfdInterrupts;
+use crate::tenant::pages::{StatusPage, doorbell_pages};
+
+impl Host {
+    /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. Returns its number and the kick
+    /// that its VMM signals.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        hello: ToDaemon,
+        mut fds: Vec<OwnedFd>,
+        stream: UnixStream,
+    ) -> Result<(TenantId, File), HostError> {
+        let mut writer = FrameWriter::new();
+        let taken = self.take_in(hello, &mut fds, &stream, &mut writer);
+        if let Err(error) = &taken {
+            let text = chain(error);
+            if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
+                let _ = writer.flush(&stream);
+            }
+        }
+        taken
+    }
+
+    /// Checks what every tenant says first; returns its weight.
+    pub(super) fn permitted(
+        &self,
+        protocol: u32,
+        name: &str,
+        weight: Option<u32>,
+    ) -> Result<Weight, HostError> {
+        if protocol != PROTOCOL {
+            return Err(HostError::Protocol { theirs: protocol });
+        }
+        let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if name.is_empty() || name.len() > 64 || !name.chars().all(permitted) {
+            let name = name.chars().take(64).collect();
+            return Err(HostError::BadName { name });
+        }
+        Ok(weight.map_or(Ok(self.config.weight), Weight::new)?)
+    }
+
+    /// Whether there is room for one more tenant, of this name.
+    pub(super) fn room(&self, state: &State, name: &str) -> Result<(), HostError> {
+        if state.tenants.len() + state.starting.len() >= self.config.tenants_max {
+            return Err(HostError::TooManyTenants {
+                max: self.config.tenants_max,
+            });
+        }
+        let taken = state.tenants.values().any(|tenant| tenant.name == name);
+        if taken || state.starting.contains(name) {
+            let name = name.to_owned();
+            return Err(HostError::NameTaken { name });
+        }
+        Ok(())
+    }
+
+    fn take_in(
+        self: &Arc<Self>,
+        hello: ToDaemon,
+        fds: &mut Vec<OwnedFd>,
+        stream: &UnixStream,
+        writer: &mut FrameWriter,
+    ) -> Result<(TenantId, File), HostError> {
+        let ToDaemon::Hello {
+            protocol,
+            name,
+            weight,
+            gpu_memory_bytes,
+            regions,
+        } = hello
+        else {
+            return Err(HostError::NoHello);
+        };
+        let weight = self.permitted(protocol, &name, weight)?;
+        let memory_bytes = gpu_memory_bytes.unwrap_or(self.config.gpu_memory_bytes);
+        let max = self.gpu.capabilities().memory_bytes;
+        if memory_bytes == 0 || memory_bytes > max || !memory_bytes.is_multiple_of(CHUNK_BYTES) {
+            return Err(HostError::GpuMemory {
+                bytes: memory_bytes,
+                max,
+            });
+        }
+        let vectors = 1..=usize::from(pci::VECTORS);
+        if !fds
+            .len()
+            .checked_sub(1)
+            .is_some_and(|count| vectors.contains(&count))
+        {
+            return Err(HostError::Descriptors { got: fds.len() });
+        }
+        let interrupts = Arc::new(EventfdInterrupts::new(fds.split_off(1))?);
+        // PANIC: none; one descriptor is left, or the count was refused
+        let memory_fd = fds.pop().ok_or(HostError::Descriptors { got: 0 })?;
+        let guest = Arc::new(guest_memory::map(memory_fd, &regions)?);
+        let doorbells = Arc::new(doorbell_pages(self.config.channels)?);
+        let status = StatusPage::new()?;
+        let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .map_err(|errno| HostError::Host(errno.into()))?;
+        let kick = File::from(kick);
+        let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
+
+        let tenant = {
+            let mut state = self.lock();
+            self.room(&state, &name)?;
+            state.starting.insert(name.clone());
+            state.number()
+        };
+        // A GPU may take long over it: the others go on meanwhile.
+        let _starting = Starting {
+            host: self.as_ref(),
+            name: name.clone(),
+        };
+        let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
+        let resources = TenantResources {
+            guest,
+            doorbells: doorbells.clone(),
+            interrupts,
+            memory_bytes,
+            channels: self.config.channels,
+        };
+        let aperture = self
+            .gpu
+            .create_context(tenant, resources)
+            .map_err(HostError::Gpu)?;
+        let capability = self.gpu.capabilities();
+        let mut feature_bits = features::PTX | features::STATUS_PAGE;
+        if capability.aperture {
+            feature_bits |= features::APERTURE;
+        }
+        if capability.software {
+            feature_bits |= features::SOFTWARE;
+        }
+        let welcome = ToVmm::Welcome {
+            tenant: tenant.0,
+            channels: self.config.channels,
+            gpu_memory_bytes: memory_bytes,
+            features: feature_bits,
+        };
+        let answered = (|| {
+            let fds = vec![
+                duplicate(doorbells.file())?,
+                duplicate(status.file())?,
+                OwnedFd::from(aperture),
+                duplicate(&kick)?,
+            ];
+            writer.push(&welcome, fds)?;
+            writer.flush(stream)?;
+            stream.try_clone().map_err(HostError::Host)
+        })();
+        let stream = match answered {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.gpu.destroy_context(tenant);
+                return Err(error);
+            }
+        };
+        let writer = std::mem::take(writer);
+        let vm = Vm {
+            mailbox,
+            gates: GateBook::default(),
+            status,
+        };
+        let peer = Peer { stream, writer };
+        let mut state = self.lock();
+        let brought = Brought {
+            weight,
+            memory_bytes,
+        };
+        let settings = state.set_of(&name);
+        let in_force = settings.params(brought).weight;
+        if let Some(memory) = &mut state.memory {
+            memory.add(tenant, settings.memory.entitlement(brought, in_force));
+        }
+        state.insert(tenant, name, brought, peer, Kind::Vm(Box::new(vm)));
+        Ok((tenant, kick))
+    }
+}
+
+/// A name that is kept for a VM until it was taken in, or was not.
+struct Starting<'a> {
+    host: &'a Host,
+    name: String,
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        self.host.lock().starting.remove(&self.name);
+    }
+}
+
+impl State {
+    /// A number that no tenant had before.
+    pub(super) fn number(&mut self) -> TenantId {
+        let number = TenantId(self.next);
+        self.next += 1;
+        number
+    }
+
+    /// Takes a tenant in that the GPU has taken in; what was set of its name holds for it.
+    pub(super) fn insert(
+        &mut self,
+        tenant: TenantId,
+        name: String,
+        brought: Brought,
+        peer: Peer,
+        kind: Kind,
+    ) {
+        let params = self.set_of(&name).params(brought);
+        if let Err(error) = self.mediation.add(tenant, params) {
+            log::error!("Policy: {error}");
+        }
+        log::info!("{tenant} is {name}, weight {}", params.weight.get());
+        let entry = Tenant {
+            name,
+            peer,
+            kind,
+            brought,
+        };
+        self.tenants.insert(tenant, entry);
+    }
+}

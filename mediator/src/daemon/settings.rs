@@ -1,0 +1,258 @@
+//! What an operator sets of a tenant while it runs, by its name: it stays when the tenant goes, and holds when it is back.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use turnstile_accounting::TenantId;
+use turnstile_policies::{Cap, TenantParams, Weight, policy_by_name};
+
+use super::host::{Host, State};
+use crate::memory::{Entitlement, EntitlementError};
+
+/// Tenants of which something may be set, connected or not.
+const NAMES_MAX: usize = 4_096;
+
+/// What was set of one tenant; what was not is as the tenant brought it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Its share relative to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<Weight>,
+    /// Its upper limit of engine time; none is `max`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cap: Option<Cap>,
+    /// Its GPU memory.
+    #[serde(default)]
+    pub memory: MemoryLimits,
+}
+
+/// Limits of GPU memory, in the words of control groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryLimits {
+    /// Bytes that are never taken from it.
+    pub min_bytes: u64,
+    /// Bytes above which its memory goes first; none is no such bound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub high_bytes: Option<u64>,
+    /// Bytes that it may allocate; none is what it brought.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_bytes: Option<u64>,
+}
+
+/// What a tenant brought, which holds where nothing was set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Brought {
+    pub(super) weight: Weight,
+    /// GPU memory that it may own; zero for a program, which has no bound.
+    pub(super) memory_bytes: u64,
+}
+
+/// Why settings are refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsError {
+    /// The policy has no such thing.
+    #[error("The policy {policy} knows no {what}; serve --policy dfq or slices does")]
+    Policy {
+        /// The policy.
+        policy: String,
+        /// Weights, or caps.
+        what: &'static str,
+    },
+    /// Memory stays where it is.
+    #[error("Memory of this GPU does not move, so memory.min and memory.high mean nothing here")]
+    Immovable,
+    /// memory.max cannot be watched over.
+    #[error("This GPU does not tell how much memory a tenant has, so memory.max cannot be set")]
+    Untold,
+    /// The limits do not fit.
+    #[error(transparent)]
+    Memory(#[from] EntitlementError),
+    /// Too many names.
+    #[error("Something is set of {NAMES_MAX} tenants, which is the limit; forget some")]
+    TooMany,
+}
+
+impl MemoryLimits {
+    /// Whether nothing is set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What a tenant is entitled to that brought so much: limits that do not fit it are cut down to it.
+    pub(super) fn entitlement(&self, brought: Brought, weight: Weight) -> Entitlement {
+        let max_bytes = self
+            .max_bytes
+            .map_or(brought.memory_bytes, |max| max.min(brought.memory_bytes));
+        let high_bytes = self
+            .high_bytes
+            .map_or(max_bytes, |high| high.min(max_bytes));
+        Entitlement {
+            weight,
+            min_bytes: self.min_bytes.min(high_bytes),
+            high_bytes,
+            max_bytes,
+        }
+    }
+
+    /// Whether they rise, as far as they are set.
+    fn check(&self) -> Result<(), EntitlementError> {
+        let max = self.max_bytes.unwrap_or(u64::MAX);
+        let high = self.high_bytes.unwrap_or(max);
+        if self.min_bytes <= high && high <= max {
+            return Ok(());
+        }
+        let min = self.min_bytes;
+        Err(EntitlementError::Order { min, high, max })
+    }
+}
+
+impl Settings {
+    /// Whether nothing is set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn weight(&self, brought: Brought) -> Weight {
+        self.weight.unwrap_or(brought.weight)
+    }
+
+    pub(super) fn params(&self, brought: Brought) -> TenantParams {
+        TenantParams {
+            weight: self.weight(brought),
+            cap: self.cap,
+        }
+    }
+}
+
+impl State {
+    /// What was set of a name.
+    pub(super) fn set_of(&self, name: &str) -> Settings {
+        self.settings.get(name).copied().unwrap_or_default()
+    }
+
+    fn find(&self, name: &str) -> Option<(TenantId, Brought)> {
+        let mut tenants = self.tenants.iter();
+        let (tenant, entry) = tenants.find(|(_, entry)| entry.name == name)?;
+        Some((*tenant, entry.brought))
+    }
+}
+
+impl Host {
+    /// Takes over what was set before, when the daemon begins and no tenant is there.
+    pub fn restore_settings(&self, settings: BTreeMap<String, Settings>) {
+        self.lock().settings = settings;
+    }
+
+    /// Everything that was set, by name.
+    pub fn settings(&self) -> BTreeMap<String, Settings> {
+        self.lock().settings.clone()
+    }
+
+    /// Whether these could be set of this tenant, whether it is connected or not.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_settings(&self, name: &str, settings: &Settings) -> Result<(), SettingsError> {
+        let row = policy_by_name(&self.config.policy);
+        let knows = |what, known: bool| {
+            let policy = self.config.policy.clone();
+            known
+                .then_some(())
+                .ok_or(SettingsError::Policy { policy, what })
+        };
+        if settings.weight.is_some() {
+            knows("weights", row.is_some_and(|row| row.weights))?;
+        }
+        if settings.cap.is_some() {
+            knows("caps", row.is_some_and(|row| row.caps))?;
+        }
+        settings.memory.check()?;
+        let state = self.lock();
+        let full = state.settings.len() >= NAMES_MAX && !state.settings.contains_key(name);
+        if full && !settings.is_empty() {
+            return Err(SettingsError::TooMany);
+        }
+        let limits = &settings.memory;
+        if state.memory.is_none() && (limits.min_bytes > 0 || limits.high_bytes.is_some()) {
+            return Err(SettingsError::Immovable);
+        }
+        let Some((tenant, brought)) = state.find(name) else {
+            return Ok(());
+        };
+        if let Some(memory) = &state.memory {
+            memory.check(
+                tenant,
+                limits.entitlement(brought, settings.weight(brought)),
+            )?;
+        }
+        if limits.max_bytes.is_some() && self.gpu.memory_held_bytes(tenant).is_none() {
+            return Err(SettingsError::Untold);
+        }
+        Ok(())
+    }
+
+    /// Sets these of a tenant, now if it is connected and when it comes if not; they hold from the next decision on. None
+    /// forgets what was set.
+    ///
+    /// # Errors
+    /// As [`Self::check_settings`]; then nothing is changed.
+    pub fn set_settings(
+        &self,
+        name: &str,
+        settings: Option<Settings>,
+    ) -> Result<(), SettingsError> {
+        let wanted = settings.unwrap_or_default();
+        self.check_settings(name, &wanted)?;
+        let mut state = self.lock();
+        let state = &mut *state;
+        if let Some((tenant, brought)) = state.find(name) {
+            let TenantParams { weight, cap } = wanted.params(brought);
+            if let Some(memory) = &mut state.memory {
+                memory.set(tenant, wanted.memory.entitlement(brought, weight))?;
+            }
+            // The policy has every tenant that the host has.
+            let _ = state.mediation.set_weight(tenant, weight);
+            let _ = state.mediation.set_cap(tenant, cap);
+        }
+        match settings {
+            Some(settings) => state.settings.insert(name.to_owned(), settings),
+            None => state.settings.remove(name),
+        };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_do_not_fit_a_tenant_are_cut_down() {
+        let brought = Brought {
+            weight: Weight::DEFAULT,
+            memory_bytes: 100,
+        };
+        let limits = MemoryLimits {
+            min_bytes: 80,
+            high_bytes: Some(200),
+            max_bytes: Some(60),
+        };
+        let entitlement = limits.entitlement(brought, Weight::DEFAULT);
+        assert_eq!(
+            (
+                entitlement.min_bytes,
+                entitlement.high_bytes,
+                entitlement.max_bytes
+            ),
+            (60, 60, 60)
+        );
+        assert!(matches!(
+            limits.check(),
+            Err(EntitlementError::Order { .. })
+        ));
+        let none = MemoryLimits::default().entitlement(brought, Weight::DEFAULT);
+        assert_eq!(none, Entitlement::by_weight(Weight::DEFAULT, 100));
+    }
+}
