@@ -5,5 +5,6 @@ pub mod device;
 pub mod gate;
 #[allow(unsafe_code)]
 mod sys;
+pub mod vfio_user;
 pub mod vmm;
 pub mod wire;

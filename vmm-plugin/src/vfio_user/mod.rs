@@ -1,0 +1,106 @@
+//! The vfio-user protocol: a PCI device served to another process over a Unix socket.
+//!
+//! ```text
+//!   client (QEMU, Cloud Hypervisor, Client) --request--> server (serve) --> Backend
+//!          <--reply, or the errno of a refusal--
+//! ```
+//!
+//! A message is a header of 16 bytes and a payload; descriptors travel with its first bytes. What arrives is an
+//! allegation: [`Raw`] has lengths that were bounded and nothing else; [`Request::check`] is the one place where it becomes a request. A
+//! request that is wrong in itself is answered with an errno and the connection goes on; a stream whose messages can
+//! no longer be told apart ends, and only that stream.
+//!
+//! SOURCE: docs/interop/vfio-user.rst of QEMU 10.1; structures and flags are those of linux/vfio.h.
+
+mod client;
+mod layout;
+mod message;
+mod request;
+mod server;
+mod socket;
+
+pub use client::{Client, ClientError, ClientRegion};
+pub use layout::{Area, Irq, Layout, Mapping, Region};
+pub use message::{Capabilities, Command, Header, Kind};
+pub use request::{DmaMap, DmaUnmap, IrqAction, IrqData, Request, SetIrqs};
+pub use server::{Backend, serve};
+pub use socket::{ProtocolError, Raw, Socket};
+
+use std::fmt;
+use std::io;
+
+/// Most bytes that one read or write of a region moves. Registers take 8; configuration space is read in one piece.
+pub const DATA_BYTES_MAX: usize = 16 << 10;
+/// Most descriptors with one message: one eventfd for each of a device's vectors.
+pub const MESSAGE_FDS_MAX: usize = 32;
+/// Most mappings of one client, which it is told when the version is agreed on.
+pub const DMA_MAPS_MAX: usize = 4096;
+/// Granule of mappings.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// Indices of a PCI device's regions.
+/// SOURCE: linux/vfio.h, VFIO_PCI_BAR0_REGION_INDEX and following.
+pub mod region {
+    /// First of six BARs.
+    pub const BAR0: u32 = 0;
+    /// The expansion ROM.
+    pub const ROM: u32 = 6;
+    /// Configuration space.
+    pub const CONFIG: u32 = 7;
+    /// How many there are, VGA included.
+    pub const COUNT: u32 = 9;
+}
+
+/// Indices of a PCI device's interrupts.
+/// SOURCE: linux/vfio.h, VFIO_PCI_INTX_IRQ_INDEX and following.
+pub mod irq {
+    /// The interrupt pin.
+    pub const INTX: u32 = 0;
+    /// MSI.
+    pub const MSI: u32 = 1;
+    /// MSI-X.
+    pub const MSIX: u32 = 2;
+    /// How many there are, error and request included.
+    pub const COUNT: u32 = 5;
+}
+
+/// Why a request is refused, as a number of errno(3).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// The request is malformed, out of order, or outside of what the device has.
+    pub const INVALID: Self = Self(libc::EINVAL);
+    /// The command is not served.
+    pub const UNSUPPORTED: Self = Self(libc::ENOTSUP);
+    /// More than the server takes.
+    pub const TOO_MUCH: Self = Self(libc::E2BIG);
+    /// A limit of the server is reached.
+    pub const NO_ROOM: Self = Self(libc::ENOSPC);
+    /// There is something already.
+    pub const EXISTS: Self = Self(libc::EEXIST);
+    /// There is nothing.
+    pub const NOT_FOUND: Self = Self(libc::ENOENT);
+    /// Something below failed.
+    pub const IO: Self = Self(libc::EIO);
+}
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&io::Error::from_raw_os_error(self.0), f)
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&io::Error::from_raw_os_error(self.0), f)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}
