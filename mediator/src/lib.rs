@@ -8,6 +8,7 @@ pub mod launch;
 pub mod mediation;
 pub mod memory;
 mod memory_file;
+pub mod metrics;
 mod process;
 pub mod tenant;
 pub mod view;

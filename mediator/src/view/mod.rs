@@ -103,8 +103,7 @@ impl View {
     /// daemon began anew meanwhile (its totals are lower), everything is.
     pub fn between(before: &Sample, after: &Sample) -> Self {
         let nothing = Sample::default();
-        let same_run =
-            before.at_ns <= after.at_ns && before.engine.used_ns <= after.engine.used_ns;
+        let same_run = before.at_ns <= after.at_ns && before.engine.used_ns <= after.engine.used_ns;
         let before = if same_run { before } else { &nothing };
         let interval = Interval::between(&before.engine, &after.engine);
         let part = |before: u64, after: u64| interval.of(after.saturating_sub(before));
