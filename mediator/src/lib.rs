@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod bench;
+pub mod config;
 pub mod daemon;
 pub mod gpu;
 pub mod launch;

@@ -5,6 +5,7 @@ mod cli;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use turnstile_mediator::config::ConfigError;
 
 /// Many VMs share one GPU: mediated, accounted, at their weights.
 #[derive(Parser)]
@@ -18,6 +19,8 @@ struct Args {
 enum Command {
     /// Run the daemon that VMMs connect to
     Serve(cli::serve::Args),
+    /// Print the configuration that the daemon would have, or check it
+    Config(cli::config::Args),
     /// Show the whole loop: KVM guests share one GPU at their weights
     Demo(cli::demo::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
@@ -39,6 +42,9 @@ enum Command {
     /// Resume what a daemon that is gone had suspended
     #[command(hide = true)]
     NvidiaGuardian(cli::nvidia::GuardianArgs),
+    /// Move GPU memory to the host and back; started by the daemon
+    #[command(hide = true)]
+    NvidiaMover,
     /// Execute one VM's commands on a real GPU; started by the daemon
     #[command(hide = true)]
     NvidiaWorker(cli::nvidia_worker::WorkerArgs),
@@ -49,9 +55,22 @@ enum Command {
 
 fn main() -> anyhow::Result<ExitCode> {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    match Args::parse().command {
+    let ended = run(Args::parse().command);
+    if let Err(error) = &ended
+        && error.is::<ConfigError>()
+    {
+        // As clap says it of a wrong option: another attempt would end as this one.
+        eprintln!("{error:#}");
+        return Ok(ExitCode::from(2));
+    }
+    ended
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
-        Command::Serve(args) => cli::serve::run(args),
+        Command::Config(args) => cli::config::run(&args),
+        Command::Serve(args) => cli::serve::run(&args),
         Command::Demo(args) => cli::demo::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
         Command::Run(args) => cli::run::run(args),
@@ -60,6 +79,7 @@ fn main() -> anyhow::Result<ExitCode> {
         Command::Bench(args) => cli::bench::run(&args),
         Command::NvidiaLoad(args) => cli::bench::load(&args),
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
+        Command::NvidiaMover => cli::nvidia::move_memory(),
         Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
         Command::NvidiaWorkerCheck(args) => cli::nvidia_worker::check(&args),
     }?;

@@ -12,12 +12,14 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use turnstile_accounting::Nanos;
 use turnstile_accounting::share::max_share_error_points;
+use turnstile_mediator::config::Config;
 use turnstile_mediator::daemon::HostSnapshot;
 use turnstile_mediator::mediation::COMPUTE;
 use turnstile_policies::Weight;
 
+use super::options::Scheduling;
 use super::report::{DemoReport, GuestReport, MemoryLine, VmLine};
-use super::serve::Scheduling;
+use super::serve;
 use super::vmm::Said;
 
 /// How long guests may take to verify all kernels and begin their load, or to end.
@@ -126,13 +128,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let folder = tempfile::Builder::new().prefix("turnstile").tempdir()?;
     let socket = folder.path().join("vmm.sock");
-    let scheduling = match args.oversubscribe {
-        Some(factor) => args
-            .scheduling
-            .oversubscribed(factor, args.vms.len() as u64)?,
-        None => args.scheduling.clone(),
-    };
-    let daemon = scheduling.start(socket.clone(), Weight::DEFAULT)?;
+    let mut config = args.scheduling.config()?;
+    config.sockets.vmm = socket.clone();
+    if let Some(factor) = args.oversubscribe {
+        serve::oversubscribe(&mut config, factor, args.vms.len() as u64)?;
+    }
+    let daemon = serve::start(&config)?;
     let progress = progress(args);
     let (said, heard) = channel();
     let mut vms = Vec::new();
@@ -169,7 +170,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     wait_for_all(&mut vms, &heard, &progress, |vm, _| vm.report.is_some())?;
     let end = daemon.host().snapshot();
     progress.finish_and_clear();
-    let report = report(args, kvm_missing, &vms, &before, &after, &end);
+    let report = report(&config, kvm_missing, &vms, &before, &after, &end);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -301,7 +302,7 @@ fn wait_for_all(
 }
 
 fn report(
-    args: &Args,
+    config: &Config,
     kvm_missing: Option<String>,
     vms: &[Vm],
     before: &HostSnapshot,
@@ -370,9 +371,9 @@ fn report(
     DemoReport {
         kvm: !lines.is_empty() && lines.iter().all(|line| line.guest.kvm),
         kvm_missing,
-        gpu: args.scheduling.gpu.name(),
-        policy: args.scheduling.policy().to_owned(),
-        meter: args.scheduling.meter.name(),
+        gpu: config.gpu.kind.name(),
+        policy: config.policy().to_owned(),
+        meter: config.gpu.meter.name(),
         window_ns: window.0,
         max_share_error_points: max_share_error_points(&received, &entitled),
         max_charge_error_percent: charge_error,

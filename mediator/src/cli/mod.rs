@@ -1,11 +1,13 @@
 //! The subcommands.
 
 pub(crate) mod bench;
+pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 mod ledger;
 pub(crate) mod nvidia;
 pub(crate) mod nvidia_worker;
+pub(crate) mod options;
 mod report;
 pub(crate) mod run;
 pub(crate) mod serve;

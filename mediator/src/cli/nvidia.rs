@@ -1,12 +1,14 @@
-//! Hidden subcommand of the NVIDIA backend: the guardian beside the daemon.
+//! Hidden subcommands of the NVIDIA backend: the guardian and the mover beside the daemon.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use turnstile_mediator::gpu::nvidia::guardian::{self, Guardian};
 use turnstile_mediator::gpu::nvidia::hold::HardwareSwitch;
+use turnstile_mediator::gpu::nvidia::mover;
 use turnstile_mediator::gpu::nvidia::rm::RmClient;
 use turnstile_mediator::gpu::nvidia::version;
 
@@ -42,4 +44,10 @@ pub(crate) fn guardian_command(
 /// Starts the guardian of a GPU.
 pub(crate) fn start_guardian(gpu: u32) -> anyhow::Result<Guardian> {
     Ok(Guardian::start(guardian_command(gpu)?())?)
+}
+
+/// The mover's process: on the connection at its standard input.
+pub(crate) fn move_memory() -> anyhow::Result<()> {
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    Ok(mover::run(stream)?)
 }

@@ -76,6 +76,9 @@ pub struct LedgerHealth {
     pub failing: bool,
     /// Periods that were refused, as they did not balance: gaps of their windows.
     pub refused: u64,
+    /// How long ago the last entry on the disk ended, or the daemon began if there is none: at most two windows while all
+    /// is well.
+    pub behind_ns: Nanos,
 }
 
 /// What accounting and writer share.
@@ -84,6 +87,8 @@ struct Shared {
     in_flight: AtomicUsize,
     written: AtomicU64,
     failing: AtomicBool,
+    /// End of the last entry on the disk, on the calendar.
+    durable_to: AtomicU64,
 }
 
 /// Rolls periods up, and hands windows to the writer.
@@ -118,7 +123,10 @@ impl Recorder {
                 .collect(),
         };
         let rollup = Rollup::new(rollup, tail)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared {
+            durable_to: calendar().0.into(),
+            ..Shared::default()
+        });
         let (batches, received) = sync_channel(QUEUE);
         let (running, stop) = channel();
         let writer = Writer {
@@ -207,6 +215,11 @@ impl Recorder {
             written: self.shared.written.load(Ordering::Relaxed),
             failing: self.shared.failing.load(Ordering::Relaxed),
             refused: self.refused,
+            behind_ns: Nanos(
+                calendar()
+                    .0
+                    .saturating_sub(self.shared.durable_to.load(Ordering::Relaxed)),
+            ),
         }
     }
 }
@@ -267,6 +280,9 @@ impl Writer {
             let error = match self.store.put(&self.gpu, entry) {
                 Ok(_) => {
                     self.shared.written.fetch_add(1, Ordering::Relaxed);
+                    self.shared
+                        .durable_to
+                        .store(entry.stretch.end.0, Ordering::Relaxed);
                     if self.shared.failing.swap(false, Ordering::Relaxed) {
                         log::warn!("Ledger: is written again");
                     }

@@ -17,9 +17,10 @@ use turnstile_abi::{CHANNELS_MAX, CHUNK_BYTES, ErrorCode};
 use turnstile_accounting::{Moment, Nanos, TenantId};
 use turnstile_vmm::wire::{FrameReader, send};
 
+use super::super::line::answer;
 use super::super::notify::Listener;
 use super::board::Standing;
-use super::process::{Facts, Maker, Process, answer, host, lost, start_process};
+use super::process::{Facts, Maker, Process, host, lost, start_process};
 use super::protocol::{Answer, Order, refusal};
 use crate::gpu::layout::Layout;
 use crate::gpu::ring::{ChannelFault, Ring, check_channel};
@@ -508,6 +509,7 @@ impl Shared {
                 answer(stream, reader, self.config.order_limit, || {
                     process.board.suspended()
                 })
+                .map_err(|error| format!("the VM's worker {error}"))
             });
         match answered {
             Ok((Answer::Refused { code, detail }, _)) => Err(refusal(code, detail)),

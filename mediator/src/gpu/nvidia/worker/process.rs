@@ -2,20 +2,20 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use turnstile_abi::{CHANNELS_MAX, ErrorCode};
 use turnstile_accounting::TenantId;
-use turnstile_vmm::wire::{FrameReader, Read, Region, send};
+use turnstile_vmm::wire::{FrameReader, Region, send};
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
+use super::super::line::answer;
 use super::super::notify::{Learning, Listener, NotifyError};
 use super::board::Board;
 use super::confine::user_of;
@@ -92,40 +92,6 @@ pub(super) struct Started {
     pub(super) child: Child,
     pub(super) line: (UnixStream, FrameReader),
     pub(super) facts: Facts,
-}
-
-/// Waits for an answer. Time in which `stopped` says that the worker cannot answer does not count.
-pub(super) fn answer(
-    stream: &UnixStream,
-    reader: &mut FrameReader,
-    limit: Duration,
-    stopped: impl Fn() -> bool,
-) -> Result<(Answer, Vec<OwnedFd>), String> {
-    /// How often `stopped` is asked.
-    const TICK: Duration = Duration::from_millis(20);
-    let (mut waited, mut last) = (Duration::ZERO, Instant::now());
-    loop {
-        match reader.read(stream).map_err(|error| error.to_string())? {
-            Read::Frame(frame) => return Ok((frame.message, frame.fds)),
-            Read::End => return Err("the VM's worker has ended".into()),
-            Read::WouldBlock => {}
-        }
-        if !stopped() {
-            waited += last.elapsed();
-        }
-        last = Instant::now();
-        if waited >= limit {
-            return Err("the VM's worker does not answer".into());
-        }
-        let tick = Timespec {
-            tv_sec: 0,
-            // CAST: less than a second.
-            tv_nsec: TICK.as_nanos() as _,
-        };
-        let mut fds = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
-        // Interrupted, it looks once more than needed.
-        let _ = poll(&mut fds, Some(&tick));
-    }
 }
 
 /// Descriptors and description of what the VM shares.
@@ -221,8 +187,8 @@ pub(super) fn start_process(
         let mut facts = None;
         while facts.is_none() {
             let answered = answer(&mine, &mut reader, config.start_limit, || false);
-            let (answer, _) =
-                answered.map_err(|detail| host("Starting the VM's worker failed", detail))?;
+            let (answer, _) = answered
+                .map_err(|error| host("Starting the VM's worker failed", format!("it {error}")))?;
             match answer {
                 Answer::Ready {
                     multiprocessors,

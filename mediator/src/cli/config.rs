@@ -1,0 +1,100 @@
+//! `turnstile config`: what the daemon would be told, and whether it makes sense.
+
+use clap::{Subcommand, ValueEnum};
+use serde::Serialize;
+use turnstile_mediator::config::{Effective, Origin};
+
+use super::options::Files;
+
+/// Arguments of `config`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    files: Files,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Print every key with its value, and where it comes from
+    Show {
+        /// How
+        #[arg(short, long, value_enum, default_value_t = Output::Toml)]
+        output: Output,
+    },
+    /// Say whether a daemon would take it; exit status 2 if not
+    Check,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Output {
+    /// A file that `serve --config` reads
+    Toml,
+    /// An object: for each key its value and origin
+    Json,
+}
+
+/// One key, for JSON.
+#[derive(Serialize)]
+struct Line<'a> {
+    value: Option<&'a toml::Value>,
+    origin: &'a Origin,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let effective = args.files.layers()?.finish()?;
+    match args.command {
+        Command::Show {
+            output: Output::Toml,
+        } => print!("{}", as_toml(&effective)),
+        Command::Show {
+            output: Output::Json,
+        } => {
+            let lines: std::collections::BTreeMap<_, _> = effective
+                .settings
+                .iter()
+                .map(|(key, setting)| {
+                    let value = setting.value.as_ref();
+                    let origin = &setting.origin;
+                    (key, Line { value, origin })
+                })
+                .collect();
+            println!("{}", serde_json::to_string_pretty(&lines)?);
+        }
+        Command::Check => match effective.files.len() {
+            0 => println!("sound; no file was read"),
+            _ => {
+                let files = effective.files.iter().map(|path| path.to_string_lossy());
+                println!("sound: {}", files.collect::<Vec<_>>().join(", "));
+            }
+        },
+    }
+    Ok(())
+}
+
+/// A file that says the same.
+fn as_toml(effective: &Effective) -> String {
+    let mut keys: Vec<_> = (effective.settings.iter())
+        .filter_map(|(key, setting)| Some((key.rsplit_once('.')?, setting)))
+        .collect();
+    // A section's own keys stand before its sub-sections.
+    keys.sort_by_key(|((section, key), _)| (*section, *key));
+    let (mut text, mut at) = (String::new(), "");
+    for ((section, key), setting) in keys {
+        if section != at {
+            let gap = if at.is_empty() { "" } else { "\n" };
+            text.push_str(&format!("{gap}[{section}]\n"));
+            at = section;
+        }
+        match &setting.value {
+            Some(value) => text.push_str(&format!("{key} = {value}")),
+            None => text.push_str(&format!("# {key} is not set")),
+        }
+        if setting.origin != Origin::Default {
+            text.push_str(&format!("  # {}", setting.origin));
+        }
+        text.push('\n');
+    }
+    text
+}

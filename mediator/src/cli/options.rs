@@ -1,0 +1,166 @@
+//! Options of the command line that set keys of the configuration. Their defaults are the configuration's.
+
+use std::path::PathBuf;
+
+use turnstile_mediator::config::{Config, GpuKind, Layers, Meter, SuspendKind};
+use turnstile_policies::POLICIES;
+
+/// Where packages put the configuration.
+pub(crate) const DEFAULT_PATH: &str = "/etc/turnstile/turnstile.toml";
+
+/// How the daemon schedules and accounts; shared by `serve` and `demo`.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Scheduling {
+    /// The GPU to share: soft (executes kernels in software; the default), or nvidia (an NVIDIA GPU; needs root)
+    #[arg(long, value_enum)]
+    gpu: Option<GpuKind>,
+    /// Which of the host's NVIDIA GPUs
+    #[arg(long)]
+    gpu_index: Option<u32>,
+    /// Scheduling policy; dfq for the software GPU and slices for NVIDIA's, unless said otherwise
+    #[arg(long, value_parser = POLICIES.iter().map(|row| row.name).collect::<Vec<_>>())]
+    policy: Option<String>,
+    /// How engine state is read; events, unless said otherwise
+    #[arg(long, value_enum)]
+    meter: Option<Meter>,
+    /// Longest time between two decisions with the event meter, in milliseconds; 1 for the software GPU and 10 for NVIDIA's,
+    /// unless said otherwise
+    #[arg(long)]
+    period_ms: Option<u64>,
+    /// Frames of the policy slices, in which each who waits has one turn: so many in a second
+    #[arg(long)]
+    frames: Option<u64>,
+    /// What the software GPU can do with queued commands of a VM that is held back; between-commands, unless said otherwise
+    #[arg(long, value_enum)]
+    suspend: Option<SuspendKind>,
+    /// GPU memory of the software GPU, in MiB
+    #[arg(long)]
+    gpu_memory_mib: Option<u64>,
+    /// Host memory of the software GPU for GPU memory that is not on it, in MiB: with some, VMs together may own more than it
+    /// has, and have no aperture
+    #[arg(long)]
+    host_pool_mib: Option<u64>,
+    /// Rate of the software GPU's link to the host, in each direction, in MB/s
+    #[arg(long)]
+    link_mb_s: Option<u64>,
+}
+
+impl Scheduling {
+    /// Adds what was given.
+    fn add(&self, layers: &mut Layers) {
+        layers.option("--gpu", "gpu.kind", self.gpu);
+        layers.option("--gpu-index", "gpu.index", self.gpu_index);
+        layers.option("--policy", "scheduling.policy", self.policy.as_ref());
+        layers.option("--meter", "gpu.meter", self.meter);
+        layers.option("--period-ms", "scheduling.period_ms", self.period_ms);
+        layers.option("--frames", "scheduling.frames_per_s", self.frames);
+        layers.option("--suspend", "gpu.soft.suspend", self.suspend);
+        layers.option(
+            "--gpu-memory-mib",
+            "gpu.soft.memory_mib",
+            self.gpu_memory_mib,
+        );
+        layers.option(
+            "--host-pool-mib",
+            "memory.host_pool_mib",
+            self.host_pool_mib,
+        );
+        layers.option("--link-mb-s", "gpu.soft.link_mb_s", self.link_mb_s);
+    }
+
+    /// What was given, over the defaults: no file is read.
+    pub(crate) fn config(&self) -> anyhow::Result<Config> {
+        let mut layers = Layers::new();
+        self.add(&mut layers);
+        Ok(layers.finish()?.config)
+    }
+}
+
+/// Where and how the ledger is kept.
+#[derive(clap::Args, Clone, Debug)]
+struct Ledger {
+    /// Keep a durable ledger in this file; none is kept unless it is named
+    #[arg(long)]
+    ledger: Option<PathBuf>,
+    /// Length of the ledger's windows, in seconds
+    #[arg(long)]
+    ledger_window_s: Option<u64>,
+    /// Days after which entries are discarded; 0 for never
+    #[arg(long)]
+    ledger_keep_days: Option<u64>,
+    /// Name of this host in the ledger; its own unless said otherwise
+    #[arg(long)]
+    node: Option<String>,
+}
+
+/// Where files of the configuration are, for all who read them.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Files {
+    /// Configuration; conf.d/*.toml beside it are read after it. Without it, /etc/turnstile/turnstile.toml if that is there
+    #[arg(long, value_name = "PATH")]
+    config: Option<PathBuf>,
+    /// Set any key of the configuration; may be repeated
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    assignments: Vec<String>,
+}
+
+impl Files {
+    /// Files, environment, and `--set`.
+    pub(crate) fn layers(&self) -> anyhow::Result<Layers> {
+        let mut layers = Layers::new();
+        let path = self.config.clone().unwrap_or_else(|| DEFAULT_PATH.into());
+        layers.files(&path, self.config.is_some())?;
+        // Names and values that are no text cannot be keys.
+        let variables = std::env::vars_os().filter_map(|(name, value)| {
+            let name = name.into_string().ok()?;
+            Some((name, value.to_string_lossy().into_owned()))
+        });
+        layers.variables(variables);
+        for text in &self.assignments {
+            layers.assignment(text);
+        }
+        Ok(layers)
+    }
+}
+
+/// All of `serve`.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    files: Files,
+    /// Unix socket that VMMs connect to
+    #[arg(long)]
+    socket: Option<PathBuf>,
+    /// Weight of a VM that names none
+    #[arg(long)]
+    default_weight: Option<u32>,
+    #[command(flatten)]
+    scheduling: Scheduling,
+    #[command(flatten)]
+    ledger: Ledger,
+}
+
+impl Options {
+    /// The configuration with everything that says something.
+    pub(crate) fn config(&self) -> anyhow::Result<Config> {
+        let mut layers = self.files.layers()?;
+        layers.option("--socket", "sockets.vmm", self.socket.as_ref());
+        let weight = self.default_weight;
+        layers.option("--default-weight", "scheduling.default_weight", weight);
+        self.scheduling.add(&mut layers);
+        let ledger = &self.ledger;
+        layers.option("--ledger", "ledger.path", ledger.ledger.as_ref());
+        layers.option(
+            "--ledger-window-s",
+            "ledger.window_s",
+            ledger.ledger_window_s,
+        );
+        layers.option(
+            "--ledger-keep-days",
+            "ledger.keep_days",
+            ledger.ledger_keep_days,
+        );
+        layers.option("--node", "ledger.node", ledger.node.as_ref());
+        Ok(layers.finish()?.config)
+    }
+}

@@ -1,0 +1,416 @@
+//! Layers of settings, each of which says where it comes from.
+//!
+//! A layer is taken apart into single settings (`ledger.window_s` = 30), and each of them is checked against [`Config`] as
+//! it comes: so whatever is wrong is told with its line, and all of it at once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use serde::Serialize;
+use serde_json::Value as Json;
+use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Table, Value};
+
+use super::{Config, ConfigError, Problem};
+
+/// More than any configuration has.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Problems that are told at a time.
+const PROBLEMS_MAX: usize = 20;
+
+/// Names of variables begin with this.
+const PREFIX: &str = "TURNSTILE_";
+
+/// Where a setting comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// Nobody said anything.
+    Default,
+    /// A file.
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+    },
+    /// A variable of the environment.
+    Variable(String),
+    /// An option of the command line.
+    Option(String),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Variable(name) => f.write_str(name),
+            Self::Option(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A key's value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Setting {
+    /// What it is; none if it is not set.
+    pub value: Option<Value>,
+    /// Who said so.
+    pub origin: Origin,
+}
+
+/// A configuration, and where each part of it comes from.
+#[derive(Clone, Debug)]
+pub struct Effective {
+    /// The configuration.
+    pub config: Config,
+    /// Every key there is.
+    pub settings: BTreeMap<&'static str, Setting>,
+    /// Files that were read, in order.
+    pub files: Vec<PathBuf>,
+}
+
+/// The defaults as a tree: sections are objects, keys all else.
+fn tree() -> &'static Json {
+    static TREE: OnceLock<Json> = OnceLock::new();
+    // PANIC: a structure of numbers, texts and lists
+    TREE.get_or_init(|| serde_json::to_value(Config::default()).expect("defaults are data"))
+}
+
+/// Every key with its default, as `section.key`.
+pub fn known_keys() -> &'static BTreeMap<String, Option<Value>> {
+    static KEYS: OnceLock<BTreeMap<String, Option<Value>>> = OnceLock::new();
+    fn walk(prefix: &str, tree: &Json, keys: &mut BTreeMap<String, Option<Value>>) {
+        let Json::Object(children) = tree else {
+            // Null, which TOML lacks, is a key that is not set.
+            keys.insert(prefix.to_owned(), Value::try_from(tree).ok());
+            return;
+        };
+        for (name, child) in children {
+            walk(&join(prefix, name), child, keys);
+        }
+    }
+    KEYS.get_or_init(|| {
+        let mut keys = BTreeMap::new();
+        walk("", tree(), &mut keys);
+        keys
+    })
+}
+
+fn join(prefix: &str, name: &str) -> String {
+    if prefix.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{prefix}.{name}")
+    }
+}
+
+/// The key, as it lives as long as the program.
+fn known(key: &str) -> Option<&'static str> {
+    known_keys().get_key_value(key).map(|(key, _)| key.as_str())
+}
+
+fn is_section(key: &str) -> bool {
+    let begin = format!("{key}.");
+    known_keys().keys().any(|known| known.starts_with(&begin))
+}
+
+/// The variable that sets a key.
+fn variable(key: &str) -> String {
+    format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
+}
+
+/// The nearest of `all`, if any is near enough to have been meant.
+fn nearest<'a>(word: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    // SOURCE: clap's bound for "a similar argument exists".
+    const NEAR: f64 = 0.7;
+    let rated = all.map(|other| (strsim::jaro_winkler(word, other), other));
+    let best = rated.max_by(|one, other| one.0.total_cmp(&other.0));
+    best.filter(|(near, _)| *near > NEAR).map(|(_, word)| word)
+}
+
+fn not_known(key: &str) -> String {
+    match meant(key) {
+        Some(meant) => format!("{key} is not known; did you mean {meant}?"),
+        None => format!("{key} is not known; `turnstile config show` prints all keys"),
+    }
+}
+
+/// What was meant: a key of that name elsewhere, a name like it in its section, or a section like it.
+fn meant(key: &str) -> Option<String> {
+    let parts = || known_keys().keys().filter_map(|key| key.rsplit_once('.'));
+    let (section, name) = key.rsplit_once('.').unwrap_or((key, ""));
+    let mut same = parts().filter(|(_, other)| *other == name);
+    if let (Some((section, name)), None) = (same.next(), same.next()) {
+        return Some(format!("{section}.{name}"));
+    }
+    if is_section(section) {
+        let own = parts().filter(|(other, _)| *other == section);
+        let name = nearest(name, own.map(|(_, name)| name))?;
+        return Some(format!("{section}.{name}"));
+    }
+    nearest(section, parts().map(|(section, _)| section)).map(str::to_owned)
+}
+
+/// The configuration that has nothing but this setting.
+fn alone(key: &str, value: &Value) -> Table {
+    let mut table = Table::new();
+    put(&mut table, key, value.clone());
+    table
+}
+
+fn put(table: &mut Table, key: &str, value: Value) {
+    match key.split_once('.') {
+        None => drop(table.insert(key.to_owned(), value)),
+        Some((section, rest)) => {
+            let inner = table.entry(section).or_insert_with(|| Table::new().into());
+            if let Value::Table(inner) = inner {
+                put(inner, rest, value);
+            }
+        }
+    }
+}
+
+/// Collects layers; a later one wins.
+#[derive(Debug, Default)]
+pub struct Layers {
+    settings: BTreeMap<&'static str, Setting>,
+    problems: Vec<Problem>,
+    files: Vec<PathBuf>,
+}
+
+impl Layers {
+    /// Nothing yet: all as it is by default.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn problem(&mut self, origin: Origin, text: String) {
+        if self.problems.len() < PROBLEMS_MAX {
+            self.problems.push(Problem { origin, text });
+        }
+    }
+
+    /// Sets one key.
+    pub fn set(&mut self, key: &str, value: Value, origin: Origin) {
+        let Some(key) = known(key) else {
+            self.problem(origin, not_known(key));
+            return;
+        };
+        match alone(key, &value).try_into::<Config>() {
+            Ok(_) => {
+                let value = Some(value);
+                self.settings.insert(key, Setting { value, origin });
+            }
+            Err(error) => {
+                let text = format!("{key} = {value}: {}", error.message());
+                self.problem(origin, text);
+            }
+        }
+    }
+
+    /// Sets one key to what a text says: a TOML value, or a plain text.
+    fn set_text(&mut self, key: &str, text: &str, origin: Origin) {
+        let parsed = toml::from_str::<Table>(&format!("value = {text}"));
+        let value = parsed.ok().and_then(|mut table| table.remove("value"));
+        let fits = |value: &Value| {
+            known(key).is_none_or(|key| alone(key, value).try_into::<Config>().is_ok())
+        };
+        let plain = Value::String(text.to_owned());
+        self.set(key, value.filter(fits).unwrap_or(plain), origin);
+    }
+
+    /// Sets a key if an option was given.
+    pub fn option<T: Serialize>(&mut self, option: &str, key: &str, value: Option<T>) {
+        let Some(value) = value else { return };
+        let origin = Origin::Option(option.to_owned());
+        match Value::try_from(value) {
+            Ok(value) => self.set(key, value, origin),
+            Err(error) => self.problem(origin, error.to_string()),
+        }
+    }
+
+    /// Takes `section.key=value`, as `--set` has it.
+    pub fn assignment(&mut self, text: &str) {
+        let origin = Origin::Option(format!("--set {text}"));
+        match text.split_once('=') {
+            Some((key, value)) => self.set_text(key.trim(), value.trim(), origin),
+            None => self.problem(origin, "SECTION.KEY=VALUE is wanted".to_owned()),
+        }
+    }
+
+    /// Takes variables of the environment: those named `TURNSTILE_SECTION_KEY`. Others that begin so are other programs'
+    /// (tests, builds), unless they name a section.
+    pub fn variables(&mut self, variables: impl Iterator<Item = (String, String)>) {
+        let keys: BTreeMap<String, &str> = known_keys()
+            .keys()
+            .map(|key| (variable(key), key.as_str()))
+            .collect();
+        let sections: BTreeSet<String> = keys
+            .values()
+            .filter_map(|key| key.split('.').next())
+            .map(|section| format!("{}_", variable(section)))
+            .collect();
+        for (name, text) in variables {
+            if let Some(key) = keys.get(&name) {
+                self.set_text(key, &text, Origin::Variable(name));
+            } else if sections.iter().any(|section| name.starts_with(section)) {
+                let text = match nearest(&name, keys.keys().map(String::as_str)) {
+                    Some(meant) => format!("no such key; did you mean {meant}?"),
+                    None => "no such key".to_owned(),
+                };
+                self.problem(Origin::Variable(name), text);
+            }
+        }
+    }
+
+    /// Reads a file and the drop-ins beside it, `conf.d/*.toml` by name. A main file that is missing is an error if
+    /// `must_be`.
+    ///
+    /// # Errors
+    /// When a file cannot be read. What is wrong in one is told by [`Self::finish`].
+    pub fn files(&mut self, main: &Path, must_be: bool) -> Result<(), ConfigError> {
+        match read(main) {
+            Ok(text) => self.text(main, &text),
+            Err(ConfigError::Read { source, .. })
+                if source.kind() == ErrorKind::NotFound && !must_be => {}
+            Err(error) => return Err(error),
+        }
+        let folder = main.parent().unwrap_or(Path::new("")).join("conf.d");
+        let failed = |source| ConfigError::Read {
+            path: folder.clone(),
+            source,
+        };
+        let mut drop_ins = Vec::new();
+        match fs::read_dir(&folder) {
+            Ok(found) => {
+                for entry in found {
+                    drop_ins.push(entry.map_err(failed)?.path());
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        drop_ins.retain(|path| {
+            let hidden = (path.file_name()).is_some_and(|name| name.as_encoded_bytes()[0] == b'.');
+            path.extension().is_some_and(|ending| ending == "toml") && !hidden
+        });
+        drop_ins.sort();
+        for path in drop_ins {
+            let text = read(&path)?;
+            self.text(&path, &text);
+        }
+        Ok(())
+    }
+
+    /// Takes the text of a file.
+    pub fn text(&mut self, path: &Path, text: &str) {
+        self.files.push(path.to_owned());
+        let origin = |at: usize| Origin::File {
+            path: path.to_owned(),
+            line: 1 + text
+                .as_bytes()
+                .iter()
+                .take(at)
+                .filter(|c| **c == b'\n')
+                .count(),
+        };
+        let before = self.problems.len();
+        match DeTable::parse(text) {
+            Ok(table) => {
+                self.table("", table.get_ref(), &origin);
+                // Tables come by name.
+                self.problems[before..].sort_by_key(|problem| match problem.origin {
+                    Origin::File { line, .. } => line,
+                    _ => 0,
+                });
+            }
+            Err(error) => {
+                let at = error.span().map_or(0, |span| span.start);
+                self.problem(origin(at), error.message().to_owned());
+            }
+        }
+    }
+
+    fn table(&mut self, prefix: &str, table: &DeTable<'_>, origin: &dyn Fn(usize) -> Origin) {
+        for (name, value) in table {
+            let (at, key) = (name.span().start, join(prefix, name.get_ref()));
+            match (value.get_ref(), is_section(&key)) {
+                (DeValue::Table(inner), true) => self.table(&key, inner, origin),
+                (_, true) => self.problem(origin(at), format!("{key} is a section, not a key")),
+                (_, false) => match plain(value) {
+                    Ok(value) => self.set(&key, value, origin(at)),
+                    Err(error) => self.problem(origin(at), error.message().to_owned()),
+                },
+            }
+        }
+    }
+
+    /// The configuration that the layers make.
+    ///
+    /// # Errors
+    /// With everything that is wrong in any of them, or with all of them together.
+    pub fn finish(mut self) -> Result<Effective, ConfigError> {
+        if !self.problems.is_empty() {
+            return Err(ConfigError::Wrong(self.problems));
+        }
+        let mut table = Table::new();
+        for (key, setting) in &self.settings {
+            if let Some(value) = &setting.value {
+                put(&mut table, key, value.clone());
+            }
+        }
+        let wrong = |origin, text| ConfigError::Wrong(vec![Problem { origin, text }]);
+        let config: Config = (table.try_into())
+            .map_err(|error| wrong(Origin::Default, error.message().to_owned()))?;
+        for (key, text) in config.problems() {
+            let origin = (self.settings.get(key)).map_or(Origin::Default, |s| s.origin.clone());
+            self.problem(origin, format!("{key}: {text}"));
+        }
+        if !self.problems.is_empty() {
+            return Err(ConfigError::Wrong(self.problems));
+        }
+        for (key, value) in known_keys() {
+            self.settings.entry(key).or_insert_with(|| Setting {
+                value: value.clone(),
+                origin: Origin::Default,
+            });
+        }
+        Ok(Effective {
+            config,
+            settings: self.settings,
+            files: self.files,
+        })
+    }
+}
+
+/// A value without its place in the text.
+fn plain(value: &Spanned<DeValue<'_>>) -> Result<Value, toml::de::Error> {
+    use serde::Deserialize;
+    Value::deserialize(toml::de::ValueDeserializer::from(value.clone()))
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    let failed = |source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    let file = File::open(path).map_err(failed)?;
+    let mut text = String::new();
+    let mut limited = file.take(FILE_BYTES_MAX + 1);
+    limited.read_to_string(&mut text).map_err(failed)?;
+    // CAST: usize is 64 bits here.
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(ConfigError::TooLong {
+            path: path.to_owned(),
+            max: FILE_BYTES_MAX,
+        });
+    }
+    Ok(text)
+}

@@ -1,0 +1,399 @@
+//! What a daemon is told: one typed [`Config`], put together from files, environment and command line.
+//!
+//! ```text
+//! defaults < turnstile.toml < conf.d/*.toml (by name) < TURNSTILE_SECTION_KEY < command line      a later one wins
+//! ```
+//!
+//! The defaults stand here and nowhere else. A key that is not known is an error wherever it stands, and every error says
+//! where: file and line, variable or option.
+
+mod error;
+mod layers;
+mod principal;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use turnstile_abi::CHANNELS_MAX;
+use turnstile_policies::{DEFAULT_POLICY, POLICIES};
+
+use crate::daemon::HostConfig;
+use crate::gpu::soft::SoftConfig;
+
+pub use error::{ConfigError, Problem};
+pub use layers::{Effective, Layers, Origin, Setting, known_keys};
+pub use principal::{Principal, PrincipalError};
+
+/// All of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Which GPU, and how it is read.
+    pub gpu: GpuSection,
+    /// Who may run.
+    pub scheduling: SchedulingSection,
+    /// GPU memory.
+    pub memory: MemorySection,
+    /// Where VMMs connect.
+    pub sockets: SocketsSection,
+    /// The durable ledger.
+    pub ledger: LedgerSection,
+    /// The admin API.
+    pub api: ApiSection,
+    /// Metrics outside the admin API.
+    pub metrics: MetricsSection,
+}
+
+/// Which GPU, and how it is read.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GpuSection {
+    /// What kind of GPU is shared.
+    pub kind: GpuKind,
+    /// Which of the host's NVIDIA GPUs.
+    pub index: u32,
+    /// How engine state is read.
+    pub meter: Meter,
+    /// The software GPU's own.
+    pub soft: SoftSection,
+}
+
+impl Default for GpuSection {
+    fn default() -> Self {
+        Self {
+            kind: GpuKind::Soft,
+            index: 0,
+            meter: Meter::Events,
+            soft: SoftSection::default(),
+        }
+    }
+}
+
+/// What the software GPU is like.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SoftSection {
+    /// Its memory, in MiB.
+    pub memory_mib: u64,
+    /// Rate of its link to the host, in each direction, in MB/s.
+    pub link_mb_s: u64,
+    /// What it can do with queued commands of a VM that is held back.
+    pub suspend: SuspendKind,
+}
+
+impl Default for SoftSection {
+    fn default() -> Self {
+        let soft = SoftConfig::default();
+        Self {
+            memory_mib: soft.memory_bytes >> 20,
+            link_mb_s: soft.link_rate / 1_000_000,
+            suspend: SuspendKind::BetweenCommands,
+        }
+    }
+}
+
+/// Who may run.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SchedulingSection {
+    /// Name of the policy; unset: the one that suits the GPU.
+    pub policy: Option<String>,
+    /// Longest time between two decisions with the event meter, in milliseconds; unset: what suits the GPU.
+    pub period_ms: Option<u64>,
+    /// Frames of the policy `slices` in a second; in each of them, each who waits has one turn.
+    pub frames_per_s: u64,
+    /// Weight of a tenant that names none, 1 to 10000.
+    pub default_weight: u32,
+    /// Tenants at a time.
+    pub tenants_max: usize,
+    /// Channels that a VM may have open.
+    pub channels_per_vm: u32,
+}
+
+impl Default for SchedulingSection {
+    fn default() -> Self {
+        let host = HostConfig::default();
+        Self {
+            policy: None,
+            period_ms: None,
+            frames_per_s: 24,
+            default_weight: host.weight.get(),
+            tenants_max: host.tenants_max,
+            channels_per_vm: host.channels,
+        }
+    }
+}
+
+/// GPU memory.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MemorySection {
+    /// GPU memory of a VM that names none, in MiB.
+    pub vm_mib: u64,
+    /// Host memory for GPU memory that is not on the GPU, in MiB: with some, VMs together may own more than the GPU has, and
+    /// have no aperture. The software GPU's; elsewhere memory does not move.
+    pub host_pool_mib: u64,
+}
+
+impl Default for MemorySection {
+    fn default() -> Self {
+        Self {
+            vm_mib: HostConfig::default().gpu_memory_bytes >> 20,
+            host_pool_mib: 0,
+        }
+    }
+}
+
+/// Where VMMs connect.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SocketsSection {
+    /// Unix socket of VMMs and launchers.
+    pub vmm: PathBuf,
+}
+
+impl Default for SocketsSection {
+    fn default() -> Self {
+        Self {
+            vmm: "/run/turnstile/vmm.sock".into(),
+        }
+    }
+}
+
+/// The durable ledger; none is kept unless a path or a server is named.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LedgerSection {
+    /// SQLite file.
+    pub path: Option<PathBuf>,
+    /// PostgreSQL server, as a connection URL or `key=value` pairs, without a password (cargo feature `postgres`).
+    pub postgres: Option<String>,
+    /// File whose first line is the password of the PostgreSQL user.
+    pub postgres_password_file: Option<PathBuf>,
+    /// Length of a window, in seconds.
+    pub window_s: u64,
+    /// Days after which entries are discarded; 0 for never.
+    pub keep_days: u64,
+    /// Name of this host; unset: its own.
+    pub node: Option<String>,
+}
+
+impl Default for LedgerSection {
+    fn default() -> Self {
+        Self {
+            path: None,
+            postgres: None,
+            postgres_password_file: None,
+            window_s: 60,
+            keep_days: 400,
+            node: None,
+        }
+    }
+}
+
+/// The admin API; none is served unless a socket or an address is named.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ApiSection {
+    /// Unix socket; what a peer may do follows from who it is.
+    pub socket: Option<PathBuf>,
+    /// Unix socket on which nobody may write, whoever it is.
+    pub read_only_socket: Option<PathBuf>,
+    /// Those who may read and write.
+    pub operators: Vec<Principal>,
+    /// Those who may read.
+    pub viewers: Vec<Principal>,
+    /// Address to listen on; needs all of `tls`.
+    pub listen: Option<SocketAddr>,
+    /// Whether a write without `If-Match` is refused (428).
+    pub require_if_match: bool,
+    /// File that keeps what was set through the API (weights, caps, limits) over restarts; unset: it is not kept.
+    pub state: Option<PathBuf>,
+    /// Certificates of `listen`.
+    pub tls: TlsSection,
+}
+
+impl Default for ApiSection {
+    fn default() -> Self {
+        Self {
+            socket: None,
+            read_only_socket: None,
+            operators: vec![Principal::Uid(0)],
+            viewers: Vec::new(),
+            listen: None,
+            require_if_match: false,
+            state: None,
+            tls: TlsSection::default(),
+        }
+    }
+}
+
+/// Mutual TLS: PEM files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TlsSection {
+    /// The daemon's certificate, and those between it and a root.
+    pub certificate: Option<PathBuf>,
+    /// Its private key.
+    pub key: Option<PathBuf>,
+    /// Certificates of those who may sign clients' certificates.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Metrics outside the admin API (which has them, too).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetricsSection {
+    /// Loopback address that serves `/metrics` and nothing else, to everyone on the host.
+    pub listen: Option<SocketAddr>,
+    /// Whether metrics are also told under DCGM's names.
+    pub dcgm_compat: bool,
+}
+
+/// What kind of GPU is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum GpuKind {
+    /// The software GPU
+    Soft,
+    /// An NVIDIA GPU under the vendor's driver
+    Nvidia,
+}
+
+/// How engine state is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Meter {
+    /// Context-switch log: exact
+    Events,
+    /// Status registers in poll phases (LoGA)
+    Polled,
+}
+
+/// What the software GPU does with queued commands of a VM that is held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum SuspendKind {
+    /// Nothing: they run, and are charged
+    Drains,
+    /// The running one ends, the next does not begin
+    BetweenCommands,
+    /// The running kernel stops and goes on later
+    MidKernel,
+}
+
+impl GpuKind {
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Soft => "software",
+            Self::Nvidia => "NVIDIA",
+        }
+    }
+}
+
+impl Meter {
+    /// What it is called.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Events => "events",
+            Self::Polled => "polled",
+        }
+    }
+}
+
+impl Config {
+    /// Name of the policy: the one asked for, or the one that suits the GPU.
+    pub fn policy(&self) -> &str {
+        let suits = match self.gpu.kind {
+            GpuKind::Soft => DEFAULT_POLICY,
+            GpuKind::Nvidia => "slices",
+        };
+        self.scheduling.policy.as_deref().unwrap_or(suits)
+    }
+
+    /// What is out of range or does not go together, by key.
+    pub fn problems(&self) -> Vec<(&'static str, String)> {
+        let mut found = Vec::new();
+        self.ranges(&mut found);
+        let mut say = |wrong: bool, key, text: &str| {
+            if wrong {
+                found.push((key, text.to_owned()));
+            }
+        };
+        let policy = &self.scheduling.policy;
+        let known = |name: &String| POLICIES.iter().any(|row| row.name == name);
+        let names: Vec<_> = POLICIES.iter().map(|row| row.name).collect();
+        say(
+            policy.as_ref().is_some_and(|name| !known(name)),
+            "scheduling.policy",
+            &format!("there is no such policy; there are: {}", names.join(", ")),
+        );
+        say(
+            self.gpu.kind == GpuKind::Nvidia && self.gpu.meter != Meter::Events,
+            "gpu.meter",
+            "an NVIDIA GPU is accounted by its events",
+        );
+        say(
+            self.ledger.path.is_some() && self.ledger.postgres.is_some(),
+            "ledger.postgres",
+            "a ledger is a file or a server; leave one of ledger.path and ledger.postgres out",
+        );
+        let tls = &self.api.tls;
+        let files = [&tls.certificate, &tls.key, &tls.client_ca];
+        say(
+            self.api.listen.is_some() && files.iter().any(|file| file.is_none()),
+            "api.listen",
+            "the network is served over mutual TLS alone: api.tls.certificate, api.tls.key and api.tls.client_ca are needed",
+        );
+        say(
+            (self.metrics.listen).is_some_and(|address| !address.ip().is_loopback()),
+            "metrics.listen",
+            "not a loopback address; a scraper elsewhere uses api.listen",
+        );
+        found
+    }
+
+    fn ranges(&self, found: &mut Vec<(&'static str, String)>) {
+        let mut within = |key, value: u64, least: u64, most: u64| {
+            if !(least..=most).contains(&value) {
+                found.push((key, format!("{value} is not within {least} and {most}")));
+            }
+        };
+        let (scheduling, soft) = (&self.scheduling, &self.gpu.soft);
+        if let Some(ms) = scheduling.period_ms {
+            within("scheduling.period_ms", ms, 1, 1_000);
+        }
+        within("scheduling.frames_per_s", scheduling.frames_per_s, 1, 100);
+        let weight = scheduling.default_weight.into();
+        // SOURCE: `Weight::new`.
+        within("scheduling.default_weight", weight, 1, 10_000);
+        // CAST: usize is 64 bits here.
+        let tenants = scheduling.tenants_max as u64;
+        within("scheduling.tenants_max", tenants, 1, 4_096);
+        let channels = scheduling.channels_per_vm.into();
+        within(
+            "scheduling.channels_per_vm",
+            channels,
+            1,
+            CHANNELS_MAX.into(),
+        );
+        // 1 TiB: more than any host has, and far from where sums overflow.
+        within("gpu.soft.memory_mib", soft.memory_mib, 2, 1 << 20);
+        within("gpu.soft.link_mb_s", soft.link_mb_s, 1, 1_000_000);
+        within("memory.vm_mib", self.memory.vm_mib, 2, 1 << 20);
+        within(
+            "memory.host_pool_mib",
+            self.memory.host_pool_mib,
+            0,
+            1 << 20,
+        );
+        within("ledger.window_s", self.ledger.window_s, 1, 3_600);
+        within("ledger.keep_days", self.ledger.keep_days, 0, 36_500);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,58 @@
+//! Waiting for a helper process's answer, in frames of [`turnstile_vmm::wire`].
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::de::DeserializeOwned;
+use turnstile_vmm::wire::{FrameReader, Read, WireError};
+
+/// Why no answer came; the process is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LineError {
+    /// It is gone.
+    #[error("has ended")]
+    Ended,
+    /// It takes too long.
+    #[error("does not answer")]
+    Silent,
+    /// It says what is none.
+    #[error("does not keep to the protocol: {0}")]
+    Wire(#[from] WireError),
+}
+
+/// Waits for an answer. Time in which `stopped` says that the process cannot answer does not count. Precondition: the stream
+/// does not block.
+pub(super) fn answer<A: DeserializeOwned>(
+    stream: &UnixStream,
+    reader: &mut FrameReader,
+    limit: Duration,
+    stopped: impl Fn() -> bool,
+) -> Result<(A, Vec<OwnedFd>), LineError> {
+    /// How often `stopped` is asked.
+    const TICK: Duration = Duration::from_millis(20);
+    let (mut waited, mut last) = (Duration::ZERO, Instant::now());
+    loop {
+        match reader.read(stream)? {
+            Read::Frame(frame) => return Ok((frame.message, frame.fds)),
+            Read::End => return Err(LineError::Ended),
+            Read::WouldBlock => {}
+        }
+        if !stopped() {
+            waited += last.elapsed();
+        }
+        last = Instant::now();
+        if waited >= limit {
+            return Err(LineError::Silent);
+        }
+        let tick = Timespec {
+            tv_sec: 0,
+            // CAST: less than a second.
+            tv_nsec: TICK.as_nanos() as _,
+        };
+        let mut fds = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
+        // Interrupted, it looks once more than needed.
+        let _ = poll(&mut fds, Some(&tick));
+    }
+}

@@ -1,0 +1,548 @@
+//! The daemon's side: a mover process, and what it moved.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use turnstile_accounting::Nanos;
+use turnstile_vmm::wire::{FrameReader, send};
+
+use super::pages::{Chore, Pages, Pool, Segment};
+use super::protocol::{Answer, EXTENTS_MAX, Extent, MORE_LINES, Moved, Order, SPANS_MAX};
+use crate::gpu::nvidia::line::answer;
+
+/// Memory behind one handle is at most so long: what is moved at once, and is in both places while it is. SOURCE: measured: a
+/// copy of 256 MiB takes 5 ms, what it takes to map, unmap and release 0.3 ms.
+pub const EXTENT_BYTES_MAX: u64 = 256 << 20;
+
+/// Why memory was not made or moved.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MoverError {
+    /// There is no mover.
+    #[error("The mover {0}")]
+    Gone(String),
+    /// The GPU has no room.
+    #[error("The GPU has no room")]
+    NoRoom,
+    /// The host has no room.
+    #[error("The pool of the host has no room")]
+    PoolFull,
+    /// The GPU or the host refused something else.
+    #[error("{0}")]
+    Refused(String),
+}
+
+fn host(error: impl std::fmt::Display) -> MoverError {
+    MoverError::Refused(error.to_string())
+}
+
+/// How a mover is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct MoverConfig {
+    /// CUDA's number of the GPU.
+    pub device: u32,
+    /// Bytes that the host takes in at most; pinned, one step after the other.
+    pub pool_bytes: u64,
+    /// Bytes of a step.
+    pub step_bytes: u64,
+    /// How long a mover may take to be ready. TIMEOUT: the vendor's library takes 0.3 s where nothing else runs (measured).
+    pub start_limit: Duration,
+    /// How long an order may take. TIMEOUT: 2 GiB take 40 ms (measured), and wait for a tenant's copies on the same engine.
+    pub order_limit: Duration,
+    /// How long pages are waited for while the pool grows. TIMEOUT: 1 GiB is pinned in 0.45 s (measured).
+    pub grow_limit: Duration,
+    /// Least time between two starts.
+    pub restart_pause: Duration,
+}
+
+impl MoverConfig {
+    /// A mover for a GPU with a pool of so many bytes.
+    pub const fn new(device: u32, pool_bytes: u64) -> Self {
+        Self {
+            device,
+            pool_bytes,
+            step_bytes: 1 << 30,
+            start_limit: Duration::from_secs(30),
+            order_limit: Duration::from_secs(20),
+            grow_limit: Duration::from_secs(5),
+            restart_pause: Duration::from_secs(1),
+        }
+    }
+}
+
+/// GPU memory, by a descriptor of ours: it is there as long as this is, or anybody has it mapped or another descriptor.
+#[derive(Debug)]
+pub struct Resident {
+    handle: OwnedFd,
+    bytes: u64,
+}
+
+impl Resident {
+    /// Memory of `bytes` that another process made, by the descriptor that it exported.
+    pub const fn adopt(handle: OwnedFd, bytes: u64) -> Self {
+        Self { handle, bytes }
+    }
+
+    /// Length.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Another descriptor, for whoever is to map it and to close it then: one that stays open keeps the memory for ever.
+    ///
+    /// # Errors
+    /// When this process has no descriptor left.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        self.handle.try_clone()
+    }
+}
+
+/// Bytes of GPU memory that are at the host. Dropped, they are gone, and their pages are scrubbed.
+#[derive(Debug)]
+pub struct Away {
+    pages: Pages,
+    bytes: u64,
+}
+
+impl Away {
+    /// How many.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Memory that was not moved out: it is where it was.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Stayed {
+    /// The memory.
+    pub memory: Resident,
+    /// Why.
+    pub error: MoverError,
+}
+
+/// Bytes that were not moved back: the host has them still.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Kept {
+    /// The bytes.
+    pub copy: Away,
+    /// Why.
+    pub error: MoverError,
+}
+
+/// What a line is for.
+#[derive(Clone, Copy, Debug)]
+enum Lane {
+    Tables = 0,
+    Pins = 1,
+    Out = 2,
+    In = 3,
+}
+
+type Line = Mutex<(UnixStream, FrameReader)>;
+
+/// One process.
+#[derive(Debug)]
+struct Running {
+    child: Mutex<Child>,
+    lines: [Line; MORE_LINES + 1],
+    lost: AtomicBool,
+}
+
+impl Running {
+    /// Gives an order and waits for the answer. A mover that does not answer in time, or wrongly, is ended.
+    fn ask(
+        &self,
+        lane: Lane,
+        order: &Order,
+        fds: Vec<OwnedFd>,
+        limit: Duration,
+    ) -> Result<(Answer, Vec<OwnedFd>), MoverError> {
+        let mut line = lock(&self.lines[lane as usize]);
+        let (stream, reader) = &mut *line;
+        let sent = send(stream, order, fds).map_err(|error| error.to_string());
+        let answered =
+            sent.and_then(|()| answer(stream, reader, limit, || false).map_err(|e| e.to_string()));
+        match answered {
+            Ok((Answer::Refused { no_room: true, .. }, _)) => Err(MoverError::NoRoom),
+            Ok((Answer::Refused { detail, .. }, _)) => Err(MoverError::Refused(detail)),
+            Ok(answered) => Ok(answered),
+            Err(detail) => {
+                self.end();
+                Err(MoverError::Gone(detail))
+            }
+        }
+    }
+
+    fn end(&self) {
+        if !self.lost.swap(true, Ordering::AcqRel) {
+            let mut child = lock(&self.child);
+            // It may be gone already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No update under these locks can be left half done by a panic, but for a line's, whose end is noticed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Shared {
+    config: MoverConfig,
+    command: Box<dyn Fn() -> Command + Send + Sync>,
+    pool: Arc<Pool>,
+    process: Mutex<Option<(Arc<Running>, Instant)>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+/// A mover. Dropped, it ends; what it moved to the host must not be of use to anybody then.
+#[derive(Debug)]
+pub struct Mover {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Mover {
+    /// Starts a mover and waits until it is ready; its pool grows from then on. `command` has to end up in [`super::run`] with
+    /// its standard input.
+    ///
+    /// # Errors
+    /// If the process does not start, or the GPU refuses it.
+    pub fn start(
+        config: MoverConfig,
+        command: impl Fn() -> Command + Send + Sync + 'static,
+    ) -> Result<Self, MoverError> {
+        let shared = Arc::new(Shared {
+            pool: Arc::new(Pool::new(config.pool_bytes, config.step_bytes)),
+            config,
+            command: Box::new(command),
+            process: Mutex::default(),
+        });
+        shared.running()?;
+        let own = shared.clone();
+        let thread = thread::Builder::new()
+            .name("gpu-pool".into())
+            .spawn(move || own.look_after_pool())
+            .map_err(host)?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Makes zeroed memory.
+    ///
+    /// # Errors
+    /// [`MoverError::NoRoom`], or the mover's.
+    pub fn create(&self, bytes: u64) -> Result<Resident, MoverError> {
+        let order = Order::Create { bytes };
+        let (_, mut fds) = self.shared.ask(Lane::Tables, &order, Vec::new())?;
+        let missing = || MoverError::Refused("The mover gave no memory".into());
+        let handle = fds.pop().ok_or_else(missing)?;
+        Ok(Resident { handle, bytes })
+    }
+
+    /// Makes memory zero. Nobody is to use it meanwhile.
+    ///
+    /// # Errors
+    /// The mover's.
+    pub fn scrub(&self, memory: &Resident) -> Result<(), MoverError> {
+        let (bytes, fd) = (memory.bytes, memory.share().map_err(host)?);
+        let order = Order::Zero { bytes };
+        self.shared.ask(Lane::Tables, &order, vec![fd])?;
+        Ok(())
+    }
+
+    /// Copies memory to the host and closes its descriptors; each with the time of the link. Nobody may have it mapped: then it
+    /// is free afterwards. The next are sent when these are copied.
+    pub fn out(&self, memory: Vec<Resident>) -> Vec<Result<(Away, Nanos), Stayed>> {
+        let mut all = Vec::with_capacity(memory.len());
+        let (mut batch, mut spans) = (Vec::new(), 0);
+        for memory in memory {
+            let pages = self
+                .shared
+                .pool
+                .take(memory.bytes, self.shared.config.grow_limit);
+            let count = pages.as_ref().map_or(0, |pages| pages.spans().len());
+            if batch.len() == EXTENTS_MAX || spans + count > SPANS_MAX {
+                self.out_batch(std::mem::take(&mut batch), &mut all);
+                spans = 0;
+            }
+            spans += count;
+            batch.push((memory, pages));
+        }
+        self.out_batch(batch, &mut all);
+        all
+    }
+
+    fn out_batch(
+        &self,
+        batch: Vec<(Resident, Option<Pages>)>,
+        all: &mut Vec<Result<(Away, Nanos), Stayed>>,
+    ) {
+        let handles: io::Result<Vec<OwnedFd>> =
+            with_pages(&batch).map(|(m, _)| m.share()).collect();
+        let extents = with_pages(&batch).map(|(memory, pages)| extent(memory.bytes, pages));
+        let order = Order::Out {
+            extents: extents.collect(),
+        };
+        let asked = handles.map_err(host);
+        let asked = asked.and_then(|handles| self.shared.moved(Lane::Out, &order, handles));
+        let mut results = asked.map(|(results, _)| results.into_iter());
+        for (memory, pages) in batch {
+            let Some(pages) = pages else {
+                let error = MoverError::PoolFull;
+                all.push(Err(Stayed { memory, error }));
+                continue;
+            };
+            let result = match &mut results {
+                Ok(results) => outcome(results.next()),
+                Err(error) => Err(error.clone()),
+            };
+            all.push(match result {
+                Ok(took) => {
+                    let bytes = memory.bytes;
+                    Ok((Away { pages, bytes }, took))
+                }
+                Err(error) => Err(Stayed { memory, error }),
+            });
+        }
+    }
+
+    /// Makes memory with the bytes that the host has; each with the time of the link.
+    pub fn back(&self, copies: Vec<Away>) -> Vec<Result<(Resident, Nanos), Kept>> {
+        let mut all = Vec::with_capacity(copies.len());
+        let (mut batch, mut spans) = (Vec::new(), 0);
+        for copy in copies {
+            let count = copy.pages.spans().len();
+            if batch.len() == EXTENTS_MAX || spans + count > SPANS_MAX {
+                self.back_batch(std::mem::take(&mut batch), &mut all);
+                spans = 0;
+            }
+            spans += count;
+            batch.push(copy);
+        }
+        self.back_batch(batch, &mut all);
+        all
+    }
+
+    fn back_batch(&self, batch: Vec<Away>, all: &mut Vec<Result<(Resident, Nanos), Kept>>) {
+        let extents = batch.iter().map(|copy| extent(copy.bytes, &copy.pages));
+        let order = Order::In {
+            extents: extents.collect(),
+        };
+        let asked = self.shared.moved(Lane::In, &order, Vec::new());
+        let mut answered = asked.map(|(results, fds)| (results.into_iter(), fds.into_iter()));
+        for copy in batch {
+            let missing = || MoverError::Refused("The mover gave no memory".into());
+            let result = match &mut answered {
+                Ok((results, fds)) => outcome(results.next())
+                    .and_then(|took| Ok((fds.next().ok_or_else(missing)?, took))),
+                Err(error) => Err(error.clone()),
+            };
+            all.push(match result {
+                Ok((handle, took)) => {
+                    let bytes = copy.bytes;
+                    Ok((Resident { handle, bytes }, took))
+                }
+                Err(error) => Err(Kept { copy, error }),
+            });
+        }
+    }
+
+    /// Bytes of the host's pool that there are, and those of them in use.
+    pub fn pool_bytes(&self) -> (u64, u64) {
+        self.shared.pool.bytes()
+    }
+
+    /// Waits until the pool has so many bytes; false if it will not, or has not until then.
+    pub fn wait_grown(&self, bytes: u64, limit: Duration) -> bool {
+        self.shared.pool.wait_grown(bytes, limit)
+    }
+
+    /// Process id of the mover, if there is one now.
+    pub fn pid(&self) -> Option<u32> {
+        let process = lock(&self.shared.process);
+        process
+            .as_ref()
+            .map(|(running, _)| lock(&running.child).id())
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        self.shared.pool.end();
+        let running = lock(&self.shared.process).take();
+        if let Some((running, _)) = running {
+            running.end();
+        }
+        if let Some(thread) = self.thread.take() {
+            // Its panic, if it had one, was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn with_pages(batch: &[(Resident, Option<Pages>)]) -> impl Iterator<Item = (&Resident, &Pages)> {
+    let both = |(memory, pages)| Some((memory, Option::as_ref(pages)?));
+    batch
+        .iter()
+        .map(|(memory, pages)| (memory, pages))
+        .filter_map(both)
+}
+
+fn extent(bytes: u64, pages: &Pages) -> Extent {
+    let spans = pages.spans().to_vec();
+    Extent { bytes, spans }
+}
+
+fn outcome(moved: Option<Moved>) -> Result<Nanos, MoverError> {
+    match moved {
+        Some(Moved::Done { took_ns }) => Ok(Nanos(took_ns)),
+        Some(Moved::Not { no_room: true, .. }) => Err(MoverError::NoRoom),
+        Some(Moved::Not { detail, .. }) => Err(MoverError::Refused(detail)),
+        None => Err(MoverError::Refused("The mover left it out".into())),
+    }
+}
+
+impl Shared {
+    /// The process; another, if the last one is gone.
+    fn running(&self) -> Result<Arc<Running>, MoverError> {
+        let mut process = lock(&self.process);
+        if let Some((running, since)) = &*process {
+            if !running.lost.load(Ordering::Acquire) {
+                return Ok(running.clone());
+            }
+            if since.elapsed() < self.config.restart_pause {
+                return Err(MoverError::Gone(
+                    "ended again just after it was started".into(),
+                ));
+            }
+            log::error!("The mover was gone; another is started");
+        }
+        let running = Arc::new(self.start()?);
+        *process = Some((running.clone(), Instant::now()));
+        Ok(running)
+    }
+
+    fn start(&self) -> Result<Running, MoverError> {
+        let config = &self.config;
+        let mut mine = Vec::new();
+        let mut theirs = Vec::new();
+        for _ in 0..=MORE_LINES {
+            let (one, other) = UnixStream::pair().map_err(host)?;
+            one.set_nonblocking(true).map_err(host)?;
+            mine.push(Mutex::new((one, FrameReader::new())));
+            theirs.push(OwnedFd::from(other));
+        }
+        let lines: [Line; MORE_LINES + 1] = mine.try_into().map_err(|_| host("no lines"))?;
+        let rest = theirs.split_off(1);
+        let mut command = (self.command)();
+        command.stdin(theirs.remove(0)).stdout(Stdio::null());
+        // A signal to the daemon's group does not end it.
+        let child = command.process_group(0).spawn();
+        let child = child.map_err(|error| MoverError::Gone(format!("did not start: {error}")))?;
+        // It holds the other end of the connection.
+        drop(command);
+        let running = Running {
+            child: Mutex::new(child),
+            lines,
+            lost: AtomicBool::new(false),
+        };
+        let device = config.device;
+        running.ask(
+            Lane::Tables,
+            &Order::Start { device },
+            rest,
+            config.start_limit,
+        )?;
+        for (at, bytes, file) in self.pool.files().map_err(host)? {
+            self.pin(&running, at, bytes, file)?;
+        }
+        Ok(running)
+    }
+
+    fn pin(&self, running: &Running, at: u64, bytes: u64, file: File) -> Result<(), MoverError> {
+        let order = Order::Pin { at, bytes };
+        let limit = self.config.order_limit;
+        running.ask(Lane::Pins, &order, vec![file.into()], limit)?;
+        Ok(())
+    }
+
+    fn ask(
+        &self,
+        lane: Lane,
+        order: &Order,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(Answer, Vec<OwnedFd>), MoverError> {
+        self.running()?
+            .ask(lane, order, fds, self.config.order_limit)
+    }
+
+    fn moved(
+        &self,
+        lane: Lane,
+        order: &Order,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(Vec<Moved>, Vec<OwnedFd>), MoverError> {
+        if matches!(order, Order::Out { extents } | Order::In { extents } if extents.is_empty()) {
+            return Ok(Default::default());
+        }
+        match self.ask(lane, order, fds)? {
+            (Answer::Moved { results }, fds) => Ok((results, fds)),
+            _ => Err(host("The mover answers what was not asked")),
+        }
+    }
+
+    /// The pool's own thread.
+    fn look_after_pool(&self) {
+        loop {
+            match self.pool.next_chore() {
+                Chore::End => return,
+                Chore::Scrub(span) => self.pool.scrub(span),
+                Chore::Grow(at, bytes) => {
+                    if let Err(error) = self.grow(at, bytes) {
+                        log::error!("The host's pool stays at {} MiB: {error}", at >> 20);
+                        self.pool.grow(None);
+                    }
+                }
+            }
+        }
+    }
+
+    fn grow(&self, at: u64, bytes: u64) -> Result<(), MoverError> {
+        let segment = Segment::new(bytes).map_err(host)?;
+        let file = || segment.file().map_err(host);
+        let running = self.running()?;
+        self.pin(&running, at, bytes, file()?)?;
+        let again = file()?;
+        self.pool.grow(Some(segment));
+        // One that was started since may not have heard of it; the next one will have.
+        let now = self.running()?;
+        if !Arc::ptr_eq(&running, &now) {
+            let _ = self.pin(&now, at, bytes, again);
+        }
+        Ok(())
+    }
+}
