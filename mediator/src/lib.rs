@@ -1,6 +1,7 @@
 //! The Turnstile daemon: GPUs, gates, accounting, scheduling.
 #![deny(unsafe_code)]
 
+pub mod api;
 pub mod bench;
 pub mod config;
 pub mod daemon;
@@ -11,5 +12,6 @@ pub mod memory;
 mod memory_file;
 pub mod metrics;
 mod process;
+pub mod socket;
 pub mod tenant;
 pub mod view;

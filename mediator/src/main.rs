@@ -23,6 +23,8 @@ enum Command {
     Config(cli::config::Args),
     /// Show the whole loop: KVM guests share one GPU at their weights
     Demo(cli::demo::Args),
+    /// Tenants of a running daemon: list them, and set their weights and limits
+    Vm(cli::vm::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
     /// Export what was used, and check the ledger
@@ -54,7 +56,10 @@ enum Command {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    env_logger::Builder::from_env(
+        env_logger::Env::default().default_filter_or("warn,turnstile::audit=info"),
+    )
+    .init();
     let ended = run(Args::parse().command);
     if let Err(error) = &ended
         && error.is::<ConfigError>()
@@ -69,6 +74,7 @@ fn main() -> anyhow::Result<ExitCode> {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
+        Command::Vm(args) => return Ok(cli::vm::run(&args)),
         Command::Config(args) => cli::config::run(&args),
         Command::Serve(args) => cli::serve::run(&args),
         Command::Demo(args) => cli::demo::run(&args),

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 pub mod device;
+pub mod front;
 pub mod gate;
 #[allow(unsafe_code)]
 mod sys;

@@ -7,6 +7,15 @@ use turnstile_accounting::store::SqliteStore;
 use turnstile_mediator::config::LedgerSection;
 use turnstile_mediator::daemon::LedgerConfig;
 
+/// Name of this host.
+pub(super) fn node(section: &LedgerSection) -> String {
+    let own = || {
+        let name = rustix::system::uname();
+        name.nodename().to_string_lossy().into_owned()
+    };
+    section.node.clone().unwrap_or_else(own)
+}
+
 /// Opens the ledger for the GPU that `identity` names, if one is asked for.
 pub(super) fn open(
     section: &LedgerSection,
@@ -19,9 +28,7 @@ pub(super) fn open(
     let Some(path) = &section.path else {
         return Ok(None);
     };
-    let name = rustix::system::uname();
-    let own = || name.nodename().to_string_lossy().into_owned();
-    let node = section.node.clone().unwrap_or_else(own);
+    let node = node(section);
     let (gpu, model) = identity()?;
     let store = SqliteStore::create(path)
         .with_context(|| format!("The ledger {} cannot be opened", path.display()))?;

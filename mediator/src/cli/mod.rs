@@ -1,5 +1,7 @@
 //! The subcommands.
 
+mod admin;
+mod api;
 pub(crate) mod bench;
 pub(crate) mod config;
 pub(crate) mod demo;
@@ -12,4 +14,5 @@ mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod usage;
+pub(crate) mod vm;
 pub(crate) mod vmm;

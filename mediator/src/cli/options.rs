@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use turnstile_mediator::config::{Config, GpuKind, Layers, Meter, SuspendKind};
+use turnstile_mediator::config::{Config, GpuKind, Layers, Meter, Principal, SuspendKind};
 use turnstile_policies::POLICIES;
 
 /// Where packages put the configuration.
@@ -93,6 +93,39 @@ struct Ledger {
     node: Option<String>,
 }
 
+/// The admin API.
+#[derive(clap::Args, Clone, Debug)]
+struct Api {
+    /// Unix socket of the admin API; api.sock beside --socket unless named
+    #[arg(long)]
+    api_socket: Option<PathBuf>,
+    /// Unix socket of the admin API on which nobody may write; api-ro.sock beside --socket unless named
+    #[arg(long)]
+    api_read_only_socket: Option<PathBuf>,
+    /// Who may look and change beside root and the daemon's user, as uid:1000, user:NAME, group:NAME; may be repeated
+    #[arg(long, value_name = "WHO")]
+    api_operator: Vec<Principal>,
+    /// Who may look; may be repeated
+    #[arg(long, value_name = "WHO")]
+    api_viewer: Vec<Principal>,
+    /// Keep what is set over restarts, in this file; forgotten when the daemon ends unless it is named
+    #[arg(long)]
+    state: Option<PathBuf>,
+}
+
+impl Api {
+    /// Adds what was given.
+    fn add(&self, layers: &mut Layers) {
+        let list = |all: &Vec<Principal>| (!all.is_empty()).then(|| all.clone());
+        let read_only = self.api_read_only_socket.as_ref();
+        layers.option("--api-socket", "api.socket", self.api_socket.as_ref());
+        layers.option("--api-read-only-socket", "api.read_only_socket", read_only);
+        layers.option("--api-operator", "api.operators", list(&self.api_operator));
+        layers.option("--api-viewer", "api.viewers", list(&self.api_viewer));
+        layers.option("--state", "api.state", self.state.as_ref());
+    }
+}
+
 /// Where files of the configuration are, for all who read them.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Files {
@@ -138,6 +171,8 @@ pub(crate) struct Options {
     scheduling: Scheduling,
     #[command(flatten)]
     ledger: Ledger,
+    #[command(flatten)]
+    api: Api,
 }
 
 impl Options {
@@ -148,6 +183,7 @@ impl Options {
         let weight = self.default_weight;
         layers.option("--default-weight", "scheduling.default_weight", weight);
         self.scheduling.add(&mut layers);
+        self.api.add(&mut layers);
         let ledger = &self.ledger;
         layers.option("--ledger", "ledger.path", ledger.ledger.as_ref());
         layers.option(

@@ -7,6 +7,8 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
+use turnstile_accounting::record::GpuIdentity;
+use turnstile_mediator::api::Api;
 use turnstile_mediator::config::{Config, GpuKind, Meter, SuspendKind};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
@@ -15,10 +17,10 @@ use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{Tuning, Weight};
 
-use super::ledger;
 use super::nvidia::guardian_command;
 use super::nvidia_worker::worker_command;
 use super::options::Options;
+use super::{api, ledger};
 
 /// A GPU as the daemon takes it, and what suits it.
 struct Chosen {
@@ -148,6 +150,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // Before the threads, so that none of them takes the signal.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     let daemon = start(&config)?;
+    let (gpu, model) = identity(&config)?;
+    let identity = GpuIdentity {
+        node: ledger::node(&config.ledger),
+        gpu,
+        model,
+    };
+    let _api = Api::start(api::config(&config)?, daemon.host().clone(), identity)?;
     eprintln!(
         "turnstile: {} GPU, policy {}, listening on {}",
         config.gpu.kind.name(),

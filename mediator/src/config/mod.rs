@@ -193,13 +193,13 @@ impl Default for LedgerSection {
     }
 }
 
-/// The admin API; none is served unless a socket or an address is named.
+/// The admin API.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ApiSection {
-    /// Unix socket; what a peer may do follows from who it is.
+    /// Unix socket; what a peer may do follows from who it is. Unset: api.sock beside `sockets.vmm`.
     pub socket: Option<PathBuf>,
-    /// Unix socket on which nobody may write, whoever it is.
+    /// Unix socket on which nobody may write, whoever it is. Unset: api-ro.sock beside `sockets.vmm`.
     pub read_only_socket: Option<PathBuf>,
     /// Those who may read and write.
     pub operators: Vec<Principal>,

@@ -12,6 +12,7 @@ use turnstile_accounting::TenantId;
 use turnstile_policies::Weight;
 use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
+use super::dma::MemoryDesk;
 use super::error::{HostError, chain};
 use super::host::{Host, State};
 use super::mailbox::Mailbox;
@@ -19,7 +20,6 @@ use super::peer::{Kind, Peer, Tenant, Vm};
 use super::settings::Brought;
 use crate::gpu::TenantResources;
 use crate::tenant::gates::GateBook;
-use crate::tenant::guest_memory;
 use crate::tenant::interrupts::EventfdInterrupts;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
 
@@ -103,17 +103,13 @@ impl Host {
             });
         }
         let vectors = 1..=usize::from(pci::VECTORS);
-        if !fds
-            .len()
-            .checked_sub(1)
-            .is_some_and(|count| vectors.contains(&count))
-        {
+        let memory_fds = fds.len().min(usize::from(!regions.is_empty()));
+        if !vectors.contains(&(fds.len() - memory_fds)) {
             return Err(HostError::Descriptors { got: fds.len() });
         }
-        let interrupts = Arc::new(EventfdInterrupts::new(fds.split_off(1))?);
-        // PANIC: none; one descriptor is left, or the count was refused
-        let memory_fd = fds.pop().ok_or(HostError::Descriptors { got: 0 })?;
-        let guest = Arc::new(guest_memory::map(memory_fd, &regions)?);
+        let interrupts = Arc::new(EventfdInterrupts::new(fds.split_off(memory_fds))?);
+        let guest = self.guest_memory(fds.pop(), &regions)?;
+        let desk = MemoryDesk::new(guest.clone());
         let doorbells = Arc::new(doorbell_pages(self.config.channels)?);
         let status = StatusPage::new()?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
@@ -181,6 +177,7 @@ impl Host {
             mailbox,
             gates: GateBook::default(),
             status,
+            desk,
         };
         let peer = Peer { stream, writer };
         let mut state = self.lock();

@@ -17,6 +17,7 @@ use turnstile_vmm::wire::{Frame, FrameReader, Read, ToDaemon, WireError};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
+use super::dma::Change;
 use super::error::{HostError, chain};
 use super::host::Host;
 use super::mailbox::Letter;
@@ -116,6 +117,8 @@ enum SessionError {
     TooManyChanges,
     #[error("the VMM sent a mailbox request before the last one was answered")]
     MailboxBusy,
+    #[error("the VMM changed the VM's memory before the last change was answered")]
+    MemoryBusy,
     #[error("{STARTING_MAX} VMs are being taken in already; try again in a second")]
     TooManyStarting,
     #[error("{0}")]
@@ -293,6 +296,18 @@ impl Control {
                     Err(SessionError::MailboxBusy)
                 }
             }
+            (ToDaemon::MapMemory { id, region }, Some(Role::Vm { tenant, .. })) => {
+                let [fd] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
+                    got: fds.len(),
+                    expected: 1,
+                })?;
+                let tenant = *tenant;
+                self.change_memory(tenant, id, Change::Map { region, fd })
+            }
+            (ToDaemon::UnmapMemory { id, gpa, bytes }, Some(Role::Vm { tenant, .. })) => {
+                let tenant = *tenant;
+                self.change_memory(tenant, id, Change::Unmap { gpa, bytes })
+            }
             (
                 ToDaemon::GateDone {
                     channel,
@@ -306,6 +321,11 @@ impl Control {
             }
             _ => Err(SessionError::OutOfOrder),
         }
+    }
+
+    fn change_memory(&self, tenant: TenantId, id: u64, change: Change) -> Result<(), SessionError> {
+        let taken = self.host.change_memory(tenant, id, change);
+        taken.then_some(()).ok_or(SessionError::MemoryBusy)
     }
 
     /// Takes a VM in on a thread of its own: a GPU may take a second over it, and the other VMs' doorbells wait for nobody.

@@ -70,6 +70,9 @@ pub enum HostError {
     /// The memory was not taken.
     #[error("The VM's memory was not taken")]
     Memory(#[from] GuestMemoryError),
+    /// Memory that comes later, where it must not.
+    #[error("This GPU takes a VM's memory once, when the VM starts; it does not change afterwards")]
+    MemoryOnce,
     /// The vectors were not taken.
     #[error("The VM's interrupt vectors were not taken")]
     Interrupts(#[from] InterruptsError),
@@ -103,7 +106,7 @@ pub enum HostError {
 }
 
 /// An error and its sources on one line.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -117,6 +117,16 @@ impl Host {
         })
     }
 
+    /// Name of the policy.
+    pub fn policy(&self) -> &str {
+        &self.config.policy
+    }
+
+    /// Weight of a tenant that names none.
+    pub const fn default_weight(&self) -> Weight {
+        self.config.weight
+    }
+
     /// The GPU.
     pub fn gpu(&self) -> &Arc<dyn Gpu> {
         &self.gpu

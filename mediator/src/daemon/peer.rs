@@ -4,6 +4,7 @@ use std::os::unix::net::UnixStream;
 
 use turnstile_vmm::wire::{FrameWriter, ToVmm};
 
+use super::dma::MemoryDesk;
 use super::mailbox::Mailbox;
 use super::settings::Brought;
 use crate::process::Identity;
@@ -35,6 +36,7 @@ pub(super) struct Vm {
     pub(super) mailbox: Mailbox,
     pub(super) gates: GateBook,
     pub(super) status: StatusPage,
+    pub(super) desk: MemoryDesk,
 }
 
 /// The other end of a tenant's connection.

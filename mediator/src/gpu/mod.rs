@@ -2,6 +2,7 @@
 //!
 //! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
 
+mod guest;
 mod layout;
 mod moves;
 pub mod nvidia;
@@ -20,12 +21,9 @@ use serde::Serialize;
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
-use vm_memory::GuestMemoryMmap;
 
+pub use guest::GuestMemory;
 pub use moves::{ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport};
-
-/// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and written.
-pub type GuestMemory = GuestMemoryMmap<()>;
 
 /// What a GPU can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,6 +223,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// # Errors
     /// The refusal that the guest sees.
     fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal>;
+
+    /// Whether a tenant's memory may gain and lose regions while it is one. If not, it is taken as it is at first.
+    fn follows_guest_memory(&self) -> bool {
+        false
+    }
 
     /// Allocates zeroed GPU memory.
     ///

@@ -10,7 +10,7 @@ use turnstile_abi::{
     Dim3, ErrorCode, FENCE_BYTES, Launch, RING_ENTRIES_MAX,
 };
 use turnstile_accounting::Moment;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+use vm_memory::GuestAddress;
 
 use super::{ChannelConfig, GuestMemory, Interrupts};
 

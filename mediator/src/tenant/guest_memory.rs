@@ -7,12 +7,18 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use turnstile_abi::PAGE_BYTES;
 use turnstile_vmm::wire::Region;
-use vm_memory::{FileOffset, GuestAddress};
+use vm_memory::mmap::FromRangesError;
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionCollectionError,
+    GuestRegionMmap,
+};
 
 use crate::gpu::GuestMemory;
 
 /// Most regions of one VM's memory.
 pub const REGIONS_MAX: usize = 16;
+/// Most regions of a VM whose memory comes piece by piece. A process has 65,530 mappings (vm.max_map_count), for all VMs.
+pub const MAPPED_MAX: usize = 128;
 /// Most memory of one VM.
 pub const GUEST_BYTES_MAX: u64 = 4 << 40;
 
@@ -53,69 +59,103 @@ pub enum GuestMemoryError {
     /// The kernel would not tell.
     #[error("Looking at the memory file failed")]
     Stat(#[source] io::Error),
-    /// The kernel would not map it, or regions overlap.
+    /// The kernel would not map it.
     #[error("Mapping the VM's memory failed")]
-    Map(#[source] vm_memory::mmap::FromRangesError),
+    Map(#[source] FromRangesError),
+    /// Regions overlap, or one that is taken away is not there.
+    #[error("The VM's memory regions overlap, or one is not there")]
+    Overlap(#[source] GuestRegionCollectionError),
+    /// As many regions as a VM may have.
+    #[error("The VM has {MAPPED_MAX} memory regions mapped, which is the limit")]
+    TooManyMapped,
 }
 
-/// Maps a VM's memory.
+/// Maps a VM's memory; without regions it has none yet, and needs no file.
 ///
 /// # Errors
 /// When the VMM's description and its file do not fit together, or the file could be shrunk.
-pub fn map(fd: OwnedFd, regions: &[Region]) -> Result<GuestMemory, GuestMemoryError> {
+pub fn map(fd: Option<OwnedFd>, regions: &[Region]) -> Result<GuestMemory, GuestMemoryError> {
+    let memory = GuestMemory::from(GuestMemoryMmap::new());
+    let Some(fd) = fd else {
+        return match regions.len() {
+            0 => Ok(memory),
+            count => Err(GuestMemoryError::RegionCount { count }),
+        };
+    };
     if regions.is_empty() || regions.len() > REGIONS_MAX {
         return Err(GuestMemoryError::RegionCount {
             count: regions.len(),
         });
     }
+    let (file, file_bytes) = checked_file(fd)?;
+    for (index, region) in regions.iter().enumerate() {
+        let duplicate = file.try_clone().map_err(GuestMemoryError::Stat)?;
+        let mapped = map_region(duplicate, file_bytes, index, *region)?;
+        memory.add(mapped).map_err(GuestMemoryError::Overlap)?;
+    }
+    Ok(memory)
+}
+
+/// Maps one more region, which has a file of its own.
+///
+/// # Errors
+/// As [`map`], or when the VM has [`MAPPED_MAX`] regions.
+pub fn add(memory: &GuestMemory, fd: OwnedFd, region: Region) -> Result<(), GuestMemoryError> {
+    let count = memory.now().num_regions();
+    if count >= MAPPED_MAX {
+        return Err(GuestMemoryError::TooManyMapped);
+    }
+    let (file, file_bytes) = checked_file(fd)?;
+    let mapped = map_region(file, file_bytes, count, region)?;
+    memory.add(mapped).map_err(GuestMemoryError::Overlap)
+}
+
+/// A file that cannot shrink, and its size.
+fn checked_file(fd: OwnedFd) -> Result<(File, u64), GuestMemoryError> {
     let seals = fcntl_get_seals(&fd).map_err(|_| GuestMemoryError::NotSealed)?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err(GuestMemoryError::NotSealed);
     }
     let stat = fstat(&fd).map_err(|errno| GuestMemoryError::Stat(errno.into()))?;
-    let file_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-    let file = File::from(fd);
-    let mut ranges = Vec::with_capacity(regions.len());
-    for (index, region) in regions.iter().enumerate() {
-        let whole = |n: u64| n.is_multiple_of(PAGE_BYTES);
-        let fits = region.gpa.checked_add(region.bytes).is_some()
-            && (1..=GUEST_BYTES_MAX).contains(&region.bytes)
-            && whole(region.gpa)
-            && whole(region.bytes)
-            && whole(region.file_offset);
-        if !fits {
-            return Err(GuestMemoryError::BadRegion {
+    Ok((File::from(fd), u64::try_from(stat.st_size).unwrap_or(0)))
+}
+
+fn map_region(
+    file: File,
+    file_bytes: u64,
+    index: usize,
+    region: Region,
+) -> Result<GuestRegionMmap<()>, GuestMemoryError> {
+    let whole = |n: u64| n.is_multiple_of(PAGE_BYTES);
+    let fits = region.gpa.checked_add(region.bytes).is_some()
+        && (1..=GUEST_BYTES_MAX).contains(&region.bytes)
+        && whole(region.gpa)
+        && whole(region.bytes)
+        && whole(region.file_offset);
+    if !fits {
+        return Err(GuestMemoryError::BadRegion { index, region });
+    }
+    match region.file_offset.checked_add(region.bytes) {
+        Some(end) if end <= file_bytes => {}
+        end => {
+            let end = end.unwrap_or(u64::MAX);
+            return Err(GuestMemoryError::BehindFile {
                 index,
-                region: *region,
+                end,
+                file_bytes,
             });
         }
-        match region.file_offset.checked_add(region.bytes) {
-            Some(end) if end <= file_bytes => {}
-            end => {
-                let end = end.unwrap_or(u64::MAX);
-                return Err(GuestMemoryError::BehindFile {
-                    index,
-                    end,
-                    file_bytes,
-                });
-            }
-        }
-        let duplicate = file.try_clone().map_err(GuestMemoryError::Stat)?;
-        // CAST: at most 4 TiB on a 64-bit host
-        ranges.push((
-            GuestAddress(region.gpa),
-            region.bytes as usize,
-            Some(FileOffset::new(duplicate, region.file_offset)),
-        ));
     }
-    GuestMemory::from_ranges_with_files(ranges).map_err(GuestMemoryError::Map)
+    let file = FileOffset::new(file, region.file_offset);
+    // CAST: at most 4 TiB on a 64-bit host
+    GuestRegionMmap::from_range(GuestAddress(region.gpa), region.bytes as usize, Some(file))
+        .map_err(GuestMemoryError::Map)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::memory_file::memory_file;
-    use vm_memory::{Bytes, GuestMemoryBackend};
 
     fn region(gpa: u64, bytes: u64, file_offset: u64) -> Region {
         Region {
@@ -134,7 +174,7 @@ mod tests {
         let fd = file(0x4000);
         let view = File::from(fd.try_clone().unwrap());
         let memory = map(
-            fd,
+            Some(fd),
             &[region(0, 0x2000, 0), region(0x10_0000, 0x2000, 0x2000)],
         )
         .unwrap();
@@ -144,42 +184,42 @@ mod tests {
         let mut bytes = [0; 4];
         std::os::unix::fs::FileExt::read_at(&view, &mut bytes, 0x2ffc).unwrap();
         assert_eq!(u32::from_le_bytes(bytes), 0x1122_3344);
-        assert_eq!(memory.num_regions(), 2);
+        assert_eq!(memory.now().num_regions(), 2);
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
         use GuestMemoryError as E;
         assert!(matches!(
-            map(file(0x1000), &[]),
+            map(Some(file(0x1000)), &[]),
             Err(E::RegionCount { count: 0 })
         ));
         assert!(matches!(
-            map(file(0x1000), &[region(0, 0, 0)]),
+            map(Some(file(0x1000)), &[region(0, 0, 0)]),
             Err(E::BadRegion { .. })
         ));
         assert!(matches!(
-            map(file(0x1000), &[region(1, 0x1000, 0)]),
+            map(Some(file(0x1000)), &[region(1, 0x1000, 0)]),
             Err(E::BadRegion { .. })
         ));
         assert!(matches!(
-            map(file(0x1000), &[region(u64::MAX - 0xfff, 0x2000, 0)]),
+            map(Some(file(0x1000)), &[region(u64::MAX - 0xfff, 0x2000, 0)]),
             Err(E::BadRegion { .. })
         ));
         assert!(matches!(
-            map(file(0x1000), &[region(0, 0x2000, 0)]),
+            map(Some(file(0x1000)), &[region(0, 0x2000, 0)]),
             Err(E::BehindFile { .. })
         ));
         assert!(matches!(
-            map(file(0x1000), &[region(0, 0x1000, !0xfff)]),
+            map(Some(file(0x1000)), &[region(0, 0x1000, !0xfff)]),
             Err(E::BehindFile { .. })
         ));
         assert!(matches!(
             map(
-                file(0x2000),
+                Some(file(0x2000)),
                 &[region(0, 0x2000, 0), region(0x1000, 0x1000, 0)]
             ),
-            Err(E::Map(_))
+            Err(E::Overlap(_))
         ));
     }
 
@@ -188,12 +228,12 @@ mod tests {
         let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, 0x1000).unwrap();
         assert!(matches!(
-            map(fd, &[region(0, 0x1000, 0)]),
+            map(Some(fd), &[region(0, 0x1000, 0)]),
             Err(GuestMemoryError::NotSealed)
         ));
         let (pipe, _other) = std::io::pipe().unwrap();
         assert!(matches!(
-            map(pipe.into(), &[region(0, 0x1000, 0)]),
+            map(Some(pipe.into()), &[region(0, 0x1000, 0)]),
             Err(GuestMemoryError::NotSealed)
         ));
     }

@@ -2,7 +2,7 @@
 
 use turnstile_abi::{CHUNK_BYTES, ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS, QueryItem, Request};
 use turnstile_accounting::TenantId;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+use vm_memory::GuestAddress;
 
 use crate::gpu::{ChannelConfig, Gpu, GuestMemory, Refusal};
 

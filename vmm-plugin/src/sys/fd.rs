@@ -52,3 +52,20 @@ pub(crate) fn duplicate(eventfd: &EventFd) -> io::Result<OwnedFd> {
     // SAFETY: `into_raw_fd` gives up the ownership that the OwnedFd takes.
     Ok(unsafe { OwnedFd::from_raw_fd(copy.into_raw_fd()) })
 }
+
+/// Makes reads and writes return at once, whoever else has the file open.
+///
+/// # Errors
+/// As fcntl(2).
+pub(crate) fn set_nonblocking(file: &File) -> io::Result<()> {
+    // SAFETY: `file` is an open descriptor; the calls touch no memory of this process.
+    let done = unsafe {
+        let flags = libc::fcntl(file.as_raw_fd(), libc::F_GETFL);
+        flags >= 0 && libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) >= 0
+    };
+    if done {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}

@@ -1,11 +1,11 @@
 //! What a VM and a native guest have in common: device, gates, the control thread, the way to the end.
 
 use super::boot::GuestRam;
-use super::link::{LinkHost, Receiver, Router, Sender};
+use super::link::{self, Disobedience, LinkHost, Receiver, Router, Sender};
 use super::{CONSOLE_BYTES_MAX, VmError};
 use crate::device::VirtualGpu;
 use crate::gate::{GateControl, GateCounters, GateTrace, PageMap, SharedPages};
-use crate::wire::{ToDaemon, ToVmm};
+use crate::wire::ToVmm;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -158,43 +158,14 @@ impl<M: PageMap, R: Router> Core<M, R> {
 
     /// Does what a frame says. Returns false where the connection is of no more use.
     fn obey(&self, message: ToVmm) -> Result<bool, VmError> {
-        match message {
-            ToVmm::Gate {
-                channel,
-                seq,
-                state,
-            } => {
-                let Some(trapped) = self.gates.set(channel, state)? else {
-                    log::warn!("the daemon moved the gate of channel {channel}, which cannot be");
-                    return Ok(false);
-                };
-                let done = ToDaemon::GateDone {
-                    channel,
-                    seq,
-                    trapped,
-                };
-                Ok(self.sender.send(&done).is_ok())
-            }
-            ToVmm::ChannelClosed { channel } => {
-                self.gates.remove(channel)?;
-                Ok(true)
-            }
-            ToVmm::MailboxDone {
-                id,
-                error,
-                text,
-                results,
-            } => {
-                self.gpu().mailbox_done(id, error, &text, results);
-                Ok(true)
-            }
-            ToVmm::Welcome { .. }
-            | ToVmm::Refused { .. }
-            | ToVmm::Admitted { .. }
-            | ToVmm::ProcessRefused { .. } => {
-                log::warn!("the daemon welcomed or refused a VM that it had welcomed");
+        match link::obey(message, &self.gates, &self.gpu, &self.sender) {
+            Ok(None) => Ok(true),
+            Ok(Some(_)) => {
+                log::warn!("the daemon said what it says to others, or had said before");
                 Ok(false)
             }
+            Err(Disobedience::Over) => Ok(false),
+            Err(Disobedience::Gate(error)) => Err(error.into()),
         }
     }
 }

@@ -2,14 +2,15 @@
 
 use super::boot::GuestRam;
 use super::{APERTURE_BYTES_MAX, VmConfig, VmError};
-use crate::device::{Host, Identity, MediatorGone, MsiMessage};
-use crate::gate::SharedPages;
+use crate::device::{Host, Identity, MediatorGone, MsiMessage, VirtualGpu};
+use crate::gate::{GateControl, PageMap, PageMapError, SharedPages};
 use crate::sys::fd::{cannot_shrink, duplicate, to_eventfd};
 use crate::wire::{self, FrameReader, PROTOCOL, Read, Region, ToDaemon, ToVmm, WireError};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use turnstile_abi::{CHANNELS_MAX, MAILBOX_ARGS, PAGE_BYTES, pci};
@@ -24,19 +25,24 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sends frames from any thread.
 #[derive(Debug)]
-pub(super) struct Sender(Mutex<UnixStream>);
+pub(crate) struct Sender(Mutex<UnixStream>);
 
 impl Sender {
-    pub(super) fn send(&self, message: &ToDaemon) -> Result<(), WireError> {
+    pub(crate) fn send(&self, message: &ToDaemon) -> Result<(), WireError> {
+        self.send_with(message, Vec::new())
+    }
+
+    /// With descriptors.
+    pub(crate) fn send_with(&self, message: &ToDaemon, fds: Vec<OwnedFd>) -> Result<(), WireError> {
         let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        wire::send(&stream, message, Vec::new()).inspect_err(|_| {
+        wire::send(&stream, message, fds).inspect_err(|_| {
             // A part of the frame may have gone out, so nothing can follow it. The reader finds the end.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         })
     }
 
     /// Ends the connection, for the reader too.
-    pub(super) fn shut_down(&self) {
+    pub(crate) fn shut_down(&self) {
         let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // It may have ended already.
         let _ = stream.shutdown(std::net::Shutdown::Both);
@@ -45,14 +51,14 @@ impl Sender {
 
 /// The daemon's end of the connection, between frames.
 #[derive(Debug)]
-pub(super) struct Receiver {
+pub(crate) struct Receiver {
     stream: UnixStream,
     reader: FrameReader,
 }
 
 impl Receiver {
     /// The next frame; `None` at the end of the connection.
-    pub(super) fn receive(&mut self) -> Result<Option<ToVmm>, WireError> {
+    pub(crate) fn receive(&mut self) -> Result<Option<ToVmm>, WireError> {
         match self.reader.read(&self.stream)? {
             Read::Frame(frame) => frame.with_fds::<0>().map(|(message, _)| Some(message)),
             Read::End => Ok(None),
@@ -63,21 +69,33 @@ impl Receiver {
 
 /// What the daemon gave.
 #[derive(Debug)]
-pub(super) struct Welcome {
-    pub(super) identity: Identity,
-    pub(super) pages: Arc<SharedPages>,
-    pub(super) status: Arc<MmapRegion<()>>,
-    pub(super) aperture: Arc<MmapRegion<()>>,
-    pub(super) kick: EventFd,
+pub(crate) struct Welcome {
+    pub(crate) identity: Identity,
+    pub(crate) pages: Arc<SharedPages>,
+    pub(crate) status: Arc<MmapRegion<()>>,
+    pub(crate) aperture: Arc<MmapRegion<()>>,
+    pub(crate) kick: EventFd,
 }
 
 /// Eventfds, one per vector.
-pub(super) fn interrupts() -> Result<Arc<[EventFd]>, VmError> {
+pub(crate) fn interrupts() -> Result<Arc<[EventFd]>, VmError> {
     (0..pci::VECTORS)
         .map(|_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC))
         .collect::<io::Result<Vec<_>>>()
         .map(Arc::from)
         .map_err(VmError::Thread)
+}
+
+/// What a VM says of itself.
+#[derive(Debug)]
+pub(crate) struct Greeting<'a> {
+    pub(crate) socket: &'a Path,
+    pub(crate) name: &'a str,
+    pub(crate) weight: Option<u32>,
+    pub(crate) gpu_memory_bytes: Option<u64>,
+    /// The file of its memory; absent where that comes later.
+    pub(crate) memory: Option<OwnedFd>,
+    pub(crate) regions: Vec<Region>,
 }
 
 /// Introduces the VM to the daemon.
@@ -86,30 +104,46 @@ pub(super) fn connect(
     ram: &GuestRam,
     interrupts: &[EventFd],
 ) -> Result<(Sender, Receiver, Welcome), VmError> {
-    let connected = |source| VmError::Connect {
-        path: config.socket.clone(),
-        source,
-    };
-    let stream = UnixStream::connect(&config.socket).map_err(connected)?;
-    let reading = stream.try_clone().map_err(connected)?;
-    stream
-        .set_read_timeout(Some(WELCOME_TIMEOUT))
-        .and_then(|()| stream.set_write_timeout(Some(SEND_TIMEOUT)))
-        .map_err(connected)?;
-    let mut fds: Vec<OwnedFd> = vec![ram.file()?.into()];
-    for eventfd in interrupts {
-        fds.push(duplicate(eventfd).map_err(VmError::Thread)?);
-    }
-    let hello = ToDaemon::Hello {
-        protocol: PROTOCOL,
-        name: config.name.clone(),
+    let greeting = Greeting {
+        socket: &config.socket,
+        name: &config.name,
         weight: config.weight,
         gpu_memory_bytes: config.gpu_memory_bytes,
+        memory: Some(ram.file()?.into()),
         regions: vec![Region {
             gpa: 0,
             bytes: ram.bytes(),
             file_offset: 0,
         }],
+    };
+    greet(greeting, interrupts)
+}
+
+/// Introduces a VM to the daemon.
+pub(crate) fn greet(
+    greeting: Greeting<'_>,
+    interrupts: &[EventFd],
+) -> Result<(Sender, Receiver, Welcome), VmError> {
+    let connected = |source| VmError::Connect {
+        path: greeting.socket.to_owned(),
+        source,
+    };
+    let stream = UnixStream::connect(greeting.socket).map_err(connected)?;
+    let reading = stream.try_clone().map_err(connected)?;
+    stream
+        .set_read_timeout(Some(WELCOME_TIMEOUT))
+        .and_then(|()| stream.set_write_timeout(Some(SEND_TIMEOUT)))
+        .map_err(connected)?;
+    let mut fds: Vec<OwnedFd> = greeting.memory.into_iter().collect();
+    for eventfd in interrupts {
+        fds.push(duplicate(eventfd).map_err(VmError::Thread)?);
+    }
+    let hello = ToDaemon::Hello {
+        protocol: PROTOCOL,
+        name: greeting.name.to_owned(),
+        weight: greeting.weight,
+        gpu_memory_bytes: greeting.gpu_memory_bytes,
+        regions: greeting.regions,
     };
     wire::send(&stream, &hello, fds)?;
     let mut reader = FrameReader::new();
@@ -173,7 +207,7 @@ pub(super) fn connect(
 }
 
 /// Pages that take what a guest writes to closed gates: of this process alone.
-pub(super) fn parking(channels: u32) -> Result<Arc<SharedPages>, VmError> {
+pub(crate) fn parking(channels: u32) -> Result<Arc<SharedPages>, VmError> {
     SharedPages::new(channels)
         .map(Arc::new)
         .map_err(|source| VmError::Memory {
@@ -212,18 +246,80 @@ fn map(
 }
 
 /// Where interrupt messages are delivered.
-pub(super) trait Router: Send {
+pub(crate) trait Router: Send {
     /// Delivers `vector` as `message` from now on, or not at all.
     fn route(&mut self, vector: u16, message: Option<MsiMessage>);
 }
 
+/// Interrupts need no routes where their eventfds are what the guest waits for, or are passed on.
+#[derive(Debug)]
+pub(crate) struct NoRoutes;
+
+impl Router for NoRoutes {
+    fn route(&mut self, _: u16, _: Option<MsiMessage>) {}
+}
+
+/// Why a frame of the daemon's was not obeyed.
+#[derive(Debug)]
+pub(crate) enum Disobedience {
+    /// The connection is of no more use.
+    Over,
+    /// The VM must not go on.
+    Gate(PageMapError),
+}
+
+impl From<PageMapError> for Disobedience {
+    fn from(error: PageMapError) -> Self {
+        Self::Gate(error)
+    }
+}
+
+/// Does what a frame says of gates and mailbox; returns those that say something else.
+pub(crate) fn obey<M: PageMap, H: Host>(
+    message: ToVmm,
+    gates: &GateControl<M, Arc<SharedPages>>,
+    gpu: &Mutex<VirtualGpu<H>>,
+    sender: &Sender,
+) -> Result<Option<ToVmm>, Disobedience> {
+    match message {
+        ToVmm::Gate {
+            channel,
+            seq,
+            state,
+        } => {
+            let Some(trapped) = gates.set(channel, state)? else {
+                log::warn!("the daemon moved the gate of channel {channel}, which cannot be");
+                return Err(Disobedience::Over);
+            };
+            let done = ToDaemon::GateDone {
+                channel,
+                seq,
+                trapped,
+            };
+            sender.send(&done).map_err(|_| Disobedience::Over)?;
+        }
+        ToVmm::ChannelClosed { channel } => gates.remove(channel)?,
+        ToVmm::MailboxDone {
+            id,
+            error,
+            text,
+            results,
+        } => {
+            let mut gpu = gpu.lock().unwrap_or_else(PoisonError::into_inner);
+            gpu.mailbox_done(id, error, &text, results);
+        }
+        other => return Ok(Some(other)),
+    }
+    Ok(None)
+}
+
 /// The device's surroundings in this VMM.
 #[derive(Debug)]
-pub(super) struct LinkHost<R> {
-    pub(super) sender: Arc<Sender>,
-    pub(super) interrupts: Arc<[EventFd]>,
-    pub(super) status: Arc<MmapRegion<()>>,
-    pub(super) router: R,
+pub(crate) struct LinkHost<R> {
+    pub(crate) sender: Arc<Sender>,
+    pub(crate) interrupts: Arc<[EventFd]>,
+    pub(crate) status: Arc<MmapRegion<()>>,
+    pub(crate) router: R,
 }
 
 impl<R: Router> Host for LinkHost<R> {

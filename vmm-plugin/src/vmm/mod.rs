@@ -10,7 +10,7 @@
 mod boot;
 mod core;
 mod kvm;
-mod link;
+pub(crate) mod link;
 pub mod native;
 
 pub use self::core::{VmEnd, VmHandle, VmReport};

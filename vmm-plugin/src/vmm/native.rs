@@ -6,9 +6,9 @@
 
 use super::boot::GuestRam;
 use super::core::{Core, VmEnd, VmHandle, count, start};
-use super::link::{LinkHost, Router, connect, interrupts, parking};
+use super::link::{LinkHost, NoRoutes, connect, interrupts, parking};
 use super::{VmConfig, VmError};
-use crate::device::{MsiMessage, VirtualGpu};
+use crate::device::VirtualGpu;
 use crate::gate::{GateControl, ThreadMap};
 use std::fmt;
 use std::os::fd::AsRawFd;
@@ -20,14 +20,6 @@ use vm_memory::{Bytes, GuestAddress, MmapRegion, VolatileMemory};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::timerfd::TimerFd;
-
-/// Interrupts of a thread need no routes: it waits for the eventfds themselves.
-#[derive(Debug)]
-struct NoRoutes;
-
-impl Router for NoRoutes {
-    fn route(&mut self, _: u16, _: Option<MsiMessage>) {}
-}
 
 type NativeCore = Core<ThreadMap, NoRoutes>;
 

@@ -76,7 +76,8 @@ pub enum ObjectChange {
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToDaemon {
     /// First frame. Descriptors: the guest memory's memfd, sealed against shrinking; then one eventfd per vector,
-    /// which the daemon signals to raise the interrupt.
+    /// which the daemon signals to raise the interrupt. Without regions there is no memfd: the memory comes later
+    /// ([`Self::MapMemory`]), where the GPU can do with that.
     Hello {
         /// [`PROTOCOL`].
         protocol: u32,
@@ -107,6 +108,23 @@ pub enum ToDaemon {
         /// Doorbell writes of this channel that came out of the guest since it was opened. Those that went through an
         /// open gate, and those parked at a closed one after the first, do not and are not counted.
         trapped: u64,
+    },
+    /// Guest memory that the device may use from now on; one change at a time. Descriptor: a memfd as in Hello.
+    MapMemory {
+        /// Number of the change, for the answer.
+        id: u64,
+        /// The memory.
+        region: Region,
+    },
+    /// Guest memory that the device may use no longer: a region, as it was mapped. An access under way when this is answered may
+    /// still end.
+    UnmapMemory {
+        /// Number of the change, for the answer.
+        id: u64,
+        /// First guest-physical address.
+        gpa: u64,
+        /// Bytes.
+        bytes: u64,
     },
     /// First frame of a launcher: the tenant is what descends from the process that connected.
     Program {
@@ -171,6 +189,13 @@ pub enum ToVmm {
         text: String,
         /// Results.
         results: [u64; turnstile_abi::MAILBOX_RESULTS],
+    },
+    /// Answer to [`ToDaemon::MapMemory`] and [`ToDaemon::UnmapMemory`].
+    MemoryDone {
+        /// Number of the change.
+        id: u64,
+        /// Why it was refused; absent where it was made.
+        refused: Option<String>,
     },
     /// Move a gate. The first for a channel makes its gate; a channel without one drops doorbell writes.
     Gate {

@@ -8,6 +8,7 @@ mod scheduler;
 mod share;
 mod suspend;
 mod table;
+mod xsched;
 
 use std::io::IsTerminal;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

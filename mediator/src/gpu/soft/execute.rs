@@ -193,7 +193,8 @@ fn each_slice(
         code: ErrorCode::NotGuestMemory,
         info: gpa,
     };
-    for slice in context.guest.get_slices(GuestAddress(gpa), bytes) {
+    let guest = context.guest.now();
+    for slice in guest.get_slices(GuestAddress(gpa), bytes) {
         act(&slice.map_err(|_| not_guest)?).ok_or(not_guest)?;
     }
     Ok(())

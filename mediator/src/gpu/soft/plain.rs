@@ -13,7 +13,7 @@ use turnstile_abi::{
 };
 use turnstile_accounting::TenantId;
 use turnstile_vmm::gate::{PageWords, SharedPages};
-use vm_memory::{Bytes, FileOffset, GuestAddress};
+use vm_memory::{FileOffset, GuestAddress};
 
 use crate::gpu::{
     ChannelConfig, Doorbells, Gpu, GuestMemory, Interrupts, Refusal, TenantResources,

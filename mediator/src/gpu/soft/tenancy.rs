@@ -42,6 +42,10 @@ pub(super) trait Driver: Send + Sync + std::fmt::Debug {
 }
 
 impl<D: Driver> Gpu for D {
+    fn follows_guest_memory(&self) -> bool {
+        true
+    }
+
     fn capabilities(&self) -> Capabilities {
         let config = self.config();
         Capabilities {

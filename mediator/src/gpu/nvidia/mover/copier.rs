@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
 use vm_memory::{FileOffset, GuestAddress};
 
@@ -127,7 +127,7 @@ impl Copier for CudaCopier {
         let range = (GuestAddress(at), length, Some(FileOffset::new(file, 0)));
         let memory = GuestMemory::from_ranges_with_files([range]);
         let memory = memory.map_err(|error| CopyFailure::of(error.to_string()))?;
-        let window = self.context.guest_window(Arc::new(memory));
+        let window = self.context.guest_window(&memory);
         if !window.is_pinned() {
             return Err(CopyFailure::of(
                 "The driver does not pin memory of the host",

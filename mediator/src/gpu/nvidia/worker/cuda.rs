@@ -121,7 +121,7 @@ impl CudaExecutor {
         // Twice as many as channels: those that the guest has closed may still drain.
         let places = 2 * resources.doorbells.channels() as usize;
         let marks = context.host_buffer(places * MARK_WORDS * 8)?;
-        let guest = context.guest_window(resources.guest.clone());
+        let guest = context.guest_window(&resources.guest);
         let shared = cuda.attribute(device, SHARED_BYTES_OPTIN)?;
         let multiprocessors = cuda.attribute(device, MULTIPROCESSORS)?;
         let facts = Answer::Ready {

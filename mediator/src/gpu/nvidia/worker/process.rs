@@ -106,7 +106,7 @@ fn start_orders(
     let unshared = |what: &str| host("Sharing the VM with its worker failed", what);
     let failed = |error: io::Error| host("Sharing the VM with its worker failed", error);
     let (mut regions, mut fds) = (Vec::new(), Vec::new());
-    for region in resources.guest.iter() {
+    for region in resources.guest.now().iter() {
         let file = region
             .file_offset()
             .ok_or_else(|| unshared("its memory is no file"))?;

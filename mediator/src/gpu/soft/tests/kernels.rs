@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use turnstile_abi::{Command, CopyDirection, ErrorCode};
 use turnstile_accounting::{EngineId, Moment};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::GuestAddress;
 
 use super::*;
 use crate::gpu::soft::{CostModel, SoftConfig, SoftGpu, VirtualGpu};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use turnstile_abi::{ChannelStatus, Command, CopyDirection, ErrorCode};
 use turnstile_accounting::{EngineId, EngineState};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::GuestAddress;
 
 use super::*;
 use crate::gpu::Suspend;

@@ -7,7 +7,9 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice};
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileSlice,
+};
 
 use super::CudaFailure;
 use super::api::{AccessDesc, AllocationProp, Api, Location};
@@ -134,7 +136,7 @@ impl Drop for HostBuffer {
 pub(in crate::gpu::nvidia) struct GuestWindow {
     primary: Arc<Primary>,
     /// Given back only when the GPU has finished.
-    memory: ManuallyDrop<Arc<GuestMemory>>,
+    memory: ManuallyDrop<Arc<GuestMemoryMmap<()>>>,
     /// Host addresses that were registered.
     registered: Vec<usize>,
     all: bool,
@@ -396,11 +398,12 @@ impl Context {
     }
 
     /// Pins a VM's memory for copies, as far as the driver allows it.
-    pub(in crate::gpu::nvidia) fn guest_window(&self, memory: Arc<GuestMemory>) -> GuestWindow {
+    pub(in crate::gpu::nvidia) fn guest_window(&self, memory: &GuestMemory) -> GuestWindow {
         /// SOURCE: cuda.h: CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP.
         const FLAGS: u32 = 3;
         let mut registered = Vec::new();
         let mut all = true;
+        let memory = memory.now();
         for region in memory.iter() {
             // CAST: a region is mapped, so that its length fits.
             let bytes = region.len() as usize;

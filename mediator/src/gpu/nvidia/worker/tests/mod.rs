@@ -14,7 +14,7 @@ use turnstile_abi::{
     CHUNK_BYTES, ChannelStatus, Command as Ring, CopyDirection, Dim3, ErrorCode, Launch,
 };
 use turnstile_accounting::{Nanos, TenantId};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::GuestAddress;
 
 use super::protocol::Answer;
 use super::serve::run_with;

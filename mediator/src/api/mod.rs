@@ -1,0 +1,74 @@
+//! The admin API: what operators and their tools see and set, over HTTP, beside the daemon and never in its way.
+//!
+//! ```text
+//! Unix socket: uid, gids ------+
+//! read-only socket: the same --+-> role -> gate -> router -> snapshots <--- host (policy, memory)
+//! TLS: client certificate -----+                      \-> write -> state file, audit -> host
+//! ```
+//!
+//! One thread serves all connections. It copies the host's state at most every few milliseconds, whoever asks, and holds the
+//! host's lock for that copy or for one change. What may take long (a file, an export) is done on threads beside it.
+
+pub mod access;
+mod body;
+pub mod client;
+mod connections;
+mod etag;
+mod gate;
+pub mod gpus;
+pub mod page;
+pub mod problem;
+mod router;
+mod server;
+mod snapshots;
+mod state_file;
+mod sys;
+pub mod vms;
+mod write;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use turnstile_accounting::record::GpuIdentity;
+
+pub use access::{Access, UnknownPrincipal};
+pub use body::MERGE_PATCH;
+pub use router::openapi;
+pub use server::{Api, ApiError};
+pub use state_file::StateFileError;
+
+use problem::Problem;
+use snapshots::Snapshots;
+use state_file::StateFile;
+
+use crate::daemon::Host;
+
+/// Where the API listens, and for whom.
+#[derive(Clone, Debug, Default)]
+pub struct ApiConfig {
+    /// Unix socket for operators and viewers.
+    pub socket: Option<PathBuf>,
+    /// Unix socket on which nobody may write.
+    pub read_only_socket: Option<PathBuf>,
+    /// Who may connect to them.
+    pub access: Access,
+    /// Where settings are kept over restarts; they are forgotten without.
+    pub state: Option<PathBuf>,
+}
+
+/// What all requests share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) host: Arc<Host>,
+    snapshots: Snapshots,
+    gpu: GpuIdentity,
+    state: Option<StateFile>,
+    /// Held for the length of a write.
+    writes: tokio::sync::Mutex<()>,
+}
+
+/// A refusal, as the document describes it.
+#[derive(Debug, utoipa::ToResponse)]
+#[response(description = "Refused", content_type = "application/problem+json")]
+#[expect(dead_code, reason = "a part of the document")]
+pub(crate) struct Refused(Problem);

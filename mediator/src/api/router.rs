@@ -1,0 +1,60 @@
+//! Which resource is served by what, and the document that says so.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::get;
+use utoipa::OpenApi as _;
+use utoipa::openapi::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Refused, Shared, gate, gpus, vms};
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(
+        title = "Turnstile",
+        description = "Many VMs share one GPU: what they use, and what they are entitled to.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    components(responses(Refused)),
+    tags(
+        (name = "vms", description = "Tenants: virtual machines, and programs that are shared like them"),
+        (name = "gpus", description = "GPUs of this host"),
+    )
+)]
+struct Document;
+
+fn routes() -> OpenApiRouter<Arc<Shared>> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(gpus::list))
+        .routes(routes!(gpus::get))
+        .routes(routes!(vms::list))
+        .routes(routes!(vms::get))
+        .routes(routes!(
+            vms::scheduling,
+            vms::put_scheduling,
+            vms::patch_scheduling
+        ))
+}
+
+/// The document of this API, OpenAPI 3.1.
+pub fn openapi() -> OpenApi {
+    routes().into_openapi()
+}
+
+pub(super) fn router(shared: Arc<Shared>) -> Router {
+    let (router, document) = routes().split_for_parts();
+    let document = document.to_pretty_json().unwrap_or_default();
+    router
+        .route(
+            "/openapi.json",
+            get(move || async move {
+                let kind = [(axum::http::header::CONTENT_TYPE, "application/json")];
+                (kind, document)
+            }),
+        )
+        .with_state(shared)
+        .layer(axum::middleware::from_fn(gate::pass))
+}

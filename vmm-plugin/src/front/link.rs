@@ -1,0 +1,391 @@
+//! The daemon's side of a session, and what its threads share.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use turnstile_abi::pci::{BAR_APERTURE, BAR_DOORBELLS, BAR_REGS, VECTORS};
+use turnstile_abi::regs::features;
+use turnstile_abi::{CHANNELS_MAX, PAGE_BYTES};
+
+use super::doorbells::{NoPages, watch};
+use super::memory::{Maps, Memory};
+use super::vectors::Vectors;
+use super::{Doorbells, FrontConfig};
+use crate::device::{VirtualGpu, bar_bytes};
+use crate::gate::{GateControl, PageWords, SharedPages};
+use crate::vfio_user::{Area, DmaMap, DmaUnmap, Errno, Irq, Layout, Mapping, Region, irq};
+use crate::vmm::VmError;
+use crate::vmm::link::{
+    Disobedience, Greeting, LinkHost, NoRoutes, Receiver, Sender, greet, interrupts, obey, parking,
+};
+use crate::wire::{ToDaemon, ToVmm};
+
+/// Between two attempts to become a tenant. The guest's driver sees the device as lost for so long.
+const RETRY: Duration = Duration::from_secs(1);
+/// TIMEOUT: mapping takes milliseconds; this is for a daemon that hangs.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The VM as a tenant of the daemon's.
+#[derive(Debug)]
+pub(super) struct Attached {
+    gpu: Mutex<VirtualGpu<LinkHost<NoRoutes>>>,
+    pub(super) gates: GateControl<NoPages, Arc<SharedPages>>,
+    sender: Arc<Sender>,
+}
+
+impl Attached {
+    pub(super) fn gpu(&self) -> MutexGuard<'_, VirtualGpu<LinkHost<NoRoutes>>> {
+        self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Channels that have a gate.
+    pub(super) fn open_channels(&self, channels: &mut Vec<u32>) {
+        channels.clear();
+        channels.extend((0..self.gates.channels()).filter(|c| self.gates.state(*c).is_some()));
+    }
+}
+
+#[derive(Debug, Default)]
+struct Link {
+    /// The guest has touched the device.
+    wanted: bool,
+    ended: bool,
+    /// The last attempt failed; said once.
+    refused: bool,
+    /// Also when it is lost, until there is another.
+    attached: Option<Arc<Attached>>,
+    /// Whether the connection lives.
+    live: bool,
+    /// The daemon's answer to the last change of memory.
+    done: Option<(u64, Option<String>)>,
+    changes: u64,
+}
+
+/// One VMM's connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    config: FrontConfig,
+    vectors: Vectors,
+    /// Held while the daemon is told.
+    maps: Mutex<Maps>,
+    link: Mutex<Link>,
+    changed: Condvar,
+    /// What the guest writes, if its doorbells are mapped.
+    pages: Option<Arc<SharedPages>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Session {
+    pub(super) fn start(config: FrontConfig) -> Result<Arc<Self>, VmError> {
+        let pages = match config.doorbells {
+            Doorbells::Trapped => None,
+            Doorbells::Mapped => Some(parking(CHANNELS_MAX)?),
+        };
+        let session = Arc::new(Self {
+            vectors: Vectors::new(interrupts()?).map_err(VmError::Thread)?,
+            maps: Mutex::default(),
+            link: Mutex::default(),
+            changed: Condvar::new(),
+            threads: Mutex::default(),
+            pages,
+            config,
+        });
+        let started = session.start_threads();
+        if started.is_err() {
+            session.end();
+        }
+        started.map_err(VmError::Thread).map(|()| session)
+    }
+
+    fn start_threads(self: &Arc<Self>) -> io::Result<()> {
+        self.spawn("vfu-link", |session| session.attach_when_wanted())?;
+        self.spawn("vfu-irq", |session| {
+            if let Err(error) = session.vectors.pass_on() {
+                log::error!("{}: interrupts failed: {error}", session.config.name);
+            }
+        })?;
+        if let Some(pages) = self.pages.clone() {
+            self.spawn("vfu-doorbell", move |session| watch(session, &pages))?;
+        }
+        Ok(())
+    }
+
+    fn spawn(
+        self: &Arc<Self>,
+        name: &str,
+        body: impl FnOnce(&Self) + Send + 'static,
+    ) -> io::Result<()> {
+        let session = Arc::clone(self);
+        let builder = thread::Builder::new().name(name.into());
+        let thread = builder.spawn(move || body(&session))?;
+        let threads = self.threads.lock();
+        threads.unwrap_or_else(PoisonError::into_inner).push(thread);
+        Ok(())
+    }
+
+    /// What the VMM is told of the device.
+    pub(super) fn layout(&self) -> Layout {
+        let mut layout = Layout::default();
+        for bar in [BAR_REGS, BAR_DOORBELLS, BAR_APERTURE] {
+            layout.regions[bar] = Region::trapped(bar_bytes(bar, 0));
+        }
+        if let Some(pages) = &self.pages
+            && let Ok(file) = pages.file().try_clone()
+        {
+            layout.regions[BAR_DOORBELLS].mapping = Some(Mapping {
+                file: Arc::new(file),
+                file_offset: 0,
+                areas: vec![Area {
+                    offset: 0,
+                    bytes: u64::from(CHANNELS_MAX) * PAGE_BYTES,
+                }],
+            });
+        }
+        layout.irqs[irq::MSIX as usize] = Irq {
+            count: VECTORS.into(),
+        };
+        layout
+    }
+
+    pub(super) fn vectors(&self) -> &Vectors {
+        &self.vectors
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn maps(&self) -> MutexGuard<'_, Maps> {
+        self.maps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The tenant, if the VM is or was one.
+    pub(super) fn attached(&self) -> Option<Arc<Attached>> {
+        self.link().attached.clone()
+    }
+
+    /// The guest touches the device: it wants to be a tenant.
+    pub(super) fn touched(&self) -> Option<Arc<Attached>> {
+        let mut link = self.link();
+        if !link.wanted {
+            link.wanted = true;
+            self.changed.notify_all();
+        }
+        link.attached.clone()
+    }
+
+    /// Whether the daemon did not take the VM, or is not there.
+    pub(super) fn is_refused(&self) -> bool {
+        self.link().refused
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.link().ended
+    }
+
+    /// No tenant any more, until the device is touched again.
+    pub(super) fn reset(&self) {
+        let mut link = self.link();
+        link.wanted = false;
+        if let Some(attached) = link.attached.take() {
+            attached.sender.shut_down();
+        }
+        drop(link);
+        self.vectors.reset();
+    }
+
+    /// The VMM is gone.
+    pub(super) fn end(&self) {
+        self.link().ended = true;
+        self.reset();
+        self.changed.notify_all();
+        self.vectors.end();
+        let threads = self.threads.lock();
+        let threads = std::mem::take(&mut *threads.unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            if thread.join().is_err() {
+                log::error!("{}: a thread panicked", self.config.name);
+            }
+        }
+    }
+
+    /// Takes memory.
+    pub(super) fn map(&self, map: DmaMap) -> Result<(), Errno> {
+        let mut maps = self.maps();
+        if let Some(memory) = maps.add(map)? {
+            let (region, file) = (memory.region, memory.file.try_clone()?);
+            let message = |id| ToDaemon::MapMemory { id, region };
+            // Without it the device works on, and the guest is told what is not its memory; a VMM that was refused might end.
+            if let Some(text) = self.change(message, vec![file.into()]) {
+                log::warn!("{}: memory is not taken: {text}", self.config.name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives memory back.
+    pub(super) fn unmap(&self, unmap: DmaUnmap) -> Result<(), Errno> {
+        let mut maps = self.maps();
+        for region in maps.remove(unmap)? {
+            let (gpa, bytes) = (region.gpa, region.bytes);
+            let message = |id| ToDaemon::UnmapMemory { id, gpa, bytes };
+            if self.change(message, Vec::new()).is_some() {
+                // It must not be used any more, whatever the daemon says: a tenant anew, with what is left.
+                if let Some(attached) = self.attached() {
+                    attached.sender.shut_down();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the daemon change the VM's memory, if the VM is a tenant; returns why not.
+    fn change(&self, message: impl FnOnce(u64) -> ToDaemon, fds: Vec<OwnedFd>) -> Option<String> {
+        let mut link = self.link();
+        let attached = link.attached.clone().filter(|_| link.live)?;
+        link.changes += 1;
+        let id = link.changes;
+        if attached.sender.send_with(&message(id), fds).is_err() {
+            return None;
+        }
+        let until = Instant::now() + CHANGE_TIMEOUT;
+        loop {
+            match &link.done {
+                Some((done, refused)) if *done == id => return refused.clone(),
+                _ if !link.live || link.ended => return None,
+                _ => {}
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                attached.sender.shut_down();
+                return Some("the daemon did not answer".into());
+            }
+            let waited = self.changed.wait_timeout(link, left);
+            link = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The link thread: makes the VM a tenant whenever it wants to be one and is not.
+    fn attach_when_wanted(&self) {
+        loop {
+            let mut link = self.link();
+            while !link.wanted && !link.ended {
+                link = self
+                    .changed
+                    .wait(link)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            if link.ended {
+                return;
+            }
+            drop(link);
+            match self.attach() {
+                Ok((attached, receiver)) => self.tend(&attached, receiver),
+                Err(error) => {
+                    let mut link = self.link();
+                    if !std::mem::replace(&mut link.refused, true) {
+                        log::warn!("{}: {error}", self.config.name);
+                    }
+                }
+            }
+            let link = self.link();
+            let over = |link: &mut Link| !link.ended && link.wanted;
+            drop(self.changed.wait_timeout_while(link, RETRY, over));
+        }
+    }
+
+    /// Introduces the VM to the daemon, with its memory.
+    fn attach(&self) -> Result<(Arc<Attached>, Receiver), VmError> {
+        let maps = self.maps();
+        let duplicate = |file: &std::fs::File| {
+            let copy = file.try_clone().map(OwnedFd::from);
+            copy.map_err(VmError::Thread)
+        };
+        let one_file = maps.one_file();
+        let regions = match one_file {
+            Some(_) => maps.memory().map(|memory| memory.region).collect(),
+            None => Vec::new(),
+        };
+        let greeting = Greeting {
+            socket: &self.config.daemon,
+            name: &self.config.name,
+            weight: self.config.weight,
+            gpu_memory_bytes: self.config.gpu_memory_bytes,
+            memory: one_file.map(duplicate).transpose()?,
+            regions,
+        };
+        let (sender, mut receiver, mut welcome) = greet(greeting, self.vectors.own())?;
+        welcome.identity.features &= !features::APERTURE;
+        if one_file.is_none() {
+            for (id, Memory { region, file }) in (1 << 32..).zip(maps.memory()) {
+                let message = ToDaemon::MapMemory { id, region };
+                sender.send_with(&message, vec![duplicate(file)?])?;
+                match receiver.receive()? {
+                    Some(ToVmm::MemoryDone { refused: None, .. }) => {}
+                    Some(ToVmm::MemoryDone {
+                        refused: Some(text),
+                        ..
+                    }) => return Err(VmError::Refused(text)),
+                    _ => return Err(VmError::Protocol("it did not answer about memory")),
+                }
+            }
+        }
+        let sender = Arc::new(sender);
+        let channels = welcome.identity.channels;
+        let host = LinkHost {
+            sender: Arc::clone(&sender),
+            interrupts: Arc::clone(self.vectors.own()),
+            status: welcome.status,
+            router: NoRoutes,
+        };
+        let attached = Arc::new(Attached {
+            gpu: Mutex::new(VirtualGpu::new(welcome.identity, host)),
+            gates: GateControl::new(
+                channels,
+                NoPages,
+                welcome.pages,
+                parking(channels)?,
+                welcome.kick,
+            ),
+            sender,
+        });
+        let mut link = self.link();
+        link.refused = false;
+        if link.wanted && !link.ended {
+            link.live = true;
+            link.attached = Some(Arc::clone(&attached));
+        } else {
+            attached.sender.shut_down();
+        }
+        Ok((attached, receiver))
+    }
+
+    /// Does what the daemon says, to the end of the connection.
+    fn tend(&self, attached: &Attached, mut receiver: Receiver) {
+        while let Ok(Some(message)) = receiver.receive() {
+            if let (Some(pages), ToVmm::Gate { channel, .. }) = (&self.pages, &message)
+                && attached.gates.state(*channel).is_none()
+            {
+                // What a channel of the same number left there.
+                pages.store(*channel, 0);
+            }
+            match obey(message, &attached.gates, &attached.gpu, &attached.sender) {
+                Ok(None) => {}
+                Ok(Some(ToVmm::MemoryDone { id, refused })) => {
+                    self.link().done = Some((id, refused));
+                    self.changed.notify_all();
+                }
+                Ok(Some(_)) | Err(Disobedience::Over | Disobedience::Gate(_)) => break,
+            }
+        }
+        attached.sender.shut_down();
+        attached.gpu().lose();
+        // No page moves here, so this cannot fail.
+        let _ = attached.gates.remove_all();
+        self.link().live = false;
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,156 @@
+//! The virtual GPU for stock VMMs: the device of [`crate::device`] served over vfio-user, a VM of the daemon behind it.
+//!
+//! ```text
+//!   VMM --vfio-user--> serving thread: BAR 0 to the device, BAR 1 to the gates, memory and vectors taken
+//!                      link thread:    Hello, gates, answers of the daemon's      <--wire--> daemon
+//!                      vectors thread: what is raised, on to the VMM's eventfds
+//! ```
+//!
+//! To the daemon this is a VMM like any other: it may be a thread of the daemon's process or a process of its own, and
+//! then outlives the daemon's restarts. The VM becomes a tenant when its driver first touches the device: by then its memory
+//! is where it stays. When the daemon goes, the device says so, and is there again once the daemon is.
+//!
+//! Locks: memory before link; neither while the device's is held.
+
+mod device;
+mod doorbells;
+mod link;
+mod memory;
+mod vectors;
+
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use crate::vfio_user::serve;
+use device::Device;
+use link::Session;
+
+/// How a guest's doorbell writes reach the gates. No message takes a mapping back from a stock VMM, so the gate cannot be in the
+/// guest's page tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Doorbells {
+    /// Each comes as a message.
+    #[default]
+    Trapped,
+    /// To a page that is looked at from time to time: no exit, later noticed, and somebody looks.
+    Mapped,
+}
+
+/// A VM that a stock VMM brings.
+#[derive(Clone, Debug)]
+pub struct FrontConfig {
+    /// Name, unique on the host: 1 to 64 of `[A-Za-z0-9._-]`.
+    pub name: String,
+    /// The daemon's socket.
+    pub daemon: PathBuf,
+    /// Weight; the daemon's default where absent.
+    pub weight: Option<u32>,
+    /// GPU memory that the VM may own; the daemon's default where absent.
+    pub gpu_memory_bytes: Option<u64>,
+    /// How doorbell writes come.
+    pub doorbells: Doorbells,
+}
+
+/// Serves one VM's device on a socket; stops when dropped.
+#[derive(Debug)]
+pub struct Front {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    address: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    stop: AtomicBool,
+    /// The connection being served.
+    serving: Mutex<Option<UnixStream>>,
+}
+
+impl Front {
+    /// Serves what connects to `listener`, one VMM at a time.
+    ///
+    /// # Errors
+    /// When no thread can be had.
+    pub fn start(config: FrontConfig, listener: UnixListener) -> io::Result<Self> {
+        let address = listener
+            .local_addr()?
+            .as_pathname()
+            .map(|path| path.to_owned());
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            serving: Mutex::new(None),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name(format!("vfu-{}", config.name))
+            .spawn(move || accept(&config, &listener, &of_thread))?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+            address,
+        })
+    }
+}
+
+impl Drop for Front {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        let serving = self.shared.serving.lock();
+        if let Some(stream) = &*serving.unwrap_or_else(PoisonError::into_inner) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        if let Some(address) = &self.address {
+            // So that the thread looks.
+            let _ = UnixStream::connect(address);
+            let _ = std::fs::remove_file(address);
+        }
+        if self.thread.take().is_some_and(|t| t.join().is_err()) {
+            log::error!("A vfio-user thread panicked");
+        }
+    }
+}
+
+fn accept(config: &FrontConfig, listener: &UnixListener, shared: &Shared) {
+    for stream in listener.incoming() {
+        let set = |stream: Option<UnixStream>| {
+            *shared
+                .serving
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner) = stream;
+        };
+        let stream = match stream.and_then(|stream| Ok((stream.try_clone()?, stream))) {
+            Ok((copy, stream)) => {
+                set(Some(copy));
+                stream
+            }
+            Err(error) => {
+                log::error!("{}: accepting a VMM failed: {error}", config.name);
+                return;
+            }
+        };
+        if shared.stop.load(Ordering::Acquire) {
+            return;
+        }
+        // Two lines per connection, which the VM's operator makes.
+        log::info!("{}: a VMM has connected", config.name);
+        match one(config, stream) {
+            Ok(()) => log::info!("{}: the VMM has left", config.name),
+            Err(error) => log::warn!("{}: the VMM's connection is ended: {error}", config.name),
+        }
+        set(None);
+    }
+}
+
+/// Serves one VMM to its end.
+fn one(config: &FrontConfig, stream: UnixStream) -> Result<(), Box<dyn std::error::Error>> {
+    let session = Session::start(config.clone())?;
+    let mut device = Device::new(&session);
+    let served = serve(stream, &session.layout(), &mut device);
+    session.end();
+    Ok(served?)
+}
