@@ -10,9 +10,8 @@ use std::time::Duration;
 use axum::Router;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
-use turnstile_accounting::record::GpuIdentity;
 
-use super::access::{Access, Caller, Peer, Role};
+use super::access::{Access, AccessError, Caller, Peer, Role};
 use super::connections::{Connections, serve};
 use super::router::router;
 use super::snapshots::Snapshots;
@@ -37,6 +36,9 @@ pub enum ApiError {
     /// A socket could not be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Somebody is not known here.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// Settings could not be read.
     #[error(transparent)]
     State(#[from] StateFileError),
@@ -64,21 +66,19 @@ impl Api {
     ///
     /// # Errors
     /// When a socket cannot be had or the settings cannot be read.
-    pub fn start(config: ApiConfig, host: Arc<Host>, gpu: GpuIdentity) -> Result<Self, ApiError> {
-        let state = config.state.map(StateFile::new);
+    pub fn start(config: ApiConfig, host: Arc<Host>) -> Result<Self, ApiError> {
+        let ApiConfig { section, gpu, .. } = config;
+        let access = Access::of(&section)?;
+        let state = section.state.map(StateFile::new);
         if let Some(state) = &state {
             host.restore_settings(state.load()?);
         }
         // Where others are named, the kernel's word decides and not the file's permissions.
-        let mode = if config.access.is_shared() {
-            0o666
-        } else {
-            0o660
-        };
+        let mode = if access.is_shared() { 0o666 } else { 0o660 };
         let (mut listening, mut sockets) = (Vec::new(), Vec::new());
         let paths = [
-            (config.socket, Role::Operator),
-            (config.read_only_socket, Role::Viewer),
+            (section.socket, Role::Operator),
+            (section.read_only_socket, Role::Viewer),
         ];
         for (path, most) in paths {
             let Some(path) = path else { continue };
@@ -92,6 +92,7 @@ impl Api {
             gpu,
             state,
             writes: tokio::sync::Mutex::new(()),
+            strict: section.require_if_match,
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -103,7 +104,7 @@ impl Api {
         let thread = thread::Builder::new()
             .name("turnstile-api".into())
             .spawn(move || {
-                runtime.block_on(run(router(shared), config.access, listening, stopped));
+                runtime.block_on(run(router(shared), access, listening, stopped));
                 runtime.shutdown_timeout(LAST_MOMENT);
             })
             .map_err(ApiError::Start)?;

@@ -308,7 +308,7 @@ pub(super) async fn scheduling(
     put, path = "/v1/vms/{name}/scheduling", tag = "vms",
     params(
         ("name" = String, Path, description = "Name of the tenant"),
-        ("If-Match" = String, Header, description = "ETag of the version that is replaced, or *", example = "*"),
+        ("If-Match" = Option<String>, Header, description = "ETag of the version that is replaced, or *", example = "*"),
     ),
     request_body(content = Scheduling, content_type = "application/json"),
     responses(
@@ -325,10 +325,11 @@ pub(super) async fn put_scheduling(
     headers: HeaderMap,
     Whole(wanted): Whole<Scheduling>,
 ) -> Result<Response, Problem> {
+    let strict = shared.strict;
     let write = Write::new(caller, id, "scheduling", name);
     let vm = shared
         .write(write, move |vm, mut settings| {
-            expect(&headers, &vm.scheduling)?;
+            expect(&headers, &vm.scheduling, strict)?;
             wanted.enter(None, &mut settings)?;
             Ok(Some(settings))
         })
@@ -341,7 +342,7 @@ pub(super) async fn put_scheduling(
     patch, path = "/v1/vms/{name}/scheduling", tag = "vms",
     params(
         ("name" = String, Path, description = "Name of the tenant"),
-        ("If-Match" = String, Header, description = "ETag of the version that is changed, or *", example = "*"),
+        ("If-Match" = Option<String>, Header, description = "ETag of the version that is changed, or *", example = "*"),
     ),
     request_body(content = SchedulingPatch, content_type = "application/merge-patch+json"),
     responses(
@@ -358,10 +359,11 @@ pub(super) async fn patch_scheduling(
     headers: HeaderMap,
     patch: Patch,
 ) -> Result<Response, Problem> {
+    let strict = shared.strict;
     let write = Write::new(caller, id, "scheduling", name);
     let vm = shared
         .write(write, move |vm, mut settings| {
-            expect(&headers, &vm.scheduling)?;
+            expect(&headers, &vm.scheduling, strict)?;
             let wanted: Scheduling = patch.apply(&vm.scheduling)?;
             wanted.enter(Some(&vm.scheduling), &mut settings)?;
             Ok(Some(settings))

@@ -9,10 +9,8 @@ use turnstile_mediator::daemon::LedgerConfig;
 
 /// Name of this host.
 pub(super) fn node(section: &LedgerSection) -> String {
-    let own = || {
-        let name = rustix::system::uname();
-        name.nodename().to_string_lossy().into_owned()
-    };
+    let name = rustix::system::uname();
+    let own = || name.nodename().to_string_lossy().into_owned();
     section.node.clone().unwrap_or_else(own)
 }
 

@@ -1,7 +1,6 @@
 //! The subcommands.
 
 mod admin;
-mod api;
 pub(crate) mod bench;
 pub(crate) mod config;
 pub(crate) mod demo;

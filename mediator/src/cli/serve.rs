@@ -8,7 +8,7 @@ use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
-use turnstile_mediator::api::Api;
+use turnstile_mediator::api::{Api, ApiConfig};
 use turnstile_mediator::config::{Config, GpuKind, Meter, SuspendKind};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
@@ -17,10 +17,10 @@ use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{Tuning, Weight};
 
+use super::ledger;
 use super::nvidia::guardian_command;
 use super::nvidia_worker::worker_command;
 use super::options::Options;
-use super::{api, ledger};
 
 /// A GPU as the daemon takes it, and what suits it.
 struct Chosen {
@@ -138,6 +138,24 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     Ok(Daemon::with_ledger(daemon, gpu, ledger)?)
 }
 
+/// Starts the admin API of a daemon, beside the socket of VMMs unless it was told where.
+fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
+    let (gpu, model) = identity(config)?;
+    let node = ledger::node(&config.ledger);
+    let beside = |name| config.sockets.vmm.with_file_name(name);
+    let mut section = config.api.clone();
+    section.socket.get_or_insert_with(|| beside("api.sock"));
+    section
+        .read_only_socket
+        .get_or_insert_with(|| beside("api-ro.sock"));
+    let api = ApiConfig {
+        section,
+        gpu: GpuIdentity { node, gpu, model },
+        ledger: config.ledger.path.clone(),
+    };
+    Ok(Api::start(api, daemon.host().clone())?)
+}
+
 /// Arguments of `serve`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -150,13 +168,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // Before the threads, so that none of them takes the signal.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     let daemon = start(&config)?;
-    let (gpu, model) = identity(&config)?;
-    let identity = GpuIdentity {
-        node: ledger::node(&config.ledger),
-        gpu,
-        model,
-    };
-    let _api = Api::start(api::config(&config)?, daemon.host().clone(), identity)?;
+    let _api = api(&config, &daemon)?;
     eprintln!(
         "turnstile: {} GPU, policy {}, listening on {}",
         config.gpu.kind.name(),
