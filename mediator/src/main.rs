@@ -25,6 +25,8 @@ enum Command {
     Demo(cli::demo::Args),
     /// Tenants of a running daemon: list them, and set their weights and limits
     Vm(cli::vm::Args),
+    /// Show who uses the GPU, and what each is entitled to
+    Top(cli::top::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
     /// Export what was used, and check the ledger
@@ -74,6 +76,7 @@ fn main() -> anyhow::Result<ExitCode> {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
+        Command::Top(args) => return Ok(cli::top::run(&args)),
         Command::Vm(args) => return Ok(cli::vm::run(&args)),
         Command::Config(args) => cli::config::run(&args),
         Command::Serve(args) => cli::serve::run(&args),

@@ -14,9 +14,12 @@ mod body;
 pub mod client;
 mod connections;
 mod etag;
+mod exposition;
 mod gate;
 pub mod gpus;
+pub mod live;
 pub mod page;
+mod pages;
 pub mod problem;
 mod router;
 mod server;
@@ -37,6 +40,7 @@ pub use router::openapi;
 pub use server::{Api, ApiError};
 pub use state_file::StateFileError;
 
+use live::Live;
 use problem::Problem;
 use snapshots::Snapshots;
 use state_file::StateFile;
@@ -61,6 +65,7 @@ pub(crate) struct Shared {
     pub(crate) host: Arc<Host>,
     snapshots: Snapshots,
     gpu: GpuIdentity,
+    live: Live,
     state: Option<StateFile>,
     /// Held for the length of a write.
     writes: tokio::sync::Mutex<()>,

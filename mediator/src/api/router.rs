@@ -9,7 +9,7 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Refused, Shared, gate, gpus, vms};
+use super::{Refused, Shared, exposition, gate, gpus, live, pages, vms};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -22,6 +22,7 @@ use super::{Refused, Shared, gate, gpus, vms};
     tags(
         (name = "vms", description = "Tenants: virtual machines, and programs that are shared like them"),
         (name = "gpus", description = "GPUs of this host"),
+        (name = "live", description = "What happens now, as the dashboard and top show it"),
     )
 )]
 struct Document;
@@ -37,6 +38,10 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
             vms::put_scheduling,
             vms::patch_scheduling
         ))
+        .routes(routes!(live::host))
+        .routes(routes!(live::sample))
+        .routes(routes!(live::history))
+        .routes(routes!(live::stream))
 }
 
 /// The document of this API, OpenAPI 3.1.
@@ -55,6 +60,10 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
                 (kind, document)
             }),
         )
+        .route("/metrics", get(exposition::metrics))
+        .route("/ui", get(pages::home))
+        .route("/ui/", get(pages::index))
+        .route("/ui/{file}", get(pages::part))
         .with_state(shared)
         .layer(axum::middleware::from_fn(gate::pass))
 }

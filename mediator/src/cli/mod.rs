@@ -12,6 +12,7 @@ pub(crate) mod options;
 mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod top;
 pub(crate) mod usage;
 pub(crate) mod vm;
 pub(crate) mod vmm;

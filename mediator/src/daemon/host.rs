@@ -9,6 +9,7 @@ use turnstile_accounting::ledger::TenantTotals;
 use turnstile_accounting::{EngineId, Ledger, LedgerError, Moment, Nanos, TenantId, Usage};
 use turnstile_policies::{Tuning, Weight, policy_by_name};
 use turnstile_vmm::wire::ToVmm;
+use uuid::Uuid;
 
 use super::error::HostError;
 use super::mailbox::Letter;
@@ -83,6 +84,8 @@ pub(super) struct State {
 pub struct Host {
     pub(super) gpu: Arc<dyn Gpu>,
     pub(super) config: HostConfig,
+    /// This run of the daemon.
+    boot: Uuid,
     state: Mutex<State>,
 }
 
@@ -113,8 +116,14 @@ impl Host {
         Ok(Self {
             gpu,
             config,
+            boot: Uuid::new_v4(),
             state: Mutex::new(state),
         })
+    }
+
+    /// This run of the daemon, as the ledger names it.
+    pub const fn boot(&self) -> Uuid {
+        self.boot
     }
 
     /// Name of the policy.
@@ -390,7 +399,7 @@ impl Host {
 
     /// Begins to make what is charged durable.
     pub(super) fn open_ledger(&self, config: LedgerConfig) -> Result<(), LedgerStartError> {
-        self.lock().recorder = Some(Recorder::start(config, &*self.gpu)?);
+        self.lock().recorder = Some(Recorder::start(config, self.boot, &*self.gpu)?);
         Ok(())
     }
 

@@ -105,7 +105,11 @@ pub(super) struct Recorder {
 
 impl Recorder {
     /// Goes on behind the last entry of the ledger.
-    pub(super) fn start(config: LedgerConfig, gpu: &dyn Gpu) -> Result<Self, LedgerStartError> {
+    pub(super) fn start(
+        config: LedgerConfig,
+        boot: Uuid,
+        gpu: &dyn Gpu,
+    ) -> Result<Self, LedgerStartError> {
         let LedgerConfig {
             mut store,
             gpu: identity,
@@ -116,7 +120,7 @@ impl Recorder {
         let capability = gpu.capabilities();
         let rollup = RollupConfig {
             gpu: identity.clone(),
-            boot: Uuid::new_v4(),
+            boot,
             window_ns,
             engines: super::host::engines(gpu)
                 .map(|engine| (engine, engine.0 < capability.compute_engines))

@@ -6,11 +6,12 @@ mod sample;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 pub use sample::{EngineTime, LedgerSample, MemorySample, Sample, TenantSample};
 
 /// One GPU over an interval.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct View {
     /// End of the interval on the GPU's clock, in nanoseconds.
     pub at_ns: u64,
@@ -31,7 +32,7 @@ pub struct View {
 }
 
 /// Where the compute engine's time went, in parts of an interval; they add up to 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EngineParts {
     /// Tenants'.
     pub used: f64,
@@ -46,7 +47,7 @@ pub struct EngineParts {
 }
 
 /// What a tenant does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Doing {
     /// Nothing, and it wants nothing.
@@ -70,7 +71,7 @@ impl Doing {
 }
 
 /// A tenant over an interval. Parts are of the interval.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Row {
     /// Number.
     pub tenant: u32,

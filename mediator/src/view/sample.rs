@@ -1,13 +1,14 @@
 //! Running totals at a moment, as they go to whoever shows them.
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::daemon::{HostSnapshot, LedgerHealth, TenantKind};
 use crate::mediation::COMPUTE;
 
 /// Totals of one GPU and its tenants. All of them only grow while the daemon runs, so that the difference of two samples is
 /// what happened between them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Sample {
     /// When, on the GPU's clock, in nanoseconds: the end of the last closed period.
     pub at_ns: u64,
@@ -26,7 +27,7 @@ pub struct Sample {
 }
 
 /// Where the compute engine's time went, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EngineTime {
     /// Tenants'.
     pub used_ns: u64,
@@ -48,7 +49,7 @@ impl EngineTime {
 }
 
 /// One tenant's totals.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TenantSample {
     /// Number; never used again while the daemon runs.
     pub tenant: u32,
@@ -77,7 +78,7 @@ pub struct TenantSample {
 }
 
 /// Where a tenant's memory is, in bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemorySample {
     /// On the GPU.
     pub resident_bytes: u64,
@@ -88,7 +89,7 @@ pub struct MemorySample {
 }
 
 /// How the durable ledger stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LedgerSample {
     /// Entries on the disk since the daemon began.
     pub written: u64,

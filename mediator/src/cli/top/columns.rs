@@ -25,18 +25,63 @@ pub(super) const BARS_AFTER: usize = 5;
 pub(super) const COLUMNS: [Column; 11] = [
     text("TENANT", 20, 0, |row| row.name.clone()),
     text("STATE", 5, 0, |row| row.doing.name().to_owned()),
-    number("WEIGHT", 6, 60, |row| f64::from(row.weight), |row| row.weight.to_string()),
-    number("ENTITLED%", 9, 0, |row| row.entitled, |row| percent(row.entitled)),
-    number("GPU%", 6, 0, |row| row.received, |row| percent(row.received)),
-    number("WAIT%", 6, 72, |row| row.waiting, |row| percent(row.waiting)),
+    number(
+        "WEIGHT",
+        6,
+        60,
+        |row| f64::from(row.weight),
+        |row| row.weight.to_string(),
+    ),
+    number(
+        "ENTITLED%",
+        9,
+        0,
+        |row| row.entitled,
+        |row| percent(row.entitled),
+    ),
+    number(
+        "GPU%",
+        6,
+        0,
+        |row| row.received,
+        |row| percent(row.received),
+    ),
+    number(
+        "WAIT%",
+        6,
+        72,
+        |row| row.waiting,
+        |row| percent(row.waiting),
+    ),
     number("HELD%", 6, 72, |row| row.held, |row| percent(row.held)),
-    number("COPY%", 6, 88, |row| row.copying, |row| percent(row.copying)),
-    number("MEM", 8, 96, resident, |row| bytes(row.memory.map(|memory| memory.resident_bytes))),
-    number("SWAPPED", 8, 96, swapped, |row| bytes(row.memory.map(|memory| memory.swapped_bytes))),
-    number("GPU-SEC", 10, 0, |row| row.gpu_seconds, |row| format!("{:.1}", row.gpu_seconds)),
+    number(
+        "COPY%",
+        6,
+        88,
+        |row| row.copying,
+        |row| percent(row.copying),
+    ),
+    number("MEM", 8, 96, resident, |row| {
+        bytes(row.memory.map(|memory| memory.resident_bytes))
+    }),
+    number("SWAPPED", 8, 96, swapped, |row| {
+        bytes(row.memory.map(|memory| memory.swapped_bytes))
+    }),
+    number(
+        "GPU-SEC",
+        10,
+        0,
+        |row| row.gpu_seconds,
+        |row| format!("{:.1}", row.gpu_seconds),
+    ),
 ];
 
-const fn text(head: &'static str, width: usize, from_width: u16, cell: fn(&Row) -> String) -> Column {
+const fn text(
+    head: &'static str,
+    width: usize,
+    from_width: u16,
+    cell: fn(&Row) -> String,
+) -> Column {
     Column {
         head,
         width,
@@ -65,7 +110,8 @@ const fn number(
 }
 
 fn resident(row: &Row) -> f64 {
-    row.memory.map_or(0.0, |memory| memory.resident_bytes as f64)
+    row.memory
+        .map_or(0.0, |memory| memory.resident_bytes as f64)
 }
 
 fn swapped(row: &Row) -> f64 {
@@ -109,14 +155,19 @@ impl Column {
 /// The column of this head, in any case.
 pub(super) fn by_head(head: &str) -> Option<usize> {
     let wanted = head.trim_end_matches('%');
-    COLUMNS
-        .iter()
-        .position(|column| column.head.trim_end_matches('%').eq_ignore_ascii_case(wanted))
+    COLUMNS.iter().position(|column| {
+        column
+            .head
+            .trim_end_matches('%')
+            .eq_ignore_ascii_case(wanted)
+    })
 }
 
 /// Sorts by a column.
 pub(super) fn sort(rows: &mut [Row], by: usize) {
-    let Some(column) = COLUMNS.get(by) else { return };
+    let Some(column) = COLUMNS.get(by) else {
+        return;
+    };
     match column.key {
         Some(key) => rows.sort_by(|a, b| key(b).total_cmp(&key(a)).then(a.tenant.cmp(&b.tenant))),
         None => rows.sort_by_key(|row| ((column.cell)(row), row.tenant)),
@@ -149,7 +200,11 @@ mod tests {
     #[test]
     fn a_cell_is_as_wide_as_its_column() {
         for column in &COLUMNS {
-            for text in ["", "x", "a name that is longer than any column, with ümlauts"] {
+            for text in [
+                "",
+                "x",
+                "a name that is longer than any column, with ümlauts",
+            ] {
                 assert_eq!(column.padded(text).chars().count(), column.width);
             }
         }

@@ -6,12 +6,14 @@ mod screen;
 
 use std::io::{self, IsTerminal as _};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use turnstile_mediator::api::client::{Client, ClientError, DEFAULT_SOCKET};
 use turnstile_mediator::view::{Sample, View};
 
 use batch::Batch;
@@ -21,9 +23,9 @@ use screen::Screen;
 /// Arguments of `top`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Socket of the daemon's admin API
-    #[arg(long)]
-    socket: Option<PathBuf>,
+    /// The daemon's API socket
+    #[arg(long, default_value = DEFAULT_SOCKET, value_name = "SOCKET")]
+    api: PathBuf,
     /// Seconds between two looks
     #[arg(short, long, default_value_t = 1.0, value_parser = delay)]
     delay: f64,
@@ -68,29 +70,40 @@ fn column(text: &str) -> Result<usize, String> {
     })
 }
 
-/// Where samples come from.
-trait Source {
-    fn sample(&mut self) -> anyhow::Result<Sample>;
+/// Looks at a daemon; the exit code says what went wrong, as those of `turnstile vm` do.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match show(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            let known = error.downcast_ref::<ClientError>();
+            ExitCode::from(known.map_or(1, ClientError::exit_code))
+        }
+    }
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let mut source = super::live::Live::new(args.socket.as_deref());
+fn sample(client: &Client) -> Result<Sample, ClientError> {
+    client.get("/v1/live/sample")
+}
+
+fn show(args: &Args) -> anyhow::Result<()> {
+    let client = Client::new(&args.api);
     let screen = io::stdout().is_terminal() && !args.batch && args.output == Output::Table;
     let interval = Duration::from_secs_f64(args.delay);
     if screen {
         let terminal = ratatui::init();
-        let shown = watch(terminal, &mut source, interval, args);
+        let shown = watch(terminal, &client, interval, args);
         ratatui::restore();
         return shown;
     }
     let out = io::stdout().lock();
     let heads = io::stdout().is_terminal() || args.batch;
     let mut batch = Batch::new(out, args.output, heads);
-    let mut before = source.sample()?;
+    let mut before = sample(&client)?;
     for _ in 0..args.count.unwrap_or(1) {
         // TIMEOUT: the interval asked for
         std::thread::sleep(interval);
-        let after = source.sample()?;
+        let after = sample(&client)?;
         batch.write(&view(&before, &after, args.sort))?;
         before = after;
     }
@@ -106,11 +119,11 @@ fn view(before: &Sample, after: &Sample, by: usize) -> View {
 /// Draws until a key ends it.
 fn watch(
     mut terminal: DefaultTerminal,
-    source: &mut dyn Source,
+    client: &Client,
     interval: Duration,
     args: &Args,
 ) -> anyhow::Result<()> {
-    let mut before = source.sample()?;
+    let mut before = sample(client)?;
     let mut screen = Screen {
         view: None,
         trouble: None,
@@ -134,14 +147,14 @@ fn watch(
             continue;
         }
         due += interval;
-        match source.sample() {
+        match sample(client) {
             Ok(after) => {
                 screen.view = Some(view(&before, &after, screen.sorted));
                 screen.trouble = None;
                 before = after;
             }
             // A daemon that is started anew is waited for; what was shown stays.
-            Err(error) => screen.trouble = Some(format!("{error:#}")),
+            Err(error) => screen.trouble = Some(error.to_string()),
         }
         if let Some(left) = &mut left {
             *left -= 1;

@@ -72,7 +72,10 @@ impl Screen {
         let (text, colour) = match view.ledger {
             None => ("  no durable ledger".to_owned(), Color::DarkGray),
             Some(ledger) if ledger.failing => ("  ledger: WRITING FAILS".to_owned(), Color::Red),
-            Some(ledger) => (format!("  ledger: {} entries", ledger.written), Color::Green),
+            Some(ledger) => (
+                format!("  ledger: {} entries", ledger.written),
+                Color::Green,
+            ),
         };
         spans.push(Span::styled(text, self.colour(colour)));
         if view.conservation_error_ns != 0 {

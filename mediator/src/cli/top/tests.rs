@@ -46,8 +46,20 @@ fn made_up() -> View {
         },
         tenants: vec![
             row(1, "batch", 100, [0.236, 0.231, 0.74, 0.55], Doing::Held),
-            row(2, "interactive", 300, [0.705, 0.710, 0.26, 0.08], Doing::Runs),
-            row(3, "a-name-that-is-much-too-long-for-it", 100, [0.0, 0.0, 0.0, 0.0], Doing::Idle),
+            row(
+                2,
+                "interactive",
+                300,
+                [0.705, 0.710, 0.26, 0.08],
+                Doing::Runs,
+            ),
+            row(
+                3,
+                "a-name-that-is-much-too-long-for-it",
+                100,
+                [0.0, 0.0, 0.0, 0.0],
+                Doing::Idle,
+            ),
             row(4, "train", 50, [0.002, 0.002, 0.0, 0.0], Doing::Idle),
         ],
         untracked: 1,
@@ -85,7 +97,11 @@ fn lines(buffer: &Buffer) -> Vec<String> {
 
 /// A buffer as a picture, in the colours of a dark or a light terminal.
 fn picture(buffer: &Buffer, dark: bool) -> String {
-    let (ground, ink) = if dark { ("#14171b", "#e7eaee") } else { ("#ffffff", "#1b1f24") };
+    let (ground, ink) = if dark {
+        ("#14171b", "#e7eaee")
+    } else {
+        ("#ffffff", "#1b1f24")
+    };
     let colour = |colour: Color| match (colour, dark) {
         (Color::Green, true) => "#4cc38a",
         (Color::Green, false) => "#1a7f4b",
@@ -98,7 +114,10 @@ fn picture(buffer: &Buffer, dark: bool) -> String {
         _ => ink,
     };
     let area = buffer.area;
-    let (wide, high) = (u32::from(area.width) * 9 + 20, u32::from(area.height) * 20 + 20);
+    let (wide, high) = (
+        u32::from(area.width) * 9 + 20,
+        u32::from(area.height) * 20 + 20,
+    );
     let mut svg = format!(
         r#"<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}"><rect width="100%" height="100%" fill="{ground}"/><g font-family="DejaVu Sans Mono, monospace" font-size="15" xml:space="preserve">"#
     );
@@ -111,10 +130,17 @@ fn picture(buffer: &Buffer, dark: bool) -> String {
                 "<" => "&lt;",
                 symbol => symbol,
             };
-            let weight = if cell.modifier.contains(Modifier::BOLD) { "bold" } else { "normal" };
+            let weight = if cell.modifier.contains(Modifier::BOLD) {
+                "bold"
+            } else {
+                "normal"
+            };
             let (left, base) = (u32::from(x) * 9 + 10, u32::from(y) * 20 + 24);
             let fill = colour(cell.fg);
-            let _ = write!(svg, r#"<text x="{left}" y="{base}" fill="{fill}" font-weight="{weight}">{symbol}</text>"#);
+            let _ = write!(
+                svg,
+                r#"<text x="{left}" y="{base}" fill="{fill}" font-weight="{weight}">{symbol}</text>"#
+            );
         }
     }
     svg.push_str("</g></svg>\n");
@@ -125,13 +151,27 @@ fn picture(buffer: &Buffer, dark: bool) -> String {
 fn a_wide_screen_shows_entitled_beside_received() {
     let buffer = drawn(&screen(true), 160, 12);
     let lines = lines(&buffer);
-    assert!(lines[0].contains("4 tenants, 2 want the GPU"), "{}", lines[0]);
+    assert!(
+        lines[0].contains("4 tenants, 2 want the GPU"),
+        "{}",
+        lines[0]
+    );
     assert!(lines[1].contains("used 94.3%"), "{}", lines[1]);
-    for head in ["TENANT", "ENTITLED%", "entitled", "received", "SWAPPED", "GPU-SEC"] {
+    for head in [
+        "TENANT",
+        "ENTITLED%",
+        "entitled",
+        "received",
+        "SWAPPED",
+        "GPU-SEC",
+    ] {
         assert!(lines[3].contains(head), "no {head} in {}", lines[3]);
     }
     let batch = &lines[4];
-    assert!(batch.contains("23.6") && batch.contains("23.1") && batch.contains("████"), "{batch}");
+    assert!(
+        batch.contains("23.6") && batch.contains("23.1") && batch.contains("████"),
+        "{batch}"
+    );
 }
 
 #[test]
@@ -162,7 +202,7 @@ fn any_size_can_be_drawn() {
 #[test]
 fn keys_sort_scroll_and_end() {
     let mut screen = screen(true);
-    let mut press = |screen: &mut Screen, code| pressed(screen, KeyEvent::from(code));
+    let press = |screen: &mut Screen, code| pressed(screen, KeyEvent::from(code));
     assert!(press(&mut screen, KeyCode::Down));
     assert_eq!(screen.first, 1);
     for _ in 0..10 {
@@ -187,7 +227,11 @@ fn text_has_heads_on_a_terminal_and_none_in_a_pipe() {
     assert!(written(Output::Table, true).starts_with("GPU used 94.3%"));
     assert!(written(Output::Table, false).starts_with("batch"));
     let csv = written(Output::Csv, false);
-    assert_eq!(csv.matches("at_ns,tenant,state,weight,entitled_percent").count(), 1);
+    assert_eq!(
+        csv.matches("at_ns,tenant,state,weight,entitled_percent")
+            .count(),
+        1
+    );
     assert_eq!(csv.lines().count(), 9);
     for line in written(Output::Ndjson, false).lines() {
         let view: View = serde_json::from_str(line).unwrap();
