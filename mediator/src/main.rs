@@ -27,6 +27,8 @@ enum Command {
     Vm(cli::vm::Args),
     /// Show who uses the GPU, and what each is entitled to
     Top(cli::top::Args),
+    /// Open the dashboard to a browser on this machine
+    Ui(cli::ui::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
     /// Export what was used, and check the ledger
@@ -80,6 +82,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Vm(args) => return Ok(cli::vm::run(&args)),
         Command::Config(args) => cli::config::run(&args),
         Command::Serve(args) => cli::serve::run(&args),
+        Command::Ui(args) => cli::ui::run(&args),
         Command::Demo(args) => cli::demo::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
         Command::Run(args) => cli::run::run(args),

@@ -13,6 +13,7 @@ mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod top;
+pub(crate) mod ui;
 pub(crate) mod usage;
 pub(crate) mod vm;
 pub(crate) mod vmm;
