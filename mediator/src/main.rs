@@ -54,6 +54,9 @@ enum Command {
     /// Execute one VM's commands on a real GPU; started by the daemon
     #[command(hide = true)]
     NvidiaWorker(cli::nvidia_worker::WorkerArgs),
+    /// Simulate a PCI GPU that implements the device contract
+    #[command(hide = true)]
+    SoftGpu(cli::soft_gpu::Args),
     /// Check workers on a real GPU, and measure them
     #[command(hide = true)]
     NvidiaWorkerCheck(cli::nvidia_worker::CheckArgs),
@@ -93,6 +96,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
         Command::NvidiaMover => cli::nvidia::move_memory(),
         Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
+        Command::SoftGpu(args) => cli::soft_gpu::run(&args),
         Command::NvidiaWorkerCheck(args) => cli::nvidia_worker::check(&args),
     }?;
     Ok(ExitCode::SUCCESS)

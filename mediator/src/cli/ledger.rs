@@ -34,7 +34,7 @@ pub(super) fn open(
     Ok(Some(LedgerConfig {
         store: Box::new(store),
         gpu: GpuIdentity { node, gpu, model },
-        window_ns: Nanos(section.window_s * 1_000_000_000),
+        window_ns: Nanos::from_ms(section.window_ms),
         keep_ns: (keep > 0).then_some(Nanos(keep)),
     }))
 }

@@ -12,6 +12,7 @@ pub(crate) mod options;
 mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod soft_gpu;
 pub(crate) mod top;
 pub(crate) mod ui;
 pub(crate) mod usage;

@@ -11,12 +11,17 @@ pub(crate) const DEFAULT_PATH: &str = "/etc/turnstile/turnstile.toml";
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Scheduling {
-    /// The GPU to share: soft (executes kernels in software; the default), or nvidia (an NVIDIA GPU; needs root)
+    /// The GPU to share: soft (executes kernels in software; the default), nvidia (an NVIDIA GPU; needs root), vfio (a PCI GPU
+    /// that implements the device contract), vfio-user (the same, served by another process), vfio-fake (the same,
+    /// simulated in this process)
     #[arg(long, value_enum)]
     gpu: Option<GpuKind>,
     /// Which of the host's NVIDIA GPUs
     #[arg(long)]
     gpu_index: Option<u32>,
+    /// Which PCI GPU: its address for vfio (0000:65:00.0), its server's socket for vfio-user
+    #[arg(long, value_name = "ADDRESS")]
+    device: Option<String>,
     /// Scheduling policy; dfq for the software GPU and slices for NVIDIA's, unless said otherwise
     #[arg(long, value_parser = POLICIES.iter().map(|row| row.name).collect::<Vec<_>>())]
     policy: Option<String>,
@@ -50,6 +55,7 @@ impl Scheduling {
     fn add(&self, layers: &mut Layers) {
         layers.option("--gpu", "gpu.kind", self.gpu);
         layers.option("--gpu-index", "gpu.index", self.gpu_index);
+        layers.option("--device", "gpu.device", self.device.as_ref());
         layers.option("--policy", "scheduling.policy", self.policy.as_ref());
         layers.option("--meter", "gpu.meter", self.meter);
         layers.option("--period-ms", "scheduling.period_ms", self.period_ms);
@@ -186,11 +192,8 @@ impl Options {
         self.api.add(&mut layers);
         let ledger = &self.ledger;
         layers.option("--ledger", "ledger.path", ledger.ledger.as_ref());
-        layers.option(
-            "--ledger-window-s",
-            "ledger.window_s",
-            ledger.ledger_window_s,
-        );
+        let window_ms = ledger.ledger_window_s.map(|s| s.saturating_mul(1_000));
+        layers.option("--ledger-window-s", "ledger.window_ms", window_ms);
         layers.option(
             "--ledger-keep-days",
             "ledger.keep_days",

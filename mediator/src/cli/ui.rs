@@ -89,7 +89,10 @@ async fn pass(State(door): State<Arc<Door>>, request: Request) -> Response {
 impl Door {
     /// The secret goes from the address into a cookie.
     fn let_in(&self) -> Response {
-        let cookie = format!("{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict", self.secret);
+        let cookie = format!(
+            "{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict",
+            self.secret
+        );
         let headers = [
             (header::SET_COOKIE, cookie),
             (header::LOCATION, "/ui/".to_owned()),
@@ -102,9 +105,9 @@ impl Door {
         let text = |value: &HeaderValue| value.to_str().map(str::to_owned).unwrap_or_default();
         let host = headers.get(header::HOST).map(text).unwrap_or_default();
         let shown = headers.get_all(header::COOKIE).iter().any(|cookies| {
-            text(cookies)
-                .split(';')
-                .any(|cookie| cookie.trim().strip_prefix(COOKIE) == Some(&format!("={}", self.secret)))
+            text(cookies).split(';').any(|cookie| {
+                cookie.trim().strip_prefix(COOKIE) == Some(&format!("={}", self.secret))
+            })
         });
         shown && self.hosts.contains(&host)
     }

@@ -1,6 +1,7 @@
 //! How a tenant is taken in: what it says first is checked, then it gets its context, its pages and its place.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -110,7 +111,6 @@ impl Host {
         let interrupts = Arc::new(EventfdInterrupts::new(fds.split_off(memory_fds))?);
         let guest = self.guest_memory(fds.pop(), &regions)?;
         let desk = MemoryDesk::new(guest.clone());
-        let doorbells = Arc::new(doorbell_pages(self.config.channels)?);
         let status = StatusPage::new()?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(|errno| HostError::Host(errno.into()))?;
@@ -129,6 +129,11 @@ impl Host {
             name: name.clone(),
         };
         let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
+        let own = self.gpu.doorbells(tenant, self.config.channels);
+        let doorbells = match own.map_err(HostError::Gpu)? {
+            Some(own) => own,
+            None => Arc::new(doorbell_pages(self.config.channels)?),
+        };
         let resources = TenantResources {
             guest,
             doorbells: doorbells.clone(),
@@ -153,10 +158,12 @@ impl Host {
             channels: self.config.channels,
             gpu_memory_bytes: memory_bytes,
             features: feature_bits,
+            doorbells_offset: doorbells.offset(),
         };
         let answered = (|| {
+            let pages = doorbells.file().ok_or(io::ErrorKind::Unsupported);
             let fds = vec![
-                duplicate(doorbells.file())?,
+                duplicate(pages.map_err(|kind| HostError::Host(kind.into()))?)?,
                 duplicate(status.file())?,
                 OwnedFd::from(aperture),
                 duplicate(&kick)?,
