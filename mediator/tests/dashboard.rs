@@ -28,10 +28,22 @@ fn exchange(port: u16, method: &str, path: &str, body: &Value) -> Option<Value> 
     };
     let length = body.len();
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let (_, body) = answer.split_once("\r\n\r\n")?;
-    Some(serde_json::from_str::<Value>(body).ok()?["value"].take())
+    // The driver keeps its connections whatever it is asked.
+    let mut answer = BufReader::new(stream);
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        answer.read_line(&mut line).ok()?;
+        match line.trim().to_lowercase().split_once(':') {
+            Some(("content-length", count)) => length = count.trim().parse().ok()?,
+            Some(_) => {}
+            None if line.trim().is_empty() => break,
+            None => {}
+        }
+    }
+    let mut body = vec![0; length];
+    answer.read_exact(&mut body).ok()?;
+    Some(serde_json::from_slice::<Value>(&body).ok()?["value"].take())
 }
 
 impl Browser {
@@ -49,10 +61,11 @@ impl Browser {
         let lines = BufReader::new(driver.stdout.take().unwrap()).lines();
         let driver = Process(driver);
         // "ChromeDriver was started successfully on port 12345."
-        let port = lines.map_while(Result::ok).find_map(|line| {
+        let port: Option<u16> = lines.map_while(Result::ok).find_map(|line| {
             let (_, port) = line.split_once("successfully on port ")?;
             port.trim_end_matches('.').parse().ok()
-        })?;
+        });
+        let port = port.expect("the driver says its port");
         let mut args = vec![
             "--headless=new",
             "--disable-gpu",
@@ -67,7 +80,7 @@ impl Browser {
         args.push(&profile);
         let options =
             json!({"capabilities": {"alwaysMatch": {"goog:chromeOptions": {"args": args}}}});
-        let session = exchange(port, "POST", "/session", &options)?;
+        let session = exchange(port, "POST", "/session", &options).expect("a session");
         let id = session["sessionId"].as_str().map(str::to_owned);
         let session = id.unwrap_or_else(|| panic!("no browser: {session:#}"));
         Some(Self {

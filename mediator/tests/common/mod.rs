@@ -6,15 +6,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// TIMEOUT: for what takes a second, on a machine that builds at the same time.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command under test.
-pub fn turnstile() -> Command {
+pub(crate) fn turnstile() -> Command {
     Command::new(env!("CARGO_BIN_EXE_turnstile"))
 }
 
 /// A process that does not outlive the test.
-pub struct Process(pub Child);
+pub(crate) struct Process(pub(crate) Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -24,7 +24,7 @@ impl Drop for Process {
 }
 
 /// A daemon whose sockets are in `folder`.
-pub fn serve(folder: &Path, args: &[&str]) -> Process {
+pub(crate) fn serve(folder: &Path, args: &[&str]) -> Process {
     let child = turnstile()
         .arg("serve")
         .arg("--socket")
@@ -41,7 +41,7 @@ pub fn serve(folder: &Path, args: &[&str]) -> Process {
 }
 
 /// A VM of that daemon; a thread stands in for its guest.
-pub fn vm(folder: &Path, name: &str, args: &[&str]) -> Process {
+pub(crate) fn vm(folder: &Path, name: &str, args: &[&str]) -> Process {
     let child = turnstile()
         .arg("vmm")
         .arg("--socket")
@@ -57,7 +57,7 @@ pub fn vm(folder: &Path, name: &str, args: &[&str]) -> Process {
 }
 
 /// Asks until an answer will do.
-pub fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
         if let Some(answer) = ask() {
