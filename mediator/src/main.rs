@@ -4,7 +4,7 @@ mod cli;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use turnstile_mediator::config::ConfigError;
 
 /// Many VMs share one GPU: mediated, accounted, at their weights.
@@ -29,6 +29,10 @@ enum Command {
     Top(cli::top::Args),
     /// Open the dashboard to a browser on this machine
     Ui(cli::ui::Args),
+    /// GPUs of a running daemon
+    Gpu(cli::gpu::Args),
+    /// Print completions for a shell
+    Completions(cli::completions::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
     /// Export what was used, and check the ledger
@@ -83,6 +87,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
         Command::Top(args) => return Ok(cli::top::run(&args)),
         Command::Vm(args) => return Ok(cli::vm::run(&args)),
+        Command::Gpu(args) => return Ok(cli::gpu::run(&args)),
+        Command::Completions(args) => {
+            cli::completions::run(&args, Args::command());
+            return Ok(ExitCode::SUCCESS);
+        }
         Command::Config(args) => cli::config::run(&args),
         Command::Serve(args) => cli::serve::run(&args),
         Command::Ui(args) => cli::ui::run(&args),

@@ -14,18 +14,24 @@ mod body;
 pub mod client;
 mod connections;
 mod etag;
+mod events;
 mod exposition;
 mod gate;
 pub mod gpus;
+mod limits;
 pub mod live;
+pub mod meta;
 pub mod page;
 mod pages;
 pub mod problem;
+mod registry;
 mod router;
 mod server;
 mod snapshots;
 mod state_file;
 mod sys;
+mod tls;
+pub mod usage;
 pub mod vms;
 mod write;
 
@@ -39,6 +45,7 @@ pub use body::MERGE_PATCH;
 pub use router::openapi;
 pub use server::{Api, ApiError};
 pub use state_file::StateFileError;
+pub use tls::TlsError;
 
 use live::Live;
 use problem::Problem;
@@ -71,6 +78,10 @@ pub(crate) struct Shared {
     writes: tokio::sync::Mutex<()>,
     /// A write has to say which version it changes.
     strict: bool,
+    /// The file of the ledger.
+    ledger: Option<PathBuf>,
+    /// Reads of the ledger at a time.
+    reading: Arc<tokio::sync::Semaphore>,
 }
 
 /// A refusal, as the document describes it.

@@ -9,7 +9,9 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Refused, Shared, exposition, gate, gpus, live, pages, vms};
+use super::{
+    Refused, Shared, events, exposition, gate, gpus, limits, live, meta, pages, registry, usage, vms,
+};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -23,6 +25,9 @@ use super::{Refused, Shared, exposition, gate, gpus, live, pages, vms};
         (name = "vms", description = "Tenants: virtual machines, and programs that are shared like them"),
         (name = "gpus", description = "GPUs of this host"),
         (name = "live", description = "What happens now, as the dashboard and top show it"),
+        (name = "usage", description = "What the durable ledger says"),
+        (name = "events", description = "What happened lately"),
+        (name = "daemon", description = "The daemon itself"),
     )
 )]
 struct Document;
@@ -31,8 +36,8 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(gpus::list))
         .routes(routes!(gpus::get))
-        .routes(routes!(vms::list))
-        .routes(routes!(vms::get))
+        .routes(routes!(vms::list, registry::register))
+        .routes(routes!(vms::get, registry::forget))
         .routes(routes!(
             vms::scheduling,
             vms::put_scheduling,
@@ -42,6 +47,14 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
         .routes(routes!(live::sample))
         .routes(routes!(live::history))
         .routes(routes!(live::stream))
+        .routes(routes!(limits::get, limits::put, limits::patch))
+        .routes(routes!(events::list))
+        .routes(routes!(events::follow))
+        .routes(routes!(usage::sums))
+        .routes(routes!(usage::records))
+        .routes(routes!(meta::alive))
+        .routes(routes!(meta::ready))
+        .routes(routes!(meta::version))
 }
 
 /// The document of this API, OpenAPI 3.1.
@@ -66,4 +79,24 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .route("/ui/{file}", get(pages::part))
         .with_state(shared)
         .layer(axum::middleware::from_fn(gate::pass))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `TURNSTILE_BLESS=1 cargo test -p turnstile-mediator openapi` writes it anew.
+    #[test]
+    fn the_openapi_document_is_the_one_that_is_kept() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
+        let text = openapi().to_pretty_json().unwrap() + "\n";
+        if std::env::var_os("TURNSTILE_BLESS").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let kept = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            kept == text,
+            "docs/openapi.json is not what the code says; see this test"
+        );
+    }
 }

@@ -2,9 +2,11 @@
 
 mod admin;
 pub(crate) mod bench;
+pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod gpu;
 mod ledger;
 pub(crate) mod nvidia;
 pub(crate) mod nvidia_worker;
