@@ -35,6 +35,8 @@ enum Command {
     Completions(cli::completions::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
+    /// Serve the devices of stock VMMs' VMs from a process of its own, which outlives the daemon
+    VfioUser(cli::vfio_user::Args),
     /// Export what was used, and check the ledger
     Usage(cli::usage::Args),
     /// Run a CUDA program, and what it starts, as a tenant of a running daemon
@@ -96,6 +98,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Serve(args) => cli::serve::run(&args),
         Command::Ui(args) => cli::ui::run(&args),
         Command::Demo(args) => cli::demo::run(&args),
+        Command::VfioUser(args) => cli::vfio_user::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
         Command::Run(args) => cli::run::run(args),
         Command::RunKeeper => Ok(turnstile_mediator::launch::keep()?),

@@ -75,9 +75,9 @@ pub(super) async fn register(
     let wanted = registration.settings()?;
     let before = shared.host.settings().get(&name).copied();
     let known = name.clone();
-    let decide = move |vm: Option<&Vm>, set: Option<Settings>| match (vm, set) {
-        (None, _) => Ok(Some(wanted)),
-        (_, Some(set)) if set == wanted => Ok(Some(wanted)),
+    let decide = move |_: Option<&Vm>, set: Option<Settings>| match set {
+        None => Ok(Some(wanted)),
+        Some(set) if set == wanted => Ok(Some(wanted)),
         _ => Err(Problem::new(
             StatusCode::CONFLICT,
             format!(

@@ -80,23 +80,3 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
         .layer(axum::middleware::from_fn(gate::pass))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `TURNSTILE_BLESS=1 cargo test -p turnstile-mediator openapi` writes it anew.
-    #[test]
-    fn the_openapi_document_is_the_one_that_is_kept() {
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
-        let text = openapi().to_pretty_json().unwrap() + "\n";
-        if std::env::var_os("TURNSTILE_BLESS").is_some() {
-            std::fs::write(&path, &text).unwrap();
-        }
-        let kept = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(
-            kept == text,
-            "docs/openapi.json is not what the code says; see this test"
-        );
-    }
-}

@@ -18,5 +18,6 @@ pub(crate) mod soft_gpu;
 pub(crate) mod top;
 pub(crate) mod ui;
 pub(crate) mod usage;
+pub(crate) mod vfio_user;
 pub(crate) mod vm;
 pub(crate) mod vmm;

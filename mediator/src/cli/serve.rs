@@ -24,11 +24,13 @@ use turnstile_mediator::gpu::vfio::user::UserBus;
 use turnstile_mediator::gpu::vfio::{Bus, VfioGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{Tuning, Weight};
+use turnstile_vmm::front::Front;
 
 use super::ledger;
 use super::nvidia::guardian_command;
 use super::nvidia_worker::worker_command;
 use super::options::Options;
+use super::vfio_user;
 
 /// A GPU as the daemon takes it, and what suits it.
 struct Chosen {
@@ -202,6 +204,17 @@ fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
     Ok(Api::start(api, daemon.host().clone())?)
 }
 
+/// Serves the devices of stock VMMs' VMs.
+pub(crate) fn fronts(config: &Config) -> anyhow::Result<Vec<Front>> {
+    let section = &config.vfio_user;
+    match &section.folder {
+        Some(folder) => {
+            vfio_user::serve(&config.sockets.vmm, folder, &section.vms, section.doorbells)
+        }
+        None => Ok(Vec::new()),
+    }
+}
+
 /// Arguments of `serve`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -221,6 +234,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         config.policy(),
         config.sockets.vmm.display()
     );
+    let fronts = fronts(&config)?;
     let tell = || -> anyhow::Result<()> {
         println!(
             "{}",
@@ -235,5 +249,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         tell()?;
     }
     eprintln!("turnstile: stopping; VMs see a lost device");
-    tell()
+    let told = tell();
+    drop(fronts);
+    told
 }

@@ -1,5 +1,6 @@
 //! The admin API as its callers see it: over its sockets, beside a running daemon.
 
+mod document;
 mod http;
 mod requests;
 mod roles;

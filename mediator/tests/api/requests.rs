@@ -48,6 +48,8 @@ fn a_body_that_cannot_be_taken_is_a_problem() {
         ("{\"weight\":10001}", "/weight"),
         ("{\"weight\":\"1\"}", "/weight"),
         ("{\"weight\":1,\"wait\":2}", "/wait"),
+        ("{\"weight\":[1]}", "/weight"),
+        ("[1]", ""),
         ("{\"weight\":1,\"quota_us\":1}", "/quota_us"),
         (
             "{\"weight\":1,\"quota_us\":5000,\"period_us\":4000}",
@@ -266,8 +268,8 @@ fn usage_is_all_of_it_or_a_refusal() {
     let bench = bench();
     let socket = bench.socket();
     get(&socket, "/v1/usage").problem(400);
-    let range = "from=2026-11-20T13:00:00Z&to=2026-11-20T14:00:00Z";
-    let late = "from=2026-11-20T13:00:00Z&to=2106-11-20T14:00:00Z";
+    let range = "from=2020-11-20T13:00:00Z&to=2020-11-20T14:00:00Z";
+    let late = "from=2020-11-20T13:00:00Z&to=2106-11-20T14:00:00Z";
     get(&socket, &format!("/v1/usage?{late}")).problem(400);
     let begin = Instant::now();
     // Until the first window is closed there are no entries of any GPU.
