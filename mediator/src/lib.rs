@@ -10,6 +10,8 @@ pub mod launch;
 pub mod mediation;
 pub mod memory;
 mod memory_file;
+pub mod metrics;
 mod process;
 pub mod socket;
 pub mod tenant;
+pub mod view;

@@ -25,6 +25,10 @@ enum Command {
     Demo(cli::demo::Args),
     /// Tenants of a running daemon: list them, and set their weights and limits
     Vm(cli::vm::Args),
+    /// Show who uses the GPU, and what each is entitled to
+    Top(cli::top::Args),
+    /// Open the dashboard to a browser on this machine
+    Ui(cli::ui::Args),
     /// GPUs of a running daemon
     Gpu(cli::gpu::Args),
     /// Print completions for a shell
@@ -83,6 +87,7 @@ fn main() -> anyhow::Result<ExitCode> {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
+        Command::Top(args) => return Ok(cli::top::run(&args)),
         Command::Vm(args) => return Ok(cli::vm::run(&args)),
         Command::Gpu(args) => return Ok(cli::gpu::run(&args)),
         Command::Completions(args) => {
@@ -91,6 +96,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Config(args) => cli::config::run(&args),
         Command::Serve(args) => cli::serve::run(&args),
+        Command::Ui(args) => cli::ui::run(&args),
         Command::Demo(args) => cli::demo::run(&args),
         Command::VfioUser(args) => cli::vfio_user::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),

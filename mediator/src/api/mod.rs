@@ -15,11 +15,14 @@ pub mod client;
 mod connections;
 mod etag;
 mod events;
+mod exposition;
 mod gate;
 pub mod gpus;
 mod limits;
+pub mod live;
 pub mod meta;
 pub mod page;
+mod pages;
 pub mod problem;
 mod registry;
 mod router;
@@ -44,6 +47,7 @@ pub use server::{Api, ApiError};
 pub use state_file::StateFileError;
 pub use tls::TlsError;
 
+use live::Live;
 use problem::Problem;
 use snapshots::Snapshots;
 use state_file::StateFile;
@@ -68,6 +72,7 @@ pub(crate) struct Shared {
     pub(crate) host: Arc<Host>,
     snapshots: Snapshots,
     gpu: GpuIdentity,
+    live: Live,
     state: Option<StateFile>,
     /// Held for the length of a write.
     writes: tokio::sync::Mutex<()>,

@@ -9,7 +9,9 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Refused, Shared, events, gate, gpus, limits, meta, registry, usage, vms};
+use super::{
+    Refused, Shared, events, exposition, gate, gpus, limits, live, meta, pages, registry, usage, vms,
+};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -22,6 +24,7 @@ use super::{Refused, Shared, events, gate, gpus, limits, meta, registry, usage, 
     tags(
         (name = "vms", description = "Tenants: virtual machines, and programs that are shared like them"),
         (name = "gpus", description = "GPUs of this host"),
+        (name = "live", description = "What happens now, as the dashboard and top show it"),
         (name = "usage", description = "What the durable ledger says"),
         (name = "events", description = "What happened lately"),
         (name = "daemon", description = "The daemon itself"),
@@ -40,6 +43,10 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
             vms::put_scheduling,
             vms::patch_scheduling
         ))
+        .routes(routes!(live::host))
+        .routes(routes!(live::sample))
+        .routes(routes!(live::history))
+        .routes(routes!(live::stream))
         .routes(routes!(limits::get, limits::put, limits::patch))
         .routes(routes!(events::list))
         .routes(routes!(events::follow))
@@ -66,6 +73,10 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
                 (kind, document)
             }),
         )
+        .route("/metrics", get(exposition::metrics))
+        .route("/ui", get(pages::home))
+        .route("/ui/", get(pages::index))
+        .route("/ui/{file}", get(pages::part))
         .with_state(shared)
         .layer(axum::middleware::from_fn(gate::pass))
 }

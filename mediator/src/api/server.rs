@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use super::access::{Access, AccessError, Caller, Peer, Role};
 use super::connections::{Connections, serve};
+use super::live::{self, Live};
 use super::router::router;
 use super::snapshots::Snapshots;
 use super::state_file::{StateFile, StateFileError};
@@ -108,6 +109,7 @@ impl Api {
             snapshots: Snapshots::new(host.clone()),
             host,
             gpu,
+            live: Live::default(),
             state,
             writes: tokio::sync::Mutex::new(()),
             strict: section.require_if_match,
@@ -124,7 +126,7 @@ impl Api {
         let thread = thread::Builder::new()
             .name("turnstile-api".into())
             .spawn(move || {
-                runtime.block_on(run(router(shared), access, listening, network, stopped));
+                runtime.block_on(run(shared, access, listening, network, stopped));
                 runtime.shutdown_timeout(LAST_MOMENT);
             })
             .map_err(ApiError::Start)?;
@@ -159,12 +161,14 @@ impl Drop for Api {
 }
 
 async fn run(
-    router: Router,
+    shared: Arc<Shared>,
     access: Access,
     listening: Vec<Listening>,
     network: Option<Network>,
     mut stopped: watch::Receiver<bool>,
 ) {
+    tokio::spawn(live::look(shared.clone()));
+    let router = router(shared);
     let connections = Connections::default();
     let access = Arc::new(access);
     for Listening { listener, most } in listening {

@@ -15,6 +15,8 @@ mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod soft_gpu;
+pub(crate) mod top;
+pub(crate) mod ui;
 pub(crate) mod usage;
 pub(crate) mod vfio_user;
 pub(crate) mod vm;

@@ -9,6 +9,7 @@ use turnstile_accounting::ledger::TenantTotals;
 use turnstile_accounting::{EngineId, Ledger, LedgerError, Moment, Nanos, TenantId, Usage};
 use turnstile_policies::{Tuning, Weight, policy_by_name};
 use turnstile_vmm::wire::ToVmm;
+use uuid::Uuid;
 
 use super::error::HostError;
 use super::journal::{Changed, Journal};
@@ -84,6 +85,8 @@ pub(super) struct State {
 pub struct Host {
     pub(super) gpu: Arc<dyn Gpu>,
     pub(super) config: HostConfig,
+    /// This run of the daemon.
+    boot: Uuid,
     state: Mutex<State>,
     journal: Arc<Journal>,
 }
@@ -115,9 +118,15 @@ impl Host {
         Ok(Self {
             gpu,
             config,
+            boot: Uuid::new_v4(),
             state: Mutex::new(state),
             journal: Arc::default(),
         })
+    }
+
+    /// This run of the daemon, as the ledger names it.
+    pub const fn boot(&self) -> Uuid {
+        self.boot
     }
 
     /// What happened lately.
@@ -399,7 +408,7 @@ impl Host {
 
     /// Begins to make what is charged durable.
     pub(super) fn open_ledger(&self, config: LedgerConfig) -> Result<(), LedgerStartError> {
-        self.lock().recorder = Some(Recorder::start(config, &*self.gpu)?);
+        self.lock().recorder = Some(Recorder::start(config, self.boot, &*self.gpu)?);
         Ok(())
     }
 

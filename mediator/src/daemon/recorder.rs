@@ -81,6 +81,9 @@ pub struct LedgerHealth {
     pub failing: bool,
     /// Periods that were refused, as they did not balance: gaps of their windows.
     pub refused: u64,
+    /// How long ago the last entry on the disk ended, or the daemon began if there is none: at most two windows while all
+    /// is well.
+    pub behind_ns: Nanos,
 }
 
 /// What accounting and writer share.
@@ -91,6 +94,8 @@ struct Shared {
     noting: AtomicUsize,
     written: AtomicU64,
     failing: AtomicBool,
+    /// End of the last entry on the disk, on the calendar.
+    durable_to: AtomicU64,
 }
 
 /// Rolls periods up, and hands windows to the writer.
@@ -116,7 +121,11 @@ enum Letter {
 
 impl Recorder {
     /// Goes on behind the last entry of the ledger.
-    pub(super) fn start(config: LedgerConfig, gpu: &dyn Gpu) -> Result<Self, LedgerStartError> {
+    pub(super) fn start(
+        config: LedgerConfig,
+        boot: Uuid,
+        gpu: &dyn Gpu,
+    ) -> Result<Self, LedgerStartError> {
         let LedgerConfig {
             mut store,
             gpu: identity,
@@ -125,7 +134,6 @@ impl Recorder {
         } = config;
         let tail = store.tail(&identity)?;
         let capability = gpu.capabilities();
-        let boot = Uuid::new_v4();
         let node = identity.node.clone();
         let rollup = RollupConfig {
             gpu: identity.clone(),
@@ -136,7 +144,10 @@ impl Recorder {
                 .collect(),
         };
         let rollup = Rollup::new(rollup, tail)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared {
+            durable_to: calendar().0.into(),
+            ..Shared::default()
+        });
         let (letters, received) = sync_channel(QUEUE + CHANGES);
         let (running, stop) = channel();
         let writer = Writer {
@@ -254,6 +265,11 @@ impl Recorder {
             written: self.shared.written.load(Ordering::Relaxed),
             failing: self.shared.failing.load(Ordering::Relaxed),
             refused: self.refused,
+            behind_ns: Nanos(
+                calendar()
+                    .0
+                    .saturating_sub(self.shared.durable_to.load(Ordering::Relaxed)),
+            ),
         }
     }
 }
@@ -325,6 +341,8 @@ impl Writer {
         let written = self.attempt(&mut |store, gpu| store.put(gpu, entry), &what);
         if written {
             self.shared.written.fetch_add(1, Ordering::Relaxed);
+            let end = entry.stretch.end.0;
+            self.shared.durable_to.store(end, Ordering::Relaxed);
         }
         written
     }

@@ -128,7 +128,7 @@ impl Bench {
             window_ns: Nanos::from_ms(1_000),
             keep_ns,
         };
-        Recorder::start(config, &self.gpu).unwrap()
+        Recorder::start(config, Uuid::new_v4(), &self.gpu).unwrap()
     }
 
     /// Periods by hand: the GPU has other engines than the synthetic one, so usages are taken apart.

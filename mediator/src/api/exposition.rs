@@ -1,0 +1,36 @@
+//! `/metrics`: the host for Prometheus.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use turnstile_accounting::ids::tenant_id;
+
+use super::Shared;
+use super::problem::Problem;
+use crate::metrics::{Identity, families, text};
+
+/// The text format's media type.
+/// SOURCE: Prometheus, Exposition formats, text-based format
+const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+    let host = shared.snapshots.get();
+    let identity = Identity {
+        node: shared.gpu.node.clone(),
+        gpu: shared.gpu.gpu.clone(),
+        model: shared.gpu.model.clone(),
+        policy: shared.host.policy().to_owned(),
+    };
+    let uuid = |tenant| tenant_id(&identity.node, shared.host.boot(), tenant).to_string();
+    let tenants = host.tenants.iter().map(|tenant| tenant.tenant);
+    let uuids = tenants.map(|tenant| (tenant, uuid(tenant))).collect();
+    let ledger = shared.host.ledger_health();
+    match text(&families(&identity, &host, ledger.as_ref(), &uuids)) {
+        Ok(text) => ([(header::CONTENT_TYPE, KIND)], text).into_response(),
+        Err(error) => {
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! What happens now: a look at the host each second, kept for some minutes, and sent to whoever listens.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::{Extension, State};
+use axum::http::header;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, body::Body};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use tokio_stream::wrappers::WatchStream;
+use tokio_stream::{Stream, StreamExt as _};
+use utoipa::ToSchema;
+
+use super::Shared;
+use super::access::{Caller, Role};
+use crate::view::{Sample, View};
+
+/// Between two looks.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Looks that are kept: five minutes.
+const KEPT: usize = 300;
+
+/// A line without meaning keeps a connection from being taken for dead.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// The last looks, as JSON, and the newest for those who wait for it.
+#[derive(Debug)]
+pub(super) struct Live {
+    kept: Mutex<VecDeque<Arc<str>>>,
+    newest: watch::Sender<Arc<str>>,
+}
+
+impl Default for Live {
+    fn default() -> Self {
+        Self {
+            kept: Mutex::default(),
+            newest: watch::Sender::new(Arc::from("")),
+        }
+    }
+}
+
+impl Live {
+    fn add(&self, view: &View) {
+        let Ok(text) = serde_json::to_string(view) else {
+            return;
+        };
+        let text: Arc<str> = text.into();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(text.clone());
+        drop(kept);
+        self.newest.send_replace(text);
+    }
+
+    /// Who is slow gets the newest, and not what it missed.
+    fn listen(&self) -> impl Stream<Item = Arc<str>> + use<> {
+        WatchStream::from_changes(self.newest.subscribe())
+    }
+}
+
+impl Shared {
+    fn sample(&self) -> Sample {
+        Sample::new(&self.snapshots.get(), self.host.ledger_health())
+    }
+}
+
+/// Looks each second, for ever.
+pub(super) async fn look(shared: Arc<Shared>) {
+    let mut clock = tokio::time::interval(EVERY);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut before: Option<Sample> = None;
+    loop {
+        clock.tick().await;
+        let after = shared.sample();
+        if let Some(before) = &before {
+            shared.live.add(&View::between(before, &after));
+        }
+        before = Some(after);
+    }
+}
+
+/// The host, and what the caller may do here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostInfo {
+    /// Name of this host.
+    pub node: String,
+    /// Identity of the GPU.
+    pub gpu: String,
+    /// Its model.
+    pub gpu_model: String,
+    /// Scheduling policy.
+    pub policy: String,
+    /// `viewer`, or `operator`.
+    pub role: String,
+    /// Version of the daemon.
+    pub version: String,
+}
+
+/// The host, and what the caller may do here.
+#[utoipa::path(
+    get, path = "/v1/host", tag = "live",
+    responses(
+        (status = 200, description = "The host", body = HostInfo),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn host(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+) -> Json<HostInfo> {
+    let role = match caller.role {
+        Role::Viewer => "viewer",
+        Role::Operator => "operator",
+    };
+    Json(HostInfo {
+        node: shared.gpu.node.clone(),
+        gpu: shared.gpu.gpu.clone(),
+        gpu_model: shared.gpu.model.clone(),
+        policy: shared.host.policy().to_owned(),
+        role: role.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    })
+}
+
+/// Running totals now; the difference of two is what happened between them.
+#[utoipa::path(
+    get, path = "/v1/live/sample", tag = "live",
+    responses(
+        (status = 200, description = "Totals", body = Sample),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn sample(State(shared): State<Arc<Shared>>) -> Json<Sample> {
+    Json(shared.sample())
+}
+
+/// The last five minutes, a second each, the oldest first.
+#[utoipa::path(
+    get, path = "/v1/live/history", tag = "live",
+    responses(
+        (status = 200, description = "Seconds", body = Vec<View>),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn history(State(shared): State<Arc<Shared>>) -> Response {
+    let kept: Vec<Arc<str>> = {
+        let kept = shared.live.kept.lock();
+        let kept = kept.unwrap_or_else(PoisonError::into_inner);
+        kept.iter().cloned().collect()
+    };
+    let text = format!("[{}]", kept.join(","));
+    (
+        [(header::CONTENT_TYPE, "application/json")],
+        Body::from(text),
+    )
+        .into_response()
+}
+
+/// Each second as it has passed: server-sent events of the name `view`.
+#[utoipa::path(
+    get, path = "/v1/live", tag = "live",
+    responses(
+        (status = 200, description = "Events without end, the data of each a View", content_type = "text/event-stream", body = String),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn stream(
+    State(shared): State<Arc<Shared>>,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let views = shared.live.listen();
+    let events = views.map(|text| Ok(Event::default().event("view").data(&*text)));
+    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_are_kept_and_the_newest_is_told() {
+        let live = Live::default();
+        let mut told = live.newest.subscribe();
+        for at_ns in 0..=KEPT as u64 {
+            live.add(&View {
+                at_ns,
+                ..View::default()
+            });
+        }
+        let kept = live.kept.lock().unwrap();
+        assert_eq!(kept.len(), KEPT);
+        let oldest: View = serde_json::from_str(&kept[0]).unwrap();
+        assert_eq!(oldest.at_ns, 1);
+        let newest: View = serde_json::from_str(&told.borrow_and_update()).unwrap();
+        assert_eq!(newest.at_ns, KEPT as u64);
+    }
+}

@@ -1,0 +1,219 @@
+//! What a row of `turnstile top` says: one table, for the screen, for text and for CSV.
+
+use turnstile_mediator::view::Row;
+
+/// A column.
+pub(super) struct Column {
+    /// Its head.
+    pub(super) head: &'static str,
+    /// Characters that it takes.
+    pub(super) width: usize,
+    /// Shown where a screen is at least so wide.
+    pub(super) from_width: u16,
+    /// Text stands to the left, numbers to the right.
+    pub(super) left: bool,
+    /// What it says of a tenant.
+    pub(super) cell: fn(&Row) -> String,
+    /// What it is sorted by, the largest first; text is sorted by the cell.
+    pub(super) key: Option<fn(&Row) -> f64>,
+}
+
+/// Where the bars of entitled and received time stand: after this many columns.
+pub(super) const BARS_AFTER: usize = 5;
+
+/// The columns, from left to right.
+pub(super) const COLUMNS: [Column; 11] = [
+    text("TENANT", 20, 0, |row| row.name.clone()),
+    text("STATE", 5, 0, |row| row.doing.name().to_owned()),
+    number(
+        "WEIGHT",
+        6,
+        60,
+        |row| f64::from(row.weight),
+        |row| row.weight.to_string(),
+    ),
+    number(
+        "ENTITLED%",
+        9,
+        0,
+        |row| row.entitled,
+        |row| percent(row.entitled),
+    ),
+    number(
+        "GPU%",
+        6,
+        0,
+        |row| row.received,
+        |row| percent(row.received),
+    ),
+    number(
+        "WAIT%",
+        6,
+        72,
+        |row| row.waiting,
+        |row| percent(row.waiting),
+    ),
+    number("HELD%", 6, 72, |row| row.held, |row| percent(row.held)),
+    number(
+        "COPY%",
+        6,
+        88,
+        |row| row.copying,
+        |row| percent(row.copying),
+    ),
+    number("MEM", 8, 96, resident, |row| {
+        bytes(row.memory.map(|memory| memory.resident_bytes))
+    }),
+    number("SWAPPED", 8, 96, swapped, |row| {
+        bytes(row.memory.map(|memory| memory.swapped_bytes))
+    }),
+    number(
+        "GPU-SEC",
+        10,
+        0,
+        |row| row.gpu_seconds,
+        |row| format!("{:.1}", row.gpu_seconds),
+    ),
+];
+
+const fn text(
+    head: &'static str,
+    width: usize,
+    from_width: u16,
+    cell: fn(&Row) -> String,
+) -> Column {
+    Column {
+        head,
+        width,
+        from_width,
+        left: true,
+        cell,
+        key: None,
+    }
+}
+
+const fn number(
+    head: &'static str,
+    width: usize,
+    from_width: u16,
+    key: fn(&Row) -> f64,
+    cell: fn(&Row) -> String,
+) -> Column {
+    Column {
+        head,
+        width,
+        from_width,
+        left: false,
+        cell,
+        key: Some(key),
+    }
+}
+
+fn resident(row: &Row) -> f64 {
+    row.memory
+        .map_or(0.0, |memory| memory.resident_bytes as f64)
+}
+
+fn swapped(row: &Row) -> f64 {
+    row.memory.map_or(0.0, |memory| memory.swapped_bytes as f64)
+}
+
+/// A part of one GPU as percent.
+pub(super) fn percent(part: f64) -> String {
+    format!("{:.1}", part * 100.0)
+}
+
+/// Bytes for people; nothing where memory does not move and is not counted.
+fn bytes(bytes: Option<u64>) -> String {
+    let Some(bytes) = bytes else {
+        return "-".to_owned();
+    };
+    let mib = bytes as f64 / f64::from(1 << 20);
+    if mib < 10_240.0 {
+        format!("{mib:.0}M")
+    } else {
+        format!("{:.1}G", mib / 1024.0)
+    }
+}
+
+impl Column {
+    /// A tenant's cell, cut or filled to the column's width.
+    pub(super) fn padded(&self, text: &str) -> String {
+        let width = self.width;
+        if text.chars().count() > width {
+            let kept: String = text.chars().take(width - 1).collect();
+            return format!("{kept}…");
+        }
+        if self.left {
+            format!("{text:<width$}")
+        } else {
+            format!("{text:>width$}")
+        }
+    }
+}
+
+/// The column of this head, in any case.
+pub(super) fn by_head(head: &str) -> Option<usize> {
+    let wanted = head.trim_end_matches('%');
+    COLUMNS.iter().position(|column| {
+        column
+            .head
+            .trim_end_matches('%')
+            .eq_ignore_ascii_case(wanted)
+    })
+}
+
+/// Sorts by a column.
+pub(super) fn sort(rows: &mut [Row], by: usize) {
+    let Some(column) = COLUMNS.get(by) else {
+        return;
+    };
+    match column.key {
+        Some(key) => rows.sort_by(|a, b| key(b).total_cmp(&key(a)).then(a.tenant.cmp(&b.tenant))),
+        None => rows.sort_by_key(|row| ((column.cell)(row), row.tenant)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, received: f64) -> Row {
+        Row {
+            name: name.to_owned(),
+            received,
+            ..Row::default()
+        }
+    }
+
+    #[test]
+    fn numbers_sort_down_and_names_up() {
+        let mut rows = [row("b", 0.1), row("c", 0.7), row("a", 0.2)];
+        let names = |rows: &[Row]| rows.iter().map(|row| row.name.clone()).collect::<String>();
+        sort(&mut rows, by_head("gpu").unwrap());
+        assert_eq!(names(&rows), "cab");
+        sort(&mut rows, by_head("TENANT").unwrap());
+        assert_eq!(names(&rows), "abc");
+        assert_eq!(by_head("nonsense"), None);
+    }
+
+    #[test]
+    fn a_cell_is_as_wide_as_its_column() {
+        for column in &COLUMNS {
+            for text in [
+                "",
+                "x",
+                "a name that is longer than any column, with ümlauts",
+            ] {
+                assert_eq!(column.padded(text).chars().count(), column.width);
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_are_short() {
+        assert_eq!(bytes(None), "-");
+        assert_eq!(bytes(Some(64 << 20)), "64M");
+        assert_eq!(bytes(Some(141 << 30)), "141.0G");
+    }
+}

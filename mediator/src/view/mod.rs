@@ -1,0 +1,264 @@
+//! What an operator sees: what happened between two samples, as parts of the time between them. Pure; `turnstile top`, the page
+//! at `/ui` and whoever reads the stream show the same figures.
+
+mod sample;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+pub use sample::{EngineTime, LedgerSample, MemorySample, Sample, TenantSample};
+
+/// One GPU over an interval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct View {
+    /// End of the interval on the GPU's clock, in nanoseconds.
+    pub at_ns: u64,
+    /// Its length, in nanoseconds; 0 if no period ended in it, and then all parts are 0 too.
+    pub interval_ns: u64,
+    /// Where the compute engine's time went.
+    pub engine: EngineParts,
+    /// Copy engines in use, all together, in parts of the interval (1 is one engine all the time).
+    pub copying: f64,
+    /// Wall time less everything accounted for since the daemon began, in nanoseconds.
+    pub conservation_error_ns: i64,
+    /// The tenants, by number.
+    pub tenants: Vec<Row>,
+    /// Processes on the GPU that belong to no tenant.
+    pub untracked: usize,
+    /// The durable ledger; none if the daemon keeps none.
+    pub ledger: Option<LedgerSample>,
+}
+
+/// Where the compute engine's time went, in parts of an interval; they add up to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct EngineParts {
+    /// Tenants'.
+    pub used: f64,
+    /// Stalled on faults.
+    pub fault: f64,
+    /// Between contexts.
+    pub switching: f64,
+    /// With nothing to do.
+    pub idle: f64,
+    /// Seen by no signal.
+    pub unobserved: f64,
+}
+
+/// What a tenant does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Doing {
+    /// Nothing, and it wants nothing.
+    #[default]
+    Idle,
+    /// It has work, and is let through.
+    Runs,
+    /// It has work, and is held back.
+    Held,
+}
+
+impl Doing {
+    /// The word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Runs => "runs",
+            Self::Held => "held",
+        }
+    }
+}
+
+/// A tenant over an interval. Parts are of the interval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Row {
+    /// Number.
+    pub tenant: u32,
+    /// Name.
+    pub name: String,
+    /// A VM, or a program with so many processes on the GPU.
+    pub processes: Option<usize>,
+    /// Weight in force.
+    pub weight: u32,
+    /// What it does at the end.
+    pub doing: Doing,
+    /// Compute time that it was entitled to.
+    pub entitled: f64,
+    /// Compute time that it received.
+    pub received: f64,
+    /// Time with work and without the engine.
+    pub waiting: f64,
+    /// Time held back.
+    pub held: f64,
+    /// Copy time.
+    pub copying: f64,
+    /// Compute time charged since it came, in seconds: what is billed.
+    pub gpu_seconds: f64,
+    /// Its memory, where that moves.
+    pub memory: Option<MemorySample>,
+}
+
+impl View {
+    /// What happened from one sample to a later one. A tenant that came meanwhile is seen from its first moment on; if the
+    /// daemon began anew meanwhile (its totals are lower), everything is.
+    pub fn between(before: &Sample, after: &Sample) -> Self {
+        let nothing = Sample::default();
+        let same_run = before.at_ns <= after.at_ns && before.engine.used_ns <= after.engine.used_ns;
+        let before = if same_run { before } else { &nothing };
+        let interval = Interval::between(&before.engine, &after.engine);
+        let part = |before: u64, after: u64| interval.of(after.saturating_sub(before));
+        let known: BTreeMap<u32, &TenantSample> = before
+            .tenants
+            .iter()
+            .map(|tenant| (tenant.tenant, tenant))
+            .collect();
+        let new = TenantSample::default();
+        let tenants = after
+            .tenants
+            .iter()
+            .map(|now| {
+                let was = known.get(&now.tenant).copied().unwrap_or(&new);
+                Row {
+                    tenant: now.tenant,
+                    name: now.name.clone(),
+                    processes: now.processes,
+                    weight: now.weight,
+                    doing: match (now.backlogged, now.admitted) {
+                        (false, _) => Doing::Idle,
+                        (true, true) => Doing::Runs,
+                        (true, false) => Doing::Held,
+                    },
+                    entitled: part(was.entitled_ns, now.entitled_ns),
+                    received: part(was.compute_ns, now.compute_ns),
+                    waiting: part(was.waited_ns, now.waited_ns),
+                    held: part(was.held_ns, now.held_ns),
+                    copying: part(was.copy_ns, now.copy_ns),
+                    gpu_seconds: now.compute_ns as f64 / 1e9,
+                    memory: now.memory,
+                }
+            })
+            .collect();
+        Self {
+            at_ns: after.at_ns,
+            interval_ns: interval.ns,
+            engine: EngineParts {
+                used: part(before.engine.used_ns, after.engine.used_ns),
+                fault: part(before.engine.fault_ns, after.engine.fault_ns),
+                switching: part(before.engine.switching_ns, after.engine.switching_ns),
+                idle: part(before.engine.idle_ns, after.engine.idle_ns),
+                unobserved: part(before.engine.unobserved_ns, after.engine.unobserved_ns),
+            },
+            copying: part(before.copy_ns, after.copy_ns),
+            conservation_error_ns: after.conservation_error_ns,
+            tenants,
+            untracked: after.untracked,
+            ledger: after.ledger,
+        }
+    }
+}
+
+/// An interval to take parts of.
+struct Interval {
+    ns: u64,
+}
+
+impl Interval {
+    /// The time between two states of an engine, by what is accounted for in it.
+    fn between(before: &EngineTime, after: &EngineTime) -> Self {
+        Self {
+            ns: after.accounted_ns().saturating_sub(before.accounted_ns()),
+        }
+    }
+
+    fn of(&self, ns: u64) -> f64 {
+        if self.ns == 0 {
+            0.0
+        } else {
+            ns as f64 / self.ns as f64
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tenant(number: u32, compute_ms: u64, entitled_ms: u64) -> TenantSample {
+        TenantSample {
+            tenant: number,
+            name: format!("vm{number}"),
+            weight: 100,
+            admitted: true,
+            backlogged: true,
+            compute_ns: compute_ms * 1_000_000,
+            entitled_ns: entitled_ms * 1_000_000,
+            ..TenantSample::default()
+        }
+    }
+
+    fn sample(at_ms: u64, used_ms: u64, tenants: Vec<TenantSample>) -> Sample {
+        Sample {
+            at_ns: at_ms * 1_000_000,
+            engine: EngineTime {
+                used_ns: used_ms * 1_000_000,
+                idle_ns: (at_ms - used_ms) * 1_000_000,
+                ..EngineTime::default()
+            },
+            tenants,
+            ..Sample::default()
+        }
+    }
+
+    #[test]
+    fn parts_are_of_the_time_between() {
+        let before = sample(1_000, 500, vec![tenant(1, 300, 250), tenant(2, 200, 250)]);
+        let after = sample(2_000, 1_300, vec![tenant(1, 500, 450), tenant(2, 800, 850)]);
+        let view = View::between(&before, &after);
+        assert_eq!(view.interval_ns, 1_000_000_000);
+        assert_eq!((view.engine.used, view.engine.idle), (0.8, 0.2));
+        let rows: Vec<(f64, f64)> = view
+            .tenants
+            .iter()
+            .map(|row| (row.received, row.entitled))
+            .collect();
+        assert_eq!(rows, [(0.2, 0.2), (0.6, 0.6)]);
+        assert_eq!(view.tenants[1].gpu_seconds, 0.8);
+    }
+
+    #[test]
+    fn who_came_meanwhile_is_seen_from_the_start() {
+        let before = sample(1_000, 0, vec![]);
+        let after = sample(2_000, 400, vec![tenant(7, 400, 400)]);
+        assert_eq!(View::between(&before, &after).tenants[0].received, 0.4);
+    }
+
+    #[test]
+    fn a_daemon_that_began_anew_is_seen_from_its_beginning() {
+        let before = sample(90_000, 80_000, vec![tenant(1, 80_000, 80_000)]);
+        let after = sample(500, 100, vec![tenant(1, 100, 100)]);
+        let view = View::between(&before, &after);
+        assert_eq!(view.interval_ns, 500_000_000);
+        assert_eq!(view.tenants[0].received, 0.2);
+    }
+
+    #[test]
+    fn no_time_makes_no_parts() {
+        let same = sample(1_000, 500, vec![tenant(1, 300, 250)]);
+        let view = View::between(&same, &same);
+        assert_eq!(view.interval_ns, 0);
+        assert_eq!(view.tenants[0].received, 0.0);
+        assert_eq!(view.engine.used, 0.0);
+    }
+
+    #[test]
+    fn who_is_held_back_with_work_is_held() {
+        let mut one = tenant(1, 0, 0);
+        one.admitted = false;
+        let view = View::between(&sample(0, 0, vec![]), &sample(1, 0, vec![one.clone()]));
+        assert_eq!(view.tenants[0].doing, Doing::Held);
+        one.backlogged = false;
+        let view = View::between(&sample(0, 0, vec![]), &sample(1, 0, vec![one]));
+        assert_eq!(view.tenants[0].doing, Doing::Idle);
+    }
+}

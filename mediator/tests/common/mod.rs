@@ -1,0 +1,69 @@
+//! A daemon and its VMs as processes, for the tests of the command.
+#![allow(dead_code, reason = "each test uses what it needs")]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// TIMEOUT: for what takes a second, on a machine that builds at the same time.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The command under test.
+pub(crate) fn turnstile() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_turnstile"))
+}
+
+/// A process that does not outlive the test.
+pub(crate) struct Process(pub(crate) Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A daemon whose sockets are in `folder`.
+pub(crate) fn serve(folder: &Path, args: &[&str]) -> Process {
+    let child = turnstile()
+        .arg("serve")
+        .arg("--socket")
+        .arg(folder.join("vmm.sock"))
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    until("the socket", || {
+        folder.join("api.sock").exists().then_some(())
+    });
+    Process(child)
+}
+
+/// A VM of that daemon; a thread stands in for its guest.
+pub(crate) fn vm(folder: &Path, name: &str, args: &[&str]) -> Process {
+    let child = turnstile()
+        .arg("vmm")
+        .arg("--socket")
+        .arg(folder.join("vmm.sock"))
+        .args(["--native", "--name", name])
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    Process(child)
+}
+
+/// Asks until an answer will do.
+pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(begin.elapsed() < PATIENCE, "{what} never came");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
