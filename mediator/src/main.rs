@@ -4,7 +4,7 @@ mod cli;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use turnstile_mediator::config::ConfigError;
 
 /// Many VMs share one GPU: mediated, accounted, at their weights.
@@ -23,6 +23,12 @@ enum Command {
     Config(cli::config::Args),
     /// Show the whole loop: KVM guests share one GPU at their weights
     Demo(cli::demo::Args),
+    /// Tenants of a running daemon: list them, and set their weights and limits
+    Vm(cli::vm::Args),
+    /// GPUs of a running daemon
+    Gpu(cli::gpu::Args),
+    /// Print completions for a shell
+    Completions(cli::completions::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
     /// Serve the devices of stock VMMs' VMs from a process of its own, which outlives the daemon
@@ -50,13 +56,19 @@ enum Command {
     /// Execute one VM's commands on a real GPU; started by the daemon
     #[command(hide = true)]
     NvidiaWorker(cli::nvidia_worker::WorkerArgs),
+    /// Simulate a PCI GPU that implements the device contract
+    #[command(hide = true)]
+    SoftGpu(cli::soft_gpu::Args),
     /// Check workers on a real GPU, and measure them
     #[command(hide = true)]
     NvidiaWorkerCheck(cli::nvidia_worker::CheckArgs),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    env_logger::Builder::from_env(
+        env_logger::Env::default().default_filter_or("warn,turnstile::audit=info"),
+    )
+    .init();
     let ended = run(Args::parse().command);
     if let Err(error) = &ended
         && error.is::<ConfigError>()
@@ -71,6 +83,12 @@ fn main() -> anyhow::Result<ExitCode> {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
+        Command::Vm(args) => return Ok(cli::vm::run(&args)),
+        Command::Gpu(args) => return Ok(cli::gpu::run(&args)),
+        Command::Completions(args) => {
+            cli::completions::run(&args, Args::command());
+            return Ok(ExitCode::SUCCESS);
+        }
         Command::Config(args) => cli::config::run(&args),
         Command::Serve(args) => cli::serve::run(&args),
         Command::Demo(args) => cli::demo::run(&args),
@@ -84,6 +102,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
         Command::NvidiaMover => cli::nvidia::move_memory(),
         Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
+        Command::SoftGpu(args) => cli::soft_gpu::run(&args),
         Command::NvidiaWorkerCheck(args) => cli::nvidia_worker::check(&args),
     }?;
     Ok(ExitCode::SUCCESS)

@@ -7,6 +7,13 @@ use turnstile_accounting::store::SqliteStore;
 use turnstile_mediator::config::LedgerSection;
 use turnstile_mediator::daemon::LedgerConfig;
 
+/// Name of this host.
+pub(super) fn node(section: &LedgerSection) -> String {
+    let name = rustix::system::uname();
+    let own = || name.nodename().to_string_lossy().into_owned();
+    section.node.clone().unwrap_or_else(own)
+}
+
 /// Opens the ledger for the GPU that `identity` names, if one is asked for.
 pub(super) fn open(
     section: &LedgerSection,
@@ -19,9 +26,7 @@ pub(super) fn open(
     let Some(path) = &section.path else {
         return Ok(None);
     };
-    let name = rustix::system::uname();
-    let own = || name.nodename().to_string_lossy().into_owned();
-    let node = section.node.clone().unwrap_or_else(own);
+    let node = node(section);
     let (gpu, model) = identity()?;
     let store = SqliteStore::create(path)
         .with_context(|| format!("The ledger {} cannot be opened", path.display()))?;
@@ -29,7 +34,7 @@ pub(super) fn open(
     Ok(Some(LedgerConfig {
         store: Box::new(store),
         gpu: GpuIdentity { node, gpu, model },
-        window_ns: Nanos(section.window_s * 1_000_000_000),
+        window_ns: Nanos::from_ms(section.window_ms),
         keep_ns: (keep > 0).then_some(Nanos(keep)),
     }))
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use turnstile_mediator::config::{
-    Config, DoorbellKind, FrontVm, GpuKind, Layers, Meter, SuspendKind,
+    Config, DoorbellKind, FrontVm, GpuKind, Layers, Meter, Principal, SuspendKind,
 };
 use turnstile_policies::POLICIES;
 
@@ -13,12 +13,17 @@ pub(crate) const DEFAULT_PATH: &str = "/etc/turnstile/turnstile.toml";
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Scheduling {
-    /// The GPU to share: soft (executes kernels in software; the default), or nvidia (an NVIDIA GPU; needs root)
+    /// The GPU to share: soft (executes kernels in software; the default), nvidia (an NVIDIA GPU; needs root), vfio (a PCI GPU
+    /// that implements the device contract), vfio-user (the same, served by another process), vfio-fake (the same,
+    /// simulated in this process)
     #[arg(long, value_enum)]
     gpu: Option<GpuKind>,
     /// Which of the host's NVIDIA GPUs
     #[arg(long)]
     gpu_index: Option<u32>,
+    /// Which PCI GPU: its address for vfio (0000:65:00.0), its server's socket for vfio-user
+    #[arg(long, value_name = "ADDRESS")]
+    device: Option<String>,
     /// Scheduling policy; dfq for the software GPU and slices for NVIDIA's, unless said otherwise
     #[arg(long, value_parser = POLICIES.iter().map(|row| row.name).collect::<Vec<_>>())]
     policy: Option<String>,
@@ -52,6 +57,7 @@ impl Scheduling {
     fn add(&self, layers: &mut Layers) {
         layers.option("--gpu", "gpu.kind", self.gpu);
         layers.option("--gpu-index", "gpu.index", self.gpu_index);
+        layers.option("--device", "gpu.device", self.device.as_ref());
         layers.option("--policy", "scheduling.policy", self.policy.as_ref());
         layers.option("--meter", "gpu.meter", self.meter);
         layers.option("--period-ms", "scheduling.period_ms", self.period_ms);
@@ -93,6 +99,39 @@ struct Ledger {
     /// Name of this host in the ledger; its own unless said otherwise
     #[arg(long)]
     node: Option<String>,
+}
+
+/// The admin API.
+#[derive(clap::Args, Clone, Debug)]
+struct Api {
+    /// Unix socket of the admin API; api.sock beside --socket unless named
+    #[arg(long)]
+    api_socket: Option<PathBuf>,
+    /// Unix socket of the admin API on which nobody may write; api-ro.sock beside --socket unless named
+    #[arg(long)]
+    api_read_only_socket: Option<PathBuf>,
+    /// Who may look and change beside root and the daemon's user, as uid:1000, user:NAME, group:NAME; may be repeated
+    #[arg(long, value_name = "WHO")]
+    api_operator: Vec<Principal>,
+    /// Who may look; may be repeated
+    #[arg(long, value_name = "WHO")]
+    api_viewer: Vec<Principal>,
+    /// Keep what is set over restarts, in this file; forgotten when the daemon ends unless it is named
+    #[arg(long)]
+    state: Option<PathBuf>,
+}
+
+impl Api {
+    /// Adds what was given.
+    fn add(&self, layers: &mut Layers) {
+        let list = |all: &Vec<Principal>| (!all.is_empty()).then(|| all.clone());
+        let read_only = self.api_read_only_socket.as_ref();
+        layers.option("--api-socket", "api.socket", self.api_socket.as_ref());
+        layers.option("--api-read-only-socket", "api.read_only_socket", read_only);
+        layers.option("--api-operator", "api.operators", list(&self.api_operator));
+        layers.option("--api-viewer", "api.viewers", list(&self.api_viewer));
+        layers.option("--state", "api.state", self.state.as_ref());
+    }
 }
 
 /// Where files of the configuration are, for all who read them.
@@ -149,6 +188,8 @@ pub(crate) struct Options {
     scheduling: Scheduling,
     #[command(flatten)]
     ledger: Ledger,
+    #[command(flatten)]
+    api: Api,
 }
 
 impl Options {
@@ -165,13 +206,11 @@ impl Options {
         let weight = self.default_weight;
         layers.option("--default-weight", "scheduling.default_weight", weight);
         self.scheduling.add(&mut layers);
+        self.api.add(&mut layers);
         let ledger = &self.ledger;
         layers.option("--ledger", "ledger.path", ledger.ledger.as_ref());
-        layers.option(
-            "--ledger-window-s",
-            "ledger.window_s",
-            ledger.ledger_window_s,
-        );
+        let window_ms = ledger.ledger_window_s.map(|s| s.saturating_mul(1_000));
+        layers.option("--ledger-window-s", "ledger.window_ms", window_ms);
         layers.option(
             "--ledger-keep-days",
             "ledger.keep_days",

@@ -58,6 +58,8 @@ pub struct GpuSection {
     pub kind: GpuKind,
     /// Which of the host's NVIDIA GPUs.
     pub index: u32,
+    /// Which PCI GPU: its address (0000:65:00.0), or the socket at which one is served.
+    pub device: Option<String>,
     /// How engine state is read.
     pub meter: Meter,
     /// The software GPU's own.
@@ -69,6 +71,7 @@ impl Default for GpuSection {
         Self {
             kind: GpuKind::Soft,
             index: 0,
+            device: None,
             meter: Meter::Events,
             soft: SoftSection::default(),
         }
@@ -85,6 +88,8 @@ pub struct SoftSection {
     pub link_mb_s: u64,
     /// What it can do with queued commands of a VM that is held back.
     pub suspend: SuspendKind,
+    /// File to which it appends its context switches as they happen, before anybody accounts them; for tests of accounting.
+    pub trace: Option<PathBuf>,
 }
 
 impl Default for SoftSection {
@@ -94,6 +99,7 @@ impl Default for SoftSection {
             memory_mib: soft.memory_bytes >> 20,
             link_mb_s: soft.link_rate / 1_000_000,
             suspend: SuspendKind::BetweenCommands,
+            trace: None,
         }
     }
 }
@@ -188,8 +194,8 @@ pub struct LedgerSection {
     pub postgres: Option<String>,
     /// File whose first line is the password of the PostgreSQL user.
     pub postgres_password_file: Option<PathBuf>,
-    /// Length of a window, in seconds.
-    pub window_s: u64,
+    /// Length of a window, in milliseconds.
+    pub window_ms: u64,
     /// Days after which entries are discarded; 0 for never.
     pub keep_days: u64,
     /// Name of this host; unset: its own.
@@ -202,20 +208,20 @@ impl Default for LedgerSection {
             path: None,
             postgres: None,
             postgres_password_file: None,
-            window_s: 60,
+            window_ms: 60_000,
             keep_days: 400,
             node: None,
         }
     }
 }
 
-/// The admin API; none is served unless a socket or an address is named.
+/// The admin API.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ApiSection {
-    /// Unix socket; what a peer may do follows from who it is.
+    /// Unix socket; what a peer may do follows from who it is. Unset: api.sock beside `sockets.vmm`.
     pub socket: Option<PathBuf>,
-    /// Unix socket on which nobody may write, whoever it is.
+    /// Unix socket on which nobody may write, whoever it is. Unset: api-ro.sock beside `sockets.vmm`.
     pub read_only_socket: Option<PathBuf>,
     /// Those who may read and write.
     pub operators: Vec<Principal>,
@@ -276,6 +282,12 @@ pub enum GpuKind {
     Soft,
     /// An NVIDIA GPU under the vendor's driver
     Nvidia,
+    /// A PCI GPU that implements the device contract, bound to vfio-pci
+    Vfio,
+    /// The same behind a vfio-user server
+    VfioUser,
+    /// The same, simulated in the daemon
+    VfioFake,
 }
 
 /// How engine state is read.
@@ -317,6 +329,9 @@ impl GpuKind {
         match self {
             Self::Soft => "software",
             Self::Nvidia => "NVIDIA",
+            Self::Vfio => "PCI",
+            Self::VfioUser => "vfio-user",
+            Self::VfioFake => "simulated PCI",
         }
     }
 }
@@ -335,8 +350,8 @@ impl Config {
     /// Name of the policy: the one asked for, or the one that suits the GPU.
     pub fn policy(&self) -> &str {
         let suits = match self.gpu.kind {
-            GpuKind::Soft => DEFAULT_POLICY,
             GpuKind::Nvidia => "slices",
+            GpuKind::Soft | GpuKind::Vfio | GpuKind::VfioUser | GpuKind::VfioFake => DEFAULT_POLICY,
         };
         self.scheduling.policy.as_deref().unwrap_or(suits)
     }
@@ -362,6 +377,11 @@ impl Config {
             self.gpu.kind == GpuKind::Nvidia && self.gpu.meter != Meter::Events,
             "gpu.meter",
             "an NVIDIA GPU is accounted by its events",
+        );
+        say(
+            matches!(self.gpu.kind, GpuKind::Vfio | GpuKind::VfioUser) && self.gpu.device.is_none(),
+            "gpu.device",
+            "which device? Its PCI address for vfio, its server's socket for vfio-user",
         );
         say(
             self.ledger.path.is_some() && self.ledger.postgres.is_some(),
@@ -425,7 +445,7 @@ impl Config {
             0,
             1 << 20,
         );
-        within("ledger.window_s", self.ledger.window_s, 1, 3_600);
+        within("ledger.window_ms", self.ledger.window_ms, 100, 3_600_000);
         within("ledger.keep_days", self.ledger.keep_days, 0, 36_500);
     }
 }

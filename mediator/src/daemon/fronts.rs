@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use turnstile_vmm::front::{Front, FrontConfig};
 
-use super::{DaemonError, listen};
+use crate::socket::{ListenError, listen};
 
 /// Why a VM's socket is not served.
 #[derive(Debug, thiserror::Error)]
@@ -19,8 +19,8 @@ pub enum FrontError {
         source: io::Error,
     },
     /// The socket.
-    #[error("The vfio-user socket of a VM could not be made")]
-    Listen(#[source] Box<DaemonError>),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// A thread.
     #[error("No thread could be had for the vfio-user socket {}", path.display())]
     Start {
@@ -45,7 +45,7 @@ pub fn serve_fronts(
     })?;
     let start = |config: FrontConfig| {
         let path = folder.join(format!("{}.sock", config.name));
-        let listener = listen(&path).map_err(|error| FrontError::Listen(Box::new(error)))?;
+        let listener = listen(&path, 0o660)?;
         Front::start(config, listener).map_err(|source| FrontError::Start { path, source })
     };
     vms.into_iter().map(start).collect()

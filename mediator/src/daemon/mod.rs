@@ -15,6 +15,7 @@ mod dma;
 mod error;
 mod fronts;
 mod host;
+mod journal;
 mod mailbox;
 mod memory;
 mod peer;
@@ -25,10 +26,7 @@ mod settings;
 mod snapshot;
 mod untracked;
 
-use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,14 +35,18 @@ use std::thread::{self, JoinHandle};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 pub use accounting::{MeterKind, Timing};
+pub(crate) use admission::is_tenant_name;
 pub use error::HostError;
+pub(crate) use error::chain;
 pub use fronts::{FrontError, serve_fronts};
 pub use host::{Host, HostConfig};
+pub use journal::{Changed, Event, Journal};
 pub use recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
 pub use settings::{MemoryLimits, Settings, SettingsError};
 pub use snapshot::{HostSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 
 use crate::gpu::Gpu;
+use crate::socket::{ListenError, listen};
 
 /// What a daemon is started with.
 #[derive(Clone, Debug)]
@@ -62,20 +64,9 @@ pub struct DaemonConfig {
 /// Why a daemon did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Another daemon listens there.
-    #[error("Another daemon listens on {}; stop it, or choose another --socket", path.display())]
-    InUse {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// The socket could not be made.
-    #[error("Listening on {} failed (does the folder exist, and may you write in it?)", path.display())]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// The kernel's answer.
-        source: io::Error,
-    },
+    /// The socket could not be had.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// Something else that the kernel did not give.
     #[error("Starting the daemon's threads failed")]
     Start(#[source] io::Error),
@@ -118,7 +109,8 @@ impl Daemon {
         gpu: Arc<dyn Gpu>,
         ledger: Option<LedgerConfig>,
     ) -> Result<Self, DaemonError> {
-        let listener = listen(&config.socket)?;
+        // Its owner and its group may use it, nobody else.
+        let listener = listen(&config.socket, 0o660)?;
         let host = Arc::new(Host::new(gpu, config.host)?);
         if let Some(ledger) = ledger {
             host.open_ledger(ledger)?;
@@ -176,45 +168,5 @@ impl Drop for Daemon {
         }
         self.host.close_ledger();
         let _ = std::fs::remove_file(&self.socket);
-    }
-}
-
-/// Listens on a socket that its owner and its group may use, nobody else.
-fn listen(path: &PathBuf) -> Result<UnixListener, DaemonError> {
-    let failed = |source| DaemonError::Listen {
-        path: path.clone(),
-        source,
-    };
-    let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            if UnixStream::connect(path).is_ok() {
-                return Err(DaemonError::InUse { path: path.clone() });
-            }
-            std::fs::remove_file(path).map_err(failed)?;
-            UnixListener::bind(path)
-        }
-        bound => bound,
-    };
-    let listener = listener.map_err(failed)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o660)).map_err(failed)?;
-    Ok(listener)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_socket_in_use_is_refused_and_a_stale_one_replaced() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("vmm.sock");
-        let first = listen(&path).unwrap();
-        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o660);
-        assert!(matches!(listen(&path), Err(DaemonError::InUse { .. })));
-        drop(first);
-        listen(&path).unwrap();
-        let nowhere = folder.path().join("missing/vmm.sock");
-        assert!(matches!(listen(&nowhere), Err(DaemonError::Listen { .. })));
     }
 }

@@ -1,8 +1,8 @@
 //! A process beside the launcher that holds the filter's other end as well.
 //!
 //! A call that a filter sends to a supervisor fails when there is none. So that a launcher that is killed takes no
-//! program with it, the keeper waits until the launcher's end of a pipe closes, and then lets every call go on. It ends
-//! when no filtered process is left.
+//! program with it, the keeper waits until the launcher's end of a pipe closes, and then answers in its stead: what a tenant
+//! may not ask for is refused, all else goes on and is told to nobody. It ends when no filtered process is left.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,6 +19,7 @@ use crate::gpu::nvidia::notify::Listener;
 fn keep(launcher: BorrowedFd<'_>, listener: OwnedFd) -> Result<(), LaunchError> {
     let mut listener = Listener::from_fd(listener)?;
     let mut alone = false;
+    let mut seen = Vec::new();
     loop {
         let mut fds = [
             // Waits for its hanging up in any case.
@@ -39,7 +40,8 @@ fn keep(launcher: BorrowedFd<'_>, listener: OwnedFd) -> Result<(), LaunchError> 
         }
         let [calls, gone] = fds.map(|fd| fd.revents());
         if calls.contains(PollFlags::IN) {
-            listener.pass()?;
+            listener.next(&mut seen)?;
+            seen.clear();
         } else if !calls.is_empty() {
             return Ok(());
         }

@@ -63,6 +63,7 @@ pub(super) struct Supervisor {
 struct Said {
     waiting: bool,
     too_many: bool,
+    refused: bool,
 }
 
 impl Supervisor {
@@ -95,11 +96,15 @@ impl Supervisor {
             let ready = self.wait(unsettled)?;
             if ready.learner {
                 self.learn(&mut seen);
+                self.say_refused();
             }
             if ready.hung_up
                 && let Some(Learner::Notify { listener, .. }) = self.learner.take()
             {
-                log::debug!("{} calls of the program were looked at", listener.calls());
+                log::debug!(
+                    "Calls of the program that were looked at: {:?}",
+                    listener.counted()
+                );
             }
             if let Some(learner) = &mut self.learner {
                 unsettled = learner.settle(&mut seen);
@@ -201,6 +206,18 @@ impl Supervisor {
             // Dropped with its pipe: the keeper goes on answering.
             log::warn!("{error}: what the driver hands out from now on is not known");
             self.learner = None;
+        }
+    }
+
+    /// Says once that something was refused: else a program that fails by it gives no reason.
+    fn say_refused(&mut self) {
+        if let Some(Learner::Notify { listener, .. }) = &self.learner
+            && let Some(command) = listener.counted().last_refused
+            && !std::mem::replace(&mut self.said.refused, true)
+        {
+            log::warn!(
+                "The program asked the driver for control {command:#x}, which a tenant may not: refused, as will be others"
+            );
         }
     }
 

@@ -207,7 +207,7 @@ fn step_us(args: &OverheadArgs, scheduler: &Scheduler<'_>) -> anyhow::Result<Opt
     };
     let running = scheduler.start(args.device)?;
     let child = running
-        .command(0, &tenant, &args.python)?
+        .command(0, &tenant, 100, &args.python)?
         .arg(script.path())
         .arg(args.seconds.to_string())
         .stdin(Stdio::null())

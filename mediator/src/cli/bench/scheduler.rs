@@ -1,4 +1,4 @@
-//! Who schedules the loads of a cell: the driver alone, or `turnstile serve` with tenants started by `turnstile run`.
+//! Who schedules the loads of a cell: the driver alone, `turnstile serve` with tenants started by `turnstile run`, or another.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -16,6 +16,7 @@ use turnstile_mediator::bench::matrix::Tenant;
 use turnstile_mediator::bench::spans::Span;
 
 use super::daemon::Daemon;
+use super::xsched::{Server, Xsched};
 
 /// TIMEOUT: the daemon opens the driver, starts its log and a guardian: some hundred milliseconds.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -48,6 +49,8 @@ pub(super) enum Scheduler<'a> {
     Native,
     /// A daemon.
     Scheduled(&'a DaemonArgs),
+    /// Another.
+    Xsched(&'a Xsched),
 }
 
 impl Scheduler<'_> {
@@ -55,13 +58,21 @@ impl Scheduler<'_> {
         match self {
             Self::Native => "native",
             Self::Scheduled(args) => args.name(),
+            Self::Xsched(xsched) => xsched.name(),
         }
     }
 
     /// Starts whatever has to run before the loads.
     pub(super) fn start(&self, device: u32) -> anyhow::Result<Running> {
-        let Self::Scheduled(args) = self else {
-            return Ok(Running::Native);
+        let args = match self {
+            Self::Native => return Ok(Running::Native),
+            Self::Scheduled(args) => args,
+            Self::Xsched(xsched) => {
+                return Ok(Running::Xsched {
+                    _server: xsched.start()?,
+                    xsched: (*xsched).clone(),
+                });
+            }
         };
         let folder = tempfile::Builder::new()
             .prefix("turnstile-bench")
@@ -74,6 +85,10 @@ impl Scheduler<'_> {
 #[derive(Debug)]
 pub(super) enum Running {
     Native,
+    Xsched {
+        xsched: Xsched,
+        _server: Server,
+    },
     Serve {
         daemon: Daemon,
         socket: PathBuf,
@@ -122,15 +137,21 @@ fn name(index: usize) -> String {
 }
 
 impl Running {
-    /// The command that runs `program` as tenant `index`.
+    /// The command that runs `program` as tenant `index`, which is to have so many percent.
     pub(super) fn command(
         &self,
         index: usize,
         tenant: &Tenant,
+        percent: u32,
         program: &Path,
     ) -> anyhow::Result<Command> {
         Ok(match self {
             Self::Native => Command::new(program),
+            Self::Xsched { xsched, .. } => {
+                let mut command = Command::new(program);
+                xsched.adopt(&mut command, percent);
+                command
+            }
             Self::Serve { socket, .. } => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command
@@ -148,14 +169,14 @@ impl Running {
     pub(super) fn mark(&mut self) -> anyhow::Result<()> {
         match self {
             Self::Serve { daemon, .. } => daemon.mark(),
-            Self::Native => Ok(()),
+            Self::Native | Self::Xsched { .. } => Ok(()),
         }
     }
 
     /// The tenants are done: ends the daemon, and returns what it said of the run.
     pub(super) fn end(self, tenants: usize) -> anyhow::Result<SchedulerSays> {
         match self {
-            Self::Native => Ok(SchedulerSays::default()),
+            Self::Native | Self::Xsched { .. } => Ok(SchedulerSays::default()),
             Self::Serve { mut daemon, .. } => {
                 daemon.signal(Signal::INT)?;
                 daemon.wait()?;

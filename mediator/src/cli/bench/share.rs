@@ -15,6 +15,7 @@ use turnstile_mediator::gpu::nvidia::version;
 
 use super::processes::{Common, Load, words};
 use super::scheduler::{DaemonArgs, Scheduler, first_line};
+use super::xsched::{XschedArgs, percentages};
 use super::{GpuArg, progress, table, wall_ns};
 
 /// Between the word to the loads and their common start: all have read it, and the daemon knows them.
@@ -52,6 +53,8 @@ pub(super) struct ShareArgs {
     json: bool,
     #[command(flatten)]
     daemon: DaemonArgs,
+    #[command(flatten)]
+    xsched: XschedArgs,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -108,6 +111,9 @@ struct Report {
     alone: Vec<CellLine>,
     native: Vec<CellLine>,
     scheduled: Vec<CellLine>,
+    /// Under XSched's policies, if it was named.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    xsched: Vec<CellLine>,
     failures: Vec<Failure>,
 }
 
@@ -121,8 +127,9 @@ pub(super) fn run_cell(
     let length = Duration::from_secs_f64(common.seconds);
     let mut running = scheduler.start(common.device)?;
     let mut loads = Vec::new();
-    for (index, tenant) in cell.tenants.iter().enumerate() {
-        let mut command = running.command(index, tenant, program)?;
+    let percentages = percentages(&cell.tenants);
+    for (index, (tenant, percent)) in cell.tenants.iter().zip(percentages).enumerate() {
+        let mut command = running.command(index, tenant, percent, program)?;
         command.args(words(tenant, common));
         loads.push(Load::spawn(command)?);
     }
@@ -246,7 +253,10 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
     };
     let alone_cells = alone(&cells);
     let under_daemon: &[Cell] = if part("scheduled") { &cells } else { &[] };
-    let bar = progress(alone_cells.len() + natively.len() + under_daemon.len());
+    let others = args.xsched.policies()?;
+    let bar = progress(
+        alone_cells.len() + natively.len() + under_daemon.len() + others.len() * cells.len(),
+    );
     let mut failures = Vec::new();
     let mut all = |cells: &[Cell], scheduler: Scheduler<'_>| {
         run_all(cells, &scheduler, &common, &program, &bar, &mut failures)
@@ -259,6 +269,10 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         alone: all(&alone_cells, Scheduler::Native),
         native: all(&natively, Scheduler::Native),
         scheduled: all(under_daemon, Scheduler::Scheduled(&args.daemon)),
+        xsched: others
+            .iter()
+            .flat_map(|other| all(&cells, Scheduler::Xsched(other)))
+            .collect(),
         failures,
     };
     bar.finish_and_clear();
@@ -272,6 +286,15 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         table::print("alone, natively", &report.alone);
         table::print("native", &report.native);
         table::print(args.daemon.name(), &report.scheduled);
+        for other in &others {
+            let of: Vec<CellLine> = report
+                .xsched
+                .iter()
+                .filter(|line| line.scheduler == other.name())
+                .cloned()
+                .collect();
+            table::print(other.name(), &of);
+        }
     }
     for failure in &report.failures {
         eprintln!(

@@ -1,8 +1,9 @@
 //! `turnstile bench suspend`: from the call that suspends to the last instruction of an endless kernel.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -10,14 +11,16 @@ use anyhow::{Context, bail};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
+use turnstile_accounting::TenantId;
 use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
 use turnstile_mediator::bench::spans::Span;
 use turnstile_mediator::bench::suspend::{Suspensions, Trial, suspensions};
-use turnstile_mediator::gpu::nvidia::guardian::{Guardian, Order};
+use turnstile_mediator::gpu::nvidia::guardian::Guardian;
 use turnstile_mediator::gpu::nvidia::handles::Handles;
-use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
+use turnstile_mediator::gpu::nvidia::hold::Channel;
+use turnstile_mediator::gpu::nvidia::holder::{Holder, OwnedSwitch};
 use turnstile_mediator::gpu::nvidia::rm::RmClient;
-use turnstile_mediator::gpu::nvidia::version::{self, DriverAbi};
+use turnstile_mediator::gpu::nvidia::version;
 
 use super::processes::{Common, Load, words};
 use super::{GpuArg, progress, wall_ns};
@@ -27,8 +30,11 @@ use crate::cli::nvidia::start_guardian;
 /// each time.
 const HOLD: Duration = Duration::from_micros(300);
 const RUN: Duration = Duration::from_micros(500);
-/// Time that a trial takes at most in the mean, for the load's length. SOURCE: measured: two calls of 0.5 ms and both pauses.
+/// Time that a trial takes at most in the mean, for the load's length. SOURCE: measured: two calls of 0.5 ms and both pauses,
+/// at a handover four calls.
 const TRIAL_NS: u64 = 4_000_000;
+/// TIMEOUT: the second load begins meanwhile, beside an endless kernel.
+const START_SECONDS: f64 = 4.0;
 
 /// Arguments of `bench suspend`.
 #[derive(clap::Args, Debug)]
@@ -42,6 +48,9 @@ pub(super) struct SuspendArgs {
     /// Suspensions of each kind
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     trials: u32,
+    /// Also suspend all channels of the load, not those of its compute group alone
+    #[arg(long)]
+    all: bool,
     /// Also suspend each channel of the compute group alone, a twentieth as often
     #[arg(long)]
     single: bool,
@@ -74,15 +83,17 @@ struct Report {
     other_gaps: u64,
 }
 
-/// Calls on the channels of a load, announced to a guardian.
-struct Hands<'a> {
-    client: RmClient,
-    driver: &'a DriverAbi,
-    guardian: Guardian,
+/// The suspended load, and the one that has the GPU in its stead at a handover.
+const LOAD: TenantId = TenantId(1);
+const OTHER: TenantId = TenantId(2);
+
+/// The daemon's own hands: what is held is announced to a guardian, and resumed by it.
+struct Hands {
+    holder: Holder<OwnedSwitch, Guardian>,
     random: SmallRng,
 }
 
-impl Hands<'_> {
+impl Hands {
     fn pause(&mut self, least: Duration) {
         // CAST: microseconds.
         let least_us = least.as_micros() as u64;
@@ -91,106 +102,165 @@ impl Hands<'_> {
         ));
     }
 
-    fn trial(&mut self, channels: &[Channel]) -> anyhow::Result<Trial> {
+    /// Suspends and resumes the load; if `other` is named, as the daemon hands the GPU over: the next is resumed first.
+    fn trial(&mut self, channels: &[Channel], other: &[Channel]) -> anyhow::Result<Trial> {
+        self.holder.renew()?;
         self.pause(RUN);
-        self.guardian.tell(&Order::Hold(channels.to_vec()))?;
-        let call = |suspended| -> anyhow::Result<Span> {
-            let begin_ns = wall_ns();
-            HardwareSwitch::new(&self.client, self.driver).set(channels, suspended)?;
-            Ok(Span::new(begin_ns, wall_ns()))
-        };
-        let suspend = call(true)?;
-        let held = self.random.random_range(0..=HOLD.as_micros());
-        // CAST: microseconds.
-        thread::sleep(HOLD + Duration::from_micros(held as u64));
-        let resume = call(false)?;
-        self.guardian.tell(&Order::Release(channels.to_vec()))?;
+        self.holder.release(OTHER)?;
+        let begin_ns = wall_ns();
+        self.holder.hold(LOAD, channels)?;
+        let suspend = Span::new(begin_ns, wall_ns());
+        self.pause(HOLD);
+        let begin_ns = wall_ns();
+        self.holder.release(LOAD)?;
+        let resume = Span::new(begin_ns, wall_ns());
+        self.holder.hold(OTHER, other)?;
         Ok(Trial { suspend, resume })
     }
+}
+
+/// A load and the channels that are learnt of it.
+struct Learnt {
+    load: Load,
+    handles: Handles,
+}
+
+impl Learnt {
+    fn start(args: &SuspendArgs, folder: &Path, common: &Common) -> anyhow::Result<Self> {
+        let path = folder.join("handles");
+        File::create(&path)?;
+        let program = std::env::current_exe()?;
+        let mut command = Command::new(&program);
+        if let Some(preload) = &args.preload {
+            let preload = fs::canonicalize(preload).context("--preload")?;
+            command.env("LD_PRELOAD", preload);
+            command.env("TURNSTILE_HANDLES", &path);
+        } else {
+            command.args(["run", "--learn-only"]).arg(&path).arg("--");
+            command.arg(&program);
+        }
+        let tenant = Tenant {
+            weight: 100,
+            kernel: Length::Endless,
+            pattern: Pattern::Busy,
+            seed: 1,
+        };
+        command.args(words(&tenant, common));
+        let mut load = Load::spawn(command)?;
+        load.wait_ready()?;
+        let mut handles = Handles::default();
+        for line in fs::read_to_string(&path)?.lines() {
+            handles.take(line)?;
+        }
+        if handles.compute_channels(load.pid).is_empty() {
+            bail!("Nothing was learnt of the load's channels");
+        }
+        Ok(Self { load, handles })
+    }
+
+    fn compute(&self) -> Vec<Channel> {
+        self.handles.compute_channels(self.load.pid)
+    }
+
+    /// Starts it, and waits until its kernel runs.
+    fn go(&mut self) -> anyhow::Result<()> {
+        let start = wall_ns() + 50_000_000;
+        self.load.start(start)?;
+        thread::sleep(
+            Duration::from_nanos(start.saturating_sub(wall_ns())) + Duration::from_millis(100),
+        );
+        Ok(())
+    }
+}
+
+/// What is suspended, in which way, and how often.
+struct Plan {
+    what: String,
+    channels: Vec<Channel>,
+    handover: bool,
+    trials: u32,
+}
+
+fn plans(args: &SuspendArgs, handles: &Handles, pid: u32) -> Vec<Plan> {
+    let plan = |what: &str, channels: Vec<Channel>, trials| Plan {
+        what: what.to_owned(),
+        channels,
+        handover: false,
+        trials,
+    };
+    let compute = handles.compute_channels(pid);
+    let mut plans = vec![plan("compute group", compute.clone(), args.trials)];
+    if args.all {
+        plans.push(plan("all channels", handles.all_channels(pid), args.trials));
+    }
+    if args.single {
+        for (index, channel) in compute.iter().enumerate() {
+            let what = format!("compute channel {index}");
+            plans.push(plan(&what, vec![*channel], (args.trials / 20).max(1)));
+        }
+    }
+    // Last: from then on there is a second load.
+    plans.push(Plan {
+        handover: true,
+        ..plan("at a handover", compute, args.trials)
+    });
+    plans
 }
 
 pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     let GpuArg::Nvidia = args.gpu;
     let driver = version::detect()?;
-    let program = std::env::current_exe()?;
     let folder = tempfile::Builder::new()
         .prefix("turnstile-bench")
         .tempdir()?;
-    let path = folder.path().join("handles");
-    File::create(&path)?;
-    let single = if args.single { 8 * args.trials / 20 } else { 0 };
-    let all_trials = u64::from(2 * args.trials + single);
-    let tenant = Tenant {
-        weight: 100,
-        kernel: Length::Endless,
-        pattern: Pattern::Busy,
-        seed: 1,
-    };
+    let kinds = 2 + u32::from(args.all) + u32::from(args.single);
+    let trials = u64::from(kinds * args.trials + 8 * u32::from(args.single));
     let common = Common {
         device: args.device,
-        seconds: (all_trials * TRIAL_NS) as f64 / 1e9 + 1.0,
+        seconds: (trials * TRIAL_NS) as f64 / 1e9 + START_SECONDS,
         calibration: None,
         list_gaps: true,
     };
-    let mut command = Command::new(&program);
-    if let Some(preload) = &args.preload {
-        let preload = fs::canonicalize(preload).context("--preload")?;
-        command.env("LD_PRELOAD", preload);
-        command.env("TURNSTILE_HANDLES", &path);
-    } else {
-        command.args(["run", "--learn-only"]).arg(&path).arg("--");
-        command.arg(&program);
-    }
-    command.args(words(&tenant, &common));
-    let mut load = Load::spawn(command)?;
-    load.wait_ready()?;
-    let mut handles = Handles::default();
-    for line in fs::read_to_string(&path)?.lines() {
-        handles.take(line)?;
-    }
-    let compute = handles.compute_channels(load.pid);
-    let all = handles.all_channels(load.pid);
-    if compute.is_empty() {
-        bail!("Nothing was learnt of the load's channels");
-    }
-    let mut kinds = vec![
-        ("compute group".to_owned(), compute.clone(), args.trials),
-        ("all channels".to_owned(), all, args.trials),
-    ];
-    if args.single {
-        for (index, channel) in compute.iter().enumerate() {
-            let what = format!("compute channel {index}");
-            kinds.push((what, vec![*channel], (args.trials / 20).max(1)));
-        }
-    }
+    let mut learnt = Learnt::start(args, folder.path(), &common)?;
+    let plans = plans(args, &learnt.handles, learnt.load.pid);
+    let switch = OwnedSwitch {
+        client: Arc::new(RmClient::open(args.device)?),
+        driver,
+    };
     let mut hands = Hands {
-        client: RmClient::open(args.device)?,
-        driver: &driver,
-        guardian: start_guardian(args.device)?,
+        holder: Holder::new(switch, start_guardian(args.device)?),
         random: SmallRng::seed_from_u64(1),
     };
-    let start = wall_ns() + 50_000_000;
-    load.start(start)?;
+    learnt.go()?;
     // CAST: a run has minutes.
-    let end = start + (common.seconds * 1e9) as u64;
-    thread::sleep(
-        Duration::from_nanos(start.saturating_sub(wall_ns())) + Duration::from_millis(100),
-    );
-    let bar = progress(kinds.len());
+    let end = wall_ns() + (common.seconds * 1e9) as u64;
+    let bar = progress(plans.len());
     let mut done = Vec::new();
-    for (what, channels, count) in kinds {
-        bar.set_message(what.clone());
+    let mut other: Option<Learnt> = None;
+    for plan in plans {
+        bar.set_message(plan.what.clone());
+        if plan.handover {
+            let folder = tempfile::tempdir_in(folder.path())?;
+            let started = other.insert(Learnt::start(args, folder.path(), &common)?);
+            started.go()?;
+            hands.holder.hold(OTHER, &started.compute())?;
+        }
+        let theirs = other.as_ref().map(Learnt::compute).unwrap_or_default();
         let mut trials = Vec::new();
-        for _ in 0..count {
+        for _ in 0..plan.trials {
             if wall_ns() + TRIAL_NS > end {
                 bail!("The load ended before the trials did");
             }
-            trials.push(hands.trial(&channels)?);
+            trials.push(hands.trial(&plan.channels, &theirs)?);
         }
-        done.push((what, channels.len(), trials));
+        done.push((plan.what, plan.channels.len(), trials));
         bar.inc(1);
     }
-    let said = load.wait_done(Duration::from_secs_f64(common.seconds));
+    drop(hands);
+    drop(other);
+    let said = learnt
+        .load
+        .wait_done(Duration::from_secs_f64(common.seconds));
     bar.finish_and_clear();
     report(args, driver.version, &said?, done)
 }

@@ -7,6 +7,7 @@
 //!   decisions -> holder (suspend, resume) -> the driver's resource manager (RM)
 //!                  \-> guardian (lets go of everything when the daemon is gone)
 //!   notify (or a preloaded library): what the driver hands out -> handles -> who is a tenant, which channels to stop
+//!      \-> police (what a tenant may not ask of the driver)
 //! ```
 //!
 //! RM is the kernel driver's object interface: clients own devices, devices own channels and event buffers; `ioctl`s
@@ -22,6 +23,7 @@ pub mod device;
 pub mod events;
 pub mod guardian;
 pub mod handles;
+mod hands;
 pub mod hold;
 pub mod holder;
 pub mod identity;
@@ -30,6 +32,7 @@ mod line;
 pub mod load;
 pub mod mover;
 pub mod notify;
+pub mod police;
 pub mod probe;
 pub mod residency;
 pub mod rm;

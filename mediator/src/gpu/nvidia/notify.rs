@@ -1,8 +1,11 @@
-//! What the driver hands out to a program and its children, seen without a library in them and without tracing them.
+//! What the driver hands out to a program and its children, and what they may ask of it, without a library in them and
+//! without tracing them.
 //!
 //! ```text
-//!   program --ioctl RM_ALLOC, RM_FREE--> seccomp filter --waits--> Listener: reads the arguments --> goes on to the driver
-//!           --every other call--------------------------------------------------------------------> kernel
+//!   program --ioctl RM_ALLOC, RM_FREE, RM_CONTROL--> seccomp filter --waits--> Listener: reads the arguments
+//!      |                                                                          |-- goes on to the driver
+//!      |                                                                          '-- is refused (police)
+//!      '----every other call-----------------------------------------------------------------> kernel
 //! ```
 //!
 //! The filter is laid on the command before it begins ([`Learning::lay_on`]) and is inherited by all that it starts, so
@@ -12,21 +15,27 @@
 //! What it does not promise. The arguments are read before the call is made, so that
 //! - a call that the driver then refuses is reported all the same: a handle may name nothing;
 //! - another thread of a hostile program can change them after they were read: it can hide a channel (its time is then
-//!   found by the context-switch events, as untracked or as its process's), or name a handle that is not its own (the
-//!   daemon gives a client to the first process that names it; a client of a process that reported nothing can be named).
+//!   found by the context-switch events, as untracked or as its process's), name a handle that is not its own (the
+//!   daemon gives a client to the first process that names it; a client of a process that reported nothing can be named),
+//!   or have a control made that is refused (decision 012 says what it gains);
+//! - arguments that cannot be read are not looked at: the driver reads the same memory. A process that made itself unreadable
+//!   to a launcher without CAP_SYS_PTRACE is neither learnt of nor policed.
 //!
 //! The kernel says who makes the call, in the supervisor's own namespace: that is not an allegation.
 //!
 //! Whoever holds the listener has to answer: when all of its holders are gone the calls fail with ENOSYS.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::process::Command;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use turnstile_vmm::wire::{ObjectChange, ProgramObject};
 
 use super::handles::is_kept;
+use super::police::{self, Control};
 use super::sys::abi::{CLASS_CHANNEL_GROUP, escape};
 use super::sys::notify::{self, Call, Pending, RawListener};
 
@@ -34,10 +43,17 @@ use super::sys::notify::{self, Call, Pending, RawListener};
 const ALLOC_BYTES: usize = 24;
 /// NVOS00: root, parent, old, status. SOURCE: `nvos.h`.
 const FREE_BYTES: usize = 16;
+/// NVOS54: client, object, command, flags, address and length of the parameters, status. SOURCE: `nvos.h`.
+const CONTROL_BYTES: usize = 32;
+/// Where NVOS54 has its status.
+const CONTROL_STATUS_AT: u64 = 28;
 /// nv_ioctl_xfer_t: number, length, address. SOURCE: `nv-ioctl.h`.
 const XFER_BYTES: usize = 16;
 /// Where NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS has its engine type. SOURCE: `alloc/alloc_channel.h`.
 const GROUP_ENGINE_AT: u64 = 12;
+
+/// EPERM. SOURCE: `asm-generic/errno-base.h`.
+const EPERM: i32 = 1;
 
 /// Handles that the driver chooses, awaited at a time.
 const UNNAMED_MAX: usize = 256;
@@ -108,7 +124,7 @@ impl Learning {
             Some(Ok(raw)) => Ok(Some(Listener {
                 raw,
                 unnamed: Vec::new(),
-                calls: 0,
+                counted: Counted::default(),
             })),
             Some(Err(source)) => Err(NotifyError::Refused { source }),
         }
@@ -130,7 +146,20 @@ struct Unnamed {
 pub struct Listener {
     raw: RawListener,
     unnamed: Vec<Unnamed>,
-    calls: u64,
+    counted: Counted,
+}
+
+/// Calls that a listener looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// All of them.
+    pub calls: u64,
+    /// Controls among them.
+    pub controls: u64,
+    /// Controls that were refused.
+    pub refused: u64,
+    /// The last one's number.
+    pub last_refused: Option<u32>,
 }
 
 impl AsFd for Listener {
@@ -149,11 +178,12 @@ impl Listener {
         Ok(Self {
             raw: RawListener::new(fd).map_err(NotifyError::Listen)?,
             unnamed: Vec::new(),
-            calls: 0,
+            counted: Counted::default(),
         })
     }
 
-    /// Takes one call that waits (waits for one where there is none), lets it go on, and adds what it means to `seen`.
+    /// Takes one call that waits (waits for one where there is none), lets it go on or refuses it, and adds what it means to
+    /// `seen`.
     ///
     /// # Errors
     /// If the listener fails; it is of no more use then.
@@ -161,10 +191,19 @@ impl Listener {
         let Some(call) = self.raw.receive().map_err(NotifyError::Listen)? else {
             return Ok(());
         };
-        self.calls += 1;
-        let asked = read(&call);
+        self.counted.calls += 1;
+        let asked = match read(&call) {
+            Some(Asked::Control { control, status_at }) => {
+                self.counted.controls += 1;
+                if !police::permits(&control) {
+                    return self.refuse(&call, control.command, status_at);
+                }
+                None
+            }
+            asked => asked,
+        };
         // Only if it still waits was the memory that was read that thread's, not that of a later one of its number.
-        let genuine = self.raw.waits(call.id);
+        let genuine = asked.is_some() && self.raw.waits(call.id);
         let made = self.raw.proceed(call.id).map_err(NotifyError::Listen)?;
         match asked {
             Some(Asked::Change(change)) if genuine && made => seen.push(change),
@@ -178,20 +217,50 @@ impl Listener {
         Ok(())
     }
 
-    /// Calls that were looked at.
-    pub const fn calls(&self) -> u64 {
-        self.calls
+    /// Answers calls until no filtered process is left, or the listener fails; `changed` hears what they mean. Handles that
+    /// the driver chooses are not waited for.
+    pub fn serve(mut self, mut changed: impl FnMut(&Seen)) {
+        let mut seen = Vec::new();
+        loop {
+            let mut fds = [PollFd::new(&self, PollFlags::IN)];
+            // Interrupted, it looks once more than needed.
+            let _ = poll(&mut fds, None);
+            let ready = fds[0].revents();
+            if ready.intersects(PollFlags::HUP | PollFlags::ERR) {
+                return;
+            }
+            if ready.contains(PollFlags::IN) && self.next(&mut seen).is_err() {
+                return;
+            }
+            seen.drain(..).for_each(|seen| changed(&seen));
+        }
     }
 
-    /// Lets one call that waits go on without looking at it.
-    ///
-    /// # Errors
-    /// As [`Self::next`].
-    pub fn pass(&mut self) -> Result<(), NotifyError> {
-        if let Some(call) = self.raw.receive().map_err(NotifyError::Listen)? {
-            self.raw.proceed(call.id).map_err(NotifyError::Listen)?;
-        }
-        Ok(())
+    /// Answers a control as the driver answers those without the right.
+    fn refuse(&mut self, call: &Call, command: u32, status_at: u64) -> Result<(), NotifyError> {
+        self.counted.refused += 1;
+        self.counted.last_refused = Some(command);
+        // The memory is that thread's if it still waits after it was opened.
+        let memory = File::options()
+            .write(true)
+            .open(format!("/proc/{}/mem", call.thread))
+            .ok()
+            .filter(|_| self.raw.waits(call.id));
+        let told = memory.is_some_and(|memory| {
+            let status = police::REFUSED.to_ne_bytes();
+            memory.write_all_at(&status, status_at).is_ok()
+        });
+        let errno = if told { 0 } else { EPERM };
+        // A thread that was killed meanwhile needs no answer.
+        self.raw
+            .answer(call.id, errno)
+            .map(|_| ())
+            .map_err(NotifyError::Listen)
+    }
+
+    /// Calls that were looked at.
+    pub const fn counted(&self) -> Counted {
+        self.counted
     }
 
     /// Whether [`Self::settle`] is to be called again, in a millisecond or so.
@@ -230,6 +299,11 @@ impl Listener {
 enum Asked {
     Change(Seen),
     Unnamed(Unnamed),
+    Control {
+        control: Control,
+        /// Address of its status.
+        status_at: u64,
+    },
 }
 
 /// What a call asks for, if it is of interest.
@@ -279,6 +353,25 @@ fn read(call: &Call) -> Option<Asked> {
             } else {
                 let change = ObjectChange::Made(object);
                 Asked::Change(Seen { pid, change })
+            })
+        }
+        escape::CONTROL => {
+            let words = words::<CONTROL_BYTES>(call.thread, argument)?;
+            let (command, flags) = (words[2], words[3]);
+            let mut params = [0; police::PARAMS_BYTES];
+            if police::looks_at_params(command) {
+                let at = address(words[4], words[5]);
+                let bytes = params.len().min(words[6] as usize);
+                // What cannot be read is zero, and what the driver cannot read it refuses.
+                let _ = notify::read_memory(call.thread, at, &mut params[..bytes]);
+            }
+            Some(Asked::Control {
+                control: Control {
+                    command,
+                    flags,
+                    params,
+                },
+                status_at: argument.wrapping_add(CONTROL_STATUS_AT),
             })
         }
         escape::FREE => {

@@ -1,8 +1,8 @@
 //! The filter over real processes, which make calls with the driver's numbers on `/dev/null`.
 
 use super::*;
-use crate::gpu::nvidia::sys::notify::acting::call;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::gpu::nvidia::sys::notify::acting::{attempt, call};
+use rustix::event::Timespec;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs::File;
@@ -40,6 +40,44 @@ struct Xfer {
     number: u32,
     size: u32,
     argument: u64,
+}
+
+/// NVOS54.
+#[repr(C)]
+struct ControlCall {
+    head: [u32; 4],
+    params: u64,
+    params_size: u32,
+    status: u32,
+}
+
+/// Asks for a control; returns who answered: the supervisor with a status, or the file.
+fn control(file: &File, command: u32, params: &[u32]) -> Answer {
+    let mut argument = control_call(command, params);
+    match attempt(file, b'F', 0x2a, &mut argument) {
+        None => Answer::Status(argument.status),
+        Some(errno) => {
+            assert_eq!(argument.status, UNTOUCHED);
+            Answer::Errno(errno)
+        }
+    }
+}
+
+const UNTOUCHED: u32 = 0xdead;
+
+fn control_call(command: u32, params: &[u32]) -> ControlCall {
+    ControlCall {
+        head: [CLIENT, 0x10, command, 0],
+        params: params.as_ptr() as u64,
+        params_size: 4 * params.len() as u32,
+        status: UNTOUCHED,
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Status(u32),
+    Errno(i32),
 }
 
 fn alloc(parent: u32, new: u32, class: u32, params: Option<&[u32; 8]>) -> Alloc {
@@ -118,6 +156,36 @@ fn acts() {
                 call(&null, b'F', 0x2b, &mut argument);
             }
         }
+        "polices" => {
+            let passed = Answer::Errno(25); // ENOTTY: it came to the file
+            let refused = Answer::Status(0x1b);
+            // A time slice as the library sets it, and a longer one.
+            assert_eq!(control(&null, 0xa06c_0103, &[2048, 0]), passed);
+            assert_eq!(control(&null, 0xa06c_0103, &[100_000, 0]), refused);
+            // Channels that go on, those of others that stop.
+            assert_eq!(control(&null, 0x2080_110b, &[0; 134]), refused);
+            assert_eq!(control(&null, 0x2080_110b, &[1; 134]), refused);
+            // What nobody polices.
+            assert_eq!(control(&null, 0x2080_1218, &[1, 2, 3, 4]), passed);
+            // Without parameters, or with an address of none.
+            assert_eq!(control(&null, 0xa06c_0101, &[]), refused);
+            let mut nowhere = control_call(0xa06c_0105, &[1, 0]);
+            nowhere.params = 8;
+            assert_eq!(attempt(&null, b'F', 0x2a, &mut nowhere), None);
+            // Wrapped in another call, with another type.
+            let inner = control_call(0xa06c_0107, &[2]);
+            let mut outer = Xfer {
+                number: 0x2a,
+                size: 32,
+                argument: std::ptr::from_ref(&inner) as u64,
+            };
+            assert_eq!(attempt(&null, b'f', 211, &mut outer), None);
+            // The supervisor wrote into it from outside.
+            assert_eq!(std::hint::black_box(&inner).status, 0x1b);
+            // An argument that is no memory goes on to the driver, which cannot read it either.
+            outer.argument = 8;
+            assert_eq!(attempt(&null, b'F', 211, &mut outer), Some(25));
+        }
         "threads" => thread::scope(|scope| {
             for thread in 0..4_u32 {
                 let null = &null;
@@ -160,7 +228,13 @@ fn acts() {
 }
 
 /// Runs a command under the filter until nobody is left.
-fn watch(mut command: Command) -> (Vec<Seen>, Child, ExitStatus) {
+fn watch(command: Command) -> (Vec<Seen>, Child, ExitStatus) {
+    let (seen, child, status, _) = watch_and_count(command);
+    (seen, child, status)
+}
+
+/// The same, with what was counted.
+fn watch_and_count(mut command: Command) -> (Vec<Seen>, Child, ExitStatus, Counted) {
     let learning = Learning::lay_on(&mut command).unwrap();
     let mut child = command.spawn().unwrap();
     let mut listener = learning.listener().unwrap().unwrap();
@@ -185,7 +259,7 @@ fn watch(mut command: Command) -> (Vec<Seen>, Child, ExitStatus) {
         assert!(begin.elapsed() < Duration::from_secs(60));
     }
     let status = status.unwrap_or_else(|| child.wait().unwrap());
-    (seen, child, status)
+    (seen, child, status, listener.counted())
 }
 
 fn run(script: &str) -> Option<(Vec<Seen>, Child, ExitStatus)> {
@@ -247,6 +321,25 @@ fn addresses_that_are_none_do_no_harm() {
         seen.iter()
             .all(|seen| seen.change == made(DEVICE, 0x20, 0xa06c, 0))
     );
+}
+
+#[test]
+fn what_a_tenant_may_not_ask_for_is_refused_as_the_driver_does() {
+    if !notify::available() {
+        eprintln!("SKIPPED: this kernel has no seccomp user notification");
+        return;
+    }
+    let (seen, _, status, counted) = watch_and_count(again("polices"));
+    assert!(status.success());
+    assert_eq!(seen, []);
+    // Eight controls; beside them the call whose argument is no memory.
+    let expected = Counted {
+        calls: 9,
+        controls: 8,
+        refused: 6,
+        last_refused: Some(0xa06c_0107),
+    };
+    assert_eq!(counted, expected);
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub(in crate::gpu::nvidia) unsafe trait ControlParams: Copy {}
 /// Number of the RM calls. SOURCE: `nv_escape.h`.
 pub(in crate::gpu::nvidia) mod escape {
     pub(in crate::gpu::nvidia) const FREE: u8 = 0x29;
-    pub(in crate::gpu::nvidia::sys) const CONTROL: u8 = 0x2a;
+    pub(in crate::gpu::nvidia) const CONTROL: u8 = 0x2a;
     pub(in crate::gpu::nvidia) const ALLOC: u8 = 0x2b;
     pub(in crate::gpu::nvidia::sys) const MAP_MEMORY: u8 = 0x4e;
     pub(in crate::gpu::nvidia::sys) const REGISTER_FD: u8 = 201;

@@ -27,9 +27,10 @@ pub(in crate::gpu::nvidia) struct Call {
 
 /// What the filter looks for: the low byte of the request, since the driver looks at no more of it.
 /// SOURCE: `nv.c`, `nvidia_ioctl`: `_IOC_NR` and `_IOC_SIZE` alone.
-pub(in crate::gpu::nvidia) const WATCHED: [u8; 3] = [
+pub(in crate::gpu::nvidia) const WATCHED: [u8; 4] = [
     super::abi::escape::ALLOC,
     super::abi::escape::FREE,
+    super::abi::escape::CONTROL,
     super::abi::escape::XFER,
 ];
 
@@ -55,7 +56,7 @@ const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
 }
 
 /// The filter. Everything but `ioctl` is decided by machine and number alone, and such answers the kernel remembers.
-const FILTER: [libc::sock_filter; 15] = {
+const FILTER: [libc::sock_filter; 16] = {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const IS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
@@ -70,17 +71,18 @@ const FILTER: [libc::sock_filter; 15] = {
         op(IS, 0, 3, ARCHES.0),
         op(LOAD, 0, 0, NUMBER),
         op(IS, 4, 0, libc::SYS_ioctl as u32),
-        op(IS, 3, 8, IOCTL_X32),
+        op(IS, 3, 9, IOCTL_X32),
         // 5: another machine
-        op(IS, 0, 7, ARCHES.1),
+        op(IS, 0, 8, ARCHES.1),
         op(LOAD, 0, 0, NUMBER),
-        op(IS, 0, 5, IOCTL_32),
+        op(IS, 0, 6, IOCTL_32),
         // 8: an ioctl
         op(LOAD, 0, 0, REQUEST),
         op(AND, 0, 0, 0xff),
-        op(IS, 3, 0, WATCHED[0] as u32),
-        op(IS, 2, 0, WATCHED[1] as u32),
-        op(IS, 1, 0, WATCHED[2] as u32),
+        op(IS, 4, 0, WATCHED[0] as u32),
+        op(IS, 3, 0, WATCHED[1] as u32),
+        op(IS, 2, 0, WATCHED[2] as u32),
+        op(IS, 1, 0, WATCHED[3] as u32),
         op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
         op(RETURN, 0, 0, libc::SECCOMP_RET_USER_NOTIF),
     ]
@@ -293,14 +295,26 @@ impl RawListener {
     /// # Errors
     /// The kernel's.
     pub(in crate::gpu::nvidia) fn proceed(&mut self, id: u64) -> io::Result<bool> {
+        // CAST: the flag is 1.
+        self.send(id, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32)
+    }
+
+    /// Answers the call in the kernel's stead: zero, or an error number. False as for [`Self::proceed`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(in crate::gpu::nvidia) fn answer(&mut self, id: u64, errno: i32) -> io::Result<bool> {
+        self.send(id, -errno, 0)
+    }
+
+    fn send(&mut self, id: u64, error: i32, flags: u32) -> io::Result<bool> {
         self.answer.fill(0);
         let at = self.answer.as_mut_ptr().cast::<libc::seccomp_notif_resp>();
         let answer = libc::seccomp_notif_resp {
             id,
             val: 0,
-            error: 0,
-            // CAST: the flag is 1.
-            flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32,
+            error,
+            flags,
         };
         // SAFETY: room for it and aligned to 8 bytes (`new`).
         unsafe { at.write(answer) };
@@ -364,13 +378,26 @@ pub(in crate::gpu::nvidia) mod acting {
 
     /// Makes a call of `number` and type `kind`, whose argument is `argument`, which the file must not know.
     pub(in crate::gpu::nvidia) fn call<T>(file: &File, kind: u8, number: u8, argument: &mut T) {
+        let answered = attempt(file, kind, number, argument);
+        assert_eq!(answered, Some(libc::ENOTTY), "it came to the file");
+    }
+
+    /// The same, answered by the file or in its stead; returns the error number, if there is one.
+    pub(in crate::gpu::nvidia) fn attempt<T>(
+        file: &File,
+        kind: u8,
+        number: u8,
+        argument: &mut T,
+    ) -> Option<i32> {
         let request =
             3 << 30 | (size_of::<T>() as u64) << 16 | u64::from(kind) << 8 | u64::from(number);
-        // SAFETY: `/dev/null` knows no call of these numbers, so nothing is done with the argument.
+        // SAFETY: `/dev/null` knows no call of these numbers, so nothing is done with the argument; who answers in its stead
+        // writes within the structure that its number says.
         let rc =
             unsafe { libc::ioctl(file.as_raw_fd(), request as _, std::ptr::from_mut(argument)) };
-        assert_eq!(rc, -1);
-        let error = std::io::Error::last_os_error().raw_os_error();
-        assert_eq!(error, Some(libc::ENOTTY));
+        if rc == 0 {
+            return None;
+        }
+        std::io::Error::last_os_error().raw_os_error()
     }
 }

@@ -1,0 +1,149 @@
+//! The GPUs of this host.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Shared;
+use super::etag::tagged;
+use super::page::{Page, PageQuery};
+use super::problem::Problem;
+
+/// Where the time of one engine went since the daemon began; the parts add up to `wall_ns`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Engine {
+    /// Number.
+    pub engine: u8,
+    /// Whether it computes; the others copy.
+    pub compute: bool,
+    /// Charged to tenants.
+    pub used_ns: u64,
+    /// Stalled on tenants' faults.
+    pub fault_ns: u64,
+    /// Between contexts.
+    pub switching_ns: u64,
+    /// Nothing to execute.
+    pub idle_ns: u64,
+    /// Covered by no signal.
+    pub unobserved_ns: u64,
+    /// Between two periods.
+    pub gap_ns: u64,
+    /// Since the daemon began.
+    pub wall_ns: u64,
+}
+
+/// A GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Gpu {
+    /// Identity: the driver's UUID, or the name of the software GPU.
+    pub id: String,
+    /// Name of this host.
+    pub node: String,
+    /// Model.
+    pub model: String,
+    /// Whether it executes in software.
+    pub software: bool,
+    /// Scheduling policy.
+    pub policy: String,
+    /// Memory.
+    pub memory_bytes: u64,
+    /// Host memory behind it for tenants' memory that is not on it; zero if memory does not move.
+    pub host_pool_bytes: u64,
+    /// Tenants connected.
+    pub vms: usize,
+    /// End of the last window, on the GPU's clock.
+    pub at_ns: u64,
+    /// Engines.
+    pub engines: Vec<Engine>,
+    /// Wall time less everything accounted for, all engines: zero, or time was lost.
+    pub conservation_error_ns: u64,
+    /// Usages that the ledger refused.
+    pub ledger_errors: u64,
+    /// Processes that use it and belong to no tenant.
+    pub untracked_processes: usize,
+}
+
+impl Shared {
+    fn gpu(&self) -> Gpu {
+        let snapshot = self.snapshots.get();
+        let capability = self.host.gpu().capabilities();
+        let engines = snapshot.engines.iter().map(|engine| {
+            let totals = &engine.totals;
+            Engine {
+                engine: engine.engine.0,
+                compute: engine.engine.0 < capability.compute_engines,
+                used_ns: totals.used_ns.0,
+                fault_ns: totals.fault_ns.0,
+                switching_ns: totals.switching_ns.0,
+                idle_ns: totals.idle_ns.0,
+                unobserved_ns: totals.unobserved_ns.0,
+                gap_ns: totals.gap_ns.0,
+                wall_ns: totals.accounted_ns().0,
+            }
+        });
+        Gpu {
+            id: self.gpu.gpu.clone(),
+            node: self.gpu.node.clone(),
+            model: self.gpu.model.clone(),
+            software: capability.software,
+            policy: self.host.policy().to_owned(),
+            memory_bytes: capability.memory_bytes,
+            host_pool_bytes: capability.host_pool_bytes,
+            vms: snapshot.tenants.len(),
+            at_ns: snapshot.at.0,
+            engines: engines.collect(),
+            // CAST: a sum of times of one run
+            conservation_error_ns: snapshot.conservation_error_ns as u64,
+            ledger_errors: snapshot.ledger_errors,
+            untracked_processes: snapshot.untracked.len(),
+        }
+    }
+}
+
+/// GPUs of this host.
+#[utoipa::path(
+    get, path = "/v1/gpus", tag = "gpus", params(PageQuery),
+    responses(
+        (status = 200, description = "A page of GPUs", body = Page<Gpu>),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn list(
+    State(shared): State<Arc<Shared>>,
+    query: Result<Query<PageQuery>, QueryRejection>,
+) -> Result<Json<Page<Gpu>>, Problem> {
+    let gpu = shared.gpu();
+    Page::of(query, BTreeMap::from([(gpu.id.clone(), gpu)])).map(Json)
+}
+
+/// One GPU.
+#[utoipa::path(
+    get, path = "/v1/gpus/{id}", tag = "gpus", params(("id" = String, Path, description = "Identity of the GPU")),
+    responses(
+        (status = 200, description = "The GPU", body = Gpu, headers(("ETag" = String))),
+        (status = 304, description = "As in If-None-Match"),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn get(
+    State(shared): State<Arc<Shared>>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let gpu = shared.gpu();
+    if gpu.id == id {
+        return Ok(tagged(&headers, &gpu));
+    }
+    let id: String = id.chars().take(64).collect();
+    Err(Problem::new(
+        StatusCode::NOT_FOUND,
+        format!("This daemon has no GPU {id:?}; it has {}", gpu.id),
+    ))
+}

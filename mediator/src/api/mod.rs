@@ -1,0 +1,86 @@
+//! The admin API: what operators and their tools see and set, over HTTP, beside the daemon and never in its way.
+//!
+//! ```text
+//! Unix socket: uid, gids ------+
+//! read-only socket: the same --+-> role -> gate -> router -> snapshots <--- host (policy, memory)
+//! TLS: client certificate -----+                      \-> write -> state file, audit -> host
+//! ```
+//!
+//! One thread serves all connections. It copies the host's state at most every few milliseconds, whoever asks, and holds the
+//! host's lock for that copy or for one change. What may take long (a file, an export) is done on threads beside it.
+
+mod access;
+mod body;
+pub mod client;
+mod connections;
+mod etag;
+mod events;
+mod gate;
+pub mod gpus;
+mod limits;
+pub mod meta;
+pub mod page;
+pub mod problem;
+mod registry;
+mod router;
+mod server;
+mod snapshots;
+mod state_file;
+mod sys;
+mod tls;
+pub mod usage;
+pub mod vms;
+mod write;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use turnstile_accounting::record::GpuIdentity;
+
+pub use access::AccessError;
+pub use body::MERGE_PATCH;
+pub use router::openapi;
+pub use server::{Api, ApiError};
+pub use state_file::StateFileError;
+pub use tls::TlsError;
+
+use problem::Problem;
+use snapshots::Snapshots;
+use state_file::StateFile;
+
+use crate::config::ApiSection;
+use crate::daemon::Host;
+
+/// What the API is started with.
+#[derive(Clone, Debug)]
+pub struct ApiConfig {
+    /// Where it listens, and for whom.
+    pub section: ApiSection,
+    /// The GPU that it tells of.
+    pub gpu: GpuIdentity,
+    /// The file of the ledger, if one is kept there.
+    pub ledger: Option<PathBuf>,
+}
+
+/// What all requests share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) host: Arc<Host>,
+    snapshots: Snapshots,
+    gpu: GpuIdentity,
+    state: Option<StateFile>,
+    /// Held for the length of a write.
+    writes: tokio::sync::Mutex<()>,
+    /// A write has to say which version it changes.
+    strict: bool,
+    /// The file of the ledger.
+    ledger: Option<PathBuf>,
+    /// Reads of the ledger at a time.
+    reading: Arc<tokio::sync::Semaphore>,
+}
+
+/// A refusal, as the document describes it.
+#[derive(Debug, utoipa::ToResponse)]
+#[response(description = "Refused", content_type = "application/problem+json")]
+#[expect(dead_code, reason = "a part of the document")]
+pub(crate) struct Refused(Problem);

@@ -1,0 +1,91 @@
+//! Which resource is served by what, and the document that says so.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::get;
+use utoipa::OpenApi as _;
+use utoipa::openapi::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Refused, Shared, events, gate, gpus, limits, meta, registry, usage, vms};
+
+#[derive(utoipa::OpenApi)]
+#[openapi(
+    info(
+        title = "Turnstile",
+        description = "Many VMs share one GPU: what they use, and what they are entitled to.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    components(responses(Refused)),
+    tags(
+        (name = "vms", description = "Tenants: virtual machines, and programs that are shared like them"),
+        (name = "gpus", description = "GPUs of this host"),
+        (name = "usage", description = "What the durable ledger says"),
+        (name = "events", description = "What happened lately"),
+        (name = "daemon", description = "The daemon itself"),
+    )
+)]
+struct Document;
+
+fn routes() -> OpenApiRouter<Arc<Shared>> {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(gpus::list))
+        .routes(routes!(gpus::get))
+        .routes(routes!(vms::list, registry::register))
+        .routes(routes!(vms::get, registry::forget))
+        .routes(routes!(
+            vms::scheduling,
+            vms::put_scheduling,
+            vms::patch_scheduling
+        ))
+        .routes(routes!(limits::get, limits::put, limits::patch))
+        .routes(routes!(events::list))
+        .routes(routes!(events::follow))
+        .routes(routes!(usage::sums))
+        .routes(routes!(usage::records))
+        .routes(routes!(meta::alive))
+        .routes(routes!(meta::ready))
+        .routes(routes!(meta::version))
+}
+
+/// The document of this API, OpenAPI 3.1.
+pub fn openapi() -> OpenApi {
+    routes().into_openapi()
+}
+
+pub(super) fn router(shared: Arc<Shared>) -> Router {
+    let (router, document) = routes().split_for_parts();
+    let document = document.to_pretty_json().unwrap_or_default();
+    router
+        .route(
+            "/openapi.json",
+            get(move || async move {
+                let kind = [(axum::http::header::CONTENT_TYPE, "application/json")];
+                (kind, document)
+            }),
+        )
+        .with_state(shared)
+        .layer(axum::middleware::from_fn(gate::pass))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `TURNSTILE_BLESS=1 cargo test -p turnstile-mediator openapi` writes it anew.
+    #[test]
+    fn the_openapi_document_is_the_one_that_is_kept() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
+        let text = openapi().to_pretty_json().unwrap() + "\n";
+        if std::env::var_os("TURNSTILE_BLESS").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        let kept = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(
+            kept == text,
+            "docs/openapi.json is not what the code says; see this test"
+        );
+    }
+}

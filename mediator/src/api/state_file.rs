@@ -1,0 +1,172 @@
+//! What operators set, in a file: replaced as a whole, so that a crash leaves the old one or the new one.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::Settings;
+
+/// Of the file's format.
+const VERSION: u32 = 1;
+
+/// A file is not larger: some 4,096 tenants with everything set.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// Where settings are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct StateFile {
+    path: PathBuf,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    version: u32,
+    tenants: BTreeMap<String, Settings>,
+}
+
+/// Why settings cannot be read or kept.
+#[derive(Debug, thiserror::Error)]
+pub enum StateFileError {
+    /// It cannot be read.
+    #[error("The state file {} cannot be read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// It is not one.
+    #[error("{} is no state file of this version; mend it, or move it away", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// It is of another version, or far too large.
+    #[error("{} is no state file of version {VERSION}: {what}", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        what: String,
+    },
+    /// It cannot be written.
+    #[error("The state file {} cannot be written", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+impl StateFile {
+    pub(super) const fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// What was kept; nothing if there is no file yet.
+    pub(super) fn load(&self) -> Result<BTreeMap<String, Settings>, StateFileError> {
+        let path = self.path.clone();
+        let mut text = String::new();
+        let read =
+            File::open(&path).and_then(|file| file.take(BYTES_MAX + 1).read_to_string(&mut text));
+        match read {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(source) => return Err(StateFileError::Read { path, source }),
+            Ok(_) => {}
+        }
+        if text.len() as u64 > BYTES_MAX {
+            let what = format!("larger than {BYTES_MAX} bytes");
+            return Err(StateFileError::Foreign { path, what });
+        }
+        let content: Content = match serde_json::from_str(&text) {
+            Ok(content) => content,
+            Err(source) => return Err(StateFileError::Content { path, source }),
+        };
+        if content.version != VERSION {
+            let what = format!("its version is {}", content.version);
+            return Err(StateFileError::Foreign { path, what });
+        }
+        Ok(content.tenants)
+    }
+
+    /// Keeps these; when it has returned, they are on the disk.
+    pub(super) fn save(&self, settings: &BTreeMap<String, Settings>) -> Result<(), StateFileError> {
+        self.replace(settings)
+            .map_err(|source| StateFileError::Write {
+                path: self.path.clone(),
+                source,
+            })
+    }
+
+    fn replace(&self, settings: &BTreeMap<String, Settings>) -> io::Result<()> {
+        let folder = self
+            .path
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new("."));
+        let content = Content {
+            version: VERSION,
+            tenants: settings.clone(),
+        };
+        // Readable by its owner alone, as temporary files are.
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        serde_json::to_writer_pretty(&mut file, &content)?;
+        file.write_all(b"\n")?;
+        file.as_file().sync_all()?;
+        file.persist(&self.path)?;
+        fs::File::open(folder)?.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use turnstile_accounting::Nanos;
+    use turnstile_policies::{Cap, Weight};
+
+    #[test]
+    fn what_was_kept_is_read_back_and_nothing_else_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StateFile::new(folder.path().join("state.json"));
+        assert!(file.load().unwrap().is_empty());
+        let mut settings = BTreeMap::new();
+        for weight in [7, 300] {
+            let set = Settings {
+                weight: Weight::new(weight).ok(),
+                cap: Cap::new(Nanos(5_000), Nanos(9_000)).ok(),
+                ..Settings::default()
+            };
+            settings.insert("a".to_owned(), set);
+            file.save(&settings).unwrap();
+            assert_eq!(file.load().unwrap(), settings);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_none_is_not_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StateFile::new(folder.path().join("state.json"));
+        for text in [
+            "",
+            "{}",
+            "{\"version\":1,\"tenants\":{\"a\":{\"weight\":0}}}",
+            "{\"version\":2,\"tenants\":{}}",
+        ] {
+            fs::write(&file.path, text).unwrap();
+            assert!(file.load().is_err(), "{text}");
+        }
+        let nowhere = StateFile::new(folder.path().join("missing/state.json"));
+        assert!(matches!(
+            nowhere.save(&BTreeMap::new()),
+            Err(StateFileError::Write { .. })
+        ));
+    }
+}

@@ -1,0 +1,398 @@
+//! Tenants, VMs and programs, and how they are scheduled.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Extension, Path, Query, State};
+use axum::http::HeaderMap;
+use axum::response::Response;
+use serde::{Deserialize, Serialize};
+use turnstile_accounting::Nanos;
+use turnstile_accounting::share::{Claim, water_fill};
+use turnstile_policies::{Cap, ParamsError, Weight};
+use utoipa::ToSchema;
+
+use super::Shared;
+use super::access::Caller;
+use super::body::{Patch, Whole};
+use super::etag::{expect, tagged};
+use super::gate::RequestId;
+use super::page::{Page, PageQuery};
+use super::problem::Problem;
+use super::write::Write;
+use crate::daemon::{
+    HostSnapshot, MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot,
+};
+
+/// Shortest and longest period of a cap, and shortest quota.
+/// SOURCE: kernel/sched/core.c, min_cfs_quota_period, max_cfs_quota_period, min_bw_runtime of the same order
+const PERIOD_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
+/// SOURCE: Documentation/admin-guide/cgroup-v2.rst, cpu.max
+const PERIOD_DEFAULT_US: u64 = 100_000;
+
+/// How a tenant is scheduled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Scheduling {
+    /// Its share relative to others, as cgroup's `cpu.weight`.
+    #[schema(minimum = 1, maximum = 10_000)]
+    pub weight: u32,
+    /// Engine time that it gets at most in each period, in microseconds; null for no limit.
+    #[serde(default)]
+    #[schema(minimum = 1_000, maximum = 1_000_000)]
+    pub quota_us: Option<u64>,
+    /// Length of the period in microseconds, not below the quota; means nothing without one, and is 100,000 if a quota comes
+    /// alone.
+    #[serde(default)]
+    #[schema(minimum = 1_000, maximum = 1_000_000)]
+    pub period_us: Option<u64>,
+}
+
+/// Changes to how a tenant is scheduled; what is left out stays as it is.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "a schema: the patch itself is merged as JSON")]
+pub(super) struct SchedulingPatch {
+    /// Its share relative to others.
+    #[schema(minimum = 1, maximum = 10_000)]
+    weight: Option<u32>,
+    /// Engine time that it gets at most in each period, in microseconds; null lifts the limit.
+    #[schema(minimum = 1_000, maximum = 1_000_000)]
+    quota_us: Option<u64>,
+    /// Length of the period in microseconds.
+    #[schema(minimum = 1_000, maximum = 1_000_000)]
+    period_us: Option<u64>,
+}
+
+/// What a tenant used since it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmUsage {
+    /// Time on the compute engine that was charged.
+    pub compute_ns: u64,
+    /// Time on the copy engines that was charged.
+    pub copy_ns: u64,
+    /// Time for which it was held back.
+    pub held_ns: u64,
+    /// Doorbell writes that trapped.
+    pub doorbells_trapped: u64,
+    /// Times that its gates were moved.
+    pub gate_moves: u64,
+}
+
+/// Where a tenant's GPU memory is, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmResidence {
+    /// On the GPU.
+    pub resident_bytes: u64,
+    /// At the host.
+    pub swapped_bytes: u64,
+    /// Copied to the host so far.
+    pub swapped_out_bytes: u64,
+    /// Copied back so far.
+    pub swapped_in_bytes: u64,
+}
+
+/// A tenant: a virtual machine, or a program and what descends from it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Vm {
+    /// Name, as its VMM or launcher gives it.
+    pub name: String,
+    /// `vm` or `program`; null if it is not connected.
+    pub kind: Option<String>,
+    /// Whether it is there. One that is not is listed if something is set of it.
+    pub connected: bool,
+    /// Number in this run of the daemon.
+    pub number: Option<u32>,
+    /// How it is scheduled, now or when it comes.
+    pub scheduling: Scheduling,
+    /// Part of the engine that it has a right to while all who are connected want it, from 0 to 1.
+    pub entitled_ratio: Option<f64>,
+    /// Whether it is let through now.
+    pub admitted: Option<bool>,
+    /// What it used since it connected.
+    pub usage: Option<VmUsage>,
+    /// Limits of its GPU memory, as they were set.
+    pub limits: MemoryLimits,
+    /// Where its memory is; null where memory does not move.
+    pub memory: Option<VmResidence>,
+}
+
+impl Scheduling {
+    fn of(weight: u32, cap: Option<Cap>) -> Self {
+        Self {
+            weight,
+            quota_us: cap.map(|cap| cap.quota_ns().0 / 1_000),
+            period_us: cap.map(|cap| cap.period_ns().0 / 1_000),
+        }
+    }
+
+    fn cap(&self) -> Result<Option<Cap>, Problem> {
+        let period = self.period_us.unwrap_or(PERIOD_DEFAULT_US);
+        if !PERIOD_US.contains(&period) {
+            let detail = format!(
+                "A period has {} to {} us",
+                PERIOD_US.start(),
+                PERIOD_US.end()
+            );
+            return Err(Problem::field("/period_us", detail));
+        }
+        let Some(quota) = self.quota_us else {
+            return Ok(None);
+        };
+        let refused = |detail: String| Problem::field("/quota_us", detail);
+        if !(*PERIOD_US.start()..=period).contains(&quota) {
+            return Err(refused(format!(
+                "A quota has {} us to the period's {period} us; null is no limit",
+                PERIOD_US.start()
+            )));
+        }
+        Cap::new(Nanos(quota * 1_000), Nanos(period * 1_000))
+            .map(Some)
+            .map_err(|error| refused(error.to_string()))
+    }
+
+    /// Enters what differs from `before` into what is set, or all of it.
+    pub(super) fn enter(
+        &self,
+        before: Option<&Self>,
+        settings: &mut Settings,
+    ) -> Result<(), Problem> {
+        let weight = Weight::new(self.weight)
+            .map_err(|error: ParamsError| Problem::field("/weight", error.to_string()))?;
+        let cap = self.cap()?;
+        if before.is_none_or(|before| before.weight != self.weight) {
+            settings.weight = Some(weight);
+        }
+        settings.cap = cap;
+        Ok(())
+    }
+}
+
+/// Part of the engine for each tenant, if all of them want it.
+fn entitled(tenants: &[TenantSnapshot]) -> impl Iterator<Item = f64> {
+    const WHOLE: u128 = 1 << 40;
+    let claim = |tenant: &TenantSnapshot| Claim {
+        weight: tenant.weight,
+        demand: tenant
+            .cap
+            .map(|cap| WHOLE * u128::from(cap.quota_ns().0) / u128::from(cap.period_ns().0.max(1))),
+    };
+    let claims: Vec<Claim> = tenants.iter().map(claim).collect();
+    // CAST: below 2^53
+    water_fill(WHOLE, &claims)
+        .into_iter()
+        .map(|part| part as f64 / WHOLE as f64)
+}
+
+fn residence(memory: MemorySnapshot) -> VmResidence {
+    VmResidence {
+        resident_bytes: memory.resident_bytes,
+        swapped_bytes: memory.swapped_bytes,
+        swapped_out_bytes: memory.swapped_out_bytes,
+        swapped_in_bytes: memory.swapped_in_bytes,
+    }
+}
+
+fn connected(tenant: &TenantSnapshot, entitled: f64, limits: MemoryLimits) -> Vm {
+    let kind = match tenant.kind {
+        TenantKind::Vm => "vm",
+        TenantKind::Program { .. } => "program",
+    };
+    Vm {
+        name: tenant.name.clone(),
+        kind: Some(kind.into()),
+        connected: true,
+        number: Some(tenant.tenant.0),
+        scheduling: Scheduling::of(tenant.weight, tenant.cap),
+        entitled_ratio: Some(entitled),
+        admitted: Some(tenant.admitted),
+        usage: Some(VmUsage {
+            compute_ns: tenant.compute_ns.0,
+            copy_ns: tenant.copy_ns.0,
+            held_ns: tenant.held_ns.0,
+            doorbells_trapped: tenant.doorbells_trapped,
+            gate_moves: tenant.gate_moves,
+        }),
+        limits,
+        memory: tenant.memory.map(residence),
+    }
+}
+
+fn absent(name: &str, settings: &Settings, default: Weight) -> Vm {
+    let weight = settings.weight.unwrap_or(default).get();
+    Vm {
+        name: name.to_owned(),
+        kind: None,
+        connected: false,
+        number: None,
+        scheduling: Scheduling::of(weight, settings.cap),
+        entitled_ratio: None,
+        admitted: None,
+        usage: None,
+        limits: settings.memory,
+        memory: None,
+    }
+}
+
+/// All tenants by name: those that are connected, and those of which something is set.
+fn all(
+    snapshot: &HostSnapshot,
+    settings: &BTreeMap<String, Settings>,
+    default: Weight,
+) -> BTreeMap<String, Vm> {
+    let named =
+        |(name, settings): (&String, &Settings)| (name.clone(), absent(name, settings, default));
+    let mut vms: BTreeMap<String, Vm> = settings.iter().map(named).collect();
+    for (tenant, entitled) in snapshot.tenants.iter().zip(entitled(&snapshot.tenants)) {
+        let set = settings.get(&tenant.name).copied().unwrap_or_default();
+        let vm = connected(tenant, entitled, set.memory);
+        vms.insert(tenant.name.clone(), vm);
+    }
+    vms
+}
+
+impl Shared {
+    pub(super) fn vms(&self) -> BTreeMap<String, Vm> {
+        let host = &self.host;
+        all(
+            &self.snapshots.get(),
+            &host.settings(),
+            host.default_weight(),
+        )
+    }
+
+    pub(super) fn vm(&self, name: &str) -> Result<Vm, Problem> {
+        self.vms().remove(name).ok_or_else(|| Problem::no_vm(name))
+    }
+}
+
+/// Tenants by name.
+#[utoipa::path(
+    get, path = "/v1/vms", tag = "vms", params(PageQuery),
+    responses(
+        (status = 200, description = "A page of tenants", body = Page<Vm>),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn list(
+    State(shared): State<Arc<Shared>>,
+    query: Result<Query<PageQuery>, axum::extract::rejection::QueryRejection>,
+) -> Result<Json<Page<Vm>>, Problem> {
+    Page::of(query, shared.vms()).map(Json)
+}
+
+/// One tenant.
+#[utoipa::path(
+    get, path = "/v1/vms/{name}", tag = "vms", params(("name" = String, Path, description = "Name of the tenant")),
+    responses(
+        (status = 200, description = "The tenant", body = Vm, headers(("ETag" = String))),
+        (status = 304, description = "As in If-None-Match"),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn get(
+    State(shared): State<Arc<Shared>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    Ok(tagged(&headers, &shared.vm(&name)?))
+}
+
+/// How a tenant is scheduled.
+#[utoipa::path(
+    get, path = "/v1/vms/{name}/scheduling", tag = "vms", params(("name" = String, Path, description = "Name of the tenant")),
+    responses(
+        (status = 200, description = "Weight and limit", body = Scheduling, headers(("ETag" = String))),
+        (status = 304, description = "As in If-None-Match"),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn scheduling(
+    State(shared): State<Arc<Shared>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    Ok(tagged(&headers, &shared.vm(&name)?.scheduling))
+}
+
+/// Sets how a tenant is scheduled; holds from the next decision on.
+#[utoipa::path(
+    put, path = "/v1/vms/{name}/scheduling", tag = "vms",
+    params(
+        ("name" = String, Path, description = "Name of the tenant"),
+        ("If-Match" = Option<String>, Header, description = "ETag of the version that is replaced, or *", example = "*"),
+    ),
+    request_body(content = Scheduling, content_type = "application/json"),
+    responses(
+        (status = 200, description = "As it is now", body = Scheduling, headers(("ETag" = String))),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn put_scheduling(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(id): Extension<RequestId>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    Whole(wanted): Whole<Scheduling>,
+) -> Result<Response, Problem> {
+    let write = Write::new(caller, id, "scheduling", name);
+    set(&shared, write, headers, move |_, settings| {
+        wanted.enter(None, settings)
+    })
+    .await
+}
+
+/// Changes how a tenant is scheduled, by merge patch (RFC 7396); holds from the next decision on.
+#[utoipa::path(
+    patch, path = "/v1/vms/{name}/scheduling", tag = "vms",
+    params(
+        ("name" = String, Path, description = "Name of the tenant"),
+        ("If-Match" = Option<String>, Header, description = "ETag of the version that is changed, or *", example = "*"),
+    ),
+    request_body(content = SchedulingPatch, content_type = "application/merge-patch+json"),
+    responses(
+        (status = 200, description = "As it is now", body = Scheduling, headers(("ETag" = String))),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn patch_scheduling(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(id): Extension<RequestId>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    patch: Patch,
+) -> Result<Response, Problem> {
+    let write = Write::new(caller, id, "scheduling", name);
+    set(&shared, write, headers, move |vm, settings| {
+        let wanted: Scheduling = patch.apply(&vm.scheduling)?;
+        wanted.enter(Some(&vm.scheduling), settings)
+    })
+    .await
+}
+
+async fn set(
+    shared: &Arc<Shared>,
+    write: Write,
+    headers: HeaderMap,
+    enter: impl FnOnce(&Vm, &mut Settings) -> Result<(), Problem> + Send + 'static,
+) -> Result<Response, Problem> {
+    let (strict, name) = (shared.strict, write.name.clone());
+    let decide = move |vm: Option<&Vm>, set: Option<Settings>| {
+        let vm = there(vm, &name)?;
+        expect(&headers, &vm.scheduling, strict)?;
+        let mut settings = set.unwrap_or_default();
+        enter(vm, &mut settings)?;
+        Ok(Some(settings))
+    };
+    let vm = shared.write(write, decide).await?;
+    Ok(tagged(&HeaderMap::new(), &vm.map(|vm| vm.scheduling)))
+}
+
+/// A tenant that is there, or of which something is set.
+pub(super) fn there<'a>(vm: Option<&'a Vm>, name: &str) -> Result<&'a Vm, Problem> {
+    vm.ok_or_else(|| Problem::no_vm(name))
+}

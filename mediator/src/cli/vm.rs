@@ -1,0 +1,287 @@
+//! `turnstile vm`: tenants of a running daemon, and what is set of them.
+
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use axum::http::Method;
+use clap::Subcommand;
+use serde_json::{Map, Value, json};
+use turnstile_mediator::api::MERGE_PATCH;
+use turnstile_mediator::api::client::{Ask, ClientError};
+use turnstile_mediator::api::vms::Vm;
+
+use super::admin::{Admin, escaped, table};
+
+/// Arguments of `vm`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    admin: Admin,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Tenants that are connected, and those of which something is set
+    List,
+    /// One tenant
+    Get {
+        /// Its name
+        name: String,
+    },
+    /// Set something of a tenant, from the next decision on
+    Set(SetArgs),
+    /// Forget what is set of a tenant that is not connected
+    Forget {
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct SetArgs {
+    /// The tenant's name
+    name: String,
+    /// Its share relative to others
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    weight: Option<u32>,
+    /// The most of the engine that it gets, as in 25%, or max for no limit
+    #[arg(long, value_parser = quota)]
+    quota: Option<Quota>,
+    /// Length of the periods that the quota is counted in, in milliseconds
+    #[arg(long, requires = "quota", value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    period_ms: Option<u64>,
+    /// GPU memory that is never taken from it, in MiB
+    #[arg(long, value_name = "MIB")]
+    memory_min: Option<Mib>,
+    /// GPU memory above which its own goes first, in MiB, or max for no such bound
+    #[arg(long, value_name = "MIB")]
+    memory_high: Option<Mib>,
+    /// GPU memory that it may allocate, in MiB, or max for what it brought
+    #[arg(long, value_name = "MIB")]
+    memory_max: Option<Mib>,
+    /// Also if it has not come yet
+    #[arg(long)]
+    expect: bool,
+}
+
+/// Memory in MiB, or no bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mib(Option<u32>);
+
+impl FromStr for Mib {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "max" => Ok(Self(None)),
+            text => text.parse().map(|mib| Self(Some(mib))),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Quota {
+    Max,
+    Percent(f64),
+}
+
+/// Period of a quota that comes without one, in microseconds.
+const PERIOD_US: u64 = 100_000;
+
+fn quota(text: &str) -> Result<Quota, String> {
+    if text == "max" {
+        return Ok(Quota::Max);
+    }
+    let number = text.strip_suffix('%').and_then(|text| text.parse().ok());
+    number
+        .filter(|percent| (0.0..=100.0).contains(percent))
+        .map(Quota::Percent)
+        .ok_or_else(|| "a part of the engine as in 25%, or max".to_owned())
+}
+
+impl SetArgs {
+    /// The changes to the limits of its memory.
+    fn memory(&self) -> Map<String, Value> {
+        let bytes = |mib: Mib| mib.0.map(|mib| u64::from(mib) << 20);
+        let mut changes = Map::new();
+        if let Some(min) = self.memory_min {
+            changes.insert("min_bytes".into(), json!(bytes(min).unwrap_or(0)));
+        }
+        let others = [
+            ("high_bytes", self.memory_high),
+            ("max_bytes", self.memory_max),
+        ];
+        for (name, limit) in others {
+            if let Some(limit) = limit {
+                changes.insert(name.into(), json!(bytes(limit)));
+            }
+        }
+        changes
+    }
+
+    /// The changes to how it is scheduled.
+    fn scheduling(&self) -> Map<String, Value> {
+        let mut changes = Map::new();
+        if let Some(weight) = self.weight {
+            changes.insert("weight".into(), json!(weight));
+        }
+        match self.quota {
+            None => {}
+            Some(Quota::Max) => {
+                changes.insert("quota_us".into(), Value::Null);
+                changes.insert("period_us".into(), Value::Null);
+            }
+            Some(Quota::Percent(percent)) => {
+                let period_us = self.period_ms.map_or(PERIOD_US, |ms| ms * 1_000);
+                // CAST: at most a second's microseconds
+                let quota_us = (period_us as f64 * percent / 100.0).round() as u64;
+                changes.insert("quota_us".into(), json!(quota_us));
+                changes.insert("period_us".into(), json!(period_us));
+            }
+        }
+        changes
+    }
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let admin = &args.admin;
+    admin.exit(match &args.command {
+        Command::List => admin
+            .all::<Vm>("/v1/vms")
+            .map(|vms| admin.show(&vms, |vms| show(vms))),
+        Command::Get { name } => get(admin, name),
+        Command::Set(set) => run_set(admin, set),
+        Command::Forget { name } => forget(admin, name),
+    })
+}
+
+fn get(admin: &Admin, name: &str) -> Result<(), ClientError> {
+    let vm: Vm = admin.client().get(&path(name, ""))?;
+    admin.show(&vm, |vm| show(std::slice::from_ref(vm)));
+    Ok(())
+}
+
+/// A tenant's resource.
+fn path(name: &str, below: &str) -> String {
+    format!("/v1/vms/{}{below}", escaped(name))
+}
+
+fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
+    let (client, name) = (admin.client(), &args.name);
+    let parts = [("scheduling", args.scheduling()), ("memory", args.memory())];
+    for (part, changes) in parts {
+        if changes.is_empty() {
+            continue;
+        }
+        let path = path(name, &format!("/{part}"));
+        let get = Ask {
+            method: Method::GET,
+            path: &path,
+            body: None,
+            if_match: None,
+        };
+        // Whoever changes it between these two is not overwritten.
+        let etag = match client.ask(&get) {
+            Err(ClientError::Refused(problem)) if problem.status == 404 && args.expect => {
+                expect(admin, name)?;
+                client.ask(&get)?.etag
+            }
+            answer => answer?.etag,
+        };
+        let body = Value::Object(changes).to_string().into_bytes();
+        client.ask(&Ask {
+            method: Method::PATCH,
+            body: Some((MERGE_PATCH, body)),
+            if_match: etag.as_deref(),
+            ..get
+        })?;
+    }
+    self::get(admin, name)
+}
+
+/// Names a tenant that has not come yet.
+fn expect(admin: &Admin, name: &str) -> Result<(), ClientError> {
+    let body = json!({ "name": name }).to_string().into_bytes();
+    admin.client().ask(&Ask {
+        method: Method::POST,
+        path: "/v1/vms",
+        body: Some(("application/json", body)),
+        if_match: None,
+    })?;
+    Ok(())
+}
+
+fn forget(admin: &Admin, name: &str) -> Result<(), ClientError> {
+    admin.client().ask(&Ask {
+        method: Method::DELETE,
+        path: &path(name, ""),
+        body: None,
+        if_match: Some("*"),
+    })?;
+    Ok(())
+}
+
+fn percent(part: f64) -> String {
+    format!("{:.2}%", part * 100.0)
+}
+
+fn seconds(ns: u64) -> String {
+    format!("{:.3}", ns as f64 / 1e9)
+}
+
+fn show(vms: &[Vm]) {
+    let absent = || "-".to_owned();
+    let rows: Vec<Vec<String>> = vms
+        .iter()
+        .map(|vm| {
+            let scheduling = &vm.scheduling;
+            let cap = match (scheduling.quota_us, scheduling.period_us) {
+                (Some(quota), Some(period)) => percent(quota as f64 / period as f64),
+                _ => "max".into(),
+            };
+            let state = match vm.admitted {
+                None => "absent",
+                Some(true) => "admitted",
+                Some(false) => "held",
+            };
+            vec![
+                vm.name.clone(),
+                vm.kind.clone().unwrap_or_else(absent),
+                state.into(),
+                scheduling.weight.to_string(),
+                cap,
+                vm.entitled_ratio.map_or_else(absent, percent),
+                vm.usage
+                    .map_or_else(absent, |usage| seconds(usage.compute_ns)),
+                vm.usage.map_or_else(absent, |usage| seconds(usage.copy_ns)),
+                vm.usage.map_or_else(absent, |usage| seconds(usage.held_ns)),
+            ]
+        })
+        .collect();
+    let head = [
+        "NAME", "KIND", "STATE", "WEIGHT", "CAP", "ENTITLED", "GPU-SEC", "COPY-SEC", "HELD-SEC",
+    ];
+    table(&head, &rows);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotas_are_parts_of_the_engine() {
+        assert_eq!(quota("max"), Ok(Quota::Max));
+        assert_eq!(quota("12.5%"), Ok(Quota::Percent(12.5)));
+        for text in ["", "25", "101%", "-1%", "NaN%", "%"] {
+            assert!(quota(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_stays_within_its_place() {
+        assert_eq!(path("a-1.b_c", "/scheduling"), "/v1/vms/a-1.b_c/scheduling");
+        assert_eq!(path("../x?y", ""), "/v1/vms/..%2Fx%3Fy");
+    }
+}

@@ -1,0 +1,214 @@
+//! What a tenant may ask of the driver for channels: controls that would let it evade being held, hold others, or take more
+//! than its turn are refused, with the status that the driver itself gives those without the right. Pure.
+//!
+//! The driver asks no right for most of them: a program of any user may set the time slice of its groups, let its suspended
+//! channels go on, and suspend those of others. What the vendor's CUDA library asks for when a context is made passes, with
+//! the values that it uses.
+//!
+//! SOURCE: names, numbers, layouts: `ctrl/ctrla06c.h`, `ctrl/ctrla06f/ctrla06fgpfifo.h`, `ctrl/ctrl2080/ctrl2080fifo.h`,
+//! `ctrl/ctrl2080/ctrl2080gr.h`, `ctrl/ctrl5080.h`. Which values the library uses, and what the driver answers to a program
+//! of an ordinary user: measured on an H200 under driver 580.159.04.
+
+/// NV_ERR_INSUFFICIENT_PERMISSIONS. SOURCE: `nvstatuscodes.h`.
+pub const REFUSED: u32 = 0x1b;
+
+/// So much of a control's parameters is looked at.
+pub const PARAMS_BYTES: usize = 16;
+
+/// NVOS54_FLAGS_FINN_SERIALIZED: the parameters have another form. SOURCE: `nvos.h`.
+const SERIALIZED: u32 = 4;
+
+/// Longest time slice of a group: what the library sets for its compute group, in microseconds.
+const TIME_SLICE_MAX_US: u64 = 2048;
+
+/// A control that a program asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Control {
+    /// Which.
+    pub command: u32,
+    /// How its parameters are passed.
+    pub flags: u32,
+    /// Their beginning; zero behind their end.
+    pub params: [u8; PARAMS_BYTES],
+}
+
+impl Control {
+    const fn word(&self, index: usize) -> u32 {
+        let at = 4 * index;
+        u32::from_ne_bytes([
+            self.params[at],
+            self.params[at + 1],
+            self.params[at + 2],
+            self.params[at + 3],
+        ])
+    }
+}
+
+/// What is done with a control.
+#[derive(Clone, Copy)]
+enum Rule {
+    Never,
+    /// With such parameters only.
+    If(fn(&Control) -> bool),
+}
+
+/// Controls with a rule; all others pass.
+const RULES: [(u32, Rule); 20] = [
+    // NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS and its kin: suspends and resumes the channels of any program.
+    (0x2080_110b, Rule::Never),
+    (0x2080_111a, Rule::Never), // _FOR_KEY_ROTATION
+    (0x2080_111b, Rule::Never), // _FOR_KEY_ROTATION_V2
+    (0x2080_1117, Rule::Never), // DISABLE_USERMODE_CHANNELS
+    // NV5080_CTRL_CMD_DEFERRED_API and _V2: may carry the first, and the binding of a preemption mode.
+    (0x5080_0101, Rule::Never),
+    (0x5080_0103, Rule::Never),
+    // NV2080_CTRL_CMD_FIFO_CHANNEL_PREEMPTIVE_REMOVAL, _CONFIG_CTXSW_TIMEOUT, _RUNLIST_SET_SCHED_POLICY, _OBJSCHED_SET_STATE.
+    (0x2080_110a, Rule::Never),
+    (0x2080_1110, Rule::Never),
+    (0x2080_1115, Rule::Never),
+    (0x2080_1121, Rule::Never),
+    // NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE: a context that cannot be stopped within a kernel is not held.
+    (0x2080_1210, Rule::If(stays_preemptible)),
+    // NV2080_CTRL_CMD_GR_CTXSW_PREEMPTION_BIND: the same in another form, which the library does not use.
+    (0x2080_1211, Rule::Never),
+    // NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, of a group; NVA06F's, of a channel.
+    (0xa06c_0101, Rule::If(schedules)),
+    (0xa06f_0103, Rule::If(schedules)),
+    // NVA06C_CTRL_CMD_SET_TIMESLICE.
+    (0xa06c_0103, Rule::If(has_a_short_slice)),
+    // NVA06C_CTRL_CMD_PREEMPT.
+    (0xa06c_0105, Rule::If(waits_for_its_preemption)),
+    // NVA06C_CTRL_CMD_SET_INTERLEAVE_LEVEL, NVA06F's: the driver refuses them to ordinary users.
+    (0xa06c_0107, Rule::If(is_interleaved_low)),
+    (0xa06f_0109, Rule::If(is_interleaved_low)),
+    // NVA06C_CTRL_CMD_MAKE_REALTIME, NVA06F_CTRL_CMD_RESTART_RUNLIST: likewise.
+    (0xa06c_0110, Rule::Never),
+    (0xa06f_0111, Rule::Never),
+];
+
+/// Whether parameters matter for this control's rule, so that they have to be read.
+pub fn looks_at_params(command: u32) -> bool {
+    matches!(rule(command), Some(Rule::If(_)))
+}
+
+/// Whether a program may ask for this.
+pub fn permits(control: &Control) -> bool {
+    match rule(control.command) {
+        None => true,
+        Some(Rule::Never) => false,
+        Some(Rule::If(permitted)) => control.flags & SERIALIZED == 0 && permitted(control),
+    }
+}
+
+fn rule(command: u32) -> Option<Rule> {
+    let found = RULES.iter().find(|(number, _)| *number == command);
+    found.map(|(_, rule)| *rule)
+}
+
+/// flags: bit 0 sets the mode of compute; hChannel; mode of graphics; mode of compute, of which 2 is CILP.
+fn stays_preemptible(control: &Control) -> bool {
+    control.word(0) & 1 == 0 || control.word(3) == 2
+}
+
+/// bEnable, bSkipSubmit, bSkipEnable.
+fn schedules(control: &Control) -> bool {
+    control.params[..3] == [1, 0, 0]
+}
+
+/// timesliceUs, of 64 bits; zero is none.
+fn has_a_short_slice(control: &Control) -> bool {
+    let slice_us = u64::from(control.word(1)) << 32 | u64::from(control.word(0));
+    (1..=TIME_SLICE_MAX_US).contains(&slice_us)
+}
+
+/// bWait, bManualTimeout: calls that do not wait may be made without end.
+fn waits_for_its_preemption(control: &Control) -> bool {
+    control.params[..2] == [1, 0]
+}
+
+/// NVA06C_CTRL_INTERLEAVE_LEVEL_LOW.
+fn is_interleaved_low(control: &Control) -> bool {
+    control.word(0) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn control(command: u32, words: &[u32]) -> Control {
+        let mut params = [0; PARAMS_BYTES];
+        for (at, word) in words.iter().enumerate() {
+            params[4 * at..4 * at + 4].copy_from_slice(&word.to_ne_bytes());
+        }
+        Control {
+            command,
+            flags: 0,
+            params,
+        }
+    }
+
+    /// SOURCE: measured: all that the CUDA library asked of these kinds, PyTorch and a plain program, driver 580.159.04.
+    #[test]
+    fn what_the_library_asks_for_passes() {
+        let asked = [
+            control(0xa06c_0101, &[1]),
+            control(0xa06c_0103, &[0x800, 0]),
+            control(0xa06c_0105, &[1, 0]),
+            control(0x2080_1210, &[1, 0x5c00_0015, 0, 2]),
+            control(0x83de_0309, &[0x3a]),
+            control(0x2080_1218, &[0x5c00_001c]),
+            control(0x906f_0101, &[0]),
+        ];
+        for control in asked {
+            assert!(permits(&control), "{:#x}", control.command);
+        }
+    }
+
+    #[test]
+    fn what_evades_or_hurts_does_not() {
+        let asked = [
+            control(0x2080_110b, &[0, 8]),
+            control(0x2080_110b, &[1, 8]),
+            control(0x2080_111a, &[]),
+            control(0x2080_111b, &[]),
+            control(0x2080_1117, &[]),
+            control(0x5080_0101, &[]),
+            control(0x5080_0103, &[]),
+            control(0x2080_1115, &[]),
+            control(0x2080_1210, &[1, 0x5c00_0015, 0, 0]),
+            control(0x2080_1210, &[3, 0x5c00_0015, 0, 1]),
+            control(0x2080_1211, &[]),
+            control(0xa06c_0101, &[0]),
+            control(0xa06c_0101, &[0x0001_0001]),
+            control(0xa06f_0103, &[0]),
+            control(0xa06c_0103, &[100_000, 0]),
+            control(0xa06c_0103, &[1, 1]),
+            control(0xa06c_0103, &[0, 0]),
+            control(0xa06c_0105, &[0, 0]),
+            control(0xa06c_0105, &[0x0101, 1_000_000]),
+            control(0xa06c_0107, &[2]),
+            control(0xa06f_0109, &[1]),
+            control(0xa06c_0110, &[1]),
+            control(0xa06f_0111, &[1]),
+        ];
+        for control in asked {
+            assert!(!permits(&control), "{control:x?}");
+        }
+    }
+
+    #[test]
+    fn parameters_in_another_form_are_not_understood() {
+        let mut slice = control(0xa06c_0103, &[0x800]);
+        assert!(permits(&slice) && looks_at_params(slice.command));
+        slice.flags = SERIALIZED;
+        assert!(!permits(&slice));
+        assert!(!looks_at_params(0x2080_110b) && !looks_at_params(0x906f_0101));
+    }
+
+    #[test]
+    fn every_rule_is_of_another_control() {
+        let mut numbers: Vec<u32> = RULES.iter().map(|(number, _)| *number).collect();
+        numbers.sort_unstable();
+        assert!(numbers.windows(2).all(|two| two[0] != two[1]));
+    }
+}
