@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use turnstile_policies::Weight;
 
+use crate::daemon::is_tenant_name;
+
 /// A VM that a stock VMM brings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
@@ -35,11 +37,8 @@ impl FromStr for FrontVm {
             Some((name, weight)) => (name, Some(weight)),
             None => (text, None),
         };
-        let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         // It becomes the name of a file.
-        let good =
-            (1..=64).contains(&name.len()) && name.chars().all(permitted) && !name.starts_with('.');
-        if !good {
+        if !is_tenant_name(name) || name.starts_with('.') {
             return Err(FrontVmError::Name(name.chars().take(64).collect()));
         }
         let weight = weight.map(|text| {
