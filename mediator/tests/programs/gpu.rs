@@ -1,14 +1,18 @@
 //! A GPU that takes programs and remembers what it was told; VMs go to a software GPU.
 
+use std::collections::BTreeMap;
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use turnstile_mediator::gpu::nvidia::programs::{Backing, Grant, ProgramMemory, ProgramPlace};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
     Refusal, TenantResources, Untracked,
 };
+use turnstile_preload_wire::Denial;
 use turnstile_vmm::wire::ObjectChange;
 
 /// What the GPU was told.
@@ -20,17 +24,38 @@ pub(crate) enum Told {
     Left(TenantId),
 }
 
+/// Handles of what programs have made.
+#[derive(Debug, Default)]
+pub(crate) struct Handles(pub(crate) Mutex<BTreeMap<ProgramPlace, (TenantId, OwnedFd)>>);
+
+impl Backing for Handles {
+    fn allocate(&self, _: TenantId, _: ProgramPlace) -> Result<Grant, Denial> {
+        Ok(Grant::Make)
+    }
+    fn made(&self, tenant: TenantId, place: ProgramPlace, handle: OwnedFd) {
+        self.0.lock().unwrap().insert(place, (tenant, handle));
+    }
+    fn freed(&self, _: TenantId, place: ProgramPlace) {
+        self.0.lock().unwrap().remove(&place);
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct FakeGpu {
     soft: SoftGpu,
     told: Mutex<Vec<Told>>,
+    pub(crate) memory: ProgramMemory,
+    pub(crate) backing: Arc<Handles>,
 }
 
 impl FakeGpu {
     pub(crate) fn new() -> Arc<Self> {
+        let backing = Arc::new(Handles::default());
         Arc::new(Self {
             soft: SoftGpu::new(SoftConfig::default()).unwrap(),
             told: Mutex::default(),
+            memory: ProgramMemory::new(1 << 30, backing.clone()),
+            backing,
         })
     }
 
@@ -55,9 +80,18 @@ impl FakeGpu {
 }
 
 impl Gpu for FakeGpu {
-    fn add_program(&self, tenant: TenantId, root: u32) -> Result<(), ProgramRefusal> {
+    fn add_program(
+        &self,
+        tenant: TenantId,
+        root: u32,
+        memory_max_bytes: Option<u64>,
+    ) -> Result<(), ProgramRefusal> {
+        self.memory.add(tenant, memory_max_bytes);
         self.tell(Told::Program(tenant, root));
         Ok(())
+    }
+    fn program_memory(&self, tenant: TenantId, connection: OwnedFd) -> Result<(), String> {
+        self.memory.connect(tenant, connection)
     }
     fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
         for change in changes {
@@ -76,6 +110,7 @@ impl Gpu for FakeGpu {
     }
     fn destroy_context(&self, tenant: TenantId) {
         self.tell(Told::Left(tenant));
+        self.memory.remove(tenant);
         self.soft.destroy_context(tenant);
     }
 
