@@ -20,10 +20,17 @@ pub(crate) struct Args {
     /// The daemon's socket
     #[arg(long, default_value = "/run/turnstile/vmm.sock")]
     socket: PathBuf,
+    /// Let its GPU memory move: a library takes over its allocations (docs/NVIDIA.md says what cannot move)
+    #[arg(long)]
+    movable: bool,
+    /// GPU memory that it may have, in bytes, with --movable: what it asks for beyond fails as if the GPU were full, and it is
+    /// told of no more
+    #[arg(long, requires = "movable")]
+    memory_max: Option<u64>,
     /// How the driver's objects are learnt; by notification where the kernel has it, else by the library
     #[arg(long, value_enum)]
     learn: Option<LearnArg>,
-    /// The library of --learn preload, if it is not beside this binary
+    /// The library of --movable and --learn preload, if it is not beside this binary
     #[arg(long)]
     preload: Option<PathBuf>,
     /// Append what is learnt to a file, without a daemon
@@ -56,6 +63,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             socket: args.socket,
             name: args.name,
             weight: args.weight,
+            memory_max_bytes: args.memory_max,
         },
     };
     let learn = args.learn.map(|learn| match learn {
@@ -67,6 +75,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         report,
         learn,
         library: args.preload,
+        movable: args.movable,
     };
     let code = launch::run(launch).unwrap_or_else(|error| {
         let code = error.exit_code();

@@ -283,6 +283,14 @@ impl Control {
                     .is_none_or(|known| self.host.program_objects(*tenant, *known, changes));
                 taken.then_some(()).ok_or(SessionError::TooManyChanges)
             }
+            (ToDaemon::Memory {}, Some(Role::Program { tenant, .. })) => {
+                let [connection] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
+                    got: fds.len(),
+                    expected: 1,
+                })?;
+                self.host.program_memory(*tenant, connection);
+                Ok(())
+            }
             (ToDaemon::Exited { pid }, Some(Role::Program { tenant, processes })) => {
                 if let Some(known) = processes.remove(&pid) {
                     self.host.program_exited(*tenant, known);

@@ -41,6 +41,7 @@ impl Host {
             protocol,
             name,
             weight,
+            memory_max_bytes,
         } = program
         else {
             return Err(HostError::NoHello);
@@ -63,7 +64,7 @@ impl Host {
             return Err(HostError::Nested { name });
         }
         let tenant = state.number();
-        self.gpu().add_program(tenant, pid)?;
+        self.gpu().add_program(tenant, pid, memory_max_bytes)?;
         let admitted = ToVmm::Admitted { tenant: tenant.0 };
         let answered = writer
             .push(&admitted, Vec::new())
@@ -120,6 +121,37 @@ impl Host {
         }
         self.lock().registry.admit(tenant, identity)?;
         Ok(pid)
+    }
+
+    /// A process of a program has memory that can move, and this connection.
+    pub(super) fn program_memory(&self, tenant: TenantId, connection: OwnedFd) {
+        let taken = self.take_memory(tenant, connection);
+        if let Err(why) = taken {
+            // One line for a connection, which costs the program a second each.
+            log::warn!("Memory of a process of {tenant} does not move: {why}");
+        }
+    }
+
+    fn take_memory(&self, tenant: TenantId, connection: OwnedFd) -> Result<(), String> {
+        let peer = rustix::net::sockopt::socket_peercred(&connection);
+        let peer = peer.map_err(|errno| errno.to_string())?;
+        let identity = Identity::of(peer.pid.as_raw_pid().unsigned_abs());
+        let root = self
+            .lock()
+            .tenants
+            .get(&tenant)
+            .and_then(|tenant| match tenant.kind {
+                Kind::Program(root) => Some(root),
+                Kind::Vm(_) => None,
+            });
+        // Who it was when it connected may have ended since; then nothing of it has to move.
+        let own = identity
+            .zip(root)
+            .is_some_and(|(own, root)| own.descends_from(root));
+        if !own {
+            return Err(ProcessError::Stranger.to_string());
+        }
+        self.gpu().program_memory(tenant, connection)
     }
 
     /// What the driver did for a process of a program; false if the launcher broke the rules.

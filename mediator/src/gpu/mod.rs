@@ -347,12 +347,27 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     fn set_unwatched(&self, tenant: TenantId, open: bool);
 
     /// Makes a program a tenant: the process `root`, all that descend from it, and those whose objects are reported. It is
-    /// ended by [`Gpu::destroy_context`]. What it has to do is told by [`Gpu::activity`] as far as it can be known.
+    /// ended by [`Gpu::destroy_context`]. What it has to do is told by [`Gpu::activity`] as far as it can be known. Of memory
+    /// that can move it may have so many bytes, if that is said.
     ///
     /// # Errors
     /// If the GPU takes no programs.
-    fn add_program(&self, _tenant: TenantId, _root: u32) -> Result<(), ProgramRefusal> {
+    fn add_program(
+        &self,
+        _tenant: TenantId,
+        _root: u32,
+        _memory_max_bytes: Option<u64>,
+    ) -> Result<(), ProgramRefusal> {
         Err(ProgramRefusal::Unsupported)
+    }
+
+    /// A process of a program, which is its by the kernel's word, has memory that can move, and a connection of the protocol
+    /// `turnstile-preload-wire` for it.
+    ///
+    /// # Errors
+    /// If the GPU does not hear it, and why.
+    fn program_memory(&self, _tenant: TenantId, _connection: OwnedFd) -> Result<(), String> {
+        Err("this GPU does not move memory of programs".into())
     }
 
     /// A process of a program, which is its by the kernel's word, was handed objects by the driver, or freed some. No

@@ -112,13 +112,6 @@ fn keeper(listener: &Listener) -> io::Result<Option<OwnedFd>> {
 }
 
 fn preloaded(mut command: Command, library: Option<&Path>) -> Result<Started, LaunchError> {
-    let library = match library {
-        Some(path) => path.to_owned(),
-        None => beside_us()?,
-    };
-    if !library.is_file() {
-        return Err(LaunchError::NoLibrary { path: library });
-    }
     let folder = tempfile::tempdir().map_err(LaunchError::Host)?;
     let path = folder.path().join("handles");
     let socket = UnixDatagram::bind(&path).map_err(LaunchError::Host)?;
@@ -126,12 +119,8 @@ fn preloaded(mut command: Command, library: Option<&Path>) -> Result<Started, La
         .set_nonblocking(true)
         .and_then(|()| sys::want_senders(&socket))
         .map_err(LaunchError::Host)?;
-    let mut preload = library.into_os_string();
-    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
-    command.env("LD_PRELOAD", preload).env(VARIABLE, path);
+    preload(&mut command, &find(library)?);
+    command.env(VARIABLE, path);
     let started = command.spawn();
     let pid = pid_of(&started.map_err(|source| not_started(&command, source))?);
     let learner = Learner::Preload {
@@ -139,6 +128,32 @@ fn preloaded(mut command: Command, library: Option<&Path>) -> Result<Started, La
         _folder: folder,
     };
     Ok(Started { pid, learner })
+}
+
+/// The library, where it was named or beside us.
+///
+/// # Errors
+/// If it is not there.
+pub(super) fn find(library: Option<&Path>) -> Result<PathBuf, LaunchError> {
+    let path = match library {
+        Some(path) => path.to_owned(),
+        None => beside_us()?,
+    };
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(LaunchError::NoLibrary { path })
+    }
+}
+
+/// Has the command load the library before others, and before those that are preloaded already.
+pub(super) fn preload(command: &mut Command, library: &Path) {
+    let mut preload = library.as_os_str().to_owned();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    command.env("LD_PRELOAD", preload);
 }
 
 fn beside_us() -> Result<PathBuf, LaunchError> {

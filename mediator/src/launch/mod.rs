@@ -11,6 +11,7 @@
 //! and ends with the command's status when the command and all that it started have ended. Without a daemon the program
 //! runs on; to one that comes back all is told again.
 
+mod door;
 mod keeper;
 mod learner;
 mod link;
@@ -27,6 +28,7 @@ pub use keeper::serve as keep;
 use turnstile_vmm::wire::{PROTOCOL, ToDaemon, WireError};
 
 use crate::gpu::nvidia::notify::NotifyError;
+use door::Door;
 use link::Link;
 use supervisor::Supervisor;
 
@@ -50,6 +52,8 @@ pub enum Report {
         name: Option<String>,
         /// Weight; the daemon's default if absent.
         weight: Option<u32>,
+        /// GPU memory that it may have, as far as that can move; no limit of its own if absent.
+        memory_max_bytes: Option<u64>,
     },
     /// To a file, in the preloaded library's lines.
     File(File),
@@ -66,6 +70,8 @@ pub struct Launch {
     pub learn: Option<Learn>,
     /// The library; the one beside this binary if absent.
     pub library: Option<PathBuf>,
+    /// Its memory can move: the library is preloaded for that as well.
+    pub movable: bool,
 }
 
 /// Why a program was not run, or not to its end.
@@ -141,11 +147,13 @@ pub fn run(launch: Launch) -> Result<i32, LaunchError> {
             socket,
             name,
             weight,
+            memory_max_bytes,
         } => {
             let greeting = ToDaemon::Program {
                 protocol: PROTOCOL,
                 name: name.unwrap_or_else(|| default_name(program.as_ref(), std::process::id())),
                 weight,
+                memory_max_bytes,
             };
             (Some(Link::open(socket, greeting)?), None)
         }
@@ -155,13 +163,20 @@ pub fn run(launch: Launch) -> Result<i32, LaunchError> {
     // Whatever the command starts stays below this process, also when its parent ends first.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|errno| LaunchError::Host(errno.into()))?;
+    let door = launch
+        .movable
+        .then(|| Door::open(launch.library.as_deref()))
+        .transpose()?;
     let started = learner::start(launch.learn, launch.library.as_deref(), || {
         let mut command = Command::new(program);
         command.args(arguments);
         signals.give_back_in(&mut command);
+        if let Some(door) = &door {
+            door.show(&mut command);
+        }
         command
     })?;
-    Supervisor::new(started, signals, link, file).run()
+    Supervisor::new(started, signals, link, file, door).run()
 }
 
 /// The command's own name, as far as a tenant's may have its letters, and the launcher's number.

@@ -13,6 +13,7 @@ use rustix::process::{
 use turnstile_vmm::wire::{CHANGES_MAX, ObjectChange, ToDaemon};
 
 use super::LaunchError;
+use super::door::Door;
 use super::learner::{Learner, Started};
 use super::link::{Link, Turn};
 use super::sys::{Received, Signals};
@@ -46,6 +47,8 @@ pub(super) struct Supervisor {
     signals: Signals,
     link: Option<Link>,
     file: Option<File>,
+    /// Where processes come to whose memory can move.
+    door: Option<Door>,
     handles: Handles,
     /// Those that were handed something, by their pidfds.
     processes: BTreeMap<u32, OwnedFd>,
@@ -72,6 +75,7 @@ impl Supervisor {
         signals: Signals,
         link: Option<Link>,
         file: Option<File>,
+        door: Option<Door>,
     ) -> Self {
         Self {
             command: started.pid,
@@ -79,6 +83,7 @@ impl Supervisor {
             signals,
             link,
             file,
+            door,
             handles: Handles::default(),
             processes: BTreeMap::new(),
             status: None,
@@ -112,6 +117,7 @@ impl Supervisor {
             for seen in seen.drain(..) {
                 self.saw(seen);
             }
+            self.hand_on();
             for pid in ready.ended {
                 self.ended(pid);
             }
@@ -162,6 +168,9 @@ impl Supervisor {
         let processes_end = fds.len();
         if let Some((fd, flags)) = self.link.as_ref().and_then(Link::interest) {
             fds.push(PollFd::from_borrowed_fd(fd, flags));
+        }
+        if let Some(door) = &self.door {
+            fds.push(PollFd::new(door, PollFlags::IN));
         }
         let now = Instant::now();
         let reconnect = self.link.as_ref().and_then(Link::until);
@@ -283,6 +292,15 @@ impl Supervisor {
                     log::warn!("What is learnt cannot be written: {error}");
                     self.file = None;
                 }
+            }
+        }
+    }
+
+    /// Hands those who came to the door on to the daemon; without one they are turned away, and come again.
+    fn hand_on(&mut self) {
+        while let Some(connection) = self.door.as_ref().and_then(Door::next) {
+            if let Some(link) = self.link.as_mut().filter(|link| link.is_up()) {
+                link.say(&ToDaemon::Memory {}, vec![connection]);
             }
         }
     }

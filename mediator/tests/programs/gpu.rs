@@ -1,9 +1,11 @@
 //! A GPU that takes programs and remembers what it was told; VMs go to a software GPU.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use turnstile_mediator::gpu::nvidia::programs::{ProgramMemory, Unmoved};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
@@ -24,6 +26,7 @@ pub(crate) enum Told {
 pub(crate) struct FakeGpu {
     soft: SoftGpu,
     told: Mutex<Vec<Told>>,
+    memory: ProgramMemory,
 }
 
 impl FakeGpu {
@@ -31,6 +34,7 @@ impl FakeGpu {
         Arc::new(Self {
             soft: SoftGpu::new(SoftConfig::default()).unwrap(),
             told: Mutex::default(),
+            memory: ProgramMemory::new(1 << 30, Arc::new(Unmoved)),
         })
     }
 
@@ -55,9 +59,18 @@ impl FakeGpu {
 }
 
 impl Gpu for FakeGpu {
-    fn add_program(&self, tenant: TenantId, root: u32) -> Result<(), ProgramRefusal> {
+    fn add_program(
+        &self,
+        tenant: TenantId,
+        root: u32,
+        memory_max_bytes: Option<u64>,
+    ) -> Result<(), ProgramRefusal> {
+        self.memory.add(tenant, memory_max_bytes);
         self.tell(Told::Program(tenant, root));
         Ok(())
+    }
+    fn program_memory(&self, tenant: TenantId, connection: OwnedFd) -> Result<(), String> {
+        self.memory.connect(tenant, connection)
     }
     fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
         for change in changes {
@@ -76,6 +89,7 @@ impl Gpu for FakeGpu {
     }
     fn destroy_context(&self, tenant: TenantId) {
         self.tell(Told::Left(tenant));
+        self.memory.remove(tenant);
         self.soft.destroy_context(tenant);
     }
 

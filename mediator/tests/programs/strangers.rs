@@ -30,6 +30,7 @@ impl Launcher {
                 protocol: PROTOCOL,
                 name,
                 weight: None,
+                memory_max_bytes: None,
             },
             Vec::new(),
         );
@@ -137,6 +138,7 @@ fn who_breaks_the_rules_is_disconnected() {
         protocol: PROTOCOL,
         name: "again".into(),
         weight: None,
+        memory_max_bytes: None,
     };
     let rules: [Vec<(ToDaemon, Vec<OwnedFd>)>; 6] = [
         vec![(process(1), vec![])],
@@ -188,6 +190,7 @@ fn a_stranger_says_nothing_before_its_greeting() {
         protocol: PROTOCOL + 1,
         name: "x".into(),
         weight: None,
+        memory_max_bytes: None,
     };
     launcher.say(&newer, Vec::new());
     assert!(matches!(launcher.hear(), Some(ToVmm::Refused { text }) if text.contains("protocol")));

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use turnstile_preload_wire::{CHUNKS_MAX, ChunkNumber, GRANULE_BYTES, Pin, ToDaemon};
+use turnstile_preload_wire::{CHUNKS_MAX, ChunkNumber, EXTENT_BYTES, GRANULE_BYTES, Pin, ToDaemon};
 
 use crate::abi::{Access, INVALID_VALUE, OUT_OF_MEMORY, Prop};
 use crate::gate::Gate;
@@ -68,8 +68,10 @@ pub(crate) enum Answer {
 /// What a chunk is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// The allocator's, behind addresses that it reserved.
-    Own,
+    /// Given out in pieces, behind addresses that were reserved for it.
+    Slab,
+    /// Part of a large allocation.
+    Part,
     /// The program's, which holds the handle so many times.
     Held(u32),
 }
@@ -97,12 +99,19 @@ struct Chunk {
     mappings: Vec<Mapping>,
 }
 
+/// An allocation that shares no chunk with another.
+#[derive(Debug)]
+struct Whole {
+    bytes: u64,
+    numbers: Vec<ChunkNumber>,
+}
+
 #[derive(Debug, Default)]
 struct State {
     last: ChunkNumber,
     chunks: BTreeMap<ChunkNumber, Chunk>,
-    /// Chunks of one allocation each, by address.
-    whole: BTreeMap<u64, ChunkNumber>,
+    /// Large allocations, by address.
+    whole: BTreeMap<u64, Whole>,
     slabs: Slabs,
     /// The program's mappings, by address.
     mapped: BTreeMap<u64, ChunkNumber>,
@@ -234,7 +243,7 @@ impl<D: Device, L: Line> Heap<D, L> {
             made_here,
             told: false,
             pin: None,
-            purpose: Use::Own,
+            purpose: Use::Part,
             mappings: Vec::new(),
         };
         Ok((number, chunk))
@@ -248,27 +257,43 @@ impl<D: Device, L: Line> Heap<D, L> {
         self.line.say(ToDaemon::Spared { chunk: number }, None);
     }
 
-    /// Makes a chunk of the allocator's own. Returns it with the address that it has.
-    fn make(&self, bytes: u64, prop: Prop) -> Outcome<(ChunkNumber, u64, Chunk)> {
+    /// Makes memory of the allocator's own: chunks one behind the other, at the address that is returned with them.
+    fn make(&self, bytes: u64, prop: Prop) -> Outcome<(u64, Vec<(ChunkNumber, Chunk)>)> {
+        let address = self.device.reserve(bytes)?;
+        let mut parts = Vec::new();
+        let mut at = 0;
+        while at < bytes {
+            let part = EXTENT_BYTES.min(bytes - at);
+            match self.make_part(address + at, part, prop) {
+                Ok(made) => parts.push(made),
+                Err(result) => {
+                    for (number, chunk) in parts {
+                        let _ = self.device.unmap(chunk.mappings[0].address, chunk.bytes);
+                        self.undo(number, &chunk);
+                    }
+                    let _ = self.device.unreserve(address, bytes);
+                    return Err(result);
+                }
+            }
+            at += part;
+        }
+        Ok((address, parts))
+    }
+
+    fn make_part(&self, address: u64, bytes: u64, prop: Prop) -> Outcome<(ChunkNumber, Chunk)> {
         let (number, mut chunk) = self.obtain(bytes, prop)?;
         let access = vec![Access::full(prop.location)];
-        let mapped = self.device.reserve(bytes).and_then(|address| {
-            // PANIC: none; a chunk that was obtained has a handle.
-            let handle = chunk.handle.unwrap_or_default();
-            let mapped = self.device.map(address, bytes, handle);
-            let mapped = mapped.and_then(|()| {
-                let permitted = self.device.permit(address, bytes, &access);
-                permitted.inspect_err(|_| {
-                    let _ = self.device.unmap(address, bytes);
-                })
-            });
-            mapped.map(|()| address).inspect_err(|_| {
-                let _ = self.device.unreserve(address, bytes);
+        // PANIC: none; a chunk that was obtained has a handle.
+        let handle = chunk.handle.unwrap_or_default();
+        let mapped = self.device.map(address, bytes, handle).and_then(|()| {
+            let permitted = self.device.permit(address, bytes, &access);
+            permitted.inspect_err(|_| {
+                let _ = self.device.unmap(address, bytes);
             })
         });
-        let address = mapped.inspect_err(|_| self.undo(number, &chunk))?;
+        mapped.inspect_err(|_| self.undo(number, &chunk))?;
         chunk.mappings.push(Mapping { address, access });
-        Ok((number, address, chunk))
+        Ok((number, chunk))
     }
 
     /// Takes a chunk in and tells the daemon of it.
@@ -341,35 +366,51 @@ impl<D: Device, L: Line> Heap<D, L> {
             return Err(INVALID_VALUE);
         }
         if bytes > PIECE_BYTES_MAX {
-            let (number, address, chunk) = self.make(granules(bytes)?, prop)?;
+            let bytes = granules(bytes)?;
+            let (address, parts) = self.make(bytes, prop)?;
             let mut state = lock(&self.state);
-            self.insert(&mut state, number, chunk);
-            state.whole.insert(address, number);
+            let numbers = self.insert_all(&mut state, parts);
+            state.whole.insert(address, Whole { bytes, numbers });
             return Ok(address);
         }
         let piece = rounded(bytes).ok_or(OUT_OF_MEMORY)?;
         if let Some(address) = lock(&self.state).slabs.take(piece) {
             return Ok(address);
         }
-        let (number, address, chunk) = self.make(SLAB_BYTES, prop)?;
+        let (address, parts) = self.make(SLAB_BYTES, prop)?;
         let mut state = lock(&self.state);
-        self.insert(&mut state, number, chunk);
-        state.slabs.add(address, SLAB_BYTES, number);
+        for number in self.insert_all(&mut state, parts) {
+            if let Some(chunk) = state.chunks.get_mut(&number) {
+                chunk.purpose = Use::Slab;
+            }
+            state.slabs.add(address, SLAB_BYTES, number);
+        }
         state.slabs.take(piece).ok_or(OUT_OF_MEMORY)
+    }
+
+    fn insert_all(&self, state: &mut State, parts: Vec<(ChunkNumber, Chunk)>) -> Vec<ChunkNumber> {
+        let mut numbers = Vec::new();
+        for (number, chunk) in parts {
+            numbers.push(number);
+            self.insert(state, number, chunk);
+        }
+        numbers
     }
 
     /// The allocation that an address lies in: where it begins, and its bytes. None if it is none of ours.
     pub(crate) fn range(&self, address: u64) -> Option<(u64, u64)> {
         let state = lock(&self.state);
-        let at = |map: &BTreeMap<u64, ChunkNumber>| {
-            let (base, number) = map.range(..=address).next_back()?;
-            let bytes = state.chunks.get(number)?.bytes;
-            (address - base < bytes).then_some((*base, bytes))
+        let within = |base: u64, bytes: u64| (address - base < bytes).then_some((base, bytes));
+        let whole = || {
+            let (base, whole) = state.whole.range(..=address).next_back()?;
+            within(*base, whole.bytes)
         };
         let piece = || state.slabs.piece(address);
-        at(&state.whole)
-            .or_else(piece)
-            .or_else(|| at(&state.mapped))
+        let mapped = || {
+            let (base, number) = state.mapped.range(..=address).next_back()?;
+            within(*base, state.chunks.get(number)?.bytes)
+        };
+        whole().or_else(piece).or_else(mapped)
     }
 
     /// Whether an allocation of ours begins there.
@@ -385,8 +426,11 @@ impl<D: Device, L: Line> Heap<D, L> {
     /// Frees what begins at `address`. Precondition: nothing uses it any more. False if nothing of ours begins there.
     pub(crate) fn free(&self, address: u64) -> bool {
         let mut state = lock(&self.state);
-        if let Some(number) = state.whole.remove(&address) {
-            self.end(&mut state, number);
+        if let Some(whole) = state.whole.remove(&address) {
+            for number in whole.numbers {
+                self.end(&mut state, number);
+            }
+            let _ = self.device.unreserve(address, whole.bytes);
             return true;
         }
         if !state.slabs.give(address) {
@@ -425,7 +469,7 @@ impl<D: Device, L: Line> Heap<D, L> {
             if chunk.handle.is_some() {
                 let _ = self.device.unmap(mapping.address, chunk.bytes);
             }
-            if chunk.purpose == Use::Own {
+            if chunk.purpose == Use::Slab {
                 let _ = self.device.unreserve(mapping.address, chunk.bytes);
             }
         }
@@ -446,12 +490,20 @@ impl<D: Device, L: Line> Heap<D, L> {
     /// The context is gone, and with it whatever was allocated in it.
     pub(crate) fn context_is_gone(&self) {
         let mut state = lock(&self.state);
-        let own = state.chunks.iter().filter(|(_, c)| c.purpose == Use::Own);
-        let own: Vec<ChunkNumber> = own.map(|(number, _)| *number).collect();
-        for number in own {
+        for (address, whole) in std::mem::take(&mut state.whole) {
+            for number in whole.numbers {
+                self.end(&mut state, number);
+            }
+            let _ = self.device.unreserve(address, whole.bytes);
+        }
+        let slabs = state
+            .chunks
+            .iter()
+            .filter(|(_, chunk)| chunk.purpose == Use::Slab);
+        let slabs: Vec<ChunkNumber> = slabs.map(|(number, _)| *number).collect();
+        for number in slabs {
             self.end(&mut state, number);
         }
-        state.whole.clear();
         state.slabs = Slabs::default();
         state.deferred.clear();
     }

@@ -174,6 +174,35 @@ fn a_chunk_goes_and_comes_back_where_it_was() {
 }
 
 #[test]
+fn a_large_allocation_is_several_chunks_at_one_address() {
+    let (heap, driver, line) = heap();
+    let address = heap.alloc((600 << 20) + 1, PROP).unwrap();
+    let chunks = announced(&heap, &line);
+    assert_eq!(chunks.len(), 3);
+    let last = address + (600 << 20);
+    assert_eq!(heap.range(last), Some((address, 602 << 20)));
+    let all: Vec<(u64, u64)> = {
+        let books = driver.books();
+        books
+            .mapped
+            .iter()
+            .map(|(at, mapped)| (at - address, mapped.0))
+            .collect()
+    };
+    let mib = |at: u64, bytes: u64| (at << 20, bytes << 20);
+    assert_eq!(all, [mib(0, 256), mib(256, 256), mib(512, 90)]);
+    let chunk = chunks[1];
+    heap.obey(ToLibrary::Release { chunk }, None);
+    assert_eq!(driver.books().mapped.len(), 2);
+    assert!(heap.free(address) && driver.is_empty());
+    // The third of three finds no room: nothing of it is left.
+    line.up.store(false, Ordering::Relaxed);
+    driver.books().room = Some(2);
+    assert_eq!(heap.alloc(600 << 20, PROP), Err(OUT_OF_MEMORY));
+    assert!(driver.is_empty());
+}
+
+#[test]
 fn what_is_freed_while_it_is_away_is_gone() {
     let (heap, driver, line) = heap();
     let address = heap.alloc(2 << 20, PROP).unwrap();

@@ -162,6 +162,7 @@ fn what_a_launcher_says_fits_a_frame_and_comes_out_as_it_went_in() {
         protocol: crate::wire::PROTOCOL,
         name: "x".repeat(64),
         weight: None,
+        memory_max_bytes: None,
     };
     let pid = u32::MAX;
     let mut changes = vec![made; CHANGES_MAX];

@@ -134,7 +134,13 @@ pub enum ToDaemon {
         name: String,
         /// Weight, as in Hello.
         weight: Option<u32>,
+        /// GPU memory that its processes may have together, as far as they let it move (see [`ToDaemon::Memory`]); no limit
+        /// of its own where absent.
+        memory_max_bytes: Option<u64>,
     },
+    /// A process of the program has memory that can move. Descriptor: the connection of its library, of the protocol
+    /// `turnstile-preload-wire`, by which the kernel says whose it is.
+    Memory {},
     /// A process of the program uses the GPU. Descriptor: its pidfd, by which the daemon knows it whatever number it has
     /// in the daemon's namespace.
     Process {

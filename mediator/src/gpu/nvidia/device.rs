@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,7 @@ use super::hands::{Hands, Owner};
 use super::hold::Channel;
 use super::holder::{Holder, OwnedSwitch};
 use super::probe::CudaError;
+use super::programs::{ProgramMemory, Unmoved};
 use super::rm::{RmClient, RmError};
 use super::sys::Cuda;
 use super::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
@@ -157,6 +159,7 @@ struct Shared {
     hands: Hands,
     status_reads: AtomicU64,
     vms: Vms,
+    programs: ProgramMemory,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -211,6 +214,7 @@ impl NvidiaGpu {
             hands: Hands::default(),
             status_reads: AtomicU64::new(0),
             vms,
+            programs: ProgramMemory::new(facts.memory_bytes, Arc::new(Unmoved)),
             client: client.clone(),
             driver,
         });
@@ -392,6 +396,7 @@ impl Gpu for NvidiaGpu {
 
     fn destroy_context(&self, tenant: TenantId) {
         self.shared.vms.end(tenant);
+        self.shared.programs.remove(tenant);
         self.shared.hands.want(tenant, false);
         lock(&self.shared.watched).watch.remove(tenant);
     }
@@ -522,11 +527,21 @@ impl Gpu for NvidiaGpu {
         }
     }
 
-    fn add_program(&self, tenant: TenantId, root: u32) -> Result<(), ProgramRefusal> {
+    fn add_program(
+        &self,
+        tenant: TenantId,
+        root: u32,
+        memory_max_bytes: Option<u64>,
+    ) -> Result<(), ProgramRefusal> {
+        self.shared.programs.add(tenant, memory_max_bytes);
         lock(&self.shared.watched)
             .watch
             .add(tenant, root, self.shared.now());
         Ok(())
+    }
+
+    fn program_memory(&self, tenant: TenantId, connection: OwnedFd) -> Result<(), String> {
+        self.shared.programs.connect(tenant, connection)
     }
 
     fn program_changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
@@ -543,7 +558,8 @@ impl Gpu for NvidiaGpu {
             let watched = lock(&self.shared.watched);
             (watched.reads, watched.log.losses(), watched.log.dropped())
         };
-        BTreeMap::from([
+        let mut figures = self.shared.programs.figures();
+        figures.extend([
             ("suspend_calls", calls.count),
             ("suspend_calls_failed", calls.failed),
             ("suspend_calls_ns", calls.total_ns),
@@ -558,7 +574,8 @@ impl Gpu for NvidiaGpu {
                 "status_reads",
                 self.shared.status_reads.load(Ordering::Relaxed),
             ),
-        ])
+        ]);
+        figures
     }
 
     fn untracked(&self) -> Vec<Untracked> {

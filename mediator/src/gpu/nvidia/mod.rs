@@ -34,6 +34,7 @@ pub mod mover;
 pub mod notify;
 pub mod police;
 pub mod probe;
+pub mod programs;
 pub mod residency;
 pub mod rm;
 mod sys;

@@ -1,0 +1,439 @@
+//! Memory of programs, as their preloaded libraries tell of it (`preload/`): what they may have, and where it is.
+//!
+//! Each process has a connection and a thread here that hears it. What it says are allegations: a frame is checked when it is
+//! decoded, and a chunk's state in [`book`]; whoever breaks the rules loses the connection, and its memory does not move.
+//! Who has the memory is behind [`Backing`]; it has chunks taken and given by [`ProgramMemory::unmap`] and
+//! [`ProgramMemory::map`], while nothing of the program runs.
+
+mod book;
+mod line;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use turnstile_accounting::TenantId;
+use turnstile_preload_wire::{ChunkNumber, Denial, Pin, ToDaemon, ToLibrary, VERSION};
+
+use book::{Book, Breach, ProcessNumber};
+use line::Line;
+
+/// Processes of all programs at a time that have a connection: each takes a thread.
+const CONNECTIONS_MAX: usize = 512;
+/// TIMEOUT: a chunk is unmapped or mapped in 0.1 ms (measured on an H200), at most 16,384 of them.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// One line for so many refusals: programs cause them.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+
+/// A chunk of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProgramPlace {
+    process: ProcessNumber,
+    chunk: ChunkNumber,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// How a chunk that may be comes to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// The program makes it, on the GPU.
+    Make,
+    /// It is given to the program, now or when there is room ([`ProgramMemory::map`]).
+    Given,
+}
+
+/// Who has the memory of programs.
+pub trait Backing: Send + Sync + Debug {
+    /// A tenant is to have a chunk, which is within its limits.
+    ///
+    /// # Errors
+    /// If GPU and host have no room.
+    fn allocate(&self, tenant: TenantId, place: ProgramPlace) -> Result<Grant, Denial>;
+    /// The program has made one, of which this is a handle.
+    fn made(&self, tenant: TenantId, place: ProgramPlace, handle: OwnedFd);
+    /// A chunk is of no interest any more.
+    fn freed(&self, tenant: TenantId, place: ProgramPlace);
+}
+
+/// Memory stays on the card.
+#[derive(Clone, Copy, Debug)]
+pub struct Unmoved;
+
+impl Backing for Unmoved {
+    fn allocate(&self, _: TenantId, _: ProgramPlace) -> Result<Grant, Denial> {
+        Ok(Grant::Make)
+    }
+
+    /// The handle is closed: it would keep the memory.
+    fn made(&self, _: TenantId, _: ProgramPlace, _: OwnedFd) {}
+
+    fn freed(&self, _: TenantId, _: ProgramPlace) {}
+}
+
+/// What is waited for.
+#[derive(Debug, Default)]
+struct Awaited(BTreeMap<(ProcessNumber, ChunkNumber), Option<Result<(), u32>>>);
+
+#[derive(Debug)]
+struct State {
+    book: Book,
+    /// What each tenant may have, if that is said.
+    limits: BTreeMap<TenantId, u64>,
+    lines: BTreeMap<ProcessNumber, Arc<Line>>,
+    awaited: Awaited,
+    told: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    backing: Arc<dyn Backing>,
+    state: Mutex<State>,
+    answered: Condvar,
+}
+
+/// Memory of all programs of a GPU.
+#[derive(Clone, Debug)]
+pub struct ProgramMemory(Arc<Shared>);
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ProgramMemory {
+    /// Programs may have so many bytes together, on the card and at the host.
+    pub fn new(room_bytes: u64, backing: Arc<dyn Backing>) -> Self {
+        let state = State {
+            book: Book::new(room_bytes),
+            limits: BTreeMap::new(),
+            lines: BTreeMap::new(),
+            awaited: Awaited::default(),
+            told: None,
+        };
+        Self(Arc::new(Shared {
+            backing,
+            state: Mutex::new(state),
+            answered: Condvar::new(),
+        }))
+    }
+
+    /// A program is a tenant, which may have so many bytes, if that is said.
+    pub fn add(&self, tenant: TenantId, max_bytes: Option<u64>) {
+        let max_bytes = max_bytes.unwrap_or(u64::MAX);
+        self.0.lock().limits.insert(tenant, max_bytes);
+    }
+
+    /// A process of a tenant has connected. It is heard on a thread of its own.
+    ///
+    /// # Errors
+    /// If there are too many, no thread, or no such tenant.
+    pub fn connect(&self, tenant: TenantId, socket: OwnedFd) -> Result<(), String> {
+        let line = Arc::new(Line::new(socket).map_err(|error| error.to_string())?);
+        let mut state = self.0.lock();
+        if state.lines.len() >= CONNECTIONS_MAX {
+            return Err(format!(
+                "{CONNECTIONS_MAX} processes have movable memory already"
+            ));
+        }
+        let limit = state.limits.get(&tenant).copied();
+        let max_bytes = limit.ok_or("its program is no tenant")?;
+        let number = state.book.connect(tenant, max_bytes);
+        state.lines.insert(number, line.clone());
+        drop(state);
+        let own = self.clone();
+        let heard = thread::Builder::new()
+            .name("gpu-program".into())
+            .spawn(move || own.hear(tenant, number, &line));
+        heard.map(drop).map_err(|error| {
+            self.lose(tenant, number);
+            error.to_string()
+        })
+    }
+
+    /// A tenant is gone: its processes are not heard any more.
+    pub fn remove(&self, tenant: TenantId) {
+        let mut state = self.0.lock();
+        state.limits.remove(&tenant);
+        for number in state.book.processes(tenant) {
+            if let Some(line) = state.lines.get(&number) {
+                line.end();
+            }
+        }
+    }
+
+    fn hear(&self, tenant: TenantId, number: ProcessNumber, line: &Line) {
+        let mut greeted = false;
+        let end = loop {
+            let (message, fd) = match line.next() {
+                Ok(Some(heard)) => heard,
+                Ok(None) => break None,
+                Err(error) => break Some(error.to_string()),
+            };
+            let served = match (message, greeted) {
+                (ToDaemon::Hello { version: VERSION }, false) => {
+                    greeted = true;
+                    let info = self.0.lock().book.info(number);
+                    info.map(|(_, limit_bytes)| {
+                        let version = VERSION;
+                        line.say(
+                            &ToLibrary::Welcome {
+                                version,
+                                limit_bytes,
+                            },
+                            None,
+                        )
+                    })
+                }
+                (ToDaemon::Hello { .. }, _) | (_, false) => {
+                    break Some("it does not greet as this daemon does".into());
+                }
+                (message, true) => self.serve(tenant, number, line, message, fd),
+            };
+            match served {
+                Ok(true) => {}
+                Ok(false) => break None,
+                Err(breach) => break Some(breach.to_string()),
+            }
+        };
+        if let Some(why) = end {
+            // One line for a connection.
+            log::warn!("Memory of a process of {tenant} does not move any more: {why}");
+        }
+        self.lose(tenant, number);
+    }
+
+    /// False if the process does not hear any more.
+    fn serve(
+        &self,
+        tenant: TenantId,
+        number: ProcessNumber,
+        line: &Line,
+        message: ToDaemon,
+        fd: Option<OwnedFd>,
+    ) -> Result<bool, Breach> {
+        let place = |chunk, bytes| ProgramPlace {
+            process: number,
+            chunk,
+            bytes,
+        };
+        match message {
+            ToDaemon::Ask { chunk, bytes } => {
+                let asked = self.0.lock().book.ask(number, chunk, bytes)?;
+                let granted = asked.and_then(|()| {
+                    let granted = self.0.backing.allocate(tenant, place(chunk, bytes));
+                    granted.inspect_err(|denial| {
+                        self.0.lock().book.withdraw(number, chunk, *denial);
+                    })
+                });
+                match granted {
+                    Ok(Grant::Given) => return Ok(true),
+                    Ok(Grant::Make) => return Ok(line.say(&ToLibrary::Granted { chunk }, None)),
+                    Err(reason) => {
+                        self.tell(tenant, bytes, reason);
+                        return Ok(line.say(&ToLibrary::Denied { chunk, reason }, None));
+                    }
+                }
+            }
+            ToDaemon::Made { chunk, bytes } => {
+                self.0.lock().book.made(number, chunk, bytes)?;
+                // PANIC: none; a frame of this kind has one.
+                if let Some(handle) = fd {
+                    self.0.backing.made(tenant, place(chunk, bytes), handle);
+                }
+            }
+            ToDaemon::Spared { chunk } | ToDaemon::Freed { chunk } | ToDaemon::Kept { chunk } => {
+                let bytes = self.0.lock().book.forget(number, chunk)?;
+                self.0.backing.freed(tenant, place(chunk, bytes));
+                self.answer(number, chunk, Err(0));
+            }
+            ToDaemon::Pinned { reason, bytes } => {
+                self.0.lock().book.pinned(number, reason, bytes)?;
+            }
+            ToDaemon::Released { chunk } => {
+                self.0.lock().book.released(number, chunk)?;
+                self.answer(number, chunk, Ok(()));
+            }
+            ToDaemon::Restored { chunk } => {
+                self.0.lock().book.restored(number, chunk)?;
+                self.answer(number, chunk, Ok(()));
+            }
+            ToDaemon::Failed { chunk, result } => self.answer(number, chunk, Err(result)),
+            ToDaemon::Info { question } => {
+                let (free_bytes, total_bytes) = self.0.lock().book.info(number)?;
+                let memory = ToLibrary::Memory {
+                    question,
+                    free_bytes,
+                    total_bytes,
+                };
+                return Ok(line.say(&memory, None));
+            }
+            ToDaemon::Hello { .. } => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Says that a chunk was denied, now and then.
+    fn tell(&self, tenant: TenantId, bytes: u64, reason: Denial) {
+        let mut state = self.0.lock();
+        if state.told.is_some_and(|at| at.elapsed() < TELL_EVERY) {
+            return;
+        }
+        state.told = Some(Instant::now());
+        let denied: u64 = state.book.denied().iter().sum();
+        drop(state);
+        let why = match reason {
+            Denial::Limit => "it has its memory.max",
+            Denial::Full => "GPU and host have no more room",
+        };
+        log::warn!(
+            "{tenant} was refused {bytes} bytes of GPU memory: {why} ({denied} refusals so far)"
+        );
+    }
+
+    fn answer(&self, number: ProcessNumber, chunk: ChunkNumber, result: Result<(), u32>) {
+        let mut state = self.0.lock();
+        if let Some(slot @ None) = state.awaited.0.get_mut(&(number, chunk)) {
+            *slot = Some(result);
+            self.0.answered.notify_all();
+        }
+    }
+
+    /// A process is gone, or not spoken with any more.
+    fn lose(&self, tenant: TenantId, number: ProcessNumber) {
+        let mut state = self.0.lock();
+        if let Some(line) = state.lines.remove(&number) {
+            line.end();
+        }
+        let had = state.book.disconnect(number);
+        for (_, slot) in state.awaited.0.range_mut((number, 0)..=(number, u64::MAX)) {
+            slot.get_or_insert(Err(0));
+        }
+        self.0.answered.notify_all();
+        drop(state);
+        for (chunk, bytes) in had {
+            let process = number;
+            let place = ProgramPlace {
+                process,
+                chunk,
+                bytes,
+            };
+            self.0.backing.freed(tenant, place);
+        }
+    }
+
+    /// Has chunks unmapped and let go; when this returns the process has nothing of them. Of what is freed meanwhile, and of
+    /// a process that is gone, nothing is left either. Precondition: nothing of the program runs.
+    ///
+    /// # Errors
+    /// If it may still have one; then it is not spoken with any more.
+    pub fn unmap(&self, tenant: TenantId, places: &[ProgramPlace]) -> Result<(), String> {
+        let orders = places.iter().map(|place| {
+            let chunk = place.chunk;
+            (*place, ToLibrary::Release { chunk }, None)
+        });
+        self.order(tenant, orders.collect())
+    }
+
+    /// Gives a process chunks, by their handles, to map where they were or are to be.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn map(
+        &self,
+        tenant: TenantId,
+        memory: Vec<(ProgramPlace, OwnedFd)>,
+    ) -> Result<(), String> {
+        let orders = memory.into_iter().map(|(place, handle)| {
+            let chunk = place.chunk;
+            (place, ToLibrary::Restore { chunk }, Some(handle))
+        });
+        self.order(tenant, orders.collect())
+    }
+
+    fn order(
+        &self,
+        tenant: TenantId,
+        orders: Vec<(ProgramPlace, ToLibrary, Option<OwnedFd>)>,
+    ) -> Result<(), String> {
+        let until = Instant::now() + ANSWER_LIMIT;
+        let mut waits = Vec::new();
+        for (place, order, fd) in orders {
+            let key = (place.process, place.chunk);
+            let mut state = self.0.lock();
+            let Some(line) = state.lines.get(&place.process).cloned() else {
+                continue;
+            };
+            state.awaited.0.insert(key, None);
+            drop(state);
+            waits.push(key);
+            if !line.say(&order, fd.as_ref()) {
+                self.answer(place.process, place.chunk, Err(0));
+            }
+        }
+        let mut failed = None;
+        let mut state = self.0.lock();
+        for key in waits {
+            loop {
+                match state.awaited.0.get(&key) {
+                    Some(None) => {}
+                    Some(Some(Err(result))) if *result != 0 => {
+                        failed = Some(format!("the driver said {result} of chunk {}", key.1));
+                        break;
+                    }
+                    _ => break,
+                }
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    failed = Some("it does not answer".into());
+                    break;
+                }
+                let waited = self.0.answered.wait_timeout(state, left);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            state.awaited.0.remove(&key);
+        }
+        if let Some(why) = failed {
+            let numbers = state.book.processes(tenant);
+            let lines = numbers.iter().filter_map(|number| state.lines.get(number));
+            lines.for_each(|line| line.end());
+            return Err(why);
+        }
+        Ok(())
+    }
+
+    /// Bytes that a tenant's processes have, if any is connected: in chunks wherever they are, and pinned.
+    pub fn held_bytes(&self, tenant: TenantId) -> Option<(u64, u64)> {
+        let bytes = self.0.lock().book.bytes(tenant)?;
+        Some((bytes.chunks, bytes.pinned))
+    }
+
+    /// Figures, by name.
+    pub fn figures(&self) -> BTreeMap<&'static str, u64> {
+        let state = self.0.lock();
+        let [limit, full] = state.book.denied();
+        let pinned = state.book.pinned_bytes();
+        let names = [
+            "program_pinned_array_bytes",
+            "program_pinned_managed_bytes",
+            "program_pinned_other_context_bytes",
+            "program_pinned_shared_bytes",
+            "program_pinned_pool_bytes",
+            "program_pinned_graph_bytes",
+            "program_pinned_too_many_bytes",
+            "program_pinned_orphaned_bytes",
+        ];
+        let mut figures: BTreeMap<_, _> = names.into_iter().zip(pinned).collect();
+        figures.insert("program_memory_denied_limit", limit);
+        figures.insert("program_memory_denied_full", full);
+        figures.insert("program_memory_connections", state.lines.len() as u64);
+        debug_assert_eq!(names.len(), Pin::ALL.len());
+        figures
+    }
+}

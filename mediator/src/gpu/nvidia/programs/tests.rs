@@ -1,0 +1,247 @@
+//! Libraries of a kind, over socket pairs.
+
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use turnstile_preload_wire::FRAME_BYTES;
+
+use super::*;
+
+const A: TenantId = TenantId(1);
+const MIB: u64 = 1 << 20;
+/// TIMEOUT: milliseconds on a busy machine.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Writes down what it is told; room for so many chunks, which it gives itself if it is to.
+#[derive(Debug, Default)]
+struct Told {
+    made: Mutex<Vec<ProgramPlace>>,
+    freed: Mutex<Vec<ProgramPlace>>,
+    given: Mutex<Vec<ProgramPlace>>,
+    full: Mutex<bool>,
+    gives: bool,
+}
+
+impl Backing for Told {
+    fn allocate(&self, _: TenantId, place: ProgramPlace) -> Result<Grant, Denial> {
+        if *self.full.lock().unwrap() {
+            return Err(Denial::Full);
+        }
+        if self.gives {
+            self.given.lock().unwrap().push(place);
+            return Ok(Grant::Given);
+        }
+        Ok(Grant::Make)
+    }
+
+    fn made(&self, _: TenantId, place: ProgramPlace, _: OwnedFd) {
+        self.made.lock().unwrap().push(place);
+    }
+
+    fn freed(&self, _: TenantId, place: ProgramPlace) {
+        self.freed.lock().unwrap().push(place);
+    }
+}
+
+/// A library.
+struct Library(OwnedFd);
+
+impl Library {
+    fn raw(&self, frame: &[u8], fd: Option<OwnedFd>) {
+        let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let parts = [IoSlice::new(frame)];
+        sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
+    }
+
+    fn say(&self, message: ToDaemon) {
+        let fd = (message.descriptors() > 0).then(null);
+        self.raw(&message.encode(), fd);
+    }
+
+    fn hear(&self) -> Option<ToLibrary> {
+        let mut frame = [0; FRAME_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(&mut frame)];
+        let got = recvmsg(&self.0, &mut parts, &mut control, RecvFlags::empty()).ok()?;
+        let messages = control.drain();
+        let fds = messages.map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => fds.count(),
+            _ => 0,
+        });
+        let fds = fds.sum();
+        (got.bytes > 0).then(|| ToLibrary::decode(&frame, fds).unwrap())
+    }
+}
+
+fn null() -> OwnedFd {
+    File::open("/dev/null").unwrap().into()
+}
+
+fn connect(memory: &ProgramMemory, max_bytes: u64) -> Library {
+    let flags = SocketFlags::CLOEXEC;
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let receive = rustix::net::sockopt::Timeout::Recv;
+    rustix::net::sockopt::set_socket_timeout(&ours, receive, Some(LIMIT)).unwrap();
+    memory.add(A, Some(max_bytes));
+    memory.connect(A, theirs).unwrap();
+    let library = Library(ours);
+    let version = VERSION;
+    library.say(ToDaemon::Hello { version });
+    assert!(
+        matches!(library.hear(), Some(ToLibrary::Welcome { limit_bytes, .. }) if limit_bytes <= max_bytes)
+    );
+    library
+}
+
+fn until(what: impl Fn() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !what() {
+        assert!(Instant::now() < end);
+        thread::yield_now();
+    }
+}
+
+fn memory(gives: bool) -> (ProgramMemory, Arc<Told>) {
+    let told = Arc::new(Told {
+        gives,
+        ..Told::default()
+    });
+    (ProgramMemory::new(100 * MIB, told.clone()), told)
+}
+
+#[test]
+fn what_is_asked_for_is_granted_within_the_limit_and_moves() {
+    let (memory, told) = memory(false);
+    let library = connect(&memory, 40 * MIB);
+    let bytes = 20 * MIB;
+    for chunk in [1, 2] {
+        library.say(ToDaemon::Ask { chunk, bytes });
+        assert_eq!(library.hear(), Some(ToLibrary::Granted { chunk }));
+        library.say(ToDaemon::Made { chunk, bytes });
+    }
+    let reason = Denial::Limit;
+    library.say(ToDaemon::Ask { chunk: 3, bytes });
+    assert_eq!(library.hear(), Some(ToLibrary::Denied { chunk: 3, reason }));
+    library.say(ToDaemon::Info { question: 4 });
+    let answer = ToLibrary::Memory {
+        question: 4,
+        free_bytes: 0,
+        total_bytes: 40 * MIB,
+    };
+    assert_eq!(library.hear(), Some(answer));
+    until(|| told.made.lock().unwrap().len() == 2);
+    let places = told.made.lock().unwrap().clone();
+    thread::scope(|scope| {
+        let moving = scope.spawn(|| memory.unmap(A, &places));
+        for chunk in [1, 2] {
+            assert_eq!(library.hear(), Some(ToLibrary::Release { chunk }));
+            library.say(ToDaemon::Released { chunk });
+        }
+        assert_eq!(moving.join().unwrap(), Ok(()));
+        // One is freed while it is away: nobody waits for it.
+        library.say(ToDaemon::Freed { chunk: 2 });
+        until(|| told.freed.lock().unwrap().len() == 1);
+        let back = places.iter().map(|place| (*place, null())).collect();
+        let moving = scope.spawn(|| memory.map(A, back));
+        assert_eq!(library.hear(), Some(ToLibrary::Restore { chunk: 1 }));
+        library.say(ToDaemon::Restored { chunk: 1 });
+        assert_eq!(library.hear(), Some(ToLibrary::Restore { chunk: 2 }));
+        library.say(ToDaemon::Failed {
+            chunk: 2,
+            result: 0,
+        });
+        assert_eq!(moving.join().unwrap(), Ok(()));
+    });
+    assert_eq!(memory.held_bytes(A), Some((20 * MIB, 0)));
+    assert_eq!(memory.figures()["program_memory_denied_limit"], 1);
+    drop(library);
+    until(|| told.freed.lock().unwrap().len() == 2);
+    assert_eq!(memory.held_bytes(A), None);
+}
+
+#[test]
+fn what_is_given_is_waited_for_and_what_cannot_be_is_denied() {
+    let (memory, told) = memory(true);
+    let library = connect(&memory, 90 * MIB);
+    let bytes = 20 * MIB;
+    library.say(ToDaemon::Ask { chunk: 1, bytes });
+    until(|| told.given.lock().unwrap().len() == 1);
+    let place = told.given.lock().unwrap()[0];
+    thread::scope(|scope| {
+        let giving = scope.spawn(|| memory.map(A, vec![(place, null())]));
+        assert_eq!(library.hear(), Some(ToLibrary::Restore { chunk: 1 }));
+        library.say(ToDaemon::Restored { chunk: 1 });
+        assert_eq!(giving.join().unwrap(), Ok(()));
+    });
+    *told.full.lock().unwrap() = true;
+    library.say(ToDaemon::Ask { chunk: 2, bytes });
+    let reason = Denial::Full;
+    assert_eq!(library.hear(), Some(ToLibrary::Denied { chunk: 2, reason }));
+    assert_eq!(memory.held_bytes(A), Some((20 * MIB, 0)));
+    let (reason, bytes) = (Pin::Managed, 7);
+    library.say(ToDaemon::Pinned { reason, bytes });
+    until(|| memory.figures()["program_pinned_managed_bytes"] == 7);
+}
+
+#[test]
+fn whoever_breaks_the_rules_loses_the_connection_and_nothing_else() {
+    let (memory, told) = memory(false);
+    let bytes = 20 * MIB;
+    let breaches: [fn(&Library); 5] = [
+        |library| library.raw(&[1, 2, 3], None),
+        |library| library.raw(&[0; 64], None),
+        |library| library.say(ToDaemon::Released { chunk: 7 }),
+        |library| library.say(ToDaemon::Hello { version: VERSION }),
+        |library| library.raw(&ToDaemon::Freed { chunk: 1 }.encode(), Some(null())),
+    ];
+    for breach in breaches {
+        let library = connect(&memory, 40 * MIB);
+        library.say(ToDaemon::Made { chunk: 1, bytes });
+        breach(&library);
+        assert_eq!(library.hear(), None);
+        until(|| memory.held_bytes(A).is_none());
+    }
+    // Nothing is kept of them.
+    until(|| told.freed.lock().unwrap().len() == 5);
+    let silent = connect(&memory, 40 * MIB);
+    silent.say(ToDaemon::Made { chunk: 1, bytes });
+    until(|| told.made.lock().unwrap().len() == 6);
+    let place = told.made.lock().unwrap()[5];
+    thread::scope(|scope| {
+        let moving = scope.spawn(|| memory.unmap(A, &[place]));
+        assert_eq!(silent.hear(), Some(ToLibrary::Release { chunk: 1 }));
+        silent.say(ToDaemon::Failed {
+            chunk: 1,
+            result: 1,
+        });
+        assert!(moving.join().unwrap().is_err());
+    });
+    assert_eq!(silent.hear(), None, "not spoken with any more");
+}
+
+#[test]
+fn a_tenant_that_is_gone_is_not_heard() {
+    let (memory, _) = memory(false);
+    let library = connect(&memory, 40 * MIB);
+    memory.remove(A);
+    assert_eq!(library.hear(), None);
+    until(|| memory.held_bytes(A).is_none());
+    let stream = || std::os::unix::net::UnixStream::pair().unwrap().0;
+    assert!(memory.connect(A, stream().into()).is_err(), "no tenant");
+    memory.add(A, None);
+    assert!(
+        memory.connect(A, stream().into()).is_err(),
+        "of another kind"
+    );
+}
