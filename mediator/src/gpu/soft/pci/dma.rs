@@ -180,7 +180,7 @@ impl From<DmaError> for io::Error {
 mod tests {
     use super::*;
     use crate::memory_file::memory_file;
-    use vm_memory::{Bytes, GuestMemoryBackend};
+    use vm_memory::GuestMemoryBackend;
 
     const PAGE: u64 = PAGE_BYTES;
 
@@ -198,7 +198,7 @@ mod tests {
             bytes: pages * PAGE,
         };
         let memory = dma.memory(&[window(0, 0x11000, 3)]).unwrap();
-        assert_eq!(memory.num_regions(), 2);
+        assert_eq!(memory.now().num_regions(), 2);
         memory.write_obj(5u32, GuestAddress(2 * PAGE)).unwrap();
         let mut bytes = [0; 4];
         std::os::unix::fs::FileExt::read_at(&file, &mut bytes, 7 * PAGE).unwrap();
