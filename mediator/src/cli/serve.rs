@@ -1,5 +1,6 @@
 //! `turnstile serve`: the daemon in the foreground. It prints what it knows when it ends, and on SIGUSR1.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,11 +10,12 @@ use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
-use turnstile_mediator::api::Api;
+use turnstile_mediator::api::{Api, ApiConfig};
 use turnstile_mediator::config::{Config, GpuKind, Meter, SuspendKind};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
+use turnstile_mediator::gpu::nvidia::worker::WorkerConfig;
 use turnstile_mediator::gpu::soft::pci::PciGpu;
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::vfio::fake::FakeBus;
@@ -22,11 +24,13 @@ use turnstile_mediator::gpu::vfio::user::UserBus;
 use turnstile_mediator::gpu::vfio::{Bus, VfioGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{Tuning, Weight};
+use turnstile_vmm::front::Front;
 
+use super::ledger;
 use super::nvidia::guardian_command;
 use super::nvidia_worker::worker_command;
 use super::options::Options;
-use super::{api, ledger};
+use super::vfio_user;
 
 /// A GPU as the daemon takes it, and what suits it.
 struct Chosen {
@@ -81,7 +85,13 @@ pub(crate) fn soft_config(config: &Config) -> SoftConfig {
 }
 
 fn soft(config: &Config) -> anyhow::Result<Chosen> {
-    let gpu = SoftGpu::new(soft_config(config)).context("Starting the software GPU failed")?;
+    let append = |path| File::options().append(true).create(true).open(path);
+    let trace = (config.gpu.soft.trace.as_ref())
+        .map(append)
+        .transpose()
+        .context("The file of gpu.soft.trace cannot be written")?;
+    let gpu =
+        SoftGpu::traced(soft_config(config), trace).context("Starting the software GPU failed")?;
     Ok(Chosen::plain(Arc::new(gpu)))
 }
 
@@ -101,7 +111,11 @@ fn vfio(config: &Config) -> anyhow::Result<Chosen> {
 
 fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
     let index = config.gpu.index;
-    let gpu = NvidiaGpu::start(index, guardian_command(index)?, worker_command)
+    let workers = WorkerConfig {
+        device: index,
+        ..WorkerConfig::default()
+    };
+    let gpu = NvidiaGpu::start(workers, guardian_command(index)?, worker_command)
         .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         period: device::PERIOD,
@@ -173,6 +187,35 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     Ok(Daemon::with_ledger(daemon, gpu, ledger)?)
 }
 
+/// Starts the admin API of a daemon, beside the socket of VMMs unless it was told where.
+fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
+    let (gpu, model) = identity(config)?;
+    let node = ledger::node(&config.ledger);
+    let beside = |name| config.sockets.vmm.with_file_name(name);
+    let mut section = config.api.clone();
+    section.socket.get_or_insert_with(|| beside("api.sock"));
+    section
+        .read_only_socket
+        .get_or_insert_with(|| beside("api-ro.sock"));
+    let api = ApiConfig {
+        section,
+        gpu: GpuIdentity { node, gpu, model },
+        ledger: config.ledger.path.clone(),
+    };
+    Ok(Api::start(api, daemon.host().clone())?)
+}
+
+/// Serves the devices of stock VMMs' VMs.
+pub(crate) fn fronts(config: &Config) -> anyhow::Result<Vec<Front>> {
+    let section = &config.vfio_user;
+    match &section.folder {
+        Some(folder) => {
+            vfio_user::serve(&config.sockets.vmm, folder, &section.vms, section.doorbells)
+        }
+        None => Ok(Vec::new()),
+    }
+}
+
 /// Arguments of `serve`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -185,19 +228,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // Before the threads, so that none of them takes the signal.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     let daemon = start(&config)?;
-    let (gpu, model) = identity(&config)?;
-    let identity = GpuIdentity {
-        node: ledger::node(&config.ledger),
-        gpu,
-        model,
-    };
-    let _api = Api::start(api::config(&config)?, daemon.host().clone(), identity)?;
+    let _api = api(&config, &daemon)?;
     eprintln!(
         "turnstile: {} GPU, policy {}, listening on {}",
         config.gpu.kind.name(),
         config.policy(),
         config.sockets.vmm.display()
     );
+    let fronts = fronts(&config)?;
     let tell = || -> anyhow::Result<()> {
         println!(
             "{}",
@@ -212,5 +250,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         tell()?;
     }
     eprintln!("turnstile: stopping; VMs see a lost device");
-    tell()
+    let told = tell();
+    drop(fronts);
+    told
 }

@@ -8,6 +8,7 @@
 //! where: file and line, variable or option.
 
 mod error;
+mod front;
 mod layers;
 mod principal;
 
@@ -23,6 +24,7 @@ use crate::daemon::HostConfig;
 use crate::gpu::soft::SoftConfig;
 
 pub use error::{ConfigError, Problem};
+pub use front::FrontVm;
 pub use layers::{Effective, Layers, Origin, Setting, known_keys};
 pub use principal::{Principal, PrincipalError};
 
@@ -38,6 +40,8 @@ pub struct Config {
     pub memory: MemorySection,
     /// Where VMMs connect.
     pub sockets: SocketsSection,
+    /// VMs of stock VMMs.
+    pub vfio_user: VfioUserSection,
     /// The durable ledger.
     pub ledger: LedgerSection,
     /// The admin API.
@@ -84,6 +88,8 @@ pub struct SoftSection {
     pub link_mb_s: u64,
     /// What it can do with queued commands of a VM that is held back.
     pub suspend: SuspendKind,
+    /// File to which it appends its context switches as they happen, before anybody accounts them; for tests of accounting.
+    pub trace: Option<PathBuf>,
 }
 
 impl Default for SoftSection {
@@ -93,6 +99,7 @@ impl Default for SoftSection {
             memory_mib: soft.memory_bytes >> 20,
             link_mb_s: soft.link_rate / 1_000_000,
             suspend: SuspendKind::BetweenCommands,
+            trace: None,
         }
     }
 }
@@ -165,6 +172,18 @@ impl Default for SocketsSection {
     }
 }
 
+/// VMs of stock VMMs (QEMU, Cloud Hypervisor): each has a vfio-user socket of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VfioUserSection {
+    /// Folder of the sockets; each is called as its VM, with `.sock` behind.
+    pub folder: Option<PathBuf>,
+    /// The VMs, each as `NAME` or `NAME:WEIGHT`.
+    pub vms: Vec<FrontVm>,
+    /// How their doorbell writes come.
+    pub doorbells: DoorbellKind,
+}
+
 /// The durable ledger; none is kept unless a path or a server is named.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -175,8 +194,8 @@ pub struct LedgerSection {
     pub postgres: Option<String>,
     /// File whose first line is the password of the PostgreSQL user.
     pub postgres_password_file: Option<PathBuf>,
-    /// Length of a window, in seconds.
-    pub window_s: u64,
+    /// Length of a window, in milliseconds.
+    pub window_ms: u64,
     /// Days after which entries are discarded; 0 for never.
     pub keep_days: u64,
     /// Name of this host; unset: its own.
@@ -189,7 +208,7 @@ impl Default for LedgerSection {
             path: None,
             postgres: None,
             postgres_password_file: None,
-            window_s: 60,
+            window_ms: 60_000,
             keep_days: 400,
             node: None,
         }
@@ -295,6 +314,17 @@ pub enum SuspendKind {
     MidKernel,
 }
 
+/// How doorbell writes of a stock VMM's guest come: no message takes a mapping back from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum DoorbellKind {
+    /// Each as a message
+    #[default]
+    Trapped,
+    /// To a page that the daemon looks at
+    Mapped,
+}
+
 impl GpuKind {
     /// What it is called.
     pub const fn name(self) -> &'static str {
@@ -363,6 +393,14 @@ impl Config {
         );
         let tls = &self.api.tls;
         let files = [&tls.certificate, &tls.key, &tls.client_ca];
+        let names = || self.vfio_user.vms.iter().map(|vm| &vm.name);
+        let twice = names().any(|name| names().filter(|other| *other == name).count() > 1);
+        say(twice, "vfio_user.vms", "a VM is named twice");
+        say(
+            self.vfio_user.folder.is_none() && !self.vfio_user.vms.is_empty(),
+            "vfio_user.folder",
+            "the VMs of vfio_user.vms need a folder for their sockets",
+        );
         say(
             self.api.listen.is_some() && files.iter().any(|file| file.is_none()),
             "api.listen",
@@ -410,7 +448,7 @@ impl Config {
             0,
             1 << 20,
         );
-        within("ledger.window_s", self.ledger.window_s, 1, 3_600);
+        within("ledger.window_ms", self.ledger.window_ms, 100, 3_600_000);
         within("ledger.keep_days", self.ledger.keep_days, 0, 36_500);
     }
 }
