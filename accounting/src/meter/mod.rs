@@ -7,11 +7,13 @@
 
 mod events;
 mod idle;
+mod pace;
 mod phases;
 mod polled;
 
 pub use events::EventMeter;
 pub use idle::IdleShares;
+pub use pace::Pace;
 pub use phases::{ChannelCount, PhasePlan, Phases};
 pub use polled::PolledMeter;
 

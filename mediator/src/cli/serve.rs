@@ -160,6 +160,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let meter = match config.gpu.meter {
         Meter::Events => MeterKind::Events,
         Meter::Polled => MeterKind::Polled,
+        Meter::Adaptive => MeterKind::Adaptive,
     };
     let tuning = Tuning {
         frame_ns: Nanos(1_000_000_000 / scheduling.frames_per_s),

@@ -298,6 +298,8 @@ pub enum Meter {
     Events,
     /// Status registers in poll phases (LoGA)
     Polled,
+    /// The same with pauses between samples, which grow with how long the engines stay as they are
+    Adaptive,
 }
 
 /// What the software GPU does with queued commands of a VM that is held back.
@@ -342,6 +344,7 @@ impl Meter {
         match self {
             Self::Events => "events",
             Self::Polled => "polled",
+            Self::Adaptive => "adaptive",
         }
     }
 }

@@ -9,9 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use turnstile_accounting::meter::{PhasePlan, Phases};
+use turnstile_accounting::meter::{Pace, PhasePlan, Phases};
 use turnstile_accounting::{
-    EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, Window,
+    EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, TenantId, Window,
 };
 
 use super::host::{Host, engines};
@@ -24,6 +24,8 @@ pub enum MeterKind {
     Events,
     /// From status registers, in poll phases (LoGA).
     Polled,
+    /// The same, looking away between two samples for a part of the time that the engines have been as they are.
+    Adaptive,
 }
 
 /// Lengths of periods.
@@ -68,7 +70,8 @@ pub(super) fn run(host: &Arc<Host>, kind: MeterKind, timing: Timing, stop: &Atom
     };
     match kind {
         MeterKind::Events => thread.by_events(),
-        MeterKind::Polled => thread.by_polling(),
+        MeterKind::Polled => thread.by_polling(false),
+        MeterKind::Adaptive => thread.by_polling(true),
     }
 }
 
@@ -148,9 +151,10 @@ impl Accounting<'_> {
         }
     }
 
-    fn by_polling(&mut self) {
+    fn by_polling(&mut self, adaptive: bool) {
         let gpu = self.host.gpu().clone();
         let mut meter = PolledMeter::new(engines(&*gpu));
+        let mut seen: Vec<Option<TenantId>> = engines(&*gpu).map(|_| None).collect();
         let mut random = SmallRng::seed_from_u64(self.timing.seed);
         self.read_log();
         let mut from = self.now();
@@ -166,9 +170,12 @@ impl Accounting<'_> {
             self.sleep_until(from + nonpoll_ns);
             let begin = self.now();
             let (mut end, mut looked_at) = (begin, begin);
+            let mut pace = Pace::new(begin);
             while end.since(begin) < poll_ns && !self.stopped() {
-                for engine in engines(&*gpu) {
+                let mut changed = false;
+                for (engine, seen) in engines(&*gpu).zip(&mut seen) {
                     let occupant = gpu.engine_status(engine).running;
+                    changed |= std::mem::replace(seen, occupant) != occupant;
                     end = gpu.now();
                     let sample = Sample { at: end, occupant };
                     meter.observe(Observation::Sample(engine, sample));
@@ -180,6 +187,9 @@ impl Accounting<'_> {
                         self.host.memory_tick();
                         self.host.ran_dry();
                     }
+                }
+                if adaptive && let Some(pause) = pace.pause(end, changed) {
+                    thread::park_timeout(Duration::from_nanos(pause.0));
                 }
             }
             let observed = meter.close(window(begin, end));

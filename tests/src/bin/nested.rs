@@ -10,7 +10,7 @@ use clap::Parser;
 use turnstile_mediator::daemon::MeterKind;
 use turnstile_mediator::gpu::Suspend;
 use turnstile_mediator::gpu::soft::SoftConfig;
-use turnstile_mediator::gpu::soft::pci::PciGpu;
+use turnstile_mediator::gpu::soft::pci::{PciGpu, serve};
 use turnstile_mediator::gpu::vfio::Bus;
 use turnstile_mediator::gpu::vfio::fake::FakeBus;
 use turnstile_mediator::gpu::vfio::kernel::KernelBus;
@@ -26,6 +26,9 @@ struct Args {
     /// Socket of a vfio-user server of the GPU; without either, it is simulated in this process
     #[arg(long, conflicts_with = "device")]
     vfio_user: Option<PathBuf>,
+    /// Serve simulated hardware at this socket by the vfio-user protocol, and check nothing
+    #[arg(long, conflicts_with_all = ["device", "vfio_user"])]
+    serve: Option<PathBuf>,
     /// Cycles of the gate
     #[arg(long, default_value_t = 1000)]
     cycles: u32,
@@ -33,19 +36,26 @@ struct Args {
     #[arg(long, default_value_t = 10)]
     seconds: u64,
     /// Checks to run, by name; all of them if none is named
-    #[arg(value_parser = ["interrupts", "polling", "isolation", "open", "cycles", "throughput", "shares", "wild", "polled"])]
+    #[arg(value_parser = ["interrupts", "polling", "isolation", "open", "cycles", "throughput", "shares", "wild", "polled", "adaptive"])]
     checks: Vec<String>,
+}
+
+fn simulated() -> Result<PciGpu> {
+    Ok(PciGpu::new(SoftConfig {
+        suspend: Suspend::BetweenCommands,
+        ..SoftConfig::default()
+    })?)
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
+    if let Some(socket) = &args.serve {
+        return Ok(serve(&simulated()?, socket)?);
+    }
     let bus: Arc<dyn Bus> = match (&args.device, &args.vfio_user) {
         (Some(address), _) => Arc::new(KernelBus::open(address)?),
         (None, Some(socket)) => Arc::new(UserBus::connect(socket)?),
-        (None, None) => Arc::new(FakeBus::new(PciGpu::new(SoftConfig {
-            suspend: Suspend::BetweenCommands,
-            ..SoftConfig::default()
-        })?)),
+        (None, None) => Arc::new(FakeBus::new(simulated()?)),
     };
     println!("GPU: {}", bus.describe());
     let length = Duration::from_secs(args.seconds);
@@ -85,6 +95,9 @@ fn main() -> Result<()> {
             });
             run("polled", &|| {
                 checks::shares(&bus, MeterKind::Polled, length)
+            });
+            run("adaptive", &|| {
+                checks::shares(&bus, MeterKind::Adaptive, length)
             });
         }
         Err(reason) => println!("SKIPPED: guests: {reason}"),

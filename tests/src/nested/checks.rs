@@ -276,10 +276,11 @@ pub fn shares(bus: &Arc<dyn Bus>, meter: MeterKind, length: Duration) -> anyhow:
     let name = match meter {
         MeterKind::Events => "events",
         MeterKind::Polled => "polled 1:5",
+        MeterKind::Adaptive => "polled 1:5, adaptive",
     };
     let bound = match meter {
         MeterKind::Events => 3.0,
-        MeterKind::Polled => f64::INFINITY,
+        MeterKind::Polled | MeterKind::Adaptive => f64::INFINITY,
     };
     let used = (light_ns.0 + heavy_ns.0) as f64 / after.at.since(before.at).0.max(1) as f64;
     Ok(vec![
@@ -305,7 +306,7 @@ pub fn shares(bus: &Arc<dyn Bus>, meter: MeterKind, length: Duration) -> anyhow:
         Line::promised(
             "charged against the device's own log, largest difference",
             format!("{:.2} %", error[0].max(error[1])),
-            meter == MeterKind::Polled || error == [0.0, 0.0],
+            meter != MeterKind::Events || error == [0.0, 0.0],
         ),
         Line::measured(
             "accounting thread, share of a processor",

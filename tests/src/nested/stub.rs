@@ -52,6 +52,8 @@ impl GateDaemon {
         let part = bus.file(Region::Bar(BAR_DOORBELLS), offset, bytes)?;
         let file = part.file.try_clone()?;
         let pages = SharedPages::from_file_at(part.file, part.offset, CHANNELS)?;
+        // What it says from now on is this VM's.
+        pages.store(0, 0);
         let folder = tempfile::tempdir()?;
         let listener = UnixListener::bind(folder.path().join("vmm.sock"))?;
         let (tell, done) = channel();

@@ -31,18 +31,29 @@ impl UserBus {
     /// # Errors
     /// When there is none, or it serves no PCI device.
     pub fn connect(path: &Path) -> Result<Self, BusError> {
-        let open = |source: io::Error| BusError::Open {
+        let client = Client::connect(path).map_err(|error| BusError::Open {
             what: format!("No device is served at {}", path.display()),
+            source: io::Error::other(error),
+        })?;
+        Self::over(client, path.to_owned())
+    }
+
+    /// The device of a connection; `path` is what it is called.
+    ///
+    /// # Errors
+    /// When the server does not serve a PCI device.
+    pub fn over(mut client: Client, path: PathBuf) -> Result<Self, BusError> {
+        let open = |source: io::Error| BusError::Open {
+            what: format!("What is served at {} is no PCI device", path.display()),
             source,
         };
         let failed = |error: ClientError| open(io::Error::other(error));
-        let mut client = Client::connect(path).map_err(failed)?;
         let bars = (0..BARS).map(|bar| client.region(region::BAR0 + bar));
         let bars = bars.collect::<Result<_, _>>().map_err(failed)?;
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
         let spare = eventfd(0, flags).map_err(|errno| open(errno.into()))?;
         Ok(Self {
-            path: path.to_owned(),
+            path,
             client: Mutex::new(client),
             bars,
             spare: File::from(spare),

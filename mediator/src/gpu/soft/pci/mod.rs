@@ -14,8 +14,6 @@ mod admin;
 mod dma;
 mod serve;
 mod shown;
-#[cfg(test)]
-mod tests;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -32,7 +30,7 @@ use turnstile_vmm::gate::{PageWords, SharedPages};
 use self::admin::{Contexts, Order, Verdict};
 use self::dma::Dma;
 pub use self::dma::DmaError;
-pub use self::serve::serve;
+pub use self::serve::{serve, serve_client};
 use self::shown::Shown;
 use super::config::SoftConfig;
 use super::realtime::SoftGpu;
@@ -315,7 +313,7 @@ impl Device {
             ) {
                 (Some(n), _) if n < physical::ARGS => half(registers.args[n]),
                 (_, Some(n)) if n < physical::RESULTS => half(registers.verdict.results[n]),
-                _ if base >= status::PAGE && base < status::PAGE + PAGE_BYTES => {
+                _ if (status::PAGE..status::PAGE + PAGE_BYTES).contains(&base) => {
                     half(self.shown.word(base - status::PAGE))
                 }
                 _ => 0,

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -126,19 +126,28 @@ impl Backend for Served<'_> {
     }
 }
 
-/// Serves the device to one VMM after another, until the socket fails.
+/// Serves the device to one client until it goes, which pulls the device out.
+///
+/// # Errors
+/// When the host has no descriptors left.
+pub fn serve_client(device: &PciGpu, stream: UnixStream) -> io::Result<()> {
+    let layout = layout(device)?;
+    if let Err(error) = vfio_user::serve(stream, &layout, &mut Served(device)) {
+        log::warn!("vfio-user client: {error}");
+    }
+    device.unplug();
+    Ok(())
+}
+
+/// Serves the device to one client after another, until the socket fails.
 ///
 /// # Errors
 /// When nobody can connect any more.
 pub fn serve(device: &PciGpu, socket: &Path) -> io::Result<()> {
     let _ = std::fs::remove_file(socket);
     let listener = UnixListener::bind(socket)?;
-    let layout = layout(device)?;
     loop {
         let (stream, _) = listener.accept()?;
-        if let Err(error) = vfio_user::serve(stream, &layout, &mut Served(device)) {
-            log::warn!("vfio-user client: {error}");
-        }
-        device.unplug();
+        serve_client(device, stream)?;
     }
 }

@@ -1,1 +1,0 @@
-//! The face by itself, as a bus sees it.

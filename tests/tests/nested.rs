@@ -1,0 +1,65 @@
+//! The checks of the nested lab on simulated hardware in this process: the same backend, gates and guests, without VFIO in
+//! between.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use turnstile_mediator::daemon::MeterKind;
+use turnstile_mediator::gpu::Suspend;
+use turnstile_mediator::gpu::soft::SoftConfig;
+use turnstile_mediator::gpu::soft::pci::PciGpu;
+use turnstile_mediator::gpu::vfio::Bus;
+use turnstile_mediator::gpu::vfio::fake::FakeBus;
+use turnstile_tests::nested::{Line, checks, gates};
+
+fn bus() -> Arc<dyn Bus> {
+    let config = SoftConfig {
+        suspend: Suspend::BetweenCommands,
+        ..SoftConfig::default()
+    };
+    Arc::new(FakeBus::new(PciGpu::new(config).unwrap()))
+}
+
+fn kept(lines: anyhow::Result<Vec<Line>>) {
+    for line in lines.unwrap() {
+        println!("{line}");
+        assert!(line.kept, "{line}");
+    }
+}
+
+/// Whether guests can be run; says so aloud if not.
+fn guests() -> bool {
+    let available = turnstile_vmm::vmm::kvm_available();
+    if let Err(reason) = &available {
+        eprintln!("SKIPPED: guests: {reason}");
+    }
+    available.is_ok()
+}
+
+#[test]
+fn the_device_interrupts_is_read_and_keeps_contexts_apart() {
+    let bus = bus();
+    kept(checks::interrupts(&bus));
+    kept(checks::polling_cost(&bus));
+    kept(checks::isolation(&bus));
+}
+
+#[test]
+fn doorbells_pass_through_and_gates_hold_them() {
+    if guests() {
+        let bus = bus();
+        kept(gates::open(&*bus));
+        kept(gates::cycles(&*bus, 300));
+    }
+}
+
+#[test]
+fn guests_share_the_device_at_their_weights_and_none_reaches_another() {
+    if guests() {
+        let bus = bus();
+        kept(checks::wild_guests(&bus));
+        let length = Duration::from_secs(4);
+        kept(checks::shares(&bus, MeterKind::Events, length));
+        kept(checks::shares(&bus, MeterKind::Polled, length));
+    }
+}
