@@ -4,12 +4,12 @@ mod cli;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use turnstile_mediator::config::ConfigError;
 
 /// Many VMs share one GPU: mediated, accounted, at their weights.
 #[derive(Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(name = "turnstile", version, arg_required_else_help = true)]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -25,6 +25,8 @@ enum Command {
     Demo(cli::demo::Args),
     /// Tenants of a running daemon: list them, and set their weights and limits
     Vm(cli::vm::Args),
+    /// Print completions for a shell
+    Completions(cli::completions::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
     /// Export what was used, and check the ledger
@@ -38,6 +40,9 @@ enum Command {
     Doctor(cli::doctor::Args),
     /// Measure how a real GPU is shared, by the loads' own time stamps
     Bench(cli::bench::Args),
+    /// Write manual pages
+    #[command(hide = true)]
+    Manual(cli::manual::Args),
     /// One load of the bench
     #[command(hide = true)]
     NvidiaLoad(cli::bench::LoadArgs),
@@ -78,8 +83,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
         Command::Vm(args) => return Ok(cli::vm::run(&args)),
+        Command::Completions(args) => {
+            cli::completions::run(&args, Args::command());
+            return Ok(ExitCode::SUCCESS);
+        }
         Command::Config(args) => cli::config::run(&args),
         Command::Serve(args) => cli::serve::run(&args),
+        Command::Manual(args) => cli::manual::run(&args, Args::command()),
         Command::Demo(args) => cli::demo::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
         Command::Run(args) => cli::run::run(args),

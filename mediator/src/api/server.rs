@@ -19,6 +19,7 @@ use super::state_file::{StateFile, StateFileError};
 use super::sys::peer_groups;
 use super::{ApiConfig, Shared};
 use crate::daemon::Host;
+use crate::daemon::confine;
 use crate::socket::{ListenError, listen};
 
 /// Threads for what may take long: files and exports.
@@ -104,6 +105,7 @@ impl Api {
         let thread = thread::Builder::new()
             .name("turnstile-api".into())
             .spawn(move || {
+                confine::enter(confine::Role::Api);
                 runtime.block_on(run(router(shared), access, listening, stopped));
                 runtime.shutdown_timeout(LAST_MOMENT);
             })
@@ -127,7 +129,7 @@ impl Drop for Api {
             log::error!("The API's thread panicked");
         }
         for socket in &self.sockets {
-            let _ = std::fs::remove_file(socket);
+            crate::socket::remove(socket);
         }
     }
 }

@@ -2,16 +2,19 @@
 
 mod admin;
 pub(crate) mod bench;
+pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 mod ledger;
+pub(crate) mod manual;
 pub(crate) mod nvidia;
 pub(crate) mod nvidia_worker;
 pub(crate) mod options;
 mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
+mod service;
 pub(crate) mod soft_gpu;
 pub(crate) mod usage;
 pub(crate) mod vm;
