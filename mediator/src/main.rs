@@ -25,10 +25,14 @@ enum Command {
     Demo(cli::demo::Args),
     /// Tenants of a running daemon: list them, and set their weights and limits
     Vm(cli::vm::Args),
+    /// GPUs of a running daemon
+    Gpu(cli::gpu::Args),
     /// Print completions for a shell
     Completions(cli::completions::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
+    /// Serve the devices of stock VMMs' VMs from a process of its own, which outlives the daemon
+    VfioUser(cli::vfio_user::Args),
     /// Export what was used, and check the ledger
     Usage(cli::usage::Args),
     /// Run a CUDA program, and what it starts, as a tenant of a running daemon
@@ -83,6 +87,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
         Command::Vm(args) => return Ok(cli::vm::run(&args)),
+        Command::Gpu(args) => return Ok(cli::gpu::run(&args)),
         Command::Completions(args) => {
             cli::completions::run(&args, Args::command());
             return Ok(ExitCode::SUCCESS);
@@ -91,6 +96,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Serve(args) => cli::serve::run(&args),
         Command::Manual(args) => cli::manual::run(&args, Args::command()),
         Command::Demo(args) => cli::demo::run(&args),
+        Command::VfioUser(args) => cli::vfio_user::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
         Command::Run(args) => cli::run::run(args),
         Command::RunKeeper => Ok(turnstile_mediator::launch::keep()?),

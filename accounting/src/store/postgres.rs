@@ -12,8 +12,9 @@ use super::rows::{
     read_wide, stored, stored_ns,
 };
 use super::shell::{Ledger, Open, Tables, VisitEntry};
-use super::{Kept, StoreError};
+use super::{Kept, Put, StoreError, VisitChanges};
 use crate::audit::Anchor;
+use crate::change::Change;
 use crate::record::{
     Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantIdentity,
     TenantRecord, UnixNanos,
@@ -27,6 +28,7 @@ const VERSION: i64 = 1;
 const PAGE: i64 = 1_024;
 
 const SCHEMA: &str = include_str!("postgres.sql");
+const CHANGES: &str = include_str!("change_postgres.sql");
 
 /// A ledger in a PostgreSQL database.
 pub type PostgresStore = Ledger<Postgres>;
@@ -103,6 +105,7 @@ impl Postgres {
         if !there {
             tx.batch_execute(SCHEMA)?;
         }
+        tx.batch_execute(CHANGES)?;
         let found: i64 = tx
             .query_one("SELECT max(version) FROM ledger_version", &[])?
             .try_get(0)?;
@@ -490,5 +493,70 @@ impl Tables for Postgres {
         )?;
         tx.commit()?;
         Ok(count)
+    }
+
+    fn note(&mut self, change: &Change) -> Result<Put, StoreError> {
+        let at = stored("at_ns", change.at.0)?;
+        let rows = self.client.execute(
+            "INSERT INTO setting_change(request, at_ns, node, boot, actor, tenant, part, old, new)
+             VALUES($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT(request) DO NOTHING",
+            &[
+                &&change.request.as_bytes()[..],
+                &at,
+                &change.node,
+                &&change.boot.as_bytes()[..],
+                &change.by,
+                &change.tenant,
+                &change.part,
+                &change.old,
+                &change.new,
+            ],
+        )?;
+        Ok(if rows == 0 { Put::Known } else { Put::Written })
+    }
+
+    fn changes(
+        &mut self,
+        from: i64,
+        to: i64,
+        visit: &mut VisitChanges<'_>,
+    ) -> Result<(), StoreError> {
+        let mut after = (from, Vec::new());
+        loop {
+            let rows = self.client.query(
+                "SELECT request, at_ns, node, boot, actor, tenant, part, old, new FROM setting_change
+                 WHERE (at_ns, request) > ($1, $2) AND at_ns < $3 ORDER BY at_ns, request LIMIT $4",
+                &[&after.0, &after.1, &to, &PAGE],
+            )?;
+            for row in &rows {
+                let (request, at): (Vec<u8>, i64) = (row.try_get(0)?, row.try_get(1)?);
+                let boot: Vec<u8> = row.try_get(3)?;
+                let change = Change {
+                    request: read_uuid("request", &request)?,
+                    at: UnixNanos(read("at_ns", at)?),
+                    node: row.try_get(2)?,
+                    boot: read_uuid("boot", &boot)?,
+                    by: row.try_get(4)?,
+                    tenant: row.try_get(5)?,
+                    part: row.try_get(6)?,
+                    old: row.try_get(7)?,
+                    new: row.try_get(8)?,
+                };
+                after = (at, request);
+                if !visit(change)? {
+                    return Ok(());
+                }
+            }
+            // CAST: a page has 1,024 rows at most
+            if (rows.len() as i64) < PAGE {
+                return Ok(());
+            }
+        }
+    }
+
+    fn forget_changes(&mut self, before: i64) -> Result<(), StoreError> {
+        self.client
+            .execute("DELETE FROM setting_change WHERE at_ns < $1", &[&before])?;
+        Ok(())
     }
 }

@@ -3,8 +3,9 @@
 //! A database is a set of [`Tables`]; [`Ledger`] makes a [`Store`] of it. What is asked of the tables is small and has no
 //! state, so that order, sequence and giving up are decided in one place.
 
-use super::rows::stored;
-use super::{Kept, Retained, Selection, Store, StoreError, Visit};
+use super::rows::{bounds, stored};
+use super::{Kept, Put, Retained, Selection, Store, StoreError, Visit, VisitChanges};
+use crate::change::Change;
 use crate::record::{
     Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord, UnixNanos,
 };
@@ -127,6 +128,29 @@ pub trait Tables: Send + fmt::Debug {
     /// As above.
     fn discard(&mut self, gpu: i64, before: i64) -> Result<u64, StoreError>;
 
+    /// Keeps a change of a setting, unless it is there.
+    ///
+    /// # Errors
+    /// As above.
+    fn note(&mut self, change: &Change) -> Result<Put, StoreError>;
+
+    /// Visits changes within `[from, to)`, oldest first.
+    ///
+    /// # Errors
+    /// As above, and the visitor's.
+    fn changes(
+        &mut self,
+        from: i64,
+        to: i64,
+        visit: &mut VisitChanges<'_>,
+    ) -> Result<(), StoreError>;
+
+    /// Discards changes before `before`.
+    ///
+    /// # Errors
+    /// As above.
+    fn forget_changes(&mut self, before: i64) -> Result<(), StoreError>;
+
     /// Called when entries were discarded.
     ///
     /// # Errors
@@ -192,11 +216,7 @@ impl<T: Tables> Ledger<T> {
         selection: &Selection,
         visit: &mut Visit<'_>,
     ) -> Result<(), StoreError> {
-        let bound = |at: Option<UnixNanos>, none: i64| {
-            at.map_or(none, |at| i64::try_from(at.0).unwrap_or(i64::MAX))
-        };
-        let from = bound(selection.from, i64::MIN);
-        let to = bound(selection.to, i64::MAX);
+        let (from, to) = bounds(selection);
         for (key, kept) in self.tables.kept()? {
             let mut of_one = |entry| visit(&kept.gpu, entry);
             if selection.has(&kept.gpu) && !self.tables.visit(key, from, to, &mut of_one)? {
@@ -303,9 +323,30 @@ impl<T: Tables> Store for Ledger<T> {
                 }
             }
         }
+        self.tables.forget_changes(before)?;
         if retained.entries > 0 {
             self.tables.tidy()?;
         }
         Ok(retained)
+    }
+
+    fn note(&mut self, change: &Change) -> Result<Put, StoreError> {
+        if self.open.is_some() {
+            return Err(StoreError::Order);
+        }
+        self.tables.refresh()?;
+        self.tables.note(change)
+    }
+
+    fn changes(
+        &mut self,
+        selection: &Selection,
+        visit: &mut VisitChanges<'_>,
+    ) -> Result<(), StoreError> {
+        if self.open.is_none() {
+            self.tables.refresh()?;
+        }
+        let (from, to) = bounds(selection);
+        self.tables.changes(from, to, visit)
     }
 }

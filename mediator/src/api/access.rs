@@ -81,6 +81,11 @@ impl Access {
         })
     }
 
+    /// The role of a certificate that has these names.
+    pub(super) fn role_of_names(&self, names: &[String]) -> Option<Role> {
+        self.among(|known| matches!(known, Known::Certificate(name) if names.contains(name)))
+    }
+
     fn among(&self, is: impl Fn(&Known) -> bool) -> Option<Role> {
         if self.operators.iter().any(&is) {
             return Some(Role::Operator);

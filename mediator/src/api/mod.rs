@@ -14,15 +14,21 @@ mod body;
 pub mod client;
 mod connections;
 mod etag;
+mod events;
 mod gate;
 pub mod gpus;
+mod limits;
+pub mod meta;
 pub mod page;
 pub mod problem;
+mod registry;
 mod router;
 mod server;
 mod snapshots;
 mod state_file;
 mod sys;
+mod tls;
+pub mod usage;
 pub mod vms;
 mod write;
 
@@ -36,6 +42,7 @@ pub use body::MERGE_PATCH;
 pub use router::openapi;
 pub use server::{Api, ApiError};
 pub use state_file::StateFileError;
+pub use tls::TlsError;
 
 use problem::Problem;
 use snapshots::Snapshots;
@@ -66,6 +73,10 @@ pub(crate) struct Shared {
     writes: tokio::sync::Mutex<()>,
     /// A write has to say which version it changes.
     strict: bool,
+    /// The file of the ledger.
+    ledger: Option<PathBuf>,
+    /// Reads of the ledger at a time.
+    reading: Arc<tokio::sync::Semaphore>,
 }
 
 /// A refusal, as the document describes it.

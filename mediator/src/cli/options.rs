@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use turnstile_mediator::config::{Config, GpuKind, Layers, Meter, Principal, SuspendKind};
+use turnstile_mediator::config::{
+    Config, DoorbellKind, FrontVm, GpuKind, Layers, Meter, Principal, SuspendKind,
+};
 use turnstile_policies::POLICIES;
 
 /// Where packages put the configuration.
@@ -170,6 +172,15 @@ pub(crate) struct Options {
     /// Unix socket that VMMs connect to
     #[arg(long)]
     socket: Option<PathBuf>,
+    /// Folder of the vfio-user sockets of VMs of stock VMMs, NAME.sock each
+    #[arg(long, value_name = "FOLDER")]
+    vfio_user: Option<PathBuf>,
+    /// A VM of a stock VMM; may be repeated
+    #[arg(long, value_name = "NAME[:WEIGHT]")]
+    vfio_user_vm: Vec<FrontVm>,
+    /// How doorbell writes of their guests come; trapped unless said otherwise
+    #[arg(long, value_enum)]
+    vfio_user_doorbells: Option<DoorbellKind>,
     /// Weight of a VM that names none
     #[arg(long)]
     default_weight: Option<u32>,
@@ -186,6 +197,12 @@ impl Options {
     pub(crate) fn config(&self) -> anyhow::Result<Config> {
         let mut layers = self.files.layers()?;
         layers.option("--socket", "sockets.vmm", self.socket.as_ref());
+        let folder = self.vfio_user.as_ref();
+        layers.option("--vfio-user", "vfio_user.folder", folder);
+        let vms = (!self.vfio_user_vm.is_empty()).then_some(&self.vfio_user_vm);
+        layers.option("--vfio-user-vm", "vfio_user.vms", vms);
+        let doorbells = self.vfio_user_doorbells;
+        layers.option("--vfio-user-doorbells", "vfio_user.doorbells", doorbells);
         let weight = self.default_weight;
         layers.option("--default-weight", "scheduling.default_weight", weight);
         self.scheduling.add(&mut layers);

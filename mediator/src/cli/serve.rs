@@ -16,6 +16,7 @@ use turnstile_mediator::daemon::confine::{self, Plan};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
+use turnstile_mediator::gpu::nvidia::worker::WorkerConfig;
 use turnstile_mediator::gpu::soft::pci::PciGpu;
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::vfio::fake::FakeBus;
@@ -24,12 +25,14 @@ use turnstile_mediator::gpu::vfio::user::UserBus;
 use turnstile_mediator::gpu::vfio::{Bus, VfioGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{Tuning, Weight};
+use turnstile_vmm::front::Front;
 
 use super::ledger;
 use super::nvidia::guardian_command;
 use super::nvidia_worker::worker_command;
 use super::options::Options;
 use super::service::Service;
+use super::vfio_user;
 
 /// A GPU as the daemon takes it, and what suits it.
 struct Chosen {
@@ -110,7 +113,11 @@ fn vfio(config: &Config) -> anyhow::Result<Chosen> {
 
 fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
     let index = config.gpu.index;
-    let gpu = NvidiaGpu::start(index, guardian_command(index)?, worker_command)
+    let workers = WorkerConfig {
+        device: index,
+        ..WorkerConfig::default()
+    };
+    let gpu = NvidiaGpu::start(workers, guardian_command(index)?, worker_command)
         .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         period: device::PERIOD,
@@ -199,6 +206,17 @@ fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
     Ok(Api::start(api, daemon.host().clone())?)
 }
 
+/// Serves the devices of stock VMMs' VMs.
+pub(crate) fn fronts(config: &Config) -> anyhow::Result<Vec<Front>> {
+    let section = &config.vfio_user;
+    match &section.folder {
+        Some(folder) => {
+            vfio_user::serve(&config.sockets.vmm, folder, &section.vms, section.doorbells)
+        }
+        None => Ok(Vec::new()),
+    }
+}
+
 /// Arguments of `serve`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -220,6 +238,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         config.sockets.vmm.display()
     );
     eprintln!("turnstile: {status}");
+    let fronts = fronts(&config)?;
     let service = Service::ready(&status, daemon.periods().clone())?;
     let tell = || -> anyhow::Result<()> {
         println!(
@@ -236,7 +255,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     eprintln!("turnstile: stopping; VMs see a lost device");
     drop(service);
-    tell()
+    let told = tell();
+    drop(fronts);
+    told
 }
 
 /// Gives up what this daemon does not need, before it has threads.
@@ -259,13 +280,17 @@ fn confine(config: &Config) -> anyhow::Result<()> {
         let trace = &config.gpu.soft.trace;
         let files = (files.into_iter().chain([trace]).flatten()).chain([&config.sockets.vmm]);
         let mut folders: Vec<_> = files.map(|path| confine::folder_of(path)).collect();
-        let extra = [&ledger.postgres_password_file, &api.tls.key];
+        let tls = [&api.tls.certificate, &api.tls.key, &api.tls.client_ca];
+        let extra = tls.into_iter().chain([&ledger.postgres_password_file]);
         folders.extend(
             extra
-                .into_iter()
                 .flatten()
                 .map(|path| confine::folder_of(path)),
         );
+        if let Some(fronts) = &config.vfio_user.folder {
+            // Their sockets, and the devices by which doorbell writes are noticed.
+            folders.extend([fronts.clone(), PathBuf::from("/dev")]);
+        }
         // SQLite sorts what is large there.
         folders.push(std::env::temp_dir());
         // A PostgreSQL server's socket is connected to, which Landlock leaves alone.

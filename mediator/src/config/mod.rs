@@ -8,6 +8,7 @@
 //! where: file and line, variable or option.
 
 mod error;
+mod front;
 mod layers;
 mod principal;
 
@@ -23,6 +24,7 @@ use crate::daemon::HostConfig;
 use crate::gpu::soft::SoftConfig;
 
 pub use error::{ConfigError, Problem};
+pub use front::FrontVm;
 pub use layers::{Effective, Layers, Origin, Setting, known_keys};
 pub use principal::{Principal, PrincipalError};
 
@@ -38,6 +40,8 @@ pub struct Config {
     pub memory: MemorySection,
     /// Where VMMs connect.
     pub sockets: SocketsSection,
+    /// VMs of stock VMMs.
+    pub vfio_user: VfioUserSection,
     /// The durable ledger.
     pub ledger: LedgerSection,
     /// The admin API.
@@ -168,6 +172,18 @@ impl Default for SocketsSection {
             vmm: "/run/turnstile/vmm.sock".into(),
         }
     }
+}
+
+/// VMs of stock VMMs (QEMU, Cloud Hypervisor): each has a vfio-user socket of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VfioUserSection {
+    /// Folder of the sockets; each is called as its VM, with `.sock` behind.
+    pub folder: Option<PathBuf>,
+    /// The VMs, each as `NAME` or `NAME:WEIGHT`.
+    pub vms: Vec<FrontVm>,
+    /// How their doorbell writes come.
+    pub doorbells: DoorbellKind,
 }
 
 /// The durable ledger; none is kept unless a path or a server is named.
@@ -332,6 +348,17 @@ pub enum SuspendKind {
     MidKernel,
 }
 
+/// How doorbell writes of a stock VMM's guest come: no message takes a mapping back from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum DoorbellKind {
+    /// Each as a message
+    #[default]
+    Trapped,
+    /// To a page that the daemon looks at
+    Mapped,
+}
+
 impl GpuKind {
     /// What it is called.
     pub const fn name(self) -> &'static str {
@@ -399,6 +426,14 @@ impl Config {
         );
         let tls = &self.api.tls;
         let files = [&tls.certificate, &tls.key, &tls.client_ca];
+        let names = || self.vfio_user.vms.iter().map(|vm| &vm.name);
+        let twice = names().any(|name| names().filter(|other| *other == name).count() > 1);
+        say(twice, "vfio_user.vms", "a VM is named twice");
+        say(
+            self.vfio_user.folder.is_none() && !self.vfio_user.vms.is_empty(),
+            "vfio_user.folder",
+            "the VMs of vfio_user.vms need a folder for their sockets",
+        );
         say(
             self.api.listen.is_some() && files.iter().any(|file| file.is_none()),
             "api.listen",

@@ -24,6 +24,12 @@ use crate::tenant::gates::GateBook;
 use crate::tenant::interrupts::EventfdInterrupts;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
 
+/// Whether a tenant may have this name.
+pub(crate) fn is_tenant_name(name: &str) -> bool {
+    let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (1..=64).contains(&name.len()) && name.chars().all(permitted)
+}
+
 impl Host {
     /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. Returns its number and the kick
     /// that its VMM signals.
@@ -54,8 +60,7 @@ impl Host {
         if protocol != PROTOCOL {
             return Err(HostError::Protocol { theirs: protocol });
         }
-        let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        if name.is_empty() || name.len() > 64 || !name.chars().all(permitted) {
+        if !is_tenant_name(name) {
             let name = name.chars().take(64).collect();
             return Err(HostError::BadName { name });
         }
@@ -197,6 +202,7 @@ impl Host {
         if let Some(memory) = &mut state.memory {
             memory.add(tenant, settings.memory.entitlement(brought, in_force));
         }
+        self.journal().add("vm_connected", &name, None);
         state.insert(tenant, name, brought, peer, Kind::Vm(Box::new(vm)));
         Ok((tenant, kick))
     }
