@@ -9,7 +9,7 @@ use turnstile_mediator::config::ConfigError;
 
 /// Many VMs share one GPU: mediated, accounted, at their weights.
 #[derive(Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(name = "turnstile", version, arg_required_else_help = true)]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -48,6 +48,9 @@ enum Command {
     Doctor(cli::doctor::Args),
     /// Measure how a real GPU is shared, by the loads' own time stamps
     Bench(cli::bench::Args),
+    /// Write manual pages
+    #[command(hide = true)]
+    Manual(cli::manual::Args),
     /// One load of the bench
     #[command(hide = true)]
     NvidiaLoad(cli::bench::LoadArgs),
@@ -97,6 +100,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Config(args) => cli::config::run(&args),
         Command::Serve(args) => cli::serve::run(&args),
         Command::Ui(args) => cli::ui::run(&args),
+        Command::Manual(args) => cli::manual::run(&args, Args::command()),
         Command::Demo(args) => cli::demo::run(&args),
         Command::VfioUser(args) => cli::vfio_user::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),

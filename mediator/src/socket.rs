@@ -1,10 +1,14 @@
-//! Unix sockets that this daemon listens on.
+//! Unix sockets that this daemon listens on: its own, or those that the service manager listens on for it (systemd's socket
+//! units), which outlive it and keep who connects meanwhile waiting.
 
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use listenfd::ListenFd;
 
 /// Why a socket could not be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -25,12 +29,48 @@ pub enum ListenError {
     },
 }
 
-/// Listens on a socket of these permissions; a socket file that nobody listens on any more is replaced.
+/// What the service manager gave, kept open for as long as the process lives.
+fn given() -> &'static [UnixListener] {
+    static GIVEN: OnceLock<Vec<UnixListener>> = OnceLock::new();
+    GIVEN.get_or_init(|| {
+        let mut given = ListenFd::from_env();
+        let mut taken = Vec::new();
+        for index in 0..given.len() {
+            match given.take_unix_listener(index) {
+                Ok(listener) => taken.extend(listener),
+                Err(error) => log::error!("A socket of the service manager is of no use: {error}"),
+            }
+        }
+        taken
+    })
+}
+
+/// The one bound to this path, if the service manager gave it.
+fn given_at(path: &Path) -> Option<&'static UnixListener> {
+    let at = |listener: &&UnixListener| {
+        let address = listener.local_addr().ok();
+        address.is_some_and(|address| address.as_pathname() == Some(path))
+    };
+    given().iter().find(at)
+}
+
+/// Takes the file of a socket of ours away; one that was given stays, for the next daemon.
+pub(crate) fn remove(path: &Path) {
+    if given_at(path).is_none() {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// Listens on a socket of these permissions; one that the service manager gave has its own. A socket file that
+/// nobody listens on any more is replaced.
 pub(crate) fn listen(path: &Path, mode: u32) -> Result<UnixListener, ListenError> {
     let failed = |source| ListenError::Listen {
         path: path.to_owned(),
         source,
     };
+    if let Some(listener) = given_at(path) {
+        return listener.try_clone().map_err(failed);
+    }
     let listener = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             if UnixStream::connect(path).is_ok() {

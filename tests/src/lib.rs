@@ -1,5 +1,6 @@
 //! End-to-end suites, the experiment lab, benchmarks.
 
+pub mod decoders;
 pub mod e2e;
 pub mod lab;
 pub mod nested;

@@ -12,11 +12,12 @@ mod error;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod rows;
+mod shell;
 mod sqlite;
 
 pub use error::StoreError;
 #[cfg(feature = "postgres")]
-pub use postgres::PostgresStore;
+pub use postgres::{PostgresStore, holds_password};
 pub use sqlite::SqliteStore;
 
 use crate::audit::Anchor;

@@ -12,10 +12,11 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, params};
 
 use super::rows::{
-    bounds, damaged, read, read_cap, read_cause, read_digest, read_kind, read_ns, read_signals,
-    read_uuid, read_wide, stored, stored_ns,
+    damaged, read, read_cap, read_cause, read_digest, read_kind, read_ns, read_signals, read_uuid,
+    read_wide, stored, stored_ns,
 };
-use super::{Kept, Put, Retained, Selection, Store, StoreError, Visit, VisitChanges};
+use super::shell::{Ledger, Open, Tables, VisitEntry};
+use super::{Kept, Put, StoreError, VisitChanges};
 use crate::audit::Anchor;
 use crate::change::Change;
 use crate::record::{
@@ -41,11 +42,12 @@ const SCHEMA: &str = include_str!("sqlite.sql");
 const CHANGES: &str = include_str!("change.sql");
 
 /// A ledger in a file.
+pub type SqliteStore = Ledger<Sqlite>;
+
+/// The tables in a file.
 #[derive(Debug)]
-pub struct SqliteStore {
+pub struct Sqlite {
     connection: Connection,
-    /// Row of the GPU, number and run of the window that is open.
-    open: Option<(i64, i64, Uuid)>,
 }
 
 impl SqliteStore {
@@ -63,9 +65,9 @@ impl SqliteStore {
             .open(path);
         made.map_err(|error| told(path, error))?;
         let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        let mut store = Self::over(connection)?;
-        store.make_tables()?;
-        Ok(store)
+        let mut tables = Sqlite::over(connection)?;
+        tables.make_tables()?;
+        Ok(Self::over(tables))
     }
 
     /// Opens a ledger to read.
@@ -75,9 +77,9 @@ impl SqliteStore {
     pub fn read(path: &Path) -> Result<Self, StoreError> {
         File::open(path).map_err(|error| told(path, error))?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
-        let store = Self::over(Connection::open_with_flags(path, flags)?)?;
-        store.check_version()?;
-        Ok(store)
+        let tables = Sqlite::over(Connection::open_with_flags(path, flags)?)?;
+        tables.check_version()?;
+        Ok(Self::over(tables))
     }
 
     /// A ledger in memory, for tests.
@@ -85,11 +87,13 @@ impl SqliteStore {
     /// # Errors
     /// If there is no memory.
     pub fn in_memory() -> Result<Self, StoreError> {
-        let mut store = Self::over(Connection::open_in_memory()?)?;
-        store.make_tables()?;
-        Ok(store)
+        let mut tables = Sqlite::over(Connection::open_in_memory()?)?;
+        tables.make_tables()?;
+        Ok(Self::over(tables))
     }
+}
 
+impl Sqlite {
     fn over(connection: Connection) -> Result<Self, StoreError> {
         connection.busy_timeout(BUSY)?;
         connection.set_prepared_statement_cache_capacity(32);
@@ -99,10 +103,7 @@ impl SqliteStore {
         connection.pragma_update(None, "cell_size_check", true)?;
         // In WAL mode FULL means: the log is fsynced at each commit.
         connection.pragma_update(None, "synchronous", "FULL")?;
-        Ok(Self {
-            connection,
-            open: None,
-        })
+        Ok(Self { connection })
     }
 
     fn make_tables(&mut self) -> Result<(), StoreError> {
@@ -138,41 +139,7 @@ impl SqliteStore {
         Ok(())
     }
 
-    /// Begins the transaction of the next entry; returns the GPU's row.
-    fn begin(&mut self, gpu: &GpuIdentity, stretch: &Stretch) -> Result<i64, StoreError> {
-        if self.open.is_some() {
-            self.abandon();
-            return Err(StoreError::Order);
-        }
-        self.connection.execute_batch("BEGIN IMMEDIATE")?;
-        let began = self.begin_entry(gpu, stretch);
-        if began.is_err() {
-            self.abandon();
-        }
-        began
-    }
-
-    fn begin_entry(&mut self, gpu: &GpuIdentity, stretch: &Stretch) -> Result<i64, StoreError> {
-        let genesis = Digest::genesis(gpu);
-        self.connection
-            .prepare_cached(
-                "INSERT INTO gpu(node, gpu, model, anchor_seq, anchor_digest, kept_from_ns) VALUES(?1, ?2, ?3, 0, ?4, 0)
-                 ON CONFLICT(node, gpu) DO UPDATE SET model = excluded.model WHERE model <> excluded.model",
-            )?
-            .execute(params![gpu.node, gpu.gpu, gpu.model, &genesis.0[..]])?;
-        let key: i64 = self
-            .connection
-            .prepare_cached("SELECT gpu_key FROM gpu WHERE node = ?1 AND gpu = ?2")?
-            .query_row(params![gpu.node, gpu.gpu], |row| row.get(0))?;
-        let expected = self.last(key)?.map_or(0, |tail| tail.seq + 1);
-        if stretch.seq != expected {
-            let found = stretch.seq;
-            return Err(StoreError::Sequence { expected, found });
-        }
-        Ok(key)
-    }
-
-    fn last(&self, key: i64) -> Result<Option<Tail>, StoreError> {
+    fn tail(&self, key: i64) -> Result<Option<Tail>, StoreError> {
         let row = self
             .connection
             .prepare_cached("SELECT seq, end_ns, digest FROM entry WHERE gpu_key = ?1 ORDER BY seq DESC LIMIT 1")?
@@ -186,32 +153,6 @@ impl SqliteStore {
             })
         })
         .transpose()
-    }
-
-    fn write_entry(
-        &self,
-        key: i64,
-        stretch: &Stretch,
-        cause: Option<GapCause>,
-        digest: &Digest,
-    ) -> Result<(), StoreError> {
-        self.connection
-            .prepare_cached(
-                "INSERT INTO entry(gpu_key, seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest)
-                 VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-            )?
-            .execute(params![
-                key,
-                stored("seq", stretch.seq)?,
-                &stretch.boot.as_bytes()[..],
-                stored("start", stretch.start.0)?,
-                stored("end", stretch.end.0)?,
-                stored("from", stretch.from.0)?,
-                stored_ns("length", stretch.length_ns)?,
-                cause.map(GapCause::as_str),
-                &digest.0[..],
-            ])?;
-        Ok(())
     }
 
     /// The row of a tenant that `boot` writes of; made if there is none.
@@ -234,145 +175,6 @@ impl SqliteStore {
                 .execute(params![key, boot])?;
         }
         Ok(key)
-    }
-
-    fn append_records(&self, records: &[TenantRecord]) -> Result<(), StoreError> {
-        let (gpu, seq, boot) = self.open.ok_or(StoreError::Order)?;
-        for record in records {
-            let tenant = self.tenant(&record.tenant, boot)?;
-            let copied = record
-                .copy_bytes
-                .map(|bytes| stored("copy bytes", bytes))
-                .transpose()?;
-            let cap = record.cap;
-            self.connection
-                .prepare_cached(
-                    "INSERT INTO usage(gpu_key, seq, tenant_key, id, engine_ns, estimated_ns, fault_ns, copy_ns, copy_bytes,
-                     held_ns, waiting_ns, memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns)
-                     VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
-                )?
-                .execute(params![
-                    gpu,
-                    seq,
-                    tenant,
-                    &record.id.as_bytes()[..],
-                    stored_ns("engine time", record.engine_ns)?,
-                    stored_ns("estimated time", record.estimated_ns)?,
-                    stored_ns("fault time", record.fault_ns)?,
-                    stored_ns("copy time", record.copy_ns)?,
-                    copied,
-                    stored_ns("held time", record.held_ns)?,
-                    stored_ns("waiting time", record.waiting_ns)?,
-                    record.memory_byte_ns.map(|wide| wide.to_string()),
-                    record.weight,
-                    cap.map(|cap| stored_ns("quota", cap.quota_ns)).transpose()?,
-                    cap.map(|cap| stored_ns("period", cap.period_ns)).transpose()?,
-                    record.signals.bits(),
-                    stored_ns("error bound", record.error_bound_ns)?,
-                    stored("turns", record.turns)?,
-                ])?;
-        }
-        Ok(())
-    }
-
-    fn close_records(&self, engines: &[EngineRecord], digest: &Digest) -> Result<(), StoreError> {
-        let (gpu, seq, _) = self.open.ok_or(StoreError::Order)?;
-        for record in engines {
-            self.connection
-                .prepare_cached(
-                    "INSERT INTO engine(gpu_key, seq, engine, compute, used_ns, fault_ns, switching_ns, idle_ns, unobserved_ns,
-                     gap_ns, error_bound_ns) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
-                )?
-                .execute(params![
-                    gpu,
-                    seq,
-                    record.engine.0,
-                    record.compute,
-                    stored_ns("used time", record.used_ns)?,
-                    stored_ns("fault time", record.fault_ns)?,
-                    stored_ns("switching time", record.switching_ns)?,
-                    stored_ns("idle time", record.idle_ns)?,
-                    stored_ns("unobserved time", record.unobserved_ns)?,
-                    stored_ns("gap", record.gap_ns)?,
-                    stored_ns("error bound", record.error_bound_ns)?,
-                ])?;
-        }
-        self.connection
-            .prepare_cached("UPDATE entry SET digest = ?3 WHERE gpu_key = ?1 AND seq = ?2")?
-            .execute(params![gpu, seq, &digest.0[..]])?;
-        Ok(())
-    }
-
-    fn commit(&mut self) -> Result<(), StoreError> {
-        self.connection.execute_batch("COMMIT")?;
-        self.open = None;
-        Ok(())
-    }
-
-    /// What was done, or the window is given up.
-    fn or_abandon<T>(&mut self, done: Result<T, StoreError>) -> Result<T, StoreError> {
-        if done.is_err() {
-            self.abandon();
-        }
-        done
-    }
-
-    fn kept(&self) -> Result<Vec<(i64, Kept)>, StoreError> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT gpu_key, node, gpu, model, anchor_seq, anchor_digest, kept_from_ns FROM gpu ORDER BY node, gpu",
-        )?;
-        let mut rows = statement.query([])?;
-        let mut kept = Vec::new();
-        while let Some(row) = rows.next()? {
-            let key: i64 = row.get(0)?;
-            // A GPU row is written with its first entry, in one transaction.
-            let tail = self
-                .last(key)?
-                .ok_or_else(|| damaged("GPU without entries", key))?;
-            let digest: Vec<u8> = row.get(5)?;
-            let gpu = GpuIdentity {
-                node: row.get(1)?,
-                gpu: row.get(2)?,
-                model: row.get(3)?,
-            };
-            let anchor = Anchor {
-                seq: read("anchor_seq", row.get(4)?)?,
-                digest: read_digest(&digest)?,
-            };
-            let from = UnixNanos(read("kept_from_ns", row.get(6)?)?);
-            kept.push((
-                key,
-                Kept {
-                    gpu,
-                    tail,
-                    anchor,
-                    from,
-                },
-            ));
-        }
-        Ok(kept)
-    }
-
-    fn visit_all(&self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError> {
-        let (from, to) = bounds(selection);
-        let chosen = self.kept()?;
-        for (key, kept) in chosen
-            .into_iter()
-            .filter(|(_, kept)| selection.has(&kept.gpu))
-        {
-            let mut statement = self.connection.prepare_cached(
-                "SELECT seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest FROM entry
-                 WHERE gpu_key = ?1 AND start_ns >= ?2 AND start_ns < ?3 ORDER BY seq",
-            )?;
-            let mut rows = statement.query([key, from, to])?;
-            while let Some(row) = rows.next()? {
-                let entry = self.entry(key, row)?;
-                if !visit(&kept.gpu, entry)? {
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
     }
 
     fn entry(&self, key: i64, row: &Row<'_>) -> Result<Entry, StoreError> {
@@ -465,8 +267,215 @@ impl SqliteStore {
         }
         Ok(engines)
     }
+}
 
-    /// Discards some of a GPU's entries before `before`; returns how many.
+fn told(path: &Path, error: std::io::Error) -> StoreError {
+    let path = PathBuf::from(path);
+    match error.kind() {
+        ErrorKind::NotFound => StoreError::NotFound { path },
+        ErrorKind::PermissionDenied => StoreError::Denied { path },
+        _ => StoreError::Output(error),
+    }
+}
+
+impl Tables for Sqlite {
+    fn begin_writing(&mut self) -> Result<(), StoreError> {
+        Ok(self.connection.execute_batch("BEGIN IMMEDIATE")?)
+    }
+
+    fn begin_reading(&mut self) -> Result<(), StoreError> {
+        Ok(self.connection.execute_batch("BEGIN")?)
+    }
+
+    fn commit(&mut self) -> Result<(), StoreError> {
+        Ok(self.connection.execute_batch("COMMIT")?)
+    }
+
+    fn rollback(&mut self) {
+        if !self.connection.is_autocommit() {
+            // A rollback that fails leaves a transaction that can only fail.
+            let _ = self.connection.execute_batch("ROLLBACK");
+        }
+    }
+
+    fn find(&mut self, gpu: &GpuIdentity) -> Result<Option<i64>, StoreError> {
+        let key = self
+            .connection
+            .prepare_cached("SELECT gpu_key FROM gpu WHERE node = ?1 AND gpu = ?2")?
+            .query_row(params![gpu.node, gpu.gpu], |row| row.get(0))
+            .optional()?;
+        Ok(key)
+    }
+
+    fn enter(&mut self, gpu: &GpuIdentity) -> Result<i64, StoreError> {
+        let genesis = Digest::genesis(gpu);
+        self.connection
+            .prepare_cached(
+                "INSERT INTO gpu(node, gpu, model, anchor_seq, anchor_digest, kept_from_ns) VALUES(?1, ?2, ?3, 0, ?4, 0)
+                 ON CONFLICT(node, gpu) DO UPDATE SET model = excluded.model WHERE model <> excluded.model",
+            )?
+            .execute(params![gpu.node, gpu.gpu, gpu.model, &genesis.0[..]])?;
+        self.find(gpu)?.ok_or_else(|| damaged("GPU", &gpu.gpu))
+    }
+
+    fn last(&mut self, key: i64) -> Result<Option<Tail>, StoreError> {
+        self.tail(key)
+    }
+
+    fn write_entry(
+        &mut self,
+        key: i64,
+        stretch: &Stretch,
+        cause: Option<GapCause>,
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
+        self.connection
+            .prepare_cached(
+                "INSERT INTO entry(gpu_key, seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest)
+                 VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            )?
+            .execute(params![
+                key,
+                stored("seq", stretch.seq)?,
+                &stretch.boot.as_bytes()[..],
+                stored("start", stretch.start.0)?,
+                stored("end", stretch.end.0)?,
+                stored("from", stretch.from.0)?,
+                stored_ns("length", stretch.length_ns)?,
+                cause.map(GapCause::as_str),
+                &digest.0[..],
+            ])?;
+        Ok(())
+    }
+
+    fn write_records(&mut self, open: Open, records: &[TenantRecord]) -> Result<(), StoreError> {
+        let Open { gpu, seq, boot } = open;
+        for record in records {
+            let tenant = self.tenant(&record.tenant, boot)?;
+            let copied = record
+                .copy_bytes
+                .map(|bytes| stored("copy bytes", bytes))
+                .transpose()?;
+            let cap = record.cap;
+            self.connection
+                .prepare_cached(
+                    "INSERT INTO usage(gpu_key, seq, tenant_key, id, engine_ns, estimated_ns, fault_ns, copy_ns, copy_bytes,
+                     held_ns, waiting_ns, memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns)
+                     VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
+                )?
+                .execute(params![
+                    gpu,
+                    seq,
+                    tenant,
+                    &record.id.as_bytes()[..],
+                    stored_ns("engine time", record.engine_ns)?,
+                    stored_ns("estimated time", record.estimated_ns)?,
+                    stored_ns("fault time", record.fault_ns)?,
+                    stored_ns("copy time", record.copy_ns)?,
+                    copied,
+                    stored_ns("held time", record.held_ns)?,
+                    stored_ns("waiting time", record.waiting_ns)?,
+                    record.memory_byte_ns.map(|wide| wide.to_string()),
+                    record.weight,
+                    cap.map(|cap| stored_ns("quota", cap.quota_ns)).transpose()?,
+                    cap.map(|cap| stored_ns("period", cap.period_ns)).transpose()?,
+                    record.signals.bits(),
+                    stored_ns("error bound", record.error_bound_ns)?,
+                    stored("turns", record.turns)?,
+                ])?;
+        }
+        Ok(())
+    }
+
+    fn finish_window(
+        &mut self,
+        open: Open,
+        engines: &[EngineRecord],
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
+        let Open { gpu, seq, .. } = open;
+        for record in engines {
+            self.connection
+                .prepare_cached(
+                    "INSERT INTO engine(gpu_key, seq, engine, compute, used_ns, fault_ns, switching_ns, idle_ns, unobserved_ns,
+                     gap_ns, error_bound_ns) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+                )?
+                .execute(params![
+                    gpu,
+                    seq,
+                    record.engine.0,
+                    record.compute,
+                    stored_ns("used time", record.used_ns)?,
+                    stored_ns("fault time", record.fault_ns)?,
+                    stored_ns("switching time", record.switching_ns)?,
+                    stored_ns("idle time", record.idle_ns)?,
+                    stored_ns("unobserved time", record.unobserved_ns)?,
+                    stored_ns("gap", record.gap_ns)?,
+                    stored_ns("error bound", record.error_bound_ns)?,
+                ])?;
+        }
+        self.connection
+            .prepare_cached("UPDATE entry SET digest = ?3 WHERE gpu_key = ?1 AND seq = ?2")?
+            .execute(params![gpu, seq, &digest.0[..]])?;
+        Ok(())
+    }
+
+    fn kept(&mut self) -> Result<Vec<(i64, Kept)>, StoreError> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT gpu_key, node, gpu, model, anchor_seq, anchor_digest, kept_from_ns FROM gpu ORDER BY node, gpu",
+        )?;
+        let mut rows = statement.query([])?;
+        let mut kept = Vec::new();
+        while let Some(row) = rows.next()? {
+            let key: i64 = row.get(0)?;
+            // A GPU row is written with its first entry, in one transaction.
+            let tail = self
+                .tail(key)?
+                .ok_or_else(|| damaged("GPU without entries", key))?;
+            let digest: Vec<u8> = row.get(5)?;
+            let gpu = GpuIdentity {
+                node: row.get(1)?,
+                gpu: row.get(2)?,
+                model: row.get(3)?,
+            };
+            let anchor = Anchor {
+                seq: read("anchor_seq", row.get(4)?)?,
+                digest: read_digest(&digest)?,
+            };
+            let from = UnixNanos(read("kept_from_ns", row.get(6)?)?);
+            kept.push((
+                key,
+                Kept {
+                    gpu,
+                    tail,
+                    anchor,
+                    from,
+                },
+            ));
+        }
+        Ok(kept)
+    }
+
+    fn visit(
+        &mut self,
+        gpu: i64,
+        from: i64,
+        to: i64,
+        visit: &mut VisitEntry<'_>,
+    ) -> Result<bool, StoreError> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest FROM entry
+             WHERE gpu_key = ?1 AND start_ns >= ?2 AND start_ns < ?3 ORDER BY seq",
+        )?;
+        let mut rows = statement.query([gpu, from, to])?;
+        while let Some(row) = rows.next()? {
+            if !visit(self.entry(gpu, row)?)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn discard(&mut self, key: i64, before: i64) -> Result<u64, StoreError> {
         let tx = self
             .connection
@@ -498,122 +507,16 @@ impl SqliteStore {
         tx.commit()?;
         Ok(count as u64)
     }
-}
 
-fn told(path: &Path, error: std::io::Error) -> StoreError {
-    let path = PathBuf::from(path);
-    match error.kind() {
-        ErrorKind::NotFound => StoreError::NotFound { path },
-        ErrorKind::PermissionDenied => StoreError::Denied { path },
-        _ => StoreError::Output(error),
-    }
-}
-
-impl Store for SqliteStore {
-    fn tail(&mut self, gpu: &GpuIdentity) -> Result<Option<Tail>, StoreError> {
-        let key: Option<i64> = self
-            .connection
-            .prepare_cached("SELECT gpu_key FROM gpu WHERE node = ?1 AND gpu = ?2")?
-            .query_row(params![gpu.node, gpu.gpu], |row| row.get(0))
-            .optional()?;
-        Ok(key.map(|key| self.last(key)).transpose()?.flatten())
-    }
-
-    fn open_window(&mut self, gpu: &GpuIdentity, stretch: &Stretch) -> Result<(), StoreError> {
-        let key = self.begin(gpu, stretch)?;
-        let entered = (|| {
-            let seq = stored("seq", stretch.seq)?;
-            // The digest is known at the end.
-            self.write_entry(key, stretch, None, &Digest([0; 32]))?;
-            Ok(seq)
-        })();
-        let seq = self.or_abandon(entered)?;
-        self.open = Some((key, seq, stretch.boot));
+    fn tidy(&mut self) -> Result<(), StoreError> {
+        self.connection.execute(
+            "DELETE FROM tenant WHERE boot NOT IN (SELECT boot FROM entry)",
+            [],
+        )?;
         Ok(())
     }
 
-    fn append(&mut self, records: &[TenantRecord]) -> Result<(), StoreError> {
-        let appended = self.append_records(records);
-        self.or_abandon(appended)
-    }
-
-    fn close_window(
-        &mut self,
-        engines: &[EngineRecord],
-        digest: &Digest,
-    ) -> Result<(), StoreError> {
-        let closed = self
-            .close_records(engines, digest)
-            .and_then(|()| self.commit());
-        self.or_abandon(closed)
-    }
-
-    fn abandon(&mut self) {
-        self.open = None;
-        if !self.connection.is_autocommit() {
-            // A rollback that fails leaves a transaction that can only fail.
-            let _ = self.connection.execute_batch("ROLLBACK");
-        }
-    }
-
-    fn append_gap(
-        &mut self,
-        gpu: &GpuIdentity,
-        stretch: &Stretch,
-        cause: GapCause,
-        digest: &Digest,
-    ) -> Result<(), StoreError> {
-        let key = self.begin(gpu, stretch)?;
-        let written = self
-            .write_entry(key, stretch, Some(cause), digest)
-            .and_then(|()| self.commit());
-        self.or_abandon(written)
-    }
-
-    fn gpus(&mut self) -> Result<Vec<Kept>, StoreError> {
-        Ok(self.kept()?.into_iter().map(|(_, kept)| kept).collect())
-    }
-
-    fn query(&mut self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError> {
-        if self.open.is_some() {
-            return Err(StoreError::Order);
-        }
-        self.connection.execute_batch("BEGIN")?;
-        let visited = self.visit_all(selection, visit);
-        self.abandon();
-        visited
-    }
-
-    fn retain(&mut self, before: UnixNanos) -> Result<Retained, StoreError> {
-        if self.open.is_some() {
-            return Err(StoreError::Order);
-        }
-        let before = stored("before", before.0)?;
-        let mut retained = Retained::default();
-        for (key, _) in self.kept()? {
-            loop {
-                let entries = self.discard(key, before)?;
-                retained.entries += entries;
-                if entries == 0 {
-                    break;
-                }
-            }
-        }
-        self.connection
-            .execute("DELETE FROM setting_change WHERE at_ns < ?1", [before])?;
-        if retained.entries > 0 {
-            self.connection.execute(
-                "DELETE FROM tenant WHERE boot NOT IN (SELECT boot FROM entry)",
-                [],
-            )?;
-        }
-        Ok(retained)
-    }
-
     fn note(&mut self, change: &Change) -> Result<Put, StoreError> {
-        if self.open.is_some() {
-            return Err(StoreError::Order);
-        }
         let rows = self
             .connection
             .prepare_cached(
@@ -636,7 +539,8 @@ impl Store for SqliteStore {
 
     fn changes(
         &mut self,
-        selection: &Selection,
+        from: i64,
+        to: i64,
         visit: &mut VisitChanges<'_>,
     ) -> Result<(), StoreError> {
         let there: bool = self.connection.query_row(
@@ -647,7 +551,6 @@ impl Store for SqliteStore {
         if !there {
             return Ok(());
         }
-        let (from, to) = bounds(selection);
         let mut statement = self.connection.prepare_cached(
             "SELECT request, at_ns, node, boot, actor, tenant, part, old, new FROM setting_change
              WHERE at_ns >= ?1 AND at_ns < ?2 ORDER BY at_ns, request",
@@ -670,6 +573,12 @@ impl Store for SqliteStore {
                 break;
             }
         }
+        Ok(())
+    }
+
+    fn forget_changes(&mut self, before: i64) -> Result<(), StoreError> {
+        self.connection
+            .execute("DELETE FROM setting_change WHERE at_ns < ?1", [before])?;
         Ok(())
     }
 }

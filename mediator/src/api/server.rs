@@ -22,6 +22,7 @@ use super::sys::peer_groups;
 use super::tls::{Network, TlsError};
 use super::{ApiConfig, Shared};
 use crate::daemon::Host;
+use crate::daemon::confine;
 use crate::socket::{ListenError, listen};
 
 /// Threads for what may take long: files and exports.
@@ -126,6 +127,7 @@ impl Api {
         let thread = thread::Builder::new()
             .name("turnstile-api".into())
             .spawn(move || {
+                confine::enter(confine::Role::Api);
                 runtime.block_on(run(shared, access, listening, network, stopped));
                 runtime.shutdown_timeout(LAST_MOMENT);
             })
@@ -155,7 +157,7 @@ impl Drop for Api {
             log::error!("The API's thread panicked");
         }
         for socket in &self.sockets {
-            let _ = std::fs::remove_file(socket);
+            crate::socket::remove(socket);
         }
     }
 }

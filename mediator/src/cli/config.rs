@@ -2,7 +2,7 @@
 
 use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
-use turnstile_mediator::config::{Effective, Origin};
+use turnstile_mediator::config::Origin;
 
 use super::options::Files;
 
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match args.command {
         Command::Show {
             output: Output::Toml,
-        } => print!("{}", as_toml(&effective)),
+        } => print!("{}", effective.to_toml()),
         Command::Show {
             output: Output::Json,
         } => {
@@ -71,30 +71,4 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         },
     }
     Ok(())
-}
-
-/// A file that says the same.
-fn as_toml(effective: &Effective) -> String {
-    let mut keys: Vec<_> = (effective.settings.iter())
-        .filter_map(|(key, setting)| Some((key.rsplit_once('.')?, setting)))
-        .collect();
-    // A section's own keys stand before its sub-sections.
-    keys.sort_by_key(|((section, key), _)| (*section, *key));
-    let (mut text, mut at) = (String::new(), "");
-    for ((section, key), setting) in keys {
-        if section != at {
-            let gap = if at.is_empty() { "" } else { "\n" };
-            text.push_str(&format!("{gap}[{section}]\n"));
-            at = section;
-        }
-        match &setting.value {
-            Some(value) => text.push_str(&format!("{key} = {value}")),
-            None => text.push_str(&format!("# {key} is not set")),
-        }
-        if setting.origin != Origin::Default {
-            text.push_str(&format!("  # {}", setting.origin));
-        }
-        text.push('\n');
-    }
-    text
 }

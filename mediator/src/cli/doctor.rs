@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::Serialize;
+use turnstile_mediator::daemon::confine;
 use turnstile_mediator::gpu::nvidia::probe;
 use turnstile_mediator::gpu::nvidia::rm::CONTROL_DEVICE;
 use turnstile_mediator::gpu::nvidia::version::{self, DriverAbi, VersionError};
@@ -101,6 +102,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn examine(gpu: u32) -> Vec<Finding> {
     let mut findings = vec![kvm(), sealing(), huge_pages()];
     findings.push(notification());
+    findings.extend([system_calls(), landlock()]);
     findings.extend(nvidia(gpu));
     findings.push(mps());
     findings
@@ -148,6 +150,31 @@ fn notification() -> Finding {
         Ok("seccomp: what the driver hands out is seen without a library".into())
     } else {
         Err("seccomp does not know it".into())
+    })
+}
+
+fn system_calls() -> Finding {
+    Feature {
+        name: "Lists of system calls",
+        needed_for: "confining the daemon's threads and workers",
+        remedy: "A kernel with CONFIG_SECCOMP_FILTER, and no sandbox that forbids seccomp",
+    }
+    .found(match confine::probe_seccomp() {
+        Ok(()) => Ok("seccomp: a thread refused itself a call".into()),
+        Err(error) => Err(told(&error)),
+    })
+}
+
+fn landlock() -> Finding {
+    Feature {
+        name: "Landlock",
+        needed_for: "confining the daemon and workers to their files",
+        remedy: "A kernel of 5.13 or later with CONFIG_SECURITY_LANDLOCK and landlock among lsm=; without, nothing else fails",
+    }
+    .found(match confine::probe_landlock() {
+        Ok(true) => Ok("a thread gave all files up".into()),
+        Ok(false) => Err("this kernel does not have it".into()),
+        Err(error) => Err(told(&error)),
     })
 }
 

@@ -1,7 +1,7 @@
 //! `turnstile serve`: the daemon in the foreground. It prints what it knows when it ends, and on SIGUSR1.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -12,6 +12,7 @@ use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_mediator::api::{Api, ApiConfig};
 use turnstile_mediator::config::{Config, GpuKind, Meter, SuspendKind};
+use turnstile_mediator::daemon::confine::{self, Plan};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
@@ -30,6 +31,7 @@ use super::ledger;
 use super::nvidia::guardian_command;
 use super::nvidia_worker::worker_command;
 use super::options::Options;
+use super::service::Service;
 use super::vfio_user;
 
 /// A GPU as the daemon takes it, and what suits it.
@@ -227,15 +229,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let config = args.options.config()?;
     // Before the threads, so that none of them takes the signal.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
+    confine(&config)?;
     let daemon = start(&config)?;
     let _api = api(&config, &daemon)?;
-    eprintln!(
-        "turnstile: {} GPU, policy {}, listening on {}",
+    let status = format!(
+        "{} GPU, policy {}, listening on {}",
         config.gpu.kind.name(),
         config.policy(),
         config.sockets.vmm.display()
     );
+    eprintln!("turnstile: {status}");
     let fronts = fronts(&config)?;
+    let service = Service::ready(&status, daemon.periods().clone())?;
     let tell = || -> anyhow::Result<()> {
         println!(
             "{}",
@@ -250,7 +255,50 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         tell()?;
     }
     eprintln!("turnstile: stopping; VMs see a lost device");
+    drop(service);
     let told = tell();
     drop(fronts);
     told
+}
+
+/// Gives up what this daemon does not need, before it has threads.
+fn confine(config: &Config) -> anyhow::Result<()> {
+    let software = config.gpu.kind == GpuKind::Soft;
+    let safety = &config.safety;
+    confine::plan(Plan {
+        seccomp: safety.seccomp,
+        software,
+    });
+    if !software {
+        return Ok(());
+    }
+    if !safety.keep_capabilities {
+        confine::give_up_capabilities().context("Giving up capabilities failed")?;
+    }
+    if safety.landlock {
+        let (ledger, api) = (&config.ledger, &config.api);
+        let files = [&ledger.path, &api.state, &api.socket, &api.read_only_socket];
+        let trace = &config.gpu.soft.trace;
+        let files = (files.into_iter().chain([trace]).flatten()).chain([&config.sockets.vmm]);
+        let mut folders: Vec<_> = files.map(|path| confine::folder_of(path)).collect();
+        let tls = [&api.tls.certificate, &api.tls.key, &api.tls.client_ca];
+        let extra = tls.into_iter().chain([&ledger.postgres_password_file]);
+        folders.extend(
+            extra
+                .flatten()
+                .map(|path| confine::folder_of(path)),
+        );
+        if let Some(fronts) = &config.vfio_user.folder {
+            // Their sockets, and the devices by which doorbell writes are noticed.
+            folders.extend([fronts.clone(), PathBuf::from("/dev")]);
+        }
+        // SQLite sorts what is large there.
+        folders.push(std::env::temp_dir());
+        // A PostgreSQL server's socket is connected to, which Landlock leaves alone.
+        let folders: Vec<&Path> = folders.iter().map(PathBuf::as_path).collect();
+        if !confine::restrict_files(&folders).context("Giving up files failed")? {
+            log::info!("This kernel has no Landlock: the daemon can reach what its user can reach");
+        }
+    }
+    Ok(())
 }

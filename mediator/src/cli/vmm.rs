@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn is_of_the_connection(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref(),
-        Some(VmError::Connect { .. } | VmError::Wire(_))
+        Some(VmError::Connect { .. } | VmError::Wire(_) | VmError::Closed)
     )
 }
 

@@ -76,6 +76,34 @@ pub struct Effective {
     pub files: Vec<PathBuf>,
 }
 
+impl Effective {
+    /// A file that says the same, with the origin of what is not a default.
+    pub fn to_toml(&self) -> String {
+        let mut keys: Vec<_> = (self.settings.iter())
+            .filter_map(|(key, setting)| Some((key.rsplit_once('.')?, setting)))
+            .collect();
+        // A section's own keys stand before its sub-sections.
+        keys.sort_by_key(|((section, key), _)| (*section, *key));
+        let (mut text, mut at) = (String::new(), "");
+        for ((section, key), setting) in keys {
+            if section != at {
+                let gap = if at.is_empty() { "" } else { "\n" };
+                text.push_str(&format!("{gap}[{section}]\n"));
+                at = section;
+            }
+            match &setting.value {
+                Some(value) => text.push_str(&format!("{key} = {value}")),
+                None => text.push_str(&format!("# {key} is not set")),
+            }
+            if setting.origin != Origin::Default {
+                text.push_str(&format!("  # {}", setting.origin));
+            }
+            text.push('\n');
+        }
+        text
+    }
+}
+
 /// The defaults as a tree: sections are objects, keys all else.
 fn tree() -> &'static Json {
     static TREE: OnceLock<Json> = OnceLock::new();

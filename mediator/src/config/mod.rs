@@ -48,6 +48,8 @@ pub struct Config {
     pub api: ApiSection,
     /// Metrics outside the admin API.
     pub metrics: MetricsSection,
+    /// What the daemon gives up.
+    pub safety: SafetySection,
 }
 
 /// Which GPU, and how it is read.
@@ -272,6 +274,40 @@ pub struct MetricsSection {
     pub listen: Option<SocketAddr>,
     /// Whether metrics are also told under DCGM's names.
     pub dcgm_compat: bool,
+}
+
+/// What the daemon gives up before it talks to anybody.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SafetySection {
+    /// System calls that a thread does not need.
+    pub seccomp: Seccomp,
+    /// Files that the daemon does not need, where the kernel has Landlock (the software GPU's daemon).
+    pub landlock: bool,
+    /// Whether a daemon that was started with capabilities keeps them. The one of an NVIDIA GPU does in any case.
+    pub keep_capabilities: bool,
+}
+
+impl Default for SafetySection {
+    fn default() -> Self {
+        Self {
+            seccomp: Seccomp::Enforce,
+            landlock: true,
+            keep_capabilities: false,
+        }
+    }
+}
+
+/// What becomes of system calls that are not on a thread's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Seccomp {
+    /// They fail with EPERM
+    Enforce,
+    /// They are done, and the kernel's audit log has them
+    Log,
+    /// There are no lists
+    Off,
 }
 
 /// What kind of GPU is shared.

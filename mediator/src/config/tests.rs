@@ -24,12 +24,12 @@ fn later_layers_win_key_by_key() {
     let files = [
         (
             main.clone(),
-            "[ledger]\nwindow_ms = 1\nkeep_days = 1\nnode = \"a\"\n[scheduling]\nframes_per_s = 1",
+            "[ledger]\nwindow_ms = 100\nkeep_days = 1\nnode = \"a\"\n[scheduling]\nframes_per_s = 1",
         ),
-        (drop_ins.join("20-b.toml"), "[ledger]\nwindow_ms = 3"),
+        (drop_ins.join("20-b.toml"), "[ledger]\nwindow_ms = 300"),
         (
             drop_ins.join("10-a.toml"),
-            "[ledger]\nwindow_ms = 2\nkeep_days = 2",
+            "[ledger]\nwindow_ms = 200\nkeep_days = 2",
         ),
         (drop_ins.join(".hidden.toml"), "[ledger]\nwindow_ms = 99"),
         (drop_ins.join("note.txt"), "not TOML"),
@@ -51,7 +51,7 @@ fn later_layers_win_key_by_key() {
     layers.assignment("api.viewers=[\"gid:7\"]");
     let effective = layers.finish().unwrap();
     let ledger = &effective.config.ledger;
-    assert_eq!((ledger.window_ms, ledger.keep_days), (3, 2));
+    assert_eq!((ledger.window_ms, ledger.keep_days), (300, 2));
     assert_eq!(ledger.node.as_deref(), Some("17"), "a text of digits");
     assert_eq!(effective.config.scheduling.frames_per_s, 5);
     assert_eq!(effective.config.api.viewers, [Principal::Gid(7)]);
@@ -105,7 +105,7 @@ fn everything_wrong_is_told_at_its_place() {
         told("\nledger = 3"),
         "t.toml:2: ledger is a section, not a key"
     );
-    assert!(told("[gpu]\nkind = \"amd\"").contains("expected `soft` or `nvidia`"));
+    assert!(told("[gpu]\nkind = \"amd\"").contains("`nvidia`"));
     assert!(told("[gpu]\nkind = ").starts_with("t.toml:2: "));
     assert!(told("[gpu]\nindex = 1\nindex = 2").starts_with("t.toml:3: "));
     assert!(told("[api]\noperators = [\"root\"]").contains("\"root\" names nobody"));
@@ -166,7 +166,8 @@ fn the_packaged_file_shows_every_key_and_its_default() {
         .filter(|(_, setting)| setting.origin != Origin::Default)
         .map(|(key, _)| *key)
         .collect();
-    assert_eq!(set, ["ledger.path"], "what a package sets on its own");
+    let packages = ["api.state", "ledger.path"];
+    assert_eq!(set, packages, "what a package sets on its own");
     // A comment begins with "# ", a key that is not set with "#".
     let all: String = text
         .lines()

@@ -4,7 +4,7 @@
 //! a poll phase (A1.2, A1.3), in which the status registers are read as fast as they can be.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -59,10 +59,17 @@ const PERIOD_MIN: Nanos = Nanos::from_us(250);
 const EMPTY_PERIOD: Nanos = Nanos::from_ms(20);
 
 /// Runs until `stop`.
-pub(super) fn run(host: &Arc<Host>, kind: MeterKind, timing: Timing, stop: &AtomicBool) {
+pub(super) fn run(
+    host: &Arc<Host>,
+    kind: MeterKind,
+    timing: Timing,
+    stop: &AtomicBool,
+    periods: &AtomicU64,
+) {
     let mut thread = Accounting {
         host,
         stop,
+        periods,
         timing,
         truth: EventMeter::new(engines(&**host.gpu())),
         events: Vec::new(),
@@ -78,6 +85,8 @@ pub(super) fn run(host: &Arc<Host>, kind: MeterKind, timing: Timing, stop: &Atom
 struct Accounting<'a> {
     host: &'a Arc<Host>,
     stop: &'a AtomicBool,
+    /// Counts those that were accounted.
+    periods: &'a AtomicU64,
     timing: Timing,
     /// Follows the engines' own log; with the polled meter for comparison only.
     truth: EventMeter,
@@ -148,6 +157,7 @@ impl Accounting<'_> {
             self.host.gpu().qualify(&mut usage);
             from = to;
             self.host.period_end(None, usage, None, &mut self.channels);
+            self.periods.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -206,6 +216,7 @@ impl Accounting<'_> {
                 Some(truth),
                 &mut self.channels,
             );
+            self.periods.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

@@ -10,6 +10,7 @@
 
 mod accounting;
 mod admission;
+pub mod confine;
 mod control;
 mod dma;
 mod error;
@@ -29,7 +30,7 @@ mod untracked;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -89,6 +90,7 @@ pub struct Daemon {
     wake: EventFd,
     threads: Vec<JoinHandle<()>>,
     socket: PathBuf,
+    periods: Arc<AtomicU64>,
 }
 
 impl Daemon {
@@ -127,11 +129,17 @@ impl Daemon {
             wake,
             threads: Vec::new(),
             socket: config.socket.clone(),
+            periods: Arc::default(),
         };
-        daemon.spawn("turnstile-ctl", move |_, _| control_loop.run())?;
+        daemon.spawn("turnstile-ctl", move |_, _| {
+            confine::enter(confine::Role::Control);
+            control_loop.run();
+        })?;
         let (meter, timing) = (config.meter, config.timing);
+        let periods = daemon.periods.clone();
         daemon.spawn("turnstile-acct", move |host, stop| {
-            accounting::run(&host, meter, timing, &stop);
+            confine::enter(confine::Role::Accounting);
+            accounting::run(&host, meter, timing, &stop, &periods);
         })?;
         Ok(daemon)
     }
@@ -148,6 +156,11 @@ impl Daemon {
             .map_err(DaemonError::Start)?;
         self.threads.push(thread);
         Ok(())
+    }
+
+    /// Periods that were accounted: rises for as long as the daemon does its work, tenants or not.
+    pub fn periods(&self) -> &Arc<AtomicU64> {
+        &self.periods
     }
 
     /// Tenants, shares, totals.
@@ -167,6 +180,6 @@ impl Drop for Daemon {
             }
         }
         self.host.close_ledger();
-        let _ = std::fs::remove_file(&self.socket);
+        crate::socket::remove(&self.socket);
     }
 }

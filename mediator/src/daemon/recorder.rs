@@ -24,6 +24,7 @@ use turnstile_accounting::{Nanos, Rollup, TenantId, Usage};
 use turnstile_policies::Weight;
 use uuid::Uuid;
 
+use super::confine::{Role, enter};
 use super::error::chain;
 use super::journal::Changed;
 use super::peer::{Kind, Tenant};
@@ -160,7 +161,10 @@ impl Recorder {
         };
         let writer = thread::Builder::new()
             .name("turnstile-ledg".into())
-            .spawn(move || writer.run(&received))
+            .spawn(move || {
+                enter(Role::Writer);
+                writer.run(&received);
+            })
             .map_err(LedgerStartError::Thread)?;
         Ok(Self {
             rollup,

@@ -149,7 +149,7 @@ pub(crate) fn greet(
     let mut reader = FrameReader::new();
     let frame = match reader.read(&reading)? {
         Read::Frame(frame) => frame,
-        Read::End => return Err(VmError::Protocol("it closed the connection without a word")),
+        Read::End => return Err(VmError::Closed),
         Read::WouldBlock => return Err(VmError::Protocol("it did not answer within 10 s")),
     };
     if let ToVmm::Refused { text } = frame.message {

@@ -88,6 +88,9 @@ pub enum VmError {
     /// The daemon does not take the VM.
     #[error("The daemon refused the VM: {0}")]
     Refused(String),
+    /// The daemon ended while it was asked.
+    #[error("The daemon closed the connection without a word")]
+    Closed,
     /// The daemon answered with something that it must not.
     #[error("The daemon broke the protocol: {0}")]
     Protocol(&'static str),

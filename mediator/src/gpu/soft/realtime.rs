@@ -28,6 +28,7 @@ use super::registers::Registers;
 use super::swap::Swap;
 use super::tenancy::Driver;
 use super::work::{Outcome, Start};
+use crate::daemon::confine;
 use crate::gpu::pace::pause;
 
 /// What threads share.
@@ -253,7 +254,12 @@ impl SoftGpu {
     }
 
     fn spawn(&mut self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Thread> {
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                confine::enter(confine::Role::Engine);
+                run();
+            })?;
         let handle = thread.thread().clone();
         self.threads.push(thread);
         Ok(handle)

@@ -1,0 +1,352 @@
+//! What all stores have in common: one window open at a time, given up whole when anything in it fails.
+//!
+//! A database is a set of [`Tables`]; [`Ledger`] makes a [`Store`] of it. What is asked of the tables is small and has no
+//! state, so that order, sequence and giving up are decided in one place.
+
+use super::rows::{bounds, stored};
+use super::{Kept, Put, Retained, Selection, Store, StoreError, Visit, VisitChanges};
+use crate::change::Change;
+use crate::record::{
+    Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord, UnixNanos,
+};
+use std::fmt;
+use uuid::Uuid;
+
+/// The window that is open.
+#[derive(Clone, Copy, Debug)]
+pub struct Open {
+    /// Row of its GPU.
+    pub(super) gpu: i64,
+    /// Its number.
+    pub(super) seq: i64,
+    /// The run that writes it.
+    pub(super) boot: Uuid,
+}
+
+/// Takes the entries of one GPU; returns false to end.
+pub(super) type VisitEntry<'a> = dyn FnMut(Entry) -> Result<bool, StoreError> + 'a;
+
+/// A database with the tables of a ledger. Rows of GPUs are known by numbers.
+pub trait Tables: Send + fmt::Debug {
+    /// Makes the connection usable again, if it was lost outside a transaction.
+    ///
+    /// # Errors
+    /// If it cannot be.
+    fn refresh(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Begins a transaction that writes.
+    ///
+    /// # Errors
+    /// If the database fails; so below.
+    fn begin_writing(&mut self) -> Result<(), StoreError>;
+
+    /// Begins a transaction that sees one moment.
+    ///
+    /// # Errors
+    /// As above.
+    fn begin_reading(&mut self) -> Result<(), StoreError>;
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// As above.
+    fn commit(&mut self) -> Result<(), StoreError>;
+
+    /// Ends a transaction, if there is one, as if it had not been.
+    fn rollback(&mut self);
+
+    /// Row of a GPU that is known.
+    ///
+    /// # Errors
+    /// As above.
+    fn find(&mut self, gpu: &GpuIdentity) -> Result<Option<i64>, StoreError>;
+
+    /// Row of a GPU, made if there is none, and locked until the transaction ends.
+    ///
+    /// # Errors
+    /// As above.
+    fn enter(&mut self, gpu: &GpuIdentity) -> Result<i64, StoreError>;
+
+    /// Last entry of a GPU.
+    ///
+    /// # Errors
+    /// As above.
+    fn last(&mut self, gpu: i64) -> Result<Option<Tail>, StoreError>;
+
+    /// Writes an entry's own row; without a cause it is a window.
+    ///
+    /// # Errors
+    /// As above.
+    fn write_entry(
+        &mut self,
+        gpu: i64,
+        stretch: &Stretch,
+        cause: Option<GapCause>,
+        digest: &Digest,
+    ) -> Result<(), StoreError>;
+
+    /// Writes records of tenants.
+    ///
+    /// # Errors
+    /// As above.
+    fn write_records(&mut self, open: Open, records: &[TenantRecord]) -> Result<(), StoreError>;
+
+    /// Writes records of engines, and the window's digest.
+    ///
+    /// # Errors
+    /// As above.
+    fn finish_window(
+        &mut self,
+        open: Open,
+        engines: &[EngineRecord],
+        digest: &Digest,
+    ) -> Result<(), StoreError>;
+
+    /// All GPUs by node and identity, with their rows.
+    ///
+    /// # Errors
+    /// As above.
+    fn kept(&mut self) -> Result<Vec<(i64, Kept)>, StoreError>;
+
+    /// Visits entries of a GPU that begin within `[from, to)`, by number; false if the visitor ended it.
+    ///
+    /// # Errors
+    /// As above, and the visitor's.
+    fn visit(
+        &mut self,
+        gpu: i64,
+        from: i64,
+        to: i64,
+        visit: &mut VisitEntry<'_>,
+    ) -> Result<bool, StoreError>;
+
+    /// Discards, for good, some of a GPU's entries that ended at or before `before`, but not its last; returns how many.
+    ///
+    /// # Errors
+    /// As above.
+    fn discard(&mut self, gpu: i64, before: i64) -> Result<u64, StoreError>;
+
+    /// Keeps a change of a setting, unless it is there.
+    ///
+    /// # Errors
+    /// As above.
+    fn note(&mut self, change: &Change) -> Result<Put, StoreError>;
+
+    /// Visits changes within `[from, to)`, oldest first.
+    ///
+    /// # Errors
+    /// As above, and the visitor's.
+    fn changes(
+        &mut self,
+        from: i64,
+        to: i64,
+        visit: &mut VisitChanges<'_>,
+    ) -> Result<(), StoreError>;
+
+    /// Discards changes before `before`.
+    ///
+    /// # Errors
+    /// As above.
+    fn forget_changes(&mut self, before: i64) -> Result<(), StoreError>;
+
+    /// Called when entries were discarded.
+    ///
+    /// # Errors
+    /// As above.
+    fn tidy(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+/// A ledger in a database.
+#[derive(Debug)]
+pub struct Ledger<T> {
+    pub(super) tables: T,
+    open: Option<Open>,
+}
+
+impl<T: Tables> Ledger<T> {
+    pub(super) fn over(tables: T) -> Self {
+        Self { tables, open: None }
+    }
+
+    /// Begins the transaction of the next entry; returns the GPU's row.
+    fn begin(&mut self, gpu: &GpuIdentity, stretch: &Stretch) -> Result<i64, StoreError> {
+        self.none_open()?;
+        self.tables.refresh()?;
+        let begun = self.tables.begin_writing().and_then(|()| {
+            let key = self.tables.enter(gpu)?;
+            let expected = self.tables.last(key)?.map_or(0, |tail| tail.seq + 1);
+            if stretch.seq != expected {
+                let found = stretch.seq;
+                return Err(StoreError::Sequence { expected, found });
+            }
+            Ok(key)
+        });
+        self.or_abandon(begun)
+    }
+
+    /// One at a time: an open one is given up.
+    fn none_open(&mut self) -> Result<(), StoreError> {
+        if self.open.is_some() {
+            self.abandon();
+            return Err(StoreError::Order);
+        }
+        Ok(())
+    }
+
+    /// What was done, or the window is given up.
+    fn or_abandon<R>(&mut self, done: Result<R, StoreError>) -> Result<R, StoreError> {
+        if done.is_err() {
+            self.abandon();
+        }
+        done
+    }
+
+    fn commit(&mut self) -> Result<(), StoreError> {
+        self.tables.commit()?;
+        self.open = None;
+        Ok(())
+    }
+
+    fn visit_all(
+        &mut self,
+        selection: &Selection,
+        visit: &mut Visit<'_>,
+    ) -> Result<(), StoreError> {
+        let (from, to) = bounds(selection);
+        for (key, kept) in self.tables.kept()? {
+            let mut of_one = |entry| visit(&kept.gpu, entry);
+            if selection.has(&kept.gpu) && !self.tables.visit(key, from, to, &mut of_one)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Tables> Store for Ledger<T> {
+    fn tail(&mut self, gpu: &GpuIdentity) -> Result<Option<Tail>, StoreError> {
+        if self.open.is_none() {
+            self.tables.refresh()?;
+        }
+        let key = self.tables.find(gpu)?;
+        Ok(key.map(|key| self.tables.last(key)).transpose()?.flatten())
+    }
+
+    fn open_window(&mut self, gpu: &GpuIdentity, stretch: &Stretch) -> Result<(), StoreError> {
+        let key = self.begin(gpu, stretch)?;
+        let entered = stored("seq", stretch.seq).and_then(|seq| {
+            // The digest is known at the end.
+            let digest = Digest([0; 32]);
+            self.tables.write_entry(key, stretch, None, &digest)?;
+            Ok(seq)
+        });
+        let seq = self.or_abandon(entered)?;
+        self.open = Some(Open {
+            gpu: key,
+            seq,
+            boot: stretch.boot,
+        });
+        Ok(())
+    }
+
+    fn append(&mut self, records: &[TenantRecord]) -> Result<(), StoreError> {
+        let open = self.open.ok_or(StoreError::Order)?;
+        let appended = self.tables.write_records(open, records);
+        self.or_abandon(appended)
+    }
+
+    fn close_window(
+        &mut self,
+        engines: &[EngineRecord],
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
+        let open = self.open.ok_or(StoreError::Order)?;
+        let finished = self.tables.finish_window(open, engines, digest);
+        let closed = finished.and_then(|()| self.commit());
+        self.or_abandon(closed)
+    }
+
+    fn abandon(&mut self) {
+        self.open = None;
+        self.tables.rollback();
+    }
+
+    fn append_gap(
+        &mut self,
+        gpu: &GpuIdentity,
+        stretch: &Stretch,
+        cause: GapCause,
+        digest: &Digest,
+    ) -> Result<(), StoreError> {
+        let key = self.begin(gpu, stretch)?;
+        let entered = (self.tables).write_entry(key, stretch, Some(cause), digest);
+        let written = entered.and_then(|()| self.commit());
+        self.or_abandon(written)
+    }
+
+    fn gpus(&mut self) -> Result<Vec<Kept>, StoreError> {
+        if self.open.is_none() {
+            self.tables.refresh()?;
+        }
+        let kept = self.tables.kept()?;
+        Ok(kept.into_iter().map(|(_, kept)| kept).collect())
+    }
+
+    fn query(&mut self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError> {
+        if self.open.is_some() {
+            return Err(StoreError::Order);
+        }
+        self.tables.refresh()?;
+        self.tables.begin_reading()?;
+        let visited = self.visit_all(selection, visit);
+        self.abandon();
+        visited
+    }
+
+    fn retain(&mut self, before: UnixNanos) -> Result<Retained, StoreError> {
+        if self.open.is_some() {
+            return Err(StoreError::Order);
+        }
+        self.tables.refresh()?;
+        let before = stored("before", before.0)?;
+        let mut retained = Retained::default();
+        for (key, _) in self.tables.kept()? {
+            loop {
+                let entries = self.tables.discard(key, before)?;
+                retained.entries += entries;
+                if entries == 0 {
+                    break;
+                }
+            }
+        }
+        self.tables.forget_changes(before)?;
+        if retained.entries > 0 {
+            self.tables.tidy()?;
+        }
+        Ok(retained)
+    }
+
+    fn note(&mut self, change: &Change) -> Result<Put, StoreError> {
+        if self.open.is_some() {
+            return Err(StoreError::Order);
+        }
+        self.tables.refresh()?;
+        self.tables.note(change)
+    }
+
+    fn changes(
+        &mut self,
+        selection: &Selection,
+        visit: &mut VisitChanges<'_>,
+    ) -> Result<(), StoreError> {
+        if self.open.is_none() {
+            self.tables.refresh()?;
+        }
+        let (from, to) = bounds(selection);
+        self.tables.changes(from, to, visit)
+    }
+}

@@ -1,0 +1,4 @@
+//! The configuration: files, variables, assignments.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|text: &str| turnstile_tests::decoders::config(text));

@@ -1,0 +1,99 @@
+//! Everything that decodes bytes of somebody else, one function each: for the fuzz targets (`tests/fuzz`) and for the bounded
+//! runs of the ordinary tests (`tests/tests/decoders.rs`). Each panics when a decoder does what it must not.
+
+mod http;
+mod ledger;
+mod ptx;
+mod vfio_user;
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use turnstile_abi::{Command, MAILBOX_ARGS, Request};
+use turnstile_accounting::export::PriceList;
+use turnstile_mediator::config::Layers;
+use turnstile_vmm::wire::{FrameReader, Read, ToDaemon};
+
+pub use http::http;
+pub use ledger::ledger;
+pub use ptx::ptx;
+pub use vfio_user::vfio_user;
+
+/// Ring commands: what decodes is canonical.
+///
+/// # Panics
+/// When it is not.
+pub fn command(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk::<64>() else {
+        return;
+    };
+    if let Ok(command) = Command::decode(bytes) {
+        assert_eq!(command.encode(), *bytes);
+    }
+}
+
+/// Mailbox requests: what decodes survives encoding.
+///
+/// # Panics
+/// When it does not.
+pub fn mailbox(bytes: &[u8]) {
+    let mut words = bytes.chunks_exact(8).map(|word| {
+        // PANIC: none; the chunks are of this length.
+        u64::from_le_bytes(word.try_into().unwrap_or_default())
+    });
+    // CAST: the rest of the word is left out.
+    let op = words.next().unwrap_or(0) as u32;
+    let args: [u64; MAILBOX_ARGS] = std::array::from_fn(|_| words.next().unwrap_or(0));
+    if let Ok(request) = Request::decode(op, &args) {
+        let (op, args) = request.encode();
+        assert_eq!(Request::decode(op as u32, &args), Ok(request));
+    }
+}
+
+/// Frames of a VMM, as the daemon reads them.
+pub fn wire(bytes: &[u8]) {
+    let (Ok((mut vmm, daemon)), true) = (UnixStream::pair(), bytes.len() < 64 << 10) else {
+        return;
+    };
+    if vmm.set_nonblocking(true).is_err() || vmm.write_all(bytes).is_err() {
+        return;
+    }
+    drop(vmm);
+    let mut reader = FrameReader::new();
+    while let Ok(Read::Frame(_)) = reader.read::<ToDaemon>(&daemon) {}
+}
+
+/// Price lists, in both languages.
+pub fn prices(text: &str) {
+    let _ = PriceList::from_toml(text);
+    let _ = PriceList::from_json(text);
+}
+
+/// The configuration in each of its forms: what is taken prints, and reads as the same.
+///
+/// # Panics
+/// When it reads as something else.
+pub fn config(text: &str) {
+    let mut layers = Layers::new();
+    layers.text(Path::new("file"), text);
+    for line in text.lines() {
+        layers.assignment(line);
+        if let Some((name, value)) = line.split_once('=') {
+            layers.variables([(format!("TURNSTILE_{name}"), value.to_owned())].into_iter());
+        }
+    }
+    let _ = layers.finish();
+    let read = |text: &str| {
+        let mut layers = Layers::new();
+        layers.text(Path::new("file"), text);
+        layers.finish()
+    };
+    if let Ok(effective) = read(text) {
+        let shown = effective.to_toml();
+        assert_eq!(
+            read(&shown).map(|again| again.config).ok(),
+            Some(effective.config)
+        );
+    }
+}
