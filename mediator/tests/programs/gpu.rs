@@ -1,16 +1,18 @@
 //! A GPU that takes programs and remembers what it was told; VMs go to a software GPU.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
-use turnstile_mediator::gpu::nvidia::programs::{ProgramMemory, Unmoved};
+use turnstile_mediator::gpu::nvidia::programs::{Backing, Grant, ProgramMemory, ProgramPlace};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
     Refusal, TenantResources, Untracked,
 };
+use turnstile_preload_wire::Denial;
 use turnstile_vmm::wire::ObjectChange;
 
 /// What the GPU was told.
@@ -22,19 +24,38 @@ pub(crate) enum Told {
     Left(TenantId),
 }
 
+/// Handles of what programs have made.
+#[derive(Debug, Default)]
+pub(crate) struct Handles(pub(crate) Mutex<BTreeMap<ProgramPlace, (TenantId, OwnedFd)>>);
+
+impl Backing for Handles {
+    fn allocate(&self, _: TenantId, _: ProgramPlace) -> Result<Grant, Denial> {
+        Ok(Grant::Make)
+    }
+    fn made(&self, tenant: TenantId, place: ProgramPlace, handle: OwnedFd) {
+        self.0.lock().unwrap().insert(place, (tenant, handle));
+    }
+    fn freed(&self, _: TenantId, place: ProgramPlace) {
+        self.0.lock().unwrap().remove(&place);
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct FakeGpu {
     soft: SoftGpu,
     told: Mutex<Vec<Told>>,
-    memory: ProgramMemory,
+    pub(crate) memory: ProgramMemory,
+    pub(crate) backing: Arc<Handles>,
 }
 
 impl FakeGpu {
     pub(crate) fn new() -> Arc<Self> {
+        let backing = Arc::new(Handles::default());
         Arc::new(Self {
             soft: SoftGpu::new(SoftConfig::default()).unwrap(),
             told: Mutex::default(),
-            memory: ProgramMemory::new(1 << 30, Arc::new(Unmoved)),
+            memory: ProgramMemory::new(1 << 30, backing.clone()),
+            backing,
         })
     }
 

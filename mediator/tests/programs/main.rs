@@ -2,6 +2,7 @@
 //! program asks the driver for, of a file that refuses it.
 
 mod gpu;
+mod movable;
 mod strangers;
 
 use std::fs::{self, File};
