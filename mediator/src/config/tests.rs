@@ -105,7 +105,7 @@ fn everything_wrong_is_told_at_its_place() {
         told("\nledger = 3"),
         "t.toml:2: ledger is a section, not a key"
     );
-    assert!(told("[gpu]\nkind = \"amd\"").contains("expected `soft` or `nvidia`"));
+    assert!(told("[gpu]\nkind = \"amd\"").contains("expected one of `soft`, `nvidia`"));
     assert!(told("[gpu]\nkind = ").starts_with("t.toml:2: "));
     assert!(told("[gpu]\nindex = 1\nindex = 2").starts_with("t.toml:3: "));
     assert!(told("[api]\noperators = [\"root\"]").contains("\"root\" names nobody"));
