@@ -11,13 +11,13 @@ use turnstile_accounting::record::GpuIdentity;
 use turnstile_mediator::api::Api;
 use turnstile_mediator::config::{Config, GpuKind, Meter, SuspendKind};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
-use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
+use turnstile_mediator::gpu::nvidia::device::{self, Moving, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{Tuning, Weight};
 
-use super::nvidia::guardian_command;
+use super::nvidia::{guardian_command, mover_command};
 use super::nvidia_worker::worker_command;
 use super::options::Options;
 use super::{api, ledger};
@@ -28,12 +28,12 @@ struct Chosen {
     timing: Timing,
 }
 
-/// Gives a software GPU a card on which VMs that own so many bytes together own `factor` times what it has, and room at the
-/// host for the rest.
+/// Gives VMs so much of a card that those who own so many bytes each together own `factor` times it, and room at the host for the
+/// rest.
 pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyhow::Result<()> {
     anyhow::ensure!(
-        config.gpu.kind == GpuKind::Soft && config.gpu.soft.suspend != SuspendKind::Drains,
-        "Only the software GPU moves memory, and not where queued commands drain"
+        config.gpu.kind != GpuKind::Soft || config.gpu.soft.suspend != SuspendKind::Drains,
+        "Memory does not move where queued commands drain"
     );
     let own = config.memory.vm_mib << 20;
     // CAST: a few GiB, which an f64 holds exactly; the card has whole chunks.
@@ -45,6 +45,7 @@ pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyho
         card >> 20
     );
     config.gpu.soft.memory_mib = card >> 20;
+    config.memory.card_mib = card >> 20;
     config.memory.host_pool_mib = config.memory.host_pool_mib.max((own * vms) >> 20);
     Ok(())
 }
@@ -73,7 +74,17 @@ fn soft(config: &Config) -> anyhow::Result<Chosen> {
 
 fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
     let index = config.gpu.index;
-    let gpu = NvidiaGpu::start(index, guardian_command(index)?, worker_command)
+    let memory = &config.memory;
+    let moving = (memory.host_pool_mib > 0)
+        .then(|| -> anyhow::Result<Moving> {
+            Ok(Moving {
+                pool_bytes: memory.host_pool_mib << 20,
+                card_bytes: (memory.card_mib > 0).then_some(memory.card_mib << 20),
+                mover: Box::new(mover_command()?),
+            })
+        })
+        .transpose()?;
+    let gpu = NvidiaGpu::start(index, guardian_command(index)?, worker_command, moving)
         .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         period: device::PERIOD,

@@ -2,12 +2,15 @@
 //!
 //! One thread beside the callers' makes the calls that suspend and resume, which take half a millisecond each.
 
+mod moving;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -19,8 +22,10 @@ use super::clock::GpuClock;
 use super::events::{EventLog, SwitchRecord};
 use super::guardian::{Guardian, GuardianError};
 use super::holder::{HoldCalls, Holder, OwnedSwitch};
+use super::mover::MoverError;
 use super::probe::CudaError;
 use super::rm::{RmClient, RmError};
+use super::sets::Sets;
 use super::sys::Cuda;
 use super::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
 use super::utilisation::Utilisation;
@@ -29,11 +34,13 @@ use super::vms::Vms;
 use super::watch::{Runner, Watch};
 use super::worker::{Facts, WorkerConfig};
 use crate::gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
-    Refusal, Suspend, TenantResources, Untracked,
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
+    MoveError, MoveOrder, ProgramRefusal, Refusal, Suspend, TenantResources, Untracked,
 };
 use crate::mediation::COMPUTE;
 use crate::process;
+
+pub use moving::Moving;
 
 /// Readings in a row without work before the engine counts as idle: a program that launches and waits leaves it for some ten
 /// microseconds after each kernel.
@@ -63,6 +70,9 @@ pub enum NvidiaError {
         "The CUDA driver library cannot be used (install the vendor's user libraries, libcuda.so.1)"
     )]
     Cuda(#[from] CudaError),
+    /// Memory is to move, and nothing moves it.
+    #[error("GPU memory cannot be moved to the host")]
+    Mover(#[from] MoverError),
     /// No thread.
     #[error("Starting a thread failed")]
     Thread(#[source] io::Error),
@@ -92,6 +102,10 @@ fn facts(index: u32) -> Result<Facts, CudaError> {
 struct Wanted {
     /// Hold (`true`) or release.
     tenants: BTreeMap<TenantId, bool>,
+    /// To be held as soon as a request of theirs has been served.
+    postponed: BTreeSet<TenantId>,
+    /// Who is to stay held whatever happens, and who hears of it.
+    fasten: Vec<(TenantId, SyncSender<Result<(), String>>)>,
     calls: HoldCalls,
     /// It is at it.
     moving: bool,
@@ -173,6 +187,8 @@ struct Shared {
     held: Mutex<BTreeSet<TenantId>>,
     status_reads: AtomicU64,
     vms: Vms,
+    /// Where VMs' memory is, if it moves. Set once, before there are VMs.
+    sets: OnceLock<Arc<Sets>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -190,7 +206,7 @@ pub struct NvidiaGpu {
 
 impl NvidiaGpu {
     /// Shares GPU `index`. `guardian` starts a process that ends up in [`super::guardian::serve`], `worker` one that ends up
-    /// in [`super::worker::run`].
+    /// in [`super::worker::run`]. With `moving`, VMs together may own more memory than there is.
     ///
     /// # Errors
     /// If the driver is not known, refuses, or there is no guardian.
@@ -198,6 +214,7 @@ impl NvidiaGpu {
         index: u32,
         guardian: impl Fn() -> Command + Send + 'static,
         worker: impl Fn() -> Command + Send + Sync + 'static,
+        moving: Option<Moving>,
     ) -> Result<Self, NvidiaError> {
         let config = WorkerConfig {
             device: index,
@@ -232,9 +249,18 @@ impl NvidiaGpu {
             held: Mutex::default(),
             status_reads: AtomicU64::new(0),
             vms,
+            sets: OnceLock::new(),
             client: client.clone(),
             driver,
         });
+        let (mut memory_bytes, mut host_pool_bytes) = (facts.memory_bytes, 0);
+        if let Some(moving) = moving {
+            memory_bytes = moving.card_bytes(facts.memory_bytes);
+            host_pool_bytes = moving.pool_bytes;
+            let sets = moving.start(index, memory_bytes, &shared)?;
+            // Empty until here.
+            let _ = shared.sets.set(sets);
+        }
         let switch = OwnedSwitch { client, driver };
         let holder = Holder::new(switch, first);
         let own = shared.clone();
@@ -250,9 +276,9 @@ impl NvidiaGpu {
             switch_events: true,
             multiprocessors: facts.multiprocessors,
             shared_bytes_max: facts.shared_bytes_max,
-            memory_bytes: facts.memory_bytes,
-            movable_memory: false,
-            host_pool_bytes: 0,
+            memory_bytes,
+            movable_memory: host_pool_bytes > 0,
+            host_pool_bytes,
             software: false,
             aperture: false,
         };
@@ -289,7 +315,10 @@ impl Shared {
     }
 
     fn want(&self, tenant: TenantId, hold: bool) {
-        lock(&self.wanted).tenants.insert(tenant, hold);
+        let mut wanted = lock(&self.wanted);
+        wanted.postponed.remove(&tenant);
+        wanted.tenants.insert(tenant, hold);
+        drop(wanted);
         self.wake.notify_one();
     }
 
@@ -312,7 +341,7 @@ impl Shared {
             let mut wanted = lock(&self.wanted);
             wanted.calls = holder.calls();
             wanted.moving = false;
-            if wanted.tenants.is_empty() && !wanted.ending {
+            if wanted.tenants.is_empty() && wanted.fasten.is_empty() && !wanted.ending {
                 wanted = self
                     .wake
                     .wait_timeout(wanted, RENEWAL)
@@ -321,6 +350,7 @@ impl Shared {
             }
             let ending = wanted.ending;
             let tenants = std::mem::take(&mut wanted.tenants);
+            let fasten = std::mem::take(&mut wanted.fasten);
             wanted.moving = !tenants.is_empty();
             drop(wanted);
             if ending {
@@ -330,6 +360,10 @@ impl Shared {
             let (hold, release): (Vec<_>, Vec<_>) =
                 tenants.into_iter().partition(|(_, hold)| *hold);
             for (tenant, _) in release {
+                // Whose memory is not all there stays held, whoever wants what.
+                if !self.sets().is_none_or(|sets| sets.release(tenant)) {
+                    continue;
+                }
                 let released = holder.release(tenant);
                 log::trace!("{tenant} was released at {:?}", self.now());
                 lock(&self.held).remove(&tenant);
@@ -339,6 +373,10 @@ impl Shared {
                 }
             }
             for (tenant, _) in hold {
+                if self.sets().is_some_and(|sets| sets.is_served(tenant)) {
+                    self.postpone(tenant);
+                    continue;
+                }
                 let channels = {
                     let watch = &mut lock(&self.watched).watch;
                     watch.demand.held(tenant, self.now());
@@ -346,7 +384,14 @@ impl Shared {
                 };
                 let held = holder.hold(tenant, &channels);
                 log::trace!("{tenant} was held at {:?}", self.now());
-                if holder.is_held(tenant) {
+                if holder.is_held(tenant) && !self.sets().is_none_or(|sets| sets.held(tenant)) {
+                    // A request came in between.
+                    if let Err(error) = holder.release(tenant) {
+                        log::error!("{error}");
+                    }
+                    self.let_go(tenant);
+                    self.postpone(tenant);
+                } else if holder.is_held(tenant) {
                     lock(&self.held).insert(tenant);
                 } else {
                     self.let_go(tenant);
@@ -358,14 +403,26 @@ impl Shared {
                     log::warn!("{tenant} is not held: {error}");
                 }
             }
+            for (tenant, done) in fasten {
+                let fastened = holder.fasten(tenant);
+                // Whoever asked may have given up.
+                let _ = done.send(fastened.map_err(|error| error.to_string()));
+            }
             if let Err(error) = holder.renew() {
                 log::error!("{error}");
             }
             if holder.lacks_guardian() {
-                // The holder has let go of everybody.
+                // The holder has let go of everybody whose memory is there.
                 // Not within the loop's head, where its lock would be kept while another is taken.
                 let held = std::mem::take(&mut *lock(&self.held));
                 for tenant in held {
+                    if holder.is_held(tenant) {
+                        lock(&self.held).insert(tenant);
+                        continue;
+                    }
+                    if let Some(sets) = self.sets() {
+                        sets.runs(tenant);
+                    }
                     self.let_go(tenant);
                 }
             }
@@ -468,15 +525,23 @@ impl Gpu for NvidiaGpu {
                 }
                 shared.changed(tenant, pid, changes);
             })
+            .and_then(|file| {
+                self.shared.moves(tenant, &self.shared.vms.of(tenant)?);
+                Ok(file)
+            })
     }
 
     fn destroy_context(&self, tenant: TenantId) {
         self.shared.vms.end(tenant);
+        if let Some(sets) = self.shared.sets() {
+            sets.remove(tenant);
+        }
         self.shared.want(tenant, false);
         lock(&self.shared.watched).watch.remove(tenant);
     }
 
     fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {
+        let _pass = self.shared.pass(tenant)?;
         self.shared.vms.of(tenant)?.open_channel(config)
     }
 
@@ -485,11 +550,17 @@ impl Gpu for NvidiaGpu {
     }
 
     fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
-        self.shared.vms.of(tenant)?.allocate(bytes)
+        match self.shared.sets() {
+            Some(sets) => self.shared.allocate_moving(sets, tenant, bytes),
+            None => self.shared.vms.of(tenant)?.allocate(bytes),
+        }
     }
 
     fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        self.shared.vms.of(tenant)?.free(va)
+        match self.shared.sets() {
+            Some(sets) => self.shared.free_moving(sets, tenant, va),
+            None => self.shared.vms.of(tenant)?.free(va),
+        }
     }
 
     fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
@@ -498,10 +569,12 @@ impl Gpu for NvidiaGpu {
     }
 
     fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
+        let _pass = self.shared.pass(tenant)?;
         self.shared.vms.of(tenant)?.load_module(ptx)
     }
 
     fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
+        let _pass = self.shared.pass(tenant)?;
         self.shared.vms.of(tenant)?.unload_module(module)
     }
 
@@ -511,6 +584,7 @@ impl Gpu for NvidiaGpu {
         module: u32,
         name: &str,
     ) -> Result<(u32, u32), Refusal> {
+        let _pass = self.shared.pass(tenant)?;
         self.shared.vms.of(tenant)?.find_function(module, name)
     }
 
@@ -563,6 +637,20 @@ impl Gpu for NvidiaGpu {
         let wants = lock(&self.shared.watched).watch.demand.wants(tenant, now);
         if let Ok(worker) = self.shared.vms.of(tenant) {
             worker.activity(channels);
+            if let Some(sets) = self.shared.sets().filter(|sets| sets.knows(tenant)) {
+                if sets.asks(tenant) {
+                    // A request that needs the GPU is work.
+                    channels.push(ChannelActivity {
+                        channel: u32::MAX,
+                        pending: 1,
+                        last_active: Moment(0),
+                    });
+                }
+                if self.shared.is_held(tenant) {
+                    // What it could not do nobody has seen on the engine.
+                    return;
+                }
+            }
             let pending = channels.iter().any(|channel| channel.pending > 0);
             for channel in channels.iter_mut() {
                 channel.last_active = Moment(0);
@@ -588,6 +676,27 @@ impl Gpu for NvidiaGpu {
 
     fn resume(&self, tenant: TenantId) {
         self.shared.want(tenant, false);
+    }
+
+    fn is_quiet(&self, tenant: TenantId) -> bool {
+        let sets = self.shared.sets();
+        !self.shared.is_moving() && sets.is_some_and(|sets| sets.is_still(tenant))
+    }
+
+    fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
+        let sets = self.shared.sets().ok_or(MoveError::Unsupported)?;
+        sets.order(order)
+    }
+
+    fn move_window_bytes(&self) -> u64 {
+        let sets = self.shared.sets();
+        sets.map_or(0, |sets| 4 * sets.extent_bytes())
+    }
+
+    fn read_memory_events(&self, events: &mut Vec<MemoryEvent>) {
+        if let Some(sets) = self.shared.sets() {
+            sets.read_events(events);
+        }
     }
 
     fn ring(&self, tenant: TenantId) {
@@ -648,7 +757,11 @@ impl Gpu for NvidiaGpu {
             switches: *switches,
         };
         let watched = lock(&self.shared.watched);
-        watched.watch.residency.untracked().iter().map(of).collect()
+        let untracked = watched.watch.residency.untracked();
+        // The mover is our own.
+        let strange = |pid: &u32| process::parent(*pid) != Some(std::process::id());
+        let strangers = untracked.iter().filter(|(pid, _)| strange(pid));
+        strangers.map(of).collect()
     }
 }
 
@@ -662,6 +775,9 @@ pub const TICK: Nanos = Nanos::from_ms(3);
 impl Drop for NvidiaGpu {
     fn drop(&mut self) {
         self.shared.vms.end_all();
+        if let Some(sets) = self.shared.sets() {
+            sets.end();
+        }
         lock(&self.shared.wanted).ending = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {

@@ -80,6 +80,8 @@ pub struct Holder<S: ChannelSwitch, G: Announce> {
     guardian: Option<G>,
     lease: Lease,
     held: BTreeMap<TenantId, BTreeSet<Channel>>,
+    /// Of these, those that nobody but we may resume.
+    fastened: BTreeSet<TenantId>,
     calls: HoldCalls,
     begin: Instant,
 }
@@ -92,6 +94,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             guardian: Some(guardian),
             lease: Lease::new(LIMIT),
             held: BTreeMap::new(),
+            fastened: BTreeSet::new(),
             calls: HoldCalls::default(),
             begin: Instant::now(),
         }
@@ -165,6 +168,27 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         Ok(())
     }
 
+    /// A tenant that is held stays so until it is released, guardian or not: memory of it is elsewhere, and it could only fault.
+    /// Its process must not outlive this one.
+    ///
+    /// # Errors
+    /// If it is not held, or the guardian is gone, which may resume it.
+    pub fn fasten(&mut self, tenant: TenantId) -> Result<(), HolderError> {
+        // First: if the lease has ended, it runs.
+        self.renew()?;
+        let gone = || GuardianError::Gone(io::ErrorKind::NotFound.into());
+        let channels = self.held.get(&tenant).ok_or_else(gone)?;
+        if self.fastened.contains(&tenant) {
+            return Ok(());
+        }
+        let channels: Vec<Channel> = channels.iter().copied().collect();
+        self.tell(&Order::Release(channels.clone()))?;
+        let now = self.now();
+        self.lease.release(&channels, now);
+        self.fastened.insert(tenant);
+        Ok(())
+    }
+
     /// Resumes a tenant's channels.
     ///
     /// # Errors
@@ -173,6 +197,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         let Some(channels) = self.held.remove(&tenant) else {
             return Ok(());
         };
+        self.fastened.remove(&tenant);
         let channels: Vec<Channel> = channels.into_iter().collect();
         if self.set(&channels, false).is_err() {
             // One of them is gone perhaps.
@@ -192,7 +217,8 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         let now = self.now();
         if !self.lease.lapsed(now).is_empty() {
             log::warn!("The lease on held tenants ended; they are held again");
-            for (tenant, channels) in std::mem::take(&mut self.held) {
+            let lapsed = self.take_loose();
+            for (tenant, channels) in lapsed {
                 self.hold(tenant, &channels.into_iter().collect::<Vec<_>>())?;
             }
         }
@@ -204,9 +230,19 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         Ok(())
     }
 
-    /// Resumes everybody.
+    /// Those who are held and not fastened; they are not held any more.
+    fn take_loose(&mut self) -> BTreeMap<TenantId, BTreeSet<Channel>> {
+        let (kept, loose) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition(|(tenant, _)| self.fastened.contains(tenant));
+        self.held = kept;
+        loose
+    }
+
+    /// Resumes everybody but those who are fastened.
     pub fn release_all(&mut self) {
-        for tenant in self.held.keys().copied().collect::<Vec<_>>() {
+        let loose = |tenant: &&TenantId| !self.fastened.contains(tenant);
+        for tenant in self.held.keys().filter(loose).copied().collect::<Vec<_>>() {
             if let Err(error) = self.release(tenant) {
                 log::warn!("Resuming {tenant}: {error}");
             }
@@ -243,9 +279,9 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             .ok_or_else(gone)
             .and_then(|guardian| guardian.tell(order));
         if told.is_err() {
-            // Without a guardian nobody stays held.
+            // Without a guardian nobody stays held, but who would fault.
             self.guardian = None;
-            let held = std::mem::take(&mut self.held);
+            let held = self.take_loose();
             let held: Vec<Channel> = held.into_values().flatten().collect();
             resume_all(&self.switch, &held);
             self.lease.end();
@@ -356,6 +392,28 @@ mod tests {
         holder.set_guardian(guardian);
         holder.hold(A, &channels(3)).unwrap();
         assert!(holder.is_held(A));
+    }
+
+    #[test]
+    fn who_is_fastened_is_resumed_by_us_alone() {
+        let (mut holder, guardian) = holder();
+        assert!(holder.fasten(A).is_err(), "it is not held");
+        holder.hold(A, &channels(3)).unwrap();
+        holder.fasten(A).unwrap();
+        holder.fasten(A).unwrap();
+        let orders = [
+            Order::Hold(channels(3)),
+            Order::Renew,
+            Order::Release(channels(3)),
+        ];
+        assert_eq!(*guardian.orders.borrow(), orders);
+        holder.hold(B, &channels(5)[3..]).unwrap();
+        *guardian.gone.borrow_mut() = true;
+        assert!(holder.renew().is_err());
+        assert!(holder.is_held(A) && !holder.is_held(B));
+        assert_eq!(holder.switch.suspended.borrow().len(), 3);
+        assert!(holder.release(A).is_err(), "there is no guardian");
+        assert!(holder.switch.suspended.borrow().is_empty());
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub mod police;
 pub mod probe;
 pub mod residency;
 pub mod rm;
+pub mod sets;
+pub mod swapped;
 mod sys;
 pub mod utilisation;
 pub mod version;
