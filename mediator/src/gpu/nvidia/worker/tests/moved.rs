@@ -70,11 +70,13 @@ impl Moved {
     }
 
     fn fill(&self, channel: &mut PlainChannel, pattern: u32) -> u64 {
-        channel.push(&Ring::Fill {
-            va: self.allocation.va,
-            bytes: 2 * CHUNK_BYTES,
-            pattern,
-        });
+        for place in &self.places {
+            channel.push(&Ring::Fill {
+                va: place.at,
+                bytes: place.bytes,
+                pattern,
+            });
+        }
         let fence = channel.push_fence(false);
         channel.ring();
         fence
