@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod audit;
+pub mod change;
 pub mod entitled;
 #[cfg(feature = "export")]
 pub mod export;

@@ -5,8 +5,10 @@ mod common;
 
 use common::{entries, gpu};
 use turnstile_accounting::audit::Audit;
+use turnstile_accounting::change::Change;
 use turnstile_accounting::record::{Body, Entry, UnixNanos};
 use turnstile_accounting::store::{Put, Selection, SqliteStore, Store, StoreError};
+use uuid::Uuid;
 
 fn all(store: &mut dyn Store) -> Vec<Entry> {
     let mut found = Vec::new();
@@ -153,6 +155,45 @@ fn what_is_discarded_leaves_a_ledger_that_is_sound(store: &mut dyn Store) {
     );
 }
 
+fn changes_are_kept_once_and_as_long_as_entries(store: &mut dyn Store) {
+    let written = entries(1, 600);
+    write(store, &written);
+    let change = |number: u128, at: UnixNanos| Change {
+        request: Uuid::from_u128(number),
+        at,
+        node: "node".into(),
+        boot: Uuid::from_u128(9),
+        by: "uid:0 pid:7".into(),
+        tenant: "vm-1".into(),
+        part: "scheduling".into(),
+        old: "null".into(),
+        new: "{\"weight\":300}".into(),
+    };
+    let (begin, end) = (written[0].stretch.start, written[4].stretch.start);
+    let noted = [change(2, begin), change(1, end)];
+    for change in &noted {
+        assert_eq!(store.note(change).unwrap(), Put::Written);
+        assert_eq!(store.note(change).unwrap(), Put::Known);
+    }
+    let found = |store: &mut dyn Store, selection: Selection| {
+        let mut found = Vec::new();
+        let mut visit = |change| {
+            found.push(change);
+            Ok(true)
+        };
+        store.changes(&selection, &mut visit).unwrap();
+        found
+    };
+    assert_eq!(found(store, Selection::default()), noted);
+    let later = Selection {
+        from: Some(end),
+        ..Selection::default()
+    };
+    assert_eq!(found(store, later), noted[1..]);
+    store.retain(end).unwrap();
+    assert_eq!(found(store, Selection::default()), noted[1..]);
+}
+
 /// Asks all of it, each of a store that `make` has just emptied.
 fn owes(mut make: impl FnMut() -> Box<dyn Store>) {
     what_was_put_is_found(&mut *make());
@@ -160,6 +201,7 @@ fn owes(mut make: impl FnMut() -> Box<dyn Store>) {
     a_window_is_there_as_a_whole_or_not_at_all(&mut *make());
     a_selection_goes_by_where_entries_begin(&mut *make());
     what_is_discarded_leaves_a_ledger_that_is_sound(&mut *make());
+    changes_are_kept_once_and_as_long_as_entries(&mut *make());
 }
 
 #[test]

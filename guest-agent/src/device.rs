@@ -13,6 +13,10 @@ const MSIX_ENABLE: u32 = 1 << 31;
 const COMMAND_ENABLE: u32 = 0b110;
 /// TIMEOUT: the longest request, loading a module of 4 MiB, takes seconds on a loaded host.
 const MAILBOX_TIMEOUT_NS: u64 = 60_000_000_000;
+/// TIMEOUT: a device that is served by a daemon becomes a tenant of it when it is first touched, which takes a real GPU seconds.
+const READY_TIMEOUT_NS: u64 = 30_000_000_000;
+/// Between two looks at a device that is not ready.
+const READY_LOOK_NS: u64 = 1_000_000;
 /// How long a wait for an interrupt lasts before the state is looked at all the same.
 pub(crate) const WAIT_NS: u64 = 20_000_000;
 
@@ -69,6 +73,7 @@ impl<'p, P: Platform> Device<'p, P> {
         if version >> 16 != regs::VERSION_VALUE >> 16 {
             return Err(DriverError::Version(version));
         }
+        await_ready(platform)?;
         let device = Self {
             platform,
             args: Cell::new([0; MAILBOX_ARGS]),
@@ -300,6 +305,21 @@ impl<'p, P: Platform> Device<'p, P> {
             at = (header >> 8) as u8 & !3;
         }
         Err(DriverError::NoMsix)
+    }
+}
+
+/// Waits for the device to be ready, or to say that it will not be.
+fn await_ready<P: Platform>(platform: &P) -> Result<(), DriverError> {
+    let since = platform.now_ns();
+    loop {
+        match platform.reg_read32(regs::DEVICE_STATUS) {
+            status if status & device_status::LOST != 0 => return Err(DriverError::Lost),
+            status if status & device_status::READY != 0 => return Ok(()),
+            _ if platform.now_ns().saturating_sub(since) > READY_TIMEOUT_NS => {
+                return Err(DriverError::Timeout);
+            }
+            _ => platform.wait(READY_LOOK_NS),
+        }
     }
 }
 

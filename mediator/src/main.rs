@@ -4,7 +4,7 @@ mod cli;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use turnstile_mediator::config::ConfigError;
 
 /// Many VMs share one GPU: mediated, accounted, at their weights.
@@ -25,8 +25,14 @@ enum Command {
     Demo(cli::demo::Args),
     /// Tenants of a running daemon: list them, and set their weights and limits
     Vm(cli::vm::Args),
+    /// GPUs of a running daemon
+    Gpu(cli::gpu::Args),
+    /// Print completions for a shell
+    Completions(cli::completions::Args),
     /// Run one VM with the reference VMM and its test guest, against a running daemon
     Vmm(cli::vmm::Args),
+    /// Serve the devices of stock VMMs' VMs from a process of its own, which outlives the daemon
+    VfioUser(cli::vfio_user::Args),
     /// Export what was used, and check the ledger
     Usage(cli::usage::Args),
     /// Run a CUDA program, and what it starts, as a tenant of a running daemon
@@ -53,6 +59,9 @@ enum Command {
     /// Execute one VM's commands on a real GPU; started by the daemon
     #[command(hide = true)]
     NvidiaWorker(cli::nvidia_worker::WorkerArgs),
+    /// Simulate a PCI GPU that implements the device contract
+    #[command(hide = true)]
+    SoftGpu(cli::soft_gpu::Args),
     /// Check workers on a real GPU, and measure them
     #[command(hide = true)]
     NvidiaWorkerCheck(cli::nvidia_worker::CheckArgs),
@@ -78,9 +87,15 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
         Command::Vm(args) => return Ok(cli::vm::run(&args)),
+        Command::Gpu(args) => return Ok(cli::gpu::run(&args)),
+        Command::Completions(args) => {
+            cli::completions::run(&args, Args::command());
+            return Ok(ExitCode::SUCCESS);
+        }
         Command::Config(args) => cli::config::run(&args),
         Command::Serve(args) => cli::serve::run(&args),
         Command::Demo(args) => cli::demo::run(&args),
+        Command::VfioUser(args) => cli::vfio_user::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
         Command::Run(args) => cli::run::run(args),
         Command::RunKeeper => Ok(turnstile_mediator::launch::keep()?),
@@ -91,6 +106,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::NvidiaMover => cli::nvidia::move_memory(),
         Command::NvidiaSwapLoad => cli::nvidia::be_swapped(),
         Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
+        Command::SoftGpu(args) => cli::soft_gpu::run(&args),
         Command::NvidiaWorkerCheck(args) => cli::nvidia_worker::check(&args),
     }?;
     Ok(ExitCode::SUCCESS)

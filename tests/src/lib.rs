@@ -2,3 +2,4 @@
 
 pub mod e2e;
 pub mod lab;
+pub mod nested;

@@ -55,6 +55,15 @@ pub enum ExportError {
     /// The ledger is not what was written.
     #[error("The ledger is damaged")]
     Damaged(#[source] Finding),
+    /// More tenants than the caller takes.
+    #[error("More than {max} tenants; ask for less time, or for one tenant")]
+    TooMany {
+        /// How many are taken.
+        max: usize,
+    },
+    /// Whoever asked is gone.
+    #[error("Given up")]
+    GivenUp,
     /// It was built without.
     #[error("This build writes no Parquet; build it with the feature parquet")]
     NoParquet,

@@ -12,12 +12,14 @@ mod focus;
 mod parquet;
 mod prices;
 mod rows;
+mod summary;
 mod table;
 
 pub use calendar::{hour_of, parse_time, show_time};
 pub use error::ExportError;
 pub use focus::{FocusVersion, columns as focus_columns};
 pub use prices::{PriceList, PriceListError};
+pub use summary::{Summary, TenantSum, summary};
 pub use table::{Cell, Container};
 
 use crate::audit::Audit;
@@ -162,8 +164,32 @@ pub fn export(
     out: &mut (dyn Write + Send),
     progress: &mut Progress<'_>,
 ) -> Result<Exported, ExportError> {
-    let chosen = covered(&store.gpus()?, request)?;
     let mut writer = writer(format, request, prices, out)?;
+    let entries = read(
+        store,
+        request,
+        &mut |gpu, entry| writer.entry(gpu, entry),
+        progress,
+    )?;
+    let exported = writer.finish()?;
+    progress(1_000);
+    Ok(Exported {
+        entries,
+        ..exported
+    })
+}
+
+/// Takes an entry that is asked for, and is sound.
+type Take<'a> = dyn FnMut(&GpuIdentity, &Entry) -> Result<(), ExportError> + 'a;
+
+/// Reads all entries that are asked for, or refuses; returns how many there are.
+fn read(
+    store: &mut dyn Store,
+    request: &Request,
+    take: &mut Take<'_>,
+    progress: &mut Progress<'_>,
+) -> Result<u64, ExportError> {
+    let chosen = covered(&store.gpus()?, request)?;
     let (mut entries, mut refused) = (0, None);
     let length = (request.to.0 - request.from.0).max(1);
     for (index, kept) in chosen.iter().enumerate() {
@@ -185,7 +211,7 @@ pub fn export(
             progress((index as u64 * 1_000 + done as u64) / chosen.len() as u64);
             let taken = match audit.first_finding() {
                 Some(finding) => Err(ExportError::Damaged(finding.clone())),
-                None => writer.entry(gpu, &entry),
+                None => take(gpu, &entry),
             };
             refused = taken.err();
             Ok(refused.is_none())
@@ -196,12 +222,7 @@ pub fn export(
     }
     // Retention may have passed by between two queries.
     covered(&store.gpus()?, request)?;
-    let exported = writer.finish()?;
-    progress(1_000);
-    Ok(Exported {
-        entries,
-        ..exported
-    })
+    Ok(entries)
 }
 
 impl From<StoreError> for ExportError {

@@ -20,6 +20,7 @@ pub use postgres::PostgresStore;
 pub use sqlite::SqliteStore;
 
 use crate::audit::Anchor;
+use crate::change::Change;
 use crate::record::{
     Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord,
     UnixNanos,
@@ -78,6 +79,9 @@ pub enum Put {
 
 /// Takes each entry of a query; returns false to end it.
 pub type Visit<'a> = dyn FnMut(&GpuIdentity, Entry) -> Result<bool, StoreError> + 'a;
+
+/// Takes each change; returns false to end it.
+pub type VisitChanges<'a> = dyn FnMut(Change) -> Result<bool, StoreError> + 'a;
 
 /// A durable ledger.
 pub trait Store: Send + fmt::Debug {
@@ -140,6 +144,22 @@ pub trait Store: Send + fmt::Debug {
     /// # Errors
     /// If the store fails; what was discarded until then stays so.
     fn retain(&mut self, before: UnixNanos) -> Result<Retained, StoreError>;
+
+    /// Keeps a change, if it is not there yet; when this has returned, it is on the disk. Not while a window is open.
+    ///
+    /// # Errors
+    /// If the store fails; it may be repeated.
+    fn note(&mut self, change: &Change) -> Result<Put, StoreError>;
+
+    /// Visits changes of the time that is selected, oldest first.
+    ///
+    /// # Errors
+    /// If they cannot be read, or are not what was written; and what `visit` returns.
+    fn changes(
+        &mut self,
+        selection: &Selection,
+        visit: &mut VisitChanges<'_>,
+    ) -> Result<(), StoreError>;
 
     /// Writes an entry as a whole, if it is not there yet: may be repeated after any error.
     ///

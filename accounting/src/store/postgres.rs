@@ -8,11 +8,12 @@ use std::io::Write as _;
 use postgres::{Client, NoTls, Row};
 
 use super::rows::{
-    damaged, read, read_cap, read_cause, read_digest, read_kind, read_ns, read_signals, read_uuid,
-    read_wide, stored, stored_ns,
+    bounds, damaged, read, read_cap, read_cause, read_digest, read_kind, read_ns, read_signals,
+    read_uuid, read_wide, stored, stored_ns,
 };
-use super::{Kept, Retained, Selection, Store, StoreError, Visit};
+use super::{Kept, Put, Retained, Selection, Store, StoreError, Visit, VisitChanges};
 use crate::audit::Anchor;
+use crate::change::Change;
 use crate::record::{
     Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantIdentity,
     TenantRecord, UnixNanos,
@@ -26,6 +27,7 @@ const VERSION: i64 = 1;
 const PAGE: i64 = 1_024;
 
 const SCHEMA: &str = include_str!("postgres.sql");
+const CHANGES: &str = include_str!("change_postgres.sql");
 
 /// A ledger in a PostgreSQL database.
 pub struct PostgresStore {
@@ -82,6 +84,7 @@ impl PostgresStore {
         if !there {
             tx.batch_execute(SCHEMA)?;
         }
+        tx.batch_execute(CHANGES)?;
         let found: i64 = tx
             .query_one("SELECT max(version) FROM ledger_version", &[])?
             .try_get(0)?;
@@ -335,13 +338,7 @@ impl PostgresStore {
         selection: &Selection,
         visit: &mut Visit<'_>,
     ) -> Result<(), StoreError> {
-        let bound = |at: Option<UnixNanos>, none: i64| {
-            at.map_or(none, |at| i64::try_from(at.0).unwrap_or(i64::MAX))
-        };
-        let (from, to) = (
-            bound(selection.from, i64::MIN),
-            bound(selection.to, i64::MAX),
-        );
+        let (from, to) = bounds(selection);
         let chosen = self.kept()?;
         for (key, kept) in chosen
             .into_iter()
@@ -574,7 +571,71 @@ impl Store for PostgresStore {
                 }
             }
         }
+        self.client()?
+            .execute("DELETE FROM setting_change WHERE at_ns < $1", &[&before])?;
         // Tenants stay: another host may be about to name one.
         Ok(retained)
+    }
+
+    fn note(&mut self, change: &Change) -> Result<Put, StoreError> {
+        if self.open.is_some() {
+            return Err(StoreError::Order);
+        }
+        let at = stored("at_ns", change.at.0)?;
+        let rows = self.client()?.execute(
+            "INSERT INTO setting_change(request, at_ns, node, boot, actor, tenant, part, old, new)
+             VALUES($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT(request) DO NOTHING",
+            &[
+                &&change.request.as_bytes()[..],
+                &at,
+                &change.node,
+                &&change.boot.as_bytes()[..],
+                &change.by,
+                &change.tenant,
+                &change.part,
+                &change.old,
+                &change.new,
+            ],
+        )?;
+        Ok(if rows == 0 { Put::Known } else { Put::Written })
+    }
+
+    fn changes(
+        &mut self,
+        selection: &Selection,
+        visit: &mut VisitChanges<'_>,
+    ) -> Result<(), StoreError> {
+        let (from, to) = bounds(selection);
+        let mut after = (from, Vec::new());
+        loop {
+            let rows = self.client()?.query(
+                "SELECT request, at_ns, node, boot, actor, tenant, part, old, new FROM setting_change
+                 WHERE (at_ns, request) > ($1, $2) AND at_ns < $3 ORDER BY at_ns, request LIMIT $4",
+                &[&after.0, &after.1, &to, &PAGE],
+            )?;
+            for row in &rows {
+                let (request, at): (Vec<u8>, i64) = (row.try_get(0)?, row.try_get(1)?);
+                let boot: Vec<u8> = row.try_get(3)?;
+                let change = Change {
+                    request: read_uuid("request", &request)?,
+                    at: UnixNanos(read("at_ns", at)?),
+                    node: row.try_get(2)?,
+                    boot: read_uuid("boot", &boot)?,
+                    by: row.try_get(4)?,
+                    tenant: row.try_get(5)?,
+                    part: row.try_get(6)?,
+                    old: row.try_get(7)?,
+                    new: row.try_get(8)?,
+                };
+                after = (at, request);
+                if !visit(change)? {
+                    return Ok(());
+                }
+            }
+            // CAST: a page has 1,024 rows at most
+            if (rows.len() as i64) < PAGE {
+                return Ok(());
+            }
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Between records and rows. Databases know signed 64-bit numbers; what is read is an allegation until it fits.
 
-use super::StoreError;
-use crate::record::{CapInForce, Digest, GapCause, SignalSet, TenantKind};
+use super::{Selection, StoreError};
+use crate::record::{CapInForce, Digest, GapCause, SignalSet, TenantKind, UnixNanos};
 use crate::units::Nanos;
 use uuid::Uuid;
 
@@ -16,6 +16,15 @@ pub(super) fn stored(what: &'static str, value: u64) -> Result<i64, StoreError> 
 /// A length of time as it is stored.
 pub(super) fn stored_ns(what: &'static str, value: Nanos) -> Result<i64, StoreError> {
     stored(what, value.0)
+}
+
+/// From where to where a selection goes, as it is stored.
+pub(super) fn bounds(selection: &Selection) -> (i64, i64) {
+    let bound = |at: Option<UnixNanos>, none: i64| {
+        at.map_or(none, |at| i64::try_from(at.0).unwrap_or(i64::MAX))
+    };
+    let (from, to) = (selection.from, selection.to);
+    (bound(from, i64::MIN), bound(to, i64::MAX))
 }
 
 /// A damaged column.

@@ -12,11 +12,12 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, params};
 
 use super::rows::{
-    damaged, read, read_cap, read_cause, read_digest, read_kind, read_ns, read_signals, read_uuid,
-    read_wide, stored, stored_ns,
+    bounds, damaged, read, read_cap, read_cause, read_digest, read_kind, read_ns, read_signals,
+    read_uuid, read_wide, stored, stored_ns,
 };
-use super::{Kept, Retained, Selection, Store, StoreError, Visit};
+use super::{Kept, Put, Retained, Selection, Store, StoreError, Visit, VisitChanges};
 use crate::audit::Anchor;
+use crate::change::Change;
 use crate::record::{
     Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantIdentity,
     TenantRecord, UnixNanos,
@@ -37,6 +38,7 @@ const BUSY: Duration = Duration::from_secs(5);
 const DISCARDED_AT_ONCE: i64 = 4_096;
 
 const SCHEMA: &str = include_str!("sqlite.sql");
+const CHANGES: &str = include_str!("change.sql");
 
 /// A ledger in a file.
 #[derive(Debug)]
@@ -116,7 +118,8 @@ impl SqliteStore {
             tx.pragma_update(None, "user_version", VERSION)?;
         }
         tx.commit()?;
-        self.check_version()
+        self.check_version()?;
+        Ok(self.connection.execute_batch(CHANGES)?)
     }
 
     fn check_version(&self) -> Result<(), StoreError> {
@@ -351,13 +354,7 @@ impl SqliteStore {
     }
 
     fn visit_all(&self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError> {
-        let bound = |at: Option<UnixNanos>, none: i64| {
-            at.map_or(none, |at| i64::try_from(at.0).unwrap_or(i64::MAX))
-        };
-        let (from, to) = (
-            bound(selection.from, i64::MIN),
-            bound(selection.to, i64::MAX),
-        );
+        let (from, to) = bounds(selection);
         let chosen = self.kept()?;
         for (key, kept) in chosen
             .into_iter()
@@ -602,6 +599,8 @@ impl Store for SqliteStore {
                 }
             }
         }
+        self.connection
+            .execute("DELETE FROM setting_change WHERE at_ns < ?1", [before])?;
         if retained.entries > 0 {
             self.connection.execute(
                 "DELETE FROM tenant WHERE boot NOT IN (SELECT boot FROM entry)",
@@ -609,5 +608,68 @@ impl Store for SqliteStore {
             )?;
         }
         Ok(retained)
+    }
+
+    fn note(&mut self, change: &Change) -> Result<Put, StoreError> {
+        if self.open.is_some() {
+            return Err(StoreError::Order);
+        }
+        let rows = self
+            .connection
+            .prepare_cached(
+                "INSERT INTO setting_change(request, at_ns, node, boot, actor, tenant, part, old, new)
+                 VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT(request) DO NOTHING",
+            )?
+            .execute(params![
+                &change.request.as_bytes()[..],
+                stored("at_ns", change.at.0)?,
+                change.node,
+                &change.boot.as_bytes()[..],
+                change.by,
+                change.tenant,
+                change.part,
+                change.old,
+                change.new,
+            ])?;
+        Ok(if rows == 0 { Put::Known } else { Put::Written })
+    }
+
+    fn changes(
+        &mut self,
+        selection: &Selection,
+        visit: &mut VisitChanges<'_>,
+    ) -> Result<(), StoreError> {
+        let there: bool = self.connection.query_row(
+            "SELECT count(*) > 0 FROM sqlite_schema WHERE name = 'setting_change'",
+            [],
+            |row| row.get(0),
+        )?;
+        if !there {
+            return Ok(());
+        }
+        let (from, to) = bounds(selection);
+        let mut statement = self.connection.prepare_cached(
+            "SELECT request, at_ns, node, boot, actor, tenant, part, old, new FROM setting_change
+             WHERE at_ns >= ?1 AND at_ns < ?2 ORDER BY at_ns, request",
+        )?;
+        let mut rows = statement.query([from, to])?;
+        while let Some(row) = rows.next()? {
+            let (request, boot): (Vec<u8>, Vec<u8>) = (row.get(0)?, row.get(3)?);
+            let change = Change {
+                request: read_uuid("request", &request)?,
+                at: UnixNanos(read("at_ns", row.get(1)?)?),
+                node: row.get(2)?,
+                boot: read_uuid("boot", &boot)?,
+                by: row.get(4)?,
+                tenant: row.get(5)?,
+                part: row.get(6)?,
+                old: row.get(7)?,
+                new: row.get(8)?,
+            };
+            if !visit(change)? {
+                break;
+            }
+        }
+        Ok(())
     }
 }

@@ -95,6 +95,13 @@ pub enum Workload {
         /// Whether to keep within the ring, each doorbell announcing one NOP; for a device that checks.
         paced: bool,
     },
+    /// Touches memory, page by page, and rings after each round; for a device that does not look.
+    Touch {
+        /// How much of it.
+        bytes: u64,
+        /// How long to go on, in nanoseconds of the guest's clock.
+        duration_ns: u64,
+    },
     /// Misbehaves, expects the documented error, and checks that the device still works.
     Bad(Misbehaviour),
 }
@@ -119,6 +126,7 @@ impl Workload {
                 load.blocks.into(),
             ],
             Self::Doorbells { count, paced } => [3, count, paced.into(), 0, 0, 0, 0, 0],
+            Self::Touch { bytes, duration_ns } => [7, bytes, duration_ns, 0, 0, 0, 0, 0],
             Self::Bad(kind) => [4, kind as u64, 0, 0, 0, 0, 0, 0],
         };
         let mut bytes = [0; ARGS_BYTES];
@@ -172,6 +180,7 @@ impl Workload {
                 count,
                 paced: paced != 0,
             }),
+            [7, bytes, duration_ns, ..] => Some(Self::Touch { bytes, duration_ns }),
             [4, kind, ..] => Misbehaviour::from_u64(kind).map(Self::Bad),
             _ => None,
         }
@@ -199,6 +208,10 @@ mod tests {
             Workload::Demo(load),
             Workload::Filled(load),
             doorbells,
+            Workload::Touch {
+                bytes: 64 << 20,
+                duration_ns: 1 << 40,
+            },
         ];
         let bad = Misbehaviour::ALL.iter().map(|kind| Workload::Bad(*kind));
         for workload in all.into_iter().chain(bad) {

@@ -17,6 +17,7 @@ mod load;
 mod report;
 mod session;
 mod sha256;
+mod touch;
 mod transfers;
 mod verify;
 
@@ -66,6 +67,9 @@ fn perform<P: Platform>(
             verify::run(&mut session, 1, report)
         }
         Workload::Doorbells { count, paced } => doorbells::run(&mut session, count, paced, report),
+        Workload::Touch { bytes, duration_ns } => {
+            touch::run(&mut session, bytes, duration_ns, report)
+        }
         Workload::Bad(kind) => bad::run(&mut session, kind, report),
     }
 }

@@ -1,37 +1,29 @@
 //! Who may do what: viewers read, operators also write, everybody else gets nothing.
 
 use std::fmt;
+use std::path::Path;
 
-use crate::config::Principal;
+use crate::config::{ApiSection, Principal};
+
+/// Accounts of this host, by name and number; those of a directory service are named by number.
+const USERS: &str = "/etc/passwd";
+const GROUPS: &str = "/etc/group";
 
 /// What a caller may do; each role may what the ones before it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
+pub(super) enum Role {
     /// Reads.
     Viewer,
     /// Reads and sets.
     Operator,
 }
 
-/// Someone is named whom this host does not know.
+/// A name that nobody has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("This host knows no {0}; name one that it has, or a number (uid:1000, gid:1000)")]
-pub struct UnknownPrincipal(Principal);
-
-/// A name's number, so that no request has to wait for it.
-fn by_number(principal: &Principal) -> Result<Principal, UnknownPrincipal> {
-    let known = match principal {
-        Principal::User(name) => {
-            uzers::get_user_by_name(name).map(|user| Principal::Uid(user.uid()))
-        }
-        Principal::Group(name) => {
-            uzers::get_group_by_name(name).map(|group| Principal::Gid(group.gid()))
-        }
-        Principal::Uid(_) | Principal::Gid(_) | Principal::Certificate(_) => {
-            Some(principal.clone())
-        }
-    };
-    known.ok_or_else(|| UnknownPrincipal(principal.clone()))
+#[error("{principal}: {file} has no such name; a number (uid:N, gid:N) does without")]
+pub struct AccessError {
+    principal: Principal,
+    file: &'static str,
 }
 
 /// A process at the other end of a Unix socket, by the kernel's word.
@@ -43,47 +35,89 @@ pub(super) struct Peer {
     pub(super) pid: Option<i32>,
 }
 
-/// Roles of users and groups. Root, and the user that the daemon runs as, are operators.
+/// Somebody who has a role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Known {
+    User(u32),
+    Group(u32),
+    Certificate(String),
+}
+
+/// Roles of users, groups and certificates. Root, and the user that the daemon runs as, are operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Access {
-    operators: Vec<Principal>,
-    viewers: Vec<Principal>,
+pub(super) struct Access {
+    operators: Vec<Known>,
+    viewers: Vec<Known>,
 }
 
 impl Access {
-    /// These operators besides root and the daemon's own user, and these viewers.
-    ///
-    /// # Errors
-    /// If this host knows a name not.
-    pub fn new(operators: &[Principal], viewers: &[Principal]) -> Result<Self, UnknownPrincipal> {
-        let all =
-            |named: &[Principal]| -> Result<Vec<_>, _> { named.iter().map(by_number).collect() };
+    /// Looks names up, once: a number that is given to another name later keeps its role until a restart.
+    pub(super) fn of(section: &ApiSection) -> Result<Self, AccessError> {
+        let known = |principals: &[Principal]| {
+            let known = principals.iter().map(known);
+            known.collect::<Result<Vec<_>, AccessError>>()
+        };
         Ok(Self {
-            operators: all(operators)?,
-            viewers: all(viewers)?,
+            operators: known(&section.operators)?,
+            viewers: known(&section.viewers)?,
         })
     }
 
-    /// Whether somebody besides root and the daemon's own user has a role.
+    /// Whether somebody on this host besides root and the daemon's own user has a role.
     pub(super) fn is_shared(&self) -> bool {
-        let other = |named: &Principal| *named != Principal::Uid(0);
-        self.operators.iter().chain(&self.viewers).any(other)
+        let all = self.operators.iter().chain(&self.viewers);
+        all.into_iter()
+            .any(|known| !matches!(known, Known::User(0) | Known::Certificate(_)))
     }
 
     pub(super) fn role(&self, peer: &Peer, own_uid: u32) -> Option<Role> {
-        let among = |principals: &[Principal]| {
-            principals.iter().any(|principal| match principal {
-                Principal::Uid(uid) => *uid == peer.uid,
-                Principal::Gid(gid) => peer.gids.contains(gid),
-                // Names were made numbers; certificates are another way's.
-                Principal::User(_) | Principal::Group(_) | Principal::Certificate(_) => false,
-            })
-        };
-        if peer.uid == 0 || peer.uid == own_uid || among(&self.operators) {
+        if peer.uid == 0 || peer.uid == own_uid {
             return Some(Role::Operator);
         }
-        among(&self.viewers).then_some(Role::Viewer)
+        self.among(|known| match known {
+            Known::User(uid) => *uid == peer.uid,
+            Known::Group(gid) => peer.gids.contains(gid),
+            Known::Certificate(_) => false,
+        })
     }
+
+    /// The role of a certificate that has these names.
+    pub(super) fn role_of_names(&self, names: &[String]) -> Option<Role> {
+        self.among(|known| matches!(known, Known::Certificate(name) if names.contains(name)))
+    }
+
+    fn among(&self, is: impl Fn(&Known) -> bool) -> Option<Role> {
+        if self.operators.iter().any(&is) {
+            return Some(Role::Operator);
+        }
+        self.viewers.iter().any(is).then_some(Role::Viewer)
+    }
+}
+
+fn known(principal: &Principal) -> Result<Known, AccessError> {
+    let (file, name) = match principal {
+        Principal::Uid(uid) => return Ok(Known::User(*uid)),
+        Principal::Gid(gid) => return Ok(Known::Group(*gid)),
+        Principal::Certificate(name) => return Ok(Known::Certificate(name.clone())),
+        Principal::User(name) => (USERS, name),
+        Principal::Group(name) => (GROUPS, name),
+    };
+    let table = std::fs::read_to_string(Path::new(file)).unwrap_or_default();
+    let number = number_of(&table, name).ok_or_else(|| AccessError {
+        principal: principal.clone(),
+        file,
+    })?;
+    Ok(match principal {
+        Principal::User(_) => Known::User(number),
+        _ => Known::Group(number),
+    })
+}
+
+/// The third field of the line whose first is `name`: the number, in passwd(5) as in group(5).
+fn number_of(table: &str, name: &str) -> Option<u32> {
+    let mut lines = table.lines().map(|line| line.split(':'));
+    let mut line = lines.find_map(|mut line| (line.next() == Some(name)).then_some(line))?;
+    line.nth(1)?.parse().ok()
 }
 
 /// Who sent a request.
@@ -118,9 +152,12 @@ mod tests {
 
     #[test]
     fn roles_are_by_user_and_group_and_strangers_have_none() {
-        let operators = ["uid:1000".parse().unwrap(), "gid:50".parse().unwrap()];
-        let access = Access::new(&operators, &[Principal::Gid(60)]).unwrap();
-        assert!(access.is_shared());
+        let section = ApiSection {
+            operators: vec![Principal::Uid(1000), Principal::Gid(50)],
+            viewers: vec![Principal::Gid(60)],
+            ..ApiSection::default()
+        };
+        let access = Access::of(&section).unwrap();
         let role = |uid, gids: &[u32]| access.role(&peer(uid, gids), 200);
         assert_eq!(role(0, &[0]), Some(Role::Operator));
         assert_eq!(role(200, &[200]), Some(Role::Operator), "the daemon's own");
@@ -129,14 +166,17 @@ mod tests {
         assert_eq!(role(7, &[7, 60]), Some(Role::Viewer));
         assert_eq!(role(7, &[7]), None);
         assert!(Role::Operator > Role::Viewer);
+        assert!(access.is_shared());
+        assert!(!Access::of(&ApiSection::default()).unwrap().is_shared());
     }
 
     #[test]
-    fn names_become_numbers_and_unknown_ones_are_refused() {
-        let access = Access::new(&["user:root".parse().unwrap()], &[]).unwrap();
-        assert_eq!(access.operators, [Principal::Uid(0)]);
-        assert!(!access.is_shared());
-        let nobody = "user:no-such-user-here".parse().unwrap();
-        assert!(Access::new(&[], &[nobody]).is_err());
+    fn names_are_looked_up_and_unknown_ones_refused() {
+        let table = "root:x:0:0::/:/bin/sh\nturnstile:x:992:\nturn:x:7:\nbad\n";
+        assert_eq!(number_of(table, "turnstile"), Some(992));
+        assert_eq!(number_of(table, "turns"), None);
+        assert_eq!(number_of(table, "bad"), None);
+        assert_eq!(known(&Principal::User("root".into())), Ok(Known::User(0)));
+        assert!(known(&Principal::Group("no such group".into())).is_err());
     }
 }

@@ -34,7 +34,7 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The socket may not be used.
-    #[error("You may not use {}: ask for a role (serve --api-operator, --api-viewer), or be root", path.display())]
+    #[error("You may not use {}: ask for a role (api.operators, api.viewers in the daemon's configuration), or be root", path.display())]
     Denied {
         /// The socket.
         path: PathBuf,

@@ -53,6 +53,11 @@ pub(super) struct Place {
 }
 
 impl Connections {
+    /// A place for somebody who is not known yet: one of the viewers'.
+    pub(super) fn stranger(&self, from: String) -> Option<Place> {
+        self.place(Role::Viewer, from)
+    }
+
     /// A place, if there is one. Who finds none is closed: an HTTP client tries again.
     pub(super) fn place(&self, role: Role, who: String) -> Option<Place> {
         let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);

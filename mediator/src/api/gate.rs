@@ -63,7 +63,7 @@ fn permitted(method: &Method, role: Option<Role>) -> Result<(), Problem> {
     }
     Err(Problem::new(
         StatusCode::FORBIDDEN,
-        "You may look and not change: operators are root and whom serve --api-operator names, on the socket that is not read-only",
+        "You may look and not change: operators are root and whom api.operators names in the daemon's configuration, on the socket that is not read-only",
     ))
 }
 

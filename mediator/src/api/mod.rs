@@ -9,20 +9,26 @@
 //! One thread serves all connections. It copies the host's state at most every few milliseconds, whoever asks, and holds the
 //! host's lock for that copy or for one change. What may take long (a file, an export) is done on threads beside it.
 
-pub mod access;
+mod access;
 mod body;
 pub mod client;
 mod connections;
 mod etag;
+mod events;
 mod gate;
 pub mod gpus;
+mod limits;
+pub mod meta;
 pub mod page;
 pub mod problem;
+mod registry;
 mod router;
 mod server;
 mod snapshots;
 mod state_file;
 mod sys;
+mod tls;
+pub mod usage;
 pub mod vms;
 mod write;
 
@@ -31,29 +37,29 @@ use std::sync::Arc;
 
 use turnstile_accounting::record::GpuIdentity;
 
-pub use access::{Access, UnknownPrincipal};
+pub use access::AccessError;
 pub use body::MERGE_PATCH;
 pub use router::openapi;
 pub use server::{Api, ApiError};
 pub use state_file::StateFileError;
+pub use tls::TlsError;
 
 use problem::Problem;
 use snapshots::Snapshots;
 use state_file::StateFile;
 
+use crate::config::ApiSection;
 use crate::daemon::Host;
 
-/// Where the API listens, and for whom.
-#[derive(Clone, Debug, Default)]
+/// What the API is started with.
+#[derive(Clone, Debug)]
 pub struct ApiConfig {
-    /// Unix socket for operators and viewers.
-    pub socket: Option<PathBuf>,
-    /// Unix socket on which nobody may write.
-    pub read_only_socket: Option<PathBuf>,
-    /// Who may connect to them.
-    pub access: Access,
-    /// Where settings are kept over restarts; they are forgotten without.
-    pub state: Option<PathBuf>,
+    /// Where it listens, and for whom.
+    pub section: ApiSection,
+    /// The GPU that it tells of.
+    pub gpu: GpuIdentity,
+    /// The file of the ledger, if one is kept there.
+    pub ledger: Option<PathBuf>,
 }
 
 /// What all requests share.
@@ -65,6 +71,12 @@ pub(crate) struct Shared {
     state: Option<StateFile>,
     /// Held for the length of a write.
     writes: tokio::sync::Mutex<()>,
+    /// A write has to say which version it changes.
+    strict: bool,
+    /// The file of the ledger.
+    ledger: Option<PathBuf>,
+    /// Reads of the ledger at a time.
+    reading: Arc<tokio::sync::Semaphore>,
 }
 
 /// A refusal, as the document describes it.

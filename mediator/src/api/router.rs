@@ -9,7 +9,7 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Refused, Shared, gate, gpus, vms};
+use super::{Refused, Shared, events, gate, gpus, limits, meta, registry, usage, vms};
 
 #[derive(utoipa::OpenApi)]
 #[openapi(
@@ -22,6 +22,9 @@ use super::{Refused, Shared, gate, gpus, vms};
     tags(
         (name = "vms", description = "Tenants: virtual machines, and programs that are shared like them"),
         (name = "gpus", description = "GPUs of this host"),
+        (name = "usage", description = "What the durable ledger says"),
+        (name = "events", description = "What happened lately"),
+        (name = "daemon", description = "The daemon itself"),
     )
 )]
 struct Document;
@@ -30,13 +33,21 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(gpus::list))
         .routes(routes!(gpus::get))
-        .routes(routes!(vms::list))
-        .routes(routes!(vms::get))
+        .routes(routes!(vms::list, registry::register))
+        .routes(routes!(vms::get, registry::forget))
         .routes(routes!(
             vms::scheduling,
             vms::put_scheduling,
             vms::patch_scheduling
         ))
+        .routes(routes!(limits::get, limits::put, limits::patch))
+        .routes(routes!(events::list))
+        .routes(routes!(events::follow))
+        .routes(routes!(usage::sums))
+        .routes(routes!(usage::records))
+        .routes(routes!(meta::alive))
+        .routes(routes!(meta::ready))
+        .routes(routes!(meta::version))
 }
 
 /// The document of this API, OpenAPI 3.1.

@@ -1,6 +1,7 @@
 //! The API's thread: accepts connections, says who is at their other end, and serves each on a task of its own.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,14 +11,14 @@ use std::time::Duration;
 use axum::Router;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
-use turnstile_accounting::record::GpuIdentity;
 
-use super::access::{Access, Caller, Peer, Role};
+use super::access::{Access, AccessError, Caller, Peer, Role};
 use super::connections::{Connections, serve};
 use super::router::router;
 use super::snapshots::Snapshots;
 use super::state_file::{StateFile, StateFileError};
 use super::sys::peer_groups;
+use super::tls::{Network, TlsError};
 use super::{ApiConfig, Shared};
 use crate::daemon::Host;
 use crate::socket::{ListenError, listen};
@@ -25,8 +26,11 @@ use crate::socket::{ListenError, listen};
 /// Threads for what may take long: files and exports.
 const BLOCKING_THREADS: usize = 4;
 
+/// Reads of the ledger at a time; others are told to come again.
+const READS: usize = 2;
+
 /// TIMEOUT: after a failed accept (no descriptors are left, say); soon enough for whoever waits to connect.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// TIMEOUT: what is under way when the daemon stops is a file of a few KiB; exports are given up.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
@@ -37,6 +41,12 @@ pub enum ApiError {
     /// A socket could not be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Somebody is not known here.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// Certificates could not be had, or the address.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// Settings could not be read.
     #[error(transparent)]
     State(#[from] StateFileError),
@@ -51,6 +61,7 @@ pub struct Api {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
     sockets: Vec<PathBuf>,
+    address: Option<SocketAddr>,
 }
 
 /// A Unix socket, and the most that one may do on it.
@@ -64,21 +75,23 @@ impl Api {
     ///
     /// # Errors
     /// When a socket cannot be had or the settings cannot be read.
-    pub fn start(config: ApiConfig, host: Arc<Host>, gpu: GpuIdentity) -> Result<Self, ApiError> {
-        let state = config.state.map(StateFile::new);
+    pub fn start(config: ApiConfig, host: Arc<Host>) -> Result<Self, ApiError> {
+        let ApiConfig {
+            section,
+            gpu,
+            ledger,
+        } = config;
+        let access = Access::of(&section)?;
+        let state = section.state.map(StateFile::new);
         if let Some(state) = &state {
             host.restore_settings(state.load()?);
         }
         // Where others are named, the kernel's word decides and not the file's permissions.
-        let mode = if config.access.is_shared() {
-            0o666
-        } else {
-            0o660
-        };
+        let mode = if access.is_shared() { 0o666 } else { 0o660 };
         let (mut listening, mut sockets) = (Vec::new(), Vec::new());
         let paths = [
-            (config.socket, Role::Operator),
-            (config.read_only_socket, Role::Viewer),
+            (section.socket, Role::Operator),
+            (section.read_only_socket, Role::Viewer),
         ];
         for (path, most) in paths {
             let Some(path) = path else { continue };
@@ -86,12 +99,20 @@ impl Api {
             sockets.push(path);
             listening.push(Listening { listener, most });
         }
+        let network = section
+            .listen
+            .map(|address| Network::bind(address, &section.tls))
+            .transpose()?;
+        let address = network.as_ref().map(Network::address);
         let shared = Arc::new(Shared {
             snapshots: Snapshots::new(host.clone()),
             host,
             gpu,
             state,
             writes: tokio::sync::Mutex::new(()),
+            strict: section.require_if_match,
+            ledger,
+            reading: Arc::new(tokio::sync::Semaphore::new(READS)),
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -103,7 +124,7 @@ impl Api {
         let thread = thread::Builder::new()
             .name("turnstile-api".into())
             .spawn(move || {
-                runtime.block_on(run(router(shared), config.access, listening, stopped));
+                runtime.block_on(run(router(shared), access, listening, network, stopped));
                 runtime.shutdown_timeout(LAST_MOMENT);
             })
             .map_err(ApiError::Start)?;
@@ -111,7 +132,13 @@ impl Api {
             stop,
             thread: Some(thread),
             sockets,
+            address,
         })
+    }
+
+    /// Where it listens on the network, if it does.
+    pub const fn address(&self) -> Option<SocketAddr> {
+        self.address
     }
 }
 
@@ -135,6 +162,7 @@ async fn run(
     router: Router,
     access: Access,
     listening: Vec<Listening>,
+    network: Option<Network>,
     mut stopped: watch::Receiver<bool>,
 ) {
     let connections = Connections::default();
@@ -156,6 +184,9 @@ async fn run(
             }
             Err(error) => log::error!("API: a socket is not served: {error}"),
         }
+    }
+    if let Some(network) = network {
+        tokio::spawn(network.accept(access, router, connections));
     }
     // An error is a sender that is gone: the same.
     let _ = stopped.wait_for(|stopped| *stopped).await;

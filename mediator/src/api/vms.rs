@@ -21,7 +21,9 @@ use super::gate::RequestId;
 use super::page::{Page, PageQuery};
 use super::problem::Problem;
 use super::write::Write;
-use crate::daemon::{HostSnapshot, MemorySnapshot, Settings, TenantKind, TenantSnapshot};
+use crate::daemon::{
+    HostSnapshot, MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot,
+};
 
 /// Shortest and longest period of a cap, and shortest quota.
 /// SOURCE: kernel/sched/core.c, min_cfs_quota_period, max_cfs_quota_period, min_bw_runtime of the same order
@@ -109,6 +111,8 @@ pub struct Vm {
     pub admitted: Option<bool>,
     /// What it used since it connected.
     pub usage: Option<VmUsage>,
+    /// Limits of its GPU memory, as they were set.
+    pub limits: MemoryLimits,
     /// Where its memory is; null where memory does not move.
     pub memory: Option<VmResidence>,
 }
@@ -148,7 +152,11 @@ impl Scheduling {
     }
 
     /// Enters what differs from `before` into what is set, or all of it.
-    fn enter(&self, before: Option<&Self>, settings: &mut Settings) -> Result<(), Problem> {
+    pub(super) fn enter(
+        &self,
+        before: Option<&Self>,
+        settings: &mut Settings,
+    ) -> Result<(), Problem> {
         let weight = Weight::new(self.weight)
             .map_err(|error: ParamsError| Problem::field("/weight", error.to_string()))?;
         let cap = self.cap()?;
@@ -185,7 +193,7 @@ fn residence(memory: MemorySnapshot) -> VmResidence {
     }
 }
 
-fn connected(tenant: &TenantSnapshot, entitled: f64) -> Vm {
+fn connected(tenant: &TenantSnapshot, entitled: f64, limits: MemoryLimits) -> Vm {
     let kind = match tenant.kind {
         TenantKind::Vm => "vm",
         TenantKind::Program { .. } => "program",
@@ -205,6 +213,7 @@ fn connected(tenant: &TenantSnapshot, entitled: f64) -> Vm {
             doorbells_trapped: tenant.doorbells_trapped,
             gate_moves: tenant.gate_moves,
         }),
+        limits,
         memory: tenant.memory.map(residence),
     }
 }
@@ -220,6 +229,7 @@ fn absent(name: &str, settings: &Settings, default: Weight) -> Vm {
         entitled_ratio: None,
         admitted: None,
         usage: None,
+        limits: settings.memory,
         memory: None,
     }
 }
@@ -234,7 +244,9 @@ fn all(
         |(name, settings): (&String, &Settings)| (name.clone(), absent(name, settings, default));
     let mut vms: BTreeMap<String, Vm> = settings.iter().map(named).collect();
     for (tenant, entitled) in snapshot.tenants.iter().zip(entitled(&snapshot.tenants)) {
-        vms.insert(tenant.name.clone(), connected(tenant, entitled));
+        let set = settings.get(&tenant.name).copied().unwrap_or_default();
+        let vm = connected(tenant, entitled, set.memory);
+        vms.insert(tenant.name.clone(), vm);
     }
     vms
 }
@@ -308,7 +320,7 @@ pub(super) async fn scheduling(
     put, path = "/v1/vms/{name}/scheduling", tag = "vms",
     params(
         ("name" = String, Path, description = "Name of the tenant"),
-        ("If-Match" = String, Header, description = "ETag of the version that is replaced, or *", example = "*"),
+        ("If-Match" = Option<String>, Header, description = "ETag of the version that is replaced, or *", example = "*"),
     ),
     request_body(content = Scheduling, content_type = "application/json"),
     responses(
@@ -326,14 +338,10 @@ pub(super) async fn put_scheduling(
     Whole(wanted): Whole<Scheduling>,
 ) -> Result<Response, Problem> {
     let write = Write::new(caller, id, "scheduling", name);
-    let vm = shared
-        .write(write, move |vm, mut settings| {
-            expect(&headers, &vm.scheduling)?;
-            wanted.enter(None, &mut settings)?;
-            Ok(Some(settings))
-        })
-        .await?;
-    Ok(tagged(&HeaderMap::new(), &vm.scheduling))
+    set(&shared, write, headers, move |_, settings| {
+        wanted.enter(None, settings)
+    })
+    .await
 }
 
 /// Changes how a tenant is scheduled, by merge patch (RFC 7396); holds from the next decision on.
@@ -341,7 +349,7 @@ pub(super) async fn put_scheduling(
     patch, path = "/v1/vms/{name}/scheduling", tag = "vms",
     params(
         ("name" = String, Path, description = "Name of the tenant"),
-        ("If-Match" = String, Header, description = "ETag of the version that is changed, or *", example = "*"),
+        ("If-Match" = Option<String>, Header, description = "ETag of the version that is changed, or *", example = "*"),
     ),
     request_body(content = SchedulingPatch, content_type = "application/merge-patch+json"),
     responses(
@@ -359,13 +367,32 @@ pub(super) async fn patch_scheduling(
     patch: Patch,
 ) -> Result<Response, Problem> {
     let write = Write::new(caller, id, "scheduling", name);
-    let vm = shared
-        .write(write, move |vm, mut settings| {
-            expect(&headers, &vm.scheduling)?;
-            let wanted: Scheduling = patch.apply(&vm.scheduling)?;
-            wanted.enter(Some(&vm.scheduling), &mut settings)?;
-            Ok(Some(settings))
-        })
-        .await?;
-    Ok(tagged(&HeaderMap::new(), &vm.scheduling))
+    set(&shared, write, headers, move |vm, settings| {
+        let wanted: Scheduling = patch.apply(&vm.scheduling)?;
+        wanted.enter(Some(&vm.scheduling), settings)
+    })
+    .await
+}
+
+async fn set(
+    shared: &Arc<Shared>,
+    write: Write,
+    headers: HeaderMap,
+    enter: impl FnOnce(&Vm, &mut Settings) -> Result<(), Problem> + Send + 'static,
+) -> Result<Response, Problem> {
+    let (strict, name) = (shared.strict, write.name.clone());
+    let decide = move |vm: Option<&Vm>, set: Option<Settings>| {
+        let vm = there(vm, &name)?;
+        expect(&headers, &vm.scheduling, strict)?;
+        let mut settings = set.unwrap_or_default();
+        enter(vm, &mut settings)?;
+        Ok(Some(settings))
+    };
+    let vm = shared.write(write, decide).await?;
+    Ok(tagged(&HeaderMap::new(), &vm.map(|vm| vm.scheduling)))
+}
+
+/// A tenant that is there, or of which something is set.
+pub(super) fn there<'a>(vm: Option<&'a Vm>, name: &str) -> Result<&'a Vm, Problem> {
+    vm.ok_or_else(|| Problem::no_vm(name))
 }

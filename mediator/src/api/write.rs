@@ -1,5 +1,6 @@
 //! A write: one at a time, whole or not at all, told to the audit, and over when what it set is on the disk and in force.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -9,7 +10,7 @@ use super::access::Caller;
 use super::gate::RequestId;
 use super::problem::Problem;
 use super::vms::Vm;
-use crate::daemon::{Settings, SettingsError};
+use crate::daemon::{Changed, Host, Settings, SettingsError};
 
 /// Who writes what.
 #[derive(Clone, Debug)]
@@ -46,12 +47,14 @@ impl From<SettingsError> for Problem {
 
 impl Shared {
     /// Carries a write out. `decide` is given the tenant as it is and what is set of it, and returns what is to be set, or
-    /// none to forget it.
+    /// none to forget it. Returns the tenant as it is then.
     pub(super) async fn write(
         self: &Arc<Self>,
         write: Write,
-        decide: impl FnOnce(&Vm, Settings) -> Result<Option<Settings>, Problem> + Send + 'static,
-    ) -> Result<Vm, Problem> {
+        decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Result<Option<Settings>, Problem>
+        + Send
+        + 'static,
+    ) -> Result<Option<Vm>, Problem> {
         let shared = self.clone();
         // On a task of its own: a caller who hangs up does not leave half a write.
         let written = tokio::spawn(async move { shared.carry_out(&write, decide).await });
@@ -65,20 +68,21 @@ impl Shared {
     async fn carry_out(
         &self,
         write: &Write,
-        decide: impl FnOnce(&Vm, Settings) -> Result<Option<Settings>, Problem>,
-    ) -> Result<Vm, Problem> {
+        decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Result<Option<Settings>, Problem>,
+    ) -> Result<Option<Vm>, Problem> {
         let _one_at_a_time = self.writes.lock().await;
         self.snapshots.renew();
         let name = &write.name;
         let mut all = self.host.settings();
-        let vm = self.vm(name)?;
+        let vm = self.vm(name).ok();
         let before = all.get(name).copied();
-        let wanted = decide(&vm, before.unwrap_or_default())?;
+        let wanted = decide(vm.as_ref(), before)?;
         if wanted == before {
             return Ok(vm);
         }
         self.host
             .check_settings(name, &wanted.unwrap_or_default())?;
+        let audit = self.audit(write, before.as_ref(), wanted.as_ref())?;
         match wanted {
             Some(settings) => all.insert(name.clone(), settings),
             None => all.remove(name),
@@ -90,24 +94,12 @@ impl Shared {
             return Err(error.into());
         }
         self.snapshots.renew();
-        log::info!(
-            target: "turnstile::audit",
-            "request={} by=\"{}\" vm={name} {}: {} -> {}",
-            write.id.0,
-            write.caller.name,
-            write.part,
-            shown(before.as_ref()),
-            shown(wanted.as_ref()),
-        );
-        // It may have left just now, and nothing be set any more.
-        Ok(self.vm(name).unwrap_or(vm))
+        audit.tell(&self.host);
+        Ok(self.vm(name).ok())
     }
 
     /// Makes settings durable.
-    async fn keep(
-        &self,
-        settings: std::collections::BTreeMap<String, Settings>,
-    ) -> Result<(), Problem> {
+    async fn keep(&self, settings: BTreeMap<String, Settings>) -> Result<(), Problem> {
         let Some(file) = self.state.clone() else {
             return Ok(());
         };
@@ -123,12 +115,54 @@ impl Shared {
             "Nothing was changed: the state file could not be written (is the disk full?); the log says why",
         ))
     }
+
+    /// What is told of a write, once it is done.
+    fn audit(
+        &self,
+        write: &Write,
+        old: Option<&Settings>,
+        new: Option<&Settings>,
+    ) -> Result<Audit, Problem> {
+        if !self.host.can_note() {
+            return Err(Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Nothing was changed: the ledger, which notes every change, is not written (is the disk full?)",
+            ));
+        }
+        let value =
+            |settings: Option<&Settings>| serde_json::to_value(settings).unwrap_or_default();
+        Ok(Audit {
+            vm: write.name.clone(),
+            change: Changed {
+                by: write.caller.name.clone(),
+                request: write.id.0,
+                part: write.part.to_owned(),
+                old: value(old),
+                new: value(new),
+            },
+        })
+    }
 }
 
-/// Settings as the audit shows them.
-pub(super) fn shown(settings: Option<&Settings>) -> String {
-    settings.map_or_else(
-        || "null".to_owned(),
-        |settings| serde_json::to_string(settings).unwrap_or_default(),
-    )
+/// A write that was carried out, for the log, those who watch, and the ledger.
+#[derive(Debug)]
+struct Audit {
+    vm: String,
+    change: Changed,
+}
+
+impl Audit {
+    fn tell(self, host: &Host) {
+        let Self { vm, change } = self;
+        log::info!(
+            target: "turnstile::audit",
+            "request={} by=\"{}\" vm={vm} {}: {} -> {}",
+            change.request,
+            change.by,
+            change.part,
+            change.old,
+            change.new,
+        );
+        host.note(&vm, change);
+    }
 }

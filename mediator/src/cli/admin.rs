@@ -77,6 +77,17 @@ impl Admin {
     }
 }
 
+/// A name within a path.
+pub(crate) fn escaped(name: &str) -> String {
+    let permitted = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    name.bytes()
+        .map(|byte| match byte {
+            byte if permitted(byte) => char::from(byte).to_string(),
+            byte => format!("%{byte:02X}"),
+        })
+        .collect()
+}
+
 /// Columns, each as wide as its widest cell; all but the first to the right.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) {
     let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));

@@ -9,10 +9,8 @@ use turnstile_mediator::daemon::LedgerConfig;
 
 /// Name of this host.
 pub(super) fn node(section: &LedgerSection) -> String {
-    let own = || {
-        let name = rustix::system::uname();
-        name.nodename().to_string_lossy().into_owned()
-    };
+    let name = rustix::system::uname();
+    let own = || name.nodename().to_string_lossy().into_owned();
     section.node.clone().unwrap_or_else(own)
 }
 
@@ -36,7 +34,7 @@ pub(super) fn open(
     Ok(Some(LedgerConfig {
         store: Box::new(store),
         gpu: GpuIdentity { node, gpu, model },
-        window_ns: Nanos(section.window_s * 1_000_000_000),
+        window_ns: Nanos::from_ms(section.window_ms),
         keep_ns: (keep > 0).then_some(Nanos(keep)),
     }))
 }

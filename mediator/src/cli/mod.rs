@@ -1,11 +1,12 @@
 //! The subcommands.
 
 mod admin;
-mod api;
 pub(crate) mod bench;
+pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod gpu;
 mod ledger;
 pub(crate) mod nvidia;
 pub(crate) mod nvidia_worker;
@@ -13,6 +14,8 @@ pub(crate) mod options;
 mod report;
 pub(crate) mod run;
 pub(crate) mod serve;
+pub(crate) mod soft_gpu;
 pub(crate) mod usage;
+pub(crate) mod vfio_user;
 pub(crate) mod vm;
 pub(crate) mod vmm;

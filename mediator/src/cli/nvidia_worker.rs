@@ -1,37 +1,34 @@
 //! Hidden subcommands: a VM's worker, and a check of workers on a real GPU.
 //!
-//! The check needs a GPU and says aloud when it is skipped. It boots guests against workers without any scheduling (every
-//! kernel and command verified by the guest, every misbehaviour answered as documented), then drives a worker directly.
+//! The check needs a GPU and says aloud when it is skipped. It boots guests against the daemon's own GPU under the policy that
+//! holds nobody (every kernel and command verified by the guest, every misbehaviour answered as documented), then drives a
+//! worker directly.
 
-use std::collections::BTreeMap;
-use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use turnstile_abi::{
     ChannelStatus, Command as Ring, CopyDirection, Dim3, ErrorCode, Launch, TRANSFER_BYTES_MAX,
 };
-use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId};
+use turnstile_accounting::{Nanos, TenantId};
 use turnstile_images::{KERNELS, Misbehaviour, Outcome, Report, Workload};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
+use turnstile_mediator::gpu::Allocation;
+use turnstile_mediator::gpu::nvidia::device::NvidiaGpu;
 use turnstile_mediator::gpu::nvidia::notify::Listener;
 use turnstile_mediator::gpu::nvidia::probe;
 use turnstile_mediator::gpu::nvidia::worker::{self, Worker, WorkerConfig};
 use turnstile_mediator::gpu::soft::plain::{PlainChannel, PlainVm};
-use turnstile_mediator::gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, Refusal, Suspend,
-    TenantResources,
-};
 use turnstile_vmm::vmm::{self, VmConfig};
+
+use super::nvidia::guardian_command;
 
 /// Arguments of `nvidia-worker`.
 #[derive(clap::Args, Debug)]
@@ -65,194 +62,9 @@ pub(crate) fn worker_command() -> Command {
     command
 }
 
-/// Workers and nothing else: no engine state, no suspension.
-#[derive(Debug)]
-struct Unscheduled {
-    config: WorkerConfig,
-    memory_bytes: u64,
-    workers: Mutex<BTreeMap<TenantId, Arc<Worker>>>,
-}
-
-impl Unscheduled {
-    fn new(config: WorkerConfig) -> Self {
-        Self {
-            config,
-            memory_bytes: 4 << 30,
-            workers: Mutex::default(),
-        }
-    }
-
-    fn of(&self, tenant: TenantId) -> Result<Arc<Worker>, Refusal> {
-        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        workers
-            .get(&tenant)
-            .cloned()
-            .ok_or_else(|| ErrorCode::BadArgument.into())
-    }
-}
-
-impl Gpu for Unscheduled {
-    fn capabilities(&self) -> Capabilities {
-        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        let facts = workers
-            .values()
-            .next()
-            .map(|worker| worker.facts())
-            .unwrap_or_default();
-        Capabilities {
-            compute_engines: 1,
-            copy_engines: 2,
-            suspend: Suspend::Drains,
-            status_registers: false,
-            switch_events: false,
-            multiprocessors: facts.multiprocessors,
-            shared_bytes_max: facts.shared_bytes_max,
-            memory_bytes: self.memory_bytes,
-            software: false,
-            movable_memory: false,
-            host_pool_bytes: 0,
-            aperture: false,
-        }
-    }
-
-    fn now(&self) -> Moment {
-        wall_clock()
-    }
-
-    fn create_context(
-        &self,
-        tenant: TenantId,
-        resources: TenantResources,
-    ) -> Result<File, Refusal> {
-        let refused = |detail: String| Refusal {
-            code: ErrorCode::HostLimit,
-            detail,
-        };
-        let worker = Worker::start(
-            tenant,
-            resources,
-            self.config.clone(),
-            worker_command,
-            answer_calls,
-        )?;
-        let page = rustix::fs::memfd_create(
-            "turnstile-no-aperture",
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-        )
-        .and_then(|fd| rustix::fs::ftruncate(&fd, 4096).map(|()| fd))
-        .and_then(|fd| rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::SHRINK).map(|()| fd))
-        .map_err(|errno| refused(errno.to_string()))?;
-        self.workers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(tenant, Arc::new(worker));
-        Ok(File::from(page))
-    }
-
-    fn destroy_context(&self, tenant: TenantId) {
-        let worker = self
-            .workers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&tenant);
-        if let Some(worker) = worker {
-            worker.end();
-        }
-    }
-
-    fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {
-        self.of(tenant)?.open_channel(config)
-    }
-
-    fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal> {
-        self.of(tenant)?.close_channel(channel)
-    }
-
-    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
-        self.of(tenant)?.allocate(bytes)
-    }
-
-    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        self.of(tenant)?.free(va)
-    }
-
-    fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
-        self.of(tenant)
-            .map_or(0, |worker| worker.memory_free_bytes())
-    }
-
-    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
-        self.of(tenant)?.load_module(ptx)
-    }
-
-    fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
-        self.of(tenant)?.unload_module(module)
-    }
-
-    fn find_function(
-        &self,
-        tenant: TenantId,
-        module: u32,
-        name: &str,
-    ) -> Result<(u32, u32), Refusal> {
-        self.of(tenant)?.find_function(module, name)
-    }
-
-    fn engine_status(&self, _: EngineId) -> EngineStatus {
-        EngineStatus { running: None }
-    }
-
-    fn read_events(&self, _: &mut Vec<SwitchEvent>) -> bool {
-        true
-    }
-
-    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
-        if let Ok(worker) = self.of(tenant) {
-            worker.activity(channels);
-        }
-    }
-
-    fn suspend(&self, _: TenantId) {}
-
-    fn resume(&self, _: TenantId) {}
-
-    fn ring(&self, tenant: TenantId) {
-        if let Ok(worker) = self.of(tenant) {
-            worker.ring();
-        }
-    }
-
-    fn set_unwatched(&self, tenant: TenantId, open: bool) {
-        if let Ok(worker) = self.of(tenant) {
-            worker.set_unwatched(open);
-        }
-    }
-}
-
 /// Answers a worker's calls until it ends; what they say is counted by nobody here.
-fn answer_calls(_: u32, mut listener: Listener) {
-    thread::spawn(move || {
-        let mut seen = Vec::new();
-        loop {
-            let mut fds = [PollFd::new(&listener, PollFlags::IN)];
-            // Interrupted, it looks once more than needed.
-            let _ = poll(&mut fds, None);
-            let ready = fds[0].revents();
-            if ready.intersects(PollFlags::HUP | PollFlags::ERR) {
-                return;
-            }
-            if ready.contains(PollFlags::IN) && listener.next(&mut seen).is_err() {
-                return;
-            }
-            seen.clear();
-        }
-    });
-}
-
-fn wall_clock() -> Moment {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    // CAST: 584 years.
-    Moment(since.map_or(0, |since| since.as_nanos() as u64))
+fn answer_calls(_: u32, listener: Listener) {
+    thread::spawn(move || listener.serve(|_| ()));
 }
 
 /// Arguments of `nvidia-worker-check`.
@@ -307,10 +119,12 @@ pub(crate) fn check(args: &CheckArgs) -> anyhow::Result<()> {
 fn guests(args: &CheckArgs, checked: &mut Checked) -> anyhow::Result<()> {
     let folder = tempfile::Builder::new().prefix("turnstile").tempdir()?;
     let socket = folder.path().join("vmm.sock");
-    let gpu = Unscheduled::new(WorkerConfig {
+    let workers = WorkerConfig {
         kernel_limit: Nanos::from_ms(1_000),
         ..WorkerConfig::default()
-    });
+    };
+    let guardian = guardian_command(workers.device)?;
+    let gpu = NvidiaGpu::start(workers, guardian, worker_command)?;
     let config = DaemonConfig {
         socket: socket.clone(),
         host: HostConfig {

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use turnstile_mediator::config::{Config, GpuKind, Layers, Meter, Principal, SuspendKind};
+use turnstile_mediator::config::{
+    Config, DoorbellKind, FrontVm, GpuKind, Layers, Meter, Principal, SuspendKind,
+};
 use turnstile_policies::POLICIES;
 
 /// Where packages put the configuration.
@@ -11,12 +13,17 @@ pub(crate) const DEFAULT_PATH: &str = "/etc/turnstile/turnstile.toml";
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Scheduling {
-    /// The GPU to share: soft (executes kernels in software; the default), or nvidia (an NVIDIA GPU; needs root)
+    /// The GPU to share: soft (executes kernels in software; the default), nvidia (an NVIDIA GPU; needs root), vfio (a PCI GPU
+    /// that implements the device contract), vfio-user (the same, served by another process), vfio-fake (the same,
+    /// simulated in this process)
     #[arg(long, value_enum)]
     gpu: Option<GpuKind>,
     /// Which of the host's NVIDIA GPUs
     #[arg(long)]
     gpu_index: Option<u32>,
+    /// Which PCI GPU: its address for vfio (0000:65:00.0), its server's socket for vfio-user
+    #[arg(long, value_name = "ADDRESS")]
+    device: Option<String>,
     /// Scheduling policy; dfq for the software GPU and slices for NVIDIA's, unless said otherwise
     #[arg(long, value_parser = POLICIES.iter().map(|row| row.name).collect::<Vec<_>>())]
     policy: Option<String>,
@@ -56,6 +63,7 @@ impl Scheduling {
     fn add(&self, layers: &mut Layers) {
         layers.option("--gpu", "gpu.kind", self.gpu);
         layers.option("--gpu-index", "gpu.index", self.gpu_index);
+        layers.option("--device", "gpu.device", self.device.as_ref());
         layers.option("--policy", "scheduling.policy", self.policy.as_ref());
         layers.option("--meter", "gpu.meter", self.meter);
         layers.option("--period-ms", "scheduling.period_ms", self.period_ms);
@@ -172,6 +180,15 @@ pub(crate) struct Options {
     /// Unix socket that VMMs connect to
     #[arg(long)]
     socket: Option<PathBuf>,
+    /// Folder of the vfio-user sockets of VMs of stock VMMs, NAME.sock each
+    #[arg(long, value_name = "FOLDER")]
+    vfio_user: Option<PathBuf>,
+    /// A VM of a stock VMM; may be repeated
+    #[arg(long, value_name = "NAME[:WEIGHT]")]
+    vfio_user_vm: Vec<FrontVm>,
+    /// How doorbell writes of their guests come; trapped unless said otherwise
+    #[arg(long, value_enum)]
+    vfio_user_doorbells: Option<DoorbellKind>,
     /// Weight of a VM that names none
     #[arg(long)]
     default_weight: Option<u32>,
@@ -188,17 +205,20 @@ impl Options {
     pub(crate) fn config(&self) -> anyhow::Result<Config> {
         let mut layers = self.files.layers()?;
         layers.option("--socket", "sockets.vmm", self.socket.as_ref());
+        let folder = self.vfio_user.as_ref();
+        layers.option("--vfio-user", "vfio_user.folder", folder);
+        let vms = (!self.vfio_user_vm.is_empty()).then_some(&self.vfio_user_vm);
+        layers.option("--vfio-user-vm", "vfio_user.vms", vms);
+        let doorbells = self.vfio_user_doorbells;
+        layers.option("--vfio-user-doorbells", "vfio_user.doorbells", doorbells);
         let weight = self.default_weight;
         layers.option("--default-weight", "scheduling.default_weight", weight);
         self.scheduling.add(&mut layers);
         self.api.add(&mut layers);
         let ledger = &self.ledger;
         layers.option("--ledger", "ledger.path", ledger.ledger.as_ref());
-        layers.option(
-            "--ledger-window-s",
-            "ledger.window_s",
-            ledger.ledger_window_s,
-        );
+        let window_ms = ledger.ledger_window_s.map(|s| s.saturating_mul(1_000));
+        layers.option("--ledger-window-s", "ledger.window_ms", window_ms);
         layers.option(
             "--ledger-keep-days",
             "ledger.keep_days",

@@ -1,5 +1,7 @@
 //! `turnstile serve`: the daemon in the foreground. It prints what it knows when it ends, and on SIGUSR1.
 
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -8,19 +10,27 @@ use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
-use turnstile_mediator::api::Api;
+use turnstile_mediator::api::{Api, ApiConfig};
 use turnstile_mediator::config::{Config, GpuKind, Meter, SuspendKind};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, Moving, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
+use turnstile_mediator::gpu::nvidia::worker::WorkerConfig;
+use turnstile_mediator::gpu::soft::pci::PciGpu;
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_mediator::gpu::vfio::fake::FakeBus;
+use turnstile_mediator::gpu::vfio::kernel::KernelBus;
+use turnstile_mediator::gpu::vfio::user::UserBus;
+use turnstile_mediator::gpu::vfio::{Bus, VfioGpu};
 use turnstile_mediator::gpu::{Gpu, Suspend};
 use turnstile_policies::{Tuning, Weight};
+use turnstile_vmm::front::Front;
 
+use super::ledger;
 use super::nvidia::{guardian_command, mover_command};
 use super::nvidia_worker::worker_command;
 use super::options::Options;
-use super::{api, ledger};
+use super::vfio_user;
 
 /// A GPU as the daemon takes it, and what suits it.
 struct Chosen {
@@ -28,12 +38,25 @@ struct Chosen {
     timing: Timing,
 }
 
+impl Chosen {
+    /// A GPU that the default timing suits.
+    fn plain(gpu: Arc<dyn Gpu>) -> Self {
+        let timing = Timing::default();
+        Self { gpu, timing }
+    }
+}
+
 /// Gives VMs so much of a card that those who own so many bytes each together own `factor` times it, and room at the host for the
 /// rest.
 pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyhow::Result<()> {
+    let moves = match config.gpu.kind {
+        GpuKind::Soft => config.gpu.soft.suspend != SuspendKind::Drains,
+        GpuKind::Nvidia => true,
+        GpuKind::Vfio | GpuKind::VfioUser | GpuKind::VfioFake => false,
+    };
     anyhow::ensure!(
-        config.gpu.kind != GpuKind::Soft || config.gpu.soft.suspend != SuspendKind::Drains,
-        "Memory does not move where queued commands drain"
+        moves,
+        "Only the software GPU and NVIDIA's move memory, and not where queued commands drain"
     );
     let own = config.memory.vm_mib << 20;
     // CAST: a few GiB, which an f64 holds exactly; the card has whole chunks.
@@ -50,30 +73,54 @@ pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyho
     Ok(())
 }
 
-fn soft(config: &Config) -> anyhow::Result<Chosen> {
+/// The software GPU as it is asked for.
+pub(crate) fn soft_config(config: &Config) -> SoftConfig {
     let soft = &config.gpu.soft;
     let suspend = match soft.suspend {
         SuspendKind::Drains => Suspend::Drains,
         SuspendKind::BetweenCommands => Suspend::BetweenCommands,
         SuspendKind::MidKernel => Suspend::MidKernel,
     };
-    let soft = SoftConfig {
+    SoftConfig {
         memory_bytes: soft.memory_mib << 20,
         host_pool_bytes: config.memory.host_pool_mib << 20,
         link_rate: soft.link_mb_s * 1_000_000,
         suspend,
         ..SoftConfig::default()
+    }
+}
+
+fn soft(config: &Config) -> anyhow::Result<Chosen> {
+    let append = |path| File::options().append(true).create(true).open(path);
+    let trace = (config.gpu.soft.trace.as_ref())
+        .map(append)
+        .transpose()
+        .context("The file of gpu.soft.trace cannot be written")?;
+    let gpu =
+        SoftGpu::traced(soft_config(config), trace).context("Starting the software GPU failed")?;
+    Ok(Chosen::plain(Arc::new(gpu)))
+}
+
+/// A GPU behind a bus.
+fn vfio(config: &Config) -> anyhow::Result<Chosen> {
+    let device = config.gpu.device.as_deref().unwrap_or_default();
+    let bus: Arc<dyn Bus> = match config.gpu.kind {
+        GpuKind::Vfio => Arc::new(KernelBus::open(device)?),
+        GpuKind::VfioUser => Arc::new(UserBus::connect(Path::new(device))?),
+        _ => {
+            let device = PciGpu::new(soft_config(config)).context("Simulating a PCI GPU failed")?;
+            Arc::new(FakeBus::new(device))
+        }
     };
-    let gpu = SoftGpu::new(soft).context("Starting the software GPU failed")?;
-    let timing = Timing::default();
-    Ok(Chosen {
-        gpu: Arc::new(gpu),
-        timing,
-    })
+    Ok(Chosen::plain(Arc::new(VfioGpu::new(bus)?)))
 }
 
 fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
     let index = config.gpu.index;
+    let workers = WorkerConfig {
+        device: index,
+        ..WorkerConfig::default()
+    };
     let memory = &config.memory;
     let moving = (memory.host_pool_mib > 0)
         .then(|| -> anyhow::Result<Moving> {
@@ -84,7 +131,7 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
             })
         })
         .transpose()?;
-    let gpu = NvidiaGpu::start(index, guardian_command(index)?, worker_command, moving)
+    let gpu = NvidiaGpu::start(workers, guardian_command(index)?, worker_command, moving)
         .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         period: device::PERIOD,
@@ -99,8 +146,13 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
 
 /// Identity and model of the GPU, for the ledger.
 fn identity(config: &Config) -> anyhow::Result<(String, String)> {
-    if config.gpu.kind == GpuKind::Soft {
-        return Ok(("software-0".to_owned(), "Software GPU".to_owned()));
+    let named = |id: &str, model: &str| Ok((id.to_owned(), model.to_owned()));
+    let device = config.gpu.device.as_deref().unwrap_or_default();
+    match config.gpu.kind {
+        GpuKind::Soft => return named("software-0", "Software GPU"),
+        GpuKind::VfioFake => return named("software-pci-0", "Software GPU behind PCI, simulated"),
+        GpuKind::Vfio | GpuKind::VfioUser => return named(&format!("pci-{device}"), "PCI GPU"),
+        GpuKind::Nvidia => {}
     }
     let index = config.gpu.index;
     let known = identity::of(index).context("The driver does not tell the GPU's UUID")?;
@@ -115,6 +167,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let Chosen { gpu, mut timing } = match config.gpu.kind {
         GpuKind::Soft => soft(config)?,
         GpuKind::Nvidia => nvidia(config)?,
+        GpuKind::Vfio | GpuKind::VfioUser | GpuKind::VfioFake => vfio(config)?,
     };
     let scheduling = &config.scheduling;
     if let Some(ms) = scheduling.period_ms {
@@ -127,8 +180,8 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let tuning = Tuning {
         frame_ns: Nanos(1_000_000_000 / scheduling.frames_per_s),
         first_slice_ns: match config.gpu.kind {
-            GpuKind::Soft => Nanos::ZERO,
             GpuKind::Nvidia => device::FIRST_SLICE,
+            _ => Nanos::ZERO,
         },
         ..Tuning::default()
     };
@@ -149,6 +202,35 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     Ok(Daemon::with_ledger(daemon, gpu, ledger)?)
 }
 
+/// Starts the admin API of a daemon, beside the socket of VMMs unless it was told where.
+fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
+    let (gpu, model) = identity(config)?;
+    let node = ledger::node(&config.ledger);
+    let beside = |name| config.sockets.vmm.with_file_name(name);
+    let mut section = config.api.clone();
+    section.socket.get_or_insert_with(|| beside("api.sock"));
+    section
+        .read_only_socket
+        .get_or_insert_with(|| beside("api-ro.sock"));
+    let api = ApiConfig {
+        section,
+        gpu: GpuIdentity { node, gpu, model },
+        ledger: config.ledger.path.clone(),
+    };
+    Ok(Api::start(api, daemon.host().clone())?)
+}
+
+/// Serves the devices of stock VMMs' VMs.
+pub(crate) fn fronts(config: &Config) -> anyhow::Result<Vec<Front>> {
+    let section = &config.vfio_user;
+    match &section.folder {
+        Some(folder) => {
+            vfio_user::serve(&config.sockets.vmm, folder, &section.vms, section.doorbells)
+        }
+        None => Ok(Vec::new()),
+    }
+}
+
 /// Arguments of `serve`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
@@ -161,19 +243,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // Before the threads, so that none of them takes the signal.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     let daemon = start(&config)?;
-    let (gpu, model) = identity(&config)?;
-    let identity = GpuIdentity {
-        node: ledger::node(&config.ledger),
-        gpu,
-        model,
-    };
-    let _api = Api::start(api::config(&config)?, daemon.host().clone(), identity)?;
+    let _api = api(&config, &daemon)?;
     eprintln!(
         "turnstile: {} GPU, policy {}, listening on {}",
         config.gpu.kind.name(),
         config.policy(),
         config.sockets.vmm.display()
     );
+    let fronts = fronts(&config)?;
     let tell = || -> anyhow::Result<()> {
         println!(
             "{}",
@@ -188,5 +265,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         tell()?;
     }
     eprintln!("turnstile: stopping; VMs see a lost device");
-    tell()
+    let told = tell();
+    drop(fronts);
+    told
 }

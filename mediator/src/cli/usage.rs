@@ -21,7 +21,11 @@ use turnstile_accounting::rollup::{RollupConfig, Standing};
 use turnstile_accounting::store::{Selection, SqliteStore, Store, StoreError};
 use turnstile_accounting::synthetic::{ENGINES, Synthetic};
 use turnstile_accounting::{Nanos, Rollup, TenantId};
+use turnstile_mediator::api::client::ClientError;
+use turnstile_mediator::api::usage::Used;
 use uuid::Uuid;
+
+use super::admin::{Admin, escaped, table};
 
 /// Arguments of `usage`.
 #[derive(clap::Args, Debug)]
@@ -39,6 +43,10 @@ enum Command {
     Export(ExportArgs),
     /// Check that nothing is missing, counted twice, out of balance or changed
     Verify(VerifyArgs),
+    /// Ask a running daemon what each tenant used between two times
+    Show(ShowArgs),
+    /// Say who set what, as the ledger notes it
+    Changes(ChangesArgs),
     /// Make a ledger out of a seed, to try exports on
     #[command(hide = true)]
     Synthesise(SynthesiseArgs),
@@ -94,6 +102,31 @@ struct VerifyArgs {
 }
 
 #[derive(clap::Args, Debug)]
+struct ShowArgs {
+    #[command(flatten)]
+    admin: Admin,
+    /// Windows that begin at or after this time (RFC 3339)
+    #[arg(long, value_parser = time)]
+    from: UnixNanos,
+    /// Windows that begin before this time; all of them have to be closed
+    #[arg(long, value_parser = time)]
+    to: UnixNanos,
+    /// One tenant, by name or id
+    #[arg(long)]
+    tenant: Option<String>,
+}
+
+#[derive(clap::Args, Debug)]
+struct ChangesArgs {
+    /// From this time (RFC 3339)
+    #[arg(long, value_parser = time)]
+    from: Option<UnixNanos>,
+    /// To this time
+    #[arg(long, value_parser = time)]
+    to: Option<UnixNanos>,
+}
+
+#[derive(clap::Args, Debug)]
 struct SynthesiseArgs {
     /// Where the numbers come from
     #[arg(long, default_value_t = 0)]
@@ -144,6 +177,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.command {
         Command::Export(own) => run_export(&args.ledger, own).map(|()| true),
         Command::Verify(own) => run_verify(&args.ledger, own),
+        Command::Show(own) => return own.admin.exit(run_show(own)),
+        Command::Changes(own) => run_changes(&args.ledger, own).map(|()| true),
         Command::Synthesise(own) => run_synthesise(&args.ledger, own).map(|()| true),
     };
     match done {
@@ -242,6 +277,57 @@ fn run_export(ledger: &Path, args: &ExportArgs) -> anyhow::Result<()> {
         exported.rows, exported.entries, exported.engine_ns
     );
     Ok(())
+}
+
+fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
+    let mut path = format!(
+        "/v1/usage?from={}&to={}",
+        show_time(args.from),
+        show_time(args.to)
+    );
+    if let Some(tenant) = &args.tenant {
+        path.push_str(&format!("&vm={}", escaped(tenant)));
+    }
+    let used: Used = args.admin.client().get(&path)?;
+    args.admin.show(&used, |used| {
+        let rows: Vec<Vec<String>> = used
+            .items
+            .iter()
+            .map(|sum| {
+                let seconds = |ns: u64| format!("{:.3}", ns as f64 / 1e9);
+                vec![
+                    sum.name.clone(),
+                    sum.kind.clone(),
+                    sum.gpu.clone(),
+                    seconds(sum.engine_ns),
+                    seconds(sum.copy_ns),
+                    seconds(sum.held_ns),
+                    seconds(sum.waiting_ns),
+                ]
+            })
+            .collect();
+        let head = [
+            "NAME", "KIND", "GPU", "GPU-SEC", "COPY-SEC", "HELD-SEC", "WAIT-SEC",
+        ];
+        table(&head, &rows);
+    });
+    Ok(())
+}
+
+fn run_changes(ledger: &Path, args: &ChangesArgs) -> anyhow::Result<()> {
+    let mut store = SqliteStore::read(ledger)?;
+    let selection = Selection {
+        from: args.from,
+        to: args.to,
+        gpu: None,
+    };
+    let mut out = BufWriter::new(io::stdout());
+    store.changes(&selection, &mut |change| {
+        let line = serde_json::to_string(&change).unwrap_or_default();
+        writeln!(out, "{line}").map_err(StoreError::Output)?;
+        Ok(true)
+    })?;
+    out.flush().context("Writing to standard output failed")
 }
 
 /// What was found of one GPU.

@@ -1,6 +1,7 @@
 //! `turnstile vm`: tenants of a running daemon, and what is set of them.
 
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use axum::http::Method;
 use clap::Subcommand;
@@ -9,7 +10,7 @@ use turnstile_mediator::api::MERGE_PATCH;
 use turnstile_mediator::api::client::{Ask, ClientError};
 use turnstile_mediator::api::vms::Vm;
 
-use super::admin::{Admin, table};
+use super::admin::{Admin, escaped, table};
 
 /// Arguments of `vm`.
 #[derive(clap::Args, Debug)]
@@ -31,6 +32,11 @@ enum Command {
     },
     /// Set something of a tenant, from the next decision on
     Set(SetArgs),
+    /// Forget what is set of a tenant that is not connected
+    Forget {
+        /// Its name
+        name: String,
+    },
 }
 
 #[derive(clap::Args, Debug)]
@@ -46,6 +52,33 @@ struct SetArgs {
     /// Length of the periods that the quota is counted in, in milliseconds
     #[arg(long, requires = "quota", value_parser = clap::value_parser!(u64).range(1..=1_000))]
     period_ms: Option<u64>,
+    /// GPU memory that is never taken from it, in MiB
+    #[arg(long, value_name = "MIB")]
+    memory_min: Option<Mib>,
+    /// GPU memory above which its own goes first, in MiB, or max for no such bound
+    #[arg(long, value_name = "MIB")]
+    memory_high: Option<Mib>,
+    /// GPU memory that it may allocate, in MiB, or max for what it brought
+    #[arg(long, value_name = "MIB")]
+    memory_max: Option<Mib>,
+    /// Also if it has not come yet
+    #[arg(long)]
+    expect: bool,
+}
+
+/// Memory in MiB, or no bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mib(Option<u32>);
+
+impl FromStr for Mib {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "max" => Ok(Self(None)),
+            text => text.parse().map(|mib| Self(Some(mib))),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,6 +102,25 @@ fn quota(text: &str) -> Result<Quota, String> {
 }
 
 impl SetArgs {
+    /// The changes to the limits of its memory.
+    fn memory(&self) -> Map<String, Value> {
+        let bytes = |mib: Mib| mib.0.map(|mib| u64::from(mib) << 20);
+        let mut changes = Map::new();
+        if let Some(min) = self.memory_min {
+            changes.insert("min_bytes".into(), json!(bytes(min).unwrap_or(0)));
+        }
+        let others = [
+            ("high_bytes", self.memory_high),
+            ("max_bytes", self.memory_max),
+        ];
+        for (name, limit) in others {
+            if let Some(limit) = limit {
+                changes.insert(name.into(), json!(bytes(limit)));
+            }
+        }
+        changes
+    }
+
     /// The changes to how it is scheduled.
     fn scheduling(&self) -> Map<String, Value> {
         let mut changes = Map::new();
@@ -101,6 +153,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             .map(|vms| admin.show(&vms, |vms| show(vms))),
         Command::Get { name } => get(admin, name),
         Command::Set(set) => run_set(admin, set),
+        Command::Forget { name } => forget(admin, name),
     })
 }
 
@@ -110,25 +163,19 @@ fn get(admin: &Admin, name: &str) -> Result<(), ClientError> {
     Ok(())
 }
 
-/// A tenant's resource; what is no name is nobody's.
+/// A tenant's resource.
 fn path(name: &str, below: &str) -> String {
-    let escaped: String = name
-        .bytes()
-        .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-' => {
-                char::from(byte).to_string()
-            }
-            _ => format!("%{byte:02X}"),
-        })
-        .collect();
-    format!("/v1/vms/{escaped}{below}")
+    format!("/v1/vms/{}{below}", escaped(name))
 }
 
 fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
-    let client = admin.client();
-    let changes = args.scheduling();
-    if !changes.is_empty() {
-        let path = path(&args.name, "/scheduling");
+    let (client, name) = (admin.client(), &args.name);
+    let parts = [("scheduling", args.scheduling()), ("memory", args.memory())];
+    for (part, changes) in parts {
+        if changes.is_empty() {
+            continue;
+        }
+        let path = path(name, &format!("/{part}"));
         let get = Ask {
             method: Method::GET,
             path: &path,
@@ -136,7 +183,13 @@ fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
             if_match: None,
         };
         // Whoever changes it between these two is not overwritten.
-        let etag = client.ask(&get)?.etag;
+        let etag = match client.ask(&get) {
+            Err(ClientError::Refused(problem)) if problem.status == 404 && args.expect => {
+                expect(admin, name)?;
+                client.ask(&get)?.etag
+            }
+            answer => answer?.etag,
+        };
         let body = Value::Object(changes).to_string().into_bytes();
         client.ask(&Ask {
             method: Method::PATCH,
@@ -145,7 +198,29 @@ fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
             ..get
         })?;
     }
-    self::get(admin, &args.name)
+    self::get(admin, name)
+}
+
+/// Names a tenant that has not come yet.
+fn expect(admin: &Admin, name: &str) -> Result<(), ClientError> {
+    let body = json!({ "name": name }).to_string().into_bytes();
+    admin.client().ask(&Ask {
+        method: Method::POST,
+        path: "/v1/vms",
+        body: Some(("application/json", body)),
+        if_match: None,
+    })?;
+    Ok(())
+}
+
+fn forget(admin: &Admin, name: &str) -> Result<(), ClientError> {
+    admin.client().ask(&Ask {
+        method: Method::DELETE,
+        path: &path(name, ""),
+        body: None,
+        if_match: Some("*"),
+    })?;
+    Ok(())
 }
 
 fn percent(part: f64) -> String {

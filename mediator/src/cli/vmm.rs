@@ -2,19 +2,21 @@
 
 use std::io::BufRead;
 use std::path::PathBuf;
-use std::thread;
-use std::time::Duration;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use turnstile_images::{Load, Outcome, Report, Workload};
-use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmHandle};
+use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmError, VmHandle, VmReport};
 
 use super::report::GuestReport;
 
 /// How long a guest may take to end after it was asked to.
 /// TIMEOUT: its last verification, which took 0.4 s on two busy cores in a release build.
 const GRACE: Duration = Duration::from_secs(60);
+/// TIMEOUT: between two attempts to reach a daemon that is gone; nobody waits for more than that after it is back.
+const RETRY: Duration = Duration::from_millis(50);
 
 /// What is said on standard output, one JSON object a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +24,8 @@ const GRACE: Duration = Duration::from_secs(60);
 pub(crate) enum Said {
     /// All kernels were verified once; the load begins.
     Loading,
+    /// The daemon is gone, and the guest's GPU with it; it is started again.
+    Lost,
     /// The guest has ended.
     Report(GuestReport),
     /// The process has ended; never said by itself.
@@ -62,9 +66,44 @@ pub(crate) struct Args {
     /// Run the guest as a thread, not as a VM
     #[arg(long)]
     native: bool,
+    /// When the daemon is gone, wait until it is back and start the guest again: its GPU was lost, and it with it
+    #[arg(long)]
+    reconnect: bool,
+    /// Begin with the load; verify nothing
+    #[arg(long, hide = true, conflicts_with = "fill_memory")]
+    load_only: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let end = End::new(args);
+    loop {
+        let ended = start(args).and_then(|vm| {
+            wait_for_load(&vm, args)?;
+            end.wait(&vm);
+            vm.stop();
+            Ok(vm.join_within(GRACE, GRACE)?)
+        });
+        let again = args.reconnect && !end.is_due();
+        match ended {
+            Ok(left) if left.lost && again => say(&Said::Lost)?,
+            Ok(left) => return say(&Said::Report(report(args, &left))),
+            // What a daemon that comes and goes makes of a VM that starts; anything else would come again.
+            Err(error) if again && is_of_the_connection(&error) => {}
+            Err(error) => return Err(error),
+        }
+        thread::sleep(RETRY);
+    }
+}
+
+/// Whether the daemon was not there, or went away.
+fn is_of_the_connection(error: &anyhow::Error) -> bool {
+    matches!(
+        error.downcast_ref(),
+        Some(VmError::Connect { .. } | VmError::Wire(_))
+    )
+}
+
+fn start(args: &Args) -> anyhow::Result<VmHandle> {
     let load = Load {
         duration_ns: 0,
         kernel_ns: args.kernel_us.saturating_mul(1_000),
@@ -77,6 +116,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     let workload = if args.fill_memory {
         Workload::Filled(load)
+    } else if args.load_only {
+        Workload::Load(load)
     } else {
         Workload::Demo(load)
     };
@@ -87,16 +128,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         files: turnstile_images::files(),
         ..VmConfig::new(&args.name, &args.socket)
     };
-    let vm = if args.native {
+    let started = if args.native {
         vmm::native::spawn(config, |platform| turnstile_images::run(platform))
     } else {
         vmm::spawn(config)
-    }
-    .with_context(|| format!("Starting VM {}", args.name))?;
-    wait_for_load(&vm, args.fill_memory)?;
-    wait_for_end(args, &vm);
-    vm.stop();
-    let left = vm.join_within(GRACE, GRACE)?;
+    };
+    started.with_context(|| format!("Starting VM {}", args.name))
+}
+
+fn report(args: &Args, left: &VmReport) -> GuestReport {
     let report = Report::decode(&left.report).unwrap_or_default();
     let error = match (&left.end, report.outcome) {
         (VmEnd::Exited(0), Outcome::Passed) => None,
@@ -106,7 +146,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             left.console
         )),
     };
-    say(&Said::Report(GuestReport {
+    GuestReport {
         kvm: !args.native,
         verified: report.verified,
         failed: report.failed,
@@ -114,7 +154,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         doorbell_exits: left.doorbell_exits,
         doorbells: report.doorbells,
         error,
-    }))
+    }
 }
 
 fn say(said: &Said) -> anyhow::Result<()> {
@@ -123,24 +163,43 @@ fn say(said: &Said) -> anyhow::Result<()> {
 }
 
 /// Waits until the guest reports that all kernels were verified, and, of one that fills its memory, that its load has begun.
-fn wait_for_load(vm: &VmHandle, filled: bool) -> anyhow::Result<()> {
-    let begun = |report: Report| report.passed != 0 && (!filled || report.doorbells > 0);
+fn wait_for_load(vm: &VmHandle, args: &Args) -> anyhow::Result<()> {
+    let begun = |report: Report| report.passed != 0 && (!args.fill_memory || report.doorbells > 0);
     while !vm.wait(Duration::from_millis(20)) {
-        if Report::decode(&vm.report()).is_some_and(begun) {
+        if args.load_only || Report::decode(&vm.report()).is_some_and(begun) {
             return say(&Said::Loading);
         }
     }
     Ok(())
 }
 
-/// Waits for whatever ends the load: the time, a line, or the guest itself.
-fn wait_for_end(args: &Args, vm: &VmHandle) {
-    if let Some(seconds) = args.seconds {
-        vm.wait(Duration::from_secs(seconds));
-        return;
+/// Whatever ends the load besides the guest itself: the time, or a line.
+struct End {
+    at: Option<Instant>,
+    line: Option<JoinHandle<()>>,
+}
+
+impl End {
+    fn new(args: &Args) -> Self {
+        let at = |seconds| Instant::now() + Duration::from_secs(seconds);
+        let line = || {
+            thread::spawn(|| {
+                let _ = std::io::stdin().lock().read_line(&mut String::new());
+            })
+        };
+        Self {
+            at: args.seconds.map(at),
+            line: args.seconds.is_none().then(line),
+        }
     }
-    let line = thread::spawn(|| {
-        let _ = std::io::stdin().lock().read_line(&mut String::new());
-    });
-    while !line.is_finished() && !vm.wait(Duration::from_millis(20)) {}
+
+    fn is_due(&self) -> bool {
+        let line = self.line.as_ref().is_some_and(JoinHandle::is_finished);
+        line || self.at.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Waits for it, or for the guest's end.
+    fn wait(&self, vm: &VmHandle) {
+        while !self.is_due() && !vm.wait(Duration::from_millis(20)) {}
+    }
 }

@@ -1,6 +1,6 @@
 //! Layers of settings, each of which says where it comes from.
 //!
-//! A layer is taken apart into single settings (`ledger.window_s` = 30), and each of them is checked against [`Config`] as
+//! A layer is taken apart into single settings (`ledger.window_ms` = 30000), and each of them is checked against [`Config`] as
 //! it comes: so whatever is wrong is told with its line, and all of it at once.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -8,6 +8,7 @@
 //! where: file and line, variable or option.
 
 mod error;
+mod front;
 mod layers;
 mod principal;
 
@@ -23,6 +24,7 @@ use crate::daemon::HostConfig;
 use crate::gpu::soft::SoftConfig;
 
 pub use error::{ConfigError, Problem};
+pub use front::FrontVm;
 pub use layers::{Effective, Layers, Origin, Setting, known_keys};
 pub use principal::{Principal, PrincipalError};
 
@@ -38,6 +40,8 @@ pub struct Config {
     pub memory: MemorySection,
     /// Where VMMs connect.
     pub sockets: SocketsSection,
+    /// VMs of stock VMMs.
+    pub vfio_user: VfioUserSection,
     /// The durable ledger.
     pub ledger: LedgerSection,
     /// The admin API.
@@ -54,6 +58,8 @@ pub struct GpuSection {
     pub kind: GpuKind,
     /// Which of the host's NVIDIA GPUs.
     pub index: u32,
+    /// Which PCI GPU: its address (0000:65:00.0), or the socket at which one is served.
+    pub device: Option<String>,
     /// How engine state is read.
     pub meter: Meter,
     /// The software GPU's own.
@@ -65,6 +71,7 @@ impl Default for GpuSection {
         Self {
             kind: GpuKind::Soft,
             index: 0,
+            device: None,
             meter: Meter::Events,
             soft: SoftSection::default(),
         }
@@ -81,6 +88,8 @@ pub struct SoftSection {
     pub link_mb_s: u64,
     /// What it can do with queued commands of a VM that is held back.
     pub suspend: SuspendKind,
+    /// File to which it appends its context switches as they happen, before anybody accounts them; for tests of accounting.
+    pub trace: Option<PathBuf>,
 }
 
 impl Default for SoftSection {
@@ -90,6 +99,7 @@ impl Default for SoftSection {
             memory_mib: soft.memory_bytes >> 20,
             link_mb_s: soft.link_rate / 1_000_000,
             suspend: SuspendKind::BetweenCommands,
+            trace: None,
         }
     }
 }
@@ -165,6 +175,18 @@ impl Default for SocketsSection {
     }
 }
 
+/// VMs of stock VMMs (QEMU, Cloud Hypervisor): each has a vfio-user socket of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VfioUserSection {
+    /// Folder of the sockets; each is called as its VM, with `.sock` behind.
+    pub folder: Option<PathBuf>,
+    /// The VMs, each as `NAME` or `NAME:WEIGHT`.
+    pub vms: Vec<FrontVm>,
+    /// How their doorbell writes come.
+    pub doorbells: DoorbellKind,
+}
+
 /// The durable ledger; none is kept unless a path or a server is named.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
@@ -175,8 +197,8 @@ pub struct LedgerSection {
     pub postgres: Option<String>,
     /// File whose first line is the password of the PostgreSQL user.
     pub postgres_password_file: Option<PathBuf>,
-    /// Length of a window, in seconds.
-    pub window_s: u64,
+    /// Length of a window, in milliseconds.
+    pub window_ms: u64,
     /// Days after which entries are discarded; 0 for never.
     pub keep_days: u64,
     /// Name of this host; unset: its own.
@@ -189,7 +211,7 @@ impl Default for LedgerSection {
             path: None,
             postgres: None,
             postgres_password_file: None,
-            window_s: 60,
+            window_ms: 60_000,
             keep_days: 400,
             node: None,
         }
@@ -263,6 +285,12 @@ pub enum GpuKind {
     Soft,
     /// An NVIDIA GPU under the vendor's driver
     Nvidia,
+    /// A PCI GPU that implements the device contract, bound to vfio-pci
+    Vfio,
+    /// The same behind a vfio-user server
+    VfioUser,
+    /// The same, simulated in the daemon
+    VfioFake,
 }
 
 /// How engine state is read.
@@ -287,12 +315,26 @@ pub enum SuspendKind {
     MidKernel,
 }
 
+/// How doorbell writes of a stock VMM's guest come: no message takes a mapping back from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum DoorbellKind {
+    /// Each as a message
+    #[default]
+    Trapped,
+    /// To a page that the daemon looks at
+    Mapped,
+}
+
 impl GpuKind {
     /// What it is called.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Soft => "software",
             Self::Nvidia => "NVIDIA",
+            Self::Vfio => "PCI",
+            Self::VfioUser => "vfio-user",
+            Self::VfioFake => "simulated PCI",
         }
     }
 }
@@ -311,8 +353,8 @@ impl Config {
     /// Name of the policy: the one asked for, or the one that suits the GPU.
     pub fn policy(&self) -> &str {
         let suits = match self.gpu.kind {
-            GpuKind::Soft => DEFAULT_POLICY,
             GpuKind::Nvidia => "slices",
+            GpuKind::Soft | GpuKind::Vfio | GpuKind::VfioUser | GpuKind::VfioFake => DEFAULT_POLICY,
         };
         self.scheduling.policy.as_deref().unwrap_or(suits)
     }
@@ -340,12 +382,25 @@ impl Config {
             "an NVIDIA GPU is accounted by its events",
         );
         say(
+            matches!(self.gpu.kind, GpuKind::Vfio | GpuKind::VfioUser) && self.gpu.device.is_none(),
+            "gpu.device",
+            "which device? Its PCI address for vfio, its server's socket for vfio-user",
+        );
+        say(
             self.ledger.path.is_some() && self.ledger.postgres.is_some(),
             "ledger.postgres",
             "a ledger is a file or a server; leave one of ledger.path and ledger.postgres out",
         );
         let tls = &self.api.tls;
         let files = [&tls.certificate, &tls.key, &tls.client_ca];
+        let names = || self.vfio_user.vms.iter().map(|vm| &vm.name);
+        let twice = names().any(|name| names().filter(|other| *other == name).count() > 1);
+        say(twice, "vfio_user.vms", "a VM is named twice");
+        say(
+            self.vfio_user.folder.is_none() && !self.vfio_user.vms.is_empty(),
+            "vfio_user.folder",
+            "the VMs of vfio_user.vms need a folder for their sockets",
+        );
         say(
             self.api.listen.is_some() && files.iter().any(|file| file.is_none()),
             "api.listen",
@@ -394,7 +449,7 @@ impl Config {
             1 << 20,
         );
         within("memory.card_mib", self.memory.card_mib, 0, 1 << 20);
-        within("ledger.window_s", self.ledger.window_s, 1, 3_600);
+        within("ledger.window_ms", self.ledger.window_ms, 100, 3_600_000);
         within("ledger.keep_days", self.ledger.keep_days, 0, 36_500);
     }
 }

@@ -17,7 +17,8 @@ pub enum Principal {
     User(String),
     /// `group:NAME`.
     Group(String),
-    /// `cert:NAME`, a client certificate by the common name of its subject.
+    /// `cert:NAME`, a client certificate by one of its subject's alternative names (DNS or URI), as in `cert:ops.example` or
+    /// `cert:spiffe://example/ops`.
     Certificate(String),
 }
 

@@ -24,14 +24,14 @@ fn later_layers_win_key_by_key() {
     let files = [
         (
             main.clone(),
-            "[ledger]\nwindow_s = 1\nkeep_days = 1\nnode = \"a\"\n[scheduling]\nframes_per_s = 1",
+            "[ledger]\nwindow_ms = 1\nkeep_days = 1\nnode = \"a\"\n[scheduling]\nframes_per_s = 1",
         ),
-        (drop_ins.join("20-b.toml"), "[ledger]\nwindow_s = 3"),
+        (drop_ins.join("20-b.toml"), "[ledger]\nwindow_ms = 3"),
         (
             drop_ins.join("10-a.toml"),
-            "[ledger]\nwindow_s = 2\nkeep_days = 2",
+            "[ledger]\nwindow_ms = 2\nkeep_days = 2",
         ),
-        (drop_ins.join(".hidden.toml"), "[ledger]\nwindow_s = 99"),
+        (drop_ins.join(".hidden.toml"), "[ledger]\nwindow_ms = 99"),
         (drop_ins.join("note.txt"), "not TOML"),
     ];
     for (path, text) in &files {
@@ -51,13 +51,13 @@ fn later_layers_win_key_by_key() {
     layers.assignment("api.viewers=[\"gid:7\"]");
     let effective = layers.finish().unwrap();
     let ledger = &effective.config.ledger;
-    assert_eq!((ledger.window_s, ledger.keep_days), (3, 2));
+    assert_eq!((ledger.window_ms, ledger.keep_days), (3, 2));
     assert_eq!(ledger.node.as_deref(), Some("17"), "a text of digits");
     assert_eq!(effective.config.scheduling.frames_per_s, 5);
     assert_eq!(effective.config.api.viewers, [Principal::Gid(7)]);
     assert_eq!(effective.files.len(), 3);
     let origin = |key| effective.settings[key].origin.to_string();
-    assert!(origin("ledger.window_s").ends_with("conf.d/20-b.toml:2"));
+    assert!(origin("ledger.window_ms").ends_with("conf.d/20-b.toml:2"));
     assert!(origin("ledger.keep_days").ends_with("10-a.toml:3"));
     assert_eq!(origin("ledger.node"), "TURNSTILE_LEDGER_NODE");
     assert_eq!(origin("scheduling.frames_per_s"), "--frames");
@@ -79,13 +79,13 @@ fn without_a_word_all_is_as_by_default() {
 
 #[test]
 fn an_unknown_key_is_told_with_its_line_and_the_one_that_was_meant() {
-    let text = "[ledger]\nwindow_s = 60\nwindw_s = 61\n\n[lodger]\npath = \"x\"\n[gpu]\nweight = 3\nlink_mb_s = 3";
+    let text = "[ledger]\nwindow_ms = 60\nwindw_ms = 61\n\n[lodger]\npath = \"x\"\n[gpu]\nweight = 3\nlink_mb_s = 3";
     let told = told(text);
     let lines: Vec<&str> = told.lines().collect();
     assert_eq!(
         lines,
         [
-            "t.toml:3: ledger.windw_s is not known; did you mean ledger.window_s?",
+            "t.toml:3: ledger.windw_ms is not known; did you mean ledger.window_ms?",
             "t.toml:5: lodger is not known; did you mean ledger?",
             "t.toml:8: gpu.weight is not known; `turnstile config show` prints all keys",
             "t.toml:9: gpu.link_mb_s is not known; did you mean gpu.soft.link_mb_s?",
@@ -95,9 +95,11 @@ fn an_unknown_key_is_told_with_its_line_and_the_one_that_was_meant() {
 
 #[test]
 fn everything_wrong_is_told_at_its_place() {
-    assert!(told("[ledger]\nwindow_s = \"x\"").starts_with("t.toml:2: ledger.window_s = \"x\": "));
     assert!(
-        told("[ledger]\nwindow_s = 0").starts_with("t.toml:2: ledger.window_s: 0 is not within")
+        told("[ledger]\nwindow_ms = \"x\"").starts_with("t.toml:2: ledger.window_ms = \"x\": ")
+    );
+    assert!(
+        told("[ledger]\nwindow_ms = 0").starts_with("t.toml:2: ledger.window_ms: 0 is not within")
     );
     assert_eq!(
         told("\nledger = 3"),
@@ -112,7 +114,7 @@ fn everything_wrong_is_told_at_its_place() {
     assert!(told("[scheduling]\npolicy = \"best\"").contains("dfq"));
     let mut layers = Layers::new();
     layers.variables([("TURNSTILE_LEDGER_PTAH".into(), "/x".into())].into_iter());
-    layers.assignment("ledger.window_s");
+    layers.assignment("ledger.window_ms");
     layers.option("--weight", "scheduling.default_weight", Some(-1));
     let told = layers.finish().unwrap_err().to_string();
     assert!(

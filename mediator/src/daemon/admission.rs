@@ -1,6 +1,7 @@
 //! How a tenant is taken in: what it says first is checked, then it gets its context, its pages and its place.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -22,6 +23,12 @@ use crate::gpu::TenantResources;
 use crate::tenant::gates::GateBook;
 use crate::tenant::interrupts::EventfdInterrupts;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
+
+/// Whether a tenant may have this name.
+pub(crate) fn is_tenant_name(name: &str) -> bool {
+    let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (1..=64).contains(&name.len()) && name.chars().all(permitted)
+}
 
 impl Host {
     /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. Returns its number and the kick
@@ -53,8 +60,7 @@ impl Host {
         if protocol != PROTOCOL {
             return Err(HostError::Protocol { theirs: protocol });
         }
-        let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        if name.is_empty() || name.len() > 64 || !name.chars().all(permitted) {
+        if !is_tenant_name(name) {
             let name = name.chars().take(64).collect();
             return Err(HostError::BadName { name });
         }
@@ -110,7 +116,6 @@ impl Host {
         let interrupts = Arc::new(EventfdInterrupts::new(fds.split_off(memory_fds))?);
         let guest = self.guest_memory(fds.pop(), &regions)?;
         let desk = MemoryDesk::new(guest.clone());
-        let doorbells = Arc::new(doorbell_pages(self.config.channels)?);
         let status = StatusPage::new()?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(|errno| HostError::Host(errno.into()))?;
@@ -129,6 +134,11 @@ impl Host {
             name: name.clone(),
         };
         let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
+        let own = self.gpu.doorbells(tenant, self.config.channels);
+        let doorbells = match own.map_err(HostError::Gpu)? {
+            Some(own) => own,
+            None => Arc::new(doorbell_pages(self.config.channels)?),
+        };
         let resources = TenantResources {
             guest,
             doorbells: doorbells.clone(),
@@ -153,10 +163,12 @@ impl Host {
             channels: self.config.channels,
             gpu_memory_bytes: memory_bytes,
             features: feature_bits,
+            doorbells_offset: doorbells.offset(),
         };
         let answered = (|| {
+            let pages = doorbells.file().ok_or(io::ErrorKind::Unsupported);
             let fds = vec![
-                duplicate(doorbells.file())?,
+                duplicate(pages.map_err(|kind| HostError::Host(kind.into()))?)?,
                 duplicate(status.file())?,
                 OwnedFd::from(aperture),
                 duplicate(&kick)?,
@@ -190,6 +202,7 @@ impl Host {
         if let Some(memory) = &mut state.memory {
             memory.add(tenant, settings.memory.entitlement(brought, in_force));
         }
+        self.journal().add("vm_connected", &name, None);
         state.insert(tenant, name, brought, peer, Kind::Vm(Box::new(vm)));
         Ok((tenant, kick))
     }

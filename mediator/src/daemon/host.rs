@@ -11,6 +11,7 @@ use turnstile_policies::{Tuning, Weight, policy_by_name};
 use turnstile_vmm::wire::ToVmm;
 
 use super::error::HostError;
+use super::journal::{Changed, Journal};
 use super::mailbox::Letter;
 use super::memory::Memory;
 use super::peer::{Kind, Tenant};
@@ -84,6 +85,7 @@ pub struct Host {
     pub(super) gpu: Arc<dyn Gpu>,
     pub(super) config: HostConfig,
     state: Mutex<State>,
+    journal: Arc<Journal>,
 }
 
 impl Host {
@@ -114,7 +116,13 @@ impl Host {
             gpu,
             config,
             state: Mutex::new(state),
+            journal: Arc::default(),
         })
+    }
+
+    /// What happened lately.
+    pub const fn journal(&self) -> &Arc<Journal> {
+        &self.journal
     }
 
     /// Name of the policy.
@@ -140,7 +148,8 @@ impl Host {
     /// A tenant is gone.
     pub(super) fn leave(&self, tenant: TenantId) {
         let mut state = self.lock();
-        if state.tenants.remove(&tenant).is_some() {
+        if let Some(gone) = state.tenants.remove(&tenant) {
+            self.journal.add("vm_left", &gone.name, None);
             let _ = state.mediation.remove(tenant);
             if let Some(memory) = &mut state.memory {
                 memory.remove(tenant);
@@ -403,6 +412,19 @@ impl Host {
     /// How the durable ledger stands; none without one.
     pub fn ledger_health(&self) -> Option<LedgerHealth> {
         self.lock().recorder.as_ref().map(Recorder::health)
+    }
+
+    /// Whether a change can be noted in the ledger now; always without one.
+    pub(crate) fn can_note(&self) -> bool {
+        self.lock().recorder.as_ref().is_none_or(Recorder::can_note)
+    }
+
+    /// Tells of a change that was made: those who watch, and the ledger.
+    pub(crate) fn note(&self, tenant: &str, changed: Changed) {
+        if let Some(recorder) = &self.lock().recorder {
+            recorder.note(tenant, &changed);
+        }
+        self.journal.add("vm_set", tenant, Some(changed));
     }
 
     /// Whether a tenant was let in at some time of the period under way.

@@ -78,6 +78,7 @@ impl Host {
             weight,
             memory_bytes: 0,
         };
+        self.journal().add("vm_connected", &name, None);
         state.insert(tenant, name, brought, peer, Kind::Program(root));
         Ok(tenant)
     }

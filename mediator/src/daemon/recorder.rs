@@ -16,20 +16,25 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
+use turnstile_accounting::change::Change;
 use turnstile_accounting::record::{CapInForce, Entry, GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
-use turnstile_accounting::store::{Store, StoreError};
+use turnstile_accounting::store::{Put, Store, StoreError};
 use turnstile_accounting::{Nanos, Rollup, TenantId, Usage};
 use turnstile_policies::Weight;
 use uuid::Uuid;
 
 use super::error::chain;
+use super::journal::Changed;
 use super::peer::{Kind, Tenant};
 use crate::gpu::Gpu;
 use crate::mediation::Mediation;
 
 /// Batches of closed entries on their way to the disk.
 const QUEUE: usize = 8;
+
+/// Changes on their way to the disk; a write that finds no room is refused.
+const CHANGES: usize = 64;
 
 /// TIMEOUT: between two attempts on a disk that takes nothing; a window is many times longer.
 const RETRY: Duration = Duration::from_secs(1);
@@ -82,6 +87,8 @@ pub struct LedgerHealth {
 #[derive(Debug, Default)]
 struct Shared {
     in_flight: AtomicUsize,
+    /// Changes on their way.
+    noting: AtomicUsize,
     written: AtomicU64,
     failing: AtomicBool,
 }
@@ -91,11 +98,20 @@ struct Shared {
 pub(super) struct Recorder {
     rollup: Rollup,
     shared: Arc<Shared>,
-    batches: Option<SyncSender<Vec<Entry>>>,
+    letters: Option<SyncSender<Letter>>,
     /// Dropped when the daemon stops.
     running: Option<Sender<()>>,
     writer: Option<JoinHandle<()>>,
     refused: u64,
+    node: String,
+    boot: Uuid,
+}
+
+/// What goes to the disk.
+#[derive(Debug)]
+enum Letter {
+    Closed(Vec<Entry>),
+    Changed(Box<Change>),
 }
 
 impl Recorder {
@@ -109,9 +125,11 @@ impl Recorder {
         } = config;
         let tail = store.tail(&identity)?;
         let capability = gpu.capabilities();
+        let boot = Uuid::new_v4();
+        let node = identity.node.clone();
         let rollup = RollupConfig {
             gpu: identity.clone(),
-            boot: Uuid::new_v4(),
+            boot,
             window_ns,
             engines: super::host::engines(gpu)
                 .map(|engine| (engine, engine.0 < capability.compute_engines))
@@ -119,7 +137,7 @@ impl Recorder {
         };
         let rollup = Rollup::new(rollup, tail)?;
         let shared = Arc::new(Shared::default());
-        let (batches, received) = sync_channel(QUEUE);
+        let (letters, received) = sync_channel(QUEUE + CHANGES);
         let (running, stop) = channel();
         let writer = Writer {
             store,
@@ -136,10 +154,12 @@ impl Recorder {
         Ok(Self {
             rollup,
             shared,
-            batches: Some(batches),
+            letters: Some(letters),
             running: Some(running),
             writer: Some(writer),
             refused: 0,
+            node,
+            boot,
         })
     }
 
@@ -194,11 +214,38 @@ impl Recorder {
 
     /// Precondition: there is room, or the writer may be waited for.
     fn send(&self, closed: Vec<Entry>) {
-        if let (Some(batches), false) = (&self.batches, closed.is_empty()) {
+        if let (Some(letters), false) = (&self.letters, closed.is_empty()) {
             self.shared.in_flight.fetch_add(1, Ordering::AcqRel);
-            if batches.send(closed).is_err() {
+            if letters.send(Letter::Closed(closed)).is_err() {
                 log::error!("Ledger: the writer is gone");
             }
+        }
+    }
+
+    /// Whether a change can be noted now.
+    pub(super) fn can_note(&self) -> bool {
+        self.shared.noting.load(Ordering::Acquire) < CHANGES
+    }
+
+    /// Has a change written. Never waits; a change for which there is no room is lost, and told of.
+    pub(super) fn note(&self, tenant: &str, changed: &Changed) {
+        let change = Change {
+            request: changed.request,
+            at: calendar(),
+            node: self.node.clone(),
+            boot: self.boot,
+            by: changed.by.clone(),
+            tenant: tenant.to_owned(),
+            part: changed.part.clone(),
+            old: changed.old.to_string(),
+            new: changed.new.to_string(),
+        };
+        let letter = Letter::Changed(Box::new(change));
+        let Some(letters) = &self.letters else { return };
+        self.shared.noting.fetch_add(1, Ordering::AcqRel);
+        if letters.try_send(letter).is_err() {
+            self.shared.noting.fetch_sub(1, Ordering::AcqRel);
+            log::error!("Ledger: change {} is not noted", changed.request);
         }
     }
 
@@ -218,7 +265,7 @@ impl Drop for Recorder {
         let mut closed = Vec::new();
         self.rollup.finish(&mut closed);
         self.send(closed);
-        drop(self.batches.take());
+        drop(self.letters.take());
         if self
             .writer
             .take()
@@ -230,11 +277,14 @@ impl Drop for Recorder {
 }
 
 /// The calendar's present: labels windows, charges nothing.
-fn calendar() -> UnixNanos {
+pub(super) fn calendar() -> UnixNanos {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     // CAST: until 2554
     UnixNanos(since.map_or(0, |since| since.as_nanos() as u64))
 }
+
+/// Writes something to a store; may be repeated.
+type Attempt<'a> = dyn FnMut(&mut dyn Store, &GpuIdentity) -> Result<Put, StoreError> + 'a;
 
 struct Writer {
     store: Box<dyn Store>,
@@ -246,27 +296,45 @@ struct Writer {
 }
 
 impl Writer {
-    fn run(mut self, batches: &Receiver<Vec<Entry>>) {
+    fn run(mut self, letters: &Receiver<Letter>) {
         let mut given_up = false;
-        for batch in batches {
-            for entry in &batch {
-                // Behind an entry that is lost nothing can follow.
-                given_up = given_up || !self.write(entry);
-            }
-            self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
-            if let (Some(last), false) = (batch.last(), given_up) {
-                self.retain(last.stretch.end);
+        for letter in letters {
+            match letter {
+                Letter::Closed(batch) => {
+                    for entry in &batch {
+                        // Behind an entry that is lost nothing can follow.
+                        given_up = given_up || !self.write(entry);
+                    }
+                    self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+                    if let (Some(last), false) = (batch.last(), given_up) {
+                        self.retain(last.stretch.end);
+                    }
+                }
+                Letter::Changed(change) => {
+                    let what = || format!("change {} is lost", change.request);
+                    self.attempt(&mut |store, _| store.note(&change), &what);
+                    self.shared.noting.fetch_sub(1, Ordering::AcqRel);
+                }
             }
         }
     }
 
-    /// Writes an entry, however long it takes; false if the daemon stops meanwhile and it cannot be written.
     fn write(&mut self, entry: &Entry) -> bool {
+        let seq = entry.stretch.seq;
+        let what = || format!("entry {seq} is lost; it will be a gap");
+        let written = self.attempt(&mut |store, gpu| store.put(gpu, entry), &what);
+        if written {
+            self.shared.written.fetch_add(1, Ordering::Relaxed);
+        }
+        written
+    }
+
+    /// Writes something, however long it takes; false if the daemon stops meanwhile and it cannot be written.
+    fn attempt(&mut self, write: &mut Attempt<'_>, what: &dyn Fn() -> String) -> bool {
         let mut last_attempts = LAST_ATTEMPTS;
         loop {
-            let error = match self.store.put(&self.gpu, entry) {
+            let error = match write(&mut *self.store, &self.gpu) {
                 Ok(_) => {
-                    self.shared.written.fetch_add(1, Ordering::Relaxed);
                     if self.shared.failing.swap(false, Ordering::Relaxed) {
                         log::warn!("Ledger: is written again");
                     }
@@ -280,10 +348,7 @@ impl Writer {
             if self.stop.recv_timeout(RETRY) == Err(RecvTimeoutError::Disconnected) {
                 last_attempts -= 1;
                 if last_attempts == 0 {
-                    log::error!(
-                        "Ledger: entry {} is lost; it will be a gap",
-                        entry.stretch.seq
-                    );
+                    log::error!("Ledger: {}", what());
                     return false;
                 }
             }

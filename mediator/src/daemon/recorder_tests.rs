@@ -5,7 +5,7 @@ use turnstile_accounting::audit::{Audit, Report};
 use turnstile_accounting::record::{
     Body, Digest, EngineRecord, GapCause, Stretch, Tail, TenantRecord,
 };
-use turnstile_accounting::store::{Kept, Retained, Selection, SqliteStore, Visit};
+use turnstile_accounting::store::{Kept, Retained, Selection, SqliteStore, Visit, VisitChanges};
 use turnstile_accounting::synthetic::Synthetic;
 
 use crate::gpu::soft::{ENGINES, SoftConfig, SoftGpu};
@@ -74,6 +74,17 @@ impl Store for Disk {
     }
     fn query(&mut self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError> {
         self.store.lock().unwrap().query(selection, visit)
+    }
+    fn note(&mut self, change: &Change) -> Result<Put, StoreError> {
+        self.room()?;
+        self.store.lock().unwrap().note(change)
+    }
+    fn changes(
+        &mut self,
+        selection: &Selection,
+        visit: &mut VisitChanges<'_>,
+    ) -> Result<(), StoreError> {
+        self.store.lock().unwrap().changes(selection, visit)
     }
     fn retain(&mut self, before: UnixNanos) -> Result<Retained, StoreError> {
         self.store.lock().unwrap().retain(before)

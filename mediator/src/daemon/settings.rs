@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::TenantId;
 use turnstile_policies::{Cap, TenantParams, Weight, policy_by_name};
+use utoipa::ToSchema;
 
 use super::host::{Host, State};
 use crate::memory::{Entitlement, EntitlementError};
@@ -28,16 +29,17 @@ pub struct Settings {
 }
 
 /// Limits of GPU memory, in the words of control groups.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryLimits {
     /// Bytes that are never taken from it.
+    #[schema(maximum = 1_125_899_906_842_624_u64)]
     pub min_bytes: u64,
     /// Bytes above which its memory goes first; none is no such bound.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 1_125_899_906_842_624_u64)]
     pub high_bytes: Option<u64>,
     /// Bytes that it may allocate; none is what it brought.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 1_125_899_906_842_624_u64)]
     pub max_bytes: Option<u64>,
 }
 

@@ -9,6 +9,7 @@ pub mod nvidia;
 mod pace;
 mod ring;
 pub mod soft;
+pub mod vfio;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -104,9 +105,13 @@ pub trait Doorbells: Send + Sync + fmt::Debug {
     fn put(&self, channel: u32) -> u32;
     /// Sets the page of a channel that is being opened to zero.
     fn clear(&self, channel: u32);
-    /// The memory file of the pages, if they are in one that another process can map.
+    /// The memory file of the pages, or the device, if they are in one that another process can map.
     fn file(&self) -> Option<&File> {
         None
+    }
+    /// Where the page of channel 0 lies in it.
+    fn offset(&self) -> u64 {
+        0
     }
 }
 
@@ -199,6 +204,19 @@ pub trait Gpu: Send + Sync + fmt::Debug {
 
     /// The GPU's clock: that of events, fences and kernels.
     fn now(&self) -> Moment;
+
+    /// Doorbell pages of the GPU's own for a tenant that is about to come, if it has some: they are to be laid into the
+    /// guest, and given to [`Gpu::create_context`], which takes them back where it fails.
+    ///
+    /// # Errors
+    /// When it has none left.
+    fn doorbells(
+        &self,
+        _tenant: TenantId,
+        _channels: u32,
+    ) -> Result<Option<Arc<dyn Doorbells>>, Refusal> {
+        Ok(None)
+    }
 
     /// Makes an address space for a tenant. Returns the memory file behind its aperture.
     ///

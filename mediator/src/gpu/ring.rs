@@ -162,7 +162,17 @@ impl Ring {
 
     /// Counts the command at `get` as finished and tells the guest.
     pub(super) fn complete(&mut self) {
+        self.count();
+        self.report_get();
+    }
+
+    /// Counts the command at `get` as finished; the guest is to be told by [`Self::report_get`].
+    pub(super) fn count(&mut self) {
         self.get = self.get.wrapping_add(1);
+    }
+
+    /// Tells the guest what has finished.
+    pub(super) fn report_get(&self) {
         self.report(ChannelStateBlock::GET, self.get);
     }
 

@@ -58,6 +58,13 @@ impl EventfdInterrupts {
     }
 }
 
+impl EventfdInterrupts {
+    /// The eventfds, in the order of vectors; writing to them does not block.
+    pub fn into_files(self) -> Vec<File> {
+        self.vectors
+    }
+}
+
 impl Interrupts for EventfdInterrupts {
     fn raise(&self, vector: u16) {
         if let Some(mut file) = self.vectors.get(usize::from(vector)) {

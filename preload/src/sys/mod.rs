@@ -1,11 +1,20 @@
-//! The interposed call, and the way out. The crate's only unsafe code.
+//! The interposed calls, and the ways out. The crate's only unsafe code.
 #![allow(unsafe_code)]
+
+mod calls;
+mod copies;
+mod driver;
+mod link;
+mod loader;
+mod streams;
+mod tenant;
+mod vmm;
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::mem::zeroed;
 use std::sync::OnceLock;
 
-use super::{WORDS_MAX, line, of_interest};
+use crate::handles::{WORDS_MAX, line, of_interest};
 
 /// Where lines go.
 #[derive(Clone, Copy)]
@@ -25,6 +34,7 @@ static TARGET: OnceLock<Target> = OnceLock::new();
 static BEGIN: extern "C" fn() = begin;
 
 extern "C" fn begin() {
+    link::begin();
     // SAFETY: the name is a C string; no other thread of the program runs yet that could change the environment.
     let value = unsafe { libc::getenv(c"TURNSTILE_HANDLES".as_ptr()) };
     if value.is_null() {

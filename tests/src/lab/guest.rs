@@ -13,7 +13,7 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 use turnstile_mediator::gpu::soft::KernelCost;
 use turnstile_mediator::gpu::soft::plain::{PlainChannel, PlainVm};
 use turnstile_mediator::gpu::{Gpu, Refusal};
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::GuestAddress;
 
 use super::laws::BrokenLaw;
 

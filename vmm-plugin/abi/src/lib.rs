@@ -16,6 +16,7 @@ mod command;
 mod error;
 mod mailbox;
 pub mod pci;
+pub mod physical;
 pub mod regs;
 
 pub use command::{COMMAND_BYTES, Command, CopyDirection, Dim3, FENCE_BYTES, FenceRecord, Launch};

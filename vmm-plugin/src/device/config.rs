@@ -5,7 +5,7 @@ use turnstile_abi::pci::{
     BAR_APERTURE, BAR_DOORBELLS, BAR_REGS, CLASS_CODE, DEVICE_ID, MSIX_PBA, MSIX_TABLE, VECTORS,
     VENDOR_ID,
 };
-use turnstile_abi::{CHANNELS_MAX, PAGE_BYTES, regs};
+use turnstile_abi::{CHANNELS_MAX, PAGE_BYTES, physical, regs};
 
 const WORDS: usize = 64;
 const SPACE_BYTES: u64 = 4 * WORDS as u64;
@@ -44,20 +44,8 @@ pub struct ConfigSpace {
 impl ConfigSpace {
     /// After reset: no BAR placed, MSI-X off.
     pub fn new(memory_bytes: u64) -> Self {
-        let mut words = [0; WORDS];
-        let mut writable = [0; WORDS];
-        words[0] = u32::from(DEVICE_ID) << 16 | u32::from(VENDOR_ID);
-        words[COMMAND] = STATUS_CAPABILITIES;
-        writable[COMMAND] = COMMAND_WRITABLE;
-        words[2] = CLASS_CODE << 8;
-        words[0x2c / 4] = words[0];
-        words[CAPABILITIES] = 0x40;
-        // Interrupt line: no meaning to the device, but firmware may keep a note there.
-        writable[0x3c / 4] = 0xff;
-        words[MSIX] = u32::from(VECTORS - 1) << 16 | MSIX_ID;
-        writable[MSIX] = MSIX_ENABLE | MSIX_MASK;
-        words[MSIX + 1] = MSIX_TABLE as u32 | BAR_REGS as u32;
-        words[MSIX + 2] = MSIX_PBA as u32 | BAR_REGS as u32;
+        let mut space = Self::with_msix(DEVICE_ID, VECTORS, MSIX_TABLE, MSIX_PBA);
+        let Self { words, writable } = &mut space;
         for bar in [BAR_REGS, BAR_DOORBELLS] {
             writable[BAR + bar] = !(bar_bytes(bar, memory_bytes) - 1) as u32;
         }
@@ -65,6 +53,36 @@ impl ConfigSpace {
         words[BAR + BAR_APERTURE] = BAR_64_BIT_PREFETCHABLE;
         writable[BAR + BAR_APERTURE] = aperture as u32 & !0xf;
         writable[BAR + BAR_APERTURE + 1] = (aperture >> 32) as u32;
+        space
+    }
+
+    /// The same of the physical GPU ([`turnstile_abi::physical`]).
+    pub fn physical() -> Self {
+        let (table, pba) = (physical::MSIX_TABLE, physical::MSIX_PBA);
+        let mut space = Self::with_msix(physical::DEVICE_ID, physical::VECTORS, table, pba);
+        let bars = [physical::regs::BAR_BYTES, bar_bytes(BAR_DOORBELLS, 0)];
+        for (bar, bytes) in bars.into_iter().enumerate() {
+            space.writable[BAR + bar] = !(bytes - 1) as u32;
+        }
+        space
+    }
+
+    /// A header without BARs, and MSI-X in the register BAR.
+    fn with_msix(device: u16, vectors: u16, table: u64, pba: u64) -> Self {
+        let mut words = [0; WORDS];
+        let mut writable = [0; WORDS];
+        words[0] = u32::from(device) << 16 | u32::from(VENDOR_ID);
+        words[COMMAND] = STATUS_CAPABILITIES;
+        writable[COMMAND] = COMMAND_WRITABLE;
+        words[2] = CLASS_CODE << 8;
+        words[0x2c / 4] = words[0];
+        words[CAPABILITIES] = 0x40;
+        // Interrupt line: no meaning to the device, but firmware may keep a note there.
+        writable[0x3c / 4] = 0xff;
+        words[MSIX] = u32::from(vectors - 1) << 16 | MSIX_ID;
+        writable[MSIX] = MSIX_ENABLE | MSIX_MASK;
+        words[MSIX + 1] = table as u32 | BAR_REGS as u32;
+        words[MSIX + 2] = pba as u32 | BAR_REGS as u32;
         Self { words, writable }
     }
 

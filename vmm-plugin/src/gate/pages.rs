@@ -4,6 +4,7 @@ use super::{GateControl, Page, PageMap, PageMapError, PageWords};
 use crate::sys::fd::{cannot_shrink, sealed_memory};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use turnstile_abi::{PAGE_BYTES, pci::DOORBELL_OFFSET};
@@ -23,15 +24,30 @@ impl SharedPages {
     /// # Errors
     /// As mmap(2), or when the file is too short or not sealed against getting shorter.
     pub fn from_file(file: File, channels: u32) -> io::Result<Self> {
+        Self::from_file_at(file, 0, channels)
+    }
+
+    /// Maps the pages of `channels` channels from `offset` on in a memory file, or in a device that VFIO has opened.
+    ///
+    /// # Errors
+    /// As mmap(2), or when a memory file is too short or not sealed against getting shorter.
+    pub fn from_file_at(file: File, offset: u64, channels: u32) -> io::Result<Self> {
         let bytes = u64::from(channels) * PAGE_BYTES;
         let refused = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
-        if !cannot_shrink(&file) {
-            return Err(refused("memory file is not sealed against shrinking"));
+        if !offset.is_multiple_of(PAGE_BYTES) {
+            return Err(refused("doorbell pages begin within a page"));
         }
-        if file.metadata()?.len() < bytes {
-            return Err(refused("memory file is shorter than its doorbell pages"));
+        // A device has no length and no seals; what lies behind its mappings is the kernel's matter.
+        if !is_vfio_device(&file) {
+            if !cannot_shrink(&file) {
+                return Err(refused("memory file is not sealed against shrinking"));
+            }
+            let end = offset.checked_add(bytes);
+            if end.is_none_or(|end| file.metadata().map_or(true, |known| known.len() < end)) {
+                return Err(refused("memory file is shorter than its doorbell pages"));
+            }
         }
-        let file = FileOffset::new(file, 0);
+        let file = FileOffset::new(file, offset);
         let region =
             MmapRegion::from_file(file.clone(), bytes as usize).map_err(io::Error::other)?;
         Ok(Self {
@@ -60,6 +76,11 @@ impl SharedPages {
         self.file.file()
     }
 
+    /// Where the page of channel 0 lies in it.
+    pub fn offset(&self) -> u64 {
+        self.file.start()
+    }
+
     pub(crate) fn file_offset(&self) -> FileOffset {
         self.file.clone()
     }
@@ -68,6 +89,12 @@ impl SharedPages {
         let at = (u64::from(channel) * PAGE_BYTES + DOORBELL_OFFSET) as usize;
         self.region.get_atomic_ref(at).ok()
     }
+}
+
+/// Whether it is a device that VFIO has opened, by the kernel's word.
+fn is_vfio_device(file: &File) -> bool {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    std::fs::read_link(link).is_ok_and(|kind| kind.as_os_str() == "anon_inode:[vfio-device]")
 }
 
 impl PageWords for SharedPages {

@@ -31,7 +31,8 @@ pub(crate) fn receive(
     message.msg_iov = &raw mut vector;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&control);
+    // The C libraries differ in the type of lengths.
+    message.msg_controllen = size_of_val(&control) as _;
     // SAFETY: `message` points to `vector`, which covers `buffer` exactly, and to `control` with its own length; all
     // three outlive the call.
     let got =
@@ -53,7 +54,9 @@ pub(crate) fn receive(
         if level == libc::SOL_SOCKET && kind == libc::SCM_RIGHTS {
             // SAFETY: pure arithmetic on a length.
             let data_at = unsafe { libc::CMSG_LEN(0) } as usize;
-            let count = length.saturating_sub(data_at) / size_of::<RawFd>();
+            // CAST: the C libraries differ in the type of lengths.
+            #[allow(clippy::unnecessary_cast)]
+            let count = (length as usize).saturating_sub(data_at) / size_of::<RawFd>();
             for i in 0..count {
                 // SAFETY: the message's data holds `count` descriptors (from `cmsg_len`, written by the kernel); each
                 // was installed for this process by recvmsg and is owned by nobody else.

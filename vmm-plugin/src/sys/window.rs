@@ -34,13 +34,19 @@ impl Window {
         &self.region
     }
 
-    /// Shows page `page` of `file` as page `page` of the window. Once this has returned, no access through the window
+    /// Shows the page at `offset` of `file` as page `page` of the window. Once this has returned, no access through the window
     /// reaches what was there before: the kernel has taken it out of its own page tables, and, through its MMU
     /// notifiers, out of those of every VM.
     ///
     /// # Errors
     /// As mmap(2); what the page then shows is not known. `InvalidInput` for a page that is not in the window.
-    pub(crate) fn show(&self, page: u32, file: &File, writable: bool) -> io::Result<()> {
+    pub(crate) fn show(
+        &self,
+        page: u32,
+        file: &File,
+        offset: u64,
+        writable: bool,
+    ) -> io::Result<()> {
         let at = page as usize * PAGE;
         if at >= self.region.size() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -57,7 +63,7 @@ impl Window {
                 protection,
                 libc::MAP_SHARED | libc::MAP_FIXED,
                 file.as_raw_fd(),
-                at as libc::off_t,
+                offset as libc::off_t,
             )
         };
         if got == libc::MAP_FAILED {
@@ -94,11 +100,11 @@ mod tests {
             })
         };
         assert_eq!(look(), [1, 1, 1]);
-        window.show(1, &two, false).unwrap();
+        window.show(1, &two, PAGE_BYTES, false).unwrap();
         assert_eq!(look(), [1, 2, 1]);
-        window.show(1, &one, true).unwrap();
-        window.show(2, &two, true).unwrap();
+        window.show(1, &one, PAGE_BYTES, true).unwrap();
+        window.show(2, &two, 2 * PAGE_BYTES, true).unwrap();
         assert_eq!(look(), [1, 1, 2]);
-        assert!(window.show(3, &two, true).is_err());
+        assert!(window.show(3, &two, 0, true).is_err());
     }
 }

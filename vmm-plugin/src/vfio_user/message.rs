@@ -1,6 +1,6 @@
 //! Headers, the version's text, and little-endian words.
 
-use super::{DATA_BYTES_MAX, DMA_MAPS_MAX, MESSAGE_FDS_MAX, PAGE_BYTES};
+use super::{DATA_BYTES_MAX, DMA_MAPS_MAX, PAGE_BYTES};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a header.
@@ -223,10 +223,13 @@ impl Default for Capabilities {
     }
 }
 
+/// Descriptors that are said to be taken: QEMU calls more malformed. SOURCE: QEMU 11.1, hw/vfio-user/proxy.c, VFIO_USER_MAX_MAX_FDS.
+const SAID_FDS_MAX: u64 = 16;
+
 impl Capabilities {
     /// Ours.
     pub(super) const OWN: Self = Self {
-        max_msg_fds: MESSAGE_FDS_MAX as u64,
+        max_msg_fds: SAID_FDS_MAX,
         max_data_xfer_size: DATA_BYTES_MAX as u64,
         max_dma_maps: DMA_MAPS_MAX as u64,
         pgsizes: PAGE_BYTES,

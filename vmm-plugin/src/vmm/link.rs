@@ -161,6 +161,7 @@ pub(crate) fn greet(
         channels,
         gpu_memory_bytes,
         features,
+        doorbells_offset,
     } = message
     else {
         return Err(VmError::Protocol("its first frame is no welcome"));
@@ -189,7 +190,7 @@ pub(crate) fn greet(
             channels,
             memory_bytes: gpu_memory_bytes,
         },
-        pages: SharedPages::from_file(File::from(pages), channels)
+        pages: SharedPages::from_file_at(File::from(pages), doorbells_offset, channels)
             .map(Arc::new)
             .map_err(|source| VmError::Memory {
                 what: "doorbell pages",

@@ -159,7 +159,8 @@ pub enum ToDaemon {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToVmm {
-    /// Answer to Hello. Descriptors, in order: memfd of the doorbell pages (one page per channel), memfd of the status
+    /// Answer to Hello. Descriptors, in order: memfd of the doorbell pages (one page per channel), or the device that VFIO
+    /// has opened where they are a physical GPU's own; memfd of the status
     /// page (one page, to be mapped read-only), memfd of the VM's GPU memory (the aperture; one page of no meaning where
     /// the features have no aperture), an eventfd that the VMM
     /// signals when a write trapped at a watched gate, or as the first at a closed one. All memfds are sealed against
@@ -173,6 +174,8 @@ pub enum ToVmm {
         gpu_memory_bytes: u64,
         /// Feature bits of the device ([`turnstile_abi::regs::features`]).
         features: u64,
+        /// Where the page of channel 0 lies in the file of the doorbell pages.
+        doorbells_offset: u64,
     },
     /// The daemon does not take this VM.
     Refused {

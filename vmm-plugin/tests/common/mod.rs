@@ -205,6 +205,7 @@ fn serve(
         channels: CHANNELS,
         gpu_memory_bytes: APERTURE_BYTES,
         features: 0xf,
+        doorbells_offset: 0,
     };
     let fds: Vec<OwnedFd> = vec![
         doorbells.into(),

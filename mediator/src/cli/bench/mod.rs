@@ -1,5 +1,6 @@
 //! `turnstile bench`: what sharing a real GPU is like, by the loads' own time stamps.
 
+mod api;
 mod daemon;
 mod load;
 mod overhead;
@@ -28,6 +29,8 @@ pub(crate) struct Args {
 
 #[derive(Subcommand, Debug)]
 enum What {
+    /// Latency of the admin API of a running daemon, at a fixed rate of requests
+    Api(api::ApiArgs),
     /// Shares of the matrix: kernel lengths, weights, patterns; native and under DFQ
     Share(share::ShareArgs),
     /// From the call that suspends a tenant to the last instruction of its kernel
@@ -47,6 +50,7 @@ enum GpuArg {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
+        What::Api(args) => api::run(args),
         What::Share(args) => share::run(args),
         What::Suspend(args) => suspend::run(args),
         What::Swap(args) => swap::run(args),

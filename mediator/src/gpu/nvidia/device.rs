@@ -1,16 +1,15 @@
 //! The NVIDIA GPU behind the mediator's trait: its tenants are VMs, each served by a worker process, and programs.
 //!
-//! One thread beside the callers' makes the calls that suspend and resume, which take half a millisecond each.
+//! One thread beside the callers' makes the calls that suspend and resume ([`super::hands`]).
 
 mod moving;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,9 @@ use turnstile_vmm::wire::ObjectChange;
 use super::clock::GpuClock;
 use super::events::{EventLog, SwitchRecord};
 use super::guardian::{Guardian, GuardianError};
-use super::holder::{HoldCalls, Holder, OwnedSwitch};
+use super::hands::{Hands, Owner};
+use super::hold::Channel;
+use super::holder::{Holder, OwnedSwitch};
 use super::mover::MoverError;
 use super::probe::CudaError;
 use super::rm::{RmClient, RmError};
@@ -47,11 +48,6 @@ pub use moving::Moving;
 const IDLE_READINGS: u32 = 3;
 /// Between them.
 const READING_PAUSE: Duration = Duration::from_micros(150);
-/// The lease is renewed so often while somebody is held. TIMEOUT: a fifth of the guardian's patience.
-const RENEWAL: Duration = Duration::from_millis(100);
-
-/// From one attempt to start another guardian to the next.
-const GUARDIAN_PAUSE: Duration = Duration::from_secs(1);
 
 /// Why the GPU cannot be shared.
 #[derive(Debug, thiserror::Error)]
@@ -95,21 +91,6 @@ fn facts(index: u32) -> Result<Facts, CudaError> {
         memory_bytes: cuda.total_bytes(index)? / CHUNK_BYTES * CHUNK_BYTES,
         pinned: false,
     })
-}
-
-/// What the holding thread is to do next.
-#[derive(Debug, Default)]
-struct Wanted {
-    /// Hold (`true`) or release.
-    tenants: BTreeMap<TenantId, bool>,
-    /// To be held as soon as a request of theirs has been served.
-    postponed: BTreeSet<TenantId>,
-    /// Who is to stay held whatever happens, and who hears of it.
-    fasten: Vec<(TenantId, SyncSender<Result<(), String>>)>,
-    calls: HoldCalls,
-    /// It is at it.
-    moving: bool,
-    ending: bool,
 }
 
 /// What is read of the GPU, and what it says.
@@ -182,9 +163,7 @@ struct Shared {
     clock: Mutex<GpuClock>,
     watched: Mutex<Watched>,
     /// Who is held or about to be.
-    wanted: Mutex<Wanted>,
-    wake: Condvar,
-    held: Mutex<BTreeSet<TenantId>>,
+    hands: Hands,
     status_reads: AtomicU64,
     vms: Vms,
     /// Where VMs' memory is, if it moves. Set once, before there are VMs.
@@ -205,21 +184,18 @@ pub struct NvidiaGpu {
 }
 
 impl NvidiaGpu {
-    /// Shares GPU `index`. `guardian` starts a process that ends up in [`super::guardian::serve`], `worker` one that ends up
+    /// Shares the GPU that `config` names. `guardian` starts a process that ends up in [`super::guardian::serve`], `worker` one that ends up
     /// in [`super::worker::run`]. With `moving`, VMs together may own more memory than there is.
     ///
     /// # Errors
     /// If the driver is not known, refuses, or there is no guardian.
     pub fn start(
-        index: u32,
+        config: WorkerConfig,
         guardian: impl Fn() -> Command + Send + 'static,
         worker: impl Fn() -> Command + Send + Sync + 'static,
         moving: Option<Moving>,
     ) -> Result<Self, NvidiaError> {
-        let config = WorkerConfig {
-            device: index,
-            ..WorkerConfig::default()
-        };
+        let index = config.device;
         let vms = Vms::new(config, worker);
         let driver = version::detect()?;
         let client = Arc::new(RmClient::open(index)?);
@@ -244,9 +220,7 @@ impl NvidiaGpu {
                 records: Vec::new(),
                 reads: Reads::default(),
             }),
-            wanted: Mutex::default(),
-            wake: Condvar::new(),
-            held: Mutex::default(),
+            hands: Hands::default(),
             status_reads: AtomicU64::new(0),
             vms,
             sets: OnceLock::new(),
@@ -263,10 +237,13 @@ impl NvidiaGpu {
         }
         let switch = OwnedSwitch { client, driver };
         let holder = Holder::new(switch, first);
-        let own = shared.clone();
+        let owner = HoldOwner {
+            shared: shared.clone(),
+            guardian,
+        };
         let thread = thread::Builder::new()
             .name("gpu-hold".into())
-            .spawn(move || own.hold(holder, guardian))
+            .spawn(move || owner.shared.hands.run(holder, &owner))
             .map_err(NvidiaError::Thread)?;
         let capabilities = Capabilities {
             compute_engines: 1,
@@ -296,13 +273,11 @@ impl Shared {
     }
 
     fn is_held(&self, tenant: TenantId) -> bool {
-        lock(&self.held).contains(&tenant)
+        self.hands.is_held(tenant)
     }
 
-    /// Whether somebody is being held or released: what the engine does meanwhile says nothing.
     fn is_moving(&self) -> bool {
-        let wanted = lock(&self.wanted);
-        wanted.moving || !wanted.tenants.is_empty()
+        self.hands.is_moving()
     }
 
     /// A process of a tenant was handed something.
@@ -310,122 +285,7 @@ impl Shared {
         let changed = lock(&self.watched).watch.changed(tenant, pid, changes);
         if changed && self.is_held(tenant) {
             // What it made while it is held has to be held as well.
-            self.want(tenant, true);
-        }
-    }
-
-    fn want(&self, tenant: TenantId, hold: bool) {
-        let mut wanted = lock(&self.wanted);
-        wanted.postponed.remove(&tenant);
-        wanted.tenants.insert(tenant, hold);
-        drop(wanted);
-        self.wake.notify_one();
-    }
-
-    /// The holding thread.
-    fn hold(&self, mut holder: Holder<OwnedSwitch, Guardian>, guardian: impl Fn() -> Command) {
-        let mut tried = Instant::now();
-        loop {
-            if holder.lacks_guardian() && tried.elapsed() >= GUARDIAN_PAUSE {
-                tried = Instant::now();
-                match Guardian::start(guardian()) {
-                    Ok(guardian) => {
-                        log::warn!(
-                            "The guardian was gone; there is another, and tenants are held again"
-                        );
-                        holder.set_guardian(guardian);
-                    }
-                    Err(error) => log::error!("{error}; nobody is held without one"),
-                }
-            }
-            let mut wanted = lock(&self.wanted);
-            wanted.calls = holder.calls();
-            wanted.moving = false;
-            if wanted.tenants.is_empty() && wanted.fasten.is_empty() && !wanted.ending {
-                wanted = self
-                    .wake
-                    .wait_timeout(wanted, RENEWAL)
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .0;
-            }
-            let ending = wanted.ending;
-            let tenants = std::mem::take(&mut wanted.tenants);
-            let fasten = std::mem::take(&mut wanted.fasten);
-            wanted.moving = !tenants.is_empty();
-            drop(wanted);
-            if ending {
-                return;
-            }
-            // Who may run first: the engine goes over to him as soon as the other stops.
-            let (hold, release): (Vec<_>, Vec<_>) =
-                tenants.into_iter().partition(|(_, hold)| *hold);
-            for (tenant, _) in release {
-                // Whose memory is not all there stays held, whoever wants what.
-                if !self.sets().is_none_or(|sets| sets.release(tenant)) {
-                    continue;
-                }
-                let released = holder.release(tenant);
-                log::trace!("{tenant} was released at {:?}", self.now());
-                lock(&self.held).remove(&tenant);
-                self.let_go(tenant);
-                if let Err(error) = released {
-                    log::error!("{error}");
-                }
-            }
-            for (tenant, _) in hold {
-                if self.sets().is_some_and(|sets| sets.is_served(tenant)) {
-                    self.postpone(tenant);
-                    continue;
-                }
-                let channels = {
-                    let watch = &mut lock(&self.watched).watch;
-                    watch.demand.held(tenant, self.now());
-                    watch.channels(tenant)
-                };
-                let held = holder.hold(tenant, &channels);
-                log::trace!("{tenant} was held at {:?}", self.now());
-                if holder.is_held(tenant) && !self.sets().is_none_or(|sets| sets.held(tenant)) {
-                    // A request came in between.
-                    if let Err(error) = holder.release(tenant) {
-                        log::error!("{error}");
-                    }
-                    self.let_go(tenant);
-                    self.postpone(tenant);
-                } else if holder.is_held(tenant) {
-                    lock(&self.held).insert(tenant);
-                } else {
-                    self.let_go(tenant);
-                }
-                // Without a guardian, that was said.
-                if let Err(error) = held
-                    && !holder.lacks_guardian()
-                {
-                    log::warn!("{tenant} is not held: {error}");
-                }
-            }
-            for (tenant, done) in fasten {
-                let fastened = holder.fasten(tenant);
-                // Whoever asked may have given up.
-                let _ = done.send(fastened.map_err(|error| error.to_string()));
-            }
-            if let Err(error) = holder.renew() {
-                log::error!("{error}");
-            }
-            if holder.lacks_guardian() {
-                // The holder has let go of everybody whose memory is there.
-                // Not within the loop's head, where its lock would be kept while another is taken.
-                let held = std::mem::take(&mut *lock(&self.held));
-                for tenant in held {
-                    if holder.is_held(tenant) {
-                        lock(&self.held).insert(tenant);
-                        continue;
-                    }
-                    if let Some(sets) = self.sets() {
-                        sets.runs(tenant);
-                    }
-                    self.let_go(tenant);
-                }
-            }
+            self.hands.want(tenant, true);
         }
     }
 
@@ -496,6 +356,47 @@ impl Shared {
     }
 }
 
+/// The holding thread's view of the GPU.
+struct HoldOwner<F> {
+    shared: Arc<Shared>,
+    guardian: F,
+}
+
+impl<F: Fn() -> Command> Owner for HoldOwner<F> {
+    type Guardian = Guardian;
+
+    fn guardian(&self) -> Result<Guardian, GuardianError> {
+        Guardian::start((self.guardian)())
+    }
+
+    fn holding(&self, tenant: TenantId) -> Vec<Channel> {
+        let watch = &mut lock(&self.shared.watched).watch;
+        watch.demand.held(tenant, self.shared.now());
+        watch.channels(tenant)
+    }
+
+    fn runs(&self, tenant: TenantId) {
+        if let Some(sets) = self.shared.sets() {
+            sets.runs(tenant);
+        }
+        self.shared.let_go(tenant);
+    }
+
+    /// Whose memory is not all there stays held.
+    fn may_run(&self, tenant: TenantId) -> bool {
+        self.shared.sets().is_none_or(|sets| sets.release(tenant))
+    }
+
+    fn is_served(&self, tenant: TenantId) -> bool {
+        let sets = self.shared.sets();
+        sets.is_some_and(|sets| sets.is_served(tenant))
+    }
+
+    fn held(&self, tenant: TenantId) -> bool {
+        self.shared.sets().is_none_or(|sets| sets.held(tenant))
+    }
+}
+
 impl Gpu for NvidiaGpu {
     fn capabilities(&self) -> Capabilities {
         self.capabilities
@@ -536,7 +437,7 @@ impl Gpu for NvidiaGpu {
         if let Some(sets) = self.shared.sets() {
             sets.remove(tenant);
         }
-        self.shared.want(tenant, false);
+        self.shared.hands.want(tenant, false);
         lock(&self.shared.watched).watch.remove(tenant);
     }
 
@@ -671,11 +572,11 @@ impl Gpu for NvidiaGpu {
         if let Ok(worker) = self.shared.vms.of(tenant) {
             worker.set_suspended(true);
         }
-        self.shared.want(tenant, true);
+        self.shared.hands.want(tenant, true);
     }
 
     fn resume(&self, tenant: TenantId) {
-        self.shared.want(tenant, false);
+        self.shared.hands.want(tenant, false);
     }
 
     fn is_quiet(&self, tenant: TenantId) -> bool {
@@ -727,7 +628,7 @@ impl Gpu for NvidiaGpu {
     }
 
     fn figures(&self) -> BTreeMap<&'static str, u64> {
-        let calls = lock(&self.shared.wanted).calls;
+        let calls = self.shared.hands.calls();
         let (reads, losses, dropped) = {
             let watched = lock(&self.shared.watched);
             (watched.reads, watched.log.losses(), watched.log.dropped())
@@ -778,8 +679,7 @@ impl Drop for NvidiaGpu {
         if let Some(sets) = self.shared.sets() {
             sets.end();
         }
-        lock(&self.shared.wanted).ending = true;
-        self.shared.wake.notify_one();
+        self.shared.hands.end();
         if let Some(thread) = self.thread.take() {
             // Its panic, if it had one, was reported when it happened.
             let _ = thread.join();

@@ -23,6 +23,7 @@ pub mod device;
 pub mod events;
 pub mod guardian;
 pub mod handles;
+mod hands;
 pub mod hold;
 pub mod holder;
 pub mod identity;

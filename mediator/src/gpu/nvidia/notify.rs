@@ -31,6 +31,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
+use rustix::event::{PollFd, PollFlags, poll};
 use turnstile_vmm::wire::{ObjectChange, ProgramObject};
 
 use super::handles::is_kept;
@@ -214,6 +215,25 @@ impl Listener {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Answers calls until no filtered process is left, or the listener fails; `changed` hears what they mean. Handles that
+    /// the driver chooses are not waited for.
+    pub fn serve(mut self, mut changed: impl FnMut(&Seen)) {
+        let mut seen = Vec::new();
+        loop {
+            let mut fds = [PollFd::new(&self, PollFlags::IN)];
+            // Interrupted, it looks once more than needed.
+            let _ = poll(&mut fds, None);
+            let ready = fds[0].revents();
+            if ready.intersects(PollFlags::HUP | PollFlags::ERR) {
+                return;
+            }
+            if ready.contains(PollFlags::IN) && self.next(&mut seen).is_err() {
+                return;
+            }
+            seen.drain(..).for_each(|seen| changed(&seen));
+        }
     }
 
     /// Answers a control as the driver answers those without the right.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::gpu::nvidia::sys::notify::acting::{attempt, call};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use std::collections::BTreeSet;
 use std::env;
 use std::fs::File;

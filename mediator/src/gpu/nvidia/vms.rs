@@ -8,7 +8,6 @@ use std::process::Command;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::{Moment, TenantId};
@@ -119,25 +118,10 @@ impl Vms {
 }
 
 /// Answers a worker's calls until it has ended.
-fn listen(pid: u32, mut listener: Listener, changed: &impl Fn(u32, Option<&[ObjectChange]>)) {
-    let mut seen = Vec::new();
+fn listen(pid: u32, listener: Listener, changed: &impl Fn(u32, Option<&[ObjectChange]>)) {
     // At the first sign of the worker, before it was handed anything.
     changed(pid, Some(&[]));
-    loop {
-        let mut fds = [PollFd::new(&listener, PollFlags::IN)];
-        // Interrupted, it looks once more than needed.
-        let _ = poll(&mut fds, None);
-        let ready = fds[0].revents();
-        if ready.intersects(PollFlags::HUP | PollFlags::ERR) {
-            break;
-        }
-        if ready.contains(PollFlags::IN) && listener.next(&mut seen).is_err() {
-            break;
-        }
-        for seen in seen.drain(..) {
-            changed(pid, Some(&[seen.change]));
-        }
-    }
+    listener.serve(|seen| changed(pid, Some(&[seen.change])));
     changed(pid, None);
 }
 

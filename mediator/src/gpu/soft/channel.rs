@@ -15,9 +15,10 @@
 
 use std::sync::Arc;
 
-use turnstile_abi::Command;
+use turnstile_abi::{Command, ErrorCode};
 use turnstile_accounting::{Moment, TenantId};
 
+use super::board::Board;
 use super::context::Context;
 use super::work::{Job, Kernel, Progress, Work};
 use crate::gpu::ring::{ChannelFault, Ring, word_reached};
@@ -67,6 +68,7 @@ pub(super) struct Channel {
     /// In the core's queue of channels that the front end has to look at.
     pub(super) in_line: bool,
     last_active: Moment,
+    board: Option<Arc<dyn Board>>,
 }
 
 impl Channel {
@@ -77,10 +79,11 @@ impl Channel {
         context: Arc<Context>,
         resources: TenantResources,
         config: ChannelConfig,
+        board: Option<Arc<dyn Board>>,
     ) -> Self {
         resources.doorbells.clear(number);
         let (guest, interrupts) = (resources.guest.clone(), resources.interrupts.clone());
-        Self {
+        let channel = Self {
             tenant: context.tenant,
             number,
             context,
@@ -90,6 +93,29 @@ impl Channel {
             closing: false,
             in_line: false,
             last_active: now,
+            board,
+        };
+        channel.show();
+        channel
+    }
+
+    fn show(&self) {
+        if let Some(board) = &self.board {
+            board.channel(self.tenant, self.activity());
+        }
+    }
+
+    /// Shows a channel without anything to do, as it goes.
+    pub(super) fn show_gone(&self) {
+        if let Some(board) = &self.board {
+            let activity = self.activity();
+            board.channel(
+                self.tenant,
+                ChannelActivity {
+                    pending: 0,
+                    ..activity
+                },
+            );
         }
     }
 
@@ -121,6 +147,7 @@ impl Channel {
         let news = self.ring.announce(put)?;
         if news {
             self.last_active = now;
+            self.show();
         }
         Ok(news)
     }
@@ -128,13 +155,20 @@ impl Channel {
     /// Counts the command at `get` as finished and tells the guest.
     pub(super) fn complete(&mut self, now: Moment) {
         self.last_active = now;
-        self.ring.complete();
+        // First: whoever sees that all is finished finds nothing pending.
+        self.ring.count();
+        self.show();
+        self.ring.report_get();
     }
 
     /// Ends the channel with an error of the command at `get`.
     pub(super) fn fault(&mut self, now: Moment, fault: ChannelFault) {
         self.phase = Phase::Faulted;
         self.last_active = now;
+        self.show();
+        if let (Some(board), ErrorCode::NotGuestMemory) = (&self.board, fault.code) {
+            board.strayed(self.tenant);
+        }
         self.ring.fault(fault);
     }
 

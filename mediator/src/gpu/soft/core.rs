@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use turnstile_abi::{CHANNELS_MAX, ErrorCode};
 use turnstile_accounting::{EngineState, Moment, SwitchEvent, TenantId};
 
+use super::board::Board;
 use super::channel::{Channel, Phase, Turn};
 use super::config::{ENGINES, SoftConfig};
 use super::context::Context;
@@ -116,6 +117,8 @@ pub(super) struct Core {
     pub(super) moves: Moves,
     /// Where moves are told of; none where memory stays where it is.
     pub(super) memory_log: Option<Arc<MemoryLog>>,
+    /// Where all of it is shown, if somewhere.
+    pub(super) board: Option<Arc<dyn Board>>,
 }
 
 impl Core {
@@ -137,6 +140,7 @@ impl Core {
             changes: Arc::default(),
             moves: Moves::default(),
             memory_log: None,
+            board: None,
         }
     }
 
@@ -144,6 +148,15 @@ impl Core {
     pub(super) fn tick(&mut self, now: Moment) -> Moment {
         self.now = self.now.max(now);
         self.now
+    }
+
+    /// Shows everything on `board`, from what is known now on.
+    pub(super) fn show_on(&mut self, board: Arc<dyn Board>) {
+        self.registers.show_on(board.clone());
+        for event in self.log.records() {
+            board.switched(event);
+        }
+        self.board = Some(board);
     }
 
     /// Counts up whenever there is something else to watch.
@@ -215,7 +228,9 @@ impl Core {
         self.line.retain(|other| *other != slot);
         let entry = &mut self.slots[slot as usize];
         entry.generation += 1;
-        entry.channel = None;
+        if let Some(channel) = entry.channel.take() {
+            channel.show_gone();
+        }
         self.changed();
     }
 
@@ -247,6 +262,7 @@ impl Core {
             owner.context.clone(),
             owner.resources.clone(),
             config,
+            self.board.clone(),
         );
         self.slots[slot].channel = Some(channel);
         if let Some(owner) = self.tenants.get_mut(&tenant) {

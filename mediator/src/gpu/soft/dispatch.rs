@@ -428,7 +428,10 @@ impl Core {
             }
             if state != self.logged[index] {
                 self.logged[index] = state;
-                self.log.push(now, index, state);
+                let event = self.log.push(now, index, state);
+                if let Some(board) = &self.board {
+                    board.switched(&event);
+                }
             }
         }
     }

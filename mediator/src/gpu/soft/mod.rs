@@ -17,6 +17,7 @@
 //! the longer commands gets more of an engine. One kernel has the compute engine at a time. Two engines copy.
 
 mod address_space;
+mod board;
 mod channel;
 mod clock;
 mod config;
@@ -27,6 +28,7 @@ mod execute;
 mod kernel;
 mod memory;
 mod moves;
+pub mod pci;
 pub mod plain;
 pub mod ptx;
 mod realtime;
@@ -39,6 +41,7 @@ mod tests;
 mod virtual_time;
 mod work;
 
+pub use board::Board;
 pub use config::{COMPUTE, CostModel, ENGINES, Kernels, SoftConfig};
 pub use realtime::SoftGpu;
 pub use virtual_time::{KernelCost, VirtualGpu};

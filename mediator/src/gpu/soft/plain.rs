@@ -8,10 +8,10 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::{
-    CHANNEL_STATE_BYTES, CHANNELS_MAX, COMMAND_BYTES, ChannelStateBlock, Command, FENCE_BYTES,
-    FenceRecord, pci,
+    CHANNEL_STATE_BYTES, CHANNELS_MAX, COMMAND_BYTES, ChannelStateBlock, Command, Dim3,
+    FENCE_BYTES, FenceRecord, Launch, pci,
 };
-use turnstile_accounting::TenantId;
+use turnstile_accounting::{Nanos, TenantId};
 use turnstile_vmm::gate::{PageWords, SharedPages};
 use vm_memory::{FileOffset, GuestAddress};
 
@@ -32,6 +32,18 @@ impl PlainDoorbells {
     pub fn new(channels: u32) -> Self {
         // PANIC: this is for tests, which cannot go on without.
         Self(SharedPages::new(channels).expect("doorbell pages of a plain VM"))
+    }
+
+    /// Pages that the GPU gave.
+    ///
+    /// # Panics
+    /// When they are in no file, or cannot be mapped.
+    pub fn of(pages: &dyn Doorbells, channels: u32) -> Self {
+        // PANIC: this is for tests, which cannot go on without.
+        let file = pages.file().and_then(|file| file.try_clone().ok());
+        let file = file.expect("doorbell pages in a file");
+        let pages = SharedPages::from_file_at(file, pages.offset(), channels);
+        Self(pages.expect("doorbell pages of the GPU"))
     }
 
     /// Writes a doorbell.
@@ -130,6 +142,27 @@ impl PlainVm {
             interrupts: Arc::default(),
             next_gpa: AtomicU64::new(0x1000),
         }
+    }
+
+    /// Makes a context on a GPU for a VM with so many bytes of memory, which rings the GPU's own doorbells where it has some.
+    ///
+    /// # Errors
+    /// The GPU's refusal.
+    pub fn enter(
+        gpu: &dyn Gpu,
+        tenant: TenantId,
+        bytes: usize,
+        memory_bytes: u64,
+        channels: u32,
+    ) -> Result<Arc<Self>, Refusal> {
+        let mut vm = Self::new(bytes);
+        let mut resources = vm.resources(memory_bytes, channels);
+        if let Some(own) = gpu.doorbells(tenant, channels)? {
+            vm.doorbells = Arc::new(PlainDoorbells::of(&*own, channels));
+            resources.doorbells = own;
+        }
+        gpu.create_context(tenant, resources)?;
+        Ok(Arc::new(vm))
     }
 
     /// What the GPU is told of the VM.
@@ -295,4 +328,18 @@ impl PlainChannel {
             error_info: info.unwrap_or(0),
         }
     }
+}
+
+/// A kernel of given length, for a GPU that runs such ([`super::Kernels::GivenLength`]).
+pub fn given_length(vm: &PlainVm, length: Nanos) -> Command {
+    let params_gpa = vm.put(&length.0.to_le_bytes());
+    Command::Launch(Launch {
+        module: 0,
+        function: 0,
+        grid: Dim3::line(1),
+        block: Dim3::line(1),
+        shared_bytes: 0,
+        param_bytes: 8,
+        params_gpa,
+    })
 }

@@ -7,6 +7,7 @@
 //! After something happened it looks all the time for a moment, then at growing intervals ([`crate::gpu::pace`]); when there is
 //! nothing to watch it sleeps until [`crate::gpu::Gpu::ring`].
 
+use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,6 +18,7 @@ use std::{hint, io};
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::Moment;
 
+use super::board::Board;
 use super::clock::Clock;
 use super::config::{ENGINES, SoftConfig};
 use super::core::{Core, Watched};
@@ -183,8 +185,38 @@ impl SoftGpu {
     /// # Errors
     /// The host's, when it has no threads left.
     pub fn new(config: SoftConfig) -> io::Result<Self> {
+        Self::make(config, None, None)
+    }
+
+    /// The same, which shows what it does on `board`.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_board(config: SoftConfig, board: Arc<dyn Board>) -> io::Result<Self> {
+        Self::make(config, Some(board), None)
+    }
+
+    /// The same; appends each context switch to `trace`, a line of JSON each, before anybody can read it from the log.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn traced(config: SoftConfig, trace: Option<File>) -> io::Result<Self> {
+        Self::make(config, None, trace)
+    }
+
+    fn make(
+        config: SoftConfig,
+        board: Option<Arc<dyn Board>>,
+        trace: Option<File>,
+    ) -> io::Result<Self> {
         let clock = Clock::new();
         let mut core = Core::new(config, clock.now());
+        if let Some(board) = board {
+            core.show_on(board);
+        }
+        if let Some(file) = trace {
+            core.log.trace_to(file);
+        }
         let (card, swap) = Swap::new(&config).map_err(io::Error::other)?;
         core.memory_log = swap.as_ref().map(|swap| swap.log.clone());
         let shared = Arc::new(Shared {

@@ -1,6 +1,8 @@
 //! The context-switch log: a bounded buffer that keeps the newest.
 
 use std::collections::VecDeque;
+use std::fs::File;
+use std::io::Write;
 
 use turnstile_accounting::{EngineId, EngineState, Moment, SwitchEvent};
 
@@ -13,6 +15,8 @@ pub(super) struct SwitchLog {
     records: VecDeque<SwitchEvent>,
     capacity: usize,
     next_seq: [u64; ENGINES],
+    /// Has each record before a reader has it.
+    trace: Option<File>,
 }
 
 impl SwitchLog {
@@ -22,6 +26,7 @@ impl SwitchLog {
             records: VecDeque::new(),
             capacity: capacity.max(1),
             next_seq: [0; ENGINES],
+            trace: None,
         };
         for engine in 0..ENGINES {
             log.push(now, engine, EngineState::Idle);
@@ -30,19 +35,52 @@ impl SwitchLog {
     }
 
     /// From `at` on `engine` is in `state`.
-    pub(super) fn push(&mut self, at: Moment, engine: usize, state: EngineState) {
+    pub(super) fn push(&mut self, at: Moment, engine: usize, state: EngineState) -> SwitchEvent {
         if self.records.len() == self.capacity {
             self.records.pop_front();
         }
         let seq = self.next_seq[engine];
         self.next_seq[engine] += 1;
-        self.records.push_back(SwitchEvent {
+        let event = SwitchEvent {
             at,
             // CAST: there are three engines.
             engine: EngineId(engine as u8),
             seq,
             state,
-        });
+        };
+        self.tell(&event);
+        self.records.push_back(event);
+        event
+    }
+
+    /// The records.
+    pub(super) fn records(&self) -> impl Iterator<Item = &SwitchEvent> {
+        self.records.iter()
+    }
+
+    /// Appends every record to `file` from now on, and those that nobody has read yet.
+    pub(super) fn trace_to(&mut self, file: File) {
+        self.trace = Some(file);
+        for index in 0..self.records.len() {
+            let event = self.records[index];
+            self.tell(&event);
+        }
+    }
+
+    /// One line of JSON; a reader finds a file that broke off by the numbers.
+    fn tell(&mut self, event: &SwitchEvent) {
+        let Some(file) = &mut self.trace else { return };
+        let told = serde_json::to_vec(event)
+            .map_err(std::io::Error::from)
+            .and_then(|mut line| {
+                line.push(b'\n');
+                // In one call: what a kill leaves is whole lines.
+                file.write_all(&line)
+            });
+        if let Err(error) = told {
+            log::error!("The trace of context switches ends here: {error}");
+            self.trace = None;
+        }
     }
 
     /// Moves all records to the end of `events`, oldest first.
@@ -69,5 +107,22 @@ mod tests {
         log.push(Moment(20), 1, EngineState::Idle);
         log.drain(&mut events);
         assert_eq!(events.last().unwrap().seq, 1);
+    }
+
+    #[test]
+    fn a_trace_has_all_that_readers_are_given() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut log = SwitchLog::new(64, Moment(0));
+        log.trace_to(file.reopen().unwrap());
+        log.push(Moment(7), 0, EngineState::Running(TenantId(1)));
+        log.push(Moment(9), 0, EngineState::Fault(TenantId(1)));
+        let mut events = Vec::new();
+        log.drain(&mut events);
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        let traced: Vec<SwitchEvent> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(traced, events);
     }
 }

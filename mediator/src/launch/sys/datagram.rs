@@ -48,7 +48,8 @@ pub(in crate::launch) fn receive(
     message.msg_iov = &raw mut vector;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = size_of_val(&control);
+    // CAST: the C libraries differ in the type of lengths.
+    message.msg_controllen = size_of_val(&control) as _;
     // SAFETY: `message` points to `vector`, which covers `buffer` exactly, and to `control` with its own length; all
     // three outlive the call.
     let got =

@@ -22,7 +22,7 @@ use turnstile_mediator::gpu::soft::{ENGINES, Kernels, SoftConfig, VirtualGpu};
 use turnstile_mediator::gpu::{ChannelActivity, Gpu, Suspend};
 use turnstile_mediator::memory::{Entitlement, MemoryConfig, MemoryKeeper};
 use turnstile_policies::Weight;
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::GuestAddress;
 
 use super::{Report, over_seeds};
 use crate::lab::chart::{Chart, Series};

@@ -1,12 +1,12 @@
 //! Memory of VMs beyond what the card has: the mover, and who has what.
 
 use std::process::Command;
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use turnstile_accounting::TenantId;
 
-use super::{NvidiaError, Shared, lock};
+use super::{NvidiaError, Shared};
 use crate::gpu::nvidia::mover::{Mover, MoverConfig};
 use crate::gpu::nvidia::sets::{Served, Sets};
 use crate::gpu::nvidia::worker::Worker;
@@ -14,8 +14,6 @@ use crate::gpu::{Allocation, Refusal};
 
 /// How long a request of a VM that needs the GPU waits for the VM's turn. TIMEOUT: some turns of some seconds.
 const TURN_LIMIT: Duration = Duration::from_secs(60);
-/// TIMEOUT: a few calls that suspend others come before, half a millisecond each.
-const FASTEN_LIMIT: Duration = Duration::from_secs(2);
 /// GPU memory that is left to contexts where nothing else is said: about 520 MiB each (measured), of 15 VMs.
 const CONTEXTS_BYTES: u64 = 8 << 30;
 
@@ -54,7 +52,7 @@ impl Moving {
         let weak: Weak<Shared> = Arc::downgrade(shared);
         let fasten = move |tenant| {
             let shared = weak.upgrade().ok_or("the GPU is given up")?;
-            shared.fasten(tenant)
+            shared.hands.fasten(tenant)
         };
         let (pool_bytes, fasten) = (self.pool_bytes, Box::new(fasten));
         let sets = Sets::new(Arc::new(mover), fasten, card_bytes, pool_bytes);
@@ -72,7 +70,7 @@ pub(super) struct Pass<'a> {
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
         if self.served.take().is_some() {
-            self.shared.hold_postponed(self.tenant);
+            self.shared.hands.served(self.tenant);
         }
     }
 }
@@ -102,34 +100,6 @@ impl Shared {
             tenant,
             served: served.transpose()?,
         })
-    }
-
-    /// Whoever is to be held and was not since a request was served.
-    fn hold_postponed(&self, tenant: TenantId) {
-        let mut wanted = lock(&self.wanted);
-        if wanted.postponed.remove(&tenant) {
-            wanted.tenants.entry(tenant).or_insert(true);
-        }
-        drop(wanted);
-        self.wake.notify_one();
-    }
-
-    /// The holding thread does not hold this one now: a request of it is served.
-    pub(super) fn postpone(&self, tenant: TenantId) {
-        lock(&self.wanted).postponed.insert(tenant);
-        // It may have been served in between.
-        if !self.sets().is_some_and(|sets| sets.is_served(tenant)) {
-            self.hold_postponed(tenant);
-        }
-    }
-
-    /// Asks the holding thread that nobody else resumes a tenant.
-    fn fasten(&self, tenant: TenantId) -> Result<(), String> {
-        let (done, wait) = mpsc::sync_channel(1);
-        lock(&self.wanted).fasten.push((tenant, done));
-        self.wake.notify_one();
-        let fastened = wait.recv_timeout(FASTEN_LIMIT);
-        fastened.unwrap_or_else(|_| Err("nobody holds tenants".into()))
     }
 
     /// Memory for a VM, where it moves.

@@ -1,0 +1,107 @@
+//! What each tenant used between two times, in one sum.
+
+use super::{ExportError, Request, read};
+use crate::record::{Body, Entry, GpuIdentity, TenantIdentity};
+use crate::store::Store;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// What one tenant used of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TenantSum {
+    /// Of which GPU.
+    pub gpu: GpuIdentity,
+    /// Who.
+    pub tenant: TenantIdentity,
+    /// Windows in which it was there.
+    pub windows: u64,
+    /// Time on the compute engines: what is billed.
+    pub engine_ns: u128,
+    /// Time on the copy engines.
+    pub copy_ns: u128,
+    /// Time for which it was held back.
+    pub held_ns: u128,
+    /// Time with work to do in which it did not run.
+    pub waiting_ns: u128,
+    /// GPU memory held, integrated over time; none where the GPU does not tell.
+    pub memory_byte_ns: Option<u128>,
+}
+
+/// All tenants' sums, and what they are taken over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// By GPU and tenant's id.
+    pub tenants: Vec<TenantSum>,
+    /// Windows and gaps.
+    pub entries: u64,
+    /// Length of the gaps among them: time of which nothing is known.
+    pub gap_ns: u128,
+}
+
+type Sums = BTreeMap<(String, String, Uuid), TenantSum>;
+
+/// Sums up.
+///
+/// # Errors
+/// As [`super::export`]; and if `tenants_max` do not suffice, or `go_on` says no.
+pub fn summary(
+    store: &mut dyn Store,
+    request: &Request,
+    tenants_max: usize,
+    go_on: &dyn Fn() -> bool,
+) -> Result<Summary, ExportError> {
+    let (mut sums, mut gap_ns) = (Sums::new(), 0);
+    let mut take = |gpu: &GpuIdentity, entry: &Entry| {
+        if !go_on() {
+            return Err(ExportError::GivenUp);
+        }
+        match &entry.body {
+            Body::Gap { .. } => gap_ns += u128::from(entry.stretch.length_ns.0),
+            Body::Window { .. } => add(&mut sums, request, gpu, entry),
+        }
+        if sums.len() > tenants_max {
+            return Err(ExportError::TooMany { max: tenants_max });
+        }
+        Ok(())
+    };
+    let entries = read(store, request, &mut take, &mut |_| {})?;
+    Ok(Summary {
+        tenants: sums.into_values().collect(),
+        entries,
+        gap_ns,
+    })
+}
+
+fn add(sums: &mut Sums, request: &Request, gpu: &GpuIdentity, entry: &Entry) {
+    let Body::Window { tenants, .. } = &entry.body else {
+        return;
+    };
+    for record in tenants {
+        let TenantIdentity { id, name, .. } = &record.tenant;
+        if !request.wants(*id, name) {
+            continue;
+        }
+        let sum = sums
+            .entry((gpu.node.clone(), gpu.gpu.clone(), *id))
+            .or_insert_with(|| TenantSum {
+                gpu: gpu.clone(),
+                tenant: record.tenant.clone(),
+                windows: 0,
+                engine_ns: 0,
+                copy_ns: 0,
+                held_ns: 0,
+                waiting_ns: 0,
+                memory_byte_ns: Some(0),
+            });
+        sum.windows += 1;
+        sum.engine_ns += u128::from(record.engine_ns.0);
+        sum.copy_ns += u128::from(record.copy_ns.0);
+        sum.held_ns += u128::from(record.held_ns.0);
+        sum.waiting_ns += u128::from(record.waiting_ns.0);
+        sum.memory_byte_ns = sum
+            .memory_byte_ns
+            .zip(record.memory_byte_ns)
+            .and_then(|(sum, more)| sum.checked_add(more));
+    }
+}

@@ -1,0 +1,129 @@
+//! Limits of tenants' GPU memory.
+
+use std::sync::Arc;
+
+use axum::extract::{Extension, Path, State};
+use axum::http::HeaderMap;
+use axum::response::Response;
+
+use super::Shared;
+use super::access::Caller;
+use super::body::{Patch, Whole};
+use super::etag::{expect, tagged};
+use super::gate::RequestId;
+use super::problem::Problem;
+use super::vms::{Vm, there};
+use super::write::Write;
+use crate::daemon::{MemoryLimits, Settings};
+
+/// A limit is not larger: 1 PiB.
+pub(super) const LIMIT_MAX: u64 = 1 << 50;
+
+/// Whether limits are in range; whether they rise is the host's to say.
+pub(super) fn check(limits: &MemoryLimits) -> Result<(), Problem> {
+    let named = [
+        ("/min_bytes", Some(limits.min_bytes)),
+        ("/high_bytes", limits.high_bytes),
+        ("/max_bytes", limits.max_bytes),
+    ];
+    for (pointer, bytes) in named {
+        if bytes.is_some_and(|bytes| bytes > LIMIT_MAX) {
+            return Err(Problem::field(
+                pointer,
+                format!("At most {LIMIT_MAX} bytes"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Limits of a tenant's GPU memory, as they were set.
+#[utoipa::path(
+    get, path = "/v1/vms/{name}/memory", tag = "vms", params(("name" = String, Path, description = "Name of the tenant")),
+    responses(
+        (status = 200, description = "The limits", body = MemoryLimits, headers(("ETag" = String))),
+        (status = 304, description = "As in If-None-Match"),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn get(
+    State(shared): State<Arc<Shared>>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    Ok(tagged(&headers, &shared.vm(&name)?.limits))
+}
+
+/// Sets the limits of a tenant's GPU memory. What it has beyond a new maximum is left to it; it gets no more.
+#[utoipa::path(
+    put, path = "/v1/vms/{name}/memory", tag = "vms",
+    params(
+        ("name" = String, Path, description = "Name of the tenant"),
+        ("If-Match" = Option<String>, Header, description = "ETag of the version that is replaced, or *", example = "*"),
+    ),
+    request_body(content = MemoryLimits, content_type = "application/json"),
+    responses(
+        (status = 200, description = "As they are now", body = MemoryLimits, headers(("ETag" = String))),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn put(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(id): Extension<RequestId>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    Whole(wanted): Whole<MemoryLimits>,
+) -> Result<Response, Problem> {
+    let write = Write::new(caller, id, "memory", name);
+    set(&shared, write, headers, move |_| Ok(wanted)).await
+}
+
+/// Changes the limits of a tenant's GPU memory, by merge patch (RFC 7396).
+#[utoipa::path(
+    patch, path = "/v1/vms/{name}/memory", tag = "vms",
+    params(
+        ("name" = String, Path, description = "Name of the tenant"),
+        ("If-Match" = Option<String>, Header, description = "ETag of the version that is changed, or *", example = "*"),
+    ),
+    request_body(content = MemoryLimits, content_type = "application/merge-patch+json"),
+    responses(
+        (status = 200, description = "As they are now", body = MemoryLimits, headers(("ETag" = String))),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn patch(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(id): Extension<RequestId>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    patch: Patch,
+) -> Result<Response, Problem> {
+    let write = Write::new(caller, id, "memory", name);
+    set(&shared, write, headers, move |vm| patch.apply(&vm.limits)).await
+}
+
+async fn set(
+    shared: &Arc<Shared>,
+    write: Write,
+    headers: HeaderMap,
+    wanted: impl FnOnce(&Vm) -> Result<MemoryLimits, Problem> + Send + 'static,
+) -> Result<Response, Problem> {
+    let (strict, name) = (shared.strict, write.name.clone());
+    let decide = move |vm: Option<&Vm>, set: Option<Settings>| {
+        let vm = there(vm, &name)?;
+        expect(&headers, &vm.limits, strict)?;
+        let memory = wanted(vm)?;
+        check(&memory)?;
+        Ok(Some(Settings {
+            memory,
+            ..set.unwrap_or_default()
+        }))
+    };
+    let vm = shared.write(write, decide).await?;
+    let limits = vm.map_or(MemoryLimits::default(), |vm| vm.limits);
+    Ok(tagged(&HeaderMap::new(), &limits))
+}

@@ -1,0 +1,135 @@
+//! Tenants that are named before they come, and forgotten after they went.
+
+use std::sync::Arc;
+
+use axum::extract::{Extension, Path, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use super::Shared;
+use super::access::Caller;
+use super::body::Whole;
+use super::etag::{expect, tagged};
+use super::gate::RequestId;
+use super::limits::check;
+use super::problem::Problem;
+use super::vms::{Scheduling, Vm, there};
+use super::write::Write;
+use crate::daemon::{MemoryLimits, Settings, is_tenant_name};
+
+/// A tenant that is expected.
+#[derive(Clone, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Registration {
+    /// Name that its VMM or launcher will give.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[A-Za-z0-9._-]+$")]
+    name: String,
+    /// How it will be scheduled; unset: as it asks.
+    #[serde(default)]
+    scheduling: Option<Scheduling>,
+    /// Limits of its GPU memory.
+    #[serde(default)]
+    memory: Option<MemoryLimits>,
+}
+
+impl Registration {
+    fn settings(&self) -> Result<Settings, Problem> {
+        let mut settings = Settings {
+            memory: self.memory.unwrap_or_default(),
+            ..Settings::default()
+        };
+        check(&settings.memory)?;
+        if let Some(scheduling) = &self.scheduling {
+            scheduling.enter(None, &mut settings)?;
+        }
+        Ok(settings)
+    }
+}
+
+/// Sets something of a tenant before it comes. The same again is no conflict.
+#[utoipa::path(
+    post, path = "/v1/vms", tag = "vms",
+    request_body(content = Registration, content_type = "application/json"),
+    responses(
+        (status = 200, description = "This was set already", body = Vm, headers(("ETag" = String))),
+        (status = 201, description = "Set", body = Vm, headers(("ETag" = String), ("Location" = String))),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn register(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(id): Extension<RequestId>,
+    Whole(registration): Whole<Registration>,
+) -> Result<Response, Problem> {
+    let name = registration.name.clone();
+    if !is_tenant_name(&name) {
+        return Err(Problem::field(
+            "/name",
+            "1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-'",
+        ));
+    }
+    let wanted = registration.settings()?;
+    let before = shared.host.settings().get(&name).copied();
+    let known = name.clone();
+    let decide = move |_: Option<&Vm>, set: Option<Settings>| match set {
+        None => Ok(Some(wanted)),
+        Some(set) if set == wanted => Ok(Some(wanted)),
+        _ => Err(Problem::new(
+            StatusCode::CONFLICT,
+            format!(
+                "{known} is known, and other things are set of it; change its scheduling and memory"
+            ),
+        )),
+    };
+    let write = Write::new(caller, id, "vm", name.clone());
+    let vm = shared.write(write, decide).await?;
+    let mut response = tagged(&HeaderMap::new(), &vm);
+    if before.is_none() {
+        *response.status_mut() = StatusCode::CREATED;
+        if let Ok(location) = HeaderValue::from_str(&format!("/v1/vms/{name}")) {
+            response.headers_mut().insert(header::LOCATION, location);
+        }
+    }
+    Ok(response)
+}
+
+/// Forgets what is set of a tenant that is not connected.
+#[utoipa::path(
+    delete, path = "/v1/vms/{name}", tag = "vms",
+    params(
+        ("name" = String, Path, description = "Name of the tenant"),
+        ("If-Match" = Option<String>, Header, description = "ETag of the version that is meant, or *", example = "*"),
+    ),
+    responses(
+        (status = 204, description = "Forgotten"),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn forget(
+    State(shared): State<Arc<Shared>>,
+    Extension(caller): Extension<Caller>,
+    Extension(id): Extension<RequestId>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let (strict, known) = (shared.strict, name.clone());
+    let decide = move |vm: Option<&Vm>, _: Option<Settings>| {
+        let vm = there(vm, &known)?;
+        expect(&headers, vm, strict)?;
+        if vm.connected {
+            return Err(Problem::new(
+                StatusCode::CONFLICT,
+                format!("{known} is connected; it is forgotten when its VM has ended"),
+            ));
+        }
+        Ok(None)
+    };
+    let write = Write::new(caller, id, "vm", name);
+    shared.write(write, decide).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}

@@ -1,0 +1,131 @@
+//! What happened lately, for those who watch: a ring of events that never grows, and a bell for those who wait.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use turnstile_accounting::export::show_time;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::recorder::calendar;
+
+/// Events kept. Tenants cause them: more push the oldest out.
+const KEPT: usize = 4_096;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Counts up by one within a run of the daemon, from 1.
+    pub seq: u64,
+    /// When, by the calendar.
+    pub at: String,
+    /// What: `vm_connected`, `vm_left`, `vm_set`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Name of the tenant.
+    pub vm: String,
+    /// Of a change: who made it, with which request, and what was set before and is now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<Changed>,
+}
+
+/// What somebody set of a tenant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Changed {
+    /// Who, as `uid:0 pid:17` or `cert:NAME`.
+    pub by: String,
+    /// Number of the request.
+    pub request: Uuid,
+    /// Which part: `scheduling`, `memory`, `vm`.
+    pub part: String,
+    /// What was set before; null if nothing was.
+    pub old: serde_json::Value,
+    /// What is set now; null if nothing is.
+    pub new: serde_json::Value,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    events: VecDeque<Arc<Event>>,
+    last: u64,
+}
+
+/// The ring. Its lock is an innermost one.
+#[derive(Debug)]
+pub struct Journal {
+    ring: Mutex<Ring>,
+    /// Number of the last event.
+    bell: watch::Sender<u64>,
+}
+
+impl Default for Journal {
+    fn default() -> Self {
+        Self {
+            ring: Mutex::default(),
+            bell: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Journal {
+    /// Takes an event down.
+    pub(crate) fn add(&self, kind: &str, vm: &str, change: Option<Changed>) {
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.last += 1;
+        let event = Event {
+            seq: ring.last,
+            at: show_time(calendar()),
+            kind: kind.to_owned(),
+            vm: vm.to_owned(),
+            change,
+        };
+        if ring.events.len() == KEPT {
+            ring.events.pop_front();
+        }
+        ring.events.push_back(Arc::new(event));
+        self.bell.send_replace(ring.last);
+    }
+
+    /// At most so many events after number `seq`, oldest first, and whether there are more.
+    pub(crate) fn after(&self, seq: u64, limit: usize) -> (Vec<Arc<Event>>, bool) {
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let begin = ring.events.partition_point(|event| event.seq <= seq);
+        let rest = ring.events.range(begin..);
+        let more = rest.len() > limit;
+        (rest.take(limit).cloned().collect(), more)
+    }
+
+    /// Number of the last event.
+    pub(crate) fn last(&self) -> u64 {
+        *self.bell.borrow()
+    }
+
+    /// Rings at each event.
+    pub(crate) fn bell(&self) -> watch::Receiver<u64> {
+        self.bell.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_events_make_room() {
+        let journal = Journal::default();
+        let mut bell = journal.bell();
+        for number in 0..KEPT + 10 {
+            journal.add("vm_left", &number.to_string(), None);
+        }
+        assert!(bell.has_changed().unwrap());
+        assert_eq!(*bell.borrow_and_update(), journal.last());
+        let (events, more) = journal.after(0, 2);
+        assert!(more);
+        assert_eq!((events[0].seq, &*events[0].vm), (11, "10"));
+        let (events, more) = journal.after(journal.last() - 1, 2);
+        assert_eq!((events.len(), more), (1, false));
+        assert!(journal.after(journal.last() + 5, 2).0.is_empty());
+    }
+}

@@ -1,0 +1,288 @@
+//! The thread as it runs in the daemon, over a driver that writes down what it is asked for.
+
+use super::super::guardian::{LIMIT, Order};
+use super::super::hold::tests::channels;
+use super::super::rm::RmError;
+use super::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+
+const A: TenantId = TenantId(1);
+const B: TenantId = TenantId(2);
+
+/// What happened, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Event {
+    /// A call of the driver: suspends or resumes.
+    Call(bool, Vec<Channel>),
+    Told(Order),
+    Runs(TenantId),
+}
+
+/// The driver, the guardian and the GPU around the thread.
+#[derive(Debug, Default)]
+struct Fake {
+    events: Mutex<Vec<Event>>,
+    changed: Condvar,
+    channels: Mutex<BTreeMap<TenantId, Vec<Channel>>>,
+    /// The driver refuses.
+    refuses: AtomicBool,
+    guardian_gone: AtomicBool,
+    guardians: AtomicU32,
+}
+
+impl Fake {
+    fn note(&self, event: Event) {
+        lock(&self.events).push(event);
+        self.changed.notify_all();
+    }
+
+    /// Waits until `done` is true of what happened.
+    fn until(&self, done: impl Fn(&[Event]) -> bool) -> Vec<Event> {
+        // TIMEOUT: what is waited for takes milliseconds, a guardian's patience at most.
+        let (events, timeout) = self
+            .changed
+            .wait_timeout_while(lock(&self.events), Duration::from_secs(20), |events| {
+                !done(events)
+            })
+            .unwrap();
+        assert!(!timeout.timed_out(), "{events:?}");
+        events.clone()
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Shared(Arc<Fake>);
+
+impl ChannelSwitch for Shared {
+    fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {
+        if suspended && self.0.refuses.load(Ordering::SeqCst) {
+            let (what, status) = ("suspend channels", 0x21);
+            return Err(RmError::Refused { what, status });
+        }
+        self.0.note(Event::Call(suspended, channels.to_vec()));
+        Ok(())
+    }
+}
+
+impl Announce for Shared {
+    fn tell(&mut self, order: &Order) -> Result<(), GuardianError> {
+        if self.0.guardian_gone.load(Ordering::SeqCst) {
+            return Err(GuardianError::Gone(std::io::ErrorKind::BrokenPipe.into()));
+        }
+        self.0.note(Event::Told(order.clone()));
+        Ok(())
+    }
+}
+
+impl Owner for Shared {
+    type Guardian = Self;
+
+    fn guardian(&self) -> Result<Self, GuardianError> {
+        self.0.guardians.fetch_add(1, Ordering::SeqCst);
+        self.0.guardian_gone.store(false, Ordering::SeqCst);
+        Ok(self.clone())
+    }
+
+    fn holding(&self, tenant: TenantId) -> Vec<Channel> {
+        let channels = lock(&self.0.channels);
+        channels.get(&tenant).cloned().unwrap_or_default()
+    }
+
+    fn runs(&self, tenant: TenantId) {
+        self.0.note(Event::Runs(tenant));
+    }
+}
+
+struct Rig {
+    fake: Arc<Fake>,
+    hands: Arc<Hands>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Rig {
+    /// A has channels 0 to 3, B 4 and 5.
+    fn new() -> Self {
+        let fake = Arc::new(Fake::default());
+        let all = channels(6);
+        *lock(&fake.channels) = BTreeMap::from([(A, all[..4].to_vec()), (B, all[4..].to_vec())]);
+        let hands = Arc::new(Hands {
+            guardian_pause: Duration::from_millis(5),
+            ..Hands::default()
+        });
+        Self {
+            fake,
+            hands,
+            thread: None,
+        }
+    }
+
+    fn start(&mut self) {
+        let (hands, shared) = (self.hands.clone(), Shared(self.fake.clone()));
+        self.thread = Some(thread::spawn(move || {
+            hands.run(Holder::new(shared.clone(), shared.clone()), &shared);
+        }));
+    }
+
+    /// Waits until the thread has nothing to do.
+    fn settle(&self) {
+        let begin = Instant::now();
+        while self.hands.is_moving() {
+            // TIMEOUT: as above.
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            thread::yield_now();
+        }
+    }
+
+    fn calls(&self) -> Vec<(bool, Vec<Channel>)> {
+        let call = |event: &Event| match event {
+            Event::Call(suspended, channels) => Some((*suspended, channels.clone())),
+            _ => None,
+        };
+        lock(&self.fake.events).iter().filter_map(call).collect()
+    }
+
+    fn end(&mut self) {
+        self.hands.end();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[test]
+fn at_a_handover_the_next_runs_before_the_other_is_held() {
+    let mut rig = Rig::new();
+    let all = channels(6);
+    rig.start();
+    rig.hands.want(B, true);
+    rig.settle();
+    assert!(rig.hands.is_held(B));
+    // As the daemon does, and in the order that is worse.
+    rig.hands.want(A, true);
+    rig.hands.want(B, false);
+    rig.settle();
+    let calls = rig.calls();
+    let resumed = calls
+        .iter()
+        .position(|call| *call == (false, all[4..].to_vec()));
+    let suspended = calls
+        .iter()
+        .position(|call| *call == (true, all[..4].to_vec()));
+    assert!(resumed.is_some() && suspended.is_some(), "{calls:?}");
+    assert!(rig.hands.is_held(A) && !rig.hands.is_held(B));
+    assert_eq!(rig.hands.calls().failed, 0);
+}
+
+#[test]
+fn what_is_wanted_together_is_done_in_the_right_order() {
+    let mut rig = Rig::new();
+    let all = channels(6);
+    // Before the thread is there, so that it takes both at once.
+    rig.hands.want(A, true);
+    rig.hands.want(B, false);
+    assert!(rig.hands.is_moving());
+    rig.start();
+    let events = rig.fake.until(|events| events.len() >= 3);
+    let expected = [
+        Event::Runs(B),
+        Event::Told(Order::Hold(all[..4].to_vec())),
+        Event::Call(true, all[..4].to_vec()),
+    ];
+    assert_eq!(
+        events[..3],
+        expected,
+        "the guardian knows before it happens"
+    );
+}
+
+#[test]
+fn what_a_held_tenant_makes_anew_is_held_too() {
+    let mut rig = Rig::new();
+    let all = channels(8);
+    rig.start();
+    rig.hands.want(A, true);
+    rig.settle();
+    lock(&rig.fake.channels).insert(A, [&all[..4], &all[6..]].concat());
+    rig.hands.want(A, true);
+    rig.settle();
+    assert_eq!(
+        rig.calls(),
+        [(true, all[..4].to_vec()), (true, all[6..].to_vec())]
+    );
+}
+
+#[test]
+fn a_lost_guardian_frees_everybody_and_another_is_found() {
+    let mut rig = Rig::new();
+    let all = channels(6);
+    rig.start();
+    rig.hands.want(A, true);
+    rig.settle();
+    rig.fake.guardian_gone.store(true, Ordering::SeqCst);
+    // Noticed at the next renewal.
+    rig.fake.until(|events| events.contains(&Event::Runs(A)));
+    assert_eq!(rig.calls().last(), Some(&(false, all[..4].to_vec())));
+    let begin = Instant::now();
+    while rig.fake.guardians.load(Ordering::SeqCst) == 0 {
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        thread::yield_now();
+    }
+    assert!(!rig.hands.is_held(A), "the daemon decides again");
+    rig.hands.want(A, true);
+    rig.fake.until(|events| {
+        let hold = Event::Call(true, all[..4].to_vec());
+        events.iter().filter(|event| **event == hold).count() == 2
+    });
+}
+
+#[test]
+fn a_hold_outlasts_the_guardians_patience() {
+    let mut rig = Rig::new();
+    rig.start();
+    rig.hands.want(A, true);
+    let begin = Instant::now();
+    let enough = |events: &[Event]| {
+        let renewals = events
+            .iter()
+            .filter(|event| **event == Event::Told(Order::Renew));
+        renewals.count() >= 8
+    };
+    rig.fake.until(enough);
+    assert!(begin.elapsed().as_nanos() > u128::from(LIMIT.0));
+    assert!(rig.hands.is_held(A));
+    assert_eq!(rig.calls().len(), 1, "nobody was held twice");
+}
+
+#[test]
+fn who_cannot_be_held_runs() {
+    let mut rig = Rig::new();
+    rig.fake.refuses.store(true, Ordering::SeqCst);
+    rig.start();
+    rig.hands.want(A, true);
+    rig.fake.until(|events| events.contains(&Event::Runs(A)));
+    assert!(!rig.hands.is_held(A));
+    rig.settle();
+    assert_eq!(rig.hands.calls().failed, 1);
+}
+
+#[test]
+fn an_end_leaves_nobody_suspended() {
+    let mut rig = Rig::new();
+    let all = channels(6);
+    rig.start();
+    rig.hands.want(A, true);
+    rig.hands.want(B, true);
+    rig.settle();
+    rig.end();
+    let calls = rig.calls();
+    assert!(calls.contains(&(false, all[..4].to_vec())), "{calls:?}");
+    assert!(calls.contains(&(false, all[4..].to_vec())), "{calls:?}");
+}

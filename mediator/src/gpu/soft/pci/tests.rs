@@ -1,0 +1,1 @@
+//! The face by itself, as a bus sees it.

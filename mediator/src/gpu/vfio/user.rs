@@ -1,0 +1,148 @@
+//! A device behind a vfio-user server: another process simulates it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+use turnstile_vmm::vfio_user::{Client, ClientError, ClientRegion, irq, region};
+use vm_memory::MmapRegion;
+
+use super::bus::{Bus, BusError, Region, RegionFile};
+
+/// BARs of a device.
+const BARS: u32 = 6;
+
+/// A connection to a device's server.
+#[derive(Debug)]
+pub struct UserBus {
+    path: PathBuf,
+    client: Mutex<Client>,
+    bars: Vec<ClientRegion>,
+    /// What delivers vectors that nobody has.
+    spare: File,
+}
+
+impl UserBus {
+    /// Connects to the server that listens there.
+    ///
+    /// # Errors
+    /// When there is none, or it serves no PCI device.
+    pub fn connect(path: &Path) -> Result<Self, BusError> {
+        let open = |source: io::Error| BusError::Open {
+            what: format!("No device is served at {}", path.display()),
+            source,
+        };
+        let failed = |error: ClientError| open(io::Error::other(error));
+        let mut client = Client::connect(path).map_err(failed)?;
+        let bars = (0..BARS).map(|bar| client.region(region::BAR0 + bar));
+        let bars = bars.collect::<Result<_, _>>().map_err(failed)?;
+        let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
+        let spare = eventfd(0, flags).map_err(|errno| open(errno.into()))?;
+        Ok(Self {
+            path: path.to_owned(),
+            client: Mutex::new(client),
+            bars,
+            spare: File::from(spare),
+        })
+    }
+
+    fn client(&self) -> MutexGuard<'_, Client> {
+        // A request that panicked leaves the stream out of step; the next one finds that out.
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn index(region: Region) -> u32 {
+    match region {
+        Region::Config => region::CONFIG,
+        Region::Bar(bar) => region::BAR0 + bar,
+    }
+}
+
+impl Bus for UserBus {
+    fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), BusError> {
+        self.client()
+            .read(index(region), offset, data)
+            .map_err(|error| BusError::Access {
+                region,
+                offset,
+                source: io::Error::other(error),
+            })
+    }
+
+    fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), BusError> {
+        self.client()
+            .write(index(region), offset, data)
+            .map_err(|error| BusError::Access {
+                region,
+                offset,
+                source: io::Error::other(error),
+            })
+    }
+
+    fn file(&self, region: Region, offset: u64, bytes: u64) -> Result<RegionFile, BusError> {
+        let failed = |source| BusError::Map {
+            region,
+            offset,
+            source,
+        };
+        let known = match region {
+            Region::Bar(bar) => self.bars.get(bar as usize),
+            Region::Config => None,
+        };
+        let unsupported = || failed(io::ErrorKind::Unsupported.into());
+        let known = known.ok_or_else(unsupported)?;
+        let end = offset.checked_add(bytes).ok_or_else(unsupported)?;
+        let within = known
+            .areas
+            .iter()
+            .any(|area| area.offset <= offset && end <= area.offset.saturating_add(area.bytes));
+        let file = known.file.as_ref().filter(|_| within);
+        let file = file.ok_or_else(unsupported)?.try_clone().map_err(failed)?;
+        let offset = known.file_offset.checked_add(offset);
+        let offset = offset.ok_or_else(unsupported)?;
+        Ok(RegionFile { file, offset })
+    }
+
+    fn connect(&self, vector: u16, eventfd: Option<BorrowedFd<'_>>) -> Result<(), BusError> {
+        let eventfd = eventfd.unwrap_or(self.spare.as_fd());
+        self.client()
+            .set_eventfds(irq::MSIX, vector.into(), &[eventfd])
+            .map_err(|error| BusError::Vector {
+                vector,
+                source: io::Error::other(error),
+            })
+    }
+
+    fn dma_map(&self, iova: u64, memory: &MmapRegion<()>) -> Result<(), BusError> {
+        let bytes = memory.size() as u64;
+        let failed = |source| BusError::Dma {
+            iova,
+            bytes,
+            source,
+        };
+        let behind = memory.file_offset();
+        let behind = behind.ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
+        let file = (behind.file().as_fd(), behind.start());
+        self.client()
+            .dma_map(iova, bytes, Some(file))
+            .map_err(|error| failed(io::Error::other(error)))
+    }
+
+    fn dma_unmap(&self, iova: u64, bytes: u64) -> Result<(), BusError> {
+        self.client()
+            .dma_unmap(iova, bytes)
+            .map_err(|error| BusError::Dma {
+                iova,
+                bytes,
+                source: io::Error::other(error),
+            })
+    }
+
+    fn describe(&self) -> String {
+        format!("device served at {}", self.path.display())
+    }
+}

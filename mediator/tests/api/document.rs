@@ -1,0 +1,22 @@
+//! The document of the API is kept, so that a change of the API is seen in review.
+
+use super::Bench;
+use super::http::get;
+
+/// `TURNSTILE_BLESS=1 cargo test -p turnstile-mediator --test api document` writes it anew.
+#[test]
+fn the_openapi_document_is_the_one_that_is_kept() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
+    let document = turnstile_mediator::api::openapi();
+    let text = document.to_pretty_json().unwrap() + "\n";
+    if std::env::var_os("TURNSTILE_BLESS").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let kept = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        kept == text,
+        "docs/openapi.json is not what the code says; see this test"
+    );
+    let served = get(&Bench::new().socket(), "/openapi.json");
+    assert_eq!(served.body, text.trim_end());
+}

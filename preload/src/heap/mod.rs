@@ -1,0 +1,458 @@
+//! A process's GPU memory: in chunks that can be taken away and given back at the same addresses.
+//!
+//! ```text
+//!   alloc ------> slab piece (up to 1 MiB) ---+
+//!                 chunk of its own -----------+--> chunk: handle, mappings  <-- release, restore (the daemon)
+//!   create, map (the program's own) ----------+
+//! ```
+//!
+//! Whatever needs the driver to wait for the GPU is done before the lock is taken: the thread that obeys the daemon takes it
+//! while nothing of the process executes.
+
+mod moves;
+#[cfg(test)]
+mod tests;
+mod vmm;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use turnstile_preload_wire::{CHUNKS_MAX, ChunkNumber, GRANULE_BYTES, Pin, ToDaemon};
+
+use crate::abi::{Access, INVALID_VALUE, OUT_OF_MEMORY, Prop};
+use crate::gate::Gate;
+use crate::slabs::{Slabs, rounded};
+
+/// What the driver says instead of doing it: a CUresult.
+pub(crate) type Outcome<T> = Result<T, u32>;
+
+/// Largest allocation that shares a chunk with others. SOURCE: the driver's own allocator does the same.
+const PIECE_BYTES_MAX: u64 = 1 << 20;
+/// Of a chunk that is given out in pieces.
+const SLAB_BYTES: u64 = GRANULE_BYTES;
+
+/// The driver.
+pub(crate) trait Device {
+    fn create(&self, bytes: u64, prop: &Prop) -> Outcome<u64>;
+    fn release(&self, handle: u64) -> Outcome<()>;
+    fn export(&self, handle: u64) -> Outcome<OwnedFd>;
+    fn import(&self, fd: OwnedFd) -> Outcome<u64>;
+    fn reserve(&self, bytes: u64) -> Outcome<u64>;
+    fn unreserve(&self, address: u64, bytes: u64) -> Outcome<()>;
+    fn map(&self, address: u64, bytes: u64, handle: u64) -> Outcome<()>;
+    fn permit(&self, address: u64, bytes: u64, access: &[Access]) -> Outcome<()>;
+    fn unmap(&self, address: u64, bytes: u64) -> Outcome<()>;
+}
+
+/// The way to the daemon.
+pub(crate) trait Line {
+    fn is_up(&self) -> bool;
+    /// False if there is no daemon.
+    fn say(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool;
+}
+
+/// What came of a question.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// There is nobody to ask.
+    Nobody,
+    Granted,
+    Denied,
+    /// The chunk itself.
+    Came(OwnedFd),
+    /// Free and total bytes.
+    Memory(u64, u64),
+}
+
+/// What a chunk is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// The allocator's, behind addresses that it reserved.
+    Own,
+    /// The program's, which holds the handle so many times.
+    Held(u32),
+}
+
+/// Addresses with a chunk behind.
+#[derive(Clone, Debug)]
+struct Mapping {
+    address: u64,
+    access: Vec<Access>,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    bytes: u64,
+    prop: Prop,
+    /// None while it is away.
+    handle: Option<u64>,
+    /// The driver exports a handle only where the memory was made.
+    made_here: bool,
+    /// The daemon knows it.
+    told: bool,
+    /// It does not move, and why.
+    pin: Option<Pin>,
+    purpose: Use,
+    mappings: Vec<Mapping>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: ChunkNumber,
+    chunks: BTreeMap<ChunkNumber, Chunk>,
+    /// Chunks of one allocation each, by address.
+    whole: BTreeMap<u64, ChunkNumber>,
+    slabs: Slabs,
+    /// The program's mappings, by address.
+    mapped: BTreeMap<u64, ChunkNumber>,
+    pinned_bytes: [u64; Pin::ALL.len()],
+    /// What is freed once nothing is captured any more: a capture does not survive waiting for the GPU.
+    deferred: Vec<u64>,
+}
+
+impl State {
+    fn number(&mut self) -> ChunkNumber {
+        self.last += 1;
+        self.last
+    }
+}
+
+/// The memory.
+#[derive(Debug)]
+pub(crate) struct Heap<D, L> {
+    device: D,
+    line: L,
+    state: Mutex<State>,
+    answers: Mutex<BTreeMap<ChunkNumber, Option<Answer>>>,
+    answered: Condvar,
+    gate: Gate,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics under these locks; if it did, the program's own calls matter more.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `bytes` as whole granules.
+fn granules(bytes: u64) -> Outcome<u64> {
+    let whole = bytes.checked_next_multiple_of(GRANULE_BYTES);
+    whole.filter(|bytes| *bytes > 0).ok_or(if bytes == 0 {
+        INVALID_VALUE
+    } else {
+        OUT_OF_MEMORY
+    })
+}
+
+impl<D: Device, L: Line> Heap<D, L> {
+    pub(crate) fn new(device: D, line: L) -> Self {
+        Self {
+            device,
+            line,
+            state: Mutex::default(),
+            answers: Mutex::default(),
+            answered: Condvar::new(),
+            gate: Gate::default(),
+        }
+    }
+
+    /// Where calls wait that look at addresses.
+    pub(crate) const fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Asks the daemon and waits, as long as there is one: memory comes when it is the program's turn.
+    fn ask(&self, number: ChunkNumber, question: ToDaemon) -> Answer {
+        lock(&self.answers).insert(number, None);
+        if !self.line.say(question, None) {
+            lock(&self.answers).remove(&number);
+            return Answer::Nobody;
+        }
+        let mut answers = lock(&self.answers);
+        loop {
+            match answers.remove(&number) {
+                Some(Some(answer)) => return answer,
+                Some(None) => answers.insert(number, None),
+                None => return Answer::Nobody,
+            };
+            answers = self
+                .answered
+                .wait(answers)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Hands an answer to whoever asked; gives it back if nobody did.
+    pub(crate) fn answer(&self, number: ChunkNumber, answer: Answer) -> Result<(), Answer> {
+        let mut answers = lock(&self.answers);
+        let Some(slot @ None) = answers.get_mut(&number) else {
+            return Err(answer);
+        };
+        *slot = Some(answer);
+        self.answered.notify_all();
+        Ok(())
+    }
+
+    /// The daemon is gone: nobody is answered any more.
+    pub(crate) fn daemon_is_gone(&self) {
+        self.gate.give_up();
+        let mut answers = lock(&self.answers);
+        for slot in answers.values_mut().filter(|slot| slot.is_none()) {
+            *slot = Some(Answer::Nobody);
+        }
+        self.answered.notify_all();
+    }
+
+    /// Free and total bytes, as the daemon says; None without one.
+    pub(crate) fn info(&self) -> Option<(u64, u64)> {
+        let question = lock(&self.state).number();
+        match self.ask(question, ToDaemon::Info { question }) {
+            Answer::Memory(free, total) => Some((free, total)),
+            _ => None,
+        }
+    }
+
+    /// Memory for a chunk, with the daemon's leave.
+    fn obtain(&self, bytes: u64, prop: Prop) -> Outcome<(ChunkNumber, Chunk)> {
+        let number = lock(&self.state).number();
+        let question = ToDaemon::Ask {
+            chunk: number,
+            bytes,
+        };
+        let (handle, made_here) = match self.ask(number, question) {
+            Answer::Denied => return Err(OUT_OF_MEMORY),
+            Answer::Came(fd) => (self.device.import(fd), false),
+            _ => (self.device.create(bytes, &prop), true),
+        };
+        let handle = handle.inspect_err(|_| {
+            self.line.say(ToDaemon::Spared { chunk: number }, None);
+        })?;
+        let chunk = Chunk {
+            bytes,
+            prop,
+            handle: Some(handle),
+            made_here,
+            told: false,
+            pin: None,
+            purpose: Use::Own,
+            mappings: Vec::new(),
+        };
+        Ok((number, chunk))
+    }
+
+    /// A chunk that is not to be after all.
+    fn undo(&self, number: ChunkNumber, chunk: &Chunk) {
+        if let Some(handle) = chunk.handle {
+            let _ = self.device.release(handle);
+        }
+        self.line.say(ToDaemon::Spared { chunk: number }, None);
+    }
+
+    /// Makes a chunk of the allocator's own. Returns it with the address that it has.
+    fn make(&self, bytes: u64, prop: Prop) -> Outcome<(ChunkNumber, u64, Chunk)> {
+        let (number, mut chunk) = self.obtain(bytes, prop)?;
+        let access = vec![Access::full(prop.location)];
+        let mapped = self.device.reserve(bytes).and_then(|address| {
+            // PANIC: none; a chunk that was obtained has a handle.
+            let handle = chunk.handle.unwrap_or_default();
+            let mapped = self.device.map(address, bytes, handle);
+            let mapped = mapped.and_then(|()| {
+                let permitted = self.device.permit(address, bytes, &access);
+                permitted.inspect_err(|_| {
+                    let _ = self.device.unmap(address, bytes);
+                })
+            });
+            mapped.map(|()| address).inspect_err(|_| {
+                let _ = self.device.unreserve(address, bytes);
+            })
+        });
+        let address = mapped.inspect_err(|_| self.undo(number, &chunk))?;
+        chunk.mappings.push(Mapping { address, access });
+        Ok((number, address, chunk))
+    }
+
+    /// Takes a chunk in and tells the daemon of it.
+    fn insert(&self, state: &mut State, number: ChunkNumber, mut chunk: Chunk) {
+        self.tell(state, number, &mut chunk);
+        state.chunks.insert(number, chunk);
+    }
+
+    fn tell(&self, state: &mut State, number: ChunkNumber, chunk: &mut Chunk) {
+        if chunk.pin.is_some() {
+            return;
+        }
+        let Some(handle) = chunk.handle.filter(|_| self.line.is_up()) else {
+            return;
+        };
+        if state.chunks.len() >= CHUNKS_MAX && !chunk.told {
+            self.line.say(ToDaemon::Spared { chunk: number }, None);
+            self.pin(state, chunk, Pin::TooMany);
+            return;
+        }
+        let bytes = chunk.bytes;
+        if !chunk.made_here {
+            // The daemon made it: it has a handle.
+            let chunk_came = ToDaemon::Restored { chunk: number };
+            chunk.told = self.line.say(chunk_came, None);
+            return;
+        }
+        match self.device.export(handle) {
+            Ok(fd) => {
+                let made = ToDaemon::Made {
+                    chunk: number,
+                    bytes,
+                };
+                chunk.told = self.line.say(made, Some(fd));
+            }
+            Err(_) => {
+                self.line.say(ToDaemon::Spared { chunk: number }, None);
+                self.pin(state, chunk, Pin::Shared);
+            }
+        }
+    }
+
+    /// A chunk does not move any more.
+    fn pin(&self, state: &mut State, chunk: &mut Chunk, reason: Pin) {
+        if chunk.pin.is_none() {
+            chunk.pin = Some(reason);
+            self.count_pinned(state, reason, chunk.bytes, true);
+        }
+    }
+
+    fn count_pinned(&self, state: &mut State, reason: Pin, bytes: u64, more: bool) {
+        let sum = &mut state.pinned_bytes[reason as usize];
+        *sum = if more {
+            sum.saturating_add(bytes)
+        } else {
+            sum.saturating_sub(bytes)
+        };
+        let bytes = *sum;
+        self.line.say(ToDaemon::Pinned { reason, bytes }, None);
+    }
+
+    /// Memory that the driver allocated by itself is there, or is no more.
+    pub(crate) fn pinned(&self, reason: Pin, bytes: u64, more: bool) {
+        self.count_pinned(&mut lock(&self.state), reason, bytes, more);
+    }
+
+    /// Allocates as cuMemAlloc does.
+    pub(crate) fn alloc(&self, bytes: u64, prop: Prop) -> Outcome<u64> {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if bytes > PIECE_BYTES_MAX {
+            let (number, address, chunk) = self.make(granules(bytes)?, prop)?;
+            let mut state = lock(&self.state);
+            self.insert(&mut state, number, chunk);
+            state.whole.insert(address, number);
+            return Ok(address);
+        }
+        let piece = rounded(bytes).ok_or(OUT_OF_MEMORY)?;
+        if let Some(address) = lock(&self.state).slabs.take(piece) {
+            return Ok(address);
+        }
+        let (number, address, chunk) = self.make(SLAB_BYTES, prop)?;
+        let mut state = lock(&self.state);
+        self.insert(&mut state, number, chunk);
+        state.slabs.add(address, SLAB_BYTES, number);
+        state.slabs.take(piece).ok_or(OUT_OF_MEMORY)
+    }
+
+    /// The allocation that an address lies in: where it begins, and its bytes. None if it is none of ours.
+    pub(crate) fn range(&self, address: u64) -> Option<(u64, u64)> {
+        let state = lock(&self.state);
+        let at = |map: &BTreeMap<u64, ChunkNumber>| {
+            let (base, number) = map.range(..=address).next_back()?;
+            let bytes = state.chunks.get(number)?.bytes;
+            (address - base < bytes).then_some((*base, bytes))
+        };
+        let piece = || state.slabs.piece(address);
+        at(&state.whole)
+            .or_else(piece)
+            .or_else(|| at(&state.mapped))
+    }
+
+    /// Whether an allocation of ours begins there.
+    pub(crate) fn owns(&self, address: u64) -> bool {
+        let state = lock(&self.state);
+        state.whole.contains_key(&address)
+            || state
+                .slabs
+                .piece(address)
+                .is_some_and(|(base, _)| base == address)
+    }
+
+    /// Frees what begins at `address`. Precondition: nothing uses it any more. False if nothing of ours begins there.
+    pub(crate) fn free(&self, address: u64) -> bool {
+        let mut state = lock(&self.state);
+        if let Some(number) = state.whole.remove(&address) {
+            self.end(&mut state, number);
+            return true;
+        }
+        if !state.slabs.give(address) {
+            return false;
+        }
+        for number in state.slabs.drop_empty(1) {
+            self.end(&mut state, number);
+        }
+        true
+    }
+
+    /// Frees it when nothing is captured any more.
+    pub(crate) fn defer(&self, address: u64) {
+        lock(&self.state).deferred.push(address);
+    }
+
+    /// What waits to be freed, once.
+    pub(crate) fn take_deferred(&self) -> Vec<u64> {
+        std::mem::take(&mut lock(&self.state).deferred)
+    }
+
+    /// Gives back slabs that nothing is in.
+    pub(crate) fn shrink(&self) {
+        let mut state = lock(&self.state);
+        for number in state.slabs.drop_empty(0) {
+            self.end(&mut state, number);
+        }
+    }
+
+    /// A chunk's end.
+    fn end(&self, state: &mut State, number: ChunkNumber) {
+        let Some(chunk) = state.chunks.remove(&number) else {
+            return;
+        };
+        for mapping in &chunk.mappings {
+            if chunk.handle.is_some() {
+                let _ = self.device.unmap(mapping.address, chunk.bytes);
+            }
+            if chunk.purpose == Use::Own {
+                let _ = self.device.unreserve(mapping.address, chunk.bytes);
+            }
+        }
+        match chunk.handle {
+            Some(handle) => {
+                let _ = self.device.release(handle);
+            }
+            None => self.gate.returns(),
+        }
+        if let Some(reason) = chunk.pin {
+            self.count_pinned(state, reason, chunk.bytes, false);
+        }
+        if chunk.told {
+            self.line.say(ToDaemon::Freed { chunk: number }, None);
+        }
+    }
+
+    /// The context is gone, and with it whatever was allocated in it.
+    pub(crate) fn context_is_gone(&self) {
+        let mut state = lock(&self.state);
+        let own = state.chunks.iter().filter(|(_, c)| c.purpose == Use::Own);
+        let own: Vec<ChunkNumber> = own.map(|(number, _)| *number).collect();
+        for number in own {
+            self.end(&mut state, number);
+        }
+        state.whole.clear();
+        state.slabs = Slabs::default();
+        state.deferred.clear();
+    }
+}

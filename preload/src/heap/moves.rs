@@ -1,0 +1,131 @@
+//! What the daemon has done to a process's memory.
+
+use std::os::fd::OwnedFd;
+
+use turnstile_preload_wire::{ChunkNumber, Pin, ToDaemon, ToLibrary};
+
+use super::{Answer, Chunk, Device, Heap, Line, Outcome, lock};
+
+impl<D: Device, L: Line> Heap<D, L> {
+    /// Does what the daemon says; false if it says what no daemon does.
+    pub(crate) fn obey(&self, message: ToLibrary, fd: Option<OwnedFd>) -> bool {
+        match (message, fd) {
+            (ToLibrary::Granted { chunk }, _) => self.answer(chunk, Answer::Granted).is_ok(),
+            (ToLibrary::Denied { chunk, .. }, _) => self.answer(chunk, Answer::Denied).is_ok(),
+            (
+                ToLibrary::Memory {
+                    question,
+                    free_bytes,
+                    total_bytes,
+                },
+                _,
+            ) => {
+                let memory = Answer::Memory(free_bytes, total_bytes);
+                self.answer(question, memory).is_ok()
+            }
+            (ToLibrary::Release { chunk }, _) => {
+                let done = self.release(chunk);
+                self.report(chunk, done, ToDaemon::Released { chunk })
+            }
+            (ToLibrary::Restore { chunk }, Some(fd)) => {
+                let came = self.answer(chunk, Answer::Came(fd));
+                let Err(Answer::Came(fd)) = came else {
+                    return true;
+                };
+                let done = self.restore(chunk, fd);
+                self.report(chunk, done, ToDaemon::Restored { chunk })
+            }
+            _ => false,
+        }
+    }
+
+    fn report(&self, chunk: ChunkNumber, done: Outcome<()>, word: ToDaemon) -> bool {
+        let failed = |result| ToDaemon::Failed { chunk, result };
+        self.line.say(done.map_or_else(failed, |()| word), None)
+    }
+
+    /// Unmaps a chunk and lets it go; as it was if that fails. Zero stands for a chunk that is none, or does not move.
+    fn release(&self, number: ChunkNumber) -> Outcome<()> {
+        let mut state = lock(&self.state);
+        let chunk = state.chunks.get_mut(&number).ok_or(0u32)?;
+        let Some(handle) = chunk.handle.filter(|_| chunk.pin.is_none()) else {
+            return Err(0);
+        };
+        self.gate.leaves();
+        for at in 0..chunk.mappings.len() {
+            let unmapped = self.device.unmap(chunk.mappings[at].address, chunk.bytes);
+            if let Err(result) = unmapped {
+                for at in 0..at {
+                    let _ = self.lay(chunk, at, handle);
+                }
+                self.gate.returns();
+                return Err(result);
+            }
+        }
+        chunk.handle = None;
+        self.device.release(handle)
+    }
+
+    /// Maps what came in a chunk's stead where it was.
+    fn restore(&self, number: ChunkNumber, fd: OwnedFd) -> Outcome<()> {
+        let mut state = lock(&self.state);
+        let chunk = state.chunks.get_mut(&number).ok_or(0u32)?;
+        if chunk.handle.is_some() {
+            return Err(0);
+        }
+        let handle = self.device.import(fd)?;
+        for at in 0..chunk.mappings.len() {
+            if let Err(result) = self.lay(chunk, at, handle) {
+                for mapping in &chunk.mappings[..at] {
+                    let _ = self.device.unmap(mapping.address, chunk.bytes);
+                }
+                let _ = self.device.release(handle);
+                return Err(result);
+            }
+        }
+        chunk.handle = Some(handle);
+        chunk.made_here = false;
+        self.gate.returns();
+        Ok(())
+    }
+
+    /// Puts a chunk behind one of its addresses.
+    fn lay(&self, chunk: &Chunk, at: usize, handle: u64) -> Outcome<()> {
+        let mapping = &chunk.mappings[at];
+        self.device.map(mapping.address, chunk.bytes, handle)?;
+        if mapping.access.is_empty() {
+            return Ok(());
+        }
+        let permitted = self
+            .device
+            .permit(mapping.address, chunk.bytes, &mapping.access);
+        permitted.inspect_err(|_| {
+            let _ = self.device.unmap(mapping.address, chunk.bytes);
+        })
+    }
+
+    /// A daemon is there that knows nothing: `connected` makes it the one that is spoken to.
+    pub(crate) fn announce(&self, connected: impl FnOnce()) {
+        let mut state = lock(&self.state);
+        connected();
+        let numbers: Vec<ChunkNumber> = state.chunks.keys().copied().collect();
+        for number in numbers {
+            let Some(mut chunk) = state.chunks.remove(&number) else {
+                continue;
+            };
+            chunk.told = false;
+            if chunk.made_here {
+                self.tell(&mut state, number, &mut chunk);
+            } else if chunk.handle.is_some() {
+                self.pin(&mut state, &mut chunk, Pin::Orphaned);
+            }
+            state.chunks.insert(number, chunk);
+        }
+        for reason in Pin::ALL {
+            let bytes = state.pinned_bytes[reason as usize];
+            if bytes > 0 {
+                self.line.say(ToDaemon::Pinned { reason, bytes }, None);
+            }
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! The heap over a driver that is none: random programs and a daemon that takes and gives.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use proptest::prelude::*;
+use turnstile_preload_wire::{Denial, GRANULE_BYTES, Pin, ToDaemon, ToLibrary};
+
+use super::*;
+use crate::abi::{Location, NOT_SUPPORTED};
+
+/// A driver that keeps account: handles, what is mapped, what is reserved.
+#[derive(Debug, Default)]
+struct Books {
+    next: u64,
+    /// Handle -> references.
+    handles: BTreeSet<u64>,
+    /// Address -> bytes, handle, permitted.
+    mapped: BTreeMap<u64, (u64, u64, bool)>,
+    reserved: BTreeMap<u64, u64>,
+    /// Creations that still succeed.
+    room: Option<usize>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct FakeDriver(Arc<Mutex<Books>>);
+
+impl FakeDriver {
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.0.lock().unwrap()
+    }
+
+    fn handle(&self) -> u64 {
+        let mut books = self.books();
+        books.next += 1;
+        let handle = books.next;
+        books.handles.insert(handle);
+        handle
+    }
+
+    fn is_empty(&self) -> bool {
+        let books = self.books();
+        books.handles.is_empty() && books.mapped.is_empty() && books.reserved.is_empty()
+    }
+}
+
+fn null() -> OwnedFd {
+    File::open("/dev/null").unwrap().into()
+}
+
+impl Device for FakeDriver {
+    fn create(&self, bytes: u64, prop: &Prop) -> Outcome<u64> {
+        assert_eq!(bytes % GRANULE_BYTES, 0);
+        assert_eq!(prop.handle_types, 1, "can be exported");
+        if let Some(room) = &mut self.books().room {
+            *room = room.checked_sub(1).ok_or(OUT_OF_MEMORY)?;
+        }
+        Ok(self.handle())
+    }
+    fn release(&self, handle: u64) -> Outcome<()> {
+        assert!(self.books().handles.remove(&handle), "once");
+        Ok(())
+    }
+    fn export(&self, handle: u64) -> Outcome<OwnedFd> {
+        assert!(self.books().handles.contains(&handle));
+        Ok(null())
+    }
+    fn import(&self, _: OwnedFd) -> Outcome<u64> {
+        Ok(self.handle())
+    }
+    fn reserve(&self, bytes: u64) -> Outcome<u64> {
+        let mut books = self.books();
+        let end = books
+            .reserved
+            .last_key_value()
+            .map(|(at, bytes)| at + bytes);
+        let at = end.unwrap_or(1 << 40);
+        books.reserved.insert(at, bytes);
+        Ok(at)
+    }
+    fn unreserve(&self, address: u64, bytes: u64) -> Outcome<()> {
+        assert_eq!(self.books().reserved.remove(&address), Some(bytes));
+        Ok(())
+    }
+    fn map(&self, address: u64, bytes: u64, handle: u64) -> Outcome<()> {
+        let mut books = self.books();
+        assert!(books.handles.contains(&handle));
+        let before = books.mapped.insert(address, (bytes, handle, false));
+        assert!(before.is_none());
+        Ok(())
+    }
+    fn permit(&self, address: u64, bytes: u64, _: &[Access]) -> Outcome<()> {
+        let mut books = self.books();
+        let mapped = books.mapped.get_mut(&address).unwrap();
+        assert_eq!(mapped.0, bytes);
+        mapped.2 = true;
+        Ok(())
+    }
+    fn unmap(&self, address: u64, bytes: u64) -> Outcome<()> {
+        let mapped = self.books().mapped.remove(&address).unwrap();
+        assert_eq!(mapped.0, bytes);
+        Ok(())
+    }
+}
+
+/// What was said, and whether anybody hears.
+#[derive(Clone, Debug, Default)]
+struct FakeLine {
+    said: Arc<Mutex<Vec<ToDaemon>>>,
+    up: Arc<AtomicBool>,
+}
+
+impl Line for FakeLine {
+    fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+    fn say(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool {
+        assert_eq!(usize::from(fd.is_some()), message.descriptors());
+        let up = self.up.load(Ordering::Relaxed);
+        if up {
+            self.said.lock().unwrap().push(message);
+        }
+        up
+    }
+}
+
+impl FakeLine {
+    fn take(&self) -> Vec<ToDaemon> {
+        std::mem::take(&mut *self.said.lock().unwrap())
+    }
+}
+
+fn heap() -> (Heap<FakeDriver, FakeLine>, FakeDriver, FakeLine) {
+    let (driver, line) = (FakeDriver::default(), FakeLine::default());
+    (Heap::new(driver.clone(), line.clone()), driver, line)
+}
+
+const PROP: Prop = Prop::on(0);
+
+/// Chunks that a daemon which is told of everything now has.
+fn announced(heap: &Heap<FakeDriver, FakeLine>, line: &FakeLine) -> Vec<ChunkNumber> {
+    heap.announce(|| line.up.store(true, Ordering::Relaxed));
+    let made = line.take().into_iter().filter_map(|message| match message {
+        ToDaemon::Made { chunk, .. } => Some(chunk),
+        _ => None,
+    });
+    made.collect()
+}
+
+#[test]
+fn a_chunk_goes_and_comes_back_where_it_was() {
+    let (heap, driver, line) = heap();
+    let address = heap.alloc(5 << 20, PROP).unwrap();
+    let chunks = announced(&heap, &line);
+    assert_eq!(chunks.len(), 1);
+    let chunk = chunks[0];
+    assert!(heap.obey(ToLibrary::Release { chunk }, None));
+    assert_eq!(line.take(), [ToDaemon::Released { chunk }]);
+    assert!(driver.books().handles.is_empty() && driver.books().mapped.is_empty());
+    assert!(heap.obey(ToLibrary::Release { chunk }, None));
+    assert_eq!(line.take(), [ToDaemon::Failed { chunk, result: 0 }]);
+    assert_eq!(heap.range(address + 7), Some((address, 6 << 20)));
+    assert!(heap.obey(ToLibrary::Restore { chunk }, Some(null())));
+    assert_eq!(line.take(), [ToDaemon::Restored { chunk }]);
+    let mapped = driver.books().mapped[&address];
+    assert_eq!((mapped.0, mapped.2), (6 << 20, true));
+    assert!(heap.free(address) && !heap.free(address));
+    assert_eq!(line.take(), [ToDaemon::Freed { chunk }]);
+    assert!(driver.is_empty());
+}
+
+#[test]
+fn what_is_freed_while_it_is_away_is_gone() {
+    let (heap, driver, line) = heap();
+    let address = heap.alloc(2 << 20, PROP).unwrap();
+    let chunk = announced(&heap, &line)[0];
+    heap.obey(ToLibrary::Release { chunk }, None);
+    assert!(heap.free(address));
+    let said = line.take();
+    assert_eq!(
+        said,
+        [ToDaemon::Released { chunk }, ToDaemon::Freed { chunk }]
+    );
+    heap.obey(ToLibrary::Restore { chunk }, Some(null()));
+    assert_eq!(line.take(), [ToDaemon::Failed { chunk, result: 0 }]);
+    assert!(driver.is_empty());
+}
+
+#[test]
+fn the_daemon_is_asked_and_may_refuse_or_bring_it() {
+    let (heap, driver, line) = heap();
+    line.up.store(true, Ordering::Relaxed);
+    let heap = &heap;
+    let answered = |answer: fn(ChunkNumber) -> (ToLibrary, Option<OwnedFd>)| {
+        thread::scope(|scope| {
+            let asking = scope.spawn(|| heap.alloc(3 << 20, PROP));
+            let chunk = loop {
+                if let Some(ToDaemon::Ask { chunk, bytes }) = line.take().first() {
+                    assert_eq!(*bytes, 4 << 20);
+                    break *chunk;
+                }
+                thread::yield_now();
+            };
+            let (message, fd) = answer(chunk);
+            assert!(heap.obey(message, fd));
+            asking.join().unwrap()
+        })
+    };
+    let reason = Denial::Limit;
+    let denied = answered(|chunk| {
+        (
+            ToLibrary::Denied {
+                chunk,
+                reason: Denial::Limit,
+            },
+            None,
+        )
+    });
+    assert_eq!(denied, Err(OUT_OF_MEMORY), "{reason:?}");
+    let granted = answered(|chunk| (ToLibrary::Granted { chunk }, None)).unwrap();
+    assert!(matches!(line.take()[..], [ToDaemon::Made { .. }]));
+    let came = answered(|chunk| (ToLibrary::Restore { chunk }, Some(null()))).unwrap();
+    assert!(matches!(line.take()[..], [ToDaemon::Restored { .. }]));
+    driver.books().room = Some(0);
+    let full = answered(|chunk| (ToLibrary::Granted { chunk }, None));
+    assert_eq!(full, Err(OUT_OF_MEMORY));
+    assert!(matches!(line.take()[..], [ToDaemon::Spared { .. }]));
+    line.up.store(false, Ordering::Relaxed);
+    assert!(heap.free(granted) && heap.free(came));
+    assert!(driver.is_empty());
+}
+
+#[test]
+fn nobody_waits_for_a_daemon_that_is_gone() {
+    let (heap, _, line) = heap();
+    line.up.store(true, Ordering::Relaxed);
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| heap.alloc(3 << 20, PROP));
+        while !matches!(line.take().first(), Some(ToDaemon::Ask { .. })) {
+            thread::yield_now();
+        }
+        line.up.store(false, Ordering::Relaxed);
+        heap.daemon_is_gone();
+        assert!(asking.join().unwrap().is_ok());
+    });
+}
+
+#[test]
+fn what_a_gone_daemon_had_moved_is_pinned_and_what_it_kept_is_away() {
+    let (heap, driver, line) = heap();
+    let moved = heap.alloc(2 << 20, PROP).unwrap();
+    let kept = heap.alloc(4 << 20, PROP).unwrap();
+    let chunks = announced(&heap, &line);
+    for chunk in &chunks {
+        heap.obey(ToLibrary::Release { chunk: *chunk }, None);
+    }
+    heap.obey(ToLibrary::Restore { chunk: chunks[0] }, Some(null()));
+    line.up.store(false, Ordering::Relaxed);
+    line.take();
+    heap.announce(|| line.up.store(true, Ordering::Relaxed));
+    let pinned = ToDaemon::Pinned {
+        reason: Pin::Orphaned,
+        bytes: 2 << 20,
+    };
+    assert!(line.take().contains(&pinned));
+    assert!(heap.free(moved) && heap.free(kept));
+    let bytes = 0;
+    let none = ToDaemon::Pinned {
+        reason: Pin::Orphaned,
+        bytes,
+    };
+    assert_eq!(line.take(), [none], "the daemon knows neither");
+    assert!(driver.is_empty());
+}
+
+#[test]
+fn handles_of_the_programs_own_outlive_a_move() {
+    let (heap, driver, line) = heap();
+    let prop = Prop {
+        handle_types: 0,
+        ..PROP
+    };
+    let handle = heap.create(4 << 20, prop).unwrap();
+    assert_eq!(
+        heap.create(3 << 20, prop),
+        Err(INVALID_VALUE),
+        "no whole granules"
+    );
+    let at = driver.reserve(4 << 20).unwrap();
+    heap.map(at, 4 << 20, handle).unwrap();
+    let access = [Access::full(Location { kind: 1, id: 0 })];
+    assert_eq!(heap.permit(at, 4 << 20, &access), Some(Ok(())));
+    let chunk = announced(&heap, &line)[0];
+    heap.obey(ToLibrary::Release { chunk }, None);
+    assert!(driver.books().mapped.is_empty());
+    assert_eq!(
+        heap.export(handle).unwrap_err(),
+        NOT_SUPPORTED,
+        "it is away"
+    );
+    heap.obey(ToLibrary::Restore { chunk }, Some(null()));
+    assert!(driver.books().mapped[&at].2, "with its rights");
+    assert_eq!(heap.retain(at + 5), Some(handle));
+    assert_eq!(heap.range(at + 5), Some((at, 4 << 20)));
+    line.take();
+    assert!(heap.export(handle).is_ok());
+    let bytes = 4 << 20;
+    let reason = Pin::Shared;
+    assert_eq!(
+        line.take(),
+        [ToDaemon::Kept { chunk }, ToDaemon::Pinned { reason, bytes }]
+    );
+    heap.obey(ToLibrary::Release { chunk }, None);
+    assert_eq!(line.take(), [ToDaemon::Failed { chunk, result: 0 }]);
+    assert_eq!((heap.let_go(handle), heap.let_go(handle)), (Ok(()), Ok(())));
+    assert_eq!(heap.let_go(handle), Err(INVALID_VALUE));
+    assert_eq!(heap.unmap(at, 4 << 20), Some(Ok(())));
+    assert_eq!(heap.unmap(at, 4 << 20), None);
+    driver.unreserve(at, 4 << 20).unwrap();
+    assert!(driver.is_empty());
+}
+
+#[test]
+fn a_context_takes_its_memory_along() {
+    let (heap, driver, _) = heap();
+    for bytes in [100, 1 << 20, 9 << 20] {
+        heap.alloc(bytes, PROP).unwrap();
+    }
+    heap.context_is_gone();
+    assert!(driver.is_empty());
+    assert_eq!(heap.range(1 << 40), None);
+    assert!(heap.alloc(100, PROP).is_ok());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Alloc(u64),
+    Free(prop::sample::Index),
+    Release(prop::sample::Index),
+    Restore(prop::sample::Index),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let which = || any::<prop::sample::Index>();
+    prop_oneof![
+        (1_u64..3 << 20).prop_map(Step::Alloc),
+        (1_u64..4096).prop_map(Step::Alloc),
+        which().prop_map(Step::Free),
+        which().prop_map(Step::Release),
+        which().prop_map(Step::Restore),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn addresses_stay_and_nothing_leaks(steps in prop::collection::vec(step(), 1..120)) {
+        let (heap, driver, line) = heap();
+        let mut held: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut away: BTreeSet<ChunkNumber> = BTreeSet::new();
+        let mut there: BTreeSet<ChunkNumber> = BTreeSet::new();
+        heap.announce(|| line.up.store(true, Ordering::Relaxed));
+        let stop = Arc::new(AtomicUsize::new(0));
+        let seen = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            // A daemon that grants everything.
+            let (seen, granting, ended) = (&seen, &heap, stop.clone());
+            let said = line.clone();
+            scope.spawn(move || {
+                while ended.load(Ordering::Relaxed) == 0 {
+                    let mut seen = seen.lock().unwrap();
+                    for message in said.take() {
+                        match message {
+                            ToDaemon::Ask { chunk, .. } => {
+                                assert!(granting.obey(ToLibrary::Granted { chunk }, None));
+                            }
+                            other => seen.push(other),
+                        }
+                    }
+                    drop(seen);
+                    thread::yield_now();
+                }
+            });
+            let settle = |there: &mut BTreeSet<_>, away: &mut BTreeSet<_>| {
+                let all: Vec<ToDaemon> = {
+                    let mut seen = seen.lock().unwrap();
+                    let mut all = std::mem::take(&mut *seen);
+                    all.extend(line.take());
+                    all
+                };
+                for message in all {
+                    match message {
+                        ToDaemon::Made { chunk, .. } => { there.insert(chunk); }
+                        ToDaemon::Released { chunk } => { there.remove(&chunk); away.insert(chunk); }
+                        ToDaemon::Restored { chunk } => { away.remove(&chunk); there.insert(chunk); }
+                        ToDaemon::Freed { chunk } => { away.remove(&chunk); there.remove(&chunk); }
+                        other => panic!("{other:?}"),
+                    }
+                }
+            };
+            for step in steps {
+                settle(&mut there, &mut away);
+                match step {
+                    Step::Alloc(bytes) => {
+                        let at = heap.alloc(bytes, PROP).unwrap();
+                        let before = held.range(..=at).next_back();
+                        assert!(before.is_none_or(|(other, bytes)| other + bytes <= at));
+                        assert!(held.range(at..).next().is_none_or(|(other, _)| at + bytes <= *other));
+                        held.insert(at, bytes);
+                    }
+                    Step::Free(which) if !held.is_empty() => {
+                        let at = *held.keys().nth(which.index(held.len())).unwrap();
+                        held.remove(&at);
+                        assert!(heap.free(at));
+                    }
+                    Step::Release(which) if !there.is_empty() => {
+                        let chunk = *there.iter().nth(which.index(there.len())).unwrap();
+                        heap.obey(ToLibrary::Release { chunk }, None);
+                    }
+                    Step::Restore(which) if !away.is_empty() => {
+                        let chunk = *away.iter().nth(which.index(away.len())).unwrap();
+                        heap.obey(ToLibrary::Restore { chunk }, Some(null()));
+                    }
+                    _ => {}
+                }
+            }
+            stop.store(1, Ordering::Relaxed);
+        });
+        for (at, bytes) in &held {
+            let (base, length) = heap.range(*at).unwrap();
+            prop_assert!(base == *at && length >= *bytes);
+        }
+        line.up.store(false, Ordering::Relaxed);
+        for at in held.keys() {
+            prop_assert!(heap.free(*at));
+        }
+        heap.shrink();
+        prop_assert!(driver.is_empty(), "{:?}", driver.books());
+    }
+}

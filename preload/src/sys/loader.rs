@@ -1,0 +1,105 @@
+//! How programs get at the driver's functions, and how they get ours instead.
+//!
+//! - *Linked with the library*: ours are exported by the same names and come first.
+//! - *dlsym*: the C library's is stood before by [`dlsym`].
+//! - *cuGetProcAddress*, of which ours gives out ours (`calls.rs`): so do the CUDA runtime, linked statically or not, and
+//!   what uses it.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::{calls, tenant};
+
+/// The C library's own `dlsym`.
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// Its address, found on first use: others' initialisers run before ours.
+fn real() -> *mut c_void {
+    let known = REAL.load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    /// SOURCE: glibc's abilist of libc.so or libdl.so: the first version of the symbol on each machine.
+    #[cfg(target_arch = "x86_64")]
+    const FIRST: &CStr = c"GLIBC_2.2.5";
+    #[cfg(not(target_arch = "x86_64"))]
+    const FIRST: &CStr = c"GLIBC_2.17";
+    // SAFETY: C strings; `dlvsym` is not stood before.
+    let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), FIRST.as_ptr()) };
+    REAL.store(found, Ordering::Release);
+    found
+}
+
+/// The C library's `dlsym`, for a library that is loaded; null if there is no such name.
+pub(super) fn find(library: *mut c_void, name: &str) -> *mut c_void {
+    let mut text = [0_u8; 64];
+    let real = real();
+    if real.is_null() || name.len() >= text.len() {
+        return ptr::null_mut();
+    }
+    text[..name.len()].copy_from_slice(name.as_bytes());
+    // SAFETY: the C library's function of this type.
+    let real = unsafe { std::mem::transmute::<*mut c_void, Dlsym>(real) };
+    // SAFETY: a library that was opened, and a string that ends with zero.
+    unsafe { real(library, text.as_ptr().cast()) }
+}
+
+/// What [`dlsym`] is to answer; null where the C library's is to.
+///
+/// # Safety
+/// `name` is a C string.
+#[cfg_attr(test, allow(dead_code))]
+unsafe extern "C" fn look(library: *mut c_void, name: *const c_char) -> *mut c_void {
+    let real = real();
+    if real.is_null() || name.is_null() || !tenant::is_on() {
+        return ptr::null_mut();
+    }
+    // With these the search begins at the caller, whom only the C library's can tell; or finds ours by itself.
+    if library == libc::RTLD_DEFAULT || library == libc::RTLD_NEXT {
+        return ptr::null_mut();
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(name) };
+    let Some(ours) = calls::by_name(text.to_bytes()) else {
+        return ptr::null_mut();
+    };
+    // SAFETY: the C library's function of this type.
+    let real = unsafe { std::mem::transmute::<*mut c_void, Dlsym>(real) };
+    // SAFETY: the caller's own arguments.
+    let theirs = unsafe { real(library, name) };
+    if theirs.is_null() { theirs } else { ours }
+}
+
+/// Stands before the C library's `dlsym`, and goes on to it as if it had been called itself: RTLD_NEXT depends on who calls.
+///
+/// # Safety
+/// As dlsym(3).
+#[cfg(target_arch = "x86_64")]
+#[cfg_attr(test, allow(dead_code))]
+#[unsafe(naked)]
+// SAFETY: the name is meant to stand before the C library's, whose contract this function keeps.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void {
+    std::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {look}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jnz 2f",
+        "mov rax, qword ptr [rip + {real}]",
+        "test rax, rax",
+        "jz 2f",
+        "jmp rax",
+        "2:",
+        "ret",
+        look = sym look,
+        real = sym REAL,
+    )
+}

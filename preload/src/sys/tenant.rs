@@ -1,0 +1,198 @@
+//! The process as a tenant: its heap, its context, and the thread that obeys the daemon.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::mem::zeroed;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use turnstile_preload_wire::Pin;
+
+use super::driver::{Real, call};
+use super::link::{LINK, Link};
+use crate::abi::{Prop, SUCCESS};
+use crate::heap::{Heap, Line};
+use crate::ordered::Ordered;
+
+/// TIMEOUT: from one attempt to find a daemon to the next.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Memory that the driver allocated by itself.
+pub(super) type Natives = BTreeMap<u64, (Pin, u64)>;
+
+/// The process.
+#[derive(Debug)]
+pub(super) struct Tenant {
+    pub(super) heap: Heap<Real, &'static Link>,
+    pub(super) streams: Mutex<Ordered>,
+    /// The context whose memory moves: the first that allocates; none once that is destroyed.
+    context: AtomicUsize,
+    pub(super) device: c_int,
+    /// By address or handle.
+    natives: Mutex<Natives>,
+    /// Captures that have begun and not ended.
+    pub(super) captures: AtomicUsize,
+    /// Kinds of refusal that were spoken of.
+    pub(super) said: AtomicU64,
+    process: u32,
+}
+
+static TENANT: OnceLock<Tenant> = OnceLock::new();
+
+/// Whether the launcher wants memory to move.
+pub(super) fn is_on() -> bool {
+    LINK.get().is_some()
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics under these locks; if it did, the program's own calls matter more.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The calling thread's context, zero if none.
+fn current() -> usize {
+    let mut context = 0;
+    // SAFETY: the place is borrowed for the whole call.
+    let result = unsafe { call::ctx_current(&mut context) };
+    if result == SUCCESS { context } else { 0 }
+}
+
+/// The tenant, if it is one and has allocated something.
+pub(super) fn known() -> Option<&'static Tenant> {
+    let tenant = TENANT.get()?;
+    // A child of fork cannot use the GPU, and is told so by the driver.
+    (tenant.process == std::process::id()).then_some(tenant)
+}
+
+/// The tenant for a call that allocates in the current context; None if the driver is to do it. The first such call begins.
+pub(super) fn here() -> Option<&'static Tenant> {
+    let link = LINK.get()?;
+    let context = current();
+    if context == 0 {
+        return None;
+    }
+    if TENANT.get().is_none() {
+        begin(link, context);
+    }
+    known().filter(|tenant| tenant.context.load(Ordering::Relaxed) == context)
+}
+
+fn begin(link: &'static Link, context: usize) {
+    let mut device = 0;
+    // SAFETY: the place is borrowed for the whole call.
+    if unsafe { call::ctx_device(&mut device) } != SUCCESS {
+        return;
+    }
+    let tenant = Tenant {
+        heap: Heap::new(Real, link),
+        streams: Mutex::default(),
+        context: AtomicUsize::new(context),
+        device,
+        natives: Mutex::default(),
+        captures: AtomicUsize::new(0),
+        said: AtomicU64::new(0),
+        process: std::process::id(),
+    };
+    let mut first = false;
+    let tenant = TENANT.get_or_init(|| {
+        first = true;
+        tenant
+    });
+    if !first {
+        return;
+    }
+    greet(link);
+    without_signals(|| {
+        let thread = thread::Builder::new().name("turnstile-memory".into());
+        if thread.spawn(move || obey(tenant, link, context)).is_err() {
+            eprintln!("turnstile: no thread; memory of this program does not move");
+        }
+    });
+}
+
+/// Connects for the first time.
+pub(super) fn greet(link: &'static Link) {
+    static GREETING: Mutex<()> = Mutex::new(());
+    let _one = lock(&GREETING);
+    if !link.is_up()
+        && let Some(socket) = link.connect()
+    {
+        link.set(socket);
+    }
+}
+
+/// What is started meanwhile gets none of the program's signals.
+fn without_signals(start: impl FnOnce()) {
+    // SAFETY: sets of integers, which the calls fill in; all outlive the calls.
+    unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = (zeroed(), zeroed());
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        start();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut());
+    }
+}
+
+/// The thread that obeys the daemon.
+fn obey(tenant: &'static Tenant, link: &'static Link, context: usize) {
+    // SAFETY: the context of the call that began; one that is gone is refused.
+    unsafe { call::ctx_set(context) };
+    loop {
+        while let Some((message, fd)) = link.next() {
+            if !tenant.heap.obey(message, fd) {
+                // An answer to nobody, or a daemon that is gone: seen with the next frame.
+                continue;
+            }
+        }
+        tenant.heap.daemon_is_gone();
+        loop {
+            thread::sleep(AGAIN);
+            if let Some(socket) = link.connect() {
+                tenant.heap.announce(|| link.set(socket));
+                break;
+            }
+        }
+    }
+}
+
+impl Tenant {
+    /// Plain memory of the tenant's GPU.
+    pub(super) const fn prop(&self) -> Prop {
+        Prop::on(self.device)
+    }
+
+    /// A context is about to be destroyed.
+    pub(super) fn ends(&self, context: Option<usize>, device: Option<c_int>) {
+        let ours = self.context.load(Ordering::Relaxed);
+        let ends = context == Some(ours) || device == Some(self.device);
+        if ends && self.context.swap(0, Ordering::Relaxed) != 0 {
+            *lock(&self.streams) = Ordered::default();
+            self.heap.context_is_gone();
+        }
+    }
+
+    /// The driver has allocated something by itself.
+    pub(super) fn native(&self, key: u64, pin: Pin, bytes: u64) {
+        lock(&self.natives).insert(key, (pin, bytes));
+        self.heap.pinned(pin, bytes, true);
+    }
+
+    /// It has freed it.
+    pub(super) fn native_freed(&self, key: u64) {
+        let known = lock(&self.natives).remove(&key);
+        if let Some((pin, bytes)) = known {
+            self.heap.pinned(pin, bytes, false);
+        }
+    }
+
+    /// Says something on the program's standard error, once.
+    pub(super) fn say_once(&self, kind: u32, text: &str) {
+        let bit = 1 << kind;
+        if self.said.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            eprintln!("turnstile: {text}");
+        }
+    }
+}

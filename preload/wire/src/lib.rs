@@ -1,0 +1,518 @@
+//! What the library in a CUDA program and the daemon say to each other about the program's memory.
+//!
+//! ```text
+//!   library                                   daemon
+//!   Hello                            -->
+//!                                    <--      Welcome: the limit
+//!   Ask: a chunk of so many bytes    -->
+//!                                    <--      Granted: make it | Restore + handle: here it is | Denied
+//!   Made + handle                    -->
+//!                                    <--      Release: unmap it, let it go        (nothing of the program runs then)
+//!   Released                         -->
+//!                                    <--      Restore + handle: map it where it was
+//!   Restored                         -->
+//!   Freed                            -->
+//! ```
+//!
+//! A frame is one message of a Unix SEQPACKET socket: [`FRAME_BYTES`] bytes, four little-endian words, and one descriptor where
+//! the message says so: a handle of GPU memory as the driver exports it. The library numbers its chunks from 1 on and uses no
+//! number twice. One process, one connection; its end is the end of the process's memory, as far as the daemon is concerned.
+//!
+//! Each side takes what the other says as an allegation, which is checked in one place: [`ToDaemon::decode`] and
+//! [`ToLibrary::decode`]. A frame has one encoding: what is decoded is encoded to the same bytes.
+#![deny(unsafe_code)]
+
+/// Version of this protocol.
+pub const VERSION: u64 = 1;
+/// Bytes of a frame.
+pub const FRAME_BYTES: usize = 32;
+/// Granule of chunks. SOURCE: cuMemGetAllocationGranularity on an H200 (driver 580.159.04).
+pub const GRANULE_BYTES: u64 = 2 << 20;
+/// Largest chunk: more than any GPU has.
+pub const CHUNK_BYTES_MAX: u64 = 1 << 42;
+/// Chunks of one process that can move; each takes a descriptor in the daemon. What is beyond stays where it is.
+pub const CHUNKS_MAX: usize = 16 << 10;
+/// Where the library finds the launcher's socket.
+pub const VARIABLE: &str = "TURNSTILE_MEMORY";
+
+/// A chunk, as the library numbers it: from 1 on.
+pub type ChunkNumber = u64;
+
+/// Why memory of a program does not move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Pin {
+    /// Arrays and mipmapped arrays: their layout is the driver's own.
+    Array = 0,
+    /// Managed memory: the driver moves it itself.
+    Managed = 1,
+    /// It belongs to another context or GPU than the program's first.
+    OtherContext = 2,
+    /// Its handle was given to another process, or came from one.
+    Shared = 3,
+    /// A pool whose memory can be exported.
+    Pool = 4,
+    /// Made by nodes of a graph.
+    Graph = 5,
+    /// There are more than [`CHUNKS_MAX`] chunks.
+    TooMany = 6,
+    /// It was moved by a daemon that is gone; the driver exports a handle only where the memory was made.
+    Orphaned = 7,
+}
+
+impl Pin {
+    /// All.
+    pub const ALL: [Self; 8] = [
+        Self::Array,
+        Self::Managed,
+        Self::OtherContext,
+        Self::Shared,
+        Self::Pool,
+        Self::Graph,
+        Self::TooMany,
+        Self::Orphaned,
+    ];
+
+    /// As a word, for logs and the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Array => "array",
+            Self::Managed => "managed",
+            Self::OtherContext => "other_context",
+            Self::Shared => "shared",
+            Self::Pool => "pool",
+            Self::Graph => "graph",
+            Self::TooMany => "too_many",
+            Self::Orphaned => "orphaned",
+        }
+    }
+}
+
+/// Why a chunk is denied. To the program all are CUDA_ERROR_OUT_OF_MEMORY.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Denial {
+    /// The tenant's memory.max.
+    Limit = 0,
+    /// GPU and host together are full.
+    Full = 1,
+}
+
+impl Denial {
+    /// All.
+    pub const ALL: [Self; 2] = [Self::Limit, Self::Full];
+}
+
+/// From the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToDaemon {
+    /// First.
+    Hello {
+        /// [`VERSION`].
+        version: u64,
+    },
+    /// May there be a chunk of so many bytes?
+    Ask {
+        /// Its number.
+        chunk: ChunkNumber,
+        /// Bytes, of whole granules.
+        bytes: u64,
+    },
+    /// There is one, on the GPU. One descriptor: its handle.
+    Made {
+        /// Its number: what was granted, or new to a daemon that was not there then.
+        chunk: ChunkNumber,
+        /// Bytes, of whole granules.
+        bytes: u64,
+    },
+    /// One that was granted was not made after all.
+    Spared {
+        /// Its number.
+        chunk: ChunkNumber,
+    },
+    /// It is not needed any more, wherever it is.
+    Freed {
+        /// Its number.
+        chunk: ChunkNumber,
+    },
+    /// It stays where it is from now on, though it was movable before.
+    Kept {
+        /// Its number.
+        chunk: ChunkNumber,
+    },
+    /// So much other memory of the process is on the GPU and cannot move.
+    Pinned {
+        /// Why.
+        reason: Pin,
+        /// Bytes now.
+        bytes: u64,
+    },
+    /// Answer to [`ToLibrary::Release`]: nobody in the process has it.
+    Released {
+        /// Its number.
+        chunk: ChunkNumber,
+    },
+    /// Answer to [`ToLibrary::Restore`]: it is where it was.
+    Restored {
+        /// Its number.
+        chunk: ChunkNumber,
+    },
+    /// Answer to either: it was not done.
+    Failed {
+        /// Its number.
+        chunk: ChunkNumber,
+        /// The driver's result, or zero where there is no such chunk.
+        result: u32,
+    },
+    /// How much memory is there?
+    Info {
+        /// For the answer; numbered as chunks are.
+        question: ChunkNumber,
+    },
+}
+
+/// From the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToLibrary {
+    /// Answer to Hello.
+    Welcome {
+        /// [`VERSION`].
+        version: u64,
+        /// Bytes that the tenant may have.
+        limit_bytes: u64,
+    },
+    /// Make it.
+    Granted {
+        /// The chunk that was asked for.
+        chunk: ChunkNumber,
+    },
+    /// No.
+    Denied {
+        /// The chunk that was asked for.
+        chunk: ChunkNumber,
+        /// Why.
+        reason: Denial,
+    },
+    /// Answer to Info.
+    Memory {
+        /// The question.
+        question: ChunkNumber,
+        /// Bytes that the tenant may still ask for.
+        free_bytes: u64,
+        /// Bytes that it may have.
+        total_bytes: u64,
+    },
+    /// Unmap it and let it go.
+    Release {
+        /// Which.
+        chunk: ChunkNumber,
+    },
+    /// Map it where it was, or was to be. One descriptor: its handle.
+    Restore {
+        /// Which.
+        chunk: ChunkNumber,
+    },
+}
+
+/// Why a message is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// Its length.
+    #[error("a frame has {FRAME_BYTES} bytes, this one {0}")]
+    Length(usize),
+    /// Its first word.
+    #[error("there is no frame of kind {0:#x}")]
+    Kind(u64),
+    /// A word that says nothing is not zero.
+    #[error("a word that is not used is {0:#x}")]
+    Unused(u64),
+    /// A chunk's number.
+    #[error("chunks are numbered from 1 on")]
+    Number,
+    /// A chunk's size.
+    #[error("a chunk of {0} bytes is not one of whole granules up to {CHUNK_BYTES_MAX}")]
+    Bytes(u64),
+    /// A code.
+    #[error("there is no reason {0}")]
+    Reason(u64),
+    /// Descriptors.
+    #[error("it came with {got} descriptors instead of {expected}")]
+    Descriptors {
+        /// So many.
+        got: usize,
+        /// So many belong to it.
+        expected: usize,
+    },
+}
+
+type Words = [u64; 4];
+
+fn words(frame: &[u8]) -> Result<Words, FrameError> {
+    let frame: &[u8; FRAME_BYTES] = frame
+        .try_into()
+        .map_err(|_| FrameError::Length(frame.len()))?;
+    let (words, _) = frame.as_chunks::<8>();
+    Ok(std::array::from_fn(|at| u64::from_le_bytes(words[at])))
+}
+
+fn bytes(words: Words) -> [u8; FRAME_BYTES] {
+    let mut frame = [0; FRAME_BYTES];
+    for (to, word) in frame.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+        *to = word.to_le_bytes();
+    }
+    frame
+}
+
+fn chunk(number: u64) -> Result<ChunkNumber, FrameError> {
+    (number > 0).then_some(number).ok_or(FrameError::Number)
+}
+
+fn size(bytes: u64) -> Result<u64, FrameError> {
+    let is = bytes > 0 && bytes <= CHUNK_BYTES_MAX && bytes.is_multiple_of(GRANULE_BYTES);
+    is.then_some(bytes).ok_or(FrameError::Bytes(bytes))
+}
+
+fn unused(words: &[u64]) -> Result<(), FrameError> {
+    let set = words.iter().find(|word| **word != 0);
+    set.map_or(Ok(()), |word| Err(FrameError::Unused(*word)))
+}
+
+fn one_of<T: Copy>(all: &[T], at: u64) -> Result<T, FrameError> {
+    let found = usize::try_from(at).ok().and_then(|at| all.get(at));
+    found.copied().ok_or(FrameError::Reason(at))
+}
+
+fn belongs<T>(message: T, expected: usize, got: usize) -> Result<T, FrameError> {
+    if got == expected {
+        Ok(message)
+    } else {
+        Err(FrameError::Descriptors { got, expected })
+    }
+}
+
+impl ToDaemon {
+    /// Descriptors that belong to it.
+    pub const fn descriptors(&self) -> usize {
+        matches!(self, Self::Made { .. }) as usize
+    }
+
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; FRAME_BYTES] {
+        bytes(match *self {
+            Self::Hello { version } => [1, version, 0, 0],
+            Self::Ask { chunk, bytes } => [2, chunk, bytes, 0],
+            Self::Made { chunk, bytes } => [3, chunk, bytes, 0],
+            Self::Spared { chunk } => [4, chunk, 0, 0],
+            Self::Freed { chunk } => [5, chunk, 0, 0],
+            Self::Kept { chunk } => [6, chunk, 0, 0],
+            // CAST: the reasons are numbered.
+            Self::Pinned { reason, bytes } => [7, reason as u64, bytes, 0],
+            Self::Released { chunk } => [8, chunk, 0, 0],
+            Self::Restored { chunk } => [9, chunk, 0, 0],
+            Self::Failed { chunk, result } => [10, chunk, result.into(), 0],
+            Self::Info { question } => [11, question, 0, 0],
+        })
+    }
+
+    /// What came, with so many descriptors.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn decode(frame: &[u8], descriptors: usize) -> Result<Self, FrameError> {
+        let [kind, a, b, c] = words(frame)?;
+        unused(&[c])?;
+        let alone = |message: Self| unused(&[b]).map(|()| message);
+        let message = match kind {
+            1 => alone(Self::Hello { version: a })?,
+            2 => Self::Ask {
+                chunk: chunk(a)?,
+                bytes: size(b)?,
+            },
+            3 => Self::Made {
+                chunk: chunk(a)?,
+                bytes: size(b)?,
+            },
+            4 => alone(Self::Spared { chunk: chunk(a)? })?,
+            5 => alone(Self::Freed { chunk: chunk(a)? })?,
+            6 => alone(Self::Kept { chunk: chunk(a)? })?,
+            7 => Self::Pinned {
+                reason: one_of(&Pin::ALL, a)?,
+                bytes: if b <= CHUNK_BYTES_MAX {
+                    b
+                } else {
+                    return Err(FrameError::Bytes(b));
+                },
+            },
+            8 => alone(Self::Released { chunk: chunk(a)? })?,
+            9 => alone(Self::Restored { chunk: chunk(a)? })?,
+            10 => Self::Failed {
+                chunk: chunk(a)?,
+                result: u32::try_from(b).map_err(|_| FrameError::Reason(b))?,
+            },
+            11 => alone(Self::Info {
+                question: chunk(a)?,
+            })?,
+            _ => return Err(FrameError::Kind(kind)),
+        };
+        belongs(message, message.descriptors(), descriptors)
+    }
+}
+
+impl ToLibrary {
+    /// Descriptors that belong to it.
+    pub const fn descriptors(&self) -> usize {
+        matches!(self, Self::Restore { .. }) as usize
+    }
+
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; FRAME_BYTES] {
+        bytes(match *self {
+            Self::Welcome {
+                version,
+                limit_bytes,
+            } => [33, version, limit_bytes, 0],
+            Self::Granted { chunk } => [34, chunk, 0, 0],
+            // CAST: the reasons are numbered.
+            Self::Denied { chunk, reason } => [35, chunk, reason as u64, 0],
+            Self::Memory {
+                question,
+                free_bytes,
+                total_bytes,
+            } => [36, question, free_bytes, total_bytes],
+            Self::Release { chunk } => [37, chunk, 0, 0],
+            Self::Restore { chunk } => [38, chunk, 0, 0],
+        })
+    }
+
+    /// What came, with so many descriptors.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn decode(frame: &[u8], descriptors: usize) -> Result<Self, FrameError> {
+        let [kind, a, b, c] = words(frame)?;
+        let message = match kind {
+            33 => Self::Welcome {
+                version: a,
+                limit_bytes: b,
+            },
+            34 => Self::Granted { chunk: chunk(a)? },
+            35 => Self::Denied {
+                chunk: chunk(a)?,
+                reason: one_of(&Denial::ALL, b)?,
+            },
+            36 => Self::Memory {
+                question: chunk(a)?,
+                free_bytes: b,
+                total_bytes: c,
+            },
+            37 => Self::Release { chunk: chunk(a)? },
+            38 => Self::Restore { chunk: chunk(a)? },
+            _ => return Err(FrameError::Kind(kind)),
+        };
+        match kind {
+            33 | 35 => unused(&[c])?,
+            34 | 37 | 38 => unused(&[b, c])?,
+            _ => {}
+        }
+        belongs(message, message.descriptors(), descriptors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Words that are likely to be something.
+    fn word() -> impl Strategy<Value = u64> {
+        prop_oneof![
+            Just(0),
+            0_u64..48,
+            (0_u64..64).prop_map(|granules| granules * GRANULE_BYTES),
+            Just(CHUNK_BYTES_MAX),
+            Just(CHUNK_BYTES_MAX + GRANULE_BYTES),
+            any::<u64>(),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_decoded_is_encoded_to_the_same(
+            kind in 0_u64..48, rest in [word(), word(), word()], fds in 0_usize..3,
+        ) {
+            let frame = bytes([kind, rest[0], rest[1], rest[2]]);
+            if let Ok(message) = ToDaemon::decode(&frame, fds) {
+                prop_assert_eq!(message.encode(), frame);
+                prop_assert_eq!(message.descriptors(), fds);
+                prop_assert!(ToLibrary::decode(&frame, fds).is_err());
+            }
+            if let Ok(message) = ToLibrary::decode(&frame, fds) {
+                prop_assert_eq!(message.encode(), frame);
+                prop_assert_eq!(message.descriptors(), fds);
+            }
+        }
+
+        #[test]
+        fn anything_is_decoded_or_refused(frame in prop::collection::vec(any::<u8>(), 0..80)) {
+            let decoded = ToDaemon::decode(&frame, 0);
+            prop_assert!(frame.len() == FRAME_BYTES || decoded == Err(FrameError::Length(frame.len())));
+            let _ = ToLibrary::decode(&frame, 0);
+        }
+    }
+
+    #[test]
+    fn all_are_sent_and_received() {
+        let (chunk, bytes) = (7, 3 * GRANULE_BYTES);
+        let mut to_daemon = vec![
+            ToDaemon::Hello { version: VERSION },
+            ToDaemon::Ask { chunk, bytes },
+            ToDaemon::Made { chunk, bytes },
+            ToDaemon::Spared { chunk },
+            ToDaemon::Freed { chunk },
+            ToDaemon::Kept { chunk },
+            ToDaemon::Released { chunk },
+            ToDaemon::Restored { chunk },
+            ToDaemon::Failed { chunk, result: 2 },
+            ToDaemon::Info { question: 8 },
+        ];
+        to_daemon.extend(Pin::ALL.map(|reason| ToDaemon::Pinned { reason, bytes: 5 }));
+        for message in to_daemon {
+            let again = ToDaemon::decode(&message.encode(), message.descriptors());
+            assert_eq!(again, Ok(message));
+        }
+        let mut to_library = vec![
+            ToLibrary::Welcome {
+                version: VERSION,
+                limit_bytes: 9,
+            },
+            ToLibrary::Granted { chunk },
+            ToLibrary::Memory {
+                question: 8,
+                free_bytes: 1,
+                total_bytes: 2,
+            },
+            ToLibrary::Release { chunk },
+            ToLibrary::Restore { chunk },
+        ];
+        to_library.extend(Denial::ALL.map(|reason| ToLibrary::Denied { chunk, reason }));
+        for message in to_library {
+            let again = ToLibrary::decode(&message.encode(), message.descriptors());
+            assert_eq!(again, Ok(message));
+        }
+    }
+
+    #[test]
+    fn what_no_library_says_is_refused() {
+        let refused = |words: Words| ToDaemon::decode(&bytes(words), 0).unwrap_err();
+        assert_eq!(refused([2, 0, GRANULE_BYTES, 0]), FrameError::Number);
+        assert_eq!(refused([2, 1, 0, 0]), FrameError::Bytes(0));
+        assert_eq!(refused([2, 1, 4096, 0]), FrameError::Bytes(4096));
+        assert_eq!(refused([2, 1, u64::MAX, 0]), FrameError::Bytes(u64::MAX));
+        assert_eq!(refused([7, 8, 0, 0]), FrameError::Reason(8));
+        assert_eq!(refused([4, 1, 2, 0]), FrameError::Unused(2));
+        assert_eq!(refused([12, 1, 0, 0]), FrameError::Kind(12));
+        let made = [3, 1, GRANULE_BYTES, 0];
+        let (got, expected) = (0, 1);
+        assert_eq!(refused(made), FrameError::Descriptors { got, expected });
+    }
+}

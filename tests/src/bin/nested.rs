@@ -1,0 +1,96 @@
+//! Checks of a PCI GPU that implements the device contract, and of guests that its doorbells are passed through to: run in
+//! the nested lab on `--device 0000:00:03.0`, or anywhere on simulated hardware.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::Parser;
+use turnstile_mediator::daemon::MeterKind;
+use turnstile_mediator::gpu::Suspend;
+use turnstile_mediator::gpu::soft::SoftConfig;
+use turnstile_mediator::gpu::soft::pci::PciGpu;
+use turnstile_mediator::gpu::vfio::Bus;
+use turnstile_mediator::gpu::vfio::fake::FakeBus;
+use turnstile_mediator::gpu::vfio::kernel::KernelBus;
+use turnstile_mediator::gpu::vfio::user::UserBus;
+use turnstile_tests::nested::{Line, checks, gates};
+
+/// Runs the checks and prints their figures.
+#[derive(Debug, Parser)]
+struct Args {
+    /// PCI address of the GPU, bound to vfio-pci
+    #[arg(long)]
+    device: Option<String>,
+    /// Socket of a vfio-user server of the GPU; without either, it is simulated in this process
+    #[arg(long, conflicts_with = "device")]
+    vfio_user: Option<PathBuf>,
+    /// Cycles of the gate
+    #[arg(long, default_value_t = 1000)]
+    cycles: u32,
+    /// Seconds of each run at 1:3
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// Checks to run, by name; all of them if none is named
+    #[arg(value_parser = ["interrupts", "polling", "isolation", "open", "cycles", "throughput", "shares", "wild", "polled"])]
+    checks: Vec<String>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let bus: Arc<dyn Bus> = match (&args.device, &args.vfio_user) {
+        (Some(address), _) => Arc::new(KernelBus::open(address)?),
+        (None, Some(socket)) => Arc::new(UserBus::connect(socket)?),
+        (None, None) => Arc::new(FakeBus::new(PciGpu::new(SoftConfig {
+            suspend: Suspend::BetweenCommands,
+            ..SoftConfig::default()
+        })?)),
+    };
+    println!("GPU: {}", bus.describe());
+    let length = Duration::from_secs(args.seconds);
+    let named = |name: &str| args.checks.is_empty() || args.checks.iter().any(|n| n == name);
+    let began = Instant::now();
+    let mut kept = true;
+    let mut run = |name: &str, check: &dyn Fn() -> Result<Vec<Line>>| {
+        if !named(name) {
+            return;
+        }
+        let since = Instant::now();
+        match check() {
+            Ok(lines) => {
+                for line in lines {
+                    println!("{line}");
+                    kept &= line.kept;
+                }
+            }
+            Err(error) => {
+                println!("FAILED {name}: {error:#}");
+                kept = false;
+            }
+        }
+        println!("       {name} took {:.1} s", since.elapsed().as_secs_f64());
+    };
+    run("interrupts", &|| checks::interrupts(&bus));
+    run("polling", &|| checks::polling_cost(&bus));
+    run("isolation", &|| checks::isolation(&bus));
+    match turnstile_vmm::vmm::kvm_available() {
+        Ok(()) => {
+            run("open", &|| gates::open(&*bus));
+            run("cycles", &|| gates::cycles(&*bus, args.cycles));
+            run("throughput", &|| gates::throughput(&*bus));
+            run("wild", &|| checks::wild_guests(&bus));
+            run("shares", &|| {
+                checks::shares(&bus, MeterKind::Events, length)
+            });
+            run("polled", &|| {
+                checks::shares(&bus, MeterKind::Polled, length)
+            });
+        }
+        Err(reason) => println!("SKIPPED: guests: {reason}"),
+    }
+    println!("all checks took {:.1} s", began.elapsed().as_secs_f64());
+    anyhow::ensure!(kept, "some promises were not kept");
+    println!("NESTED OK");
+    Ok(())
+}

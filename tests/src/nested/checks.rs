@@ -1,0 +1,353 @@
+//! Checks of the device itself, and of the daemon over it with guests.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use turnstile_abi::physical::{BAR_REGS, regs};
+use turnstile_abi::{ChannelStatus, Command, CopyDirection, ErrorCode};
+use turnstile_accounting::{EngineId, Nanos, TenantId};
+use turnstile_images::{GUEST_ELF, Load, Misbehaviour, Outcome, Report, Workload, files};
+use turnstile_mediator::daemon::{
+    Daemon, DaemonConfig, HostConfig, HostSnapshot, MeterKind, TenantSnapshot, Timing,
+};
+use turnstile_mediator::gpu::Gpu;
+use turnstile_mediator::gpu::soft::plain::PlainVm;
+use turnstile_mediator::gpu::vfio::{Bus, Region, VfioGpu};
+use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmHandle};
+use vm_memory::GuestAddress;
+
+use super::Line;
+use crate::e2e::{GRACE, guest_report, wait_for};
+
+/// TIMEOUT: seconds in which an emulated host may not come to a thread.
+const PATIENCE: Duration = Duration::from_secs(30);
+const A: TenantId = TenantId(1);
+const B: TenantId = TenantId(2);
+
+fn gpu(bus: &Arc<dyn Bus>) -> anyhow::Result<Arc<VfioGpu>> {
+    Ok(Arc::new(VfioGpu::new(bus.clone())?))
+}
+
+/// Fences with interrupt, one after another, each waited for.
+///
+/// # Errors
+/// When the device does not do what it must.
+pub fn interrupts(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
+    const COUNT: u64 = 200;
+    let gpu = gpu(bus)?;
+    let vm = PlainVm::enter(&*gpu, A, 16 << 20, 2 << 20, 8)?;
+    let mut channel = vm.open_channel(&*gpu, A, 64, 3)?;
+    let began = Instant::now();
+    let mut came = 0;
+    for count in 1..=COUNT {
+        channel.push_fence(true);
+        channel.ring();
+        let since = Instant::now();
+        while vm.interrupts.count(3) < count && since.elapsed() < Duration::from_secs(2) {
+            std::thread::yield_now();
+        }
+        came += u64::from(vm.interrupts.count(3) == count);
+    }
+    let each = began.elapsed() / COUNT as u32;
+    gpu.destroy_context(A);
+    Ok(vec![Line::promised(
+        "interrupts",
+        format!("{came} of {COUNT}, {each:?} from doorbell to eventfd"),
+        came == COUNT,
+    )])
+}
+
+/// What it costs to read the status register of an engine.
+///
+/// # Errors
+/// When the device does not do what it must.
+pub fn polling_cost(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
+    let gpu = gpu(bus)?;
+    let each = |count: u32, act: &mut dyn FnMut()| {
+        let began = Instant::now();
+        (0..count).for_each(|_| act());
+        began.elapsed().as_nanos() as f64 / f64::from(count)
+    };
+    let mapped = each(100_000, &mut || {
+        std::hint::black_box(gpu.engine_status(EngineId(0)));
+    });
+    let clock = each(100_000, &mut || {
+        std::hint::black_box(gpu.now());
+    });
+    let mut failed = false;
+    let trapped = each(500, &mut || {
+        let mut word = [0; 8];
+        failed |= bus
+            .read(Region::Bar(BAR_REGS), regs::TIME, &mut word)
+            .is_err();
+    });
+    ensure!(!failed, "a register could not be read");
+    Ok(vec![Line::measured(
+        "reading a status register, mapped; the clock beside it; a register that traps",
+        format!("{mapped:.0} ns; {clock:.0} ns; {:.1} us", trapped / 1000.0),
+    )])
+}
+
+/// What lies beyond a VM's memory cannot be reached, whatever is there.
+///
+/// # Errors
+/// When the device does not do what it must.
+pub fn isolation(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
+    let gpu = gpu(bus)?;
+    let bytes = 16 << 20;
+    let (a, b) = (
+        PlainVm::enter(&*gpu, A, bytes, 2 << 20, 8)?,
+        PlainVm::enter(&*gpu, B, bytes, 2 << 20, 8)?,
+    );
+    let text = b"nobody else's";
+    let secret = b.put(text);
+    let card = gpu.allocate(A, 2 << 20)?;
+    // Behind its end; addresses at which the IOMMU maps its own memory, the other's, and the mediator's; interrupts.
+    let wild = [
+        bytes as u64,
+        0x10_0000_0000,
+        0x10_0100_0000 + secret,
+        0x1000_0000,
+        0xfee0_0000,
+    ];
+    let mut faulted = 0;
+    for gpa in wild {
+        for direction in [CopyDirection::GpuToGuest, CopyDirection::GuestToGpu] {
+            let mut bad = a.open_channel(&*gpu, A, 64, 3)?;
+            let (source, destination) = match direction {
+                CopyDirection::GpuToGuest => (card.va, gpa),
+                _ => (gpa, card.va),
+            };
+            bad.push(&Command::Copy {
+                direction,
+                source,
+                destination,
+                bytes: 4096,
+            });
+            bad.ring();
+            wait_for(PATIENCE, || {
+                bad.state().status == ChannelStatus::Faulted as u32
+            });
+            faulted += u32::from(bad.state().error == ErrorCode::NotGuestMemory as u32);
+            gpu.close_channel(A, bad.number)?;
+        }
+    }
+    let mut kept = [0; 13];
+    b.guest.read_slice(&mut kept, GuestAddress(secret))?;
+    let mut good = b.open_channel(&*gpu, B, 64, 3)?;
+    good.push_fence(true);
+    good.ring();
+    let goes_on = wait_for(PATIENCE, || b.interrupts.count(3) == 1);
+    let counted = gpu.dma_faults();
+    Ok(vec![Line::promised(
+        "DMA beyond a context's memory: faults of 10 copies, counted by the device; the other's memory kept, goes on",
+        format!("{faulted}, {counted}; {}, {goes_on}", &kept == text),
+        faulted == 10 && counted == 10 && &kept == text && goes_on,
+    )])
+}
+
+/// A daemon over the device.
+struct Host {
+    daemon: Daemon,
+    gpu: Arc<VfioGpu>,
+    folder: tempfile::TempDir,
+}
+
+impl Host {
+    fn start(bus: &Arc<dyn Bus>, meter: MeterKind) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let gpu = gpu(bus)?;
+        let config = DaemonConfig {
+            socket: folder.path().join("vmm.sock"),
+            host: HostConfig::default(),
+            meter,
+            timing: Timing::default(),
+        };
+        let daemon = Daemon::start(config, gpu.clone())?;
+        Ok(Self {
+            daemon,
+            gpu,
+            folder,
+        })
+    }
+
+    fn spawn(&self, name: &str, weight: u32, workload: Workload) -> anyhow::Result<VmHandle> {
+        let config = VmConfig {
+            weight: Some(weight),
+            guest_elf: GUEST_ELF.to_vec(),
+            args: workload.encode().to_vec(),
+            files: files(),
+            memory_bytes: 32 << 20,
+            ..VmConfig::new(name, self.folder.path().join("vmm.sock"))
+        };
+        vmm::spawn(config).with_context(|| format!("starting {name}"))
+    }
+}
+
+/// An endless load of kernels of this length that is verified as a whole: every launch leaves a token.
+fn load(kernel: Nanos, depth: u32) -> Workload {
+    Workload::Load(Load {
+        duration_ns: 0,
+        kernel_ns: kernel.0,
+        depth,
+        fence_every: depth / 2,
+        ..Load::default()
+    })
+}
+
+fn of<'a>(snapshot: &'a HostSnapshot, name: &str) -> anyhow::Result<&'a TenantSnapshot> {
+    let mut tenants = snapshot.tenants.iter();
+    let found = tenants.find(|tenant| tenant.name == name);
+    found.with_context(|| format!("no tenant {name}"))
+}
+
+fn ended(vm: VmHandle) -> anyhow::Result<(Report, u64)> {
+    vm.stop();
+    let end = vm.join_within(PATIENCE, GRACE)?;
+    let report = guest_report(&end)?;
+    ensure!(
+        end.end == VmEnd::Exited(0) && report.outcome == Outcome::Passed,
+        "{:?}: {} {}",
+        end.end,
+        report.text(),
+        end.console
+    );
+    Ok((report, end.doorbell_exits))
+}
+
+/// Time on a processor of this process's thread of this name.
+fn thread_time(name: &str) -> anyhow::Result<Duration> {
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let task = task?.path();
+        let comm = std::fs::read_to_string(task.join("comm")).unwrap_or_default();
+        if comm.trim() != name {
+            continue;
+        }
+        let stat = std::fs::read_to_string(task.join("stat"))?;
+        // Behind the name, which may contain anything: utime and stime are fields 14 and 15, in hundredths of a second.
+        let fields = stat.rsplit(')').next().unwrap_or_default();
+        let ticks: u64 = fields
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .filter_map(|field| field.parse::<u64>().ok())
+            .sum();
+        return Ok(Duration::from_millis(10 * ticks));
+    }
+    anyhow::bail!("no thread {name}")
+}
+
+/// Two guests at 1:3, by one meter.
+///
+/// # Errors
+/// When the host does not run the guests, or they find something wrong.
+pub fn shares(bus: &Arc<dyn Bus>, meter: MeterKind, length: Duration) -> anyhow::Result<Vec<Line>> {
+    let host = Host::start(bus, meter)?;
+    let light = host.spawn("light", 100, load(Nanos::from_us(2000), 8))?;
+    let heavy = host.spawn("heavy", 300, load(Nanos::from_us(1000), 16))?;
+    let snapshot = || host.daemon.host().snapshot();
+    let busy = |name: &str| of(&snapshot(), name).is_ok_and(|t| t.engine_ns > Nanos::from_ms(50));
+    ensure!(
+        wait_for(PATIENCE, || busy("light") && busy("heavy")),
+        "a guest does not come to work"
+    );
+    let (before, cpu) = (snapshot(), thread_time("turnstile-acct")?);
+    let began = Instant::now();
+    while began.elapsed() < length {
+        std::thread::sleep(length.saturating_sub(began.elapsed()));
+    }
+    let (after, cpu) = (snapshot(), thread_time("turnstile-acct")? - cpu);
+    let wall = began.elapsed();
+    let gained = |name: &str| -> anyhow::Result<(u64, u64)> {
+        let (from, to) = (of(&before, name)?, of(&after, name)?);
+        Ok((
+            (to.engine_ns - from.engine_ns).0,
+            (to.compute_ns - from.compute_ns).0,
+        ))
+    };
+    let (light_ns, heavy_ns) = (gained("light")?, gained("heavy")?);
+    let share = 100.0 * heavy_ns.0 as f64 / (light_ns.0 + heavy_ns.0).max(1) as f64;
+    let error = [light_ns, heavy_ns]
+        .map(|(engine, charged)| 100.0 * engine.abs_diff(charged) as f64 / engine.max(1) as f64);
+    let (a, b) = (ended(light)?, ended(heavy)?);
+    let end = snapshot();
+    let failed = a.0.failed + b.0.failed;
+    let name = match meter {
+        MeterKind::Events => "events",
+        MeterKind::Polled => "polled 1:5",
+    };
+    let bound = match meter {
+        MeterKind::Events => 3.0,
+        MeterKind::Polled => f64::INFINITY,
+    };
+    let used = (light_ns.0 + heavy_ns.0) as f64 / after.at.since(before.at).0.max(1) as f64;
+    Ok(vec![
+        Line::promised(
+            &format!(
+                "two guests at 1:3, {name}, {} s: share of the heavier, entitled to 75 %",
+                length.as_secs()
+            ),
+            format!("{share:.2} % (engine busy {:.1} %)", 100.0 * used),
+            (share - 75.0).abs() <= bound,
+        ),
+        Line::promised(
+            "results verified / failed; conservation error; turnaround",
+            format!(
+                "{} / {failed}; {} ns; {} and {} us",
+                a.0.verified + b.0.verified,
+                end.conservation_error_ns,
+                a.0.turnaround_ns_sum / a.0.fences.max(1) / 1000,
+                b.0.turnaround_ns_sum / b.0.fences.max(1) / 1000
+            ),
+            failed == 0 && end.conservation_error_ns == 0 && a.0.verified > 0 && b.0.verified > 0,
+        ),
+        Line::promised(
+            "charged against the device's own log, largest difference",
+            format!("{:.2} %", error[0].max(error[1])),
+            meter == MeterKind::Polled || error == [0.0, 0.0],
+        ),
+        Line::measured(
+            "accounting thread, share of a processor",
+            format!("{:.1} %", 100.0 * cpu.as_secs_f64() / wall.as_secs_f64()),
+        ),
+    ])
+}
+
+/// Guests that reach out of their memory, beside one that works.
+///
+/// # Errors
+/// When the host does not run the guests, or they find something wrong.
+pub fn wild_guests(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
+    let host = Host::start(bus, MeterKind::Events)?;
+    let good = host.spawn("good", 100, load(Nanos::from_us(500), 16))?;
+    let wild = [
+        Misbehaviour::WildGuestCopy,
+        Misbehaviour::WildFence,
+        Misbehaviour::WildCopy,
+        Misbehaviour::PutOutOfRange,
+    ];
+    let mut answered = 0;
+    for kind in wild {
+        let vm = host.spawn("wild", 100, Workload::Bad(kind))?;
+        let end = vm.join_within(PATIENCE, GRACE)?;
+        let report = guest_report(&end)?;
+        let passed = end.end == VmEnd::Exited(0) && report.outcome == Outcome::Passed;
+        if !passed {
+            eprintln!("{kind:?}: {:?} {}", end.end, report.text());
+        }
+        answered += usize::from(passed);
+    }
+    let faults = host.gpu.dma_faults();
+    let (report, _) = ended(good)?;
+    Ok(vec![Line::promised(
+        "guests that reach out of their memory: answered as documented; DMA faults; the other's results verified / failed",
+        format!(
+            "{answered} of {}; {faults}; {} / {}",
+            wild.len(),
+            report.verified,
+            report.failed
+        ),
+        answered == wild.len() && faults >= 2 && report.failed == 0 && report.verified > 0,
+    )])
+}

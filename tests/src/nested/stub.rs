@@ -1,0 +1,167 @@
+//! A daemon that welcomes one VM to doorbell pages of a device and moves their gates when it is told to; no channel of
+//! it is the device's, which so ignores what is rung.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use turnstile_abi::physical::BAR_DOORBELLS;
+use turnstile_abi::regs::features;
+use turnstile_abi::{CHUNK_BYTES, ErrorCode, MAILBOX_RESULTS, PAGE_BYTES, Request};
+use turnstile_mediator::gpu::vfio::{Bus, Region};
+use turnstile_vmm::gate::{GateState, PageWords, SharedPages};
+use turnstile_vmm::wire::{FrameReader, Read, ToDaemon, ToVmm, send};
+
+/// Channels of the VM.
+const CHANNELS: u32 = 8;
+/// TIMEOUT: a VM whose vCPU has to be left takes milliseconds, in an emulated host tens of them.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The daemon.
+#[derive(Debug)]
+pub(super) struct GateDaemon {
+    folder: tempfile::TempDir,
+    pages: SharedPages,
+    link: Mutex<Link>,
+}
+
+#[derive(Debug)]
+struct Link {
+    stream: Option<UnixStream>,
+    streams: Receiver<UnixStream>,
+    done: Receiver<u64>,
+    seq: u64,
+}
+
+/// A file of a page for what the VM does not use.
+fn nothing() -> anyhow::Result<OwnedFd> {
+    Ok(SharedPages::new(1)?.file().try_clone()?.into())
+}
+
+impl GateDaemon {
+    /// Waits for a VM that is to have the device's doorbell pages from `first` on.
+    pub(super) fn start(bus: &dyn Bus, first: u32) -> anyhow::Result<Self> {
+        let offset = u64::from(first) * PAGE_BYTES;
+        let bytes = u64::from(CHANNELS) * PAGE_BYTES;
+        let part = bus.file(Region::Bar(BAR_DOORBELLS), offset, bytes)?;
+        let file = part.file.try_clone()?;
+        let pages = SharedPages::from_file_at(part.file, part.offset, CHANNELS)?;
+        let folder = tempfile::tempdir()?;
+        let listener = UnixListener::bind(folder.path().join("vmm.sock"))?;
+        let (tell, done) = channel();
+        let (connect, streams) = channel();
+        thread::Builder::new().name("stub".into()).spawn(move || {
+            if let Err(error) = serve(&listener, file, part.offset, &connect, &tell) {
+                eprintln!("the stub of a daemon: {error:#}");
+            }
+        })?;
+        let link = Link {
+            stream: None,
+            streams,
+            done,
+            seq: 1,
+        };
+        Ok(Self {
+            folder,
+            pages,
+            link: Mutex::new(link),
+        })
+    }
+
+    /// Where the VM connects.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.folder.path().join("vmm.sock")
+    }
+
+    /// What the doorbell of the VM's first channel says.
+    pub(super) fn page(&self) -> u32 {
+        self.pages.load(0)
+    }
+
+    /// Moves the gate of the first channel and waits until that is done; returns how often a write came out of the guest.
+    pub(super) fn gate(&self, state: GateState) -> anyhow::Result<u64> {
+        let Ok(mut link) = self.link.lock() else {
+            bail!("a check panicked");
+        };
+        if link.stream.is_none() {
+            link.stream = Some(link.streams.recv_timeout(PATIENCE)?);
+        }
+        link.seq += 1;
+        let message = ToVmm::Gate {
+            channel: 0,
+            seq: link.seq,
+            state,
+        };
+        let stream = link.stream.as_ref().context("no VM")?;
+        send(stream, &message, Vec::new())?;
+        link.done.recv_timeout(PATIENCE).context("no answer")
+    }
+}
+
+fn serve(
+    listener: &UnixListener,
+    pages: File,
+    offset: u64,
+    connect: &Sender<UnixStream>,
+    tell: &Sender<u64>,
+) -> anyhow::Result<()> {
+    let (stream, _) = listener.accept()?;
+    let mut reader = FrameReader::new();
+    let Read::Frame(hello) = reader.read::<ToDaemon>(&stream)? else {
+        bail!("no hello");
+    };
+    drop(hello);
+    let welcome = ToVmm::Welcome {
+        tenant: 1,
+        channels: CHANNELS,
+        gpu_memory_bytes: CHUNK_BYTES,
+        features: features::PTX | features::SOFTWARE,
+        doorbells_offset: offset,
+    };
+    // What the VM signals is written to a page that nobody reads: the gates are moved by the test alone.
+    let fds = vec![pages.into(), nothing()?, nothing()?, nothing()?];
+    send(&stream, &welcome, fds)?;
+    connect.send(stream.try_clone()?)?;
+    while let Read::Frame(frame) = reader.read::<ToDaemon>(&stream)? {
+        match frame.message {
+            ToDaemon::Mailbox { id, op, args } => answer(&stream, id, op, &args)?,
+            ToDaemon::GateDone { trapped, seq, .. } if seq > 0 => {
+                let _ = tell.send(trapped);
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn answer(stream: &UnixStream, id: u64, op: u32, args: &[u64; 8]) -> anyhow::Result<()> {
+    let mut error = ErrorCode::None;
+    match Request::decode(op, args) {
+        Ok(Request::OpenChannel { .. }) => {
+            let gate = ToVmm::Gate {
+                channel: 0,
+                seq: 0,
+                state: GateState::Open,
+            };
+            send(stream, &gate, Vec::new())?;
+        }
+        Ok(Request::CloseChannel { channel }) => {
+            send(stream, &ToVmm::ChannelClosed { channel }, Vec::new())?;
+        }
+        Ok(_) => error = ErrorCode::UnknownOp,
+        Err(refused) => error = refused,
+    }
+    let done = ToVmm::MailboxDone {
+        id,
+        error: error as u32,
+        text: String::new(),
+        results: [0; MAILBOX_RESULTS],
+    };
+    Ok(send(stream, &done, Vec::new())?)
+}

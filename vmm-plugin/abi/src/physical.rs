@@ -1,0 +1,226 @@
+//! The physical GPU: the second part of the contract, between the mediator and a PCI GPU that implements it. No guest sees
+//! this but for the doorbell pages, which are laid into it. `docs/DEVICE.md` is the same in prose.
+//!
+//! | BAR | what | size | access |
+//! |---|---|---|---|
+//! | 0 | registers, status page, MSI-X table | 64 KiB | trapped or mapped; the status page is meant to be mapped |
+//! | 1 | doorbells, a page of 4 KiB per channel | 4 MiB | mapped, laid into guests page by page |
+//!
+//! Whatever the device reads or writes beyond its BARs goes through the mediator's IOMMU mappings: the *host area*, which
+//! the mediator gives it, and each context's own windows into them.
+
+use crate::PAGE_BYTES;
+
+/// Device id of the physical GPU; vendor and class are those of [`crate::pci`].
+pub const DEVICE_ID: u16 = 0x0002;
+/// BAR of the registers.
+pub const BAR_REGS: u32 = 0;
+/// BAR of the doorbells.
+pub const BAR_DOORBELLS: u32 = 1;
+/// Doorbell pages, and so channels of all contexts together.
+pub const PAGES: u32 = crate::CHANNELS_MAX;
+/// MSI-X vectors, of all contexts together.
+pub const VECTORS: u16 = 64;
+/// Offset of the MSI-X table in BAR 0.
+pub const MSIX_TABLE: u64 = 0x2000;
+/// Offset of the MSI-X pending bits in BAR 0.
+pub const MSIX_PBA: u64 = 0x3000;
+/// Contexts at a time.
+pub const CONTEXTS_MAX: u32 = 256;
+/// Windows of a context at most.
+pub const WINDOWS_MAX: usize = 64;
+
+/// Registers of BAR 0, page 0. Accesses are 4 or 8 bytes, naturally aligned; others read as zero and write nothing.
+pub mod regs {
+    /// Bytes of the BAR.
+    pub const BAR_BYTES: u64 = 0x1_0000;
+    /// u32: "TSPG" in ASCII, little-endian.
+    pub const IDENTITY: u64 = 0x000;
+    /// Value of [`IDENTITY`].
+    pub const IDENTITY_VALUE: u32 = 0x4750_5354;
+    /// u32: contract version, major << 16 | minor.
+    pub const VERSION: u64 = 0x004;
+    /// Value of [`VERSION`]: 1.0.
+    pub const VERSION_VALUE: u32 = 0x0001_0000;
+    /// u32: bits 7..0 compute engines, 15..8 copy engines, 17..16 how queued work can be stopped (0 not, 1 between
+    /// commands, 2 within a kernel), bit 31: the device is simulated in software.
+    pub const ENGINES: u64 = 0x008;
+    /// Bit of [`ENGINES`].
+    pub const ENGINES_SIMULATED: u32 = 1 << 31;
+    /// u32: streaming multiprocessors.
+    pub const MULTIPROCESSORS: u64 = 0x00c;
+    /// u64: GPU memory.
+    pub const MEMORY_BYTES: u64 = 0x010;
+    /// u32: most shared memory of a block.
+    pub const SHARED_BYTES_MAX: u64 = 0x018;
+    /// u32: accesses of contexts beyond their windows, and of the device beyond the IOMMU's mappings, since the reset.
+    pub const DMA_FAULTS: u64 = 0x01c;
+    /// u64: the GPU's clock in nanoseconds. Reading the low half keeps the high half that belongs to it.
+    pub const TIME: u64 = 0x020;
+    /// u32, write: any value ends all contexts, forgets the host area and begins the switch log anew.
+    pub const RESET: u64 = 0x028;
+    /// u32, write: what is queued of this context is not started any more, as far as the device can.
+    pub const SUSPEND: u64 = 0x02c;
+    /// u32, write: what is queued of this context goes on.
+    pub const RESUME: u64 = 0x030;
+    /// u32: contexts that there are.
+    pub const CONTEXTS: u64 = 0x034;
+    /// u64: address (as the IOMMU maps it, below 4 GiB if written in halves) of the host area; a write takes it into use, zero
+    /// gives it up. Reads as zero
+    /// where the area could not be reached.
+    pub const HOST_AREA: u64 = 0x038;
+
+    /// u32, write: starts the command of this number ([`super::AdminOp`]); arguments are taken at that moment.
+    pub const COMMAND: u64 = 0x080;
+    /// u32: [`crate::regs::mailbox_status`].
+    pub const COMMAND_STATUS: u64 = 0x084;
+    /// u32: [`crate::ErrorCode`] of the command last finished.
+    pub const COMMAND_ERROR: u64 = 0x088;
+    /// u32: bytes of text at [`super::area::REPLY`].
+    pub const COMMAND_TEXT: u64 = 0x08c;
+    /// Arguments, [`super::ARGS`] words of 8 bytes.
+    pub const COMMAND_ARG: u64 = 0x0c0;
+    /// Results, [`super::RESULTS`] words of 8 bytes.
+    pub const COMMAND_RESULT: u64 = 0x100;
+}
+
+/// Words of arguments.
+pub const ARGS: usize = 8;
+/// Words of results.
+pub const RESULTS: usize = 4;
+
+/// The status page, BAR 0 page 1: what the mediator polls. Reading it has no effect.
+pub mod status {
+    use super::PAGE_BYTES;
+    /// Offset in BAR 0.
+    pub const PAGE: u64 = PAGE_BYTES;
+    /// Offset in the page of engine `n`'s register, a u64: bit 63 it is executing, bits 62..32 the dispatcher's slot of the
+    /// current channel, bits 31..0 the context of that channel. The channel stays when the engine falls idle.
+    pub const fn engine(n: u8) -> u64 {
+        n as u64 * 8
+    }
+    /// The engine is executing.
+    pub const BUSY: u64 = 1 << 63;
+}
+
+/// Administrative commands. Texts go through the host area.
+///
+/// | op | arguments | results |
+/// |---|---|---|
+/// | 1 create context | context (a number of the mediator's), first doorbell page, pages, bytes of GPU memory, windows in [`area::WINDOWS`] | |
+/// | 2 destroy context | context | |
+/// | 3 open channel | context, ring gpa, entries, state block gpa, vector of the device | channel: page less the first |
+/// | 4 close channel | context, channel | |
+/// | 5 allocate | context, bytes | va, offset, bytes |
+/// | 6 free | context, va | |
+/// | 7 load module | context, bytes of text in [`area::TEXT`] | module, functions |
+/// | 8 unload module | context, module | |
+/// | 9 find function | context, module, bytes of name in [`area::TEXT`] | function, parameter bytes |
+/// | 10 memory | context | bytes free, bytes held |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum AdminOp {
+    /// Makes a context.
+    CreateContext = 1,
+    /// Ends one.
+    DestroyContext = 2,
+    /// Opens a channel.
+    OpenChannel = 3,
+    /// Closes one.
+    CloseChannel = 4,
+    /// Allocates GPU memory.
+    Allocate = 5,
+    /// Frees it.
+    Free = 6,
+    /// Loads a module.
+    LoadModule = 7,
+    /// Unloads one.
+    UnloadModule = 8,
+    /// Finds a function.
+    FindFunction = 9,
+    /// Says how much memory there is.
+    Memory = 10,
+}
+
+impl AdminOp {
+    /// Every operation.
+    pub const ALL: [Self; 10] = [
+        Self::CreateContext,
+        Self::DestroyContext,
+        Self::OpenChannel,
+        Self::CloseChannel,
+        Self::Allocate,
+        Self::Free,
+        Self::LoadModule,
+        Self::UnloadModule,
+        Self::FindFunction,
+        Self::Memory,
+    ];
+
+    /// The operation of this number, if there is one.
+    pub fn from_u32(op: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| *known as u32 == op)
+    }
+}
+
+/// The host area: memory of the mediator's that the device reads and writes.
+pub mod area {
+    use crate::{MODULE_TEXT_BYTES_MAX, PAGE_BYTES};
+
+    /// u64, the device's: records of the switch log written since the reset.
+    pub const LOG_PUT: u64 = 0;
+    /// The channel table: an entry for each doorbell page.
+    pub const CHANNELS: u64 = PAGE_BYTES;
+    /// Bytes of an entry: u32 context, u32 commands announced and not finished, u64 the time when the last one was
+    /// announced or finished, 16 bytes of zeroes.
+    pub const CHANNEL_BYTES: u64 = 32;
+    /// Text of a refused command, the device's.
+    pub const REPLY: u64 = CHANNELS + super::PAGES as u64 * CHANNEL_BYTES;
+    /// Bytes of it.
+    pub const REPLY_BYTES: u64 = PAGE_BYTES;
+    /// Windows of a context to be made, the mediator's: u64 gpa, u64 address as the IOMMU maps it, u64 bytes; whole pages.
+    pub const WINDOWS: u64 = REPLY + REPLY_BYTES;
+    /// Bytes of an entry.
+    pub const WINDOW_BYTES: u64 = 24;
+    /// Text of a module or a name, the mediator's.
+    pub const TEXT: u64 = WINDOWS + PAGE_BYTES;
+    /// The switch log, the device's: record *n* lies in entry *n mod* [`LOG_ENTRIES`].
+    pub const LOG: u64 = TEXT + MODULE_TEXT_BYTES_MAX;
+    /// Entries of the log.
+    pub const LOG_ENTRIES: u64 = 1 << 14;
+    /// Bytes of a record: u64 time, u64 number among the engine's records, u32 engine, u32 state
+    /// ([`super::switch_state`]), u32 context, u32 zero.
+    pub const RECORD_BYTES: u64 = 32;
+    /// Bytes of the whole.
+    pub const BYTES: u64 = LOG + LOG_ENTRIES * RECORD_BYTES;
+}
+
+const _: () = assert!(WINDOWS_MAX as u64 * area::WINDOW_BYTES <= PAGE_BYTES);
+const _: () = assert!(area::BYTES.is_multiple_of(PAGE_BYTES));
+
+/// State of an engine in the switch log.
+pub mod switch_state {
+    /// Nothing runs.
+    pub const IDLE: u32 = 0;
+    /// The context's command runs.
+    pub const RUNNING: u32 = 1;
+    /// Another context is being loaded.
+    pub const SWITCHING: u32 = 2;
+    /// The engine recovers from a fault of the context's.
+    pub const FAULT: u32 = 3;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_are_numbered_from_one_on() {
+        for (index, op) in AdminOp::ALL.into_iter().enumerate() {
+            assert_eq!(op as usize, index + 1);
+            assert_eq!(AdminOp::from_u32(op as u32), Some(op));
+        }
+        assert_eq!(AdminOp::from_u32(0), None);
+        assert_eq!(AdminOp::from_u32(11), None);
+    }
+}
