@@ -13,6 +13,9 @@ pub static GUEST_ELF: &[u8] = include_bytes!(env!("TURNSTILE_GUEST_ELF"));
 /// Loads for a real GPU that say when they ran: PTX of `load/truth.cu`.
 pub static TRUTH_PTX: &str = include_str!("../load/truth.ptx");
 
+/// A tenant whose memory is moved while a kernel of it runs.
+pub static SWAP_PTX: &str = include_str!("../load/swap.ptx");
+
 macro_rules! kernels {
     ($($name:literal),*) => {
         /// PTX texts by the name of their CUDA source.

@@ -60,6 +60,9 @@ enum Command {
     /// Move GPU memory to the host and back; started by the daemon
     #[command(hide = true)]
     NvidiaMover,
+    /// One tenant of the bench whose memory is moved
+    #[command(hide = true)]
+    NvidiaSwapLoad,
     /// Execute one VM's commands on a real GPU; started by the daemon
     #[command(hide = true)]
     NvidiaWorker(cli::nvidia_worker::WorkerArgs),
@@ -111,6 +114,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::NvidiaLoad(args) => cli::bench::load(&args),
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
         Command::NvidiaMover => cli::nvidia::move_memory(),
+        Command::NvidiaSwapLoad => cli::nvidia::be_swapped(),
         Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
         Command::SoftGpu(args) => cli::soft_gpu::run(&args),
         Command::NvidiaWorkerCheck(args) => cli::nvidia_worker::check(&args),

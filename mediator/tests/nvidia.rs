@@ -180,3 +180,36 @@ fn a_pair_under_the_daemon_gets_its_weights() {
     let share = cell["tenants"][0]["share_percent"].as_f64().unwrap();
     assert!((72.0..78.0).contains(&share), "{cell}");
 }
+
+#[test]
+fn memory_leaves_the_gpu_under_a_running_kernel_and_comes_back() {
+    let Some(_gpu) = gpu() else { return };
+    let words = [
+        "bench",
+        "swap",
+        "--gib",
+        "1",
+        "--checkpoint-gib",
+        "0",
+        "--json",
+    ];
+    let report = turnstile(&words);
+    let size = &report["sizes"][0];
+    assert_eq!(size["wrong_words"], 0, "{size}");
+    let count = |nth: usize| size["counts"][nth].as_f64().unwrap();
+    assert!(count(0) > 10.0 && count(2) > 10.0, "{size}");
+    assert_eq!(count(1), 0.0, "it was suspended: {size}");
+    for way in ["out", "in"] {
+        let percent = size[way]["percent_of_link"].as_f64().unwrap();
+        assert!(percent > 80.0, "{size}");
+    }
+    let bytes = |name: &str| report["returned"][name].as_u64().unwrap();
+    let returned = bytes("swapped_bytes") - bytes("resident_bytes");
+    assert_eq!(returned, bytes("tenant_bytes"), "others can have it");
+    let kept = bytes("swapped_bytes") - bytes("leaked_bytes");
+    assert_eq!(
+        kept,
+        bytes("leaked_handle_bytes"),
+        "a handle keeps its memory"
+    );
+}

@@ -10,6 +10,7 @@ use turnstile_mediator::gpu::nvidia::guardian::{self, Guardian};
 use turnstile_mediator::gpu::nvidia::hold::HardwareSwitch;
 use turnstile_mediator::gpu::nvidia::mover;
 use turnstile_mediator::gpu::nvidia::rm::RmClient;
+use turnstile_mediator::gpu::nvidia::swapped;
 use turnstile_mediator::gpu::nvidia::version;
 
 /// Arguments of `nvidia-guardian`.
@@ -50,4 +51,20 @@ pub(crate) fn start_guardian(gpu: u32) -> anyhow::Result<Guardian> {
 pub(crate) fn move_memory() -> anyhow::Result<()> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     Ok(mover::run(stream)?)
+}
+
+/// The command that becomes a mover.
+pub(crate) fn mover_command() -> anyhow::Result<impl Fn() -> Command + Send + Sync + 'static> {
+    let program = std::env::current_exe()?;
+    Ok(move || {
+        let mut command = Command::new(&program);
+        command.arg("nvidia-mover");
+        command
+    })
+}
+
+/// A tenant of `bench swap`: on the connection at its standard input.
+pub(crate) fn be_swapped() -> anyhow::Result<()> {
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    Ok(swapped::run(stream)?)
 }

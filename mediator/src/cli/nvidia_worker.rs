@@ -124,7 +124,7 @@ fn guests(args: &CheckArgs, checked: &mut Checked) -> anyhow::Result<()> {
         ..WorkerConfig::default()
     };
     let guardian = guardian_command(workers.device)?;
-    let gpu = NvidiaGpu::start(workers, guardian, worker_command)?;
+    let gpu = NvidiaGpu::start(workers, guardian, worker_command, None)?;
     let config = DaemonConfig {
         socket: socket.clone(),
         host: HostConfig {

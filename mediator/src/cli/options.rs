@@ -43,10 +43,16 @@ pub(crate) struct Scheduling {
     /// GPU memory of the software GPU, in MiB
     #[arg(long)]
     gpu_memory_mib: Option<u64>,
-    /// Host memory of the software GPU for GPU memory that is not on it, in MiB: with some, VMs together may own more than it
-    /// has, and have no aperture
+    /// Host memory for GPU memory that is not on the GPU, in MiB: with some, VMs together may own more than it has, and have no
+    /// aperture
     #[arg(long)]
     host_pool_mib: Option<u64>,
+    /// What VMs have together of an NVIDIA GPU whose memory moves, in MiB; all but 8 GiB, unless said otherwise
+    #[arg(long)]
+    card_mib: Option<u64>,
+    /// GPU memory of a VM that names none, in MiB
+    #[arg(long)]
+    vm_memory_mib: Option<u64>,
     /// Rate of the software GPU's link to the host, in each direction, in MB/s
     #[arg(long)]
     link_mb_s: Option<u64>,
@@ -73,6 +79,8 @@ impl Scheduling {
             "memory.host_pool_mib",
             self.host_pool_mib,
         );
+        layers.option("--card-mib", "memory.card_mib", self.card_mib);
+        layers.option("--vm-memory-mib", "memory.vm_mib", self.vm_memory_mib);
         layers.option("--link-mb-s", "gpu.soft.link_mb_s", self.link_mb_s);
     }
 

@@ -14,7 +14,7 @@ use turnstile_mediator::api::{Api, ApiConfig};
 use turnstile_mediator::config::{Config, GpuKind, Meter, SuspendKind};
 use turnstile_mediator::daemon::confine::{self, Plan};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
-use turnstile_mediator::gpu::nvidia::device::{self, NvidiaGpu};
+use turnstile_mediator::gpu::nvidia::device::{self, Moving, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
 use turnstile_mediator::gpu::nvidia::worker::WorkerConfig;
 use turnstile_mediator::gpu::soft::pci::PciGpu;
@@ -28,7 +28,7 @@ use turnstile_policies::{Tuning, Weight};
 use turnstile_vmm::front::Front;
 
 use super::ledger;
-use super::nvidia::guardian_command;
+use super::nvidia::{guardian_command, mover_command};
 use super::nvidia_worker::worker_command;
 use super::options::Options;
 use super::service::Service;
@@ -48,12 +48,17 @@ impl Chosen {
     }
 }
 
-/// Gives a software GPU a card on which VMs that own so many bytes together own `factor` times what it has, and room at the
-/// host for the rest.
+/// Gives VMs so much of a card that those who own so many bytes each together own `factor` times it, and room at the host for the
+/// rest.
 pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyhow::Result<()> {
+    let moves = match config.gpu.kind {
+        GpuKind::Soft => config.gpu.soft.suspend != SuspendKind::Drains,
+        GpuKind::Nvidia => true,
+        GpuKind::Vfio | GpuKind::VfioUser | GpuKind::VfioFake => false,
+    };
     anyhow::ensure!(
-        config.gpu.kind == GpuKind::Soft && config.gpu.soft.suspend != SuspendKind::Drains,
-        "Only the software GPU moves memory, and not where queued commands drain"
+        moves,
+        "Only the software GPU and NVIDIA's move memory, and not where queued commands drain"
     );
     let own = config.memory.vm_mib << 20;
     // CAST: a few GiB, which an f64 holds exactly; the card has whole chunks.
@@ -65,6 +70,7 @@ pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyho
         card >> 20
     );
     config.gpu.soft.memory_mib = card >> 20;
+    config.memory.card_mib = card >> 20;
     config.memory.host_pool_mib = config.memory.host_pool_mib.max((own * vms) >> 20);
     Ok(())
 }
@@ -117,7 +123,17 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
         device: index,
         ..WorkerConfig::default()
     };
-    let gpu = NvidiaGpu::start(workers, guardian_command(index)?, worker_command)
+    let memory = &config.memory;
+    let moving = (memory.host_pool_mib > 0)
+        .then(|| -> anyhow::Result<Moving> {
+            Ok(Moving {
+                pool_bytes: memory.host_pool_mib << 20,
+                card_bytes: (memory.card_mib > 0).then_some(memory.card_mib << 20),
+                mover: Box::new(mover_command()?),
+            })
+        })
+        .transpose()?;
+    let gpu = NvidiaGpu::start(workers, guardian_command(index)?, worker_command, moving)
         .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         period: device::PERIOD,

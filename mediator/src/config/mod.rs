@@ -145,8 +145,10 @@ pub struct MemorySection {
     /// GPU memory of a VM that names none, in MiB.
     pub vm_mib: u64,
     /// Host memory for GPU memory that is not on the GPU, in MiB: with some, VMs together may own more than the GPU has, and
-    /// have no aperture. The software GPU's; elsewhere memory does not move.
+    /// have no aperture.
     pub host_pool_mib: u64,
+    /// What VMs have together of an NVIDIA GPU whose memory moves, in MiB; with 0 all but 8 GiB, which is for their contexts.
+    pub card_mib: u64,
 }
 
 impl Default for MemorySection {
@@ -154,6 +156,7 @@ impl Default for MemorySection {
         Self {
             vm_mib: HostConfig::default().gpu_memory_bytes >> 20,
             host_pool_mib: 0,
+            card_mib: 0,
         }
     }
 }
@@ -484,6 +487,7 @@ impl Config {
             0,
             1 << 20,
         );
+        within("memory.card_mib", self.memory.card_mib, 0, 1 << 20);
         within("ledger.window_ms", self.ledger.window_ms, 100, 3_600_000);
         within("ledger.keep_days", self.ledger.keep_days, 0, 36_500);
     }

@@ -335,6 +335,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Err(MoveError::Unsupported)
     }
 
+    /// Bytes that are best on their way in one direction at most; no chunk is longer than a quarter of it.
+    fn move_window_bytes(&self) -> u64 {
+        64 << 20
+    }
+
     /// Moves what happened to tenants' memory since the last call to the end of `events`, in the order in which it
     /// happened. Nothing is told where memory does not move.
     fn read_memory_events(&self, _events: &mut Vec<MemoryEvent>) {}

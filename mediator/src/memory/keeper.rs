@@ -27,7 +27,10 @@ impl MemoryKeeper {
     /// A keeper, if the GPU's memory moves.
     pub fn of(gpu: &dyn Gpu) -> Option<Self> {
         let capabilities = gpu.capabilities();
-        let config = MemoryConfig::new(capabilities.memory_bytes, capabilities.host_pool_bytes);
+        let config = MemoryConfig {
+            window_bytes: gpu.move_window_bytes(),
+            ..MemoryConfig::new(capabilities.memory_bytes, capabilities.host_pool_bytes)
+        };
         capabilities.movable_memory.then(|| Self::new(config))
     }
 

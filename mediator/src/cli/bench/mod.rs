@@ -9,6 +9,7 @@ mod processes;
 mod scheduler;
 mod share;
 mod suspend;
+mod swap;
 mod table;
 mod xsched;
 
@@ -35,6 +36,8 @@ enum What {
     Share(share::ShareArgs),
     /// From the call that suspends a tenant to the last instruction of its kernel
     Suspend(suspend::SuspendArgs),
+    /// A tenant's memory to the host and back in the middle of its kernel
+    Swap(swap::SwapArgs),
     /// What the daemon costs a tenant that is alone
     Overhead(overhead::OverheadArgs),
     /// What happens when the guardian, the daemon, a tenant are killed
@@ -53,6 +56,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::Api(args) => api::run(args),
         What::Share(args) => share::run(args),
         What::Suspend(args) => suspend::run(args),
+        What::Swap(args) => swap::run(args),
         What::Overhead(args) => overhead::run(args),
         What::Kills(args) => kills::run(args),
     }

@@ -124,9 +124,8 @@ impl Hands {
     fn trial(&mut self, channels: &[Channel], other: &[Channel]) -> anyhow::Result<Trial> {
         self.holder.renew()?;
         self.pause(RUN);
-        self.holder
-            .hand_over(&[OTHER], &[(LOAD, channels.to_vec())])
-            .map_or(Ok(()), Err)?;
+        self.holder.release(OTHER)?;
+        self.holder.hold(LOAD, channels)?;
         let suspend = self.last.get();
         self.pause(HOLD);
         self.holder.release(LOAD)?;

@@ -2,13 +2,15 @@
 //!
 //! One thread beside the callers' makes the calls that suspend and resume ([`super::hands`]).
 
+mod moving;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -22,9 +24,11 @@ use super::guardian::{Guardian, GuardianError};
 use super::hands::{Hands, Owner};
 use super::hold::Channel;
 use super::holder::{Holder, OwnedSwitch};
+use super::mover::MoverError;
 use super::probe::CudaError;
 use super::programs::{ProgramMemory, Unmoved};
 use super::rm::{RmClient, RmError};
+use super::sets::Sets;
 use super::sys::Cuda;
 use super::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
 use super::utilisation::Utilisation;
@@ -33,11 +37,13 @@ use super::vms::Vms;
 use super::watch::{Runner, Watch};
 use super::worker::{Facts, WorkerConfig};
 use crate::gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
-    Refusal, Suspend, TenantResources, Untracked,
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
+    MoveError, MoveOrder, ProgramRefusal, Refusal, Suspend, TenantResources, Untracked,
 };
 use crate::mediation::COMPUTE;
 use crate::process;
+
+pub use moving::Moving;
 
 /// Readings in a row without work before the engine counts as idle: a program that launches and waits leaves it for some ten
 /// microseconds after each kernel.
@@ -62,6 +68,9 @@ pub enum NvidiaError {
         "The CUDA driver library cannot be used (install the vendor's user libraries, libcuda.so.1)"
     )]
     Cuda(#[from] CudaError),
+    /// Memory is to move, and nothing moves it.
+    #[error("GPU memory cannot be moved to the host")]
+    Mover(#[from] MoverError),
     /// No thread.
     #[error("Starting a thread failed")]
     Thread(#[source] io::Error),
@@ -160,6 +169,8 @@ struct Shared {
     status_reads: AtomicU64,
     vms: Vms,
     programs: ProgramMemory,
+    /// Where VMs' memory is, if it moves. Set once, before there are VMs.
+    sets: OnceLock<Arc<Sets>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -177,7 +188,7 @@ pub struct NvidiaGpu {
 
 impl NvidiaGpu {
     /// Shares the GPU that `config` names. `guardian` starts a process that ends up in [`super::guardian::serve`], `worker` one that ends up
-    /// in [`super::worker::run`].
+    /// in [`super::worker::run`]. With `moving`, VMs together may own more memory than there is.
     ///
     /// # Errors
     /// If the driver is not known, refuses, or there is no guardian.
@@ -185,6 +196,7 @@ impl NvidiaGpu {
         config: WorkerConfig,
         guardian: impl Fn() -> Command + Send + 'static,
         worker: impl Fn() -> Command + Send + Sync + 'static,
+        moving: Option<Moving>,
     ) -> Result<Self, NvidiaError> {
         let index = config.device;
         let vms = Vms::new(config, worker);
@@ -215,9 +227,18 @@ impl NvidiaGpu {
             status_reads: AtomicU64::new(0),
             vms,
             programs: ProgramMemory::new(facts.memory_bytes, Arc::new(Unmoved)),
+            sets: OnceLock::new(),
             client: client.clone(),
             driver,
         });
+        let (mut memory_bytes, mut host_pool_bytes) = (facts.memory_bytes, 0);
+        if let Some(moving) = moving {
+            memory_bytes = moving.card_bytes(facts.memory_bytes);
+            host_pool_bytes = moving.pool_bytes;
+            let sets = moving.start(index, memory_bytes, &shared)?;
+            // Empty until here.
+            let _ = shared.sets.set(sets);
+        }
         let switch = OwnedSwitch { client, driver };
         let holder = Holder::new(switch, first);
         let owner = HoldOwner {
@@ -236,9 +257,9 @@ impl NvidiaGpu {
             switch_events: true,
             multiprocessors: facts.multiprocessors,
             shared_bytes_max: facts.shared_bytes_max,
-            memory_bytes: facts.memory_bytes,
-            movable_memory: false,
-            host_pool_bytes: 0,
+            memory_bytes,
+            movable_memory: host_pool_bytes > 0,
+            host_pool_bytes,
             software: false,
             aperture: false,
         };
@@ -359,7 +380,24 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
     }
 
     fn runs(&self, tenant: TenantId) {
+        if let Some(sets) = self.shared.sets() {
+            sets.runs(tenant);
+        }
         self.shared.let_go(tenant);
+    }
+
+    /// Whose memory is not all there stays held.
+    fn may_run(&self, tenant: TenantId) -> bool {
+        self.shared.sets().is_none_or(|sets| sets.release(tenant))
+    }
+
+    fn is_served(&self, tenant: TenantId) -> bool {
+        let sets = self.shared.sets();
+        sets.is_some_and(|sets| sets.is_served(tenant))
+    }
+
+    fn held(&self, tenant: TenantId) -> bool {
+        self.shared.sets().is_none_or(|sets| sets.held(tenant))
     }
 }
 
@@ -392,16 +430,24 @@ impl Gpu for NvidiaGpu {
                 }
                 shared.changed(tenant, pid, changes);
             })
+            .and_then(|file| {
+                self.shared.moves(tenant, &self.shared.vms.of(tenant)?);
+                Ok(file)
+            })
     }
 
     fn destroy_context(&self, tenant: TenantId) {
         self.shared.vms.end(tenant);
         self.shared.programs.remove(tenant);
+        if let Some(sets) = self.shared.sets() {
+            sets.remove(tenant);
+        }
         self.shared.hands.want(tenant, false);
         lock(&self.shared.watched).watch.remove(tenant);
     }
 
     fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {
+        let _pass = self.shared.pass(tenant)?;
         self.shared.vms.of(tenant)?.open_channel(config)
     }
 
@@ -410,11 +456,17 @@ impl Gpu for NvidiaGpu {
     }
 
     fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
-        self.shared.vms.of(tenant)?.allocate(bytes)
+        match self.shared.sets() {
+            Some(sets) => self.shared.allocate_moving(sets, tenant, bytes),
+            None => self.shared.vms.of(tenant)?.allocate(bytes),
+        }
     }
 
     fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
-        self.shared.vms.of(tenant)?.free(va)
+        match self.shared.sets() {
+            Some(sets) => self.shared.free_moving(sets, tenant, va),
+            None => self.shared.vms.of(tenant)?.free(va),
+        }
     }
 
     fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
@@ -423,10 +475,12 @@ impl Gpu for NvidiaGpu {
     }
 
     fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
+        let _pass = self.shared.pass(tenant)?;
         self.shared.vms.of(tenant)?.load_module(ptx)
     }
 
     fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
+        let _pass = self.shared.pass(tenant)?;
         self.shared.vms.of(tenant)?.unload_module(module)
     }
 
@@ -436,6 +490,7 @@ impl Gpu for NvidiaGpu {
         module: u32,
         name: &str,
     ) -> Result<(u32, u32), Refusal> {
+        let _pass = self.shared.pass(tenant)?;
         self.shared.vms.of(tenant)?.find_function(module, name)
     }
 
@@ -488,6 +543,20 @@ impl Gpu for NvidiaGpu {
         let wants = lock(&self.shared.watched).watch.demand.wants(tenant, now);
         if let Ok(worker) = self.shared.vms.of(tenant) {
             worker.activity(channels);
+            if let Some(sets) = self.shared.sets().filter(|sets| sets.knows(tenant)) {
+                if sets.asks(tenant) {
+                    // A request that needs the GPU is work.
+                    channels.push(ChannelActivity {
+                        channel: u32::MAX,
+                        pending: 1,
+                        last_active: Moment(0),
+                    });
+                }
+                if self.shared.is_held(tenant) {
+                    // What it could not do nobody has seen on the engine.
+                    return;
+                }
+            }
             let pending = channels.iter().any(|channel| channel.pending > 0);
             for channel in channels.iter_mut() {
                 channel.last_active = Moment(0);
@@ -513,6 +582,27 @@ impl Gpu for NvidiaGpu {
 
     fn resume(&self, tenant: TenantId) {
         self.shared.hands.want(tenant, false);
+    }
+
+    fn is_quiet(&self, tenant: TenantId) -> bool {
+        let sets = self.shared.sets();
+        !self.shared.is_moving() && sets.is_some_and(|sets| sets.is_still(tenant))
+    }
+
+    fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
+        let sets = self.shared.sets().ok_or(MoveError::Unsupported)?;
+        sets.order(order)
+    }
+
+    fn move_window_bytes(&self) -> u64 {
+        let sets = self.shared.sets();
+        sets.map_or(0, |sets| 4 * sets.extent_bytes())
+    }
+
+    fn read_memory_events(&self, events: &mut Vec<MemoryEvent>) {
+        if let Some(sets) = self.shared.sets() {
+            sets.read_events(events);
+        }
     }
 
     fn ring(&self, tenant: TenantId) {
@@ -585,7 +675,11 @@ impl Gpu for NvidiaGpu {
             switches: *switches,
         };
         let watched = lock(&self.shared.watched);
-        watched.watch.residency.untracked().iter().map(of).collect()
+        let untracked = watched.watch.residency.untracked();
+        // The mover is our own.
+        let strange = |pid: &u32| process::parent(*pid) != Some(std::process::id());
+        let strangers = untracked.iter().filter(|(pid, _)| strange(pid));
+        strangers.map(of).collect()
     }
 }
 
@@ -599,6 +693,9 @@ pub const TICK: Nanos = Nanos::from_ms(3);
 impl Drop for NvidiaGpu {
     fn drop(&mut self) {
         self.shared.vms.end_all();
+        if let Some(sets) = self.shared.sets() {
+            sets.end();
+        }
         self.shared.hands.end();
         if let Some(thread) = self.thread.take() {
             // Its panic, if it had one, was reported when it happened.

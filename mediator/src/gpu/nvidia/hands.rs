@@ -1,9 +1,8 @@
 //! The thread that suspends and resumes: half a millisecond each, so that nobody else waits for the calls.
 //!
 //! ```text
-//!   want(tenant, hold or release) -> wanted -- taken whole --> hand over: resume those that may run, suspend the others
-//!                                                              renew the lease; another guardian, if there is none, and
-//!                                                              hold again who ought to be
+//!   want(tenant, hold or release) -> wanted -- taken whole --> release those that may run, then hold the others
+//!                                                              renew the lease; another guardian, if there is none
 //! ```
 //!
 //! Whoever may run is resumed first: the engine goes over to him as soon as the other stops. Beside that, a call that follows
@@ -11,6 +10,7 @@
 //! 350 us (p50) after half a millisecond of rest, 223 us behind a resuming call.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,10 +22,6 @@ use super::holder::{Announce, HoldCalls, Holder};
 
 /// The lease is renewed so often while somebody is held. TIMEOUT: a fifth of the guardian's patience.
 const RENEWAL: Duration = Duration::from_millis(100);
-
-/// Who is resumed waits so long for those that are to be held in his stead, so that both calls are made together. Nothing is
-/// lost by it: the others run meanwhile. SOURCE: the daemon asks for both within microseconds.
-const TOGETHER: Duration = Duration::from_micros(100);
 
 /// From one attempt to start another guardian to the next.
 const GUARDIAN_PAUSE: Duration = Duration::from_secs(1);
@@ -46,13 +42,37 @@ pub(super) trait Owner {
 
     /// A tenant runs again, or is not held after all.
     fn runs(&self, tenant: TenantId);
+
+    /// Whether a tenant may be released; one that may not stays held, whoever wants what. From then on it runs.
+    fn may_run(&self, _tenant: TenantId) -> bool {
+        true
+    }
+
+    /// Whether something is being done for a tenant during which it is not to be held.
+    fn is_served(&self, _tenant: TenantId) -> bool {
+        false
+    }
+
+    /// A tenant was suspended. False if something was begun for it in between: it is resumed until that is done.
+    fn held(&self, _tenant: TenantId) -> bool {
+        true
+    }
 }
+
+/// Who is to stay held whatever happens, and who hears of it.
+type Fasten = (TenantId, SyncSender<Result<(), String>>);
+
+/// TIMEOUT: a few calls that suspend others come before, half a millisecond each.
+const FASTEN_LIMIT: Duration = Duration::from_secs(2);
 
 /// What the thread is to do next.
 #[derive(Debug, Default)]
 struct Wanted {
     /// Hold (`true`) or release.
     tenants: BTreeMap<TenantId, bool>,
+    /// To be held as soon as what is done for them is done.
+    postponed: BTreeSet<TenantId>,
+    fasten: Vec<Fasten>,
     calls: HoldCalls,
     /// It is at it.
     moving: bool,
@@ -88,8 +108,33 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Hands {
     /// Has a tenant held (`true`) or released.
     pub(super) fn want(&self, tenant: TenantId, hold: bool) {
-        lock(&self.wanted).tenants.insert(tenant, hold);
+        let mut wanted = lock(&self.wanted);
+        wanted.postponed.remove(&tenant);
+        wanted.tenants.insert(tenant, hold);
+        drop(wanted);
         self.wake.notify_one();
+    }
+
+    /// What was done for a tenant is done: it is held, if it was to be since.
+    pub(super) fn served(&self, tenant: TenantId) {
+        let mut wanted = lock(&self.wanted);
+        if wanted.postponed.remove(&tenant) {
+            wanted.tenants.entry(tenant).or_insert(true);
+        }
+        drop(wanted);
+        self.wake.notify_one();
+    }
+
+    /// Sees to it that nobody else resumes a tenant that is held, the guardian neither.
+    ///
+    /// # Errors
+    /// If it is not held, or nobody is.
+    pub(super) fn fasten(&self, tenant: TenantId) -> Result<(), String> {
+        let (done, wait) = sync_channel(1);
+        lock(&self.wanted).fasten.push((tenant, done));
+        self.wake.notify_one();
+        let fastened = wait.recv_timeout(FASTEN_LIMIT);
+        fastened.unwrap_or_else(|_| Err("Nobody holds tenants".into()))
     }
 
     /// Whether a tenant is held.
@@ -121,8 +166,6 @@ impl Hands {
         O: Owner,
     {
         let mut tried = Instant::now();
-        // Who ought to be held, and is not for want of a guardian.
-        let mut owed = BTreeSet::new();
         loop {
             if holder.lacks_guardian() && tried.elapsed() >= self.guardian_pause {
                 tried = Instant::now();
@@ -132,58 +175,53 @@ impl Hands {
                             "The guardian was gone; there is another, and tenants are held again"
                         );
                         holder.set_guardian(guardian);
-                        let owed = std::mem::take(&mut owed).into_iter().collect();
-                        self.hand_over(&mut holder, owner, Vec::new(), owed);
                     }
                     Err(error) => log::error!("{error}; nobody is held without one"),
                 }
             }
-            let Some(tenants) = self.next(holder.calls()) else {
+            let Some((tenants, fasten)) = self.next(holder.calls()) else {
                 return;
             };
-            let of = |hold: bool| -> Vec<TenantId> {
-                let wanted = tenants.iter().filter(|(_, wanted)| **wanted == hold);
-                wanted.map(|(tenant, _)| *tenant).collect()
-            };
-            let (release, hold) = (of(false), of(true));
-            for tenant in &release {
-                owed.remove(tenant);
+            let (hold, release): (Vec<_>, Vec<_>) =
+                tenants.into_iter().partition(|(_, hold)| *hold);
+            for (tenant, _) in release {
+                self.release(&mut holder, owner, tenant);
             }
-            let asked = hold.clone();
-            self.hand_over(&mut holder, owner, release, hold);
+            for (tenant, _) in hold {
+                self.hold(&mut holder, owner, tenant);
+            }
+            for (tenant, done) in fasten {
+                let fastened = holder.fasten(tenant);
+                // Whoever asked may have given up.
+                let _ = done.send(fastened.map_err(|error| error.to_string()));
+            }
             if let Err(error) = holder.renew() {
                 log::error!("{error}");
             }
             if holder.lacks_guardian() {
-                // The holder has let go of everybody.
+                // The holder has let go of everybody who is not fastened.
                 // Not within the loop's head, where its lock would be kept while another is taken.
                 let held = std::mem::take(&mut *lock(&self.held));
-                for tenant in &held {
-                    owner.runs(*tenant);
+                for tenant in held {
+                    if holder.is_held(tenant) {
+                        lock(&self.held).insert(tenant);
+                    } else {
+                        owner.runs(tenant);
+                    }
                 }
-                owed.extend(held);
-                owed.extend(asked);
             }
         }
     }
 
     /// Waits until there is something to do, or the lease is to be renewed; none when it is to end.
-    fn next(&self, calls: HoldCalls) -> Option<BTreeMap<TenantId, bool>> {
+    fn next(&self, calls: HoldCalls) -> Option<(BTreeMap<TenantId, bool>, Vec<Fasten>)> {
         let mut wanted = lock(&self.wanted);
         wanted.calls = calls;
         wanted.moving = false;
-        if wanted.tenants.is_empty() && !wanted.ending {
+        if wanted.tenants.is_empty() && wanted.fasten.is_empty() && !wanted.ending {
             wanted = self
                 .wake
                 .wait_timeout(wanted, RENEWAL)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-        if !wanted.ending && !wanted.tenants.is_empty() && wanted.tenants.values().all(|hold| !hold)
-        {
-            wanted = self
-                .wake
-                .wait_timeout(wanted, TOGETHER)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
@@ -192,38 +230,64 @@ impl Hands {
         }
         let tenants = std::mem::take(&mut wanted.tenants);
         wanted.moving = !tenants.is_empty();
-        Some(tenants)
+        Some((tenants, std::mem::take(&mut wanted.fasten)))
     }
 
-    fn hand_over<S: ChannelSwitch, O: Owner>(
+    fn release<S: ChannelSwitch, O: Owner>(
         &self,
         holder: &mut Holder<S, O::Guardian>,
         owner: &O,
-        release: Vec<TenantId>,
-        hold: Vec<TenantId>,
+        tenant: TenantId,
     ) {
-        let hold: Vec<(TenantId, Vec<Channel>)> = hold
-            .into_iter()
-            .map(|tenant| (tenant, owner.holding(tenant)))
-            .collect();
-        let error = holder.hand_over(&release, &hold);
-        for tenant in release {
+        if !owner.may_run(tenant) {
+            return;
+        }
+        let released = holder.release(tenant);
+        lock(&self.held).remove(&tenant);
+        owner.runs(tenant);
+        if let Err(error) = released {
+            log::error!("{error}");
+        }
+    }
+
+    fn hold<S: ChannelSwitch, O: Owner>(
+        &self,
+        holder: &mut Holder<S, O::Guardian>,
+        owner: &O,
+        tenant: TenantId,
+    ) {
+        if owner.is_served(tenant) {
+            return self.postpone(owner, tenant);
+        }
+        let held = holder.hold(tenant, &owner.holding(tenant));
+        if holder.is_held(tenant) && !owner.held(tenant) {
+            if let Err(error) = holder.release(tenant) {
+                log::error!("{error}");
+            }
             lock(&self.held).remove(&tenant);
             owner.runs(tenant);
-        }
-        for (tenant, _) in hold {
-            if holder.is_held(tenant) {
-                lock(&self.held).insert(tenant);
-            } else {
-                lock(&self.held).remove(&tenant);
-                owner.runs(tenant);
-            }
+            self.postpone(owner, tenant);
+        } else if holder.is_held(tenant) {
+            lock(&self.held).insert(tenant);
+        } else {
+            owner.runs(tenant);
         }
         // Without a guardian, that was said.
-        if let Some(error) = error
+        if let Err(error) = held
             && !holder.lacks_guardian()
         {
-            log::warn!("Not all that were to be held are: {error}");
+            log::warn!("{tenant} is not held: {error}");
+        }
+    }
+}
+
+impl Hands {
+    /// A tenant is held as soon as what is done for it is done.
+    fn postpone(&self, owner: &impl Owner, tenant: TenantId) {
+        lock(&self.wanted).postponed.insert(tenant);
+        // It may be done already.
+        if !owner.is_served(tenant) {
+            self.served(tenant);
         }
     }
 }

@@ -192,9 +192,9 @@ fn what_is_wanted_together_is_done_in_the_right_order() {
     rig.start();
     let events = rig.fake.until(|events| events.len() >= 3);
     let expected = [
+        Event::Runs(B),
         Event::Told(Order::Hold(all[..4].to_vec())),
         Event::Call(true, all[..4].to_vec()),
-        Event::Runs(B),
     ];
     assert_eq!(
         events[..3],
@@ -229,51 +229,18 @@ fn a_lost_guardian_frees_everybody_and_another_is_found() {
     rig.fake.guardian_gone.store(true, Ordering::SeqCst);
     // Noticed at the next renewal.
     rig.fake.until(|events| events.contains(&Event::Runs(A)));
-    assert!(rig.calls().contains(&(false, all[..4].to_vec())));
+    assert_eq!(rig.calls().last(), Some(&(false, all[..4].to_vec())));
     let begin = Instant::now();
     while rig.fake.guardians.load(Ordering::SeqCst) == 0 {
         assert!(begin.elapsed() < Duration::from_secs(20));
         thread::yield_now();
     }
-    // The daemon asked for it once, and does not ask again.
+    assert!(!rig.hands.is_held(A), "the daemon decides again");
+    rig.hands.want(A, true);
     rig.fake.until(|events| {
         let hold = Event::Call(true, all[..4].to_vec());
         events.iter().filter(|event| **event == hold).count() == 2
     });
-    rig.settle();
-    assert!(rig.hands.is_held(A));
-}
-
-#[test]
-fn who_is_asked_to_be_held_without_a_guardian_is_held_by_the_next() {
-    let mut rig = Rig::new();
-    let all = channels(6);
-    rig.fake.guardian_gone.store(true, Ordering::SeqCst);
-    rig.hands.want(A, true);
-    rig.hands.want(B, true);
-    rig.start();
-    rig.fake.until(|events| {
-        let calls = [&all[..4], &all[4..]].map(|of| Event::Call(true, of.to_vec()));
-        calls.iter().all(|call| events.contains(call))
-    });
-}
-
-#[test]
-fn nothing_lies_between_the_two_calls_of_a_handover() {
-    let mut rig = Rig::new();
-    let all = channels(6);
-    rig.start();
-    rig.hands.want(B, true);
-    rig.settle();
-    // One after the other, as the daemon asks: resume, then hold.
-    rig.hands.want(B, false);
-    rig.hands.want(A, true);
-    rig.settle();
-    let events = lock(&rig.fake.events).clone();
-    let at = |event: &Event| events.iter().position(|other| other == event);
-    let resumed = at(&Event::Call(false, all[4..].to_vec())).unwrap();
-    let suspended = at(&Event::Call(true, all[..4].to_vec())).unwrap();
-    assert!(resumed < suspended, "{events:?}");
 }
 
 #[test]

@@ -80,6 +80,8 @@ pub struct Holder<S: ChannelSwitch, G: Announce> {
     guardian: Option<G>,
     lease: Lease,
     held: BTreeMap<TenantId, BTreeSet<Channel>>,
+    /// Of these, those that nobody but we may resume.
+    fastened: BTreeSet<TenantId>,
     calls: HoldCalls,
     begin: Instant,
 }
@@ -92,6 +94,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             guardian: Some(guardian),
             lease: Lease::new(LIMIT),
             held: BTreeMap::new(),
+            fastened: BTreeSet::new(),
             calls: HoldCalls::default(),
             begin: Instant::now(),
         }
@@ -128,8 +131,62 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     /// # Errors
     /// If it cannot be held; then it runs.
     pub fn hold(&mut self, tenant: TenantId, channels: &[Channel]) -> Result<(), HolderError> {
-        self.hand_over(&[], &[(tenant, channels.to_vec())])
-            .map_or(Ok(()), Err)
+        let known = self.held.get(&tenant);
+        let new: Vec<Channel> = channels
+            .iter()
+            .filter(|channel| !known.is_some_and(|known| known.contains(channel)))
+            .copied()
+            .collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        // The guardian knows before it happens.
+        self.tell(&Order::Hold(new.clone()))?;
+        let now = self.now();
+        self.lease.hold(&new, now);
+        let (suspended, error) = match self.suspend(&new) {
+            Ok(suspended) => (suspended, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let suspended: BTreeSet<Channel> = suspended.into_iter().collect();
+        let refused: Vec<Channel> = new
+            .into_iter()
+            .filter(|channel| !suspended.contains(channel))
+            .collect();
+        if !suspended.is_empty() {
+            self.held.entry(tenant).or_default().extend(suspended);
+        }
+        if !refused.is_empty() {
+            let now = self.now();
+            self.lease.release(&refused, now);
+            self.tell(&Order::Release(refused))?;
+        }
+        if let Some(error) = error {
+            self.release(tenant)?;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// A tenant that is held stays so until it is released, guardian or not: memory of it is elsewhere, and it could only fault.
+    /// Its process must not outlive this one.
+    ///
+    /// # Errors
+    /// If it is not held, or the guardian is gone, which may resume it.
+    pub fn fasten(&mut self, tenant: TenantId) -> Result<(), HolderError> {
+        // First: if the lease has ended, it runs.
+        self.renew()?;
+        let gone = || GuardianError::Gone(io::ErrorKind::NotFound.into());
+        let channels = self.held.get(&tenant).ok_or_else(gone)?;
+        if self.fastened.contains(&tenant) {
+            return Ok(());
+        }
+        let channels: Vec<Channel> = channels.iter().copied().collect();
+        self.tell(&Order::Release(channels.clone()))?;
+        let now = self.now();
+        self.lease.release(&channels, now);
+        self.fastened.insert(tenant);
+        Ok(())
     }
 
     /// Resumes a tenant's channels.
@@ -137,83 +194,18 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     /// # Errors
     /// If the guardian is gone; the tenant runs all the same.
     pub fn release(&mut self, tenant: TenantId) -> Result<(), HolderError> {
-        self.hand_over(&[tenant], &[]).map_or(Ok(()), Err)
-    }
-
-    /// Resumes those that may run, then suspends the channels of the others that are not suspended yet. The guardian hears
-    /// of it before and after, so that nothing lies between the calls: the first wakes the GPU's own processor, and what
-    /// comes behind it at once is served sooner. SOURCE: [`super::hands`].
-    ///
-    /// Returns the first thing that went wrong: a tenant that is not held by it ([`Self::is_held`]) runs.
-    pub fn hand_over(
-        &mut self,
-        release: &[TenantId],
-        hold: &[(TenantId, Vec<Channel>)],
-    ) -> Option<HolderError> {
-        let (mut released, mut error) = (Vec::new(), None);
-        let new: Vec<(TenantId, Vec<Channel>)> = hold
-            .iter()
-            .map(|(tenant, channels)| (*tenant, self.not_held(*tenant, channels)))
-            .filter(|(_, channels)| !channels.is_empty())
-            .collect();
-        let announced: Vec<Channel> = new.iter().flat_map(|(_, all)| all).copied().collect();
-        if !announced.is_empty() {
-            // The guardian knows before it happens.
-            if let Err(gone) = self.tell(&Order::Hold(announced.clone())) {
-                return Some(gone.into());
-            }
-            let now = self.now();
-            self.lease.hold(&announced, now);
-        }
-        for tenant in release {
-            released.extend(self.resume(*tenant));
-        }
-        for (tenant, channels) in new {
-            let suspended = match self.suspend(&channels) {
-                Ok(suspended) => suspended,
-                Err(refusal) => {
-                    error.get_or_insert(refusal.into());
-                    // What it has of old is of no use alone.
-                    released.extend(self.resume(tenant));
-                    Vec::new()
-                }
-            };
-            let suspended: BTreeSet<Channel> = suspended.into_iter().collect();
-            released.extend(
-                channels
-                    .iter()
-                    .filter(|channel| !suspended.contains(channel)),
-            );
-            if !suspended.is_empty() {
-                self.held.entry(tenant).or_default().extend(suspended);
-            }
-        }
-        if !released.is_empty() {
-            let now = self.now();
-            self.lease.release(&released, now);
-            if let Err(gone) = self.tell(&Order::Release(released)) {
-                error.get_or_insert(gone.into());
-            }
-        }
-        error
-    }
-
-    /// Those of a tenant's channels that are not suspended.
-    fn not_held(&self, tenant: TenantId, channels: &[Channel]) -> Vec<Channel> {
-        let known = self.held.get(&tenant);
-        let is_new = |channel: &&Channel| !known.is_some_and(|known| known.contains(channel));
-        channels.iter().filter(is_new).copied().collect()
-    }
-
-    /// Resumes a tenant's channels; returns them.
-    fn resume(&mut self, tenant: TenantId) -> Vec<Channel> {
-        let channels = self.held.remove(&tenant).unwrap_or_default();
+        let Some(channels) = self.held.remove(&tenant) else {
+            return Ok(());
+        };
+        self.fastened.remove(&tenant);
         let channels: Vec<Channel> = channels.into_iter().collect();
-        if !channels.is_empty() && self.set(&channels, false).is_err() {
+        if self.set(&channels, false).is_err() {
             // One of them is gone perhaps.
             resume_all(&self.switch, &channels);
         }
-        channels
+        let now = self.now();
+        self.lease.release(&channels, now);
+        Ok(self.tell(&Order::Release(channels))?)
     }
 
     /// Renews the lease. If it had ended because we were away for too long, the guardian has resumed everybody: they are
@@ -225,7 +217,8 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         let now = self.now();
         if !self.lease.lapsed(now).is_empty() {
             log::warn!("The lease on held tenants ended; they are held again");
-            for (tenant, channels) in std::mem::take(&mut self.held) {
+            let lapsed = self.take_loose();
+            for (tenant, channels) in lapsed {
                 self.hold(tenant, &channels.into_iter().collect::<Vec<_>>())?;
             }
         }
@@ -237,9 +230,19 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         Ok(())
     }
 
-    /// Resumes everybody.
+    /// Those who are held and not fastened; they are not held any more.
+    fn take_loose(&mut self) -> BTreeMap<TenantId, BTreeSet<Channel>> {
+        let (kept, loose) = std::mem::take(&mut self.held)
+            .into_iter()
+            .partition(|(tenant, _)| self.fastened.contains(tenant));
+        self.held = kept;
+        loose
+    }
+
+    /// Resumes everybody but those who are fastened.
     pub fn release_all(&mut self) {
-        for tenant in self.held.keys().copied().collect::<Vec<_>>() {
+        let loose = |tenant: &&TenantId| !self.fastened.contains(tenant);
+        for tenant in self.held.keys().filter(loose).copied().collect::<Vec<_>>() {
             if let Err(error) = self.release(tenant) {
                 log::warn!("Resuming {tenant}: {error}");
             }
@@ -276,9 +279,9 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             .ok_or_else(gone)
             .and_then(|guardian| guardian.tell(order));
         if told.is_err() {
-            // Without a guardian nobody stays held.
+            // Without a guardian nobody stays held, but who would fault.
             self.guardian = None;
-            let held = std::mem::take(&mut self.held);
+            let held = self.take_loose();
             let held: Vec<Channel> = held.into_values().flatten().collect();
             resume_all(&self.switch, &held);
             self.lease.end();
@@ -389,6 +392,28 @@ mod tests {
         holder.set_guardian(guardian);
         holder.hold(A, &channels(3)).unwrap();
         assert!(holder.is_held(A));
+    }
+
+    #[test]
+    fn who_is_fastened_is_resumed_by_us_alone() {
+        let (mut holder, guardian) = holder();
+        assert!(holder.fasten(A).is_err(), "it is not held");
+        holder.hold(A, &channels(3)).unwrap();
+        holder.fasten(A).unwrap();
+        holder.fasten(A).unwrap();
+        let orders = [
+            Order::Hold(channels(3)),
+            Order::Renew,
+            Order::Release(channels(3)),
+        ];
+        assert_eq!(*guardian.orders.borrow(), orders);
+        holder.hold(B, &channels(5)[3..]).unwrap();
+        *guardian.gone.borrow_mut() = true;
+        assert!(holder.renew().is_err());
+        assert!(holder.is_held(A) && !holder.is_held(B));
+        assert_eq!(holder.switch.suspended.borrow().len(), 3);
+        assert!(holder.release(A).is_err(), "there is no guardian");
+        assert!(holder.switch.suspended.borrow().is_empty());
     }
 
     #[test]

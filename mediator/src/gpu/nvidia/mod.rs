@@ -37,6 +37,8 @@ pub mod probe;
 pub mod programs;
 pub mod residency;
 pub mod rm;
+pub mod sets;
+pub mod swapped;
 mod sys;
 pub mod utilisation;
 pub mod version;

@@ -19,8 +19,8 @@ use super::protocol::{Answer, EXTENTS_MAX, Extent, MORE_LINES, Moved, Order, SPA
 use crate::gpu::nvidia::line::answer;
 
 /// Memory behind one handle is at most so long: what is moved at once, and is in both places while it is. SOURCE: measured: a
-/// copy of 256 MiB takes 5 ms, what it takes to map, unmap and release 0.3 ms.
-pub const EXTENT_BYTES_MAX: u64 = 256 << 20;
+/// copy of 1 GiB takes 19.4 ms; importing and mapping a handle takes 1 ms, freeing its memory 0.3 ms.
+pub const EXTENT_BYTES_MAX: u64 = 1 << 30;
 
 /// Why memory was not made or moved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -147,13 +147,51 @@ enum Lane {
     In = 3,
 }
 
-type Line = Mutex<(UnixStream, FrameReader)>;
+/// A connection.
+#[derive(Debug)]
+struct Line {
+    stream: UnixStream,
+    reader: FrameReader,
+}
+
+impl Line {
+    fn say(&self, order: &Order, fds: Vec<OwnedFd>) -> Result<(), MoverError> {
+        send(&self.stream, order, fds).map_err(|error| MoverError::Gone(error.to_string()))
+    }
+
+    fn hear(&mut self, limit: Duration) -> Result<(Answer, Vec<OwnedFd>), MoverError> {
+        let heard = answer(&self.stream, &mut self.reader, limit, || false);
+        match heard.map_err(|error| MoverError::Gone(error.to_string()))? {
+            (Answer::Refused { no_room: true, .. }, _) => Err(MoverError::NoRoom),
+            (Answer::Refused { detail, .. }, _) => Err(MoverError::Refused(detail)),
+            heard => Ok(heard),
+        }
+    }
+
+    fn ask(
+        &mut self,
+        order: &Order,
+        fds: Vec<OwnedFd>,
+        limit: Duration,
+    ) -> Result<(Answer, Vec<OwnedFd>), MoverError> {
+        self.say(order, fds)?;
+        self.hear(limit)
+    }
+
+    /// What came of the next extent.
+    fn moved(&mut self, limit: Duration) -> Result<(Nanos, Option<OwnedFd>), MoverError> {
+        match self.hear(limit)? {
+            (Answer::Moved { result }, mut fds) => Ok((outcome(result)?, fds.pop())),
+            _ => Err(MoverError::Gone("answers what was not asked".into())),
+        }
+    }
+}
 
 /// One process.
 #[derive(Debug)]
 struct Running {
     child: Mutex<Child>,
-    lines: [Line; MORE_LINES + 1],
+    lines: [Mutex<Line>; MORE_LINES + 1],
     lost: AtomicBool,
 }
 
@@ -166,20 +204,21 @@ impl Running {
         fds: Vec<OwnedFd>,
         limit: Duration,
     ) -> Result<(Answer, Vec<OwnedFd>), MoverError> {
+        self.talk(lane, |line| line.ask(order, fds, limit))
+    }
+
+    /// Talks on a line that nobody else talks on meanwhile. A mover that breaks off is ended.
+    fn talk<T>(
+        &self,
+        lane: Lane,
+        about: impl FnOnce(&mut Line) -> Result<T, MoverError>,
+    ) -> Result<T, MoverError> {
         let mut line = lock(&self.lines[lane as usize]);
-        let (stream, reader) = &mut *line;
-        let sent = send(stream, order, fds).map_err(|error| error.to_string());
-        let answered =
-            sent.and_then(|()| answer(stream, reader, limit, || false).map_err(|e| e.to_string()));
-        match answered {
-            Ok((Answer::Refused { no_room: true, .. }, _)) => Err(MoverError::NoRoom),
-            Ok((Answer::Refused { detail, .. }, _)) => Err(MoverError::Refused(detail)),
-            Ok(answered) => Ok(answered),
-            Err(detail) => {
-                self.end();
-                Err(MoverError::Gone(detail))
-            }
+        let said = about(&mut line);
+        if matches!(said, Err(MoverError::Gone(_))) {
+            self.end();
         }
+        said
     }
 
     fn end(&self) {
@@ -275,10 +314,29 @@ impl Mover {
     }
 
     /// Copies memory to the host and closes its descriptors; each with the time of the link. Nobody may have it mapped: then it
-    /// is free afterwards. The next are sent when these are copied.
+    /// is free afterwards.
     pub fn out(&self, memory: Vec<Resident>) -> Vec<Result<(Away, Nanos), Stayed>> {
+        self.out_when(memory, || true)
+    }
+
+    /// As [`Self::out`]; `when` sees to it that nobody has the memory mapped, or says that it stays. It is asked once, when the
+    /// first descriptors are mapped here: until then whoever has the memory may use it.
+    pub fn out_when(
+        &self,
+        memory: Vec<Resident>,
+        when: impl FnOnce() -> bool,
+    ) -> Vec<Result<(Away, Nanos), Stayed>> {
         let mut all = Vec::with_capacity(memory.len());
         let (mut batch, mut spans) = (Vec::new(), 0);
+        let mut when = Some(when);
+        let mut go = true;
+        let mut ask = || match when.take() {
+            Some(when) => {
+                go = when();
+                go
+            }
+            None => go,
+        };
         for memory in memory {
             let pages = self
                 .shared
@@ -286,88 +344,138 @@ impl Mover {
                 .take(memory.bytes, self.shared.config.grow_limit);
             let count = pages.as_ref().map_or(0, |pages| pages.spans().len());
             if batch.len() == EXTENTS_MAX || spans + count > SPANS_MAX {
-                self.out_batch(std::mem::take(&mut batch), &mut all);
+                self.out_batch(std::mem::take(&mut batch), &mut ask, &mut all);
                 spans = 0;
             }
             spans += count;
             batch.push((memory, pages));
         }
-        self.out_batch(batch, &mut all);
+        self.out_batch(batch, &mut ask, &mut all);
         all
     }
 
     fn out_batch(
         &self,
         batch: Vec<(Resident, Option<Pages>)>,
+        when: &mut dyn FnMut() -> bool,
         all: &mut Vec<Result<(Away, Nanos), Stayed>>,
     ) {
-        let handles: io::Result<Vec<OwnedFd>> =
-            with_pages(&batch).map(|(m, _)| m.share()).collect();
-        let extents = with_pages(&batch).map(|(memory, pages)| extent(memory.bytes, pages));
+        let with_pages = || {
+            batch
+                .iter()
+                .filter_map(|(m, pages)| Some((m, pages.as_ref()?)))
+        };
+        let handles: io::Result<Vec<OwnedFd>> = with_pages().map(|(m, _)| m.share()).collect();
+        let extents = with_pages().map(|(memory, pages)| extent(memory.bytes, pages));
         let order = Order::Out {
             extents: extents.collect(),
         };
-        let asked = handles.map_err(host);
-        let asked = asked.and_then(|handles| self.shared.moved(Lane::Out, &order, handles));
-        let mut results = asked.map(|(results, _)| results.into_iter());
-        for (memory, pages) in batch {
-            let Some(pages) = pages else {
-                let error = MoverError::PoolFull;
-                all.push(Err(Stayed { memory, error }));
-                continue;
-            };
-            let result = match &mut results {
-                Ok(results) => outcome(results.next()),
-                Err(error) => Err(error.clone()),
-            };
-            all.push(match result {
-                Ok(took) => {
-                    let bytes = memory.bytes;
-                    Ok((Away { pages, bytes }, took))
+        let mut left = batch.into_iter();
+        let limit = self.shared.config.order_limit;
+        let talked = handles.map_err(host).and_then(|handles| {
+            if handles.is_empty() {
+                return Ok(());
+            }
+            self.shared.running()?.talk(Lane::Out, |line| {
+                line.ask(&order, handles, limit)?;
+                let go = when();
+                line.say(&Order::Go { go }, Vec::new())?;
+                for (memory, pages) in left.by_ref() {
+                    let Some(pages) = pages else {
+                        all.push(stayed(memory, MoverError::PoolFull));
+                        continue;
+                    };
+                    match line.moved(limit) {
+                        // The descriptor is closed here, and the memory free, while the next is copied.
+                        Ok((took, _)) => {
+                            let bytes = memory.bytes;
+                            drop(memory);
+                            all.push(Ok((Away { pages, bytes }, took)));
+                        }
+                        Err(MoverError::Gone(error)) => {
+                            all.push(stayed(memory, MoverError::Gone(error.clone())));
+                            return Err(MoverError::Gone(error));
+                        }
+                        Err(error) => all.push(stayed(memory, error)),
+                    }
                 }
-                Err(error) => Err(Stayed { memory, error }),
-            });
+                Ok(())
+            })
+        });
+        let error = talked.err().unwrap_or(MoverError::PoolFull);
+        for (memory, pages) in left {
+            let full = pages.is_none();
+            let error = if full {
+                MoverError::PoolFull
+            } else {
+                error.clone()
+            };
+            all.push(stayed(memory, error));
         }
     }
 
     /// Makes memory with the bytes that the host has; each with the time of the link.
     pub fn back(&self, copies: Vec<Away>) -> Vec<Result<(Resident, Nanos), Kept>> {
         let mut all = Vec::with_capacity(copies.len());
+        self.back_each(copies, |moved| all.push(moved));
+        all
+    }
+
+    /// As [`Self::back`]; `each` is told of one while the next are copied.
+    pub fn back_each(
+        &self,
+        copies: Vec<Away>,
+        mut each: impl FnMut(Result<(Resident, Nanos), Kept>),
+    ) {
         let (mut batch, mut spans) = (Vec::new(), 0);
         for copy in copies {
             let count = copy.pages.spans().len();
             if batch.len() == EXTENTS_MAX || spans + count > SPANS_MAX {
-                self.back_batch(std::mem::take(&mut batch), &mut all);
+                self.back_batch(std::mem::take(&mut batch), &mut each);
                 spans = 0;
             }
             spans += count;
             batch.push(copy);
         }
-        self.back_batch(batch, &mut all);
-        all
+        self.back_batch(batch, &mut each);
     }
 
-    fn back_batch(&self, batch: Vec<Away>, all: &mut Vec<Result<(Resident, Nanos), Kept>>) {
+    fn back_batch(&self, batch: Vec<Away>, each: &mut dyn FnMut(Result<(Resident, Nanos), Kept>)) {
+        if batch.is_empty() {
+            return;
+        }
         let extents = batch.iter().map(|copy| extent(copy.bytes, &copy.pages));
         let order = Order::In {
             extents: extents.collect(),
         };
-        let asked = self.shared.moved(Lane::In, &order, Vec::new());
-        let mut answered = asked.map(|(results, fds)| (results.into_iter(), fds.into_iter()));
-        for copy in batch {
-            let missing = || MoverError::Refused("The mover gave no memory".into());
-            let result = match &mut answered {
-                Ok((results, fds)) => outcome(results.next())
-                    .and_then(|took| Ok((fds.next().ok_or_else(missing)?, took))),
-                Err(error) => Err(error.clone()),
-            };
-            all.push(match result {
-                Ok((handle, took)) => {
-                    let bytes = copy.bytes;
-                    Ok((Resident { handle, bytes }, took))
+        let mut left = batch.into_iter();
+        let limit = self.shared.config.order_limit;
+        let talked = self.shared.running().and_then(|running| {
+            running.talk(Lane::In, |line| {
+                line.say(&order, Vec::new())?;
+                for copy in left.by_ref() {
+                    let missing = || MoverError::Gone("gave no memory".into());
+                    let moved = line.moved(limit);
+                    match moved.and_then(|(took, fd)| Ok((fd.ok_or_else(missing)?, took))) {
+                        Ok((handle, took)) => {
+                            let bytes = copy.bytes;
+                            each(Ok((Resident { handle, bytes }, took)));
+                        }
+                        Err(MoverError::Gone(error)) => {
+                            let gone = MoverError::Gone(error.clone());
+                            each(Err(Kept { copy, error: gone }));
+                            return Err(MoverError::Gone(error));
+                        }
+                        Err(error) => each(Err(Kept { copy, error })),
+                    }
                 }
-                Err(error) => Err(Kept { copy, error }),
-            });
+                Ok(())
+            })
+        });
+        let error = talked.err().unwrap_or_else(|| host("it was left out"));
+        for copy in left {
+            let error = error.clone();
+            each(Err(Kept { copy, error }));
         }
     }
 
@@ -404,12 +512,8 @@ impl Drop for Mover {
     }
 }
 
-fn with_pages(batch: &[(Resident, Option<Pages>)]) -> impl Iterator<Item = (&Resident, &Pages)> {
-    let both = |(memory, pages)| Some((memory, Option::as_ref(pages)?));
-    batch
-        .iter()
-        .map(|(memory, pages)| (memory, pages))
-        .filter_map(both)
+fn stayed<T>(memory: Resident, error: MoverError) -> Result<T, Stayed> {
+    Err(Stayed { memory, error })
 }
 
 fn extent(bytes: u64, pages: &Pages) -> Extent {
@@ -417,12 +521,11 @@ fn extent(bytes: u64, pages: &Pages) -> Extent {
     Extent { bytes, spans }
 }
 
-fn outcome(moved: Option<Moved>) -> Result<Nanos, MoverError> {
+fn outcome(moved: Moved) -> Result<Nanos, MoverError> {
     match moved {
-        Some(Moved::Done { took_ns }) => Ok(Nanos(took_ns)),
-        Some(Moved::Not { no_room: true, .. }) => Err(MoverError::NoRoom),
-        Some(Moved::Not { detail, .. }) => Err(MoverError::Refused(detail)),
-        None => Err(MoverError::Refused("The mover left it out".into())),
+        Moved::Done { took_ns } => Ok(Nanos(took_ns)),
+        Moved::Not { no_room: true, .. } => Err(MoverError::NoRoom),
+        Moved::Not { detail, .. } => Err(MoverError::Refused(detail)),
     }
 }
 
@@ -453,10 +556,13 @@ impl Shared {
         for _ in 0..=MORE_LINES {
             let (one, other) = UnixStream::pair().map_err(host)?;
             one.set_nonblocking(true).map_err(host)?;
-            mine.push(Mutex::new((one, FrameReader::new())));
+            mine.push(Mutex::new(Line {
+                stream: one,
+                reader: FrameReader::new(),
+            }));
             theirs.push(OwnedFd::from(other));
         }
-        let lines: [Line; MORE_LINES + 1] = mine.try_into().map_err(|_| host("no lines"))?;
+        let lines: [Mutex<Line>; MORE_LINES + 1] = mine.try_into().map_err(|_| host("no lines"))?;
         let rest = theirs.split_off(1);
         let mut command = (self.command)();
         command.stdin(theirs.remove(0)).stdout(Stdio::null());
@@ -500,21 +606,6 @@ impl Shared {
             .ask(lane, order, fds, self.config.order_limit)
     }
 
-    fn moved(
-        &self,
-        lane: Lane,
-        order: &Order,
-        fds: Vec<OwnedFd>,
-    ) -> Result<(Vec<Moved>, Vec<OwnedFd>), MoverError> {
-        if matches!(order, Order::Out { extents } | Order::In { extents } if extents.is_empty()) {
-            return Ok(Default::default());
-        }
-        match self.ask(lane, order, fds)? {
-            (Answer::Moved { results }, fds) => Ok((results, fds)),
-            _ => Err(host("The mover answers what was not asked")),
-        }
-    }
-
     /// The pool's own thread.
     fn look_after_pool(&self) {
         loop {
@@ -544,5 +635,33 @@ impl Shared {
             let _ = self.pin(&now, at, bytes, again);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(in crate::gpu::nvidia) mod fake {
+    //! Copies of memory that is a file, without a mover.
+
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// As if memory had been moved to the host.
+    pub(in crate::gpu::nvidia) fn away(memory: Resident) -> Away {
+        let bytes = memory.bytes;
+        let pool = Arc::new(Pool::new(bytes, bytes));
+        pool.grow(Some(Segment::new(bytes).unwrap()));
+        let mut data = vec![0; bytes as usize];
+        let file = File::from(memory.handle);
+        file.read_exact_at(&mut data, 0).unwrap();
+        pool.write(0, &data);
+        let pages = pool.take(bytes, Duration::ZERO).unwrap();
+        Away { pages, bytes }
+    }
+
+    /// As if it had been moved back into this.
+    pub(in crate::gpu::nvidia) fn fill(copy: &Away, memory: &Resident) {
+        let file = File::from(memory.share().unwrap());
+        file.write_all_at(&copy.pages.content(), 0).unwrap();
     }
 }

@@ -26,5 +26,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 
+#[cfg(test)]
+pub(super) use handle::fake;
 pub use handle::{Away, EXTENT_BYTES_MAX, Kept, Mover, MoverConfig, MoverError, Resident, Stayed};
 pub use serve::{ServeError, run};

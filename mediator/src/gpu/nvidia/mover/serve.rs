@@ -1,13 +1,14 @@
 //! The mover process.
 //!
-//! Copies of one order are queued without a pause: while one extent is copied, the next is mapped and the last one unmapped.
+//! All copies of one order are queued as soon as they can be: while the first extents are copied, the next are mapped, and those
+//! that are done unmapped, so that the link does not wait for either.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use turnstile_vmm::wire::{FrameReader, Read, WireError, send};
 
@@ -16,7 +17,7 @@ use super::protocol::{Answer, Extent, MORE_LINES, Moved, Order};
 use crate::gpu::Direction;
 
 /// Longest reason that is told.
-pub(super) const DETAIL_BYTES_MAX: usize = 256;
+pub(super) const DETAIL_BYTES_MAX: usize = 200;
 
 /// Why a mover ended.
 #[derive(Debug, thiserror::Error)]
@@ -125,12 +126,24 @@ fn serve<C: Copier>(copier: &C, mut line: Line) -> Result<(), ServeError> {
     let lane = lane.map_err(|failure| ServeError::Order(failure.detail))?;
     while let Some((order, fds)) = line.next()? {
         let mut is_fatal = false;
-        let obeyed = obey(copier, &lane, order, fds, &mut is_fatal);
-        let (answer, fds) = obeyed.unwrap_or_else(|failure| {
-            is_fatal |= failure.is_fatal;
-            (failure.into(), Vec::new())
-        });
-        send(&line.stream, &answer, fds)?;
+        match order {
+            Order::Out { extents } => {
+                is_fatal = move_out(copier, &lane, &mut line, &extents, fds)?;
+            }
+            Order::In { extents } => {
+                let create = |extent: &Extent| copier.create(extent.bytes);
+                let made = extents.iter().map(|extent| (extent, create(extent)));
+                is_fatal = pass(copier, &lane, &line, made, Direction::In)?;
+            }
+            order => {
+                let obeyed = obey(copier, &lane, order, fds);
+                let (answer, fds) = obeyed.unwrap_or_else(|failure| {
+                    is_fatal = failure.is_fatal;
+                    (failure.into(), Vec::new())
+                });
+                send(&line.stream, &answer, fds)?;
+            }
+        }
         if is_fatal {
             return Err(ServeError::Order("the GPU's context is gone".into()));
         }
@@ -143,7 +156,6 @@ fn obey<C: Copier>(
     lane: &C::Lane,
     order: Order,
     fds: Vec<OwnedFd>,
-    is_fatal: &mut bool,
 ) -> Result<(Answer, Vec<OwnedFd>), CopyFailure> {
     let mut fds = fds.into_iter();
     let mut fd = || {
@@ -155,7 +167,9 @@ fn obey<C: Copier>(
         copier.wait(&copier.mark(lane)?)
     };
     match order {
-        Order::Start { .. } => Err(CopyFailure::of("Started already")),
+        Order::Start { .. } | Order::Go { .. } | Order::Out { .. } | Order::In { .. } => {
+            Err(CopyFailure::of("An order that does not belong here"))
+        }
         Order::Pin { at, bytes } => {
             copier.pin(at, bytes, File::from(fd()?))?;
             Ok((Answer::Done {}, Vec::new()))
@@ -170,63 +184,88 @@ fn obey<C: Copier>(
             zeroed(&memory)?;
             Ok((Answer::Done {}, Vec::new()))
         }
-        Order::Out { extents } => {
-            let adopt = |extent: &Extent| copier.adopt(fd()?, extent.bytes);
-            let (results, _) = pass(copier, lane, &extents, Direction::Out, adopt, is_fatal);
-            Ok((Answer::Moved { results }, Vec::new()))
-        }
-        Order::In { extents } => {
-            let create = |extent: &Extent| copier.create(extent.bytes);
-            let (results, fds) = pass(copier, lane, &extents, Direction::In, create, is_fatal);
-            Ok((Answer::Moved { results }, fds))
-        }
     }
 }
 
-/// Moves extents one after the other; handles of those that came in.
-fn pass<C: Copier>(
+/// Maps memory, waits until nobody else has it mapped, and copies it out.
+fn move_out<C: Copier>(
     copier: &C,
     lane: &C::Lane,
+    line: &mut Line,
     extents: &[Extent],
+    fds: Vec<OwnedFd>,
+) -> Result<bool, ServeError> {
+    let mut fds = fds.into_iter();
+    let adopted: Vec<_> = extents
+        .iter()
+        .map(|extent| {
+            let missing = || CopyFailure::of("A descriptor is missing");
+            copier.adopt(fds.next().ok_or_else(missing)?, extent.bytes)
+        })
+        .collect();
+    drop(fds);
+    send(&line.stream, &Answer::Done {}, Vec::new())?;
+    let go = match line.next()? {
+        Some((Order::Go { go }, _)) => go,
+        None => return Ok(false),
+        Some((order, _)) => return Err(ServeError::Order(format!("{order:?}"))),
+    };
+    let stays = |adopted: Result<C::Mapped, CopyFailure>| match adopted {
+        Ok(_) if !go => Err(CopyFailure::of("Left where it is")),
+        adopted => adopted,
+    };
+    let all = extents.iter().zip(adopted.into_iter().map(stays));
+    pass(copier, lane, line, all, Direction::Out)
+}
+
+/// Moves extents one after the other, and tells of each; whether the GPU is of no use any more.
+fn pass<'a, C: Copier>(
+    copier: &C,
+    lane: &C::Lane,
+    line: &Line,
+    extents: impl Iterator<Item = (&'a Extent, Result<C::Mapped, CopyFailure>)>,
     direction: Direction,
-    mut map: impl FnMut(&Extent) -> Result<C::Mapped, CopyFailure>,
-    is_fatal: &mut bool,
-) -> (Vec<Moved>, Vec<OwnedFd>) {
-    let (mut results, mut fds) = (Vec::new(), Vec::new());
-    let mut since = Instant::now();
-    let mut finish = |queued: Result<(C::Mapped, C::Mark), CopyFailure>| {
+) -> Result<bool, ServeError> {
+    let begin = Instant::now();
+    let queued: Vec<_> = extents
+        .map(|(extent, memory)| {
+            let memory = memory?;
+            queue(copier, lane, &memory, extent, direction)?;
+            let mark = copier.mark(lane)?;
+            Ok::<_, CopyFailure>((memory, mark))
+        })
+        .collect();
+    let (count, mapped) = (queued.len(), begin.elapsed());
+    let (mut since, mut unmapping, mut is_fatal) = (begin, Duration::ZERO, false);
+    for queued in queued {
+        let mut fds = Vec::new();
+        let mut now = Instant::now();
         let moved = queued.and_then(|(memory, mark)| {
             copier.wait(&mark)?;
+            now = Instant::now();
             if direction == Direction::In {
                 fds.push(copier.export(&memory)?);
             }
             Ok(())
         });
-        let now = Instant::now();
+        unmapping += now.elapsed();
         // CAST: 584 years.
         let took_ns = now.duration_since(since).as_nanos() as u64;
         since = now;
-        results.push(match moved {
+        let result = match moved {
             Ok(()) => Moved::Done { took_ns },
             Err(failure) => {
-                *is_fatal |= failure.is_fatal;
+                is_fatal |= failure.is_fatal;
                 failure.into()
             }
-        });
-    };
-    let mut last = None;
-    for extent in extents {
-        let queued = map(extent).and_then(|memory| {
-            queue(copier, lane, &memory, extent, direction)?;
-            let mark = copier.mark(lane)?;
-            Ok((memory, mark))
-        });
-        if let Some(last) = last.replace(queued) {
-            finish(last);
-        }
+        };
+        send(&line.stream, &Answer::Moved { result }, fds)?;
     }
-    last.into_iter().for_each(finish);
-    (results, fds)
+    log::debug!(
+        "{direction:?}: {count} extents in {:?}: {mapped:?} until all were queued, {unmapping:?} to unmap",
+        begin.elapsed()
+    );
+    Ok(is_fatal)
 }
 
 fn queue<C: Copier>(

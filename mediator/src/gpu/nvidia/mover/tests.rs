@@ -84,11 +84,7 @@ impl Copier for Fake {
         direction: Direction,
     ) -> Result<(), CopyFailure> {
         let pinned = self.pinned.lock().unwrap();
-        let (from, pages) = pinned
-            .iter()
-            .filter(|(from, _)| *from <= at)
-            .next_back()
-            .unwrap();
+        let (from, pages) = pinned.iter().rfind(|(from, _)| *from <= at).unwrap();
         let mut data = vec![0; bytes as usize];
         match direction {
             Direction::Out => {

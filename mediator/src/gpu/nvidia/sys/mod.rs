@@ -17,8 +17,8 @@ pub(super) use confine::{become_user, is_superuser, no_new_privileges};
 pub use cuda::CudaFailure;
 #[allow(unused_imports, reason = "some are for programs of other modules")]
 pub(super) use cuda::{
-    Chunk, Context, Cuda, DeviceBuffer, Event, Function, GuestWindow, HostBuffer, LaunchShape,
-    Limit, Mapping, Module, ModuleFailure, Reservation, Stream, WaitUntil,
+    Checkpoint, Chunk, Context, Cuda, DeviceBuffer, Event, Function, GuestWindow, HostBuffer,
+    LaunchShape, Limit, Mapping, Module, ModuleFailure, Reservation, Stream, WaitUntil,
 };
 pub(super) use ioctl::{
     alloc, control, control_empty, free, map_memory, read_register, register_fd,

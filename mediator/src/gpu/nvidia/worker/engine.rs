@@ -10,11 +10,13 @@
 //! first that was not known to have finished, of each channel that had a kernel running; the VM's other channels end with
 //! `DeviceLost`.
 
+mod memory;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use turnstile_abi::{CHUNK_BYTES, Command, CopyDirection, ErrorCode, GPU_VA_BASE, Launch};
+use turnstile_abi::{CHUNK_BYTES, Command, CopyDirection, ErrorCode, Launch};
 use turnstile_accounting::{Moment, Nanos};
 
 use super::board::{Board, Standing};
@@ -110,8 +112,8 @@ pub(super) struct Pass {
     pub(super) over: bool,
 }
 
-/// Memory behind pages: how many, and what keeps it there.
-type Pages<M> = BTreeMap<u32, (u32, M)>;
+/// Memory behind pages: how many, and what keeps it there; nothing while it is elsewhere.
+type Pages<M> = BTreeMap<u32, (u32, Option<M>)>;
 
 #[derive(Debug)]
 struct State<E: Executor> {
@@ -121,6 +123,8 @@ struct State<E: Executor> {
     modules: BTreeMap<u32, Arc<LoadedModule<E>>>,
     layout: Layout,
     memory: Pages<E::Memory>,
+    /// Entries of it with nothing behind.
+    absent: usize,
     last_pass: Moment,
     last_check: Moment,
     over: bool,
@@ -248,6 +252,11 @@ impl<E: Executor> State<E> {
         }
     }
 
+    /// Whether some pages have nothing behind: no command may be given to the GPU then.
+    fn is_absent(&self) -> bool {
+        self.absent > 0
+    }
+
     fn covered(&self, va: u64, bytes: u64) -> Result<(), Failure> {
         match self.layout.hole(va, bytes) {
             None => Ok(()),
@@ -276,6 +285,7 @@ impl<E: Executor> Engine<E> {
             // The daemon counts and bounds allocations.
             layout: Layout::new(pages, usize::MAX),
             memory: Pages::new(),
+            absent: 0,
             last_pass: Moment(0),
             last_check: Moment(0),
             over: false,
@@ -382,46 +392,6 @@ impl<E: Executor> Engine<E> {
         let (index, kernel) = found.ok_or(ErrorCode::NoSuchFunction)?;
         // CAST: a module's text bounds the number of its functions.
         Ok((index as u32, kernel.param_bytes))
-    }
-
-    /// Puts memory behind pages: new memory, whose descriptor is returned, or that of a descriptor.
-    pub(super) fn allocate(
-        &self,
-        page: u32,
-        pages: u32,
-        restore: Option<std::os::fd::OwnedFd>,
-    ) -> Result<Option<std::os::fd::OwnedFd>, Refusal> {
-        let va = GPU_VA_BASE + u64::from(page) * CHUNK_BYTES;
-        let bytes = u64::from(pages) * CHUNK_BYTES;
-        let (memory, fd) = match restore {
-            Some(fd) => (self.executor.restore(va, bytes, fd)?, None),
-            None => {
-                let (memory, fd) = self.executor.allocate(va, bytes)?;
-                (memory, Some(fd))
-            }
-        };
-        let mut state = self.visit();
-        let range = page as usize..page as usize + pages as usize;
-        state.layout.insert(&range);
-        state.memory.insert(page, (pages, memory));
-        Ok(fd)
-    }
-
-    pub(super) fn free(&self, page: u32) -> Result<(), Refusal> {
-        let mut state = self.visit();
-        let (pages, _) = state.memory.get(&page).ok_or(ErrorCode::NoSuchAllocation)?;
-        let va = GPU_VA_BASE + u64::from(page) * CHUNK_BYTES;
-        let bytes = u64::from(*pages) * CHUNK_BYTES;
-        if state.in_use(va, bytes) {
-            return Err(ErrorCode::AllocationInUse.into());
-        }
-        // From here on no command can name it.
-        state.layout.remove(va)?;
-        let memory = state.memory.remove(&page);
-        drop(state);
-        let scrubbed = self.executor.scrub(va, bytes);
-        drop(memory);
-        scrubbed
     }
 
     fn note(&self, number: u32, channel: &Channel<E>) {
@@ -571,7 +541,7 @@ impl<E: Executor> Engine<E> {
             self.note(number, channel);
         }
         let fetches = channel.phase == Phase::Fetching && channel.pending_fetch() > 0;
-        pass.more |= fetches && channel.in_flight.len() < IN_FLIGHT_MAX;
+        pass.more |= fetches && channel.in_flight.len() < IN_FLIGHT_MAX && !state.is_absent();
         pass.watching |= !channel.is_idle() || matches!(channel.phase, Phase::Waiting { .. });
         pass.news |= news;
         Ok(())
@@ -585,6 +555,7 @@ impl<E: Executor> Engine<E> {
         budget: &mut u32,
     ) -> Result<(), Failure> {
         while *budget > 0
+            && !state.is_absent()
             && channel.phase == Phase::Fetching
             && channel.pending_fetch() > 0
             && channel.in_flight.len() < IN_FLIGHT_MAX

@@ -3,6 +3,8 @@
 //! Locks, outermost first: the tables' (held over an order and its answer), then that of the current process (held for a
 //! clone). [`Worker::activity`], [`Worker::ring`] and the like take the second alone.
 
+mod memory;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -10,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use turnstile_abi::{CHANNELS_MAX, CHUNK_BYTES, ErrorCode};
@@ -26,6 +28,7 @@ use crate::gpu::layout::Layout;
 use crate::gpu::ring::{ChannelFault, Ring, check_channel};
 use crate::gpu::{Allocation, ChannelActivity, ChannelConfig, Refusal, TenantResources};
 use crate::memory_file::memory_file;
+use memory::Again;
 
 /// How a VM's worker is to be.
 #[derive(Clone, Debug)]
@@ -106,6 +109,8 @@ struct Shared {
     resources: TenantResources,
     config: WorkerConfig,
     tables: Mutex<Tables>,
+    /// Where another process's memory comes from, if it moves: not from the tables.
+    again: OnceLock<Again>,
     /// The VM is gone: no process is started any more.
     ended: AtomicBool,
     process: Mutex<Arc<Process>>,
@@ -161,6 +166,7 @@ impl Worker {
             resources,
             config,
             tables: Mutex::new(tables),
+            again: OnceLock::new(),
             ended: AtomicBool::new(false),
             process: Mutex::new(started.process.clone()),
         });
@@ -498,6 +504,18 @@ impl Shared {
         order: &Order,
         fds: Vec<OwnedFd>,
     ) -> Result<(Answer, Vec<OwnedFd>), Refusal> {
+        self.order_within(tables, order, fds, self.config.order_limit, true)
+    }
+
+    /// As [`Self::order`]; `pauses`: time in which the VM is held back does not count.
+    fn order_within(
+        &self,
+        tables: &mut Tables,
+        order: &Order,
+        fds: Vec<OwnedFd>,
+        limit: Duration,
+        pauses: bool,
+    ) -> Result<(Answer, Vec<OwnedFd>), Refusal> {
         let process = self.process();
         let (stream, reader) = tables
             .line
@@ -506,8 +524,8 @@ impl Shared {
         let answered = send(stream, order, fds)
             .map_err(|error| error.to_string())
             .and_then(|()| {
-                answer(stream, reader, self.config.order_limit, || {
-                    process.board.suspended()
+                answer(stream, reader, limit, || {
+                    pauses && process.board.suspended()
                 })
                 .map_err(|error| format!("the VM's worker {error}"))
             });
@@ -547,6 +565,7 @@ impl Shared {
         for (page, pages, fd) in memory {
             self.order(tables, &Order::Restore { page, pages }, vec![fd])?;
         }
+        self.map_again(tables)?;
         let modules = std::mem::take(&mut tables.modules);
         let loaded: Result<(), Refusal> = modules
             .iter()

@@ -50,6 +50,22 @@ pub(super) enum Order {
         /// First page.
         page: u32,
     },
+    /// Put memory of the daemon's behind pages, in order, as far as nothing is there. Descriptors: the memory's, which is
+    /// mapped and closed. Without any, the pages are known and have nothing behind, and no command is executed until they do.
+    Map {
+        /// First page and pages of each.
+        memory: Vec<(u32, u32)>,
+    },
+    /// Unmap, and keep no handle: the pages have nothing behind. Asked for while the VM is suspended.
+    Unmap {
+        /// First pages.
+        pages: Vec<u32>,
+    },
+    /// Unmap, and forget: the guest has freed it. All of it or nothing.
+    Drop {
+        /// First pages.
+        pages: Vec<u32>,
+    },
     /// Load a module. Descriptor: a memory file with its text.
     LoadModule {
         /// The handle that it gets.

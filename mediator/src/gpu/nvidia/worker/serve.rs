@@ -253,6 +253,21 @@ fn obey<E: Executor>(
             engine.free(page)?;
             Answer::Done {}
         }
+        Order::Map { memory } => {
+            let mut handles = fds.len().eq(&memory.len()).then_some(fds);
+            for (page, pages) in memory {
+                engine.map(page, pages, handles.as_mut().and_then(Iterator::next))?;
+            }
+            Answer::Done {}
+        }
+        Order::Unmap { pages } => {
+            engine.unmap(&pages)?;
+            Answer::Done {}
+        }
+        Order::Drop { pages } => {
+            engine.drop_all(&pages)?;
+            Answer::Done {}
+        }
         Order::LoadModule { handle, bytes } => {
             let mut file = File::from(fds.next().ok_or_else(wrong)?);
             let mut text = String::new();

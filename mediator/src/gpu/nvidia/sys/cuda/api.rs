@@ -131,6 +131,10 @@ api! {
     module_functions: cuModuleEnumerateFunctions(*mut Handle, u32, Handle);
     function_name: cuFuncGetName(*mut *const c_char, Handle);
     function_param: cuFuncGetParamInfo(Handle, usize, *mut usize, *mut usize);
+    checkpoint_lock: cuCheckpointProcessLock(i32, *mut c_void);
+    checkpoint_out: cuCheckpointProcessCheckpoint(i32, *mut c_void);
+    checkpoint_back: cuCheckpointProcessRestore(i32, *mut c_void);
+    checkpoint_unlock: cuCheckpointProcessUnlock(i32, *mut c_void);
 }
 
 #[cfg(test)]

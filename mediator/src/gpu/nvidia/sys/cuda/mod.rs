@@ -103,6 +103,19 @@ impl CudaFailure {
     }
 }
 
+/// Steps of the vendor's checkpoint, in order. SOURCE: CUDA driver API, "CUDA Checkpointing".
+#[derive(Clone, Copy, Debug)]
+pub(in crate::gpu::nvidia) enum Checkpoint {
+    /// No more calls; waits for what runs.
+    Lock,
+    /// To the host.
+    Out,
+    /// To the GPU.
+    Back,
+    /// Calls again.
+    Unlock,
+}
+
 /// The library, initialised. It makes no context.
 #[derive(Clone, Debug)]
 pub(in crate::gpu::nvidia) struct Cuda {
@@ -207,6 +220,25 @@ impl Cuda {
         let code = unsafe { (self.api.device_bytes)(&mut bytes, device) };
         self.api.check("cuDeviceTotalMem", code)?;
         Ok(bytes as u64)
+    }
+
+    /// Takes a step of the vendor's own checkpoint of another process.
+    pub(in crate::gpu::nvidia) fn checkpoint(
+        &self,
+        pid: u32,
+        step: Checkpoint,
+    ) -> Result<(), CudaFailure> {
+        let (call, function) = match step {
+            Checkpoint::Lock => ("cuCheckpointProcessLock", self.api.checkpoint_lock),
+            Checkpoint::Out => ("cuCheckpointProcessCheckpoint", self.api.checkpoint_out),
+            Checkpoint::Back => ("cuCheckpointProcessRestore", self.api.checkpoint_back),
+            Checkpoint::Unlock => ("cuCheckpointProcessUnlock", self.api.checkpoint_unlock),
+        };
+        let function = function.ok_or(CudaFailure::Lacks { call })?;
+        // CAST: a process id is positive.
+        // SAFETY: takes a number, and null where arguments are optional by its documentation.
+        let code = unsafe { function(pid as i32, std::ptr::null_mut()) };
+        self.api.check(call, code)
     }
 
     /// The primary context of a device in this process. After a sticky error it is of no use, and the process neither.

@@ -1,6 +1,7 @@
 //! A worker in a process of its own, with a GPU in memory.
 
 mod fake;
+mod moved;
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;

@@ -1,0 +1,516 @@
+//! `turnstile bench swap`: a tenant's memory to the host and back under a kernel that does not end, against the link's rate and
+//! the vendor's own checkpoint.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, ensure};
+use serde::Serialize;
+use turnstile_mediator::gpu::nvidia::handles::Handles;
+use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
+use turnstile_mediator::gpu::nvidia::mover::{Mover, MoverConfig, MoverError, Resident};
+use turnstile_mediator::gpu::nvidia::rm::RmClient;
+use turnstile_mediator::gpu::nvidia::swapped::{Swapped, checkpoint, link_rates};
+use turnstile_mediator::gpu::nvidia::version::{self, DriverAbi};
+
+use super::GpuArg;
+use crate::cli::nvidia::mover_command;
+
+/// Copied at once when the link is measured.
+const LINK_BYTES: usize = 1 << 30;
+/// How long the kernel is looked at, running and suspended.
+const LOOK: Duration = Duration::from_millis(20);
+/// TIMEOUT: 2.2 GiB a second are pinned (measured).
+const POOL_LIMIT: Duration = Duration::from_secs(120);
+/// Between out and in.
+const REST: Duration = Duration::from_millis(100);
+/// Memory that is asked for at once to find out how much there is.
+const PROBE_BYTES: u64 = 64 << 20;
+
+/// Arguments of `bench swap`.
+#[derive(clap::Args, Debug)]
+pub(super) struct SwapArgs {
+    /// GPU
+    #[arg(long, value_enum, default_value_t = GpuArg::Nvidia)]
+    gpu: GpuArg,
+    /// Its number
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// Sizes, in GiB
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32])]
+    gib: Vec<u64>,
+    /// Memory behind one handle, in MiB
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(2..=4096))]
+    extent_mib: u64,
+    /// Times that each is moved; the median counts
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
+    rounds: u64,
+    /// Leave the vendor's checkpoint out for more than this, in GiB
+    #[arg(long, default_value_t = 32)]
+    checkpoint_gib: u64,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// One way of one move.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Way {
+    /// From the first call after the suspension to the last before the resumption.
+    took_ns: u64,
+    /// Of these, in the tenant: unmapping; or mapping, which goes on beside the copies.
+    tenant_ns: u64,
+    /// Of these, those of the link, by the mover's word.
+    link_ns: u64,
+    bytes_per_second: u64,
+    percent_of_link: f64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Vendor {
+    out_ns: u64,
+    in_ns: u64,
+    /// How many times as long as ours, suspension and resumption included.
+    out_times: f64,
+    in_times: f64,
+    wrong_words: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Size {
+    gib: u64,
+    extents: usize,
+    suspend_ns: u64,
+    resume_ns: u64,
+    out: Way,
+    r#in: Way,
+    /// Of the kernel, per millisecond: running, suspended, and after the memory has come back.
+    counts: [f64; 3],
+    wrong_words: u64,
+    vendor: Option<Vendor>,
+    vendor_missing: Option<String>,
+}
+
+/// What others can allocate: with the tenant there, swapped out, and swapped out while one of its handles is kept.
+#[derive(Debug, Serialize)]
+struct Returned {
+    tenant_bytes: u64,
+    resident_bytes: u64,
+    swapped_bytes: u64,
+    leaked_handle_bytes: u64,
+    leaked_bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    driver: &'static str,
+    link_out_bytes_per_second: u64,
+    link_in_bytes_per_second: u64,
+    pinning_bytes_per_second: u64,
+    sizes: Vec<Size>,
+    returned: Returned,
+}
+
+/// A tenant's process, behind one that learns its channels.
+struct Tenant {
+    child: Child,
+    swapped: Option<Swapped>,
+    channels: Vec<Channel>,
+}
+
+impl Tenant {
+    fn start(folder: &Path, device: u32, bytes: u64, plain: bool) -> anyhow::Result<Self> {
+        let program = std::env::current_exe()?;
+        let handles = folder.join(format!("handles-{plain}-{bytes}"));
+        File::create(&handles)?;
+        let (mine, theirs) = UnixStream::pair()?;
+        let mut command = Command::new(&program);
+        if !plain {
+            command
+                .args(["run", "--learn-only"])
+                .arg(&handles)
+                .arg("--");
+            command.arg(&program);
+        }
+        let child = command
+            .arg("nvidia-swap-load")
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()?;
+        drop(command);
+        let mut this = Self {
+            child,
+            swapped: None,
+            channels: Vec::new(),
+        };
+        let swapped = Swapped::new(mine, device, bytes, plain)?;
+        let mut learnt = Handles::default();
+        for line in fs::read_to_string(&handles)?.lines() {
+            learnt.take(line)?;
+        }
+        this.channels = learnt.all_channels(swapped.pid);
+        this.swapped = Some(swapped);
+        ensure!(
+            plain || !this.channels.is_empty(),
+            "Nothing was learnt of the tenant's channels"
+        );
+        Ok(this)
+    }
+
+    fn process(&mut self) -> anyhow::Result<&mut Swapped> {
+        self.swapped.as_mut().context("the tenant is gone")
+    }
+
+    /// Counts of its kernel in a millisecond.
+    fn pace(&mut self) -> anyhow::Result<f64> {
+        let swapped = self.process()?;
+        let (begin, first) = (Instant::now(), swapped.count()?);
+        thread::sleep(LOOK);
+        let last = swapped.count()?;
+        Ok((last - first) as f64 / (begin.elapsed().as_secs_f64() * 1e3))
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        // It ends with its connection.
+        drop(self.swapped.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// What moves memory and stops channels.
+struct Hands<'a> {
+    client: RmClient,
+    driver: &'a DriverAbi,
+    mover: Mover,
+    link: [u64; 2],
+    device: u32,
+    extent_bytes: u64,
+}
+
+fn ns(of: Duration) -> u64 {
+    // CAST: 584 years.
+    of.as_nanos() as u64
+}
+
+/// One round trip.
+struct Trip {
+    suspend: Duration,
+    resume: Duration,
+    out: [Duration; 3],
+    back: [Duration; 3],
+}
+
+impl Hands<'_> {
+    fn set(&self, channels: &[Channel], suspended: bool) -> anyhow::Result<Duration> {
+        let begin = Instant::now();
+        HardwareSwitch::new(&self.client, self.driver).set(channels, suspended)?;
+        Ok(begin.elapsed())
+    }
+
+    fn make(&self, bytes: u64) -> anyhow::Result<Vec<Resident>> {
+        let count = bytes / self.extent_bytes;
+        let make = |_| self.mover.create(self.extent_bytes);
+        (0..count).map(|n| Ok(make(n)?)).collect()
+    }
+
+    fn give(&self, tenant: &mut Tenant, memory: &[Resident]) -> anyhow::Result<()> {
+        let handles = memory.iter().map(Resident::share);
+        let handles = handles.collect::<Result<Vec<_>, _>>()?;
+        Ok(tenant.process()?.map(0, self.extent_bytes, handles)?)
+    }
+
+    /// Out and in once; `between` while the host has it.
+    fn trip(
+        &self,
+        tenant: &mut Tenant,
+        memory: &mut Vec<Resident>,
+        between: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Trip> {
+        let channels = tenant.channels.clone();
+        let mut stopped = Err(anyhow!("the mover did not begin"));
+        // While the mover maps the memory, the tenant runs.
+        let moved = self.mover.out_when(std::mem::take(memory), || {
+            stopped = self.set(&channels, true).and_then(|suspend| {
+                let begin = Instant::now();
+                tenant.process()?.unmap()?;
+                Ok((suspend, begin, begin.elapsed()))
+            });
+            stopped.is_ok()
+        });
+        let (suspend, begin, unmapped) = stopped?;
+        let mut link = Duration::ZERO;
+        let mut away = Vec::new();
+        for moved in moved {
+            let (copy, took) = moved?;
+            link += Duration::from_nanos(took.0);
+            away.push(copy);
+        }
+        let out = [begin.elapsed(), unmapped, link];
+        between()?;
+        // What was freed is being cleared by the driver, on a copy engine as well.
+        thread::sleep(REST);
+        let begin = Instant::now();
+        let (mut link, mut mapping) = (Duration::ZERO, Duration::ZERO);
+        let mut given = Ok(());
+        self.mover.back_each(away, |moved| {
+            let offset = memory.len() as u64 * self.extent_bytes;
+            let give = || -> anyhow::Result<()> {
+                let (resident, took) = moved?;
+                link += Duration::from_nanos(took.0);
+                let begin = Instant::now();
+                let handle = resident.share()?;
+                memory.push(resident);
+                tenant
+                    .process()?
+                    .map(offset, self.extent_bytes, vec![handle])?;
+                mapping += begin.elapsed();
+                Ok(())
+            };
+            if given.is_ok() {
+                given = give();
+            }
+        });
+        given?;
+        let back = [begin.elapsed(), mapping, link];
+        let resume = self.set(&channels, false)?;
+        Ok(Trip {
+            suspend,
+            resume,
+            out,
+            back,
+        })
+    }
+
+    fn way(&self, trips: &mut [Trip], bytes: u64, direction: usize) -> Way {
+        let of = |trip: &Trip| if direction == 0 { trip.out } else { trip.back };
+        trips.sort_by_key(|trip| of(trip)[0]);
+        let [took, tenant, link] = of(&trips[trips.len() / 2]);
+        let rate = bytes as f64 / took.as_secs_f64();
+        Way {
+            took_ns: ns(took),
+            tenant_ns: ns(tenant),
+            link_ns: ns(link),
+            // CAST: some 10^10.
+            bytes_per_second: rate as u64,
+            percent_of_link: 100.0 * rate / self.link[direction] as f64,
+        }
+    }
+
+    fn size(&self, folder: &Path, gib: u64, args: &SwapArgs) -> anyhow::Result<Size> {
+        let bytes = gib << 30;
+        let mut tenant = Tenant::start(folder, self.device, bytes, false)?;
+        let mut memory = self.make(bytes)?;
+        self.give(&mut tenant, &memory)?;
+        tenant.process()?.begin()?;
+        let running = tenant.pace()?;
+        let channels = tenant.channels.clone();
+        self.set(&channels, true)?;
+        let suspended = tenant.pace()?;
+        self.set(&channels, false)?;
+        let mut trips = Vec::new();
+        for _ in 0..args.rounds {
+            trips.push(self.trip(&mut tenant, &mut memory, || Ok(()))?);
+        }
+        let after = tenant.pace()?;
+        let wrong_words = tenant.process()?.end()?;
+        let extents = memory.len();
+        drop((memory, tenant));
+        let (out, back) = (
+            self.way(&mut trips, bytes, 0),
+            self.way(&mut trips, bytes, 1),
+        );
+        let median = |of: fn(&Trip) -> Duration| {
+            let mut all: Vec<u64> = trips.iter().map(|trip| ns(of(trip))).collect();
+            all.sort_unstable();
+            all[all.len() / 2]
+        };
+        let (suspend_ns, resume_ns) = (median(|t| t.suspend), median(|t| t.resume));
+        let ours = [suspend_ns + out.took_ns, resume_ns + back.took_ns];
+        let (vendor, vendor_missing) = if gib > args.checkpoint_gib {
+            (None, Some("left out, as asked for".to_owned()))
+        } else {
+            match self.vendor(folder, bytes, ours) {
+                Ok(vendor) => (Some(vendor), None),
+                Err(error) => (None, Some(format!("{error:#}"))),
+            }
+        };
+        Ok(Size {
+            gib,
+            extents,
+            suspend_ns,
+            resume_ns,
+            out,
+            r#in: back,
+            counts: [running, suspended, after],
+            wrong_words,
+            vendor,
+            vendor_missing,
+        })
+    }
+
+    /// The vendor's checkpoint waits for kernels, so that its tenant has none.
+    fn vendor(&self, folder: &Path, bytes: u64, ours: [u64; 2]) -> anyhow::Result<Vendor> {
+        let mut tenant = Tenant::start(folder, self.device, bytes, true)?;
+        let pid = tenant.process()?.pid;
+        let [lock, out, back, unlock] = checkpoint(pid).map_err(anyhow::Error::from)?;
+        let (out_ns, in_ns) = (ns(lock + out), ns(back + unlock));
+        Ok(Vendor {
+            out_ns,
+            in_ns,
+            out_times: out_ns as f64 / ours[0] as f64,
+            in_times: in_ns as f64 / ours[1] as f64,
+            wrong_words: tenant.process()?.end()?,
+        })
+    }
+
+    /// What another process can allocate now: it does, and gives it back.
+    fn allocatable(&self) -> anyhow::Result<u64> {
+        let mut all = Vec::new();
+        loop {
+            match self.mover.create(PROBE_BYTES) {
+                Ok(memory) => all.push(memory),
+                Err(MoverError::NoRoom) => return Ok(all.len() as u64 * PROBE_BYTES),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn returned(&self, folder: &Path) -> anyhow::Result<Returned> {
+        let bytes = 2 * self.extent_bytes;
+        let mut tenant = Tenant::start(folder, self.device, bytes, false)?;
+        let mut memory = self.make(bytes)?;
+        self.give(&mut tenant, &memory)?;
+        tenant.process()?.begin()?;
+        let resident_bytes = self.allocatable()?;
+        let mut swapped_bytes = 0;
+        self.trip(&mut tenant, &mut memory, || {
+            swapped_bytes = self.allocatable()?;
+            Ok(())
+        })?;
+        let leaked = memory[0].share()?;
+        let mut leaked_bytes = 0;
+        self.trip(&mut tenant, &mut memory, || {
+            leaked_bytes = self.allocatable()?;
+            Ok(())
+        })?;
+        drop(leaked);
+        ensure!(
+            tenant.process()?.end()? == 0,
+            "the tenant's memory is not what it was"
+        );
+        Ok(Returned {
+            tenant_bytes: bytes,
+            resident_bytes,
+            swapped_bytes,
+            leaked_handle_bytes: self.extent_bytes,
+            leaked_bytes,
+        })
+    }
+}
+
+pub(super) fn run(args: &SwapArgs) -> anyhow::Result<()> {
+    let GpuArg::Nvidia = args.gpu;
+    let driver = version::detect()?;
+    let folder = tempfile::Builder::new()
+        .prefix("turnstile-bench")
+        .tempdir()?;
+    let largest = args.gib.iter().max().copied().unwrap_or(1).max(1) << 30;
+    let largest = largest.max(2 * (args.extent_mib << 20));
+    let link = link_rates(args.device, LINK_BYTES)?;
+    let begin = Instant::now();
+    let config = MoverConfig::new(args.device, largest);
+    let mover = Mover::start(config, mover_command()?)?;
+    let grown = mover.wait_grown(largest, POOL_LIMIT);
+    ensure!(grown, "The host has no {} GiB to pin", largest >> 30);
+    let pinned = largest as f64 / begin.elapsed().as_secs_f64();
+    let hands = Hands {
+        client: RmClient::open(args.device)?,
+        driver: &driver,
+        mover,
+        link,
+        device: args.device,
+        extent_bytes: args.extent_mib << 20,
+    };
+    let mut sizes = Vec::new();
+    for gib in &args.gib {
+        sizes.push(hands.size(folder.path(), *gib, args)?);
+    }
+    let report = Report {
+        driver: driver.version,
+        link_out_bytes_per_second: link[0],
+        link_in_bytes_per_second: link[1],
+        // CAST: some 10^9.
+        pinning_bytes_per_second: pinned as u64,
+        sizes,
+        returned: hands.returned(folder.path())?,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report);
+    }
+    Ok(())
+}
+
+fn print(report: &Report) {
+    let gb = |rate: u64| rate as f64 / 1e9;
+    let ms = |ns: u64| ns as f64 / 1e6;
+    println!(
+        "driver {}; link {:.1} GB/s out, {:.1} GB/s in; pinning {:.1} GB/s",
+        report.driver,
+        gb(report.link_out_bytes_per_second),
+        gb(report.link_in_bytes_per_second),
+        gb(report.pinning_bytes_per_second)
+    );
+    println!(
+        "{:>4} {:>26} {:>26} {:>9} {:>9} {:>6} {:>24}",
+        "GiB", "out", "in", "suspend", "resume", "wrong", "vendor's checkpoint"
+    );
+    for size in &report.sizes {
+        let way = |way: &Way| {
+            format!(
+                "{:.1} ms {:.1} GB/s {:.1} %",
+                ms(way.took_ns),
+                gb(way.bytes_per_second),
+                way.percent_of_link
+            )
+        };
+        let vendor = size.vendor.as_ref().map_or_else(
+            || size.vendor_missing.clone().unwrap_or_default(),
+            |vendor| {
+                format!(
+                    "{:.0} ms ({:.1}x) {:.0} ms ({:.1}x)",
+                    ms(vendor.out_ns),
+                    vendor.out_times,
+                    ms(vendor.in_ns),
+                    vendor.in_times
+                )
+            },
+        );
+        println!(
+            "{:>4} {:>26} {:>26} {:>6.2} ms {:>6.2} ms {:>6} {vendor:>24}",
+            size.gib,
+            way(&size.out),
+            way(&size.r#in),
+            ms(size.suspend_ns),
+            ms(size.resume_ns),
+            size.wrong_words,
+        );
+    }
+    let returned = &report.returned;
+    println!(
+        "others can allocate {} MiB with a tenant of {} MiB there, {} MiB with it swapped out, {} MiB if a handle of {} MiB is kept",
+        returned.resident_bytes >> 20,
+        returned.tenant_bytes >> 20,
+        returned.swapped_bytes >> 20,
+        returned.leaked_bytes >> 20,
+        returned.leaked_handle_bytes >> 20
+    );
+}

@@ -1,0 +1,225 @@
+//! Orders, carried out: one direction's thread at a time, one owner's turn at a time.
+
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use turnstile_accounting::{Nanos, TenantId};
+
+use super::{Mapper, Place, Shared, State, lock};
+use crate::gpu::nvidia::mover::{Kept, MoverError, Resident, Stayed};
+use crate::gpu::{ChunkId, Direction, MemoryEvent, MoveFailure, MoveOrder, MoveReport};
+
+/// What came of a chunk, and the time of the link.
+type Outcome = Result<(u64, Nanos), MoveFailure>;
+
+impl Shared {
+    /// Moves that fail are tried again and again: one line in so long.
+    fn complain(&self, tenant: TenantId, error: &str) {
+        const TELL_EVERY: Duration = Duration::from_secs(10);
+        let mut told = lock(&self.told);
+        if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+            *told = Some(Instant::now());
+            log::error!("Memory of {tenant} stays where it is: {error}");
+        }
+    }
+
+    /// A direction's thread.
+    pub(super) fn work(&self, direction: Direction) {
+        let mut table = lock(&self.table);
+        loop {
+            if table.ended {
+                return;
+            }
+            if let Some(order) = table.queues[direction as usize].pop_front() {
+                drop(table);
+                self.carry_out(&order);
+                table = lock(&self.table);
+                continue;
+            }
+            let waited = self.changed.wait(table);
+            table = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn carry_out(&self, order: &MoveOrder) {
+        let owner = {
+            let mut table = lock(&self.table);
+            let owner = table.owner(order.owner);
+            owner.map(|owner| (owner.turn.clone(), owner.mapper.clone()))
+        };
+        let mut outcomes: BTreeMap<ChunkId, Outcome> = BTreeMap::new();
+        if let Ok((turn, mapper)) = owner {
+            let _turn = lock(&turn);
+            match order.direction {
+                Direction::Out => self.move_out(order, &*mapper, &mut outcomes),
+                Direction::In => self.move_in(order, &*mapper, &mut outcomes),
+            }
+            let mut table = lock(&self.table);
+            if let Ok(owner) = table.owner(order.owner) {
+                for id in &order.chunks {
+                    owner.put(*id, |chunk| chunk.ordered = false);
+                }
+            }
+        }
+        let mut table = lock(&self.table);
+        for chunk in &order.chunks {
+            let outcome = outcomes.get(chunk).copied();
+            let outcome = outcome.unwrap_or(Err(MoveFailure::Gone));
+            let (copied_bytes, took) = outcome.unwrap_or((0, Nanos::ZERO));
+            table.events.push(MemoryEvent::Moved(MoveReport {
+                owner: order.owner,
+                cause: order.cause,
+                direction: order.direction,
+                chunk: *chunk,
+                copied_bytes,
+                took,
+                result: outcome.map(|_| ()),
+            }));
+        }
+        drop(table);
+        self.changed.notify_all();
+    }
+
+    /// Takes chunks into the hands of whoever has the owner's turn; what is none of those is told.
+    fn take(
+        &self,
+        order: &MoveOrder,
+        outcomes: &mut BTreeMap<ChunkId, Outcome>,
+    ) -> Vec<(ChunkId, Place, State)> {
+        let mut taken = Vec::new();
+        let mut table = lock(&self.table);
+        let Ok(owner) = table.owner(order.owner) else {
+            return taken;
+        };
+        for id in &order.chunks {
+            owner.put(*id, |chunk| {
+                let here = matches!(chunk.state, State::Here(_));
+                if here == (order.direction == Direction::In) {
+                    outcomes.insert(*id, Err(MoveFailure::There));
+                    return;
+                }
+                let state = std::mem::replace(&mut chunk.state, State::Taken);
+                taken.push((*id, chunk.place, state));
+            });
+        }
+        taken
+    }
+
+    fn put(&self, tenant: TenantId, id: ChunkId, state: State) {
+        let gone = lock(&self.table).put(tenant, id, state);
+        drop(gone);
+    }
+
+    fn move_out(
+        &self,
+        order: &MoveOrder,
+        mapper: &dyn Mapper,
+        outcomes: &mut BTreeMap<ChunkId, Outcome>,
+    ) {
+        let tenant = order.owner;
+        let taken = self.take(order, outcomes);
+        let places: Vec<Place> = taken.iter().map(|(_, place, _)| *place).collect();
+        let unmapped = (self.fasten)(tenant).and_then(|()| mapper.unmap(&places));
+        if let Err(error) = unmapped {
+            self.complain(tenant, &error);
+            for (id, _, state) in taken {
+                self.put(tenant, id, state);
+                outcomes.insert(id, Err(MoveFailure::Copy));
+            }
+            return;
+        }
+        let (mut ids, mut memory) = (Vec::new(), Vec::new());
+        for (id, place, state) in taken {
+            if let State::Here(resident) = state {
+                ids.push((id, place));
+                memory.push(resident);
+            }
+        }
+        let mut stayed = Vec::new();
+        for ((id, place), moved) in ids.into_iter().zip(self.copies.out(memory)) {
+            match moved {
+                Ok((away, took)) => {
+                    self.put(tenant, id, State::Away(away));
+                    outcomes.insert(id, Ok((place.bytes, took)));
+                }
+                Err(Stayed { memory, error }) => {
+                    self.complain(tenant, &error.to_string());
+                    let failure = match error {
+                        MoverError::PoolFull => MoveFailure::NoRoom,
+                        _ => MoveFailure::Copy,
+                    };
+                    outcomes.insert(id, Err(failure));
+                    stayed.push((id, place, memory));
+                }
+            }
+        }
+        self.give(tenant, mapper, stayed);
+    }
+
+    fn move_in(
+        &self,
+        order: &MoveOrder,
+        mapper: &dyn Mapper,
+        outcomes: &mut BTreeMap<ChunkId, Outcome>,
+    ) {
+        let tenant = order.owner;
+        let (mut given, mut ids, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        let failure = |error: &MoverError| match error {
+            MoverError::NoRoom => MoveFailure::NoRoom,
+            _ => MoveFailure::Copy,
+        };
+        for (id, place, state) in self.take(order, outcomes) {
+            if let State::Away(copy) = state {
+                ids.push((id, place));
+                copies.push(copy);
+                continue;
+            }
+            match self.copies.create(place.bytes) {
+                Ok(memory) => {
+                    outcomes.insert(id, Ok((0, Nanos::ZERO)));
+                    given.push((id, place, memory));
+                }
+                Err(error) => {
+                    self.put(tenant, id, State::Blank);
+                    outcomes.insert(id, Err(failure(&error)));
+                }
+            }
+        }
+        for ((id, place), moved) in ids.into_iter().zip(self.copies.back(copies)) {
+            match moved {
+                Ok((memory, took)) => {
+                    outcomes.insert(id, Ok((place.bytes, took)));
+                    given.push((id, place, memory));
+                }
+                Err(Kept { copy, error }) => {
+                    self.complain(tenant, &error.to_string());
+                    self.put(tenant, id, State::Away(copy));
+                    outcomes.insert(id, Err(failure(&error)));
+                }
+            }
+        }
+        self.give(tenant, mapper, given);
+    }
+
+    /// Gives an owner memory that is on the card. One that cannot be given it ends: what it has is right for whoever comes
+    /// after it.
+    fn give(&self, tenant: TenantId, mapper: &dyn Mapper, given: Vec<(ChunkId, Place, Resident)>) {
+        if given.is_empty() {
+            return;
+        }
+        let shared: std::io::Result<Vec<_>> = given
+            .iter()
+            .map(|(_, place, memory)| Ok((*place, Some(memory.share()?))))
+            .collect();
+        // Before it is mapped: whoever is started again meanwhile is to have it. They are still ordered, so that it does not run.
+        for (id, _, memory) in given {
+            self.put(tenant, id, State::Here(memory));
+        }
+        let mapped = shared.map_err(|error| error.to_string());
+        if let Err(error) = mapped.and_then(|shared| mapper.map(shared)) {
+            log::error!("{tenant} cannot have its memory and is ended: {error}");
+            mapper.end(&error);
+        }
+    }
+}
