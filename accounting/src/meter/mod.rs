@@ -7,11 +7,13 @@
 
 mod events;
 mod idle;
+mod lag;
 mod phases;
 mod polled;
 
 pub use events::EventMeter;
-pub use idle::IdleShares;
+pub use idle::{IdleShares, Stay};
+pub use lag::LaggedShares;
 pub use phases::{ChannelCount, PhasePlan, Phases};
 pub use polled::PolledMeter;
 
