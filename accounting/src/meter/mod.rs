@@ -7,12 +7,14 @@
 
 mod events;
 mod idle;
+mod lag;
 mod pace;
 mod phases;
 mod polled;
 
 pub use events::EventMeter;
-pub use idle::IdleShares;
+pub use idle::{IdleShares, Stay};
+pub use lag::LaggedShares;
 pub use pace::Pace;
 pub use phases::{ChannelCount, PhasePlan, Phases};
 pub use polled::PolledMeter;

@@ -10,7 +10,8 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::{
-    Refused, Shared, events, exposition, gate, gpus, limits, live, meta, pages, registry, usage, vms,
+    Refused, Shared, events, exposition, gate, gpus, limits, live, meta, pages, registry, usage,
+    vms,
 };
 
 #[derive(utoipa::OpenApi)]

@@ -31,6 +31,8 @@ pub struct SchedulerSays {
     pub charges: Vec<Option<Charge>>,
     /// Processor time of the daemon in the run, of one core.
     pub cpu_percent: Option<f64>,
+    /// Of that, what it took to suspend and resume.
+    pub gate_cpu_percent: Option<f64>,
 }
 
 /// One tenant's line.
@@ -99,6 +101,9 @@ pub struct CellLine {
     pub busy_while_others_idle_percent: Option<f64>,
     /// Processor time of the daemon, of one core.
     pub daemon_cpu_percent: Option<f64>,
+    /// Of that, what it took to suspend and resume.
+    #[serde(default)]
+    pub gate_cpu_percent: Option<f64>,
 }
 
 /// Why a run has no line.
@@ -217,6 +222,7 @@ pub fn line(
         useful_percent: percent(all_executed, wall_ns),
         busy_while_others_idle_percent: alone(cell, &executed, &due, from),
         daemon_cpu_percent: says.cpu_percent,
+        gate_cpu_percent: says.gate_cpu_percent,
     })
 }
 
@@ -284,6 +290,7 @@ mod tests {
                 None,
             ],
             cpu_percent: Some(0.4),
+            gate_cpu_percent: Some(0.3),
         };
         let line = line(&cell, "dfq", &loads, &says).unwrap();
         assert_eq!(line.weights, "3:1");

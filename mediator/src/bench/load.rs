@@ -137,6 +137,9 @@ pub struct LoadReport {
     /// Every gap in order of time, if asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gap_list: Vec<Span>,
+    /// Every pause between kernels in which somebody else may have run, if asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pause_list: Vec<Span>,
     /// From launch to the return of the wait for it.
     pub latency: Percentiles,
     /// Engine time that each kernel executed, pauses and gaps not counted.

@@ -299,11 +299,7 @@ fn confine(config: &Config) -> anyhow::Result<()> {
         let mut folders: Vec<_> = files.map(|path| confine::folder_of(path)).collect();
         let tls = [&api.tls.certificate, &api.tls.key, &api.tls.client_ca];
         let extra = tls.into_iter().chain([&ledger.postgres_password_file]);
-        folders.extend(
-            extra
-                .flatten()
-                .map(|path| confine::folder_of(path)),
-        );
+        folders.extend(extra.flatten().map(|path| confine::folder_of(path)));
         if let Some(fronts) = &config.vfio_user.folder {
             // Their sockets, and the devices by which doorbell writes are noticed.
             folders.extend([fronts.clone(), PathBuf::from("/dev")]);

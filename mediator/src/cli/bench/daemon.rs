@@ -107,6 +107,15 @@ impl Daemon {
         self.hear(SAY_LIMIT)
     }
 
+    /// Growth of one of the GPU's figures, in nanoseconds, between the first and the last mark, of the time between.
+    pub(super) fn figure_percent(&self, name: &str) -> Option<f64> {
+        let ((first, _, from), (last, _, to)) = (self.marks.first()?, self.marks.last()?);
+        let of = |snapshot: &Value| snapshot["gpu"][name].as_u64();
+        let grown = of(last)?.saturating_sub(of(first)?);
+        let wall = to.duration_since(*from).as_nanos();
+        (wall > 0).then(|| 100.0 * grown as f64 / wall as f64)
+    }
+
     /// How it ended, if it did.
     pub(super) fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
         self.child.try_wait()
@@ -169,6 +178,10 @@ mod tests {
         daemon.mark().unwrap();
         assert_eq!(daemon.marks[1].0["at"], 2);
         assert!(daemon.cpu_percent().is_some());
+        assert!(daemon.figure_percent("none").is_none());
+        daemon.marks[0].0 = serde_json::json!({"gpu": {"gate_ns": 5}});
+        daemon.marks[1].0 = serde_json::json!({"gpu": {"gate_ns": 900}});
+        assert!(daemon.figure_percent("gate_ns").unwrap() > 0.0);
         daemon.signal(Signal::INT).unwrap();
         daemon.wait().unwrap();
         let script = "echo trouble >&2; exit 1";

@@ -202,6 +202,7 @@ impl Running {
                 daemon.wait()?;
                 let mut says = SchedulerSays {
                     cpu_percent: daemon.cpu_percent(),
+                    gate_cpu_percent: daemon.figure_percent("gate_works_cpu_ns"),
                     ..SchedulerSays::default()
                 };
                 if let [(first, ..), .., (last, ..)] = daemon.marks() {

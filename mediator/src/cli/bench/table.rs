@@ -24,7 +24,7 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
     println!();
     println!("{title}");
     println!(
-        "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>7} {:>24} {:>18} {:>6} {:>7}",
+        "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>7} {:>24} {:>18} {:>6} {:>6} {:>7}",
         "loads",
         "weights",
         "entitled %",
@@ -35,11 +35,12 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
         "kernels/s",
         "charge error %",
         "cpu %",
+        "gates",
         "others' "
     );
     for line in lines {
         println!(
-            "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>7.1} {:>24} {:>18} {:>6} {:>7}",
+            "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>7.1} {:>24} {:>18} {:>6} {:>6} {:>7}",
             line.loads,
             line.weights,
             list(&line.tenants, |tenant| format!(
@@ -62,11 +63,14 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
                 2
             )),
             optional(line.daemon_cpu_percent, 2),
+            optional(line.gate_cpu_percent, 2),
             optional(line.busy_while_others_idle_percent, 1),
         );
     }
     println!(
-        "share errors in points: largest of windows of 1 s after the first, every 10 ms and whole seconds; others': executed % of"
+        "share errors in points: largest of windows of 1 s after the first, every 10 ms and whole seconds; gates: of the daemon's processor"
     );
-    println!("the busy ones while the others want nothing");
+    println!(
+        "time, what it took to suspend and resume; others': executed % of the busy ones while the others want nothing"
+    );
 }

@@ -9,16 +9,17 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
 use super::clock::GpuClock;
+use super::costs::{Cost, Work};
 use super::events::{EventLog, SwitchRecord};
 use super::guardian::{Guardian, GuardianError};
 use super::hands::{Hands, Owner};
@@ -45,10 +46,7 @@ use crate::process;
 
 pub use moving::Moving;
 
-/// Readings in a row without work before the engine counts as idle: a program that launches and waits leaves it for some ten
-/// microseconds after each kernel.
-const IDLE_READINGS: u32 = 3;
-/// Between them.
+/// Between two readings of the status register.
 const READING_PAUSE: Duration = Duration::from_micros(150);
 
 /// Why the GPU cannot be shared.
@@ -109,30 +107,22 @@ struct Watched {
 /// What watching costs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reads {
-    /// Times that the log was read, and how long that took.
-    log: u64,
-    log_ns: u64,
-    /// Records in it.
+    log: Cost,
+    /// Records in the log.
     records: u64,
-    /// The same of the counters.
-    counters: u64,
-    counters_ns: u64,
-}
-
-/// Counts one reading that began then.
-fn count(times: &mut u64, ns: &mut u64, begin: Instant) {
-    *times += 1;
-    // CAST: 584 years.
-    *ns += begin.elapsed().as_nanos() as u64;
+    counters: Cost,
 }
 
 impl Watched {
     /// Reads the log up to now.
     fn refresh(&mut self) -> Result<(), RmError> {
-        let begin = Instant::now();
+        let work = Work::begin();
         let complete = self.log.read(&self.client, &mut self.records)?;
-        count(&mut self.reads.log, &mut self.reads.log_ns, begin);
+        self.reads.log.add(&work);
         self.reads.records += self.records.len() as u64;
+        for record in &self.records {
+            log::trace!("{record:?}");
+        }
         self.watch.read(self.records.drain(..), complete);
         Ok(())
     }
@@ -142,11 +132,15 @@ impl Watched {
         let Some(utilisation) = &mut self.utilisation else {
             return;
         };
-        let begin = Instant::now();
-        match utilisation.read(now, self.watch.knows_enough(now)) {
+        if !utilisation.is_due(now, self.watch.knows_enough(now)) {
+            return;
+        }
+        let work = Work::begin();
+        let read = utilisation.read();
+        self.reads.counters.add(&work);
+        match read {
             Ok(None) => {}
             Ok(Some(busy)) => {
-                count(&mut self.reads.counters, &mut self.reads.counters_ns, begin);
                 self.watch.counted(busy);
             }
             Err(error) => {
@@ -166,7 +160,8 @@ struct Shared {
     watched: Mutex<Watched>,
     /// Who is held or about to be.
     hands: Hands,
-    status_reads: AtomicU64,
+    /// Looking at the status register.
+    status: Mutex<Cost>,
     vms: Vms,
     programs: ProgramMemory,
     /// Where VMs' memory is, if it moves. Set once, before there are VMs.
@@ -205,7 +200,7 @@ impl NvidiaGpu {
         let facts = facts(index)?;
         let log = EventLog::start(&client, &driver)?;
         let clock = GpuClock::start(&client, &driver)?;
-        let utilisation = match Utilisation::start(index, &driver, clock.now()) {
+        let utilisation = match Utilisation::start(index, driver.sample, clock.now()) {
             Ok(utilisation) => Some(utilisation),
             Err(error) => {
                 log::warn!("{error}; idle time within residency is charged");
@@ -224,7 +219,7 @@ impl NvidiaGpu {
                 reads: Reads::default(),
             }),
             hands: Hands::default(),
-            status_reads: AtomicU64::new(0),
+            status: Mutex::default(),
             vms,
             programs: ProgramMemory::new(facts.memory_bytes, Arc::new(Unmoved)),
             sets: OnceLock::new(),
@@ -298,18 +293,16 @@ impl Shared {
         if let Ok(worker) = self.vms.of(tenant) {
             worker.set_suspended(false);
         }
-        lock(&self.watched)
-            .watch
-            .demand
-            .released(tenant, self.now());
+        lock(&self.watched).watch.released(tenant, self.now());
     }
 
     /// Whether the compute engine works, by its own status.
     fn works(&self) -> bool {
-        self.status_reads.fetch_add(1, Ordering::Relaxed);
+        let work = Work::begin();
         let read = self
             .client
             .register(self.driver.read_registers, STATUS_REGISTER);
+        lock(&self.status).add(&work);
         // An engine that cannot be looked at is not taken as idle.
         read.map_or(true, |status| status & STATUS_BUSY != 0)
     }
@@ -334,8 +327,9 @@ impl Shared {
             Runner::Perhaps(tenant) => tenant,
         };
         let begin = self.now();
+        let readings = lock(&self.watched).watch.idle_readings(tenant);
         let mut works = false;
-        for reading in 0..IDLE_READINGS {
+        for reading in 0..readings {
             if reading > 0 {
                 thread::sleep(READING_PAUSE);
             }
@@ -375,7 +369,7 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
 
     fn holding(&self, tenant: TenantId) -> Vec<Channel> {
         let watch = &mut lock(&self.shared.watched).watch;
-        watch.demand.held(tenant, self.shared.now());
+        watch.held(tenant, self.shared.now());
         watch.channels(tenant)
     }
 
@@ -398,6 +392,18 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
 
     fn held(&self, tenant: TenantId) -> bool {
         self.shared.sets().is_none_or(|sets| sets.held(tenant))
+    }
+
+    fn takes_memory(&self) -> bool {
+        self.shared.sets().is_some()
+    }
+
+    fn on_the_engine(&self) -> Option<TenantId> {
+        let mut watched = lock(&self.shared.watched);
+        if let Err(error) = watched.refresh() {
+            log::debug!("{error}");
+        }
+        watched.watch.residency.resident()
     }
 }
 
@@ -643,7 +649,7 @@ impl Gpu for NvidiaGpu {
     }
 
     fn figures(&self) -> BTreeMap<&'static str, u64> {
-        let calls = self.shared.hands.calls();
+        let (calls, gates) = (self.shared.hands.calls(), self.shared.hands.work());
         let (reads, losses, dropped) = {
             let watched = lock(&self.shared.watched);
             (watched.reads, watched.log.losses(), watched.log.dropped())
@@ -653,18 +659,26 @@ impl Gpu for NvidiaGpu {
             ("suspend_calls", calls.count),
             ("suspend_calls_failed", calls.failed),
             ("suspend_calls_ns", calls.total_ns),
-            ("log_reads", reads.log),
-            ("log_reads_ns", reads.log_ns),
             ("log_records", reads.records),
             ("log_records_missing", losses.missing),
             ("log_records_dropped", dropped),
-            ("counter_reads", reads.counters),
-            ("counter_reads_ns", reads.counters_ns),
-            (
-                "status_reads",
-                self.shared.status_reads.load(Ordering::Relaxed),
-            ),
         ]);
+        let status = *lock(&self.shared.status);
+        for (cost, names) in [
+            (gates, ["gate_works", "gate_works_ns", "gate_works_cpu_ns"]),
+            (reads.log, ["log_reads", "log_reads_ns", "log_reads_cpu_ns"]),
+            (
+                reads.counters,
+                ["counter_reads", "counter_reads_ns", "counter_reads_cpu_ns"],
+            ),
+            (
+                status,
+                ["status_reads", "status_reads_ns", "status_reads_cpu_ns"],
+            ),
+        ] {
+            let values = [cost.count, cost.wall_ns, cost.cpu_ns];
+            figures.extend(names.into_iter().zip(values));
+        }
         figures
     }
 

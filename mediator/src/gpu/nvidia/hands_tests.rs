@@ -16,6 +16,8 @@ const B: TenantId = TenantId(2);
 enum Event {
     /// A call of the driver: suspends or resumes.
     Call(bool, Vec<Channel>),
+    /// One that takes channels off the schedule.
+    Off(Vec<Channel>),
     Told(Order),
     Runs(TenantId),
 }
@@ -29,6 +31,8 @@ struct Fake {
     /// The driver refuses.
     refuses: AtomicBool,
     guardian_gone: AtomicBool,
+    /// On the engine, whatever is asked for.
+    stays: Mutex<Option<TenantId>>,
     guardians: AtomicU32,
 }
 
@@ -64,6 +68,14 @@ impl ChannelSwitch for Shared {
         self.0.note(Event::Call(suspended, channels.to_vec()));
         Ok(())
     }
+
+    fn unschedule(&self, channels: &[Channel]) -> Result<(), RmError> {
+        if self.0.refuses.load(Ordering::SeqCst) {
+            return self.set(channels, true);
+        }
+        self.0.note(Event::Off(channels.to_vec()));
+        Ok(())
+    }
 }
 
 impl Announce for Shared {
@@ -92,6 +104,10 @@ impl Owner for Shared {
 
     fn runs(&self, tenant: TenantId) {
         self.0.note(Event::Runs(tenant));
+    }
+
+    fn on_the_engine(&self) -> Option<TenantId> {
+        *lock(&self.0.stays)
     }
 }
 
@@ -158,49 +174,54 @@ impl Drop for Rig {
 }
 
 #[test]
-fn at_a_handover_the_next_runs_before_the_other_is_held() {
+fn at_a_handover_the_holder_is_off_the_schedule_before_the_next_runs() {
     let mut rig = Rig::new();
     let all = channels(6);
     rig.start();
     rig.hands.want(B, true);
     rig.settle();
     assert!(rig.hands.is_held(B));
-    // As the daemon does, and in the order that is worse.
-    rig.hands.want(A, true);
-    rig.hands.want(B, false);
+    assert_eq!(rig.calls(), [(true, all[4..].to_vec())], "nobody comes");
+    // Held at once while nobody looks, so that the thread takes both.
+    {
+        let mut wanted = lock(&rig.hands.wanted);
+        wanted.tenants.extend([(A, true), (B, false)]);
+    }
     rig.settle();
-    let calls = rig.calls();
-    let resumed = calls
-        .iter()
-        .position(|call| *call == (false, all[4..].to_vec()));
-    let suspended = calls
-        .iter()
-        .position(|call| *call == (true, all[..4].to_vec()));
-    assert!(resumed.is_some() && suspended.is_some(), "{calls:?}");
+    let events = lock(&rig.fake.events).clone();
+    let expected = [
+        Event::Told(Order::Hold(all[..4].to_vec())),
+        Event::Off(all[..4].to_vec()),
+        Event::Call(false, all[4..].to_vec()),
+        Event::Told(Order::Release(all[4..].to_vec())),
+        Event::Runs(B),
+    ];
+    let from = events.iter().position(|event| *event == expected[0]);
+    assert!(
+        from.is_some_and(|from| events[from..].starts_with(&expected)),
+        "the guardian knows before it happens: {events:?}"
+    );
     assert!(rig.hands.is_held(A) && !rig.hands.is_held(B));
     assert_eq!(rig.hands.calls().failed, 0);
+    assert!(rig.hands.work().count >= 2);
 }
 
 #[test]
-fn what_is_wanted_together_is_done_in_the_right_order() {
+fn who_stays_on_the_engine_at_a_handover_is_stopped() {
     let mut rig = Rig::new();
     let all = channels(6);
+    *lock(&rig.fake.stays) = Some(A);
     // Before the thread is there, so that it takes both at once.
     rig.hands.want(A, true);
     rig.hands.want(B, false);
     assert!(rig.hands.is_moving());
     rig.start();
-    let events = rig.fake.until(|events| events.len() >= 3);
-    let expected = [
-        Event::Runs(B),
-        Event::Told(Order::Hold(all[..4].to_vec())),
-        Event::Call(true, all[..4].to_vec()),
-    ];
-    assert_eq!(
-        events[..3],
-        expected,
-        "the guardian knows before it happens"
-    );
+    rig.fake
+        .until(|events| events.contains(&Event::Call(true, all[..4].to_vec())));
+    rig.settle();
+    assert!(rig.hands.is_held(A));
+    let own = [(false, all[..4].to_vec()), (true, all[..4].to_vec())];
+    assert_eq!(rig.calls(), own, "on the schedule again, then suspended");
 }
 
 #[test]

@@ -29,6 +29,15 @@ pub trait ChannelSwitch {
     /// # Errors
     /// The driver's refusal; earlier batches of the call stand.
     fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError>;
+
+    /// Takes channels off the schedule without stopping what runs on them now: the next switch to another context does that.
+    /// [`Self::set`] starts them again as if they had been suspended.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    fn unschedule(&self, channels: &[Channel]) -> Result<(), RmError> {
+        self.set(channels, true)
+    }
 }
 
 /// The hardware's.
@@ -71,6 +80,16 @@ impl ChannelSwitch for HardwareSwitch<'_> {
         };
         let (object, command) = (self.client.subdevice(), self.driver.disable_channels);
         for mut params in batches(channels, suspended) {
+            self.client.control(what, object, command, &mut params)?;
+        }
+        Ok(())
+    }
+
+    fn unschedule(&self, channels: &[Channel]) -> Result<(), RmError> {
+        let (object, command) = (self.client.subdevice(), self.driver.disable_channels);
+        for mut params in batches(channels, true) {
+            params.only_disable_scheduling = 1;
+            let what = "take channels off the schedule";
             self.client.control(what, object, command, &mut params)?;
         }
         Ok(())

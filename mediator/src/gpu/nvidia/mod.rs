@@ -18,6 +18,7 @@
 //! H200 under driver 580.159.04; comments name the header or say "measured".
 
 pub mod clock;
+mod costs;
 pub mod demand;
 pub mod device;
 pub mod events;

@@ -22,8 +22,19 @@ pub struct DriverAbi {
     pub disable_channels: u32,
     /// NV2080_CTRL_CMD_GPU_EXEC_REG_OPS: reading registers.
     pub read_registers: u32,
-    /// Where the management library's opaque performance sample has the moment of its counters, in wall clock ns.
-    pub sample_time_at: usize,
+    /// Where the management library's opaque performance sample has what.
+    pub sample: SampleLayout,
+}
+
+/// Words of 8 bytes in a performance sample of the management library, which it does not describe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampleLayout {
+    /// The moment of its counters, in wall clock ns.
+    pub time_at: usize,
+    /// Cycles in which any kernel was active: the numerator of the library's metric 1.
+    pub busy_at: usize,
+    /// Cycles: its denominator.
+    pub cycles_at: usize,
 }
 
 /// Why a driver's privileged calls are not used.
@@ -53,7 +64,11 @@ const fn v580_159_04() -> DriverAbi {
         bind_events: 0x2080_1238,
         disable_channels: 0x2080_110b,
         read_registers: 0x2080_0122,
-        sample_time_at: 8,
+        sample: SampleLayout {
+            time_at: 8,
+            busy_at: 6_064,
+            cycles_at: 816,
+        },
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use turnstile_accounting::meter::IdleShares;
+use turnstile_accounting::meter::{LaggedShares, Stay};
 use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
@@ -11,15 +11,16 @@ use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
 use super::hold::Channel;
-use super::residency::{Residency, UNTRACKED};
+use super::residency::{Edges, Residency, UNTRACKED};
 use super::utilisation::Busy;
 use crate::mediation::COMPUTE;
 use crate::process;
 
-/// Residency is told up to here before the end of what was read: the GPU may yet deliver a record of a little earlier.
+/// Residency is told up to here before the end of what was read: it may turn out to be the end of a residency, and
+/// the GPU may yet deliver a record of a little earlier.
 ///
-/// SOURCE: the log is flushed before it is read; a switch takes 80 us (facts sheet section 1).
-const SETTLED: Nanos = Nanos::from_us(100);
+/// SOURCE: the log is flushed before it is read; a switch takes 80 us (facts sheet section 1); [`Edges`] for the rest.
+const SETTLED: Nanos = Nanos::from_us(600);
 
 /// Processes whose ancestors were looked at without finding a tenant, that are remembered.
 const STRANGERS_MAX: usize = 4096;
@@ -27,13 +28,18 @@ const STRANGERS_MAX: usize = 4096;
 /// For so long after something new began, or somebody changed his ways, the counters are read at each latch.
 const LEARNING: Nanos = Nanos::from_ms(6_000);
 
+/// Readings of the status register without work before the engine counts as idle, at least and at most.
+const IDLE_READINGS: (u32, u32) = (3, 16);
+/// How seldom as many readings in a row may fall into the pauses of one who launches and waits.
+const MISTAKEN: f64 = 1e-6;
+
 /// The engine's occupancy and whom it belongs to.
 #[derive(Debug)]
 pub(super) struct Watch {
     pub(super) residency: Residency,
     pub(super) demand: Demand,
     pub(super) handles: Handles,
-    idle: IdleShares,
+    idle: LaggedShares,
     /// Whether there are counters.
     counters: bool,
     learning_until: Moment,
@@ -57,10 +63,10 @@ pub(super) enum Runner {
 impl Watch {
     pub(super) fn new(counters: bool) -> Self {
         Self {
-            residency: Residency::new(COMPUTE),
+            residency: Residency::new(COMPUTE, Edges::H200),
             demand: Demand::default(),
             handles: Handles::default(),
-            idle: IdleShares::default(),
+            idle: LaggedShares::default(),
             counters,
             learning_until: Moment(0),
             strangers: BTreeSet::new(),
@@ -92,6 +98,18 @@ impl Watch {
         for pid in self.residency.forget_tenant(tenant) {
             self.handles.forget(pid);
         }
+    }
+
+    /// A tenant is being held.
+    pub(super) fn held(&mut self, tenant: TenantId, at: Moment) {
+        self.demand.held(tenant, at);
+        self.residency.set_held(tenant, Some(at));
+    }
+
+    /// A tenant may run again.
+    pub(super) fn released(&mut self, tenant: TenantId, at: Moment) {
+        self.demand.released(tenant, at);
+        self.residency.set_held(tenant, None);
     }
 
     /// Takes what a process was handed out; whether a tenant that is held has something new to be stopped.
@@ -129,7 +147,7 @@ impl Watch {
             let tenant = self.residency.tenant(record.pid).unwrap_or(UNTRACKED);
             match record.change {
                 Change::Active => {
-                    if self.idle.is_new(tenant) {
+                    if self.idle.shares().is_new(tenant) {
                         self.learn(record.at);
                     }
                     self.demand.active(tenant, record.at);
@@ -171,6 +189,17 @@ impl Watch {
             })
     }
 
+    /// Readings in a row without work that say that a tenant has paused, and not that they fell between its launches.
+    pub(super) fn idle_readings(&self, tenant: TenantId) -> u32 {
+        let (least, most) = IDLE_READINGS;
+        let between = self.idle.shares().fraction(tenant) + self.idle.shares().uncertainty(tenant);
+        if between >= 1.0 {
+            return most;
+        }
+        // CAST: saturates; negative and infinite ones are clamped.
+        ((MISTAKEN.ln() / between.ln()).ceil() as u32).clamp(least, most)
+    }
+
     /// The engine was seen at work, or without, at `at`, while this tenant was resident.
     pub(super) fn seen(&mut self, tenant: TenantId, works: bool, at: Moment) {
         if works {
@@ -192,7 +221,7 @@ impl Watch {
 
     /// Whether the counters need not be read at each latch.
     pub(super) fn knows_enough(&self, now: Moment) -> bool {
-        now > self.learning_until && self.idle.settled()
+        now > self.learning_until && self.idle.shares().settled()
     }
 
     /// There are no counters any more: all residency counts as work.
@@ -202,25 +231,49 @@ impl Watch {
 
     /// Learns from the engine's counters how much of each residency was idle.
     pub(super) fn counted(&mut self, busy: Busy) {
-        let mut resident = self.residency.resident_within(busy.from, busy.to);
         let length = busy.to.since(busy.from);
-        let nobody = resident.remove(&None).unwrap_or_default();
-        let resident: BTreeMap<TenantId, Nanos> = resident
-            .into_iter()
-            .filter_map(|(tenant, time)| Some((tenant?, time)))
-            .collect();
+        let residency = &self.residency;
+        let earlier = |lag: Nanos| {
+            let ago = |moment: Moment| Moment(moment.0.saturating_sub(lag.0));
+            let (from, to) = (ago(busy.from), ago(busy.to));
+            let mut resident = residency.resident_within(from, to);
+            let nobody = resident.remove(&None).unwrap_or_default();
+            let handovers = residency.handovers_within(from, to);
+            let stay = |tenant: TenantId, resident| Stay {
+                resident,
+                handovers: handovers.get(&tenant).copied().unwrap_or(0),
+            };
+            let stays: BTreeMap<TenantId, Stay> = resident
+                .into_iter()
+                .filter_map(|(tenant, time)| Some((tenant?, stay(tenant?, time))))
+                .collect();
+            let idle = length.saturating_sub(busy.busy_ns).saturating_sub(nobody);
+            (idle, stays)
+        };
+        let surprised = self.idle.observe(length, earlier);
+        let (idle, stays) = earlier(self.idle.lag());
         log::trace!(
-            "{length:?} of which busy {:?}, {nobody:?} empty, resident {resident:?}",
-            busy.busy_ns
+            "{length:?} until {:?}, {:?} earlier: {idle:?} idle, {stays:?}",
+            busy.to,
+            self.idle.lag()
         );
-        let idle = length.saturating_sub(busy.busy_ns).saturating_sub(nobody);
-        if self.idle.observe(length, idle, &resident) {
+        if surprised {
             self.learn(busy.to);
         }
-        for tenant in resident.into_keys() {
-            let fraction = self.idle.fraction(tenant);
+        for tenant in stays.into_keys() {
+            let shares = self.idle.shares();
+            let fraction = shares.fraction(tenant);
             self.residency.set_idle_fraction(tenant, fraction);
+            let at_handover = shares.at_handover(tenant);
+            self.residency.set_idle_at_handover(tenant, at_handover);
+            log::trace!("{tenant} is idle for {fraction:.4}, {at_handover:?} at handovers");
         }
+    }
+
+    /// Fraction of its residency in which a tenant is believed to be idle.
+    #[cfg(test)]
+    pub(super) fn idle_fraction(&self, tenant: TenantId) -> f64 {
+        self.idle.shares().fraction(tenant)
     }
 
     /// Which signals a usage rests on, and how far its idle time may be in the wrong place.
@@ -232,7 +285,7 @@ impl Watch {
         for engine in &mut usage.engines {
             let doubt = |part: &TenantUsage| {
                 // CAST: a part of the tenant's time.
-                Nanos((part.used_ns.0 as f64 * self.idle.uncertainty(part.tenant)) as u64)
+                Nanos((part.used_ns.0 as f64 * self.idle.shares().uncertainty(part.tenant)) as u64)
             };
             let doubt = engine.tenants.iter().map(doubt).max();
             engine.error_bound_ns += doubt.unwrap_or(Nanos::ZERO);

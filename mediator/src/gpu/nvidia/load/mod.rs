@@ -19,7 +19,7 @@ use crate::bench::bursts::bursts;
 use crate::bench::load::{Calibration, LoadReport, LoadSpec, Said};
 use crate::bench::matrix::{Length, Pattern};
 use crate::bench::percentile::Percentiles;
-use crate::bench::spans::{Clock, Reading, buckets, executed, occupied, total_ns};
+use crate::bench::spans::{Clock, Reading, Span, buckets, executed, occupied, total_ns};
 use rig::{Records, Rig};
 
 /// Pauses shorter than this are the load's own: nobody else ran in them. SOURCE: measured: a switch to another context and back
@@ -274,6 +274,13 @@ fn report(
         } else {
             Vec::new()
         },
+        pause_list: if spec.list_gaps {
+            pauses(&records.launches)
+                .map(|pause| clock.wall(pause))
+                .collect()
+        } else {
+            Vec::new()
+        },
         latency: Percentiles::of(told.latencies_ns),
         kernel_length: Percentiles::of(kernel_lengths.collect()),
         clock_error_ns: first.error_ns.max(last.error_ns),
@@ -283,6 +290,14 @@ fn report(
         clock_step_ns: 0,
         step_ns,
     }
+}
+
+/// Pauses between launches that are no shorter than [`PAUSE_NS`].
+fn pauses(launches: &[Span]) -> impl Iterator<Item = Span> + '_ {
+    launches
+        .windows(2)
+        .map(|pair| Span::new(pair[0].end_ns, pair[1].begin_ns))
+        .filter(|pause| pause.begin_ns > 0 && (PAUSE_NS..u64::MAX / 2).contains(&pause.length_ns()))
 }
 
 /// The wall clock, which the driver's records are on as well.
@@ -306,7 +321,6 @@ fn in_wall_ns(at_ns: u64) -> Instant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::spans::Span;
 
     #[test]
     fn a_report_counts_what_lies_within_the_run_and_sums_up_all() {
@@ -362,6 +376,8 @@ mod tests {
         );
         assert_eq!(report.life_executed_ns, 6 * ms + 1_600);
         assert_eq!(report.gap_list, [Span::new(606 * ms, 618 * ms)]);
+        let pauses = [(597, 601), (603, 605)].map(|(from, to)| Span::new(from * ms, to * ms));
+        assert_eq!(report.pause_list, pauses);
         assert_eq!(report.kernel_length.max_ns, 2 * ms + 1_600);
         assert_eq!(report.clock_offset_ns, 500_000_000);
     }

@@ -72,6 +72,18 @@ pub(in crate::gpu::nvidia) struct UtilisationSample {
 // SAFETY: memory that only the holder of this value hands to the library.
 unsafe impl Send for UtilisationSample {}
 
+impl UtilisationSample {
+    /// The word of 8 bytes at `at`.
+    pub(in crate::gpu::nvidia) fn word(&self, at: usize) -> u64 {
+        /// SOURCE: measured: the library allocates 32,968 bytes for a sample.
+        const SAMPLE_BYTES: usize = 32_000;
+        assert!(at + 8 <= SAMPLE_BYTES);
+        let memory = self.sample.as_ptr().cast::<u8>();
+        // SAFETY: within the memory that the library allocated for a sample; any bytes are a number.
+        unsafe { memory.add(at).cast::<u64>().read_unaligned() }
+    }
+}
+
 impl Nvml {
     /// Loads it and finds device `index`.
     pub(in crate::gpu::nvidia) fn load(index: u32) -> Result<Self, NvmlFailure> {
@@ -103,30 +115,16 @@ impl Nvml {
         Ok(UtilisationSample { sample })
     }
 
-    /// Takes the counters as they were latched last, 10 times a second; returns the word of the sample at `time_at`.
+    /// Takes the counters as they were latched last, 10 times a second.
     pub(in crate::gpu::nvidia) fn take(
         &self,
         into: &mut UtilisationSample,
-        time_at: usize,
-    ) -> Result<u64, NvmlFailure> {
-        /// SOURCE: measured: the library allocates 32,968 bytes for a sample.
-        const SAMPLE_BYTES: usize = 32_000;
-        assert!(time_at + 8 <= SAMPLE_BYTES);
+    ) -> Result<(), NvmlFailure> {
         // SAFETY: the type is that of nvml.h.
         let get: Symbol<'_, unsafe extern "C" fn(*mut c_void, *mut c_void) -> Code> =
             unsafe { self.library.get(b"nvmlGpmSampleGet\0") }?;
         // SAFETY: the device is the library's, the sample one that it allocated.
-        checked(unsafe { get(self.device, into.sample.as_ptr()) })?;
-        // SAFETY: within the memory that the library allocated for a sample; any bytes are a number.
-        let time = unsafe {
-            into.sample
-                .as_ptr()
-                .cast::<u8>()
-                .add(time_at)
-                .cast::<u64>()
-                .read_unaligned()
-        };
-        Ok(time)
+        checked(unsafe { get(self.device, into.sample.as_ptr()) })
     }
 
     /// Percent of the time between two samples in which a kernel was active: metric 1, "graphics utilisation".
