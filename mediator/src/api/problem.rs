@@ -26,7 +26,8 @@ pub struct Problem {
     pub detail: Option<String>,
     /// The request, as the audit and the log name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub instance: Option<String>,
+    #[schema(value_type = Option<String>)]
+    pub instance: Option<Box<str>>,
     /// Where in the body.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
