@@ -18,7 +18,7 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Run the daemon that VMMs connect to
-    Serve(cli::serve::Args),
+    Serve(Box<cli::serve::Args>),
     /// Print the configuration that the daemon would have, or check it
     Config(cli::config::Args),
     /// Show the whole loop: KVM guests share one GPU at their weights

@@ -221,7 +221,6 @@ fn text_has_heads_on_a_terminal_and_none_in_a_pipe() {
         let mut batch = Batch::new(&mut text, output, heads);
         batch.write(&made_up()).unwrap();
         batch.write(&made_up()).unwrap();
-        drop(batch);
         String::from_utf8(text).unwrap()
     };
     assert!(written(Output::Table, true).starts_with("GPU used 94.3%"));
