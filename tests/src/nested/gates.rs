@@ -197,8 +197,8 @@ fn touching(bus: &dyn Bus, bytes: u64, meanwhile: Meanwhile) -> anyhow::Result<(
     Ok((report.doorbells as f64 / seconds, periods))
 }
 
-/// A guest with 64 MiB in use goes on as fast while a gate cycles every 2 ms. An emulated host drops all translations
-/// whenever a guest is left, whatever for; so the promise is against a guest that is left as often.
+/// A guest with 64 MiB in use goes on as fast while a gate cycles every 2 ms. Beside it, what being left as often costs
+/// without any gate: an emulated host may drop all translations whenever a guest is left.
 ///
 /// # Errors
 /// When the host does not run the guest.
@@ -216,6 +216,6 @@ pub fn throughput(bus: &dyn Bus) -> anyhow::Result<Vec<Line>> {
             percent(calm),
             percent(nudged)
         ),
-        cycled >= 0.8 * calm.min(nudged),
+        cycled >= 0.8 * calm,
     )])
 }
