@@ -454,4 +454,22 @@ mod tests {
         let text = String::from_utf8_lossy(&said.stderr) + String::from_utf8_lossy(&said.stdout);
         assert!(said.status.success() && text.trim().is_empty(), "{text}");
     }
+
+    #[test]
+    fn what_rules_and_dashboard_ask_for_is_told() {
+        let told = written();
+        let rules = include_str!("../../docs/monitoring/rules.yml");
+        let board = include_str!("../../docs/monitoring/grafana.json");
+        let word = |c: char| !(c.is_ascii_alphanumeric() || "_:".contains(c));
+        let asked: std::collections::BTreeSet<&str> = [rules, board]
+            .iter()
+            .flat_map(|text| text.split(word))
+            .filter(|name| name.starts_with("turnstile_"))
+            .collect();
+        assert!(asked.len() > 10, "{asked:?}");
+        for name in asked {
+            let head = format!("# TYPE {name} ");
+            assert!(told.contains(&head), "{name} is not exposed");
+        }
+    }
 }
