@@ -1,68 +1,32 @@
 //! The durable ledger as an operator uses it: written by `serve`, killed, gone on with, verified, exported.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output};
 
+use common::{Process, turnstile, until};
 use serde_json::Value;
 
-/// TIMEOUT: windows of a second, on a machine that builds at the same time.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-fn turnstile() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_turnstile"))
-}
-
-/// A process that does not outlive the test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn serve(folder: &Path) -> Process {
-    let child = turnstile()
-        .arg("serve")
-        .arg("--socket")
-        .arg(folder.join("vmm.sock"))
-        .arg("--ledger")
-        .arg(folder.join("ledger"))
-        .args(["--ledger-window-s", "1", "--node", "node-1"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    Process(child)
+    let ledger = folder.join("ledger");
+    let ledger = ledger.to_str().unwrap();
+    common::serve(
+        folder,
+        &[
+            "--ledger",
+            ledger,
+            "--ledger-window-s",
+            "1",
+            "--node",
+            "node-1",
+        ],
+    )
 }
 
 fn vm(folder: &Path, name: &str) -> Process {
-    let child = turnstile()
-        .arg("vmm")
-        .arg("--socket")
-        .arg(folder.join("vmm.sock"))
-        .args(["--native", "--name", name, "--kernel-us", "500"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    Process(child)
-}
-
-/// Asks until an answer will do.
-fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
-    let begin = Instant::now();
-    loop {
-        if let Some(answer) = ask() {
-            return answer;
-        }
-        assert!(begin.elapsed() < PATIENCE, "{what} never came");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    common::vm(folder, name, &["--kernel-us", "500"])
 }
 
 fn usage(folder: &Path, args: &[&str]) -> Output {
