@@ -9,6 +9,7 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::problem::{FieldError, Problem};
 use super::{
     Refused, Shared, events, exposition, gate, gpus, limits, live, meta, pages, registry, usage,
     vms,
@@ -21,7 +22,7 @@ use super::{
         description = "Many VMs share one GPU: what they use, and what they are entitled to.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
-    components(responses(Refused)),
+    components(responses(Refused), schemas(Problem, FieldError)),
     tags(
         (name = "vms", description = "Tenants: virtual machines, and programs that are shared like them"),
         (name = "gpus", description = "GPUs of this host"),
