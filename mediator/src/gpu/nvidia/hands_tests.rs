@@ -241,7 +241,7 @@ fn what_a_held_tenant_makes_anew_is_held_too() {
 }
 
 #[test]
-fn a_lost_guardian_frees_everybody_and_another_is_found() {
+fn a_lost_guardian_frees_everybody_until_there_is_another() {
     let mut rig = Rig::new();
     let all = channels(6);
     rig.start();
@@ -251,17 +251,35 @@ fn a_lost_guardian_frees_everybody_and_another_is_found() {
     // Noticed at the next renewal.
     rig.fake.until(|events| events.contains(&Event::Runs(A)));
     assert_eq!(rig.calls().last(), Some(&(false, all[..4].to_vec())));
+    // Nobody asks again: the policy's orders are of changes alone.
+    rig.fake.until(|events| {
+        let hold = Event::Call(true, all[..4].to_vec());
+        events.iter().filter(|event| **event == hold).count() == 2
+    });
+    assert_eq!(rig.fake.guardians.load(Ordering::SeqCst), 1);
+    rig.settle();
+    assert!(rig.hands.is_held(A));
+}
+
+#[test]
+fn who_is_released_while_there_is_no_guardian_is_not_held_by_the_next() {
+    let mut rig = Rig::new();
+    Arc::get_mut(&mut rig.hands).unwrap().guardian_pause = Duration::from_millis(300);
+    rig.start();
+    rig.hands.want(A, true);
+    rig.settle();
+    rig.fake.guardian_gone.store(true, Ordering::SeqCst);
+    rig.fake.until(|events| events.contains(&Event::Runs(A)));
+    rig.hands.want(A, false);
     let begin = Instant::now();
     while rig.fake.guardians.load(Ordering::SeqCst) == 0 {
         assert!(begin.elapsed() < Duration::from_secs(20));
         thread::yield_now();
     }
-    assert!(!rig.hands.is_held(A), "the daemon decides again");
-    rig.hands.want(A, true);
-    rig.fake.until(|events| {
-        let hold = Event::Call(true, all[..4].to_vec());
-        events.iter().filter(|event| **event == hold).count() == 2
-    });
+    rig.end();
+    let holds = rig.calls().into_iter().filter(|(hold, _)| *hold).count();
+    assert_eq!(holds, 1);
+    assert!(!rig.hands.is_held(A));
 }
 
 #[test]
