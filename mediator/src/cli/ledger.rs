@@ -26,7 +26,6 @@ fn store(section: &LedgerSection) -> anyhow::Result<Option<Box<dyn Store>>> {
     Ok(Some(Box::new(store)))
 }
 
-#[cfg(feature = "postgres")]
 fn server(section: &LedgerSection, database: &str) -> anyhow::Result<Box<dyn Store>> {
     use turnstile_accounting::store::{PostgresStore, holds_password};
     let address = holds_password(database).context("ledger.postgres is no address")?;
@@ -46,11 +45,6 @@ fn server(section: &LedgerSection, database: &str) -> anyhow::Result<Box<dyn Sto
     let store = PostgresStore::connect_with(database, password.as_deref().map(str::as_bytes))
         .context("The ledger's server cannot be used")?;
     Ok(Box::new(store))
-}
-
-#[cfg(not(feature = "postgres"))]
-fn server(_: &LedgerSection, _: &str) -> anyhow::Result<Box<dyn Store>> {
-    anyhow::bail!("ledger.postgres: this `turnstile` was built without the cargo feature postgres")
 }
 
 /// Opens the ledger for the GPU that `identity` names, if one is asked for.
