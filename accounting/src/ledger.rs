@@ -96,7 +96,7 @@ pub struct Ledger {
     engines: Vec<(EngineId, EngineTotals)>,
     tenants: BTreeMap<(TenantId, EngineId), TenantTotals>,
     held: BTreeMap<TenantId, Nanos>,
-    moved: BTreeMap<TenantId, u64>,
+    moved: BTreeMap<TenantId, (u64, Nanos)>,
     recent: VecDeque<Record>,
     keep: usize,
     opened: Option<Moment>,
@@ -136,6 +136,8 @@ pub struct TenantSnapshot {
     pub held_ns: Nanos,
     /// Bytes of GPU memory, its own or others', that were copied to or from the host because of it.
     pub moved_bytes: u64,
+    /// Time of the link that this took.
+    pub moved_ns: Nanos,
     /// Per engine that it used.
     pub engines: Vec<(EngineId, TenantTotals)>,
 }
@@ -272,9 +274,11 @@ impl Ledger {
         self.held.get(&tenant).copied().unwrap_or_default()
     }
 
-    /// Adds bytes of GPU memory that were copied to or from the host because of `tenant`.
-    pub fn add_moved(&mut self, tenant: TenantId, bytes: u64) {
-        *self.moved.entry(tenant).or_default() += bytes;
+    /// Adds bytes of GPU memory that were copied to or from the host because of `tenant`, in this time of the link.
+    pub fn add_moved(&mut self, tenant: TenantId, bytes: u64, took: Nanos) {
+        let (all_bytes, all_took) = self.moved.entry(tenant).or_default();
+        *all_bytes = all_bytes.saturating_add(bytes);
+        *all_took += took;
     }
 
     /// Settles a tenant that is gone: returns its totals and forgets it.
@@ -302,11 +306,13 @@ impl Ledger {
         let mut totals = TenantTotals::default();
         engines.iter().for_each(|(_, part)| totals.add(part));
         let held_ns = self.held_ns(tenant);
+        let (moved_bytes, moved_ns) = self.moved.get(&tenant).copied().unwrap_or_default();
         TenantSnapshot {
             tenant,
             totals,
             held_ns,
-            moved_bytes: self.moved.get(&tenant).copied().unwrap_or_default(),
+            moved_bytes,
+            moved_ns,
             engines,
         }
     }

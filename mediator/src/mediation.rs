@@ -202,8 +202,8 @@ impl Mediation {
     }
 
     /// Bytes were moved between GPU and host because of a tenant.
-    pub fn charge_moved(&mut self, tenant: TenantId, bytes: u64) {
-        self.ledger.add_moved(tenant, bytes);
+    pub fn charge_moved(&mut self, tenant: TenantId, bytes: u64, took: Nanos) {
+        self.ledger.add_moved(tenant, bytes, took);
     }
 
     /// Where the gate of a channel that the tenant opens now has to stand.

@@ -90,6 +90,12 @@ pub struct VmResidence {
     pub swapped_out_bytes: u64,
     /// Copied back so far.
     pub swapped_in_bytes: u64,
+    /// On the GPU, and never to move.
+    pub pinned_bytes: u64,
+    /// Copied because of it so far, its own or others', which is what it is charged for.
+    pub moved_bytes: u64,
+    /// Time of the link that this took.
+    pub moved_ns: u64,
 }
 
 /// A tenant: a virtual machine, or a program and what descends from it.
@@ -190,6 +196,9 @@ fn residence(memory: MemorySnapshot) -> VmResidence {
         swapped_bytes: memory.swapped_bytes,
         swapped_out_bytes: memory.swapped_out_bytes,
         swapped_in_bytes: memory.swapped_in_bytes,
+        pinned_bytes: memory.pinned_bytes,
+        moved_bytes: memory.moved_bytes,
+        moved_ns: memory.moved_ns.0,
     }
 }
 

@@ -119,8 +119,8 @@ impl Memory {
         let news = self
             .keeper
             .step(gpu, now, |tenant| mediation.admitted(tenant));
-        for (tenant, bytes) in &news.charged {
-            mediation.charge_moved(*tenant, *bytes);
+        for (tenant, bytes, took) in &news.charged {
+            mediation.charge_moved(*tenant, *bytes, *took);
         }
         self.untold += news.refused.len() as u64;
         let due = self.told.is_none_or(|at| now.since(at) >= TELL_EVERY);
@@ -136,12 +136,15 @@ impl Memory {
 
     pub(super) fn snapshot(&self, tenant: TenantId, ledger: &Ledger) -> MemorySnapshot {
         let totals = self.keeper.manager().totals(tenant);
+        let moved = ledger.tenant(tenant);
         MemorySnapshot {
             resident_bytes: totals.bytes.on_card(),
             swapped_bytes: totals.bytes.swapped,
             swapped_out_bytes: totals.swapped_out_bytes,
             swapped_in_bytes: totals.swapped_in_bytes,
-            moved_bytes: ledger.tenant(tenant).moved_bytes,
+            moved_bytes: moved.moved_bytes,
+            moved_ns: moved.moved_ns,
+            pinned_bytes: totals.bytes.pinned + totals.bytes.fixed,
         }
     }
 }

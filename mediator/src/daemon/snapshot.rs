@@ -78,6 +78,10 @@ pub struct MemorySnapshot {
     pub swapped_in_bytes: u64,
     /// Bytes of anybody that were copied because of it so far: what it is charged for.
     pub moved_bytes: u64,
+    /// Time of the link that this took.
+    pub moved_ns: Nanos,
+    /// Of the bytes on the GPU, those that cannot move.
+    pub pinned_bytes: u64,
 }
 
 /// A copy of the host's state.

@@ -9,8 +9,8 @@ use crate::gpu::{Gpu, MemoryEvent, MoveError, MoveFailure, MoveReport};
 /// Who is to be charged for copies, and whose allocations were refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeeperNews {
-    /// Bytes copied because of a tenant.
-    pub charged: Vec<(TenantId, u64)>,
+    /// Bytes copied because of a tenant, and the time that they took.
+    pub charged: Vec<(TenantId, u64, Nanos)>,
     /// Bytes asked for in vain.
     pub refused: Vec<(TenantId, u64)>,
 }
@@ -78,7 +78,8 @@ impl MemoryKeeper {
         for event in self.events.drain(..) {
             match event {
                 MemoryEvent::Moved(report) if report.copied_bytes > 0 => {
-                    self.news.charged.push((report.cause, report.copied_bytes));
+                    let copied = (report.cause, report.copied_bytes, report.took);
+                    self.news.charged.push(copied);
                 }
                 MemoryEvent::Refused { owner, bytes } => self.news.refused.push((owner, bytes)),
                 _ => {}

@@ -86,6 +86,9 @@ pub struct MemorySample {
     pub swapped_bytes: u64,
     /// Copied because of it so far.
     pub moved_bytes: u64,
+    /// On the GPU, and never to move.
+    #[serde(default)]
+    pub pinned_bytes: u64,
 }
 
 /// How the durable ledger stands.
@@ -156,6 +159,7 @@ impl From<&crate::daemon::TenantSnapshot> for TenantSample {
                 resident_bytes: memory.resident_bytes,
                 swapped_bytes: memory.swapped_bytes,
                 moved_bytes: memory.moved_bytes,
+                pinned_bytes: memory.pinned_bytes,
             }),
         }
     }

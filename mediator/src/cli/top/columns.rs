@@ -22,7 +22,7 @@ pub(super) struct Column {
 pub(super) const BARS_AFTER: usize = 5;
 
 /// The columns, from left to right.
-pub(super) const COLUMNS: [Column; 11] = [
+pub(super) const COLUMNS: [Column; 12] = [
     text("TENANT", 20, 0, |row| row.name.clone()),
     text("STATE", 5, 0, |row| row.doing.name().to_owned()),
     number(
@@ -66,6 +66,9 @@ pub(super) const COLUMNS: [Column; 11] = [
     }),
     number("SWAPPED", 8, 96, swapped, |row| {
         bytes(row.memory.map(|memory| memory.swapped_bytes))
+    }),
+    number("PINNED", 8, 112, pinned, |row| {
+        bytes(row.memory.map(|memory| memory.pinned_bytes))
     }),
     number(
         "GPU-SEC",
@@ -116,6 +119,10 @@ fn resident(row: &Row) -> f64 {
 
 fn swapped(row: &Row) -> f64 {
     row.memory.map_or(0.0, |memory| memory.swapped_bytes as f64)
+}
+
+fn pinned(row: &Row) -> f64 {
+    row.memory.map_or(0.0, |memory| memory.pinned_bytes as f64)
 }
 
 /// A part of one GPU as percent.

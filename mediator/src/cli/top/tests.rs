@@ -30,6 +30,7 @@ fn row(tenant: u32, name: &str, weight: u32, parts: [f64; 4], doing: Doing) -> R
             resident_bytes: u64::from(tenant) << 33,
             swapped_bytes: u64::from(tenant / 2) << 32,
             moved_bytes: 0,
+            pinned_bytes: 0,
         }),
     }
 }
