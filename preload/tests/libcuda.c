@@ -111,8 +111,21 @@ int cuMemCreate(ptr *handle, size_t bytes, const int *prop, unsigned long long f
     return OK;
 }
 int cuMemRelease(ptr handle) { return close((int)handle) ? INVALID : OK; }
+/* At the end the driver waits for the GPU and lets nobody else call. */
+static volatile int ending;
+static void nothing(void *with) { (void)with; }
+__attribute__((destructor)) static void end(void) {
+    ending = 1;
+    execute(nothing, 0);
+    ending = 0;
+}
+static void wait_for_others(void) {
+    while (ending)
+        usleep(1000);
+}
 int cuMemMap(ptr address, size_t bytes, size_t offset, ptr handle, unsigned long long flags) {
     (void)flags;
+    wait_for_others();
     void *at = (void *)(uintptr_t)address;
     return mmap(at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)handle, offset) == at ? OK : INVALID;
 }
@@ -120,6 +133,7 @@ int cuMemSetAccess(ptr address, size_t bytes, const int *access, size_t count) {
     return count == 1 && access[2] == 3 && !mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE) ? OK : INVALID;
 }
 int cuMemUnmap(ptr address, size_t bytes) {
+    wait_for_others();
     void *at = (void *)(uintptr_t)address;
     return mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == at ? OK : INVALID;
 }

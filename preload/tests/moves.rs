@@ -175,7 +175,9 @@ impl Daemon {
                 assert_eq!(size as u64, bytes);
                 assert!(self.chunks.insert(chunk, (bytes, fd)).is_none());
             }
-            ToDaemon::Freed { chunk } => assert!(self.chunks.remove(&chunk).is_some()),
+            ToDaemon::Freed { chunk } | ToDaemon::Kept { chunk } => {
+                assert!(self.chunks.remove(&chunk).is_some());
+            }
             ToDaemon::Pinned { reason, bytes } => {
                 self.pinned.insert(reason, bytes);
             }

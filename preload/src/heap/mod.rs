@@ -274,20 +274,24 @@ impl<D: Device, L: Line> Heap<D, L> {
         self.line.say(ToDaemon::Spared { chunk: number }, None);
     }
 
-    /// Makes memory of the allocator's own: chunks one behind the other, at the address that is returned with them.
-    fn make(&self, bytes: u64, prop: Prop) -> Outcome<(u64, Vec<(ChunkNumber, Chunk)>)> {
+    /// Makes memory of the allocator's own: chunks one behind the other, at the address that is returned with their numbers. Each is
+    /// told of before the next is asked for: who gives them waits for that.
+    fn make(&self, bytes: u64, prop: Prop) -> Outcome<(u64, Vec<ChunkNumber>)> {
         let address = self.device.reserve(bytes)?;
         let mut parts = Vec::new();
         let mut at = 0;
         while at < bytes {
             let part = EXTENT_BYTES.min(bytes - at);
             match self.make_part(address + at, part, prop) {
-                Ok(made) => parts.push(made),
+                Ok((number, chunk)) => {
+                    self.insert(&mut lock(&self.state), number, chunk);
+                    parts.push(number);
+                }
                 Err(result) => {
-                    for (number, chunk) in parts {
-                        let _ = self.device.unmap(chunk.mappings[0].address, chunk.bytes);
-                        self.undo(number, &chunk);
-                    }
+                    let mut state = lock(&self.state);
+                    parts
+                        .into_iter()
+                        .for_each(|number| self.end(&mut state, number));
                     let _ = self.device.unreserve(address, bytes);
                     return Err(result);
                 }
@@ -384,34 +388,24 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
         if bytes > PIECE_BYTES_MAX {
             let bytes = granules(bytes)?;
-            let (address, parts) = self.make(bytes, prop)?;
-            let mut state = lock(&self.state);
-            let numbers = self.insert_all(&mut state, parts);
-            state.whole.insert(address, Whole { bytes, numbers });
+            let (address, numbers) = self.make(bytes, prop)?;
+            let whole = Whole { bytes, numbers };
+            lock(&self.state).whole.insert(address, whole);
             return Ok(address);
         }
         let piece = rounded(bytes).ok_or(OUT_OF_MEMORY)?;
         if let Some(address) = lock(&self.state).slabs.take(piece) {
             return Ok(address);
         }
-        let (address, parts) = self.make(SLAB_BYTES, prop)?;
+        let (address, numbers) = self.make(SLAB_BYTES, prop)?;
         let mut state = lock(&self.state);
-        for number in self.insert_all(&mut state, parts) {
+        for number in numbers {
             if let Some(chunk) = state.chunks.get_mut(&number) {
                 chunk.purpose = Use::Slab;
             }
             state.slabs.add(address, SLAB_BYTES, number);
         }
         state.slabs.take(piece).ok_or(OUT_OF_MEMORY)
-    }
-
-    fn insert_all(&self, state: &mut State, parts: Vec<(ChunkNumber, Chunk)>) -> Vec<ChunkNumber> {
-        let mut numbers = Vec::new();
-        for (number, chunk) in parts {
-            numbers.push(number);
-            self.insert(state, number, chunk);
-        }
-        numbers
     }
 
     /// The allocation that an address lies in: where it begins, and its bytes. None if it is none of ours.
@@ -501,6 +495,21 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
         if chunk.told {
             self.line.say(ToDaemon::Freed { chunk: number }, None);
+        }
+    }
+
+    /// The process is ending: what it has stays where it is, until it is gone.
+    pub(crate) fn keep_all(&self) {
+        let mut state = lock(&self.state);
+        let state = &mut *state;
+        for (number, chunk) in std::mem::take(&mut state.chunks) {
+            let mut chunk = chunk;
+            if chunk.told && chunk.pin.is_none() {
+                self.line.say(ToDaemon::Kept { chunk: number }, None);
+                chunk.told = false;
+                self.pin(state, &mut chunk, Pin::Ending);
+            }
+            state.chunks.insert(number, chunk);
         }
     }
 

@@ -470,3 +470,35 @@ proptest! {
         prop_assert!(driver.is_empty(), "{:?}", driver.books());
     }
 }
+
+#[test]
+fn each_part_that_is_given_is_told_of_before_the_next_is_asked_for() {
+    let (heap, driver, line) = heap();
+    line.up.store(true, Ordering::Relaxed);
+    let bytes = 2 * EXTENT_BYTES;
+    thread::scope(|scope| {
+        let allocating = scope.spawn(|| heap.alloc(bytes, PROP));
+        let mut said = Vec::new();
+        let mut until = |what: ToDaemon| {
+            while !said.contains(&what) {
+                said.extend(line.take());
+                thread::yield_now();
+            }
+        };
+        for chunk in [1, 2] {
+            let bytes = EXTENT_BYTES;
+            until(ToDaemon::Ask { chunk, bytes });
+            assert!(heap.obey(ToLibrary::Restore { chunk }, Some(null())));
+            // Whoever gave it waits for this, and gives nothing more until then.
+            until(ToDaemon::Restored { chunk });
+        }
+        let address = allocating.join().unwrap().unwrap();
+        heap.keep_all();
+        assert!(heap.free(address));
+        until(ToDaemon::Kept { chunk: 2 });
+        let (reason, bytes) = (Pin::Ending, 0);
+        until(ToDaemon::Pinned { reason, bytes });
+        assert!(!said.contains(&ToDaemon::Freed { chunk: 1 }));
+    });
+    assert!(driver.is_empty());
+}

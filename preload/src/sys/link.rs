@@ -216,6 +216,14 @@ impl Link {
         }
     }
 
+    /// Ends the connection; the thread that reads sees it, and closes.
+    pub(super) fn end(&self) {
+        if let Some(fd) = self.open() {
+            // SAFETY: takes numbers.
+            unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+        }
+    }
+
     /// Connects and greets. Returns what is to be made the connection with [`Self::set`].
     pub(super) fn connect(&self) -> Option<OwnedFd> {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
@@ -284,9 +292,7 @@ impl Line for &Link {
         };
         let said = send(socket, &message.encode(), fd.as_ref());
         if !said {
-            // The thread that reads sees the end, and closes.
-            // SAFETY: takes numbers.
-            unsafe { libc::shutdown(socket, libc::SHUT_RDWR) };
+            self.end();
         }
         said
     }

@@ -113,6 +113,8 @@ fn begin(link: &'static Link, context: usize) {
         return;
     }
     greet(link);
+    // SAFETY: the function asks nothing of its caller. Registered after the driver's own, it is called before it.
+    unsafe { libc::atexit(leave) };
     without_signals(|| {
         let thread = thread::Builder::new().name("turnstile-memory".into());
         if thread.spawn(move || obey(tenant, link, context)).is_err() {
@@ -129,6 +131,14 @@ pub(super) fn greet(link: &'static Link) {
         && let Some(socket) = link.connect()
     {
         link.set(socket);
+    }
+}
+
+/// The process ends: its memory stays where it is from now on. The driver's last calls wait for the GPU with locks held that ours would
+/// wait for; and who has nothing that moves is let run. All of it is to be there: what ends later may still copy from it.
+extern "C" fn leave() {
+    if let Some(tenant) = known() {
+        tenant.heap.gated(|| tenant.heap.keep_all(), |()| false);
     }
 }
 

@@ -62,11 +62,13 @@ pub enum Pin {
     TooMany = 6,
     /// It was moved by a daemon that is gone; the driver exports a handle only where the memory was made.
     Orphaned = 7,
+    /// The process is ending.
+    Ending = 8,
 }
 
 impl Pin {
     /// All.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Array,
         Self::Managed,
         Self::OtherContext,
@@ -75,6 +77,7 @@ impl Pin {
         Self::Graph,
         Self::TooMany,
         Self::Orphaned,
+        Self::Ending,
     ];
 
     /// As a word, for logs and the API.
@@ -88,6 +91,7 @@ impl Pin {
             Self::Graph => "graph",
             Self::TooMany => "too_many",
             Self::Orphaned => "orphaned",
+            Self::Ending => "ending",
         }
     }
 }
@@ -517,7 +521,7 @@ mod tests {
         assert_eq!(refused([2, 1, 0, 0]), FrameError::Bytes(0));
         assert_eq!(refused([2, 1, 4096, 0]), FrameError::Bytes(4096));
         assert_eq!(refused([2, 1, u64::MAX, 0]), FrameError::Bytes(u64::MAX));
-        assert_eq!(refused([7, 8, 0, 0]), FrameError::Reason(8));
+        assert_eq!(refused([7, 9, 0, 0]), FrameError::Reason(9));
         assert_eq!(refused([4, 1, 2, 0]), FrameError::Unused(2));
         assert_eq!(refused([12, 1, 0, 0]), FrameError::Unused(1));
         assert_eq!(refused([13, 1, 0, 0]), FrameError::Kind(13));

@@ -13,7 +13,9 @@ use anyhow::{Context, anyhow, ensure};
 use serde::Serialize;
 use turnstile_mediator::gpu::nvidia::handles::Handles;
 use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
-use turnstile_mediator::gpu::nvidia::mover::{Back, Mover, MoverConfig, MoverError, Resident};
+use turnstile_mediator::gpu::nvidia::mover::{
+    Back, Mover, MoverConfig, MoverError, Resident, extent_bytes,
+};
 use turnstile_mediator::gpu::nvidia::rm::RmClient;
 use turnstile_mediator::gpu::nvidia::swapped::{Swapped, checkpoint, link_rates};
 use turnstile_mediator::gpu::nvidia::version::{self, DriverAbi};
@@ -23,6 +25,8 @@ use crate::cli::nvidia::mover_command;
 
 /// Copied at once when the link is measured.
 const LINK_BYTES: usize = 1 << 30;
+/// Of the tenant whose memory others get while it is away.
+const RETURNED_BYTES: u64 = 2 << 30;
 /// How long the kernel is looked at, running and suspended.
 const LOOK: Duration = Duration::from_millis(20);
 /// TIMEOUT: 2.2 GiB a second are pinned (measured).
@@ -44,9 +48,9 @@ pub(super) struct SwapArgs {
     /// Sizes, in GiB
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32])]
     gib: Vec<u64>,
-    /// Memory behind one handle, in MiB
-    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u64).range(2..=4096))]
-    extent_mib: u64,
+    /// Memory behind one handle, in MiB; as the daemon's, unless said otherwise
+    #[arg(long, value_parser = clap::value_parser!(u64).range(2..=4096))]
+    extent_mib: Option<u64>,
     /// Times that each is moved; the median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: u64,
@@ -191,7 +195,8 @@ struct Hands<'a> {
     mover: Mover,
     link: [u64; 2],
     device: u32,
-    extent_bytes: u64,
+    /// Bytes behind one handle, if that is said.
+    extent_bytes: Option<u64>,
 }
 
 fn ns(of: Duration) -> u64 {
@@ -215,15 +220,16 @@ impl Hands<'_> {
     }
 
     fn make(&self, bytes: u64) -> anyhow::Result<Vec<Resident>> {
-        let count = bytes / self.extent_bytes;
-        let make = |_| self.mover.create(self.extent_bytes);
-        (0..count).map(|n| Ok(make(n)?)).collect()
+        let extent = self.extent_bytes.unwrap_or_else(|| extent_bytes(bytes));
+        let make = |_| self.mover.create(extent);
+        (0..bytes / extent).map(|n| Ok(make(n)?)).collect()
     }
 
     fn give(&self, tenant: &mut Tenant, memory: &[Resident]) -> anyhow::Result<()> {
         let handles = memory.iter().map(Resident::share);
         let handles = handles.collect::<Result<Vec<_>, _>>()?;
-        Ok(tenant.process()?.map(0, self.extent_bytes, handles)?)
+        let extent = memory.first().map_or(0, Resident::bytes);
+        Ok(tenant.process()?.map(0, extent, handles)?)
     }
 
     /// Out and in once; `between` while the host has it.
@@ -260,7 +266,6 @@ impl Hands<'_> {
         let (mut link, mut mapping) = (Duration::ZERO, Duration::ZERO);
         let mut given = Ok(());
         self.mover.back_each(away, |moved| {
-            let offset = memory.len() as u64 * self.extent_bytes;
             let give = || -> anyhow::Result<()> {
                 let Back {
                     memory: resident,
@@ -269,11 +274,10 @@ impl Hands<'_> {
                 } = moved?;
                 link += Duration::from_nanos(took.0);
                 let begin = Instant::now();
-                let handle = resident.share()?;
+                let (handle, extent) = (resident.share()?, resident.bytes());
+                let offset = memory.len() as u64 * extent;
                 memory.push(resident);
-                tenant
-                    .process()?
-                    .map(offset, self.extent_bytes, vec![handle])?;
+                tenant.process()?.map(offset, extent, vec![handle])?;
                 mapping += begin.elapsed();
                 Ok(())
             };
@@ -387,7 +391,7 @@ impl Hands<'_> {
     }
 
     fn returned(&self, folder: &Path) -> anyhow::Result<Returned> {
-        let bytes = 2 * self.extent_bytes;
+        let bytes = RETURNED_BYTES;
         let mut tenant = Tenant::start(folder, self.device, bytes, false)?;
         let mut memory = self.make(bytes)?;
         self.give(&mut tenant, &memory)?;
@@ -413,7 +417,7 @@ impl Hands<'_> {
             tenant_bytes: bytes,
             resident_bytes,
             swapped_bytes,
-            leaked_handle_bytes: self.extent_bytes,
+            leaked_handle_bytes: memory.first().map_or(0, Resident::bytes),
             leaked_bytes,
         })
     }
@@ -426,7 +430,7 @@ pub(super) fn run(args: &SwapArgs) -> anyhow::Result<()> {
         .prefix("turnstile-bench")
         .tempdir()?;
     let largest = args.gib.iter().max().copied().unwrap_or(1).max(1) << 30;
-    let largest = largest.max(2 * (args.extent_mib << 20));
+    let largest = largest.max(RETURNED_BYTES);
     let link = link_rates(args.device, LINK_BYTES)?;
     let begin = Instant::now();
     let config = MoverConfig::new(args.device, largest);
@@ -440,7 +444,7 @@ pub(super) fn run(args: &SwapArgs) -> anyhow::Result<()> {
         mover,
         link,
         device: args.device,
-        extent_bytes: args.extent_mib << 20,
+        extent_bytes: args.extent_mib.map(|mib| mib << 20),
     };
     let mut sizes = Vec::new();
     for gib in &args.gib {

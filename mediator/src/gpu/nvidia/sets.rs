@@ -642,11 +642,12 @@ impl Shared {
         let turn = self.turn(tenant)?;
         let _turn = lock(&turn);
         let mut here = self.promise(tenant, bytes)?;
+        let extent = super::mover::extent_bytes(bytes).min(self.extent_bytes);
         let places: Vec<Place> = (0..bytes)
-            .step_by(self.extent_bytes as usize)
+            .step_by(extent as usize)
             .map(|offset| Place {
                 at: at + offset,
-                bytes: self.extent_bytes.min(bytes - offset),
+                bytes: extent.min(bytes - offset),
             })
             .collect();
         let made: Result<Vec<Resident>, MoverError> = if here {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_vmm::wire::{FrameReader, send};
 
@@ -21,6 +22,23 @@ use crate::gpu::nvidia::line::answer;
 /// Memory behind one handle is at most so long: what is moved at once, and is in both places while it is. SOURCE: measured: a
 /// copy of 1 GiB takes 19.4 ms; importing and mapping a handle takes 1 ms, freeing its memory 0.3 ms.
 pub const EXTENT_BYTES_MAX: u64 = 1 << 30;
+
+/// Memory behind one handle is at least so long, where there is as much. SOURCE: measured: what can only be done when the last one
+/// was copied (freeing it, or mapping it) takes 1.3 ms for a GiB, as long as 70 MiB take to be copied.
+const EXTENT_BYTES_MIN: u64 = 128 << 20;
+
+/// Bytes behind one handle for memory of `bytes` that moves as a whole: some of them, so that one is copied while the next is mapped and
+/// the last freed.
+pub const fn extent_bytes(bytes: u64) -> u64 {
+    let part = bytes / 8 / CHUNK_BYTES * CHUNK_BYTES;
+    if part < EXTENT_BYTES_MIN {
+        EXTENT_BYTES_MIN
+    } else if part > EXTENT_BYTES_MAX {
+        EXTENT_BYTES_MAX
+    } else {
+        part
+    }
+}
 
 /// Why memory was not made or moved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

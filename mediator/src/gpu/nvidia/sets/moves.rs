@@ -176,6 +176,7 @@ impl Shared {
                 _ => {}
             }
         }
+        self.make_pool_room(memory.iter().map(Resident::bytes).sum());
         let mut stayed = Vec::new();
         for ((id, place), moved) in ids.into_iter().zip(self.copies.out(memory)) {
             match moved {
@@ -199,6 +200,21 @@ impl Shared {
         }
         self.give(tenant, mapper, stayed);
         self.went(tenant);
+    }
+
+    /// What the host need not have goes before so many bytes come that are nowhere else.
+    fn make_pool_room(&self, bytes: u64) {
+        let at_host: u64 = {
+            let table = lock(&self.table);
+            let chunks = table.owners.values().flat_map(|o| o.chunks.values());
+            let there = chunks
+                .filter(|chunk| chunk.spare.is_some() || matches!(chunk.state, State::Away(_)));
+            there.map(|chunk| chunk.place.bytes).sum()
+        };
+        // Pages come from many places: as much again as moves at a time is left.
+        if at_host + bytes + 4 * self.extent_bytes > self.pool_bytes {
+            self.drop_spares();
+        }
     }
 
     /// The pool's room is needed for what is nowhere else.

@@ -281,6 +281,35 @@ fn memory_goes_and_comes_back_to_the_same_place() {
 }
 
 #[test]
+fn what_came_back_is_not_copied_again_until_its_owner_may_run() {
+    let mut bench = Bench::new(4, 64, u64::MAX);
+    bench.sets.allocate(A, 0, 3 * CHUNK_BYTES).unwrap();
+    bench.of(A).write(8, 7);
+    bench.events();
+    let chunks = bench.chunks[&A].clone();
+    let copied = vec![Ok(3 * CHUNK_BYTES)];
+    assert!(bench.sets.held(A));
+    assert_eq!(bench.moved(A, Direction::Out, &chunks), copied);
+    assert_eq!(bench.moved(A, Direction::In, &chunks), copied);
+    // It has not run: the host has it still.
+    bench.sets.shared.copies.out(vec![Resident::adopt(
+        memory_file("turnstile-fake", 3 * CHUNK_BYTES)
+            .unwrap()
+            .into(),
+        3 * CHUNK_BYTES,
+    )]);
+    assert_eq!(bench.moved(A, Direction::Out, &chunks), [Ok(0)]);
+    assert_eq!(bench.moved(A, Direction::In, &chunks), copied);
+    assert_eq!(bench.of(A).read(8), 7);
+    assert!(bench.sets.release(A));
+    bench.of(A).write(8, 9);
+    assert!(bench.sets.held(A));
+    assert_eq!(bench.moved(A, Direction::Out, &chunks), copied);
+    assert_eq!(bench.moved(A, Direction::In, &chunks), copied);
+    assert_eq!(bench.of(A).read(8), 9);
+}
+
+#[test]
 fn what_finds_no_room_is_blank_and_comes_as_zeros() {
     let mut bench = Bench::new(2, 64, u64::MAX);
     bench.sets.allocate(A, 0, 2 * CHUNK_BYTES).unwrap();
