@@ -130,7 +130,7 @@ impl Default for SchedulingSection {
         Self {
             policy: None,
             period_ms: None,
-            frames_per_s: 24,
+            frames_per_s: 12,
             default_weight: host.weight.get(),
             tenants_max: host.tenants_max,
             channels_per_vm: host.channels,

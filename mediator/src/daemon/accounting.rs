@@ -127,7 +127,9 @@ impl Accounting<'_> {
             if memory.is_some() {
                 self.host.memory_tick();
             }
-            if look.is_some() && gpu.has_run_dry() {
+            // What was in doubt may have been seen since.
+            let doubt = || gpu.look_again(self.timing.tick).is_some();
+            if look.is_some() && doubt() && gpu.has_run_dry() {
                 self.host.ran_dry();
             }
         }

@@ -26,8 +26,8 @@ const SLACK: Nanos = Nanos::from_ms(2);
 /// The library's figure and ours are the same: digits of a percentage.
 const SAME: f64 = 0.001;
 
-/// Latches from one reading to the next where nothing new is expected.
-const SELDOM: u64 = 10;
+/// Latches from one reading to the next where nothing new is expected: no multiple of a second, in which turns mix as in any other.
+const SELDOM: u64 = 7;
 
 /// Why there are no counters.
 #[derive(Debug, thiserror::Error)]
@@ -140,7 +140,7 @@ impl Utilisation {
         })
     }
 
-    /// Whether there may be something that [`Self::read`] has not told: nothing before the next latch, or the tenth where
+    /// Whether there may be something that [`Self::read`] has not told: nothing before the next latch, or the seventh where
     /// that will do.
     pub fn is_due(&self, now: Moment, seldom: bool) -> bool {
         let latches = if seldom { SELDOM } else { 1 };

@@ -26,7 +26,8 @@ const SETTLED: Nanos = Nanos::from_us(600);
 const STRANGERS_MAX: usize = 4096;
 
 /// For so long after something new began, or somebody changed his ways, the counters are read at each latch.
-const LEARNING: Nanos = Nanos::from_ms(6_000);
+const LEARNING: Nanos = Nanos::from_ms(4_000);
+const LEARNING_AGAIN: Nanos = Nanos::from_ms(1_000);
 
 /// Readings of the status register without work before the engine counts as idle, at least and at most.
 const IDLE_READINGS: (u32, u32) = (3, 16);
@@ -80,7 +81,7 @@ impl Watch {
 
     pub(super) fn add(&mut self, tenant: TenantId, pid: u32, now: Moment) {
         self.demand.add(tenant, now);
-        self.learn(now);
+        self.learn(now, LEARNING);
         self.assign(pid, tenant);
     }
 
@@ -141,8 +142,8 @@ impl Watch {
             .collect()
     }
 
-    fn learn(&mut self, now: Moment) {
-        self.learning_until = self.learning_until.max(now + LEARNING);
+    fn learn(&mut self, now: Moment, for_long: Nanos) {
+        self.learning_until = self.learning_until.max(now + for_long);
     }
 
     /// Takes what was logged until now; `complete` if nothing was lost behind it.
@@ -153,7 +154,7 @@ impl Watch {
             match record.change {
                 Change::Active => {
                     if self.idle.shares().is_new(tenant) {
-                        self.learn(record.at);
+                        self.learn(record.at, LEARNING);
                     }
                     self.demand.active(tenant, record.at);
                 }
@@ -192,6 +193,12 @@ impl Watch {
             || running.any(|tenant| {
                 !self.demand.trusted(tenant, now) || self.residency.resident() != Some(tenant)
             })
+    }
+
+    /// Whether all who want the engine have had work for so long that it need not be looked for.
+    pub(super) fn trusts_all(&self, now: Moment) -> bool {
+        let mut wanting = self.demand.wanting(now).peekable();
+        wanting.peek().is_some() && wanting.all(|tenant| self.demand.trusted(tenant, now))
     }
 
     /// Readings in a row without work that say that a tenant has paused, and not that they fell between its launches.
@@ -268,7 +275,7 @@ impl Watch {
             self.idle.lag()
         );
         if surprised {
-            self.learn(busy.to);
+            self.learn(busy.to, LEARNING_AGAIN);
         }
         for tenant in stays.into_keys() {
             let shares = self.idle.shares();
