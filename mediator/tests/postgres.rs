@@ -1,5 +1,4 @@
 //! `serve` with its ledger in a PostgreSQL server, killed and begun again.
-#![cfg(feature = "postgres")]
 
 mod common;
 #[path = "../../accounting/tests/common/server.rs"]

@@ -1,13 +1,11 @@
 //! The durable ledger that a configuration asks for.
 
-#[cfg(feature = "postgres")]
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
-use turnstile_accounting::store::{SqliteStore, Store};
+use turnstile_accounting::store::{PostgresStore, SqliteStore, Store, holds_password};
 use turnstile_mediator::config::LedgerSection;
 use turnstile_mediator::daemon::LedgerConfig;
 
@@ -30,9 +28,7 @@ fn store(section: &LedgerSection) -> anyhow::Result<Option<Box<dyn Store>>> {
     Ok(Some(Box::new(store)))
 }
 
-#[cfg(feature = "postgres")]
 fn server(section: &LedgerSection, database: &str) -> anyhow::Result<Box<dyn Store>> {
-    use turnstile_accounting::store::PostgresStore;
     let password = password(database, section.postgres_password_file.as_deref())?;
     let store = PostgresStore::connect_with(database, password.as_deref().map(str::as_bytes))
         .context("The ledger's server cannot be used")?;
@@ -40,9 +36,7 @@ fn server(section: &LedgerSection, database: &str) -> anyhow::Result<Box<dyn Sto
 }
 
 /// The password of a file; an address that holds one is refused.
-#[cfg(feature = "postgres")]
 fn password(database: &str, file: Option<&Path>) -> anyhow::Result<Option<String>> {
-    use turnstile_accounting::store::holds_password;
     let address = holds_password(database).context("The ledger's server has no such address")?;
     anyhow::ensure!(
         !address,
@@ -55,18 +49,13 @@ fn password(database: &str, file: Option<&Path>) -> anyhow::Result<Option<String
     Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
 }
 
-#[cfg(not(feature = "postgres"))]
-fn server(_: &LedgerSection, _: &str) -> anyhow::Result<Box<dyn Store>> {
-    anyhow::bail!("ledger.postgres: this `turnstile` was built without the cargo feature postgres")
-}
-
 /// Where a ledger is read.
 #[derive(clap::Args, Debug)]
 pub(super) struct Source {
     /// The ledger, as `serve --ledger` writes it
     #[arg(long, global = true, default_value = "/var/lib/turnstile/ledger")]
     pub(super) ledger: PathBuf,
-    /// The ledgers of a PostgreSQL server instead, as `ledger.postgres` names it (cargo feature postgres)
+    /// The ledgers of a PostgreSQL server instead, as `ledger.postgres` names it
     #[arg(long, global = true, value_name = "ADDRESS", conflicts_with = "ledger")]
     postgres: Option<String>,
     /// File whose first line is the password of the PostgreSQL user
@@ -76,25 +65,13 @@ pub(super) struct Source {
 
 impl Source {
     /// Opens it to read.
-    #[cfg(feature = "postgres")]
     pub(super) fn open(&self) -> anyhow::Result<Box<dyn Store>> {
-        use turnstile_accounting::store::PostgresStore;
         let Some(database) = &self.postgres else {
             return Ok(Box::new(SqliteStore::read(&self.ledger)?));
         };
         let password = password(database, self.postgres_password_file.as_deref())?;
         let password = password.as_deref().map(str::as_bytes);
         Ok(Box::new(PostgresStore::read_with(database, password)?))
-    }
-
-    /// Opens it to read.
-    #[cfg(not(feature = "postgres"))]
-    pub(super) fn open(&self) -> anyhow::Result<Box<dyn Store>> {
-        anyhow::ensure!(
-            self.postgres.is_none(),
-            "--postgres: this `turnstile` was built without the cargo feature postgres"
-        );
-        Ok(Box::new(SqliteStore::read(&self.ledger)?))
     }
 }
 

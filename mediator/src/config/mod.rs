@@ -197,7 +197,7 @@ pub struct VfioUserSection {
 pub struct LedgerSection {
     /// SQLite file.
     pub path: Option<PathBuf>,
-    /// PostgreSQL server, as a connection URL or `key=value` pairs, without a password (cargo feature `postgres`).
+    /// PostgreSQL server, as a connection URL or `key=value` pairs, without a password.
     pub postgres: Option<String>,
     /// File whose first line is the password of the PostgreSQL user.
     pub postgres_password_file: Option<PathBuf>,
