@@ -240,7 +240,7 @@ impl Watch {
             self.idle.restart();
         }
         self.counted_until = Some(busy.to);
-        let (length, executed) = (busy.to.since(busy.from), busy.executed());
+        let length = busy.to.since(busy.from);
         let residency = &self.residency;
         let earlier = |lag: Nanos| {
             let ago = |moment: Moment| Moment(moment.0.saturating_sub(lag.0));
@@ -256,7 +256,7 @@ impl Watch {
                 .into_iter()
                 .filter_map(|(tenant, time)| Some((tenant?, stay(tenant?, time))))
                 .collect();
-            let idle = length.saturating_sub(executed).saturating_sub(nobody);
+            let idle = length.saturating_sub(busy.busy_ns).saturating_sub(nobody);
             (idle, stays)
         };
         log::trace!("{busy:?}");
