@@ -139,6 +139,7 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
         .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         period: device::PERIOD,
+        alone: device::ALONE,
         tick: device::TICK,
         ..Timing::default()
     };
@@ -176,6 +177,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let scheduling = &config.scheduling;
     if let Some(ms) = scheduling.period_ms {
         timing.period = Nanos::from_ms(ms);
+        timing.alone = timing.period;
     }
     let meter = match config.gpu.meter {
         Meter::Events => MeterKind::Events,

@@ -299,6 +299,15 @@ impl Host {
         self.lock().tenants.is_empty()
     }
 
+    /// Whether nobody is held or limited, and no memory moves: who comes may be seen a little later.
+    pub(super) fn has_nothing_to_decide(&self) -> bool {
+        let state = self.lock();
+        let capped = |tenant: &TenantId| state.mediation.cap(*tenant).is_some();
+        state.memory.is_none()
+            && state.mediation.held().next().is_none()
+            && !state.tenants.keys().any(capped)
+    }
+
     /// When the next decision is due, if before the end of the period.
     pub(super) fn decide_at(&self) -> Option<Moment> {
         self.lock().mediation.decide_at()
