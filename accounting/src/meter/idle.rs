@@ -18,27 +18,39 @@
 use crate::units::{Nanos, TenantId};
 use std::collections::BTreeMap;
 
-/// Variance of the counters' share of idle time. SOURCE: measured on an H200: 99.846 to 99.859 % busy in five intervals of the
-/// same loads; what the best fractions leave unexplained of tenants that take turns is 0.05 to 0.3 %.
-const NOISE: f64 = 0.002 * 0.002;
-/// Variance by which a fraction may change in an interval.
-const WALK: f64 = 0.001 * 0.001;
+/// Standard deviation of the counters' share of idle time where it is known when they were read. SOURCE: measured on an H200: what the kernels' own
+/// time stamps leave unexplained of 150 intervals is 0.05 % at one standard deviation.
+pub(super) const NOISE: f64 = 0.000_8;
+/// Standard deviation by which a fraction may change in [`INTERVAL`]: for one that is idle, in parts of it. SOURCE: measured: from one
+/// interval to the next, the pauses of one who launches and waits are 1 to 3 % longer or shorter; kernels that do not end have none.
+const WALK: (f64, f64) = (0.000_3, 0.02);
+const INTERVAL: Nanos = Nanos::from_ms(100);
 /// Variance of a fraction that nothing is known of.
 const UNKNOWN: f64 = 0.3 * 0.3;
-/// An error so many standard deviations large means that somebody changed his ways,
+/// An error so many standard deviations large means that somebody changed his ways, if the next one is as well: a pause of some
+/// milliseconds, which programs make now and then, is no change.
 const SURPRISE: f64 = 5.0;
-/// by about so much.
-const CHANGED: f64 = 0.1 * 0.1;
+/// Standard deviation of such a change: for one that is idle, in parts of it. Whoever is idle more is more likely to be it.
+const CHANGED: (f64, f64) = (0.02, 0.5);
 /// Variance of a fraction that is known well.
-const WELL: f64 = 0.003 * 0.003;
+const WELL: f64 = 0.005 * 0.005;
 /// Tenants estimated at a time; those who were not seen for longest go first.
-const TENANTS_MAX: usize = 64;
+const TENANTS_MAX: usize = 32;
+
+/// An error counts for no more than so many variances: one interval does not outweigh all others.
+const MISFIT_MAX: f64 = 12.0;
 
 /// What idle time at handovers is estimated in parts of: the longest that there is. SOURCE: measured on an H200: from taking a tenant
 /// off the schedule until the engine goes over, 0.39 ms at most of 64.
 const HANDOVER: Nanos = Nanos::from_us(450);
-/// Variance of it where nothing is known, in such parts.
-const UNKNOWN_HANDOVER: f64 = 0.3 * 0.3;
+/// What it is where nothing is known, and its variance, in such parts. SOURCE: measured: 268 us for kernels of 50 us, 171 for 200 us.
+const USUAL_HANDOVER: f64 = 0.5;
+const UNKNOWN_HANDOVER: f64 = 0.15 * 0.15;
+/// Whose residency is idle for less than this has kernels so long that he is in the middle of one at handovers. SOURCE: measured: 0.6 %
+/// for kernels of 2 ms, less for longer ones.
+const BUSY: f64 = 0.004;
+/// A fraction is known so far, with this variance.
+const KNOWN: f64 = 0.1 * 0.1;
 /// Part of an interval in which somebody has to be resident for it to say something: programs that start say nothing.
 const RESIDENT_MIN: f64 = 0.5;
 
@@ -61,8 +73,10 @@ pub struct Stay {
 }
 
 /// Fractions of residency in which tenants are idle.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct IdleShares {
+    /// Variance of the counters' share of idle time.
+    noise: f64,
     /// In the order of the matrix's rows.
     tenants: Vec<(TenantId, Part)>,
     fractions: Vec<f64>,
@@ -70,25 +84,78 @@ pub struct IdleShares {
     covariance: Vec<Vec<f64>>,
     /// How many intervals ago each was resident.
     unseen: Vec<u32>,
-    /// By how much the last interval's share of idle time was not as foretold.
-    last_error: f64,
+    /// How well the last interval was foretold.
+    misfit: f64,
+    /// The last interval was a surprise.
+    surprised: bool,
+}
+
+impl Default for IdleShares {
+    fn default() -> Self {
+        Self::with_noise(NOISE)
+    }
 }
 
 impl IdleShares {
+    /// Nobody is known; the counters' share of idle time has this standard deviation.
+    pub const fn with_noise(deviation: f64) -> Self {
+        Self {
+            noise: deviation * deviation,
+            tenants: Vec::new(),
+            fractions: Vec::new(),
+            covariance: Vec::new(),
+            unseen: Vec::new(),
+            misfit: 0.0,
+            surprised: false,
+        }
+    }
+
+    /// The same, with another deviation.
+    pub fn and_noise(&self, deviation: f64) -> Self {
+        Self {
+            noise: deviation * deviation,
+            ..self.clone()
+        }
+    }
+
     /// Takes an interval: its length, how long the engine executed nothing although somebody was resident, and how long each
     /// tenant was. Switches count as neither.
-    /// Whether somebody did not do as he did before.
+    /// Whether somebody does not do as he did before.
     pub fn observe(
         &mut self,
         length: Nanos,
         idle: Nanos,
         stays: &BTreeMap<TenantId, Stay>,
     ) -> bool {
+        self.misfit = 0.0;
         let resident: u64 = stays.values().map(|stay| stay.resident.0).sum();
         if length == Nanos::ZERO || (resident as f64) < RESIDENT_MIN * length.0 as f64 {
-            self.last_error = 0.0;
             return false;
         }
+        self.appear(stays);
+        let whole = length.0 as f64;
+        let shares: Vec<f64> = (0..self.tenants.len())
+            .map(|row| self.share(row, stays, whole))
+            .collect();
+        let error = idle.0 as f64 / whole - dot(&shares, &self.fractions);
+        self.spread(&shares, WALK, whole / INTERVAL.0 as f64);
+        let variance = self.variance(&shares);
+        self.misfit = (error * error / variance).min(MISFIT_MAX) + variance.ln();
+        let surprise = error * error > SURPRISE * SURPRISE * variance;
+        let again = std::mem::replace(&mut self.surprised, surprise);
+        if surprise && !again {
+            return false;
+        }
+        if surprise {
+            self.spread(&shares, CHANGED, 1.0);
+        }
+        self.update(&shares, error);
+        self.bound();
+        surprise
+    }
+
+    /// Rows for those who were there.
+    fn appear(&mut self, stays: &BTreeMap<TenantId, Stay>) {
         self.unseen.iter_mut().for_each(|unseen| *unseen += 1);
         for (tenant, stay) in stays.iter().take(TENANTS_MAX) {
             let row = self.row(*tenant, Part::Resident);
@@ -98,39 +165,39 @@ impl IdleShares {
                 self.unseen[row] = 0;
             }
         }
-        let whole = length.0 as f64;
-        let share = |(tenant, part): &(TenantId, Part)| {
-            let stay = stays.get(tenant).copied().unwrap_or_default();
-            match part {
-                Part::Resident => stay.resident.0 as f64 / whole,
-                Part::Handover => f64::from(stay.handovers) * HANDOVER.0 as f64 / whole,
-            }
-        };
-        let shares: Vec<f64> = self.tenants.iter().map(share).collect();
-        let error = idle.0 as f64 / whole - dot(&shares, &self.fractions);
-        self.last_error = error;
-        for (row, unseen) in self.unseen.iter().enumerate() {
-            if *unseen == 0 && self.tenants[row].1 == Part::Resident {
-                self.covariance[row][row] += WALK;
-            }
-        }
-        let variance = self.variance(&shares, NOISE);
-        let surprised = error * error > SURPRISE * SURPRISE * variance;
-        if surprised {
-            for (row, share) in shares.iter().enumerate() {
-                if *share > 0.0 && self.tenants[row].1 == Part::Resident {
-                    self.covariance[row][row] += CHANGED;
-                }
-            }
-        }
-        self.update(&shares, error, NOISE);
-        self.bound();
-        surprised
     }
 
-    /// By how much the last interval's share of idle time was not as foretold.
-    pub const fn last_error(&self) -> f64 {
-        self.last_error
+    /// How much of an interval a row's estimate is of.
+    fn share(&self, row: usize, stays: &BTreeMap<TenantId, Stay>, whole: f64) -> f64 {
+        let (tenant, part) = self.tenants[row];
+        let stay = stays.get(&tenant).copied().unwrap_or_default();
+        match part {
+            Part::Resident => stay.resident.0 as f64 / whole,
+            Part::Handover if self.in_the_middle(tenant) => 0.0,
+            Part::Handover => f64::from(stay.handovers) * HANDOVER.0 as f64 / whole,
+        }
+    }
+
+    /// Whether a tenant is known to be in the middle of a kernel nearly always.
+    fn in_the_middle(&self, tenant: TenantId) -> bool {
+        let row = self.find(tenant, Part::Resident);
+        row.is_some_and(|row| self.fractions[row] < BUSY && self.covariance[row][row] < KNOWN)
+    }
+
+    /// Those who were there may have changed by so much, and so much of what they are idle.
+    fn spread(&mut self, shares: &[f64], by: (f64, f64), times: f64) {
+        for (row, share) in shares.iter().enumerate() {
+            if *share > 0.0 && self.tenants[row].1 == Part::Resident {
+                let deviation = by.0 + by.1 * self.fractions[row];
+                self.covariance[row][row] += times * deviation * deviation;
+            }
+        }
+    }
+
+    /// How badly the last interval was foretold: twice the negative logarithm of its likelihood, but for a constant; zero if it said
+    /// nothing.
+    pub const fn misfit(&self) -> f64 {
+        self.misfit
     }
 
     /// Whether nothing is known of a tenant.
@@ -145,7 +212,7 @@ impl IdleShares {
             let fraction = self.fractions[row];
             let beyond = fraction.clamp(0.0, 1.0) - fraction;
             if beyond != 0.0 {
-                let variance = self.covariance[row][row] + NOISE;
+                let variance = self.covariance[row][row] + self.noise;
                 for other in 0..self.tenants.len() {
                     self.fractions[other] += self.covariance[other][row] / variance * beyond;
                 }
@@ -161,6 +228,9 @@ impl IdleShares {
 
     /// How long a tenant is idle at the end of a residency that ends because it is held.
     pub fn at_handover(&self, tenant: TenantId) -> Nanos {
+        if self.in_the_middle(tenant) {
+            return Nanos::ZERO;
+        }
         // CAST: a part of it.
         Nanos((HANDOVER.0 as f64 * self.estimate(tenant, Part::Handover)) as u64)
     }
@@ -210,7 +280,10 @@ impl IdleShares {
             self.remove(oldest);
         }
         self.tenants.push((tenant, part));
-        self.fractions.push(0.0);
+        self.fractions.push(match part {
+            Part::Resident => 0.0,
+            Part::Handover => USUAL_HANDOVER,
+        });
         self.unseen.push(0);
         self.covariance.iter_mut().for_each(|row| row.push(0.0));
         let mut row = vec![0.0; self.tenants.len()];
@@ -236,13 +309,13 @@ impl IdleShares {
         self.covariance.iter().map(|row| dot(row, shares)).collect()
     }
 
-    fn variance(&self, shares: &[f64], noise: f64) -> f64 {
-        dot(shares, &self.moved(shares)) + noise
+    fn variance(&self, shares: &[f64]) -> f64 {
+        dot(shares, &self.moved(shares)) + self.noise
     }
 
-    fn update(&mut self, shares: &[f64], error: f64, noise: f64) {
+    fn update(&mut self, shares: &[f64], error: f64) {
         let moved = self.moved(shares);
-        let variance = dot(shares, &moved) + noise;
+        let variance = dot(shares, &moved) + self.noise;
         for (row, moved_row) in moved.iter().enumerate() {
             let gain = moved_row / variance;
             self.fractions[row] += gain * error;
@@ -265,7 +338,7 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
     const C: TenantId = TenantId(3);
-    const INTERVAL: u64 = 100_000_000;
+    const INTERVAL: u64 = super::INTERVAL.0;
 
     const fn stay(resident_ns: u64) -> Stay {
         Stay {
@@ -316,12 +389,18 @@ mod tests {
         shares
     }
 
+    /// What counts is the idle part of a whole turn, whatever of it is taken for idle at handovers.
+    fn of_turns(shares: &IdleShares, slices: &[f64]) -> Vec<f64> {
+        let of = |(index, slice): (usize, &f64)| {
+            let tenant = TenantId(index as u32 + 1);
+            shares.fraction(tenant) + shares.at_handover(tenant).0 as f64 / 1e6 / slice
+        };
+        slices.iter().enumerate().map(of).collect()
+    }
+
     fn turns(slices: &[f64], fractions: &[f64], intervals: usize, noise: f64) -> Vec<f64> {
         let lumps = vec![0.0; slices.len()];
-        let shares = taught(slices, fractions, &lumps, intervals, noise);
-        (0..slices.len())
-            .map(|index| shares.fraction(TenantId(index as u32 + 1)))
-            .collect()
+        of_turns(&taught(slices, fractions, &lumps, intervals, noise), slices)
     }
 
     fn worst(found: &[f64], truth: &[f64]) -> f64 {
@@ -339,7 +418,9 @@ mod tests {
         shares.observe(Nanos(INTERVAL), Nanos(65_000_000), &alone);
         assert!((shares.fraction(A) - 0.65).abs() < 0.001);
         shares.observe(Nanos(INTERVAL), Nanos(100_000), &alone);
-        assert!(shares.fraction(A) < 0.01, "and when it changes its ways");
+        assert!(shares.fraction(A) > 0.6, "once may be a pause");
+        shares.observe(Nanos(INTERVAL), Nanos(100_000), &alone);
+        assert!(shares.fraction(A) < 0.02, "and when it changes its ways");
     }
 
     #[test]
@@ -352,8 +433,10 @@ mod tests {
             (&[10.4, 10.4, 10.4, 10.466], &[0.005, 0.05, 0.14, 0.0]),
         ] {
             let found = turns(slices, truth, 50, 0.0005);
+            // Four are found more slowly: what one has too much the one beside it has too little.
+            let bound = if slices.len() > 2 { 0.02 } else { 0.01 };
             assert!(
-                worst(&found, truth) < 0.01,
+                worst(&found, truth) < bound,
                 "{slices:?}: {found:?} for {truth:?}"
             );
         }
@@ -368,17 +451,13 @@ mod tests {
             (&[0.2 * half, 1.8 * half], &[0.05, 0.14], &[0.25, 0.33]),
         ] {
             let shares = taught(slices, truth, lumps, 40, 0.0005);
-            // What counts is a whole turn, whichever of the two its idle time is taken for.
-            for (index, slice) in slices.iter().enumerate() {
-                let tenant = TenantId(index as u32 + 1);
-                let at_handover = shares.at_handover(tenant).0 as f64 / 1e6;
-                let found = shares.fraction(tenant) + at_handover / slice;
-                let expected = truth[index] + lumps[index] / slice;
-                assert!(
-                    (found - expected).abs() < 0.01,
-                    "{slices:?}, {tenant}: {found} for {expected}"
-                );
-            }
+            let found = of_turns(&shares, slices);
+            let whole = |index: usize| truth[index] + lumps[index] / slices[index];
+            let expected: Vec<f64> = (0..slices.len()).map(whole).collect();
+            assert!(
+                worst(&found, &expected) < 0.01,
+                "{slices:?}: {found:?} for {expected:?}"
+            );
         }
     }
 

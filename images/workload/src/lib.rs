@@ -10,6 +10,7 @@ extern crate std;
 
 mod args;
 mod bad;
+mod bench;
 mod doorbells;
 mod filled;
 mod kernels;

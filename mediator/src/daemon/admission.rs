@@ -64,7 +64,7 @@ impl Host {
             let name = name.chars().take(64).collect();
             return Err(HostError::BadName { name });
         }
-        Ok(weight.map_or(Ok(self.config.weight), Weight::new)?)
+        Ok(weight.map_or(Ok(self.default_weight()), Weight::new)?)
     }
 
     /// Whether there is room for one more tenant, of this name.

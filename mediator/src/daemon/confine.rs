@@ -87,19 +87,22 @@ pub fn give_up_capabilities() -> io::Result<()> {
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Leaves system folders to be read and `writable` folders to be written, for this thread and those that it begins. Tells
-/// whether this kernel has Landlock.
+/// Leaves system folders and `readable` ones to be read, and `writable` ones to be written, for this thread and those that it
+/// begins. Tells whether this kernel has Landlock.
 ///
 /// # Errors
 /// When the kernel has it and refuses.
-pub fn restrict_files(writable: &[&Path]) -> io::Result<bool> {
+pub fn restrict_files(readable: &[PathBuf], writable: &[PathBuf]) -> io::Result<bool> {
     let all = AccessFs::from_all(ABI::V1);
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
-    let rules = (READABLE.iter().map(|path| (Path::new(path), read))).chain(
-        writable
-            .iter()
-            .map(|path| (*path, all & !AccessFs::Execute)),
-    );
+    let system = READABLE.iter().map(Path::new);
+    let rules = (system.chain(readable.iter().map(PathBuf::as_path)))
+        .map(|path| (path, read))
+        .chain(
+            writable
+                .iter()
+                .map(|path| (path.as_path(), all & !AccessFs::Execute)),
+        );
     let rules = rules.filter_map(|(path, access)| {
         // What is not there need not be permitted.
         let fd = PathFd::new(path).ok()?;
@@ -138,7 +141,7 @@ pub fn probe_seccomp() -> io::Result<()> {
 /// # Errors
 /// When it has it and refuses.
 pub fn probe_landlock() -> io::Result<bool> {
-    let probed = std::thread::spawn(|| restrict_files(&[])).join();
+    let probed = std::thread::spawn(|| restrict_files(&[], &[])).join();
     probed.unwrap_or_else(|_| Err(io::Error::other("the thread that tried it ended")))
 }
 
@@ -347,7 +350,7 @@ mod tests {
         std::fs::create_dir(&mine).unwrap();
         std::fs::create_dir(&other).unwrap();
         let wrote = thread::spawn(move || {
-            let has = restrict_files(&[&mine]).unwrap();
+            let has = restrict_files(&[], std::slice::from_ref(&mine)).unwrap();
             let write = |folder: &Path| std::fs::write(folder.join("file"), "x").is_ok();
             (has, write(&mine), write(&other))
         });

@@ -42,6 +42,8 @@ pub(super) struct Watch {
     idle: LaggedShares,
     /// Whether there are counters.
     counters: bool,
+    /// End of the last interval that they told of.
+    counted_until: Option<Moment>,
     learning_until: Moment,
     strangers: BTreeSet<u32>,
     events: Vec<SwitchEvent>,
@@ -68,6 +70,7 @@ impl Watch {
             handles: Handles::default(),
             idle: LaggedShares::default(),
             counters,
+            counted_until: None,
             learning_until: Moment(0),
             strangers: BTreeSet::new(),
             events: Vec::new(),
@@ -102,12 +105,14 @@ impl Watch {
 
     /// A tenant is being held.
     pub(super) fn held(&mut self, tenant: TenantId, at: Moment) {
+        log::trace!("{tenant} is held at {at:?}");
         self.demand.held(tenant, at);
         self.residency.set_held(tenant, Some(at));
     }
 
     /// A tenant may run again.
     pub(super) fn released(&mut self, tenant: TenantId, at: Moment) {
+        log::trace!("{tenant} is released at {at:?}");
         self.demand.released(tenant, at);
         self.residency.set_held(tenant, None);
     }
@@ -231,7 +236,11 @@ impl Watch {
 
     /// Learns from the engine's counters how much of each residency was idle.
     pub(super) fn counted(&mut self, busy: Busy) {
-        let length = busy.to.since(busy.from);
+        if self.counted_until.is_some_and(|until| until != busy.from) {
+            self.idle.restart();
+        }
+        self.counted_until = Some(busy.to);
+        let (length, executed) = (busy.to.since(busy.from), busy.executed());
         let residency = &self.residency;
         let earlier = |lag: Nanos| {
             let ago = |moment: Moment| Moment(moment.0.saturating_sub(lag.0));
@@ -247,9 +256,10 @@ impl Watch {
                 .into_iter()
                 .filter_map(|(tenant, time)| Some((tenant?, stay(tenant?, time))))
                 .collect();
-            let idle = length.saturating_sub(busy.busy_ns).saturating_sub(nobody);
+            let idle = length.saturating_sub(executed).saturating_sub(nobody);
             (idle, stays)
         };
+        log::trace!("{busy:?}");
         let surprised = self.idle.observe(length, earlier);
         let (idle, stays) = earlier(self.idle.lag());
         log::trace!(
