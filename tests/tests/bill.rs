@@ -71,7 +71,8 @@ fn booked_ns(entries: &[Entry], within: &Request) -> i128 {
 #[test]
 fn an_hour_of_three_vms_is_billed_to_the_nanosecond() {
     let (entries, service_ns) = demo_hour();
-    let mut audit = Audit::new(&gpu(), None);
+    let gpu = gpu();
+    let mut audit = Audit::new(&gpu, None);
     entries.iter().for_each(|entry| audit.entry(entry));
     let report = audit.finish();
     assert_eq!(report.broken, 0, "{:?}", report.findings);
@@ -92,7 +93,7 @@ fn an_hour_of_three_vms_is_billed_to_the_nanosecond() {
     fs::create_dir_all(&folder).unwrap();
     let mut store = SqliteStore::create(&folder.join("ledger")).unwrap();
     for entry in &entries {
-        store.put(&gpu(), entry).unwrap();
+        store.put(&gpu, entry).unwrap();
     }
     let request = Request {
         from: parse_time("2026-11-20T13:00:00Z").unwrap(),
