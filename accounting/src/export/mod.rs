@@ -5,6 +5,7 @@
 //! last byte.
 
 mod calendar;
+mod container;
 mod error;
 mod events;
 mod focus;
@@ -16,11 +17,12 @@ mod summary;
 mod table;
 
 pub use calendar::{hour_of, parse_time, show_time};
+pub use container::Container;
 pub use error::ExportError;
 pub use focus::{FocusVersion, columns as focus_columns};
 pub use prices::{PriceList, PriceListError};
 pub use summary::{Summary, TenantSum, summary};
-pub use table::{Cell, Container};
+pub use table::Cell;
 
 use crate::audit::Audit;
 use crate::record::{Entry, GpuIdentity, UnixNanos};

@@ -1,8 +1,7 @@
-//! Rows of cells, and the files they go into.
+//! Rows of cells, and what takes them.
 
 use super::ExportError;
 use rust_decimal::Decimal;
-use std::io::Write;
 
 /// What a column holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,16 +25,6 @@ pub enum Cell {
     Integer(u64),
     /// An exact decimal.
     Decimal(Decimal),
-}
-
-/// What kind of file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Container {
-    /// Text with commas, quoted where it has to be (RFC 4180, lines end in a line feed).
-    #[default]
-    Csv,
-    /// Apache Parquet; needs the feature of this name.
-    Parquet,
 }
 
 /// A column.
@@ -63,7 +52,8 @@ impl Cell {
         text.map_or(Self::Null, Self::text)
     }
 
-    fn shown(&self) -> String {
+    /// As a CSV has it.
+    pub(super) fn shown(&self) -> String {
         match self {
             Self::Null => String::new(),
             Self::Text(text) => text.clone(),
@@ -80,39 +70,6 @@ pub(super) fn show_decimal(number: Decimal) -> String {
         text
     } else {
         text + ".0"
-    }
-}
-
-impl Container {
-    /// Begins a file with these columns.
-    pub(super) fn open<'a>(
-        self,
-        columns: &[Column],
-        out: &'a mut (dyn Write + Send),
-    ) -> Result<Box<dyn Table + 'a>, ExportError> {
-        match self {
-            Self::Csv => {
-                let mut writer = csv::Writer::from_writer(out);
-                writer.write_record(columns.iter().map(|column| column.0))?;
-                Ok(Box::new(Csv(writer)))
-            }
-            #[cfg(feature = "parquet")]
-            Self::Parquet => super::parquet::open(columns, out),
-            #[cfg(not(feature = "parquet"))]
-            Self::Parquet => Err(ExportError::NoParquet),
-        }
-    }
-}
-
-struct Csv<W: Write>(csv::Writer<W>);
-
-impl<W: Write> Table for Csv<W> {
-    fn row(&mut self, cells: &[Cell]) -> Result<(), ExportError> {
-        Ok(self.0.write_record(cells.iter().map(Cell::shown))?)
-    }
-
-    fn finish(mut self: Box<Self>) -> Result<(), ExportError> {
-        Ok(self.0.flush()?)
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Floating-point inputs are small integers wherever the result is then exact.
 
+use crate::bench::Bench;
 use crate::session::Fail;
 use crate::sha256;
-use crate::verify::Bench;
 use turnstile_abi::Dim3;
 use turnstile_guest::{Kernel, Params, Platform};
 

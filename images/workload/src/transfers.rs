@@ -1,8 +1,8 @@
 //! Commands other than launches, and the aperture.
 
+use crate::bench::Bench;
 use crate::kernels::Test;
 use crate::session::{During, Fail, PATIENCE_NS};
-use crate::verify::Bench;
 use turnstile_abi::regs::features;
 use turnstile_abi::{Command, CopyDirection, ErrorCode};
 use turnstile_guest::Platform;

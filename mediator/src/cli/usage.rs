@@ -3,7 +3,7 @@
 //! Exit codes: 0 done; 1 failed, or found broken; 2 wrong usage; 3 no such ledger or GPU; 5 not closed yet, or discarded;
 //! 6 not permitted.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,13 +26,13 @@ use turnstile_mediator::api::usage::Used;
 use uuid::Uuid;
 
 use super::admin::{Admin, escaped, table};
+use super::ledger::Source;
 
 /// Arguments of `usage`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The ledger, as `serve --ledger` writes it
-    #[arg(long, global = true, default_value = "/var/lib/turnstile/ledger")]
-    ledger: PathBuf,
+    #[command(flatten)]
+    source: Source,
     #[command(subcommand)]
     command: Command,
 }
@@ -175,11 +175,11 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.command {
-        Command::Export(own) => run_export(&args.ledger, own).map(|()| true),
-        Command::Verify(own) => run_verify(&args.ledger, own),
+        Command::Export(own) => run_export(&args.source, own).map(|()| true),
+        Command::Verify(own) => run_verify(&args.source, own),
         Command::Show(own) => return own.admin.exit(run_show(own)),
-        Command::Changes(own) => run_changes(&args.ledger, own).map(|()| true),
-        Command::Synthesise(own) => run_synthesise(&args.ledger, own).map(|()| true),
+        Command::Changes(own) => run_changes(&args.source, own).map(|()| true),
+        Command::Synthesise(own) => run_synthesise(&args.source.ledger, own).map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -199,17 +199,10 @@ fn bar(what: &'static str) -> ProgressBar {
 }
 
 fn prices(path: &Path) -> anyhow::Result<PriceList> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("Reading {} failed", path.display()))?;
-    let list = if path.extension().is_some_and(|ending| ending == "json") {
-        PriceList::from_json(&text)
-    } else {
-        PriceList::from_toml(&text)
-    };
-    list.with_context(|| path.display().to_string())
+    PriceList::read(path).with_context(|| path.display().to_string())
 }
 
-fn run_export(ledger: &Path, args: &ExportArgs) -> anyhow::Result<()> {
+fn run_export(source: &Source, args: &ExportArgs) -> anyhow::Result<()> {
     let container = if args.parquet {
         Container::Parquet
     } else {
@@ -234,11 +227,11 @@ fn run_export(ledger: &Path, args: &ExportArgs) -> anyhow::Result<()> {
         tenant: args.tenant.clone(),
     };
     let prices = args.prices.as_deref().map(prices).transpose()?;
-    let mut store = SqliteStore::read(ledger)?;
+    let mut store = source.open()?;
     let bar = bar("Exporting");
     let mut write = |out: &mut (dyn Write + Send)| {
         export(
-            &mut store,
+            &mut *store,
             format,
             &request,
             prices.as_ref(),
@@ -314,8 +307,8 @@ fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
     Ok(())
 }
 
-fn run_changes(ledger: &Path, args: &ChangesArgs) -> anyhow::Result<()> {
-    let mut store = SqliteStore::read(ledger)?;
+fn run_changes(source: &Source, args: &ChangesArgs) -> anyhow::Result<()> {
+    let mut store = source.open()?;
     let selection = Selection {
         from: args.from,
         to: args.to,
@@ -342,8 +335,8 @@ struct Verified {
     report: Report,
 }
 
-fn run_verify(ledger: &Path, args: &VerifyArgs) -> anyhow::Result<bool> {
-    let mut store = SqliteStore::read(ledger)?;
+fn run_verify(source: &Source, args: &VerifyArgs) -> anyhow::Result<bool> {
+    let mut store = source.open()?;
     let kept = store.gpus()?;
     let bar = bar("Verifying");
     let mut verified = Vec::new();

@@ -11,6 +11,7 @@ mod error;
 mod front;
 mod layers;
 mod principal;
+mod reload;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ pub use error::{ConfigError, Problem};
 pub use front::FrontVm;
 pub use layers::{Effective, Layers, Origin, Setting, known_keys};
 pub use principal::{Principal, PrincipalError};
+pub use reload::{LIVE, Reloaded, changed};
 
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -195,7 +197,7 @@ pub struct VfioUserSection {
 pub struct LedgerSection {
     /// SQLite file.
     pub path: Option<PathBuf>,
-    /// PostgreSQL server, as a connection URL or `key=value` pairs, without a password (cargo feature `postgres`).
+    /// PostgreSQL server, as a connection URL or `key=value` pairs, without a password.
     pub postgres: Option<String>,
     /// File whose first line is the password of the PostgreSQL user.
     pub postgres_password_file: Option<PathBuf>,
@@ -205,6 +207,8 @@ pub struct LedgerSection {
     pub keep_days: u64,
     /// Name of this host; unset: its own.
     pub node: Option<String>,
+    /// Price list, for bills over the API and for whom tenants are charged to in metrics.
+    pub prices: Option<PathBuf>,
 }
 
 impl Default for LedgerSection {
@@ -216,6 +220,7 @@ impl Default for LedgerSection {
             window_ms: 60_000,
             keep_days: 400,
             node: None,
+            prices: None,
         }
     }
 }

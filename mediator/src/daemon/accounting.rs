@@ -16,6 +16,7 @@ use turnstile_accounting::{
 };
 
 use super::host::{Host, engines};
+use super::timings::Seen;
 use crate::mediation::COMPUTE;
 
 /// How engine state is read.
@@ -79,6 +80,7 @@ pub(super) fn run(
         timing,
         truth: EventMeter::new(engines(&**host.gpu())),
         events: Vec::new(),
+        seen: Seen::default(),
         channels: Vec::new(),
         shared_until: Moment(0),
     };
@@ -98,6 +100,7 @@ struct Accounting<'a> {
     /// Follows the engines' own log; with the polled meter for comparison only.
     truth: EventMeter,
     events: Vec<turnstile_accounting::SwitchEvent>,
+    seen: Seen,
     channels: Vec<crate::gpu::ChannelActivity>,
     shared_until: Moment,
 }
@@ -138,9 +141,12 @@ impl Accounting<'_> {
     fn read_log(&mut self) {
         let complete = self.host.gpu().read_events(&mut self.events);
         for event in self.events.drain(..) {
+            self.seen.event(&event);
             self.truth.observe(Observation::Switch(event));
         }
+        self.host.saw(&mut self.seen);
         if !complete {
+            self.seen.hole();
             // After what was observed: the state that the last record began ended at an unknown moment.
             for engine in engines(&**self.host.gpu()) {
                 self.truth.restart(engine);

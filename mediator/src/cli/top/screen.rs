@@ -7,7 +7,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 use turnstile_mediator::view::{Doing, Row, View};
 
-use super::columns::{BARS_AFTER, COLUMNS, percent};
+use super::columns::{BARS_AFTER, COLUMNS, bytes, percent};
 
 /// Characters of a bar, if there is room for two.
 const BAR: usize = 18;
@@ -82,6 +82,12 @@ impl Screen {
             let text = format!("  {} ns UNACCOUNTED", view.conservation_error_ns);
             spans.push(Span::styled(text, self.colour(Color::Red)));
         }
+        spans.push(Span::raw(format!(
+            "  {:.0} switches/s  memory {} of {}",
+            view.switches_per_s,
+            bytes(Some(view.memory_held_bytes)),
+            bytes(Some(view.memory_bytes)),
+        )));
         Line::from(spans)
     }
 

@@ -135,11 +135,21 @@ impl Watch {
 
     /// Channels by which a tenant is held: those on the compute engine, of all its processes.
     pub(super) fn channels(&self, tenant: TenantId) -> Vec<Channel> {
-        self.handles
-            .pids()
-            .filter(|pid| self.residency.tenant(*pid) == Some(tenant))
-            .flat_map(|pid| self.handles.compute_channels(pid))
+        let pids = self.pids(tenant);
+        pids.flat_map(|pid| self.handles.compute_channels(pid))
             .collect()
+    }
+
+    /// All of its channels: those that copy have to be stopped too before its memory is taken.
+    pub(super) fn all_channels(&self, tenant: TenantId) -> Vec<Channel> {
+        let pids = self.pids(tenant);
+        pids.flat_map(|pid| self.handles.all_channels(pid))
+            .collect()
+    }
+
+    fn pids(&self, tenant: TenantId) -> impl Iterator<Item = u32> + '_ {
+        let of = move |pid: &u32| self.residency.tenant(*pid) == Some(tenant);
+        self.handles.pids().filter(of)
     }
 
     fn learn(&mut self, now: Moment, for_long: Nanos) {
