@@ -153,6 +153,7 @@ fn what_is_charged_is_the_time_in_which_the_engine_worked() {
     for (log, points, percent) in [
         (include_str!("recorded/50us-endless.txt"), 0.25, 1.0),
         (include_str!("recorded/200us-2ms.txt"), 0.25, 1.0),
+        (include_str!("recorded/50us-50ms.txt"), 0.4, 1.5),
         (include_str!("recorded/four.txt"), 1.2, 5.0),
     ] {
         let replay = Replay::of(log);
