@@ -197,6 +197,8 @@ impl Host {
         let brought = Brought {
             weight,
             memory_bytes,
+            min_bytes: 0,
+            high_bytes: None,
         };
         let settings = state.set_of(&name);
         let in_force = settings.params(brought).weight;

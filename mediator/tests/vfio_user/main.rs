@@ -2,7 +2,6 @@
 #![allow(missing_docs)]
 
 mod guest;
-mod qemu;
 
 use std::os::fd::AsFd;
 use std::path::Path;
