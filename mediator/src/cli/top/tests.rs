@@ -190,6 +190,11 @@ fn a_narrow_screen_keeps_the_columns_that_matter() {
     }
     assert!(!lines[3].contains("SWAPPED"));
     assert!(lines[6].contains('…'), "a long name is cut: {}", lines[6]);
+    let mut failing = screen(false);
+    let ledger = failing.view.as_mut().and_then(|view| view.ledger.as_mut());
+    ledger.unwrap().failing = true;
+    let head = &self::lines(&drawn(&failing, 58, 10))[0];
+    assert!(head.contains("WRITING FAILS"), "{head}");
 }
 
 #[test]
