@@ -2,6 +2,8 @@
 // what it writes stays where it is while somebody moves its memory.
 //   tenant linked|dlsym|runtime FOLDER      runs until FOLDER/stop is there; ends with 5
 //   tenant linked limits                    asks for more than it may have
+//   tenant linked work SEED STEPS MIB NAP   allocates, frees, copies and computes at random, in at most so many MiB; sleeps for
+//                                           NAP ms now and then; says what came of it, and ends with 5
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -18,18 +20,23 @@ static int (*ipc)(void *, ptr), (*total)(size_t *, int), (*array)(void **, const
 static int (*begin)(void *, int), (*end)(void *, void **), (*natives)(void);
 static int (*make)(ptr *, size_t, const int *, unsigned long long), (*let_go)(ptr), (*reserve)(ptr *, size_t, size_t, ptr, unsigned long long);
 static int (*map)(ptr, size_t, size_t, ptr, unsigned long long), (*unmap)(ptr, size_t), (*permit)(ptr, size_t, const int *, size_t);
+static int (*to_device)(ptr, const void *, size_t), (*to_host)(void *, ptr, size_t);
+static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static const char *names[] = {"cuMemAlloc", "cuMemFree", "cuMemGetInfo", "cuMemGetAddressRange", "cuMemAllocAsync", "cuMemFreeAsync",
     "cuMemAllocManaged", "cuIpcGetMemHandle", "cuDeviceTotalMem", "cuArrayCreate", "cuArrayDestroy", "cuStreamBeginCapture",
-    "cuStreamEndCapture", "cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemMap", "cuMemUnmap", "cuMemSetAccess"};
+    "cuStreamEndCapture", "cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
+    "cuMemcpyHtoD", "cuMemcpyDtoH", "cuLaunchKernel"};
 static void *const places[] = {&alloc, &release, &info, &range, &alloc_async, &free_async, &managed, &ipc, &total, &array, &no_array,
-    &begin, &end, &make, &let_go, &reserve, &map, &unmap, &permit};
+    &begin, &end, &make, &let_go, &reserve, &map, &unmap, &permit, &to_device, &to_host, &launch};
 #ifdef LINKED
 extern int cuMemAlloc_v2(), cuMemFree_v2(), cuMemGetInfo_v2(), cuMemGetAddressRange_v2(), cuMemAllocAsync(), cuMemFreeAsync(),
     cuMemAllocManaged(), cuIpcGetMemHandle(), cuDeviceTotalMem_v2(), cuArrayCreate_v2(), cuArrayDestroy(), cuStreamBeginCapture_v2(),
-    cuStreamEndCapture(), cuMemCreate(), cuMemRelease(), cuMemAddressReserve(), cuMemMap(), cuMemUnmap(), cuMemSetAccess();
+    cuStreamEndCapture(), cuMemCreate(), cuMemRelease(), cuMemAddressReserve(), cuMemMap(), cuMemUnmap(), cuMemSetAccess(), cuMemcpyHtoD_v2(),
+    cuMemcpyDtoH_v2(), cuLaunchKernel();
 static void *const linked[] = {cuMemAlloc_v2, cuMemFree_v2, cuMemGetInfo_v2, cuMemGetAddressRange_v2, cuMemAllocAsync, cuMemFreeAsync,
     cuMemAllocManaged, cuIpcGetMemHandle, cuDeviceTotalMem_v2, cuArrayCreate_v2, cuArrayDestroy, cuStreamBeginCapture_v2,
-    cuStreamEndCapture, cuMemCreate, cuMemRelease, cuMemAddressReserve, cuMemMap, cuMemUnmap, cuMemSetAccess};
+    cuStreamEndCapture, cuMemCreate, cuMemRelease, cuMemAddressReserve, cuMemMap, cuMemUnmap, cuMemSetAccess, cuMemcpyHtoD_v2,
+    cuMemcpyDtoH_v2, cuLaunchKernel};
 #endif
 static void find(const char *way) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -83,16 +90,79 @@ static void limits(void) {
     CHECK(!release(second) && !alloc(&at, 100) && !release(at));
     exit(5);
 }
+/* A block of GPU memory, and what ought to be in it: words of a sequence that begins with this. */
+struct block { ptr at; size_t bytes; uint64_t first; };
+static uint64_t chance = 1;
+static uint64_t some(uint64_t below) {
+    chance ^= chance << 13, chance ^= chance >> 7, chance ^= chance << 17;
+    return chance % below;
+}
+static uint64_t *host(struct block *block) {
+    uint64_t *words = malloc(block->bytes);
+    CHECK(words);
+    for (size_t word = 0; word < block->bytes / 8; word++)
+        words[word] = block->first + word * 0x9e3779b97f4a7c15ul;
+    return words;
+}
+/* The kernel: on the GPU's memory. */
+static void kernel(void *with) {
+    struct block *block = *(void **)with;
+    volatile uint64_t *words = (uint64_t *)(uintptr_t)block->at;
+    for (size_t word = 0; word < block->bytes / 8; word++) {
+        CHECK(words[word] == block->first + word * 0x9e3779b97f4a7c15ul);
+        words[word] += 7;
+    }
+}
+static int work(char **words) {
+    enum { BLOCKS = 6 };
+    struct block blocks[BLOCKS] = {0};
+    chance = strtoull(words[0], 0, 10) * 2 + 1;
+    size_t steps = strtoul(words[1], 0, 10), most = strtoul(words[2], 0, 10) << 20;
+    unsigned nap = atoi(words[3]);
+    uint64_t sum = 0;
+    for (size_t step = 0; step < steps; step++) {
+        struct block *block = &blocks[some(BLOCKS)];
+        unsigned what = some(10);
+        if (block->bytes && what == 0) {
+            CHECK(!release(block->at));
+            block->bytes = 0;
+        } else if (!block->bytes) {
+            block->bytes = (some(most / BLOCKS) & ~7ul) + 8;
+            block->first = chance;
+            CHECK(!alloc(&block->at, block->bytes));
+            uint64_t *mine = host(block);
+            CHECK(!to_device(block->at, mine, block->bytes));
+            free(mine);
+        } else if (what < 3) {
+            uint64_t *mine = host(block), *theirs = malloc(block->bytes);
+            CHECK(theirs && !to_host(theirs, block->at, block->bytes) && !memcmp(mine, theirs, block->bytes));
+            sum = sum * 31 + theirs[block->bytes / 8 - 1];
+            free(mine), free(theirs);
+        } else {
+            void *parameter = block, *parameters[] = {parameter};
+            CHECK(!launch(kernel, 1, 1, 1, 1, 1, 1, 0, 0, parameters, 0));
+            block->first += 7;
+        }
+        if (nap && some(50) == 0)
+            usleep(nap * 1000);
+    }
+    printf("%016lx\n", (unsigned long)sum);
+    return 5;
+}
 enum { SIZES = 9 };
 static const size_t sizes[SIZES] = {64, 4096, 1 << 20, (1 << 20) + 8, 2 << 20, 3000000 / 8 * 8, 20 << 20, 512, 8};
 int main(int count, char **words) {
-    CHECK(count == 3);
-    alarm(60); /* whatever the test does */
+    CHECK(count >= 3);
+    alarm(count > 3 ? 300 : 60); /* whatever the test does */
     /* Programs clean up. */
     unsetenv("TURNSTILE_MEMORY");
     find(words[1]);
     if (!strcmp(words[2], "limits"))
         limits();
+    if (!strcmp(words[2], "work")) {
+        CHECK(count == 7);
+        return work(words + 3);
+    }
     ptr at[SIZES], base, again;
     size_t bytes;
     for (int one = 0; one < SIZES; one++) {

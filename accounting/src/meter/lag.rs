@@ -17,7 +17,7 @@ const STEP: Nanos = Nanos::from_ms(2);
 const LAG_MAX: Nanos = Nanos::from_ms(104);
 /// Standard deviation of the share of idle time for being off by half a step: one of two tenants that pauses for a sixth of its turn, and
 /// an interval that begins and ends in it.
-const STEP_NOISE: f64 = 0.002;
+const STEP_NOISE: f64 = 0.003;
 
 /// The same around one that stands out, on either side of it.
 const FINE_STEP: Nanos = Nanos::from_us(500);

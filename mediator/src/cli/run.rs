@@ -27,6 +27,12 @@ pub(crate) struct Args {
     /// told of no more
     #[arg(long, requires = "movable")]
     memory_max: Option<u64>,
+    /// Of it, bytes that are never taken from it, with --movable
+    #[arg(long, requires = "movable")]
+    memory_min: Option<u64>,
+    /// Bytes above which its memory goes first when others need room, with --movable
+    #[arg(long, requires = "movable")]
+    memory_high: Option<u64>,
     /// How the driver's objects are learnt; by notification where the kernel has it, else by the library
     #[arg(long, value_enum)]
     learn: Option<LearnArg>,
@@ -64,6 +70,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
             name: args.name,
             weight: args.weight,
             memory_max_bytes: args.memory_max,
+            memory_min_bytes: args.memory_min,
+            memory_high_bytes: args.memory_high,
         },
     };
     let learn = args.learn.map(|learn| match learn {

@@ -14,7 +14,7 @@ use turnstile_mediator::api::{Api, ApiConfig};
 use turnstile_mediator::config::{
     Config, Effective, GpuKind, Meter, Reloaded, SuspendKind, changed,
 };
-use turnstile_mediator::daemon::confine::{self, Plan};
+use turnstile_mediator::daemon::confine::{self, Files, Plan};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, Moving, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
@@ -328,9 +328,12 @@ fn reload(
 fn confine(config: &Config, file: &Path) -> anyhow::Result<()> {
     let software = config.gpu.kind == GpuKind::Soft;
     let safety = &config.safety;
+    let files = safety.landlock.then(|| files(config, file));
     confine::plan(Plan {
         seccomp: safety.seccomp,
         software,
+        api_files: files.clone().filter(|_| !software),
+        keep_capabilities: safety.keep_capabilities,
     });
     if !software {
         return Ok(());
@@ -338,32 +341,35 @@ fn confine(config: &Config, file: &Path) -> anyhow::Result<()> {
     if !safety.keep_capabilities {
         confine::give_up_capabilities().context("Giving up capabilities failed")?;
     }
-    if safety.landlock {
-        let (ledger, api) = (&config.ledger, &config.api);
-        let files = [&ledger.path, &api.state, &api.socket, &api.read_only_socket];
-        let trace = &config.gpu.soft.trace;
-        let files = (files.into_iter().chain([trace]).flatten()).chain([&config.sockets.vmm]);
-        let mut folders: Vec<_> = files.map(|path| confine::folder_of(path)).collect();
-        let tls = [&api.tls.certificate, &api.tls.key, &api.tls.client_ca];
-        let extra = tls
-            .into_iter()
-            .chain([&ledger.postgres_password_file, &ledger.prices]);
-        let mut read: Vec<_> = extra
-            .flatten()
-            .map(|path| confine::folder_of(path))
-            .collect();
-        // A reload reads the configuration anew.
-        read.push(confine::folder_of(file));
-        if let Some(fronts) = &config.vfio_user.folder {
-            // Their sockets, and the devices by which doorbell writes are noticed.
-            folders.extend([fronts.clone(), PathBuf::from("/dev")]);
-        }
-        // SQLite sorts what is large there.
-        folders.push(std::env::temp_dir());
-        // A PostgreSQL server's socket is connected to, which Landlock leaves alone.
-        if !confine::restrict_files(&read, &folders).context("Giving up files failed")? {
-            log::info!("This kernel has no Landlock: the daemon can reach what its user can reach");
-        }
+    if let Some(files) = files
+        && !confine::restrict_files(&files).context("Giving up files failed")?
+    {
+        log::info!("This kernel has no Landlock: the daemon can reach what its user can reach");
     }
     Ok(())
+}
+
+/// The folders that the configuration names.
+fn files(config: &Config, file: &Path) -> Files {
+    let (ledger, api) = (&config.ledger, &config.api);
+    let folders = |paths: &[&Option<PathBuf>]| -> Vec<PathBuf> {
+        let named = paths.iter().filter_map(|path| path.as_deref());
+        named.map(confine::folder_of).collect()
+    };
+    let trace = &config.gpu.soft.trace;
+    let sockets = [&api.socket, &api.read_only_socket];
+    let mut writable = folders(&[&ledger.path, &api.state, sockets[0], sockets[1], trace]);
+    writable.push(confine::folder_of(&config.sockets.vmm));
+    if let Some(fronts) = &config.vfio_user.folder {
+        // Their sockets, and the devices by which doorbell writes are noticed.
+        writable.extend([fronts.clone(), PathBuf::from("/dev")]);
+    }
+    // SQLite sorts what is large there. A PostgreSQL server's socket is connected to, which Landlock leaves alone.
+    writable.push(std::env::temp_dir());
+    let tls = [&api.tls.certificate, &api.tls.key, &api.tls.client_ca];
+    let mut readable = folders(&tls);
+    readable.extend(folders(&[&ledger.postgres_password_file, &ledger.prices]));
+    // A reload reads the configuration anew.
+    readable.push(confine::folder_of(file));
+    Files { readable, writable }
 }

@@ -75,7 +75,7 @@ impl Host {
             });
         }
         let taken = state.tenants.values().any(|tenant| tenant.name == name);
-        if taken || state.starting.contains(name) {
+        if taken || state.starting.contains_key(name) {
             let name = name.to_owned();
             return Err(HostError::NameTaken { name });
         }
@@ -125,8 +125,9 @@ impl Host {
         let tenant = {
             let mut state = self.lock();
             self.room(&state, &name)?;
-            state.starting.insert(name.clone());
-            state.number()
+            let tenant = state.number();
+            state.starting.insert(name.clone(), tenant);
+            tenant
         };
         // A GPU may take long over it: the others go on meanwhile.
         let _starting = Starting {
@@ -196,6 +197,8 @@ impl Host {
         let brought = Brought {
             weight,
             memory_bytes,
+            min_bytes: 0,
+            high_bytes: None,
         };
         let settings = state.set_of(&name);
         let in_force = settings.params(brought).weight;

@@ -58,6 +58,9 @@ pub enum HostError {
         /// Bytes of the GPU.
         max: u64,
     },
+    /// It cannot be entitled to this much GPU memory.
+    #[error(transparent)]
+    Entitlement(#[from] crate::memory::EntitlementError),
     /// Too few descriptors with Hello.
     #[error(
         "Hello came with {got} descriptors; guest memory and 1 to {} interrupt vectors are needed",

@@ -1,7 +1,7 @@
 //! The host's state: tenants, their gates, the policy and the ledger. One lock, held for microseconds: by the control
 //! loop for a message, by the accounting thread at the end of a period. Nothing under it waits for a VM.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -76,7 +76,7 @@ pub(super) struct State {
     leaving: Vec<(TenantId, Moment)>,
     pub(super) next: u32,
     /// Names of VMs that are being taken in.
-    pub(super) starting: BTreeSet<String>,
+    pub(super) starting: BTreeMap<String, TenantId>,
     pub(super) ledger_errors: u64,
     pub(super) timings: Timings,
     /// Makes what is charged durable, if that was asked for.
@@ -116,7 +116,7 @@ impl Host {
             told: Told::default(),
             leaving: Vec::new(),
             next: 1,
-            starting: BTreeSet::new(),
+            starting: BTreeMap::new(),
             ledger_errors: 0,
             timings: Timings::default(),
             recorder: None,
@@ -398,7 +398,8 @@ impl Host {
                     (&mut state.recorder, &charged)
                 {
                     let usages: Vec<&Usage> = extrapolated.iter().chain([observed]).collect();
-                    recorder.period(&*self.gpu, &state.mediation, &state.tenants, &usages);
+                    let (tenants, starting) = (&state.tenants, &state.starting);
+                    recorder.period(&*self.gpu, &state.mediation, tenants, starting, &usages);
                 }
                 orders
             }

@@ -61,6 +61,11 @@ impl Memory {
         self.keeper.add(tenant, entitlement)
     }
 
+    /// What a tenant whose limit is not said may have: the card, less what is reserved for others.
+    pub(super) fn unreserved_bytes(&self) -> u64 {
+        self.keeper.manager().unreserved_bytes()
+    }
+
     pub(super) fn remove(&mut self, tenant: TenantId) {
         self.keeper.manager_mut().remove(tenant);
     }

@@ -42,6 +42,9 @@ impl Host {
             name,
             weight,
             memory_max_bytes,
+            movable,
+            memory_min_bytes,
+            memory_high_bytes,
         } = program
         else {
             return Err(HostError::NoHello);
@@ -64,7 +67,28 @@ impl Host {
             return Err(HostError::Nested { name });
         }
         let tenant = state.number();
-        self.gpu().add_program(tenant, pid, memory_max_bytes)?;
+        let brought = Brought {
+            weight,
+            memory_bytes: match &state.memory {
+                Some(memory) if movable => {
+                    let most = memory.unreserved_bytes();
+                    memory_max_bytes
+                        .map_or(most, |max| max.min(self.gpu.capabilities().memory_bytes))
+                }
+                _ => 0,
+            },
+            min_bytes: memory_min_bytes.unwrap_or(0),
+            high_bytes: memory_high_bytes,
+        };
+        let settings = state.set_of(&name);
+        let in_force = settings.params(brought).weight;
+        let entitlement = settings.memory.entitlement(brought, in_force);
+        let mut max_bytes = memory_max_bytes;
+        if let Some(memory) = state.memory.as_ref().filter(|_| movable) {
+            memory.check(tenant, entitlement)?;
+            max_bytes = Some(entitlement.max_bytes);
+        }
+        self.gpu().add_program(tenant, pid, max_bytes)?;
         let admitted = ToVmm::Admitted { tenant: tenant.0 };
         let answered = writer
             .push(&admitted, Vec::new())
@@ -75,10 +99,9 @@ impl Host {
         }
         let writer = std::mem::take(writer);
         let peer = Peer { stream, writer };
-        let brought = Brought {
-            weight,
-            memory_bytes: 0,
-        };
+        if let Some(memory) = &mut state.memory {
+            memory.add(tenant, entitlement);
+        }
         self.journal().add("vm_connected", &name, None);
         state.insert(tenant, name, brought, peer, Kind::Program(root));
         Ok(tenant)

@@ -47,8 +47,11 @@ pub struct MemoryLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Brought {
     pub(super) weight: Weight,
-    /// GPU memory that it may own; zero for a program, which has no bound.
+    /// GPU memory that it may own, as far as it moves; zero for a program of which none does.
     pub(super) memory_bytes: u64,
+    /// Bytes of it that are never taken from it, and above which it goes first.
+    pub(super) min_bytes: u64,
+    pub(super) high_bytes: Option<u64>,
 }
 
 /// Why settings are refused.
@@ -87,12 +90,16 @@ impl MemoryLimits {
         let max_bytes = self
             .max_bytes
             .map_or(brought.memory_bytes, |max| max.min(brought.memory_bytes));
-        let high_bytes = self
-            .high_bytes
-            .map_or(max_bytes, |high| high.min(max_bytes));
+        let high_bytes = self.high_bytes.or(brought.high_bytes);
+        let high_bytes = high_bytes.map_or(max_bytes, |high| high.min(max_bytes));
+        let min_bytes = if self.min_bytes > 0 {
+            self.min_bytes
+        } else {
+            brought.min_bytes
+        };
         Entitlement {
             weight,
-            min_bytes: self.min_bytes.min(high_bytes),
+            min_bytes: min_bytes.min(high_bytes),
             high_bytes,
             max_bytes,
         }
@@ -235,6 +242,8 @@ mod tests {
         let brought = Brought {
             weight: Weight::DEFAULT,
             memory_bytes: 100,
+            min_bytes: 0,
+            high_bytes: None,
         };
         let limits = MemoryLimits {
             min_bytes: 80,
@@ -256,5 +265,14 @@ mod tests {
         ));
         let none = MemoryLimits::default().entitlement(brought, Weight::DEFAULT);
         assert_eq!(none, Entitlement::by_weight(Weight::DEFAULT, 100));
+        let brought = Brought {
+            min_bytes: 30,
+            high_bytes: Some(70),
+            ..brought
+        };
+        let own = MemoryLimits::default().entitlement(brought, Weight::DEFAULT);
+        assert_eq!((own.min_bytes, own.high_bytes), (30, 70), "what it brought");
+        let set = limits.entitlement(brought, Weight::DEFAULT);
+        assert_eq!((set.min_bytes, set.high_bytes), (60, 60), "what was set");
     }
 }

@@ -52,6 +52,9 @@ pub enum MoveError {
     /// There is no such tenant.
     #[error("{0} has no context")]
     NoSuchTenant(TenantId),
+    /// What was promised meanwhile leaves no room for it.
+    #[error("The GPU has no room for what is to come of {0}")]
+    NoRoom(TenantId),
 }
 
 /// Why a chunk was not moved. It is where it was.
@@ -113,6 +116,13 @@ pub enum MemoryEvent {
     },
     /// A chunk was moved, or not.
     Moved(MoveReport),
+    /// So much of a tenant's is on the GPU beside its chunks, and cannot move.
+    Fixed {
+        /// Whose.
+        owner: TenantId,
+        /// Bytes, now.
+        bytes: u64,
+    },
     /// An allocation was refused: host and GPU together have no room for it.
     Refused {
         /// Whose.

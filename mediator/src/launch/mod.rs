@@ -54,6 +54,10 @@ pub enum Report {
         weight: Option<u32>,
         /// GPU memory that it may have, as far as that can move; no limit of its own if absent.
         memory_max_bytes: Option<u64>,
+        /// Bytes of it that are never taken from the program.
+        memory_min_bytes: Option<u64>,
+        /// Bytes above which its memory goes first.
+        memory_high_bytes: Option<u64>,
     },
     /// To a file, in the preloaded library's lines.
     File(File),
@@ -148,12 +152,17 @@ pub fn run(launch: Launch) -> Result<i32, LaunchError> {
             name,
             weight,
             memory_max_bytes,
+            memory_min_bytes,
+            memory_high_bytes,
         } => {
             let greeting = ToDaemon::Program {
                 protocol: PROTOCOL,
                 name: name.unwrap_or_else(|| default_name(program.as_ref(), std::process::id())),
                 weight,
                 memory_max_bytes,
+                movable: launch.movable,
+                memory_min_bytes,
+                memory_high_bytes,
             };
             (Some(Link::open(socket, greeting)?), None)
         }

@@ -100,6 +100,10 @@ impl MemoryKeeper {
                 }
                 Action::Move(order) => {
                     if let Err(error) = gpu.move_memory(order.clone()) {
+                        if matches!(error, MoveError::MayRun(_)) {
+                            // It was let go, because it could not be held on to.
+                            gpu.suspend(order.owner);
+                        }
                         self.not_moved(now, &order, error);
                     }
                 }
@@ -112,6 +116,7 @@ impl MemoryKeeper {
     fn not_moved(&mut self, now: Moment, order: &crate::gpu::MoveOrder, error: MoveError) {
         let failure = match error {
             MoveError::NoSuchTenant(_) => MoveFailure::Gone,
+            MoveError::NoRoom(_) => MoveFailure::NoRoom,
             MoveError::Unsupported | MoveError::MayRun(_) => MoveFailure::Copy,
         };
         for chunk in &order.chunks {

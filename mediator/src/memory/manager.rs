@@ -127,6 +127,12 @@ impl MemoryManager {
         all_fit(self.config.card_bytes, all)
     }
 
+    /// Bytes of the card that are nobody's reserve: the largest set of one who comes, whatever he is entitled to.
+    pub fn unreserved_bytes(&self) -> u64 {
+        let reserves = self.owners.values().map(|o| o.entitlement.min_bytes);
+        self.config.card_bytes.saturating_sub(reserves.sum())
+    }
+
     /// A tenant is gone, and its memory.
     pub fn remove(&mut self, tenant: TenantId) {
         self.owners.remove(&tenant);
@@ -170,6 +176,11 @@ impl MemoryManager {
                 }
             }
             MemoryEvent::Moved(report) => self.moved(now, &report),
+            MemoryEvent::Fixed { owner, bytes } => {
+                if let Some(owner) = self.owners.get_mut(&owner) {
+                    owner.fix(bytes);
+                }
+            }
             MemoryEvent::Refused { .. } => self.refused += 1,
         }
     }
@@ -338,7 +349,8 @@ impl MemoryManager {
 
     /// Who may run, in the order in which their memory is to be there.
     fn runners(&mut self, now: Moment) -> Vec<TenantId> {
-        let all: u64 = self.owners.values().map(|o| o.bytes().all()).sum();
+        let bytes = self.owners.values().map(|o| o.bytes());
+        let all: u64 = bytes.map(|bytes| bytes.all() + bytes.fixed).sum();
         let mut wanting: Vec<Candidate> = self
             .owners
             .iter()
@@ -383,13 +395,14 @@ impl MemoryManager {
         let other = |id: &TenantId| !these.iter().any(|one| one.tenant == *id);
         let kept = |owner: &Owner| {
             let bytes = owner.bytes();
-            bytes
-                .pinned
-                .max(owner.entitlement.min_bytes.min(bytes.on_card()))
+            let stays = bytes.pinned + bytes.fixed;
+            stays.max(owner.entitlement.min_bytes.min(bytes.on_card()))
         };
-        let others = self.owners.iter().filter(|(id, _)| other(id));
-        let kept: u64 = others.map(|(_, owner)| kept(owner)).sum();
-        self.config.card_bytes.saturating_sub(kept)
+        let kept = self.owners.iter().map(|(id, owner)| match other(id) {
+            true => kept(owner),
+            false => owner.bytes().fixed,
+        });
+        self.config.card_bytes.saturating_sub(kept.sum())
     }
 
     fn take_turns(&mut self, now: Moment, wanting: &[Candidate]) -> Vec<TenantId> {

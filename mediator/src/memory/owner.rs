@@ -65,17 +65,19 @@ pub struct Bytes {
     pub into: u64,
     /// Of the resident ones, those that cannot move.
     pub pinned: u64,
+    /// On the card as well, in no chunk, and never to move.
+    pub fixed: u64,
 }
 
 impl Bytes {
-    /// All of a tenant's.
+    /// All of a tenant's that moves, or could.
     pub const fn all(&self) -> u64 {
         self.resident + self.swapped + self.out + self.into
     }
 
     /// What they take up on the card.
     pub const fn on_card(&self) -> u64 {
-        self.resident + self.out + self.into
+        self.resident + self.out + self.into + self.fixed
     }
 
     /// What they take up at the host, at most: swapped chunks that nobody has written to take nothing.
@@ -250,6 +252,11 @@ impl Owner {
         can
     }
 
+    /// So much of it is on the card beside its chunks.
+    pub(super) const fn fix(&mut self, bytes: u64) {
+        self.bytes.fixed = bytes;
+    }
+
     /// The chunk that would be taken from it, and its bytes; none if what is left is pinned or its reserve.
     pub(super) fn coldest(&self) -> Option<(ChunkId, u64)> {
         let (_, id) = *self.cold.first()?;
@@ -330,7 +337,10 @@ impl Owner {
     /// Sums and indices agree with the chunks.
     #[cfg(test)]
     pub(super) fn check(&self) {
-        let mut bytes = Bytes::default();
+        let mut bytes = Bytes {
+            fixed: self.bytes.fixed,
+            ..Bytes::default()
+        };
         for (id, chunk) in &self.chunks {
             *bytes.at(chunk.place) += chunk.bytes;
             bytes.pinned += u64::from(chunk.pinned) * chunk.bytes;

@@ -1,4 +1,5 @@
-//! A GPU that takes programs and remembers what it was told; VMs go to a software GPU.
+//! A GPU that takes programs and remembers what it was told; VMs go to a software GPU. Memory of programs moves if it has
+//! [`Moves`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,11 +10,13 @@ use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
 use turnstile_mediator::gpu::nvidia::programs::{Backing, Grant, ProgramMemory, ProgramPlace};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_mediator::gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, ProgramRefusal,
-    Refusal, TenantResources, Untracked,
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
+    MoveError, MoveOrder, ProgramRefusal, Refusal, TenantResources, Untracked,
 };
 use turnstile_preload_wire::Denial;
 use turnstile_vmm::wire::ObjectChange;
+
+use super::moving::Moves;
 
 /// What the GPU was told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,9 +49,21 @@ pub(crate) struct FakeGpu {
     told: Mutex<Vec<Told>>,
     pub(crate) memory: ProgramMemory,
     pub(crate) backing: Arc<Handles>,
+    pub(crate) moves: Option<Moves>,
 }
 
 impl FakeGpu {
+    /// Memory of programs moves.
+    pub(crate) fn moving(moves: Moves) -> Arc<Self> {
+        Arc::new(Self {
+            soft: SoftGpu::new(SoftConfig::default()).unwrap(),
+            told: Mutex::default(),
+            memory: ProgramMemory::new(1 << 40, Arc::new(moves.chunks.clone())),
+            backing: Arc::default(),
+            moves: Some(moves),
+        })
+    }
+
     pub(crate) fn new() -> Arc<Self> {
         let backing = Arc::new(Handles::default());
         Arc::new(Self {
@@ -56,6 +71,7 @@ impl FakeGpu {
             told: Mutex::default(),
             memory: ProgramMemory::new(1 << 30, backing.clone()),
             backing,
+            moves: None,
         })
     }
 
@@ -79,6 +95,15 @@ impl FakeGpu {
     }
 }
 
+impl Drop for FakeGpu {
+    fn drop(&mut self) {
+        if let Some(moves) = &self.moves {
+            moves.end();
+        }
+        self.memory.end_all();
+    }
+}
+
 impl Gpu for FakeGpu {
     fn add_program(
         &self,
@@ -87,6 +112,9 @@ impl Gpu for FakeGpu {
         memory_max_bytes: Option<u64>,
     ) -> Result<(), ProgramRefusal> {
         self.memory.add(tenant, memory_max_bytes);
+        if let Some(moves) = &self.moves {
+            moves.add(tenant, root, &self.memory);
+        }
         self.tell(Told::Program(tenant, root));
         Ok(())
     }
@@ -111,11 +139,32 @@ impl Gpu for FakeGpu {
     fn destroy_context(&self, tenant: TenantId) {
         self.tell(Told::Left(tenant));
         self.memory.remove(tenant);
+        if let Some(moves) = &self.moves {
+            moves.remove(tenant);
+        }
         self.soft.destroy_context(tenant);
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.soft.capabilities()
+        let capabilities = self.soft.capabilities();
+        let moves = self.moves.as_ref();
+        moves.map_or(capabilities, |moves| moves.capabilities(capabilities))
+    }
+    fn is_quiet(&self, tenant: TenantId) -> bool {
+        let moves = self.moves.as_ref();
+        moves.is_some_and(|moves| moves.sets.is_still(tenant))
+    }
+    fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
+        let moves = self.moves.as_ref().ok_or(MoveError::Unsupported)?;
+        moves.sets.order(order)
+    }
+    fn move_window_bytes(&self) -> u64 {
+        16 << 20
+    }
+    fn read_memory_events(&self, events: &mut Vec<MemoryEvent>) {
+        if let Some(moves) = &self.moves {
+            moves.sets.read_events(events);
+        }
     }
     fn now(&self) -> Moment {
         self.soft.now()
@@ -163,13 +212,22 @@ impl Gpu for FakeGpu {
         self.soft.read_events(events)
     }
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
-        self.soft.activity(tenant, channels);
+        match &self.moves {
+            Some(moves) => moves.activity(tenant, channels),
+            None => self.soft.activity(tenant, channels),
+        }
     }
     fn suspend(&self, tenant: TenantId) {
-        self.soft.suspend(tenant);
+        match &self.moves {
+            Some(moves) => moves.suspend(tenant),
+            None => self.soft.suspend(tenant),
+        }
     }
     fn resume(&self, tenant: TenantId) {
-        self.soft.resume(tenant);
+        match &self.moves {
+            Some(moves) => moves.resume(tenant),
+            None => self.soft.resume(tenant),
+        }
     }
     fn ring(&self, tenant: TenantId) {
         self.soft.ring(tenant);

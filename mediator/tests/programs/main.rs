@@ -3,6 +3,8 @@
 
 mod gpu;
 mod movable;
+mod moved;
+mod moving;
 mod strangers;
 
 use std::fs::{self, File};
@@ -40,6 +42,8 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        // What the daemon says, where RUST_LOG asks for it.
+        let _ = env_logger::builder().is_test(true).try_init();
         let mut this = Self {
             folder: tempfile::tempdir().unwrap(),
             gpu: FakeGpu::new(),

@@ -13,7 +13,7 @@ use turnstile_mediator::gpu::nvidia::programs::ProgramPlace;
 
 use super::{Bench, until};
 
-fn library() -> PathBuf {
+pub(crate) fn library() -> PathBuf {
     let own = std::env::current_exe().unwrap();
     // Beside the tests, or above them.
     let folders = own.ancestors().skip(1).take(2);
@@ -29,7 +29,7 @@ fn compile(arguments: &[&str]) {
 }
 
 /// Builds driver and program; returns the program.
-fn build(bench: &Bench) -> String {
+pub(crate) fn build(bench: &Bench) -> String {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests");
     let text = |path: PathBuf| path.to_str().unwrap().to_owned();
     let (driver, program) = (text(bench.path("libcuda.so.1")), text(bench.path("tenant")));

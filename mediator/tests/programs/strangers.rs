@@ -31,6 +31,9 @@ impl Launcher {
                 name,
                 weight: None,
                 memory_max_bytes: None,
+                movable: false,
+                memory_min_bytes: None,
+                memory_high_bytes: None,
             },
             Vec::new(),
         );
@@ -139,6 +142,9 @@ fn who_breaks_the_rules_is_disconnected() {
         name: "again".into(),
         weight: None,
         memory_max_bytes: None,
+        movable: false,
+        memory_min_bytes: None,
+        memory_high_bytes: None,
     };
     let rules: [Vec<(ToDaemon, Vec<OwnedFd>)>; 6] = [
         vec![(process(1), vec![])],
@@ -191,6 +197,9 @@ fn a_stranger_says_nothing_before_its_greeting() {
         name: "x".into(),
         weight: None,
         memory_max_bytes: None,
+        movable: false,
+        memory_min_bytes: None,
+        memory_high_bytes: None,
     };
     launcher.say(&newer, Vec::new());
     assert!(matches!(launcher.hear(), Some(ToVmm::Refused { text }) if text.contains("protocol")));

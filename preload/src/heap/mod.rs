@@ -165,9 +165,20 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
     }
 
-    /// Where calls wait that look at addresses.
-    pub(crate) const fn gate(&self) -> &Gate {
-        &self.gate
+    /// Makes a call that looks at addresses, once everything is there; what is refused because something left meanwhile again.
+    pub(crate) fn gated<R: Copy>(&self, call: impl Fn() -> R, is_refused: impl Fn(R) -> bool) -> R {
+        self.gate.call(call, is_refused, || self.wants())
+    }
+
+    /// Something is about to be submitted that looks at no address.
+    pub(crate) fn submits(&self) {
+        if self.gate.submits() {
+            self.wants();
+        }
+    }
+
+    fn wants(&self) {
+        self.line.say(ToDaemon::Wants {}, None);
     }
 
     /// Asks the daemon and waits, as long as there is one: memory comes when it is the program's turn.
@@ -202,14 +213,20 @@ impl<D: Device, L: Line> Heap<D, L> {
         Ok(())
     }
 
-    /// The daemon is gone: nobody is answered any more.
-    pub(crate) fn daemon_is_gone(&self) {
+    /// The daemon is gone: nobody is answered any more. Returns the bytes that went with it.
+    pub(crate) fn daemon_is_gone(&self) -> u64 {
         self.gate.give_up();
+        let lost_bytes = {
+            let state = lock(&self.state);
+            let away = state.chunks.values().filter(|chunk| chunk.handle.is_none());
+            away.map(|chunk| chunk.bytes).sum()
+        };
         let mut answers = lock(&self.answers);
         for slot in answers.values_mut().filter(|slot| slot.is_none()) {
             *slot = Some(Answer::Nobody);
         }
         self.answered.notify_all();
+        lost_bytes
     }
 
     /// Free and total bytes, as the daemon says; None without one.

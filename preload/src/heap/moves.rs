@@ -51,7 +51,9 @@ impl<D: Device, L: Line> Heap<D, L> {
         let Some(handle) = chunk.handle.filter(|_| chunk.pin.is_none()) else {
             return Err(0);
         };
-        self.gate.leaves();
+        if self.gate.leaves() {
+            self.line.say(ToDaemon::Wants {}, None);
+        }
         for at in 0..chunk.mappings.len() {
             let unmapped = self.device.unmap(chunk.mappings[at].address, chunk.bytes);
             if let Err(result) = unmapped {

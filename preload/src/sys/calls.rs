@@ -1,7 +1,7 @@
 //! The driver's functions that programs get from us: allocation, and what tells of it.
 //!
-//! Each is what the driver's documentation says, and hands to the driver what is none of ours. Nothing here is called to launch
-//! or to copy.
+//! Each is what the driver's documentation says, and hands to the driver what is none of ours. Copies pass
+//! through `copies.rs`, launches through `launches.rs`.
 #![allow(non_snake_case)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -9,11 +9,12 @@ use std::sync::atomic::Ordering;
 
 use turnstile_preload_wire::Pin;
 
+use super::copies::gated;
 use super::driver::call;
 use super::link::LINK;
 use super::tenant::{Tenant, greet, here, is_on, known, lock};
-use super::{copies, streams, vmm};
-use crate::abi::{INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
+use super::{copies, launches, streams, vmm};
+use crate::abi::{NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
 use crate::heap::Outcome;
 
 /// SOURCE: cuda.h: CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM.
@@ -32,7 +33,7 @@ macro_rules! table {
             let name = std::str::from_utf8(name).ok()?;
             Some(match name {
                 $(stringify!($name) => ($module::$name as *const ()).cast_mut().cast(),)*
-                other => return copies::by_name(other),
+                other => return copies::by_name(other).or_else(|| launches::by_name(other)),
             })
         }
 
@@ -258,17 +259,6 @@ pub(super) unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut c_void, address: 
     }
     // SAFETY: the caller's own call.
     unsafe { call::ipc_handle(handle, address) }
-}
-
-/// Makes a call that looks at addresses.
-fn gated(call: impl Fn() -> u32) -> u32 {
-    match known() {
-        Some(tenant) => tenant
-            .heap
-            .gate()
-            .call(call, |result| result == INVALID_VALUE),
-        None => call(),
-    }
 }
 
 /// Which of a pointer's attributes are of its allocation. SOURCE: cuda.h: CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, _RANGE_SIZE.
@@ -537,7 +527,8 @@ mod tests {
         }
         let ours = |name: &str| by_name(name.as_bytes());
         assert_eq!(ours("cuMemAlloc"), None, "of 32 bits");
-        assert_eq!(ours("cuLaunchKernel"), None, "launches are not ours");
+        assert!(ours("cuLaunchKernel_ptsz").is_some());
+        assert_eq!(ours("cuStreamSynchronize"), None, "waits are not ours");
         let latest = |name: &str, thread| latest(name.as_bytes(), 13_000, thread);
         assert_eq!(latest("cuMemAlloc", false), ours("cuMemAlloc_v2"));
         assert_eq!(latest("cuMemCreate", true), ours("cuMemCreate"));

@@ -1,56 +1,19 @@
 //! The driver's functions that look at addresses when they are called: they wait while memory is away ([`crate::gate`]).
 #![allow(non_snake_case)]
 
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use super::tenant;
+use crate::abi::INVALID_VALUE;
 
-use super::{driver, loader, tenant};
-use crate::abi::{INVALID_VALUE, NOT_FOUND};
-
-/// Functions of so many arguments, all of which are numbers or addresses.
-macro_rules! copies {
-    ($($name:ident($($argument:ident)*);)*) => {
-        $(
-            /// # Safety
-            /// As the driver's.
-            #[cfg_attr(not(test), unsafe(no_mangle))]
-            pub(super) unsafe extern "C" fn $name($($argument: usize),*) -> u32 {
-                static REAL: AtomicPtr<std::ffi::c_void> = AtomicPtr::new(ptr::null_mut());
-                let mut real = REAL.load(Ordering::Relaxed);
-                if real.is_null() {
-                    real = loader::find(driver::library(), stringify!($name));
-                    REAL.store(real, Ordering::Relaxed);
-                }
-                // SAFETY: the library's function of this name takes so many arguments of at most a register; null is None.
-                let real = unsafe {
-                    std::mem::transmute::<
-                        *mut std::ffi::c_void,
-                        Option<unsafe extern "C" fn($(copies!(@word $argument)),*) -> u32>,
-                    >(real)
-                };
-                let Some(real) = real else { return NOT_FOUND };
-                // SAFETY: the caller's own call; one that was refused has done nothing.
-                let call = || unsafe { real($($argument),*) };
-                match tenant::known() {
-                    Some(tenant) => tenant.heap.gate().call(call, |result| result == INVALID_VALUE),
-                    None => call(),
-                }
-            }
-        )*
-
-        /// Ours of a name that the library exports.
-        pub(super) fn by_name(name: &str) -> Option<*mut std::ffi::c_void> {
-            Some(match name {
-                $(stringify!($name) => ($name as *const ()).cast_mut().cast(),)*
-                _ => return None,
-            })
-        }
-    };
-    (@word $argument:ident) => { usize };
+/// Makes a call that looks at addresses.
+pub(super) fn gated(call: impl Fn() -> u32) -> u32 {
+    match tenant::known() {
+        Some(tenant) => tenant.heap.gated(call, |result| result == INVALID_VALUE),
+        None => call(),
+    }
 }
 
 // SOURCE: cuda.h of CUDA 13.0. Those that end in _ptds and _ptsz mean the thread's own stream where none is named.
-copies! {
+forwarded! { gated;
     cuMemcpy(a b c);
     cuMemcpy_ptds(a b c);
     cuMemcpyAsync(a b c d);

@@ -1,9 +1,13 @@
 //! The interposed calls, and the ways out. The crate's only unsafe code.
 #![allow(unsafe_code)]
 
+#[macro_use]
+mod forward;
+
 mod calls;
 mod copies;
 mod driver;
+mod launches;
 mod link;
 mod loader;
 mod streams;

@@ -20,6 +20,9 @@ use crate::ordered::Ordered;
 /// TIMEOUT: from one attempt to find a daemon to the next.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Of a program that cannot go on. SOURCE: sysexits.h: EX_SOFTWARE.
+const LOST_STATUS: c_int = 70;
+
 /// Memory that the driver allocated by itself.
 pub(super) type Natives = BTreeMap<u64, (Pin, u64)>;
 
@@ -65,6 +68,11 @@ pub(super) fn known() -> Option<&'static Tenant> {
     let tenant = TENANT.get()?;
     // A child of fork cannot use the GPU, and is told so by the driver.
     (tenant.process == std::process::id()).then_some(tenant)
+}
+
+/// The tenant, if there is one, of this process or of the one that forked it: without asking the kernel.
+pub(super) fn any() -> Option<&'static Tenant> {
+    TENANT.get()
 }
 
 /// The tenant for a call that allocates in the current context; None if the driver is to do it. The first such call begins.
@@ -147,7 +155,10 @@ fn obey(tenant: &'static Tenant, link: &'static Link, context: usize) {
                 continue;
             }
         }
-        tenant.heap.daemon_is_gone();
+        let lost_bytes = tenant.heap.daemon_is_gone();
+        if lost_bytes > 0 {
+            end(lost_bytes);
+        }
         loop {
             thread::sleep(AGAIN);
             if let Some(socket) = link.connect() {
@@ -156,6 +167,16 @@ fn obey(tenant: &'static Tenant, link: &'static Link, context: usize) {
             }
         }
     }
+}
+
+/// Ends the process: memory of it went with the daemon. What it would compute without is not what it would have computed, and its
+/// channels may stay stopped for ever.
+fn end(lost_bytes: u64) -> ! {
+    eprintln!(
+        "turnstile: {lost_bytes} bytes of this program's GPU memory were at the host when the daemon ended, or let go of it, and are lost; the program is ended (docs/NVIDIA.md)"
+    );
+    // SAFETY: takes a number; nothing of the program's is run any more, which could wait for its GPU.
+    unsafe { libc::_exit(LOST_STATUS) }
 }
 
 impl Tenant {

@@ -11,6 +11,7 @@
 //!   Released                         -->
 //!                                    <--      Restore + handle: map it where it was
 //!   Restored                         -->
+//!   Wants: it has work               -->      (while memory is away: nobody else sees what a stopped program submits)
 //!   Freed                            -->
 //! ```
 //!
@@ -23,7 +24,7 @@
 #![deny(unsafe_code)]
 
 /// Version of this protocol.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 /// Bytes of a frame.
 pub const FRAME_BYTES: usize = 32;
 /// Granule of chunks. SOURCE: cuMemGetAllocationGranularity on an H200 (driver 580.159.04).
@@ -172,6 +173,8 @@ pub enum ToDaemon {
         /// For the answer; numbered as chunks are.
         question: ChunkNumber,
     },
+    /// It has work for the GPU and lacks memory. Once for each time that memory goes.
+    Wants {},
 }
 
 /// From the daemon.
@@ -314,6 +317,7 @@ impl ToDaemon {
             Self::Restored { chunk } => [9, chunk, 0, 0],
             Self::Failed { chunk, result } => [10, chunk, result.into(), 0],
             Self::Info { question } => [11, question, 0, 0],
+            Self::Wants {} => [12, 0, 0, 0],
         })
     }
 
@@ -355,6 +359,7 @@ impl ToDaemon {
             11 => alone(Self::Info {
                 question: chunk(a)?,
             })?,
+            12 => unused(&[a, b]).map(|()| Self::Wants {})?,
             _ => return Err(FrameError::Kind(kind)),
         };
         belongs(message, message.descriptors(), descriptors)
@@ -477,6 +482,7 @@ mod tests {
             ToDaemon::Restored { chunk },
             ToDaemon::Failed { chunk, result: 2 },
             ToDaemon::Info { question: 8 },
+            ToDaemon::Wants {},
         ];
         to_daemon.extend(Pin::ALL.map(|reason| ToDaemon::Pinned { reason, bytes: 5 }));
         for message in to_daemon {
@@ -513,7 +519,8 @@ mod tests {
         assert_eq!(refused([2, 1, u64::MAX, 0]), FrameError::Bytes(u64::MAX));
         assert_eq!(refused([7, 8, 0, 0]), FrameError::Reason(8));
         assert_eq!(refused([4, 1, 2, 0]), FrameError::Unused(2));
-        assert_eq!(refused([12, 1, 0, 0]), FrameError::Kind(12));
+        assert_eq!(refused([12, 1, 0, 0]), FrameError::Unused(1));
+        assert_eq!(refused([13, 1, 0, 0]), FrameError::Kind(13));
         let made = [3, 1, GRANULE_BYTES, 0];
         let (got, expected) = (0, 1);
         assert_eq!(refused(made), FrameError::Descriptors { got, expected });

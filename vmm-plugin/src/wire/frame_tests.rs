@@ -163,6 +163,9 @@ fn what_a_launcher_says_fits_a_frame_and_comes_out_as_it_went_in() {
         name: "x".repeat(64),
         weight: None,
         memory_max_bytes: None,
+        movable: true,
+        memory_min_bytes: Some(u64::MAX),
+        memory_high_bytes: None,
     };
     let pid = u32::MAX;
     let mut changes = vec![made; CHANGES_MAX];

@@ -71,6 +71,12 @@ pub enum ObjectChange {
     },
 }
 
+// A field's address is what serde has.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+const fn is_not(flag: &bool) -> bool {
+    !*flag
+}
+
 /// From a VMM or a launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
@@ -137,6 +143,15 @@ pub enum ToDaemon {
         /// GPU memory that its processes may have together, as far as they let it move (see [`ToDaemon::Memory`]); no limit
         /// of its own where absent.
         memory_max_bytes: Option<u64>,
+        /// Its memory moves.
+        #[serde(default, skip_serializing_if = "is_not")]
+        movable: bool,
+        /// Bytes of it that are never taken from the program; none where absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        memory_min_bytes: Option<u64>,
+        /// Bytes above which its memory goes first; no such bound where absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        memory_high_bytes: Option<u64>,
     },
     /// A process of the program has memory that can move. Descriptor: the connection of its library, of the protocol
     /// `turnstile-preload-wire`, by which the kernel says whose it is.

@@ -13,7 +13,7 @@ use anyhow::{Context, anyhow, ensure};
 use serde::Serialize;
 use turnstile_mediator::gpu::nvidia::handles::Handles;
 use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
-use turnstile_mediator::gpu::nvidia::mover::{Mover, MoverConfig, MoverError, Resident};
+use turnstile_mediator::gpu::nvidia::mover::{Back, Mover, MoverConfig, MoverError, Resident};
 use turnstile_mediator::gpu::nvidia::rm::RmClient;
 use turnstile_mediator::gpu::nvidia::swapped::{Swapped, checkpoint, link_rates};
 use turnstile_mediator::gpu::nvidia::version::{self, DriverAbi};
@@ -262,7 +262,11 @@ impl Hands<'_> {
         self.mover.back_each(away, |moved| {
             let offset = memory.len() as u64 * self.extent_bytes;
             let give = || -> anyhow::Result<()> {
-                let (resident, took) = moved?;
+                let Back {
+                    memory: resident,
+                    took,
+                    ..
+                } = moved?;
                 link += Duration::from_nanos(took.0);
                 let begin = Instant::now();
                 let handle = resident.share()?;

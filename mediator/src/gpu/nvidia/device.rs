@@ -27,7 +27,7 @@ use super::hold::Channel;
 use super::holder::{Holder, OwnedSwitch};
 use super::mover::MoverError;
 use super::probe::CudaError;
-use super::programs::{ProgramMemory, Unmoved};
+use super::programs::{ProgramChunks, ProgramMemory};
 use super::rm::{RmClient, RmError};
 use super::sets::Sets;
 use super::sys::Cuda;
@@ -164,7 +164,8 @@ struct Shared {
     status: Mutex<Cost>,
     vms: Vms,
     programs: ProgramMemory,
-    /// Where VMs' memory is, if it moves. Set once, before there are VMs.
+    chunks: ProgramChunks,
+    /// Where tenants' memory is, if it moves. Set once, before there are tenants.
     sets: OnceLock<Arc<Sets>>,
 }
 
@@ -208,6 +209,11 @@ impl NvidiaGpu {
             }
         };
         let first = Guardian::start(guardian())?;
+        let chunks = ProgramChunks::default();
+        // What all programs may have together.
+        let room_bytes = moving.as_ref().map_or(facts.memory_bytes, |moving| {
+            moving.card_bytes(facts.memory_bytes) + moving.pool_bytes
+        });
         let shared = Arc::new(Shared {
             clock: Mutex::new(clock),
             watched: Mutex::new(Watched {
@@ -221,7 +227,8 @@ impl NvidiaGpu {
             hands: Hands::default(),
             status: Mutex::default(),
             vms,
-            programs: ProgramMemory::new(facts.memory_bytes, Arc::new(Unmoved)),
+            programs: ProgramMemory::new(room_bytes, Arc::new(chunks.clone())),
+            chunks,
             sets: OnceLock::new(),
             client: client.clone(),
             driver,
@@ -231,6 +238,7 @@ impl NvidiaGpu {
             memory_bytes = moving.card_bytes(facts.memory_bytes);
             host_pool_bytes = moving.pool_bytes;
             let sets = moving.start(index, memory_bytes, &shared)?;
+            shared.chunks.move_by(sets.clone());
             // Empty until here.
             let _ = shared.sets.set(sets);
         }
@@ -368,9 +376,18 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
     }
 
     fn holding(&self, tenant: TenantId) -> Vec<Channel> {
+        let lacks = |sets: &Arc<Sets>| sets.knows(tenant) && !sets.is_whole(tenant);
+        let all = self.shared.sets().is_some_and(lacks);
         let watch = &mut lock(&self.shared.watched).watch;
         watch.held(tenant, self.shared.now());
+        if all {
+            return watch.all_channels(tenant);
+        }
         watch.channels(tenant)
+    }
+
+    fn everything(&self, tenant: TenantId) -> Vec<Channel> {
+        lock(&self.shared.watched).watch.all_channels(tenant)
     }
 
     fn runs(&self, tenant: TenantId) {
@@ -572,9 +589,11 @@ impl Gpu for NvidiaGpu {
                 return;
             }
         }
+        // A program that lacks memory says what it wants by its library.
+        let asks = self.shared.sets().is_some_and(|sets| sets.asks(tenant));
         channels.push(ChannelActivity {
             channel: 0,
-            pending: wants.into(),
+            pending: (wants || asks).into(),
             last_active: Moment(0),
         });
     }
@@ -629,7 +648,12 @@ impl Gpu for NvidiaGpu {
         root: u32,
         memory_max_bytes: Option<u64>,
     ) -> Result<(), ProgramRefusal> {
-        self.shared.programs.add(tenant, memory_max_bytes);
+        let shared = &self.shared;
+        // Its whole set has to fit on the card.
+        let card_bytes = self.capabilities.memory_bytes;
+        let max_bytes = memory_max_bytes.map_or(card_bytes, |max| max.min(card_bytes));
+        shared.programs.add(tenant, Some(max_bytes));
+        shared.chunks.add(tenant, &shared.programs);
         lock(&self.shared.watched)
             .watch
             .add(tenant, root, self.shared.now());
@@ -709,6 +733,7 @@ pub const TICK: Nanos = Nanos::from_ms(3);
 impl Drop for NvidiaGpu {
     fn drop(&mut self) {
         self.shared.vms.end_all();
+        self.shared.programs.end_all();
         if let Some(sets) = self.shared.sets() {
             sets.end();
         }

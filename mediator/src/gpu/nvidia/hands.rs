@@ -55,6 +55,11 @@ pub(super) trait Owner {
     /// A tenant is about to be held; returns its channels as of now.
     fn holding(&self, tenant: TenantId) -> Vec<Channel>;
 
+    /// All channels of a tenant that is held, whose memory is about to be taken: those that copy as well.
+    fn everything(&self, tenant: TenantId) -> Vec<Channel> {
+        self.holding(tenant)
+    }
+
     /// A tenant runs again, or is not held after all.
     fn runs(&self, tenant: TenantId);
 
@@ -82,8 +87,8 @@ pub(super) trait Owner {
     fn on_the_engine(&self) -> Option<TenantId>;
 }
 
-/// Who is to stay held whatever happens, and who hears of it.
-type Fasten = (TenantId, SyncSender<Result<(), String>>);
+/// Who is to stay held whatever happens, or is not any more, and who hears of it.
+type Fasten = (TenantId, bool, SyncSender<Result<(), String>>);
 
 /// TIMEOUT: a few calls that suspend others come before, half a millisecond each.
 const FASTEN_LIMIT: Duration = Duration::from_secs(2);
@@ -150,13 +155,13 @@ impl Hands {
         self.wake.notify_one();
     }
 
-    /// Sees to it that nobody else resumes a tenant that is held, the guardian neither.
+    /// Sees to it that nobody else resumes a tenant that is held, the guardian neither (`on`); or that the guardian does again.
     ///
     /// # Errors
     /// If it is not held, or nobody is.
-    pub(super) fn fasten(&self, tenant: TenantId) -> Result<(), String> {
+    pub(super) fn fasten(&self, tenant: TenantId, on: bool) -> Result<(), String> {
         let (done, wait) = sync_channel(1);
-        lock(&self.wanted).fasten.push((tenant, done));
+        lock(&self.wanted).fasten.push((tenant, on, done));
         self.wake.notify_one();
         let fastened = wait.recv_timeout(FASTEN_LIMIT);
         fastened.unwrap_or_else(|_| Err("Nobody holds tenants".into()))
@@ -227,10 +232,15 @@ impl Hands {
                 self.carry_out(&mut holder, owner, tenants);
                 lock(&self.wanted).work.add(&work);
             }
-            for (tenant, done) in fasten {
-                let fastened = holder.fasten(tenant);
+            for (tenant, on, done) in fasten {
+                let fastened = if on {
+                    self.fasten_all(&mut holder, owner, tenant)
+                } else {
+                    let loosened = holder.loosen(tenant);
+                    loosened.map_err(|error| error.to_string())
+                };
                 // Whoever asked may have given up.
-                let _ = done.send(fastened.map_err(|error| error.to_string()));
+                let _ = done.send(fastened);
             }
             // Each renewal wakes the guardian.
             if renewed.elapsed() >= RENEWAL {
@@ -280,6 +290,25 @@ impl Hands {
         let tenants = std::mem::take(&mut wanted.tenants);
         wanted.moving = !tenants.is_empty();
         Some((tenants, std::mem::take(&mut wanted.fasten)))
+    }
+
+    /// Stops all of a tenant that is held, and sees to it that nobody else resumes it.
+    fn fasten_all<S: ChannelSwitch, O: Owner>(
+        &self,
+        holder: &mut Holder<S, O::Guardian>,
+        owner: &O,
+        tenant: TenantId,
+    ) -> Result<(), String> {
+        let stopped = if holder.is_held(tenant) {
+            holder.hold(tenant, &owner.everything(tenant))
+        } else {
+            Ok(())
+        };
+        let fastened = stopped.and_then(|()| holder.fasten(tenant));
+        if !holder.is_held(tenant) && lock(&self.held).remove(&tenant) {
+            owner.runs(tenant);
+        }
+        fastened.map_err(|error| error.to_string())
     }
 
     fn carry_out<S: ChannelSwitch, O: Owner>(

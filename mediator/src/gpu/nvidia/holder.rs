@@ -192,6 +192,8 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             .copied()
             .collect();
         if new.is_empty() {
+            // One that has no channels runs nothing; what it makes is to be held as well.
+            self.held.entry(tenant).or_default();
             return Ok(());
         }
         // The guardian knows before it happens.
@@ -243,6 +245,24 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         Ok(())
     }
 
+    /// A tenant that was fastened is resumed by the guardian again, when we are gone.
+    ///
+    /// # Errors
+    /// If the guardian is gone.
+    pub fn loosen(&mut self, tenant: TenantId) -> Result<(), HolderError> {
+        self.renew()?;
+        let held = self.held.get(&tenant);
+        let Some(channels) = held.filter(|_| self.fastened.contains(&tenant)) else {
+            return Ok(());
+        };
+        let channels: Vec<Channel> = channels.iter().copied().collect();
+        self.tell(&Order::Hold(channels.clone()))?;
+        let now = self.now();
+        self.lease.hold(&channels, now);
+        self.fastened.remove(&tenant);
+        Ok(())
+    }
+
     /// Resumes a tenant's channels.
     ///
     /// # Errors
@@ -252,6 +272,9 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             return Ok(());
         };
         self.fastened.remove(&tenant);
+        if channels.is_empty() {
+            return Ok(());
+        }
         let channels: Vec<Channel> = channels.into_iter().collect();
         if self.set(&channels, false).is_err() {
             // One of them is gone perhaps.
@@ -461,6 +484,11 @@ mod tests {
             Order::Release(channels(3)),
         ];
         assert_eq!(*guardian.orders.borrow(), orders);
+        holder.loosen(A).unwrap();
+        holder.loosen(A).unwrap();
+        let told: Vec<Order> = guardian.orders.borrow()[3..].to_vec();
+        assert!(told.contains(&Order::Hold(channels(3))), "{told:?}");
+        holder.fasten(A).unwrap();
         holder.hold(B, &channels(5)[3..]).unwrap();
         *guardian.gone.borrow_mut() = true;
         assert!(holder.renew().is_err());

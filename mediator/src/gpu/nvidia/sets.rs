@@ -7,20 +7,24 @@
 //!    '--- made, filled, mapped by its owner at the same place <--- Blank (nothing was written yet)
 //! ```
 //!
-//! An owner is whoever has memory mapped: a VM's worker, behind [`Mapper`]. What keeps it right:
+//! An owner is whoever has memory mapped, behind [`Mapper`]: a VM's worker, or the processes of a program, which make what the
+//! card has room for themselves (`grants.rs`). What keeps it right:
 //!
 //! - Memory is copied only while nobody has it mapped: its owner unmaps first and maps last. Whoever ran all the same, by
 //!   somebody's mistake, would fault; no byte could change behind a copy.
 //! - An owner of whose memory something is not `Here`, or is to move, is not let run ([`Sets::release`]). Chunks change their
 //!   state in one function, which counts them.
-//! - What is away or moving is *fastened*: nobody else resumes the owner, not the guardian either, since that could only
-//!   fault. Whoever has the rest of the memory ends with the daemon.
+//! - Whose memory is away or moving is *fastened*: nobody else resumes it, not the guardian either, since it could only
+//!   fault. It ends with the daemon: a VM's worker, or a program, whose library sees to that. A program is no longer fastened just
+//!   before the last of its memory is mapped again: whoever lacks something is known to its library, who does not is resumed.
 //! - A move that fails leaves the bytes where they were. An owner that cannot be given its memory is ended with a reason.
+//! - What came back is still at the host until its owner may run: if it is to go again before, it is not copied again.
 //! - What one has freed or left behind is closed, or scrubbed at the host. Nobody gets memory that is not zero or wholly
 //!   overwritten.
 //!
 //! Locks, outermost first: an owner's turn (over a move or a change of its memory), whatever its mapper takes, the table.
 
+mod grants;
 mod moves;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -33,8 +37,9 @@ use std::time::{Duration, Instant};
 use turnstile_abi::{CHUNK_BYTES, ErrorCode};
 use turnstile_accounting::{Nanos, TenantId};
 
-use super::mover::{Away, EXTENT_BYTES_MAX, Kept, MoverError, Resident, Stayed};
+use super::mover::{Away, Back, EXTENT_BYTES_MAX, Kept, MoverError, Resident, Stayed};
 use crate::gpu::{ChunkId, Direction, MemoryEvent, MoveError, MoveOrder, Refusal};
+use grants::Wishes;
 
 /// Where memory lies at its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,7 +79,7 @@ pub trait Copies: Send + Sync + Debug {
     /// As [`super::mover::Mover::out`].
     fn out(&self, memory: Vec<Resident>) -> Vec<Result<(Away, Nanos), Stayed>>;
     /// As [`super::mover::Mover::back`].
-    fn back(&self, copies: Vec<Away>) -> Vec<Result<(Resident, Nanos), Kept>>;
+    fn back(&self, copies: Vec<Away>) -> Vec<Result<Back, Kept>>;
 }
 
 impl Copies for super::mover::Mover {
@@ -86,31 +91,43 @@ impl Copies for super::mover::Mover {
         Self::out(self, memory)
     }
 
-    fn back(&self, copies: Vec<Away>) -> Vec<Result<(Resident, Nanos), Kept>> {
+    fn back(&self, copies: Vec<Away>) -> Vec<Result<Back, Kept>> {
         Self::back(self, copies)
     }
 }
 
-/// Keeps a suspended owner suspended, whatever happens to this process, until it is released.
-pub type Fasten = Box<dyn Fn(TenantId) -> Result<(), String> + Send + Sync>;
+/// Keeps a suspended owner suspended, whatever happens to this process, until it is released (`true`); or leaves it to whoever ends
+/// suspensions when this process is gone (`false`).
+pub type Fasten = Box<dyn Fn(TenantId, bool) -> Result<(), String> + Send + Sync>;
 
 #[derive(Debug)]
 enum State {
     Here(Resident),
     Away(Away),
     Blank,
+    /// Its owner makes it, and then tells.
+    Granted,
     /// In the hands of whoever has the owner's turn.
     Taken,
+}
+
+impl State {
+    /// It takes up room on the card, and nothing of it is missing to its owner.
+    const fn is_here(&self) -> bool {
+        matches!(self, Self::Here(_) | Self::Granted)
+    }
 }
 
 #[derive(Debug)]
 struct Chunk {
     place: Place,
     state: State,
-    /// It takes up room on the card.
+    /// It takes up room on the card, or is to.
     on_card: bool,
     /// It is to move.
     ordered: bool,
+    /// What the host has of it, since it came back and its owner has not run.
+    spare: Option<Away>,
 }
 
 #[derive(Debug)]
@@ -121,6 +138,12 @@ struct Owner {
     by_place: BTreeMap<u64, ChunkId>,
     /// Chunks that are not `Here`, or are to move.
     absent: usize,
+    /// Chunks that have a spare.
+    spares: usize,
+    /// Bytes on the card beside the chunks.
+    fixed_bytes: u64,
+    /// Of a program, whose submissions nobody sees: what is known of its wishes.
+    wishes: Option<Wishes>,
     /// It is suspended.
     still: bool,
     /// Requests of it that need the GPU: those that are served, which nobody interrupts, and all.
@@ -130,24 +153,37 @@ struct Owner {
 
 impl Owner {
     fn is_absent(chunk: &Chunk) -> bool {
-        chunk.ordered || !matches!(chunk.state, State::Here(_))
+        chunk.ordered || !chunk.state.is_here()
     }
 
     /// The only place where a chunk changes.
     fn put(&mut self, id: ChunkId, change: impl FnOnce(&mut Chunk)) {
         if let Some(chunk) = self.chunks.get_mut(&id) {
             self.absent -= usize::from(Self::is_absent(chunk));
+            self.spares -= usize::from(chunk.spare.is_some());
             change(chunk);
             self.absent += usize::from(Self::is_absent(chunk));
+            self.spares += usize::from(chunk.spare.is_some());
         }
+    }
+
+    /// What the host has though it need not, to be dropped without the lock.
+    fn take_spares(&mut self) -> Vec<Away> {
+        if self.spares == 0 {
+            return Vec::new();
+        }
+        self.spares = 0;
+        let chunks = self.chunks.values_mut();
+        chunks.filter_map(|chunk| chunk.spare.take()).collect()
     }
 
     fn insert(&mut self, id: ChunkId, place: Place, state: State) {
         let chunk = Chunk {
             place,
-            on_card: matches!(state, State::Here(_)),
+            on_card: state.is_here(),
             state,
             ordered: false,
+            spare: None,
         };
         self.absent += usize::from(Self::is_absent(&chunk));
         self.by_place.insert(place.at, id);
@@ -158,6 +194,7 @@ impl Owner {
         let id = self.by_place.remove(&at)?;
         let chunk = self.chunks.remove(&id)?;
         self.absent -= usize::from(Self::is_absent(&chunk));
+        self.spares -= usize::from(chunk.spare.is_some());
         Some((id, chunk))
     }
 }
@@ -180,6 +217,20 @@ impl Table {
         self.owners.get_mut(&tenant).ok_or(none)
     }
 
+    /// A chunk is there, which was promised nothing before.
+    fn entered(&mut self, owner: TenantId, first: ChunkId, chunk_bytes: u64, resident: bool) {
+        self.next = first.0 + 1;
+        self.promised += chunk_bytes;
+        self.on_card += u64::from(resident) * chunk_bytes;
+        self.events.push(MemoryEvent::Allocated {
+            owner,
+            first,
+            count: 1,
+            chunk_bytes,
+            resident,
+        });
+    }
+
     /// A chunk that was is none any more.
     fn forget(&mut self, chunk: &Chunk) {
         self.promised -= chunk.place.bytes;
@@ -197,7 +248,7 @@ impl Table {
         owner.put(id, |chunk| {
             let Some(state) = left.take() else { return };
             before = u64::from(chunk.on_card) * chunk.place.bytes;
-            chunk.on_card = matches!(state, State::Here(_));
+            chunk.on_card = state.is_here();
             after = u64::from(chunk.on_card) * chunk.place.bytes;
             chunk.state = state;
         });
@@ -295,12 +346,19 @@ impl Sets {
 
     /// An owner appears, and may run.
     pub fn add(&self, tenant: TenantId, mapper: Arc<dyn Mapper>) {
+        self.insert(tenant, mapper, None);
+    }
+
+    fn insert(&self, tenant: TenantId, mapper: Arc<dyn Mapper>, wishes: Option<Wishes>) {
         let owner = Owner {
             mapper,
             turn: Arc::default(),
             chunks: BTreeMap::new(),
             by_place: BTreeMap::new(),
             absent: 0,
+            spares: 0,
+            fixed_bytes: 0,
+            wishes,
             still: false,
             served: 0,
             asked: 0,
@@ -315,6 +373,7 @@ impl Sets {
         for chunk in gone.iter().flat_map(|owner| owner.chunks.values()) {
             table.forget(chunk);
         }
+        table.on_card -= gone.as_ref().map_or(0, |owner| owner.fixed_bytes);
         drop(table);
         self.shared.changed.notify_all();
         // Closing many descriptors takes a while.
@@ -406,16 +465,20 @@ impl Sets {
     /// that is not known may always.
     pub fn release(&self, tenant: TenantId) -> bool {
         let mut table = lock(&self.shared.table);
-        let whole = match table.owner(tenant) {
-            Ok(owner) if owner.absent > 0 => false,
+        let (whole, spares) = match table.owner(tenant) {
+            Ok(owner) if owner.absent > 0 => (false, Vec::new()),
             Ok(owner) => {
                 owner.still = false;
-                true
+                if let Some(wishes) = &mut owner.wishes {
+                    wishes.granted(Instant::now());
+                }
+                (true, owner.take_spares())
             }
-            Err(_) => true,
+            Err(_) => (true, Vec::new()),
         };
         drop(table);
         self.shared.changed.notify_all();
+        drop(spares);
         whole
     }
 
@@ -440,11 +503,13 @@ impl Sets {
             .is_ok_and(|owner| owner.served > 0)
     }
 
-    /// Whether a request of the owner waits, or is served.
+    /// Whether a request of the owner waits, or is served; or it is a program that lacks memory and may have work.
     pub fn asks(&self, tenant: TenantId) -> bool {
-        lock(&self.shared.table)
-            .owner(tenant)
-            .is_ok_and(|owner| owner.asked > 0)
+        lock(&self.shared.table).owner(tenant).is_ok_and(|owner| {
+            let lacks = owner.absent > 0;
+            let wishes = owner.wishes.as_ref();
+            owner.asked > 0 || wishes.is_some_and(|it| it.wants(lacks, Instant::now()))
+        })
     }
 
     /// A request of the owner's needs the GPU: waits until it runs with all of its memory, and keeps it so.
@@ -483,13 +548,30 @@ impl Sets {
     pub fn order(&self, order: MoveOrder) -> Result<(), MoveError> {
         let mut table = lock(&self.shared.table);
         let tenant = order.owner;
+        let room = self.shared.card_bytes.saturating_sub(table.on_card);
         let owner = table.owner(tenant)?;
         if !owner.still || owner.served > 0 {
             return Err(MoveError::MayRun(tenant));
         }
-        for id in &order.chunks {
-            owner.put(*id, |chunk| chunk.ordered = true);
+        let mut coming = 0;
+        if order.direction == Direction::In {
+            let chunks = order.chunks.iter().filter_map(|id| owner.chunks.get(id));
+            coming = chunks
+                .filter(|chunk| !chunk.on_card)
+                .map(|chunk| chunk.place.bytes)
+                .sum();
+            if coming > room {
+                return Err(MoveError::NoRoom(tenant));
+            }
         }
+        for id in &order.chunks {
+            owner.put(*id, |chunk| {
+                chunk.ordered = true;
+                chunk.on_card |= order.direction == Direction::In;
+            });
+        }
+        // From now on nobody is promised this room.
+        table.on_card += coming;
         table.queues[order.direction as usize].push_back(order);
         drop(table);
         self.shared.changed.notify_all();
@@ -532,11 +614,16 @@ impl Shared {
         Ok(owner.map_err(lost)?.turn.clone())
     }
 
-    /// Takes room, if there is some: whether all of it is on the card.
-    fn promise(&self, tenant: TenantId, bytes: u64) -> Result<bool, ErrorCode> {
+    /// Bytes that all owners may have together.
+    fn room_bytes(&self) -> u64 {
         // Without some of the pool nothing could move.
         let reserve = 4 * self.extent_bytes;
-        let room = (self.card_bytes + self.pool_bytes.saturating_sub(reserve)).max(self.card_bytes);
+        self.card_bytes + self.pool_bytes.saturating_sub(reserve)
+    }
+
+    /// Takes room, if there is some: whether all of it is on the card.
+    fn promise(&self, tenant: TenantId, bytes: u64) -> Result<bool, ErrorCode> {
+        let room = self.room_bytes();
         let mut table = lock(&self.table);
         if table.promised + bytes > room {
             let owner = tenant;

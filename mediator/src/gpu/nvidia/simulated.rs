@@ -278,7 +278,6 @@ impl Engine {
                 from: Moment(from + LAG),
                 to: Moment(self.now + LAG),
                 busy_ns: Nanos(self.busy - busy),
-                launches: 0,
             });
             self.latch = (self.now, self.busy);
         }

@@ -20,14 +20,6 @@ const LATCH: Nanos = Nanos::from_ms(100);
 /// they begin anew, tens of milliseconds.
 const AGREE: Nanos = Nanos::from_ms(2);
 
-/// Engine time that processing a launch takes, before its first instruction and after its last. SOURCE: measured: 1.73 to 1.96 us of
-/// each launch are busy by the counters beside what kernels execute, for kernels of 10, 12, 50 and 200 us that are launched and waited
-/// for; 1.55 and 1.66 for kernels behind each other.
-const LAUNCH: Nanos = Nanos(1_950);
-/// Launches take no more than this part of what is busy: what counts as one is the device's affair, and nobody is to be charged for
-/// next to nothing because he does very many small things. SOURCE: measured: 17 % for kernels of 10 us.
-const LAUNCHES_MAX: f64 = 0.2;
-
 /// After a latch, so that it is there.
 const SLACK: Nanos = Nanos::from_ms(2);
 
@@ -71,18 +63,6 @@ pub struct Busy {
     pub to: Moment,
     /// Time in which a kernel was active, or a launch was processed.
     pub busy_ns: Nanos,
-    /// Launches.
-    pub launches: u64,
-}
-
-impl Busy {
-    /// Time in which a kernel was active.
-    pub fn executed(&self) -> Nanos {
-        // CAST: a part of the time.
-        let most = (self.busy_ns.0 as f64 * LAUNCHES_MAX) as u64;
-        let launches = self.launches.saturating_mul(LAUNCH.0).min(most);
-        self.busy_ns.saturating_sub(Nanos(launches))
-    }
 }
 
 /// Counters at a latch.
@@ -92,7 +72,6 @@ struct Counted {
     busy: u64,
     cycles: u64,
     clock: u64,
-    launches: u64,
 }
 
 impl Counted {
@@ -187,12 +166,7 @@ impl Utilisation {
         (self.last, self.to) = (next, to);
         // CAST: a part of the length.
         let busy_ns = Nanos((length.0 as f64 * percent.clamp(0.0, 100.0) / 100.0) as u64);
-        Ok(Some(Busy {
-            from,
-            to,
-            busy_ns,
-            launches: counted.launches.saturating_sub(before.launches),
-        }))
+        Ok(Some(Busy { from, to, busy_ns }))
     }
 
     fn percent(&mut self, next: usize, counted: &Counted) -> Result<f64, UtilisationError> {
@@ -223,7 +197,6 @@ fn counted(sample: &UtilisationSample, layout: SampleLayout) -> Counted {
         busy: sample.word(layout.busy_at),
         cycles: sample.word(layout.cycles_at),
         clock: sample.word(layout.clock_at),
-        launches: sample.word(layout.launches_at),
     }
 }
 
@@ -238,7 +211,6 @@ mod tests {
             busy,
             cycles,
             clock: 0,
-            launches: 0,
         };
         // SOURCE: two samples of an H200 under kernels of 200 us, of which the library made 95.740914454...
         let percent = counted(159_350_549, 166_439_343).percent_since(&counted(0, 0));
@@ -255,27 +227,11 @@ mod tests {
             busy: 0,
             cycles: 1,
             clock,
-            launches: 0,
         };
         let before = at(500, 26_598_423_809);
         let (length, agree) = at(600, 26_698_371_476).since(&before);
         assert_eq!((length, agree), (Nanos(99_947_667), true));
         let (length, agree) = at(600, 5).since(&before);
         assert_eq!((length, agree), (Nanos::from_ms(100), false));
-    }
-
-    #[test]
-    fn processing_launches_is_not_executing_and_is_not_most_of_it() {
-        let busy = |launches| Busy {
-            from: Moment(0),
-            to: Moment(100_000_000),
-            busy_ns: Nanos(88_050_000),
-            launches,
-        };
-        // SOURCE: an interval of an H200 under kernels of 50 us, which executed 84.7 % of it.
-        let executed = busy(1_708).executed().0 as f64 / 1e8;
-        assert!((executed - 0.847).abs() < 0.001, "{executed}");
-        assert_eq!(busy(0).executed(), busy(0).busy_ns);
-        assert_eq!(busy(u64::MAX).executed(), Nanos(88_050_000 / 5 * 4));
     }
 }

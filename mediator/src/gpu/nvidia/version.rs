@@ -38,9 +38,6 @@ pub struct SampleLayout {
     /// Nanoseconds by the counters' own clock. SOURCE: measured: in 12 s no further than 60 us from the device's timer, by kernels of known
     /// begin and end; the time stamps drift by 1.4 ms in it, and intervals between them are up to 0.1 ms longer or shorter.
     pub clock_at: usize,
-    /// Launches. SOURCE: measured: grows by 1,707, 479, 50 and 0 in intervals in which 1,708, 478, 50 and no kernels ended, eight
-    /// in flight or one.
-    pub launches_at: usize,
 }
 
 /// Why a driver's privileged calls are not used.
@@ -75,7 +72,6 @@ const fn v580_159_04() -> DriverAbi {
             busy_at: 6_064,
             cycles_at: 816,
             clock_at: 1_200,
-            launches_at: 1_392,
         },
     }
 }

@@ -134,11 +134,21 @@ impl Watch {
 
     /// Channels by which a tenant is held: those on the compute engine, of all its processes.
     pub(super) fn channels(&self, tenant: TenantId) -> Vec<Channel> {
-        self.handles
-            .pids()
-            .filter(|pid| self.residency.tenant(*pid) == Some(tenant))
-            .flat_map(|pid| self.handles.compute_channels(pid))
+        let pids = self.pids(tenant);
+        pids.flat_map(|pid| self.handles.compute_channels(pid))
             .collect()
+    }
+
+    /// All of its channels: those that copy have to be stopped too before its memory is taken.
+    pub(super) fn all_channels(&self, tenant: TenantId) -> Vec<Channel> {
+        let pids = self.pids(tenant);
+        pids.flat_map(|pid| self.handles.all_channels(pid))
+            .collect()
+    }
+
+    fn pids(&self, tenant: TenantId) -> impl Iterator<Item = u32> + '_ {
+        let of = move |pid: &u32| self.residency.tenant(*pid) == Some(tenant);
+        self.handles.pids().filter(of)
     }
 
     fn learn(&mut self, now: Moment) {
@@ -240,7 +250,7 @@ impl Watch {
             self.idle.restart();
         }
         self.counted_until = Some(busy.to);
-        let (length, executed) = (busy.to.since(busy.from), busy.executed());
+        let length = busy.to.since(busy.from);
         let residency = &self.residency;
         let earlier = |lag: Nanos| {
             let ago = |moment: Moment| Moment(moment.0.saturating_sub(lag.0));
@@ -256,7 +266,7 @@ impl Watch {
                 .into_iter()
                 .filter_map(|(tenant, time)| Some((tenant?, stay(tenant?, time))))
                 .collect();
-            let idle = length.saturating_sub(executed).saturating_sub(nobody);
+            let idle = length.saturating_sub(busy.busy_ns).saturating_sub(nobody);
             (idle, stays)
         };
         log::trace!("{busy:?}");

@@ -1,4 +1,4 @@
-//! Memory of VMs beyond what the card has: the mover, and who has what.
+//! Memory of tenants beyond what the card has: the mover, and who has what.
 
 use std::process::Command;
 use std::sync::{Arc, Weak};
@@ -50,9 +50,9 @@ impl Moving {
         let config = MoverConfig::new(device, self.pool_bytes);
         let mover = Mover::start(config, self.mover)?;
         let weak: Weak<Shared> = Arc::downgrade(shared);
-        let fasten = move |tenant| {
+        let fasten = move |tenant, on| {
             let shared = weak.upgrade().ok_or("the GPU is given up")?;
-            shared.hands.fasten(tenant)
+            shared.hands.fasten(tenant, on)
         };
         let (pool_bytes, fasten) = (self.pool_bytes, Box::new(fasten));
         let sets = Sets::new(Arc::new(mover), fasten, card_bytes, pool_bytes);

@@ -118,6 +118,17 @@ impl Away {
     }
 }
 
+/// Memory that was moved back.
+#[derive(Debug)]
+pub struct Back {
+    /// It.
+    pub memory: Resident,
+    /// What the host has: the same, until somebody writes to the memory.
+    pub copy: Away,
+    /// Time of the link.
+    pub took: Nanos,
+}
+
 /// Memory that was not moved out: it is where it was.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
@@ -414,19 +425,15 @@ impl Mover {
         }
     }
 
-    /// Makes memory with the bytes that the host has; each with the time of the link.
-    pub fn back(&self, copies: Vec<Away>) -> Vec<Result<(Resident, Nanos), Kept>> {
+    /// Makes memory with the bytes that the host has; each with what the host has still, and the time of the link.
+    pub fn back(&self, copies: Vec<Away>) -> Vec<Result<Back, Kept>> {
         let mut all = Vec::with_capacity(copies.len());
         self.back_each(copies, |moved| all.push(moved));
         all
     }
 
     /// As [`Self::back`]; `each` is told of one while the next are copied.
-    pub fn back_each(
-        &self,
-        copies: Vec<Away>,
-        mut each: impl FnMut(Result<(Resident, Nanos), Kept>),
-    ) {
+    pub fn back_each(&self, copies: Vec<Away>, mut each: impl FnMut(Result<Back, Kept>)) {
         let (mut batch, mut spans) = (Vec::new(), 0);
         for copy in copies {
             let count = copy.pages.spans().len();
@@ -440,7 +447,7 @@ impl Mover {
         self.back_batch(batch, &mut each);
     }
 
-    fn back_batch(&self, batch: Vec<Away>, each: &mut dyn FnMut(Result<(Resident, Nanos), Kept>)) {
+    fn back_batch(&self, batch: Vec<Away>, each: &mut dyn FnMut(Result<Back, Kept>)) {
         if batch.is_empty() {
             return;
         }
@@ -459,7 +466,8 @@ impl Mover {
                     match moved.and_then(|(took, fd)| Ok((fd.ok_or_else(missing)?, took))) {
                         Ok((handle, took)) => {
                             let bytes = copy.bytes;
-                            each(Ok((Resident { handle, bytes }, took)));
+                            let memory = Resident { handle, bytes };
+                            each(Ok(Back { memory, copy, took }));
                         }
                         Err(MoverError::Gone(error)) => {
                             let gone = MoverError::Gone(error.clone());

@@ -28,5 +28,7 @@ mod tests;
 
 #[cfg(test)]
 pub(super) use handle::fake;
-pub use handle::{Away, EXTENT_BYTES_MAX, Kept, Mover, MoverConfig, MoverError, Resident, Stayed};
+pub use handle::{
+    Away, Back, EXTENT_BYTES_MAX, Kept, Mover, MoverConfig, MoverError, Resident, Stayed,
+};
 pub use serve::{ServeError, run};

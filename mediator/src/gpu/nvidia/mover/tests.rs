@@ -15,7 +15,7 @@ use turnstile_abi::CHUNK_BYTES;
 use super::copier::{Copier, CopyFailure};
 use super::protocol::Span;
 use super::serve::run_with;
-use super::{Away, Mover, MoverConfig, MoverError, Resident};
+use super::{Away, Back, Mover, MoverConfig, MoverError, Resident};
 use crate::gpu::Direction;
 use crate::memory_file::memory_file;
 
@@ -188,7 +188,7 @@ fn bytes_go_and_come_back_in_order_however_many_orders_that_takes() {
     let back = mover.back(away);
     assert_eq!(back.len(), lengths.len());
     for ((length, seed), moved) in lengths.iter().zip(1u8..).zip(back) {
-        let (memory, _) = moved.unwrap();
+        let Back { memory, .. } = moved.unwrap();
         assert!(
             content(&memory) == bytes(seed * 20, *length),
             "number {seed}"
@@ -228,7 +228,7 @@ fn what_does_not_move_stays_where_it_was_and_the_others_go() {
     let mut back = mover.back(vec![first, last]);
     let kept = back.pop().unwrap().unwrap_err();
     assert_eq!(kept.error, MoverError::NoRoom);
-    assert!(content(&back.pop().unwrap().unwrap().0) == bytes(1, 1));
+    assert!(content(&back.pop().unwrap().unwrap().memory) == bytes(1, 1));
     assert_eq!(mover.create(CHUNK_BYTES).unwrap_err(), MoverError::NoRoom);
     assert_eq!(kept.copy.bytes(), CHUNK_BYTES);
 }
@@ -249,11 +249,11 @@ fn another_mover_goes_on_with_what_the_host_has() {
             (stayed.memory, away)
         }
     };
-    let back = mover.back(away).pop().unwrap().unwrap().0;
+    let back = mover.back(away).pop().unwrap().unwrap().memory;
     assert!(content(&back) == bytes(3, 2));
     assert_ne!(mover.pid().unwrap(), first);
     let again = out(&mover, vec![stays]).pop().unwrap();
-    let back = mover.back(vec![again]).pop().unwrap().unwrap().0;
+    let back = mover.back(vec![again]).pop().unwrap().unwrap().memory;
     assert!(content(&back) == bytes(7, 1));
 }
 

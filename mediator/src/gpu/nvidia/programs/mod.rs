@@ -2,10 +2,11 @@
 //!
 //! Each process has a connection and a thread here that hears it. What it says are allegations: a frame is checked when it is
 //! decoded, and a chunk's state in [`book`]; whoever breaks the rules loses the connection, and its memory does not move.
-//! Who has the memory is behind [`Backing`]; it has chunks taken and given by [`ProgramMemory::unmap`] and
-//! [`ProgramMemory::map`], while nothing of the program runs.
+//! Who has the memory is behind [`Backing`], in the daemon [`ProgramChunks`]; it has chunks taken and given by
+//! [`ProgramMemory::unmap`] and [`ProgramMemory::map`], while nothing of the program runs.
 
 mod book;
+mod chunks;
 mod line;
 #[cfg(test)]
 mod tests;
@@ -13,7 +14,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use turnstile_accounting::TenantId;
 use turnstile_preload_wire::{ChunkNumber, Denial, Pin, ToDaemon, ToLibrary, VERSION};
 
 use book::{Book, Breach, ProcessNumber};
+pub use chunks::ProgramChunks;
 use line::Line;
 
 /// Processes of all programs at a time that have a connection: each takes a thread.
@@ -59,6 +61,10 @@ pub trait Backing: Send + Sync + Debug {
     fn made(&self, tenant: TenantId, place: ProgramPlace, handle: OwnedFd);
     /// A chunk is of no interest any more.
     fn freed(&self, tenant: TenantId, place: ProgramPlace);
+    /// So much of a tenant's is on the GPU beside its chunks, and cannot move.
+    fn pinned(&self, _tenant: TenantId, _bytes: u64) {}
+    /// A tenant has work, and lacks memory.
+    fn wants(&self, _tenant: TenantId) {}
 }
 
 /// Memory stays on the card.
@@ -100,6 +106,10 @@ struct Shared {
 /// Memory of all programs of a GPU.
 #[derive(Clone, Debug)]
 pub struct ProgramMemory(Arc<Shared>);
+
+/// The same, for whoever is held by it.
+#[derive(Clone, Debug)]
+struct WeakMemory(Weak<Shared>);
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -159,13 +169,15 @@ impl ProgramMemory {
 
     /// A tenant is gone: its processes are not heard any more.
     pub fn remove(&self, tenant: TenantId) {
+        self.0.lock().limits.remove(&tenant);
+        self.end(tenant);
+    }
+
+    /// Nobody is heard any more: who lacks memory ends.
+    pub fn end_all(&self) {
         let mut state = self.0.lock();
-        state.limits.remove(&tenant);
-        for number in state.book.processes(tenant) {
-            if let Some(line) = state.lines.get(&number) {
-                line.end();
-            }
-        }
+        state.limits.clear();
+        state.lines.values().for_each(|line| line.end());
     }
 
     fn hear(&self, tenant: TenantId, number: ProcessNumber, line: &Line) {
@@ -255,7 +267,9 @@ impl ProgramMemory {
             }
             ToDaemon::Pinned { reason, bytes } => {
                 self.0.lock().book.pinned(number, reason, bytes)?;
+                self.tell_pinned(tenant);
             }
+            ToDaemon::Wants {} => self.0.backing.wants(tenant),
             ToDaemon::Released { chunk } => {
                 self.0.lock().book.released(number, chunk)?;
                 self.answer(number, chunk, Ok(()));
@@ -277,6 +291,12 @@ impl ProgramMemory {
             ToDaemon::Hello { .. } => return Ok(false),
         }
         Ok(true)
+    }
+
+    fn tell_pinned(&self, tenant: TenantId) {
+        let bytes = self.0.lock().book.bytes(tenant);
+        let pinned = bytes.map_or(0, |bytes| bytes.pinned);
+        self.0.backing.pinned(tenant, pinned);
     }
 
     /// Says that a chunk was denied, now and then.
@@ -325,6 +345,17 @@ impl ProgramMemory {
                 bytes,
             };
             self.0.backing.freed(tenant, place);
+        }
+        self.tell_pinned(tenant);
+    }
+
+    /// A tenant's processes are not spoken with any more: they end as soon as they see it, if they lack memory.
+    fn end(&self, tenant: TenantId) {
+        let state = self.0.lock();
+        for number in state.book.processes(tenant) {
+            if let Some(line) = state.lines.get(&number) {
+                line.end();
+            }
         }
     }
 

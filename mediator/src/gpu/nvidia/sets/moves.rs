@@ -6,12 +6,24 @@ use std::time::{Duration, Instant};
 
 use turnstile_accounting::{Nanos, TenantId};
 
-use super::{Mapper, Place, Shared, State, lock};
-use crate::gpu::nvidia::mover::{Kept, MoverError, Resident, Stayed};
+use super::{Chunk, Mapper, Place, Shared, State, lock};
+use crate::gpu::nvidia::mover::{Away, Back, Kept, MoverError, Resident, Stayed};
 use crate::gpu::{ChunkId, Direction, MemoryEvent, MoveFailure, MoveOrder, MoveReport};
 
 /// What came of a chunk, and the time of the link.
 type Outcome = Result<(u64, Nanos), MoveFailure>;
+
+/// A chunk in the hands of whoever has its owner's turn.
+struct Taken {
+    id: ChunkId,
+    place: Place,
+    state: State,
+    /// What the host has of it.
+    spare: Option<Away>,
+}
+
+/// One that its owner is to be given, and what the host has of it still.
+type Given = (ChunkId, Place, Resident, Option<Away>);
 
 impl Shared {
     /// Moves that fail are tried again and again: one line in so long.
@@ -55,12 +67,7 @@ impl Shared {
                 Direction::Out => self.move_out(order, &*mapper, &mut outcomes),
                 Direction::In => self.move_in(order, &*mapper, &mut outcomes),
             }
-            let mut table = lock(&self.table);
-            if let Ok(owner) = table.owner(order.owner) {
-                for id in &order.chunks {
-                    owner.put(*id, |chunk| chunk.ordered = false);
-                }
-            }
+            self.settle(order);
         }
         let mut table = lock(&self.table);
         for chunk in &order.chunks {
@@ -81,12 +88,25 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// An order was carried out: what did not come takes up no room.
+    fn settle(&self, order: &MoveOrder) {
+        let mut table = lock(&self.table);
+        let mut freed = 0;
+        if let Ok(owner) = table.owner(order.owner) {
+            for id in &order.chunks {
+                owner.put(*id, |chunk| {
+                    chunk.ordered = false;
+                    let here = chunk.state.is_here();
+                    freed += u64::from(chunk.on_card && !here) * chunk.place.bytes;
+                    chunk.on_card = here;
+                });
+            }
+        }
+        table.on_card -= freed;
+    }
+
     /// Takes chunks into the hands of whoever has the owner's turn; what is none of those is told.
-    fn take(
-        &self,
-        order: &MoveOrder,
-        outcomes: &mut BTreeMap<ChunkId, Outcome>,
-    ) -> Vec<(ChunkId, Place, State)> {
+    fn take(&self, order: &MoveOrder, outcomes: &mut BTreeMap<ChunkId, Outcome>) -> Vec<Taken> {
         let mut taken = Vec::new();
         let mut table = lock(&self.table);
         let Ok(owner) = table.owner(order.owner) else {
@@ -94,13 +114,22 @@ impl Shared {
         };
         for id in &order.chunks {
             owner.put(*id, |chunk| {
-                let here = matches!(chunk.state, State::Here(_));
-                if here == (order.direction == Direction::In) {
+                if chunk.state.is_here() == (order.direction == Direction::In) {
                     outcomes.insert(*id, Err(MoveFailure::There));
                     return;
                 }
-                let state = std::mem::replace(&mut chunk.state, State::Taken);
-                taken.push((*id, chunk.place, state));
+                if matches!(chunk.state, State::Granted) {
+                    // Its owner has not made it: there is nothing to copy. If it does, it is there again.
+                    chunk.state = State::Blank;
+                    outcomes.insert(*id, Ok((0, Nanos::ZERO)));
+                    return;
+                }
+                taken.push(Taken {
+                    id: *id,
+                    place: chunk.place,
+                    state: std::mem::replace(&mut chunk.state, State::Taken),
+                    spare: chunk.spare.take(),
+                });
             });
         }
         taken
@@ -119,21 +148,32 @@ impl Shared {
     ) {
         let tenant = order.owner;
         let taken = self.take(order, outcomes);
-        let places: Vec<Place> = taken.iter().map(|(_, place, _)| *place).collect();
-        let unmapped = (self.fasten)(tenant).and_then(|()| mapper.unmap(&places));
+        if taken.is_empty() {
+            return;
+        }
+        let places: Vec<Place> = taken.iter().map(|one| one.place).collect();
+        let unmapped = (self.fasten)(tenant, true).and_then(|()| mapper.unmap(&places));
         if let Err(error) = unmapped {
             self.complain(tenant, &error);
-            for (id, _, state) in taken {
-                self.put(tenant, id, state);
-                outcomes.insert(id, Err(MoveFailure::Copy));
+            for one in taken {
+                self.put(tenant, one.id, one.state);
+                outcomes.insert(one.id, Err(MoveFailure::Copy));
             }
             return;
         }
         let (mut ids, mut memory) = (Vec::new(), Vec::new());
-        for (id, place, state) in taken {
-            if let State::Here(resident) = state {
-                ids.push((id, place));
-                memory.push(resident);
+        for one in taken {
+            match (one.state, one.spare) {
+                // The host has it: closed, it is free.
+                (State::Here(_), Some(spare)) => {
+                    self.put(tenant, one.id, State::Away(spare));
+                    outcomes.insert(one.id, Ok((0, Nanos::ZERO)));
+                }
+                (State::Here(resident), None) => {
+                    ids.push((one.id, one.place));
+                    memory.push(resident);
+                }
+                _ => {}
             }
         }
         let mut stayed = Vec::new();
@@ -146,15 +186,46 @@ impl Shared {
                 Err(Stayed { memory, error }) => {
                     self.complain(tenant, &error.to_string());
                     let failure = match error {
-                        MoverError::PoolFull => MoveFailure::NoRoom,
+                        MoverError::PoolFull => {
+                            self.drop_spares();
+                            MoveFailure::NoRoom
+                        }
                         _ => MoveFailure::Copy,
                     };
                     outcomes.insert(id, Err(failure));
-                    stayed.push((id, place, memory));
+                    stayed.push((id, place, memory, None));
                 }
             }
         }
         self.give(tenant, mapper, stayed);
+        self.went(tenant);
+    }
+
+    /// The pool's room is needed for what is nowhere else.
+    fn drop_spares(&self) {
+        let mut table = lock(&self.table);
+        let owners = table.owners.values_mut();
+        let spares: Vec<_> = owners.map(|owner| owner.take_spares()).collect();
+        drop(table);
+        drop(spares);
+    }
+
+    /// Whether nothing of a program is at the host any more.
+    fn is_last(&self, tenant: TenantId) -> bool {
+        let there = |chunk: &Chunk| !matches!(chunk.state, State::Away(_) | State::Taken);
+        let mut table = lock(&self.table);
+        let owner = table.owner(tenant);
+        owner.is_ok_and(|owner| owner.wishes.is_some() && owner.chunks.values().all(there))
+    }
+
+    /// Memory of an owner went.
+    fn went(&self, tenant: TenantId) {
+        if let Ok(owner) = lock(&self.table).owner(tenant)
+            && owner.absent > 0
+            && let Some(wishes) = &mut owner.wishes
+        {
+            wishes.lacks(Instant::now());
+        }
     }
 
     fn move_in(
@@ -169,7 +240,10 @@ impl Shared {
             MoverError::NoRoom => MoveFailure::NoRoom,
             _ => MoveFailure::Copy,
         };
-        for (id, place, state) in self.take(order, outcomes) {
+        for Taken {
+            id, place, state, ..
+        } in self.take(order, outcomes)
+        {
             if let State::Away(copy) = state {
                 ids.push((id, place));
                 copies.push(copy);
@@ -178,7 +252,7 @@ impl Shared {
             match self.copies.create(place.bytes) {
                 Ok(memory) => {
                     outcomes.insert(id, Ok((0, Nanos::ZERO)));
-                    given.push((id, place, memory));
+                    given.push((id, place, memory, None));
                 }
                 Err(error) => {
                     self.put(tenant, id, State::Blank);
@@ -188,9 +262,9 @@ impl Shared {
         }
         for ((id, place), moved) in ids.into_iter().zip(self.copies.back(copies)) {
             match moved {
-                Ok((memory, took)) => {
+                Ok(Back { memory, copy, took }) => {
                     outcomes.insert(id, Ok((place.bytes, took)));
-                    given.push((id, place, memory));
+                    given.push((id, place, memory, Some(copy)));
                 }
                 Err(Kept { copy, error }) => {
                     self.complain(tenant, &error.to_string());
@@ -204,17 +278,25 @@ impl Shared {
 
     /// Gives an owner memory that is on the card. One that cannot be given it ends: what it has is right for whoever comes
     /// after it.
-    fn give(&self, tenant: TenantId, mapper: &dyn Mapper, given: Vec<(ChunkId, Place, Resident)>) {
+    fn give(&self, tenant: TenantId, mapper: &dyn Mapper, given: Vec<Given>) {
         if given.is_empty() {
             return;
         }
         let shared: std::io::Result<Vec<_>> = given
             .iter()
-            .map(|(_, place, memory)| Ok((*place, Some(memory.share()?))))
+            .map(|(_, place, memory, _)| Ok((*place, Some(memory.share()?))))
             .collect();
         // Before it is mapped: whoever is started again meanwhile is to have it. They are still ordered, so that it does not run.
-        for (id, _, memory) in given {
+        for (id, _, memory, copy) in given {
             self.put(tenant, id, State::Here(memory));
+            if let Ok(owner) = lock(&self.table).owner(tenant) {
+                owner.put(id, |chunk| chunk.spare = copy);
+            }
+        }
+        if self.is_last(tenant)
+            && let Err(error) = (self.fasten)(tenant, false)
+        {
+            log::error!("{tenant} would stay suspended without the daemon: {error}");
         }
         let mapped = shared.map_err(|error| error.to_string());
         if let Err(error) = mapped.and_then(|shared| mapper.map(shared)) {

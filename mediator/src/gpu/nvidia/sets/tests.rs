@@ -122,7 +122,7 @@ impl Copies for FakeCopies {
         memory.into_iter().map(one).collect()
     }
 
-    fn back(&self, copies: Vec<Away>) -> Vec<Result<(Resident, Nanos), Kept>> {
+    fn back(&self, copies: Vec<Away>) -> Vec<Result<Back, Kept>> {
         let one = |copy: Away| {
             if self.fails() {
                 let error = Self::error();
@@ -132,7 +132,8 @@ impl Copies for FakeCopies {
             match self.create(bytes) {
                 Ok(memory) => {
                     fake::fill(&copy, &memory);
-                    Ok((memory, Nanos(bytes)))
+                    let took = Nanos(bytes);
+                    Ok(Back { memory, copy, took })
                 }
                 Err(error) => Err(Kept { copy, error }),
             }
@@ -158,7 +159,8 @@ impl Bench {
         };
         let fastened = Arc::<Mutex<Vec<TenantId>>>::default();
         let told = fastened.clone();
-        let fasten = Box::new(move |tenant| {
+        let fasten = Box::new(move |tenant, on: bool| {
+            assert!(on, "of VMs nothing is loosened");
             told.lock().unwrap().push(tenant);
             Ok(())
         });
@@ -257,8 +259,13 @@ fn memory_goes_and_comes_back_to_the_same_place() {
     // The room is another's meanwhile, and zero.
     bench.sets.allocate(B, 0, 2 * CHUNK_BYTES).unwrap();
     assert_eq!(bench.of(B).read(8), 0);
-    let none = vec![Err(MoveFailure::NoRoom)];
-    assert_eq!(bench.moved(A, Direction::In, &chunks), none);
+    let order = MoveOrder {
+        owner: A,
+        cause: A,
+        direction: Direction::In,
+        chunks: chunks.clone(),
+    };
+    assert_eq!(bench.sets.order(order), Err(MoveError::NoRoom(A)));
     let unmap = |places: &[Place]| bench.of(B).unmap(places).map_err(|_| unreachable!());
     bench.sets.free(B, 0, 2 * CHUNK_BYTES, unmap).unwrap();
     // The stand-in's card knows of no descriptors.

@@ -1,0 +1,172 @@
+//! Memory of programs that moves: chunks as their libraries know them, in the sets of [`crate::gpu::nvidia::sets`].
+//!
+//! ```text
+//!   library -- Ask, Made, Freed --> ProgramMemory --> ProgramChunks (Backing) --> Sets --> mover
+//!   library <-- Release, Restore -- ProgramMemory <-- Processes (Mapper) <-------- Sets
+//! ```
+//!
+//! A library's numbers are its own; here every chunk of every process has a number that nobody else has, which is its place.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use turnstile_accounting::TenantId;
+use turnstile_preload_wire::Denial;
+
+use super::{Backing, Grant, ProgramMemory, ProgramPlace, WeakMemory};
+use crate::gpu::nvidia::mover::Resident;
+use crate::gpu::nvidia::sets::{Mapper, Place, Sets};
+
+#[derive(Debug, Default)]
+struct Numbers {
+    last: u64,
+    by_chunk: BTreeMap<ProgramPlace, u64>,
+    by_number: BTreeMap<u64, ProgramPlace>,
+}
+
+impl Numbers {
+    fn number(&mut self, chunk: ProgramPlace) -> Place {
+        let last = &mut self.last;
+        let at = *self.by_chunk.entry(chunk).or_insert_with(|| {
+            *last += 1;
+            *last
+        });
+        self.by_number.insert(at, chunk);
+        let bytes = chunk.bytes;
+        Place { at, bytes }
+    }
+
+    fn forget(&mut self, chunk: ProgramPlace) -> Option<Place> {
+        let at = self.by_chunk.remove(&chunk)?;
+        self.by_number.remove(&at);
+        let bytes = chunk.bytes;
+        Some(Place { at, bytes })
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    sets: OnceLock<Arc<Sets>>,
+    numbers: Mutex<Numbers>,
+}
+
+impl Shared {
+    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        // Updates under this lock are complete.
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The memory of all programs of a GPU. Until it is told where memory moves, it stays on the card.
+#[derive(Clone, Debug, Default)]
+pub struct ProgramChunks(Arc<Shared>);
+
+impl ProgramChunks {
+    /// Memory moves from now on. Once, before there are programs.
+    pub fn move_by(&self, sets: Arc<Sets>) {
+        // Empty until here.
+        let _ = self.0.sets.set(sets);
+    }
+
+    /// A program is a tenant, whose processes are heard by `memory`.
+    pub fn add(&self, tenant: TenantId, memory: &ProgramMemory) {
+        let Some(sets) = self.0.sets.get() else {
+            return;
+        };
+        let processes = Processes {
+            tenant,
+            memory: WeakMemory(Arc::downgrade(&memory.0)),
+            chunks: self.0.clone(),
+        };
+        sets.add_program(tenant, Arc::new(processes));
+    }
+}
+
+impl Backing for ProgramChunks {
+    fn allocate(&self, tenant: TenantId, chunk: ProgramPlace) -> Result<Grant, Denial> {
+        let Some(sets) = self.0.sets.get() else {
+            return Ok(Grant::Make);
+        };
+        let place = self.0.numbers().number(chunk);
+        match sets.grant(tenant, place) {
+            Some(true) => Ok(Grant::Make),
+            Some(false) => Ok(Grant::Given),
+            None => {
+                self.0.numbers().forget(chunk);
+                Err(Denial::Full)
+            }
+        }
+    }
+
+    fn made(&self, tenant: TenantId, chunk: ProgramPlace, handle: OwnedFd) {
+        // Where nothing moves it is closed: it would keep the memory.
+        if let Some(sets) = self.0.sets.get() {
+            let place = self.0.numbers().number(chunk);
+            sets.made(tenant, place, Resident::adopt(handle, chunk.bytes));
+        }
+    }
+
+    fn freed(&self, tenant: TenantId, chunk: ProgramPlace) {
+        let place = self.0.numbers().forget(chunk);
+        if let (Some(sets), Some(place)) = (self.0.sets.get(), place) {
+            sets.forget(tenant, place);
+        }
+    }
+
+    fn pinned(&self, tenant: TenantId, bytes: u64) {
+        if let Some(sets) = self.0.sets.get() {
+            sets.fix(tenant, bytes);
+        }
+    }
+
+    fn wants(&self, tenant: TenantId) {
+        if let Some(sets) = self.0.sets.get() {
+            sets.wants(tenant);
+        }
+    }
+}
+
+/// The processes of a program, as those that have its memory mapped.
+#[derive(Debug)]
+struct Processes {
+    tenant: TenantId,
+    memory: WeakMemory,
+    chunks: Arc<Shared>,
+}
+
+impl Processes {
+    fn memory(&self) -> Result<ProgramMemory, String> {
+        let memory = self.memory.0.upgrade();
+        memory.map(ProgramMemory).ok_or("nobody hears it".into())
+    }
+}
+
+impl Mapper for Processes {
+    fn unmap(&self, places: &[Place]) -> Result<(), String> {
+        let chunks: Vec<ProgramPlace> = {
+            let numbers = self.chunks.numbers();
+            let chunk = |place: &Place| numbers.by_number.get(&place.at).copied();
+            // What was freed meanwhile is nobody's.
+            places.iter().filter_map(chunk).collect()
+        };
+        self.memory()?.unmap(self.tenant, &chunks)
+    }
+
+    fn map(&self, memory: Vec<(Place, Option<OwnedFd>)>) -> Result<(), String> {
+        let given: Vec<(ProgramPlace, OwnedFd)> = {
+            let numbers = self.chunks.numbers();
+            let chunk = |(place, handle): (Place, Option<OwnedFd>)| {
+                Some((*numbers.by_number.get(&place.at)?, handle?))
+            };
+            memory.into_iter().filter_map(chunk).collect()
+        };
+        self.memory()?.map(self.tenant, given)
+    }
+
+    fn end(&self, _: &str) {
+        if let Ok(memory) = self.memory() {
+            memory.end(self.tenant);
+        }
+    }
+}

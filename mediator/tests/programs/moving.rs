@@ -1,0 +1,174 @@
+//! Memory of programs that moves, without a GPU: everything is the daemon's own, down to the mover's process, but the driver
+//! (`preload/tests/libcuda.c`, whose memory lies in files) and what suspends programs: a lock on a file, which the driver takes
+//! for each copy and kernel.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use turnstile_accounting::{Moment, TenantId};
+use turnstile_mediator::gpu::nvidia::mover::{Mover, MoverConfig};
+use turnstile_mediator::gpu::nvidia::programs::{ProgramChunks, ProgramMemory};
+use turnstile_mediator::gpu::nvidia::sets::{Copies, Sets};
+use turnstile_mediator::gpu::{Capabilities, ChannelActivity};
+
+/// Who did nothing for so long wants nothing.
+const IDLE: Duration = Duration::from_millis(20);
+
+/// A program's engine.
+#[derive(Debug)]
+struct Engine {
+    file: File,
+    held: bool,
+    /// What it wanted when it was last free.
+    wants: bool,
+    count: u64,
+    seen: Instant,
+}
+
+impl Engine {
+    /// Whether it did something lately, as far as it could.
+    fn look(&mut self) -> bool {
+        if self.held {
+            return self.wants;
+        }
+        let mut word = [0; 8];
+        let _ = self.file.read_exact_at(&mut word, 0);
+        let count = u64::from_le_bytes(word);
+        if count != self.count {
+            (self.count, self.seen) = (count, Instant::now());
+        }
+        self.wants = self.seen.elapsed() < IDLE;
+        self.wants
+    }
+}
+
+/// A card whose memory moves, and who may use it.
+#[derive(Debug)]
+pub(crate) struct Moves {
+    pub(crate) sets: Arc<Sets>,
+    pub(crate) mover: Arc<Mover>,
+    pub(crate) chunks: ProgramChunks,
+    card_bytes: u64,
+    pool_bytes: u64,
+    engines: Mutex<BTreeMap<TenantId, Engine>>,
+    fastened: Arc<Mutex<BTreeSet<TenantId>>>,
+}
+
+impl Moves {
+    /// A card of so many bytes before a pool of so many; the driver is in `folder`.
+    pub(crate) fn new(folder: &Path, card_bytes: u64, pool_bytes: u64) -> Self {
+        let folder = folder.to_owned();
+        let command = move || {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
+            command.arg("nvidia-mover").env("LD_LIBRARY_PATH", &folder);
+            command
+        };
+        let mover = Arc::new(Mover::start(MoverConfig::new(0, pool_bytes), command).unwrap());
+        let copies: Arc<dyn Copies> = mover.clone();
+        let fastened = Arc::<Mutex<BTreeSet<TenantId>>>::default();
+        let own = fastened.clone();
+        let fasten = Box::new(move |tenant, on| {
+            let mut fastened = own.lock().unwrap();
+            let _ = if on {
+                fastened.insert(tenant)
+            } else {
+                fastened.remove(&tenant)
+            };
+            Ok(())
+        });
+        let sets = Sets::new(copies, fasten, card_bytes, pool_bytes).unwrap();
+        let (sets, chunks) = (Arc::new(sets), ProgramChunks::default());
+        chunks.move_by(sets.clone());
+        Self {
+            sets,
+            mover,
+            chunks,
+            card_bytes,
+            pool_bytes,
+            engines: Mutex::default(),
+            fastened,
+        }
+    }
+
+    pub(crate) fn capabilities(&self, of: Capabilities) -> Capabilities {
+        Capabilities {
+            memory_bytes: self.card_bytes,
+            host_pool_bytes: self.pool_bytes,
+            movable_memory: true,
+            ..of
+        }
+    }
+
+    /// The launcher says which engine is the program's.
+    pub(crate) fn add(&self, tenant: TenantId, root: u32, memory: &ProgramMemory) {
+        let environment = fs::read_to_string(format!("/proc/{root}/environ")).unwrap();
+        let mut variables = environment.split('\0');
+        let engine = variables.find_map(|variable| variable.strip_prefix("FAKE_ENGINE="));
+        let Some(path) = engine else { return };
+        let engine = Engine {
+            file: File::open(path).unwrap(),
+            held: false,
+            wants: false,
+            count: 0,
+            seen: Instant::now(),
+        };
+        self.engines.lock().unwrap().insert(tenant, engine);
+        self.chunks.add(tenant, memory);
+    }
+
+    pub(crate) fn remove(&self, tenant: TenantId) {
+        self.sets.remove(tenant);
+        self.engines.lock().unwrap().remove(&tenant);
+    }
+
+    pub(crate) fn suspend(&self, tenant: TenantId) {
+        if let Some(engine) = self.engines.lock().unwrap().get_mut(&tenant) {
+            if !engine.held {
+                engine.look();
+                // A kernel takes milliseconds.
+                flock(&engine.file, FlockOperation::LockExclusive).unwrap();
+                engine.held = true;
+            }
+            self.sets.held(tenant);
+        }
+    }
+
+    pub(crate) fn resume(&self, tenant: TenantId) {
+        if let Some(engine) = self.engines.lock().unwrap().get_mut(&tenant)
+            && self.sets.release(tenant)
+            && engine.held
+        {
+            engine.held = false;
+            self.fastened.lock().unwrap().remove(&tenant);
+            engine.seen = Instant::now();
+            flock(&engine.file, FlockOperation::Unlock).unwrap();
+        }
+    }
+
+    pub(crate) fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
+        if let Some(engine) = self.engines.lock().unwrap().get_mut(&tenant) {
+            let wants = engine.look() || self.sets.asks(tenant);
+            channels.push(ChannelActivity {
+                channel: 0,
+                pending: wants.into(),
+                last_active: Moment(0),
+            });
+        }
+    }
+
+    /// The daemon is gone. Nobody resumes who is fastened.
+    pub(crate) fn end(&self) {
+        for (tenant, engine) in std::mem::take(&mut *self.engines.lock().unwrap()) {
+            if self.fastened.lock().unwrap().contains(&tenant) {
+                std::mem::forget(engine);
+            }
+        }
+        self.sets.end();
+    }
+}
