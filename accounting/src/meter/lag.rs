@@ -28,6 +28,8 @@ const PAST: f64 = 0.98;
 
 /// One stands out if those that are not beside it are worse by so much: e to the power of half of it times as unlikely.
 const CLEAR: f64 = 20.0;
+/// Finer steps go on from the one at the end of their range if it is better than the middle by so much.
+const BETTER: f64 = 6.0;
 /// Beside it: estimates are much the same.
 const BESIDE: Nanos = Nanos::from_ms(4);
 
@@ -109,8 +111,10 @@ impl LaggedShares {
             self.fine.clear();
         }
         if self.fine.is_empty() && self.stands_out(best) {
-            self.refine(best);
+            let Lagged { lag, shares, .. } = self.coarse[best].clone();
+            self.refine(lag, &shares);
         }
+        self.follow();
         self.best = least(&self.fine).map_or(Best::Coarse(best), Best::Fine);
         surprised
     }
@@ -135,14 +139,26 @@ impl LaggedShares {
         there.is_some_and(|there| there.misfit - self.coarse[best].misfit > CLEAR)
     }
 
-    /// Finer steps around this one.
-    fn refine(&mut self, best: usize) {
-        let Lagged { lag, shares, .. } = &self.coarse[best];
+    /// Finer steps around this lag.
+    fn refine(&mut self, lag: Nanos, shares: &IdleShares) {
         let first = lag.saturating_sub(Nanos(FINE_STEPS * FINE_STEP.0));
         let steps = 0..=2 * FINE_STEPS;
         let shares = shares.and_noise(NOISE);
         let lagged = |step| Lagged::new(first + Nanos(step * FINE_STEP.0), shares.clone());
         self.fine = steps.map(lagged).collect();
+    }
+
+    /// Finer steps go with the lag: the counters' clock and the GPU's timer are not the same either.
+    fn follow(&mut self) {
+        let Some(best) = least(&self.fine) else {
+            return;
+        };
+        let last = self.fine.len() - 1;
+        let at_end = best == last || (best == 0 && self.fine[0].lag > Nanos::ZERO);
+        if at_end && self.fine[last / 2].misfit - self.fine[best].misfit > BETTER {
+            let Lagged { lag, shares, .. } = self.fine[best].clone();
+            self.refine(lag, &shares);
+        }
     }
 
     /// The time stamps begin anew: the lag is another.
@@ -237,6 +253,19 @@ mod tests {
                 "{lag_us} us: {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_lag_that_drifts_is_followed() {
+        let mut shares = LaggedShares::default();
+        let lag = |interval: u64| (30_000 + 50 * interval) * 1_000;
+        for interval in 2..200 {
+            teach(&mut shares, interval..interval + 1, lag(interval));
+        }
+        let found = shares.lag().0.abs_diff(lag(200));
+        assert!(found <= STEP.0, "{:?}", shares.lag());
+        let b = shares.shares().fraction(B);
+        assert!((b - 0.125).abs() < 0.005, "{b}");
     }
 
     #[test]

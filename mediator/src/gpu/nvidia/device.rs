@@ -530,17 +530,12 @@ impl Gpu for NvidiaGpu {
 
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         let shared = &self.shared;
-        let held = |tenant| shared.is_held(tenant);
-        // Who comes next is not on the engine yet.
-        let moving = shared.is_moving();
-        let now = shared.now();
-        let watch = &lock(&shared.watched).watch;
-        let in_doubt = if moving {
-            !watch.trusts_all(now)
-        } else {
-            watch.is_in_doubt(now, held)
+        let in_doubt = || {
+            let watched = lock(&shared.watched);
+            let held = |tenant| shared.is_held(tenant);
+            watched.watch.is_in_doubt(shared.now(), held)
         };
-        in_doubt.then_some(tick)
+        (shared.is_moving() || in_doubt()).then_some(tick)
     }
 
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {

@@ -500,11 +500,7 @@ impl Daemon {
     /// As `NvidiaGpu::look_again`.
     fn is_in_doubt(&self) -> bool {
         let held = |tenant: TenantId| self.held.contains(&tenant);
-        if self.is_moving() {
-            !self.watch.trusts_all(self.now())
-        } else {
-            self.watch.is_in_doubt(self.now(), held)
-        }
+        self.is_moving() || self.watch.is_in_doubt(self.now(), held)
     }
 
     /// As `Shared::is_dry`.

@@ -205,12 +205,6 @@ impl Watch {
             })
     }
 
-    /// Whether all who want the engine have had work for so long that it need not be looked for.
-    pub(super) fn trusts_all(&self, now: Moment) -> bool {
-        let mut wanting = self.demand.wanting(now).peekable();
-        wanting.peek().is_some() && wanting.all(|tenant| self.demand.trusted(tenant, now))
-    }
-
     /// Readings in a row without work that say that a tenant has paused, and not that they fell between its launches.
     pub(super) fn idle_readings(&self, tenant: TenantId) -> u32 {
         let (least, most) = IDLE_READINGS;
