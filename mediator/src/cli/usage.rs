@@ -14,7 +14,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use turnstile_accounting::audit::{Audit, Report};
 use turnstile_accounting::export::{
-    Container, ExportError, FocusVersion, Format, PriceList, Request, export, parse_time, show_time,
+    Container, ExportError, FocusVersion, Format, PriceList, Request, export, focus_schema,
+    parse_time, show_time,
 };
 use turnstile_accounting::record::{GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, Standing};
@@ -47,6 +48,8 @@ enum Command {
     Show(ShowArgs),
     /// Say who set what, as the ledger notes it
     Changes(ChangesArgs),
+    /// Print what the columns of a bill in FOCUS are, as its schema
+    Schema(SchemaArgs),
     /// Make a ledger out of a seed, to try exports on
     #[command(hide = true)]
     Synthesise(SynthesiseArgs),
@@ -127,6 +130,23 @@ struct ChangesArgs {
 }
 
 #[derive(clap::Args, Debug)]
+struct SchemaArgs {
+    /// Of which bills
+    #[arg(long, value_enum, default_value_t = FocusArg::Focus14)]
+    format: FocusArg,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FocusArg {
+    /// FOCUS 1.2
+    #[value(name = "focus-1.2")]
+    Focus12,
+    /// FOCUS 1.4
+    #[value(name = "focus-1.4")]
+    Focus14,
+}
+
+#[derive(clap::Args, Debug)]
 struct SynthesiseArgs {
     /// Where the numbers come from
     #[arg(long, default_value_t = 0)]
@@ -178,6 +198,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Command::Export(own) => run_export(&args.source, own).map(|()| true),
         Command::Verify(own) => run_verify(&args.source, own),
         Command::Show(own) => return own.admin.exit(run_show(own)),
+        Command::Schema(own) => print_schema(own).map(|()| true),
         Command::Changes(own) => run_changes(&args.source, own).map(|()| true),
         Command::Synthesise(own) => run_synthesise(&args.source.ledger, own).map(|()| true),
     };
@@ -321,6 +342,15 @@ fn run_changes(source: &Source, args: &ChangesArgs) -> anyhow::Result<()> {
         Ok(true)
     })?;
     out.flush().context("Writing to standard output failed")
+}
+
+fn print_schema(args: &SchemaArgs) -> anyhow::Result<()> {
+    let version = match args.format {
+        FocusArg::Focus12 => FocusVersion::V1_2,
+        FocusArg::Focus14 => FocusVersion::V1_4,
+    };
+    println!("{}", serde_json::to_string_pretty(&focus_schema(version))?);
+    Ok(())
 }
 
 /// What was found of one GPU.

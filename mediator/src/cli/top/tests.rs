@@ -26,7 +26,7 @@ fn row(tenant: u32, name: &str, weight: u32, parts: [f64; 4], doing: Doing) -> R
         held,
         copying: 0.012,
         cap: (tenant == 1).then_some(0.25),
-        switches_per_s: 412.0 * received,
+        switches_per_s: f64::from(5 - tenant) * 62.5,
         held_bytes: None,
         gpu_seconds: 1_512.25 * f64::from(tenant),
         memory: Some(MemorySample {
@@ -65,7 +65,7 @@ fn made_up() -> View {
             ),
             row(4, "train", 50, [0.002, 0.002, 0.0, 0.0], Doing::Idle),
         ],
-        switches_per_s: 388.4,
+        switches_per_s: 388.5,
         memory_bytes: 141 << 30,
         memory_held_bytes: 80 << 30,
         untracked: 1,
@@ -190,6 +190,11 @@ fn a_narrow_screen_keeps_the_columns_that_matter() {
     }
     assert!(!lines[3].contains("SWAPPED"));
     assert!(lines[6].contains('…'), "a long name is cut: {}", lines[6]);
+    let mut failing = screen(false);
+    let ledger = failing.view.as_mut().and_then(|view| view.ledger.as_mut());
+    ledger.unwrap().failing = true;
+    let head = &self::lines(&drawn(&failing, 58, 10))[0];
+    assert!(head.contains("WRITING FAILS"), "{head}");
 }
 
 #[test]

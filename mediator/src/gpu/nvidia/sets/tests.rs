@@ -159,7 +159,7 @@ impl Bench {
         };
         let fastened = Arc::<Mutex<Vec<TenantId>>>::default();
         let told = fastened.clone();
-        let fasten = Box::new(move |tenant, on: bool| {
+        let fasten = Box::new(move |tenant: TenantId, on: bool| {
             assert!(on, "of VMs nothing is loosened");
             told.lock().unwrap().push(tenant);
             Ok(())
