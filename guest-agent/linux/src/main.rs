@@ -247,7 +247,7 @@ fn bench(args: &Args) -> Result<(), Failure> {
     })?;
     gpu.free(memory)?;
     if let Some(seen) = bus.interrupts() {
-        println!("{:<28} {seen:>10}", "interrupts");
+        println!("interrupts {seen}");
     }
     Ok(())
 }

@@ -255,6 +255,10 @@ impl Host {
         if running != Some(tenant) {
             state.timings.woke(tenant, now);
         }
+        if let Some((vm, _)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) {
+            vm.gates.woke();
+            self.gpu.set_unwatched(tenant, vm.gates.any_open());
+        }
         if let Some(order) = state.mediation.woke(tenant, now) {
             state.carry_out(&*self.gpu, order);
         }

@@ -286,7 +286,7 @@ impl Session {
         let mut attempts = Allowance::new(ATTEMPTS, RETRY);
         loop {
             let mut link = self.link();
-            while !link.ended && !(link.wanted && attempts.take(Instant::now())) {
+            while !(link.ended || link.wanted && attempts.take(Instant::now())) {
                 let wait = if link.wanted {
                     RETRY / 10
                 } else {
