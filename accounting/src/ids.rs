@@ -26,6 +26,12 @@ pub fn tenant_id(node: &str, boot: Uuid, tenant: TenantId) -> Uuid {
     name("tenant", &[node, &boot.to_string(), &number])
 }
 
+/// Id of what a tenant used while nobody had said its name: not that of [`tenant_id`], as an id has one name.
+pub fn unnamed_id(node: &str, boot: Uuid, tenant: TenantId) -> Uuid {
+    let number = tenant.0.to_string();
+    name("unnamed", &[node, &boot.to_string(), &number])
+}
+
 /// Id of a tenant's record in a window.
 pub fn event_id(gpu: &GpuIdentity, tenant: Uuid, stretch: &Stretch) -> Uuid {
     name(
@@ -113,5 +119,6 @@ mod tests {
         assert_ne!(id, event_id(&other, tenant, &stretch));
         assert_ne!(entry_id(&gpu, &stretch), entry_id(&other, &stretch));
         assert_ne!(tenant, tenant_id("n", Uuid::nil(), TenantId(2)));
+        assert_ne!(tenant, unnamed_id("n", Uuid::nil(), TenantId(1)));
     }
 }

@@ -54,8 +54,10 @@ pub struct TenantTotals {
     pub estimated_ns: Nanos,
     /// Time stalled on its faults; not part of `used_ns`.
     pub fault_ns: Nanos,
-    /// Observed stays on the engine.
+    /// Observed stays on the engine, counted again in each window that they reach into.
     pub turns: u64,
+    /// Observed stays on the engine.
+    pub begun: u64,
 }
 
 /// Where one engine's time went since the ledger began.
@@ -75,6 +77,8 @@ pub struct EngineTotals {
     pub gap_ns: Nanos,
     /// Sum of the windows' error bounds.
     pub error_bound_ns: Nanos,
+    /// Observed stays of tenants.
+    pub begun: u64,
 }
 
 /// One entry of the ledger's recent past.
@@ -148,6 +152,7 @@ impl TenantTotals {
         self.estimated_ns += other.estimated_ns;
         self.fault_ns += other.fault_ns;
         self.turns += other.turns;
+        self.begun += other.begun;
     }
 }
 
@@ -159,6 +164,7 @@ impl EngineTotals {
         self.idle_ns += usage.idle_ns;
         self.unobserved_ns += usage.unobserved_ns;
         self.error_bound_ns += usage.error_bound_ns;
+        self.begun += usage.tenants.iter().map(|part| part.begun).sum::<u64>();
     }
 
     /// All time that is accounted for; equals the wall time since the ledger began (law 1).
@@ -217,6 +223,7 @@ impl Ledger {
                         estimated_ns: if estimated { part.used_ns } else { Nanos::ZERO },
                         fault_ns: part.fault_ns,
                         turns: part.turns,
+                        begun: part.begun,
                     });
             }
         }

@@ -233,17 +233,23 @@ impl GapCause {
 }
 
 impl SignalSet {
-    const ALL: [(Signals, u8, &'static str); 3] = [
-        (Signals::Events, 1, "events"),
-        (Signals::Polled, 2, "polled"),
-        (Signals::Extrapolated, 4, "extrapolated"),
+    const ALL: [(u8, &'static str); 4] = [
+        (1, "events"),
+        (2, "polled"),
+        (4, "extrapolated"),
+        (8, "counters"),
     ];
 
     /// This set and one more signal.
     #[must_use]
     pub fn with(self, signals: Signals) -> Self {
-        let bit = Self::ALL.iter().find(|row| row.0 == signals);
-        Self(self.0 | bit.map_or(0, |row| row.1))
+        let bits = match signals {
+            Signals::Events => 1,
+            Signals::Polled => 2,
+            Signals::Extrapolated => 4,
+            Signals::EventsAndCounters => 1 | 8,
+        };
+        Self(self.0 | bits)
     }
 
     /// As a number: one bit each.
@@ -253,14 +259,14 @@ impl SignalSet {
 
     /// The set of these bits, if all are known.
     pub const fn from_bits(bits: u8) -> Option<Self> {
-        if bits < 8 { Some(Self(bits)) } else { None }
+        if bits < 16 { Some(Self(bits)) } else { None }
     }
 }
 
 impl fmt::Display for SignalSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut between = "";
-        for (_, bit, name) in Self::ALL {
+        for (bit, name) in Self::ALL {
             if self.0 & bit != 0 {
                 write!(f, "{between}{name}")?;
                 between = "+";
@@ -446,7 +452,10 @@ mod tests {
             .with(Signals::Polled);
         assert_eq!(set.to_string(), "polled+extrapolated");
         assert_eq!(SignalSet::from_bits(set.bits()), Some(set));
-        assert_eq!(SignalSet::from_bits(8), None);
+        let counted = SignalSet::default().with(Signals::EventsAndCounters);
+        assert_eq!(counted.to_string(), "events+counters");
+        assert_eq!(SignalSet::from_bits(counted.bits()), Some(counted));
+        assert_eq!(SignalSet::from_bits(16), None);
     }
 
     #[test]

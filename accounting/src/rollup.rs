@@ -7,7 +7,7 @@
 //! What cannot be written stays in the open window, which then grows over more than one length; memory grows with the
 //! tenants in it, up to a bound.
 
-use crate::ids::{event_id, tenant_id};
+use crate::ids::{event_id, tenant_id, unnamed_id};
 use crate::record::{
     Body, CapInForce, Digest, EngineRecord, Entry, GapCause, GpuIdentity, SignalSet, Stretch, Tail,
     TenantIdentity, TenantKind, TenantRecord, UnixNanos,
@@ -455,8 +455,9 @@ impl Rollup {
         let gpu = &self.config.gpu;
         let seat = self.seats.get(&tenant);
         let identity = seat.map_or_else(
+            // Another than the one that it has once it is named: an id has one name in the ledger, for good.
             || TenantIdentity {
-                id: tenant_id(&gpu.node, self.config.boot, tenant),
+                id: unnamed_id(&gpu.node, self.config.boot, tenant),
                 name: format!("tenant-{}", tenant.0),
                 kind: TenantKind::Vm,
             },

@@ -77,6 +77,39 @@ fn tenants(entry: &Entry) -> &[TenantRecord] {
 }
 
 #[test]
+fn an_id_has_one_name_for_good() {
+    let (mut rollup, mut metered, mut entries) = (
+        Rollup::new(config(1), None).unwrap(),
+        EVENTS.metered(),
+        Vec::new(),
+    );
+    let named = [1, 2, 3].map(standing);
+    for period in 0..800 {
+        // Seen on the engine before it is named, and long after it has left.
+        let standings = if (100..200).contains(&period) {
+            &named[..]
+        } else {
+            &[]
+        };
+        rollup
+            .period(&[&metered.usage(period)], label(period), standings)
+            .unwrap();
+        rollup.take(&mut entries);
+    }
+    sound(&entries);
+    let mut names = BTreeMap::new();
+    for record in entries.iter().flat_map(tenants) {
+        let name = names.entry(record.tenant.id).or_insert(&record.tenant.name);
+        assert_eq!(*name, &record.tenant.name);
+    }
+    assert_eq!(
+        names.len(),
+        6,
+        "three with their names, and what came before and after"
+    );
+}
+
+#[test]
 fn windows_hold_what_the_engines_did_and_close_on_the_calendar() {
     let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
     run(&mut rollup, &mut EVENTS.metered(), 0..550, &mut entries);

@@ -41,6 +41,8 @@ pub struct TenantUsage {
     pub fault_ns: Nanos,
     /// Stays on the engine that lie at least partly in the window.
     pub turns: u64,
+    /// Stays that began in the window: over all windows, each stay once.
+    pub begun: u64,
 }
 
 /// One engine's window: tenants, overhead, and what is not known.
@@ -122,6 +124,7 @@ impl EngineUsage {
                     used_ns: Nanos::ZERO,
                     fault_ns: Nanos::ZERO,
                     turns: 0,
+                    begun: 0,
                 };
                 self.tenants.insert(index, none);
                 index
@@ -189,6 +192,7 @@ impl Usage {
                     used_ns: Nanos(part[0]),
                     fault_ns: Nanos(part[1]),
                     turns: 0,
+                    begun: 0,
                 })
                 .collect();
             scaled
@@ -245,6 +249,7 @@ mod tests {
             used_ns: Nanos(90),
             fault_ns: Nanos::ZERO,
             turns: 3,
+            begun: 3,
         };
         assert_eq!(turn.metric_ns(Metric::PerTurn), Nanos(30));
     }

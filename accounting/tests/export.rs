@@ -8,6 +8,7 @@ use rust_decimal::Decimal;
 use std::collections::{BTreeMap, BTreeSet};
 use turnstile_accounting::export::{
     Container, ExportError, Exported, FocusVersion, Format, PriceList, Request, export,
+    focus_schema,
 };
 use turnstile_accounting::record::{Body, Entry, UnixNanos};
 use turnstile_accounting::store::{SqliteStore, Store};
@@ -288,6 +289,34 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
             .collect();
         assert_eq!(first, NAMES.into(), "all tenants, the idle one too");
         assert!(rows.iter().any(|row| row["ConsumedQuantity"] == "0.0"));
+    }
+}
+
+#[test]
+fn a_schema_has_the_bills_columns_in_their_order() {
+    let mut store = ledger(&two_hours());
+    for version in [FocusVersion::V1_2, FocusVersion::V1_4] {
+        let format = Format::Focus(version, Container::Csv);
+        let (_, bytes) = written(&mut store, format, &request()).unwrap();
+        let head = String::from_utf8(bytes).unwrap();
+        let head = head.lines().next().unwrap();
+        let schema = focus_schema(version);
+        let definitions = schema["ColumnDefinition"].as_array().unwrap();
+        let names: Vec<&str> = definitions
+            .iter()
+            .map(|column| column["ColumnName"].as_str().unwrap())
+            .collect();
+        assert_eq!(names.join(","), head.trim_end());
+        let kind = |name| {
+            let mut all = definitions.iter();
+            all.find(|column| column["ColumnName"] == name).unwrap()["DataType"].clone()
+        };
+        assert_eq!(kind("ChargePeriodStart"), "DATETIME");
+        assert_eq!(
+            (kind("Tags"), kind("BilledCost")),
+            ("JSON".into(), "DECIMAL".into())
+        );
+        assert_eq!(schema, focus_schema(version), "the same each time");
     }
 }
 

@@ -6,6 +6,7 @@ pub mod bench;
 pub mod config;
 pub mod daemon;
 pub mod gpu;
+pub mod histogram;
 pub mod launch;
 pub mod mediation;
 pub mod memory;

@@ -15,7 +15,8 @@ use turnstile_accounting::{
     EngineId, EngineUsage, Ledger, LedgerError, Metric, Moment, Nanos, Signals, TenantId, Usage,
 };
 use turnstile_policies::{
-    Basis, Cap, Decision, PeriodUsage, Policy, PolicyError, TenantParams, TenantPeriod, Weight,
+    Basis, Cap, Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantParams, TenantPeriod,
+    Weight,
 };
 use turnstile_vmm::gate::GateState;
 
@@ -49,6 +50,21 @@ pub struct Activity {
     pub last_active: Option<Moment>,
 }
 
+/// How often a tenant was held back, and why; all of it only grows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Decisions about it.
+    pub periods: u64,
+    /// Periods in which it was held back for some time.
+    pub throttled_periods: u64,
+    /// Times that it was held back as it was ahead of its share.
+    pub held_ahead: u64,
+    /// Times that it was held back as it was another's turn.
+    pub held_turn: u64,
+    /// Times that it was held back as its quota was used up.
+    pub held_capped: u64,
+}
+
 /// How a tenant stands.
 #[derive(Clone, Copy, Debug)]
 struct Standing {
@@ -59,6 +75,9 @@ struct Standing {
     held_from: Option<Moment>,
     /// It was admitted at some time in this period.
     admitted: bool,
+    /// It was held back at some time in this period.
+    throttled: bool,
+    tally: Tally,
     /// A doorbell write was kept at one of its closed gates.
     kept: bool,
     /// It had work at the end of the last period, before or behind its gates.
@@ -109,6 +128,8 @@ impl Mediation {
             decision: Decision::Admit,
             held_from: None,
             admitted: true,
+            throttled: false,
+            tally: Tally::default(),
             kept: false,
             backlogged: false,
             idle_from: None,
@@ -283,8 +304,17 @@ impl Mediation {
                     GateState::Open
                 }
             }
-            Decision::Hold(_) => {
-                standing.held_from.get_or_insert(now);
+            Decision::Hold(reason) => {
+                standing.throttled = true;
+                if standing.held_from.is_none() {
+                    standing.held_from = Some(now);
+                    let tally = &mut standing.tally;
+                    *match reason {
+                        HoldReason::Ahead => &mut tally.held_ahead,
+                        HoldReason::Turn => &mut tally.held_turn,
+                        HoldReason::Capped => &mut tally.held_capped,
+                    } += 1;
+                }
                 GateState::Closed
             }
         };
@@ -348,6 +378,9 @@ impl Mediation {
         for decided in decisions {
             if let Some(standing) = self.tenants.get_mut(&decided.tenant) {
                 standing.admitted = false;
+                standing.tally.periods += 1;
+                standing.tally.throttled_periods += u64::from(standing.throttled);
+                standing.throttled = false;
             }
             if let Some(order) = self.decide(decided.tenant, decided.decision, end) {
                 self.orders.push(order);
@@ -377,6 +410,12 @@ impl Mediation {
     /// What a tenant was entitled to of the compute engine, and how long it waited for it.
     pub fn due(&self, tenant: TenantId) -> Due {
         self.due.of(tenant)
+    }
+
+    /// How often a tenant was held back.
+    pub fn tally(&self, tenant: TenantId) -> Tally {
+        let standing = self.tenants.get(&tenant);
+        standing.map_or(Tally::default(), |standing| standing.tally)
     }
 
     /// Whether a tenant had work at the end of the last period.

@@ -61,6 +61,15 @@ pub(crate) fn remove(path: &Path) {
     }
 }
 
+/// Changes the permissions of a socket of ours; one that was given keeps its own.
+pub(crate) fn permit(path: &Path, mode: u32) {
+    if given_at(path).is_none()
+        && let Err(error) = std::fs::set_permissions(path, Permissions::from_mode(mode))
+    {
+        log::warn!("Permissions of {} stay: {error}", path.display());
+    }
+}
+
 /// Listens on a socket of these permissions; one that the service manager gave has its own. A socket file that
 /// nobody listens on any more is replaced.
 pub(crate) fn listen(path: &Path, mode: u32) -> Result<UnixListener, ListenError> {

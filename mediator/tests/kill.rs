@@ -6,13 +6,16 @@
 //!
 //! `TURNSTILE_KILLS=1000 cargo test --release -p turnstile-mediator --test kill -- --nocapture`
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use common::{PATIENCE, Process, turnstile};
 use turnstile_accounting::audit::Audit;
 use turnstile_accounting::ids::tenant_id;
 use turnstile_accounting::record::{Body, Digest, Entry, GapCause, GpuIdentity};
@@ -25,40 +28,8 @@ const NODE: &str = "node-1";
 /// A daemon lives for less than this, from the moment its process is made.
 const LIFE: Duration = Duration::from_millis(900);
 
-/// TIMEOUT: for the last daemon's VMs, on a machine that builds at the same time.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-fn turnstile() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    command
-}
-
-/// A process that does not outlive the test.
-struct Process(Child);
-
-impl Process {
-    fn new(command: &mut Command) -> Self {
-        Self(command.spawn().unwrap())
-    }
-
-    fn end(&mut self, within: Duration) -> Option<std::process::ExitStatus> {
-        let begin = Instant::now();
-        while begin.elapsed() < within {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return Some(status);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        None
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn quiet(command: &mut Command) -> &mut Command {
+    command.stdin(Stdio::null()).stdout(Stdio::null())
 }
 
 struct House {
@@ -78,7 +49,7 @@ impl House {
         // Windows as short as they can be: as many edges as possible for a kill to fall on.
         let trace = format!("gpu.soft.trace={}", self.trace(run).display());
         let mut command = turnstile();
-        command
+        quiet(&mut command)
             .args(["serve", "--config", "/dev/null", "--node", NODE])
             .args(["--set", "ledger.window_ms=100", "--set", &trace])
             .arg("--socket")
@@ -86,7 +57,7 @@ impl House {
             .arg("--ledger")
             .arg(self.path("ledger"))
             .stderr(fs::File::create(self.path("daemon-said")).unwrap());
-        Process::new(&mut command)
+        Process(command.spawn().unwrap())
     }
 
     /// A VM that comes back whenever the daemon does, until its input ends.
@@ -101,7 +72,7 @@ impl House {
             .stdin(Stdio::piped())
             .stdout(fs::File::create(self.path(name)).unwrap())
             .stderr(fs::File::create(self.path(&format!("{name}-error"))).unwrap());
-        Process::new(&mut command)
+        Process(command.spawn().unwrap())
     }
 
     fn said(&self, name: &str) -> String {
@@ -370,8 +341,7 @@ fn a_daemon_killed_at_any_moment_loses_no_window_and_counts_none_twice() {
         let (said, error) = (house.said(name), house.said(&format!("{name}-error")));
         assert!(status.success(), "{name}: {error}{said}");
     }
-    let pid = rustix::process::Pid::from_child(&daemon.0);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    daemon.signal(rustix::process::Signal::TERM);
     assert!(daemon.end(PATIENCE).is_some_and(|status| status.success()));
     runs.push(Run {
         number: kills + 1,

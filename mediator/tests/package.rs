@@ -1,16 +1,17 @@
 //! What a package installs: built, listed, installed into a folder, its units checked, and its daemon started as they would.
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-const TURNSTILE: &str = env!("CARGO_BIN_EXE_turnstile");
+use common::{PATIENCE, Process};
 
-/// TIMEOUT: on a machine that builds at the same time.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TURNSTILE: &str = env!("CARGO_BIN_EXE_turnstile");
 
 fn package_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("package")
@@ -36,16 +37,6 @@ fn run(command: &mut Command) -> String {
         text(&output.stdout)
     );
     text(&output.stdout)
-}
-
-/// A process that does not outlive the test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 fn build(out: &Path) -> PathBuf {
@@ -254,8 +245,7 @@ fn the_service_manager_hears_when_it_is_ready_that_it_lives_and_that_it_ends() {
     for _ in 0..3 {
         assert!(next(&manager).contains("WATCHDOG=1"));
     }
-    let pid = rustix::process::Pid::from_child(&daemon.0);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    daemon.signal(rustix::process::Signal::TERM);
     while !next(&manager).contains("STOPPING=1") {}
     assert!(daemon.0.wait().unwrap().success());
 }
@@ -315,8 +305,7 @@ fn a_socket_of_the_service_manager_is_used_and_left_to_the_next_daemon() {
         "{}",
         String::from_utf8_lossy(&vm.stderr)
     );
-    let pid = rustix::process::Pid::from_child(&daemon.0);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    daemon.signal(rustix::process::Signal::TERM);
     assert!(daemon.0.wait().unwrap().success());
     assert!(socket.exists(), "the manager's socket is gone");
 }

@@ -1,31 +1,20 @@
 //! `serve` with its ledger in a PostgreSQL server, killed and begun again.
 
+mod common;
 #[path = "../../accounting/tests/common/server.rs"]
 #[allow(unreachable_pub)]
 mod server;
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use common::{PATIENCE, Process};
 use turnstile_accounting::audit::{Audit, Report};
 use turnstile_accounting::store::{PostgresStore, Selection, Store};
 
-/// TIMEOUT: windows of a tenth of a second, on a machine that builds at the same time.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A process that does not outlive the test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn turnstile() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
+    let mut command = common::turnstile();
     command.stdin(Stdio::piped()).stdout(Stdio::null());
     command
 }
@@ -103,6 +92,40 @@ fn a_server_keeps_the_ledger_over_kills() {
     assert_eq!(report.broken, 0, "{:?}", report.findings);
     assert_eq!(report.gaps, 3, "one for each time without a daemon");
     assert!(report.engine_ns > 0, "nobody used anything");
+    usage_reads_it(&database, report.engine_ns);
+}
+
+/// `turnstile usage` over the server: verified, exported twice the same, and to the nanosecond what the audit found.
+fn usage_reads_it(database: &str, engine_ns: u128) {
+    let usage = |args: &[&str]| {
+        common::turnstile()
+            .args(["usage", "--postgres", database])
+            .args(args)
+            .output()
+            .unwrap()
+    };
+    let said = usage(&["verify", "--json"]);
+    let gpus: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert!(said.status.success(), "{gpus:#}");
+    let until = gpus[0]["closed_until"].as_str().unwrap();
+    let csv = [
+        "export",
+        "--format",
+        "csv",
+        "--from",
+        "2020-01-01T00:00:00Z",
+        "--to",
+        until,
+    ];
+    let bill = usage(&csv);
+    let error = String::from_utf8_lossy(&bill.stderr);
+    assert!(bill.status.success(), "{error}");
+    assert!(
+        error.contains(&format!("{engine_ns} ns of engine time")),
+        "{error}"
+    );
+    assert_eq!(usage(&csv).stdout, bill.stdout, "the same again");
+    assert!(usage(&["changes"]).status.success());
 }
 
 #[test]

@@ -3,4 +3,5 @@
 pub mod decoders;
 pub mod e2e;
 pub mod lab;
+pub mod machine;
 pub mod nested;

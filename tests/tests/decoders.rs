@@ -146,6 +146,39 @@ fn a_ledgers_file() {
 }
 
 #[test]
+fn frames_of_a_programs_memory() {
+    use turnstile_preload_wire::{ToDaemon, VERSION};
+    let hello = ToDaemon::Hello { version: VERSION }.encode();
+    let with = |descriptors: u8, frame: &[u8]| [&[descriptors], frame].concat();
+    let mut seeds = vec![with(0, &hello), with(1, &hello)];
+    // Every kind of message there may be, with words behind it.
+    for kind in 0..64_u8 {
+        let mut frame = hello;
+        for (at, byte) in frame.iter_mut().enumerate() {
+            *byte = if at % 8 == 0 { kind } else { 0 };
+        }
+        seeds.extend((0..3).map(|descriptors| with(descriptors, &frame)));
+    }
+    try_out(&seeds, 10 * runs(), decoders::program_memory);
+}
+
+#[test]
+fn context_switch_records() {
+    // SOURCE: `RawRecord::decode`: type 2, tag 6 or 7, number at 10.
+    let record = |seq: u16, tag: u8| {
+        let mut bytes = [0_u8; turnstile_mediator::gpu::nvidia::events::RECORD_BYTES];
+        (bytes[0], bytes[8]) = (2, tag);
+        bytes[10..12].copy_from_slice(&seq.to_le_bytes());
+        bytes
+    };
+    let log: Vec<u8> = (65_530_u16..=65_535)
+        .chain(0..6)
+        .flat_map(|seq| record(seq, 6 + (seq % 2) as u8))
+        .collect();
+    try_out(&[log], 10 * runs(), decoders::switch_records);
+}
+
+#[test]
 fn price_lists() {
     let seed = include_bytes!("../../accounting/tests/prices.toml").to_vec();
     try_out(

@@ -10,6 +10,7 @@ use turnstile_mediator::gpu::soft::SoftConfig;
 use turnstile_mediator::gpu::soft::pci::PciGpu;
 use turnstile_mediator::gpu::vfio::Bus;
 use turnstile_mediator::gpu::vfio::fake::FakeBus;
+use turnstile_tests::nested::gates::Use;
 use turnstile_tests::nested::{Line, checks, gates};
 
 fn bus() -> Arc<dyn Bus> {
@@ -50,6 +51,15 @@ fn doorbells_pass_through_and_gates_hold_them() {
         let bus = bus();
         kept(gates::open(&*bus));
         kept(gates::cycles(&*bus, 300));
+    }
+}
+
+#[test]
+fn a_guest_with_64_mib_in_use_goes_on_as_fast_while_its_gate_cycles_every_2_ms() {
+    if guests() {
+        let bus = bus();
+        kept(gates::throughput(&*bus, Use::PAGES, 6, false));
+        kept(gates::throughput(&*bus, Use::WORDS, 6, false));
     }
 }
 

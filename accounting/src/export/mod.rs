@@ -13,6 +13,7 @@ mod focus;
 mod parquet;
 mod prices;
 mod rows;
+mod schema;
 mod summary;
 mod table;
 
@@ -21,6 +22,7 @@ pub use container::Container;
 pub use error::ExportError;
 pub use focus::{FocusVersion, columns as focus_columns};
 pub use prices::{PriceList, PriceListError};
+pub use schema::schema as focus_schema;
 pub use summary::{Summary, TenantSum, summary};
 pub use table::Cell;
 

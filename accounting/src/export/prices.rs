@@ -7,11 +7,20 @@ use crate::record::GpuIdentity;
 use rust_decimal::Decimal;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// Why a price list is not usable.
 #[derive(Debug, Error)]
 pub enum PriceListError {
+    /// The file cannot be read.
+    #[error("{} cannot be read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// Not TOML, or not a price list.
     #[error("Not a price list in TOML")]
     Toml(#[source] Box<toml::de::Error>),
@@ -116,6 +125,28 @@ impl TryFrom<String> for Price {
 pub(super) const UNIT: &str = "GPU-Seconds";
 
 impl PriceList {
+    /// Reads a file: JSON if it is called so, else TOML.
+    ///
+    /// # Errors
+    /// If it cannot be read, is none, or has what FOCUS does not permit.
+    pub fn read(path: &Path) -> Result<Self, PriceListError> {
+        let text = std::fs::read_to_string(path).map_err(|source| PriceListError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        if path.extension().is_some_and(|ending| ending == "json") {
+            Self::from_json(&text)
+        } else {
+            Self::from_toml(&text)
+        }
+    }
+
+    /// To whom tenants are charged, by the tenants' names.
+    pub fn sub_accounts(&self) -> BTreeMap<String, String> {
+        let named = |tenant: &Account| Some((tenant.name.clone(), tenant.sub_account_id.clone()?));
+        self.tenants.iter().filter_map(named).collect()
+    }
+
     /// Reads a list in TOML.
     ///
     /// # Errors

@@ -181,6 +181,9 @@ impl Timeline {
             {
                 // PANIC: front() was Some.
                 self.current = self.ahead.pop_front().unwrap();
+                if let Some(EngineState::Running(tenant)) = self.current.state {
+                    usage.entry(tenant).begun += 1;
+                }
             }
         }
         self.advance(window.to());
@@ -275,6 +278,20 @@ mod tests {
         let second = meter.close(window(100, 200));
         assert_eq!(second.tenant_ns(A, Metric::Total), Nanos(50));
         assert_eq!(second.tenant_ns(B, Metric::Total), Nanos(50));
+    }
+
+    #[test]
+    fn a_stay_begins_once_however_many_windows_it_reaches_into() {
+        let mut meter = meter(&[(0, 0, Running(A)), (1, 250, Running(B))]);
+        let parts: Vec<_> = (0..4)
+            .flat_map(|n| meter.close(window(n * 100, n * 100 + 100)).engines)
+            .flat_map(|engine| engine.tenants)
+            .collect();
+        let sum = |tenant, of: fn(&crate::usage::TenantUsage) -> u64| -> u64 {
+            parts.iter().filter(|p| p.tenant == tenant).map(of).sum()
+        };
+        assert_eq!((sum(A, |p| p.begun), sum(B, |p| p.begun)), (1, 1));
+        assert_eq!(sum(A, |p| p.turns), 3);
     }
 
     #[test]

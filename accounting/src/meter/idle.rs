@@ -9,47 +9,47 @@
 //!
 //! A handover is a residency that ends because the tenant is held: one with short kernels launches nothing more for a moment before
 //! that. It has to be told apart from pauses within residency, because handovers come in step with turns, and would make
-//! fractions of those who take turns look alike.
+//! fractions of those who take turns look alike. How long it is follows from the fraction.
 //!
-//! Residencies mix differently in each, so the fractions follow. They are estimated by a Kalman filter with a random walk:
+//! Residencies mix differently in each, so the fractions follow. They are estimated by an extended Kalman filter with a random walk:
 //! fractions change with what programs do. A tenant that was alone in an interval is known at once; the sum over all is
 //! right in any case, which is what conservation needs.
 
 use crate::units::{Nanos, TenantId};
 use std::collections::BTreeMap;
 
-/// Variance of the counters' share of idle time. SOURCE: measured on an H200: 99.846 to 99.859 % busy in five intervals of the
-/// same loads; what the best fractions leave unexplained of tenants that take turns is 0.05 to 0.3 %.
-const NOISE: f64 = 0.002 * 0.002;
-/// Variance by which a fraction may change in an interval.
-const WALK: f64 = 0.001 * 0.001;
+/// Standard deviation of the counters' share of idle time where it is known when they were read. SOURCE: measured on an H200, by
+/// the kernels' own time stamps: 0.05 to 0.1 % of it are not explained by the best fractions; more, where those vary.
+pub(super) const NOISE: f64 = 0.001_5;
+/// Standard deviation by which a fraction may change in [`INTERVAL`]: for one that is idle, in parts of it. SOURCE: measured: from one
+/// interval to the next, the pauses of one who launches and waits are 1 to 3 % longer or shorter; kernels that do not end have none.
+const WALK: (f64, f64) = (0.000_3, 0.02);
+const INTERVAL: Nanos = Nanos::from_ms(100);
 /// Variance of a fraction that nothing is known of.
 const UNKNOWN: f64 = 0.3 * 0.3;
-/// An error so many standard deviations large means that somebody changed his ways,
+/// An error so many standard deviations large means that somebody changed his ways, if the next one is as well: a pause of some
+/// milliseconds, which programs make now and then, is no change.
 const SURPRISE: f64 = 5.0;
-/// by about so much.
-const CHANGED: f64 = 0.1 * 0.1;
+/// One of so much of the interval is a change at once.
+const PAUSE_MAX: f64 = 0.05;
+/// Standard deviation of a change: for one that is idle, in parts of it. Whoever is idle more is more likely to be it.
+const CHANGED: (f64, f64) = (0.02, 0.5);
 /// Variance of a fraction that is known well.
-const WELL: f64 = 0.003 * 0.003;
+const WELL: f64 = 0.005 * 0.005;
 /// Tenants estimated at a time; those who were not seen for longest go first.
-const TENANTS_MAX: usize = 64;
+const TENANTS_MAX: usize = 32;
 
-/// What idle time at handovers is estimated in parts of: the longest that there is. SOURCE: measured on an H200: from taking a tenant
-/// off the schedule until the engine goes over, 0.39 ms at most of 64.
-const HANDOVER: Nanos = Nanos::from_us(450);
-/// Variance of it where nothing is known, in such parts.
-const UNKNOWN_HANDOVER: f64 = 0.3 * 0.3;
+/// An error counts for no more than so many variances: one interval does not outweigh all others.
+const MISFIT_MAX: f64 = 12.0;
+
+/// Idle time at a handover, at most, and for a fraction of idle time: from being taken off the schedule a tenant launches nothing, and
+/// runs what it has. Whoever launches and waits has pauses of about the same length, so that short kernels, of which little
+/// is left, go with large fractions. SOURCE: measured on an H200, 80 handovers each: 268 us for kernels of 50 us (12 % idle), 171 for 200 us
+/// (4 %), 21 for 2 ms (0.5 %), none for those that do not end.
+const HANDOVER_MAX: Nanos = Nanos::from_us(270);
+const HANDOVER: Nanos = Nanos::from_ms(6);
 /// Part of an interval in which somebody has to be resident for it to say something: programs that start say nothing.
 const RESIDENT_MIN: f64 = 0.5;
-
-/// What of a tenant is estimated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    /// The fraction of its residency in which it is idle.
-    Resident,
-    /// Its idle time at a handover, in parts of [`HANDOVER`].
-    Handover,
-}
 
 /// What tenants did in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,172 +60,224 @@ pub struct Stay {
     pub handovers: u32,
 }
 
+/// How long one who is idle for this fraction of his residency is idle at the end of one that ends because he is held, in ns.
+fn handover_ns(fraction: f64) -> f64 {
+    (HANDOVER.0 as f64 * fraction).min(HANDOVER_MAX.0 as f64)
+}
+
+/// A tenant whose fraction is estimated.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    tenant: TenantId,
+    fraction: f64,
+    /// How many intervals ago it was resident.
+    unseen: u32,
+}
+
 /// Fractions of residency in which tenants are idle.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct IdleShares {
+    /// Variance of the counters' share of idle time.
+    noise: f64,
     /// In the order of the matrix's rows.
-    tenants: Vec<(TenantId, Part)>,
-    fractions: Vec<f64>,
+    known: Vec<Known>,
     /// Row by row.
     covariance: Vec<Vec<f64>>,
-    /// How many intervals ago each was resident.
-    unseen: Vec<u32>,
-    /// By how much the last interval's share of idle time was not as foretold.
-    last_error: f64,
+    /// How well the last interval was foretold.
+    misfit: f64,
+    /// The last interval was a surprise.
+    surprised: bool,
+}
+
+impl Default for IdleShares {
+    fn default() -> Self {
+        Self::with_noise(NOISE)
+    }
 }
 
 impl IdleShares {
+    /// Nobody is known; the counters' share of idle time has this standard deviation.
+    pub const fn with_noise(deviation: f64) -> Self {
+        Self {
+            noise: deviation * deviation,
+            known: Vec::new(),
+            covariance: Vec::new(),
+            misfit: 0.0,
+            surprised: false,
+        }
+    }
+
+    /// The same, with another deviation.
+    pub fn and_noise(&self, deviation: f64) -> Self {
+        Self {
+            noise: deviation * deviation,
+            ..self.clone()
+        }
+    }
+
     /// Takes an interval: its length, how long the engine executed nothing although somebody was resident, and how long each
     /// tenant was. Switches count as neither.
-    /// Whether somebody did not do as he did before.
+    /// Whether somebody does not do as he did before.
     pub fn observe(
         &mut self,
         length: Nanos,
         idle: Nanos,
         stays: &BTreeMap<TenantId, Stay>,
     ) -> bool {
+        self.misfit = 0.0;
         let resident: u64 = stays.values().map(|stay| stay.resident.0).sum();
         if length == Nanos::ZERO || (resident as f64) < RESIDENT_MIN * length.0 as f64 {
-            self.last_error = 0.0;
             return false;
         }
-        self.unseen.iter_mut().for_each(|unseen| *unseen += 1);
-        for (tenant, stay) in stays.iter().take(TENANTS_MAX) {
-            let row = self.row(*tenant, Part::Resident);
-            self.unseen[row] = 0;
-            if stay.handovers > 0 {
-                let row = self.row(*tenant, Part::Handover);
-                self.unseen[row] = 0;
-            }
-        }
+        self.appear(stays);
         let whole = length.0 as f64;
-        let share = |(tenant, part): &(TenantId, Part)| {
-            let stay = stays.get(tenant).copied().unwrap_or_default();
-            match part {
-                Part::Resident => stay.resident.0 as f64 / whole,
-                Part::Handover => f64::from(stay.handovers) * HANDOVER.0 as f64 / whole,
-            }
-        };
-        let shares: Vec<f64> = self.tenants.iter().map(share).collect();
-        let error = idle.0 as f64 / whole - dot(&shares, &self.fractions);
-        self.last_error = error;
-        for (row, unseen) in self.unseen.iter().enumerate() {
-            if *unseen == 0 && self.tenants[row].1 == Part::Resident {
-                self.covariance[row][row] += WALK;
-            }
+        let mut foretold = 0.0;
+        let mut shares = Vec::with_capacity(self.known.len());
+        for known in &self.known {
+            let stay = stays.get(&known.tenant).copied().unwrap_or_default();
+            let (resident, handovers) = (stay.resident.0 as f64, f64::from(stay.handovers));
+            let at_handover = handover_ns(known.fraction);
+            foretold += (known.fraction * resident + at_handover * handovers) / whole;
+            let grows = if at_handover < HANDOVER_MAX.0 as f64 {
+                HANDOVER.0 as f64
+            } else {
+                0.0
+            };
+            // By how much it grows with the fraction.
+            shares.push((resident + grows * handovers) / whole);
         }
-        let variance = self.variance(&shares, NOISE);
-        let surprised = error * error > SURPRISE * SURPRISE * variance;
-        if surprised {
-            for (row, share) in shares.iter().enumerate() {
-                if *share > 0.0 && self.tenants[row].1 == Part::Resident {
-                    self.covariance[row][row] += CHANGED;
-                }
-            }
+        let error = idle.0 as f64 / whole - foretold;
+        self.spread(&shares, whole / INTERVAL.0 as f64, |fraction| {
+            WALK.0 + WALK.1 * fraction
+        });
+        let variance = self.variance(&shares);
+        self.misfit = (error * error / variance).min(MISFIT_MAX) + variance.ln();
+        let surprise = error * error > SURPRISE * SURPRISE * variance;
+        let again = std::mem::replace(&mut self.surprised, surprise);
+        let large = error.abs() > PAUSE_MAX;
+        if surprise && !again && !large {
+            return false;
         }
-        self.update(&shares, error, NOISE);
+        if surprise {
+            let least = if large { error.abs() } else { 0.0 };
+            self.spread(&shares, 1.0, |fraction| {
+                (CHANGED.0 + CHANGED.1 * fraction).max(least)
+            });
+        }
+        self.update(&shares, error);
         self.bound();
-        surprised
+        surprise
     }
 
-    /// By how much the last interval's share of idle time was not as foretold.
-    pub const fn last_error(&self) -> f64 {
-        self.last_error
+    /// Rows for those who were there.
+    fn appear(&mut self, stays: &BTreeMap<TenantId, Stay>) {
+        for known in &mut self.known {
+            known.unseen += 1;
+        }
+        for tenant in stays.keys().take(TENANTS_MAX) {
+            let row = self.row(*tenant);
+            self.known[row].unseen = 0;
+        }
+    }
+
+    /// Those who were there may have changed by such a standard deviation, so many times.
+    fn spread(&mut self, shares: &[f64], times: f64, deviation: impl Fn(f64) -> f64) {
+        for (row, share) in shares.iter().enumerate() {
+            if *share > 0.0 {
+                let deviation = deviation(self.known[row].fraction);
+                self.covariance[row][row] += times * deviation * deviation;
+            }
+        }
+    }
+
+    /// How badly the last interval was foretold: twice the negative logarithm of its likelihood, but for a constant; zero if it said
+    /// nothing.
+    pub const fn misfit(&self) -> f64 {
+        self.misfit
     }
 
     /// Whether nothing is known of a tenant.
     pub fn is_new(&self, tenant: TenantId) -> bool {
-        self.find(tenant, Part::Resident).is_none()
+        self.find(tenant).is_none()
     }
 
     /// A fraction lies within 0 and 1: one that came out beyond is moved to the bound, and the others with it. That says nothing of
     /// how well they are known.
     fn bound(&mut self) {
-        for row in 0..self.tenants.len() {
-            let fraction = self.fractions[row];
+        for row in 0..self.known.len() {
+            let fraction = self.known[row].fraction;
             let beyond = fraction.clamp(0.0, 1.0) - fraction;
             if beyond != 0.0 {
-                let variance = self.covariance[row][row] + NOISE;
-                for other in 0..self.tenants.len() {
-                    self.fractions[other] += self.covariance[other][row] / variance * beyond;
+                let variance = self.covariance[row][row] + self.noise;
+                for other in 0..self.known.len() {
+                    self.known[other].fraction += self.covariance[other][row] / variance * beyond;
                 }
-                self.fractions[row] = fraction + beyond;
+                self.known[row].fraction = fraction + beyond;
             }
         }
     }
 
     /// Fraction of its residency in which a tenant is idle, within 0 and 1; 0 if nothing is known.
     pub fn fraction(&self, tenant: TenantId) -> f64 {
-        self.estimate(tenant, Part::Resident)
+        self.find(tenant)
+            .map_or(0.0, |row| self.known[row].fraction.clamp(0.0, 1.0))
     }
 
     /// How long a tenant is idle at the end of a residency that ends because it is held.
     pub fn at_handover(&self, tenant: TenantId) -> Nanos {
-        // CAST: a part of it.
-        Nanos((HANDOVER.0 as f64 * self.estimate(tenant, Part::Handover)) as u64)
-    }
-
-    fn estimate(&self, tenant: TenantId, part: Part) -> f64 {
-        self.find(tenant, part)
-            .map_or(0.0, |row| self.fractions[row].clamp(0.0, 1.0))
+        // CAST: at most HANDOVER_MAX.
+        Nanos(handover_ns(self.fraction(tenant)) as u64)
     }
 
     /// Standard deviation of that fraction.
     pub fn uncertainty(&self, tenant: TenantId) -> f64 {
-        let row = self.find(tenant, Part::Resident);
-        row.map_or(UNKNOWN, |row| self.covariance[row][row].max(0.0))
+        self.find(tenant)
+            .map_or(UNKNOWN, |row| self.covariance[row][row].max(0.0))
             .sqrt()
             .min(1.0)
     }
 
     /// Whether all who were resident lately are known well, so that the counters need not be read each time.
     pub fn settled(&self) -> bool {
-        (0..self.tenants.len())
-            .filter(|row| self.unseen[*row] < 10 && self.tenants[*row].1 == Part::Resident)
+        (0..self.known.len())
+            .filter(|row| self.known[*row].unseen < 10)
             .all(|row| self.covariance[row][row] < WELL)
     }
 
     /// A tenant is gone.
     pub fn forget(&mut self, tenant: TenantId) {
-        for part in [Part::Resident, Part::Handover] {
-            if let Some(row) = self.find(tenant, part) {
-                self.remove(row);
-            }
+        if let Some(row) = self.find(tenant) {
+            self.remove(row);
         }
     }
 
-    fn find(&self, tenant: TenantId, part: Part) -> Option<usize> {
-        self.tenants
-            .iter()
-            .position(|known| *known == (tenant, part))
+    fn find(&self, tenant: TenantId) -> Option<usize> {
+        self.known.iter().position(|known| known.tenant == tenant)
     }
 
-    fn row(&mut self, tenant: TenantId, part: Part) -> usize {
-        if let Some(row) = self.find(tenant, part) {
+    fn row(&mut self, tenant: TenantId) -> usize {
+        if let Some(row) = self.find(tenant) {
             return row;
         }
-        if self.tenants.len() >= 2 * TENANTS_MAX
-            && let Some(oldest) = (0..self.tenants.len()).max_by_key(|row| self.unseen[*row])
+        if self.known.len() >= TENANTS_MAX
+            && let Some(oldest) = (0..self.known.len()).max_by_key(|row| self.known[*row].unseen)
         {
             self.remove(oldest);
         }
-        self.tenants.push((tenant, part));
-        self.fractions.push(0.0);
-        self.unseen.push(0);
+        self.known.push(Known {
+            tenant,
+            fraction: 0.0,
+            unseen: 0,
+        });
         self.covariance.iter_mut().for_each(|row| row.push(0.0));
-        let mut row = vec![0.0; self.tenants.len()];
-        row[self.tenants.len() - 1] = match part {
-            Part::Resident => UNKNOWN,
-            Part::Handover => UNKNOWN_HANDOVER,
-        };
+        let mut row = vec![0.0; self.known.len()];
+        row[self.known.len() - 1] = UNKNOWN;
         self.covariance.push(row);
-        self.tenants.len() - 1
+        self.known.len() - 1
     }
 
     fn remove(&mut self, row: usize) {
-        self.tenants.remove(row);
-        self.fractions.remove(row);
-        self.unseen.remove(row);
+        self.known.remove(row);
         self.covariance.remove(row);
         for other in &mut self.covariance {
             other.remove(row);
@@ -236,16 +288,16 @@ impl IdleShares {
         self.covariance.iter().map(|row| dot(row, shares)).collect()
     }
 
-    fn variance(&self, shares: &[f64], noise: f64) -> f64 {
-        dot(shares, &self.moved(shares)) + noise
+    fn variance(&self, shares: &[f64]) -> f64 {
+        dot(shares, &self.moved(shares)) + self.noise
     }
 
-    fn update(&mut self, shares: &[f64], error: f64, noise: f64) {
+    fn update(&mut self, shares: &[f64], error: f64) {
         let moved = self.moved(shares);
-        let variance = dot(shares, &moved) + noise;
+        let variance = dot(shares, &moved) + self.noise;
         for (row, moved_row) in moved.iter().enumerate() {
             let gain = moved_row / variance;
-            self.fractions[row] += gain * error;
+            self.known[row].fraction += gain * error;
             for (column, moved_column) in moved.iter().enumerate() {
                 self.covariance[row][column] -= gain * moved_column;
             }
@@ -265,7 +317,7 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
     const C: TenantId = TenantId(3);
-    const INTERVAL: u64 = 100_000_000;
+    const INTERVAL: u64 = super::INTERVAL.0;
 
     const fn stay(resident_ns: u64) -> Stay {
         Stay {
@@ -316,8 +368,21 @@ mod tests {
         shares
     }
 
+    /// What counts is the idle part of a whole turn, whatever of it is taken for idle at handovers.
+    fn of_turns(shares: &IdleShares, slices: &[f64]) -> Vec<f64> {
+        let of = |(index, slice): (usize, &f64)| {
+            let tenant = TenantId(index as u32 + 1);
+            shares.fraction(tenant) + shares.at_handover(tenant).0 as f64 / 1e6 / slice
+        };
+        slices.iter().enumerate().map(of).collect()
+    }
+
     fn turns(slices: &[f64], fractions: &[f64], intervals: usize, noise: f64) -> Vec<f64> {
-        let lumps = vec![0.0; slices.len()];
+        // The shorter a kernel, the more is idle at handovers.
+        let lumps: Vec<f64> = fractions
+            .iter()
+            .map(|f| 270.0_f64.min(6_000.0 * f) / 1e3)
+            .collect();
         let shares = taught(slices, fractions, &lumps, intervals, noise);
         (0..slices.len())
             .map(|index| shares.fraction(TenantId(index as u32 + 1)))
@@ -339,7 +404,15 @@ mod tests {
         shares.observe(Nanos(INTERVAL), Nanos(65_000_000), &alone);
         assert!((shares.fraction(A) - 0.65).abs() < 0.001);
         shares.observe(Nanos(INTERVAL), Nanos(100_000), &alone);
-        assert!(shares.fraction(A) < 0.01, "and when it changes its ways");
+        assert!(
+            shares.fraction(A) < 0.02,
+            "and when it changes its ways: {shares:?}"
+        );
+        shares.observe(Nanos(INTERVAL), Nanos(100_000), &alone);
+        shares.observe(Nanos(INTERVAL), Nanos(4_000_000), &alone);
+        assert!(shares.fraction(A) < 0.02, "once may be a pause: {shares:?}");
+        shares.observe(Nanos(INTERVAL), Nanos(4_000_000), &alone);
+        assert!(shares.fraction(A) > 0.03, "twice is a change: {shares:?}");
     }
 
     #[test]
@@ -352,8 +425,10 @@ mod tests {
             (&[10.4, 10.4, 10.4, 10.466], &[0.005, 0.05, 0.14, 0.0]),
         ] {
             let found = turns(slices, truth, 50, 0.0005);
+            // Four are found more slowly: what one has too much the one beside it has too little.
+            let bound = if slices.len() > 2 { 0.02 } else { 0.01 };
             assert!(
-                worst(&found, truth) < 0.01,
+                worst(&found, truth) < bound,
                 "{slices:?}: {found:?} for {truth:?}"
             );
         }
@@ -363,29 +438,28 @@ mod tests {
     fn idle_time_at_handovers_does_not_make_fractions_alike() {
         let half = 1000.0 / 48.0;
         for (slices, truth, lumps) in [
-            (&[half, half][..], &[0.005, 0.05][..], &[0.0, 0.3][..]),
+            (&[half, half][..], &[0.005, 0.05][..], &[0.0, 0.2][..]),
             (&[1.5 * half, 0.5 * half], &[0.14, 0.0], &[0.33, 0.0]),
             (&[0.2 * half, 1.8 * half], &[0.05, 0.14], &[0.25, 0.33]),
         ] {
             let shares = taught(slices, truth, lumps, 40, 0.0005);
-            // What counts is a whole turn, whichever of the two its idle time is taken for.
-            for (index, slice) in slices.iter().enumerate() {
-                let tenant = TenantId(index as u32 + 1);
-                let at_handover = shares.at_handover(tenant).0 as f64 / 1e6;
-                let found = shares.fraction(tenant) + at_handover / slice;
-                let expected = truth[index] + lumps[index] / slice;
-                assert!(
-                    (found - expected).abs() < 0.01,
-                    "{slices:?}, {tenant}: {found} for {expected}"
-                );
-            }
+            let found = of_turns(&shares, slices);
+            let whole = |index: usize| truth[index] + lumps[index] / slices[index];
+            let expected: Vec<f64> = (0..slices.len()).map(whole).collect();
+            assert!(
+                worst(&found, &expected) < 0.01,
+                "{slices:?}: {found:?} for {expected:?}"
+            );
         }
     }
 
     #[test]
     fn where_the_mix_never_changes_the_sum_is_right() {
-        let found = turns(&[50.0, 50.0], &[0.0, 0.2], 30, 0.0);
-        assert!((found[0] + found[1] - 0.2).abs() < 0.002, "{found:?}");
+        let slices = [50.0, 50.0];
+        let shares = taught(&slices, &[0.0, 0.2], &[0.0, 0.27], 30, 0.0);
+        let found = of_turns(&shares, &slices);
+        let sum = 0.2 + 0.27 / 50.0;
+        assert!((found[0] + found[1] - sum).abs() < 0.002, "{found:?}");
     }
 
     #[test]
@@ -424,6 +498,6 @@ mod tests {
             let one = BTreeMap::from([(TenantId(id), stay(INTERVAL))]);
             shares.observe(Nanos(INTERVAL), Nanos(id.into()), &one);
         }
-        assert!(shares.tenants.len() <= 2 * TENANTS_MAX);
+        assert!(shares.known.len() <= TENANTS_MAX);
     }
 }

@@ -108,6 +108,9 @@ impl PolledEngine {
                 Some(begun) if sample.occupant != current => {
                     charge(&mut usage, current, now.since(begun));
                     (current, since) = (sample.occupant, Some(now));
+                    if let Some(tenant) = current {
+                        usage.entry(tenant).begun += 1;
+                    }
                     switches += 1;
                     late += now.since(seen);
                 }

@@ -7,19 +7,13 @@ use std::io::Write as _;
 
 use postgres::{Client, Config, NoTls, Row};
 
-use super::rows::{
-    damaged, read, read_cap, read_cause, read_digest, read_kind, read_ns, read_signals, read_uuid,
-    read_wide, stored, stored_ns,
-};
+use super::rows::{self, Columns, damaged, stored, stored_ns};
 use super::shell::{Ledger, Open, Tables, VisitEntry};
 use super::{Kept, Put, StoreError, VisitChanges};
-use crate::audit::Anchor;
 use crate::change::Change;
 use crate::record::{
-    Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantIdentity,
-    TenantRecord, UnixNanos,
+    Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord,
 };
-use crate::units::{EngineId, Moment};
 
 /// Version of the tables.
 const VERSION: i64 = 1;
@@ -46,6 +40,32 @@ impl fmt::Debug for Postgres {
     }
 }
 
+impl Columns for Row {
+    fn number(&self, at: usize) -> Result<i64, StoreError> {
+        Ok(self.try_get(at)?)
+    }
+
+    fn number_or_null(&self, at: usize) -> Result<Option<i64>, StoreError> {
+        Ok(self.try_get(at)?)
+    }
+
+    fn flag(&self, at: usize) -> Result<bool, StoreError> {
+        Ok(self.try_get(at)?)
+    }
+
+    fn text(&self, at: usize) -> Result<String, StoreError> {
+        Ok(self.try_get(at)?)
+    }
+
+    fn text_or_null(&self, at: usize) -> Result<Option<String>, StoreError> {
+        Ok(self.try_get(at)?)
+    }
+
+    fn bytes(&self, at: usize) -> Result<Vec<u8>, StoreError> {
+        Ok(self.try_get(at)?)
+    }
+}
+
 impl PostgresStore {
     /// Connects to a database (`host=/run/postgresql dbname=turnstile user=turnstile`, or a URL), and makes the tables if
     /// there are none.
@@ -61,16 +81,21 @@ impl PostgresStore {
     /// # Errors
     /// As above.
     pub fn connect_with(database: &str, password: Option<&[u8]>) -> Result<Self, StoreError> {
-        let mut config: Config = database.parse()?;
-        if let Some(password) = password {
-            config.password(password);
-        }
-        // TIMEOUT: a server in the same site answers in milliseconds; the writer tries again.
-        config.connect_timeout(std::time::Duration::from_secs(10));
-        config.application_name("turnstile");
-        let client = Postgres::connected(&config)?;
-        let mut tables = Postgres { config, client };
+        let mut tables = Postgres::at(database, password)?;
         tables.make_tables()?;
+        Ok(Self::over(tables))
+    }
+
+    /// Connects to a database to read its ledgers.
+    ///
+    /// # Errors
+    /// If it cannot be reached, or has no ledger of this version.
+    pub fn read_with(database: &str, password: Option<&[u8]>) -> Result<Self, StoreError> {
+        let mut tables = Postgres::at(database, password)?;
+        tables
+            .client
+            .batch_execute("SET default_transaction_read_only = on")?;
+        tables.check_version()?;
         Ok(Self::over(tables))
     }
 }
@@ -84,6 +109,18 @@ pub fn holds_password(database: &str) -> Result<bool, StoreError> {
 }
 
 impl Postgres {
+    fn at(database: &str, password: Option<&[u8]>) -> Result<Self, StoreError> {
+        let mut config: Config = database.parse()?;
+        if let Some(password) = password {
+            config.password(password);
+        }
+        // TIMEOUT: a server in the same site answers in milliseconds; the writer tries again.
+        config.connect_timeout(std::time::Duration::from_secs(10));
+        config.application_name("turnstile");
+        let client = Self::connected(&config)?;
+        Ok(Self { config, client })
+    }
+
     fn connected(config: &Config) -> Result<Client, StoreError> {
         let mut client = config.connect(NoTls)?;
         // A window counts as closed when it is on the disk, whatever the server's default.
@@ -106,10 +143,19 @@ impl Postgres {
             tx.batch_execute(SCHEMA)?;
         }
         tx.batch_execute(CHANGES)?;
-        let found: i64 = tx
-            .query_one("SELECT max(version) FROM ledger_version", &[])?
-            .try_get(0)?;
         tx.commit()?;
+        self.check_version()
+    }
+
+    fn check_version(&mut self) -> Result<(), StoreError> {
+        let there = "SELECT to_regclass('ledger_version') IS NOT NULL";
+        let there: bool = self.client.query_one(there, &[])?.try_get(0)?;
+        let found = if there {
+            let version = "SELECT max(version) FROM ledger_version";
+            self.client.query_one(version, &[])?.try_get(0)?
+        } else {
+            0
+        };
         if found != VERSION {
             return Err(StoreError::Version {
                 expected: VERSION,
@@ -149,19 +195,9 @@ impl Postgres {
     }
 
     fn entry(&mut self, key: i64, row: &Row) -> Result<Entry, StoreError> {
-        let gap: Option<&str> = row.try_get(6)?;
-        let stretch = Stretch {
-            seq: read("seq", row.try_get(0)?)?,
-            boot: read_uuid("boot", row.try_get(1)?)?,
-            start: UnixNanos(read("start_ns", row.try_get(2)?)?),
-            end: UnixNanos(read("end_ns", row.try_get(3)?)?),
-            from: Moment(read("from_ns", row.try_get(4)?)?),
-            length_ns: read_ns("length_ns", row.try_get(5)?)?,
-        };
-        let body = match gap {
-            Some(cause) => Body::Gap {
-                cause: read_cause(cause)?,
-            },
+        let (stretch, cause, digest) = rows::entry(row)?;
+        let body = match cause {
+            Some(cause) => Body::Gap { cause },
             None => {
                 let seq = stored("seq", stretch.seq)?;
                 Body::Window {
@@ -173,64 +209,27 @@ impl Postgres {
         Ok(Entry {
             stretch,
             body,
-            digest: read_digest(row.try_get(7)?)?,
+            digest,
         })
     }
 
     fn records(&mut self, key: i64, seq: i64) -> Result<Vec<TenantRecord>, StoreError> {
-        let rows = self.client.query(
+        let found = self.client.query(
             "SELECT u.id, t.id, t.name, t.kind, engine_ns, estimated_ns, fault_ns, copy_ns, copy_bytes, held_ns, waiting_ns,
              memory_byte_ns::text, weight, quota_ns, period_ns, signals, error_bound_ns, turns
              FROM usage u JOIN tenant t USING(tenant_key) WHERE gpu_key = $1 AND seq = $2 ORDER BY t.id",
             &[&key, &seq],
         )?;
-        let record = |row: &Row| {
-            let copied: Option<i64> = row.try_get(8)?;
-            Ok(TenantRecord {
-                id: read_uuid("id", row.try_get(0)?)?,
-                tenant: TenantIdentity {
-                    id: read_uuid("tenant", row.try_get(1)?)?,
-                    name: row.try_get(2)?,
-                    kind: read_kind(row.try_get(3)?)?,
-                },
-                engine_ns: read_ns("engine_ns", row.try_get(4)?)?,
-                estimated_ns: read_ns("estimated_ns", row.try_get(5)?)?,
-                fault_ns: read_ns("fault_ns", row.try_get(6)?)?,
-                copy_ns: read_ns("copy_ns", row.try_get(7)?)?,
-                copy_bytes: copied.map(|bytes| read("copy_bytes", bytes)).transpose()?,
-                held_ns: read_ns("held_ns", row.try_get(9)?)?,
-                waiting_ns: read_ns("waiting_ns", row.try_get(10)?)?,
-                memory_byte_ns: read_wide("memory_byte_ns", row.try_get(11)?)?,
-                weight: read("weight", row.try_get(12)?)?,
-                cap: read_cap(row.try_get(13)?, row.try_get(14)?)?,
-                signals: read_signals(row.try_get(15)?)?,
-                error_bound_ns: read_ns("error_bound_ns", row.try_get(16)?)?,
-                turns: read("turns", row.try_get(17)?)?,
-            })
-        };
-        rows.iter().map(record).collect()
+        found.iter().map(rows::tenant_record).collect()
     }
 
     fn engines(&mut self, key: i64, seq: i64) -> Result<Vec<EngineRecord>, StoreError> {
-        let rows = self.client.query(
-            "SELECT engine, compute, used_ns, fault_ns, switching_ns, idle_ns, unobserved_ns, gap_ns, error_bound_ns
-             FROM engine WHERE gpu_key = $1 AND seq = $2 ORDER BY engine",
-            &[&key, &seq],
-        )?;
-        let record = |row: &Row| {
-            Ok(EngineRecord {
-                engine: EngineId(read("engine", row.try_get(0)?)?),
-                compute: row.try_get(1)?,
-                used_ns: read_ns("used_ns", row.try_get(2)?)?,
-                fault_ns: read_ns("fault_ns", row.try_get(3)?)?,
-                switching_ns: read_ns("switching_ns", row.try_get(4)?)?,
-                idle_ns: read_ns("idle_ns", row.try_get(5)?)?,
-                unobserved_ns: read_ns("unobserved_ns", row.try_get(6)?)?,
-                gap_ns: read_ns("gap_ns", row.try_get(7)?)?,
-                error_bound_ns: read_ns("error_bound_ns", row.try_get(8)?)?,
-            })
-        };
-        rows.iter().map(record).collect()
+        let text = format!(
+            "SELECT {} FROM engine WHERE gpu_key = $1 AND seq = $2 ORDER BY engine",
+            rows::ENGINE
+        );
+        let found = self.client.query(&text, &[&key, &seq])?;
+        found.iter().map(rows::engine_record).collect()
     }
 }
 
@@ -280,18 +279,12 @@ impl Tables for Postgres {
     }
 
     fn last(&mut self, key: i64) -> Result<Option<Tail>, StoreError> {
-        let row = self.client.query_opt(
-            "SELECT seq, end_ns, digest FROM entry WHERE gpu_key = $1 ORDER BY seq DESC LIMIT 1",
-            &[&key],
-        )?;
-        row.map(|row| {
-            Ok(Tail {
-                seq: read("seq", row.try_get(0)?)?,
-                end: UnixNanos(read("end_ns", row.try_get(1)?)?),
-                digest: read_digest(row.try_get(2)?)?,
-            })
-        })
-        .transpose()
+        let text = format!(
+            "SELECT {} FROM entry WHERE gpu_key = $1 ORDER BY seq DESC LIMIT 1",
+            rows::TAIL
+        );
+        let found = self.client.query_opt(&text, &[&key])?;
+        found.as_ref().map(rows::tail).transpose()
     }
 
     fn write_entry(
@@ -404,37 +397,9 @@ impl Tables for Postgres {
     }
 
     fn kept(&mut self) -> Result<Vec<(i64, Kept)>, StoreError> {
-        let rows = self.client.query(
-            "SELECT gpu_key, node, gpu, model, anchor_seq, anchor_digest, kept_from_ns FROM gpu ORDER BY node, gpu",
-            &[],
-        )?;
-        let mut kept = Vec::new();
-        for row in rows {
-            let key: i64 = row.try_get(0)?;
-            let tail = self
-                .last(key)?
-                .ok_or_else(|| damaged("GPU without entries", key))?;
-            let gpu = GpuIdentity {
-                node: row.try_get(1)?,
-                gpu: row.try_get(2)?,
-                model: row.try_get(3)?,
-            };
-            let anchor = Anchor {
-                seq: read("anchor_seq", row.try_get(4)?)?,
-                digest: read_digest(row.try_get(5)?)?,
-            };
-            let from = UnixNanos(read("kept_from_ns", row.try_get(6)?)?);
-            kept.push((
-                key,
-                Kept {
-                    gpu,
-                    tail,
-                    anchor,
-                    from,
-                },
-            ));
-        }
-        Ok(kept)
+        let found = self.client.query(rows::GPUS, &[])?;
+        let kept = |row: &Row| rows::kept(row, |key| self.last(key));
+        found.iter().map(kept).collect()
     }
 
     fn visit(
@@ -446,16 +411,19 @@ impl Tables for Postgres {
     ) -> Result<bool, StoreError> {
         let mut after: i64 = -1;
         loop {
-            let rows = self.client.query(
-                "SELECT seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest FROM entry
+            let text = format!(
+                "SELECT {} FROM entry
                  WHERE gpu_key = $1 AND start_ns >= $2 AND start_ns < $3 AND seq > $4 ORDER BY seq LIMIT $5",
-                &[&gpu, &from, &to, &after, &PAGE],
-            )?;
-            let Some(last) = rows.last() else {
+                rows::ENTRY
+            );
+            let page = self
+                .client
+                .query(&text, &[&gpu, &from, &to, &after, &PAGE])?;
+            let Some(last) = page.last() else {
                 return Ok(true);
             };
             after = last.try_get(0)?;
-            for row in &rows {
+            for row in &page {
                 if !visit(self.entry(gpu, row)?)? {
                     return Ok(false);
                 }
@@ -522,33 +490,23 @@ impl Tables for Postgres {
         visit: &mut VisitChanges<'_>,
     ) -> Result<(), StoreError> {
         let mut after = (from, Vec::new());
+        let text = format!(
+            "SELECT {} FROM setting_change
+             WHERE (at_ns, request) > ($1, $2) AND at_ns < $3 ORDER BY at_ns, request LIMIT $4",
+            rows::CHANGE
+        );
         loop {
-            let rows = self.client.query(
-                "SELECT request, at_ns, node, boot, actor, tenant, part, old, new FROM setting_change
-                 WHERE (at_ns, request) > ($1, $2) AND at_ns < $3 ORDER BY at_ns, request LIMIT $4",
-                &[&after.0, &after.1, &to, &PAGE],
-            )?;
-            for row in &rows {
-                let (request, at): (Vec<u8>, i64) = (row.try_get(0)?, row.try_get(1)?);
-                let boot: Vec<u8> = row.try_get(3)?;
-                let change = Change {
-                    request: read_uuid("request", &request)?,
-                    at: UnixNanos(read("at_ns", at)?),
-                    node: row.try_get(2)?,
-                    boot: read_uuid("boot", &boot)?,
-                    by: row.try_get(4)?,
-                    tenant: row.try_get(5)?,
-                    part: row.try_get(6)?,
-                    old: row.try_get(7)?,
-                    new: row.try_get(8)?,
-                };
-                after = (at, request);
-                if !visit(change)? {
+            let page = self
+                .client
+                .query(&text, &[&after.0, &after.1, &to, &PAGE])?;
+            for row in &page {
+                after = (row.number(1)?, row.bytes(0)?);
+                if !visit(rows::change(row)?)? {
                     return Ok(());
                 }
             }
             // CAST: a page has 1,024 rows at most
-            if (rows.len() as i64) < PAGE {
+            if (page.len() as i64) < PAGE {
                 return Ok(());
             }
         }

@@ -1,9 +1,145 @@
 //! Between records and rows. Databases know signed 64-bit numbers; what is read is an allegation until it fits.
 
-use super::{Selection, StoreError};
-use crate::record::{CapInForce, Digest, GapCause, SignalSet, TenantKind, UnixNanos};
-use crate::units::Nanos;
+use super::{Kept, Selection, StoreError};
+use crate::audit::Anchor;
+use crate::change::Change;
+use crate::record::{
+    CapInForce, Digest, EngineRecord, GapCause, GpuIdentity, SignalSet, Stretch, Tail,
+    TenantIdentity, TenantKind, TenantRecord, UnixNanos,
+};
+use crate::units::{EngineId, Moment, Nanos};
 use uuid::Uuid;
+
+/// A row of either database, by column.
+pub(super) trait Columns {
+    fn number(&self, at: usize) -> Result<i64, StoreError>;
+    fn number_or_null(&self, at: usize) -> Result<Option<i64>, StoreError>;
+    fn flag(&self, at: usize) -> Result<bool, StoreError>;
+    fn text(&self, at: usize) -> Result<String, StoreError>;
+    fn text_or_null(&self, at: usize) -> Result<Option<String>, StoreError>;
+    fn bytes(&self, at: usize) -> Result<Vec<u8>, StoreError>;
+}
+
+/// What [`tail`] reads.
+pub(super) const TAIL: &str = "seq, end_ns, digest";
+
+/// A GPU's last entry.
+pub(super) fn tail(row: &impl Columns) -> Result<Tail, StoreError> {
+    Ok(Tail {
+        seq: read("seq", row.number(0)?)?,
+        end: UnixNanos(read("end_ns", row.number(1)?)?),
+        digest: read_digest(&row.bytes(2)?)?,
+    })
+}
+
+/// What [`entry`] reads.
+pub(super) const ENTRY: &str = "seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest";
+
+/// An entry without its records: where it lies, why nothing is known of it if so, and its digest.
+pub(super) fn entry(row: &impl Columns) -> Result<(Stretch, Option<GapCause>, Digest), StoreError> {
+    let stretch = Stretch {
+        seq: read("seq", row.number(0)?)?,
+        boot: read_uuid("boot", &row.bytes(1)?)?,
+        start: UnixNanos(read("start_ns", row.number(2)?)?),
+        end: UnixNanos(read("end_ns", row.number(3)?)?),
+        from: Moment(read("from_ns", row.number(4)?)?),
+        length_ns: read_ns("length_ns", row.number(5)?)?,
+    };
+    let gap = row.text_or_null(6)?;
+    let cause = gap.map(|cause| read_cause(&cause)).transpose()?;
+    Ok((stretch, cause, read_digest(&row.bytes(7)?)?))
+}
+
+/// A tenant's record; the wide column is a text.
+pub(super) fn tenant_record(row: &impl Columns) -> Result<TenantRecord, StoreError> {
+    let copied = row.number_or_null(8)?;
+    Ok(TenantRecord {
+        id: read_uuid("id", &row.bytes(0)?)?,
+        tenant: TenantIdentity {
+            id: read_uuid("tenant", &row.bytes(1)?)?,
+            name: row.text(2)?,
+            kind: read_kind(&row.text(3)?)?,
+        },
+        engine_ns: read_ns("engine_ns", row.number(4)?)?,
+        estimated_ns: read_ns("estimated_ns", row.number(5)?)?,
+        fault_ns: read_ns("fault_ns", row.number(6)?)?,
+        copy_ns: read_ns("copy_ns", row.number(7)?)?,
+        copy_bytes: copied.map(|bytes| read("copy_bytes", bytes)).transpose()?,
+        held_ns: read_ns("held_ns", row.number(9)?)?,
+        waiting_ns: read_ns("waiting_ns", row.number(10)?)?,
+        memory_byte_ns: read_wide("memory_byte_ns", row.text_or_null(11)?.as_deref())?,
+        weight: read("weight", row.number(12)?)?,
+        cap: read_cap(row.number_or_null(13)?, row.number_or_null(14)?)?,
+        signals: read_signals(row.number(15)?)?,
+        error_bound_ns: read_ns("error_bound_ns", row.number(16)?)?,
+        turns: read("turns", row.number(17)?)?,
+    })
+}
+
+/// What [`engine_record`] reads.
+pub(super) const ENGINE: &str = "engine, compute, used_ns, fault_ns, switching_ns, idle_ns, unobserved_ns, gap_ns, error_bound_ns";
+
+/// An engine's record.
+pub(super) fn engine_record(row: &impl Columns) -> Result<EngineRecord, StoreError> {
+    Ok(EngineRecord {
+        engine: EngineId(read("engine", row.number(0)?)?),
+        compute: row.flag(1)?,
+        used_ns: read_ns("used_ns", row.number(2)?)?,
+        fault_ns: read_ns("fault_ns", row.number(3)?)?,
+        switching_ns: read_ns("switching_ns", row.number(4)?)?,
+        idle_ns: read_ns("idle_ns", row.number(5)?)?,
+        unobserved_ns: read_ns("unobserved_ns", row.number(6)?)?,
+        gap_ns: read_ns("gap_ns", row.number(7)?)?,
+        error_bound_ns: read_ns("error_bound_ns", row.number(8)?)?,
+    })
+}
+
+/// All GPUs; [`kept`] reads it.
+pub(super) const GPUS: &str = "SELECT gpu_key, node, gpu, model, anchor_seq, anchor_digest, kept_from_ns FROM gpu ORDER BY node, gpu";
+
+/// A GPU, with its last entry as `tail` finds it: its row is written with its first entry, in one transaction.
+pub(super) fn kept(
+    row: &impl Columns,
+    tail: impl FnOnce(i64) -> Result<Option<Tail>, StoreError>,
+) -> Result<(i64, Kept), StoreError> {
+    let key = row.number(0)?;
+    let tail = tail(key)?.ok_or_else(|| damaged("GPU without entries", key))?;
+    let gpu = GpuIdentity {
+        node: row.text(1)?,
+        gpu: row.text(2)?,
+        model: row.text(3)?,
+    };
+    let anchor = Anchor {
+        seq: read("anchor_seq", row.number(4)?)?,
+        digest: read_digest(&row.bytes(5)?)?,
+    };
+    let from = UnixNanos(read("kept_from_ns", row.number(6)?)?);
+    let kept = Kept {
+        gpu,
+        tail,
+        anchor,
+        from,
+    };
+    Ok((key, kept))
+}
+
+/// What [`change`] reads.
+pub(super) const CHANGE: &str = "request, at_ns, node, boot, actor, tenant, part, old, new";
+
+/// What somebody set.
+pub(super) fn change(row: &impl Columns) -> Result<Change, StoreError> {
+    Ok(Change {
+        request: read_uuid("request", &row.bytes(0)?)?,
+        at: UnixNanos(read("at_ns", row.number(1)?)?),
+        node: row.text(2)?,
+        boot: read_uuid("boot", &row.bytes(3)?)?,
+        by: row.text(4)?,
+        tenant: row.text(5)?,
+        part: row.text(6)?,
+        old: row.text(7)?,
+        new: row.text(8)?,
+    })
+}
 
 /// A number as it is stored.
 pub(super) fn stored(what: &'static str, value: u64) -> Result<i64, StoreError> {
@@ -36,41 +172,38 @@ pub(super) fn damaged(what: &'static str, found: impl std::fmt::Debug) -> StoreE
 }
 
 /// A number as it was written.
-pub(super) fn read<N: TryFrom<i64>>(what: &'static str, value: i64) -> Result<N, StoreError> {
+fn read<N: TryFrom<i64>>(what: &'static str, value: i64) -> Result<N, StoreError> {
     N::try_from(value).map_err(|_| damaged(what, value))
 }
 
 /// A length of time as it was written.
-pub(super) fn read_ns(what: &'static str, value: i64) -> Result<Nanos, StoreError> {
+fn read_ns(what: &'static str, value: i64) -> Result<Nanos, StoreError> {
     read(what, value).map(Nanos)
 }
 
-pub(super) fn read_uuid(what: &'static str, bytes: &[u8]) -> Result<Uuid, StoreError> {
+fn read_uuid(what: &'static str, bytes: &[u8]) -> Result<Uuid, StoreError> {
     Uuid::from_slice(bytes).map_err(|_| damaged(what, bytes))
 }
 
-pub(super) fn read_digest(bytes: &[u8]) -> Result<Digest, StoreError> {
+fn read_digest(bytes: &[u8]) -> Result<Digest, StoreError> {
     let digest = <[u8; 32]>::try_from(bytes);
     digest.map(Digest).map_err(|_| damaged("digest", bytes))
 }
 
-pub(super) fn read_kind(name: &str) -> Result<TenantKind, StoreError> {
+fn read_kind(name: &str) -> Result<TenantKind, StoreError> {
     TenantKind::parse(name).ok_or_else(|| damaged("tenant kind", name))
 }
 
-pub(super) fn read_cause(name: &str) -> Result<GapCause, StoreError> {
+fn read_cause(name: &str) -> Result<GapCause, StoreError> {
     GapCause::parse(name).ok_or_else(|| damaged("gap cause", name))
 }
 
-pub(super) fn read_signals(bits: i64) -> Result<SignalSet, StoreError> {
+fn read_signals(bits: i64) -> Result<SignalSet, StoreError> {
     let bits = read("signals", bits)?;
     SignalSet::from_bits(bits).ok_or_else(|| damaged("signals", bits))
 }
 
-pub(super) fn read_cap(
-    quota: Option<i64>,
-    period: Option<i64>,
-) -> Result<Option<CapInForce>, StoreError> {
+fn read_cap(quota: Option<i64>, period: Option<i64>) -> Result<Option<CapInForce>, StoreError> {
     let cap = |(quota, period)| {
         Ok(CapInForce {
             quota_ns: read_ns("cap quota", quota)?,
@@ -81,10 +214,7 @@ pub(super) fn read_cap(
 }
 
 /// Byte-nanoseconds do not fit into a database's integers, and are kept as decimal text.
-pub(super) fn read_wide(
-    what: &'static str,
-    text: Option<&str>,
-) -> Result<Option<u128>, StoreError> {
+fn read_wide(what: &'static str, text: Option<&str>) -> Result<Option<u128>, StoreError> {
     let wide = |text: &str| text.parse().map_err(|_| damaged(what, text));
     text.map(wide).transpose()
 }

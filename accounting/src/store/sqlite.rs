@@ -11,19 +11,14 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, params};
 
-use super::rows::{
-    damaged, read, read_cap, read_cause, read_digest, read_kind, read_ns, read_signals, read_uuid,
-    read_wide, stored, stored_ns,
-};
+use super::rows::{self, Columns, damaged, stored, stored_ns};
 use super::shell::{Ledger, Open, Tables, VisitEntry};
 use super::{Kept, Put, StoreError, VisitChanges};
-use crate::audit::Anchor;
 use crate::change::Change;
 use crate::record::{
     Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantIdentity,
-    TenantRecord, UnixNanos,
+    TenantRecord,
 };
-use crate::units::{EngineId, Moment};
 use uuid::Uuid;
 
 /// Version of the tables, kept in the file's `user_version`.
@@ -48,6 +43,32 @@ pub type SqliteStore = Ledger<Sqlite>;
 #[derive(Debug)]
 pub struct Sqlite {
     connection: Connection,
+}
+
+impl Columns for Row<'_> {
+    fn number(&self, at: usize) -> Result<i64, StoreError> {
+        Ok(self.get(at)?)
+    }
+
+    fn number_or_null(&self, at: usize) -> Result<Option<i64>, StoreError> {
+        Ok(self.get(at)?)
+    }
+
+    fn flag(&self, at: usize) -> Result<bool, StoreError> {
+        Ok(self.get::<_, i64>(at)? != 0)
+    }
+
+    fn text(&self, at: usize) -> Result<String, StoreError> {
+        Ok(self.get(at)?)
+    }
+
+    fn text_or_null(&self, at: usize) -> Result<Option<String>, StoreError> {
+        Ok(self.get(at)?)
+    }
+
+    fn bytes(&self, at: usize) -> Result<Vec<u8>, StoreError> {
+        Ok(self.get(at)?)
+    }
 }
 
 impl SqliteStore {
@@ -140,19 +161,13 @@ impl Sqlite {
     }
 
     fn tail(&self, key: i64) -> Result<Option<Tail>, StoreError> {
-        let row = self
-            .connection
-            .prepare_cached("SELECT seq, end_ns, digest FROM entry WHERE gpu_key = ?1 ORDER BY seq DESC LIMIT 1")?
-            .query_row([key], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, Vec<u8>>(2)?)))
-            .optional()?;
-        row.map(|(seq, end, digest)| {
-            Ok(Tail {
-                seq: read("seq", seq)?,
-                end: UnixNanos(read("end_ns", end)?),
-                digest: read_digest(&digest)?,
-            })
-        })
-        .transpose()
+        let text = format!(
+            "SELECT {} FROM entry WHERE gpu_key = ?1 ORDER BY seq DESC LIMIT 1",
+            rows::TAIL
+        );
+        let mut statement = self.connection.prepare_cached(&text)?;
+        let mut found = statement.query([key])?;
+        found.next()?.map(rows::tail).transpose()
     }
 
     /// The row of a tenant that `boot` writes of; made if there is none.
@@ -178,20 +193,9 @@ impl Sqlite {
     }
 
     fn entry(&self, key: i64, row: &Row<'_>) -> Result<Entry, StoreError> {
-        let (boot, digest): (Vec<u8>, Vec<u8>) = (row.get(1)?, row.get(7)?);
-        let gap: Option<String> = row.get(6)?;
-        let stretch = Stretch {
-            seq: read("seq", row.get(0)?)?,
-            boot: read_uuid("boot", &boot)?,
-            start: UnixNanos(read("start_ns", row.get(2)?)?),
-            end: UnixNanos(read("end_ns", row.get(3)?)?),
-            from: Moment(read("from_ns", row.get(4)?)?),
-            length_ns: read_ns("length_ns", row.get(5)?)?,
-        };
-        let body = match gap {
-            Some(cause) => Body::Gap {
-                cause: read_cause(&cause)?,
-            },
+        let (stretch, cause, digest) = rows::entry(row)?;
+        let body = match cause {
+            Some(cause) => Body::Gap { cause },
             None => {
                 let seq = stored("seq", stretch.seq)?;
                 Body::Window {
@@ -203,7 +207,7 @@ impl Sqlite {
         Ok(Entry {
             stretch,
             body,
-            digest: read_digest(&digest)?,
+            digest,
         })
     }
 
@@ -213,57 +217,24 @@ impl Sqlite {
              memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns
              FROM usage u JOIN tenant t USING(tenant_key) WHERE gpu_key = ?1 AND seq = ?2 ORDER BY t.id",
         )?;
-        let mut rows = statement.query([key, seq])?;
+        let mut found = statement.query([key, seq])?;
         let mut records = Vec::new();
-        while let Some(row) = rows.next()? {
-            let (id, tenant, kind): (Vec<u8>, Vec<u8>, String) =
-                (row.get(0)?, row.get(1)?, row.get(3)?);
-            let copied: Option<i64> = row.get(8)?;
-            let wide: Option<String> = row.get(11)?;
-            records.push(TenantRecord {
-                id: read_uuid("id", &id)?,
-                tenant: TenantIdentity {
-                    id: read_uuid("tenant", &tenant)?,
-                    name: row.get(2)?,
-                    kind: read_kind(&kind)?,
-                },
-                engine_ns: read_ns("engine_ns", row.get(4)?)?,
-                estimated_ns: read_ns("estimated_ns", row.get(5)?)?,
-                fault_ns: read_ns("fault_ns", row.get(6)?)?,
-                copy_ns: read_ns("copy_ns", row.get(7)?)?,
-                copy_bytes: copied.map(|bytes| read("copy_bytes", bytes)).transpose()?,
-                held_ns: read_ns("held_ns", row.get(9)?)?,
-                waiting_ns: read_ns("waiting_ns", row.get(10)?)?,
-                memory_byte_ns: read_wide("memory_byte_ns", wide.as_deref())?,
-                weight: read("weight", row.get(12)?)?,
-                cap: read_cap(row.get(13)?, row.get(14)?)?,
-                signals: read_signals(row.get(15)?)?,
-                error_bound_ns: read_ns("error_bound_ns", row.get(16)?)?,
-                turns: read("turns", row.get(17)?)?,
-            });
+        while let Some(row) = found.next()? {
+            records.push(rows::tenant_record(row)?);
         }
         Ok(records)
     }
 
     fn engines(&self, key: i64, seq: i64) -> Result<Vec<EngineRecord>, StoreError> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT engine, compute, used_ns, fault_ns, switching_ns, idle_ns, unobserved_ns, gap_ns, error_bound_ns
-             FROM engine WHERE gpu_key = ?1 AND seq = ?2 ORDER BY engine",
-        )?;
-        let mut rows = statement.query([key, seq])?;
+        let text = format!(
+            "SELECT {} FROM engine WHERE gpu_key = ?1 AND seq = ?2 ORDER BY engine",
+            rows::ENGINE
+        );
+        let mut statement = self.connection.prepare_cached(&text)?;
+        let mut found = statement.query([key, seq])?;
         let mut engines = Vec::new();
-        while let Some(row) = rows.next()? {
-            engines.push(EngineRecord {
-                engine: EngineId(read("engine", row.get(0)?)?),
-                compute: row.get::<_, i64>(1)? != 0,
-                used_ns: read_ns("used_ns", row.get(2)?)?,
-                fault_ns: read_ns("fault_ns", row.get(3)?)?,
-                switching_ns: read_ns("switching_ns", row.get(4)?)?,
-                idle_ns: read_ns("idle_ns", row.get(5)?)?,
-                unobserved_ns: read_ns("unobserved_ns", row.get(6)?)?,
-                gap_ns: read_ns("gap_ns", row.get(7)?)?,
-                error_bound_ns: read_ns("error_bound_ns", row.get(8)?)?,
-            });
+        while let Some(row) = found.next()? {
+            engines.push(rows::engine_record(row)?);
         }
         Ok(engines)
     }
@@ -421,37 +392,11 @@ impl Tables for Sqlite {
     }
 
     fn kept(&mut self) -> Result<Vec<(i64, Kept)>, StoreError> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT gpu_key, node, gpu, model, anchor_seq, anchor_digest, kept_from_ns FROM gpu ORDER BY node, gpu",
-        )?;
-        let mut rows = statement.query([])?;
+        let mut statement = self.connection.prepare_cached(rows::GPUS)?;
+        let mut found = statement.query([])?;
         let mut kept = Vec::new();
-        while let Some(row) = rows.next()? {
-            let key: i64 = row.get(0)?;
-            // A GPU row is written with its first entry, in one transaction.
-            let tail = self
-                .tail(key)?
-                .ok_or_else(|| damaged("GPU without entries", key))?;
-            let digest: Vec<u8> = row.get(5)?;
-            let gpu = GpuIdentity {
-                node: row.get(1)?,
-                gpu: row.get(2)?,
-                model: row.get(3)?,
-            };
-            let anchor = Anchor {
-                seq: read("anchor_seq", row.get(4)?)?,
-                digest: read_digest(&digest)?,
-            };
-            let from = UnixNanos(read("kept_from_ns", row.get(6)?)?);
-            kept.push((
-                key,
-                Kept {
-                    gpu,
-                    tail,
-                    anchor,
-                    from,
-                },
-            ));
+        while let Some(row) = found.next()? {
+            kept.push(rows::kept(row, |key| self.tail(key))?);
         }
         Ok(kept)
     }
@@ -463,12 +408,13 @@ impl Tables for Sqlite {
         to: i64,
         visit: &mut VisitEntry<'_>,
     ) -> Result<bool, StoreError> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest FROM entry
-             WHERE gpu_key = ?1 AND start_ns >= ?2 AND start_ns < ?3 ORDER BY seq",
-        )?;
-        let mut rows = statement.query([gpu, from, to])?;
-        while let Some(row) = rows.next()? {
+        let text = format!(
+            "SELECT {} FROM entry WHERE gpu_key = ?1 AND start_ns >= ?2 AND start_ns < ?3 ORDER BY seq",
+            rows::ENTRY
+        );
+        let mut statement = self.connection.prepare_cached(&text)?;
+        let mut found = statement.query([gpu, from, to])?;
+        while let Some(row) = found.next()? {
             if !visit(self.entry(gpu, row)?)? {
                 return Ok(false);
             }
@@ -551,25 +497,14 @@ impl Tables for Sqlite {
         if !there {
             return Ok(());
         }
-        let mut statement = self.connection.prepare_cached(
-            "SELECT request, at_ns, node, boot, actor, tenant, part, old, new FROM setting_change
-             WHERE at_ns >= ?1 AND at_ns < ?2 ORDER BY at_ns, request",
-        )?;
-        let mut rows = statement.query([from, to])?;
-        while let Some(row) = rows.next()? {
-            let (request, boot): (Vec<u8>, Vec<u8>) = (row.get(0)?, row.get(3)?);
-            let change = Change {
-                request: read_uuid("request", &request)?,
-                at: UnixNanos(read("at_ns", row.get(1)?)?),
-                node: row.get(2)?,
-                boot: read_uuid("boot", &boot)?,
-                by: row.get(4)?,
-                tenant: row.get(5)?,
-                part: row.get(6)?,
-                old: row.get(7)?,
-                new: row.get(8)?,
-            };
-            if !visit(change)? {
+        let text = format!(
+            "SELECT {} FROM setting_change WHERE at_ns >= ?1 AND at_ns < ?2 ORDER BY at_ns, request",
+            rows::CHANGE
+        );
+        let mut statement = self.connection.prepare_cached(&text)?;
+        let mut found = statement.query([from, to])?;
+        while let Some(row) = found.next()? {
+            if !visit(rows::change(row)?)? {
                 break;
             }
         }

@@ -1,4 +1,4 @@
-/* The Turnstile GPU of a virtual machine, for programs of a stock Linux kernel (root). Link with libturnstile_guest_linux.a,
+/* The Turnstile GPU of a virtual machine, for programs of a stock Linux kernel (through vfio-pci, or as root). Link with libturnstile_guest_linux.a,
  * -lpthread -ldl. Functions return 0 or a negative errno, and say why on standard error. A handle belongs to one thread at a time. */
 #ifndef TURNSTILE_GUEST_H
 #define TURNSTILE_GUEST_H

@@ -1,4 +1,4 @@
-//! The device as the kernel shows it in /sys/bus/pci.
+//! The device as the kernel shows it: in /sys/bus/pci, or through vfio-pci.
 
 use std::fs::{self, File, OpenOptions};
 use std::ops::Range;
@@ -8,11 +8,12 @@ use std::sync::atomic::{Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use turnstile_abi::pci::{DEVICE_ID, MSIX_PBA, MSIX_TABLE, VENDOR_ID};
+use turnstile_abi::pci::{BAR_DOORBELLS, BAR_REGS, DEVICE_ID, MSIX_PBA, MSIX_TABLE, VENDOR_ID};
 use turnstile_abi::{CHANNELS_MAX, PAGE_BYTES, regs};
 use turnstile_guest::Platform;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
+use crate::vfio::Vfio;
 use crate::{Dma, GuestError};
 
 /// Addresses below this are the program's own and no device's: what the reference VMM tells its guests lies there.
@@ -27,7 +28,11 @@ const LOOK_LAST: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub struct Bus {
     address: String,
+    /// Through which it is driven, if not by sysfs. Dropped before the memory that it maps.
+    vfio: Option<Vfio>,
     config: File,
+    /// Where configuration space lies in that file.
+    config_at: u64,
     registers: MmapRegion<()>,
     doorbells: MmapRegion<()>,
     dma: Dma,
@@ -73,30 +78,53 @@ impl Bus {
     /// When there is no device, a driver of the kernel has it, or there is no memory.
     pub fn open(dma_bytes: u64) -> Result<Self, GuestError> {
         let folder = find()?;
-        if let Ok(driver) = fs::read_link(folder.join("driver")) {
-            let name = driver.file_name().unwrap_or_default();
-            return Err(GuestError::Bound(name.to_string_lossy().into_owned()));
-        }
-        let enable = folder.join("enable");
-        fs::write(&enable, "1").map_err(file_error(&enable))?;
+        let name = |path: &Path| {
+            let name = path.file_name().unwrap_or_default();
+            name.to_string_lossy().into_owned()
+        };
+        let driver = fs::read_link(folder.join("driver")).ok();
+        let vfio = match driver.as_deref().map(name).as_deref() {
+            Some("vfio-pci") => Some(Vfio::open(&folder)?),
+            Some(other) => return Err(GuestError::Bound(other.to_owned())),
+            None => None,
+        };
         let local = MmapRegion::new(LOCAL_BYTES as usize)
             .map_err(|_| GuestError::Memory("none for the program itself"))?;
+        let doorbells_bytes = u64::from(CHANNELS_MAX) * PAGE_BYTES;
+        let ((config, config_at), registers, doorbells, dma) = match &vfio {
+            Some(vfio) => (
+                vfio.config()?,
+                vfio.map(BAR_REGS as u32, regs::BAR_BYTES)?,
+                vfio.map(BAR_DOORBELLS as u32, doorbells_bytes)?,
+                vfio.memory(dma_bytes)?,
+            ),
+            None => {
+                let enable = folder.join("enable");
+                fs::write(&enable, "1").map_err(file_error(&enable))?;
+                (
+                    (open(&folder.join("config"))?, 0),
+                    map(folder.join("resource0"), regs::BAR_BYTES)?,
+                    map(folder.join("resource1"), doorbells_bytes)?,
+                    Dma::take(dma_bytes)?,
+                )
+            }
+        };
         Ok(Self {
-            address: folder
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
-            config: open(&folder.join("config"))?,
-            registers: map(folder.join("resource0"), regs::BAR_BYTES)?,
-            doorbells: map(
-                folder.join("resource1"),
-                u64::from(CHANNELS_MAX) * PAGE_BYTES,
-            )?,
-            dma: Dma::take(dma_bytes)?,
+            address: name(&folder),
+            vfio,
+            config,
+            config_at,
+            registers,
+            doorbells,
+            dma,
             local,
             since: Instant::now(),
         })
+    }
+
+    /// Interrupts seen so far; `None` where there are none, and the program looks.
+    pub fn interrupts(&self) -> Option<u64> {
+        self.vfio.as_ref().map(Vfio::interrupts)
     }
 
     /// Where the device is on the bus.
@@ -143,16 +171,16 @@ impl Platform for Bus {
     fn config_read(&self, offset: u8) -> u32 {
         let mut word = [0xff; 4];
         // A device that is gone reads as ones.
-        let _ = self.config.read_exact_at(&mut word, offset.into());
+        let at = self.config_at + u64::from(offset);
+        let _ = self.config.read_exact_at(&mut word, at);
         u32::from_le_bytes(word)
     }
 
     fn config_write(&self, offset: u8, value: u32) {
-        // Interrupts are not used: enabling MSI-X would have the device write to addresses that nobody has chosen.
+        // MSI-X is the kernel's: enabled by this program it would have the device write to addresses that nobody has chosen.
         if offset < HEADER_BYTES {
-            let _ = self
-                .config
-                .write_all_at(&value.to_le_bytes(), offset.into());
+            let at = self.config_at + u64::from(offset);
+            let _ = self.config.write_all_at(&value.to_le_bytes(), at);
         }
     }
 
@@ -245,6 +273,9 @@ impl Platform for Bus {
     }
 
     fn wait(&self, at_most_ns: u64) {
+        if let Some(vfio) = &self.vfio {
+            return vfio.wait(at_most_ns);
+        }
         // The driver calls again and again while nothing has come: each call is a short look.
         let look = match at_most_ns {
             0..1_000_000 => LOOK_FIRST,

@@ -18,11 +18,13 @@ const POOL: &str = "/proc/sys/vm/nr_hugepages";
 const PAGEMAP: &str = "/proc/self/pagemap";
 /// Huge pages that are looked at for some that are next to each other: 128 MiB.
 const TRIED_MAX: usize = 64;
+const TOO_FEW: &str =
+    "too few huge pages (hugepages=16 on the kernel's command line, or more memory)";
 
 /// A piece of memory that is one piece for the device too.
 #[derive(Debug)]
 pub struct Dma {
-    /// Huge pages that follow each other for the device.
+    /// Huge pages that follow each other for the device: in memory, or as an IOMMU maps them.
     pages: Vec<MmapRegion<()>>,
     address: u64,
 }
@@ -53,10 +55,33 @@ impl Dma {
             }
         }
         Err(GuestError::Memory(if pages.len() < wanted {
-            "too few huge pages (hugepages=16 on the kernel's command line, or more memory)"
+            TOO_FEW
         } else {
             "the huge pages that the kernel gave are not next to each other; more of them at boot help (hugepages=16)"
         }))
+    }
+
+    /// Takes at least so many bytes, which an IOMMU is to map at `address`. Huge pages all the same: an IOMMU that is emulated tells
+    /// of every page.
+    ///
+    /// # Errors
+    /// When the kernel has no huge pages for it.
+    pub(crate) fn anywhere(address: u64, bytes: u64) -> Result<Self, GuestError> {
+        let wanted = bytes.div_ceil(HUGE_BYTES).max(1);
+        grow_pool(wanted);
+        let pages: Vec<_> = (0..wanted).map_while(|_| map_huge()).collect();
+        // CAST: a few.
+        if pages.len() < wanted as usize {
+            return Err(GuestError::Memory(TOO_FEW));
+        }
+        Ok(Self { pages, address })
+    }
+
+    /// Each page, and where it is for the device.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = (u64, &MmapRegion<()>)> {
+        (self.address..)
+            .step_by(HUGE_BYTES as usize)
+            .zip(&self.pages)
     }
 
     /// Where it is for the device.

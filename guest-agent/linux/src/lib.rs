@@ -5,9 +5,12 @@
 //!   Gpu::new     drives it: modules, memory, launches
 //! ```
 //!
-//! Registers and doorbells are the `resource` files of the PCI device; memory that the device uses is huge pages, whose physical
-//! addresses /proc/self/pagemap tells. Nothing interrupts: the program looks. All of it needs root, and trusts the program as far as
-//! the kernel does: a device without an IOMMU writes where it is told.
+//! Where vfio-pci has the device, that is what it is driven through: it interrupts, and reaches the memory that is mapped for it and
+//! nothing else. It needs no root, only the group's file in /dev/vfio.
+//!
+//! Where no driver has it, registers and doorbells are the `resource` files of the PCI device; memory that the device uses is huge
+//! pages, whose physical addresses /proc/self/pagemap tells. Nothing interrupts: the program looks. That needs root, and trusts the
+//! program as far as the kernel does: a device without an IOMMU writes where it is told.
 //!
 //! `include/turnstile_guest.h` is the same for C.
 #![deny(unsafe_code)]
@@ -17,6 +20,7 @@ mod dma;
 mod gpu;
 #[allow(unsafe_code)]
 mod sys;
+mod vfio;
 
 pub use bus::Bus;
 pub use dma::Dma;
@@ -43,8 +47,16 @@ pub enum GuestError {
         source: io::Error,
     },
     /// A driver of the kernel has the device.
-    #[error("The kernel's driver {0} has the device; unbind it first")]
+    #[error("The kernel's driver {0} has the device; unbind it first, or bind it to vfio-pci")]
     Bound(String),
+    /// VFIO does not give it.
+    #[error("VFIO: {what} failed")]
+    Vfio {
+        /// What was tried.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
     /// Memory for the device cannot be had.
     #[error("Memory for the device: {0}")]
     Memory(&'static str),

@@ -14,7 +14,7 @@ use turnstile_guest::Params;
 use turnstile_guest_linux::{Bus, Gpu, GuestError};
 
 const HELP: &str = "\
-turnstile-guest: the Turnstile GPU of this virtual machine (as root)
+turnstile-guest: the Turnstile GPU of this virtual machine (as root, or with vfio-pci as who may use its group)
 
   turnstile-guest info                      the device, and what this VM may use
   turnstile-guest run --ptx FILE --kernel NAME [--input FILE] [--output FILE] [--output-bytes N]
@@ -124,7 +124,10 @@ fn info() -> Result<(), Failure> {
         bus.dma().bytes() >> 10,
         bus.dma().address()
     );
-    println!("notification      looking (no interrupts without vfio-pci)");
+    match bus.interrupts() {
+        Some(seen) => println!("notification      interrupts (vfio-pci), {seen} so far"),
+        None => println!("notification      looking (no interrupts without vfio-pci)"),
+    }
     Ok(())
 }
 
@@ -207,6 +210,8 @@ fn bench(args: &Args) -> Result<(), Failure> {
                 act(&mut gpu)?;
                 count += 1;
             }
+            // What a VMM passes on by and by has arrived when a read is answered.
+            gpu.device().is_lost();
             let each = since.elapsed().as_secs_f64() / f64::from(count);
             let rate = bytes as f64 / each / 1e6;
             println!(
@@ -241,6 +246,9 @@ fn bench(args: &Args) -> Result<(), Failure> {
         gpu.copy_out(memory.va, &mut data)
     })?;
     gpu.free(memory)?;
+    if let Some(seen) = bus.interrupts() {
+        println!("interrupts {seen}");
+    }
     Ok(())
 }
 

@@ -94,6 +94,9 @@ fn perform(workload: Workload) -> Result<Report, Failure> {
     };
     bus.write_bytes(BOOT_GPA, &info.encode());
     turnstile_workload::run(&bus);
+    if let Some(seen) = bus.interrupts() {
+        println!("interrupts {seen}");
+    }
     let mut report = [0; REPORT_BYTES];
     bus.read_bytes(REPORT_AT, &mut report);
     Report::decode(&report).ok_or(Failure::Workload("the workload left no report".into()))

@@ -95,12 +95,13 @@ pub enum Workload {
         /// Whether to keep within the ring, each doorbell announcing one NOP; for a device that checks.
         paced: bool,
     },
-    /// Touches memory, page by page, and rings after each round; for a device that does not look.
+    /// Writes a word here and there in memory, and rings after each round, until the VMM asks for the end; for a device that
+    /// does not look.
     Touch {
         /// How much of it.
         bytes: u64,
-        /// How long to go on, in nanoseconds of the guest's clock.
-        duration_ns: u64,
+        /// From one word to the next; a multiple of 8.
+        step_bytes: u64,
     },
     /// Misbehaves, expects the documented error, and checks that the device still works.
     Bad(Misbehaviour),
@@ -126,7 +127,7 @@ impl Workload {
                 load.blocks.into(),
             ],
             Self::Doorbells { count, paced } => [3, count, paced.into(), 0, 0, 0, 0, 0],
-            Self::Touch { bytes, duration_ns } => [7, bytes, duration_ns, 0, 0, 0, 0, 0],
+            Self::Touch { bytes, step_bytes } => [7, bytes, step_bytes, 0, 0, 0, 0, 0],
             Self::Bad(kind) => [4, kind as u64, 0, 0, 0, 0, 0, 0],
         };
         let mut bytes = [0; ARGS_BYTES];
@@ -180,7 +181,10 @@ impl Workload {
                 count,
                 paced: paced != 0,
             }),
-            [7, bytes, duration_ns, ..] => Some(Self::Touch { bytes, duration_ns }),
+            [7, bytes, step_bytes, ..] => {
+                let fits = step_bytes > 0 && step_bytes.is_multiple_of(8);
+                fits.then_some(Self::Touch { bytes, step_bytes })
+            }
             [4, kind, ..] => Misbehaviour::from_u64(kind).map(Self::Bad),
             _ => None,
         }
@@ -210,7 +214,7 @@ mod tests {
             doorbells,
             Workload::Touch {
                 bytes: 64 << 20,
-                duration_ns: 1 << 40,
+                step_bytes: 4096,
             },
         ];
         let bad = Misbehaviour::ALL.iter().map(|kind| Workload::Bad(*kind));

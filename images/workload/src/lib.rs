@@ -68,8 +68,8 @@ fn perform<P: Platform>(
             verify::run(&mut session, 1, report)
         }
         Workload::Doorbells { count, paced } => doorbells::run(&mut session, count, paced, report),
-        Workload::Touch { bytes, duration_ns } => {
-            touch::run(&mut session, bytes, duration_ns, report)
+        Workload::Touch { bytes, step_bytes } => {
+            touch::run(&mut session, bytes, step_bytes, report)
         }
         Workload::Bad(kind) => bad::run(&mut session, kind, report),
     }

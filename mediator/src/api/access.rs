@@ -1,13 +1,10 @@
 //! Who may do what: viewers read, operators also write, everybody else gets nothing.
 
 use std::fmt;
-use std::path::Path;
+
+use nix::unistd::{Group, User};
 
 use crate::config::{ApiSection, Principal};
-
-/// Accounts of this host, by name and number; those of a directory service are named by number.
-const USERS: &str = "/etc/passwd";
-const GROUPS: &str = "/etc/group";
 
 /// What a caller may do; each role may what the ones before it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,10 +17,10 @@ pub(super) enum Role {
 
 /// A name that nobody has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{principal}: {file} has no such name; a number (uid:N, gid:N) does without")]
+#[error("{principal}: {why}; a number (uid:N, gid:N) does without")]
 pub struct AccessError {
     principal: Principal,
-    file: &'static str,
+    why: String,
 }
 
 /// A process at the other end of a Unix socket, by the kernel's word.
@@ -51,7 +48,7 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// Looks names up, once: a number that is given to another name later keeps its role until a restart.
+    /// Looks names up, once: a number that is given to another name later keeps its role until a reload.
     pub(super) fn of(section: &ApiSection) -> Result<Self, AccessError> {
         let known = |principals: &[Principal]| {
             let known = principals.iter().map(known);
@@ -94,30 +91,27 @@ impl Access {
     }
 }
 
+/// Asks the host's name service, which may be a directory's (nsswitch.conf).
 fn known(principal: &Principal) -> Result<Known, AccessError> {
-    let (file, name) = match principal {
-        Principal::Uid(uid) => return Ok(Known::User(*uid)),
-        Principal::Gid(gid) => return Ok(Known::Group(*gid)),
-        Principal::Certificate(name) => return Ok(Known::Certificate(name.clone())),
-        Principal::User(name) => (USERS, name),
-        Principal::Group(name) => (GROUPS, name),
-    };
-    let table = std::fs::read_to_string(Path::new(file)).unwrap_or_default();
-    let number = number_of(&table, name).ok_or_else(|| AccessError {
+    let refused = |why: String| AccessError {
         principal: principal.clone(),
-        file,
-    })?;
-    Ok(match principal {
-        Principal::User(_) => Known::User(number),
-        _ => Known::Group(number),
-    })
-}
-
-/// The third field of the line whose first is `name`: the number, in passwd(5) as in group(5).
-fn number_of(table: &str, name: &str) -> Option<u32> {
-    let mut lines = table.lines().map(|line| line.split(':'));
-    let mut line = lines.find_map(|mut line| (line.next() == Some(name)).then_some(line))?;
-    line.nth(1)?.parse().ok()
+        why,
+    };
+    let failed = |errno: nix::Error| refused(format!("the name service failed ({errno})"));
+    let nobody = || refused("the name service knows no such name".to_owned());
+    match principal {
+        Principal::Uid(uid) => Ok(Known::User(*uid)),
+        Principal::Gid(gid) => Ok(Known::Group(*gid)),
+        Principal::Certificate(name) => Ok(Known::Certificate(name.clone())),
+        Principal::User(name) => {
+            let user = User::from_name(name).map_err(failed)?.ok_or_else(nobody)?;
+            Ok(Known::User(user.uid.as_raw()))
+        }
+        Principal::Group(name) => {
+            let group = Group::from_name(name).map_err(failed)?;
+            Ok(Known::Group(group.ok_or_else(nobody)?.gid.as_raw()))
+        }
+    }
 }
 
 /// Who sent a request.
@@ -172,11 +166,9 @@ mod tests {
 
     #[test]
     fn names_are_looked_up_and_unknown_ones_refused() {
-        let table = "root:x:0:0::/:/bin/sh\nturnstile:x:992:\nturn:x:7:\nbad\n";
-        assert_eq!(number_of(table, "turnstile"), Some(992));
-        assert_eq!(number_of(table, "turns"), None);
-        assert_eq!(number_of(table, "bad"), None);
         assert_eq!(known(&Principal::User("root".into())), Ok(Known::User(0)));
-        assert!(known(&Principal::Group("no such group".into())).is_err());
+        assert_eq!(known(&Principal::Group("root".into())), Ok(Known::Group(0)));
+        let error = known(&Principal::Group("no such group".into())).unwrap_err();
+        assert!(error.to_string().contains("knows no such name"), "{error}");
     }
 }

@@ -9,7 +9,7 @@ use turnstile_accounting::ids::tenant_id;
 
 use super::Shared;
 use super::problem::Problem;
-use crate::metrics::{Identity, families, text};
+use crate::metrics::{Identity, Names, compat, families, text};
 
 /// The text format's media type.
 /// SOURCE: Prometheus, Exposition formats, text-based format
@@ -25,9 +25,23 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     };
     let uuid = |tenant| tenant_id(&identity.node, shared.host.boot(), tenant).to_string();
     let tenants = host.tenants.iter().map(|tenant| tenant.tenant);
-    let uuids = tenants.map(|tenant| (tenant, uuid(tenant))).collect();
+    let in_force = shared.in_force.get();
+    let names = Names {
+        uuids: tenants.map(|tenant| (tenant, uuid(tenant))).collect(),
+        projects: in_force
+            .prices
+            .as_ref()
+            .map_or_else(Default::default, |prices| prices.sub_accounts()),
+    };
     let ledger = shared.host.ledger_health();
-    match text(&families(&identity, &host, ledger.as_ref(), &uuids)) {
+    let mut all = families(&identity, &host, ledger.as_ref(), &names);
+    if let Some(measured) = &shared.measured {
+        all.extend(measured.families());
+    }
+    if let (true, Some(view)) = (in_force.dcgm_compat, shared.live.last()) {
+        all.extend(compat(&identity, &view));
+    }
+    match text(&all) {
         Ok(text) => ([(header::CONTENT_TYPE, KIND)], text).into_response(),
         Err(error) => {
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()

@@ -1,13 +1,15 @@
 //! What every request passes: its number, the caller's role, a bound on its time, and errors as problems.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use axum::extract::Request;
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::IntoResponse;
 use uuid::Uuid;
 
+use super::Shared;
 use super::access::{Caller, Role};
 use super::problem::{PROBLEM_JSON, Problem};
 
@@ -18,7 +20,14 @@ const REQUEST: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestId(pub(super) Uuid);
 
-pub(super) async fn pass(mut request: Request, next: Next) -> Response<axum::body::Body> {
+pub(super) async fn pass(
+    State(shared): State<Arc<Shared>>,
+    mut request: Request,
+    next: Next,
+) -> Response<axum::body::Body> {
+    let begin = Instant::now();
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().cloned();
     let id = Uuid::new_v4();
     request.extensions_mut().insert(RequestId(id));
     let role = request
@@ -37,6 +46,11 @@ pub(super) async fn pass(mut request: Request, next: Next) -> Response<axum::bod
         Err(problem) => problem.into_response(),
     };
     let mut response = as_problem(answered);
+    if let Some(measured) = &shared.measured {
+        let route = route.as_ref().map_or("none", MatchedPath::as_str);
+        let seconds = begin.elapsed().as_secs_f64();
+        measured.request(route, method.as_str(), response.status().as_u16(), seconds);
+    }
     let headers = response.headers_mut();
     // PANIC: none; a UUID is ASCII
     if let Ok(id) = HeaderValue::from_str(&id.to_string()) {

@@ -12,6 +12,7 @@ use super::access::Caller;
 use super::body::{Patch, Whole};
 use super::etag::{expect, tagged};
 use super::gate::RequestId;
+use super::params::{IfMatch, OfTenant};
 use super::problem::Problem;
 use super::vms::{Vm, there};
 use super::write::Write;
@@ -55,7 +56,7 @@ pub(super) fn check(limits: &MemoryLimits) -> Result<(), Problem> {
 
 /// Limits of a tenant's GPU memory, as they were set.
 #[utoipa::path(
-    get, path = "/v1/vms/{name}/memory", tag = "vms", params(("name" = String, Path, description = "Name of the tenant")),
+    get, path = "/v1/vms/{name}/memory", tag = "vms", params(OfTenant),
     responses(
         (status = 200, description = "The limits", body = MemoryLimits, headers(("ETag" = String))),
         (status = 304, description = "As in If-None-Match"),
@@ -73,10 +74,7 @@ pub(super) async fn get(
 /// Sets the limits of a tenant's GPU memory. What it has beyond a new maximum is left to it; it gets no more.
 #[utoipa::path(
     put, path = "/v1/vms/{name}/memory", tag = "vms",
-    params(
-        ("name" = String, Path, description = "Name of the tenant"),
-        ("If-Match" = Option<String>, Header, description = "ETag of the version that is replaced, or *", example = "*"),
-    ),
+    params(OfTenant, IfMatch),
     request_body(content = MemoryLimits, content_type = "application/json"),
     responses(
         (status = 200, description = "As they are now", body = MemoryLimits, headers(("ETag" = String))),
@@ -99,10 +97,7 @@ pub(super) async fn put(
 /// Changes the limits of a tenant's GPU memory, by merge patch (RFC 7396).
 #[utoipa::path(
     patch, path = "/v1/vms/{name}/memory", tag = "vms",
-    params(
-        ("name" = String, Path, description = "Name of the tenant"),
-        ("If-Match" = Option<String>, Header, description = "ETag of the version that is changed, or *", example = "*"),
-    ),
+    params(OfTenant, IfMatch),
     request_body(content = MemoryPatch, content_type = "application/merge-patch+json"),
     responses(
         (status = 200, description = "As they are now", body = MemoryLimits, headers(("ETag" = String))),
@@ -128,7 +123,7 @@ async fn set(
     headers: HeaderMap,
     wanted: impl FnOnce(&Vm) -> Result<MemoryLimits, Problem> + Send + 'static,
 ) -> Result<Response, Problem> {
-    let (strict, name) = (shared.strict, write.name.clone());
+    let (strict, name) = (shared.in_force.get().strict, write.name.clone());
     let decide = move |vm: Option<&Vm>, set: Option<Settings>| {
         let vm = there(vm, &name)?;
         let memory = wanted(vm)?;

@@ -35,6 +35,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub(super) struct Live {
     kept: Mutex<VecDeque<Arc<str>>>,
     newest: watch::Sender<Arc<str>>,
+    last: Mutex<Option<View>>,
 }
 
 impl Default for Live {
@@ -42,6 +43,7 @@ impl Default for Live {
         Self {
             kept: Mutex::default(),
             newest: watch::Sender::new(Arc::from("")),
+            last: Mutex::default(),
         }
     }
 }
@@ -59,6 +61,13 @@ impl Live {
         kept.push_back(text.clone());
         drop(kept);
         self.newest.send_replace(text);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(view.clone());
+    }
+
+    /// The last second.
+    pub(super) fn last(&self) -> Option<View> {
+        let last = self.last.lock();
+        last.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Who is slow gets the newest, and not what it missed.

@@ -18,11 +18,15 @@ mod events;
 mod exposition;
 mod gate;
 pub mod gpus;
+mod in_force;
 mod limits;
 pub mod live;
+mod measured;
 pub mod meta;
+mod open_metrics;
 pub mod page;
 mod pages;
+mod params;
 pub mod problem;
 mod registry;
 mod router;
@@ -42,17 +46,20 @@ use turnstile_accounting::record::GpuIdentity;
 
 pub use access::AccessError;
 pub use body::MERGE_PATCH;
+pub use in_force::ReloadError;
 pub use router::openapi;
 pub use server::{Api, ApiError};
 pub use state_file::StateFileError;
 pub use tls::TlsError;
 
+use in_force::Current;
 use live::Live;
+use measured::Measured;
 use problem::Problem;
 use snapshots::Snapshots;
 use state_file::StateFile;
 
-use crate::config::ApiSection;
+use crate::config::{ApiSection, MetricsSection};
 use crate::daemon::Host;
 
 /// What the API is started with.
@@ -60,6 +67,10 @@ use crate::daemon::Host;
 pub struct ApiConfig {
     /// Where it listens, and for whom.
     pub section: ApiSection,
+    /// Metrics outside of it, and under other names.
+    pub metrics: MetricsSection,
+    /// The price list, for bills and for whom tenants are charged to.
+    pub prices: Option<PathBuf>,
     /// The GPU that it tells of.
     pub gpu: GpuIdentity,
     /// The file of the ledger, if one is kept there.
@@ -76,12 +87,21 @@ pub(crate) struct Shared {
     state: Option<StateFile>,
     /// Held for the length of a write.
     writes: tokio::sync::Mutex<()>,
-    /// A write has to say which version it changes.
-    strict: bool,
+    in_force: Current,
+    measured: Option<Measured>,
     /// The file of the ledger.
     ledger: Option<PathBuf>,
     /// Reads of the ledger at a time.
     reading: Arc<tokio::sync::Semaphore>,
+}
+
+/// What a request and an export leave, for the test of all that is exposed.
+#[cfg(test)]
+pub(crate) fn measured_for_tests() -> Vec<prometheus::proto::MetricFamily> {
+    let measured = Measured::new().expect("names as Prometheus wants them");
+    measured.request("/v1/vms", "GET", 200, 0.001);
+    measured.export(None);
+    measured.families()
 }
 
 /// A refusal, as the document describes it.

@@ -14,6 +14,7 @@ use super::body::Whole;
 use super::etag::{expect, tagged};
 use super::gate::RequestId;
 use super::limits::check;
+use super::params::{IfMatch, OfTenant};
 use super::problem::Problem;
 use super::vms::{Scheduling, Vm, there};
 use super::write::Write;
@@ -100,10 +101,7 @@ pub(super) async fn register(
 /// Forgets what is set of a tenant that is not connected.
 #[utoipa::path(
     delete, path = "/v1/vms/{name}", tag = "vms",
-    params(
-        ("name" = String, Path, description = "Name of the tenant"),
-        ("If-Match" = Option<String>, Header, description = "ETag of the version that is meant, or *", example = "*"),
-    ),
+    params(OfTenant, IfMatch),
     responses(
         (status = 204, description = "Forgotten"),
         (status = "4XX", response = super::Refused),
@@ -117,7 +115,7 @@ pub(super) async fn forget(
     Path(name): Path<String>,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
-    let (strict, known) = (shared.strict, name.clone());
+    let (strict, known) = (shared.in_force.get().strict, name.clone());
     let decide = move |vm: Option<&Vm>, _: Option<Settings>| {
         let vm = there(vm, &known)?;
         if vm.connected {

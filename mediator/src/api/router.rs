@@ -54,6 +54,7 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
         .routes(routes!(events::follow))
         .routes(routes!(usage::sums))
         .routes(routes!(usage::records))
+        .routes(routes!(usage::focus))
         .routes(routes!(meta::alive))
         .routes(routes!(meta::ready))
         .routes(routes!(meta::version))
@@ -79,6 +80,14 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .route("/ui", get(pages::home))
         .route("/ui/", get(pages::index))
         .route("/ui/{file}", get(pages::part))
-        .with_state(shared)
-        .layer(axum::middleware::from_fn(gate::pass))
+        .with_state(shared.clone())
+        .layer(axum::middleware::from_fn_with_state(shared, gate::pass))
+}
+
+/// What everybody on this host may see.
+pub(super) fn open_router(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/metrics", get(exposition::metrics))
+        .with_state(shared.clone())
+        .layer(axum::middleware::from_fn_with_state(shared, gate::pass))
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixListener as StdUnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -12,15 +12,19 @@ use axum::Router;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-use super::access::{Access, AccessError, Caller, Peer, Role};
+use super::access::{Caller, Peer, Role};
 use super::connections::{Connections, serve};
+use super::in_force::{Current, InForce, ReloadError};
 use super::live::{self, Live};
-use super::router::router;
+use super::measured::Measured;
+use super::open_metrics::OpenMetrics;
+use super::router::{open_router, router};
 use super::snapshots::Snapshots;
 use super::state_file::{StateFile, StateFileError};
 use super::sys::peer_groups;
-use super::tls::{Network, TlsError};
+use super::tls::{Network, Renewal};
 use super::{ApiConfig, Shared};
+use crate::config::{ApiSection, MetricsSection};
 use crate::daemon::Host;
 use crate::daemon::confine;
 use crate::socket::{ListenError, listen};
@@ -43,12 +47,17 @@ pub enum ApiError {
     /// A socket could not be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Somebody is not known here.
+    /// Somebody is not known here, or certificates or prices could not be had.
     #[error(transparent)]
-    Access(#[from] AccessError),
-    /// Certificates could not be had, or the address.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
+    InForce(#[from] ReloadError),
+    /// The address of `metrics.listen` could not be had.
+    #[error("Listening on {address} for metrics failed")]
+    Metrics {
+        /// The address.
+        address: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// Settings could not be read.
     #[error(transparent)]
     State(#[from] StateFileError),
@@ -62,8 +71,18 @@ pub enum ApiError {
 pub struct Api {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
+    shared: Arc<Shared>,
     sockets: Vec<PathBuf>,
     address: Option<SocketAddr>,
+    metrics_address: Option<SocketAddr>,
+    certificates: Option<Renewal>,
+}
+
+/// What is listened on.
+struct Doors {
+    listening: Vec<Listening>,
+    network: Option<Network>,
+    metrics: Option<OpenMetrics>,
 }
 
 /// A Unix socket, and the most that one may do on it.
@@ -80,16 +99,17 @@ impl Api {
     pub fn start(config: ApiConfig, host: Arc<Host>) -> Result<Self, ApiError> {
         let ApiConfig {
             section,
+            metrics,
+            prices,
             gpu,
             ledger,
         } = config;
-        let access = Access::of(&section)?;
+        let in_force = InForce::of(&section, &metrics, prices.as_deref())?;
         let state = section.state.map(StateFile::new);
         if let Some(state) = &state {
             host.restore_settings(state.load()?);
         }
-        // Where others are named, the kernel's word decides and not the file's permissions.
-        let mode = if access.is_shared() { 0o666 } else { 0o660 };
+        let mode = mode(&in_force);
         let (mut listening, mut sockets) = (Vec::new(), Vec::new());
         let paths = [
             (section.socket, Role::Operator),
@@ -104,8 +124,16 @@ impl Api {
         let network = section
             .listen
             .map(|address| Network::bind(address, &section.tls))
-            .transpose()?;
+            .transpose()
+            .map_err(ReloadError::from)?;
         let address = network.as_ref().map(Network::address);
+        let certificates = network.as_ref().map(Network::renewal);
+        let open = |address| {
+            let failed = |source| ApiError::Metrics { address, source };
+            OpenMetrics::bind(address).map_err(failed)
+        };
+        let metrics = metrics.listen.map(open).transpose()?;
+        let metrics_address = metrics.as_ref().map(|metrics| metrics.address);
         let shared = Arc::new(Shared {
             snapshots: Snapshots::new(host.clone()),
             host,
@@ -113,7 +141,8 @@ impl Api {
             live: Live::default(),
             state,
             writes: tokio::sync::Mutex::new(()),
-            strict: section.require_if_match,
+            in_force: Current::new(in_force),
+            measured: Measured::new(),
             ledger,
             reading: Arc::new(tokio::sync::Semaphore::new(READS)),
         });
@@ -124,20 +153,56 @@ impl Api {
             .build()
             .map_err(ApiError::Start)?;
         let (stop, stopped) = watch::channel(false);
+        let doors = Doors {
+            listening,
+            network,
+            metrics,
+        };
+        let served = shared.clone();
         let thread = thread::Builder::new()
             .name("turnstile-api".into())
             .spawn(move || {
                 confine::enter(confine::Role::Api);
-                runtime.block_on(run(shared, access, listening, network, stopped));
+                runtime.block_on(run(served, doors, stopped));
                 runtime.shutdown_timeout(LAST_MOMENT);
             })
             .map_err(ApiError::Start)?;
         Ok(Self {
             stop,
             thread: Some(thread),
+            shared,
             sockets,
             address,
+            metrics_address,
+            certificates,
         })
+    }
+
+    /// Takes over who may do what, certificates, prices and names of metrics, for connections and requests from now on.
+    ///
+    /// # Errors
+    /// If one of them is not usable; then all is as it was.
+    pub fn reload(
+        &self,
+        section: &ApiSection,
+        metrics: &MetricsSection,
+        prices: Option<&Path>,
+    ) -> Result<(), ReloadError> {
+        let next = InForce::of(section, metrics, prices)?;
+        if let Some(certificates) = &self.certificates {
+            certificates.renew(&section.tls)?;
+        }
+        let mode = mode(&next);
+        for socket in &self.sockets {
+            crate::socket::permit(socket, mode);
+        }
+        self.shared.in_force.set(next);
+        Ok(())
+    }
+
+    /// Where `/metrics` alone is served, if it is.
+    pub const fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics_address
     }
 
     /// Where it listens on the network, if it does.
@@ -162,18 +227,20 @@ impl Drop for Api {
     }
 }
 
-async fn run(
-    shared: Arc<Shared>,
-    access: Access,
-    listening: Vec<Listening>,
-    network: Option<Network>,
-    mut stopped: watch::Receiver<bool>,
-) {
+/// Permissions of the sockets: where others are named, the kernel's word decides and not the file's permissions.
+fn mode(in_force: &InForce) -> u32 {
+    if in_force.access.is_shared() {
+        0o666
+    } else {
+        0o660
+    }
+}
+
+async fn run(shared: Arc<Shared>, doors: Doors, mut stopped: watch::Receiver<bool>) {
     tokio::spawn(live::look(shared.clone()));
-    let router = router(shared);
+    let router = router(shared.clone());
     let connections = Connections::default();
-    let access = Arc::new(access);
-    for Listening { listener, most } in listening {
+    for Listening { listener, most } in doors.listening {
         let listener = listener
             .set_nonblocking(true)
             .and_then(|()| UnixListener::from_std(listener));
@@ -182,7 +249,7 @@ async fn run(
                 let accepting = accept(
                     listener,
                     most,
-                    access.clone(),
+                    shared.clone(),
                     router.clone(),
                     connections.clone(),
                 );
@@ -191,8 +258,11 @@ async fn run(
             Err(error) => log::error!("API: a socket is not served: {error}"),
         }
     }
-    if let Some(network) = network {
-        tokio::spawn(network.accept(access, router, connections));
+    if let Some(metrics) = doors.metrics {
+        tokio::spawn(metrics.accept(open_router(shared.clone()), connections.clone()));
+    }
+    if let Some(network) = doors.network {
+        tokio::spawn(network.accept(shared, router, connections));
     }
     // An error is a sender that is gone: the same.
     let _ = stopped.wait_for(|stopped| *stopped).await;
@@ -201,7 +271,7 @@ async fn run(
 async fn accept(
     listener: UnixListener,
     most: Role,
-    access: Arc<Access>,
+    shared: Arc<Shared>,
     router: Router,
     connections: Connections,
 ) {
@@ -216,7 +286,7 @@ async fn accept(
         };
         let Ok(peer) = peer(&stream) else { continue };
         // Strangers are closed without a word, and counted by nobody's disk.
-        let Some(role) = access.role(&peer, own_uid) else {
+        let Some(role) = shared.in_force.get().access.role(&peer, own_uid) else {
             continue;
         };
         let caller = Caller {

@@ -1,9 +1,10 @@
 //! The network: TLS in which both sides show a certificate, and nothing else.
 
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::Router;
@@ -14,7 +15,8 @@ use rustls::{RootCertStore, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-use super::access::{Access, Caller};
+use super::Shared;
+use super::access::Caller;
 use super::connections::{Connections, serve};
 use super::server::ACCEPT_AGAIN;
 use crate::config::TlsSection;
@@ -55,7 +57,36 @@ pub enum TlsError {
 pub(super) struct Network {
     listener: StdTcpListener,
     address: SocketAddr,
-    acceptor: TlsAcceptor,
+    acceptor: Renewal,
+}
+
+/// The acceptor of connections from now on, which other certificates make another.
+#[derive(Clone)]
+pub(super) struct Renewal(Arc<Mutex<TlsAcceptor>>);
+
+impl fmt::Debug for Renewal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Renewal").finish_non_exhaustive()
+    }
+}
+
+impl Renewal {
+    fn of(section: &TlsSection) -> Result<Self, TlsError> {
+        let acceptor = TlsAcceptor::from(Arc::new(configuration(section)?));
+        Ok(Self(Arc::new(Mutex::new(acceptor))))
+    }
+
+    /// Reads the certificates anew.
+    pub(super) fn renew(&self, section: &TlsSection) -> Result<(), TlsError> {
+        let next = TlsAcceptor::from(Arc::new(configuration(section)?));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = next;
+        Ok(())
+    }
+
+    fn get(&self) -> TlsAcceptor {
+        let acceptor = self.0.lock();
+        acceptor.unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -111,7 +142,7 @@ fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
 
 impl Network {
     pub(super) fn bind(address: SocketAddr, section: &TlsSection) -> Result<Self, TlsError> {
-        let acceptor = TlsAcceptor::from(Arc::new(configuration(section)?));
+        let acceptor = Renewal::of(section)?;
         let failed = |source| TlsError::Listen { address, source };
         let listener = StdTcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
@@ -127,10 +158,14 @@ impl Network {
         self.address
     }
 
+    pub(super) fn renewal(&self) -> Renewal {
+        self.acceptor.clone()
+    }
+
     /// Accepts for ever.
     pub(super) async fn accept(
         self,
-        access: Arc<Access>,
+        shared: Arc<Shared>,
         router: Router,
         connections: Connections,
     ) {
@@ -149,8 +184,8 @@ impl Network {
             let handshake = handshake(
                 stream,
                 from,
-                self.acceptor.clone(),
-                access.clone(),
+                self.acceptor.get(),
+                shared.clone(),
                 router.clone(),
                 connections.clone(),
             );
@@ -164,7 +199,7 @@ async fn handshake(
     stream: TcpStream,
     from: SocketAddr,
     acceptor: TlsAcceptor,
-    access: Arc<Access>,
+    shared: Arc<Shared>,
     router: Router,
     connections: Connections,
 ) {
@@ -177,7 +212,7 @@ async fn handshake(
     };
     let shown = stream.get_ref().1.peer_certificates();
     let names = shown.and_then(<[_]>::first).map(names).unwrap_or_default();
-    let Some(role) = access.role_of_names(&names) else {
+    let Some(role) = shared.in_force.get().access.role_of_names(&names) else {
         return;
     };
     drop(meanwhile);

@@ -14,7 +14,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::export::{
-    ExportError, Format, Request, export, parse_time, show_time, summary,
+    Container, ExportError, FocusVersion, Format, PriceList, Request, export, parse_time,
+    show_time, summary,
 };
 use turnstile_accounting::store::{SqliteStore, StoreError};
 use utoipa::{IntoParams, ToSchema};
@@ -45,6 +46,28 @@ pub(super) struct UsageQuery {
     #[param(format = "date-time", example = "2026-11-20T13:00:00Z")]
     from: String,
     /// Windows that begin before this time; all of them have to be closed.
+    #[param(format = "date-time", example = "2026-11-20T14:00:00Z")]
+    to: String,
+    /// One tenant, by name or id.
+    #[param(max_length = 64)]
+    vm: Option<String>,
+    /// One GPU, by identity.
+    #[param(max_length = 128)]
+    gpu: Option<String>,
+}
+
+/// Which part of the ledger, and as what.
+#[derive(Clone, Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct FocusQuery {
+    /// Version of FOCUS: 1.2, or 1.4, which it is without.
+    #[param(pattern = "^1\\.[24]$", example = "1.4")]
+    version: Option<String>,
+    /// Hours that begin at or after this time (RFC 3339, UTC, a full hour).
+    #[param(format = "date-time", example = "2026-11-20T13:00:00Z")]
+    from: String,
+    /// Hours that begin before this time (a full hour); all of them have to be closed.
     #[param(format = "date-time", example = "2026-11-20T14:00:00Z")]
     to: String,
     /// One tenant, by name or id.
@@ -149,7 +172,10 @@ fn problem(error: &ExportError) -> Problem {
         ExportError::NoGpu | ExportError::Store(StoreError::NotFound { .. }) => {
             StatusCode::NOT_FOUND
         }
-        ExportError::NotClosed { .. } | ExportError::Discarded { .. } => StatusCode::CONFLICT,
+        ExportError::NotClosed { .. }
+        | ExportError::Discarded { .. }
+        | ExportError::NoSku { .. }
+        | ExportError::Inexact { .. } => StatusCode::CONFLICT,
         ExportError::Output(error) if error.kind() == io::ErrorKind::FileTooLarge => {
             let detail =
                 "The export is too large; ask for less time, or use turnstile usage export";
@@ -281,14 +307,68 @@ pub(super) async fn records(
     asked: Result<Query<UsageQuery>, QueryRejection>,
 ) -> Result<Response, Problem> {
     let request = query(asked)?.request()?;
-    let file = shared
+    let kind = "application/x-ndjson";
+    exported(&shared, request, Format::Events, None, kind).await
+}
+
+/// A bill in FOCUS: a row for each tenant, GPU and hour, with the prices of `ledger.prices`; refused if any of it is not closed
+/// yet.
+#[utoipa::path(
+    get, path = "/v1/usage/focus", tag = "usage", params(FocusQuery),
+    responses(
+        (status = 200, description = "CSV", content_type = "text/csv", body = String),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn focus(
+    State(shared): State<Arc<Shared>>,
+    asked: Result<Query<FocusQuery>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let FocusQuery {
+        version,
+        from,
+        to,
+        vm,
+        gpu,
+    } = query(asked)?;
+    let request = UsageQuery { from, to, vm, gpu }.request()?;
+    let version = match version.as_deref() {
+        None | Some("1.4") => FocusVersion::V1_4,
+        Some("1.2") => FocusVersion::V1_2,
+        Some(_) => {
+            let detail = "version is 1.2 or 1.4";
+            return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
+        }
+    };
+    let in_force = shared.in_force.get();
+    let Some(prices) = in_force.prices.clone() else {
+        return Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            "There are no prices: ledger.prices in the daemon's configuration names a list",
+        ));
+    };
+    let format = Format::Focus(version, Container::Csv);
+    exported(&shared, request, format, Some(prices), "text/csv").await
+}
+
+/// An export as the answer: whole before the first byte is sent, so that nobody finds half of one.
+async fn exported(
+    shared: &Arc<Shared>,
+    request: Request,
+    format: Format,
+    prices: Option<PriceList>,
+    kind: &'static str,
+) -> Result<Response, Problem> {
+    let made = shared
         .read(move |store, go_on| {
             let mut out = io::BufWriter::new(Bounded {
                 file: tempfile::tempfile()?,
                 left: EXPORT_BYTES_MAX,
                 go_on,
             });
-            export(store, Format::Events, &request, None, &mut out, &mut |_| {})?;
+            let prices = prices.as_ref();
+            export(store, format, &request, prices, &mut out, &mut |_| {})?;
             out.flush()?;
             let mut file = out
                 .into_inner()
@@ -297,9 +377,12 @@ pub(super) async fn records(
             file.rewind()?;
             Ok(file)
         })
-        .await?;
+        .await;
+    if let Some(measured) = &shared.measured {
+        measured.export(made.as_ref().err().map(|problem| problem.status));
+    }
+    let file = made?;
     let length = file.metadata().map_or(0, |data| data.len());
-    // Whole before the first byte is sent: nobody finds half an export.
     let body = Body::from_stream(stream::try_unfold(file, |mut file| async move {
         let read = tokio::task::spawn_blocking(move || {
             let mut chunk = vec![0; CHUNK_BYTES];
@@ -310,9 +393,8 @@ pub(super) async fn records(
         let (chunk, file) = read.await.map_err(io::Error::other)??;
         Ok::<_, io::Error>((!chunk.is_empty()).then(|| (Bytes::from(chunk), file)))
     }));
-    let kind = HeaderValue::from_static("application/x-ndjson");
     let headers = [
-        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_TYPE, HeaderValue::from_static(kind)),
         (header::CONTENT_LENGTH, length.into()),
     ];
     Ok((headers, body).into_response())

@@ -9,7 +9,6 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::Nanos;
-use turnstile_accounting::share::{Claim, water_fill};
 use turnstile_policies::{Cap, ParamsError, Weight};
 use utoipa::ToSchema;
 
@@ -19,6 +18,7 @@ use super::body::{Patch, Whole};
 use super::etag::{expect, tagged};
 use super::gate::RequestId;
 use super::page::{Page, PageQuery};
+use super::params::{IfMatch, OfTenant};
 use super::problem::Problem;
 use super::write::Write;
 use crate::daemon::{
@@ -174,22 +174,6 @@ impl Scheduling {
     }
 }
 
-/// Part of the engine for each tenant, if all of them want it.
-fn entitled(tenants: &[TenantSnapshot]) -> impl Iterator<Item = f64> {
-    const WHOLE: u128 = 1 << 40;
-    let claim = |tenant: &TenantSnapshot| Claim {
-        weight: tenant.weight,
-        demand: tenant
-            .cap
-            .map(|cap| WHOLE * u128::from(cap.quota_ns().0) / u128::from(cap.period_ns().0.max(1))),
-    };
-    let claims: Vec<Claim> = tenants.iter().map(claim).collect();
-    // CAST: below 2^53
-    water_fill(WHOLE, &claims)
-        .into_iter()
-        .map(|part| part as f64 / WHOLE as f64)
-}
-
 fn residence(memory: MemorySnapshot) -> VmResidence {
     VmResidence {
         resident_bytes: memory.resident_bytes,
@@ -252,7 +236,7 @@ fn all(
     let named =
         |(name, settings): (&String, &Settings)| (name.clone(), absent(name, settings, default));
     let mut vms: BTreeMap<String, Vm> = settings.iter().map(named).collect();
-    for (tenant, entitled) in snapshot.tenants.iter().zip(entitled(&snapshot.tenants)) {
+    for (tenant, entitled) in snapshot.tenants.iter().zip(snapshot.entitled_ratios()) {
         let set = settings.get(&tenant.name).copied().unwrap_or_default();
         let vm = connected(tenant, entitled, set.memory);
         vms.insert(tenant.name.clone(), vm);
@@ -292,7 +276,7 @@ pub(super) async fn list(
 
 /// One tenant.
 #[utoipa::path(
-    get, path = "/v1/vms/{name}", tag = "vms", params(("name" = String, Path, description = "Name of the tenant")),
+    get, path = "/v1/vms/{name}", tag = "vms", params(OfTenant),
     responses(
         (status = 200, description = "The tenant", body = Vm, headers(("ETag" = String))),
         (status = 304, description = "As in If-None-Match"),
@@ -309,7 +293,7 @@ pub(super) async fn get(
 
 /// How a tenant is scheduled.
 #[utoipa::path(
-    get, path = "/v1/vms/{name}/scheduling", tag = "vms", params(("name" = String, Path, description = "Name of the tenant")),
+    get, path = "/v1/vms/{name}/scheduling", tag = "vms", params(OfTenant),
     responses(
         (status = 200, description = "Weight and limit", body = Scheduling, headers(("ETag" = String))),
         (status = 304, description = "As in If-None-Match"),
@@ -327,10 +311,7 @@ pub(super) async fn scheduling(
 /// Sets how a tenant is scheduled; holds from the next decision on.
 #[utoipa::path(
     put, path = "/v1/vms/{name}/scheduling", tag = "vms",
-    params(
-        ("name" = String, Path, description = "Name of the tenant"),
-        ("If-Match" = Option<String>, Header, description = "ETag of the version that is replaced, or *", example = "*"),
-    ),
+    params(OfTenant, IfMatch),
     request_body(content = Scheduling, content_type = "application/json"),
     responses(
         (status = 200, description = "As it is now", body = Scheduling, headers(("ETag" = String))),
@@ -356,10 +337,7 @@ pub(super) async fn put_scheduling(
 /// Changes how a tenant is scheduled, by merge patch (RFC 7396); holds from the next decision on.
 #[utoipa::path(
     patch, path = "/v1/vms/{name}/scheduling", tag = "vms",
-    params(
-        ("name" = String, Path, description = "Name of the tenant"),
-        ("If-Match" = Option<String>, Header, description = "ETag of the version that is changed, or *", example = "*"),
-    ),
+    params(OfTenant, IfMatch),
     request_body(content = SchedulingPatch, content_type = "application/merge-patch+json"),
     responses(
         (status = 200, description = "As it is now", body = Scheduling, headers(("ETag" = String))),
@@ -389,7 +367,7 @@ async fn set(
     headers: HeaderMap,
     enter: impl FnOnce(&Vm, &mut Settings) -> Result<(), Problem> + Send + 'static,
 ) -> Result<Response, Problem> {
-    let (strict, name) = (shared.strict, write.name.clone());
+    let (strict, name) = (shared.in_force.get().strict, write.name.clone());
     let decide = move |vm: Option<&Vm>, set: Option<Settings>| {
         let vm = there(vm, &name)?;
         let mut settings = set.unwrap_or_default();

@@ -67,6 +67,10 @@ pub struct TenantLine {
     pub truth_ns: Option<u64>,
     /// The same with pauses.
     pub truth_occupied_ns: Option<u64>,
+    /// The same with the processing of launches.
+    pub truth_worked_ns: Option<u64>,
+    /// Charged less worked, of the latter.
+    pub charge_error_worked_percent: Option<f64>,
     /// Charged less executed, of the latter.
     pub charge_error_percent: Option<f64>,
     /// Charged less occupied, of the latter.
@@ -94,6 +98,10 @@ pub struct CellLine {
     pub worst_sliding_occupied: Option<Worst>,
     /// As `worst_aligned`, from occupied time.
     pub worst_aligned_occupied: Option<Worst>,
+    /// As `worst_sliding`, from the time in which the engine worked: executed, and the processing of launches.
+    pub worst_sliding_worked: Option<Worst>,
+    /// As `worst_aligned`, from the same.
+    pub worst_aligned_worked: Option<Worst>,
     /// Executed time of all tenants, of the wall's, after the first second.
     pub useful_percent: f64,
     /// Where some tenants are at times idle: executed time of the busy ones while the others want nothing and have nothing, of the
@@ -162,6 +170,7 @@ pub fn line(
     };
     let executed = side(|load| &load.executed_ns);
     let occupied = side(|load| &load.occupied_ns);
+    let worked = side(|load| &load.worked_ns);
     let window = |received: &[Vec<u64>], step| {
         worst(received, &due, BUCKETS_PER_SECOND, BUCKETS_PER_SECOND, step)
     };
@@ -184,6 +193,7 @@ pub fn line(
             let truth = |buckets: &[u64]| within(buckets, load.start_ns, FINE_NS, says.window?);
             let truth_ns = truth(&load.executed_ns);
             let truth_occupied_ns = truth(&load.occupied_ns);
+            let truth_worked_ns = truth(&load.worked_ns);
             let seconds = (BUCKET_NS * count as u64) as f64 / 1e9;
             let work_percent = match tenant.kernel {
                 Length::Us(us) => Some(load.kernels as f64 * us as f64 / seconds / 1e4),
@@ -204,6 +214,8 @@ pub fn line(
                 charge,
                 truth_ns,
                 truth_occupied_ns,
+                truth_worked_ns,
+                charge_error_worked_percent: error_percent(charge, truth_worked_ns),
                 charge_error_percent: error_percent(charge, truth_ns),
                 charge_error_occupied_percent: error_percent(charge, truth_occupied_ns),
                 clock_error_ns: load.clock_error_ns,
@@ -219,6 +231,8 @@ pub fn line(
         worst_aligned: window(&executed, BUCKETS_PER_SECOND),
         worst_sliding_occupied: window(&occupied, 1),
         worst_aligned_occupied: window(&occupied, BUCKETS_PER_SECOND),
+        worst_sliding_worked: window(&worked, 1),
+        worst_aligned_worked: window(&worked, BUCKETS_PER_SECOND),
         useful_percent: percent(all_executed, wall_ns),
         busy_while_others_idle_percent: alone(cell, &executed, &due, from),
         daemon_cpu_percent: says.cpu_percent,
@@ -269,7 +283,8 @@ mod tests {
         let buckets = vec![bucket_ns / 10; 10 * seconds * BUCKETS_PER_SECOND];
         LoadReport {
             executed_ns: buckets.clone(),
-            occupied_ns: buckets,
+            occupied_ns: buckets.clone(),
+            worked_ns: buckets,
             kernels: 100 * seconds as u64,
             start_ns: 7_000_000_000,
             ..LoadReport::default()

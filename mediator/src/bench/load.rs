@@ -120,6 +120,9 @@ pub struct LoadReport {
     pub executed_ns: Vec<u64>,
     /// The same with its own pauses between kernels that are too short for anybody else to have run.
     pub occupied_ns: Vec<u64>,
+    /// Time in which the engine worked for it: executed, and the processing of launches.
+    #[serde(default)]
+    pub worked_ns: Vec<u64>,
     /// Kernels that ended within the buckets.
     pub kernels: u64,
     /// Kernels whose records had no room: the figures are wrong if there are any.

@@ -4,6 +4,8 @@
 //! clock after each step of the work; two readings far apart are a gap, in which the context was off the engine (measured: a
 //! context that the driver switches out stands still between two instructions). A gap begins with the step that it interrupted.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 
 /// A stretch `[begin, end)` of time, in nanoseconds of one clock.
@@ -125,6 +127,22 @@ pub fn executed(launches: &[Span], gaps: &[Span], step_ns: u64) -> Vec<Span> {
     pieces
 }
 
+/// Stretches in which the engine worked for the context: what it executed, and up to `launch_ns` before the first instruction of each
+/// launch, in which the engine processes it.
+pub fn worked(executed: &[Span], launches: &[Span], launch_ns: u64) -> Vec<Span> {
+    let begins: HashSet<u64> = launches.iter().map(|launch| launch.begin_ns).collect();
+    let mut done = 0;
+    let piece = |span: &Span| {
+        let mut begin_ns = span.begin_ns;
+        if begins.contains(&begin_ns) {
+            begin_ns = begin_ns.saturating_sub(launch_ns).max(done);
+        }
+        done = span.end_ns;
+        Span::new(begin_ns, span.end_ns)
+    };
+    executed.iter().map(piece).collect()
+}
+
 /// Stretches in which the context had the engine as far as its own time stamps tell: what it executed, and the pauses between
 /// that are shorter than `pause_ns`. With a pause that is shorter than two context switches nobody else can have run in it.
 pub fn occupied(executed: &[Span], pause_ns: u64) -> Vec<Span> {
@@ -222,6 +240,19 @@ mod tests {
         let pieces = [span(0, 10), span(15, 20), span(60, 70)];
         assert_eq!(occupied(&pieces, 20), [span(0, 20), span(60, 70)]);
         assert_eq!(occupied(&pieces, 0), pieces);
+    }
+
+    #[test]
+    fn a_launch_is_processed_before_its_first_instruction_and_a_gap_is_not() {
+        let launches = [span(100, 200), span(201, 300), span(400, 500)];
+        let pieces = executed(&launches, &[span(420, 450)], 0);
+        let expected = [
+            span(98, 200),
+            span(200, 300),
+            span(398, 420),
+            span(450, 500),
+        ];
+        assert_eq!(worked(&pieces, &launches, 2), expected);
     }
 
     #[test]

@@ -37,7 +37,7 @@ impl Admin {
     }
 
     /// All pages of a list.
-    pub(crate) fn all<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, ClientError> {
+    fn all<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, ClientError> {
         let (client, mut all, mut cursor) = (self.client(), Vec::new(), String::new());
         loop {
             let page: Page<T> = client.get(&format!("{path}?limit=1000{cursor}"))?;
@@ -48,6 +48,28 @@ impl Admin {
                 None => return Ok(all),
             }
         }
+    }
+
+    /// Asks for a list, and shows all of it.
+    pub(crate) fn list<T: DeserializeOwned + Serialize>(
+        &self,
+        path: &str,
+        table: impl FnOnce(&[T]),
+    ) -> Result<(), ClientError> {
+        let all: Vec<T> = self.all(path)?;
+        self.show(&all, |all| table(all));
+        Ok(())
+    }
+
+    /// Asks for one thing, and shows it.
+    pub(crate) fn get<T: DeserializeOwned + Serialize>(
+        &self,
+        path: &str,
+        table: impl FnOnce(&[T]),
+    ) -> Result<(), ClientError> {
+        let one: T = self.client().get(path)?;
+        self.show(&one, |one| table(std::slice::from_ref(one)));
+        Ok(())
     }
 
     /// Shows a result.

@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use turnstile_mediator::api::client::ClientError;
 use turnstile_mediator::api::gpus::{Engine, Gpu};
 
 use super::admin::{Admin, escaped, table};
@@ -31,17 +30,9 @@ enum Command {
 pub(crate) fn run(args: &Args) -> ExitCode {
     let admin = &args.admin;
     admin.exit(match &args.command {
-        Command::List => admin
-            .all::<Gpu>("/v1/gpus")
-            .map(|gpus| admin.show(&gpus, |gpus| show(gpus))),
-        Command::Get { id } => get(admin, id),
+        Command::List => admin.list("/v1/gpus", show),
+        Command::Get { id } => admin.get(&format!("/v1/gpus/{}", escaped(id)), show),
     })
-}
-
-fn get(admin: &Admin, id: &str) -> Result<(), ClientError> {
-    let gpu: Gpu = admin.client().get(&format!("/v1/gpus/{}", escaped(id)))?;
-    admin.show(&gpu, |gpu| show(std::slice::from_ref(gpu)));
-    Ok(())
 }
 
 fn show(gpus: &[Gpu]) {

@@ -1,9 +1,11 @@
 //! The durable ledger that a configuration asks for.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::Context;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
-use turnstile_accounting::store::{SqliteStore, Store};
+use turnstile_accounting::store::{PostgresStore, SqliteStore, Store, holds_password};
 use turnstile_mediator::config::LedgerSection;
 use turnstile_mediator::daemon::LedgerConfig;
 
@@ -27,24 +29,50 @@ fn store(section: &LedgerSection) -> anyhow::Result<Option<Box<dyn Store>>> {
 }
 
 fn server(section: &LedgerSection, database: &str) -> anyhow::Result<Box<dyn Store>> {
-    use turnstile_accounting::store::{PostgresStore, holds_password};
-    let address = holds_password(database).context("ledger.postgres is no address")?;
-    anyhow::ensure!(
-        !address,
-        "ledger.postgres holds a password, which `config show` and logs would tell: write it into a file, and name that by \
-         ledger.postgres_password_file"
-    );
-    let password = match &section.postgres_password_file {
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .with_context(|| format!("The password in {} cannot be read", path.display()))?;
-            Some(text.lines().next().unwrap_or_default().to_owned())
-        }
-        None => None,
-    };
+    let password = password(database, section.postgres_password_file.as_deref())?;
     let store = PostgresStore::connect_with(database, password.as_deref().map(str::as_bytes))
         .context("The ledger's server cannot be used")?;
     Ok(Box::new(store))
+}
+
+/// The password of a file; an address that holds one is refused.
+fn password(database: &str, file: Option<&Path>) -> anyhow::Result<Option<String>> {
+    let address = holds_password(database).context("The ledger's server has no such address")?;
+    anyhow::ensure!(
+        !address,
+        "The server's address holds a password, which `config show`, `ps` and logs would tell: write it into a file, and name that \
+         by ledger.postgres_password_file or --postgres-password-file"
+    );
+    let Some(path) = file else { return Ok(None) };
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("The password in {} cannot be read", path.display()))?;
+    Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
+}
+
+/// Where a ledger is read.
+#[derive(clap::Args, Debug)]
+pub(super) struct Source {
+    /// The ledger, as `serve --ledger` writes it
+    #[arg(long, global = true, default_value = "/var/lib/turnstile/ledger")]
+    pub(super) ledger: PathBuf,
+    /// The ledgers of a PostgreSQL server instead, as `ledger.postgres` names it
+    #[arg(long, global = true, value_name = "ADDRESS", conflicts_with = "ledger")]
+    postgres: Option<String>,
+    /// File whose first line is the password of the PostgreSQL user
+    #[arg(long, global = true, value_name = "FILE", requires = "postgres")]
+    postgres_password_file: Option<PathBuf>,
+}
+
+impl Source {
+    /// Opens it to read.
+    pub(super) fn open(&self) -> anyhow::Result<Box<dyn Store>> {
+        let Some(database) = &self.postgres else {
+            return Ok(Box::new(SqliteStore::read(&self.ledger)?));
+        };
+        let password = password(database, self.postgres_password_file.as_deref())?;
+        let password = password.as_deref().map(str::as_bytes);
+        Ok(Box::new(PostgresStore::read_with(database, password)?))
+    }
 }
 
 /// Opens the ledger for the GPU that `identity` names, if one is asked for.

@@ -1,9 +1,9 @@
 //! Options of the command line that set keys of the configuration. Their defaults are the configuration's.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use turnstile_mediator::config::{
-    Config, DoorbellKind, FrontVm, GpuKind, Layers, Meter, Principal, SuspendKind,
+    Config, DoorbellKind, Effective, FrontVm, GpuKind, Layers, Meter, Principal, SuspendKind,
 };
 use turnstile_policies::POLICIES;
 
@@ -154,11 +154,14 @@ pub(crate) struct Files {
 }
 
 impl Files {
+    fn path(&self) -> &Path {
+        self.config.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
+    }
+
     /// Files, environment, and `--set`.
     pub(crate) fn layers(&self) -> anyhow::Result<Layers> {
         let mut layers = Layers::new();
-        let path = self.config.clone().unwrap_or_else(|| DEFAULT_PATH.into());
-        layers.files(&path, self.config.is_some())?;
+        layers.files(self.path(), self.config.is_some())?;
         // Names and values that are no text cannot be keys.
         let variables = std::env::vars_os().filter_map(|(name, value)| {
             let name = name.into_string().ok()?;
@@ -201,8 +204,13 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// The file that is read, and beside which drop-ins are.
+    pub(crate) fn file(&self) -> &Path {
+        self.files.path()
+    }
+
     /// The configuration with everything that says something.
-    pub(crate) fn config(&self) -> anyhow::Result<Config> {
+    pub(crate) fn effective(&self) -> anyhow::Result<Effective> {
         let mut layers = self.files.layers()?;
         layers.option("--socket", "sockets.vmm", self.socket.as_ref());
         let folder = self.vfio_user.as_ref();
@@ -225,6 +233,6 @@ impl Options {
             ledger.ledger_keep_days,
         );
         layers.option("--node", "ledger.node", ledger.node.as_ref());
-        Ok(layers.finish()?.config)
+        Ok(layers.finish()?)
     }
 }

@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_mediator::api::{Api, ApiConfig};
-use turnstile_mediator::config::{Config, GpuKind, Meter, SuspendKind};
-use turnstile_mediator::daemon::confine::{self, Plan};
+use turnstile_mediator::config::{
+    Config, Effective, GpuKind, Meter, Reloaded, SuspendKind, changed,
+};
+use turnstile_mediator::daemon::confine::{self, Files, Plan};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
 use turnstile_mediator::gpu::nvidia::device::{self, Moving, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
@@ -137,6 +139,7 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
         .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         period: device::PERIOD,
+        alone: device::ALONE,
         tick: device::TICK,
         ..Timing::default()
     };
@@ -174,6 +177,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let scheduling = &config.scheduling;
     if let Some(ms) = scheduling.period_ms {
         timing.period = Nanos::from_ms(ms);
+        timing.alone = timing.period;
     }
     let meter = match config.gpu.meter {
         Meter::Events => MeterKind::Events,
@@ -217,6 +221,8 @@ fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
         .get_or_insert_with(|| beside("api-ro.sock"));
     let api = ApiConfig {
         section,
+        metrics: config.metrics.clone(),
+        prices: config.ledger.prices.clone(),
         gpu: GpuIdentity { node, gpu, model },
         ledger: config.ledger.path.clone(),
     };
@@ -242,12 +248,13 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let config = args.options.config()?;
+    let mut effective = args.options.effective()?;
+    let config = effective.config.clone();
     // Before the threads, so that none of them takes the signal.
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
-    confine(&config)?;
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1])?;
+    confine(&config, args.options.file())?;
     let daemon = start(&config)?;
-    let _api = api(&config, &daemon)?;
+    let api = api(&config, &daemon)?;
     let status = format!(
         "{} GPU, policy {}, listening on {}",
         config.gpu.kind.name(),
@@ -265,25 +272,68 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Ok(())
     };
     for signal in signals.forever() {
-        if signal != SIGUSR1 {
-            break;
+        match signal {
+            SIGUSR1 => tell()?,
+            SIGHUP => {
+                service.reloading();
+                match reload(&args.options, &effective, &daemon, &api) {
+                    Ok(now) => effective = now,
+                    Err(error) => eprintln!("turnstile: nothing was reloaded: {error:#}"),
+                }
+                service.again(&status);
+            }
+            _ => break,
         }
-        tell()?;
     }
     eprintln!("turnstile: stopping; VMs see a lost device");
     drop(service);
     let told = tell();
-    drop(fronts);
+    drop((fronts, api));
     told
 }
 
+/// Takes over what may change while the daemon runs, all of it or nothing, and says what waits for a restart.
+fn reload(
+    options: &Options,
+    before: &Effective,
+    daemon: &Daemon,
+    api: &Api,
+) -> anyhow::Result<Effective> {
+    let mut now = options.effective()?;
+    let Reloaded { taken, waiting } = changed(before, &now);
+    let config = &now.config;
+    let weight = Weight::new(config.scheduling.default_weight)?;
+    let prices = config.ledger.prices.as_deref();
+    api.reload(&config.api, &config.metrics, prices)?;
+    daemon.host().set_default_weight(weight);
+    let list = |keys: &[&str]| match keys {
+        [] => "nothing".to_owned(),
+        keys => keys.join(", "),
+    };
+    eprintln!(
+        "turnstile: reloaded; now in force: {}; waits for a restart: {}",
+        list(&taken),
+        list(&waiting)
+    );
+    // What is not in force is told of again by the next reload.
+    for key in waiting {
+        if let Some(setting) = before.settings.get(key) {
+            now.settings.insert(key, setting.clone());
+        }
+    }
+    Ok(now)
+}
+
 /// Gives up what this daemon does not need, before it has threads.
-fn confine(config: &Config) -> anyhow::Result<()> {
+fn confine(config: &Config, file: &Path) -> anyhow::Result<()> {
     let software = config.gpu.kind == GpuKind::Soft;
     let safety = &config.safety;
+    let files = safety.landlock.then(|| files(config, file));
     confine::plan(Plan {
         seccomp: safety.seccomp,
         software,
+        api_files: files.clone().filter(|_| !software),
+        keep_capabilities: safety.keep_capabilities,
     });
     if !software {
         return Ok(());
@@ -291,26 +341,35 @@ fn confine(config: &Config) -> anyhow::Result<()> {
     if !safety.keep_capabilities {
         confine::give_up_capabilities().context("Giving up capabilities failed")?;
     }
-    if safety.landlock {
-        let (ledger, api) = (&config.ledger, &config.api);
-        let files = [&ledger.path, &api.state, &api.socket, &api.read_only_socket];
-        let trace = &config.gpu.soft.trace;
-        let files = (files.into_iter().chain([trace]).flatten()).chain([&config.sockets.vmm]);
-        let mut folders: Vec<_> = files.map(|path| confine::folder_of(path)).collect();
-        let tls = [&api.tls.certificate, &api.tls.key, &api.tls.client_ca];
-        let extra = tls.into_iter().chain([&ledger.postgres_password_file]);
-        folders.extend(extra.flatten().map(|path| confine::folder_of(path)));
-        if let Some(fronts) = &config.vfio_user.folder {
-            // Their sockets, and the devices by which doorbell writes are noticed.
-            folders.extend([fronts.clone(), PathBuf::from("/dev")]);
-        }
-        // SQLite sorts what is large there.
-        folders.push(std::env::temp_dir());
-        // A PostgreSQL server's socket is connected to, which Landlock leaves alone.
-        let folders: Vec<&Path> = folders.iter().map(PathBuf::as_path).collect();
-        if !confine::restrict_files(&folders).context("Giving up files failed")? {
-            log::info!("This kernel has no Landlock: the daemon can reach what its user can reach");
-        }
+    if let Some(files) = files
+        && !confine::restrict_files(&files).context("Giving up files failed")?
+    {
+        log::info!("This kernel has no Landlock: the daemon can reach what its user can reach");
     }
     Ok(())
+}
+
+/// The folders that the configuration names.
+fn files(config: &Config, file: &Path) -> Files {
+    let (ledger, api) = (&config.ledger, &config.api);
+    let folders = |paths: &[&Option<PathBuf>]| -> Vec<PathBuf> {
+        let named = paths.iter().filter_map(|path| path.as_deref());
+        named.map(confine::folder_of).collect()
+    };
+    let trace = &config.gpu.soft.trace;
+    let sockets = [&api.socket, &api.read_only_socket];
+    let mut writable = folders(&[&ledger.path, &api.state, sockets[0], sockets[1], trace]);
+    writable.push(confine::folder_of(&config.sockets.vmm));
+    if let Some(fronts) = &config.vfio_user.folder {
+        // Their sockets, and the devices by which doorbell writes are noticed.
+        writable.extend([fronts.clone(), PathBuf::from("/dev")]);
+    }
+    // SQLite sorts what is large there. A PostgreSQL server's socket is connected to, which Landlock leaves alone.
+    writable.push(std::env::temp_dir());
+    let tls = [&api.tls.certificate, &api.tls.key, &api.tls.client_ca];
+    let mut readable = folders(&tls);
+    readable.extend(folders(&[&ledger.postgres_password_file, &ledger.prices]));
+    // A reload reads the configuration anew.
+    readable.push(confine::folder_of(file));
+    Files { readable, writable }
 }

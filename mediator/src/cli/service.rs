@@ -51,6 +51,20 @@ impl Service {
             watch: Some(watch),
         })
     }
+
+    /// The configuration is being read anew.
+    pub(crate) fn reloading(&self) {
+        // SOURCE: sd_notify(3): the moment belongs to the word.
+        match NotifyState::monotonic_usec_now() {
+            Ok(now) => tell(&[NotifyState::Reloading, now]),
+            Err(_) => tell(&[NotifyState::Reloading]),
+        }
+    }
+
+    /// It was, or could not be.
+    pub(crate) fn again(&self, status: &str) {
+        tell(&[NotifyState::Ready, NotifyState::Status(status)]);
+    }
 }
 
 impl Drop for Service {

@@ -3,7 +3,7 @@
 //! Exit codes: 0 done; 1 failed, or found broken; 2 wrong usage; 3 no such ledger or GPU; 5 not closed yet, or discarded;
 //! 6 not permitted.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,7 +14,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use turnstile_accounting::audit::{Audit, Report};
 use turnstile_accounting::export::{
-    Container, ExportError, FocusVersion, Format, PriceList, Request, export, parse_time, show_time,
+    Container, ExportError, FocusVersion, Format, PriceList, Request, export, focus_schema,
+    parse_time, show_time,
 };
 use turnstile_accounting::record::{GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, Standing};
@@ -26,13 +27,13 @@ use turnstile_mediator::api::usage::Used;
 use uuid::Uuid;
 
 use super::admin::{Admin, escaped, table};
+use super::ledger::Source;
 
 /// Arguments of `usage`.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// The ledger, as `serve --ledger` writes it
-    #[arg(long, global = true, default_value = "/var/lib/turnstile/ledger")]
-    ledger: PathBuf,
+    #[command(flatten)]
+    source: Source,
     #[command(subcommand)]
     command: Command,
 }
@@ -47,6 +48,8 @@ enum Command {
     Show(ShowArgs),
     /// Say who set what, as the ledger notes it
     Changes(ChangesArgs),
+    /// Print what the columns of a bill in FOCUS are, as its schema
+    Schema(SchemaArgs),
     /// Make a ledger out of a seed, to try exports on
     #[command(hide = true)]
     Synthesise(SynthesiseArgs),
@@ -127,6 +130,23 @@ struct ChangesArgs {
 }
 
 #[derive(clap::Args, Debug)]
+struct SchemaArgs {
+    /// Of which bills
+    #[arg(long, value_enum, default_value_t = FocusArg::Focus14)]
+    format: FocusArg,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FocusArg {
+    /// FOCUS 1.2
+    #[value(name = "focus-1.2")]
+    Focus12,
+    /// FOCUS 1.4
+    #[value(name = "focus-1.4")]
+    Focus14,
+}
+
+#[derive(clap::Args, Debug)]
 struct SynthesiseArgs {
     /// Where the numbers come from
     #[arg(long, default_value_t = 0)]
@@ -175,11 +195,12 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.command {
-        Command::Export(own) => run_export(&args.ledger, own).map(|()| true),
-        Command::Verify(own) => run_verify(&args.ledger, own),
+        Command::Export(own) => run_export(&args.source, own).map(|()| true),
+        Command::Verify(own) => run_verify(&args.source, own),
         Command::Show(own) => return own.admin.exit(run_show(own)),
-        Command::Changes(own) => run_changes(&args.ledger, own).map(|()| true),
-        Command::Synthesise(own) => run_synthesise(&args.ledger, own).map(|()| true),
+        Command::Schema(own) => print_schema(own).map(|()| true),
+        Command::Changes(own) => run_changes(&args.source, own).map(|()| true),
+        Command::Synthesise(own) => run_synthesise(&args.source.ledger, own).map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -199,17 +220,10 @@ fn bar(what: &'static str) -> ProgressBar {
 }
 
 fn prices(path: &Path) -> anyhow::Result<PriceList> {
-    let text =
-        fs::read_to_string(path).with_context(|| format!("Reading {} failed", path.display()))?;
-    let list = if path.extension().is_some_and(|ending| ending == "json") {
-        PriceList::from_json(&text)
-    } else {
-        PriceList::from_toml(&text)
-    };
-    list.with_context(|| path.display().to_string())
+    PriceList::read(path).with_context(|| path.display().to_string())
 }
 
-fn run_export(ledger: &Path, args: &ExportArgs) -> anyhow::Result<()> {
+fn run_export(source: &Source, args: &ExportArgs) -> anyhow::Result<()> {
     let container = if args.parquet {
         Container::Parquet
     } else {
@@ -234,11 +248,11 @@ fn run_export(ledger: &Path, args: &ExportArgs) -> anyhow::Result<()> {
         tenant: args.tenant.clone(),
     };
     let prices = args.prices.as_deref().map(prices).transpose()?;
-    let mut store = SqliteStore::read(ledger)?;
+    let mut store = source.open()?;
     let bar = bar("Exporting");
     let mut write = |out: &mut (dyn Write + Send)| {
         export(
-            &mut store,
+            &mut *store,
             format,
             &request,
             prices.as_ref(),
@@ -314,8 +328,8 @@ fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
     Ok(())
 }
 
-fn run_changes(ledger: &Path, args: &ChangesArgs) -> anyhow::Result<()> {
-    let mut store = SqliteStore::read(ledger)?;
+fn run_changes(source: &Source, args: &ChangesArgs) -> anyhow::Result<()> {
+    let mut store = source.open()?;
     let selection = Selection {
         from: args.from,
         to: args.to,
@@ -330,6 +344,15 @@ fn run_changes(ledger: &Path, args: &ChangesArgs) -> anyhow::Result<()> {
     out.flush().context("Writing to standard output failed")
 }
 
+fn print_schema(args: &SchemaArgs) -> anyhow::Result<()> {
+    let version = match args.format {
+        FocusArg::Focus12 => FocusVersion::V1_2,
+        FocusArg::Focus14 => FocusVersion::V1_4,
+    };
+    println!("{}", serde_json::to_string_pretty(&focus_schema(version))?);
+    Ok(())
+}
+
 /// What was found of one GPU.
 #[derive(Serialize)]
 struct Verified {
@@ -342,8 +365,8 @@ struct Verified {
     report: Report,
 }
 
-fn run_verify(ledger: &Path, args: &VerifyArgs) -> anyhow::Result<bool> {
-    let mut store = SqliteStore::read(ledger)?;
+fn run_verify(source: &Source, args: &VerifyArgs) -> anyhow::Result<bool> {
+    let mut store = source.open()?;
     let kept = store.gpus()?;
     let bar = bar("Verifying");
     let mut verified = Vec::new();

@@ -148,19 +148,11 @@ impl SetArgs {
 pub(crate) fn run(args: &Args) -> ExitCode {
     let admin = &args.admin;
     admin.exit(match &args.command {
-        Command::List => admin
-            .all::<Vm>("/v1/vms")
-            .map(|vms| admin.show(&vms, |vms| show(vms))),
-        Command::Get { name } => get(admin, name),
+        Command::List => admin.list("/v1/vms", show),
+        Command::Get { name } => admin.get(&path(name, ""), show),
         Command::Set(set) => run_set(admin, set),
         Command::Forget { name } => forget(admin, name),
     })
-}
-
-fn get(admin: &Admin, name: &str) -> Result<(), ClientError> {
-    let vm: Vm = admin.client().get(&path(name, ""))?;
-    admin.show(&vm, |vm| show(std::slice::from_ref(vm)));
-    Ok(())
 }
 
 /// A tenant's resource.
@@ -198,7 +190,7 @@ fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
             ..get
         })?;
     }
-    self::get(admin, name)
+    admin.get(&path(name, ""), show)
 }
 
 /// Names a tenant that has not come yet.

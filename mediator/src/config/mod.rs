@@ -11,6 +11,7 @@ mod error;
 mod front;
 mod layers;
 mod principal;
+mod reload;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ pub use error::{ConfigError, Problem};
 pub use front::FrontVm;
 pub use layers::{Effective, Layers, Origin, Setting, known_keys};
 pub use principal::{Principal, PrincipalError};
+pub use reload::{LIVE, Reloaded, changed};
 
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -130,7 +132,7 @@ impl Default for SchedulingSection {
         Self {
             policy: None,
             period_ms: None,
-            frames_per_s: 24,
+            frames_per_s: 12,
             default_weight: host.weight.get(),
             tenants_max: host.tenants_max,
             channels_per_vm: host.channels,
@@ -205,6 +207,8 @@ pub struct LedgerSection {
     pub keep_days: u64,
     /// Name of this host; unset: its own.
     pub node: Option<String>,
+    /// Price list, for bills over the API and for whom tenants are charged to in metrics.
+    pub prices: Option<PathBuf>,
 }
 
 impl Default for LedgerSection {
@@ -216,6 +220,7 @@ impl Default for LedgerSection {
             window_ms: 60_000,
             keep_days: 400,
             node: None,
+            prices: None,
         }
     }
 }

@@ -11,10 +11,12 @@ use std::time::Duration;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use turnstile_accounting::meter::{Pace, PhasePlan, Phases};
 use turnstile_accounting::{
-    EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, TenantId, Window,
+    EngineUsage, EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, TenantId,
+    TenantUsage, Usage, Window,
 };
 
 use super::host::{Host, engines};
+use super::timings::Seen;
 use crate::mediation::COMPUTE;
 
 /// How engine state is read.
@@ -33,6 +35,8 @@ pub enum MeterKind {
 pub struct Timing {
     /// Event meter: from one decision to the next.
     pub period: Nanos,
+    /// The same while nobody shares the engine.
+    pub alone: Nanos,
     /// Event meter: how often, within a period, an engine without work is looked for.
     pub tick: Nanos,
     /// Polled meter: lengths per channel.
@@ -45,6 +49,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             period: turnstile_policies::DECISION_PERIOD_NS,
+            alone: turnstile_policies::DECISION_PERIOD_NS,
             // SOURCE: the lab's setting, with which shares are within 0.5 points in every second.
             tick: Nanos::from_us(250),
             phases: PhasePlan::default(),
@@ -55,6 +60,8 @@ impl Default for Timing {
 
 /// From one decision to the next at least.
 const PERIOD_MIN: Nanos = Nanos::from_us(250);
+/// The engine is shared for so long after two were seen on it.
+const SHARED_FOR: Nanos = Nanos::from_ms(1_000);
 /// From one decision to the next while there is nobody to decide about.
 const EMPTY_PERIOD: Nanos = Nanos::from_ms(20);
 
@@ -73,7 +80,9 @@ pub(super) fn run(
         timing,
         truth: EventMeter::new(engines(&**host.gpu())),
         events: Vec::new(),
+        seen: Seen::default(),
         channels: Vec::new(),
+        shared_until: Moment(0),
     };
     match kind {
         MeterKind::Events => thread.by_events(),
@@ -91,7 +100,9 @@ struct Accounting<'a> {
     /// Follows the engines' own log; with the polled meter for comparison only.
     truth: EventMeter,
     events: Vec<turnstile_accounting::SwitchEvent>,
+    seen: Seen,
     channels: Vec<crate::gpu::ChannelActivity>,
+    shared_until: Moment,
 }
 
 impl Accounting<'_> {
@@ -119,7 +130,9 @@ impl Accounting<'_> {
             if memory.is_some() {
                 self.host.memory_tick();
             }
-            if look.is_some() && gpu.has_run_dry() {
+            // What was in doubt may have been seen since.
+            let doubt = || gpu.look_again(self.timing.tick).is_some();
+            if look.is_some() && doubt() && gpu.has_run_dry() {
                 self.host.ran_dry();
             }
         }
@@ -128,9 +141,12 @@ impl Accounting<'_> {
     fn read_log(&mut self) {
         let complete = self.host.gpu().read_events(&mut self.events);
         for event in self.events.drain(..) {
+            self.seen.event(&event);
             self.truth.observe(Observation::Switch(event));
         }
+        self.host.saw(&mut self.seen);
         if !complete {
+            self.seen.hole();
             // After what was observed: the state that the last record began ended at an unknown moment.
             for engine in engines(&**self.host.gpu()) {
                 self.truth.restart(engine);
@@ -138,15 +154,22 @@ impl Accounting<'_> {
         }
     }
 
+    /// From one decision to the next, if the policy does not say.
+    fn period(&self, now: Moment) -> Nanos {
+        if self.host.is_empty() {
+            EMPTY_PERIOD
+        } else if now > self.shared_until && self.host.has_nothing_to_decide() {
+            self.timing.alone.max(self.timing.period)
+        } else {
+            self.timing.period
+        }
+    }
+
     fn by_events(&mut self) {
         self.read_log();
         let mut from = self.now();
         while !self.stopped() {
-            let period = if self.host.is_empty() {
-                EMPTY_PERIOD
-            } else {
-                self.timing.period
-            };
+            let period = self.period(from);
             // A policy that says when it has to be asked need not be asked before; never at once again, whatever it says.
             let end = self.host.decide_at().unwrap_or(from + period);
             self.sleep_until(end.max(from + PERIOD_MIN));
@@ -155,6 +178,9 @@ impl Accounting<'_> {
             self.read_log();
             let mut usage = self.truth.close(window(from, to));
             self.host.gpu().qualify(&mut usage);
+            if is_shared(&usage) {
+                self.shared_until = to + SHARED_FOR;
+            }
             from = to;
             self.host.period_end(None, usage, None, &mut self.channels);
             self.periods.fetch_add(1, Ordering::Relaxed);
@@ -221,7 +247,45 @@ impl Accounting<'_> {
     }
 }
 
+/// Whether two tenants used the compute engine.
+fn is_shared(usage: &Usage) -> bool {
+    let of = |engine: &&EngineUsage| engine.engine == COMPUTE;
+    let used = |tenant: &&TenantUsage| tenant.used_ns > Nanos::ZERO;
+    let compute = usage.engines.iter().find(of);
+    compute.is_some_and(|compute| compute.tenants.iter().filter(used).count() > 1)
+}
+
 /// A window between two moments that were read in this order.
 fn window(from: Moment, to: Moment) -> Window {
     Window::starting(from, to.since(from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use turnstile_accounting::{EngineId, EngineState};
+
+    #[test]
+    fn an_engine_is_shared_by_two_that_used_it() {
+        let copy = EngineId(7);
+        let mut meter = EventMeter::new([COMPUTE, copy]);
+        let used = |meter: &mut EventMeter, seq, engine, tenant| {
+            meter.observe(Observation::Switch(turnstile_accounting::SwitchEvent {
+                at: Moment(seq * 10),
+                engine,
+                seq,
+                state: EngineState::Running(TenantId(tenant)),
+            }));
+        };
+        used(&mut meter, 0, COMPUTE, 1);
+        used(&mut meter, 0, copy, 2);
+        used(&mut meter, 1, COMPUTE, 3);
+        let alone = meter.close(window(Moment(0), Moment(10)));
+        assert!(!is_shared(&alone), "{alone:?}");
+        let shared = meter.close(window(Moment(5), Moment(20)));
+        assert!(!is_shared(&shared), "only what is new: {shared:?}");
+        used(&mut meter, 2, COMPUTE, 1);
+        used(&mut meter, 3, COMPUTE, 3);
+        assert!(is_shared(&meter.close(window(Moment(20), Moment(40)))));
+    }
 }

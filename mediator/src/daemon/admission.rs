@@ -64,7 +64,7 @@ impl Host {
             let name = name.chars().take(64).collect();
             return Err(HostError::BadName { name });
         }
-        Ok(weight.map_or(Ok(self.config.weight), Weight::new)?)
+        Ok(weight.map_or(Ok(self.default_weight()), Weight::new)?)
     }
 
     /// Whether there is room for one more tenant, of this name.
@@ -75,7 +75,7 @@ impl Host {
             });
         }
         let taken = state.tenants.values().any(|tenant| tenant.name == name);
-        if taken || state.starting.contains(name) {
+        if taken || state.starting.contains_key(name) {
             let name = name.to_owned();
             return Err(HostError::NameTaken { name });
         }
@@ -125,8 +125,9 @@ impl Host {
         let tenant = {
             let mut state = self.lock();
             self.room(&state, &name)?;
-            state.starting.insert(name.clone());
-            state.number()
+            let tenant = state.number();
+            state.starting.insert(name.clone(), tenant);
+            tenant
         };
         // A GPU may take long over it: the others go on meanwhile.
         let _starting = Starting {

@@ -7,9 +7,12 @@
 //! | files | before any thread | reads system folders, writes where ledger, state and sockets are, executes nothing (Landlock) |
 //! | system calls | each thread as it begins | the list of its [`Role`] (seccomp); others fail with EPERM |
 //!
-//! With an NVIDIA GPU the first two are left out, and of the threads the ledger's writer alone is confined: the driver gives
-//! its records and suspensions to the superuser alone, workers become users of their own (`CAP_SETUID`), are started and
-//! ended by the daemon, and programs are looked at through `/proc`.
+//! With a GPU in hardware the process as a whole keeps the first two: NVIDIA's driver gives its records and suspensions to the
+//! superuser alone, workers become users of their own (`CAP_SETUID`), are started and ended by the daemon, and programs are
+//! looked at through `/proc`. There each thread gives up what it can: the API's thread, which hears who is furthest away, has
+//! its own Landlock, the capabilities for files in those folders and no others, and its list; the ledger's writer and the
+//! accounting thread have their lists, the latter with the device's calls. Threads that start workers, and those that serve
+//! the driver's objects, keep all.
 //!
 //! Threads that nobody planned for ([`plan`]) are left as they are: tests and `demo` share a process with what they measure.
 
@@ -23,8 +26,8 @@ use landlock::{
     RulesetStatus,
 };
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, remove_capability_from_bounding_set, set_capabilities,
-    set_no_new_privs,
+    CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set,
+    set_capabilities, set_no_new_privs,
 };
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -34,12 +37,25 @@ use seccompiler::{
 use crate::config::Seccomp;
 
 /// What threads of this process are to give up.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     /// Whether calls that are not on a list are refused.
     pub seccomp: Seccomp,
     /// The GPU is the software GPU: no device files, no worker processes.
     pub software: bool,
+    /// Files that are left to the API's thread, if it is to give up the others by itself.
+    pub api_files: Option<Files>,
+    /// Whether threads keep all capabilities that the process has.
+    pub keep_capabilities: bool,
+}
+
+/// Folders that are left, beside the system's to be read.
+#[derive(Clone, Debug, Default)]
+pub struct Files {
+    /// To be read.
+    pub readable: Vec<PathBuf>,
+    /// To be read and written.
+    pub writable: Vec<PathBuf>,
 }
 
 /// What a thread is there for.
@@ -73,33 +89,42 @@ pub fn plan(plan: Plan) {
 /// # Errors
 /// The kernel's.
 pub fn give_up_capabilities() -> io::Result<()> {
+    keep_capabilities(CapabilitySet::empty())
+}
+
+/// Gives up all capabilities but these, which are kept as far as they are there.
+fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     set_no_new_privs(true)?;
-    for capability in CapabilitySet::all().iter() {
+    for capability in CapabilitySet::all().difference(kept).iter() {
         // Those that this kernel does not know, or that this process may not take away as it has none.
         let _ = remove_capability_from_bounding_set(capability);
     }
-    let none = CapabilitySet::empty();
+    let kept = capabilities(None)?.permitted.intersection(kept);
     let sets = CapabilitySets {
-        effective: none,
-        permitted: none,
-        inheritable: none,
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
     };
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Leaves system folders to be read and `writable` folders to be written, for this thread and those that it begins. Tells
-/// whether this kernel has Landlock.
+/// Leaves system folders and `readable` ones to be read, and `writable` ones to be written, for this thread and those that it
+/// begins. Tells whether this kernel has Landlock.
 ///
 /// # Errors
 /// When the kernel has it and refuses.
-pub fn restrict_files(writable: &[&Path]) -> io::Result<bool> {
+pub fn restrict_files(files: &Files) -> io::Result<bool> {
+    let Files { readable, writable } = files;
     let all = AccessFs::from_all(ABI::V1);
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
-    let rules = (READABLE.iter().map(|path| (Path::new(path), read))).chain(
-        writable
-            .iter()
-            .map(|path| (*path, all & !AccessFs::Execute)),
-    );
+    let system = READABLE.iter().map(Path::new);
+    let rules = (system.chain(readable.iter().map(PathBuf::as_path)))
+        .map(|path| (path, read))
+        .chain(
+            writable
+                .iter()
+                .map(|path| (path.as_path(), all & !AccessFs::Execute)),
+        );
     let rules = rules.filter_map(|(path, access)| {
         // What is not there need not be permitted.
         let fd = PathFd::new(path).ok()?;
@@ -120,7 +145,7 @@ pub fn restrict_files(writable: &[&Path]) -> io::Result<bool> {
 /// Why not.
 pub fn probe_seccomp() -> io::Result<()> {
     let refused = std::thread::spawn(|| -> io::Result<bool> {
-        let filter = filter(Role::Engine, Seccomp::Enforce)?;
+        let filter = filter(Role::Engine, Seccomp::Enforce, true)?;
         apply_filter(&filter).map_err(|error| io::Error::other(error.to_string()))?;
         // On no list, and refused to nobody otherwise.
         Ok(rustix::fs::statvfs("/").is_err())
@@ -138,7 +163,7 @@ pub fn probe_seccomp() -> io::Result<()> {
 /// # Errors
 /// When it has it and refuses.
 pub fn probe_landlock() -> io::Result<bool> {
-    let probed = std::thread::spawn(|| restrict_files(&[])).join();
+    let probed = std::thread::spawn(|| restrict_files(&Files::default())).join();
     probed.unwrap_or_else(|_| Err(io::Error::other("the thread that tried it ended")))
 }
 
@@ -153,15 +178,41 @@ pub fn folder_of(path: &Path) -> PathBuf {
 /// First in a thread: what it may still ask of the kernel.
 pub(crate) fn enter(role: Role) {
     let Some(plan) = PLAN.get() else { return };
-    let applies = plan.software || role == Role::Writer;
-    if plan.seccomp == Seccomp::Off || !applies {
+    if role == Role::Api && !plan.software {
+        give_up_alone(plan);
+    }
+    if plan.seccomp == Seccomp::Off || !role.is_confined(plan.software) {
         return;
     }
-    let confined = filter(role, plan.seccomp).and_then(|filter| {
+    let confined = filter(role, plan.seccomp, plan.software).and_then(|filter| {
         apply_filter(&filter).map_err(|error| io::Error::other(error.to_string()))
     });
     if let Err(error) = confined {
         log::error!("A thread ({role:?}) keeps all system calls: {error}");
+    }
+}
+
+/// The API's thread, and those that it begins, give up files and capabilities where the process cannot.
+fn give_up_alone(plan: &Plan) {
+    if !plan.keep_capabilities {
+        // The folder of the state file may be another user's: within Landlock's folders that is no matter.
+        let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER | CapabilitySet::CHOWN;
+        let kept = if plan.api_files.is_some() {
+            files
+        } else {
+            CapabilitySet::empty()
+        };
+        if let Err(error) = keep_capabilities(kept) {
+            log::error!("The API's thread keeps its capabilities: {error}");
+        }
+    }
+    let Some(files) = &plan.api_files else { return };
+    match restrict_files(files) {
+        Ok(true) => {}
+        Ok(false) => {
+            log::info!("This kernel has no Landlock: the API's thread can reach all files")
+        }
+        Err(error) => log::error!("The API's thread can reach all files: {error}"),
     }
 }
 
@@ -219,9 +270,19 @@ const CONNECTIONS: &[libc::c_long] =
 #[rustfmt::skip]
 const PEERS: &[libc::c_long] = &[libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal];
 
+/// A GPU in hardware: its driver, and the processes that use it.
+#[rustfmt::skip]
+const DEVICE: &[libc::c_long] = &[libc::SYS_ioctl, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal];
+
 impl Role {
-    fn lists(self) -> &'static [&'static [libc::c_long]] {
+    /// Whether its threads have a list: those that start workers have none.
+    fn is_confined(self, software: bool) -> bool {
+        software || matches!(self, Self::Accounting | Self::Writer | Self::Api)
+    }
+
+    fn lists(self, software: bool) -> &'static [&'static [libc::c_long]] {
         match self {
+            Self::Accounting if !software => &[EVERY, SOCKETS, SHARED_MEMORY, FILES, DEVICE],
             Self::Engine => &[EVERY, SHARED_MEMORY],
             Self::Accounting => &[EVERY, SOCKETS, SHARED_MEMORY],
             Self::Control => &[EVERY, THREADS, SOCKETS, SHARED_MEMORY, FILES, PEERS],
@@ -231,7 +292,7 @@ impl Role {
     }
 }
 
-fn filter(role: Role, seccomp: Seccomp) -> io::Result<BpfProgram> {
+fn filter(role: Role, seccomp: Seccomp, software: bool) -> io::Result<BpfProgram> {
     let other = io::Error::other::<seccompiler::BackendError>;
     let when = |argument, mask: u64, value: u64| {
         let operator = SeccompCmpOp::MaskedEq(mask);
@@ -239,7 +300,7 @@ fn filter(role: Role, seccomp: Seccomp) -> io::Result<BpfProgram> {
             .and_then(|condition| SeccompRule::new(vec![condition]))
             .map_err(other)
     };
-    let calls = role.lists().iter().flat_map(|list| list.iter());
+    let calls = role.lists(software).iter().flat_map(|list| list.iter());
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         calls.map(|call| (*call, Vec::new())).collect();
     // CAST: constants of the kernel's interface, none negative.
@@ -255,7 +316,8 @@ fn filter(role: Role, seccomp: Seccomp) -> io::Result<BpfProgram> {
         permitted.into_iter().collect::<Result<_, _>>()?,
     );
     // FIONBIO, by which the standard library makes a socket not wait.
-    rules.insert(libc::SYS_ioctl, vec![when(1, WORD, libc::FIONBIO)?]);
+    let nonblocking = when(1, WORD, libc::FIONBIO)?;
+    rules.entry(libc::SYS_ioctl).or_insert(vec![nonblocking]);
     // Another filter, for threads of another role that it begins.
     rules.insert(libc::SYS_seccomp, Vec::new());
     let refuse = match seccomp {
@@ -284,8 +346,16 @@ mod tests {
 
     /// Runs `act` in a thread of this role.
     fn within<R: Send + 'static>(role: Role, act: impl FnOnce() -> R + Send + 'static) -> R {
+        within_on(role, true, act)
+    }
+
+    fn within_on<R: Send + 'static>(
+        role: Role,
+        software: bool,
+        act: impl FnOnce() -> R + Send + 'static,
+    ) -> R {
         let thread = thread::spawn(move || {
-            let filter = filter(role, Seccomp::Enforce).unwrap();
+            let filter = filter(role, Seccomp::Enforce, software).unwrap();
             apply_filter(&filter).unwrap();
             act()
         });
@@ -327,6 +397,63 @@ mod tests {
     }
 
     #[test]
+    fn with_hardware_who_accounts_asks_its_driver_and_runs_no_programs() {
+        for role in ALL.into_iter().filter(|role| role.is_confined(false)) {
+            let ran = within_on(role, false, || {
+                let ran = std::process::Command::new("/bin/true").status();
+                ran.map_err(|error| error.kind())
+            });
+            let denied = io::ErrorKind::PermissionDenied;
+            assert_eq!(ran.unwrap_err(), denied, "{role:?}");
+        }
+        let asked = |software| {
+            within_on(Role::Accounting, software, || {
+                // Not a terminal: refused by the file, if the call is done.
+                let file = std::fs::File::from(rustix::event::eventfd(
+                    0,
+                    rustix::event::EventfdFlags::empty(),
+                )?);
+                rustix::termios::tcgetattr(&file).map(drop)
+            })
+        };
+        assert_eq!(asked(false), Err(rustix::io::Errno::NOTTY));
+        assert_eq!(asked(true), Err(rustix::io::Errno::PERM));
+        assert!(!Role::Control.is_confined(false), "it starts workers");
+    }
+
+    #[test]
+    fn the_api_gives_up_by_itself_what_the_process_keeps() {
+        let folder = tempfile::tempdir().unwrap();
+        let mine = folder.path().join("mine");
+        std::fs::create_dir(&mine).unwrap();
+        let plan = Plan {
+            seccomp: Seccomp::Enforce,
+            software: false,
+            api_files: Some(Files {
+                writable: vec![mine.clone()],
+                ..Files::default()
+            }),
+            keep_capabilities: false,
+        };
+        let other = folder.path().join("other");
+        let (kept, wrote) = thread::spawn(move || {
+            give_up_alone(&plan);
+            let write = |path: &Path| std::fs::write(path, "x").is_ok();
+            let wrote = (write(&mine.join("file")), write(&other));
+            (capabilities(None).unwrap().permitted, wrote)
+        })
+        .join()
+        .unwrap();
+        assert!(!kept.intersects(CapabilitySet::SYS_ADMIN | CapabilitySet::SETUID));
+        assert!(wrote.0);
+        if probe_landlock().unwrap() {
+            assert!(!wrote.1, "a file outside of its folders");
+        } else {
+            println!("SKIPPED: this kernel has no Landlock");
+        }
+    }
+
+    #[test]
     fn memory_does_not_become_code() {
         let denied = within(Role::Engine, || {
             let memory = vm_memory::MmapRegion::<()>::build(
@@ -347,7 +474,11 @@ mod tests {
         std::fs::create_dir(&mine).unwrap();
         std::fs::create_dir(&other).unwrap();
         let wrote = thread::spawn(move || {
-            let has = restrict_files(&[&mine]).unwrap();
+            let has = restrict_files(&Files {
+                writable: vec![mine.clone()],
+                ..Files::default()
+            })
+            .unwrap();
             let write = |folder: &Path| std::fs::write(folder.join("file"), "x").is_ok();
             (has, write(&mine), write(&other))
         });

@@ -1,7 +1,8 @@
 //! The host's state: tenants, their gates, the policy and the ledger. One lock, held for microseconds: by the control
 //! loop for a message, by the accounting thread at the end of a period. Nothing under it waits for a VM.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_abi::regs::status;
@@ -19,6 +20,7 @@ use super::peer::{Kind, Tenant};
 use super::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
 use super::registry::Registry;
 use super::settings::Settings;
+use super::timings::Timings;
 use super::untracked::Told;
 use crate::gpu::{ChannelActivity, Gpu, Suspend};
 use crate::mediation::{Activity, COMPUTE, GateOrder, Mediation};
@@ -74,8 +76,9 @@ pub(super) struct State {
     leaving: Vec<(TenantId, Moment)>,
     pub(super) next: u32,
     /// Names of VMs that are being taken in.
-    pub(super) starting: BTreeSet<String>,
+    pub(super) starting: BTreeMap<String, TenantId>,
     pub(super) ledger_errors: u64,
+    pub(super) timings: Timings,
     /// Makes what is charged durable, if that was asked for.
     recorder: Option<Recorder>,
 }
@@ -87,6 +90,8 @@ pub struct Host {
     pub(super) config: HostConfig,
     /// This run of the daemon.
     boot: Uuid,
+    /// Weight of a tenant that names none; may change while the daemon runs.
+    default_weight: AtomicU32,
     state: Mutex<State>,
     journal: Arc<Journal>,
 }
@@ -111,12 +116,14 @@ impl Host {
             told: Told::default(),
             leaving: Vec::new(),
             next: 1,
-            starting: BTreeSet::new(),
+            starting: BTreeMap::new(),
             ledger_errors: 0,
+            timings: Timings::default(),
             recorder: None,
         };
         Ok(Self {
             gpu,
+            default_weight: config.weight.get().into(),
             config,
             boot: Uuid::new_v4(),
             state: Mutex::new(state),
@@ -140,8 +147,13 @@ impl Host {
     }
 
     /// Weight of a tenant that names none.
-    pub const fn default_weight(&self) -> Weight {
-        self.config.weight
+    pub fn default_weight(&self) -> Weight {
+        Weight::new(self.default_weight.load(Ordering::Relaxed)).unwrap_or(self.config.weight)
+    }
+
+    /// Sets the weight of tenants that name none and come from now on.
+    pub fn set_default_weight(&self, weight: Weight) {
+        self.default_weight.store(weight.get(), Ordering::Relaxed);
     }
 
     /// The GPU.
@@ -164,6 +176,7 @@ impl Host {
                 memory.remove(tenant);
             }
             state.registry.left(tenant);
+            state.timings.forget(tenant);
             state.leaving.push((tenant, self.gpu.now()));
         }
         drop(state);
@@ -236,8 +249,16 @@ impl Host {
     /// A doorbell write of this tenant trapped at a watched gate (and went through), or was kept at a closed one.
     pub(super) fn kicked(&self, tenant: TenantId) {
         self.gpu.ring(tenant);
+        let running = self.gpu.engine_status(COMPUTE).running;
         let mut state = self.lock();
         let now = self.gpu.now();
+        if running != Some(tenant) {
+            state.timings.woke(tenant, now);
+        }
+        if let Some((vm, _)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) {
+            vm.gates.woke();
+            self.gpu.set_unwatched(tenant, vm.gates.any_open());
+        }
         if let Some(order) = state.mediation.woke(tenant, now) {
             state.carry_out(&*self.gpu, order);
         }
@@ -280,6 +301,15 @@ impl Host {
     /// Whether there is no tenant.
     pub(super) fn is_empty(&self) -> bool {
         self.lock().tenants.is_empty()
+    }
+
+    /// Whether nobody is held or limited, and no memory moves: who comes may be seen a little later.
+    pub(super) fn has_nothing_to_decide(&self) -> bool {
+        let state = self.lock();
+        let capped = |tenant: &TenantId| state.mediation.cap(*tenant).is_some();
+        state.memory.is_none()
+            && state.mediation.held().next().is_none()
+            && !state.tenants.keys().any(capped)
     }
 
     /// When the next decision is due, if before the end of the period.
@@ -372,7 +402,8 @@ impl Host {
                     (&mut state.recorder, &charged)
                 {
                     let usages: Vec<&Usage> = extrapolated.iter().chain([observed]).collect();
-                    recorder.period(&*self.gpu, &state.mediation, &state.tenants, &usages);
+                    let (tenants, starting) = (&state.tenants, &state.starting);
+                    recorder.period(&*self.gpu, &state.mediation, tenants, starting, &usages);
                 }
                 orders
             }
@@ -496,6 +527,7 @@ pub(super) fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, Tena
         };
         sum.used_ns += totals.used_ns;
         sum.fault_ns += totals.fault_ns;
+        sum.begun += totals.begun;
     }
     (compute, copy)
 }

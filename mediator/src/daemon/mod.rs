@@ -25,6 +25,7 @@ mod recorder;
 mod registry;
 mod settings;
 mod snapshot;
+mod timings;
 mod untracked;
 
 use std::io;

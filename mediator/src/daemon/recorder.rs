@@ -184,10 +184,31 @@ impl Recorder {
         gpu: &dyn Gpu,
         mediation: &Mediation,
         tenants: &BTreeMap<TenantId, Tenant>,
+        starting: &BTreeMap<String, TenantId>,
         usages: &[&Usage],
     ) {
         let Some(last) = usages.last() else { return };
         let end = last.window.to();
+        let uses = |tenant: TenantId| {
+            let engines = usages.iter().flat_map(|usage| &usage.engines);
+            let mut parts = engines.flat_map(|engine| &engine.tenants);
+            parts.any(|part| part.tenant == tenant)
+        };
+        // A GPU may execute for a VM that is still being taken in: its worker sets itself up.
+        let arriving = starting
+            .iter()
+            .filter(|(_, tenant)| !tenants.contains_key(tenant) && uses(**tenant))
+            .map(|(name, tenant)| Standing {
+                tenant: *tenant,
+                name,
+                kind: TenantKind::Vm,
+                weight: Weight::DEFAULT.get(),
+                cap: None,
+                held_total_ns: Nanos::ZERO,
+                backlogged: false,
+                memory_bytes: None,
+                copied_total_bytes: None,
+            });
         let standings: Vec<Standing<'_>> = tenants
             .iter()
             .map(|(tenant, entry)| Standing {
@@ -208,6 +229,7 @@ impl Recorder {
                 memory_bytes: gpu.memory_held_bytes(*tenant),
                 copied_total_bytes: None,
             })
+            .chain(arriving)
             .collect();
         self.add(usages, calendar(), &standings);
     }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use turnstile_abi::ErrorCode;
 use turnstile_accounting::ledger::EngineSnapshot;
+use turnstile_accounting::share::{Claim, water_fill};
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
 use turnstile_policies::{Cap, Weight};
@@ -11,6 +13,8 @@ use turnstile_policies::{Cap, Weight};
 use super::host::{Host, split};
 use super::peer::Kind;
 use crate::gpu::Untracked;
+use crate::histogram::Histogram;
+use crate::mediation::Tally;
 use crate::tenant::gates::GateBook;
 
 /// What a tenant is.
@@ -60,6 +64,21 @@ pub struct TenantSnapshot {
     pub doorbells_trapped: u64,
     /// Gates moved.
     pub gate_moves: u64,
+    /// Times that it came onto the compute engine.
+    pub slices: u64,
+    /// How often it was held back, and why.
+    #[serde(skip)]
+    pub tally: Tally,
+    /// From its waking up to its being on the engine.
+    #[serde(skip)]
+    pub latency: Histogram,
+    /// Faults of its channels by kind, where the GPU counts them.
+    #[serde(skip)]
+    pub faults: BTreeMap<ErrorCode, u64>,
+    /// GPU memory that it holds, where the GPU tells.
+    pub memory_held_bytes: Option<u64>,
+    /// GPU memory that it may hold; none for a program without a limit.
+    pub memory_limit_bytes: Option<u64>,
     /// Its GPU memory, where that moves.
     #[serde(flatten)]
     pub memory: Option<MemorySnapshot>,
@@ -92,6 +111,8 @@ pub struct HostSnapshot {
     pub gpu: BTreeMap<&'static str, u64>,
     /// When, on the GPU's clock: the end of the last closed window.
     pub at: Moment,
+    /// GPU memory that there is, in bytes.
+    pub memory_bytes: u64,
     /// The VMs and programs.
     pub tenants: Vec<TenantSnapshot>,
     /// Where the engines' time went, by their own log.
@@ -102,6 +123,26 @@ pub struct HostSnapshot {
     pub untracked: Vec<Untracked>,
     /// Usages that the ledger refused.
     pub ledger_errors: u64,
+    /// Lengths of the compute engine's switches.
+    #[serde(skip)]
+    pub switches: Histogram,
+}
+
+impl HostSnapshot {
+    /// Part of the engine for each tenant, from 0 to 1, if all of them want it.
+    pub fn entitled_ratios(&self) -> Vec<f64> {
+        const WHOLE: u128 = 1 << 40;
+        let claim = |tenant: &TenantSnapshot| Claim {
+            weight: tenant.weight,
+            demand: tenant.cap.map(|cap| {
+                WHOLE * u128::from(cap.quota_ns().0) / u128::from(cap.period_ns().0.max(1))
+            }),
+        };
+        let claims: Vec<Claim> = self.tenants.iter().map(claim).collect();
+        // CAST: below 2^53
+        let ratio = |part: u128| part as f64 / WHOLE as f64;
+        water_fill(WHOLE, &claims).into_iter().map(ratio).collect()
+    }
 }
 
 impl Host {
@@ -119,6 +160,8 @@ impl Host {
             .map(|(tenant, entry)| {
                 let (compute, copy) = split(&charged.tenant(*tenant).engines);
                 let (engine, _) = split(&truth.tenant(*tenant).engines);
+                let set = state.set_of(&entry.name);
+                let limit = set.memory.max_bytes.unwrap_or(entry.brought.memory_bytes);
                 TenantSnapshot {
                     tenant: *tenant,
                     name: entry.name.clone(),
@@ -135,6 +178,12 @@ impl Host {
                     backlogged: state.mediation.backlogged(*tenant),
                     doorbells_trapped: entry.gates().map_or(0, GateBook::trapped),
                     gate_moves: entry.gates().map_or(0, GateBook::moves),
+                    slices: compute.begun,
+                    tally: state.mediation.tally(*tenant),
+                    latency: state.timings.latency(*tenant),
+                    faults: self.gpu.faults(*tenant),
+                    memory_held_bytes: self.gpu.memory_held_bytes(*tenant),
+                    memory_limit_bytes: (limit > 0).then_some(limit),
                     memory: state
                         .memory
                         .as_ref()
@@ -157,11 +206,13 @@ impl Host {
         HostSnapshot {
             gpu: self.gpu.figures(),
             at,
+            memory_bytes: self.gpu.capabilities().memory_bytes,
             tenants,
             engines: total.engines,
             conservation_error_ns,
             untracked: self.gpu.untracked(),
             ledger_errors: state.ledger_errors,
+            switches: state.timings.switches(),
         }
     }
 }

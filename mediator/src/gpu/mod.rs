@@ -382,6 +382,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// A process of a program is gone, and what it had.
     fn program_exited(&self, _tenant: TenantId, _pid: u32) {}
 
+    /// Faults of the tenant's channels so far, by kind; empty where they are not counted.
+    fn faults(&self, _tenant: TenantId) -> BTreeMap<ErrorCode, u64> {
+        BTreeMap::new()
+    }
+
     /// Figures of its own work, by name; those that end in `_ns` are times. They only grow.
     fn figures(&self) -> BTreeMap<&'static str, u64> {
         BTreeMap::new()

@@ -25,6 +25,8 @@ struct Entry {
     /// Last state that the VMM acknowledged; none before the first answer.
     acknowledged: Option<GateState>,
     under_way: Option<(u64, GateState)>,
+    /// A write may have opened it since the last request was sent.
+    opened: bool,
     trapped: u64,
 }
 
@@ -45,6 +47,7 @@ impl GateBook {
             wanted: state,
             acknowledged: None,
             under_way: None,
+            opened: false,
             trapped: 0,
         };
         self.gates.insert(channel, entry);
@@ -69,7 +72,8 @@ impl GateBook {
         let entry = self.gates.get_mut(&channel)?;
         match entry.under_way {
             Some((waited_for, state)) if waited_for == seq => {
-                entry.acknowledged = Some(state);
+                // Where a write has opened it behind the request, the answer says where it stood, not where it stands.
+                entry.acknowledged = (!entry.opened).then_some(state);
                 entry.under_way = None;
                 entry.trapped = entry.trapped.max(trapped);
             }
@@ -86,11 +90,25 @@ impl GateBook {
         self.next_seq += 1;
         self.moves += 1;
         entry.under_way = Some((self.next_seq, entry.wanted));
+        entry.opened = false;
         Some(GateMove {
             channel,
             seq: self.next_seq,
             state: entry.wanted,
         })
+    }
+
+    /// A write came out at some gate. A watched one is open since then, and the VMM does not say which it was: none counts as
+    /// watched until the VMM has been asked again. The news may be here before the answer to the request that it came behind.
+    pub fn woke(&mut self) {
+        for entry in self.gates.values_mut() {
+            let stands = entry.acknowledged == Some(GateState::Watched);
+            let moves = matches!(entry.under_way, Some((_, GateState::Watched)));
+            if stands {
+                entry.acknowledged = None;
+            }
+            entry.opened |= stands || moves;
+        }
     }
 
     /// Channels that have a gate.
@@ -108,6 +126,7 @@ impl GateBook {
         self.gates.values().any(|entry| {
             entry.wanted == GateState::Open
                 || entry.acknowledged == Some(GateState::Open)
+                || entry.opened
                 || entry
                     .under_way
                     .is_some_and(|(_, state)| state == GateState::Open)
@@ -149,6 +168,27 @@ mod tests {
         assert_eq!(book.done(3, second.seq, 5), None);
         assert_eq!((book.trapped(), book.moves()), (5, 2));
         assert_eq!(book.set(3, Closed), None, "it stands there already");
+    }
+
+    /// The order that lost a doorbell: the VMM watches, a write opens the gate, and its kick is here before the answer. By the time
+    /// of the answer the gate is to be watched again, and is not.
+    #[test]
+    fn a_gate_that_a_write_has_opened_is_watched_only_once_it_was_asked_again() {
+        let mut book = GateBook::default();
+        let made = book.add(0, Open).unwrap();
+        assert_eq!(book.done(0, made.seq, 0), None);
+        let watch = book.set(0, Watched).unwrap();
+        book.woke();
+        assert_eq!(book.set(0, Open), None);
+        assert_eq!(book.set(0, Watched), None);
+        assert!(book.any_open(), "nobody tells of writes");
+        let again = book.done(0, watch.seq, 1).unwrap();
+        assert_eq!(again.state, Watched);
+        assert_eq!(book.done(0, again.seq, 1), None);
+        assert!(!book.any_open());
+        book.woke();
+        assert!(book.any_open());
+        assert_eq!(book.set(0, Watched).map(|asked| asked.state), Some(Watched));
     }
 
     #[test]

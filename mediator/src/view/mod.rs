@@ -23,6 +23,12 @@ pub struct View {
     pub copying: f64,
     /// Wall time less everything accounted for since the daemon began, in nanoseconds.
     pub conservation_error_ns: i64,
+    /// Times a second that a tenant came onto the compute engine.
+    pub switches_per_s: f64,
+    /// GPU memory that there is, in bytes.
+    pub memory_bytes: u64,
+    /// GPU memory that tenants hold, in bytes, as far as the GPU tells.
+    pub memory_held_bytes: u64,
     /// The tenants, by number.
     pub tenants: Vec<Row>,
     /// Processes on the GPU that belong to no tenant.
@@ -81,6 +87,8 @@ pub struct Row {
     pub processes: Option<usize>,
     /// Weight in force.
     pub weight: u32,
+    /// The part of the engine that it gets at most; null for no limit.
+    pub cap: Option<f64>,
     /// What it does at the end.
     pub doing: Doing,
     /// Compute time that it was entitled to.
@@ -93,8 +101,12 @@ pub struct Row {
     pub held: f64,
     /// Copy time.
     pub copying: f64,
+    /// Times a second that it came onto the compute engine.
+    pub switches_per_s: f64,
     /// Compute time charged since it came, in seconds: what is billed.
     pub gpu_seconds: f64,
+    /// GPU memory that it holds, in bytes, where the GPU tells.
+    pub held_bytes: Option<u64>,
     /// Its memory, where that moves.
     pub memory: Option<MemorySample>,
 }
@@ -124,6 +136,8 @@ impl View {
                     name: now.name.clone(),
                     processes: now.processes,
                     weight: now.weight,
+                    // CAST: a ratio
+                    cap: (now.cap_ns).map(|(quota, period)| quota as f64 / period.max(1) as f64),
                     doing: match (now.backlogged, now.admitted) {
                         (false, _) => Doing::Idle,
                         (true, true) => Doing::Runs,
@@ -134,7 +148,9 @@ impl View {
                     waiting: part(was.waited_ns, now.waited_ns),
                     held: part(was.held_ns, now.held_ns),
                     copying: part(was.copy_ns, now.copy_ns),
+                    switches_per_s: interval.per_second(now.slices.saturating_sub(was.slices)),
                     gpu_seconds: now.compute_ns as f64 / 1e9,
+                    held_bytes: now.held_bytes,
                     memory: now.memory,
                 }
             })
@@ -151,6 +167,9 @@ impl View {
             },
             copying: part(before.copy_ns, after.copy_ns),
             conservation_error_ns: after.conservation_error_ns,
+            switches_per_s: interval.per_second(after.slices.saturating_sub(before.slices)),
+            memory_bytes: after.memory_bytes,
+            memory_held_bytes: after.tenants.iter().map(TenantSample::on_the_gpu).sum(),
             tenants,
             untracked: after.untracked,
             ledger: after.ledger,
@@ -169,6 +188,10 @@ impl Interval {
         Self {
             ns: after.accounted_ns().saturating_sub(before.accounted_ns()),
         }
+    }
+
+    fn per_second(&self, count: u64) -> f64 {
+        self.of(count) * 1e9
     }
 
     fn of(&self, ns: u64) -> f64 {

@@ -18,6 +18,10 @@ pub struct Sample {
     pub copy_ns: u64,
     /// Wall time less everything accounted for, in nanoseconds; other than zero means that time was lost.
     pub conservation_error_ns: i64,
+    /// Times that a tenant came onto the compute engine.
+    pub slices: u64,
+    /// GPU memory that there is, in bytes.
+    pub memory_bytes: u64,
     /// The tenants, by number.
     pub tenants: Vec<TenantSample>,
     /// Processes on the GPU that belong to no tenant.
@@ -59,6 +63,8 @@ pub struct TenantSample {
     pub processes: Option<usize>,
     /// Weight in force.
     pub weight: u32,
+    /// Engine time that it gets at most in each of its periods, and their length, in nanoseconds; null for no limit.
+    pub cap_ns: Option<(u64, u64)>,
     /// Whether it is let through.
     pub admitted: bool,
     /// Whether it had work.
@@ -73,6 +79,10 @@ pub struct TenantSample {
     pub waited_ns: u64,
     /// Time held back.
     pub held_ns: u64,
+    /// Times that it came onto the compute engine.
+    pub slices: u64,
+    /// GPU memory that it holds, in bytes, where the GPU tells.
+    pub held_bytes: Option<u64>,
     /// Its memory, where that moves.
     pub memory: Option<MemorySample>,
 }
@@ -106,13 +116,14 @@ impl Sample {
     /// Of a host and its ledger.
     pub fn new(host: &HostSnapshot, ledger: Option<LedgerHealth>) -> Self {
         let mut engine = EngineTime::default();
-        let mut copy_ns = 0;
+        let (mut copy_ns, mut slices) = (0, 0);
         for seen in &host.engines {
             let totals = &seen.totals;
             if seen.engine != COMPUTE {
                 copy_ns += totals.used_ns.0;
                 continue;
             }
+            slices = totals.begun;
             engine = EngineTime {
                 used_ns: totals.used_ns.0,
                 fault_ns: totals.fault_ns.0,
@@ -127,6 +138,8 @@ impl Sample {
             copy_ns,
             // CAST: an error of 292 years is no less wrong
             conservation_error_ns: i64::try_from(host.conservation_error_ns).unwrap_or(i64::MAX),
+            slices,
+            memory_bytes: host.memory_bytes,
             tenants: host.tenants.iter().map(TenantSample::from).collect(),
             untracked: host.untracked.len(),
             ledger: ledger.map(|ledger| LedgerSample {
@@ -135,6 +148,14 @@ impl Sample {
                 refused: ledger.refused,
             }),
         }
+    }
+}
+
+impl TenantSample {
+    /// GPU memory of it that is on the GPU, in bytes, as far as that is known.
+    pub fn on_the_gpu(&self) -> u64 {
+        let resident = self.memory.map(|memory| memory.resident_bytes);
+        resident.or(self.held_bytes).unwrap_or(0)
     }
 }
 
@@ -148,6 +169,7 @@ impl From<&crate::daemon::TenantSnapshot> for TenantSample {
                 TenantKind::Program { processes } => Some(processes),
             },
             weight: tenant.weight,
+            cap_ns: tenant.cap.map(|cap| (cap.quota_ns().0, cap.period_ns().0)),
             admitted: tenant.admitted,
             backlogged: tenant.backlogged,
             compute_ns: tenant.compute_ns.0,
@@ -155,6 +177,8 @@ impl From<&crate::daemon::TenantSnapshot> for TenantSample {
             entitled_ns: tenant.entitled_ns.0,
             waited_ns: tenant.waited_ns.0,
             held_ns: tenant.held_ns.0,
+            slices: tenant.slices,
+            held_bytes: tenant.memory_held_bytes,
             memory: tenant.memory.map(|memory| MemorySample {
                 resident_bytes: memory.resident_bytes,
                 swapped_bytes: memory.swapped_bytes,

@@ -1,7 +1,10 @@
 //! The admin API as its callers see it: over its sockets, beside a running daemon.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod document;
 mod http;
+mod reload;
 mod requests;
 mod roles;
 mod running;
@@ -14,7 +17,7 @@ use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_accounting::store::SqliteStore;
 use turnstile_mediator::api::{Api, ApiConfig};
-use turnstile_mediator::config::ApiSection;
+use turnstile_mediator::config::{ApiSection, MetricsSection};
 use turnstile_mediator::daemon::{
     Daemon, DaemonConfig, HostConfig, LedgerConfig, MeterKind, Timing,
 };
@@ -81,6 +84,8 @@ impl Bench {
         let daemon = Daemon::with_ledger(config, soft, Some(ledger)).unwrap();
         let config = ApiConfig {
             section,
+            metrics: MetricsSection::default(),
+            prices: None,
             gpu,
             ledger: Some(self.path("ledger")),
         };

@@ -1,57 +1,14 @@
 //! Beside a daemon that shares its GPU between running VMs, as an operator uses it.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::Value;
 
-use super::http::PATIENCE;
-
-fn turnstile() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_turnstile"));
-    command.stderr(Stdio::null());
-    command
-}
-
-/// A process that does not outlive the test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn serve(folder: &Path) -> Process {
-    let socket = folder.join("api.sock");
-    let child = turnstile()
-        .arg("serve")
-        .arg("--socket")
-        .arg(folder.join("vmm.sock"))
-        .args(["--set", &format!("api.socket={}", socket.display())])
-        .stdout(Stdio::null())
-        .spawn();
-    let serving = Process(child.unwrap());
-    let begin = Instant::now();
-    while !socket.exists() {
-        assert!(begin.elapsed() < PATIENCE, "the daemon never listened");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    serving
-}
+use super::common::{self, PATIENCE, Process, serve, turnstile};
 
 fn vm(folder: &Path, name: &str) -> Process {
-    let child = turnstile()
-        .arg("vmm")
-        .arg("--socket")
-        .arg(folder.join("vmm.sock"))
-        .args(["--native", "--name", name, "--kernel-us", "500"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .spawn();
-    Process(child.unwrap())
+    common::vm(folder, name, &["--kernel-us", "500"])
 }
 
 /// Runs a command against the daemon; its exit code and what it printed.
@@ -109,7 +66,7 @@ fn until(what: &str, folder: &Path, good: impl Fn(f64) -> bool) {
 fn weights_and_caps_change_shares_of_running_vms() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
-    let _serving = serve(folder);
+    let _serving = serve(folder, &[]);
     let _vms = ["a", "b"].map(|name| vm(folder, name));
     until("equal weights", folder, |share| (share - 0.5).abs() < 0.03);
 
@@ -142,7 +99,7 @@ fn commands_end_as_they_say() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     assert_eq!(command(folder, &["vm", "list"]).0, 4, "no daemon");
-    let _serving = serve(folder);
+    let _serving = serve(folder, &[]);
     assert_eq!(command(folder, &["vm", "list"]).0, 0);
     assert_eq!(command(folder, &["vm", "get", "a"]).0, 3);
     assert_eq!(command(folder, &["vm", "set", "a", "--weight", "0"]).0, 2);

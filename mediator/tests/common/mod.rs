@@ -2,8 +2,10 @@
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// TIMEOUT: for what takes a second, on a machine that builds at the same time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -15,6 +17,25 @@ pub(crate) fn turnstile() -> Command {
 
 /// A process that does not outlive the test.
 pub(crate) struct Process(pub(crate) Child);
+
+impl Process {
+    /// Waits for its end; none if it does not come within so long.
+    pub(crate) fn end(&mut self, within: Duration) -> Option<ExitStatus> {
+        let begin = Instant::now();
+        while begin.elapsed() < within {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return Some(status);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        None
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+}
 
 impl Drop for Process {
     fn drop(&mut self) {

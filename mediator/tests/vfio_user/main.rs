@@ -1,12 +1,17 @@
 //! VMs of stock VMMs: what QEMU does over vfio-user, done by a thread, against a real daemon over the software GPU.
 #![allow(missing_docs)]
 
+#[path = "../common/mod.rs"]
+mod common;
 mod guest;
-mod qemu;
+#[path = "../../../vmm-plugin/tests/vfio_user/messages.rs"]
+#[allow(dead_code, reason = "each test uses what it needs")]
+mod messages;
+mod processes;
 
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +24,9 @@ use turnstile_mediator::daemon::{
 };
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_vmm::front::{Doorbells, Front, FrontConfig};
+
+/// Held by a test that measures beside others, and alone by one that measures what disturbs.
+static ALONE: RwLock<()> = RwLock::new(());
 
 fn daemon(folder: &Path) -> Daemon {
     let gpu = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
@@ -58,6 +66,7 @@ fn charged(snapshot: &HostSnapshot, name: &str) -> f64 {
 }
 
 fn shares(doorbells: Doorbells) {
+    let _beside = ALONE.read();
     let folder = tempfile::tempdir().unwrap();
     let daemon = daemon(folder.path());
     let vms = [("one", 100), ("three", 300)];

@@ -15,6 +15,7 @@ use turnstile_mediator::gpu::vfio::Bus;
 use turnstile_mediator::gpu::vfio::fake::FakeBus;
 use turnstile_mediator::gpu::vfio::kernel::KernelBus;
 use turnstile_mediator::gpu::vfio::user::UserBus;
+use turnstile_tests::nested::gates::Use;
 use turnstile_tests::nested::{Line, checks, gates};
 
 /// Runs the checks and prints their figures.
@@ -29,6 +30,9 @@ struct Args {
     /// Serve simulated hardware at this socket by the vfio-user protocol, and check nothing
     #[arg(long, conflicts_with_all = ["device", "vfio_user"])]
     serve: Option<PathBuf>,
+    /// The host's processor is emulated
+    #[arg(long)]
+    emulated: bool,
     /// Cycles of the gate
     #[arg(long, default_value_t = 1000)]
     cycles: u32,
@@ -88,7 +92,11 @@ fn main() -> Result<()> {
         Ok(()) => {
             run("open", &|| gates::open(&*bus));
             run("cycles", &|| gates::cycles(&*bus, args.cycles));
-            run("throughput", &|| gates::throughput(&*bus));
+            for of in [Use::PAGES, Use::WORDS] {
+                run("throughput", &|| {
+                    gates::throughput(&*bus, of, 6, args.emulated)
+                });
+            }
             run("wild", &|| checks::wild_guests(&bus));
             run("shares", &|| {
                 checks::shares(&bus, MeterKind::Events, length)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_mediator::api::{Api, ApiConfig};
-use turnstile_mediator::config::{ApiSection, Principal};
+use turnstile_mediator::config::{ApiSection, MetricsSection, Principal};
 use turnstile_mediator::daemon::{Host, HostConfig};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 
@@ -43,6 +43,8 @@ fn served() -> &'static Served {
         };
         let config = ApiConfig {
             section,
+            metrics: MetricsSection::default(),
+            prices: None,
             gpu,
             ledger: None,
         };

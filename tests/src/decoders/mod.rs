@@ -3,6 +3,7 @@
 
 mod http;
 mod ledger;
+mod nvidia;
 mod ptx;
 mod vfio_user;
 
@@ -13,10 +14,12 @@ use std::path::Path;
 use turnstile_abi::{Command, MAILBOX_ARGS, Request};
 use turnstile_accounting::export::PriceList;
 use turnstile_mediator::config::Layers;
+use turnstile_preload_wire::{ToDaemon as ToDaemonOfProgram, ToLibrary};
 use turnstile_vmm::wire::{FrameReader, Read, ToDaemon};
 
 pub use http::http;
 pub use ledger::ledger;
+pub use nvidia::switch_records;
 pub use ptx::ptx;
 pub use vfio_user::vfio_user;
 
@@ -62,6 +65,27 @@ pub fn wire(bytes: &[u8]) {
     drop(vmm);
     let mut reader = FrameReader::new();
     while let Ok(Read::Frame(_)) = reader.read::<ToDaemon>(&daemon) {}
+}
+
+/// Frames between a program's preloaded library and the daemon, as both read them: what decodes is canonical, and is of one
+/// direction. The first byte says how many descriptors came along.
+///
+/// # Panics
+/// When it is not.
+pub fn program_memory(bytes: &[u8]) {
+    let Some((first, frame)) = bytes.split_first() else {
+        return;
+    };
+    let descriptors = usize::from(first % 3);
+    if let Ok(message) = ToDaemonOfProgram::decode(frame, descriptors) {
+        assert_eq!(message.encode(), frame);
+        assert_eq!(message.descriptors(), descriptors);
+        assert!(ToLibrary::decode(frame, descriptors).is_err());
+    }
+    if let Ok(message) = ToLibrary::decode(frame, descriptors) {
+        assert_eq!(message.encode(), frame);
+        assert_eq!(message.descriptors(), descriptors);
+    }
 }
 
 /// Price lists, in both languages.

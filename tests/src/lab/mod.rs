@@ -15,6 +15,7 @@
 //!
 //! After every step a run checks the laws of fair sharing ([`laws`]); a law that is broken ends it with seed and moment.
 
+mod books;
 pub mod chart;
 pub mod experiments;
 pub mod gates;
@@ -26,6 +27,7 @@ mod timeline;
 mod watch;
 pub mod world;
 
+pub use books::BookKeeping;
 pub use guest::{Lengths, Load};
 pub use laws::{BrokenLaw, Violation};
-pub use world::{Dry, MeterSetup, Outcome, Participant, Setup, World, run};
+pub use world::{Dry, MeterSetup, Outcome, Participant, Setup, World, run, run_with_books};

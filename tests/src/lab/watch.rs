@@ -9,7 +9,7 @@ use turnstile_vmm::gate::GateState;
 use super::laws::{BrokenLaw, id};
 use super::sampler::Sampler;
 use super::setup::{Dry, MeterSetup};
-use super::world::{Event, World, engines};
+use super::world::{Event, World, engines, failed};
 use rand::Rng;
 
 /// The period under way, and what was seen so far.
@@ -175,10 +175,16 @@ impl World {
         };
         self.compare(&observed, extrapolated.is_none())?;
         let activity = self.activity();
+        let usages = (self.books.is_some()).then(|| (extrapolated.clone(), observed.clone()));
         let orders = self
             .mediation
             .period_end(extrapolated, observed, &activity)?
             .to_vec();
+        if let (Some(books), Some((extrapolated, observed))) = (&mut self.books, &usages) {
+            let usages: Vec<&Usage> = extrapolated.iter().chain([observed]).collect();
+            let kept = books.period(&usages, &self.mediation, &activity, self.now);
+            kept.map_err(failed)?;
+        }
         self.periods += 1;
         self.check_ledger()?;
         for order in orders {

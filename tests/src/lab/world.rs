@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
+use turnstile_accounting::record::Entry;
 use turnstile_accounting::{EngineId, EventMeter, Meter, Moment, Nanos, Observation, SwitchEvent};
 use turnstile_mediator::gpu::soft::{ENGINES, SoftConfig, VirtualGpu};
 use turnstile_mediator::gpu::{ChannelActivity, Gpu};
@@ -12,6 +13,7 @@ use turnstile_mediator::tenant::gates::GateMove;
 use turnstile_policies::{TenantParams, Tuning, Weight};
 use turnstile_vmm::gate::GateState;
 
+use super::books::{BookKeeping, Books};
 use super::gates::{Rang, SimulatedGate};
 use super::guest::{Executed, Execution, Guest};
 use super::laws::{BrokenLaw, Claimant, Idleness, Lag, Launches, Violation, id};
@@ -73,6 +75,8 @@ pub struct World {
     executed: Vec<Executed>,
     log: Vec<SwitchEvent>,
     channels: Vec<ChannelActivity>,
+    /// Its ledger, if one is kept.
+    pub(super) books: Option<Books>,
 }
 
 /// Runs to the end, and then lets everything drain.
@@ -93,7 +97,31 @@ pub fn run(setup: Setup, participants: &[Participant]) -> Result<Outcome, Violat
     })
 }
 
-fn failed(error: impl std::fmt::Display) -> BrokenLaw {
+/// The same, with a ledger: also returns its entries, the last of which ends with the run.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_with_books(
+    setup: Setup,
+    participants: &[Participant],
+    keeping: BookKeeping,
+) -> Result<(Outcome, Vec<Entry>), Violation> {
+    let broken = |at, law| Violation {
+        seed: setup.seed,
+        at,
+        law,
+    };
+    let world = World::new(setup, participants);
+    let mut world = world.map_err(|law| broken(Moment(0), law))?;
+    let books = Books::new(keeping).map_err(|error| broken(Moment(0), failed(error)))?;
+    world.books = Some(books);
+    let outcome = world.run_to_end();
+    let outcome = outcome.map_err(|law| broken(world.now, law))?;
+    let entries = world.books.take().map_or_else(Vec::new, Books::close);
+    Ok((outcome, entries))
+}
+
+pub(super) fn failed(error: impl std::fmt::Display) -> BrokenLaw {
     BrokenLaw::Setup(error.to_string())
 }
 
@@ -164,6 +192,7 @@ impl World {
             executed: Vec::new(),
             log: Vec::new(),
             channels: Vec::new(),
+            books: None,
         };
         world.begin()?;
         Ok(world)

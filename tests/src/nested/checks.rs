@@ -19,6 +19,7 @@ use vm_memory::GuestAddress;
 
 use super::Line;
 use crate::e2e::{GRACE, guest_report, wait_for};
+use crate::machine::ticks;
 
 /// TIMEOUT: seconds in which an emulated host may not come to a thread.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -224,16 +225,7 @@ fn thread_time(name: &str) -> anyhow::Result<Duration> {
         if comm.trim() != name {
             continue;
         }
-        let stat = std::fs::read_to_string(task.join("stat"))?;
-        // Behind the name, which may contain anything: utime and stime are fields 14 and 15, in hundredths of a second.
-        let fields = stat.rsplit(')').next().unwrap_or_default();
-        let ticks: u64 = fields
-            .split_whitespace()
-            .skip(11)
-            .take(2)
-            .filter_map(|field| field.parse::<u64>().ok())
-            .sum();
-        return Ok(Duration::from_millis(10 * ticks));
+        return Ok(Duration::from_millis(10 * ticks(&task)));
     }
     anyhow::bail!("no thread {name}")
 }

@@ -3,7 +3,7 @@
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $text:literal;)*) => {
         /// Why the device refused a request or ended a channel. Numbers are never reused.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u32)]
         pub enum ErrorCode { $(#[doc = $text] $name = $code,)* }
 

@@ -1,5 +1,6 @@
 //! The daemon's side of a session, and what its threads share.
 
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,6 +13,7 @@ use turnstile_abi::{CHANNELS_MAX, PAGE_BYTES};
 
 use super::doorbells::{NoPages, watch};
 use super::memory::{Maps, Memory};
+use super::seldom::{Allowance, Seldom};
 use super::vectors::Vectors;
 use super::{Doorbells, FrontConfig};
 use crate::device::{VirtualGpu, bar_bytes};
@@ -25,6 +27,8 @@ use crate::wire::{ToDaemon, ToVmm};
 
 /// Between two attempts to become a tenant. The guest's driver sees the device as lost for so long.
 const RETRY: Duration = Duration::from_secs(1);
+/// Attempts that may follow each other at once: each makes a tenant and ends another.
+const ATTEMPTS: u32 = 4;
 /// TIMEOUT: mapping takes milliseconds; this is for a daemon that hangs.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -68,6 +72,7 @@ struct Link {
 #[derive(Debug)]
 pub(super) struct Session {
     config: FrontConfig,
+    seldom: Arc<Seldom>,
     vectors: Vectors,
     /// Held while the daemon is told.
     maps: Mutex<Maps>,
@@ -79,7 +84,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn start(config: FrontConfig) -> Result<Arc<Self>, VmError> {
+    pub(super) fn start(config: FrontConfig, seldom: Arc<Seldom>) -> Result<Arc<Self>, VmError> {
         let pages = match config.doorbells {
             Doorbells::Trapped => None,
             Doorbells::Mapped => Some(parking(CHANNELS_MAX)?),
@@ -92,6 +97,7 @@ impl Session {
             threads: Mutex::default(),
             pages,
             config,
+            seldom,
         });
         let started = session.start_threads();
         if started.is_err() {
@@ -152,6 +158,12 @@ impl Session {
 
     pub(super) fn vectors(&self) -> &Vectors {
         &self.vectors
+    }
+
+    /// Of what the VMM or its guest has done.
+    fn warn(&self, what: fmt::Arguments<'_>) {
+        let line = format_args!("{}: {what}", self.config.name);
+        self.seldom.say(log::Level::Warn, line);
     }
 
     fn link(&self) -> MutexGuard<'_, Link> {
@@ -220,7 +232,7 @@ impl Session {
             let message = |id| ToDaemon::MapMemory { id, region };
             // Without it the device works on, and the guest is told what is not its memory; a VMM that was refused might end.
             if let Some(text) = self.change(message, vec![file.into()]) {
-                log::warn!("{}: memory is not taken: {text}", self.config.name);
+                self.warn(format_args!("memory is not taken: {text}"));
             }
         }
         Ok(())
@@ -270,13 +282,18 @@ impl Session {
 
     /// The link thread: makes the VM a tenant whenever it wants to be one and is not.
     fn attach_when_wanted(&self) {
+        // A guest may reset its device and touch it again as often as it likes.
+        let mut attempts = Allowance::new(ATTEMPTS, RETRY);
         loop {
             let mut link = self.link();
-            while !link.wanted && !link.ended {
-                link = self
-                    .changed
-                    .wait(link)
-                    .unwrap_or_else(PoisonError::into_inner);
+            while !(link.ended || link.wanted && attempts.take(Instant::now())) {
+                let wait = if link.wanted {
+                    RETRY / 10
+                } else {
+                    Duration::MAX
+                };
+                let waited = self.changed.wait_timeout(link, wait);
+                link = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
             if link.ended {
                 return;
@@ -287,7 +304,7 @@ impl Session {
                 Err(error) => {
                     let mut link = self.link();
                     if !std::mem::replace(&mut link.refused, true) {
-                        log::warn!("{}: {error}", self.config.name);
+                        self.warn(format_args!("{error}"));
                     }
                 }
             }

@@ -16,8 +16,10 @@ mod device;
 mod doorbells;
 mod link;
 mod memory;
+mod seldom;
 mod vectors;
 
+use std::fmt;
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -25,10 +27,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crate::vfio_user::serve;
 use device::Device;
 use link::Session;
+use log::Level;
+use seldom::Seldom;
 
 /// How a guest's doorbell writes reach the gates. No message takes a mapping back from a stock VMM, so the gate cannot be in the
 /// guest's page tables.
@@ -109,46 +114,73 @@ impl Drop for Front {
             let _ = UnixStream::connect(address);
             let _ = std::fs::remove_file(address);
         }
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
         if self.thread.take().is_some_and(|t| t.join().is_err()) {
             log::error!("A vfio-user thread panicked");
         }
     }
 }
 
+/// Between two VMMs on one socket: one that comes and goes makes and ends tenants no faster.
+const PACE: Duration = Duration::from_secs(1);
+
 fn accept(config: &FrontConfig, listener: &UnixListener, shared: &Shared) {
-    for stream in listener.incoming() {
-        let set = |stream: Option<UnixStream>| {
-            *shared
-                .serving
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = stream;
-        };
-        let stream = match stream.and_then(|stream| Ok((stream.try_clone()?, stream))) {
-            Ok((copy, stream)) => {
-                set(Some(copy));
-                stream
-            }
-            Err(error) => {
-                log::error!("{}: accepting a VMM failed: {error}", config.name);
+    let seldom = Arc::new(Seldom::default());
+    let say = |level, what: fmt::Arguments<'_>| {
+        seldom.say(level, format_args!("{}: {what}", config.name));
+    };
+    let pause = |since: Instant| {
+        while !shared.stop.load(Ordering::Acquire) {
+            let left = PACE.saturating_sub(since.elapsed());
+            if left.is_zero() {
                 return;
             }
-        };
+            thread::park_timeout(left);
+        }
+    };
+    let set = |stream: Option<UnixStream>| {
+        let serving = shared.serving.lock();
+        *serving.unwrap_or_else(PoisonError::into_inner) = stream;
+    };
+    for stream in listener.incoming() {
+        let since = Instant::now();
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
-        // Two lines per connection, which the VM's operator makes.
-        log::info!("{}: a VMM has connected", config.name);
-        match one(config, stream) {
-            Ok(()) => log::info!("{}: the VMM has left", config.name),
-            Err(error) => log::warn!("{}: the VMM's connection is ended: {error}", config.name),
+        match stream.and_then(|stream| Ok((stream.try_clone()?, stream))) {
+            Ok((copy, stream)) => {
+                set(Some(copy));
+                say(Level::Info, format_args!("a VMM has connected"));
+                match one(config, &seldom, stream) {
+                    Ok(()) => say(Level::Info, format_args!("the VMM has left")),
+                    Err(error) => {
+                        let ended = format_args!("the VMM's connection is ended: {error}");
+                        say(Level::Warn, ended);
+                    }
+                }
+                set(None);
+            }
+            // Too many open files, for one: that may pass.
+            Err(error) => {
+                say(
+                    Level::Error,
+                    format_args!("accepting a VMM failed: {error}"),
+                );
+            }
         }
-        set(None);
+        pause(since);
     }
 }
 
 /// Serves one VMM to its end.
-fn one(config: &FrontConfig, stream: UnixStream) -> Result<(), Box<dyn std::error::Error>> {
-    let session = Session::start(config.clone())?;
+fn one(
+    config: &FrontConfig,
+    seldom: &Arc<Seldom>,
+    stream: UnixStream,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let session = Session::start(config.clone(), Arc::clone(seldom))?;
     let mut device = Device::new(&session);
     let served = serve(stream, &session.layout(), &mut device);
     session.end();

@@ -10,51 +10,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rand::rngs::SmallRng;
-use rand::{Rng, RngCore, SeedableRng};
-use turnstile_vmm::vfio_user::{Client, Command, DATA_BYTES_MAX, Header, Kind, irq, region};
+use rand::{Rng, SeedableRng};
+use turnstile_vmm::vfio_user::{Client, Command, DATA_BYTES_MAX, Header, Kind, irq};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::eventfd;
 use crate::fake::served;
-
-const HEADER: usize = 16;
-
-fn words(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-/// A well-formed payload of each command.
-fn payload(command: Command) -> Vec<u8> {
-    match command {
-        Command::Version => b"\0\0\x01\0{\"capabilities\":{\"max_msg_fds\":8}}\0".to_vec(),
-        Command::DmaMap => words(&[32, 3, 0, 0, 0x10_0000, 0, 0x1000, 0]),
-        Command::DmaUnmap => words(&[24, 0, 0x10_0000, 0, 0x1000, 0]),
-        Command::DeviceInfo => words(&[16, 0, 0, 0]),
-        Command::RegionInfo => words(&[80, 0, 2, 0, 0, 0, 0, 0]),
-        Command::RegionIoFds | Command::DirtyPages => words(&[16, 0, 0, 0]),
-        Command::IrqInfo => words(&[16, 0, irq::MSIX, 0]),
-        Command::SetIrqs => [words(&[23, 2 | 32, irq::MSIX, 0, 3]), vec![1; 3]].concat(),
-        Command::RegionRead => words(&[0, 0, region::CONFIG, 64]),
-        Command::RegionWrite => words(&[8, 0, 0, 4, 0x1234]),
-        Command::DmaRead | Command::DmaWrite => words(&[0, 0, 16, 0]),
-        Command::Reset => Vec::new(),
-    }
-}
-
-fn message(header: Header, payload: &[u8]) -> Vec<u8> {
-    [header.encode().as_slice(), payload].concat()
-}
-
-fn whole(id: u16, command: Command, payload: &[u8]) -> Vec<u8> {
-    message(Header::command(id, command, payload.len()), payload)
-}
+use crate::messages::{HEADER_BYTES, message, payload, random, whole, words};
 
 /// The next answer: its number and errno; `None` at the end of the connection.
 fn answer(mut stream: &UnixStream) -> Option<(u16, u32)> {
-    let mut header = [0; HEADER];
+    let mut header = [0; HEADER_BYTES];
     stream.read_exact(&mut header).ok()?;
     let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
-    let mut rest = vec![0; word(4) as usize - HEADER];
+    let mut rest = vec![0; word(4) as usize - HEADER_BYTES];
     stream.read_exact(&mut rest).unwrap();
     assert_eq!(word(8) & 0xf, 1, "a reply");
     assert_eq!(word(8) & 0x20 != 0, word(12) != 0, "a refusal has an errno");
@@ -211,34 +180,6 @@ fn unknown_commands_are_consumed_and_answers_that_nobody_waits_for_end_the_conne
     assert!(thread.join().unwrap().0.is_err());
 }
 
-/// One message: mostly near what is right, sometimes noise.
-fn random(rng: &mut SmallRng) -> Vec<u8> {
-    let command = Command::ALL[rng.random_range(0..Command::ALL.len())];
-    let mut payload = payload(command);
-    for _ in 0..rng.random_range(0..4) {
-        if let Some(at) = payload.len().checked_sub(1) {
-            payload[rng.random_range(0..=at)] = rng.next_u32() as u8;
-        }
-    }
-    if rng.random_ratio(1, 4) {
-        payload.resize(rng.random_range(0..96), rng.next_u32() as u8);
-    }
-    let mut header = Header::command(rng.next_u32() as u16, command, payload.len());
-    if rng.random_ratio(1, 8) {
-        header.command = rng.next_u32() as u16 % 20;
-    }
-    if rng.random_ratio(1, 8) {
-        header.flags = rng.next_u32() & 0x30;
-    }
-    if rng.random_ratio(1, 200) {
-        header.flags = rng.next_u32();
-    }
-    if rng.random_ratio(1, 200) {
-        header.size = rng.next_u32() >> rng.random_range(0..32);
-    }
-    message(header, &payload)
-}
-
 fn rss_bytes() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
@@ -265,7 +206,7 @@ fn storm(rng: &mut SmallRng, count: u64) -> u64 {
             (&stream).write_all(&version).unwrap();
         }
         for _ in 0..rng.random_range(1..2000) {
-            let bytes = random(rng);
+            let bytes = random(rng, true);
             let fds: Vec<RawFd> = gifts.iter().map(AsRawFd::as_raw_fd).collect();
             let with = if rng.random_ratio(1, 10) {
                 rng.random_range(0..=2)

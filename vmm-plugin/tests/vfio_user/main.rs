@@ -4,6 +4,7 @@
 
 mod fake;
 mod hostile;
+mod messages;
 mod oracle;
 
 use std::fs::File;

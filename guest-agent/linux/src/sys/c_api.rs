@@ -46,7 +46,7 @@ fn code(result: Result<(), GuestError>) -> c_int {
             eprintln!("turnstile: {error}");
             match error {
                 GuestError::NoDevice => -libc::ENODEV,
-                GuestError::File { .. } => -libc::EACCES,
+                GuestError::File { .. } | GuestError::Vfio { .. } => -libc::EACCES,
                 GuestError::Bound(_) => -libc::EBUSY,
                 GuestError::Memory(_) => -libc::ENOMEM,
                 GuestError::Driver(_) => -libc::EIO,

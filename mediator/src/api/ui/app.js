@@ -16,7 +16,7 @@ function colour(tenant) {
 
 const percent = (part) => (part * 100).toFixed(1) + " %";
 function bytes(count) {
-  if (count === undefined) return "–";
+  if (count === undefined || count === null) return "–";
   const mib = count / 1048576;
   return mib < 10240 ? mib.toFixed(0) + " MiB" : (mib / 1024).toFixed(1) + " GiB";
 }
@@ -42,7 +42,7 @@ function chart(host, series, data, format) {
     cursor: { show: false },
     scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(high, format.least)] } },
     axes: [
-      { ...axis, values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "now" : tick + " s")) },
+      { ...axis, size: 26, incrs: [1, 2, 5, 10, 30, 60], values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "now" : tick + " s")) },
       { ...axis, size: 64, values: (_, ticks) => ticks.map(format.tick) },
     ],
     series: [{}, ...series],
@@ -205,7 +205,7 @@ function rows(view) {
       cells[2].textContent = row.weight;
     }
     const figures = [percent(row.entitled), percent(row.received), percent(row.waiting), percent(row.held)];
-    figures.push(bytes(row.memory?.resident_bytes), bytes(row.memory?.swapped_bytes), row.gpu_seconds.toFixed(2));
+    figures.push(bytes(row.memory?.resident_bytes ?? row.held_bytes), bytes(row.memory?.swapped_bytes), row.gpu_seconds.toFixed(2));
     figures.forEach((text, index) => (cells[index + 3].textContent = text));
     if (!tr.isConnected) at("rows").append(tr);
   }

@@ -24,13 +24,14 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
     println!();
     println!("{title}");
     println!(
-        "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>7} {:>24} {:>18} {:>6} {:>6} {:>7}",
+        "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>8} {:>7} {:>24} {:>18} {:>6} {:>6} {:>7}",
         "loads",
         "weights",
         "entitled %",
         "share %",
         "sliding",
         "aligned",
+        "worked",
         "useful",
         "kernels/s",
         "charge error %",
@@ -40,7 +41,7 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
     );
     for line in lines {
         println!(
-            "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>7.1} {:>24} {:>18} {:>6} {:>6} {:>7}",
+            "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>8} {:>7.1} {:>24} {:>18} {:>6} {:>6} {:>7}",
             line.loads,
             line.weights,
             list(&line.tenants, |tenant| format!(
@@ -53,6 +54,7 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
             )),
             points(line.worst_sliding),
             points(line.worst_aligned),
+            points(line.worst_sliding_worked),
             line.useful_percent,
             list(&line.tenants, |tenant| format!(
                 "{:.0}",

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use turnstile_mediator::view::View;
 
 use super::Output;
-use super::columns::{COLUMNS, percent};
+use super::columns::{COLUMNS, bytes, percent};
 
 /// Writes intervals one after the other.
 pub(super) struct Batch<W: Write> {
@@ -51,10 +51,13 @@ impl<W: Write> Batch<W> {
         if self.heads {
             writeln!(
                 self.out,
-                "GPU used {}% switching {}% idle {}%",
+                "GPU used {}% switching {}% idle {}%, {:.0} switches/s, {} of {} used",
                 percent(view.engine.used),
                 percent(view.engine.switching),
-                percent(view.engine.idle)
+                percent(view.engine.idle),
+                view.switches_per_s,
+                bytes(Some(view.memory_held_bytes)),
+                bytes(Some(view.memory_bytes)),
             )?;
             let heads: Vec<String> = COLUMNS
                 .iter()

@@ -19,10 +19,10 @@ pub(super) struct Column {
 }
 
 /// Where the bars of entitled and received time stand: after this many columns.
-pub(super) const BARS_AFTER: usize = 5;
+pub(super) const BARS_AFTER: usize = 6;
 
 /// The columns, from left to right.
-pub(super) const COLUMNS: [Column; 12] = [
+pub(super) const COLUMNS: [Column; 14] = [
     text("TENANT", 20, 0, |row| row.name.clone()),
     text("STATE", 5, 0, |row| row.doing.name().to_owned()),
     number(
@@ -31,6 +31,13 @@ pub(super) const COLUMNS: [Column; 12] = [
         60,
         |row| f64::from(row.weight),
         |row| row.weight.to_string(),
+    ),
+    number(
+        "CAP%",
+        6,
+        80,
+        |row| row.cap.unwrap_or(1.0),
+        |row| row.cap.map_or_else(|| "max".to_owned(), percent),
     ),
     number(
         "ENTITLED%",
@@ -61,9 +68,20 @@ pub(super) const COLUMNS: [Column; 12] = [
         |row| row.copying,
         |row| percent(row.copying),
     ),
-    number("MEM", 8, 96, resident, |row| {
-        bytes(row.memory.map(|memory| memory.resident_bytes))
-    }),
+    number(
+        "SW/S",
+        6,
+        80,
+        |row| row.switches_per_s,
+        |row| format!("{:.0}", row.switches_per_s),
+    ),
+    number(
+        "MEM",
+        8,
+        96,
+        |row| on_the_gpu(row).map_or(0.0, |bytes| bytes as f64),
+        |row| bytes(on_the_gpu(row)),
+    ),
     number("SWAPPED", 8, 96, swapped, |row| {
         bytes(row.memory.map(|memory| memory.swapped_bytes))
     }),
@@ -112,9 +130,9 @@ const fn number(
     }
 }
 
-fn resident(row: &Row) -> f64 {
-    row.memory
-        .map_or(0.0, |memory| memory.resident_bytes as f64)
+fn on_the_gpu(row: &Row) -> Option<u64> {
+    let resident = row.memory.map(|memory| memory.resident_bytes);
+    resident.or(row.held_bytes)
 }
 
 fn swapped(row: &Row) -> f64 {
@@ -131,7 +149,7 @@ pub(super) fn percent(part: f64) -> String {
 }
 
 /// Bytes for people; nothing where memory does not move and is not counted.
-fn bytes(bytes: Option<u64>) -> String {
+pub(super) fn bytes(bytes: Option<u64>) -> String {
     let Some(bytes) = bytes else {
         return "-".to_owned();
     };

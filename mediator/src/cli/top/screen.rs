@@ -7,7 +7,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 use turnstile_mediator::view::{Doing, Row, View};
 
-use super::columns::{BARS_AFTER, COLUMNS, percent};
+use super::columns::{BARS_AFTER, COLUMNS, bytes, percent};
 
 /// Characters of a bar, if there is room for two.
 const BAR: usize = 18;
@@ -59,6 +59,15 @@ impl Screen {
             spans.push(Span::raw("  waiting for the first interval"));
             return Line::from(spans);
         };
+        // What is wrong comes first: a narrow screen cuts the end off.
+        if view.ledger.is_some_and(|ledger| ledger.failing) {
+            let red = self.colour(Color::Red);
+            spans.push(Span::styled("  ledger: WRITING FAILS", red));
+        }
+        if view.conservation_error_ns != 0 {
+            let text = format!("  {} ns UNACCOUNTED", view.conservation_error_ns);
+            spans.push(Span::styled(text, self.colour(Color::Red)));
+        }
         let wants = view.tenants.iter().filter(|row| row.doing != Doing::Idle);
         spans.push(Span::raw(format!(
             "  {} tenants, {} want the GPU",
@@ -69,19 +78,23 @@ impl Screen {
             let text = format!("  {} untracked processes", view.untracked);
             spans.push(Span::styled(text, self.colour(Color::Yellow)));
         }
-        let (text, colour) = match view.ledger {
-            None => ("  no durable ledger".to_owned(), Color::DarkGray),
-            Some(ledger) if ledger.failing => ("  ledger: WRITING FAILS".to_owned(), Color::Red),
-            Some(ledger) => (
-                format!("  ledger: {} entries", ledger.written),
-                Color::Green,
-            ),
-        };
-        spans.push(Span::styled(text, self.colour(colour)));
-        if view.conservation_error_ns != 0 {
-            let text = format!("  {} ns UNACCOUNTED", view.conservation_error_ns);
-            spans.push(Span::styled(text, self.colour(Color::Red)));
+        match view.ledger {
+            None => {
+                let grey = self.colour(Color::DarkGray);
+                spans.push(Span::styled("  no durable ledger", grey));
+            }
+            Some(ledger) if !ledger.failing => {
+                let text = format!("  ledger: {} entries", ledger.written);
+                spans.push(Span::styled(text, self.colour(Color::Green)));
+            }
+            Some(_) => {}
         }
+        spans.push(Span::raw(format!(
+            "  {:.0} switches/s  memory {} of {}",
+            view.switches_per_s,
+            bytes(Some(view.memory_held_bytes)),
+            bytes(Some(view.memory_bytes)),
+        )));
         Line::from(spans)
     }
 

@@ -25,6 +25,9 @@ fn row(tenant: u32, name: &str, weight: u32, parts: [f64; 4], doing: Doing) -> R
         waiting,
         held,
         copying: 0.012,
+        cap: (tenant == 1).then_some(0.25),
+        switches_per_s: f64::from(5 - tenant) * 62.5,
+        held_bytes: None,
         gpu_seconds: 1_512.25 * f64::from(tenant),
         memory: Some(MemorySample {
             resident_bytes: u64::from(tenant) << 33,
@@ -63,6 +66,9 @@ fn made_up() -> View {
             ),
             row(4, "train", 50, [0.002, 0.002, 0.0, 0.0], Doing::Idle),
         ],
+        switches_per_s: 388.5,
+        memory_bytes: 141 << 30,
+        memory_held_bytes: 80 << 30,
         untracked: 1,
         ledger: Some(LedgerSample {
             written: 128,
@@ -77,7 +83,7 @@ fn screen(colours: bool) -> Screen {
     Screen {
         view: Some(made_up()),
         trouble: None,
-        sorted: 4,
+        sorted: 5,
         first: 0,
         colours,
     }
@@ -160,6 +166,8 @@ fn a_wide_screen_shows_entitled_beside_received() {
     assert!(lines[1].contains("used 94.3%"), "{}", lines[1]);
     for head in [
         "TENANT",
+        "CAP%",
+        "SW/S",
         "ENTITLED%",
         "entitled",
         "received",
@@ -183,6 +191,11 @@ fn a_narrow_screen_keeps_the_columns_that_matter() {
     }
     assert!(!lines[3].contains("SWAPPED"));
     assert!(lines[6].contains('…'), "a long name is cut: {}", lines[6]);
+    let mut failing = screen(false);
+    let ledger = failing.view.as_mut().and_then(|view| view.ledger.as_mut());
+    ledger.unwrap().failing = true;
+    let head = &self::lines(&drawn(&failing, 58, 10))[0];
+    assert!(head.contains("WRITING FAILS"), "{head}");
 }
 
 #[test]
@@ -211,7 +224,7 @@ fn keys_sort_scroll_and_end() {
     }
     assert_eq!(screen.first, 3, "not beyond the last");
     press(&mut screen, KeyCode::Char('s'));
-    assert_eq!(screen.sorted, 5);
+    assert_eq!(screen.sorted, 6);
     assert!(!press(&mut screen, KeyCode::Char('q')));
 }
 
@@ -228,7 +241,7 @@ fn text_has_heads_on_a_terminal_and_none_in_a_pipe() {
     assert!(written(Output::Table, false).starts_with("batch"));
     let csv = written(Output::Csv, false);
     assert_eq!(
-        csv.matches("at_ns,tenant,state,weight,entitled_percent")
+        csv.matches("at_ns,tenant,state,weight,cap_percent,entitled_percent")
             .count(),
         1
     );

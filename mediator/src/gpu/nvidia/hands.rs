@@ -201,6 +201,7 @@ impl Hands {
         O: Owner,
     {
         let mut tried = Instant::now();
+        let mut renewed = Instant::now();
         // Who ought to be held, and is not for want of a guardian.
         let mut owed = BTreeSet::new();
         loop {
@@ -241,8 +242,12 @@ impl Hands {
                 // Whoever asked may have given up.
                 let _ = done.send(fastened);
             }
-            if let Err(error) = holder.renew() {
-                log::error!("{error}");
+            // Each renewal wakes the guardian.
+            if renewed.elapsed() >= RENEWAL {
+                renewed = Instant::now();
+                if let Err(error) = holder.renew() {
+                    log::error!("{error}");
+                }
             }
             if holder.lacks_guardian() {
                 // The holder has let go of everybody who is not fastened.

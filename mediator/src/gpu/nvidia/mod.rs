@@ -48,4 +48,6 @@ mod watch;
 pub mod worker;
 
 #[cfg(test)]
+mod recorded;
+#[cfg(test)]
 mod simulated;

@@ -26,7 +26,8 @@ const SETTLED: Nanos = Nanos::from_us(600);
 const STRANGERS_MAX: usize = 4096;
 
 /// For so long after something new began, or somebody changed his ways, the counters are read at each latch.
-const LEARNING: Nanos = Nanos::from_ms(6_000);
+const LEARNING: Nanos = Nanos::from_ms(4_000);
+const LEARNING_AGAIN: Nanos = Nanos::from_ms(1_000);
 
 /// Readings of the status register without work before the engine counts as idle, at least and at most.
 const IDLE_READINGS: (u32, u32) = (3, 16);
@@ -42,6 +43,8 @@ pub(super) struct Watch {
     idle: LaggedShares,
     /// Whether there are counters.
     counters: bool,
+    /// End of the last interval that they told of.
+    counted_until: Option<Moment>,
     learning_until: Moment,
     strangers: BTreeSet<u32>,
     events: Vec<SwitchEvent>,
@@ -68,6 +71,7 @@ impl Watch {
             handles: Handles::default(),
             idle: LaggedShares::default(),
             counters,
+            counted_until: None,
             learning_until: Moment(0),
             strangers: BTreeSet::new(),
             events: Vec::new(),
@@ -77,7 +81,7 @@ impl Watch {
 
     pub(super) fn add(&mut self, tenant: TenantId, pid: u32, now: Moment) {
         self.demand.add(tenant, now);
-        self.learn(now);
+        self.learn(now, LEARNING);
         self.assign(pid, tenant);
     }
 
@@ -102,12 +106,14 @@ impl Watch {
 
     /// A tenant is being held.
     pub(super) fn held(&mut self, tenant: TenantId, at: Moment) {
+        log::trace!("{tenant} is held at {at:?}");
         self.demand.held(tenant, at);
         self.residency.set_held(tenant, Some(at));
     }
 
     /// A tenant may run again.
     pub(super) fn released(&mut self, tenant: TenantId, at: Moment) {
+        log::trace!("{tenant} is released at {at:?}");
         self.demand.released(tenant, at);
         self.residency.set_held(tenant, None);
     }
@@ -146,8 +152,8 @@ impl Watch {
         self.handles.pids().filter(of)
     }
 
-    fn learn(&mut self, now: Moment) {
-        self.learning_until = self.learning_until.max(now + LEARNING);
+    fn learn(&mut self, now: Moment, for_long: Nanos) {
+        self.learning_until = self.learning_until.max(now + for_long);
     }
 
     /// Takes what was logged until now; `complete` if nothing was lost behind it.
@@ -158,7 +164,7 @@ impl Watch {
             match record.change {
                 Change::Active => {
                     if self.idle.shares().is_new(tenant) {
-                        self.learn(record.at);
+                        self.learn(record.at, LEARNING);
                     }
                     self.demand.active(tenant, record.at);
                 }
@@ -241,6 +247,10 @@ impl Watch {
 
     /// Learns from the engine's counters how much of each residency was idle.
     pub(super) fn counted(&mut self, busy: Busy) {
+        if self.counted_until.is_some_and(|until| until != busy.from) {
+            self.idle.restart();
+        }
+        self.counted_until = Some(busy.to);
         let length = busy.to.since(busy.from);
         let residency = &self.residency;
         let earlier = |lag: Nanos| {
@@ -260,6 +270,7 @@ impl Watch {
             let idle = length.saturating_sub(busy.busy_ns).saturating_sub(nobody);
             (idle, stays)
         };
+        log::trace!("{busy:?}");
         let surprised = self.idle.observe(length, earlier);
         let (idle, stays) = earlier(self.idle.lag());
         log::trace!(
@@ -268,7 +279,7 @@ impl Watch {
             self.idle.lag()
         );
         if surprised {
-            self.learn(busy.to);
+            self.learn(busy.to, LEARNING_AGAIN);
         }
         for tenant in stays.into_keys() {
             let shares = self.idle.shares();

@@ -169,6 +169,7 @@ impl Channel {
         if let (Some(board), ErrorCode::NotGuestMemory) = (&self.board, fault.code) {
             board.strayed(self.tenant);
         }
+        self.context.count_fault(fault.code);
         self.ring.fault(fault);
     }
 

@@ -42,9 +42,23 @@ pub(super) struct Context {
     /// Never held while a text is read or a kernel runs.
     modules: Mutex<Modules>,
     launches: AtomicU64,
+    /// Of its channels, by kind.
+    faults: Mutex<BTreeMap<ErrorCode, u64>>,
 }
 
 impl Context {
+    /// A channel ended with this.
+    pub(super) fn count_fault(&self, code: ErrorCode) {
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        *faults.entry(code).or_default() += 1;
+    }
+
+    /// What channels ended with so far.
+    pub(super) fn faults(&self) -> BTreeMap<ErrorCode, u64> {
+        let faults = self.faults.lock();
+        faults.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub(super) fn new(
         tenant: TenantId,
         guest: Arc<GuestMemory>,
@@ -57,6 +71,7 @@ impl Context {
             space,
             config,
             modules: Mutex::default(),
+            faults: Mutex::default(),
             launches: AtomicU64::new(0),
         }
     }

@@ -1,5 +1,6 @@
 //! The [`Gpu`] trait over the core: the same for real and for virtual time.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -138,6 +139,11 @@ impl<D: Driver> Gpu for D {
     fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
         let context = self.context(tenant);
         context.map_or(0, |context| context.space.free_bytes())
+    }
+
+    fn faults(&self, tenant: TenantId) -> BTreeMap<ErrorCode, u64> {
+        let context = self.context(tenant).ok();
+        context.map_or_else(BTreeMap::new, |context| context.faults())
     }
 
     fn memory_held_bytes(&self, tenant: TenantId) -> Option<u64> {

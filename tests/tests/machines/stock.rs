@@ -4,15 +4,14 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use turnstile_mediator::daemon::HostSnapshot;
-use turnstile_vmm::front::Doorbells;
+use turnstile_tests::machine::{Ended, Lab, Machine};
 
-use crate::{charged, daemon, fronts};
+use crate::{alone, charged, daemon, fronts, lab};
 
 /// Length of the measurement, as the issue has it.
 const MEASURED: Duration = Duration::from_secs(20);
@@ -20,93 +19,23 @@ const MEASURED: Duration = Duration::from_secs(20);
 const LOAD_S: u64 = 27;
 /// Length of a launch.
 const KERNEL_US: u64 = 2_000;
-/// TIMEOUT: packages of 150 MB and a build of the guest; a second where they are kept.
-const BUILD_TIMEOUT: Duration = Duration::from_secs(300);
 /// TIMEOUT: a guest is up after 2.5 s on an idle core, and after 20 s on one that eight share.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// TIMEOUT: a second; some on a busy host.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .unwrap()
-        .to_owned()
-}
-
-/// Ended with the test, whatever happens.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Ended {
-    /// Whether it ended well within the time.
-    fn ends(&mut self, within: Duration) -> Option<i32> {
-        let until = Instant::now() + within;
-        loop {
-            if let Some(status) = self.0.try_wait().unwrap() {
-                return status.code();
-            }
-            if Instant::now() > until {
-                return None;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-/// The lab's folder, or why there is none.
-fn lab() -> Result<PathBuf, String> {
-    let folder =
-        std::env::var_os("TURNSTILE_LAB").map_or_else(|| root().join("target/lab"), PathBuf::from);
-    let out = tempfile::NamedTempFile::new().unwrap();
-    let log = out.reopen().unwrap();
-    let build = Command::new(root().join("images/lab/build"))
-        .arg(&folder)
-        .stdout(log.try_clone().unwrap())
-        .stderr(log)
-        .spawn();
-    let mut build = Ended(build.map_err(|error| error.to_string())?);
-    let ended = build.ends(BUILD_TIMEOUT);
-    let said = fs::read_to_string(out.path()).unwrap_or_default();
-    let last = said.trim().lines().last().unwrap_or_default().to_owned();
-    match ended {
-        Some(0) => Ok(folder),
-        Some(77) => Err(last.trim_start_matches("SKIPPED: ").to_owned()),
-        None => Err(format!("the lab was not made in {BUILD_TIMEOUT:?}: {last}")),
-        // A fault of the script's or the guest's is no reason to skip.
-        Some(status) => panic!("images/lab/build ended with {status}: {said}"),
-    }
-}
-
-fn boot(lab: &Path, socket: &Path, commands: &str, console: &Path) -> Ended {
-    let device = format!(
-        r#"{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{}"}}}}"#,
-        socket.display()
-    );
-    let console = fs::File::create(console).unwrap();
-    // Without acceleration, on a busy host, the kernel's check of its timer fails.
-    let append = format!("console=ttyS0 quiet panic=-1 no_timer_check hugepages=16 lab={commands}");
-    let child = Command::new(lab.join("qemu"))
-        .args(["-nodefaults", "-no-user-config", "-display", "none"])
-        .args(["-serial", "stdio", "-no-reboot", "-cpu", "max", "-m", "256"])
-        .args(["-machine", "q35,accel=tcg,memory-backend=mem", "-smp", "1"])
-        .args(["-object", "memory-backend-memfd,id=mem,size=256M,share=on"])
-        .args(["-device", &device, "-append", &append])
-        .arg("-kernel")
-        .arg(lab.join("vmlinuz"))
-        .arg("-initrd")
-        .arg(lab.join("initramfs.gz"))
-        .stdin(Stdio::piped())
-        .stdout(console.try_clone().unwrap())
-        .stderr(console)
-        .spawn();
-    Ended(child.unwrap())
+fn boot(lab: &Lab, socket: &Path, commands: &str, console: &Path) -> Ended {
+    let machine = Machine {
+        initramfs: "initramfs.gz",
+        processors: 1,
+        memory_mib: 256,
+        options: &[],
+        append: "hugepages=16",
+        commands,
+        sockets: &[(3, socket)],
+        console,
+    };
+    lab.boot(&machine).unwrap()
 }
 
 /// What a guest's console says in numbers: launches, verified, failed.
@@ -127,19 +56,14 @@ fn workloads(console: &str) -> Vec<[u64; 3]> {
 
 #[test]
 fn two_stock_linux_guests_share_at_one_to_three() {
+    let _alone = alone();
     let begun = Instant::now();
-    let lab = match lab() {
-        Ok(lab) => lab,
-        Err(reason) => {
-            println!("SKIPPED: {reason}");
-            return;
-        }
-    };
+    let Some(lab) = lab() else { return };
     let made = begun.elapsed();
     let folder = tempfile::tempdir().unwrap();
     let daemon = daemon(folder.path());
     let vms = [("one", 100), ("three", 300)];
-    let _fronts = fronts(folder.path(), &vms, Doorbells::Trapped);
+    let _fronts = fronts(folder.path(), &vms);
     let commands = format!(
         "turnstile-guest_run_--ptx_/kernels/vecadd.ptx_--kernel_vecadd_--input_/ones_--output_/tmp/sums_in_in_out_words+cmp_/tmp/sums_/twos+turnstile-guest_workload_verify+hold+turnstile-guest_workload_load_--seconds_{LOAD_S}_--kernel-us_{KERNEL_US}+turnstile-guest_info"
     );
@@ -172,7 +96,7 @@ fn two_stock_linux_guests_share_at_one_to_three() {
     });
     let booted = begun.elapsed();
     for guest in &mut guests {
-        let console = guest.0.stdin.as_mut().unwrap();
+        let console = guest.child().stdin.as_mut().unwrap();
         console.write_all(b"go\n").unwrap();
     }
     // Both are under load when both were charged more than what came before takes.

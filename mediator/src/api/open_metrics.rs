@@ -1,0 +1,51 @@
+//! `metrics.listen`: `/metrics` and nothing else, on a loopback address, for everybody on this host.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdTcpListener};
+
+use axum::Router;
+use tokio::net::TcpListener;
+
+use super::access::{Caller, Role};
+use super::connections::{Connections, serve};
+use super::server::ACCEPT_AGAIN;
+
+/// The address, listened on.
+#[derive(Debug)]
+pub(super) struct OpenMetrics {
+    listener: StdTcpListener,
+    pub(super) address: SocketAddr,
+}
+
+impl OpenMetrics {
+    pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
+        let listener = StdTcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        Ok(Self { listener, address })
+    }
+
+    /// Accepts for ever; `router` has what may be seen by everybody.
+    pub(super) async fn accept(self, router: Router, connections: Connections) {
+        let listener = match TcpListener::from_std(self.listener) {
+            Ok(listener) => listener,
+            Err(error) => {
+                log::error!("API: metrics are not served: {error}");
+                return;
+            }
+        };
+        loop {
+            let Ok((stream, from)) = listener.accept().await else {
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+                continue;
+            };
+            let name = format!("metrics {}", from.ip());
+            let Some(place) = connections.place(Role::Viewer, name.clone()) else {
+                continue;
+            };
+            let _ = stream.set_nodelay(true);
+            let role = Role::Viewer;
+            tokio::spawn(serve(stream, router.clone(), Caller { role, name }, place));
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Parameters that several resources have, as the document describes them.
+#![expect(dead_code, reason = "parts of the document")]
+
+use utoipa::IntoParams;
+
+/// Which tenant.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Path)]
+pub(super) struct OfTenant {
+    /// Name of the tenant
+    name: String,
+}
+
+/// Which version is meant by a write.
+#[derive(IntoParams)]
+#[into_params(parameter_in = Header)]
+pub(super) struct IfMatch {
+    /// ETag of the version that is replaced or changed, or *
+    #[param(rename = "If-Match", example = "*")]
+    if_match: Option<String>,
+}

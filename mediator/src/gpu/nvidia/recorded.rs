@@ -1,0 +1,167 @@
+//! What an H200 said in some runs of loads of `turnstile bench share`, under the production code: what is charged is the time in which
+//! the engine worked, by the kernels' own time stamps.
+//!
+//! The logs have a line for each record of the context-switch log, for each interval of the counters, each tenant that is held or
+//! released, each look at the status register, in the order in which the daemon saw them; and the truth, in steps of 10 ms: what kernels
+//! executed, and 1.95 us for each launch, which the engine takes for it (docs/NVIDIA.md).
+
+use std::collections::BTreeMap;
+
+use turnstile_accounting::{
+    EventMeter, Meter, Metric, Moment, Nanos, Observation, TenantId, Window,
+};
+
+use super::events::{Change, SwitchRecord};
+use super::utilisation::Busy;
+use super::watch::Watch;
+use crate::mediation::COMPUTE;
+
+/// When the loads began.
+const BEGIN: u64 = 3_000_000_000;
+/// A step of the truth.
+const STEP: u64 = 10_000_000;
+/// Steps of a window.
+const SECOND: usize = 100;
+
+/// A log under the production code.
+struct Replay {
+    watch: Watch,
+    meter: EventMeter,
+    charged: BTreeMap<TenantId, Vec<u64>>,
+    worked: BTreeMap<TenantId, Vec<u64>>,
+    /// Up to here it was charged.
+    until: u64,
+}
+
+/// Numbers of a line.
+fn numbers<'a>(words: impl Iterator<Item = &'a str>) -> Vec<u64> {
+    words.map(|word| word.parse().unwrap()).collect()
+}
+
+fn tenant(id: u64) -> TenantId {
+    TenantId(id as u32)
+}
+
+impl Replay {
+    fn of(log: &str) -> Self {
+        let mut replay = Self {
+            watch: Watch::new(true),
+            meter: EventMeter::new([COMPUTE]),
+            charged: BTreeMap::new(),
+            worked: BTreeMap::new(),
+            until: BEGIN,
+        };
+        log.lines().for_each(|line| replay.take(line));
+        replay
+    }
+
+    fn take(&mut self, line: &str) {
+        let mut words = line.split(' ');
+        let what = words.next().unwrap();
+        match what {
+            "#" => {}
+            "seen" => {
+                let words: Vec<&str> = words.collect();
+                let (id, at) = (words[0].parse().unwrap(), words[2].parse().unwrap());
+                self.watch
+                    .seen(TenantId(id), words[1] == "true", Moment(at));
+            }
+            _ => self.numbers(what, &numbers(words)),
+        }
+    }
+
+    fn numbers(&mut self, what: &str, numbers: &[u64]) {
+        match (what, numbers) {
+            ("tenant", [id, pid, _]) => self.watch.add(tenant(*id), *pid as u32, Moment(0)),
+            ("active" | "saved", [seq, at, pid, context]) => {
+                let change = match what {
+                    "active" => Change::Active,
+                    _ => Change::Saved,
+                };
+                let record = SwitchRecord {
+                    seq: *seq,
+                    at: Moment(*at),
+                    pid: *pid as u32,
+                    context: *context as u32,
+                    change,
+                };
+                self.watch.read([record], true);
+                self.charge(*at);
+            }
+            ("busy", [from, to, busy]) => self.watch.counted(Busy {
+                from: Moment(*from),
+                to: Moment(*to),
+                busy_ns: Nanos(*busy),
+            }),
+            ("held", [id, at]) => self.watch.held(tenant(*id), Moment(*at)),
+            ("released", [id, at]) => self.watch.released(tenant(*id), Moment(*at)),
+            ("worked", [id, steps @ ..]) => {
+                self.worked.insert(tenant(*id), steps.to_vec());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// As the daemon does at the end of a period; here, up to each whole step that was read.
+    fn charge(&mut self, now: u64) {
+        let mut events = Vec::new();
+        self.watch.take(Moment(now), &mut events);
+        for event in events {
+            self.meter.observe(Observation::Switch(event));
+        }
+        // What is read now may yet be told of the last millisecond.
+        while self.until + STEP + 1_000_000 < now {
+            let window = Window::starting(Moment(self.until), Nanos(STEP));
+            let usage = self.meter.close(window);
+            self.until += STEP;
+            for id in 1..=4 {
+                let charged = usage.tenant_ns(TenantId(id), Metric::Total).0;
+                self.charged.entry(TenantId(id)).or_default().push(charged);
+            }
+        }
+    }
+
+    /// What tenants were charged, and worked, in a second that begins with this step.
+    fn second(&self, from: usize) -> Vec<(f64, f64)> {
+        let sum = |of: &Vec<u64>| of[from..from + SECOND].iter().sum::<u64>() as f64;
+        let both = |(id, worked): (&TenantId, &Vec<u64>)| (sum(&self.charged[id]), sum(worked));
+        self.worked.iter().map(both).collect()
+    }
+
+    /// The largest difference between a tenant's share of what is charged and of what is worked, in points, and between the two, in
+    /// percent, in any second after the first.
+    fn worst(&self) -> (f64, f64) {
+        let steps = self.charged[&TenantId(1)]
+            .len()
+            .min(self.worked[&TenantId(1)].len());
+        let (mut points, mut percent) = (0.0_f64, 0.0_f64);
+        for from in SECOND..steps - SECOND {
+            let second = self.second(from);
+            let charged: f64 = second.iter().map(|(charged, _)| charged).sum();
+            let worked: f64 = second.iter().map(|(_, worked)| worked).sum();
+            for (own, truth) in second {
+                points = points.max(100.0 * (own / charged - truth / worked).abs());
+                percent = percent.max(100.0 * (own / truth - 1.0).abs());
+            }
+        }
+        (points, percent)
+    }
+}
+
+#[test]
+fn what_is_charged_is_the_time_in_which_the_engine_worked() {
+    for (log, points, percent) in [
+        (include_str!("recorded/50us-endless.txt"), 0.25, 1.0),
+        (include_str!("recorded/200us-2ms.txt"), 0.25, 1.0),
+        (include_str!("recorded/50us-50ms.txt"), 0.4, 1.5),
+        (include_str!("recorded/four.txt"), 1.2, 5.0),
+    ] {
+        let replay = Replay::of(log);
+        let (worst_points, worst_percent) = replay.worst();
+        println!(
+            "{}: {worst_points:.2} points, {worst_percent:.2} % in any second",
+            log.lines().next().unwrap()
+        );
+        assert!(worst_points <= points && worst_percent <= percent);
+    }
+}

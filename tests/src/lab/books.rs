@@ -1,0 +1,96 @@
+//! A run's use as the daemon's ledger has it: each period is rolled up where it ends, and windows close by the calendar.
+
+use turnstile_accounting::record::{Entry, GpuIdentity, TenantKind, UnixNanos};
+use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
+use turnstile_accounting::{EngineId, Moment, Nanos, Rollup, Usage};
+use turnstile_mediator::mediation::{Activity, COMPUTE, Mediation};
+use turnstile_policies::Weight;
+use uuid::Uuid;
+
+use super::laws::id;
+use super::world::engines;
+
+/// How a run's books are kept.
+#[derive(Clone, Debug)]
+pub struct BookKeeping {
+    /// Whose GPU time it is.
+    pub gpu: GpuIdentity,
+    /// Which run of the daemon it stands for.
+    pub boot: Uuid,
+    /// Calendar time of moment 0.
+    pub begins: UnixNanos,
+    /// Length of a window.
+    pub window_ns: Nanos,
+    /// Names of the tenants, in their order.
+    pub names: Vec<String>,
+}
+
+/// Books being kept.
+#[derive(Debug)]
+pub(super) struct Books {
+    rollup: Rollup,
+    begins: UnixNanos,
+    names: Vec<String>,
+    entries: Vec<Entry>,
+}
+
+impl Books {
+    pub(super) fn new(keeping: BookKeeping) -> Result<Self, RollupError> {
+        let compute = |engine: EngineId| (engine, engine == COMPUTE);
+        let config = RollupConfig {
+            gpu: keeping.gpu,
+            boot: keeping.boot,
+            window_ns: keeping.window_ns,
+            engines: engines().map(compute).to_vec(),
+        };
+        Ok(Self {
+            rollup: Rollup::new(config, None)?,
+            begins: keeping.begins,
+            names: keeping.names,
+            entries: Vec::new(),
+        })
+    }
+
+    /// A period ended, and was charged.
+    pub(super) fn period(
+        &mut self,
+        usages: &[&Usage],
+        mediation: &Mediation,
+        activity: &[Activity],
+        now: Moment,
+    ) -> Result<(), RollupError> {
+        let standing = |(place, name): (usize, &'_ String)| {
+            let tenant = id(place);
+            let mut seen = activity.iter().filter(|seen| seen.tenant == tenant);
+            (tenant, name.clone(), seen.any(|seen| seen.pending > 0))
+        };
+        let stand: Vec<_> = self.names.iter().enumerate().map(standing).collect();
+        let standings: Vec<Standing<'_>> = stand
+            .iter()
+            .map(|(tenant, name, backlogged)| Standing {
+                tenant: *tenant,
+                name,
+                kind: TenantKind::Vm,
+                weight: mediation.weight(*tenant).map_or(0, Weight::get),
+                cap: None,
+                held_total_ns: mediation.ledger().held_ns(*tenant)
+                    + mediation.held_now(*tenant, now),
+                backlogged: *backlogged,
+                memory_bytes: None,
+                copied_total_bytes: None,
+            })
+            .collect();
+        let end = UnixNanos(self.begins.0 + now.0);
+        self.rollup.period(usages, end, &standings)?;
+        if self.rollup.due() {
+            self.rollup.take(&mut self.entries);
+        }
+        Ok(())
+    }
+
+    /// All that was closed, and what is open now.
+    pub(super) fn close(mut self) -> Vec<Entry> {
+        self.rollup.finish(&mut self.entries);
+        self.entries
+    }
+}

