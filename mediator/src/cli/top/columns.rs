@@ -85,7 +85,7 @@ pub(super) const COLUMNS: [Column; 14] = [
     number("SWAPPED", 8, 96, swapped, |row| {
         bytes(row.memory.map(|memory| memory.swapped_bytes))
     }),
-    number("PINNED", 8, 112, pinned, |row| {
+    number("PINNED", 8, 176, pinned, |row| {
         bytes(row.memory.map(|memory| memory.pinned_bytes))
     }),
     number(
