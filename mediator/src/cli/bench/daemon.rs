@@ -20,6 +20,8 @@ pub(super) const SAY_LIMIT: Duration = Duration::from_secs(5);
 
 /// TIMEOUT: a daemon resumes whoever is held, in a millisecond each, and prints its last snapshot.
 const END_LIMIT: Duration = Duration::from_secs(2);
+/// TIMEOUT: the same where what it says at its end is wanted.
+const GONE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A daemon process, which is told to end rather than killed.
 #[derive(Debug)]
@@ -126,9 +128,16 @@ impl Daemon {
         &self.marks
     }
 
-    /// Waits for its end.
+    /// Waits for its end; it was asked to end.
     pub(super) fn wait(&mut self) -> anyhow::Result<()> {
-        let status = self.child.wait()?;
+        let deadline = Instant::now() + GONE_LIMIT;
+        let status = loop {
+            match self.ended()? {
+                Some(status) => break status,
+                None if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
+                None => return Err(self.failed("The daemon does not end")),
+            }
+        };
         if !status.success() {
             return Err(self.failed(&format!("The daemon ended with {status}")));
         }
@@ -139,7 +148,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         // It lets go of its tenants when it is asked to end; the guardian does when it is not.
-        if !matches!(self.ended(), Ok(Some(_))) && self.signal(Signal::INT).is_ok() {
+        if !matches!(self.ended(), Ok(Some(_))) && self.signal(Signal::TERM).is_ok() {
             let deadline = Instant::now() + END_LIMIT;
             while Instant::now() < deadline && matches!(self.ended(), Ok(None)) {
                 thread::sleep(Duration::from_millis(5));
@@ -169,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_daemon_is_asked_and_ends() {
-        let script = r#"n=0; trap 'n=$((n+1)); echo "{\"at\": $n}"' USR1; trap 'exit 0' INT; echo 1; while :; do sleep 0.01; done"#;
+        let script = r#"n=0; trap 'n=$((n+1)); echo "{\"at\": $n}"' USR1; trap 'exit 0' TERM; echo 1; while :; do sleep 0.01; done"#;
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new("bash");
         let mut daemon = Daemon::spawn(command.args(["-c", script]), folder.path()).unwrap();
@@ -182,7 +191,7 @@ mod tests {
         daemon.marks[0].0 = serde_json::json!({"gpu": {"gate_ns": 5}});
         daemon.marks[1].0 = serde_json::json!({"gpu": {"gate_ns": 900}});
         assert!(daemon.figure_percent("gate_ns").unwrap() > 0.0);
-        daemon.signal(Signal::INT).unwrap();
+        daemon.signal(Signal::TERM).unwrap();
         daemon.wait().unwrap();
         let script = "echo trouble >&2; exit 1";
         let mut command = Command::new("bash");

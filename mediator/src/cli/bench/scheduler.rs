@@ -198,7 +198,7 @@ impl Running {
         match self {
             Self::Native | Self::Xsched { .. } => Ok(SchedulerSays::default()),
             Self::Serve { mut daemon, .. } => {
-                daemon.signal(Signal::INT)?;
+                daemon.signal(Signal::TERM)?;
                 daemon.wait()?;
                 let mut says = SchedulerSays {
                     cpu_percent: daemon.cpu_percent(),
