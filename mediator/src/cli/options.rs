@@ -43,11 +43,11 @@ pub(crate) struct Scheduling {
     /// GPU memory of the software GPU, in MiB
     #[arg(long)]
     gpu_memory_mib: Option<u64>,
-    /// Host memory for GPU memory that is not on the GPU, in MiB: with some, VMs together may own more than it has, and have no
-    /// aperture
+    /// Host memory for GPU memory that is not on the GPU, in MiB: with some, VMs, and programs under `run --movable`, may own more
+    /// together than it has; VMs have no aperture then
     #[arg(long)]
     host_pool_mib: Option<u64>,
-    /// What VMs have together of an NVIDIA GPU whose memory moves, in MiB; all but 8 GiB, unless said otherwise
+    /// What VMs and programs have together of an NVIDIA GPU whose memory moves, in MiB; all but 8 GiB, unless said otherwise
     #[arg(long)]
     card_mib: Option<u64>,
     /// GPU memory of a VM that names none, in MiB

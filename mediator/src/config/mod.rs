@@ -149,7 +149,7 @@ pub struct MemorySection {
     /// Host memory for GPU memory that is not on the GPU, in MiB: with some, VMs together may own more than the GPU has, and
     /// have no aperture.
     pub host_pool_mib: u64,
-    /// What VMs have together of an NVIDIA GPU whose memory moves, in MiB; with 0 all but 8 GiB, which is for their contexts.
+    /// What VMs and programs have together of an NVIDIA GPU whose memory moves, in MiB; with 0 all but 8 GiB, which is for their contexts.
     pub card_mib: u64,
 }
 
