@@ -12,7 +12,7 @@ use super::shell::{Ledger, Open, Tables, VisitEntry};
 use super::{Kept, Put, StoreError, VisitChanges};
 use crate::change::Change;
 use crate::record::{
-    Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord,
+    Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord,
 };
 
 /// Version of the tables.
@@ -195,21 +195,8 @@ impl Postgres {
     }
 
     fn entry(&mut self, key: i64, row: &Row) -> Result<Entry, StoreError> {
-        let (stretch, cause, digest) = rows::entry(row)?;
-        let body = match cause {
-            Some(cause) => Body::Gap { cause },
-            None => {
-                let seq = stored("seq", stretch.seq)?;
-                Body::Window {
-                    tenants: self.records(key, seq)?,
-                    engines: self.engines(key, seq)?,
-                }
-            }
-        };
-        Ok(Entry {
-            stretch,
-            body,
-            digest,
+        rows::entry(row, |seq| {
+            Ok((self.records(key, seq)?, self.engines(key, seq)?))
         })
     }
 

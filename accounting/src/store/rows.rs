@@ -4,7 +4,7 @@ use super::{Kept, Selection, StoreError};
 use crate::audit::Anchor;
 use crate::change::Change;
 use crate::record::{
-    CapInForce, Digest, EngineRecord, GapCause, GpuIdentity, SignalSet, Stretch, Tail,
+    Body, CapInForce, Digest, EngineRecord, Entry, GapCause, GpuIdentity, SignalSet, Stretch, Tail,
     TenantIdentity, TenantKind, TenantRecord, UnixNanos,
 };
 use crate::units::{EngineId, Moment, Nanos};
@@ -35,8 +35,11 @@ pub(super) fn tail(row: &impl Columns) -> Result<Tail, StoreError> {
 /// What [`entry`] reads.
 pub(super) const ENTRY: &str = "seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest";
 
-/// An entry without its records: where it lies, why nothing is known of it if so, and its digest.
-pub(super) fn entry(row: &impl Columns) -> Result<(Stretch, Option<GapCause>, Digest), StoreError> {
+/// An entry; `records` reads those of the window with a number.
+pub(super) fn entry(
+    row: &impl Columns,
+    records: impl FnOnce(i64) -> Result<(Vec<TenantRecord>, Vec<EngineRecord>), StoreError>,
+) -> Result<Entry, StoreError> {
     let stretch = Stretch {
         seq: read("seq", row.number(0)?)?,
         boot: read_uuid("boot", &row.bytes(1)?)?,
@@ -47,7 +50,19 @@ pub(super) fn entry(row: &impl Columns) -> Result<(Stretch, Option<GapCause>, Di
     };
     let gap = row.text_or_null(6)?;
     let cause = gap.map(|cause| read_cause(&cause)).transpose()?;
-    Ok((stretch, cause, read_digest(&row.bytes(7)?)?))
+    let digest = read_digest(&row.bytes(7)?)?;
+    let body = match cause {
+        Some(cause) => Body::Gap { cause },
+        None => {
+            let (tenants, engines) = records(stored("seq", stretch.seq)?)?;
+            Body::Window { tenants, engines }
+        }
+    };
+    Ok(Entry {
+        stretch,
+        body,
+        digest,
+    })
 }
 
 /// A tenant's record; the wide column is a text.

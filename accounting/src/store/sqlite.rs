@@ -16,8 +16,7 @@ use super::shell::{Ledger, Open, Tables, VisitEntry};
 use super::{Kept, Put, StoreError, VisitChanges};
 use crate::change::Change;
 use crate::record::{
-    Body, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantIdentity,
-    TenantRecord,
+    Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantIdentity, TenantRecord,
 };
 use uuid::Uuid;
 
@@ -193,21 +192,8 @@ impl Sqlite {
     }
 
     fn entry(&self, key: i64, row: &Row<'_>) -> Result<Entry, StoreError> {
-        let (stretch, cause, digest) = rows::entry(row)?;
-        let body = match cause {
-            Some(cause) => Body::Gap { cause },
-            None => {
-                let seq = stored("seq", stretch.seq)?;
-                Body::Window {
-                    tenants: self.records(key, seq)?,
-                    engines: self.engines(key, seq)?,
-                }
-            }
-        };
-        Ok(Entry {
-            stretch,
-            body,
-            digest,
+        rows::entry(row, |seq| {
+            Ok((self.records(key, seq)?, self.engines(key, seq)?))
         })
     }
 

@@ -55,6 +55,14 @@ impl Tenant {
         }
     }
 
+    /// The first process of a program.
+    pub(super) const fn root(&self) -> Option<Identity> {
+        match self.kind {
+            Kind::Program(root) => Some(root),
+            Kind::Vm(_) => None,
+        }
+    }
+
     /// The gates; a program has none.
     pub(super) fn gates(&self) -> Option<&GateBook> {
         match &self.kind {

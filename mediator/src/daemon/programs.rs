@@ -8,7 +8,7 @@ use turnstile_vmm::wire::{CHANGES_MAX, FrameWriter, ObjectChange, ToDaemon, ToVm
 
 use super::error::{HostError, chain};
 use super::host::Host;
-use super::peer::{Kind, Peer};
+use super::peer::{Kind, Peer, Tenant};
 use super::registry::ProcessError;
 use super::settings::Brought;
 use crate::process::{self, Identity};
@@ -57,10 +57,9 @@ impl Host {
         let mut state = self.lock();
         self.room(&state, &name)?;
         let outer = process::nearest(pid, process::parent, |pid| {
-            state.tenants.values().find(|tenant| match tenant.kind {
-                Kind::Program(root) => root.pid == pid && root.is_there(),
-                Kind::Vm(_) => false,
-            })
+            let is_root = |root: Identity| root.pid == pid && root.is_there();
+            let mut tenants = state.tenants.values();
+            tenants.find(|tenant| tenant.root().is_some_and(is_root))
         });
         if let Some(outer) = outer {
             let name = outer.name.clone();
@@ -129,14 +128,7 @@ impl Host {
         let known = || process::of_pidfd(pidfd);
         let pid = known().ok_or(ProcessError::NoProcess)?;
         let identity = Identity::of(pid).ok_or(ProcessError::Stranger)?;
-        let root = self
-            .lock()
-            .tenants
-            .get(&tenant)
-            .and_then(|tenant| match tenant.kind {
-                Kind::Program(root) => Some(root),
-                Kind::Vm(_) => None,
-            });
+        let root = self.lock().tenants.get(&tenant).and_then(Tenant::root);
         let root = root.ok_or(ProcessError::Stranger)?;
         // Asked again: whoever has that number now had it when we looked.
         if !identity.descends_from(root) || known() != Some(pid) {
@@ -159,14 +151,7 @@ impl Host {
         let peer = rustix::net::sockopt::socket_peercred(&connection);
         let peer = peer.map_err(|errno| errno.to_string())?;
         let identity = Identity::of(peer.pid.as_raw_pid().unsigned_abs());
-        let root = self
-            .lock()
-            .tenants
-            .get(&tenant)
-            .and_then(|tenant| match tenant.kind {
-                Kind::Program(root) => Some(root),
-                Kind::Vm(_) => None,
-            });
+        let root = self.lock().tenants.get(&tenant).and_then(Tenant::root);
         // Who it was when it connected may have ended since; then nothing of it has to move.
         let own = identity
             .zip(root)

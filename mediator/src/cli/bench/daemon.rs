@@ -12,6 +12,8 @@ use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use super::ending::{end, ended_within};
+
 /// So much of what a daemon said of errors is shown.
 const MESSAGES_MAX: usize = 2_000;
 
@@ -130,13 +132,8 @@ impl Daemon {
 
     /// Waits for its end; it was asked to end.
     pub(super) fn wait(&mut self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + GONE_LIMIT;
-        let status = loop {
-            match self.ended()? {
-                Some(status) => break status,
-                None if Instant::now() < deadline => thread::sleep(Duration::from_millis(5)),
-                None => return Err(self.failed("The daemon does not end")),
-            }
+        let Some(status) = ended_within(&mut self.child, GONE_LIMIT)? else {
+            return Err(self.failed("The daemon does not end"));
         };
         if !status.success() {
             return Err(self.failed(&format!("The daemon ended with {status}")));
@@ -148,14 +145,10 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         // It lets go of its tenants when it is asked to end; the guardian does when it is not.
-        if !matches!(self.ended(), Ok(Some(_))) && self.signal(Signal::TERM).is_ok() {
-            let deadline = Instant::now() + END_LIMIT;
-            while Instant::now() < deadline && matches!(self.ended(), Ok(None)) {
-                thread::sleep(Duration::from_millis(5));
-            }
+        if !matches!(self.ended(), Ok(Some(_))) {
+            let _ = self.signal(Signal::TERM);
+            end(&mut self.child, END_LIMIT);
         }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod api;
 mod daemon;
+mod ending;
 mod kills;
 mod load;
 mod overhead;

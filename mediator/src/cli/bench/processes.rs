@@ -4,11 +4,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use turnstile_mediator::bench::load::{Calibration, LoadReport, Said};
 use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
+
+use super::ending::end;
 
 /// TIMEOUT: a CUDA process begins within about 2 s; several at once, held back by a daemon, within a few times that.
 const READY_LIMIT: Duration = Duration::from_secs(30);
@@ -146,15 +148,7 @@ impl Drop for Load {
     fn drop(&mut self) {
         // It ends by itself when nobody has orders for it; one that does not is made to.
         drop(self.orders.take());
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while Instant::now() < deadline {
-            if let Ok(Some(_)) = self.child.try_wait() {
-                return;
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        end(&mut self.child, Duration::from_secs(5));
     }
 }
 

@@ -15,6 +15,8 @@ use anyhow::{Context, bail};
 use tempfile::TempDir;
 use turnstile_mediator::bench::matrix::Tenant;
 
+use super::ending::end;
+
 /// TIMEOUT: its server listens within some ten milliseconds.
 const LISTEN_LIMIT: Duration = Duration::from_secs(5);
 /// Where its server listens for tools; only the loads talk to it here.
@@ -186,14 +188,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        if rustix::process::kill_process(pid, rustix::process::Signal::INT).is_ok() {
-            let deadline = Instant::now() + Duration::from_secs(1);
-            while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
-                thread::sleep(Duration::from_millis(5));
-            }
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
+        end(&mut self.child, Duration::from_secs(1));
     }
 }
 
