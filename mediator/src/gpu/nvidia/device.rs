@@ -683,8 +683,6 @@ impl Gpu for NvidiaGpu {
             ("suspend_calls", calls.count),
             ("suspend_calls_failed", calls.failed),
             ("suspend_calls_ns", calls.total_ns),
-            ("waking_calls", calls.woken),
-            ("waking_calls_ns", calls.waking_ns),
             ("log_records", reads.records),
             ("log_records_missing", losses.missing),
             ("log_records_dropped", dropped),

@@ -1,12 +1,9 @@
 //! Who is held, by which channels: calls, lease and guardian together.
 //!
 //! ```text
-//!   hold(tenant, channels) -> guardian knows -> GPU's processor awake -> suspended -> held -- renewed at every look --> held
-//!                                                                                      '-- release, or the guardian is gone --> resumed
+//!   hold(tenant, channels) -> guardian knows -> suspended -> held -- renewed at every look --> held
+//!                                                             '-- release, or the guardian is gone --> resumed
 //! ```
-//!
-//! The GPU's own processor carries the calls out. After some ten microseconds without one it rests, and the next takes effect
-//! late, and at no certain time (decision 031).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -44,10 +41,6 @@ pub struct HoldCalls {
     pub total_ns: u64,
     /// The longest, in nanoseconds.
     pub longest_ns: u64,
-    /// Calls before, that woke the GPU's processor.
-    pub woken: u64,
-    /// Time in those, in nanoseconds.
-    pub waking_ns: u64,
 }
 
 /// The hardware's switch, with a client of its own.
@@ -66,10 +59,6 @@ impl ChannelSwitch for OwnedSwitch {
 
     fn unschedule(&self, channels: &[Channel]) -> Result<(), RmError> {
         HardwareSwitch::new(&self.client, &self.driver).unschedule(channels)
-    }
-
-    fn wake(&self) {
-        HardwareSwitch::new(&self.client, &self.driver).wake();
     }
 }
 
@@ -144,19 +133,12 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         Moment(self.begin.elapsed().as_nanos() as u64)
     }
 
-    /// Suspends those of a tenant's channels that are not suspended yet, at once behind a call that wakes the GPU's processor:
-    /// whatever else has to be done before comes before that call.
+    /// Suspends those of a tenant's channels that are not suspended yet.
     ///
     /// # Errors
     /// If it cannot be held; then it runs.
     pub fn hold(&mut self, tenant: TenantId, channels: &[Channel]) -> Result<(), HolderError> {
-        self.hold_by(tenant, channels, |this, channels| {
-            let begin = Instant::now();
-            this.switch.wake();
-            this.calls.woken += 1;
-            this.calls.waking_ns += nanos(begin.elapsed());
-            this.suspend(channels)
-        })
+        self.hold_by(tenant, channels, Self::suspend)
     }
 
     /// The same, but what runs on them is left to run until the engine goes over to somebody else: [`Self::stop`] if nobody
@@ -461,39 +443,6 @@ mod tests {
             Some(&Order::Release(channels(5)))
         );
         assert_eq!((holder.calls().count, holder.calls().failed), (3, 0));
-    }
-
-    #[test]
-    fn nothing_comes_between_waking_and_suspending_and_the_guardian_knows_before() {
-        #[derive(Clone, Default)]
-        struct Told(Rc<RefCell<Vec<&'static str>>>);
-        impl Announce for Told {
-            fn tell(&mut self, _: &Order) -> Result<(), GuardianError> {
-                self.0.borrow_mut().push("told");
-                Ok(())
-            }
-        }
-        impl ChannelSwitch for Told {
-            fn set(&self, _: &[Channel], suspended: bool) -> Result<(), RmError> {
-                let what = if suspended { "suspended" } else { "resumed" };
-                self.0.borrow_mut().push(what);
-                Ok(())
-            }
-            fn wake(&self) {
-                self.0.borrow_mut().push("woken");
-            }
-        }
-        let told = Told::default();
-        let mut holder = Holder::new(told.clone(), told.clone());
-        holder.hold(A, &channels(3)).unwrap();
-        holder.hold(A, &channels(3)).unwrap();
-        holder.hold_at_switch(B, &channels(5)[3..]).unwrap();
-        // Behind a call that resumes, nobody has to be woken.
-        holder.stop(B).unwrap();
-        let order = ["told", "woken", "suspended", "told", "suspended"];
-        assert_eq!(told.0.borrow()[..5], order);
-        assert_eq!(told.0.borrow()[5..], ["resumed", "suspended"]);
-        assert_eq!((holder.calls().count, holder.calls().woken), (4, 1));
     }
 
     #[test]
