@@ -413,8 +413,7 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
     }
 
     fn holding(&self, tenant: TenantId) -> Vec<Channel> {
-        let lacks = |sets: &Arc<Sets>| sets.knows(tenant) && !sets.is_whole(tenant);
-        let all = self.shared.sets().is_some_and(lacks);
+        let all = self.lacks_memory(tenant);
         let watch = &mut lock(&self.shared.watched).watch;
         watch.held(tenant, self.shared.now());
         if all {
@@ -448,8 +447,9 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
         self.shared.sets().is_none_or(|sets| sets.held(tenant))
     }
 
-    fn takes_memory(&self) -> bool {
-        self.shared.sets().is_some()
+    fn lacks_memory(&self, tenant: TenantId) -> bool {
+        let lacks = |sets: &Arc<Sets>| sets.knows(tenant) && !sets.is_whole(tenant);
+        self.shared.sets().is_some_and(lacks)
     }
 
     fn on_the_engine(&self) -> Option<TenantId> {

@@ -86,6 +86,8 @@ pub struct Holder<S: ChannelSwitch, G: Announce> {
     held: BTreeMap<TenantId, BTreeSet<Channel>>,
     /// Of these, those that nobody but we may resume.
     fastened: BTreeSet<TenantId>,
+    /// And those that are off the schedule and were not stopped.
+    unscheduled: BTreeSet<TenantId>,
     calls: HoldCalls,
     begin: Instant,
 }
@@ -99,6 +101,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             lease: Lease::new(LIMIT),
             held: BTreeMap::new(),
             fastened: BTreeSet::new(),
+            unscheduled: BTreeSet::new(),
             calls: HoldCalls::default(),
             begin: Instant::now(),
         }
@@ -139,7 +142,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     }
 
     /// The same, but what runs on them is left to run until the engine goes over to somebody else: [`Self::stop`] if nobody
-    /// comes. Where the driver refuses that, they are suspended.
+    /// comes. Where the driver refuses that, and of one who is held already, they are suspended.
     ///
     /// # Errors
     /// If it cannot be held; then it runs.
@@ -148,27 +151,33 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         tenant: TenantId,
         channels: &[Channel],
     ) -> Result<(), HolderError> {
+        if self.is_held(tenant) {
+            return self.hold(tenant, channels);
+        }
         self.hold_by(tenant, channels, |this, channels| {
             let begin = Instant::now();
             let result = this.switch.unschedule(channels);
             this.count(begin, result.is_err());
             match result {
-                Ok(()) => Ok(channels.to_vec()),
+                Ok(()) => {
+                    this.unscheduled.insert(tenant);
+                    Ok(channels.to_vec())
+                }
                 Err(_) => this.suspend(channels),
             }
         })
     }
 
-    /// Stops what a tenant still runs that was held by [`Self::hold_at_switch`].
+    /// Stops what a tenant still runs that was held by [`Self::hold_at_switch`]. It may run for a moment before.
     ///
     /// # Errors
     /// The driver's refusal; then it runs.
     pub fn stop(&mut self, tenant: TenantId) -> Result<(), HolderError> {
-        let held = self.held.get(&tenant).into_iter().flatten();
-        let channels: Vec<Channel> = held.copied().collect();
-        if channels.is_empty() {
+        if !self.unscheduled.remove(&tenant) {
             return Ok(());
         }
+        let held = self.held.get(&tenant).into_iter().flatten();
+        let channels: Vec<Channel> = held.copied().collect();
         // SOURCE: measured on an H200: channels that are off the schedule and are then suspended as well are not started by one
         // call that resumes them.
         let resumed = self.set(&channels, false);
@@ -232,6 +241,8 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     pub fn fasten(&mut self, tenant: TenantId) -> Result<(), HolderError> {
         // First: if the lease has ended, it runs.
         self.renew()?;
+        // Nothing of its memory is away yet.
+        self.stop(tenant)?;
         let gone = || GuardianError::Gone(io::ErrorKind::NotFound.into());
         let channels = self.held.get(&tenant).ok_or_else(gone)?;
         if self.fastened.contains(&tenant) {
@@ -272,6 +283,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             return Ok(());
         };
         self.fastened.remove(&tenant);
+        self.unscheduled.remove(&tenant);
         if channels.is_empty() {
             return Ok(());
         }
@@ -313,6 +325,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             .into_iter()
             .partition(|(tenant, _)| self.fastened.contains(tenant));
         self.held = kept;
+        self.unscheduled.clear();
         loose
     }
 
@@ -526,6 +539,19 @@ mod tests {
         assert_eq!(holder.switch.0.suspended.borrow().len(), 3);
         holder.release(A).unwrap();
         assert!(holder.switch.0.suspended.borrow().is_empty());
+        holder.stop(A).unwrap();
+        // Whose memory is to go is really stopped, once.
+        holder.hold_at_switch(A, &channels(3)).unwrap();
+        holder.fasten(A).unwrap();
+        assert_eq!(holder.switch.0.suspended.borrow().len(), 3);
+        let calls = holder.calls().count;
+        // And never on the schedule again, whatever it makes.
+        holder.hold_at_switch(A, &channels(4)).unwrap();
+        holder.stop(A).unwrap();
+        holder.fasten(A).unwrap();
+        assert_eq!(holder.calls().count, calls + 1, "what is new alone");
+        assert_eq!(holder.switch.0.suspended.borrow().len(), 4);
+        holder.release(A).unwrap();
         // What the driver refuses as a whole is suspended as far as it can be.
         holder.switch.0.gone.insert(channels(3)[1]);
         holder.hold_at_switch(B, &channels(3)).unwrap();
