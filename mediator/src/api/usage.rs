@@ -1,5 +1,6 @@
 //! What tenants used, by the durable ledger: all of it between two times, or a refusal.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use turnstile_accounting::export::{
     Container, ExportError, FocusVersion, Format, PriceList, Request, export, parse_time,
     show_time, summary,
 };
+use turnstile_accounting::ids::tenant_id;
 use turnstile_accounting::store::{SqliteStore, StoreError};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
@@ -24,6 +26,7 @@ use uuid::Uuid;
 use super::Shared;
 use super::page::query;
 use super::problem::Problem;
+use crate::daemon::TenantSnapshot;
 
 /// Longest time that is asked for at once; bills of more are made with `turnstile usage export`.
 const RANGE_NS: u64 = 32 * 86_400 * 1_000_000_000;
@@ -103,6 +106,8 @@ pub struct TenantUsed {
     pub waiting_ns: u64,
     /// GPU memory over time, as a decimal number in a text; null where the GPU does not tell.
     pub memory_byte_ns: Option<String>,
+    /// GPU memory that cannot move, now and not over time; null where memory does not move, and of a tenant that is not there.
+    pub pinned_bytes: Option<u64>,
 }
 
 /// What all tenants used between two times.
@@ -246,7 +251,15 @@ pub(super) async fn sums(
         .await?;
     // CAST: of 32 days and some engines
     let ns = |wide: u128| wide as u64;
+    let snapshot = shared.snapshots.get();
+    let (node, boot) = (&shared.gpu.node, shared.host.boot());
+    let of = |tenant: &TenantSnapshot| {
+        let pinned = tenant.memory?.pinned_bytes;
+        Some((tenant_id(node, boot, tenant.tenant), pinned))
+    };
+    let pinned: BTreeMap<Uuid, u64> = snapshot.tenants.iter().filter_map(of).collect();
     let items = summed.tenants.into_iter().map(|sum| TenantUsed {
+        pinned_bytes: pinned.get(&sum.tenant.id).copied(),
         id: sum.tenant.id,
         name: sum.tenant.name,
         kind: sum.tenant.kind.as_str().into(),

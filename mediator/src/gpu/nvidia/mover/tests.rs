@@ -274,7 +274,7 @@ fn parts_of_large_memory_are_small_at_both_ends() {
         let ends = [parts[0], parts[parts.len() - 1]];
         let small = mib >= 512;
         assert_eq!(
-            ends.iter().all(|end| *end == 16 << 20),
+            ends.iter().all(|end| *end == 64 << 20),
             small,
             "{mib}: {parts:?}"
         );
