@@ -2,8 +2,9 @@
 
     train.py GIB STEPS SEED [FOLDER]
 
-Deterministic: two runs with the same arguments print the same losses and sums, bit for bit. With FOLDER it makes FOLDER/ready-SEED when it
-could begin, and begins when there is FOLDER/go. Prints one JSON object. Ends with 77 where PyTorch or a GPU is missing.
+Deterministic: two runs with the same arguments print the same losses and sums, bit for bit. With FOLDER it builds its network when there is
+FOLDER/build-SEED, makes FOLDER/ready-SEED when it could begin, and begins when there is FOLDER/go-SEED. Prints one JSON object. Ends with 77
+where PyTorch or a GPU is missing. `turnstile bench train` runs it.
 """
 import json
 import os
@@ -22,6 +23,14 @@ if not torch.cuda.is_available():
 
 gib, steps, seed = (int(word) for word in sys.argv[1:4])
 folder = sys.argv[4] if len(sys.argv) > 4 else None
+
+
+def wait_for(what):
+    while folder and not os.path.exists(os.path.join(folder, f"{what}-{seed}")):
+        time.sleep(0.01)
+
+
+wait_for("build")
 WIDTH, BATCH = 8192, 512
 # A layer's weights, their gradients and the two moments of AdamW are a gibibyte; activations take some two.
 layers = max(gib - 2, 1)
@@ -51,8 +60,7 @@ losses = [step(number) for number in range(2)]
 torch.cuda.synchronize()
 if folder:
     open(os.path.join(folder, f"ready-{seed}"), "w").close()
-    while not os.path.exists(os.path.join(folder, "go")):
-        time.sleep(0.01)
+wait_for("go")
 begin = time.time()
 for number in range(2, steps):
     losses.append(step(number))

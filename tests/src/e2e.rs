@@ -7,9 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use turnstile_accounting::{Nanos, TenantId};
 use turnstile_images::{Load, Report, Workload};
-use turnstile_mediator::daemon::{
-    Daemon, DaemonConfig, HostConfig, HostSnapshot, MeterKind, TenantSnapshot, Timing,
-};
+use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, HostSnapshot, TenantSnapshot};
 use turnstile_mediator::gpu::Suspend;
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_vmm::vmm::{self, VmConfig, VmError, VmHandle, VmReport};
@@ -70,12 +68,9 @@ impl TestHost {
             policy: policy.into(),
             ..HostConfig::default()
         };
-        let (meter, timing) = (MeterKind::Events, Timing::default());
         let config = DaemonConfig {
-            socket: socket.clone(),
             host,
-            meter,
-            timing,
+            ..DaemonConfig::new(&socket)
         };
         let daemon = Daemon::start(config, Arc::new(SoftGpu::new(soft)?))?;
         Ok(Self {

@@ -16,6 +16,7 @@ pub mod pairs;
 pub mod percentile;
 pub mod spans;
 pub mod suspend;
+pub mod train;
 pub mod windows;
 
 /// Width of the buckets that a load reports, so that what lies between two moments is known to a fraction of it.

@@ -8,8 +8,6 @@ use super::spans::Span;
 /// One suspension and resumption, on the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trial {
-    /// The call right before it, which wakes the GPU's processor.
-    pub wake: Span,
     /// The call that suspends: begun, returned.
     pub suspend: Span,
     /// The call that resumes: begun, returned.
@@ -25,8 +23,6 @@ pub struct Suspensions {
     pub not_stopped: u64,
     /// From the beginning of the suspending call to the last instruction before the gap.
     pub to_last_instruction: Percentiles,
-    /// The same from the beginning of the waking call.
-    pub from_waking_call: Percentiles,
     /// Length of the suspending call.
     pub suspend_call: Percentiles,
     /// From the beginning of the resuming call to the first instruction.
@@ -39,7 +35,6 @@ pub struct Suspensions {
 /// clocks may differ by `error_ns`, and the last instruction may be as much later than the gap says as a step of work takes.
 pub fn suspensions(trials: &[Trial], gaps: &[Span], error_ns: u64) -> Suspensions {
     let mut to_last = Vec::new();
-    let mut from_waking = Vec::new();
     let mut to_first = Vec::new();
     for trial in trials {
         let (from, to) = (trial.suspend.end_ns, trial.resume.begin_ns);
@@ -47,7 +42,6 @@ pub fn suspensions(trials: &[Trial], gaps: &[Span], error_ns: u64) -> Suspension
         let covers = |gap: &&Span| gap.begin_ns <= from + error_ns;
         if let Some(gap) = gaps.get(after).filter(covers) {
             to_last.push(gap.begin_ns.saturating_sub(trial.suspend.begin_ns));
-            from_waking.push(gap.begin_ns.saturating_sub(trial.wake.begin_ns));
             to_first.push(gap.end_ns.saturating_sub(trial.resume.begin_ns));
         }
     }
@@ -58,7 +52,6 @@ pub fn suspensions(trials: &[Trial], gaps: &[Span], error_ns: u64) -> Suspension
         trials: trials.len() as u64,
         not_stopped: (trials.len() - to_last.len()) as u64,
         to_last_instruction: Percentiles::of(to_last),
-        from_waking_call: Percentiles::of(from_waking),
         suspend_call: calls(|trial| trial.suspend),
         to_first_instruction: Percentiles::of(to_first),
         resume_call: calls(|trial| trial.resume),
@@ -71,7 +64,6 @@ mod tests {
 
     fn trial(at: u64) -> Trial {
         Trial {
-            wake: Span::new(at - 150, at),
             suspend: Span::new(at, at + 400),
             resume: Span::new(at + 1_000, at + 1_300),
         }
@@ -96,7 +88,6 @@ mod tests {
             ),
             (200, 300)
         );
-        assert_eq!(found.from_waking_call.max_ns, 450);
         assert_eq!(found.to_first_instruction.max_ns, 250);
         assert_eq!(
             (found.suspend_call.p50_ns, found.resume_call.p50_ns),

@@ -19,7 +19,7 @@ use turnstile_abi::{
 };
 use turnstile_accounting::{Nanos, TenantId};
 use turnstile_images::{KERNELS, Misbehaviour, Outcome, Report, Workload};
-use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
+use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig};
 use turnstile_mediator::gpu::Allocation;
 use turnstile_mediator::gpu::nvidia::device::NvidiaGpu;
 use turnstile_mediator::gpu::nvidia::notify::Listener;
@@ -126,13 +126,11 @@ fn guests(args: &CheckArgs, checked: &mut Checked) -> anyhow::Result<()> {
     let guardian = guardian_command(workers.device)?;
     let gpu = NvidiaGpu::start(workers, guardian, worker_command, None)?;
     let config = DaemonConfig {
-        socket: socket.clone(),
         host: HostConfig {
             policy: "none".into(),
             ..HostConfig::default()
         },
-        meter: MeterKind::Events,
-        timing: Timing::default(),
+        ..DaemonConfig::new(&socket)
     };
     let daemon = Daemon::start(config, Arc::new(gpu))?;
     checked.guests_kvm = args.kvm && vmm::kvm_available().is_ok();

@@ -63,6 +63,18 @@ pub struct DaemonConfig {
     pub timing: Timing,
 }
 
+impl DaemonConfig {
+    /// Defaults, with the events of the engine as its state.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: socket.into(),
+            host: HostConfig::default(),
+            meter: MeterKind::Events,
+            timing: Timing::default(),
+        }
+    }
+}
+
 /// Why a daemon did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {

@@ -18,9 +18,7 @@ use turnstile_accounting::record::GpuIdentity;
 use turnstile_accounting::store::SqliteStore;
 use turnstile_mediator::api::{Api, ApiConfig};
 use turnstile_mediator::config::{ApiSection, MetricsSection};
-use turnstile_mediator::daemon::{
-    Daemon, DaemonConfig, HostConfig, LedgerConfig, MeterKind, Timing,
-};
+use turnstile_mediator::daemon::{Daemon, DaemonConfig, LedgerConfig};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 
 /// A daemon with its API, in a folder of its own.
@@ -74,12 +72,7 @@ impl Bench {
             window_ns: Nanos::from_ms(200),
             keep_ns: None,
         };
-        let config = DaemonConfig {
-            socket: self.path("vmm.sock"),
-            host: HostConfig::default(),
-            meter: MeterKind::Events,
-            timing: Timing::default(),
-        };
+        let config = DaemonConfig::new(self.path("vmm.sock"));
         let soft = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
         let daemon = Daemon::with_ledger(config, soft, Some(ledger)).unwrap();
         let config = ApiConfig {

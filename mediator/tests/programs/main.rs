@@ -19,7 +19,7 @@ use gpu::{FakeGpu, Told};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use turnstile_accounting::TenantId;
-use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, TenantKind, Timing};
+use turnstile_mediator::daemon::{Daemon, DaemonConfig, TenantKind};
 use turnstile_mediator::gpu::Gpu;
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 
@@ -109,13 +109,7 @@ impl Bench {
 }
 
 fn start(socket: &Path, gpu: Arc<dyn Gpu>) -> Daemon {
-    let config = DaemonConfig {
-        socket: socket.to_owned(),
-        host: HostConfig::default(),
-        meter: MeterKind::Events,
-        timing: Timing::default(),
-    };
-    Daemon::start(config, gpu).unwrap()
+    Daemon::start(DaemonConfig::new(socket), gpu).unwrap()
 }
 
 fn kill(child: &Child, signal: Signal) {

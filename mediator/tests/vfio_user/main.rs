@@ -19,9 +19,7 @@ use guest::Guest;
 use turnstile_abi::regs::{self, device_status};
 use turnstile_guest::{Device, Platform};
 use turnstile_images::{Load, Outcome, Workload};
-use turnstile_mediator::daemon::{
-    Daemon, DaemonConfig, HostConfig, HostSnapshot, MeterKind, Timing, serve_fronts,
-};
+use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostSnapshot, serve_fronts};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_vmm::front::{Doorbells, Front, FrontConfig};
 
@@ -30,13 +28,7 @@ static ALONE: RwLock<()> = RwLock::new(());
 
 fn daemon(folder: &Path) -> Daemon {
     let gpu = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
-    let config = DaemonConfig {
-        socket: folder.join("vmm.sock"),
-        host: HostConfig::default(),
-        meter: MeterKind::Events,
-        timing: Timing::default(),
-    };
-    Daemon::start(config, gpu).unwrap()
+    Daemon::start(DaemonConfig::new(folder.join("vmm.sock")), gpu).unwrap()
 }
 
 fn fronts(folder: &Path, vms: &[(&str, u32)], doorbells: Doorbells) -> Vec<Front> {

@@ -8,9 +8,7 @@ use turnstile_abi::physical::{BAR_REGS, regs};
 use turnstile_abi::{ChannelStatus, Command, CopyDirection, ErrorCode};
 use turnstile_accounting::{EngineId, Nanos, TenantId};
 use turnstile_images::{GUEST_ELF, Load, Misbehaviour, Outcome, Report, Workload, files};
-use turnstile_mediator::daemon::{
-    Daemon, DaemonConfig, HostConfig, HostSnapshot, MeterKind, TenantSnapshot, Timing,
-};
+use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostSnapshot, MeterKind, TenantSnapshot};
 use turnstile_mediator::gpu::Gpu;
 use turnstile_mediator::gpu::soft::plain::PlainVm;
 use turnstile_mediator::gpu::vfio::{Bus, Region, VfioGpu};
@@ -160,10 +158,8 @@ impl Host {
         let folder = tempfile::tempdir()?;
         let gpu = gpu(bus)?;
         let config = DaemonConfig {
-            socket: folder.path().join("vmm.sock"),
-            host: HostConfig::default(),
             meter,
-            timing: Timing::default(),
+            ..DaemonConfig::new(folder.path().join("vmm.sock"))
         };
         let daemon = Daemon::start(config, gpu.clone())?;
         Ok(Self {

@@ -9,9 +9,7 @@ mod stock;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use turnstile_mediator::daemon::{
-    Daemon, DaemonConfig, HostConfig, HostSnapshot, MeterKind, Timing, serve_fronts,
-};
+use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostSnapshot, serve_fronts};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_tests::machine::{Lab, LabError};
 use turnstile_vmm::front::{Doorbells, Front, FrontConfig};
@@ -36,13 +34,7 @@ fn lab() -> Option<Lab> {
 
 fn daemon(folder: &Path) -> Daemon {
     let gpu = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
-    let config = DaemonConfig {
-        socket: folder.join("vmm.sock"),
-        host: HostConfig::default(),
-        meter: MeterKind::Events,
-        timing: Timing::default(),
-    };
-    Daemon::start(config, gpu).unwrap()
+    Daemon::start(DaemonConfig::new(folder.join("vmm.sock")), gpu).unwrap()
 }
 
 fn fronts(folder: &Path, vms: &[(&str, u32)]) -> Vec<Front> {

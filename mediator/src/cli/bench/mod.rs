@@ -12,6 +12,7 @@ mod share;
 mod suspend;
 mod swap;
 mod table;
+mod train;
 mod xsched;
 
 use std::io::IsTerminal;
@@ -39,6 +40,8 @@ enum What {
     Suspend(suspend::SuspendArgs),
     /// A tenant's memory to the host and back in the middle of its kernel
     Swap(swap::SwapArgs),
+    /// Trainings that together own more memory than the GPU has, against one after another
+    Train(train::TrainArgs),
     /// What the daemon costs a tenant that is alone
     Overhead(overhead::OverheadArgs),
     /// What happens when the guardian, the daemon, a tenant are killed
@@ -58,6 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::Share(args) => share::run(args),
         What::Suspend(args) => suspend::run(args),
         What::Swap(args) => swap::run(args),
+        What::Train(args) => train::run(args),
         What::Overhead(args) => overhead::run(args),
         What::Kills(args) => kills::run(args),
     }

@@ -40,6 +40,13 @@ impl DaemonArgs {
     pub(super) fn name(&self) -> &str {
         self.policy.as_deref().unwrap_or("turnstile")
     }
+
+    /// The same with these words too.
+    pub(super) fn with(&self, words: impl IntoIterator<Item = String>) -> Self {
+        let mut all = self.clone();
+        all.words.extend(words);
+        all
+    }
 }
 
 /// Who schedules a cell.

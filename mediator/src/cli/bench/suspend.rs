@@ -53,9 +53,6 @@ pub(super) struct SuspendArgs {
     /// Also suspend all channels of the load, not those of its compute group alone
     #[arg(long)]
     all: bool,
-    /// Also suspend without waking the GPU's processor before
-    #[arg(long)]
-    unwoken: bool,
     /// Also suspend each channel of the compute group alone, a twentieth as often
     #[arg(long)]
     single: bool,
@@ -95,37 +92,22 @@ const OTHER: TenantId = TenantId(2);
 /// The daemon's own hands: what is held is announced to a guardian, and resumed by it.
 struct Hands {
     holder: Holder<TimedSwitch, Guardian>,
-    last: Rc<Calls>,
+    last: Rc<Cell<Span>>,
     random: SmallRng,
-}
-
-/// When the last calls were made.
-struct Calls {
-    wakes: Cell<bool>,
-    wake: Cell<Span>,
-    set: Cell<Span>,
 }
 
 /// The hardware's switch, and when it was last used.
 struct TimedSwitch {
     switch: OwnedSwitch,
-    last: Rc<Calls>,
+    last: Rc<Cell<Span>>,
 }
 
 impl ChannelSwitch for TimedSwitch {
     fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {
         let begin_ns = wall_ns();
         let result = self.switch.set(channels, suspended);
-        self.last.set.set(Span::new(begin_ns, wall_ns()));
+        self.last.set(Span::new(begin_ns, wall_ns()));
         result
-    }
-
-    fn wake(&self) {
-        let begin_ns = wall_ns();
-        if self.last.wakes.get() {
-            self.switch.wake();
-        }
-        self.last.wake.set(Span::new(begin_ns, wall_ns()));
     }
 }
 
@@ -144,16 +126,12 @@ impl Hands {
         self.pause(RUN);
         self.holder.release(OTHER)?;
         self.holder.hold(LOAD, channels)?;
-        let (wake, suspend) = (self.last.wake.get(), self.last.set.get());
+        let suspend = self.last.get();
         self.pause(HOLD);
         self.holder.release(LOAD)?;
-        let resume = self.last.set.get();
+        let resume = self.last.get();
         self.holder.hold(OTHER, other)?;
-        Ok(Trial {
-            wake,
-            suspend,
-            resume,
-        })
+        Ok(Trial { suspend, resume })
     }
 }
 
@@ -215,7 +193,6 @@ impl Learnt {
 struct Plan {
     what: String,
     channels: Vec<Channel>,
-    woken: bool,
     handover: bool,
     trials: u32,
 }
@@ -224,18 +201,11 @@ fn plans(args: &SuspendArgs, handles: &Handles, pid: u32) -> Vec<Plan> {
     let plan = |what: &str, channels: Vec<Channel>, trials| Plan {
         what: what.to_owned(),
         channels,
-        woken: true,
         handover: false,
         trials,
     };
     let compute = handles.compute_channels(pid);
     let mut plans = vec![plan("compute group", compute.clone(), args.trials)];
-    if args.unwoken {
-        plans.push(Plan {
-            woken: false,
-            ..plan("the same, unwoken", compute.clone(), args.trials)
-        });
-    }
     if args.all {
         plans.push(plan("all channels", handles.all_channels(pid), args.trials));
     }
@@ -259,10 +229,7 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     let folder = tempfile::Builder::new()
         .prefix("turnstile-bench")
         .tempdir()?;
-    let kinds = 2 + [args.unwoken, args.all, args.single]
-        .map(u32::from)
-        .iter()
-        .sum::<u32>();
+    let kinds = 2 + u32::from(args.all) + u32::from(args.single);
     let trials = u64::from(kinds * args.trials + 8 * u32::from(args.single));
     let common = Common {
         device: args.device,
@@ -272,12 +239,7 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     };
     let mut learnt = Learnt::start(args, folder.path(), &common)?;
     let plans = plans(args, &learnt.handles, learnt.load.pid);
-    let never = || Cell::new(Span::new(0, 0));
-    let last = Rc::new(Calls {
-        wakes: Cell::new(true),
-        wake: never(),
-        set: never(),
-    });
+    let last = Rc::new(Cell::new(Span::new(0, 0)));
     let switch = TimedSwitch {
         switch: OwnedSwitch {
             client: Arc::new(RmClient::open(args.device)?),
@@ -298,7 +260,6 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     let mut other: Option<Learnt> = None;
     for plan in plans {
         bar.set_message(plan.what.clone());
-        hands.last.wakes.set(plan.woken);
         if plan.handover {
             let folder = tempfile::tempdir_in(folder.path())?;
             let theirs = Common {
@@ -372,13 +333,12 @@ fn report(
         report.step_ns as f64 / 1e3
     );
     println!(
-        "{:<18} {:>8} {:>7} {:>8} {:>21} {:>21} {:>21} {:>21} {:>21}",
+        "{:<18} {:>8} {:>7} {:>8} {:>24} {:>24} {:>24} {:>24}",
         "suspended",
         "channels",
         "trials",
         "ran on",
         "to last instruction",
-        "from the waking call",
         "suspend call",
         "to first instruction",
         "resume call"
@@ -394,13 +354,12 @@ fn report(
             )
         };
         println!(
-            "{:<18} {:>8} {:>7} {:>8} {:>21} {:>21} {:>21} {:>21} {:>21}",
+            "{:<18} {:>8} {:>7} {:>8} {:>24} {:>24} {:>24} {:>24}",
             kind.what,
             kind.channels,
             kind.found.trials,
             kind.found.not_stopped,
             us(&kind.found.to_last_instruction),
-            us(&kind.found.from_waking_call),
             us(&kind.found.suspend_call),
             us(&kind.found.to_first_instruction),
             us(&kind.found.resume_call),

@@ -9,12 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, ensure};
 use serde::Serialize;
+use turnstile_accounting::Nanos;
 use turnstile_mediator::gpu::nvidia::handles::Handles;
 use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
 use turnstile_mediator::gpu::nvidia::mover::{
-    Back, Mover, MoverConfig, MoverError, Resident, extent_bytes,
+    Away, Back, EXTENT_BYTES_MAX, Mover, MoverConfig, MoverError, Resident, Stayed, parts,
 };
 use turnstile_mediator::gpu::nvidia::rm::RmClient;
 use turnstile_mediator::gpu::nvidia::swapped::{Swapped, checkpoint, link_rates};
@@ -67,7 +68,7 @@ pub(super) struct SwapArgs {
 struct Way {
     /// From the first call after the suspension to the last before the resumption.
     took_ns: u64,
-    /// Of these, in the tenant: unmapping; or mapping, which goes on beside the copies.
+    /// Of these, in the tenant: unmapping, or mapping; both go on beside the copies, but for the first or the last.
     tenant_ns: u64,
     /// Of these, those of the link, by the mover's word.
     link_ns: u64,
@@ -220,16 +221,18 @@ impl Hands<'_> {
     }
 
     fn make(&self, bytes: u64) -> anyhow::Result<Vec<Resident>> {
-        let extent = self.extent_bytes.unwrap_or_else(|| extent_bytes(bytes));
-        let make = |_| self.mover.create(extent);
-        (0..bytes / extent).map(|n| Ok(make(n)?)).collect()
+        let parts = match self.extent_bytes {
+            Some(extent) => vec![extent; (bytes / extent) as usize],
+            None => parts(bytes, EXTENT_BYTES_MAX),
+        };
+        let make = |bytes| Ok(self.mover.create(bytes)?);
+        parts.into_iter().map(make).collect()
     }
 
     fn give(&self, tenant: &mut Tenant, memory: &[Resident]) -> anyhow::Result<()> {
-        let handles = memory.iter().map(Resident::share);
-        let handles = handles.collect::<Result<Vec<_>, _>>()?;
-        let extent = memory.first().map_or(0, Resident::bytes);
-        Ok(tenant.process()?.map(0, extent, handles)?)
+        let share = |memory: &Resident| Ok((memory.bytes(), memory.share()?));
+        let handles: std::io::Result<Vec<_>> = memory.iter().map(share).collect();
+        Ok(tenant.process()?.map(0, handles?)?)
     }
 
     /// Out and in once; `between` while the host has it.
@@ -240,25 +243,43 @@ impl Hands<'_> {
         between: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<Trip> {
         let channels = tenant.channels.clone();
-        let mut stopped = Err(anyhow!("the mover did not begin"));
-        // While the mover maps the memory, the tenant runs.
-        let moved = self.mover.out_when(std::mem::take(memory), || {
-            stopped = self.set(&channels, true).and_then(|suspend| {
-                let begin = Instant::now();
-                tenant.process()?.unmap()?;
-                Ok((suspend, begin, begin.elapsed()))
-            });
-            stopped.is_ok()
-        });
-        let (suspend, begin, unmapped) = stopped?;
-        let mut link = Duration::ZERO;
-        let mut away = Vec::new();
-        for moved in moved {
-            let (copy, took) = moved?;
-            link += Duration::from_nanos(took.0);
-            away.push(copy);
+        let (mut stopped, mut failed) = (None, None);
+        let mut unmapping = Duration::ZERO;
+        let mut unmap = |_| -> anyhow::Result<()> {
+            // While the mover maps the memory, the tenant runs.
+            if stopped.is_none() {
+                let suspend = self.set(&channels, true)?;
+                stopped = Some((suspend, Instant::now()));
+            }
+            let begin = Instant::now();
+            tenant.process()?.unmap()?;
+            unmapping += begin.elapsed();
+            Ok(())
+        };
+        let when = |nth| match unmap(nth) {
+            Ok(()) => true,
+            Err(error) => {
+                failed.get_or_insert(error);
+                false
+            }
+        };
+        let (mut link, mut away, mut stayed) = (Duration::ZERO, Vec::new(), None);
+        let each = |moved: Result<(Away, Nanos), Stayed>| match moved {
+            Ok((copy, took)) => {
+                link += Duration::from_nanos(took.0);
+                away.push(copy);
+            }
+            Err(error) => stayed = Some(error),
+        };
+        self.mover.out_each(std::mem::take(memory), when, each);
+        if let Some(error) = failed {
+            return Err(error);
         }
-        let out = [begin.elapsed(), unmapped, link];
+        if let Some(error) = stayed {
+            return Err(error.into());
+        }
+        let (suspend, begin) = stopped.context("the mover did not begin")?;
+        let out = [begin.elapsed(), unmapping, link];
         between()?;
         // What was freed is being cleared by the driver, on a copy engine as well.
         thread::sleep(REST);
@@ -274,10 +295,10 @@ impl Hands<'_> {
                 } = moved?;
                 link += Duration::from_nanos(took.0);
                 let begin = Instant::now();
-                let (handle, extent) = (resident.share()?, resident.bytes());
-                let offset = memory.len() as u64 * extent;
+                let (handle, bytes) = (resident.share()?, resident.bytes());
+                let offset = memory.iter().map(Resident::bytes).sum();
                 memory.push(resident);
-                tenant.process()?.map(offset, extent, vec![handle])?;
+                tenant.process()?.map(offset, vec![(bytes, handle)])?;
                 mapping += begin.elapsed();
                 Ok(())
             };
@@ -402,7 +423,9 @@ impl Hands<'_> {
             swapped_bytes = self.allocatable()?;
             Ok(())
         })?;
-        let leaked = memory[0].share()?;
+        let largest = memory.iter().max_by_key(|part| part.bytes());
+        let largest = largest.context("the tenant has no memory")?;
+        let (leaked, leaked_handle_bytes) = (largest.share()?, largest.bytes());
         let mut leaked_bytes = 0;
         self.trip(&mut tenant, &mut memory, || {
             leaked_bytes = self.allocatable()?;
@@ -417,7 +440,7 @@ impl Hands<'_> {
             tenant_bytes: bytes,
             resident_bytes,
             swapped_bytes,
-            leaked_handle_bytes: memory.first().map_or(0, Resident::bytes),
+            leaked_handle_bytes,
             leaked_bytes,
         })
     }

@@ -376,8 +376,7 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
     }
 
     fn holding(&self, tenant: TenantId) -> Vec<Channel> {
-        let lacks = |sets: &Arc<Sets>| sets.knows(tenant) && !sets.is_whole(tenant);
-        let all = self.shared.sets().is_some_and(lacks);
+        let all = self.lacks_memory(tenant);
         let watch = &mut lock(&self.shared.watched).watch;
         watch.held(tenant, self.shared.now());
         if all {
@@ -411,8 +410,9 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
         self.shared.sets().is_none_or(|sets| sets.held(tenant))
     }
 
-    fn takes_memory(&self) -> bool {
-        self.shared.sets().is_some()
+    fn lacks_memory(&self, tenant: TenantId) -> bool {
+        let lacks = |sets: &Arc<Sets>| sets.knows(tenant) && !sets.is_whole(tenant);
+        self.shared.sets().is_some_and(lacks)
     }
 
     fn on_the_engine(&self) -> Option<TenantId> {
@@ -683,8 +683,6 @@ impl Gpu for NvidiaGpu {
             ("suspend_calls", calls.count),
             ("suspend_calls_failed", calls.failed),
             ("suspend_calls_ns", calls.total_ns),
-            ("waking_calls", calls.woken),
-            ("waking_calls_ns", calls.waking_ns),
             ("log_records", reads.records),
             ("log_records_missing", losses.missing),
             ("log_records_dropped", dropped),

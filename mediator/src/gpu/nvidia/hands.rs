@@ -73,13 +73,14 @@ pub(super) trait Owner {
         false
     }
 
-    /// A tenant was suspended. False if something was begun for it in between: it is resumed until that is done.
+    /// A tenant was suspended, or has left the engine and does not come back. False if something was begun for it in between: it is
+    /// resumed until that is done.
     fn held(&self, _tenant: TenantId) -> bool {
         true
     }
 
-    /// Whether a tenant's memory may be taken as soon as it is held: then it must not run for another moment.
-    fn takes_memory(&self) -> bool {
+    /// Whether memory of a tenant is not all there: then it must not run for another moment.
+    fn lacks_memory(&self, _tenant: TenantId) -> bool {
         false
     }
 
@@ -319,8 +320,11 @@ impl Hands {
     ) {
         let (hold, release): (Vec<_>, Vec<_>) = tenants.into_iter().partition(|(_, hold)| *hold);
         let handover = !release.is_empty();
+        let mut leaving = Vec::new();
         for (tenant, _) in &hold {
-            self.hold(holder, owner, *tenant, handover);
+            if self.hold(holder, owner, *tenant, handover) {
+                leaving.push(*tenant);
+            }
         }
         for (tenant, _) in release {
             self.release(holder, owner, tenant);
@@ -328,6 +332,9 @@ impl Hands {
         if handover && !hold.is_empty() {
             let held = hold.into_iter().map(|(tenant, _)| tenant).collect();
             self.see_off(holder, owner, &held);
+        }
+        for tenant in leaving {
+            self.confirm(holder, owner, tenant);
         }
     }
 
@@ -372,33 +379,31 @@ impl Hands {
         }
     }
 
+    /// Holds a tenant; true if it may be on the engine still, until it goes over to somebody else.
     fn hold<S: ChannelSwitch, O: Owner>(
         &self,
         holder: &mut Holder<S, O::Guardian>,
         owner: &O,
         tenant: TenantId,
         handover: bool,
-    ) {
+    ) -> bool {
         if owner.is_served(tenant) {
-            return self.postpone(owner, tenant);
+            self.postpone(owner, tenant);
+            return false;
         }
         let channels = owner.holding(tenant);
-        let held = if handover && !owner.takes_memory() {
+        let leaving = handover && !owner.lacks_memory(tenant);
+        let held = if leaving {
             holder.hold_at_switch(tenant, &channels)
         } else {
             holder.hold(tenant, &channels)
         };
-        if holder.is_held(tenant) && !owner.held(tenant) {
-            if let Err(error) = holder.release(tenant) {
-                log::error!("{error}");
-            }
-            lock(&self.held).remove(&tenant);
+        if !holder.is_held(tenant) {
             owner.runs(tenant);
-            self.postpone(owner, tenant);
-        } else if holder.is_held(tenant) {
+        } else if leaving {
             lock(&self.held).insert(tenant);
         } else {
-            owner.runs(tenant);
+            self.confirm(holder, owner, tenant);
         }
         // Without a guardian, that was said.
         if let Err(error) = held
@@ -406,6 +411,29 @@ impl Hands {
         {
             log::warn!("{tenant} is not held: {error}");
         }
+        leaving
+    }
+
+    /// Nothing of a tenant that is held is on the engine any more: that is told, if it still is so.
+    fn confirm<S: ChannelSwitch, O: Owner>(
+        &self,
+        holder: &mut Holder<S, O::Guardian>,
+        owner: &O,
+        tenant: TenantId,
+    ) {
+        if !holder.is_held(tenant) {
+            return;
+        }
+        if owner.held(tenant) {
+            lock(&self.held).insert(tenant);
+            return;
+        }
+        if let Err(error) = holder.release(tenant) {
+            log::error!("{error}");
+        }
+        lock(&self.held).remove(&tenant);
+        owner.runs(tenant);
+        self.postpone(owner, tenant);
     }
 }
 

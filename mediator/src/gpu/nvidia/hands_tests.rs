@@ -20,6 +20,8 @@ enum Event {
     Off(Vec<Channel>),
     Told(Order),
     Runs(TenantId),
+    /// Its memory may go from then on.
+    Held(TenantId),
 }
 
 /// The driver, the guardian and the GPU around the thread.
@@ -34,6 +36,10 @@ struct Fake {
     /// On the engine, whatever is asked for.
     stays: Mutex<Option<TenantId>>,
     guardians: AtomicU32,
+    /// Memory of everybody is away.
+    lacks: AtomicBool,
+    /// Something was begun for whoever is held.
+    serves: AtomicBool,
 }
 
 impl Fake {
@@ -104,6 +110,15 @@ impl Owner for Shared {
 
     fn runs(&self, tenant: TenantId) {
         self.0.note(Event::Runs(tenant));
+    }
+
+    fn held(&self, tenant: TenantId) -> bool {
+        self.0.note(Event::Held(tenant));
+        !self.0.serves.load(Ordering::SeqCst)
+    }
+
+    fn lacks_memory(&self, _: TenantId) -> bool {
+        self.0.lacks.load(Ordering::SeqCst)
     }
 
     fn on_the_engine(&self) -> Option<TenantId> {
@@ -195,6 +210,7 @@ fn at_a_handover_the_holder_is_off_the_schedule_before_the_next_runs() {
         Event::Call(false, all[4..].to_vec()),
         Event::Told(Order::Release(all[4..].to_vec())),
         Event::Runs(B),
+        Event::Held(A),
     ];
     let from = events.iter().position(|event| *event == expected[0]);
     assert!(
@@ -222,6 +238,75 @@ fn who_stays_on_the_engine_at_a_handover_is_stopped() {
     assert!(rig.hands.is_held(A));
     let own = [(false, all[..4].to_vec()), (true, all[..4].to_vec())];
     assert_eq!(rig.calls(), own, "on the schedule again, then suspended");
+}
+
+#[test]
+fn memory_goes_when_its_owner_has_left_the_engine() {
+    let mut rig = Rig::new();
+    let all = channels(6);
+    *lock(&rig.fake.stays) = Some(A);
+    rig.hands.want(A, true);
+    rig.hands.want(B, false);
+    rig.start();
+    let events = rig.fake.until(|events| events.contains(&Event::Held(A)));
+    let at = |event| events.iter().position(|other| *other == event);
+    let stopped = at(Event::Call(true, all[..4].to_vec()));
+    assert!(
+        stopped.is_some() && stopped < at(Event::Held(A)),
+        "{events:?}"
+    );
+    // It is fastened: stopped already, and not by another call.
+    rig.settle();
+    let before = rig.calls().len();
+    rig.hands.fasten(A, true).unwrap();
+    assert_eq!(rig.calls().len(), before);
+}
+
+#[test]
+fn who_lacks_memory_is_stopped_at_a_handover_too() {
+    let mut rig = Rig::new();
+    let all = channels(6);
+    rig.fake.lacks.store(true, Ordering::SeqCst);
+    rig.hands.want(A, true);
+    rig.hands.want(B, false);
+    rig.start();
+    rig.settle();
+    assert_eq!(rig.calls(), [(true, all[..4].to_vec())]);
+}
+
+#[test]
+fn one_off_the_schedule_is_stopped_before_its_memory_goes() {
+    let mut rig = Rig::new();
+    let all = channels(6);
+    rig.hands.want(A, true);
+    rig.hands.want(B, false);
+    rig.start();
+    rig.settle();
+    assert!(rig.calls().is_empty(), "off the schedule alone");
+    rig.hands.fasten(A, true).unwrap();
+    let own = [(false, all[..4].to_vec()), (true, all[..4].to_vec())];
+    assert_eq!(rig.calls(), own);
+}
+
+#[test]
+fn one_for_whom_something_was_begun_at_a_handover_runs_until_it_is_done() {
+    let mut rig = Rig::new();
+    rig.fake.serves.store(true, Ordering::SeqCst);
+    rig.hands.want(A, true);
+    rig.hands.want(B, false);
+    rig.start();
+    rig.fake.until(|events| events.contains(&Event::Runs(A)));
+    rig.fake.serves.store(false, Ordering::SeqCst);
+    // Nothing is served by now: it is held at once.
+    let held = |events: &[Event]| {
+        events
+            .iter()
+            .filter(|event| **event == Event::Held(A))
+            .count()
+    };
+    rig.fake.until(|events| held(events) >= 2);
+    rig.settle();
+    assert!(rig.hands.is_held(A));
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::rm::{RmClient, RmError};
-use super::sys::abi::{DisableChannelsParams, ResetStatusParams};
+use super::sys::abi::DisableChannelsParams;
 use super::version::DriverAbi;
 
 /// Channels per call. SOURCE: `ctrl2080fifo.h`: NV2080_CTRL_FIFO_DISABLE_CHANNELS_MAX_ENTRIES.
@@ -38,9 +38,6 @@ pub trait ChannelSwitch {
     fn unschedule(&self, channels: &[Channel]) -> Result<(), RmError> {
         self.set(channels, true)
     }
-
-    /// Has whoever carries these calls out attend to them, so that one that follows at once is not waited for. Changes nothing.
-    fn wake(&self) {}
 }
 
 /// The hardware's.
@@ -96,15 +93,6 @@ impl ChannelSwitch for HardwareSwitch<'_> {
             self.client.control(what, object, command, &mut params)?;
         }
         Ok(())
-    }
-
-    fn wake(&self) {
-        let (object, command) = (self.client.subdevice(), self.driver.wake);
-        let mut params = ResetStatusParams::default();
-        // One that is refused has woken it as well.
-        if let Err(error) = self.client.control("answer", object, command, &mut params) {
-            log::debug!("{error}");
-        }
     }
 }
 

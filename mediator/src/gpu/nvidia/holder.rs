@@ -1,12 +1,9 @@
 //! Who is held, by which channels: calls, lease and guardian together.
 //!
 //! ```text
-//!   hold(tenant, channels) -> guardian knows -> GPU's processor awake -> suspended -> held -- renewed at every look --> held
-//!                                                                                      '-- release, or the guardian is gone --> resumed
+//!   hold(tenant, channels) -> guardian knows -> suspended -> held -- renewed at every look --> held
+//!                                                             '-- release, or the guardian is gone --> resumed
 //! ```
-//!
-//! The GPU's own processor carries the calls out. After some ten microseconds without one it rests, and the next takes effect
-//! late, and at no certain time (decision 031).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -44,10 +41,6 @@ pub struct HoldCalls {
     pub total_ns: u64,
     /// The longest, in nanoseconds.
     pub longest_ns: u64,
-    /// Calls before, that woke the GPU's processor.
-    pub woken: u64,
-    /// Time in those, in nanoseconds.
-    pub waking_ns: u64,
 }
 
 /// The hardware's switch, with a client of its own.
@@ -66,10 +59,6 @@ impl ChannelSwitch for OwnedSwitch {
 
     fn unschedule(&self, channels: &[Channel]) -> Result<(), RmError> {
         HardwareSwitch::new(&self.client, &self.driver).unschedule(channels)
-    }
-
-    fn wake(&self) {
-        HardwareSwitch::new(&self.client, &self.driver).wake();
     }
 }
 
@@ -97,6 +86,8 @@ pub struct Holder<S: ChannelSwitch, G: Announce> {
     held: BTreeMap<TenantId, BTreeSet<Channel>>,
     /// Of these, those that nobody but we may resume.
     fastened: BTreeSet<TenantId>,
+    /// And those that are off the schedule and were not stopped.
+    unscheduled: BTreeSet<TenantId>,
     calls: HoldCalls,
     begin: Instant,
 }
@@ -110,6 +101,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             lease: Lease::new(LIMIT),
             held: BTreeMap::new(),
             fastened: BTreeSet::new(),
+            unscheduled: BTreeSet::new(),
             calls: HoldCalls::default(),
             begin: Instant::now(),
         }
@@ -141,23 +133,16 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         Moment(self.begin.elapsed().as_nanos() as u64)
     }
 
-    /// Suspends those of a tenant's channels that are not suspended yet, at once behind a call that wakes the GPU's processor:
-    /// whatever else has to be done before comes before that call.
+    /// Suspends those of a tenant's channels that are not suspended yet.
     ///
     /// # Errors
     /// If it cannot be held; then it runs.
     pub fn hold(&mut self, tenant: TenantId, channels: &[Channel]) -> Result<(), HolderError> {
-        self.hold_by(tenant, channels, |this, channels| {
-            let begin = Instant::now();
-            this.switch.wake();
-            this.calls.woken += 1;
-            this.calls.waking_ns += nanos(begin.elapsed());
-            this.suspend(channels)
-        })
+        self.hold_by(tenant, channels, Self::suspend)
     }
 
     /// The same, but what runs on them is left to run until the engine goes over to somebody else: [`Self::stop`] if nobody
-    /// comes. Where the driver refuses that, they are suspended.
+    /// comes. Where the driver refuses that, and of one who is held already, they are suspended.
     ///
     /// # Errors
     /// If it cannot be held; then it runs.
@@ -166,27 +151,33 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         tenant: TenantId,
         channels: &[Channel],
     ) -> Result<(), HolderError> {
+        if self.is_held(tenant) {
+            return self.hold(tenant, channels);
+        }
         self.hold_by(tenant, channels, |this, channels| {
             let begin = Instant::now();
             let result = this.switch.unschedule(channels);
             this.count(begin, result.is_err());
             match result {
-                Ok(()) => Ok(channels.to_vec()),
+                Ok(()) => {
+                    this.unscheduled.insert(tenant);
+                    Ok(channels.to_vec())
+                }
                 Err(_) => this.suspend(channels),
             }
         })
     }
 
-    /// Stops what a tenant still runs that was held by [`Self::hold_at_switch`].
+    /// Stops what a tenant still runs that was held by [`Self::hold_at_switch`]. It may run for a moment before.
     ///
     /// # Errors
     /// The driver's refusal; then it runs.
     pub fn stop(&mut self, tenant: TenantId) -> Result<(), HolderError> {
-        let held = self.held.get(&tenant).into_iter().flatten();
-        let channels: Vec<Channel> = held.copied().collect();
-        if channels.is_empty() {
+        if !self.unscheduled.remove(&tenant) {
             return Ok(());
         }
+        let held = self.held.get(&tenant).into_iter().flatten();
+        let channels: Vec<Channel> = held.copied().collect();
         // SOURCE: measured on an H200: channels that are off the schedule and are then suspended as well are not started by one
         // call that resumes them.
         let resumed = self.set(&channels, false);
@@ -250,6 +241,8 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     pub fn fasten(&mut self, tenant: TenantId) -> Result<(), HolderError> {
         // First: if the lease has ended, it runs.
         self.renew()?;
+        // Nothing of its memory is away yet.
+        self.stop(tenant)?;
         let gone = || GuardianError::Gone(io::ErrorKind::NotFound.into());
         let channels = self.held.get(&tenant).ok_or_else(gone)?;
         if self.fastened.contains(&tenant) {
@@ -290,6 +283,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             return Ok(());
         };
         self.fastened.remove(&tenant);
+        self.unscheduled.remove(&tenant);
         if channels.is_empty() {
             return Ok(());
         }
@@ -331,6 +325,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             .into_iter()
             .partition(|(tenant, _)| self.fastened.contains(tenant));
         self.held = kept;
+        self.unscheduled.clear();
         loose
     }
 
@@ -451,39 +446,6 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_between_waking_and_suspending_and_the_guardian_knows_before() {
-        #[derive(Clone, Default)]
-        struct Told(Rc<RefCell<Vec<&'static str>>>);
-        impl Announce for Told {
-            fn tell(&mut self, _: &Order) -> Result<(), GuardianError> {
-                self.0.borrow_mut().push("told");
-                Ok(())
-            }
-        }
-        impl ChannelSwitch for Told {
-            fn set(&self, _: &[Channel], suspended: bool) -> Result<(), RmError> {
-                let what = if suspended { "suspended" } else { "resumed" };
-                self.0.borrow_mut().push(what);
-                Ok(())
-            }
-            fn wake(&self) {
-                self.0.borrow_mut().push("woken");
-            }
-        }
-        let told = Told::default();
-        let mut holder = Holder::new(told.clone(), told.clone());
-        holder.hold(A, &channels(3)).unwrap();
-        holder.hold(A, &channels(3)).unwrap();
-        holder.hold_at_switch(B, &channels(5)[3..]).unwrap();
-        // Behind a call that resumes, nobody has to be woken.
-        holder.stop(B).unwrap();
-        let order = ["told", "woken", "suspended", "told", "suspended"];
-        assert_eq!(told.0.borrow()[..5], order);
-        assert_eq!(told.0.borrow()[5..], ["resumed", "suspended"]);
-        assert_eq!((holder.calls().count, holder.calls().woken), (4, 1));
-    }
-
-    #[test]
     fn a_handle_that_names_nothing_frees_no_tenant() {
         let (mut holder, guardian) = holder();
         holder.switch.gone.insert(channels(3)[1]);
@@ -577,6 +539,19 @@ mod tests {
         assert_eq!(holder.switch.0.suspended.borrow().len(), 3);
         holder.release(A).unwrap();
         assert!(holder.switch.0.suspended.borrow().is_empty());
+        holder.stop(A).unwrap();
+        // Whose memory is to go is really stopped, once.
+        holder.hold_at_switch(A, &channels(3)).unwrap();
+        holder.fasten(A).unwrap();
+        assert_eq!(holder.switch.0.suspended.borrow().len(), 3);
+        let calls = holder.calls().count;
+        // And never on the schedule again, whatever it makes.
+        holder.hold_at_switch(A, &channels(4)).unwrap();
+        holder.stop(A).unwrap();
+        holder.fasten(A).unwrap();
+        assert_eq!(holder.calls().count, calls + 1, "what is new alone");
+        assert_eq!(holder.switch.0.suspended.borrow().len(), 4);
+        holder.release(A).unwrap();
         // What the driver refuses as a whole is suspended as far as it can be.
         holder.switch.0.gone.insert(channels(3)[1]);
         holder.hold_at_switch(B, &channels(3)).unwrap();

@@ -9,6 +9,14 @@ use super::sys::abi::{DisableChannelsParams, STATUS_BUSY, STATUS_REGISTER};
 use super::utilisation::{Utilisation, UtilisationError};
 use super::version::DriverAbi;
 
+/// Memory of GPU `index`, in bytes.
+///
+/// # Errors
+/// What the vendor's library refused.
+pub fn memory_bytes(index: u32) -> Result<u64, CudaError> {
+    Cuda::load()?.total_bytes(index)
+}
+
 /// Makes a context-switch log of GPU `index`, and ends it.
 ///
 /// # Errors

@@ -642,14 +642,14 @@ impl Shared {
         let turn = self.turn(tenant)?;
         let _turn = lock(&turn);
         let mut here = self.promise(tenant, bytes)?;
-        let extent = super::mover::extent_bytes(bytes).min(self.extent_bytes);
-        let places: Vec<Place> = (0..bytes)
-            .step_by(extent as usize)
-            .map(|offset| Place {
-                at: at + offset,
-                bytes: extent.min(bytes - offset),
-            })
-            .collect();
+        let mut next = at;
+        let place = |bytes| {
+            let at = next;
+            next += bytes;
+            Place { at, bytes }
+        };
+        let parts = super::mover::parts(bytes, self.extent_bytes);
+        let places: Vec<Place> = parts.into_iter().map(place).collect();
         let made: Result<Vec<Resident>, MoverError> = if here {
             let make = |place: &Place| self.copies.create(place.bytes);
             places.iter().map(make).collect()

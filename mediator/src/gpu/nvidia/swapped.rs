@@ -3,6 +3,7 @@
 //! It maps memory that it is handed, fills it, and starts a kernel that counts in its first word; whoever moves the memory
 //! tells it to unmap and to map again, at the same addresses. In the end it looks at every byte.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -73,11 +74,11 @@ enum Order {
     Reserve { device: u32, bytes: u64 },
     /// Memory of the driver's own allocator instead, filled.
     Plain { device: u32, bytes: u64 },
-    /// Memory from an offset on. Descriptors: handles of so many bytes each.
-    Map { offset: u64, bytes: u64 },
+    /// Memory from an offset on, behind what is there. Descriptors: a handle for each part.
+    Map { offset: u64, parts: Vec<u64> },
     /// Fill it, and start the kernel.
     Begin {},
-    /// Nothing behind the addresses any more.
+    /// Nothing behind the addresses of the first part that is there.
     Unmap {},
     /// How far the kernel has counted.
     Count {},
@@ -101,7 +102,7 @@ enum Answer {
 /// Memory of a tenant.
 #[derive(Debug)]
 enum Memory {
-    Mapped(Arc<Reservation>, Vec<Mapping>),
+    Mapped(Arc<Reservation>, VecDeque<Mapping>),
     Plain(DeviceBuffer),
 }
 
@@ -129,7 +130,7 @@ impl Tenant {
         let memory = if plain {
             Memory::Plain(context.buffer(length)?)
         } else {
-            Memory::Mapped(context.reserve(length, 0)?, Vec::new())
+            Memory::Mapped(context.reserve(length, 0)?, VecDeque::new())
         };
         let tenant = Self {
             module,
@@ -176,17 +177,17 @@ impl Tenant {
     fn map(
         &mut self,
         mut offset: u64,
-        bytes: u64,
+        parts: &[u64],
         handles: Vec<OwnedFd>,
     ) -> Result<(), SwappedError> {
         let Memory::Mapped(addresses, mappings) = &mut self.memory else {
             return Err(SwappedError::Refused("plain memory is not mapped".into()));
         };
         // CAST: within a reservation.
-        for handle in handles {
-            let chunk = self.context.import(&handle, bytes as usize)?;
+        for (handle, bytes) in handles.into_iter().zip(parts) {
+            let chunk = self.context.import(&handle, *bytes as usize)?;
             drop(handle);
-            mappings.push(addresses.map(offset as usize, chunk)?);
+            mappings.push_back(addresses.map(offset as usize, chunk)?);
             offset += bytes;
         }
         Ok(())
@@ -263,10 +264,10 @@ fn obey(tenant: &mut Option<Tenant>, order: Order, fds: Vec<OwnedFd>) -> Result<
             let missing = || SwappedError::Refused("it has no memory".into());
             let tenant = tenant.as_mut().ok_or_else(missing)?;
             match other {
-                Order::Map { offset, bytes } => tenant.map(offset, bytes, fds)?,
+                Order::Map { offset, parts } => tenant.map(offset, &parts, fds)?,
                 Order::Unmap {} => {
                     if let Memory::Mapped(_, mappings) = &mut tenant.memory {
-                        mappings.clear();
+                        drop(mappings.pop_front());
                     }
                 }
                 Order::Begin {} => tenant.begin()?,
@@ -326,29 +327,25 @@ impl Swapped {
         }
     }
 
-    /// It maps memory from an offset on; all handles are of so many bytes.
+    /// It maps memory from an offset on: so many bytes behind each handle.
     ///
     /// # Errors
     /// If it cannot, or is gone.
-    pub fn map(
-        &mut self,
-        mut offset: u64,
-        bytes: u64,
-        handles: Vec<OwnedFd>,
-    ) -> Result<(), SwappedError> {
-        let mut handles = handles.into_iter();
+    pub fn map(&mut self, offset: u64, memory: Vec<(u64, OwnedFd)>) -> Result<(), SwappedError> {
+        let (mut offset, mut memory) = (offset, memory.into_iter());
         loop {
-            let some: Vec<OwnedFd> = handles.by_ref().take(HANDLES_MAX).collect();
-            if some.is_empty() {
+            let some = memory.by_ref().take(HANDLES_MAX);
+            let (parts, handles): (Vec<u64>, Vec<OwnedFd>) = some.unzip();
+            if parts.is_empty() {
                 return Ok(());
             }
-            let next = offset + some.len() as u64 * bytes;
-            self.ask(&Order::Map { offset, bytes }, some)?;
+            let next = offset + parts.iter().sum::<u64>();
+            self.ask(&Order::Map { offset, parts }, handles)?;
             offset = next;
         }
     }
 
-    /// It unmaps everything and has no handle any more.
+    /// It unmaps the first part that it has mapped, and has no handle of it any more.
     ///
     /// # Errors
     /// If it cannot, or is gone.

@@ -20,8 +20,6 @@ pub struct DriverAbi {
     pub bind_events: u32,
     /// NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS.
     pub disable_channels: u32,
-    /// NV2080_CTRL_CMD_GPU_GET_RESET_STATUS: a question that the GPU's own processor answers, and no other; what it says is not used.
-    pub wake: u32,
     /// NV2080_CTRL_CMD_GPU_EXEC_REG_OPS: reading registers.
     pub read_registers: u32,
     /// Where the management library's opaque performance sample has what.
@@ -68,7 +66,6 @@ const fn v580_159_04() -> DriverAbi {
         version: "580.159.04",
         bind_events: 0x2080_1238,
         disable_channels: 0x2080_110b,
-        wake: 0x2080_01ab,
         read_registers: 0x2080_0122,
         sample: SampleLayout {
             time_at: 8,

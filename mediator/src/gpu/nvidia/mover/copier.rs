@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use vm_memory::{FileOffset, GuestAddress};
 
 use super::protocol::Span;
-use crate::gpu::nvidia::sys::{Context, Cuda, CudaFailure, Event, GuestWindow, Mapping, Stream};
+use crate::gpu::nvidia::sys::{
+    Context, Cuda, CudaFailure, Event, GuestWindow, Mapping, Reservation, Stream,
+};
 use crate::gpu::{Direction, GuestMemory};
 
 /// Why the GPU did not do it.
@@ -36,6 +38,8 @@ pub(super) trait Copier: Send + Sync + 'static {
     type Lane: Send;
     /// GPU memory behind addresses of ours; dropped, it has none, and no handle of ours.
     type Mapped: Send;
+    /// What is left of it without the memory.
+    type Rest: Send;
     /// A point in a lane.
     type Mark: Send;
 
@@ -50,6 +54,9 @@ pub(super) trait Copier: Send + Sync + 'static {
 
     /// Makes memory. What is in it is not said: it is filled before anybody sees it.
     fn create(&self, bytes: u64) -> Result<Self::Mapped, CopyFailure>;
+
+    /// Lets go of memory, first of all.
+    fn release(&self, memory: Self::Mapped) -> Self::Rest;
 
     /// A handle for others.
     fn export(&self, memory: &Self::Mapped) -> Result<OwnedFd, CopyFailure>;
@@ -116,6 +123,7 @@ impl CudaCopier {
 impl Copier for CudaCopier {
     type Lane = Stream;
     type Mapped = Mapping;
+    type Rest = Arc<Reservation>;
     type Mark = Event;
 
     fn lane(&self) -> Result<Stream, CopyFailure> {
@@ -144,6 +152,10 @@ impl Copier for CudaCopier {
 
     fn create(&self, bytes: u64) -> Result<Mapping, CopyFailure> {
         self.mapped(bytes, |bytes| self.context.chunk(bytes))
+    }
+
+    fn release(&self, memory: Mapping) -> Arc<Reservation> {
+        memory.unmap()
     }
 
     fn export(&self, memory: &Mapping) -> Result<OwnedFd, CopyFailure> {

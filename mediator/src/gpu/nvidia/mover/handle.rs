@@ -27,17 +27,28 @@ pub const EXTENT_BYTES_MAX: u64 = 1 << 30;
 /// was copied (freeing it, or mapping it) takes 1.3 ms for a GiB, as long as 70 MiB take to be copied.
 const EXTENT_BYTES_MIN: u64 = 128 << 20;
 
-/// Bytes behind one handle for memory of `bytes` that moves as a whole: some of them, so that one is copied while the next is mapped and
-/// the last freed.
-pub const fn extent_bytes(bytes: u64) -> u64 {
+/// The first and the last of many handles. SOURCE: measured: 16 MiB take 0.3 ms to be copied, mapping and freeing so little 0.1 to 0.2 ms.
+const EDGE_BYTES: u64 = 16 << 20;
+/// Memory of so much has small ends.
+const EDGED_BYTES: u64 = 4 * EXTENT_BYTES_MIN;
+
+/// Bytes behind each handle for memory of `bytes` that moves as a whole, none of more than `most`: some of them, so that one is copied while
+/// the next is mapped and the last freed; and of what is large the first and the last ones small, as nothing is copied while the first is
+/// mapped and the last freed.
+pub fn parts(bytes: u64, most: u64) -> Vec<u64> {
     let part = bytes / 8 / CHUNK_BYTES * CHUNK_BYTES;
-    if part < EXTENT_BYTES_MIN {
-        EXTENT_BYTES_MIN
-    } else if part > EXTENT_BYTES_MAX {
-        EXTENT_BYTES_MAX
-    } else {
-        part
+    let part = part.clamp(EXTENT_BYTES_MIN, EXTENT_BYTES_MAX).min(most);
+    let doubled = |before: &u64| Some(before * 2).filter(|next| *next < part);
+    let mut edge: Vec<u64> = std::iter::successors(Some(EDGE_BYTES), doubled).collect();
+    if bytes < EDGED_BYTES || part <= EDGE_BYTES {
+        edge.clear();
     }
+    let middle = bytes - 2 * edge.iter().sum::<u64>();
+    let mut parts = edge.clone();
+    parts.extend(std::iter::repeat_n(part, (middle / part) as usize));
+    parts.extend(Some(middle % part).filter(|rest| *rest > 0));
+    parts.extend(edge.into_iter().rev());
+    parts
 }
 
 /// Why memory was not made or moved.
@@ -345,60 +356,53 @@ impl Mover {
     /// Copies memory to the host and closes its descriptors; each with the time of the link. Nobody may have it mapped: then it
     /// is free afterwards.
     pub fn out(&self, memory: Vec<Resident>) -> Vec<Result<(Away, Nanos), Stayed>> {
-        self.out_when(memory, || true)
+        let mut all = Vec::with_capacity(memory.len());
+        self.out_each(memory, |_| true, |moved| all.push(moved));
+        all
     }
 
-    /// As [`Self::out`]; `when` sees to it that nobody has the memory mapped, or says that it stays. It is asked once, when the
-    /// first descriptors are mapped here: until then whoever has the memory may use it.
-    pub fn out_when(
+    /// As [`Self::out`]; `when` sees to it that nobody has the nth memory mapped, or says that it stays, when descriptors are mapped here:
+    /// until then whoever has the memory may use it. It is copied while the next are seen to. `each` is told of one while the next
+    /// are copied.
+    pub fn out_each(
         &self,
         memory: Vec<Resident>,
-        when: impl FnOnce() -> bool,
-    ) -> Vec<Result<(Away, Nanos), Stayed>> {
-        let mut all = Vec::with_capacity(memory.len());
+        mut when: impl FnMut(usize) -> bool,
+        mut each: impl FnMut(Result<(Away, Nanos), Stayed>),
+    ) {
         let (mut batch, mut spans) = (Vec::new(), 0);
-        let mut when = Some(when);
-        let mut go = true;
-        let mut ask = || match when.take() {
-            Some(when) => {
-                go = when();
-                go
-            }
-            None => go,
-        };
-        for memory in memory {
+        for (nth, memory) in memory.into_iter().enumerate() {
             let pages = self
                 .shared
                 .pool
                 .take(memory.bytes, self.shared.config.grow_limit);
             let count = pages.as_ref().map_or(0, |pages| pages.spans().len());
             if batch.len() == EXTENTS_MAX || spans + count > SPANS_MAX {
-                self.out_batch(std::mem::take(&mut batch), &mut ask, &mut all);
+                self.out_batch(std::mem::take(&mut batch), &mut when, &mut each);
                 spans = 0;
             }
             spans += count;
-            batch.push((memory, pages));
+            batch.push((nth, memory, pages));
         }
-        self.out_batch(batch, &mut ask, &mut all);
-        all
+        self.out_batch(batch, &mut when, &mut each);
     }
 
     fn out_batch(
         &self,
-        batch: Vec<(Resident, Option<Pages>)>,
-        when: &mut dyn FnMut() -> bool,
-        all: &mut Vec<Result<(Away, Nanos), Stayed>>,
+        batch: Vec<(usize, Resident, Option<Pages>)>,
+        when: &mut dyn FnMut(usize) -> bool,
+        each: &mut dyn FnMut(Result<(Away, Nanos), Stayed>),
     ) {
         let with_pages = || {
-            batch
-                .iter()
-                .filter_map(|(m, pages)| Some((m, pages.as_ref()?)))
+            let all = batch.iter();
+            all.filter_map(|(nth, m, pages)| Some((*nth, m, pages.as_ref()?)))
         };
-        let handles: io::Result<Vec<OwnedFd>> = with_pages().map(|(m, _)| m.share()).collect();
-        let extents = with_pages().map(|(memory, pages)| extent(memory.bytes, pages));
+        let handles: io::Result<Vec<OwnedFd>> = with_pages().map(|(_, m, _)| m.share()).collect();
+        let extents = with_pages().map(|(_, memory, pages)| extent(memory.bytes, pages));
         let order = Order::Out {
             extents: extents.collect(),
         };
+        let numbers: Vec<usize> = with_pages().map(|(nth, ..)| nth).collect();
         let mut left = batch.into_iter();
         let limit = self.shared.config.order_limit;
         let talked = handles.map_err(host).and_then(|handles| {
@@ -407,11 +411,13 @@ impl Mover {
             }
             self.shared.running()?.talk(Lane::Out, |line| {
                 line.ask(&order, handles, limit)?;
-                let go = when();
-                line.say(&Order::Go { go }, Vec::new())?;
-                for (memory, pages) in left.by_ref() {
+                for nth in numbers {
+                    let go = when(nth);
+                    line.say(&Order::Go { go }, Vec::new())?;
+                }
+                for (_, memory, pages) in left.by_ref() {
                     let Some(pages) = pages else {
-                        all.push(stayed(memory, MoverError::PoolFull));
+                        each(stayed(memory, MoverError::PoolFull));
                         continue;
                     };
                     match line.moved(limit) {
@@ -419,27 +425,27 @@ impl Mover {
                         Ok((took, _)) => {
                             let bytes = memory.bytes;
                             drop(memory);
-                            all.push(Ok((Away { pages, bytes }, took)));
+                            each(Ok((Away { pages, bytes }, took)));
                         }
                         Err(MoverError::Gone(error)) => {
-                            all.push(stayed(memory, MoverError::Gone(error.clone())));
+                            each(stayed(memory, MoverError::Gone(error.clone())));
                             return Err(MoverError::Gone(error));
                         }
-                        Err(error) => all.push(stayed(memory, error)),
+                        Err(error) => each(stayed(memory, error)),
                     }
                 }
                 Ok(())
             })
         });
         let error = talked.err().unwrap_or(MoverError::PoolFull);
-        for (memory, pages) in left {
+        for (_, memory, pages) in left {
             let full = pages.is_none();
             let error = if full {
                 MoverError::PoolFull
             } else {
                 error.clone()
             };
-            all.push(stayed(memory, error));
+            each(stayed(memory, error));
         }
     }
 

@@ -29,7 +29,6 @@ mod tests;
 #[cfg(test)]
 pub(super) use handle::fake;
 pub use handle::{
-    Away, Back, EXTENT_BYTES_MAX, Kept, Mover, MoverConfig, MoverError, Resident, Stayed,
-    extent_bytes,
+    Away, Back, EXTENT_BYTES_MAX, Kept, Mover, MoverConfig, MoverError, Resident, Stayed, parts,
 };
 pub use serve::{ServeError, run};

@@ -48,13 +48,13 @@ pub(super) enum Order {
         /// Bytes.
         bytes: u64,
     },
-    /// Map memory and say so, then [`Order::Go`], then copy it to the host. Descriptors: a handle for each extent. Each has an
-    /// answer of its own, as soon as it is done.
+    /// Map memory and say so, then copy each extent to the host after an [`Order::Go`] of its own. Descriptors: a handle for each.
+    /// Each has an answer of its own, as soon as it is done; the first when all may go.
     Out {
         /// What.
         extents: Vec<Extent>,
     },
-    /// Nobody else has the memory mapped now; or leave all of it where it is.
+    /// Nobody else has the next extent's memory mapped now; or leave it where it is.
     Go {
         /// Whether to copy.
         go: bool,

@@ -131,9 +131,10 @@ fn serve<C: Copier>(copier: &C, mut line: Line) -> Result<(), ServeError> {
                 is_fatal = move_out(copier, &lane, &mut line, &extents, fds)?;
             }
             Order::In { extents } => {
-                let create = |extent: &Extent| copier.create(extent.bytes);
-                let made = extents.iter().map(|extent| (extent, create(extent)));
-                is_fatal = pass(copier, &lane, &line, made, Direction::In)?;
+                let pass = Pass::new(copier, &lane, Direction::In);
+                let made = |extent| pass.queue(extent, copier.create(extent.bytes));
+                let queued = extents.iter().map(made).collect();
+                is_fatal = pass.finish(&line, queued)?;
             }
             order => {
                 let obeyed = obey(copier, &lane, order, fds);
@@ -187,7 +188,7 @@ fn obey<C: Copier>(
     }
 }
 
-/// Maps memory, waits until nobody else has it mapped, and copies it out.
+/// Maps memory, and copies each extent out as soon as nobody else has it mapped.
 fn move_out<C: Copier>(
     copier: &C,
     lane: &C::Lane,
@@ -205,67 +206,121 @@ fn move_out<C: Copier>(
         .collect();
     drop(fds);
     send(&line.stream, &Answer::Done {}, Vec::new())?;
-    let go = match line.next()? {
-        Some((Order::Go { go }, _)) => go,
-        None => return Ok(false),
-        Some((order, _)) => return Err(ServeError::Order(format!("{order:?}"))),
-    };
-    let stays = |adopted: Result<C::Mapped, CopyFailure>| match adopted {
-        Ok(_) if !go => Err(CopyFailure::of("Left where it is")),
-        adopted => adopted,
-    };
-    let all = extents.iter().zip(adopted.into_iter().map(stays));
-    pass(copier, lane, line, all, Direction::Out)
+    let pass = Pass::new(copier, lane, Direction::Out);
+    let mut queued = Vec::with_capacity(extents.len());
+    for (extent, memory) in extents.iter().zip(adopted) {
+        let memory = match line.next()? {
+            Some((Order::Go { go: true }, _)) => memory,
+            Some((Order::Go { go: false }, _)) => {
+                memory.and(Err(CopyFailure::of("Left where it is")))
+            }
+            None => return Ok(false),
+            Some((order, _)) => return Err(ServeError::Order(format!("{order:?}"))),
+        };
+        queued.push(pass.queue(extent, memory));
+    }
+    pass.finish(line, queued)
 }
 
-/// Moves extents one after the other, and tells of each; whether the GPU is of no use any more.
-fn pass<'a, C: Copier>(
-    copier: &C,
-    lane: &C::Lane,
-    line: &Line,
-    extents: impl Iterator<Item = (&'a Extent, Result<C::Mapped, CopyFailure>)>,
+/// A copy that is queued.
+struct Queued<C: Copier> {
+    memory: C::Mapped,
+    mark: C::Mark,
+    /// What others are given, on the way in.
+    handle: Option<OwnedFd>,
+}
+
+/// Extents that move one after the other.
+struct Pass<'a, C: Copier> {
+    copier: &'a C,
+    lane: &'a C::Lane,
     direction: Direction,
-) -> Result<bool, ServeError> {
-    let begin = Instant::now();
-    let queued: Vec<_> = extents
-        .map(|(extent, memory)| {
-            let memory = memory?;
-            queue(copier, lane, &memory, extent, direction)?;
-            let mark = copier.mark(lane)?;
-            Ok::<_, CopyFailure>((memory, mark))
-        })
-        .collect();
-    let (count, mapped) = (queued.len(), begin.elapsed());
-    let (mut since, mut unmapping, mut is_fatal) = (begin, Duration::ZERO, false);
-    for queued in queued {
-        let mut fds = Vec::new();
-        let mut now = Instant::now();
-        let moved = queued.and_then(|(memory, mark)| {
-            copier.wait(&mark)?;
-            now = Instant::now();
-            if direction == Direction::In {
-                fds.push(copier.export(&memory)?);
-            }
-            Ok(())
-        });
-        unmapping += now.elapsed();
-        // CAST: 584 years.
-        let took_ns = now.duration_since(since).as_nanos() as u64;
-        since = now;
-        let result = match moved {
-            Ok(()) => Moved::Done { took_ns },
-            Err(failure) => {
-                is_fatal |= failure.is_fatal;
-                failure.into()
-            }
-        };
-        send(&line.stream, &Answer::Moved { result }, fds)?;
+    begin: Instant,
+}
+
+impl<'a, C: Copier> Pass<'a, C> {
+    fn new(copier: &'a C, lane: &'a C::Lane, direction: Direction) -> Self {
+        let begin = Instant::now();
+        Self {
+            copier,
+            lane,
+            direction,
+            begin,
+        }
     }
-    log::debug!(
-        "{direction:?}: {count} extents in {:?}: {mapped:?} until all were queued, {unmapping:?} to unmap",
-        begin.elapsed()
-    );
-    Ok(is_fatal)
+
+    /// Queues an extent's copy. What can be done before it has ended is done meanwhile.
+    fn queue(
+        &self,
+        extent: &Extent,
+        memory: Result<C::Mapped, CopyFailure>,
+    ) -> Result<Queued<C>, CopyFailure> {
+        let (copier, lane, memory) = (self.copier, self.lane, memory?);
+        queue(copier, lane, &memory, extent, self.direction)?;
+        let mark = copier.mark(lane)?;
+        let handle = match self.direction {
+            Direction::In => copier.export(&memory).map(Some),
+            Direction::Out => Ok(None),
+        };
+        if handle.is_err() {
+            // The copy must not meet unmapped memory.
+            copier.wait(&mark)?;
+        }
+        let handle = handle?;
+        Ok(Queued {
+            memory,
+            mark,
+            handle,
+        })
+    }
+
+    /// Waits for each, and tells of it; whether the GPU is of no use any more.
+    fn finish(
+        &self,
+        line: &Line,
+        all: Vec<Result<Queued<C>, CopyFailure>>,
+    ) -> Result<bool, ServeError> {
+        let (count, queued) = (all.len(), self.begin.elapsed());
+        let (mut since, mut releasing, mut is_fatal) = (self.begin, Duration::ZERO, false);
+        for queued in all {
+            let waited = queued.and_then(|queued| {
+                self.copier.wait(&queued.mark)?;
+                Ok(queued)
+            });
+            let now = Instant::now();
+            // CAST: 584 years.
+            let took_ns = now.duration_since(since).as_nanos() as u64;
+            since = now;
+            // Kept until it was told: they are in nobody's way.
+            let (mut rest, mut mapped, mut fds) = (None, None, Vec::new());
+            let result = match waited {
+                Ok(Queued { memory, handle, .. }) => {
+                    match handle {
+                        Some(handle) => {
+                            fds.push(handle);
+                            mapped = Some(memory);
+                        }
+                        // It is to be free when that is told.
+                        None => rest = Some(self.copier.release(memory)),
+                    }
+                    Moved::Done { took_ns }
+                }
+                Err(failure) => {
+                    is_fatal |= failure.is_fatal;
+                    failure.into()
+                }
+            };
+            releasing += now.elapsed();
+            send(&line.stream, &Answer::Moved { result }, fds)?;
+            drop((rest, mapped));
+        }
+        log::debug!(
+            "{:?}: {count} extents in {:?}: {queued:?} until all were queued, {releasing:?} to let go",
+            self.direction,
+            self.begin.elapsed()
+        );
+        Ok(is_fatal)
+    }
 }
 
 fn queue<C: Copier>(

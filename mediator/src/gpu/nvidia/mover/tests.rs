@@ -15,7 +15,7 @@ use turnstile_abi::CHUNK_BYTES;
 use super::copier::{Copier, CopyFailure};
 use super::protocol::Span;
 use super::serve::run_with;
-use super::{Away, Back, Mover, MoverConfig, MoverError, Resident};
+use super::{Away, Back, EXTENT_BYTES_MAX, Mover, MoverConfig, MoverError, Resident, parts};
 use crate::gpu::Direction;
 use crate::memory_file::memory_file;
 
@@ -34,6 +34,7 @@ struct Fake {
 impl Copier for Fake {
     type Lane = ();
     type Mapped = (File, u64);
+    type Rest = ();
     type Mark = ();
 
     fn lane(&self) -> Result<(), CopyFailure> {
@@ -64,6 +65,8 @@ impl Copier for Fake {
         }
         Ok((memory_file("turnstile-fake", bytes).unwrap(), bytes))
     }
+
+    fn release(&self, _: (File, u64)) {}
 
     fn export(&self, memory: &(File, u64)) -> Result<OwnedFd, CopyFailure> {
         Ok(memory.0.try_clone().unwrap().into())
@@ -231,6 +234,54 @@ fn what_does_not_move_stays_where_it_was_and_the_others_go() {
     assert!(content(&back.pop().unwrap().unwrap().memory) == bytes(1, 1));
     assert_eq!(mover.create(CHUNK_BYTES).unwrap_err(), MoverError::NoRoom);
     assert_eq!(kept.copy.bytes(), CHUNK_BYTES);
+}
+
+#[test]
+fn each_goes_as_soon_as_its_owner_has_let_it_go() {
+    let mover = mover(8);
+    let all = vec![memory(1, 1), memory(3, 2), memory(5, 1)];
+    let (mut asked, mut done) = (Vec::new(), Vec::new());
+    mover.out_each(
+        all,
+        |nth| {
+            asked.push(nth);
+            nth != 1
+        },
+        |moved| done.push(moved),
+    );
+    assert_eq!(asked, [0, 1, 2]);
+    let kept = done.remove(1).unwrap_err();
+    assert!(matches!(kept.error, MoverError::Refused(_)), "{kept}");
+    assert!(content(&kept.memory) == bytes(3, 2));
+    let away: Vec<Away> = done.into_iter().map(|moved| moved.unwrap().0).collect();
+    assert_eq!(mover.pool_bytes().1, 2 * CHUNK_BYTES);
+    for (moved, seed) in mover.back(away).into_iter().zip([1, 5]) {
+        assert!(content(&moved.unwrap().memory) == bytes(seed, 1));
+    }
+}
+
+#[test]
+fn parts_of_large_memory_are_small_at_both_ends() {
+    for mib in [2, 64, 510, 512, 1024, 8192, 8194, 32768, 61952] {
+        let bytes = mib << 20;
+        let parts = parts(bytes, EXTENT_BYTES_MAX);
+        assert_eq!(parts.iter().sum::<u64>(), bytes, "{mib}");
+        assert!(
+            parts
+                .iter()
+                .all(|part| part % CHUNK_BYTES == 0 && *part <= EXTENT_BYTES_MAX)
+        );
+        let ends = [parts[0], parts[parts.len() - 1]];
+        let small = mib >= 512;
+        assert_eq!(
+            ends.iter().all(|end| *end == 16 << 20),
+            small,
+            "{mib}: {parts:?}"
+        );
+        assert!(parts.len() as u64 <= 24 + mib / 1024, "{mib}: {parts:?}");
+    }
+    assert_eq!(parts(1 << 30, 64 << 20).iter().max(), Some(&(64 << 20)));
+    assert_eq!(parts(6 << 20, 4 << 20), [4 << 20, 2 << 20]);
 }
 
 #[test]

@@ -116,10 +116,6 @@ rm_params! {
         disable: u8, pad: [u8; 3], channels: u32, only_disable_scheduling: u8, rewind_gp_put: u8, pad2: [u8; 6],
         preempt_event: u64, clients: [u32; 64], handles: [u32; 64],
     }
-    /// NV2080_CTRL_GPU_GET_RESET_STATUS_PARAMS: an answer. SOURCE: `ctrl/ctrl2080/ctrl2080gpu.h`.
-    ResetStatusParams: ControlParams {
-        reset_required: u8,
-    }
 }
 
 impl MemoryParams {
@@ -263,7 +259,6 @@ mod tests {
         assert_eq!(size_of::<EnableEventsParams>(), 8);
         assert_eq!(offset_of!(EnableEventsParams, flags), 4);
         assert_eq!(size_of::<UpdateGetParams>(), 8);
-        assert_eq!(size_of::<ResetStatusParams>(), 1);
         assert_eq!(size_of::<DisableChannelsParams>(), 536);
         assert_eq!(offset_of!(DisableChannelsParams, channels), 4);
         assert_eq!(

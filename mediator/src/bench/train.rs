@@ -1,0 +1,316 @@
+//! What `bench train` makes of what trainings say of themselves, and a daemon of its tenants.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::percentile::median;
+
+/// What a training says at its end. SOURCE: `images/load/train.py`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trained {
+    /// Wall clock at the first step that counts, in seconds.
+    pub begin: f64,
+    /// And when the last was done.
+    pub end: f64,
+    /// Mean length of a step.
+    pub step_ms: f64,
+    /// GPU memory that it had at most, in GiB.
+    pub allocated_gib: f64,
+    /// Loss of each step, as hexadecimal floating point: all bits of it.
+    pub losses: Vec<String>,
+    /// A sum over all bits of all weights.
+    pub weights: i64,
+}
+
+impl Trained {
+    /// Whether losses, and weights, are the same, bit for bit.
+    pub fn equals(&self, other: &Self) -> [bool; 2] {
+        let losses = !self.losses.is_empty() && self.losses == other.losses;
+        [losses, self.weights == other.weights]
+    }
+}
+
+/// Seconds of these one after another.
+pub fn serial_s(all: &[Trained]) -> f64 {
+    all.iter().map(|one| one.end - one.begin).sum()
+}
+
+/// Seconds from the first one's beginning to the last one's end.
+pub fn together_s(all: &[Trained]) -> f64 {
+    let begin = all.iter().map(|one| one.begin).reduce(f64::min);
+    let end = all.iter().map(|one| one.end).reduce(f64::max);
+    begin.zip(end).map_or(0.0, |(begin, end)| end - begin)
+}
+
+/// A program in a [`Sample`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Program {
+    /// Engine time that it has had.
+    pub engine_ns: u64,
+    /// Bytes on the card, or on their way.
+    pub resident_bytes: u64,
+    /// Bytes that are not on the card.
+    pub swapped_bytes: u64,
+    /// Bytes that were copied to the host so far.
+    pub out_bytes: u64,
+    /// And back.
+    pub in_bytes: u64,
+}
+
+/// What a daemon says at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sample {
+    /// When, on the GPU's clock.
+    pub at_ns: u64,
+    /// Of each program, by name.
+    pub programs: BTreeMap<String, Program>,
+}
+
+impl Sample {
+    /// From a daemon's snapshot. None if that is none.
+    pub fn of(snapshot: &Value) -> Option<Self> {
+        let program = |tenant: &Value| {
+            let number = |name: &str| tenant[name].as_u64();
+            let program = Program {
+                engine_ns: number("engine_ns")?,
+                resident_bytes: number("resident_bytes")?,
+                swapped_bytes: number("swapped_bytes")?,
+                out_bytes: number("swapped_out_bytes")?,
+                in_bytes: number("swapped_in_bytes")?,
+            };
+            Some((tenant["name"].as_str()?.to_owned(), program))
+        };
+        let tenants = snapshot["tenants"].as_array()?;
+        Some(Self {
+            at_ns: snapshot["at"].as_u64()?,
+            programs: tenants.iter().map(program).collect::<Option<_>>()?,
+        })
+    }
+
+    /// Names of those of whose memory nothing is missing.
+    fn here(&self) -> Vec<&str> {
+        self.programs
+            .iter()
+            .filter(|(_, program)| program.swapped_bytes == 0 && program.resident_bytes > 0)
+            .map(|(name, _)| name.as_str())
+            .collect()
+    }
+}
+
+/// A stretch of time in which the same programs had all of their memory on the card.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Stretch {
+    /// From the first sample, in seconds.
+    pub from_s: f64,
+    /// How long.
+    pub length_s: f64,
+    /// Which programs.
+    pub here: Vec<String>,
+    /// Bytes that were copied to the host in it.
+    pub out_bytes: u64,
+    /// And back.
+    pub in_bytes: u64,
+    /// How much of it the engine worked for programs.
+    pub busy_percent: f64,
+}
+
+impl Stretch {
+    /// Nothing moved: the programs that are there have the engine.
+    pub const fn is_turn(&self) -> bool {
+        self.out_bytes == 0 && self.in_bytes == 0
+    }
+}
+
+/// What of a program grew between two samples; one that is gone did nothing any more.
+fn growth(before: &Sample, after: &Sample, of: impl Fn(&Program) -> u64) -> u64 {
+    let of_one = |(name, program): (&String, &Program)| {
+        let earlier = before.programs.get(name).map_or(0, &of);
+        of(program).saturating_sub(earlier)
+    };
+    after.programs.iter().map(of_one).sum()
+}
+
+/// The stretches of a run.
+pub fn stretches(samples: &[Sample]) -> Vec<Stretch> {
+    let Some(first) = samples.first() else {
+        return Vec::new();
+    };
+    // CAST: seconds of a run.
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    let steps: Vec<(&Sample, &Sample)> = samples.iter().zip(&samples[1..]).collect();
+    let moved = |(before, after): &(&Sample, &Sample)| {
+        growth(before, after, |p| p.out_bytes + p.in_bytes) > 0
+    };
+    let same = |a: &(&Sample, &Sample), b: &(&Sample, &Sample)| {
+        a.0.here() == b.0.here() && moved(a) == moved(b)
+    };
+    let stretch = |steps: &[(&Sample, &Sample)]| {
+        let (from, to) = (steps[0].0, steps[steps.len() - 1].1);
+        let sum =
+            |of: fn(&Program) -> u64| -> u64 { steps.iter().map(|(a, b)| growth(a, b, of)).sum() };
+        let length_ns = to.at_ns.saturating_sub(from.at_ns);
+        Stretch {
+            from_s: seconds(from.at_ns.saturating_sub(first.at_ns)),
+            length_s: seconds(length_ns),
+            here: from.here().into_iter().map(str::to_owned).collect(),
+            out_bytes: sum(|p| p.out_bytes),
+            in_bytes: sum(|p| p.in_bytes),
+            // CAST: below 2^53 for weeks.
+            busy_percent: 100.0 * sum(|p| p.engine_ns) as f64 / length_ns.max(1) as f64,
+        }
+    };
+    steps.chunk_by(same).map(stretch).collect()
+}
+
+/// Median length of the turns: of the stretches in which nothing moved, between two in which something did. None if there were none.
+pub fn turn_s(stretches: &[Stretch]) -> Option<f64> {
+    let moves = |stretch: &Stretch| !stretch.is_turn();
+    let first = stretches.iter().position(moves)?;
+    let last = stretches.iter().rposition(moves)?;
+    let between = stretches[first..last].chunk_by(|a, b| a.is_turn() == b.is_turn());
+    let turns = between.filter(|part| part[0].is_turn());
+    median(
+        turns
+            .map(|part| part.iter().map(|one| one.length_s).sum())
+            .collect(),
+    )
+}
+
+/// Host memory for so many programs of so many bytes each on a card: what does not fit and a quarter more, as copies of what came back
+/// make way, and some for what is on its way.
+pub const fn pool_bytes(programs: u64, each_bytes: u64, card_bytes: u64) -> u64 {
+    let over = programs
+        .saturating_mul(each_bytes)
+        .saturating_sub(card_bytes);
+    over.saturating_add(over / 4).saturating_add(4 << 30)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn trained(begin: f64, end: f64) -> Trained {
+        Trained {
+            begin,
+            end,
+            losses: vec!["0x1.8p+0".into(), "0x1.4p+0".into()],
+            weights: -7,
+            ..Trained::default()
+        }
+    }
+
+    #[test]
+    fn equal_is_every_bit() {
+        let one = trained(0.0, 10.0);
+        let later = trained(3.0, 50.0);
+        assert_eq!(one.equals(&later), [true; 2], "time does not matter");
+        let mut other = one.clone();
+        other.losses[1] = "0x1.4000000000001p+0".into();
+        assert_eq!(one.equals(&other), [false, true]);
+        other = one.clone();
+        other.weights += 1;
+        assert_eq!(one.equals(&other), [true, false]);
+        let none = Trained::default();
+        assert!(!none.equals(&none.clone())[0], "it said nothing");
+    }
+
+    #[test]
+    fn together_is_from_the_first_to_the_last() {
+        let all = [trained(2.0, 10.0), trained(1.0, 5.0), trained(3.0, 12.0)];
+        assert!((serial_s(&all) - 21.0).abs() < 1e-9);
+        assert!((together_s(&all) - 11.0).abs() < 1e-9);
+        assert!(together_s(&[]).abs() < 1e-9);
+    }
+
+    /// At so many seconds: for each program, milliseconds of the engine, GiB missing, GiB moved out and in.
+    fn sample(at_s: u64, programs: &[(&str, u64, u64, u64, u64)]) -> Sample {
+        let tenants: Vec<Value> = programs
+            .iter()
+            .map(|(name, ms, missing, out, back)| {
+                json!({"name": name, "engine_ns": ms * 1_000_000, "resident_bytes": (60 - missing) << 30,
+                    "swapped_bytes": missing << 30, "swapped_out_bytes": out << 30, "swapped_in_bytes": back << 30})
+            })
+            .collect();
+        Sample::of(&json!({"at": at_s * 1_000_000_000, "tenants": tenants})).unwrap()
+    }
+
+    #[test]
+    fn a_run_is_turns_and_exchanges() {
+        let samples = [
+            sample(
+                10,
+                &[("a", 0, 0, 0, 0), ("b", 0, 0, 0, 0), ("c", 0, 50, 0, 0)],
+            ),
+            sample(
+                11,
+                &[("a", 500, 0, 0, 0), ("b", 500, 0, 0, 0), ("c", 0, 50, 0, 0)],
+            ),
+            sample(
+                12,
+                &[
+                    ("a", 1_400, 0, 0, 0),
+                    ("b", 500, 30, 30, 0),
+                    ("c", 0, 25, 0, 25),
+                ],
+            ),
+            sample(
+                13,
+                &[
+                    ("a", 2_000, 0, 0, 0),
+                    ("b", 500, 50, 50, 0),
+                    ("c", 300, 0, 0, 50),
+                ],
+            ),
+            sample(
+                15,
+                &[
+                    ("a", 3_000, 0, 0, 0),
+                    ("b", 500, 50, 50, 0),
+                    ("c", 1_300, 0, 0, 50),
+                ],
+            ),
+            // Gone, and its memory.
+            sample(16, &[("b", 500, 0, 50, 50), ("c", 2_300, 0, 0, 50)]),
+        ];
+        let found = stretches(&samples);
+        let shape: Vec<(f64, usize, bool)> = found
+            .iter()
+            .map(|one| (one.length_s, one.here.len(), one.is_turn()))
+            .collect();
+        assert_eq!(
+            shape,
+            [
+                (1.0, 2, true),
+                (1.0, 2, false),
+                (1.0, 1, false),
+                (2.0, 2, true),
+                (1.0, 2, false)
+            ]
+        );
+        assert!((found[0].busy_percent - 100.0).abs() < 1e-9);
+        assert!((found[1].busy_percent - 90.0).abs() < 1e-9);
+        assert_eq!(
+            (found[1].out_bytes, found[1].in_bytes),
+            (30 << 30, 25 << 30)
+        );
+        assert!((found[3].from_s - 3.0).abs() < 1e-9);
+        assert_eq!(
+            turn_s(&found),
+            Some(2.0),
+            "the first was none between moves"
+        );
+        assert_eq!(turn_s(&found[..1]), None);
+        assert!(stretches(&[]).is_empty() && stretches(&samples[..1]).is_empty());
+        assert_eq!(Sample::of(&json!({"at": 1})), None);
+    }
+
+    #[test]
+    fn the_pool_takes_what_the_card_does_not() {
+        let gib = 1 << 30;
+        assert_eq!(pool_bytes(3, 60 * gib, 140 * gib), 54 * gib);
+        assert_eq!(pool_bytes(3, 40 * gib, 140 * gib), 4 * gib);
+    }
+}

@@ -1,0 +1,548 @@
+//! `turnstile bench train`: PyTorch trainings that together own more memory than the GPU has, under the daemon, against the same
+//! natively one after another; and beside that, trainings that fit together.
+//!
+//! Each training is a process of `images/load/train.py`, which waits for files: to build its network, and to begin.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use indicatif::ProgressBar;
+use rustix::process::Signal;
+use serde::Serialize;
+use turnstile_mediator::bench::train::{
+    Sample, Stretch, Trained, pool_bytes, serial_s, stretches, together_s, turn_s,
+};
+use turnstile_mediator::gpu::nvidia::{probe, version};
+
+use super::daemon::Daemon;
+use super::ending::end;
+use super::scheduler::{DaemonArgs, spawn};
+use super::{GpuArg, progress};
+
+/// The training. Runs wherever PyTorch does.
+const TRAIN: &str = include_str!("../../../../images/load/train.py");
+/// What it ends with where PyTorch or a GPU is missing.
+const SKIPPED: i32 = 77;
+/// From one look at the daemon to the next.
+const LOOK: Duration = Duration::from_millis(100);
+/// What the driver and contexts take of the card, unless it is said. SOURCE: `serve --card-mib`.
+const CONTEXTS_BYTES: u64 = 8 << 30;
+/// So much of what a training said of errors is shown.
+const MESSAGES_MAX: usize = 2_000;
+
+/// Arguments of `bench train`.
+#[derive(clap::Args, Debug)]
+pub(super) struct TrainArgs {
+    /// GPU
+    #[arg(long, value_enum, default_value_t = GpuArg::Nvidia)]
+    gpu: GpuArg,
+    /// Its number
+    #[arg(long, default_value_t = 0)]
+    device: u32,
+    /// GPU memory of each training, in GiB, about
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(3..=4096))]
+    gib: u64,
+    /// Trainings at a time
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=16))]
+    programs: u64,
+    /// Steps of each
+    #[arg(long, default_value_t = 220, value_parser = clap::value_parser!(u64).range(3..=1_000_000))]
+    steps: u64,
+    /// The same beside it with so much memory each, in GiB, that nothing has to move; 0 leaves it out
+    #[arg(long, default_value_t = 40)]
+    beside_gib: u64,
+    /// What trainings have together of the card, in MiB; all but 8 GiB, unless said otherwise
+    #[arg(long)]
+    card_mib: Option<u64>,
+    /// Host memory for what does not fit, in MiB; as much as that and a quarter more, unless said otherwise
+    #[arg(long)]
+    host_pool_mib: Option<u64>,
+    /// Python with PyTorch
+    #[arg(long, default_value = "python3")]
+    python: PathBuf,
+    /// Longest time for a part: loading PyTorch, building the networks, all steps, the end; in seconds
+    #[arg(long, default_value_t = 900)]
+    limit_s: u64,
+    /// Leave what trainings and daemon say in this folder
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+}
+
+/// One of the trainings.
+#[derive(Debug, Serialize)]
+struct Row {
+    seed: u64,
+    alone_s: f64,
+    alone_step_ms: f64,
+    shared_s: f64,
+    /// Bit for bit, with the run alone.
+    losses_equal: bool,
+    weights_equal: bool,
+}
+
+/// Trainings of one size: one after another, and together under the daemon.
+#[derive(Debug, Serialize)]
+struct Run {
+    allocated_gib: f64,
+    card_bytes: u64,
+    host_pool_bytes: u64,
+    rows: Vec<Row>,
+    serial_s: f64,
+    shared_s: f64,
+    /// Steps in a second of all, of those one after another.
+    percent_of_serial: f64,
+    /// Median length of the turns between exchanges.
+    turn_s: Option<f64>,
+    /// From the first beginning to the last end.
+    out_bytes: u64,
+    in_bytes: u64,
+    stretches: Vec<Stretch>,
+}
+
+impl Run {
+    fn is_equal(&self) -> bool {
+        let equal = |row: &Row| row.losses_equal && row.weights_equal;
+        self.rows.iter().all(equal)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    driver: &'static str,
+    steps: u64,
+    over: Run,
+    beside: Option<Run>,
+}
+
+/// PyTorch is missing.
+#[derive(Debug, thiserror::Error)]
+#[error("PyTorch, or a GPU for it, is missing")]
+struct Missing;
+
+/// A training's process, or the launcher in front of it.
+struct Training {
+    child: Child,
+    seed: u64,
+    folder: PathBuf,
+    limit: Duration,
+}
+
+impl Training {
+    /// Starts it behind `command`, which ends up in Python; its files are in `folder`.
+    fn start(mut command: Command, bench: &Bench<'_>, gib: u64, seed: u64) -> anyhow::Result<Self> {
+        let folder = bench.folder.clone();
+        let script = folder.join("train.py");
+        let file = |what: &str| File::create(folder.join(format!("{what}-{seed}")));
+        for what in ["build", "ready", "go"] {
+            // Of a run before.
+            let _ = fs::remove_file(folder.join(format!("{what}-{seed}")));
+        }
+        let child = command
+            .arg(script)
+            .args([gib, bench.args.steps, seed].map(|number| number.to_string()))
+            .arg(&folder)
+            .stdin(Stdio::null())
+            .stdout(file("said")?)
+            .stderr(file("messages")?)
+            .spawn()
+            .with_context(|| format!("Starting {command:?} failed"))?;
+        let limit = Duration::from_secs(bench.args.limit_s);
+        Ok(Self {
+            child,
+            seed,
+            folder,
+            limit,
+        })
+    }
+
+    fn path(&self, what: &str) -> PathBuf {
+        self.folder.join(format!("{what}-{}", self.seed))
+    }
+
+    fn let_it(&self, what: &str) -> anyhow::Result<()> {
+        Ok(File::create(self.path(what)).map(drop)?)
+    }
+
+    /// What it said of errors, as one.
+    fn failed(&self, what: &str) -> anyhow::Error {
+        let said = fs::read_to_string(self.path("messages")).unwrap_or_default();
+        let from = said.floor_char_boundary(said.len().saturating_sub(MESSAGES_MAX));
+        let seed = self.seed;
+        anyhow::anyhow!(
+            "Training {seed} {what}; it said: {}",
+            said[from..].trim_end()
+        )
+    }
+
+    /// How it ended, if it did; an error if it did not end well.
+    fn ended(&mut self) -> anyhow::Result<bool> {
+        let Some(status) = self.child.try_wait()? else {
+            return Ok(false);
+        };
+        let well = |status: ExitStatus| match status.code() {
+            Some(0) => Ok(true),
+            Some(SKIPPED) => Err(Missing.into()),
+            _ => Err(self.failed(&format!("ended with {status}"))),
+        };
+        well(status)
+    }
+
+    fn wait_ready(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + self.limit;
+        while !self.path("ready").exists() {
+            if self.ended()? {
+                return Err(self.failed("ended before it began"));
+            }
+            if Instant::now() > deadline {
+                return Err(self.failed("is not ready in time"));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    fn says(&self) -> anyhow::Result<Trained> {
+        let said = fs::read_to_string(self.path("said"))?;
+        let last = said.lines().last().unwrap_or_default();
+        serde_json::from_str(last).map_err(|_| self.failed("did not tell its losses"))
+    }
+}
+
+impl Drop for Training {
+    fn drop(&mut self) {
+        end(&mut self.child, Duration::ZERO);
+    }
+}
+
+/// What is the same for all runs.
+struct Bench<'a> {
+    args: &'a TrainArgs,
+    /// Of the files of one size.
+    folder: PathBuf,
+    bar: &'a ProgressBar,
+}
+
+impl Bench<'_> {
+    fn say(&self, what: String) {
+        if self.bar.is_hidden() {
+            eprintln!("{what}");
+        }
+        self.bar.set_message(what);
+    }
+
+    fn seeds(&self) -> impl Iterator<Item = u64> + use<> {
+        1..=self.args.programs
+    }
+
+    /// One after another, natively. The others have loaded PyTorch meanwhile, and nothing more.
+    fn serial(&self, gib: u64) -> anyhow::Result<Vec<Trained>> {
+        let start = |seed| Training::start(Command::new(&self.args.python), self, gib, seed);
+        let mut trainings: Vec<Training> =
+            self.seeds().map(start).collect::<anyhow::Result<_>>()?;
+        let mut all = Vec::new();
+        for training in &mut trainings {
+            self.say(format!("{gib} GiB, alone: training {}", training.seed));
+            training.let_it("build")?;
+            training.wait_ready()?;
+            training.let_it("go")?;
+            let deadline = Instant::now() + training.limit;
+            while !training.ended()? {
+                if Instant::now() > deadline {
+                    return Err(training.failed("is not done in time"));
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+            all.push(training.says()?);
+            self.bar.inc(1);
+        }
+        Ok(all)
+    }
+
+    /// The command that runs Python as a tenant of the daemon at `socket`.
+    fn tenant(&self, socket: &Path, seed: u64) -> anyhow::Result<Command> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["run", "--movable", "--socket"]).arg(socket);
+        command
+            .args(["--name", &format!("train{seed}"), "--"])
+            .arg(&self.args.python);
+        Ok(command)
+    }
+
+    /// All together under a daemon; and what it said of them meanwhile.
+    fn shared(
+        &self,
+        gib: u64,
+        card_bytes: u64,
+        host_pool_bytes: u64,
+    ) -> anyhow::Result<(Vec<Trained>, Vec<Sample>)> {
+        let mib = |name: &str, bytes: u64| format!("--{name}={}", bytes >> 20);
+        let words = [
+            mib("card-mib", card_bytes),
+            mib("host-pool-mib", host_pool_bytes),
+        ];
+        let daemon = self.args.daemon.with(words);
+        let (mut daemon, socket) = spawn(&daemon, self.args.device, &self.folder)?;
+        self.say(format!("{gib} GiB, together: building"));
+        let start = |seed| Training::start(self.tenant(&socket, seed)?, self, gib, seed);
+        let mut trainings: Vec<Training> =
+            self.seeds().map(start).collect::<anyhow::Result<_>>()?;
+        for training in &trainings {
+            training.let_it("build")?;
+        }
+        for training in &mut trainings {
+            training.wait_ready()?;
+        }
+        self.say(format!("{gib} GiB, together: training"));
+        for training in &trainings {
+            training.let_it("go")?;
+        }
+        let samples = self.watch(&mut trainings, &mut daemon)?;
+        let said = trainings.iter().map(Training::says);
+        let all: Vec<Trained> = said.collect::<anyhow::Result<_>>()?;
+        drop(trainings);
+        daemon.signal(Signal::TERM)?;
+        daemon.wait()?;
+        self.bar.inc(1);
+        Ok((all, samples))
+    }
+
+    /// Asks the daemon again and again until all are done.
+    fn watch(
+        &self,
+        trainings: &mut [Training],
+        daemon: &mut Daemon,
+    ) -> anyhow::Result<Vec<Sample>> {
+        let deadline = Instant::now() + Duration::from_secs(self.args.limit_s);
+        let mut samples = Vec::new();
+        loop {
+            let mut all_ended = true;
+            for training in &mut *trainings {
+                all_ended &= training.ended()?;
+            }
+            if all_ended {
+                return Ok(samples);
+            }
+            if Instant::now() > deadline {
+                bail!("The trainings are not done after {} s", self.args.limit_s);
+            }
+            let sample = Sample::of(&daemon.snapshot()?);
+            samples.push(sample.context("The daemon's snapshot tells of no memory that moves")?);
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn run(&self, gib: u64, card_bytes: u64, host_pool_bytes: u64) -> anyhow::Result<Run> {
+        let alone = self.serial(gib)?;
+        let (shared, samples) = self.shared(gib, card_bytes, host_pool_bytes)?;
+        let rows = self.seeds().zip(alone.iter().zip(&shared));
+        let rows = rows.map(|(seed, (alone, shared))| {
+            let [losses_equal, weights_equal] = alone.equals(shared);
+            Row {
+                seed,
+                alone_s: alone.end - alone.begin,
+                alone_step_ms: alone.step_ms,
+                shared_s: shared.end - shared.begin,
+                losses_equal,
+                weights_equal,
+            }
+        });
+        let stretches = stretches(&samples);
+        let sum = |of: fn(&Stretch) -> u64| stretches.iter().map(of).sum();
+        let (serial_s, shared_s) = (serial_s(&alone), together_s(&shared));
+        Ok(Run {
+            allocated_gib: shared
+                .iter()
+                .map(|one| one.allocated_gib)
+                .fold(0.0, f64::max),
+            card_bytes,
+            host_pool_bytes,
+            rows: rows.collect(),
+            serial_s,
+            shared_s,
+            percent_of_serial: 100.0 * serial_s / shared_s,
+            turn_s: turn_s(&stretches),
+            out_bytes: sum(|one| one.out_bytes),
+            in_bytes: sum(|one| one.in_bytes),
+            stretches,
+        })
+    }
+}
+
+pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
+    let GpuArg::Nvidia = args.gpu;
+    let driver = version::detect()?.version;
+    let all_bytes = probe::memory_bytes(args.device)?;
+    let card_bytes = args
+        .card_mib
+        .map_or(all_bytes.saturating_sub(CONTEXTS_BYTES), |mib| mib << 20);
+    // What PyTorch takes beyond what was asked for.
+    let each = |gib: u64| (gib + 1) << 30;
+    ensure!(
+        each(args.gib) <= card_bytes,
+        "A training of {} GiB does not fit on {} GiB of the card, as it has to when it runs",
+        args.gib,
+        card_bytes >> 30
+    );
+    let pool = |gib| pool_bytes(args.programs, each(gib), card_bytes);
+    let host_pool_bytes = args.host_pool_mib.map_or(pool(args.gib), |mib| mib << 20);
+    let temporary = tempfile::Builder::new()
+        .prefix("turnstile-bench")
+        .tempdir()?;
+    let folder = args.keep.as_deref().unwrap_or(temporary.path());
+    let sizes = if args.beside_gib > 0 { 2 } else { 1 };
+    // CAST: at most 16 programs.
+    let bar = progress(sizes * (args.programs as usize + 1));
+    let run = |gib: u64, host_pool_bytes| {
+        let folder = folder.join(format!("{gib}-gib"));
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        fs::write(folder.join("train.py"), TRAIN)?;
+        let bar = &bar;
+        Bench { args, folder, bar }.run(gib, card_bytes, host_pool_bytes)
+    };
+    let runs = || -> anyhow::Result<Report> {
+        Ok(Report {
+            driver,
+            steps: args.steps,
+            over: run(args.gib, host_pool_bytes)?,
+            beside: match args.beside_gib {
+                0 => None,
+                gib => Some(run(gib, pool(gib))?),
+            },
+        })
+    };
+    let report = runs();
+    bar.finish_and_clear();
+    let report = match report {
+        Err(error) if error.is::<Missing>() => {
+            eprintln!("SKIPPED: {error}");
+            return Ok(());
+        }
+        other => other?,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        println!("driver {}, {} steps each", report.driver, report.steps);
+        print(&report.over);
+        report.beside.iter().for_each(print);
+    }
+    let mut all = report.beside.iter().chain([&report.over]);
+    ensure!(
+        all.all(Run::is_equal),
+        "Losses or weights are not what they are alone"
+    );
+    Ok(())
+}
+
+fn print(run: &Run) {
+    let gib = |bytes: u64| bytes >> 30;
+    println!(
+        "{} of {:.1} GiB on {} GiB of the card, host {} GiB: {:.2} s together, {:.2} s one after another: {:.1} %",
+        run.rows.len(),
+        run.allocated_gib,
+        gib(run.card_bytes),
+        gib(run.host_pool_bytes),
+        run.shared_s,
+        run.serial_s,
+        run.percent_of_serial
+    );
+    let turn = run.turn_s.map(|turn| format!(", turns of {turn:.1} s"));
+    println!(
+        "  moved {} GiB out, {} GiB in{}",
+        gib(run.out_bytes),
+        gib(run.in_bytes),
+        turn.unwrap_or_default()
+    );
+    let word = |equal: bool| if equal { "equal" } else { "DIFFERENT" };
+    for row in &run.rows {
+        println!(
+            "  training {}: {:.2} s alone ({:.1} ms a step), {:.2} s together; losses {}, weights {}",
+            row.seed,
+            row.alone_s,
+            row.alone_step_ms,
+            row.shared_s,
+            word(row.losses_equal),
+            word(row.weights_equal)
+        );
+    }
+    for part in &run.stretches {
+        println!(
+            "  {:>7.2} s {:>6.2} s, engine {:>5.1} %, {:>3} GiB out {:>3} GiB in, there: {}",
+            part.from_s,
+            part.length_s,
+            part.busy_percent,
+            gib(part.out_bytes),
+            gib(part.in_bytes),
+            part.here.join(" ")
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Words {
+        #[command(flatten)]
+        train: TrainArgs,
+    }
+
+    /// A shell with `script` in the place of Python: $1 is the script's name, $2 to $5 what it is told.
+    fn training(script: &str) -> (tempfile::TempDir, anyhow::Result<Training>) {
+        let folder = tempfile::tempdir().unwrap();
+        let words = Words::parse_from(["train", "--limit-s", "20", "--steps", "7"]);
+        let bar = ProgressBar::hidden();
+        let bench = Bench {
+            args: &words.train,
+            folder: folder.path().to_owned(),
+            bar: &bar,
+        };
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh"]);
+        let started = Training::start(command, &bench, 5, 2);
+        (folder, started)
+    }
+
+    #[test]
+    fn a_training_is_told_when_and_heard() {
+        let script = r#"test "$2 $3 $4" = "5 7 2" || exit 1; until test -e "$5/build-2"; do sleep 0.01; done; : > "$5/ready-2";
+            until test -e "$5/go-2"; do sleep 0.01; done; echo '{"begin":1.0,"end":3.5,"step_ms":9.0,"allocated_gib":5.5,"losses":["0x1p+0"],"weights":-1}'"#;
+        let (_folder, training) = training(script);
+        let mut training = training.unwrap();
+        assert!(!training.ended().unwrap());
+        training.let_it("build").unwrap();
+        training.wait_ready().unwrap();
+        training.let_it("go").unwrap();
+        let begin = Instant::now();
+        while !training.ended().unwrap() {
+            // TIMEOUT: a shell ends in milliseconds.
+            assert!(begin.elapsed() < Duration::from_secs(20));
+            thread::sleep(Duration::from_millis(5));
+        }
+        let said = training.says().unwrap();
+        assert!((said.end - said.begin - 2.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn one_that_fails_says_why_and_a_missing_pytorch_is_told_apart() {
+        let (_folder, failing) = training("echo trouble >&2; exit 3");
+        let error = failing.unwrap().wait_ready().unwrap_err().to_string();
+        assert!(
+            error.contains("Training 2") && error.ends_with("it said: trouble"),
+            "{error}"
+        );
+        let (_folder, missing) = training("exit 77");
+        assert!(missing.unwrap().wait_ready().unwrap_err().is::<Missing>());
+    }
+}
