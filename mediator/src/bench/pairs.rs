@@ -77,7 +77,7 @@ fn draw(groups: &[Vec<f64>], random: &mut SmallRng) -> Option<f64> {
 pub fn order(sides: usize, half: usize) -> Vec<usize> {
     let round = half / 2;
     let turned = (0..sides).map(|place| (place + round) % sides.max(1));
-    if half % 2 == 0 {
+    if half.is_multiple_of(2) {
         turned.collect()
     } else {
         turned.rev().collect()

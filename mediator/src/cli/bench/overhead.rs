@@ -10,7 +10,8 @@
 //! What lies beside the tenants (contexts, a daemon that watches) lies beside the native processes as well, and what drifts falls
 //! on all alike. What the daemon's presence costs both is therefore measured apart: one process, with the daemon and without.
 
-use std::fs;
+mod groups;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,28 +19,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rustix::process::Pid;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 use tempfile::TempDir;
 use turnstile_mediator::bench::load::Block;
 use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
-use turnstile_mediator::bench::pairs::{Excess, order};
+use turnstile_mediator::bench::pairs::Excess;
 use turnstile_mediator::bench::percentile::median;
 
 use super::daemon::Daemon;
-use super::processes::{Common, Load, words};
+use super::processes::{Common, words};
 use super::scheduler::{DaemonArgs, spawn, tenant_of};
 use super::{GpuArg, progress};
+use groups::{Groups, Round, SETTLING, Side, Work};
 
 /// One optimiser step after the other. Runs wherever PyTorch does.
 const STEP: &str = include_str!("../../../../images/load/step.py");
 
-/// What it ends with where PyTorch or a GPU is missing.
-const SKIPPED: i32 = 77;
-
-/// After all have begun, and after a daemon has: tenants that met at the start have parted.
-const SETTLING: Duration = Duration::from_secs(1);
 /// How long one tenant is watched with the daemon, or without, at a time.
 const PHASE: Duration = Duration::from_millis(1_000);
 /// TIMEOUT: a launcher tries to reach a daemon again after some seconds at most.
@@ -89,130 +84,6 @@ pub(super) struct OverheadArgs {
     json: bool,
     #[command(flatten)]
     daemon: DaemonArgs,
-}
-
-/// How a process is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Side {
-    /// What the others are compared with.
-    Native,
-    /// Another of the same: what differs between processes that nobody does anything to.
-    NativeAgain,
-    Tenant,
-    /// With `run --movable`.
-    Movable,
-}
-
-impl Side {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Native => "native",
-            Self::NativeAgain => "another native one",
-            Self::Tenant => "turnstile run",
-            Self::Movable => "run --movable",
-        }
-    }
-
-    /// Words for `turnstile run`; none if it is no tenant.
-    const fn run(self) -> Option<&'static [&'static str]> {
-        match self {
-            Self::Native | Self::NativeAgain => None,
-            Self::Tenant => Some(&[]),
-            Self::Movable => Some(&["--movable"]),
-        }
-    }
-}
-
-/// What the processes do.
-struct Work {
-    what: &'static str,
-    program: PathBuf,
-    words: Vec<String>,
-    sides: &'static [Side],
-    groups: u32,
-    seconds: f64,
-    /// Launches or steps in a block.
-    pieces: u32,
-    /// Processors that all of them are on, from when they are ready.
-    processors: usize,
-}
-
-/// A process of each side.
-struct Group {
-    loads: Vec<Load>,
-}
-
-/// What a side's two blocks of a round took on average, for each side.
-type Round = Vec<Block>;
-
-impl Group {
-    /// The sides take turns for a while.
-    fn rounds(&mut self, seconds: f64, pieces: u32) -> anyhow::Result<Vec<Round>> {
-        let end = Instant::now() + Duration::try_from_secs_f64(seconds)?;
-        let mut rounds = Vec::new();
-        // The first one is for the caches, and for a tenant that was busy before it.
-        while rounds.len() < 2 || Instant::now() < end {
-            let mut round = vec![Block::default(); self.loads.len()];
-            for half in 0..2 {
-                for side in order(self.loads.len(), 2 * rounds.len() + half) {
-                    let block = self.loads[side].block(pieces)?;
-                    round[side].median_ns += block.median_ns / 2.0;
-                    round[side].mean_ns += block.mean_ns / 2.0;
-                }
-            }
-            rounds.push(round);
-        }
-        rounds.remove(0);
-        Ok(rounds)
-    }
-}
-
-/// All processes of one kind of work.
-struct Groups(Vec<Group>);
-
-impl Groups {
-    /// Starts all at once and waits until all can begin; `None` if one says that it has nothing to run with.
-    fn start(
-        work: &Work,
-        mut command: impl FnMut(Side) -> anyhow::Result<Command>,
-    ) -> anyhow::Result<Option<Self>> {
-        let mut all = Self(Vec::new());
-        for _ in 0..work.groups {
-            all.0.push(Group { loads: Vec::new() });
-            for side in work.sides {
-                let load = Load::spawn(command(*side)?)?;
-                all.0
-                    .last_mut()
-                    .context("A group was made")?
-                    .loads
-                    .push(load);
-            }
-        }
-        for load in all.0.iter_mut().flat_map(|group| &mut group.loads) {
-            if let Err(error) = load.wait_ready() {
-                if load.ended_with()? == Some(SKIPPED) {
-                    return Ok(None);
-                }
-                return Err(error);
-            }
-        }
-        // Not before: they begin on all processors.
-        for load in all.0.iter().flat_map(|group| &group.loads) {
-            keep_on(load.pid, work.processors)?;
-        }
-        thread::sleep(SETTLING);
-        Ok(Some(all))
-    }
-}
-
-impl Drop for Groups {
-    fn drop(&mut self) {
-        // All end at once; dropped one by one, each would be waited for alone.
-        for load in self.0.iter_mut().flat_map(|group| &mut group.loads) {
-            load.no_more();
-        }
-    }
 }
 
 /// A side against the native one.
@@ -414,25 +285,6 @@ impl<'a> Host<'a> {
     }
 }
 
-/// All threads of a process on so many processors: the last of those that this one may use.
-fn keep_on(pid: u32, processors: usize) -> anyhow::Result<()> {
-    let all = sched_getaffinity(None)?;
-    let mut few = CpuSet::new();
-    let may = (0..CpuSet::MAX_CPU)
-        .rev()
-        .filter(|index| all.is_set(*index));
-    may.take(processors).for_each(|index| few.set(index));
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).context("A load is gone")?;
-    for thread in threads.flatten() {
-        let id = thread.file_name().to_string_lossy().parse().ok();
-        // One that has ended meanwhile needs no place.
-        if let Some(id) = id.and_then(Pid::from_raw) {
-            let _ = sched_setaffinity(Some(id), &few);
-        }
-    }
-    Ok(())
-}
-
 fn launches(args: &OverheadArgs) -> anyhow::Result<Work> {
     let load = Tenant {
         weight: 100,
@@ -530,30 +382,8 @@ pub(super) fn run(args: &OverheadArgs) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use super::groups::tests::{nothing, shell};
     use super::*;
-
-    /// A process of the bench that needs no GPU: its pieces take as long as it is told.
-    fn shell(median_ns: u32) -> Command {
-        let mut command = Command::new("sh");
-        let script = format!(
-            r#"echo '{{"ready": {{"pid": '$$'}}}}'; while read count; do echo '{{"block": {{"median_ns": {median_ns}, "mean_ns": '$count'}}}}'; done"#
-        );
-        command.args(["-c", &script]);
-        command
-    }
-
-    fn nothing(groups: u32) -> Work {
-        Work {
-            what: "nothing",
-            program: PathBuf::new(),
-            words: Vec::new(),
-            sides: &[Side::Native, Side::NativeAgain, Side::Tenant],
-            groups,
-            seconds: 0.05,
-            pieces: 7,
-            processors: 1,
-        }
-    }
 
     #[test]
     fn sides_are_told_apart_in_whatever_order_they_come() {
@@ -583,35 +413,5 @@ mod tests {
         assert_eq!(measure.against[1].by_mean.median_percent, 0.0);
         assert_eq!(measure.against[0].by_median.groups_percent.len(), 3);
         assert!(Measure::of(&work, &[], 0).is_err());
-    }
-
-    #[test]
-    fn work_that_has_nothing_to_run_with_is_left_out_and_one_that_fails_is_an_error() {
-        let ends_with = |code: i32| {
-            Groups::start(&nothing(1), |side| {
-                let mut command = shell(1);
-                if side == Side::Tenant {
-                    command = Command::new("sh");
-                    command.args(["-c", &format!("exit {code}")]);
-                }
-                Ok(command)
-            })
-        };
-        assert!(ends_with(SKIPPED).unwrap().is_none());
-        assert!(ends_with(1).is_err());
-    }
-
-    #[test]
-    fn a_process_is_kept_on_some_processors_with_all_its_threads() {
-        let mut command = Command::new("sleep");
-        let mut child = command.arg("60").spawn().unwrap();
-        let pid = Pid::from_child(&child);
-        let all = sched_getaffinity(Some(pid)).unwrap().count();
-        keep_on(child.id(), 1).unwrap();
-        let kept = sched_getaffinity(Some(pid)).unwrap().count();
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(kept == 1 && all >= 1);
-        assert!(keep_on(child.id(), 1).is_err(), "it is gone");
     }
 }
