@@ -7,9 +7,10 @@ use std::process::{self, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use turnstile_tests::e2e::wait_for;
+use turnstile_tests::linux::{daemon, fronts};
 use turnstile_tests::machine::{Ended, Machine, busy_ticks, ticks};
 
-use crate::{alone, daemon, fronts, lab};
+use crate::{alone, lab};
 
 /// The lab's whole time, as the issue has it.
 const BUDGET: Duration = Duration::from_secs(300);
