@@ -13,6 +13,7 @@ use std::io::{self, BufRead, Write};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::launches::LAUNCH;
 use super::sys::CudaFailure;
 use crate::bench::FINE_NS;
 use crate::bench::bursts::bursts;
@@ -25,11 +26,6 @@ use rig::{Records, Rig};
 /// Pauses shorter than this are the load's own: nobody else ran in them. SOURCE: measured: a switch to another context and back
 /// takes about 160 us.
 const PAUSE_NS: u64 = 40_000;
-
-/// Time that the engine takes for a launch before its first instruction and after its last. SOURCE: measured on an H200: of loads that are
-/// alone, its counters call 1.73 to 1.96 us of each launch busy beside what kernels execute, for kernels of 10, 12, 50 and 200 us that
-/// are launched and waited for.
-const LAUNCH_NS: u64 = 1_950;
 
 /// Launch times that are kept for percentiles.
 const LATENCIES_MAX: usize = 1 << 22;
@@ -300,7 +296,7 @@ fn report(
     let clock = Clock::new(first, last);
     let step_ns = calibration.turns_ns(rig::STEP_TURNS.into());
     let on_device = executed(&records.launches, &records.gaps, step_ns);
-    let served = worked(&on_device, &records.launches, LAUNCH_NS);
+    let served = worked(&on_device, &records.launches, LAUNCH.0);
     let wall = |spans: Vec<Span>| -> Vec<Span> {
         spans.into_iter().map(|span| clock.wall(span)).collect()
     };
