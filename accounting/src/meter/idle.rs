@@ -79,6 +79,8 @@ struct Known {
 pub struct IdleShares {
     /// Variance of the counters' share of idle time.
     noise: f64,
+    /// Variance of a fraction that nothing is known of.
+    unknown: f64,
     /// In the order of the matrix's rows.
     known: Vec<Known>,
     /// Row by row.
@@ -100,11 +102,18 @@ impl IdleShares {
     pub const fn with_noise(deviation: f64) -> Self {
         Self {
             noise: deviation * deviation,
+            unknown: UNKNOWN,
             known: Vec::new(),
             covariance: Vec::new(),
             misfit: 0.0,
             surprised: false,
         }
+    }
+
+    /// Fractions are as small as this, as far as nothing is known of them.
+    pub fn and_small(self, deviation: f64) -> Self {
+        let unknown = deviation * deviation;
+        Self { unknown, ..self }
     }
 
     /// The same, with another deviation.
@@ -232,7 +241,7 @@ impl IdleShares {
     /// Standard deviation of that fraction.
     pub fn uncertainty(&self, tenant: TenantId) -> f64 {
         self.find(tenant)
-            .map_or(UNKNOWN, |row| self.covariance[row][row].max(0.0))
+            .map_or(self.unknown, |row| self.covariance[row][row].max(0.0))
             .sqrt()
             .min(1.0)
     }
@@ -271,7 +280,7 @@ impl IdleShares {
         });
         self.covariance.iter_mut().for_each(|row| row.push(0.0));
         let mut row = vec![0.0; self.known.len()];
-        row[self.known.len() - 1] = UNKNOWN;
+        row[self.known.len() - 1] = self.unknown;
         self.covariance.push(row);
         self.known.len() - 1
     }

@@ -23,6 +23,11 @@ const STEP_NOISE: f64 = 0.003;
 const FINE_STEP: Nanos = Nanos::from_us(500);
 const FINE_STEPS: u64 = 4;
 
+/// Standard deviation of a lag that was measured, and of the share of idle time under it. SOURCE: measured on an H200: 0.3 to 1.2 ms; kernels' own time
+/// stamps and switches explain all but 0.01 to 0.02 % of an interval; the rest is for idle fractions that change within one.
+const MEASURED: Nanos = Nanos::from_us(700);
+const MEASURED_NOISE: f64 = 0.001;
+
 /// Weight of the past in how badly a lag foretold: some fifty intervals.
 const PAST: f64 = 0.98;
 
@@ -55,8 +60,9 @@ impl Lagged {
 /// Idle fractions under the lag that fits.
 #[derive(Clone, Debug)]
 pub struct LaggedShares {
+    /// None where the lag was measured.
     coarse: Vec<Lagged>,
-    /// Around one that stands out; none before.
+    /// Around one that stands out, or that was measured; none before.
     fine: Vec<Lagged>,
     best: Best,
 }
@@ -68,12 +74,16 @@ enum Best {
     Fine(usize),
 }
 
+/// All that are possible, with these estimates.
+fn every(shares: &IdleShares) -> Vec<Lagged> {
+    let lagged = |step| Lagged::new(Nanos(step * STEP.0), shares.and_noise(STEP_NOISE));
+    (0..=LAG_MAX.0 / STEP.0).map(lagged).collect()
+}
+
 impl Default for LaggedShares {
     fn default() -> Self {
-        let steps = 0..=LAG_MAX.0 / STEP.0;
-        let lagged = |step| Lagged::new(Nanos(step * STEP.0), IdleShares::with_noise(STEP_NOISE));
         Self {
-            coarse: steps.map(lagged).collect(),
+            coarse: every(&IdleShares::default()),
             fine: Vec::new(),
             best: Best::Coarse(0),
         }
@@ -91,6 +101,22 @@ fn beside(a: Nanos, b: Nanos) -> bool {
 }
 
 impl LaggedShares {
+    /// The lag was measured: it is followed from there.
+    pub fn measured(lag: Nanos) -> Self {
+        let mut this = Self {
+            coarse: Vec::new(),
+            fine: Vec::new(),
+            best: Best::Fine(0),
+        };
+        this.refine(lag, &IdleShares::default());
+        for lagged in &mut this.fine {
+            let off = lagged.lag.0.abs_diff(lag.0) as f64 / MEASURED.0 as f64;
+            lagged.misfit = off * off;
+        }
+        this.best = least(&this.fine).map_or(Best::Coarse(0), Best::Fine);
+        this
+    }
+
     /// Takes an interval of this length. `of` says, of the interval as much earlier as it is told, how long the engine executed
     /// nothing although somebody was resident, and what tenants did. Whether somebody does not do as he did before.
     pub fn observe(
@@ -120,7 +146,9 @@ impl LaggedShares {
     }
 
     fn stands_out(&self, best: usize) -> bool {
-        let best = &self.coarse[best];
+        let Some(best) = self.coarse.get(best) else {
+            return false;
+        };
         let far = self
             .coarse
             .iter()
@@ -141,9 +169,14 @@ impl LaggedShares {
 
     /// Finer steps around this lag.
     fn refine(&mut self, lag: Nanos, shares: &IdleShares) {
+        let noise = if self.coarse.is_empty() {
+            MEASURED_NOISE
+        } else {
+            NOISE
+        };
         let first = lag.saturating_sub(Nanos(FINE_STEPS * FINE_STEP.0));
         let steps = 0..=2 * FINE_STEPS;
-        let shares = shares.and_noise(NOISE);
+        let shares = shares.and_noise(noise);
         let lagged = |step| Lagged::new(first + Nanos(step * FINE_STEP.0), shares.clone());
         self.fine = steps.map(lagged).collect();
     }
@@ -163,10 +196,7 @@ impl LaggedShares {
 
     /// The time stamps begin anew: the lag is another.
     pub fn restart(&mut self) {
-        let shares = self.shares().and_noise(STEP_NOISE);
-        for lagged in &mut self.coarse {
-            *lagged = Lagged::new(lagged.lag, shares.clone());
-        }
+        self.coarse = every(self.shares());
         self.fine.clear();
         self.best = Best::Coarse(0);
     }
@@ -266,6 +296,24 @@ mod tests {
         assert!(found <= STEP.0, "{:?}", shares.lag());
         let b = shares.shares().fraction(B);
         assert!((b - 0.125).abs() < 0.005, "{b}");
+    }
+
+    #[test]
+    fn a_lag_that_was_measured_is_believed_from_the_first_interval_and_followed() {
+        let mut shares = LaggedShares::measured(Nanos(64_100_000));
+        teach(&mut shares, 2..9, 64_000_000);
+        let b = shares.shares().fraction(B);
+        assert!((b - 0.125).abs() < 0.005, "{b}");
+        assert!(shares.lag().0.abs_diff(64_000_000) <= FINE_STEP.0);
+        let lag = |interval: u64| (64_000 + 50 * interval) * 1_000;
+        for interval in 9..200 {
+            teach(&mut shares, interval..interval + 1, lag(interval));
+        }
+        let found = shares.lag().0.abs_diff(lag(200));
+        assert!(found <= STEP.0, "{:?}", shares.lag());
+        shares.restart();
+        assert!((shares.shares().fraction(B) - 0.125).abs() < 0.005);
+        assert!(shares.coarse.len() > 50 && shares.fine.is_empty());
     }
 
     #[test]

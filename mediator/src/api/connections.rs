@@ -22,6 +22,9 @@ const VIEWERS_MAX: usize = 96;
 /// Connections of one user or certificate that is no operator.
 const OF_ONE_MAX: usize = 32;
 
+/// TIMEOUT: after a failed accept (no descriptors are left, say); soon enough for whoever waits to connect.
+pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
 /// TIMEOUT: for a request's head, also of the next request on a connection that is kept: tools that ask every ten seconds
 /// keep theirs.
 const HEAD: Duration = Duration::from_secs(15);

@@ -7,8 +7,7 @@ use axum::Router;
 use tokio::net::TcpListener;
 
 use super::access::{Caller, Role};
-use super::connections::{Connections, serve};
-use super::server::ACCEPT_AGAIN;
+use super::connections::{ACCEPT_AGAIN, Connections, serve};
 
 /// The address, listened on.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
 use super::access::{Caller, Peer, Role};
-use super::connections::{Connections, serve};
+use super::connections::{ACCEPT_AGAIN, Connections, serve};
 use super::in_force::{Current, InForce, ReloadError};
 use super::live::{self, Live};
 use super::measured::Measured;
@@ -34,9 +34,6 @@ const BLOCKING_THREADS: usize = 4;
 
 /// Reads of the ledger at a time; others are told to come again.
 const READS: usize = 2;
-
-/// TIMEOUT: after a failed accept (no descriptors are left, say); soon enough for whoever waits to connect.
-pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// TIMEOUT: what is under way when the daemon stops is a file of a few KiB; exports are given up.
 const LAST_MOMENT: Duration = Duration::from_secs(1);

@@ -17,8 +17,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::Shared;
 use super::access::Caller;
-use super::connections::{Connections, serve};
-use super::server::ACCEPT_AGAIN;
+use super::connections::{ACCEPT_AGAIN, Connections, serve};
 use crate::config::TlsSection;
 
 /// TIMEOUT: a handshake is two round trips.

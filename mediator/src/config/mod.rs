@@ -22,6 +22,7 @@ use turnstile_abi::CHANNELS_MAX;
 use turnstile_policies::{DEFAULT_POLICY, POLICIES};
 
 use crate::daemon::HostConfig;
+use crate::daemon::confine::Seccomp;
 use crate::gpu::soft::SoftConfig;
 
 pub use error::{ConfigError, Problem};
@@ -304,18 +305,6 @@ impl Default for SafetySection {
             keep_capabilities: false,
         }
     }
-}
-
-/// What becomes of system calls that are not on a thread's list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Seccomp {
-    /// They fail with EPERM
-    Enforce,
-    /// They are done, and the kernel's audit log has them
-    Log,
-    /// There are no lists
-    Off,
 }
 
 /// What kind of GPU is shared.

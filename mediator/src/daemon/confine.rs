@@ -33,8 +33,19 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, apply_filter,
 };
+use serde::{Deserialize, Serialize};
 
-use crate::config::Seccomp;
+/// What becomes of system calls that are not on a thread's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Seccomp {
+    /// They fail with EPERM
+    Enforce,
+    /// They are done, and the kernel's audit log has them
+    Log,
+    /// There are no lists
+    Off,
+}
 
 /// What threads of this process are to give up.
 #[derive(Clone, Debug)]
@@ -244,7 +255,7 @@ const SOCKETS: &[libc::c_long] = &[
 /// Memory that is shared with guests, and what is moved of it.
 #[rustfmt::skip]
 const SHARED_MEMORY: &[libc::c_long] = &[
-    libc::SYS_memfd_create, libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_fstat, libc::SYS_lseek, libc::SYS_pread64,
+    libc::SYS_memfd_create, libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_fstat, libc::SYS_fstatfs, libc::SYS_lseek, libc::SYS_pread64,
     libc::SYS_pwrite64, libc::SYS_statx, libc::SYS_newfstatat,
 ];
 

@@ -93,6 +93,32 @@ fn facts(index: u32) -> Result<Facts, CudaError> {
     })
 }
 
+/// How much older the counters are than they say, if that can be measured.
+fn how_old(
+    utilisation: Option<Utilisation>,
+    reading: impl FnMut() -> Option<Moment>,
+) -> (Option<Utilisation>, Option<Nanos>) {
+    let Some(mut utilisation) = utilisation else {
+        return (None, None);
+    };
+    match utilisation.measure(reading) {
+        Ok(Some(lag)) => {
+            log::info!("Counters are {lag:?} older than their time stamps");
+            (Some(utilisation), Some(lag))
+        }
+        Ok(None) => {
+            log::warn!(
+                "How old the counters are cannot be measured; it is found out while tenants share the GPU, in a second or two"
+            );
+            (Some(utilisation), None)
+        }
+        Err(error) => {
+            log::warn!("{error}; idle time within residency is charged");
+            (None, None)
+        }
+    }
+}
+
 /// What is read of the GPU, and what it says.
 #[derive(Debug)]
 struct Watched {
@@ -208,6 +234,17 @@ impl NvidiaGpu {
                 None
             }
         };
+        let (utilisation, lag) = how_old(utilisation, || {
+            let before = clock.now();
+            client
+                .register(driver.read_registers, STATUS_REGISTER)
+                .ok()?;
+            Some(before + Nanos(clock.now().since(before).0 / 2))
+        });
+        let mut watch = Watch::new(utilisation.is_some());
+        if let Some(lag) = lag {
+            watch.measured(lag);
+        }
         let first = Guardian::start(guardian())?;
         let chunks = ProgramChunks::default();
         // What all programs may have together.
@@ -219,7 +256,7 @@ impl NvidiaGpu {
             watched: Mutex::new(Watched {
                 client: client.clone(),
                 log,
-                watch: Watch::new(utilisation.is_some()),
+                watch,
                 utilisation,
                 records: Vec::new(),
                 reads: Reads::default(),

@@ -28,6 +28,8 @@ mod hands;
 pub mod hold;
 pub mod holder;
 pub mod identity;
+mod latch;
+mod launches;
 pub mod lease;
 mod line;
 pub mod load;

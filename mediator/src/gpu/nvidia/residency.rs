@@ -116,6 +116,8 @@ pub struct Residency {
     /// Residencies that ended because of that, and how long each is idle before.
     handovers: VecDeque<(TenantId, Moment)>,
     idle_at_handover: BTreeMap<TenantId, Nanos>,
+    /// Fraction in which the engine processes launches.
+    launching: BTreeMap<TenantId, f64>,
     /// Who was stopped in the middle of his work when he was last resident.
     stopped: BTreeSet<TenantId>,
     /// What was told last.
@@ -135,6 +137,7 @@ impl Residency {
             held: BTreeMap::new(),
             handovers: VecDeque::new(),
             idle_at_handover: BTreeMap::new(),
+            launching: BTreeMap::new(),
             stopped: BTreeSet::new(),
             state: None,
             engine,
@@ -164,6 +167,7 @@ impl Residency {
     pub fn forget_tenant(&mut self, tenant: TenantId) -> Vec<u32> {
         self.idle.remove(&tenant);
         self.idle_at_handover.remove(&tenant);
+        self.launching.remove(&tenant);
         self.held.remove(&tenant);
         self.stopped.remove(&tenant);
         let gone = self.tenants.extract_if(.., |_, of| *of == tenant);
@@ -191,6 +195,12 @@ impl Residency {
     /// From now on this fraction of the tenant's residency counts as idle.
     pub fn set_idle_fraction(&mut self, tenant: TenantId, fraction: f64) {
         self.idle.insert(tenant, fraction.clamp(0.0, 1.0));
+    }
+
+    /// From now on this fraction of the tenant's residency is the processing of its launches, and counts as idle as well: none of its
+    /// kernels runs in it.
+    pub fn set_launching_fraction(&mut self, tenant: TenantId, fraction: f64) {
+        self.launching.insert(tenant, fraction.clamp(0.0, 1.0));
     }
 
     /// From now on so much of a residency that ends because the tenant is held counts as idle.
@@ -390,7 +400,8 @@ impl Residency {
         events: &mut Vec<SwitchEvent>,
     ) {
         let length = to.since(from);
-        let fraction = self.idle.get(&tenant).copied().unwrap_or(0.0);
+        let of = |fractions: &BTreeMap<TenantId, f64>| fractions.get(&tenant).copied();
+        let fraction = of(&self.idle).unwrap_or(0.0) + of(&self.launching).unwrap_or(0.0);
         // CAST: a part of the length.
         let idle = Nanos((length.0 as f64 * fraction) as u64).min(length);
         if idle > Nanos::ZERO {

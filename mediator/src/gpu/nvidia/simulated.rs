@@ -281,6 +281,7 @@ impl Engine {
                 from: Moment(from + self.lag),
                 to: Moment(self.now + self.lag),
                 busy_ns: Nanos(self.busy - busy),
+                launches: None,
             });
             self.latch = (self.now, self.busy);
         }

@@ -8,20 +8,34 @@
 //! sample ourselves, where they are known to lie; the first interval is told by both, and if they differ, the library is
 //! believed from then on.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use turnstile_accounting::{Moment, Nanos};
 
+use super::latch::{Latch, clock_zero};
 use super::sys::{Nvml, NvmlFailure, UtilisationSample};
-use super::version::SampleLayout;
+use super::version::{LAUNCHES, SampleLayout};
 
 /// From one latch to the next. SOURCE: measured: 100.0 ms, sixteen times in a row.
 const LATCH: Nanos = Nanos::from_ms(100);
 
-/// The counters' own clock and the time stamps agree on an interval so far. SOURCE: measured: 0.13 ms at most in 70 intervals; where
-/// they begin anew, tens of milliseconds.
-const AGREE: Nanos = Nanos::from_ms(2);
+/// The counters' own clock and the time stamps agree on an interval so far, unless they begin anew. SOURCE: measured: 0.13 ms at most in 70
+/// intervals; but they drift by 0.08 to 0.4 ms a second, and where a latch has gone by since the last stamp, the next is of one later: one more
+/// or less of them.
+const AGREE: Nanos = Nanos::from_ms(110);
 
 /// After a latch, so that it is there.
 const SLACK: Nanos = Nanos::from_ms(2);
+
+/// How old counters are is measured for so long: two latches lie within. And how long the latch of the last reading may come later.
+const MEASURED_FOR: Nanos = Nanos::from_ms(220);
+const LATCHED_WITHIN: Nanos = Nanos::from_ms(106);
+/// Readings of registers from one of the counters to the next, and a pause between two of these when there is nothing else to read.
+const READINGS: usize = 50;
+const SAMPLE_PAUSE: Duration = Duration::from_millis(5);
+/// TIMEOUT: the measurement takes three quarters of a second.
+const MEASUREMENT_MAX: Nanos = Nanos::from_ms(1_200);
 
 /// The library's figure and ours are the same: digits of a percentage.
 const SAME: f64 = 0.001;
@@ -63,6 +77,8 @@ pub struct Busy {
     pub to: Moment,
     /// Time in which a kernel was active, or a launch was processed.
     pub busy_ns: Nanos,
+    /// How many kernels, copies and fills were launched, if that is known.
+    pub launches: Option<u64>,
 }
 
 /// Counters at a latch.
@@ -72,6 +88,8 @@ struct Counted {
     busy: u64,
     cycles: u64,
     clock: u64,
+    launches: u64,
+    answers: u64,
 }
 
 impl Counted {
@@ -140,6 +158,85 @@ impl Utilisation {
         })
     }
 
+    /// Measures how much older the counters are than [`Busy`] will say, with `reading`, which reads a register and says when. Three quarters of a second.
+    /// `None` if they do not show it.
+    ///
+    /// # Errors
+    /// If the library refuses.
+    pub fn measure(
+        &mut self,
+        mut reading: impl FnMut() -> Option<Moment>,
+    ) -> Result<Option<Nanos>, UtilisationError> {
+        let deadline = Instant::now() + Duration::from_nanos(MEASUREMENT_MAX.0);
+        let mut latches = Vec::new();
+        let Some(begin) = reading() else {
+            return Ok(None);
+        };
+        // A start has many answers, the last latch has not all of them.
+        if !self.latched_after(begin, 1, deadline, &mut latches)? {
+            return Ok(None);
+        }
+        latches.drain(..latches.len() - 1);
+        let (Some(from), mut readings) = (reading(), 1_usize) else {
+            return Ok(None);
+        };
+        let mut to = from;
+        while to.since(from) < MEASURED_FOR {
+            let Some(at) = reading() else {
+                return Ok(None);
+            };
+            (to, readings) = (at, readings + 1);
+            if readings % READINGS == 0 {
+                self.latch(&mut latches)?;
+            }
+        }
+        if !self.latched_after(to, 2, deadline, &mut latches)? {
+            return Ok(None);
+        }
+        let zero = clock_zero(from, to, &latches);
+        log::debug!("{zero:?} by {latches:?} and {readings} readings from {from:?} to {to:?}");
+        Ok(zero.map(|zero| {
+            let latched = Moment(zero.0 + self.latched.clock);
+            self.to.since(latched)
+        }))
+    }
+
+    /// Waits until so many latches were seen that are after this moment, however old they are; whether that was in time.
+    fn latched_after(
+        &mut self,
+        moment: Moment,
+        count: u32,
+        deadline: Instant,
+        latches: &mut Vec<Latch>,
+    ) -> Result<bool, UtilisationError> {
+        let mut stamp = self.latch(latches)?;
+        let mut after = 0;
+        while after < count && Instant::now() < deadline {
+            thread::sleep(SAMPLE_PAUSE);
+            let next = self.latch(latches)?;
+            if next != stamp && next > moment + LATCHED_WITHIN {
+                after += 1;
+            }
+            stamp = next;
+        }
+        Ok(after == count)
+    }
+
+    /// Adds the last latch, if it is another, and returns its time stamp.
+    fn latch(&mut self, latches: &mut Vec<Latch>) -> Result<Moment, UtilisationError> {
+        let next = 1 - self.last;
+        self.nvml.take(&mut self.samples[next])?;
+        let counted = counted(&self.samples[next], self.layout);
+        let latch = Latch {
+            clock_ns: counted.clock,
+            answers: counted.answers,
+        };
+        if latches.last() != Some(&latch) {
+            latches.push(latch);
+        }
+        Ok(counted.at)
+    }
+
     /// Whether there may be something that [`Self::read`] has not told: nothing before the next latch, or the seventh where
     /// that will do.
     pub fn is_due(&self, now: Moment, seldom: bool) -> bool {
@@ -159,6 +256,9 @@ impl Utilisation {
             return Ok(None);
         }
         let percent = self.percent(next, &counted)?;
+        // As long as the words are where they should be.
+        let launches = (self.reads == Reads::Ours)
+            .then(|| LAUNCHES * counted.launches.saturating_sub(self.latched.launches));
         let before = std::mem::replace(&mut self.latched, counted);
         let (length, agree) = counted.since(&before);
         let from = if agree { self.to } else { before.at };
@@ -166,7 +266,12 @@ impl Utilisation {
         (self.last, self.to) = (next, to);
         // CAST: a part of the length.
         let busy_ns = Nanos((length.0 as f64 * percent.clamp(0.0, 100.0) / 100.0) as u64);
-        Ok(Some(Busy { from, to, busy_ns }))
+        Ok(Some(Busy {
+            from,
+            to,
+            busy_ns,
+            launches,
+        }))
     }
 
     fn percent(&mut self, next: usize, counted: &Counted) -> Result<f64, UtilisationError> {
@@ -197,6 +302,8 @@ fn counted(sample: &UtilisationSample, layout: SampleLayout) -> Counted {
         busy: sample.word(layout.busy_at),
         cycles: sample.word(layout.cycles_at),
         clock: sample.word(layout.clock_at),
+        launches: sample.word(layout.launches_at),
+        answers: sample.word(layout.answers_at),
     }
 }
 
@@ -211,6 +318,8 @@ mod tests {
             busy,
             cycles,
             clock: 0,
+            launches: 0,
+            answers: 0,
         };
         // SOURCE: two samples of an H200 under kernels of 200 us, of which the library made 95.740914454...
         let percent = counted(159_350_549, 166_439_343).percent_since(&counted(0, 0));
@@ -227,11 +336,16 @@ mod tests {
             busy: 0,
             cycles: 1,
             clock,
+            launches: 0,
+            answers: 0,
         };
         let before = at(500, 26_598_423_809);
         let (length, agree) = at(600, 26_698_371_476).since(&before);
         assert_eq!((length, agree), (Nanos(99_947_667), true));
-        let (length, agree) = at(600, 5).since(&before);
-        assert_eq!((length, agree), (Nanos::from_ms(100), false));
+        // The stamps have drifted through a latch.
+        let (length, agree) = at(600, 26_798_371_476).since(&before);
+        assert_eq!((length, agree), (Nanos(199_947_667), true));
+        let (length, agree) = at(800, 5).since(&before);
+        assert_eq!((length, agree), (Nanos::from_ms(300), false));
     }
 }

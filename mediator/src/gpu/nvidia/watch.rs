@@ -11,6 +11,7 @@ use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
 use super::hold::Channel;
+use super::launches::Launches;
 use super::residency::{Edges, Residency, UNTRACKED};
 use super::utilisation::Busy;
 use crate::mediation::COMPUTE;
@@ -41,6 +42,7 @@ pub(super) struct Watch {
     pub(super) demand: Demand,
     pub(super) handles: Handles,
     idle: LaggedShares,
+    launches: Launches,
     /// Whether there are counters.
     counters: bool,
     /// End of the last interval that they told of.
@@ -70,6 +72,7 @@ impl Watch {
             demand: Demand::default(),
             handles: Handles::default(),
             idle: LaggedShares::default(),
+            launches: Launches::default(),
             counters,
             counted_until: None,
             learning_until: Moment(0),
@@ -77,6 +80,11 @@ impl Watch {
             events: Vec::new(),
             lost: false,
         }
+    }
+
+    /// The counters are so much older than they say.
+    pub(super) fn measured(&mut self, lag: Nanos) {
+        self.idle = LaggedShares::measured(lag);
     }
 
     pub(super) fn add(&mut self, tenant: TenantId, pid: u32, now: Moment) {
@@ -99,6 +107,7 @@ impl Watch {
     pub(super) fn remove(&mut self, tenant: TenantId) {
         self.demand.remove(tenant);
         self.idle.forget(tenant);
+        self.launches.forget(tenant);
         for pid in self.residency.forget_tenant(tenant) {
             self.handles.forget(pid);
         }
@@ -218,6 +227,7 @@ impl Watch {
 
     /// The engine was seen at work, or without, at `at`, while this tenant was resident.
     pub(super) fn seen(&mut self, tenant: TenantId, works: bool, at: Moment) {
+        self.launches.read(at);
         if works {
             self.demand.busy(tenant, at);
             self.residency.busy(tenant, at, &mut self.events);
@@ -278,6 +288,14 @@ impl Watch {
             busy.to,
             self.idle.lag()
         );
+        let lag = self.idle.lag();
+        let ago = |moment: Moment| Moment(moment.0.saturating_sub(lag.0));
+        if let Some(count) = busy.launches {
+            let span = (ago(busy.from), ago(busy.to));
+            let shares = self.idle.shares();
+            let at_handover = |tenant| shares.at_handover(tenant);
+            self.launches.observe(span, count, &stays, at_handover);
+        }
         if surprised {
             self.learn(busy.to, LEARNING_AGAIN);
         }
@@ -287,7 +305,11 @@ impl Watch {
             self.residency.set_idle_fraction(tenant, fraction);
             let at_handover = shares.at_handover(tenant);
             self.residency.set_idle_at_handover(tenant, at_handover);
-            log::trace!("{tenant} is idle for {fraction:.4}, {at_handover:?} at handovers");
+            let launching = self.launches.fraction(tenant, fraction);
+            self.residency.set_launching_fraction(tenant, launching);
+            log::trace!(
+                "{tenant} is idle for {fraction:.4}, {at_handover:?} at handovers, launches for {launching:.4}"
+            );
         }
     }
 
@@ -305,8 +327,11 @@ impl Watch {
         usage.signals = Signals::EventsAndCounters;
         for engine in &mut usage.engines {
             let doubt = |part: &TenantUsage| {
+                let (idle, tenant) = (self.idle.shares(), part.tenant);
+                let launching = self.launches.uncertainty(tenant, idle.fraction(tenant));
+                let doubt = idle.uncertainty(tenant) + launching;
                 // CAST: a part of the tenant's time.
-                Nanos((part.used_ns.0 as f64 * self.idle.shares().uncertainty(part.tenant)) as u64)
+                Nanos((part.used_ns.0 as f64 * doubt) as u64)
             };
             let doubt = engine.tenants.iter().map(doubt).max();
             engine.error_bound_ns += doubt.unwrap_or(Nanos::ZERO);
