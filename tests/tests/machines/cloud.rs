@@ -25,7 +25,7 @@ const MEASURED: Duration = Duration::from_secs(8);
 const LOAD: Duration = Duration::from_secs(11);
 /// TIMEOUT: every kernel is verified in under a second; some on a busy host.
 const BEGIN: Duration = Duration::from_secs(60);
-/// TIMEOUT: a minute and a half; the whole lab has five (docs/SPECIFICATION.md).
+/// TIMEOUT: a minute and a half; the whole lab has five, as docs/SPECIFICATION.md says.
 const BUDGET: Duration = Duration::from_secs(300);
 
 /// What a guest has left in its memory.

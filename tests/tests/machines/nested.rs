@@ -12,7 +12,7 @@ use turnstile_tests::machine::{Ended, Machine, busy_ticks, ticks};
 
 use crate::{alone, lab};
 
-/// The lab's whole time, as is promised (docs/SPECIFICATION.md).
+/// The lab's whole time, as docs/SPECIFICATION.md has it.
 const BUDGET: Duration = Duration::from_secs(300);
 /// Where the physical GPU is on the bus, and the VM's own.
 const PHYSICAL: u32 = 4;
