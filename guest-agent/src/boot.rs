@@ -17,6 +17,29 @@
 
 use crate::Platform;
 
+/// What a stock VMM hands to the guest as its first module: this head, then arguments, then a directory of files whose addresses count
+/// from the module's begin, then the files.
+pub mod module {
+    /// First word of the head; bytes of arguments and number of files follow, each a u64.
+    pub const MAGIC: u64 = u64::from_le_bytes(*b"TSMODU01");
+    /// Bytes of the head.
+    pub const HEAD_BYTES: u64 = 24;
+
+    /// The head.
+    pub fn head(args_bytes: u64, files: u64) -> [u8; HEAD_BYTES as usize] {
+        let mut bytes = [0; HEAD_BYTES as usize];
+        for (room, word) in bytes.chunks_exact_mut(8).zip([MAGIC, args_bytes, files]) {
+            room.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+}
+
+/// Where a guest that was started by the PVH protocol leaves its report, and bytes that it may have.
+pub const PVH_REPORT_GPA: u64 = 0x3000;
+/// See [`PVH_REPORT_GPA`].
+pub const PVH_REPORT_BYTES: u64 = 4096;
+
 /// Where the block is.
 pub const BOOT_GPA: u64 = 0x7000;
 /// Bytes of the block.

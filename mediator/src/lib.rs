@@ -10,7 +10,7 @@ pub mod histogram;
 pub mod launch;
 pub mod mediation;
 pub mod memory;
-mod memory_file;
+pub mod memory_file;
 pub mod metrics;
 mod process;
 pub mod socket;

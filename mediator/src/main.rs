@@ -37,6 +37,8 @@ enum Command {
     Vmm(cli::vmm::Args),
     /// Serve the devices of stock VMMs' VMs from a process of its own, which outlives the daemon
     VfioUser(cli::vfio_user::Args),
+    /// Start a VMM with memory for its guest that can be neither shrunk nor grown, where it makes none itself (Cloud Hypervisor)
+    SealedMemory(cli::sealed_memory::Args),
     /// Export what was used, and check the ledger
     Usage(cli::usage::Args),
     /// Run a CUDA program, and what it starts, as a tenant of a running daemon
@@ -106,6 +108,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Manual(args) => cli::manual::run(&args, Args::command()),
         Command::Demo(args) => cli::demo::run(&args),
         Command::VfioUser(args) => cli::vfio_user::run(&args),
+        Command::SealedMemory(args) => cli::sealed_memory::run(&args),
         Command::Vmm(args) => cli::vmm::run(&args),
         Command::Run(args) => cli::run::run(args),
         Command::RunKeeper => Ok(turnstile_mediator::launch::keep()?),

@@ -2,19 +2,34 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 
 /// Makes a file of `bytes` zero bytes that lives in memory, closes on exec, and can neither shrink nor grow any more: a
 /// peer that maps it cannot be killed by a truncation.
 ///
 /// # Errors
 /// The host's, when it has no descriptor or memory left.
-pub(crate) fn memory_file(name: &str, bytes: u64) -> io::Result<File> {
+pub fn memory_file(name: &str, bytes: u64) -> io::Result<File> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, bytes)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(File::from(fd))
+}
+
+/// A second descriptor of a file, of this number, which stays open on exec.
+///
+/// # Errors
+/// `AddrInUse` when the number is taken; else as fcntl(2).
+pub fn inherited(file: &File, number: RawFd) -> io::Result<OwnedFd> {
+    let fd = fcntl_dupfd_cloexec(file, number)?;
+    if fd.as_raw_fd() != number {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    fcntl_setfd(&fd, FdFlags::empty())?;
+    Ok(fd)
 }
 
 #[cfg(test)]
@@ -27,5 +42,17 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 8192);
         assert!(file.set_len(4096).is_err());
         assert!(file.set_len(16384).is_err());
+    }
+
+    #[test]
+    fn a_number_that_is_taken_stays_what_it_is() {
+        let file = memory_file("turnstile-test", 4096).unwrap();
+        let number = 700;
+        let fd = inherited(&file, number).unwrap();
+        assert_eq!(fd.as_raw_fd(), number);
+        let flags = rustix::io::fcntl_getfd(&fd).unwrap();
+        assert!(!flags.contains(FdFlags::CLOEXEC));
+        let again = inherited(&file, number).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AddrInUse);
     }
 }

@@ -86,12 +86,17 @@ pub enum LabError {
 }
 
 impl Lab {
+    /// What is in a folder already.
+    pub fn at(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
     /// Has it made, or finds it made: in the folder that `TURNSTILE_LAB` names, or `target/lab`. `nested` is the program for
-    /// machines that are hosts themselves.
+    /// machines that are hosts themselves, `cloud` Cloud Hypervisor, if there is one.
     ///
     /// # Errors
     /// [`LabError`].
-    pub fn make(nested: &Path) -> Result<Self, LabError> {
+    pub fn make(nested: &Path, cloud: Option<PathBuf>) -> Result<Self, LabError> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let folder = std::env::var_os("TURNSTILE_LAB");
         let folder = folder.map_or_else(|| root.join("target/lab"), PathBuf::from);
@@ -101,6 +106,7 @@ impl Lab {
         let build = Command::new(root.join("images/lab/build"))
             .arg(&folder)
             .env("LAB_NESTED", nested)
+            .env("LAB_CLOUD", cloud.unwrap_or_default())
             .stdout(log.try_clone().map_err(failed)?)
             .stderr(log)
             .spawn();
@@ -120,6 +126,16 @@ impl Lab {
             // A fault of the script's or the guest's is no reason to skip.
             Some(_) => Err(LabError::Failed(said)),
         }
+    }
+
+    /// The stock kernel.
+    pub fn kernel(&self) -> PathBuf {
+        self.folder.join("vmlinuz")
+    }
+
+    /// What guests boot from.
+    pub fn initramfs(&self) -> PathBuf {
+        self.folder.join("initramfs.gz")
     }
 
     /// Starts a machine.
@@ -146,7 +162,7 @@ impl Lab {
             .args(machine.options)
             .args(["-append", &append])
             .arg("-kernel")
-            .arg(self.folder.join("vmlinuz"))
+            .arg(self.kernel())
             .arg("-initrd")
             .arg(self.folder.join(machine.initramfs));
         for (slot, socket) in machine.sockets {

@@ -1,12 +1,13 @@
 //! The freestanding guest: no operating system, no libc.
 //!
-//! The VMM starts it at CPL 0 in long mode with memory mapped one to one. It sets up interrupts and goes on at CPL 3,
+//! The VMM starts it at CPL 0 in long mode with memory mapped one to one; a stock VMM starts it by [`pvh`]. It sets up interrupts and goes on at CPL 3,
 //! from where an illegal instruction is the call that sleeps (see [`cpu`]).
 #![no_std]
 #![no_main]
 
 mod cpu;
 mod platform;
+mod pvh;
 
 use core::fmt::Write;
 use core::panic::PanicInfo;
@@ -20,7 +21,7 @@ pub extern "C" fn _start() -> ! {
 
 /// What runs at CPL 3.
 extern "C" fn body() -> ! {
-    let code = match Freestanding::find() {
+    let code = match Freestanding::wait() {
         Some(platform) => turnstile_workload::run(&platform),
         None => {
             let _ = Console.write_str("No device on bus 0\n");

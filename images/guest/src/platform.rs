@@ -44,7 +44,21 @@ fn config_read(device: u32, offset: u8) -> u32 {
     cpu::in32(CONFIG_DATA)
 }
 
+/// How long a device that is plugged in later is waited for, in cycles of the time-stamp counter: some seconds.
+const PLUG_CYCLES: u64 = 30_000_000_000;
+
 impl Freestanding {
+    /// Looks for the device until it is there, for some seconds.
+    pub fn wait() -> Option<Self> {
+        let begin = cpu::time_stamp();
+        loop {
+            let found = Self::find();
+            if found.is_some() || cpu::time_stamp().wrapping_sub(begin) > PLUG_CYCLES {
+                return found;
+            }
+        }
+    }
+
     /// Looks for the device on bus 0.
     pub fn find() -> Option<Self> {
         let id = u32::from(pci::DEVICE_ID) << 16 | u32::from(pci::VENDOR_ID);

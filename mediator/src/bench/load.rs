@@ -1,4 +1,5 @@
-//! What a load process is told and what it says: one line of JSON each on its standard output, `ready` and `done`.
+//! What a load process is told and what it says: one line of JSON each on its standard output, `ready` and `done`, or `ready` and
+//! a `block` for each that it is asked for.
 
 use std::fmt;
 use std::str::FromStr;
@@ -102,11 +103,23 @@ pub enum Said {
     Ready {
         /// Its process.
         pid: u32,
-        /// How long its work takes.
-        calibration: Calibration,
+        /// How long its work takes, if it is of that kind.
+        #[serde(default)]
+        calibration: Option<Calibration>,
     },
+    /// A block of work is done.
+    Block(Block),
     /// It is done.
     Done(Box<LoadReport>),
+}
+
+/// Pieces of work that were done one after the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Block {
+    /// The median length of a piece, in nanoseconds.
+    pub median_ns: f64,
+    /// The mean, from the beginning of the first to the end of the last.
+    pub mean_ns: f64,
 }
 
 /// What a load found out about itself. Times are of the wall clock unless said.
@@ -193,6 +206,12 @@ mod tests {
         assert_eq!(
             serde_json::from_str::<Said>(&line).unwrap(),
             Said::Done(Box::new(report))
+        );
+        let line = r#"{"ready": {"pid": 3}}"#;
+        let (pid, calibration) = (3, None);
+        assert_eq!(
+            serde_json::from_str::<Said>(line).unwrap(),
+            Said::Ready { pid, calibration }
         );
     }
 }

@@ -12,6 +12,7 @@ pub mod cell;
 pub mod entitlement;
 pub mod load;
 pub mod matrix;
+pub mod pairs;
 pub mod percentile;
 pub mod spans;
 pub mod suspend;

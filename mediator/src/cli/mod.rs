@@ -14,6 +14,7 @@ pub(crate) mod nvidia_worker;
 pub(crate) mod options;
 mod report;
 pub(crate) mod run;
+pub(crate) mod sealed_memory;
 pub(crate) mod serve;
 mod service;
 pub(crate) mod soft_gpu;

@@ -255,7 +255,7 @@ const SOCKETS: &[libc::c_long] = &[
 /// Memory that is shared with guests, and what is moved of it.
 #[rustfmt::skip]
 const SHARED_MEMORY: &[libc::c_long] = &[
-    libc::SYS_memfd_create, libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_fstat, libc::SYS_lseek, libc::SYS_pread64,
+    libc::SYS_memfd_create, libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_fstat, libc::SYS_fstatfs, libc::SYS_lseek, libc::SYS_pread64,
     libc::SYS_pwrite64, libc::SYS_statx, libc::SYS_newfstatat,
 ];
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use turnstile_abi::PAGE_BYTES;
 use turnstile_vmm::wire::Region;
 use vm_memory::mmap::FromRangesError;
@@ -21,6 +21,9 @@ pub const REGIONS_MAX: usize = 16;
 pub const MAPPED_MAX: usize = 128;
 /// Most memory of one VM.
 pub const GUEST_BYTES_MAX: u64 = 4 << 40;
+
+/// The file system of memory files in huge pages. SOURCE: linux/magic.h, HUGETLBFS_MAGIC.
+const HUGETLBFS: i64 = 0x9584_58f6;
 
 /// Why a VM's memory was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +59,12 @@ pub enum GuestMemoryError {
         "The memory file is not sealed against shrinking (memfd_create with MFD_ALLOW_SEALING, then F_ADD_SEALS F_SEAL_SHRINK)"
     )]
     NotSealed,
+    /// Its pages may be missing when they are touched, however it is sealed: who else takes huge pages, or punches holes, would kill
+    /// the daemon.
+    #[error(
+        "The memory file is in huge pages of hugetlbfs, which may run out; transparent huge pages are taken (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
+    )]
+    HugePages,
     /// The kernel would not tell.
     #[error("Looking at the memory file failed")]
     Stat(#[source] io::Error),
@@ -110,13 +119,17 @@ pub fn add(memory: &GuestMemory, fd: OwnedFd, region: Region) -> Result<(), Gues
     memory.add(mapped).map_err(GuestMemoryError::Overlap)
 }
 
-/// A file that cannot shrink, and its size.
+/// A file that cannot shrink and whose pages are there when they are touched, and its size.
 fn checked_file(fd: OwnedFd) -> Result<(File, u64), GuestMemoryError> {
     let seals = fcntl_get_seals(&fd).map_err(|_| GuestMemoryError::NotSealed)?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err(GuestMemoryError::NotSealed);
     }
-    let stat = fstat(&fd).map_err(|errno| GuestMemoryError::Stat(errno.into()))?;
+    let told = |errno: rustix::io::Errno| GuestMemoryError::Stat(errno.into());
+    if fstatfs(&fd).map_err(told)?.f_type == HUGETLBFS {
+        return Err(GuestMemoryError::HugePages);
+    }
+    let stat = fstat(&fd).map_err(told)?;
     Ok((File::from(fd), u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
@@ -235,6 +248,22 @@ mod tests {
         assert!(matches!(
             map(Some(pipe.into()), &[region(0, 0x1000, 0)]),
             Err(GuestMemoryError::NotSealed)
+        ));
+    }
+    /// Sealed as it may be, it has no page: the first touch would end this process.
+    #[test]
+    fn huge_pages_that_may_not_be_there_are_refused() {
+        use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let Ok(fd) = memfd_create("test", flags) else {
+            println!("SKIPPED: this kernel has no memory files in huge pages");
+            return;
+        };
+        rustix::fs::ftruncate(&fd, 1 << 30).unwrap();
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        assert!(matches!(
+            map(Some(fd), &[region(0, 0x20_0000, 0)]),
+            Err(GuestMemoryError::HugePages)
         ));
     }
 }

@@ -211,3 +211,24 @@ fn a_vm_of_a_front_of_its_own_goes_on_after_the_daemon_is_killed() {
     println!("the device was ready {took:?} after the daemon was started again");
     assert!(took < Duration::from_secs(30));
 }
+
+/// What Cloud Hypervisor is given: a file that it can open by its descriptor's number, and that neither it nor anybody else can shrink.
+#[test]
+fn a_command_is_given_memory_that_keeps_its_size() {
+    let tries = "stat -Lc %s /proc/self/fd/9 && ! truncate -s 4096 /proc/self/fd/9 && ! truncate -s 1M /proc/self/fd/9 && echo kept";
+    let output = turnstile()
+        .args(["sealed-memory", "--size", "8K", "--", "sh", "-c", tries])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!((output.status.code(), &*said), (Some(0), "8192\nkept\n"));
+    let output = turnstile()
+        .args(["sealed-memory", "--size", "8K", "--", "/nowhere/a-vmm"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("/nowhere/a-vmm was not started"),
+        "{said}"
+    );
+}

@@ -15,6 +15,9 @@ use turnstile_mediator::gpu::vfio::Bus;
 use turnstile_mediator::gpu::vfio::fake::FakeBus;
 use turnstile_mediator::gpu::vfio::kernel::KernelBus;
 use turnstile_mediator::gpu::vfio::user::UserBus;
+use turnstile_tests::cloud::Cloud;
+use turnstile_tests::linux;
+use turnstile_tests::machine::Lab;
 use turnstile_tests::nested::gates::Use;
 use turnstile_tests::nested::{Line, checks, gates};
 
@@ -30,6 +33,9 @@ struct Args {
     /// Serve simulated hardware at this socket by the vfio-user protocol, and check nothing
     #[arg(long, conflicts_with_all = ["device", "vfio_user"])]
     serve: Option<PathBuf>,
+    /// Run Linux guests in Cloud Hypervisor instead, which is on the path; their kernel and initramfs are in this folder
+    #[arg(long, conflicts_with_all = ["device", "vfio_user", "serve"])]
+    linux_guests: Option<PathBuf>,
     /// The host's processor is emulated
     #[arg(long)]
     emulated: bool,
@@ -55,6 +61,19 @@ fn main() -> Result<()> {
     let args = Args::parse();
     if let Some(socket) = &args.serve {
         return Ok(serve(&simulated()?, socket)?);
+    }
+    if let Some(folder) = args.linux_guests {
+        let cloud = Cloud::find().map_err(anyhow::Error::msg)?;
+        let lab = Lab::at(folder);
+        linux::share_in_cloud(
+            "Cloud Hypervisor in the lab",
+            linux::LONG_KERNEL_US,
+            Instant::now(),
+            &cloud,
+            &lab,
+        );
+        linux::comes_back(&cloud, &lab);
+        return Ok(());
     }
     let bus: Arc<dyn Bus> = match (&args.device, &args.vfio_user) {
         (Some(address), _) => Arc::new(KernelBus::open(address)?),

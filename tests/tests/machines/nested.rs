@@ -7,11 +7,12 @@ use std::process::{self, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use turnstile_tests::e2e::wait_for;
+use turnstile_tests::linux::{daemon, fronts};
 use turnstile_tests::machine::{Ended, Machine, busy_ticks, ticks};
 
-use crate::{alone, daemon, fronts, lab};
+use crate::{alone, lab};
 
-/// The lab's whole time, as the issue has it.
+/// The lab's whole time, as docs/SPECIFICATION.md has it.
 const BUDGET: Duration = Duration::from_secs(300);
 /// Where the physical GPU is on the bus, and the VM's own.
 const PHYSICAL: u32 = 4;

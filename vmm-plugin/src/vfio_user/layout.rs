@@ -1,6 +1,6 @@
 //! What a device consists of.
 
-use super::{Errno, irq, region};
+use super::{EXTENDED_CONFIG_BYTES, Errno, irq, region};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -95,6 +95,14 @@ impl Layout {
         irq.copied().ok_or(Errno::INVALID)
     }
 
+    /// Whether an access is to extended configuration space that the device does not have: it reads as all ones, and takes writes
+    /// without an effect. Machines with ECAM let their guests reach there, whatever the region's size; refused, it would stop them: the
+    /// crate `vfio_user`, which is Cloud Hypervisor's client, waits for the data of a refused read for ever.
+    pub(super) fn is_beyond_config(&self, index: u32, offset: u64) -> bool {
+        let config = &self.regions[region::CONFIG as usize];
+        index == region::CONFIG && (config.bytes..EXTENDED_CONFIG_BYTES).contains(&offset)
+    }
+
     /// Whether an access lies within a region and is of a kind that it takes.
     pub(super) fn check_access(
         &self,
@@ -109,8 +117,12 @@ impl Layout {
         } else {
             region.readable
         };
+        let size = match self.is_beyond_config(index, offset) {
+            true => EXTENDED_CONFIG_BYTES,
+            false => region.bytes,
+        };
         let end = offset.checked_add(bytes as u64);
-        if permitted && end.is_some_and(|end| end <= region.bytes) {
+        if permitted && end.is_some_and(|end| end <= size) {
             Ok(())
         } else {
             Err(Errno::INVALID)

@@ -36,6 +36,9 @@ pub const DATA_BYTES_MAX: usize = 16 << 10;
 pub const MESSAGE_FDS_MAX: usize = 16;
 /// Most mappings of one client, which it is told when the version is agreed on.
 pub const DMA_MAPS_MAX: usize = 4096;
+/// Configuration space of a function as ECAM has it; a conventional device has the first 256 bytes of it.
+/// SOURCE: PCI Express Base Specification 3.0, 7.2.2.
+pub const EXTENDED_CONFIG_BYTES: u64 = 4096;
 /// Granule of mappings.
 pub const PAGE_BYTES: u64 = 4096;
 

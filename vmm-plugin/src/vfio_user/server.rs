@@ -27,7 +27,7 @@ const IRQ_FLAGS: u32 = 1 | 8;
 
 /// What is behind a device that is served. No call may wait for the client.
 pub trait Backend {
-    /// A read, within a region that can be read.
+    /// A read, within a region that can be read. `data` may hold anything.
     ///
     /// # Errors
     /// What the client is answered.
@@ -143,8 +143,10 @@ fn perform(
             offset,
             count,
         } => {
-            let mut data = vec![0; count];
-            backend.read(region, offset, &mut data)?;
+            let mut data = vec![0xff; count];
+            if !layout.is_beyond_config(region, offset) {
+                backend.read(region, offset, &mut data)?;
+            }
             // CAST: at most DATA_BYTES_MAX
             let payload = Payload::default().longs(&[offset]);
             payload.words(&[region, count as u32]).bytes(&data).0
@@ -154,7 +156,9 @@ fn perform(
             offset,
             data,
         } => {
-            backend.write(region, offset, data)?;
+            if !layout.is_beyond_config(region, offset) {
+                backend.write(region, offset, data)?;
+            }
             // CAST: at most DATA_BYTES_MAX
             let payload = Payload::default().longs(&[offset]);
             payload.words(&[region, data.len() as u32]).0

@@ -106,6 +106,7 @@ fn refusals_have_a_reason_and_the_connection_goes_on() {
         (0, u64::MAX - 3),
         (1, 0),
         (region::CONFIG, 252),
+        (region::CONFIG, 4092),
         (9, 0),
         (u32::MAX, 0),
     ];

@@ -50,6 +50,12 @@ fn its_client_drives_our_server() {
     let mut data = [0; 4];
     client.region_read(0, 8, &mut data).unwrap();
     assert_eq!(data, [5, 6, 7, 8]);
+    // As a guest does by ECAM. This client waits for ever for a read that is refused.
+    client
+        .region_read(region::CONFIG, 0x100, &mut data)
+        .unwrap();
+    assert_eq!(data, [0xff; 4]);
+    client.region_write(region::CONFIG, 0xffc, &data).unwrap();
 
     let ram = memory(0x4000);
     ram.write_all_at(&[2; 64], 0).unwrap();

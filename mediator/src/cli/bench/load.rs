@@ -40,6 +40,9 @@ pub(crate) struct LoadArgs {
     /// Start when a line with the wall clock in nanoseconds comes on the standard input; end when it closes
     #[arg(long)]
     wait: bool,
+    /// Launch and wait for as many kernels as each line of the standard input says, and say how long that took; end when it closes
+    #[arg(long, conflicts_with = "wait")]
+    blocks_of: bool,
 }
 
 /// Runs it: says that it is ready, waits for the moment, loads the GPU, reports.
@@ -58,7 +61,9 @@ pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
         list_gaps: args.list_gaps,
     };
     let output = io::stdout().lock();
-    if args.wait {
+    if args.blocks_of {
+        generator::blocks(&spec, io::stdin().lock(), output)?;
+    } else if args.wait {
         generator::run(&spec, Some(io::stdin().lock()), output)?;
     } else {
         generator::run(&spec, None::<io::StdinLock<'_>>, output)?;

@@ -1,5 +1,6 @@
 //! Load processes: started together, told when to begin, heard when they are done.
 
+use std::io;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -7,15 +8,18 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use turnstile_mediator::bench::load::{Calibration, LoadReport, Said};
+use turnstile_mediator::bench::load::{Block, Calibration, LoadReport, Said};
 use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
 
-use super::ending::end;
+use super::ending::{end, ended_within};
 
-/// TIMEOUT: a CUDA process begins within about 2 s; several at once, held back by a daemon, within a few times that.
-const READY_LIMIT: Duration = Duration::from_secs(30);
+/// TIMEOUT: a CUDA process begins within about 2 s; several at once, held back by a daemon, within a few times that; 16 of PyTorch take
+/// up to half a minute.
+const READY_LIMIT: Duration = Duration::from_secs(90);
 /// TIMEOUT: a load ends its last kernel and reports: up to 50 ms of kernel at a tenth of the GPU, and the copy of its records.
 const DONE_LIMIT: Duration = Duration::from_secs(30);
+/// TIMEOUT: a CUDA process that was asked to end takes down its context, PyTorch's within a second.
+const END_LIMIT: Duration = Duration::from_secs(5);
 /// Longest line that a load may say: a minute of buckets is 200 KiB, 10,000 gaps 600 KiB.
 const LINE_MAX: u64 = 64 << 20;
 
@@ -122,33 +126,57 @@ impl Load {
     pub(super) fn wait_ready(&mut self) -> anyhow::Result<()> {
         match self.hear(READY_LIMIT)? {
             Said::Ready { pid, calibration } => {
-                (self.pid, self.calibration) = (pid, Some(calibration));
+                (self.pid, self.calibration) = (pid, calibration);
                 Ok(())
             }
-            Said::Done(_) => bail!("A load is done before it was ready"),
+            Said::Done(_) | Said::Block(_) => bail!("A load is done before it was ready"),
         }
     }
 
     /// Tells it when to begin, on the wall clock.
     pub(super) fn start(&mut self, at_ns: u64) -> anyhow::Result<()> {
+        self.order(at_ns)
+    }
+
+    fn order(&mut self, number: u64) -> anyhow::Result<()> {
         let orders = self.orders.as_mut().context("The load was ended")?;
-        writeln!(orders, "{at_ns}").context("A load does not listen")
+        writeln!(orders, "{number}").context("A load does not listen")
     }
 
     /// Waits for its report; it stays, idle, until it is dropped.
     pub(super) fn wait_done(&mut self, length: Duration) -> anyhow::Result<LoadReport> {
         match self.hear(length + DONE_LIMIT)? {
             Said::Done(report) => Ok(*report),
-            Said::Ready { .. } => bail!("A load is ready twice"),
+            Said::Ready { .. } | Said::Block(_) => bail!("A load says something else"),
         }
+    }
+
+    /// Has it do so many pieces of work, and waits for them.
+    pub(super) fn block(&mut self, pieces: u32) -> anyhow::Result<Block> {
+        self.order(pieces.into())?;
+        match self.hear(DONE_LIMIT)? {
+            Said::Block(block) => Ok(block),
+            Said::Ready { .. } | Said::Done(_) => bail!("A load says something else"),
+        }
+    }
+
+    /// The status with which it ended, if it did, or is about to.
+    pub(super) fn ended_with(&mut self) -> io::Result<Option<i32>> {
+        let ended = ended_within(&mut self.child, END_LIMIT)?;
+        Ok(ended.and_then(|status| status.code()))
+    }
+
+    /// Has no more orders for it, so that it ends.
+    pub(super) fn no_more(&mut self) {
+        drop(self.orders.take());
     }
 }
 
 impl Drop for Load {
     fn drop(&mut self) {
         // It ends by itself when nobody has orders for it; one that does not is made to.
-        drop(self.orders.take());
-        end(&mut self.child, Duration::from_secs(5));
+        self.no_more();
+        end(&mut self.child, END_LIMIT);
     }
 }
 

@@ -155,11 +155,12 @@ pub(super) fn name(index: usize) -> String {
     format!("load{index}")
 }
 
-/// The command that runs `program` as tenant `index` of the daemon at `socket`.
+/// The command that runs `program` as tenant `index` of the daemon at `socket`, with further words for `turnstile run`.
 pub(super) fn tenant_of(
     socket: &Path,
     index: usize,
-    tenant: &Tenant,
+    weight: u32,
+    words: &[&str],
     program: &Path,
 ) -> anyhow::Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
@@ -167,7 +168,9 @@ pub(super) fn tenant_of(
         .args(["run", "--socket"])
         .arg(socket)
         .args(["--name", &name(index)])
-        .args(["--weight", &tenant.weight.to_string(), "--"])
+        .args(["--weight", &weight.to_string()])
+        .args(words)
+        .arg("--")
         .arg(program);
     Ok(command)
 }
@@ -188,7 +191,7 @@ impl Running {
                 xsched.adopt(server, &mut command, percent);
                 command
             }
-            Self::Serve { socket, .. } => tenant_of(socket, index, tenant, program)?,
+            Self::Serve { socket, .. } => tenant_of(socket, index, tenant.weight, &[], program)?,
         })
     }
 

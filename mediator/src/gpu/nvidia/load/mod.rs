@@ -17,7 +17,7 @@ use super::launches::LAUNCH;
 use super::sys::CudaFailure;
 use crate::bench::FINE_NS;
 use crate::bench::bursts::bursts;
-use crate::bench::load::{Calibration, LoadReport, LoadSpec, Said};
+use crate::bench::load::{Block, Calibration, LoadReport, LoadSpec, Said};
 use crate::bench::matrix::{Length, Pattern};
 use crate::bench::percentile::Percentiles;
 use crate::bench::spans::{Clock, Reading, Span, buckets, executed, occupied, total_ns, worked};
@@ -52,8 +52,13 @@ pub enum LoadError {
     #[error("An endless kernel has no bursts and no depth")]
     Pattern,
     /// Somebody who starts it said something else.
-    #[error("The moment to start is {0:?}, not nanoseconds of the wall clock")]
+    #[error(
+        "The order is {0:?}, not a number: the moment to start in nanoseconds of the wall clock, or how many kernels"
+    )]
     Order(String),
+    /// The kernels of a block have to have a length.
+    #[error("A block is of kernels that end, 1 to {BLOCK_MAX} of them")]
+    Block,
     /// Its input or output is broken.
     #[error("The load is not heard")]
     Io(#[from] io::Error),
@@ -87,9 +92,13 @@ pub fn run(
     let clock_step_ns = rig.clock_step_ns()?;
     let first = rig.read_clock()?;
     let pid = std::process::id();
-    tell(&mut say, &Said::Ready { pid, calibration })?;
+    let ready = Said::Ready {
+        pid,
+        calibration: Some(calibration),
+    };
+    tell(&mut say, &ready)?;
     let start_ns = match &mut orders {
-        Some(orders) => match ordered_start(orders)? {
+        Some(orders) => match ordered(orders)? {
             Some(start_ns) => start_ns,
             None => return Ok(()),
         },
@@ -111,14 +120,63 @@ pub fn run(
     Ok(())
 }
 
+/// Kernels of a block before those that are timed: the context is on the engine again, and the processor's caches are its own.
+const BLOCK_LEAD: u64 = 30;
+/// Most kernels of a block.
+const BLOCK_MAX: u64 = 1 << 20;
+
+/// Says [`Said::Ready`], then launches and waits for as many kernels as each line of `orders` says, and says how long that took.
+///
+/// # Errors
+/// As [`run`].
+pub fn blocks(
+    spec: &LoadSpec,
+    mut orders: impl BufRead,
+    mut say: impl Write,
+) -> Result<(), LoadError> {
+    let Length::Us(us) = spec.kernel else {
+        return Err(LoadError::Block);
+    };
+    let mut rig = Rig::open(spec)?;
+    let calibration = warm_up(&mut rig, spec)?;
+    let turns = calibration.turns(us * 1_000);
+    let (pid, calibration) = (std::process::id(), Some(calibration));
+    tell(&mut say, &Said::Ready { pid, calibration })?;
+    while let Some(count) = ordered(&mut orders)? {
+        if !(1..=BLOCK_MAX).contains(&count) {
+            return Err(LoadError::Block);
+        }
+        // CAST: at most BLOCK_MAX.
+        let mut lengths_ns = Vec::with_capacity(count as usize);
+        let mut at = Instant::now();
+        for launch in 0..BLOCK_LEAD + count {
+            rig.launch(turns)?;
+            rig.wait()?;
+            let end = Instant::now();
+            if launch >= BLOCK_LEAD {
+                // CAST: 584 years.
+                lengths_ns.push(end.duration_since(at).as_nanos() as u64);
+            }
+            at = end;
+        }
+        let lengths = Percentiles::of(lengths_ns);
+        let block = Block {
+            median_ns: lengths.p50_ns as f64,
+            mean_ns: lengths.mean_ns,
+        };
+        tell(&mut say, &Said::Block(block))?;
+    }
+    Ok(())
+}
+
 fn tell(say: &mut impl Write, said: &Said) -> Result<(), LoadError> {
     serde_json::to_writer(&mut *say, said)?;
     say.write_all(b"\n")?;
     Ok(say.flush()?)
 }
 
-/// When to start; `None` if nobody wants it any more.
-fn ordered_start(orders: &mut impl BufRead) -> Result<Option<u64>, LoadError> {
+/// A number: when to start, or how much to do; `None` if nobody wants anything any more.
+fn ordered(orders: &mut impl BufRead) -> Result<Option<u64>, LoadError> {
     let mut line = String::new();
     if io::Read::take(orders, 64).read_line(&mut line)? == 0 {
         return Ok(None);
@@ -388,13 +446,10 @@ mod tests {
 
     #[test]
     fn the_moment_to_start_is_a_number() {
-        assert_eq!(ordered_start(&mut &b"123\nrest"[..]).unwrap(), Some(123));
-        assert_eq!(ordered_start(&mut &b""[..]).unwrap(), None);
+        assert_eq!(ordered(&mut &b"123\nrest"[..]).unwrap(), Some(123));
+        assert_eq!(ordered(&mut &b""[..]).unwrap(), None);
         for bad in [&b"now\n"[..], b"-1\n"] {
-            assert!(matches!(
-                ordered_start(&mut &bad[..]),
-                Err(LoadError::Order(_))
-            ));
+            assert!(matches!(ordered(&mut &bad[..]), Err(LoadError::Order(_))));
         }
     }
 }

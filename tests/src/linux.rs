@@ -1,0 +1,266 @@
+//! Linux guests of a stock VMM under the software GPU, wherever they run: on this machine, or in the lab's.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostSnapshot, serve_fronts};
+use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_vmm::front::{Doorbells, Front, FrontConfig};
+
+use crate::cloud::{Cloud, Payload};
+use crate::e2e::wait_for;
+use crate::machine::{Ended, Lab};
+
+/// Length of the measurement, as docs/SPECIFICATION.md has it.
+const MEASURED: Duration = Duration::from_secs(20);
+/// How long guests are under load: the measurement, and what they may be apart in beginning.
+const LOAD_S: u64 = 27;
+/// Length of a launch.
+pub const KERNEL_US: u64 = 2_000;
+/// The same where a guest's processor is emulated twice over: between two launches it takes milliseconds, and has to have enough in the
+/// queue to want its share at every moment.
+pub const LONG_KERNEL_US: u64 = 20_000;
+/// TIMEOUT: a guest is up after 2.5 s on an idle core, and after 20 s on one that eight share.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+/// TIMEOUT: a second; some on a busy host.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A machine, and what is written to its console.
+#[allow(missing_debug_implementations)]
+pub struct Guest {
+    /// Its VMM.
+    pub process: Ended,
+    /// Its console.
+    pub input: Box<dyn Write>,
+}
+
+/// Starts a machine: its name, the socket of its device, what it runs, the file for what it says.
+pub type Start<'a> = &'a dyn Fn(&str, &Path, &str, &Path) -> Guest;
+
+/// A daemon over a software GPU.
+///
+/// # Panics
+/// When the host gives no socket, threads or memory.
+pub fn daemon(folder: &Path) -> Daemon {
+    let gpu = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
+    Daemon::start(DaemonConfig::new(folder.join("vmm.sock")), gpu).unwrap()
+}
+
+/// Sockets for VMMs, `vm/NAME.sock`: names and weights.
+///
+/// # Panics
+/// As [`daemon`].
+pub fn fronts(folder: &Path, vms: &[(&str, u32)]) -> Vec<Front> {
+    fronts_with(folder, vms, Doorbells::Trapped)
+}
+
+/// As [`fronts`].
+///
+/// # Panics
+/// As [`daemon`].
+pub fn fronts_with(folder: &Path, vms: &[(&str, u32)], doorbells: Doorbells) -> Vec<Front> {
+    let vms = vms.iter().map(|(name, weight)| FrontConfig {
+        name: (*name).to_owned(),
+        daemon: folder.join("vmm.sock"),
+        weight: Some(*weight),
+        gpu_memory_bytes: None,
+        doorbells,
+    });
+    serve_fronts(&folder.join("vm"), vms).unwrap()
+}
+
+/// GPU time charged to a tenant, by name, in nanoseconds.
+pub fn charged(snapshot: &HostSnapshot, name: &str) -> f64 {
+    let tenant = snapshot.tenants.iter().find(|tenant| tenant.name == name);
+    tenant.map_or(0.0, |tenant| tenant.compute_ns.0 as f64)
+}
+
+/// What a guest's console says in numbers: launches, verified, failed.
+fn workloads(console: &str) -> Vec<[u64; 3]> {
+    let lines = console
+        .lines()
+        .filter(|line| line.starts_with("workload: "));
+    lines
+        .map(|line| {
+            let word = |name| {
+                let mut words = line.split_whitespace().skip_while(|word| *word != name);
+                words.nth(1).unwrap().parse().unwrap()
+            };
+            [word("launches"), word("verified"), word("failed")]
+        })
+        .collect()
+}
+
+/// Two Linux guests at weights 1 to 3 under the software GPU: every result verified in the guests, shares over 20 seconds, ledger and
+/// engine agree.
+///
+/// # Panics
+/// When anything is not as it should be.
+pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
+    let made = begun.elapsed();
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = daemon(folder.path());
+    let vms = [("one", 100), ("three", 300)];
+    let _fronts = fronts(folder.path(), &vms);
+    let commands = format!(
+        "turnstile-guest_run_--ptx_/kernels/vecadd.ptx_--kernel_vecadd_--input_/ones_--output_/tmp/sums_in_in_out_words+cmp_/tmp/sums_/twos+turnstile-guest_workload_verify+hold+turnstile-guest_workload_load_--seconds_{LOAD_S}_--kernel-us_{kernel_us}+turnstile-guest_info"
+    );
+    let consoles = vms.map(|(name, _)| folder.path().join(format!("{name}.log")));
+    let mut guests: Vec<Guest> = vms
+        .iter()
+        .zip(&consoles)
+        .map(|((name, _), console)| {
+            let socket = folder.path().join(format!("vm/{name}.sock"));
+            start(name, &socket, &commands, console)
+        })
+        .collect();
+    let snapshot = || daemon.host().snapshot();
+    let used = |snapshot: &HostSnapshot| vms.map(|(name, _)| charged(snapshot, name));
+    let said = || {
+        consoles
+            .each_ref()
+            .map(|path| fs::read_to_string(path).unwrap())
+    };
+    let within = |time: Duration, reached: &dyn Fn() -> bool| {
+        let until = Instant::now() + time;
+        while !reached() {
+            let late = Instant::now() >= until;
+            assert!(!late, "the guests did not get so far: {:#?}", said());
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    within(BOOT_TIMEOUT, &|| {
+        said().iter().all(|text| text.contains("LAB holds"))
+    });
+    let booted = begun.elapsed();
+    for guest in &mut guests {
+        guest.input.write_all(b"go\n").unwrap();
+    }
+    // Both are under load when both were charged more than what came before takes.
+    let first = used(&snapshot());
+    within(LOAD_TIMEOUT, &|| {
+        let more = used(&snapshot());
+        (0..2).all(|vm| more[vm] > first[vm] + 2e8)
+    });
+    let before = snapshot();
+    thread::sleep(MEASURED);
+    let after = snapshot();
+    let [one, three] = [0, 1].map(|vm| used(&after)[vm] - used(&before)[vm]);
+    let share = three / (one + three);
+    for (guest, console) in guests.iter_mut().zip(&consoles) {
+        let status = guest.process.ends(Duration::from_secs(2 * LOAD_S));
+        let said = fs::read_to_string(console).unwrap();
+        assert_eq!(status, Some(0), "{said}");
+        let results = workloads(&said);
+        assert_eq!(results.len(), 2, "{said}");
+        assert!(
+            results
+                .iter()
+                .all(|[_, verified, failed]| *verified > 0 && *failed == 0),
+            "{said}"
+        );
+        let statuses: Vec<&str> = said
+            .lines()
+            .filter(|line| line.starts_with("LAB status "))
+            .collect();
+        let good = statuses
+            .iter()
+            .all(|line| line.starts_with("LAB status 0 "));
+        assert!(good && statuses.len() == 6, "{said}");
+        // What the guest is told of its account covers what it has counted itself.
+        let told = said.lines().find(|line| line.starts_with("compute used"));
+        let told = told
+            .and_then(|line| line.split_whitespace().nth(2))
+            .unwrap();
+        let (told, own) = (told.parse::<f64>().unwrap(), results[1][0] * kernel_us);
+        // CAST: seconds of work in microseconds
+        assert!(told * 1e6 >= own as f64, "{told} s charged for {own} us");
+        println!("{results:?} (launches, verified, failed), {told} s charged");
+    }
+    assert_eq!((after.conservation_error_ns, after.ledger_errors), (0, 0));
+    println!(
+        "{what}, two Linux guests at 1:3: share {share:.4} of 0.75 over {MEASURED:?}; begun after {made:.1?}, guests up after \
+         {booted:.1?}, all of it {:.1?}",
+        begun.elapsed()
+    );
+    assert!((share - 0.75).abs() < 0.03, "{share}");
+}
+
+/// The same in Cloud Hypervisor.
+///
+/// # Panics
+/// As [`share`].
+pub fn share_in_cloud(what: &str, kernel_us: u64, begun: Instant, cloud: &Cloud, lab: &Lab) {
+    share(
+        what,
+        kernel_us,
+        begun,
+        &|name, socket, commands, console| {
+            let payload = Payload::Linux(lab, commands);
+            let running = cloud.start(name, &payload, 256, Some(socket), console);
+            let running = running.unwrap();
+            Guest {
+                process: running.process,
+                input: Box::new(running.input.unwrap()),
+            }
+        },
+    );
+}
+
+/// A guest in Cloud Hypervisor is up before its device is plugged in. The daemon ends while the front goes on, as in a process of its
+/// own; then both end, as in one process, and the device is taken out and put in again.
+///
+/// # Panics
+/// When the guest does not verify its results each time.
+pub fn comes_back(cloud: &Cloud, lab: &Lab) {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("vm/vm.sock");
+    let console = folder.path().join("vm.log");
+    let first = daemon(folder.path());
+    let front = fronts(folder.path(), &[("vm", 100)]);
+    const VERIFY: &str = "turnstile-guest_workload_verify";
+    let commands = format!("plugged+{VERIFY}+hold+{VERIFY}+hold+unplugged+plugged+{VERIFY}");
+    let payload = Payload::Linux(lab, &commands);
+    let mut guest = cloud.start("vm", &payload, 256, None, &console).unwrap();
+    let until = |what: &str, reached: &dyn Fn() -> bool| {
+        assert!(
+            wait_for(BOOT_TIMEOUT, reached),
+            "{what}: {}",
+            read(&console)
+        );
+    };
+    let holds = |count| read(&console).matches("LAB holds").count() == count;
+    until("it runs", &|| read(&console).contains("LAB up"));
+    guest.plug(&socket).unwrap();
+    until("first", &|| holds(1));
+
+    drop(first);
+    let second = daemon(folder.path());
+    let back = || second.host().snapshot().tenants.len() == 1;
+    until("the device is there again", &back);
+    guest.input.as_mut().unwrap().write_all(b"go\n").unwrap();
+    until("second", &|| holds(2));
+
+    drop(front);
+    drop(second);
+    let third = daemon(folder.path());
+    let _fronts = fronts(folder.path(), &[("vm", 100)]);
+    guest.input.as_mut().unwrap().write_all(b"go\n").unwrap();
+    guest.unplug().unwrap();
+    until("the device is out", &|| !guest.has_device());
+    guest.plug(&socket).unwrap();
+    let status = guest.process.ends(BOOT_TIMEOUT);
+    let said = read(&console);
+    assert_eq!(status, Some(0), "{said}");
+    assert_eq!(said.matches("LAB status 0 of ").count(), 8, "{said}");
+    drop(third);
+    println!("{said}");
+}
+
+fn read(console: &Path) -> String {
+    fs::read_to_string(console).unwrap_or_default()
+}
