@@ -1,5 +1,6 @@
 //! What tenants used, by the durable ledger: all of it between two times, or a refusal.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use turnstile_accounting::export::{
     Container, ExportError, FocusVersion, Format, PriceList, Request, export, parse_time,
     show_time, summary,
 };
+use turnstile_accounting::ids::tenant_id;
 use turnstile_accounting::store::{SqliteStore, StoreError};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
@@ -24,6 +26,7 @@ use uuid::Uuid;
 use super::Shared;
 use super::page::query;
 use super::problem::Problem;
+use crate::daemon::{HostSnapshot, TenantSnapshot};
 
 /// Longest time that is asked for at once; bills of more are made with `turnstile usage export`.
 const RANGE_NS: u64 = 32 * 86_400 * 1_000_000_000;
@@ -103,6 +106,8 @@ pub struct TenantUsed {
     pub waiting_ns: u64,
     /// GPU memory over time, as a decimal number in a text; null where the GPU does not tell.
     pub memory_byte_ns: Option<String>,
+    /// GPU memory that cannot move, now and not over time; null where memory does not move, and of a tenant that is not there.
+    pub pinned_bytes: Option<u64>,
 }
 
 /// What all tenants used between two times.
@@ -226,6 +231,15 @@ impl Shared {
     }
 }
 
+/// What of each connected tenant's memory cannot move, by its id in the ledger.
+fn pinned(node: &str, boot: Uuid, host: &HostSnapshot) -> BTreeMap<Uuid, u64> {
+    let of = |tenant: &TenantSnapshot| {
+        let pinned = tenant.memory?.pinned_bytes;
+        Some((tenant_id(node, boot, tenant.tenant), pinned))
+    };
+    host.tenants.iter().filter_map(of).collect()
+}
+
 /// What each tenant used between two times, in one sum; refused if any of it is not closed yet.
 #[utoipa::path(
     get, path = "/v1/usage", tag = "usage", params(UsageQuery),
@@ -246,7 +260,13 @@ pub(super) async fn sums(
         .await?;
     // CAST: of 32 days and some engines
     let ns = |wide: u128| wide as u64;
+    let pinned = pinned(
+        &shared.gpu.node,
+        shared.host.boot(),
+        &shared.snapshots.get(),
+    );
     let items = summed.tenants.into_iter().map(|sum| TenantUsed {
+        pinned_bytes: pinned.get(&sum.tenant.id).copied(),
         id: sum.tenant.id,
         name: sum.tenant.name,
         kind: sum.tenant.kind.as_str().into(),
@@ -403,6 +423,7 @@ async fn exported(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::MemorySnapshot;
 
     fn asked(from: &str, to: &str) -> Result<Request, u16> {
         let query = UsageQuery {
@@ -423,5 +444,18 @@ mod tests {
             asked("2025-11-20T13:00:00Z", "2026-11-20T13:00:00Z").unwrap_err(),
             400
         );
+    }
+
+    #[test]
+    fn what_is_pinned_is_told_of_those_who_are_there_and_whose_memory_moves() {
+        let mut host = crate::metrics::tests::host();
+        host.tenants[0].memory = Some(MemorySnapshot {
+            pinned_bytes: 7 << 20,
+            ..MemorySnapshot::default()
+        });
+        host.tenants[1].memory = None;
+        let boot = Uuid::from_u128(1);
+        let id = tenant_id("node-17", boot, host.tenants[0].tenant);
+        assert_eq!(pinned("node-17", boot, &host), [(id, 7 << 20)].into());
     }
 }

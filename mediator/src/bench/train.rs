@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::percentile::median;
-
 /// What a training says at its end. SOURCE: `images/load/train.py`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trained {
@@ -116,10 +114,13 @@ pub struct Stretch {
     pub busy_percent: f64,
 }
 
+/// Less than this between two samples is no exchange, but a chunk that a program asked for when the card was full.
+const EXCHANGE_BYTES: u64 = 1 << 30;
+
 impl Stretch {
-    /// Nothing moved: the programs that are there have the engine.
+    /// Hardly anything moved: the programs that are there have the engine.
     pub const fn is_turn(&self) -> bool {
-        self.out_bytes == 0 && self.in_bytes == 0
+        self.out_bytes + self.in_bytes < EXCHANGE_BYTES
     }
 }
 
@@ -141,7 +142,7 @@ pub fn stretches(samples: &[Sample]) -> Vec<Stretch> {
     let seconds = |ns: u64| ns as f64 / 1e9;
     let steps: Vec<(&Sample, &Sample)> = samples.iter().zip(&samples[1..]).collect();
     let moved = |(before, after): &(&Sample, &Sample)| {
-        growth(before, after, |p| p.out_bytes + p.in_bytes) > 0
+        growth(before, after, |p| p.out_bytes + p.in_bytes) >= EXCHANGE_BYTES
     };
     let same = |a: &(&Sample, &Sample), b: &(&Sample, &Sample)| {
         a.0.here() == b.0.here() && moved(a) == moved(b)
@@ -164,18 +165,24 @@ pub fn stretches(samples: &[Sample]) -> Vec<Stretch> {
     steps.chunk_by(same).map(stretch).collect()
 }
 
-/// Median length of the turns: of the stretches in which nothing moved, between two in which something did. None if there were none.
+/// Length of the turns, which are the times between two exchanges: half of that time was in turns of at least so long. None if there were
+/// none.
 pub fn turn_s(stretches: &[Stretch]) -> Option<f64> {
     let moves = |stretch: &Stretch| !stretch.is_turn();
     let first = stretches.iter().position(moves)?;
     let last = stretches.iter().rposition(moves)?;
     let between = stretches[first..last].chunk_by(|a, b| a.is_turn() == b.is_turn());
     let turns = between.filter(|part| part[0].is_turn());
-    median(
-        turns
-            .map(|part| part.iter().map(|one| one.length_s).sum())
-            .collect(),
-    )
+    let mut turns: Vec<f64> = turns
+        .map(|part| part.iter().map(|one| one.length_s).sum())
+        .collect();
+    turns.sort_by(f64::total_cmp);
+    let half = turns.iter().sum::<f64>() / 2.0;
+    let mut shorter = 0.0;
+    turns.into_iter().find(|turn| {
+        shorter += turn;
+        shorter >= half
+    })
 }
 
 /// Host memory for so many programs of so many bytes each on a card: what does not fit and a quarter more, as copies of what came back
@@ -303,6 +310,18 @@ mod tests {
             "the first was none between moves"
         );
         assert_eq!(turn_s(&found[..1]), None);
+        let part = |length_s, out_bytes| Stretch {
+            length_s,
+            out_bytes,
+            ..Stretch::default()
+        };
+        let exchange = || part(1.0, 50 << 30);
+        let turns = [1.0, 1.5, 10.0, 11.0];
+        let mut run = vec![part(40.0, 0), exchange()];
+        turns.iter().for_each(|turn| {
+            run.extend([part(turn / 2.0, 0), part(turn / 2.0, 1 << 20), exchange()]);
+        });
+        assert_eq!(turn_s(&run), Some(10.0));
         assert!(stretches(&[]).is_empty() && stretches(&samples[..1]).is_empty());
         assert_eq!(Sample::of(&json!({"at": 1})), None);
     }

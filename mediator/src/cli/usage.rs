@@ -309,6 +309,7 @@ fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
             .iter()
             .map(|sum| {
                 let seconds = |ns: u64| format!("{:.3}", ns as f64 / 1e9);
+                let mib = |bytes: u64| format!("{}", bytes.div_ceil(1 << 20));
                 vec![
                     sum.name.clone(),
                     sum.kind.clone(),
@@ -317,11 +318,19 @@ fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
                     seconds(sum.copy_ns),
                     seconds(sum.held_ns),
                     seconds(sum.waiting_ns),
+                    sum.pinned_bytes.map_or("-".into(), mib),
                 ]
             })
             .collect();
         let head = [
-            "NAME", "KIND", "GPU", "GPU-SEC", "COPY-SEC", "HELD-SEC", "WAIT-SEC",
+            "NAME",
+            "KIND",
+            "GPU",
+            "GPU-SEC",
+            "COPY-SEC",
+            "HELD-SEC",
+            "WAIT-SEC",
+            "PINNED-MIB",
         ];
         table(&head, &rows);
     });

@@ -3,6 +3,8 @@
 use turnstile_accounting::{Ledger, Metric, Moment, Nanos, TenantId, Usage};
 use turnstile_policies::Weight;
 
+use super::host::Host;
+use super::peer::Kind;
 use super::snapshot::MemorySnapshot;
 use crate::gpu::Gpu;
 use crate::mediation::{COMPUTE, Mediation};
@@ -84,6 +86,13 @@ impl Memory {
         self.keeper.manager().waits(tenant)
     }
 
+    /// Memory of these is to be on the GPU when nobody moves it any more: bytes that are still to come, and for whom there is no room.
+    fn bring_back(&mut self, whose: impl IntoIterator<Item = TenantId>) -> (u64, Vec<TenantId>) {
+        let manager = self.keeper.manager_mut();
+        manager.bring_back(whose);
+        manager.still_to_come()
+    }
+
     pub(super) fn is_busy(&self) -> bool {
         self.keeper.manager().is_busy()
     }
@@ -145,6 +154,37 @@ impl Memory {
             moved_bytes: moved.moved_bytes,
             moved_ns: moved.moved_ns,
             pinned_bytes: totals.bytes.pinned + totals.bytes.fixed,
+        }
+    }
+}
+
+/// How far memory has come back before the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Homecoming {
+    /// Bytes that are still to come.
+    pub left_bytes: u64,
+    /// Programs for which the GPU has no room: they end with the daemon.
+    pub lost: Vec<String>,
+}
+
+impl Host {
+    /// Before the end: memory of programs is to be on the GPU, as far as it fits, since they would end without it. There are no turns
+    /// any more; VMs' memory, which is gone with the daemon in any case, makes way. To be asked again until nothing is left.
+    pub fn bring_memory_back(&self) -> Homecoming {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let Some(memory) = &mut state.memory else {
+            return Homecoming::default();
+        };
+        let tenants = &state.tenants;
+        let programs = tenants
+            .iter()
+            .filter(|(_, tenant)| matches!(tenant.kind, Kind::Program(_)));
+        let (left_bytes, lost) = memory.bring_back(programs.map(|(id, _)| *id));
+        let name = |id: &TenantId| Some(tenants.get(id)?.name.clone());
+        Homecoming {
+            left_bytes,
+            lost: lost.iter().filter_map(name).collect(),
         }
     }
 }

@@ -43,6 +43,7 @@ pub(crate) use error::chain;
 pub use fronts::{FrontError, serve_fronts};
 pub use host::{Host, HostConfig};
 pub use journal::{Changed, Event, Journal};
+pub use memory::Homecoming;
 pub use recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
 pub use settings::{MemoryLimits, Settings, SettingsError};
 pub use snapshot::{HostSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};

@@ -1,6 +1,8 @@
 //! The manager: told what happened, says who has to stop, who may run, and what moves.
 
-use std::collections::BTreeMap;
+mod ending;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
@@ -75,6 +77,8 @@ pub struct MemoryManager {
     queue: Vec<TenantId>,
     links: [LinkRate; 2],
     refused: u64,
+    /// It ends: whose memory is to be on the card.
+    ending: Option<BTreeSet<TenantId>>,
     actions: Vec<Action>,
 }
 
@@ -89,6 +93,7 @@ impl MemoryManager {
             queue: Vec::new(),
             links: Default::default(),
             refused: 0,
+            ending: None,
             actions: Vec::new(),
         }
     }
@@ -349,6 +354,9 @@ impl MemoryManager {
 
     /// Who may run, in the order in which their memory is to be there.
     fn runners(&mut self, now: Moment) -> Vec<TenantId> {
+        if self.ending.is_some() {
+            return self.staying();
+        }
         let bytes = self.owners.values().map(|o| o.bytes());
         let all: u64 = bytes.map(|bytes| bytes.all() + bytes.fixed).sum();
         let mut wanting: Vec<Candidate> = self

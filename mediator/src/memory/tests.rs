@@ -392,6 +392,38 @@ fn reserves_that_leave_no_room_are_refused() {
 }
 
 #[test]
+fn before_the_end_memory_comes_back_as_far_as_it_fits() {
+    let mut bench = Bench::new(100, 200);
+    let ids = [60, 50, 30, 20].map(|chunks| (chunks, bench.add(chunks as u32, 100, 0, 100)));
+    for (chunks, id) in ids {
+        bench.allocate(id, chunks);
+    }
+    // The first and the second take turns, the third is brought in between; the last is a VM, say.
+    for (_, id) in ids {
+        bench.wants(id, true);
+    }
+    bench.pass(Nanos::from_ms(40));
+    let whole = |bench: &Bench, id| bench.manager.totals(id).bytes.swapped == 0;
+    assert!(ids.iter().any(|(_, id)| !whole(&bench, *id)));
+    let kept: Vec<TenantId> = ids[..3].iter().map(|(_, id)| *id).collect();
+    // Whatever they want: nobody asks them any more.
+    for (_, id) in ids {
+        bench.wants(id, false);
+    }
+    bench.manager.bring_back(kept.clone());
+    bench.pass(Nanos::from_ms(200));
+    let (left, lost) = bench.manager.still_to_come();
+    assert_eq!(left, 0);
+    assert_eq!(lost.len(), 1, "60, 50 and 30 do not fit on 100");
+    for id in kept {
+        assert_eq!(
+            whole(&bench, id) && bench.manager.may_run(id),
+            !lost.contains(&id)
+        );
+    }
+}
+
+#[test]
 fn what_is_pinned_stays() {
     let mut bench = Bench::new(10, 20);
     let (idle, busy) = (bench.add(1, 100, 0, 8), bench.add(2, 100, 0, 8));

@@ -175,4 +175,4 @@ pub fn text(families: &[MetricFamily]) -> Result<String, prometheus::Error> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

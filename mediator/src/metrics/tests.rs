@@ -23,7 +23,8 @@ fn identity() -> Identity {
     }
 }
 
-fn host() -> HostSnapshot {
+/// A GPU with two tenants.
+pub(crate) fn host() -> HostSnapshot {
     let tenant = |number, name: &str| TenantSnapshot {
         tenant: TenantId(number),
         name: name.into(),

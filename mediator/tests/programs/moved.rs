@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use turnstile_accounting::TenantId;
+use turnstile_mediator::daemon::{Homecoming, TenantSnapshot};
 
 use super::gpu::FakeGpu;
 use super::movable::{build, library};
 use super::moving::Moves;
-use super::{Bench, start, until};
+use super::{Bench, kill, start, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -251,6 +252,46 @@ fn when_the_daemon_is_gone_nobody_hangs_and_nobody_computes_with_what_is_lost() 
         }
     }
     assert!(lost > 0, "somebody's memory was away");
+}
+
+#[test]
+fn who_sleeps_while_the_daemon_ends_in_order_has_its_memory_and_goes_on() {
+    let mut moved = Moved::new(36, 128);
+    let sleeper = Work {
+        steps: 3_000,
+        nap_ms: 60,
+        ..Work::of(60)
+    };
+    let expected = moved.alone(sleeper);
+    let sleeping = moved.run("sleeper", sleeper, &[]);
+    let endless = [61, 62].map(|seed| Work {
+        steps: u64::MAX,
+        ..Work::of(seed)
+    });
+    let others = endless.map(|work| moved.run(&format!("busy-{}", work.seed), work, &[]));
+    let snapshot = |moved: &Moved| moved.bench.daemon.as_ref().unwrap().host().snapshot();
+    until("the sleeper gives way", || {
+        let tenants = snapshot(&moved).tenants;
+        let gave = |tenant: &TenantSnapshot| {
+            let away = tenant.memory.map_or(0, |memory| memory.swapped_bytes);
+            tenant.name == "sleeper" && away > 4 * MIB
+        };
+        tenants.iter().any(gave)
+    });
+    for mut other in others {
+        kill(&other, Signal::TERM);
+        other.wait().unwrap();
+    }
+    let home = || {
+        let daemon = moved.bench.daemon.as_ref().unwrap();
+        daemon.host().bring_memory_back()
+    };
+    until("all of it is back", || home() == Homecoming::default());
+    moved.bench.daemon = None;
+    let gone = std::mem::replace(&mut moved.bench.gpu, FakeGpu::new());
+    until("nobody else has the GPU", || Arc::strong_count(&gone) == 1);
+    drop(gone);
+    assert_eq!(said(&sleeping.wait_with_output().unwrap()), expected);
 }
 
 #[test]

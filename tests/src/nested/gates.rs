@@ -226,7 +226,7 @@ pub struct Use {
 }
 
 impl Use {
-    /// As the issue has it: 64 MiB, a gate cycle every 2 ms. A word of every page, so that translations are all there is to it.
+    /// As is promised (docs/SPECIFICATION.md): 64 MiB, a gate cycle every 2 ms. A word of every page, so that translations are all there is to it.
     pub const PAGES: Self = Self {
         bytes: 64 << 20,
         step_bytes: PAGE_BYTES,

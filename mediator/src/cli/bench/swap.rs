@@ -16,6 +16,7 @@ use turnstile_mediator::gpu::nvidia::handles::Handles;
 use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
 use turnstile_mediator::gpu::nvidia::mover::{
     Away, Back, EXTENT_BYTES_MAX, Mover, MoverConfig, MoverError, Resident, Stayed, parts,
+    parts_from,
 };
 use turnstile_mediator::gpu::nvidia::rm::RmClient;
 use turnstile_mediator::gpu::nvidia::swapped::{Swapped, checkpoint, link_rates};
@@ -52,6 +53,9 @@ pub(super) struct SwapArgs {
     /// Memory behind one handle, in MiB; as the daemon's, unless said otherwise
     #[arg(long, value_parser = clap::value_parser!(u64).range(2..=4096))]
     extent_mib: Option<u64>,
+    /// Of memory of 512 MiB and more, what is behind the first and the last handle, in MiB; as the daemon's, unless said otherwise
+    #[arg(long, conflicts_with = "extent_mib", value_parser = clap::value_parser!(u64).range(2..=4096))]
+    edge_mib: Option<u64>,
     /// Times that each is moved; the median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     rounds: u64,
@@ -198,6 +202,8 @@ struct Hands<'a> {
     device: u32,
     /// Bytes behind one handle, if that is said.
     extent_bytes: Option<u64>,
+    /// And behind the first and the last.
+    edge_bytes: Option<u64>,
 }
 
 fn ns(of: Duration) -> u64 {
@@ -221,9 +227,10 @@ impl Hands<'_> {
     }
 
     fn make(&self, bytes: u64) -> anyhow::Result<Vec<Resident>> {
-        let parts = match self.extent_bytes {
-            Some(extent) => vec![extent; (bytes / extent) as usize],
-            None => parts(bytes, EXTENT_BYTES_MAX),
+        let parts = match (self.extent_bytes, self.edge_bytes) {
+            (Some(extent), _) => vec![extent; (bytes / extent) as usize],
+            (None, Some(edge)) => parts_from(bytes, EXTENT_BYTES_MAX, edge),
+            (None, None) => parts(bytes, EXTENT_BYTES_MAX),
         };
         let make = |bytes| Ok(self.mover.create(bytes)?);
         parts.into_iter().map(make).collect()
@@ -468,6 +475,7 @@ pub(super) fn run(args: &SwapArgs) -> anyhow::Result<()> {
         link,
         device: args.device,
         extent_bytes: args.extent_mib.map(|mib| mib << 20),
+        edge_bytes: args.edge_mib.map(|mib| mib << 20),
     };
     let mut sizes = Vec::new();
     for gib in &args.gib {

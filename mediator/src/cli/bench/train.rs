@@ -100,7 +100,7 @@ struct Run {
     shared_s: f64,
     /// Steps in a second of all, of those one after another.
     percent_of_serial: f64,
-    /// Median length of the turns between exchanges.
+    /// Half of the time between exchanges was in turns of at least so long.
     turn_s: Option<f64>,
     /// From the first beginning to the last end.
     out_bytes: u64,

@@ -27,8 +27,9 @@ pub const EXTENT_BYTES_MAX: u64 = 1 << 30;
 /// was copied (freeing it, or mapping it) takes 1.3 ms for a GiB, as long as 70 MiB take to be copied.
 const EXTENT_BYTES_MIN: u64 = 128 << 20;
 
-/// The first and the last of many handles. SOURCE: measured: 16 MiB take 0.3 ms to be copied, mapping and freeing so little 0.1 to 0.2 ms.
-const EDGE_BYTES: u64 = 16 << 20;
+/// The first and the last of many handles. SOURCE: measured: 1 GiB goes out at 96.1 to 97.3 % of the link and comes in at 95.4 to 95.7 % with
+/// 64 MiB, at 97.5 and 94.7 with 32.
+const EDGE_BYTES: u64 = 64 << 20;
 /// Memory of so much has small ends.
 const EDGED_BYTES: u64 = 4 * EXTENT_BYTES_MIN;
 
@@ -36,11 +37,16 @@ const EDGED_BYTES: u64 = 4 * EXTENT_BYTES_MIN;
 /// the next is mapped and the last freed; and of what is large the first and the last ones small, as nothing is copied while the first is
 /// mapped and the last freed.
 pub fn parts(bytes: u64, most: u64) -> Vec<u64> {
+    parts_from(bytes, most, EDGE_BYTES)
+}
+
+/// As [`parts`], with so many bytes behind the first and the last handle.
+pub fn parts_from(bytes: u64, most: u64, edge_bytes: u64) -> Vec<u64> {
     let part = bytes / 8 / CHUNK_BYTES * CHUNK_BYTES;
     let part = part.clamp(EXTENT_BYTES_MIN, EXTENT_BYTES_MAX).min(most);
     let doubled = |before: &u64| Some(before * 2).filter(|next| *next < part);
-    let mut edge: Vec<u64> = std::iter::successors(Some(EDGE_BYTES), doubled).collect();
-    if bytes < EDGED_BYTES || part <= EDGE_BYTES {
+    let mut edge: Vec<u64> = std::iter::successors(Some(edge_bytes), doubled).collect();
+    if bytes < EDGED_BYTES || part <= edge_bytes {
         edge.clear();
     }
     let middle = bytes - 2 * edge.iter().sum::<u64>();

@@ -30,5 +30,6 @@ mod tests;
 pub(super) use handle::fake;
 pub use handle::{
     Away, Back, EXTENT_BYTES_MAX, Kept, Mover, MoverConfig, MoverError, Resident, Stayed, parts,
+    parts_from,
 };
 pub use serve::{ServeError, run};

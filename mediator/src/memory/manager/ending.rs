@@ -1,0 +1,52 @@
+//! The end: whose memory is brought back before nobody moves it any more.
+
+use turnstile_accounting::TenantId;
+
+use super::{Candidate, MemoryManager};
+use crate::memory::owner::Owner;
+
+impl MemoryManager {
+    /// From now on there are no turns: of these tenants as many as fit get all of their memory, first those who have it, then the
+    /// smallest; everybody else's makes way.
+    pub fn bring_back(&mut self, whose: impl IntoIterator<Item = TenantId>) {
+        self.ending = Some(whose.into_iter().collect());
+        self.turn = None;
+        self.queue.clear();
+    }
+
+    /// Bytes that are still to come for those who fit, and who does not.
+    pub fn still_to_come(&self) -> (u64, Vec<TenantId>) {
+        let staying = self.staying();
+        let missing = |id: &TenantId| {
+            let owner = self.owners.get(id);
+            owner.map_or(0, |owner| {
+                owner.bytes().swapped + owner.bytes().into + owner.bytes().out
+            })
+        };
+        let all = self.ending.iter().flatten();
+        let lost = all.filter(|id| !staying.contains(id) && self.owners.contains_key(id));
+        let bytes = staying.iter().map(missing).sum();
+        (bytes, lost.copied().collect())
+    }
+
+    /// Those who fit, in the order in which they are brought.
+    pub(super) fn staying(&self) -> Vec<TenantId> {
+        let of = |id: &TenantId| Some((*id, self.owners.get(id)?));
+        let mut all: Vec<(TenantId, &Owner)> =
+            self.ending.iter().flatten().filter_map(of).collect();
+        all.sort_by_key(|(id, owner)| (!owner.is_whole(), owner.bytes().all(), *id));
+        let mut staying: Vec<Candidate> = Vec::new();
+        for (tenant, owner) in all {
+            staying.push(Candidate {
+                tenant,
+                clock: owner.clock,
+                set_bytes: owner.bytes().all(),
+            });
+            let sets: u64 = staying.iter().map(|one| one.set_bytes).sum();
+            if sets > self.room_for(&staying) {
+                staying.pop();
+            }
+        }
+        staying.into_iter().map(|one| one.tenant).collect()
+    }
+}
