@@ -51,6 +51,7 @@ fn doorbells_pass_through_and_gates_hold_them() {
         let bus = bus();
         kept(gates::open(&*bus));
         kept(gates::cycles(&*bus, 300));
+        kept(gates::every_write(&*bus, 300));
     }
 }
 

@@ -45,6 +45,9 @@ pub(crate) struct Args {
     /// Its weight, 1 to 10000
     #[arg(long)]
     weight: Option<u32>,
+    /// Have every doorbell write at a closed gate come out of the guest and be counted, not the first alone; each costs an exit
+    #[arg(long)]
+    trap_every_write: bool,
     /// Length of a kernel in microseconds
     #[arg(long, default_value_t = 1000)]
     kernel_us: u64,
@@ -126,6 +129,7 @@ fn start(args: &Args) -> anyhow::Result<VmHandle> {
         guest_elf: turnstile_images::GUEST_ELF.to_vec(),
         args: workload.encode().to_vec(),
         files: turnstile_images::files(),
+        trap_every_write: args.trap_every_write,
         ..VmConfig::new(&args.name, &args.socket)
     };
     let started = if args.native {

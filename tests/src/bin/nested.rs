@@ -46,7 +46,7 @@ struct Args {
     #[arg(long, default_value_t = 10)]
     seconds: u64,
     /// Checks to run, by name; all of them if none is named
-    #[arg(value_parser = ["interrupts", "polling", "isolation", "open", "cycles", "throughput", "shares", "wild", "polled", "adaptive"])]
+    #[arg(value_parser = ["interrupts", "polling", "isolation", "open", "cycles", "every-write", "throughput", "shares", "wild", "polled", "adaptive"])]
     checks: Vec<String>,
 }
 
@@ -111,6 +111,7 @@ fn main() -> Result<()> {
         Ok(()) => {
             run("open", &|| gates::open(&*bus));
             run("cycles", &|| gates::cycles(&*bus, args.cycles));
+            run("every-write", &|| gates::every_write(&*bus, args.cycles));
             for of in [Use::PAGES, Use::WORDS] {
                 run("throughput", &|| {
                     gates::throughput(&*bus, of, 6, args.emulated)

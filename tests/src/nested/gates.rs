@@ -18,15 +18,18 @@ const FIRST_PAGE: u32 = 1016;
 /// TIMEOUT: seconds in which an emulated host may not come to a guest.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn start(daemon: &GateDaemon, workload: Workload, memory_bytes: u64) -> anyhow::Result<VmHandle> {
-    let config = VmConfig {
+fn config(daemon: &GateDaemon, workload: Workload, memory_bytes: u64) -> VmConfig {
+    VmConfig {
         guest_elf: GUEST_ELF.to_vec(),
         args: workload.encode().to_vec(),
         files: files(),
         memory_bytes,
         ..VmConfig::new("gates", daemon.socket())
-    };
-    Ok(vmm::spawn(config)?)
+    }
+}
+
+fn start(daemon: &GateDaemon, workload: Workload, memory_bytes: u64) -> anyhow::Result<VmHandle> {
+    Ok(vmm::spawn(config(daemon, workload, memory_bytes))?)
 }
 
 fn finish(vm: VmHandle) -> anyhow::Result<(VmReport, Report)> {
@@ -128,6 +131,59 @@ pub fn cycles(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
             format!("{}, {}", percentiles(closing), percentiles(opening)),
         ),
     ])
+}
+
+/// As [`cycles`] of a VM whose every write at a closed gate comes out of the guest: as many do as the guest's numbers have gone on, so
+/// none went elsewhere.
+///
+/// # Errors
+/// When the host does not run the guest, or a gate does not move.
+pub fn every_write(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
+    /// Writes at a closed gate before it opens again, at least.
+    const WRITES: u32 = 3;
+    let daemon = GateDaemon::start(bus, FIRST_PAGE)?;
+    let vm = vmm::spawn(VmConfig {
+        trap_every_write: true,
+        ..config(&daemon, rings(0), 64 << 20)
+    })?;
+    ensure!(
+        wait_for(PATIENCE, || daemon.page() > 0),
+        "the guest does not ring"
+    );
+    let (mut late, mut missed, mut few, mut at_closed) = (0, 0, 0, 0);
+    let traced = |vm: &VmHandle| vm.gate(0).context("there is no gate");
+    for _ in 0..cycles {
+        // Nothing comes out of the guest at an open gate.
+        let before = traced(&vm)?.trapped;
+        daemon.gate(GateState::Closed)?;
+        let page = daemon.page();
+        let enough = || {
+            let parked = vm.gate(0).and_then(|trace| trace.parked);
+            parked.is_some_and(|parked| parked.wrapping_sub(page) >= WRITES)
+        };
+        few += u32::from(!until(enough));
+        // The two of one moment.
+        let trace = traced(&vm)?;
+        let came_out = trace.trapped - before;
+        let written = u64::from(trace.parked.unwrap_or(page).wrapping_sub(page));
+        missed += written.saturating_sub(came_out);
+        at_closed += written;
+        late += u32::from(daemon.page() != page);
+        daemon.gate(GateState::Open)?;
+    }
+    vm.stop();
+    let (end, report) = finish(vm)?;
+    let lost = u64::from(daemon.page()) != report.doorbells & 0xffff_ffff;
+    Ok(vec![Line::promised(
+        &format!(
+            "every write at a closed gate trapped: writes that were not, late, closings with fewer than {WRITES}, last write lost, in {cycles} cycles"
+        ),
+        format!(
+            "{missed}, {late}, {few}, {lost} ({at_closed} writes looked at, {} exits, {} doorbells)",
+            end.doorbell_exits, report.doorbells
+        ),
+        missed == 0 && late == 0 && few == 0 && !lost,
+    )])
 }
 
 /// Waits as short as possible, for at most the patience.

@@ -155,6 +155,7 @@ pub struct GateControl<M, W> {
     parking: W,
     /// Tells the daemon that a write went through a watched gate, or is parked at a closed one.
     kick: EventFd,
+    every_write: bool,
     counters: Counters,
 }
 
@@ -168,7 +169,19 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
             words,
             parking,
             kick,
+            every_write: false,
             counters: Counters::default(),
+        }
+    }
+
+    /// Has every write at a closed gate come out of the guest, not the first alone, where the hypervisor tells their values: none then
+    /// lands in a parking page, and all are counted. A write that comes out without its value is repeated by the guest and needs a
+    /// page to land in, so from it on the gate parks as ever.
+    #[must_use]
+    pub fn trapping_every_write(self, every_write: bool) -> Self {
+        Self {
+            every_write,
+            ..self
         }
     }
 
@@ -405,7 +418,10 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         if let Some(value) = value {
             self.parking.advance(channel, value);
         }
-        let parks = self.lay(channel, gate, Page::Parking).is_ok();
+        let parks = match value {
+            Some(_) if self.every_write => true,
+            _ => self.lay(channel, gate, Page::Parking).is_ok(),
+        };
         if first {
             self.kick();
         }

@@ -51,6 +51,28 @@ fn kicks(control: &Control) -> u64 {
 const ALL: [Leaves; 3] = [Leaves::WithValue, Leaves::Repeats, Leaves::RepeatsSomewhere];
 
 #[test]
+fn every_write_at_a_closed_gate_comes_out_where_that_is_asked_for() {
+    let control = control(2).trapping_every_write(true);
+    control.set(1, GateState::Closed).unwrap();
+    for value in 1..=5 {
+        assert_eq!(ring(&control, 1, value, Leaves::WithValue), 1);
+        let trace = control.trace(1).unwrap();
+        assert_eq!((trace.parked, trace.trapped), (Some(value), value.into()));
+    }
+    assert_eq!((kicks(&control), control.counters().parked), (1, 1));
+    assert_eq!(control.page_words().load(1), 0);
+    control.set(1, GateState::Open).unwrap();
+    assert_eq!(control.page_words().load(1), 5);
+    assert_eq!(ring(&control, 1, 6, Leaves::WithValue), 0);
+    // Without its value the first comes out, and the others have somewhere to land.
+    control.set(1, GateState::Closed).unwrap();
+    assert_eq!(ring(&control, 1, 7, Leaves::Repeats), 1);
+    assert_eq!(ring(&control, 1, 8, Leaves::Repeats), 0);
+    control.set(1, GateState::Watched).unwrap();
+    assert_eq!(control.page_words().load(1), 8);
+}
+
+#[test]
 fn a_channel_without_gate_drops() {
     let control = control(2);
     assert_eq!(ring(&control, 1, 5, Leaves::WithValue), 0);

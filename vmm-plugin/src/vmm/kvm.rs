@@ -2,12 +2,12 @@
 
 use super::boot::{GDT_BYTES, GDT_GPA, GuestRam, PML4_GPA, STACK_TOP};
 use super::core::{Core, VmEnd, VmHandle, count, start};
+use super::doorbells::{DoorbellMap, SlotMap, WindowMap};
 use super::link::{LinkHost, Router, connect, interrupts, parking};
 use super::{VmConfig, VmError};
 use crate::device::{MsiMessage, VirtualGpu, bar_bytes, doorbell};
-use crate::gate::{GateControl, Page, PageMap, PageMapError, SharedPages};
+use crate::gate::GateControl;
 use crate::sys::slots::{Piece, SlottedVm};
-use crate::sys::window::Window;
 use kvm_bindings::{
     KVM_API_VERSION, KVM_CAP_DISABLE_QUIRKS2, KVM_IRQ_ROUTING_MSI, KVM_MAX_CPUID_ENTRIES,
     KVM_X86_QUIRK_SLOT_ZAP_ALL, KvmIrqRouting, kvm_enable_cap, kvm_irq_routing_entry,
@@ -22,11 +22,13 @@ use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 const REGS_GPA: u64 = 0xd000_0000;
-const DOORBELLS_GPA: u64 = 0xd040_0000;
+/// Where the doorbell BAR is.
+pub(super) const DOORBELLS_GPA: u64 = 0xd040_0000;
 const RAM_SLOT: u32 = 0;
 const STATUS_SLOT: u32 = 1;
 const APERTURE_SLOT: u32 = 2;
-const DOORBELL_SLOT: u32 = 3;
+/// The doorbells' slot, or the first of them: the last of the VM's.
+pub(super) const DOORBELL_SLOT: u32 = 3;
 /// First interrupt line of the device; those below are the interrupt controller's pins.
 const GSI_BASE: u32 = 24;
 /// Where KVM on Intel keeps three pages of its own, out of the way of everything here.
@@ -93,49 +95,6 @@ fn keep_other_slots(kvm: &Kvm, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     vm.enable_cap(&quirks)
 }
 
-/// The doorbell BAR: one memory slot, made once, over a window whose pages are exchanged. Exchanging one goes through
-/// KVM's MMU notifier, which waits for vCPUs to drop their translations and for nothing else; changing a slot would
-/// wait for a grace period of all that KVM does for this VM.
-#[derive(Debug)]
-struct WindowMap {
-    window: Window,
-    doorbells: Arc<SharedPages>,
-    parking: Arc<SharedPages>,
-}
-
-impl WindowMap {
-    fn new(doorbells: &Arc<SharedPages>, parking: &Arc<SharedPages>) -> Result<Self, VmError> {
-        let window = Window::new(parking.file_offset(), parking.channels());
-        Ok(Self {
-            window: window.map_err(|source| VmError::Memory {
-                what: "doorbell window",
-                source,
-            })?,
-            doorbells: Arc::clone(doorbells),
-            parking: Arc::clone(parking),
-        })
-    }
-}
-
-impl PageMap for WindowMap {
-    fn lay(&self, channel: u32, page: Page) -> Result<(), PageMapError> {
-        let (pages, writable) = match page {
-            Page::Direct => (&self.doorbells, true),
-            Page::Protected => (&self.doorbells, false),
-            // What a parking page has of a channel without a gate is never looked at.
-            Page::Parking | Page::Sink => (&self.parking, true),
-        };
-        let offset = pages.offset() + u64::from(channel) * PAGE_BYTES;
-        self.window
-            .show(channel, pages.file(), offset, writable)
-            .map_err(|source| PageMapError {
-                channel,
-                page,
-                source,
-            })
-    }
-}
-
 /// Interrupt messages as routes of irqfds. An eventfd that is not routed keeps what is raised, and KVM looks at it
 /// when it is routed again.
 #[derive(Debug)]
@@ -192,7 +151,7 @@ impl Router for IrqRouter {
     }
 }
 
-type Machine = Core<WindowMap, IrqRouter>;
+type Machine = Core<DoorbellMap, IrqRouter>;
 
 extern "C" fn on_kick(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
@@ -248,15 +207,20 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
         false,
     )?;
     let parking = parking(identity.channels)?;
-    let map = WindowMap::new(&welcome.pages, &parking)?;
-    slot(
-        "doorbell slot",
-        map.window.region(),
-        DOORBELL_SLOT,
-        DOORBELLS_GPA,
-        u64::from(identity.channels) * PAGE_BYTES,
-        false,
-    )?;
+    let map = if config.trap_every_write {
+        DoorbellMap::Slots(SlotMap::new(&vm, &welcome.pages)?)
+    } else {
+        let map = WindowMap::new(&welcome.pages, &parking)?;
+        slot(
+            "doorbell slot",
+            map.window.region(),
+            DOORBELL_SLOT,
+            DOORBELLS_GPA,
+            u64::from(identity.channels) * PAGE_BYTES,
+            false,
+        )?;
+        DoorbellMap::Window(map)
+    };
     ram.start_tables(aperture_gpa, aperture_bytes)?;
 
     vm.vm()
@@ -291,7 +255,8 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
     gpu.config().place(BAR_DOORBELLS, DOORBELLS_GPA);
     gpu.config().place(BAR_APERTURE, aperture_gpa);
     gpu.config().enable_memory();
-    let gates = GateControl::new(identity.channels, map, welcome.pages, parking, welcome.kick);
+    let gates = GateControl::new(identity.channels, map, welcome.pages, parking, welcome.kick)
+        .trapping_every_write(config.trap_every_write);
     let core = Arc::new(Core::new(ram, gpu, gates, interrupts, sender));
     register_signal_handler(SIGRTMIN(), on_kick).map_err(|error| VmError::Thread(error.into()))?;
     start(&config.name, core, receiver, true, move |core| {

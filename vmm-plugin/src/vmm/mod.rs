@@ -9,6 +9,7 @@
 
 mod boot;
 mod core;
+mod doorbells;
 mod kvm;
 pub(crate) mod link;
 pub mod native;
@@ -52,6 +53,9 @@ pub struct VmConfig {
     pub args: Vec<u8>,
     /// Files laid into guest memory: name and contents.
     pub files: Vec<(String, Vec<u8>)>,
+    /// Whether every doorbell write at a closed gate comes out of the guest and is counted, not the first alone
+    /// ([`crate::gate::GateControl::trapping_every_write`]).
+    pub trap_every_write: bool,
 }
 
 impl VmConfig {
@@ -66,6 +70,7 @@ impl VmConfig {
             guest_elf: Vec::new(),
             args: Vec::new(),
             files: Vec::new(),
+            trap_every_write: false,
         }
     }
 }

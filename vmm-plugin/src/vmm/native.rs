@@ -66,7 +66,8 @@ pub fn spawn(
         welcome.pages,
         parking(channels)?,
         welcome.kick,
-    );
+    )
+    .trapping_every_write(config.trap_every_write);
     let core = Arc::new(Core::new(ram, gpu, gates, Arc::clone(&interrupts), sender));
     let (epoll, timer) = sleeper(&interrupts).map_err(VmError::Thread)?;
     let aperture = welcome.aperture;
