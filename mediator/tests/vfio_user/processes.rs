@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{self, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -216,16 +216,26 @@ fn a_vm_of_a_front_of_its_own_goes_on_after_the_daemon_is_killed() {
 #[test]
 fn a_command_is_given_memory_that_keeps_its_size() {
     let tries = "stat -Lc %s /proc/self/fd/9 && ! truncate -s 4096 /proc/self/fd/9 && ! truncate -s 1M /proc/self/fd/9 && echo kept";
-    let output = turnstile()
-        .args(["sealed-memory", "--size", "8K", "--", "sh", "-c", tries])
-        .output()
-        .unwrap();
+    // Whoever runs this test may have left the descriptor open.
+    let sealed = |nine: &str, command: &[&str]| {
+        process::Command::new("sh")
+            .args(["-c", &format!("exec 9{nine}; exec \"$0\" \"$@\"")])
+            .arg(turnstile().get_program())
+            .args(["sealed-memory", "--size", "8K", "--"])
+            .args(command)
+            .output()
+            .unwrap()
+    };
+    let output = sealed(">&-", &["sh", "-c", tries]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!((output.status.code(), &*said), (Some(0), "8192\nkept\n"));
-    let output = turnstile()
-        .args(["sealed-memory", "--size", "8K", "--", "/nowhere/a-vmm"])
-        .output()
-        .unwrap();
+    let output = sealed("</dev/null", &["sh", "-c", tries]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("--fd names another"),
+        "{said}"
+    );
+    let output = sealed(">&-", &["/nowhere/a-vmm"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
         !output.status.success() && said.contains("/nowhere/a-vmm was not started"),
