@@ -37,7 +37,9 @@ use groups::{Group, Groups, Round, Side, Work};
 const STEP: &str = include_str!("../../../../images/load/step.py");
 
 /// How long a tenant is watched while the daemon is at work, or stopped, at a time.
-const PHASE: Duration = Duration::from_millis(250);
+const PHASE: Duration = Duration::from_millis(50);
+/// Before that: who was busy before it is forgotten, and caches are its own.
+const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Arguments of `bench overhead`.
 #[derive(clap::Args, Debug)]
@@ -61,7 +63,7 @@ pub(super) struct OverheadArgs {
     #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     launches: u32,
     /// Times that the daemon is stopped and goes on beside each tenant
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     stops: u32,
     /// Groups of PyTorch processes
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -244,15 +246,14 @@ impl<'a> Host<'a> {
     ) -> anyhow::Result<(Vec<Vec<Pair>>, u64)> {
         let tenant = work.sides.iter().position(|side| *side == Side::Tenant);
         let tenant = tenant.context("There is no tenant in a group")?;
-        let before = self.suspensions()?;
         let bar = progress(groups.len());
         bar.set_message("with the daemon and without");
-        let mut pairs = Vec::new();
+        let (mut pairs, mut suspensions) = (Vec::new(), 0);
         for group in groups {
             let load = &mut group.loads[tenant];
             let mut rounds = Vec::new();
-            // Who was busy before it is forgotten, and whose caches are cold.
-            phase(load, work.pieces)?;
+            phase(load, work.pieces, WARM_UP)?;
+            let before = self.suspensions()?;
             for _ in 0..self.args.stops {
                 let (mut there, mut stopped) = (Block::default(), Block::default());
                 for (signal, sum) in [
@@ -262,24 +263,25 @@ impl<'a> Host<'a> {
                     (Signal::CONT, true),
                 ] {
                     self.daemon.signal(signal)?;
-                    let block = phase(load, work.pieces)?;
+                    let block = phase(load, work.pieces, PHASE)?;
                     let sum = if sum { &mut there } else { &mut stopped };
                     sum.median_ns += block.median_ns / 2.0;
                     sum.mean_ns += block.mean_ns / 2.0;
                 }
                 rounds.push((there, stopped));
             }
+            suspensions += self.suspensions()? - before;
             pairs.push(rounds);
             bar.inc(1);
         }
         bar.finish_and_clear();
-        Ok((pairs, self.suspensions()? - before))
+        Ok((pairs, suspensions))
     }
 }
 
 /// Blocks for a while: their median and their mean.
-fn phase(load: &mut Load, pieces: u32) -> anyhow::Result<Block> {
-    let end = Instant::now() + PHASE;
+fn phase(load: &mut Load, pieces: u32, length: Duration) -> anyhow::Result<Block> {
+    let end = Instant::now() + length;
     let (mut medians, mut means) = (Vec::new(), Vec::new());
     while medians.is_empty() || Instant::now() < end {
         let block = load.block(pieces)?;
