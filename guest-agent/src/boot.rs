@@ -35,6 +35,23 @@ pub mod module {
     }
 }
 
+/// Where the descriptor table is when the guest starts. It is the guest's from then on.
+pub const GDT_GPA: u64 = 0x500;
+/// Segment descriptors, in Linux's order: null, 32-bit code, code, data, 32-bit user code, user data, user code, null, and room for a
+/// TSS (two words).
+pub const GDT: [u64; 10] = [
+    0,
+    0x00cf_9b00_0000_ffff,
+    0x00af_9b00_0000_ffff,
+    0x00cf_9300_0000_ffff,
+    0x00cf_fb00_0000_ffff,
+    0x00cf_f300_0000_ffff,
+    0x00af_fb00_0000_ffff,
+    0,
+    0,
+    0,
+];
+
 /// Where a guest that was started by the PVH protocol leaves its report, and bytes that it may have.
 pub const PVH_REPORT_GPA: u64 = 0x3000;
 /// See [`PVH_REPORT_GPA`].

@@ -1,19 +1,21 @@
 //! Linux guests of a stock VMM under the software GPU, wherever they run: on this machine, or in the lab's.
 
+#[path = "../../mediator/tests/common/fronts.rs"]
+mod soft;
+
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostSnapshot, serve_fronts};
-use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
-use turnstile_vmm::front::{Doorbells, Front, FrontConfig};
+use turnstile_mediator::daemon::HostSnapshot;
+use turnstile_vmm::front::Doorbells;
 
 use crate::cloud::{Cloud, Payload};
 use crate::e2e::wait_for;
 use crate::machine::{Ended, Lab};
+pub use soft::{charged, daemon, fronts};
 
 /// Length of the measurement, as docs/SPECIFICATION.md has it.
 const MEASURED: Duration = Duration::from_secs(20);
@@ -41,44 +43,6 @@ pub struct Guest {
 /// Starts a machine: its name, the socket of its device, what it runs, the file for what it says.
 pub type Start<'a> = &'a dyn Fn(&str, &Path, &str, &Path) -> Guest;
 
-/// A daemon over a software GPU.
-///
-/// # Panics
-/// When the host gives no socket, threads or memory.
-pub fn daemon(folder: &Path) -> Daemon {
-    let gpu = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
-    Daemon::start(DaemonConfig::new(folder.join("vmm.sock")), gpu).unwrap()
-}
-
-/// Sockets for VMMs, `vm/NAME.sock`: names and weights.
-///
-/// # Panics
-/// As [`daemon`].
-pub fn fronts(folder: &Path, vms: &[(&str, u32)]) -> Vec<Front> {
-    fronts_with(folder, vms, Doorbells::Trapped)
-}
-
-/// As [`fronts`].
-///
-/// # Panics
-/// As [`daemon`].
-pub fn fronts_with(folder: &Path, vms: &[(&str, u32)], doorbells: Doorbells) -> Vec<Front> {
-    let vms = vms.iter().map(|(name, weight)| FrontConfig {
-        name: (*name).to_owned(),
-        daemon: folder.join("vmm.sock"),
-        weight: Some(*weight),
-        gpu_memory_bytes: None,
-        doorbells,
-    });
-    serve_fronts(&folder.join("vm"), vms).unwrap()
-}
-
-/// GPU time charged to a tenant, by name, in nanoseconds.
-pub fn charged(snapshot: &HostSnapshot, name: &str) -> f64 {
-    let tenant = snapshot.tenants.iter().find(|tenant| tenant.name == name);
-    tenant.map_or(0.0, |tenant| tenant.compute_ns.0 as f64)
-}
-
 /// What a guest's console says in numbers: launches, verified, failed.
 fn workloads(console: &str) -> Vec<[u64; 3]> {
     let lines = console
@@ -105,7 +69,7 @@ pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
     let folder = tempfile::tempdir().unwrap();
     let daemon = daemon(folder.path());
     let vms = [("one", 100), ("three", 300)];
-    let _fronts = fronts(folder.path(), &vms);
+    let _fronts = fronts(folder.path(), &vms, Doorbells::Trapped);
     let commands = format!(
         "turnstile-guest_run_--ptx_/kernels/vecadd.ptx_--kernel_vecadd_--input_/ones_--output_/tmp/sums_in_in_out_words+cmp_/tmp/sums_/twos+turnstile-guest_workload_verify+hold+turnstile-guest_workload_load_--seconds_{LOAD_S}_--kernel-us_{kernel_us}+turnstile-guest_info"
     );
@@ -221,7 +185,7 @@ pub fn comes_back(cloud: &Cloud, lab: &Lab) {
     let socket = folder.path().join("vm/vm.sock");
     let console = folder.path().join("vm.log");
     let first = daemon(folder.path());
-    let front = fronts(folder.path(), &[("vm", 100)]);
+    let front = fronts(folder.path(), &[("vm", 100)], Doorbells::Trapped);
     const VERIFY: &str = "turnstile-guest_workload_verify";
     let commands = format!("plugged+{VERIFY}+hold+{VERIFY}+hold+unplugged+plugged+{VERIFY}");
     let payload = Payload::Linux(lab, &commands);
@@ -248,7 +212,7 @@ pub fn comes_back(cloud: &Cloud, lab: &Lab) {
     drop(front);
     drop(second);
     let third = daemon(folder.path());
-    let _fronts = fronts(folder.path(), &[("vm", 100)]);
+    let _fronts = fronts(folder.path(), &[("vm", 100)], Doorbells::Trapped);
     guest.input.as_mut().unwrap().write_all(b"go\n").unwrap();
     guest.unplug().unwrap();
     until("the device is out", &|| !guest.has_device());

@@ -7,7 +7,7 @@
 
 use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;
-use turnstile_guest::boot::{PORT_CONSOLE, PORT_EXIT};
+use turnstile_guest::boot::{GDT_GPA, PORT_CONSOLE, PORT_EXIT};
 
 /// What rax holds when `UD2` is meant as a call: to sleep, to write to a port (dx) a byte or a word (ecx), to read a
 /// word from one (to eax).
@@ -32,8 +32,7 @@ const APIC_SPURIOUS: u64 = 0xf0;
 const APIC_TIMER: u64 = 0x320;
 const APIC_TIMER_COUNT: u64 = 0x380;
 const APIC_TIMER_DIVIDE: u64 = 0x3e0;
-/// Where the VMM puts the descriptor table, in Linux's order; the TSS is its entry 8.
-const GDT: u64 = 0x500;
+/// Selectors of the VMM's descriptor table ([`GDT_GPA`]); the TSS is its entry 8.
 const KERNEL_CODE: u64 = 0x10;
 const USER_DATA: u64 = 0x2b;
 const USER_CODE: u64 = 0x33;
@@ -164,7 +163,7 @@ pub fn start(body: extern "C" fn() -> !) -> ! {
         gate(vector, address(enter_interrupt));
     }
     // SAFETY: the table lives for ever and is filled in; the stack and the TSS are this processor's own; the VMM
-    // left room for the TSS descriptor, two words, in the descriptor table at GDT.
+    // left room for the TSS descriptor, two words, in the descriptor table at GDT_GPA.
     unsafe {
         let pointer = TablePointer(4095, IDT.0.get() as u64);
         asm!("lidt [{}]", in(reg) &raw const pointer);
@@ -173,7 +172,7 @@ pub fn start(body: extern "C" fn() -> !) -> ! {
         tss.add(1).write(stack_top as u32);
         tss.add(2).write((stack_top >> 32) as u32);
         let at = tss as u64;
-        let descriptor = (GDT as *mut u64).add(usize::from(TSS_SELECTOR) / 8);
+        let descriptor = (GDT_GPA as *mut u64).add(usize::from(TSS_SELECTOR) / 8);
         descriptor.write(103 | (at & 0xff_ffff) << 16 | 0x89 << 40 | (at >> 24 & 0xff) << 56);
         descriptor.add(1).write(at >> 32);
         asm!("ltr {0:x}", in(reg) TSS_SELECTOR);

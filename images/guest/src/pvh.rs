@@ -9,7 +9,8 @@ use core::arch::x86_64::__cpuid;
 use core::cell::UnsafeCell;
 
 use turnstile_guest::boot::{
-    BOOT_GPA, BootInfo, FILE_BYTES, FILE_NAME_BYTES, PVH_REPORT_BYTES, PVH_REPORT_GPA, module,
+    BOOT_GPA, BootInfo, FILE_BYTES, FILE_NAME_BYTES, GDT, GDT_GPA, PVH_REPORT_BYTES, PVH_REPORT_GPA,
+    module,
 };
 
 /// `struct hvm_start_info`: its first word, and where the number and the list of modules are.
@@ -21,19 +22,8 @@ const TSC_LEAF: u32 = 0x4000_0010;
 /// Free memory begins behind the program and its stacks.
 const HEAP_GPA: u64 = 0x80_0000;
 
-/// Segment descriptors in the order that [`crate::cpu`] expects at 0x500, with room for a TSS.
-static GDT: [u64; 10] = [
-    0,
-    0x00cf_9b00_0000_ffff,
-    0x00af_9b00_0000_ffff,
-    0x00cf_9300_0000_ffff,
-    0x00cf_fb00_0000_ffff,
-    0x00cf_f300_0000_ffff,
-    0x00af_fb00_0000_ffff,
-    0,
-    0,
-    0,
-];
+/// What is laid at [`GDT_GPA`].
+static DESCRIPTORS: [u64; GDT.len()] = GDT;
 
 /// Page tables: the top, the next, and four directories that map 4 GiB one to one, for CPL 3 too.
 #[repr(C, align(4096))]
@@ -66,8 +56,8 @@ global_asm!(
     "mov ebp, ebx",
     "lea esp, [{stack} + 8192]",
     "mov esi, offset {gdt}",
-    "mov edi, 0x500",
-    "mov ecx, 20",
+    "mov edi, {gdt_gpa}",
+    "mov ecx, {gdt_bytes} / 4",
     "rep movsd",
     // PML4 and PDPT, then 2048 large pages; present, writable, for CPL 3.
     "mov edi, offset {tables}",
@@ -98,9 +88,9 @@ global_asm!(
     "mov eax, 0x100",
     "xor edx, edx",
     "wrmsr",
-    "mov eax, 0x500",
+    "mov eax, {gdt_gpa}",
     "push eax",
-    "mov eax, 0x4f0000",
+    "mov eax, ({gdt_bytes} - 1) << 16",
     "push eax",
     "lgdt [esp + 2]",
     "mov eax, 0x80010033",
@@ -124,7 +114,9 @@ global_asm!(
     "call {main}",
     "ud2",
     stack = sym STACK,
-    gdt = sym GDT,
+    gdt = sym DESCRIPTORS,
+    gdt_gpa = const GDT_GPA,
+    gdt_bytes = const size_of_val(&GDT),
     tables = sym TABLES,
     main = sym pvh_main,
 );

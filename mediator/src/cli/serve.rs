@@ -304,8 +304,9 @@ fn bring_memory_back(daemon: &Daemon, signals: &mut Signals) {
     const LOOK_EVERY: Duration = Duration::from_millis(20);
     let begin = Instant::now();
     let mut told: Option<Instant> = None;
+    daemon.host().bring_memory_back();
     let left = loop {
-        let home = daemon.host().bring_memory_back();
+        let home = daemon.host().homecoming();
         let ends = |signal| matches!(signal, SIGINT | SIGTERM);
         if home.left_bytes == 0 || begin.elapsed() >= LIMIT || signals.pending().any(ends) {
             break home;

@@ -200,11 +200,6 @@ impl Host {
             min_bytes: 0,
             high_bytes: None,
         };
-        let settings = state.set_of(&name);
-        let in_force = settings.params(brought).weight;
-        if let Some(memory) = &mut state.memory {
-            memory.add(tenant, settings.memory.entitlement(brought, in_force));
-        }
         self.journal().add("vm_connected", &name, None);
         state.insert(tenant, name, brought, peer, Kind::Vm(Box::new(vm)));
         Ok((tenant, kick))
@@ -240,7 +235,14 @@ impl State {
         peer: Peer,
         kind: Kind,
     ) {
-        let params = self.set_of(&name).params(brought);
+        let settings = self.set_of(&name);
+        let params = settings.params(brought);
+        if let Some(memory) = &mut self.memory {
+            memory.add(tenant, settings.memory.entitlement(brought, params.weight));
+            if matches!(kind, Kind::Program(_)) {
+                memory.comes_back(tenant);
+            }
+        }
         if let Err(error) = self.mediation.add(tenant, params) {
             log::error!("Policy: {error}");
         }

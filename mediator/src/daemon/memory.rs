@@ -86,11 +86,9 @@ impl Memory {
         self.keeper.manager().waits(tenant)
     }
 
-    /// Memory of these is to be on the GPU when nobody moves it any more: bytes that are still to come, and for whom there is no room.
-    fn bring_back(&mut self, whose: impl IntoIterator<Item = TenantId>) -> (u64, Vec<TenantId>) {
-        let manager = self.keeper.manager_mut();
-        manager.bring_back(whose);
-        manager.still_to_come()
+    /// A program has appeared: if it ends, its memory is to come back as the others' is.
+    pub(super) fn comes_back(&mut self, tenant: TenantId) {
+        self.keeper.manager_mut().bring_back_too(tenant);
     }
 
     pub(super) fn is_busy(&self) -> bool {
@@ -168,23 +166,34 @@ pub struct Homecoming {
 }
 
 impl Host {
-    /// Before the end: memory of programs is to be on the GPU, as far as it fits, since they would end without it. There are no turns
-    /// any more; VMs' memory, which is gone with the daemon in any case, makes way. To be asked again until nothing is left.
-    pub fn bring_memory_back(&self) -> Homecoming {
+    /// Before the end: from now on memory of programs is to be on the GPU, as far as it fits, since they would end without it. There
+    /// are no turns any more; VMs' memory, which is gone with the daemon in any case, makes way. [`Self::homecoming`] says how far it is.
+    pub fn bring_memory_back(&self) {
         let mut state = self.lock();
         let state = &mut *state;
-        let Some(memory) = &mut state.memory else {
+        if let Some(memory) = &mut state.memory {
+            let tenants = state.tenants.iter();
+            let programs = tenants.filter(|(_, tenant)| matches!(tenant.kind, Kind::Program(_)));
+            let manager = memory.keeper.manager_mut();
+            manager.bring_back(programs.map(|(id, _)| *id));
+        }
+    }
+
+    /// How far memory has come back, since that was asked for.
+    pub fn homecoming(&self) -> Homecoming {
+        let state = self.lock();
+        let Some(memory) = &state.memory else {
             return Homecoming::default();
         };
-        let tenants = &state.tenants;
-        let programs = tenants
-            .iter()
-            .filter(|(_, tenant)| matches!(tenant.kind, Kind::Program(_)));
-        let (left_bytes, lost) = memory.bring_back(programs.map(|(id, _)| *id));
-        let name = |id: &TenantId| Some(tenants.get(id)?.name.clone());
+        let (left_bytes, lost) = memory.keeper.manager().still_to_come();
+        let name = |id: &TenantId| Some(state.tenants.get(id)?.name.clone());
         Homecoming {
             left_bytes,
             lost: lost.iter().filter_map(name).collect(),
         }
     }
 }
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

@@ -98,9 +98,6 @@ impl Host {
         }
         let writer = std::mem::take(writer);
         let peer = Peer { stream, writer };
-        if let Some(memory) = &mut state.memory {
-            memory.add(tenant, entitlement);
-        }
         self.journal().add("vm_connected", &name, None);
         state.insert(tenant, name, brought, peer, Kind::Program(root));
         Ok(tenant)

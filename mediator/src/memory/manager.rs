@@ -384,7 +384,7 @@ impl MemoryManager {
             runners.extend(others);
             return runners;
         }
-        self.take_turns(now, &wanting)
+        self.take_turns(now, &mut wanting)
     }
 
     /// Whether a tenant counts as wanting the engine: see `turns.rs`.
@@ -413,7 +413,7 @@ impl MemoryManager {
         self.config.card_bytes.saturating_sub(kept.sum())
     }
 
-    fn take_turns(&mut self, now: Moment, wanting: &[Candidate]) -> Vec<TenantId> {
+    fn take_turns(&mut self, now: Moment, wanting: &mut [Candidate]) -> Vec<TenantId> {
         let long_ago = self.turn_at.is_none_or(|at| now.since(at) >= FORGET_AFTER);
         if long_ago {
             // Until now the policy saw to it that shares are even.
@@ -421,13 +421,16 @@ impl MemoryManager {
             self.owners.values_mut().for_each(|o| o.clock = clock);
         }
         self.turn_at = Some(now);
-        let first = wanting[0].tenant;
-        let goes_on = self.turn.as_ref().is_some_and(|turn| {
+        let under_way = self.turn.as_ref().is_some_and(|turn| {
             let wanted = wanting.iter().any(|one| one.tenant == turn.leader);
-            wanted && (!turn.is_spent(now) || turn.leader == first)
+            wanted && !turn.is_spent(now)
         });
-        if !goes_on {
-            self.begin_turn(now, wanting);
+        if !under_way {
+            self.charge_unused(now, wanting);
+            let first = wanting[0].tenant;
+            if self.turn.as_ref().is_none_or(|turn| turn.leader != first) {
+                self.begin_turn(wanting);
+            }
         }
         let members = self.members(wanting);
         let waiting = wanting.iter().map(|one| one.tenant);
@@ -451,19 +454,21 @@ impl MemoryManager {
         turn.members.clone()
     }
 
-    fn begin_turn(&mut self, now: Moment, wanting: &[Candidate]) {
-        let mut wanting = wanting.to_vec();
-        if let Some(turn) = self.turn.take()
-            && let Some(leader) = self.owners.get_mut(&turn.leader)
-        {
-            leader.charge(turn.unused(now));
-            for one in &mut wanting {
-                if one.tenant == turn.leader {
-                    one.clock = leader.clock;
-                }
-            }
-            order(&mut wanting);
+    /// Charges the leader for what he had of his turn and did not use, and puts him where he is then. Before it is asked who is
+    /// first: else one for whom no engine time is charged would stay it for ever.
+    fn charge_unused(&mut self, now: Moment, wanting: &mut [Candidate]) {
+        let Some(turn) = &mut self.turn else { return };
+        let unused = turn.unused(now);
+        turn.used += unused;
+        if let Some(leader) = self.owners.get_mut(&turn.leader) {
+            leader.charge(unused);
+            let leading = wanting.iter_mut().filter(|one| one.tenant == turn.leader);
+            leading.for_each(|one| one.clock = leader.clock);
         }
+        order(wanting);
+    }
+
+    fn begin_turn(&mut self, wanting: &[Candidate]) {
         let leader = wanting[0].tenant;
         let bytes = self.owners.get(&leader).map(Owner::bytes);
         let absent = bytes.map_or(0, |bytes| bytes.swapped + bytes.into);
@@ -483,7 +488,7 @@ impl MemoryManager {
         let room = self.room_for(&wanting[..1]);
         self.turn = Some(Turn {
             leader,
-            members: members(&wanting, room, ahead),
+            members: members(wanting, room, ahead),
             since: None,
             length,
             used: Nanos::ZERO,

@@ -23,6 +23,8 @@ struct Fact {
     held: bool,
     /// A command of it executes until then.
     executes_until: Moment,
+    /// It is charged no engine time: a policy holds it back, or its engine is not metered.
+    uncharged: bool,
     wants: bool,
     /// When it began to want something and was not let.
     waits_from: Option<Moment>,
@@ -222,7 +224,9 @@ impl Bench {
             let fact = self.facts.get_mut(id).unwrap();
             fact.used += part;
             fact.executes_until = self.now + Nanos(STEP.0 / 2);
-            self.manager.used(*id, part);
+            if !fact.uncharged {
+                self.manager.used(*id, part);
+            }
         }
         self.copy();
         for (id, fact) in &mut self.facts {
@@ -348,6 +352,23 @@ fn a_pause_is_ridden_out_and_does_not_cost_the_set() {
     bench.step();
     assert!(bench.runs(leader));
     assert_eq!(bench.manager.totals(leader).swapped_out_bytes, before);
+}
+
+#[test]
+fn a_turn_ends_for_which_no_engine_time_is_charged() {
+    let mut bench = Bench::new(10, 20);
+    let ids = [1, 2].map(|id| bench.add(id, 100, 0, 8));
+    for id in ids {
+        bench.allocate(id, 8);
+        bench.wants(id, true);
+        bench.facts.get_mut(&id).unwrap().uncharged = true;
+    }
+    bench.pass(Nanos::from_ms(1_000));
+    for id in ids {
+        let fact = &bench.facts[&id];
+        assert!(fact.longest_wait < Nanos::from_ms(100), "{id}: {fact:?}");
+        assert!(fact.used > Nanos::from_ms(300), "{id}: {fact:?}");
+    }
 }
 
 #[test]

@@ -282,11 +282,11 @@ fn who_sleeps_while_the_daemon_ends_in_order_has_its_memory_and_goes_on() {
         kill(&other, Signal::TERM);
         other.wait().unwrap();
     }
-    let home = || {
-        let daemon = moved.bench.daemon.as_ref().unwrap();
-        daemon.host().bring_memory_back()
-    };
-    until("all of it is back", || home() == Homecoming::default());
+    let host = moved.bench.daemon.as_ref().unwrap().host();
+    host.bring_memory_back();
+    until("all of it is back", || {
+        host.homecoming() == Homecoming::default()
+    });
     moved.bench.daemon = None;
     let gone = std::mem::replace(&mut moved.bench.gpu, FakeGpu::new());
     until("nobody else has the GPU", || Arc::strong_count(&gone) == 1);

@@ -3,6 +3,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/fronts.rs"]
+#[allow(unreachable_pub, reason = "another crate shows it")]
+mod fronts;
 mod guest;
 #[path = "../../../vmm-plugin/tests/vfio_user/messages.rs"]
 #[allow(dead_code, reason = "each test uses what it needs")]
@@ -10,37 +13,20 @@ mod messages;
 mod processes;
 
 use std::os::fd::AsFd;
-use std::path::Path;
-use std::sync::{Arc, RwLock};
+use std::sync::RwLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fronts::{charged, daemon, fronts};
 use guest::Guest;
 use turnstile_abi::regs::{self, device_status};
 use turnstile_guest::{Device, Platform};
 use turnstile_images::{Load, Outcome, Workload};
-use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostSnapshot, serve_fronts};
-use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
-use turnstile_vmm::front::{Doorbells, Front, FrontConfig};
+use turnstile_mediator::daemon::Daemon;
+use turnstile_vmm::front::Doorbells;
 
 /// Held by a test that measures beside others, and alone by one that measures what disturbs.
 static ALONE: RwLock<()> = RwLock::new(());
-
-fn daemon(folder: &Path) -> Daemon {
-    let gpu = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
-    Daemon::start(DaemonConfig::new(folder.join("vmm.sock")), gpu).unwrap()
-}
-
-fn fronts(folder: &Path, vms: &[(&str, u32)], doorbells: Doorbells) -> Vec<Front> {
-    let vms = vms.iter().map(|(name, weight)| FrontConfig {
-        name: (*name).to_owned(),
-        daemon: folder.join("vmm.sock"),
-        weight: Some(*weight),
-        gpu_memory_bytes: None,
-        doorbells,
-    });
-    serve_fronts(&folder.join("vm"), vms).unwrap()
-}
 
 /// TIMEOUT: what is waited for takes milliseconds to a second.
 fn eventually(what: &str, condition: impl Fn() -> bool) {
@@ -49,12 +35,6 @@ fn eventually(what: &str, condition: impl Fn() -> bool) {
         assert!(Instant::now() < until, "{what}");
         thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// GPU time charged to a tenant, by name.
-fn charged(snapshot: &HostSnapshot, name: &str) -> f64 {
-    let tenant = snapshot.tenants.iter().find(|tenant| tenant.name == name);
-    tenant.map_or(0.0, |tenant| tenant.compute_ns.0 as f64)
 }
 
 fn shares(doorbells: Doorbells) {

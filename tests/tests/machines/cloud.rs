@@ -11,9 +11,7 @@ use turnstile_guest::boot::PVH_REPORT_GPA;
 use turnstile_images::{Load, Outcome, REPORT_BYTES, Report, Workload};
 use turnstile_tests::cloud::{Cloud, Payload, Running, module};
 use turnstile_tests::e2e::wait_for;
-use turnstile_tests::linux::{
-    KERNEL_US, charged, comes_back, daemon, fronts, fronts_with, share_in_cloud,
-};
+use turnstile_tests::linux::{KERNEL_US, charged, comes_back, daemon, fronts, share_in_cloud};
 use turnstile_tests::machine::{Lab, Machine};
 use turnstile_vmm::front::Doorbells;
 
@@ -62,7 +60,7 @@ fn share(doorbells: Doorbells) {
     let folder = tempfile::tempdir().unwrap();
     let daemon = daemon(folder.path());
     let vms = [("one", 100), ("three", 300)];
-    let _fronts = fronts_with(folder.path(), &vms, doorbells);
+    let _fronts = fronts(folder.path(), &vms, doorbells);
     // Every kernel compared, a load, every kernel compared once more.
     let workload = Workload::Demo(Load {
         // CAST: seconds
@@ -146,7 +144,7 @@ fn a_device_is_plugged_into_a_running_guest() {
     let Some(cloud) = cloud() else { return };
     let folder = tempfile::tempdir().unwrap();
     let daemon = daemon(folder.path());
-    let _fronts = fronts(folder.path(), &[("vm", 100)]);
+    let _fronts = fronts(folder.path(), &[("vm", 100)], Doorbells::Trapped);
     let [kernel, module] = payload(folder.path(), &Workload::Verify { rounds: 1 });
     let console = folder.path().join("vm.log");
     let started = cloud.start("vm", &Payload::Pvh(&kernel, &module), 64, None, &console);

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use turnstile_tests::e2e::wait_for;
 use turnstile_tests::linux::{daemon, fronts};
 use turnstile_tests::machine::{Ended, Machine, busy_ticks, ticks};
+use turnstile_vmm::front::Doorbells;
 
 use crate::{alone, lab};
 
@@ -55,7 +56,7 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
     let mut gpu = Ended::from(served.unwrap());
     assert!(wait_for(Duration::from_secs(10), || socket.exists()));
     let daemon = daemon(folder.path());
-    let _fronts = fronts(folder.path(), &[("own", 100)]);
+    let _fronts = fronts(folder.path(), &[("own", 100)], Doorbells::Trapped);
 
     let console = folder.path().join("console");
     let nested = format!("nested_--emulated_--seconds_8_--device_0000:00:{PHYSICAL:02x}.0");

@@ -21,12 +21,10 @@ use std::io::{self, Cursor};
 use std::sync::Arc;
 use turnstile_abi::PAGE_BYTES;
 use turnstile_guest::boot::{
-    BOOT_GPA, BootInfo, FILE_BYTES, File as BootFile, STOP_GPA, file_entry,
+    BOOT_GPA, BootInfo, FILE_BYTES, File as BootFile, GDT, GDT_GPA, STOP_GPA, file_entry,
 };
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion};
 
-pub(super) const GDT_GPA: u64 = 0x500;
-pub(super) const GDT_BYTES: u16 = 80;
 pub(super) const PML4_GPA: u64 = 0x1000;
 const PDPT_GPA: u64 = 0x2000;
 pub(super) const STACK_TOP: u64 = 0x7000;
@@ -40,20 +38,6 @@ const TABLE: u64 = 0b111;
 /// As [`TABLE`], a large page.
 const LARGE: u64 = TABLE | 1 << 7;
 const GIB: u64 = 1 << 30;
-
-/// Segment descriptors: null, 32-bit code, code, data, 32-bit user code, user data, user code, null, TSS (two words).
-const GDT: [u64; 10] = [
-    0,
-    0x00cf_9b00_0000_ffff,
-    0x00af_9b00_0000_ffff,
-    0x00cf_9300_0000_ffff,
-    0x00cf_fb00_0000_ffff,
-    0x00cf_f300_0000_ffff,
-    0x00af_fb00_0000_ffff,
-    0,
-    0,
-    0,
-];
 
 /// Guest memory, in a file that the daemon maps too.
 #[derive(Debug)]

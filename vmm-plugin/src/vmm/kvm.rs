@@ -1,6 +1,6 @@
 //! The VM proper: one vCPU, an in-kernel interrupt controller, memory slots.
 
-use super::boot::{GDT_BYTES, GDT_GPA, GuestRam, PML4_GPA, STACK_TOP};
+use super::boot::{GuestRam, PML4_GPA, STACK_TOP};
 use super::core::{Core, VmEnd, VmHandle, count, start};
 use super::doorbells::{DoorbellMap, SlotMap, WindowMap};
 use super::link::{LinkHost, Router, connect, interrupts, parking};
@@ -17,7 +17,7 @@ use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use std::sync::Arc;
 use turnstile_abi::pci::{BAR_APERTURE, BAR_DOORBELLS, BAR_REGS, VECTORS};
 use turnstile_abi::{PAGE_BYTES, regs};
-use turnstile_guest::boot::{PORT_CONSOLE, PORT_EXIT};
+use turnstile_guest::boot::{GDT, GDT_GPA, PORT_CONSOLE, PORT_EXIT};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
@@ -289,7 +289,8 @@ fn set_start_state(vcpu: &VcpuFd, entry: u64) -> Result<(), kvm_ioctls::Error> {
     sregs.cs = code;
     (sregs.ds, sregs.es, sregs.ss, sregs.fs, sregs.gs) = (data, data, data, data, data);
     sregs.gdt.base = GDT_GPA;
-    sregs.gdt.limit = GDT_BYTES - 1;
+    // CAST: eighty.
+    sregs.gdt.limit = size_of_val(&GDT) as u16 - 1;
     sregs.cr3 = PML4_GPA;
     // PAE, OSFXSR, OSXMMEXCPT
     sregs.cr4 = 1 << 5 | 1 << 9 | 1 << 10;

@@ -14,6 +14,13 @@ impl MemoryManager {
         self.queue.clear();
     }
 
+    /// If there are no turns any more, memory of this tenant, who came since, is brought back as well.
+    pub fn bring_back_too(&mut self, tenant: TenantId) {
+        if let Some(ending) = &mut self.ending {
+            ending.insert(tenant);
+        }
+    }
+
     /// Bytes that are still to come for those who fit, and who does not.
     pub fn still_to_come(&self) -> (u64, Vec<TenantId>) {
         let staying = self.staying();
