@@ -1,6 +1,8 @@
 //! The whole loop without a GPU: a simulated engine writes the log, latches counters and shows a status; production code
 //! watches it, accounts, decides, and its suspensions take effect as late as the hardware's.
 
+mod age;
+
 use std::collections::{BTreeSet, VecDeque};
 
 use turnstile_accounting::{
@@ -301,6 +303,8 @@ struct Found {
     charged: Vec<u64>,
     /// Time in suspending and resuming calls.
     calls: u64,
+    /// How old the counters were found to be, if that was measured.
+    measured: Option<Option<Nanos>>,
 }
 
 impl Found {
@@ -374,6 +378,8 @@ struct Daemon {
     moves: VecDeque<Move>,
     charged: Vec<u64>,
     calls: u64,
+    /// How old the counters are is being measured beside.
+    measuring: Option<age::Measuring>,
 }
 
 const fn id(tenant: usize) -> TenantId {
@@ -405,6 +411,7 @@ impl Daemon {
             moves: VecDeque::new(),
             charged: vec![0; loads.len()],
             calls: 0,
+            measuring: None,
         }
     }
 
@@ -416,6 +423,9 @@ impl Daemon {
     fn step(&mut self) {
         self.engine.step();
         let now = self.engine.now;
+        if let Some(measuring) = &mut self.measuring {
+            measuring.step(now, self.engine.lag, &mut self.watch);
+        }
         if let Some(this) = self.moves.front().copied() {
             if now == this.takes_effect && this.what != What::SeeOff {
                 self.engine.tenants[this.tenant].off = this.what != What::Release;
@@ -638,6 +648,7 @@ impl Daemon {
             engine: self.engine,
             charged: self.charged,
             calls: self.calls,
+            measured: self.measuring.and_then(|measuring| measuring.found),
         }
     }
 }

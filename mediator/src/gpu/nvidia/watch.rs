@@ -11,6 +11,7 @@ use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
 use super::hold::Channel;
+use super::latch::LAG_MAX;
 use super::launches::Launches;
 use super::residency::{Edges, Residency, UNTRACKED};
 use super::utilisation::Busy;
@@ -82,9 +83,18 @@ impl Watch {
         }
     }
 
+    /// Registers are read without a pause from now on (`true`), or not any more.
+    pub(super) fn asks(&mut self, now: Moment, without_pause: bool) {
+        if without_pause {
+            self.launches.drown(now);
+        } else {
+            self.launches.surface(now);
+        }
+    }
+
     /// The counters are so much older than they say.
     pub(super) fn measured(&mut self, lag: Nanos) {
-        self.idle = LaggedShares::measured(lag);
+        self.idle.measured(lag);
     }
 
     pub(super) fn add(&mut self, tenant: TenantId, pid: u32, now: Moment) {
@@ -290,7 +300,11 @@ impl Watch {
         );
         let lag = self.idle.lag();
         let ago = |moment: Moment| Moment(moment.0.saturating_sub(lag.0));
-        if let Some(count) = busy.launches {
+        // However old they are.
+        let drowned = self
+            .launches
+            .is_drowned(Moment(busy.from.0.saturating_sub(LAG_MAX.0)), busy.to);
+        if let Some(count) = busy.launches.filter(|_| !drowned) {
             let span = (ago(busy.from), ago(busy.to));
             let shares = self.idle.shares();
             let at_handover = |tenant| shares.at_handover(tenant);
