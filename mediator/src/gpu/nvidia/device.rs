@@ -349,7 +349,11 @@ impl Shared {
             Runner::Perhaps(tenant) => tenant,
         };
         let begin = self.now();
-        let readings = lock(&self.watched).watch.idle_readings(tenant);
+        let (readings, pace) = {
+            let watch = &lock(&self.watched).watch;
+            let pace = watch.pace(tenant, begin, TICK);
+            (watch.idle_readings(tenant), pace)
+        };
         let mut works = false;
         for reading in 0..readings {
             if reading > 0 {
@@ -368,7 +372,7 @@ impl Shared {
             return false;
         }
         // It stopped at some time since it was last looked at.
-        let since = if works { 0 } else { TICK.0 / 2 };
+        let since = if works { 0 } else { pace.0 / 2 };
         let at = Moment(begin.0.saturating_sub(since));
         watched.watch.seen(tenant, works, at);
         log::trace!("{tenant} was seen {works} at {begin:?}");
@@ -544,12 +548,12 @@ impl Gpu for NvidiaGpu {
 
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         let shared = &self.shared;
-        let in_doubt = || {
-            let watched = lock(&shared.watched);
-            let held = |tenant| shared.is_held(tenant);
-            watched.watch.is_in_doubt(shared.now(), held)
-        };
-        (shared.is_moving() || in_doubt()).then_some(tick)
+        if shared.is_moving() {
+            return Some(tick);
+        }
+        let watched = lock(&shared.watched);
+        let held = |tenant| shared.is_held(tenant);
+        watched.watch.look_within(shared.now(), tick, held)
     }
 
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
