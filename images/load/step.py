@@ -25,7 +25,7 @@ torch.manual_seed(1)
 width = 2048
 model = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(8)]).cuda()
 optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
-batch = torch.randn(1024, width, device="cuda")
+batch = torch.randn(4096, width, device="cuda")
 
 
 def step():

@@ -18,7 +18,7 @@
 //! - *Conservation*, *no saving up*, *caps*: as in `dfq.rs`; virtual time is charged with what was used, and only with that.
 //! - *Bounded lag*: who waits has a slice in each frame that evens out what he lacks, unless that is less than
 //!   [`SLICE_MIN`]: then it is added to his slice in the next.
-//! - *Bounded debt*: who had too much goes without for four frames' worth at most.
+//! - *Bounded debt*: who had too much goes without for two frames' worth at most.
 //! - *Work conserving*: one who waits alone is never held; [`Policy::ran_dry`] ends a slice that is not used.
 
 use crate::member::Member;
@@ -37,7 +37,7 @@ pub const SLICE_MIN: Nanos = Nanos::from_ms(2);
 
 /// Nobody is further ahead of those who wait than by so many frames; what he had beyond is forgiven. Otherwise one of small
 /// weight who had the engine for a moment too long, when others began, would go without for many times as long.
-const LEAD_MAX: u64 = 4;
+const LEAD_MAX: u64 = 2;
 
 /// How long slices are first ones after somebody new waits.
 const FIRST_FOR: Nanos = Nanos::from_ms(500);

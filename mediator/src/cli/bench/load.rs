@@ -43,6 +43,9 @@ pub(crate) struct LoadArgs {
     /// Launch and wait for as many kernels as each line of the standard input says, and say how long that took; end when it closes
     #[arg(long, conflicts_with = "wait")]
     blocks_of: bool,
+    /// And as many by a thread under the filter of `turnstile run`, in turns
+    #[arg(long, requires = "blocks_of")]
+    filtered: bool,
 }
 
 /// Runs it: says that it is ready, waits for the moment, loads the GPU, reports.
@@ -62,7 +65,7 @@ pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
     };
     let output = io::stdout().lock();
     if args.blocks_of {
-        generator::blocks(&spec, io::stdin().lock(), output)?;
+        generator::blocks(&spec, args.filtered, io::stdin().lock(), output)?;
     } else if args.wait {
         generator::run(&spec, Some(io::stdin().lock()), output)?;
     } else {

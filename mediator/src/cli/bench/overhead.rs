@@ -1,24 +1,25 @@
 //! `turnstile bench overhead`: what a tenant pays while it is alone.
 //!
 //! ```text
-//!   all alive from the beginning, asleep but for one; a group is one process of each side
-//!     group 1: native | native again | tenant | tenant with --movable     a round: a block of each, then backwards
-//!     group 2: ...
-//!   then, with --switches: one tenant, daemon there | gone | gone | there
+//!   launch and wait     one process, two threads: as it is | under the filter of `turnstile run`      a round: a block of each, then backwards
+//!                       one tenant: daemon at work | stopped | stopped | at work
+//!   PyTorch step        groups of processes: native | tenant | native again | tenant with --movable   a round: a block of each, then backwards
+//!                       one tenant: daemon at work | stopped | stopped | at work
 //! ```
 //!
-//! What lies beside the tenants (contexts, a daemon that watches) lies beside the native processes as well, and what drifts falls
-//! on all alike. What the daemon's presence costs both is therefore measured apart: one process, with the daemon and without.
+//! Two processes that launch and wait differ by 1 % for good (where their memory lies), so that what is small is looked for within one. All
+//! processes live from the beginning, asleep but for one; what drifts falls on all alike. A daemon that was stopped has to catch up: it reads more than
+//! one that has nothing new to learn.
 
 mod groups;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use rustix::process::Signal;
 use serde::Serialize;
 use tempfile::TempDir;
 use turnstile_mediator::bench::load::Block;
@@ -27,18 +28,16 @@ use turnstile_mediator::bench::pairs::Excess;
 use turnstile_mediator::bench::percentile::median;
 
 use super::daemon::Daemon;
-use super::processes::{Common, words};
+use super::processes::{Common, Load, words};
 use super::scheduler::{DaemonArgs, spawn, tenant_of};
 use super::{GpuArg, progress};
-use groups::{Groups, Round, SETTLING, Side, Work};
+use groups::{Group, Groups, Round, Side, Work};
 
 /// One optimiser step after the other. Runs wherever PyTorch does.
 const STEP: &str = include_str!("../../../../images/load/step.py");
 
-/// How long one tenant is watched with the daemon, or without, at a time.
-const PHASE: Duration = Duration::from_millis(1_000);
-/// TIMEOUT: a launcher tries to reach a daemon again after some seconds at most.
-const FOUND_LIMIT: Duration = Duration::from_secs(20);
+/// How long a tenant is watched while the daemon is at work, or stopped, at a time.
+const PHASE: Duration = Duration::from_millis(250);
 
 /// Arguments of `bench overhead`.
 #[derive(clap::Args, Debug)]
@@ -49,11 +48,11 @@ pub(super) struct OverheadArgs {
     /// Its number
     #[arg(long, default_value_t = 0)]
     device: u32,
-    /// Groups of processes that launch and wait; 0 leaves them out
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(0..=64))]
+    /// Processes that launch and wait, and as many tenants; 0 leaves them out
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(0..=64))]
     pairs: u32,
-    /// How long each group takes its turns
-    #[arg(long, default_value_t = 2.0)]
+    /// How long each of the processes takes its turns
+    #[arg(long, default_value_t = 1.5)]
     seconds: f64,
     /// Kernel that they launch and wait for
     #[arg(long, default_value = "10us")]
@@ -61,17 +60,17 @@ pub(super) struct OverheadArgs {
     /// Launches in a block
     #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     launches: u32,
-    /// Times that the daemon is taken away and comes back beside a tenant that launches; 0 leaves that out
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=64))]
-    switches: u32,
+    /// Times that the daemon is stopped and goes on beside each tenant
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    stops: u32,
     /// Groups of PyTorch processes
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=64))]
     torch_pairs: u32,
     /// How long each of these takes its turns
-    #[arg(long, default_value_t = 12.0)]
+    #[arg(long, default_value_t = 8.0)]
     torch_seconds: f64,
     /// Optimiser steps in a block
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
     steps: u32,
     /// Python with PyTorch
     #[arg(long, default_value = "python3")]
@@ -86,14 +85,35 @@ pub(super) struct OverheadArgs {
     daemon: DaemonArgs,
 }
 
-/// A side against the native one.
+/// Blocks of a round: of what is looked at, and of what it is compared with.
+type Pair = (Block, Block);
+
+/// What one way takes more than another.
 #[derive(Debug, Serialize)]
 struct Against {
-    side: &'static str,
+    what: &'static str,
     /// By the median piece of each block.
     by_median: Excess,
     /// By the mean.
     by_mean: Excess,
+}
+
+impl Against {
+    fn of(what: &'static str, groups: &[Vec<Pair>]) -> anyhow::Result<Self> {
+        let excess = |of: fn(&Block) -> f64| {
+            let both = |(one, other): &Pair| (of(one), of(other));
+            let groups: Vec<Vec<_>> = groups
+                .iter()
+                .map(|rounds| rounds.iter().map(both).collect())
+                .collect();
+            Excess::of(&groups).context("Nothing was measured")
+        };
+        Ok(Self {
+            what,
+            by_median: excess(|block| block.median_ns)?,
+            by_mean: excess(|block| block.mean_ns)?,
+        })
+    }
 }
 
 /// One kind of work.
@@ -103,48 +123,21 @@ struct Measure {
     /// A launch and wait, or a step, natively.
     native_us: f64,
     against: Vec<Against>,
-    /// Calls that suspended or resumed somebody meanwhile; nobody is to be.
+    /// Calls that suspended or resumed somebody while the daemon was stopped and went on; nobody is to be.
     suspensions: u64,
 }
 
 impl Measure {
-    fn of(work: &Work, groups: &[Vec<Round>], suspensions: u64) -> anyhow::Result<Self> {
-        let excess = |side: usize, of: fn(&Block) -> f64| {
-            let pairs = |round: &Round| (of(&round[side]), of(&round[0]));
-            let groups: Vec<Vec<_>> = groups
-                .iter()
-                .map(|rounds| rounds.iter().map(pairs).collect())
-                .collect();
-            Excess::of(&groups).context("Nothing was measured")
-        };
-        let against = work.sides.iter().enumerate().skip(1);
-        let natively = groups.iter().flatten().map(|round| round[0].median_ns);
-        Ok(Self {
-            what: work.what,
-            native_us: median(natively.collect()).context("Nothing was measured")? / 1e3,
-            against: against
-                .map(|(index, side)| {
-                    Ok(Against {
-                        side: side.name(),
-                        by_median: excess(index, |block| block.median_ns)?,
-                        by_mean: excess(index, |block| block.mean_ns)?,
-                    })
-                })
-                .collect::<anyhow::Result<_>>()?,
-            suspensions,
-        })
-    }
-
     fn print(&self) {
         println!("{}: natively {:.3} us", self.what, self.native_us);
         for Against {
-            side,
+            what,
             by_median,
             by_mean,
         } in &self.against
         {
             println!(
-                "  {side:<19} {} by medians, {} by means; {} groups, {} rounds",
+                "  {what:<42} {} by medians, {} by means; {} processes, {} rounds",
                 text(by_median),
                 text(by_mean),
                 by_median.groups_percent.len(),
@@ -160,6 +153,25 @@ impl Measure {
     }
 }
 
+/// Each side of the groups against the native one.
+fn sides(work: &Work, groups: &[Vec<Round>]) -> anyhow::Result<Vec<Against>> {
+    let sides = work.sides.iter().enumerate().skip(1);
+    let against = sides.map(|(index, side)| {
+        let pairs = |round: &Round| (round[index], round[0]);
+        let groups: Vec<Vec<Pair>> = groups
+            .iter()
+            .map(|rounds| rounds.iter().map(pairs).collect())
+            .collect();
+        Against::of(side.name(), &groups)
+    });
+    against.collect()
+}
+
+fn native_us(natively: impl Iterator<Item = Block>) -> anyhow::Result<f64> {
+    let medians = natively.map(|block| block.median_ns).collect();
+    Ok(median(medians).context("Nothing was measured")? / 1e3)
+}
+
 fn text(excess: &Excess) -> String {
     let [low, high] = excess.interval_percent;
     format!("{:+.3} % ({low:+.3} to {high:+.3})", excess.median_percent)
@@ -168,19 +180,24 @@ fn text(excess: &Excess) -> String {
 #[derive(Debug, Serialize)]
 struct Report {
     measures: Vec<Measure>,
-    /// A tenant that launches and waits, with the daemon against without.
-    daemon_there: Option<Excess>,
     skipped: Vec<String>,
 }
 
 /// The daemon that the tenants are of.
 struct Host<'a> {
     args: &'a OverheadArgs,
-    folder: TempDir,
-    daemon: Option<Daemon>,
+    _folder: TempDir,
+    daemon: Daemon,
     socket: PathBuf,
     /// Tenants so far.
     tenants: usize,
+}
+
+impl Drop for Host<'_> {
+    fn drop(&mut self) {
+        // One that is stopped does not hear that it is to end.
+        let _ = self.daemon.signal(Signal::CONT);
+    }
 }
 
 impl<'a> Host<'a> {
@@ -191,39 +208,16 @@ impl<'a> Host<'a> {
         let (daemon, socket) = spawn(&args.daemon, args.device, folder.path())?;
         Ok(Self {
             args,
-            folder,
-            daemon: Some(daemon),
+            _folder: folder,
+            daemon,
             socket,
             tenants: 0,
         })
     }
 
     fn suspensions(&self) -> anyhow::Result<u64> {
-        let daemon = self.daemon.as_ref().context("There is no daemon")?;
-        let calls = daemon.snapshot()?["gpu"]["suspend_calls"].as_u64();
+        let calls = self.daemon.snapshot()?["gpu"]["suspend_calls"].as_u64();
         calls.context("The daemon does not say how often it suspended somebody")
-    }
-
-    /// The daemon is there, and knows so many tenants; or it is gone.
-    fn set(&mut self, there: bool, tenants: usize) -> anyhow::Result<()> {
-        if there == self.daemon.is_some() {
-            return Ok(());
-        }
-        if !there {
-            self.daemon = None;
-            return Ok(());
-        }
-        let (daemon, _) = spawn(&self.args.daemon, self.args.device, self.folder.path())?;
-        let deadline = Instant::now() + FOUND_LIMIT;
-        while daemon.snapshot()?["tenants"].as_array().map_or(0, Vec::len) < tenants {
-            if Instant::now() > deadline {
-                return Err(daemon.failed("Another daemon does not find the tenants"));
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        self.daemon = Some(daemon);
-        thread::sleep(SETTLING);
-        Ok(())
     }
 
     fn command(&mut self, side: Side, work: &Work) -> anyhow::Result<Command> {
@@ -242,50 +236,85 @@ impl<'a> Host<'a> {
         Groups::start(work, |side| self.command(side, work))
     }
 
-    fn measure(&self, work: &Work, Groups(groups): &mut Groups) -> anyhow::Result<Measure> {
+    /// What tenants take with the daemon at work, and stopped: one after the other.
+    fn stops(
+        &self,
+        work: &Work,
+        Groups(groups): &mut Groups,
+    ) -> anyhow::Result<(Vec<Vec<Pair>>, u64)> {
+        let tenant = work.sides.iter().position(|side| *side == Side::Tenant);
+        let tenant = tenant.context("There is no tenant in a group")?;
         let before = self.suspensions()?;
         let bar = progress(groups.len());
-        bar.set_message(work.what);
-        let mut rounds = Vec::new();
+        bar.set_message("with the daemon and without");
+        let mut pairs = Vec::new();
         for group in groups {
-            rounds.push(group.rounds(work.seconds, work.pieces)?);
+            let load = &mut group.loads[tenant];
+            let mut rounds = Vec::new();
+            // Who was busy before it is forgotten, and whose caches are cold.
+            phase(load, work.pieces)?;
+            for _ in 0..self.args.stops {
+                let (mut there, mut stopped) = (Block::default(), Block::default());
+                for (signal, sum) in [
+                    (Signal::CONT, true),
+                    (Signal::STOP, false),
+                    (Signal::STOP, false),
+                    (Signal::CONT, true),
+                ] {
+                    self.daemon.signal(signal)?;
+                    let block = phase(load, work.pieces)?;
+                    let sum = if sum { &mut there } else { &mut stopped };
+                    sum.median_ns += block.median_ns / 2.0;
+                    sum.mean_ns += block.mean_ns / 2.0;
+                }
+                rounds.push((there, stopped));
+            }
+            pairs.push(rounds);
             bar.inc(1);
         }
         bar.finish_and_clear();
-        let suspensions = self.suspensions()? - before;
-        Measure::of(work, &rounds, suspensions)
-    }
-
-    /// What a tenant takes with the daemon there, and gone: one tenant after the other.
-    fn switches(
-        &mut self,
-        work: &Work,
-        Groups(groups): &mut Groups,
-    ) -> anyhow::Result<Option<Excess>> {
-        let Some(side) = work.sides.iter().position(|side| *side == Side::Tenant) else {
-            return Ok(None);
-        };
-        let mut with_and_without = Vec::new();
-        let tenants = groups.len();
-        for group in groups.iter_mut().take(self.args.switches as usize) {
-            let mut sums = [0.0; 2];
-            for there in [true, false, false, true] {
-                self.set(there, tenants)?;
-                let end = Instant::now() + PHASE;
-                let mut blocks = Vec::new();
-                while Instant::now() < end {
-                    blocks.push(group.loads[side].block(work.pieces)?.median_ns);
-                }
-                sums[usize::from(!there)] += median(blocks).unwrap_or(f64::NAN);
-            }
-            with_and_without.push(vec![sums.into()]);
-        }
-        self.set(true, tenants)?;
-        Ok(Excess::of(&with_and_without))
+        Ok((pairs, self.suspensions()? - before))
     }
 }
 
-fn launches(args: &OverheadArgs) -> anyhow::Result<Work> {
+/// Blocks for a while: their median and their mean.
+fn phase(load: &mut Load, pieces: u32) -> anyhow::Result<Block> {
+    let end = Instant::now() + PHASE;
+    let (mut medians, mut means) = (Vec::new(), Vec::new());
+    while medians.is_empty() || Instant::now() < end {
+        let block = load.block(pieces)?;
+        medians.push(block.median_ns);
+        means.push(block.mean_ns);
+    }
+    Ok(Block {
+        mean_ns: means.iter().sum::<f64>() / means.len() as f64,
+        median_ns: median(medians).context("A block was done")?,
+    })
+}
+
+/// Every group's rounds, one group after the other.
+fn each<T>(
+    work: &Work,
+    Groups(groups): &mut Groups,
+    rounds: impl Fn(&mut Group) -> anyhow::Result<Vec<T>>,
+) -> anyhow::Result<Vec<Vec<T>>> {
+    let bar = progress(groups.len());
+    bar.set_message(work.what);
+    let mut all = Vec::new();
+    for group in groups {
+        all.push(rounds(group)?);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(all)
+}
+
+/// Loads that launch and wait: of this side, with these words more.
+fn launches(
+    args: &OverheadArgs,
+    sides: &'static [Side],
+    more: Option<&str>,
+) -> anyhow::Result<Work> {
     let load = Tenant {
         weight: 100,
         kernel: args.kernel,
@@ -304,11 +333,12 @@ fn launches(args: &OverheadArgs) -> anyhow::Result<Work> {
     let mut words = words(&load, &common);
     words.retain(|word| word != "--wait");
     words.push("--blocks-of".to_owned());
+    words.extend(more.map(str::to_owned));
     Ok(Work {
         what: "launch and wait",
         program: std::env::current_exe()?,
         words,
-        sides: &[Side::Native, Side::NativeAgain, Side::Tenant],
+        sides,
         groups: args.pairs,
         seconds: args.seconds,
         pieces: args.launches,
@@ -316,12 +346,72 @@ fn launches(args: &OverheadArgs) -> anyhow::Result<Work> {
     })
 }
 
+/// Before there is a daemon: what the filter costs. Then what the daemon does.
+fn launch_and_wait(args: &OverheadArgs) -> anyhow::Result<Measure> {
+    let early = "A load of the bench ended early";
+    let work = launches(args, &[Side::Native], Some("--filtered"))?;
+    let plain = Groups::start(&work, |_| {
+        let mut command = Command::new(&work.program);
+        command.args(&work.words);
+        Ok(command)
+    })?;
+    let mut plain = plain.context(early)?;
+    let filtered: Vec<Vec<Pair>> = each(&work, &mut plain, |group| {
+        let both = group.ways(work.seconds, work.pieces)?;
+        Ok(both
+            .into_iter()
+            .map(|[plain, filtered]| (filtered, plain))
+            .collect())
+    })?;
+    drop(plain);
+    let mut host = Host::start(args)?;
+    let work = launches(args, &[Side::Tenant], None)?;
+    let mut tenants = host.groups(&work)?.context(early)?;
+    let (there, suspensions) = host.stops(&work, &mut tenants)?;
+    let natively = filtered.iter().flatten().map(|(_, plain)| *plain);
+    Ok(Measure {
+        what: work.what,
+        native_us: native_us(natively)?,
+        against: vec![
+            Against::of("under the filter, in one process", &filtered)?,
+            Against::of(DAEMON, &there)?,
+        ],
+        suspensions,
+    })
+}
+
+const DAEMON: &str = "a tenant with the daemon at work, stopped";
+
+/// None where PyTorch, or a GPU for it, is missing.
+fn torch(args: &OverheadArgs) -> anyhow::Result<Option<Measure>> {
+    let mut host = Host::start(args)?;
+    let mut script = tempfile::NamedTempFile::new()?;
+    script.write_all(STEP.as_bytes())?;
+    let work = steps(args, script.path());
+    let Some(mut groups) = host.groups(&work)? else {
+        return Ok(None);
+    };
+    let rounds = each(&work, &mut groups, |group| {
+        group.rounds(work.seconds, work.pieces)
+    })?;
+    let mut against = sides(&work, &rounds)?;
+    let (there, suspensions) = host.stops(&work, &mut groups)?;
+    against.push(Against::of(DAEMON, &there)?);
+    Ok(Some(Measure {
+        what: work.what,
+        native_us: native_us(rounds.iter().flatten().map(|round| round[0]))?,
+        against,
+        suspensions,
+    }))
+}
+
 fn steps(args: &OverheadArgs, script: &Path) -> Work {
     Work {
         what: "PyTorch step",
         program: args.python.clone(),
         words: vec![script.to_string_lossy().into_owned()],
-        sides: &[Side::Native, Side::NativeAgain, Side::Tenant, Side::Movable],
+        // Tenants apart: one that has just been busy keeps another from being alone.
+        sides: &[Side::Native, Side::Tenant, Side::NativeAgain, Side::Movable],
         groups: args.torch_pairs,
         seconds: args.torch_seconds,
         pieces: args.steps,
@@ -332,35 +422,23 @@ fn steps(args: &OverheadArgs, script: &Path) -> Work {
 
 pub(super) fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     let GpuArg::Nvidia = args.gpu;
-    let mut host = Host::start(args)?;
     let mut report = Report {
         measures: Vec::new(),
-        daemon_there: None,
         skipped: Vec::new(),
     };
     if args.pairs > 0 {
-        let work = launches(args)?;
-        let groups = host.groups(&work)?;
-        let mut groups = groups.context("A load of the bench ended early")?;
-        report.measures.push(host.measure(&work, &mut groups)?);
-        if args.switches > 0 {
-            report.daemon_there = host.switches(&work, &mut groups)?;
-        }
+        report.measures.push(launch_and_wait(args)?);
     }
     if args.no_torch {
         report.skipped.push("PyTorch: --no-torch was given".into());
     } else {
-        let mut script = tempfile::NamedTempFile::new()?;
-        script.write_all(STEP.as_bytes())?;
-        let work = steps(args, script.path());
-        match host.groups(&work)? {
-            Some(mut groups) => report.measures.push(host.measure(&work, &mut groups)?),
+        match torch(args)? {
+            Some(measure) => report.measures.push(measure),
             None => report
                 .skipped
                 .push("PyTorch: it, or a GPU for it, is missing".into()),
         }
     }
-    drop(host);
     for reason in &report.skipped {
         eprintln!("SKIPPED: {reason}");
     }
@@ -368,15 +446,8 @@ pub(super) fn run(args: &OverheadArgs) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(());
     }
-    println!("more than natively: the median of the groups (95 % of what resampling gives)");
+    println!("more than natively: the median of the processes (95 % of what resampling gives)");
     report.measures.iter().for_each(Measure::print);
-    if let Some(there) = &report.daemon_there {
-        println!(
-            "a tenant that launches and waits, with the daemon against without: {}; {} tenants",
-            text(there),
-            there.rounds
-        );
-    }
     Ok(())
 }
 
@@ -402,16 +473,16 @@ mod tests {
             .map(|group| group.rounds(work.seconds, work.pieces).unwrap())
             .collect();
         drop(groups);
-        let measure = Measure::of(&work, &rounds, 0).unwrap();
-        assert!((measure.native_us - 1.0).abs() < 1e-9);
-        let medians: Vec<f64> = measure
-            .against
+        let native = native_us(rounds.iter().flatten().map(|round| round[0])).unwrap();
+        assert!((native - 1.0).abs() < 1e-9);
+        let against = sides(&work, &rounds).unwrap();
+        let medians: Vec<f64> = against
             .iter()
             .map(|against| against.by_median.median_percent)
             .collect();
         assert!((medians[0] - 0.1).abs() < 1e-9 && (medians[1] - 2.0).abs() < 1e-9);
-        assert_eq!(measure.against[1].by_mean.median_percent, 0.0);
-        assert_eq!(measure.against[0].by_median.groups_percent.len(), 3);
-        assert!(Measure::of(&work, &[], 0).is_err());
+        assert_eq!(against[1].by_mean.median_percent, 0.0);
+        assert_eq!(against[0].by_median.groups_percent.len(), 3);
+        assert!(sides(&work, &[]).is_err());
     }
 }

@@ -154,6 +154,16 @@ impl Load {
     /// Has it do so many pieces of work, and waits for them.
     pub(super) fn block(&mut self, pieces: u32) -> anyhow::Result<Block> {
         self.order(pieces.into())?;
+        self.hear_block()
+    }
+
+    /// The same of one that does them in two ways.
+    pub(super) fn two_blocks(&mut self, pieces: u32) -> anyhow::Result<[Block; 2]> {
+        self.order(pieces.into())?;
+        Ok([self.hear_block()?, self.hear_block()?])
+    }
+
+    fn hear_block(&self) -> anyhow::Result<Block> {
         match self.hear(DONE_LIMIT)? {
             Said::Block(block) => Ok(block),
             Said::Ready { .. } | Said::Done(_) => bail!("A load says something else"),

@@ -26,6 +26,10 @@ pub const ABSENCE: Nanos = Nanos::from_ms(3);
 /// it ends.
 pub const ARRIVAL: Nanos = Nanos::from_ms(2);
 
+/// Who is held and still on the engine keeps it from those who may run, for so long at most. SOURCE: `hands.rs`: 2 ms of looks, then two calls of
+/// half a millisecond.
+pub const LEAVING: Nanos = Nanos::from_ms(5);
+
 /// Who was never seen idle for so long has no holes worth looking for.
 pub const TRUSTED: Nanos = Nanos::from_ms(1_000);
 
@@ -34,6 +38,7 @@ pub const TRUSTED: Nanos = Nanos::from_ms(1_000);
 struct Tenant {
     /// It is stopped, and wanted the engine then.
     held: Option<bool>,
+    held_at: Moment,
     /// Its context is on the engine.
     resident: bool,
     /// When it was last on the engine, or free to come.
@@ -57,6 +62,7 @@ impl Demand {
     pub fn add(&mut self, tenant: TenantId, now: Moment) {
         let new = Tenant {
             held: None,
+            held_at: now,
             resident: false,
             last: now,
             here_since: now,
@@ -103,19 +109,37 @@ impl Demand {
         });
     }
 
-    /// Its context left the engine.
+    /// Its context left the engine. If it is held, those who may run could not come before.
     pub fn saved(&mut self, tenant: TenantId, at: Moment) {
+        let mut leaves = false;
         self.with(tenant, |tenant| {
+            leaves = tenant.resident && tenant.held.is_some();
             tenant.resident = false;
             tenant.last = tenant.last.max(at);
         });
+        if leaves {
+            let free = |other: &&mut Tenant| other.held.is_none();
+            for other in self.tenants.values_mut().filter(free) {
+                other.last = other.last.max(at);
+            }
+        }
+    }
+
+    /// Whether somebody who is held has yet to leave the engine.
+    fn leaving(&self, now: Moment) -> bool {
+        let leaves = |tenant: &Tenant| {
+            tenant.resident && tenant.held.is_some() && now.since(tenant.held_at) < LEAVING
+        };
+        self.tenants.values().any(leaves)
     }
 
     /// It was stopped.
     pub fn held(&mut self, tenant: TenantId, at: Moment) {
         let wanted = self.wants(tenant, at);
         self.with(tenant, |tenant| {
-            tenant.held.get_or_insert(wanted);
+            if tenant.held.is_none() {
+                (tenant.held, tenant.held_at) = (Some(wanted), at);
+            }
         });
     }
 
@@ -154,7 +178,8 @@ impl Demand {
         let absence = self.absence();
         self.tenants.get(&tenant).is_some_and(|tenant| {
             tenant.held.unwrap_or_else(|| {
-                let near = tenant.resident || now.since(tenant.last) <= absence;
+                let away = !tenant.resident && now.since(tenant.last) > absence;
+                let near = !away || self.leaving(now);
                 tenant.here && near && now.since(tenant.here_since) >= STEADY
             })
         })
@@ -239,6 +264,26 @@ mod tests {
         demand.active(A, ms(5_050));
         assert!(!demand.wants(A, ms(5_051)));
         assert!(demand.wants(A, ms(5_059)));
+    }
+
+    #[test]
+    fn who_cannot_come_yet_is_not_away() {
+        let mut demand = demand();
+        demand.active(A, ms(0));
+        demand.held(A, ms(50));
+        demand.saved(A, ms(51));
+        demand.active(B, ms(51));
+        // B has to leave, and stays on the engine for longer than anybody waits for another.
+        demand.held(B, ms(100));
+        demand.released(A, ms(100));
+        assert!(demand.wants(A, ms(104)));
+        demand.saved(B, ms(104));
+        demand.active(A, ms(105));
+        assert!(demand.wants(A, ms(105)) && demand.wants(A, ms(109)));
+        // One whose context stays because nobody comes is no excuse for ever.
+        demand.held(A, ms(200));
+        demand.released(B, ms(200));
+        assert!(demand.wants(B, ms(204)) && !demand.wants(B, ms(206)));
     }
 
     #[test]

@@ -146,28 +146,47 @@ pub(super) mod tests {
     use std::cell::RefCell;
     use std::collections::BTreeSet;
 
-    /// Channels in memory; those in `gone` are refused, and with them the whole call.
+    /// Channels in memory. A call that names one of `gone` is refused, and done for those before it. What is off the schedule and is then
+    /// suspended as well takes two calls to run again, as on an H200.
     #[derive(Debug, Default)]
     pub(in crate::gpu::nvidia) struct FakeSwitch {
         pub(in crate::gpu::nvidia) suspended: RefCell<BTreeSet<Channel>>,
+        pub(in crate::gpu::nvidia) unscheduled: RefCell<BTreeSet<Channel>>,
         pub(in crate::gpu::nvidia) gone: BTreeSet<Channel>,
+    }
+
+    impl FakeSwitch {
+        pub(in crate::gpu::nvidia) fn all_run(&self) -> bool {
+            self.suspended.borrow().is_empty() && self.unscheduled.borrow().is_empty()
+        }
+
+        fn each(&self, channels: &[Channel], act: impl Fn(&Channel)) -> Result<(), RmError> {
+            for channel in channels {
+                if self.gone.contains(channel) {
+                    let (what, status) = ("suspend channels", 0x21);
+                    return Err(RmError::Refused { what, status });
+                }
+                act(channel);
+            }
+            Ok(())
+        }
     }
 
     impl ChannelSwitch for FakeSwitch {
         fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {
-            if channels.iter().any(|channel| self.gone.contains(channel)) {
-                let (what, status) = ("suspend channels", 0x21);
-                return Err(RmError::Refused { what, status });
-            }
-            let mut set = self.suspended.borrow_mut();
-            for channel in channels {
+            self.each(channels, |channel| {
                 if suspended {
-                    set.insert(*channel);
-                } else {
-                    set.remove(channel);
+                    self.suspended.borrow_mut().insert(*channel);
+                } else if !self.suspended.borrow_mut().remove(channel) {
+                    self.unscheduled.borrow_mut().remove(channel);
                 }
-            }
-            Ok(())
+            })
+        }
+
+        fn unschedule(&self, channels: &[Channel]) -> Result<(), RmError> {
+            self.each(channels, |channel| {
+                self.unscheduled.borrow_mut().insert(*channel);
+            })
         }
     }
 

@@ -163,7 +163,11 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
                     this.unscheduled.insert(tenant);
                     Ok(channels.to_vec())
                 }
-                Err(_) => this.suspend(channels),
+                Err(_) => {
+                    // What the refused call took off would not be started by one call that resumes, see `stop`.
+                    let _ = this.set(channels, false);
+                    this.suspend(channels)
+                }
             }
         })
     }
@@ -308,7 +312,10 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             log::warn!("The lease on held tenants ended; they are held again");
             let lapsed = self.take_loose();
             for (tenant, channels) in lapsed {
-                self.hold(tenant, &channels.into_iter().collect::<Vec<_>>())?;
+                let channels: Vec<Channel> = channels.into_iter().collect();
+                // The guardian may be about to: what is stopped twice would not be started by one call.
+                resume_all(&self.switch, &channels);
+                self.hold(tenant, &channels)?;
             }
         }
         let now = self.now();
@@ -513,49 +520,47 @@ mod tests {
 
     #[test]
     fn one_who_is_held_at_the_next_switch_is_announced_and_can_be_stopped_at_once() {
-        /// Counts what is only taken off the schedule.
-        #[derive(Default)]
-        struct Gentle(FakeSwitch, RefCell<Vec<Channel>>);
-        impl ChannelSwitch for Gentle {
-            fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {
-                self.0.set(channels, suspended)
-            }
-            fn unschedule(&self, channels: &[Channel]) -> Result<(), RmError> {
-                if channels.iter().any(|channel| self.0.gone.contains(channel)) {
-                    return self.0.set(channels, true);
-                }
-                self.1.borrow_mut().extend(channels);
-                Ok(())
-            }
-        }
         let guardian = FakeGuardian::default();
-        let mut holder = Holder::new(Gentle::default(), guardian.clone());
+        let mut holder = Holder::new(FakeSwitch::default(), guardian.clone());
         holder.hold_at_switch(A, &channels(3)).unwrap();
-        assert!(holder.is_held(A) && holder.switch.0.suspended.borrow().is_empty());
-        assert_eq!(*holder.switch.1.borrow(), channels(3));
+        assert!(holder.is_held(A) && holder.switch.suspended.borrow().is_empty());
+        assert_eq!(holder.switch.unscheduled.borrow().len(), 3);
         assert_eq!(*guardian.orders.borrow(), [Order::Hold(channels(3))]);
         holder.stop(A).unwrap();
         holder.stop(B).unwrap();
-        assert_eq!(holder.switch.0.suspended.borrow().len(), 3);
+        assert_eq!(holder.switch.suspended.borrow().len(), 3);
         holder.release(A).unwrap();
-        assert!(holder.switch.0.suspended.borrow().is_empty());
+        assert!(holder.switch.suspended.borrow().is_empty());
         holder.stop(A).unwrap();
         // Whose memory is to go is really stopped, once.
         holder.hold_at_switch(A, &channels(3)).unwrap();
         holder.fasten(A).unwrap();
-        assert_eq!(holder.switch.0.suspended.borrow().len(), 3);
+        assert_eq!(holder.switch.suspended.borrow().len(), 3);
         let calls = holder.calls().count;
         // And never on the schedule again, whatever it makes.
         holder.hold_at_switch(A, &channels(4)).unwrap();
         holder.stop(A).unwrap();
         holder.fasten(A).unwrap();
         assert_eq!(holder.calls().count, calls + 1, "what is new alone");
-        assert_eq!(holder.switch.0.suspended.borrow().len(), 4);
+        assert_eq!(holder.switch.suspended.borrow().len(), 4);
         holder.release(A).unwrap();
         // What the driver refuses as a whole is suspended as far as it can be.
-        holder.switch.0.gone.insert(channels(3)[1]);
+        holder.switch.gone.insert(channels(3)[1]);
         holder.hold_at_switch(B, &channels(3)).unwrap();
-        assert_eq!(holder.switch.0.suspended.borrow().len(), 2);
+        assert_eq!(holder.switch.suspended.borrow().len(), 2);
+        holder.release(B).unwrap();
+        assert!(holder.switch.all_run(), "{:?}", holder.switch);
+    }
+
+    #[test]
+    fn who_is_held_again_after_the_lease_runs_when_it_is_released() {
+        let (mut holder, _) = holder();
+        holder.hold_at_switch(A, &channels(3)).unwrap();
+        holder.begin -= Duration::from_nanos(LIMIT.0);
+        holder.renew().unwrap();
+        assert!(holder.is_held(A) && !holder.switch.all_run());
+        holder.release(A).unwrap();
+        assert!(holder.switch.all_run(), "{:?}", holder.switch);
     }
 
     #[test]

@@ -699,7 +699,7 @@ fn busy_tenants_receive_their_weights_in_every_second() {
                 Load::busy(100, 2_000),
                 Load::busy(100, 50_000),
             ],
-            1.5,
+            0.5,
         ),
     ];
     for ((loads, bound), lag) in cases.into_iter().zip(LAGS) {

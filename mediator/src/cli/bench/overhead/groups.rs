@@ -17,8 +17,9 @@ use super::super::processes::Load;
 /// What it ends with where PyTorch or a GPU is missing.
 const SKIPPED: i32 = 77;
 
-/// After all have begun, and after a daemon has: tenants that met at the start have parted.
-pub(super) const SETTLING: Duration = Duration::from_secs(1);
+/// After all have begun: tenants that met at the start have parted.
+const SETTLING: Duration = Duration::from_secs(1);
+
 /// How a process is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
@@ -92,6 +93,18 @@ impl Group {
         }
         rounds.remove(0);
         Ok(rounds)
+    }
+
+    /// The first one does its work in two ways, in turns.
+    pub(super) fn ways(&mut self, seconds: f64, pieces: u32) -> anyhow::Result<Vec<[Block; 2]>> {
+        let load = self.loads.first_mut().context("A group has a process")?;
+        let end = Instant::now() + Duration::try_from_secs_f64(seconds)?;
+        load.two_blocks(pieces)?;
+        let mut both = Vec::new();
+        while both.is_empty() || Instant::now() < end {
+            both.push(load.two_blocks(pieces)?);
+        }
+        Ok(both)
     }
 }
 

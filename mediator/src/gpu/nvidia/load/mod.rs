@@ -7,6 +7,7 @@
 //! The kernels (`images/load/truth.cu`) leave time stamps of the device; the clock is read against the wall clock before and
 //! after. Whatever the process launches is recorded, its calibration as well, so that the sum is what a ledger has to charge.
 
+mod blocks;
 mod rig;
 
 use std::io::{self, BufRead, Write};
@@ -17,10 +18,11 @@ use super::launches::LAUNCH;
 use super::sys::CudaFailure;
 use crate::bench::FINE_NS;
 use crate::bench::bursts::bursts;
-use crate::bench::load::{Block, Calibration, LoadReport, LoadSpec, Said};
+use crate::bench::load::{Calibration, LoadReport, LoadSpec, Said};
 use crate::bench::matrix::{Length, Pattern};
 use crate::bench::percentile::Percentiles;
 use crate::bench::spans::{Clock, Reading, Span, buckets, executed, occupied, total_ns, worked};
+pub use blocks::blocks;
 use rig::{Records, Rig};
 
 /// Pauses shorter than this are the load's own: nobody else ran in them. SOURCE: measured: a switch to another context and back
@@ -57,8 +59,11 @@ pub enum LoadError {
     )]
     Order(String),
     /// The kernels of a block have to have a length.
-    #[error("A block is of kernels that end, 1 to {BLOCK_MAX} of them")]
+    #[error("A block is of kernels that end, 1 to {} of them", blocks::BLOCK_MAX)]
     Block,
+    /// A thread that is to be filtered is not.
+    #[error("A thread cannot be filtered as a tenant's are")]
+    Filter(#[source] io::Error),
     /// Its input or output is broken.
     #[error("The load is not heard")]
     Io(#[from] io::Error),
@@ -116,55 +121,6 @@ pub fn run(
         for line in orders.lines() {
             line?;
         }
-    }
-    Ok(())
-}
-
-/// Kernels of a block before those that are timed: the context is on the engine again, and the processor's caches are its own.
-const BLOCK_LEAD: u64 = 30;
-/// Most kernels of a block.
-const BLOCK_MAX: u64 = 1 << 20;
-
-/// Says [`Said::Ready`], then launches and waits for as many kernels as each line of `orders` says, and says how long that took.
-///
-/// # Errors
-/// As [`run`].
-pub fn blocks(
-    spec: &LoadSpec,
-    mut orders: impl BufRead,
-    mut say: impl Write,
-) -> Result<(), LoadError> {
-    let Length::Us(us) = spec.kernel else {
-        return Err(LoadError::Block);
-    };
-    let mut rig = Rig::open(spec)?;
-    let calibration = warm_up(&mut rig, spec)?;
-    let turns = calibration.turns(us * 1_000);
-    let (pid, calibration) = (std::process::id(), Some(calibration));
-    tell(&mut say, &Said::Ready { pid, calibration })?;
-    while let Some(count) = ordered(&mut orders)? {
-        if !(1..=BLOCK_MAX).contains(&count) {
-            return Err(LoadError::Block);
-        }
-        // CAST: at most BLOCK_MAX.
-        let mut lengths_ns = Vec::with_capacity(count as usize);
-        let mut at = Instant::now();
-        for launch in 0..BLOCK_LEAD + count {
-            rig.launch(turns)?;
-            rig.wait()?;
-            let end = Instant::now();
-            if launch >= BLOCK_LEAD {
-                // CAST: 584 years.
-                lengths_ns.push(end.duration_since(at).as_nanos() as u64);
-            }
-            at = end;
-        }
-        let lengths = Percentiles::of(lengths_ns);
-        let block = Block {
-            median_ns: lengths.p50_ns as f64,
-            mean_ns: lengths.mean_ns,
-        };
-        tell(&mut say, &Said::Block(block))?;
     }
     Ok(())
 }
