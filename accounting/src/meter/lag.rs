@@ -101,20 +101,19 @@ fn beside(a: Nanos, b: Nanos) -> bool {
 }
 
 impl LaggedShares {
-    /// The lag was measured: it is followed from there.
-    pub fn measured(lag: Nanos) -> Self {
-        let mut this = Self {
-            coarse: Vec::new(),
-            fine: Vec::new(),
-            best: Best::Fine(0),
-        };
-        this.refine(lag, &IdleShares::default());
-        for lagged in &mut this.fine {
+    /// The lag was measured: it is followed from there. What has been learnt under the one nearest to it, of all that were tried, was learnt of
+    /// the right mix of residencies, whichever was believed; it is kept, as uncertain as it is.
+    pub fn measured(&mut self, lag: Nanos) {
+        let distance = |tried: &&Lagged| tried.lag.0.abs_diff(lag.0);
+        let nearest = self.fine.iter().chain(&self.coarse).min_by_key(distance);
+        let learnt = nearest.map_or_else(IdleShares::default, |nearest| nearest.shares.clone());
+        self.coarse.clear();
+        self.refine(lag, &learnt);
+        for lagged in &mut self.fine {
             let off = lagged.lag.0.abs_diff(lag.0) as f64 / MEASURED.0 as f64;
             lagged.misfit = off * off;
         }
-        this.best = least(&this.fine).map_or(Best::Coarse(0), Best::Fine);
-        this
+        self.best = least(&self.fine).map_or(Best::Coarse(0), Best::Fine);
     }
 
     /// Takes an interval of this length. `of` says, of the interval as much earlier as it is told, how long the engine executed
@@ -300,7 +299,8 @@ mod tests {
 
     #[test]
     fn a_lag_that_was_measured_is_believed_from_the_first_interval_and_followed() {
-        let mut shares = LaggedShares::measured(Nanos(64_100_000));
+        let mut shares = LaggedShares::default();
+        shares.measured(Nanos(64_100_000));
         teach(&mut shares, 2..9, 64_000_000);
         let b = shares.shares().fraction(B);
         assert!((b - 0.125).abs() < 0.005, "{b}");
@@ -314,6 +314,27 @@ mod tests {
         shares.restart();
         assert!((shares.shares().fraction(B) - 0.125).abs() < 0.005);
         assert!(shares.coarse.len() > 50 && shares.fine.is_empty());
+    }
+
+    #[test]
+    fn what_was_learnt_before_the_lag_is_told_is_kept_whichever_was_believed() {
+        for lag_ms in [7, 17, 30] {
+            let mut shares = LaggedShares::default();
+            teach(&mut shares, 2..4, lag_ms * MS);
+            assert!(!beside(shares.lag(), Nanos(lag_ms * MS)), "not found yet");
+            let believed = shares.shares().fraction(B);
+            assert!((believed - 0.125).abs() > 0.05, "{lag_ms} ms: {believed}");
+            shares.measured(Nanos(lag_ms * MS + 100_000));
+            let found = (shares.shares().fraction(A), shares.shares().fraction(B));
+            assert!(
+                found.0 < 0.005 && (found.1 - 0.125).abs() < 0.005,
+                "{lag_ms} ms: {found:?}"
+            );
+            assert!(shares.shares().uncertainty(B) < 0.01);
+            // One that is told again goes on from the finer steps.
+            shares.measured(Nanos(lag_ms * MS));
+            assert!((shares.shares().fraction(B) - found.1).abs() < 0.002);
+        }
     }
 
     #[test]

@@ -1,4 +1,7 @@
 //! The launcher's connection to the daemon, which may go and come back.
+//!
+//! A daemon that comes makes its socket, which the kernel tells ([`super::arrival`]). Where it does not (no folder to be watched, a socket that was there
+//! all along), it is tried again and again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,11 +14,16 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use turnstile_vmm::wire::{FrameReader, FrameWriter, Read, ToDaemon, ToVmm, WireError};
 
 use super::LaunchError;
+use super::arrival::{Arrival, Heard};
 
 /// TIMEOUT: a daemon answers within a period; ten seconds are the VMM's limit as well.
 const ANSWER: Duration = Duration::from_secs(10);
-/// First wait before connecting again; it doubles up to the last.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// First wait before connecting again; it doubles up to the last. A try that finds nobody is one call of some microseconds.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// The same where a socket was just made: it is not listened on for some microseconds.
+const QUICK: Duration = Duration::from_millis(10);
+/// Launchers that hear of a daemon at the same moment come to it within so long, by their numbers.
+const SPREAD_MS: u32 = 32;
 
 #[derive(Debug)]
 struct Connection {
@@ -26,8 +34,8 @@ struct Connection {
 
 #[derive(Debug)]
 enum State {
-    /// Not connected; to be tried again then.
-    Down(Instant),
+    /// Not connected; to be tried again then, or when something is heard.
+    Down(Instant, Option<Arrival>),
     /// Greeted, not answered; given up then.
     Greeted(Connection, Instant),
     Up(Connection),
@@ -89,7 +97,7 @@ impl Link {
     /// What to wait for.
     pub(super) fn interest(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
         match &self.state {
-            State::Down(_) => None,
+            State::Down(_, arrival) => Some((arrival.as_ref()?.as_fd(), PollFlags::IN)),
             State::Greeted(connection, _) | State::Up(connection) => {
                 let mut flags = PollFlags::IN;
                 if !connection.writer.is_empty() {
@@ -103,7 +111,7 @@ impl Link {
     /// When to take a turn at the latest.
     pub(super) fn until(&self) -> Option<Instant> {
         match self.state {
-            State::Down(until) | State::Greeted(_, until) => Some(until),
+            State::Down(until, _) | State::Greeted(_, until) => Some(until),
             State::Up(_) => None,
         }
     }
@@ -127,8 +135,9 @@ impl Link {
     /// Reads and writes what can be, connects if it is time to.
     pub(super) fn turn(&mut self) -> Turn {
         let now = Instant::now();
+        self.hear(now);
         match &mut self.state {
-            State::Down(until) if now >= *until => {
+            State::Down(until, _) if now >= *until => {
                 match open(&self.socket).and_then(|stream| {
                     Connection::greet(stream, &self.greeting).map_err(io::Error::other)
                 }) {
@@ -137,7 +146,7 @@ impl Link {
                 }
                 Turn::Nothing
             }
-            State::Down(_) => Turn::Nothing,
+            State::Down(..) => Turn::Nothing,
             State::Greeted(_, until) if now >= *until => {
                 self.lost("it does not answer");
                 Turn::Nothing
@@ -163,7 +172,7 @@ impl Link {
     }
 
     fn heard(&mut self, message: ToVmm) -> Turn {
-        let waiting = || State::Down(Instant::now());
+        let waiting = || State::Down(Instant::now(), None);
         match (message, std::mem::replace(&mut self.state, waiting())) {
             (ToVmm::Admitted { .. }, State::Greeted(connection, _)) => {
                 self.state = State::Up(connection);
@@ -200,10 +209,36 @@ impl Link {
         self.wait(Instant::now());
     }
 
+    /// Whether a daemon made its socket: it is tried soon then.
+    fn hear(&mut self, now: Instant) {
+        let State::Down(until, arrival) = &mut self.state else {
+            return;
+        };
+        match arrival.as_ref().map(Arrival::hear) {
+            Some(Heard::Came) => {
+                *until = (*until).min(now + spread(std::process::id()));
+                self.backoff = QUICK;
+            }
+            // From the next try on.
+            Some(Heard::Deaf) => *arrival = None,
+            Some(Heard::Nothing) | None => {}
+        }
+    }
+
     fn wait(&mut self, now: Instant) {
-        self.state = State::Down(now + self.backoff);
+        let arrival = match std::mem::replace(&mut self.state, State::Down(now, None)) {
+            State::Down(_, arrival) => arrival,
+            State::Greeted(..) | State::Up(_) => None,
+        };
+        let arrival = arrival.or_else(|| Arrival::of(&self.socket).ok());
+        self.state = State::Down(now + self.backoff, arrival);
         self.backoff = (self.backoff * 2).min(BACKOFF.1);
     }
+}
+
+/// How long this launcher waits where all hear the same.
+fn spread(pid: u32) -> Duration {
+    Duration::from_millis(u64::from(pid % SPREAD_MS))
 }
 
 impl Connection {
@@ -229,4 +264,154 @@ fn open(path: &Path) -> io::Result<UnixStream> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, Timespec, poll};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+    use turnstile_vmm::wire::PROTOCOL;
+
+    /// TIMEOUT: what takes milliseconds, on a machine that does much else.
+    const LIMIT: Duration = Duration::from_secs(20);
+    /// Nobody tries again by himself.
+    const LATER: Duration = Duration::from_secs(3_600);
+
+    fn greeting() -> ToDaemon {
+        ToDaemon::Program {
+            protocol: PROTOCOL,
+            name: "train".into(),
+            weight: None,
+            memory_max_bytes: None,
+            movable: false,
+            memory_min_bytes: None,
+            memory_high_bytes: None,
+        }
+    }
+
+    /// A daemon that takes one program in; its end of the connection.
+    fn admits(listener: &UnixListener) -> Connection {
+        let (stream, _) = listener.accept().unwrap();
+        let mut connection = Connection {
+            stream,
+            reader: FrameReader::new(),
+            writer: FrameWriter::new(),
+        };
+        let read = connection.reader.read::<ToDaemon>(&connection.stream);
+        assert!(matches!(read, Ok(Read::Frame(_))), "{read:?}");
+        let admitted = ToVmm::Admitted { tenant: 1 };
+        connection.writer.push(&admitted, Vec::new()).unwrap();
+        connection.flush().unwrap();
+        connection
+    }
+
+    /// A link to a daemon that has ended.
+    fn widowed(socket: &Path) -> Link {
+        let listener = UnixListener::bind(socket).unwrap();
+        let path = socket.to_owned();
+        let opening = thread::spawn(move || Link::open(path, greeting()).unwrap());
+        let daemon = admits(&listener);
+        let mut link = opening.join().unwrap();
+        assert!(link.is_up());
+        drop((daemon, listener));
+        std::fs::remove_file(socket).unwrap();
+        until("down", &mut link, |link| {
+            matches!(link.state, State::Down(..))
+        });
+        link
+    }
+
+    /// As the supervisor does, until something is so.
+    fn until(what: &str, link: &mut Link, mut so: impl FnMut(&Link) -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        while !so(link) {
+            let now = Instant::now();
+            assert!(now < deadline, "not {what}: {link:?}");
+            let next = link.until().map_or(deadline, |until| until.min(deadline));
+            let left = next.saturating_duration_since(now);
+            let timeout = Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            let mut fds: Vec<PollFd<'_>> = link
+                .interest()
+                .map(|(fd, flags)| PollFd::from_borrowed_fd(fd, flags))
+                .into_iter()
+                .collect();
+            poll(&mut fds, Some(&timeout)).unwrap();
+            link.turn();
+        }
+    }
+
+    fn postpone(link: &mut Link) {
+        let State::Down(until, arrival) = &mut link.state else {
+            panic!("{link:?}");
+        };
+        assert!(arrival.is_some());
+        *until = Instant::now() + LATER;
+    }
+
+    #[test]
+    fn a_daemon_that_comes_back_is_heard_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("d.sock");
+        let mut link = widowed(&socket);
+        postpone(&mut link);
+        let listener = UnixListener::bind(&socket).unwrap();
+        until("greeted", &mut link, |link| {
+            matches!(link.state, State::Greeted(..))
+        });
+        let _daemon = admits(&listener);
+        until("up", &mut link, Link::is_up);
+        assert_eq!(link.backoff, BACKOFF.0);
+    }
+
+    #[test]
+    fn a_socket_that_nobody_listens_on_is_tried_again_soon_and_then_seldom() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("d.sock");
+        let mut link = widowed(&socket);
+        postpone(&mut link);
+        // Made, and not listened on.
+        drop(UnixListener::bind(&socket).unwrap());
+        let mut waits = Vec::new();
+        until("tried again and again", &mut link, |link| {
+            if waits.last() != Some(&link.backoff) {
+                waits.push(link.backoff);
+            }
+            link.backoff == BACKOFF.1
+        });
+        assert!(waits.contains(&(QUICK * 2)), "{waits:?}");
+        assert!(waits.iter().all(|wait| *wait <= BACKOFF.1));
+    }
+
+    #[test]
+    fn where_nothing_can_be_heard_it_is_tried_again_and_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("run");
+        std::fs::create_dir(&inner).unwrap();
+        let socket = inner.join("d.sock");
+        let mut link = widowed(&socket);
+        std::fs::remove_dir(&inner).unwrap();
+        until("deaf", &mut link, |link| {
+            matches!(link.state, State::Down(_, None))
+        });
+        std::fs::create_dir(&inner).unwrap();
+        let listener = UnixListener::bind(&socket).unwrap();
+        until("greeted", &mut link, |link| {
+            matches!(link.state, State::Greeted(..))
+        });
+        drop(listener);
+    }
+
+    #[test]
+    fn those_who_hear_the_same_do_not_come_at_once() {
+        let mut spreads: Vec<Duration> = (7_000..7_000 + SPREAD_MS).map(spread).collect();
+        spreads.sort();
+        spreads.dedup();
+        assert_eq!(spreads.len(), SPREAD_MS as usize);
+        assert!(spreads.iter().all(|spread| *spread < BACKOFF.0));
+    }
 }

@@ -11,6 +11,7 @@
 //! and ends with the command's status when the command and all that it started have ended. Without a daemon the program
 //! runs on; to one that comes back all is told again.
 
+mod arrival;
 mod door;
 mod keeper;
 mod learner;

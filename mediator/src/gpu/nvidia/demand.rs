@@ -193,11 +193,15 @@ impl Demand {
             .filter(move |tenant| self.wants(*tenant, now))
     }
 
-    /// Whether it has had work for so long that its idleness need not be looked for.
+    /// For how long it has had work without having been seen idle.
+    pub fn busy_for(&self, tenant: TenantId, now: Moment) -> Nanos {
+        let here = self.tenants.get(&tenant).filter(|tenant| tenant.here);
+        here.map_or(Nanos::ZERO, |tenant| now.since(tenant.idle_at))
+    }
+
+    /// Whether that is so long that its idleness need not be looked for.
     pub fn trusted(&self, tenant: TenantId, now: Moment) -> bool {
-        self.tenants
-            .get(&tenant)
-            .is_some_and(|tenant| tenant.here && now.since(tenant.idle_at) >= TRUSTED)
+        self.busy_for(tenant, now) >= TRUSTED
     }
 }
 
@@ -298,8 +302,11 @@ mod tests {
         let mut demand = demand();
         demand.active(A, ms(0));
         assert!(!demand.trusted(A, ms(999)) && demand.trusted(A, ms(1_000)));
+        assert_eq!(demand.busy_for(A, ms(700)), Nanos::from_ms(700));
         demand.idle(A, ms(1_500));
+        assert_eq!(demand.busy_for(A, ms(1_600)), Nanos::ZERO);
         demand.busy(A, ms(1_501));
+        assert_eq!(demand.busy_for(A, ms(1_600)), Nanos::from_ms(100));
         assert!(!demand.trusted(A, ms(2_400)) && demand.trusted(A, ms(2_501)));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! One thread beside the callers' makes the calls that suspend and resume ([`super::hands`]).
 
+mod age;
 mod moving;
 
 use std::collections::BTreeMap;
@@ -43,6 +44,8 @@ use crate::gpu::{
 };
 use crate::mediation::COMPUTE;
 use crate::process;
+
+use age::Age;
 
 pub use moving::Moving;
 
@@ -91,42 +94,6 @@ fn facts(index: u32) -> Result<Facts, CudaError> {
         memory_bytes: cuda.total_bytes(index)? / CHUNK_BYTES * CHUNK_BYTES,
         pinned: false,
     })
-}
-
-/// How often it is tried to measure how old the counters are. SOURCE: measured on an H200: one of five measurements contradicted itself.
-const MEASUREMENTS: u32 = 3;
-
-/// How much older the counters are than they say, if that can be measured.
-fn how_old(
-    utilisation: Option<Utilisation>,
-    mut reading: impl FnMut() -> Option<Moment>,
-) -> (Option<Utilisation>, Option<Nanos>) {
-    let Some(mut utilisation) = utilisation else {
-        return (None, None);
-    };
-    let mut measured = Ok(None);
-    for _ in 0..MEASUREMENTS {
-        measured = utilisation.measure(&mut reading);
-        if !matches!(measured, Ok(None)) {
-            break;
-        }
-    }
-    match measured {
-        Ok(Some(lag)) => {
-            log::info!("Counters are {lag:?} older than their time stamps");
-            (Some(utilisation), Some(lag))
-        }
-        Ok(None) => {
-            log::warn!(
-                "How old the counters are cannot be measured; it is found out while tenants share the GPU, in a second or two"
-            );
-            (Some(utilisation), None)
-        }
-        Err(error) => {
-            log::warn!("{error}; idle time within residency is charged");
-            (None, None)
-        }
-    }
 }
 
 /// What is read of the GPU, and what it says.
@@ -198,6 +165,8 @@ struct Shared {
     hands: Hands,
     /// Looking at the status register.
     status: Mutex<Cost>,
+    /// Measuring how old the counters are.
+    age: Mutex<Cost>,
     vms: Vms,
     programs: ProgramMemory,
     chunks: ProgramChunks,
@@ -216,6 +185,8 @@ pub struct NvidiaGpu {
     shared: Arc<Shared>,
     capabilities: Capabilities,
     thread: Option<JoinHandle<()>>,
+    /// Ends with it.
+    _age: Option<Age>,
 }
 
 impl NvidiaGpu {
@@ -244,17 +215,8 @@ impl NvidiaGpu {
                 None
             }
         };
-        let (utilisation, lag) = how_old(utilisation, || {
-            let before = clock.now();
-            client
-                .register(driver.read_registers, STATUS_REGISTER)
-                .ok()?;
-            Some(before + Nanos(clock.now().since(before).0 / 2))
-        });
-        let mut watch = Watch::new(utilisation.is_some());
-        if let Some(lag) = lag {
-            watch.measured(lag);
-        }
+        let latches = age::latches(utilisation.as_ref());
+        let watch = Watch::new(utilisation.is_some());
         let first = Guardian::start(guardian())?;
         let chunks = ProgramChunks::default();
         // What all programs may have together.
@@ -273,6 +235,7 @@ impl NvidiaGpu {
             }),
             hands: Hands::default(),
             status: Mutex::default(),
+            age: Mutex::default(),
             vms,
             programs: ProgramMemory::new(room_bytes, Arc::new(chunks.clone())),
             chunks,
@@ -289,6 +252,9 @@ impl NvidiaGpu {
             // Empty until here.
             let _ = shared.sets.set(sets);
         }
+        let age = latches
+            .map(|latches| Age::measure(shared.clone(), latches))
+            .transpose()?;
         let switch = OwnedSwitch { client, driver };
         let holder = Holder::new(switch, first);
         let owner = HoldOwner {
@@ -317,6 +283,7 @@ impl NvidiaGpu {
             shared,
             capabilities,
             thread: Some(thread),
+            _age: age,
         })
     }
 }
@@ -382,7 +349,11 @@ impl Shared {
             Runner::Perhaps(tenant) => tenant,
         };
         let begin = self.now();
-        let readings = lock(&self.watched).watch.idle_readings(tenant);
+        let (readings, pace) = {
+            let watch = &lock(&self.watched).watch;
+            let pace = watch.pace(tenant, begin, TICK);
+            (watch.idle_readings(tenant), pace)
+        };
         let mut works = false;
         for reading in 0..readings {
             if reading > 0 {
@@ -401,7 +372,7 @@ impl Shared {
             return false;
         }
         // It stopped at some time since it was last looked at.
-        let since = if works { 0 } else { TICK.0 / 2 };
+        let since = if works { 0 } else { pace.0 / 2 };
         let at = Moment(begin.0.saturating_sub(since));
         watched.watch.seen(tenant, works, at);
         log::trace!("{tenant} was seen {works} at {begin:?}");
@@ -577,12 +548,12 @@ impl Gpu for NvidiaGpu {
 
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         let shared = &self.shared;
-        let in_doubt = || {
-            let watched = lock(&shared.watched);
-            let held = |tenant| shared.is_held(tenant);
-            watched.watch.is_in_doubt(shared.now(), held)
-        };
-        (shared.is_moving() || in_doubt()).then_some(tick)
+        if shared.is_moving() {
+            return Some(tick);
+        }
+        let watched = lock(&shared.watched);
+        let held = |tenant| shared.is_held(tenant);
+        watched.watch.look_within(shared.now(), tick, held)
     }
 
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
@@ -734,7 +705,7 @@ impl Gpu for NvidiaGpu {
             ("log_records_missing", losses.missing),
             ("log_records_dropped", dropped),
         ]);
-        let status = *lock(&self.shared.status);
+        let (status, age) = (*lock(&self.shared.status), *lock(&self.shared.age));
         for (cost, names) in [
             (gates, ["gate_works", "gate_works_ns", "gate_works_cpu_ns"]),
             (reads.log, ["log_reads", "log_reads_ns", "log_reads_cpu_ns"]),
@@ -746,6 +717,7 @@ impl Gpu for NvidiaGpu {
                 status,
                 ["status_reads", "status_reads_ns", "status_reads_cpu_ns"],
             ),
+            (age, ["age_works", "age_works_ns", "age_works_cpu_ns"]),
         ] {
             let values = [cost.count, cost.wall_ns, cost.cpu_ns];
             figures.extend(names.into_iter().zip(values));

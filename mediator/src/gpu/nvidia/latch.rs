@@ -23,6 +23,13 @@ const APART_MAX: Nanos = Nanos::from_ms(3);
 /// A latch so near the first or the last reading says nothing, in parts of all of them.
 const EDGE: f64 = 0.03;
 
+/// How old counters are is measured for so long: two latches lie within.
+const MEASURED_FOR: Nanos = Nanos::from_ms(220);
+/// Counters are so much older than their time stamps at most, and a little: from one latch to the next.
+pub(super) const LAG_MAX: Nanos = Nanos::from_ms(106);
+/// TIMEOUT: the measurement takes three quarters of a second.
+const MEASUREMENT_MAX: Nanos = Nanos::from_ms(1_200);
+
 /// Words of the counters' sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Latch {
@@ -71,6 +78,96 @@ pub(super) fn clock_zero(from: Moment, to: Moment, latches: &[Latch]) -> Option<
     sound.then(|| Moment(least + (most - least) / 2))
 }
 
+/// What is to be done next, before the counters are looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Nothing, for some milliseconds.
+    Pause,
+    /// Registers are to be read for some milliseconds; each reading is [`Measurement::asked`].
+    Ask,
+    /// It is over: when the counters' clock was zero, if they say.
+    Over(Option<Moment>),
+}
+
+/// How far a measurement has come.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// What was asked before it began is in no latch that comes.
+    Before,
+    /// Registers are read.
+    Asking,
+    /// So many latches were seen that have all that was asked.
+    After(u32),
+}
+
+/// A measurement under way.
+#[derive(Debug)]
+pub(super) struct Measurement {
+    begin: Moment,
+    stage: Stage,
+    latches: Vec<Latch>,
+    /// The last latch's time stamp.
+    stamp: Option<Moment>,
+    /// From the first reading to the last.
+    asked: Option<(Moment, Moment)>,
+}
+
+impl Measurement {
+    pub(super) const fn new(begin: Moment) -> Self {
+        Self {
+            begin,
+            stage: Stage::Before,
+            latches: Vec::new(),
+            stamp: None,
+            asked: None,
+        }
+    }
+
+    /// A register was read.
+    pub(super) fn asked(&mut self, at: Moment) {
+        self.asked = Some((self.asked.map_or(at, |(from, _)| from), at));
+    }
+
+    /// The counters were looked at: the last latch, and the moment that it names.
+    pub(super) fn next(&mut self, now: Moment, stamp: Moment, latch: Latch) -> Next {
+        if now.since(self.begin) >= MEASUREMENT_MAX {
+            return Next::Over(None);
+        }
+        if self.latches.last() != Some(&latch) {
+            self.latches.push(latch);
+        }
+        let before = self.stamp.replace(stamp);
+        // However old it is, it was latched after this moment.
+        let is_after =
+            |moment| before.is_some_and(|before| before != stamp) && stamp > moment + LAG_MAX;
+        match (self.stage, self.asked) {
+            // The last latch of what was before is enough.
+            (Stage::Before, _) if is_after(self.begin) => {
+                self.latches = vec![latch];
+                self.stage = Stage::Asking;
+                Next::Ask
+            }
+            (Stage::Before, _) => Next::Pause,
+            (Stage::Asking, Some((from, to))) if to.since(from) >= MEASURED_FOR => {
+                self.stage = Stage::After(0);
+                Next::Pause
+            }
+            (Stage::Asking, _) => Next::Ask,
+            (Stage::After(1), Some((from, to))) if is_after(to) => {
+                let zero = clock_zero(from, to, &self.latches);
+                log::debug!("{zero:?} by {:?} from {from:?} to {to:?}", self.latches);
+                Next::Over(zero)
+            }
+            (Stage::After(seen), Some((_, to))) => {
+                self.stage = Stage::After(seen + u32::from(is_after(to)));
+                Next::Pause
+            }
+            // Nothing was asked.
+            (Stage::After(_), None) => Next::Over(None),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -111,6 +208,68 @@ mod tests {
         fn the_clocks_zero_is_found_while_others_compute_as_well(offset_ms in 0u64..100, others in 0u64..20_000) {
             let zero = clock_zero(FROM, TO, &seen(offset_ms * MS, 700, others)).unwrap();
             prop_assert!(zero.0.abs_diff(ZERO) < MS / 10, "{}", zero.0.abs_diff(ZERO));
+        }
+    }
+
+    /// A measurement that begins so long after the zero, of counters that are `lag` older than their stamps; what it says, and how long it took.
+    fn measure(begin_ns: u64, lag_ns: u64, each: u64, others: u64) -> (Option<Moment>, Nanos) {
+        let begin = Moment(ZERO + begin_ns);
+        let mut measurement = Measurement::new(begin);
+        let (mut now, mut own_ns) = (begin, 0);
+        // What had been counted at each latch.
+        let mut latched = Vec::new();
+        loop {
+            let passed = now.0 - ZERO;
+            while latched.len() as u64 <= passed / (100 * MS) {
+                latched.push(7_000 + each * own_ns / MS + others * passed / 1_000_000_000);
+            }
+            let index = (passed - lag_ns) / (100 * MS);
+            let latch = Latch {
+                clock_ns: index * 100 * MS,
+                answers: latched[index as usize],
+            };
+            let stamp = Moment(ZERO + latch.clock_ns + lag_ns);
+            let next = measurement.next(now, stamp, latch);
+            // Readings of 200 us, of which each latch has what was done until it was latched.
+            let (readings, pause_ns) = match next {
+                Next::Over(zero) => return (zero, now.since(begin)),
+                Next::Pause => (0, 5 * MS),
+                Next::Ask => (50, 0),
+            };
+            for _ in 0..readings {
+                now = now + Nanos(200_000);
+                own_ns += 200_000;
+                measurement.asked(Moment(now.0 - 100_000));
+                let passed = now.0 - ZERO;
+                if latched.len() as u64 <= passed / (100 * MS) {
+                    latched.push(7_000 + each * own_ns / MS + others * passed / 1_000_000_000);
+                }
+            }
+            now = now + Nanos(pause_ns);
+        }
+    }
+
+    #[test]
+    fn a_measurement_that_shows_nothing_ends_as_well() {
+        let (zero, took) = measure(300 * MS, 64 * MS, 0, 0);
+        assert_eq!(zero, None);
+        assert!(took <= MEASUREMENT_MAX + Nanos::from_ms(15), "{took:?}");
+        // Latches that stand still.
+        let mut measurement = Measurement::new(FROM);
+        let latch = seen(0, 700, 0)[0];
+        let mut now = FROM;
+        while measurement.next(now, FROM, latch) != Next::Over(None) {
+            now = now + Nanos::from_ms(5);
+            assert!(now.since(FROM) <= MEASUREMENT_MAX);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_measurement_finds_the_zero_whenever_it_begins(begin_us in 250_000u64..450_000, lag_us in 0u64..104_000, others in 0u64..20_000) {
+            let (zero, took) = measure(begin_us * 1_000, lag_us * 1_000, 700, others);
+            prop_assert!(took <= Nanos::from_ms(850), "{took:?}");
+            prop_assert!(zero.unwrap().0.abs_diff(ZERO) < MS / 2, "{zero:?}");
         }
     }
 }

@@ -36,12 +36,16 @@ const OWN_INTERVAL: (f64, Nanos) = (24.0, Nanos::from_ms(100));
 
 /// Readings of the status register that are remembered: three seconds of the most.
 const READINGS: usize = 1024;
+/// Times in which our own calls drowned all else, that are remembered: more than a daemon's start has.
+const DROWNED: usize = 4;
 
 /// Launches of all tenants.
 #[derive(Debug)]
 pub(super) struct Launches {
     shares: IdleShares,
     readings: VecDeque<Moment>,
+    /// Our own calls drowned what tenants launched: since when, until when if that is over; the last times.
+    drowned: VecDeque<(Moment, Option<Moment>)>,
 }
 
 impl Default for Launches {
@@ -49,6 +53,7 @@ impl Default for Launches {
         Self {
             shares: IdleShares::with_noise(NOISE).and_small(SMALL),
             readings: VecDeque::new(),
+            drowned: VecDeque::new(),
         }
     }
 }
@@ -60,6 +65,29 @@ impl Launches {
             self.readings.pop_front();
         }
         self.readings.push_back(at);
+    }
+
+    /// Registers are read again and again from now on: among thousands of our own calls, it cannot be told what tenants launched.
+    pub(super) fn drown(&mut self, from: Moment) {
+        if self.drowned.len() == DROWNED {
+            self.drowned.pop_front();
+        }
+        self.drowned.push_back((from, None));
+    }
+
+    /// Not any more.
+    pub(super) fn surface(&mut self, at: Moment) {
+        if let Some((_, until)) = self.drowned.back_mut() {
+            until.get_or_insert(at);
+        }
+    }
+
+    /// Whether something of this time was drowned.
+    pub(super) fn is_drowned(&self, from: Moment, to: Moment) -> bool {
+        let within = |(since, until): &(Moment, Option<Moment>)| {
+            to > *since && until.is_none_or(|until| from < until)
+        };
+        self.drowned.iter().any(within)
     }
 
     /// So many were counted from `from` to `to`, in which tenants did this; at the end of a residency that ends because he is held, one
@@ -153,6 +181,23 @@ mod tests {
         let launches = launched(20_000, 41_700_000);
         assert!(launches.fraction(A, 0.12) < 0.06);
         assert_eq!(launches.fraction(A, 0.0), 0.0);
+    }
+
+    #[test]
+    fn launches_are_drowned_from_the_first_call_to_the_last() {
+        let mut launches = Launches::default();
+        let is_drowned =
+            |launches: &Launches, from, to| launches.is_drowned(Moment(from), Moment(to));
+        assert!(!is_drowned(&launches, 0, 10));
+        launches.drown(Moment(5));
+        assert!(!is_drowned(&launches, 0, 5) && is_drowned(&launches, 0, 6));
+        assert!(is_drowned(&launches, 90, 100), "it goes on");
+        launches.surface(Moment(8));
+        launches.surface(Moment(30));
+        assert!(is_drowned(&launches, 0, 100) && is_drowned(&launches, 7, 100));
+        assert!(!is_drowned(&launches, 8, 100));
+        (0..100).for_each(|at| launches.drown(Moment(1_000 + at)));
+        assert!(launches.drowned.len() <= DROWNED);
     }
 
     #[test]

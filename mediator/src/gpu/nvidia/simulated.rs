@@ -1,6 +1,8 @@
 //! The whole loop without a GPU: a simulated engine writes the log, latches counters and shows a status; production code
 //! watches it, accounts, decides, and its suspensions take effect as late as the hardware's.
 
+mod age;
+
 use std::collections::{BTreeSet, VecDeque};
 
 use turnstile_accounting::{
@@ -301,6 +303,10 @@ struct Found {
     charged: Vec<u64>,
     /// Time in suspending and resuming calls.
     calls: u64,
+    /// Readings of the status register in each second.
+    readings: Vec<u64>,
+    /// How old the counters were found to be, if that was measured.
+    measured: Option<Option<Nanos>>,
 }
 
 impl Found {
@@ -374,6 +380,10 @@ struct Daemon {
     moves: VecDeque<Move>,
     charged: Vec<u64>,
     calls: u64,
+    /// Readings of the status register in each second.
+    readings: Vec<u64>,
+    /// How old the counters are is being measured beside.
+    measuring: Option<age::Measuring>,
 }
 
 const fn id(tenant: usize) -> TenantId {
@@ -405,6 +415,8 @@ impl Daemon {
             moves: VecDeque::new(),
             charged: vec![0; loads.len()],
             calls: 0,
+            readings: Vec::new(),
+            measuring: None,
         }
     }
 
@@ -416,6 +428,9 @@ impl Daemon {
     fn step(&mut self) {
         self.engine.step();
         let now = self.engine.now;
+        if let Some(measuring) = &mut self.measuring {
+            measuring.step(now, self.engine.lag, &mut self.watch);
+        }
         if let Some(this) = self.moves.front().copied() {
             if now == this.takes_effect && this.what != What::SeeOff {
                 self.engine.tenants[this.tenant].off = this.what != What::Release;
@@ -499,9 +514,12 @@ impl Daemon {
     }
 
     /// As `NvidiaGpu::look_again`.
-    fn is_in_doubt(&self) -> bool {
+    fn look_again(&self) -> Option<Nanos> {
+        if self.is_moving() {
+            return Some(TICK);
+        }
         let held = |tenant: TenantId| self.held.contains(&tenant);
-        self.is_moving() || self.watch.is_in_doubt(self.now(), held)
+        self.watch.look_within(self.now(), TICK, held)
     }
 
     /// As `Shared::is_dry`.
@@ -517,8 +535,12 @@ impl Daemon {
             Runner::Nobody => return true,
             Runner::Perhaps(tenant) => tenant,
         };
+        let pace = self.watch.pace(tenant, now, TICK);
         let mut works = false;
         for _ in 0..self.watch.idle_readings(tenant) {
+            let second = (now.0 / SECOND) as usize;
+            self.readings.resize(self.readings.len().max(second + 1), 0);
+            self.readings[second] += 1;
             works = self.engine.works();
             if works {
                 break;
@@ -531,7 +553,7 @@ impl Daemon {
         if self.watch.residency.resident() != Some(tenant) || self.is_moving() {
             return false;
         }
-        let since = if works { 0 } else { TICK.0 / 2 };
+        let since = if works { 0 } else { pace.0 / 2 };
         self.watch
             .seen(tenant, works, Moment(now.0.saturating_sub(since)));
         !works
@@ -582,6 +604,21 @@ impl Daemon {
         }
     }
 
+    /// As the accounting thread does.
+    fn sleep_until(&mut self, end: Moment) {
+        while self.now() < end {
+            let held = self.mediation.held().next().is_some();
+            let look = if held { self.look_again() } else { None };
+            let until = look.map_or(end, |look| end.min(self.now() + look));
+            while self.now() < until {
+                self.step();
+            }
+            if look.is_some() && self.look_again().is_some() && self.is_dry() {
+                self.ran_dry();
+            }
+        }
+    }
+
     fn run(mut self, seconds: u64) -> Found {
         let mut from = self.now();
         let mut events: Vec<SwitchEvent> = Vec::new();
@@ -593,17 +630,7 @@ impl Daemon {
                 self.show(&mut shown);
             }
             let end = self.mediation.decide_at().unwrap_or(from + PERIOD);
-            let mut look = self.now() + TICK;
-            while self.now() < end {
-                self.step();
-                if self.now() >= look {
-                    look = self.now() + TICK;
-                    if self.mediation.held().next().is_some() && self.is_in_doubt() && self.is_dry()
-                    {
-                        self.ran_dry();
-                    }
-                }
-            }
+            self.sleep_until(end);
             let to = self.now();
             self.read();
             self.watch.take(to, &mut events);
@@ -638,6 +665,8 @@ impl Daemon {
             engine: self.engine,
             charged: self.charged,
             calls: self.calls,
+            readings: self.readings,
+            measured: self.measuring.and_then(|measuring| measuring.found),
         }
     }
 }
@@ -682,15 +711,20 @@ fn busy_tenants_receive_their_weights_in_every_second() {
             .map(|tenant| found.charge_error_percent(tenant))
             .collect();
         println!(
-            "{:?}: worst {worst:.2} points, useful {:.1} %, calls {:.1} %, charged {charges:.2?} %",
+            "{:?}: worst {worst:.2} points, useful {:.1} %, calls {:.1} %, charged {charges:.2?} %, readings {:?}",
             loads
                 .iter()
                 .map(|l| (l.weight, l.kernel / US))
                 .collect::<Vec<_>>(),
             found.useful_percent(2, 8),
             found.calls as f64 / (8 * SECOND) as f64 * 100.0,
+            found.readings,
         );
         assert!(worst <= bound, "{loads:?}: {worst}");
+        // Nobody pauses: that is looked for in the first second alone, more and more seldom.
+        let (first, later) = (found.readings[0], &found.readings[1..]);
+        assert!(first <= 100 * loads.len() as u64, "{first} readings");
+        assert!(later.iter().sum::<u64>() <= 60, "{later:?}");
     }
 }
 
@@ -707,9 +741,11 @@ fn what_a_bursty_tenant_does_not_use_goes_to_the_others() {
             .map(|tenant| found.charge_error_percent(tenant))
             .collect();
         println!(
-            "bursts of {kernel_us} us: {:.1} and {:.1} %, charged {charges:.2?} %",
+            "bursts of {kernel_us} us: {:.1} and {:.1} %, useful {:.1} %, charged {charges:.2?} %, readings {:?}",
             share(0) * 100.0,
-            share(1) * 100.0
+            share(1) * 100.0,
+            found.useful_percent(2, 6),
+            found.readings,
         );
         assert!(
             found.useful_percent(2, 6) > 92.0,

@@ -1,0 +1,130 @@
+//! Hears from the kernel that a socket's file is made: a daemon comes, and nobody had to look for it again and again.
+
+use std::ffi::OsString;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
+use rustix::io::Errno;
+
+/// Events that are looked at, in bytes; what does not fit stays for the next time. A name has 255 letters at most.
+const EVENTS_BYTES: usize = 4096;
+/// Events that are looked at in one turn: who makes more does not keep the launcher from its program.
+const EVENTS_MAX: u32 = 64;
+
+/// What was heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Nothing that matters.
+    Nothing,
+    /// The file was made.
+    Came,
+    /// Nothing more will be heard: the folder is gone.
+    Deaf,
+}
+
+/// The folder of a socket, watched.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    inotify: OwnedFd,
+    name: OsString,
+}
+
+impl AsFd for Arrival {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+}
+
+impl Arrival {
+    /// Watches for the file of this socket.
+    ///
+    /// # Errors
+    /// If there is no such folder, or the user watches too much already.
+    pub(super) fn of(socket: &Path) -> io::Result<Self> {
+        let name = socket.file_name().ok_or(Errno::INVAL)?.to_owned();
+        let folder = match socket.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
+        let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let wanted = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
+        add_watch(&inotify, folder, wanted)?;
+        Ok(Self { inotify, name })
+    }
+
+    /// What was heard since the last time.
+    pub(super) fn hear(&self) -> Heard {
+        let mut heard = Heard::Nothing;
+        let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
+        let mut reader = Reader::new(&self.inotify, &mut buffer);
+        for _ in 0..EVENTS_MAX {
+            let event = match reader.next() {
+                Ok(event) => event,
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(_) => return Heard::Deaf,
+            };
+            if event.events().contains(ReadFlags::IGNORED) {
+                return Heard::Deaf;
+            }
+            let named = event.file_name().map(std::ffi::CStr::to_bytes);
+            // After too many events nobody knows what they were.
+            let lost = event.events().contains(ReadFlags::QUEUE_OVERFLOW);
+            if lost || named == Some(self.name.as_bytes()) {
+                heard = Heard::Came;
+            }
+        }
+        heard
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+
+    #[test]
+    fn the_sockets_file_is_heard_and_others_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let arrival = Arrival::of(&folder.path().join("d.sock")).unwrap();
+        assert_eq!(arrival.hear(), Heard::Nothing);
+        File::create(folder.path().join("other")).unwrap();
+        assert_eq!(arrival.hear(), Heard::Nothing);
+        File::create(folder.path().join("d.sock")).unwrap();
+        assert_eq!(arrival.hear(), Heard::Came);
+        assert_eq!(arrival.hear(), Heard::Nothing, "once");
+        let made = folder.path().join("made");
+        File::create(&made).unwrap();
+        fs::rename(made, folder.path().join("d.sock")).unwrap();
+        assert_eq!(arrival.hear(), Heard::Came, "one that is moved there");
+    }
+
+    #[test]
+    fn a_folder_that_is_gone_is_told_and_one_that_never_was_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("run");
+        let socket = inner.join("d.sock");
+        assert!(Arrival::of(&socket).is_err());
+        fs::create_dir(&inner).unwrap();
+        let arrival = Arrival::of(&socket).unwrap();
+        fs::remove_dir(&inner).unwrap();
+        assert_eq!(arrival.hear(), Heard::Deaf);
+    }
+
+    #[test]
+    fn a_turn_looks_at_so_many_events_and_no_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("d.sock");
+        let arrival = Arrival::of(&socket).unwrap();
+        for name in 0..2 * EVENTS_MAX {
+            File::create(folder.path().join(name.to_string())).unwrap();
+        }
+        File::create(&socket).unwrap();
+        let heard: Vec<Heard> = (0..40).map(|_| arrival.hear()).collect();
+        assert_eq!(heard[0], Heard::Nothing);
+        assert!(heard.contains(&Heard::Came), "what is behind comes later");
+    }
+}
