@@ -167,6 +167,8 @@ struct Shared {
     status: Mutex<Cost>,
     /// Measuring how old the counters are.
     age: Mutex<Cost>,
+    /// Whether that was found, when it is over.
+    age_known: OnceLock<bool>,
     vms: Vms,
     programs: ProgramMemory,
     chunks: ProgramChunks,
@@ -236,6 +238,7 @@ impl NvidiaGpu {
             hands: Hands::default(),
             status: Mutex::default(),
             age: Mutex::default(),
+            age_known: OnceLock::new(),
             vms,
             programs: ProgramMemory::new(room_bytes, Arc::new(chunks.clone())),
             chunks,
@@ -255,6 +258,10 @@ impl NvidiaGpu {
         let age = latches
             .map(|latches| Age::measure(shared.clone(), latches))
             .transpose()?;
+        if age.is_none() {
+            // Empty until here.
+            let _ = shared.age_known.set(false);
+        }
         let switch = OwnedSwitch { client, driver };
         let holder = Holder::new(switch, first);
         let owner = HoldOwner {
@@ -706,6 +713,11 @@ impl Gpu for NvidiaGpu {
             ("log_records_dropped", dropped),
         ]);
         let (status, age) = (*lock(&self.shared.status), *lock(&self.shared.age));
+        let age_known = self.shared.age_known.get();
+        figures.extend([
+            ("age_known", u64::from(age_known == Some(&true))),
+            ("age_looked_for", u64::from(age_known.is_none())),
+        ]);
         for (cost, names) in [
             (gates, ["gate_works", "gate_works_ns", "gate_works_cpu_ns"]),
             (reads.log, ["log_reads", "log_reads_ns", "log_reads_cpu_ns"]),

@@ -82,7 +82,10 @@ struct Measuring {
 
 impl Measuring {
     fn run(&mut self) {
-        match self.measure() {
+        let measured = self.measure();
+        // Set here alone.
+        let _ = self.shared.age_known.set(matches!(measured, Ok(true)));
+        match measured {
             Ok(true) => {}
             Ok(false) if self.stopped() => {}
             Ok(false) => log::warn!(
