@@ -226,6 +226,11 @@ impl IdleShares {
         }
     }
 
+    /// Of whom something is known.
+    pub fn tenants(&self) -> impl Iterator<Item = TenantId> + '_ {
+        self.known.iter().map(|known| known.tenant)
+    }
+
     /// Fraction of its residency in which a tenant is idle, within 0 and 1; 0 if nothing is known.
     pub fn fraction(&self, tenant: TenantId) -> f64 {
         self.find(tenant)

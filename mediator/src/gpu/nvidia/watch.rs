@@ -33,7 +33,7 @@ const LEARNING_AGAIN: Nanos = Nanos::from_ms(1_000);
 
 /// Readings of the status register without work before the engine counts as idle, at least and at most.
 const IDLE_READINGS: (u32, u32) = (3, 16);
-/// Who has worked is looked at again after such a part of that time, and within so long. SOURCE: the simulated engine: 80 to 127 readings of pairs in
+/// Who has worked is looked at again after such a part of that time, and within so long. SOURCE: the simulated engine at twelve frames a second: 80 to 127 readings of pairs in
 /// the first second where there were 256 to 316 with one look in 3 ms; shares and useful work are the same. With an eighth, one that works for 30 ms
 /// at a time costs 2 % of useful work.
 const LOOKED_AFTER: u64 = 32;
@@ -100,6 +100,7 @@ impl Watch {
     /// The counters are so much older than they say.
     pub(super) fn measured(&mut self, lag: Nanos) {
         self.idle.measured(lag);
+        self.believe();
     }
 
     pub(super) fn add(&mut self, tenant: TenantId, pid: u32, now: Moment) {
@@ -333,11 +334,15 @@ impl Watch {
         if surprised {
             self.learn(busy.to, LEARNING_AGAIN);
         }
-        for tenant in stays.into_keys() {
-            let shares = self.idle.shares();
-            let fraction = shares.fraction(tenant);
+        self.believe();
+    }
+
+    /// Tells residency as what is believed now: of those as well who were not there lately, since another lag may be believed than before.
+    fn believe(&mut self) {
+        let shares = self.idle.shares();
+        for tenant in shares.tenants() {
+            let (fraction, at_handover) = (shares.fraction(tenant), shares.at_handover(tenant));
             self.residency.set_idle_fraction(tenant, fraction);
-            let at_handover = shares.at_handover(tenant);
             self.residency.set_idle_at_handover(tenant, at_handover);
             let launching = self.launches.fraction(tenant, fraction);
             self.residency.set_launching_fraction(tenant, launching);
