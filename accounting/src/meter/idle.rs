@@ -58,6 +58,8 @@ pub struct Stay {
     pub resident: Nanos,
     /// How many of its residencies ended because it is held.
     pub handovers: u32,
+    /// Standard deviation of how long it had work there, where it was seen without and it is not known since when.
+    pub doubt: Nanos,
 }
 
 /// How long one who is idle for this fraction of his residency is idle at the end of one that ends because he is held, in ns.
@@ -89,6 +91,10 @@ pub struct IdleShares {
     misfit: f64,
     /// The last interval was a surprise.
     surprised: bool,
+    /// Variance of the last interval's share of idle time for not knowing when tenants stopped.
+    doubt: f64,
+    /// What of its error goes with that.
+    misplaced: f64,
 }
 
 impl Default for IdleShares {
@@ -107,6 +113,8 @@ impl IdleShares {
             covariance: Vec::new(),
             misfit: 0.0,
             surprised: false,
+            doubt: 0.0,
+            misplaced: 0.0,
         }
     }
 
@@ -124,22 +132,25 @@ impl IdleShares {
         }
     }
 
-    /// Takes an interval: its length, how long the engine executed nothing although somebody was resident, and how long each
-    /// tenant was. Switches count as neither.
+    /// Takes an interval: its length, how long the engine executed nothing, for how long nobody was there to execute, as far as is known, and
+    /// how long each tenant was. Switches count as neither.
     /// Whether somebody does not do as he did before.
     pub fn observe(
         &mut self,
         length: Nanos,
         idle: Nanos,
+        nobody: Nanos,
         stays: &BTreeMap<TenantId, Stay>,
     ) -> bool {
-        self.misfit = 0.0;
+        (self.misfit, self.misplaced) = (0.0, 0.0);
         let resident: u64 = stays.values().map(|stay| stay.resident.0).sum();
         if length == Nanos::ZERO || (resident as f64) < RESIDENT_MIN * length.0 as f64 {
             return false;
         }
         self.appear(stays);
         let whole = length.0 as f64;
+        let doubts = stays.values().map(|stay| stay.doubt.0 as f64 / whole);
+        self.doubt = doubts.map(|doubt| doubt * doubt).sum();
         let mut foretold = 0.0;
         let mut shares = Vec::with_capacity(self.known.len());
         for known in &self.known {
@@ -155,7 +166,9 @@ impl IdleShares {
             // By how much it grows with the fraction.
             shares.push((resident + grows * handovers) / whole);
         }
-        let error = idle.0 as f64 / whole - foretold;
+        // More than all of it, where one had work for longer than was told.
+        let within = idle.0 as f64 - nobody.0 as f64;
+        let error = within / whole - foretold;
         self.spread(&shares, whole / INTERVAL.0 as f64, |fraction| {
             WALK.0 + WALK.1 * fraction
         });
@@ -173,6 +186,7 @@ impl IdleShares {
                 (CHANGED.0 + CHANGED.1 * fraction).max(least)
             });
         }
+        self.misplaced = error * self.doubt / self.variance(&shares);
         self.update(&shares, error);
         self.bound();
         surprise
@@ -203,6 +217,11 @@ impl IdleShares {
     /// nothing.
     pub const fn misfit(&self) -> f64 {
         self.misfit
+    }
+
+    /// By how much of the last interval those with a [`Stay::doubt`] had work for less time than was told, as far as can be known; negative: for more.
+    pub const fn misplaced(&self) -> f64 {
+        self.misplaced
     }
 
     /// Whether nothing is known of a tenant.
@@ -303,12 +322,12 @@ impl IdleShares {
     }
 
     fn variance(&self, shares: &[f64]) -> f64 {
-        dot(shares, &self.moved(shares)) + self.noise
+        dot(shares, &self.moved(shares)) + self.noise + self.doubt
     }
 
     fn update(&mut self, shares: &[f64], error: f64) {
         let moved = self.moved(shares);
-        let variance = dot(shares, &moved) + self.noise;
+        let variance = dot(shares, &moved) + self.noise + self.doubt;
         for (row, moved_row) in moved.iter().enumerate() {
             let gain = moved_row / variance;
             self.known[row].fraction += gain * error;
@@ -337,6 +356,7 @@ mod tests {
         Stay {
             resident: Nanos(resident_ns),
             handovers: 0,
+            doubt: Nanos::ZERO,
         }
     }
 
@@ -371,13 +391,14 @@ mod tests {
                 let stay = Stay {
                     resident,
                     handovers,
+                    doubt: Nanos::ZERO,
                 };
                 stays.insert(TenantId(index as u32 + 1), stay);
             }
             // Noise that alternates in a way of its own, not in step with the frames.
             let sign = [1.0, -1.0, 0.5, -0.8, 0.3, -0.1, 0.9][interval % 7];
             let idle = (idle * 1e6 + sign * noise * INTERVAL as f64).max(0.0);
-            shares.observe(Nanos(INTERVAL), Nanos(idle as u64), &stays);
+            shares.observe(Nanos(INTERVAL), Nanos(idle as u64), Nanos::ZERO, &stays);
         }
         shares
     }
@@ -415,17 +436,17 @@ mod tests {
     fn one_who_was_alone_is_known_at_once() {
         let mut shares = IdleShares::default();
         let alone = BTreeMap::from([(A, stay(INTERVAL))]);
-        shares.observe(Nanos(INTERVAL), Nanos(65_000_000), &alone);
+        shares.observe(Nanos(INTERVAL), Nanos(65_000_000), Nanos::ZERO, &alone);
         assert!((shares.fraction(A) - 0.65).abs() < 0.001);
-        shares.observe(Nanos(INTERVAL), Nanos(100_000), &alone);
+        shares.observe(Nanos(INTERVAL), Nanos(100_000), Nanos::ZERO, &alone);
         assert!(
             shares.fraction(A) < 0.02,
             "and when it changes its ways: {shares:?}"
         );
-        shares.observe(Nanos(INTERVAL), Nanos(100_000), &alone);
-        shares.observe(Nanos(INTERVAL), Nanos(4_000_000), &alone);
+        shares.observe(Nanos(INTERVAL), Nanos(100_000), Nanos::ZERO, &alone);
+        shares.observe(Nanos(INTERVAL), Nanos(4_000_000), Nanos::ZERO, &alone);
         assert!(shares.fraction(A) < 0.02, "once may be a pause: {shares:?}");
-        shares.observe(Nanos(INTERVAL), Nanos(4_000_000), &alone);
+        shares.observe(Nanos(INTERVAL), Nanos(4_000_000), Nanos::ZERO, &alone);
         assert!(shares.fraction(A) > 0.03, "twice is a change: {shares:?}");
     }
 
@@ -484,12 +505,14 @@ mod tests {
         shares.observe(
             Nanos(INTERVAL),
             Nanos(INTERVAL),
+            Nanos::ZERO,
             &native(1_000_000, 99_000_000),
         );
         for _ in 0..20 {
             shares.observe(
                 Nanos(INTERVAL),
                 Nanos(150_000),
+                Nanos::ZERO,
                 &native(83_000_000, 10_500_000),
             );
         }
@@ -503,14 +526,14 @@ mod tests {
     fn one_that_is_gone_is_forgotten_and_others_stay() {
         let mut shares = IdleShares::default();
         let both = BTreeMap::from([(A, stay(INTERVAL / 2)), (B, stay(INTERVAL / 2))]);
-        shares.observe(Nanos(INTERVAL), Nanos(INTERVAL / 2), &both);
+        shares.observe(Nanos(INTERVAL), Nanos(INTERVAL / 2), Nanos::ZERO, &both);
         shares.forget(A);
         assert_eq!(shares.fraction(A), 0.0);
         assert!(shares.fraction(B) > 0.3);
         assert_eq!(shares.fraction(C), 0.0);
         for id in 0..200 {
             let one = BTreeMap::from([(TenantId(id), stay(INTERVAL))]);
-            shares.observe(Nanos(INTERVAL), Nanos(id.into()), &one);
+            shares.observe(Nanos(INTERVAL), Nanos(id.into()), Nanos::ZERO, &one);
         }
         assert!(shares.known.len() <= TENANTS_MAX);
     }

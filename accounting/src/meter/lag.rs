@@ -116,18 +116,19 @@ impl LaggedShares {
         self.best = least(&self.fine).map_or(Best::Coarse(0), Best::Fine);
     }
 
-    /// Takes an interval of this length. `of` says, of the interval as much earlier as it is told, how long the engine executed
-    /// nothing although somebody was resident, and what tenants did. Whether somebody does not do as he did before.
+    /// Takes an interval of this length, and how long the engine executed nothing in it. `of` says, of the interval as much earlier as it is
+    /// told, how long nobody was there to execute, and what tenants did. Whether somebody does not do as he did before.
     pub fn observe(
         &mut self,
         length: Nanos,
+        idle: Nanos,
         of: impl Fn(Nanos) -> (Nanos, BTreeMap<TenantId, Stay>),
     ) -> bool {
         let believed = self.lag();
         let mut surprised = false;
         for lagged in self.coarse.iter_mut().chain(&mut self.fine) {
-            let (idle, stays) = of(lagged.lag);
-            let seen = lagged.shares.observe(length, idle, &stays);
+            let (nobody, stays) = of(lagged.lag);
+            let seen = lagged.shares.observe(length, idle, nobody, &stays);
             lagged.misfit = PAST * lagged.misfit + lagged.shares.misfit();
             surprised |= seen && lagged.lag == believed;
         }
@@ -249,7 +250,7 @@ mod tests {
     fn stays(from: u64, to: u64) -> BTreeMap<TenantId, Stay> {
         let stay = |resident| Stay {
             resident: Nanos(resident),
-            handovers: 0,
+            ..Stay::default()
         };
         let (from, to) = (from.max(BEGIN), to.max(BEGIN));
         let own = until(to) - until(from);
@@ -264,8 +265,8 @@ mod tests {
             // B is idle for an eighth.
             let idle = Nanos(truth.resident.0 / 8);
             let ago = |at: u64, shift: Nanos| at.saturating_sub(shift.0);
-            let of = |shift: Nanos| (idle, stays(ago(from, shift), ago(to, shift)));
-            shares.observe(Nanos(100 * MS), of);
+            let of = |shift: Nanos| (Nanos::ZERO, stays(ago(from, shift), ago(to, shift)));
+            shares.observe(Nanos(100 * MS), idle, of);
         }
     }
 
@@ -355,8 +356,8 @@ mod tests {
     #[test]
     fn one_who_is_gone_is_forgotten_under_every_lag() {
         let mut shares = LaggedShares::default();
-        let of = |_| (Nanos(50 * MS), stays(500 * MS, 600 * MS));
-        shares.observe(Nanos(100 * MS), of);
+        let of = |_| (Nanos::ZERO, stays(500 * MS, 600 * MS));
+        shares.observe(Nanos(100 * MS), Nanos(50 * MS), of);
         assert!(!shares.shares().is_new(A));
         shares.forget(A);
         assert!(shares.coarse.iter().all(|lagged| lagged.shares.is_new(A)));

@@ -356,11 +356,7 @@ impl Shared {
             Runner::Perhaps(tenant) => tenant,
         };
         let begin = self.now();
-        let (readings, pace) = {
-            let watch = &lock(&self.watched).watch;
-            let pace = watch.pace(tenant, begin, TICK);
-            (watch.idle_readings(tenant), pace)
-        };
+        let readings = lock(&self.watched).watch.idle_readings(tenant);
         let mut works = false;
         for reading in 0..readings {
             if reading > 0 {
@@ -378,10 +374,7 @@ impl Shared {
         if watched.watch.residency.resident() != Some(tenant) || self.is_moving() {
             return false;
         }
-        // It stopped at some time since it was last looked at.
-        let since = if works { 0 } else { pace.0 / 2 };
-        let at = Moment(begin.0.saturating_sub(since));
-        watched.watch.seen(tenant, works, at);
+        watched.watch.seen(tenant, works, begin);
         log::trace!("{tenant} was seen {works} at {begin:?}");
         !works
     }

@@ -111,12 +111,12 @@ impl Launches {
             let none_ns = u64::from(stay.handovers) * at_handover(*tenant).0;
             let stay = Stay {
                 resident: stay.resident.saturating_sub(Nanos(none_ns)),
-                handovers: 0,
+                ..Stay::default()
             };
             (*tenant, stay)
         };
         let stays = stays.iter().map(launching).collect();
-        self.shares.observe(length, processing, &stays);
+        self.shares.observe(length, processing, Nanos::ZERO, &stays);
     }
 
     /// Fraction of its residency in which the engine processes launches of a tenant that is idle for `idle` of it.
@@ -156,6 +156,7 @@ mod tests {
             let stay = |resident, handovers| Stay {
                 resident: Nanos(resident),
                 handovers,
+                ..Stay::default()
             };
             let stays = BTreeMap::from([(A, stay(a, 1)), (B, stay(100 * MS - a, 1))]);
             for _ in 0..3 {

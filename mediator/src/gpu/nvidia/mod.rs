@@ -41,6 +41,7 @@ pub mod programs;
 pub mod residency;
 pub mod rm;
 pub mod sets;
+mod stops;
 pub mod swapped;
 mod sys;
 pub mod utilisation;

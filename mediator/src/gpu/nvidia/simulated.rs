@@ -535,7 +535,6 @@ impl Daemon {
             Runner::Nobody => return true,
             Runner::Perhaps(tenant) => tenant,
         };
-        let pace = self.watch.pace(tenant, now, TICK);
         let mut works = false;
         for _ in 0..self.watch.idle_readings(tenant) {
             let second = (now.0 / SECOND) as usize;
@@ -553,9 +552,7 @@ impl Daemon {
         if self.watch.residency.resident() != Some(tenant) || self.is_moving() {
             return false;
         }
-        let since = if works { 0 } else { pace.0 / 2 };
-        self.watch
-            .seen(tenant, works, Moment(now.0.saturating_sub(since)));
+        self.watch.seen(tenant, works, now);
         !works
     }
 

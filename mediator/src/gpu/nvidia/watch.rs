@@ -14,6 +14,7 @@ use super::hold::Channel;
 use super::latch::LAG_MAX;
 use super::launches::Launches;
 use super::residency::{Edges, Residency, UNTRACKED};
+use super::stops::Stops;
 use super::utilisation::Busy;
 use crate::mediation::COMPUTE;
 use crate::process;
@@ -49,6 +50,7 @@ pub(super) struct Watch {
     pub(super) handles: Handles,
     idle: LaggedShares,
     launches: Launches,
+    stops: Stops,
     /// Whether there are counters.
     counters: bool,
     /// End of the last interval that they told of.
@@ -79,6 +81,7 @@ impl Watch {
             handles: Handles::default(),
             idle: LaggedShares::default(),
             launches: Launches::default(),
+            stops: Stops::default(),
             counters,
             counted_until: None,
             learning_until: Moment(0),
@@ -124,6 +127,7 @@ impl Watch {
         self.demand.remove(tenant);
         self.idle.forget(tenant);
         self.launches.forget(tenant);
+        self.stops.forget(tenant);
         for pid in self.residency.forget_tenant(tenant) {
             self.handles.forget(pid);
         }
@@ -260,11 +264,15 @@ impl Watch {
     pub(super) fn seen(&mut self, tenant: TenantId, works: bool, at: Moment) {
         self.launches.read(at);
         if works {
+            self.stops.works(tenant, at);
             self.demand.busy(tenant, at);
             self.residency.busy(tenant, at, &mut self.events);
         } else {
             self.demand.idle(tenant, at);
-            self.residency.idle(tenant, at, &mut self.events);
+            if let Some(since) = self.residency.works_since(tenant) {
+                let stopped = self.stops.idle(tenant, since, at);
+                self.residency.idle(tenant, stopped, &mut self.events);
+            }
         }
     }
 
@@ -293,40 +301,51 @@ impl Watch {
         }
         self.counted_until = Some(busy.to);
         let length = busy.to.since(busy.from);
-        let residency = &self.residency;
+        let (residency, stops) = (&self.residency, &self.stops);
         let earlier = |lag: Nanos| {
             let ago = |moment: Moment| Moment(moment.0.saturating_sub(lag.0));
             let (from, to) = (ago(busy.from), ago(busy.to));
             let mut resident = residency.resident_within(from, to);
             let nobody = resident.remove(&None).unwrap_or_default();
             let handovers = residency.handovers_within(from, to);
-            let stay = |tenant: TenantId, resident| Stay {
-                resident,
-                handovers: handovers.get(&tenant).copied().unwrap_or(0),
+            let stopped = stops.within(from, to);
+            // What was told to make good is as it would have been told without.
+            let later_ns: i64 = stopped.values().map(|stopped| stopped.later_ns).sum();
+            let nobody = Nanos(nobody.0.saturating_add_signed(later_ns));
+            let stay = |tenant: TenantId, resident: Nanos| {
+                let stopped = stopped.get(&tenant).copied().unwrap_or_default();
+                Stay {
+                    resident: Nanos(resident.0.saturating_add_signed(-stopped.later_ns)),
+                    handovers: handovers.get(&tenant).copied().unwrap_or(0),
+                    // CAST: not negative; less than the interval.
+                    doubt: Nanos(stopped.variance.sqrt() as u64),
+                }
             };
             let stays: BTreeMap<TenantId, Stay> = resident
                 .into_iter()
                 .filter_map(|(tenant, time)| Some((tenant?, stay(tenant?, time))))
                 .collect();
-            let idle = length.saturating_sub(busy.busy_ns).saturating_sub(nobody);
-            (idle, stays)
+            (nobody, stays)
         };
         log::trace!("{busy:?}");
-        let surprised = self.idle.observe(length, earlier);
-        let (idle, stays) = earlier(self.idle.lag());
+        let idle = length.saturating_sub(busy.busy_ns);
+        let surprised = self.idle.observe(length, idle, earlier);
+        let (nobody, stays) = earlier(self.idle.lag());
         log::trace!(
-            "{length:?} until {:?}, {:?} earlier: {idle:?} idle, {stays:?}",
+            "{length:?} until {:?}, {:?} earlier: {idle:?} idle, {nobody:?} nobody, {stays:?}",
             busy.to,
             self.idle.lag()
         );
         let lag = self.idle.lag();
         let ago = |moment: Moment| Moment(moment.0.saturating_sub(lag.0));
+        let span = (ago(busy.from), ago(busy.to));
+        let less_ns = self.idle.shares().misplaced() * length.0 as f64;
+        self.stops.found(span.0, span.1, less_ns);
         // However old they are.
         let drowned = self
             .launches
             .is_drowned(Moment(busy.from.0.saturating_sub(LAG_MAX.0)), busy.to);
         if let Some(count) = busy.launches.filter(|_| !drowned) {
-            let span = (ago(busy.from), ago(busy.to));
             let shares = self.idle.shares();
             let at_handover = |tenant| shares.at_handover(tenant);
             self.launches.observe(span, count, &stays, at_handover);
