@@ -11,6 +11,9 @@
 //!   |<------------ frame ---------->|<------------ frame -------->|
 //! ```
 //!
+//! Who begins to wait in the middle of a frame has his slice of what is left of it at once, once in a frame; the one whose slice he
+//! interrupts gets what he is still due afterwards. In the next frame he is the first.
+//!
 //! Frames lie on multiples of their length in the GPU's time. The default divides a second: any window of a second holds as
 //! many slices of each tenant as any other, wherever it begins.
 //!
@@ -18,6 +21,7 @@
 //! - *Conservation*, *no saving up*, *caps*: as in `dfq.rs`; virtual time is charged with what was used, and only with that.
 //! - *Bounded lag*: who waits has a slice in each frame that evens out what he lacks, unless that is less than
 //!   [`SLICE_MIN`]: then it is added to his slice in the next.
+//! - *Bounded changes*: whoever stops and begins again costs two more changes of holders in a frame at most.
 //! - *Bounded debt*: who had too much goes without for two frames' worth at most.
 //! - *Work conserving*: one who waits alone is never held; [`Policy::ran_dry`] ends a slice that is not used.
 
@@ -42,6 +46,9 @@ const LEAD_MAX: u64 = 2;
 /// How long slices are first ones after somebody new waits.
 const FIRST_FOR: Nanos = Nanos::from_ms(500);
 
+/// Who may begin to wait is looked for so often while others have turns.
+const LOOK: Nanos = Nanos::from_ms(10);
+
 /// Turns of the engine, by weighted virtual time.
 #[derive(Debug)]
 pub struct Slices {
@@ -55,8 +62,11 @@ pub struct Slices {
     /// Nobody may be further ahead who does not wait; none while nobody waits.
     level: Option<VirtualTime>,
     turn: Option<Turn>,
-    /// End of the frame in which turns are being given.
+    /// The frame in which turns are being given.
+    frame_begin: Moment,
     frame_end: Moment,
+    /// When it is looked whether somebody else waits, if somebody may.
+    look_at: Option<Moment>,
     /// Those who wait, for `pour`; kept for its memory.
     waiting: Vec<(VirtualTime, u64)>,
     decisions: Vec<TenantDecision>,
@@ -67,9 +77,22 @@ pub struct Slices {
 struct Turn {
     holder: TenantId,
     until: Moment,
+    /// He had just begun to wait: nobody else interrupts him.
+    woke: bool,
 }
 
 type Tenant = Member<Own>;
+
+/// How long he is served up to this level.
+fn slice(tenant: &Tenant, level: VirtualTime) -> Nanos {
+    let weight = tenant.weight.get().into();
+    tenant.clock.now().service_until(level, weight)
+}
+
+/// He has had no slice yet, and it is worth a turn.
+fn is_due(tenant: &Tenant, level: VirtualTime) -> bool {
+    !tenant.own.served && slice(tenant, level) >= SLICE_MIN
+}
 
 /// What this policy keeps of a tenant.
 #[derive(Debug)]
@@ -78,6 +101,12 @@ struct Own {
     served: bool,
     /// It has waited beside others before.
     met: bool,
+    /// It waits since then.
+    since: Option<Moment>,
+    /// It has begun to wait, and had no turn since.
+    woken: bool,
+    /// It had a turn before others in this frame, as it had begun to wait.
+    woke: bool,
     decision: Decision,
 }
 
@@ -92,7 +121,9 @@ impl Slices {
             system: VirtualTime::default(),
             level: None,
             turn: None,
+            frame_begin: Moment(0),
             frame_end: Moment(0),
+            look_at: None,
             waiting: Vec::new(),
             decisions: Vec::new(),
         }
@@ -125,7 +156,7 @@ impl Slices {
         self.tenants.iter().filter(|(_, tenant)| tenant.waits())
     }
 
-    fn advance(&mut self) {
+    fn advance(&mut self, now: Moment) {
         let behind = self.waits().map(|(_, tenant)| tenant.clock.now()).min();
         // When nobody waits, nobody was hurt by those ahead: all start evenly again.
         let ahead = || {
@@ -139,7 +170,9 @@ impl Slices {
         for tenant in self.tenants.values_mut() {
             if !tenant.waits() {
                 tenant.clock.lift(self.system);
-                tenant.own.served = false;
+                (tenant.own.served, tenant.own.woken, tenant.own.since) = (false, false, None);
+            } else if tenant.own.since.is_none() {
+                (tenant.own.woken, tenant.own.since) = (!tenant.own.woke, Some(now));
             }
         }
         self.waiting.clear();
@@ -172,18 +205,21 @@ impl Slices {
         if now >= self.frame_end {
             self.frame_end = self.end_of_frame(now);
             self.nobody_served();
-        }
-        let goes_on = |turn: &Turn| {
-            now < turn.until
-                && self
-                    .tenants
-                    .get(turn.holder)
-                    .is_ok_and(|holder| holder.waits())
-        };
-        if self.turn.as_ref().is_some_and(goes_on) {
-            return;
+            self.frame_begin = now;
+            let all = self.tenants.values_mut();
+            all.for_each(|tenant| tenant.own.woke = false);
         }
         let left = self.frame_end.since(now);
+        if let Some(turn) = self.turn
+            && self.goes_on(turn, now)
+        {
+            if turn.woke || !self.somebody_wakes(turn.holder, left) {
+                return;
+            }
+            if let Ok(holder) = self.tenants.get_mut(turn.holder) {
+                holder.own.served = false;
+            }
+        }
         let mut next = self.next_turn(now, left);
         if next.is_none() && left >= SLICE_MIN {
             // Some had no use for their slice: what is left is for all again.
@@ -191,11 +227,34 @@ impl Slices {
             next = self.next_turn(now, left);
         }
         self.turn = next.or_else(|| self.rest_of_frame());
-        if let Some(turn) = self.turn
-            && let Ok(holder) = self.tenants.get_mut(turn.holder)
-        {
-            holder.own.served = true;
+        let Some(Turn { holder, .. }) = self.turn else {
+            return;
+        };
+        let steady = self
+            .tenants
+            .get(holder)
+            .is_ok_and(|holder| self.is_steady(holder));
+        if let Ok(holder) = self.tenants.get_mut(holder) {
+            (holder.own.served, holder.own.woken) = (true, false);
+            holder.own.woke |= !steady;
         }
+    }
+
+    /// Whether a turn is not over yet.
+    fn goes_on(&self, turn: Turn, now: Moment) -> bool {
+        let holder = self.tenants.get(turn.holder);
+        now < turn.until && holder.is_ok_and(|holder| holder.waits())
+    }
+
+    /// Whether somebody has begun to wait who is due a slice in what is left of the frame.
+    fn somebody_wakes(&mut self, holder: TenantId, left: Nanos) -> bool {
+        let Some(level) = pour(left, &mut self.waiting) else {
+            return false;
+        };
+        let wakes = |(id, tenant): (TenantId, &Tenant)| {
+            id != holder && tenant.own.woken && !self.is_steady(tenant) && is_due(tenant, level)
+        };
+        self.waits().any(wakes)
     }
 
     /// Those who wait beside others for the first time.
@@ -228,22 +287,43 @@ impl Slices {
     /// The first who has a slice left in this frame, and until when.
     fn next_turn(&mut self, now: Moment, left: Nanos) -> Option<Turn> {
         let level = pour(left, &mut self.waiting)?;
-        let slice = |tenant: &Tenant| {
-            tenant
-                .clock
-                .now()
-                .service_until(level, tenant.weight.get().into())
-        };
-        let mut due = self
-            .waits()
-            .filter(|(_, tenant)| !tenant.own.served && slice(tenant) >= SLICE_MIN);
-        let (holder, tenant) = due.next()?;
+        let mut due = self.waits().filter(|(_, tenant)| is_due(tenant, level));
+        let (mut holder, mut tenant) = due.next()?;
+        let mut alone = true;
+        for (id, other) in due {
+            alone = false;
+            if self.rank(other) < self.rank(tenant) {
+                (holder, tenant) = (id, other);
+            }
+        }
         // The last of a frame has what the others left.
-        let until = match due.next() {
-            Some(_) => now + slice(tenant).min(left),
-            None => self.frame_end,
+        let until = if alone {
+            self.frame_end
+        } else {
+            now + slice(tenant, level).min(left)
         };
-        Some(Turn { holder, until })
+        let woke = tenant.own.woken;
+        Some(Turn {
+            holder,
+            until,
+            woke,
+        })
+    }
+
+    /// Whether one had waited for a frame when this one began; first slices are not disturbed.
+    fn is_steady(&self, tenant: &Tenant) -> bool {
+        let first = self.frame_begin < self.first_until;
+        let since = tenant.own.since.filter(|_| !first);
+        since.is_none_or(|since| since + self.frame_ns <= self.frame_begin)
+    }
+
+    /// Who goes before whom: who has just begun to wait, who began lately, all others in the order of their ids.
+    fn rank(&self, tenant: &Tenant) -> u8 {
+        match (self.is_steady(tenant), tenant.own.woken, tenant.own.woke) {
+            (false, true, _) => 0,
+            (false, false, false) => 1,
+            _ => 2,
+        }
     }
 
     /// Too little is left for another slice: whoever has the engine keeps it, or the one furthest behind has it.
@@ -252,8 +332,11 @@ impl Slices {
         let order =
             |(id, tenant): &(TenantId, &Tenant)| (last != Some(*id), tenant.clock.now(), *id);
         let (holder, _) = self.waits().min_by_key(order)?;
-        let until = self.frame_end;
-        Some(Turn { holder, until })
+        Some(Turn {
+            holder,
+            until: self.frame_end,
+            woke: false,
+        })
     }
 
     fn decide(&self, id: TenantId, tenant: &Tenant) -> Decision {
@@ -283,6 +366,9 @@ impl Policy for Slices {
         let own = Own {
             served: false,
             met: false,
+            since: None,
+            woken: false,
+            woke: false,
             decision: Decision::Admit,
         };
         let tenant = Tenant::new(params, self.system, own);
@@ -339,8 +425,11 @@ impl Policy for Slices {
 
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision] {
         self.charge(usage);
-        self.advance();
+        self.advance(usage.end);
         self.take_turns(usage.end);
+        let may_wake = |tenant: &Tenant| !tenant.backlogged && !tenant.capped();
+        let anyone = self.tenants.iter().any(|(_, tenant)| may_wake(tenant));
+        self.look_at = anyone.then_some(usage.end + LOOK);
         let mut decisions = core::mem::take(&mut self.decisions);
         decisions.clear();
         decisions.extend(self.tenants.iter().map(|(id, tenant)| TenantDecision {
@@ -355,7 +444,8 @@ impl Policy for Slices {
     }
 
     fn decide_at(&self) -> Option<Moment> {
-        self.turn.map(|turn| turn.until.min(self.frame_end))
+        let end = self.turn?.until.min(self.frame_end);
+        Some(self.look_at.map_or(end, |look_at| look_at.min(end)))
     }
 }
 

@@ -114,7 +114,8 @@ impl Accounting<'_> {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Sleeps until `until`; while somebody is held back, in ticks, to let him in when the engine is found without work.
+    /// Sleeps until `until`; while somebody is held back, in ticks, to let him in when the engine is found without work. That ends the
+    /// period: the policy has to know who wants nothing any more.
     fn sleep_until(&self, until: Moment) {
         loop {
             let left = until.since(self.now());
@@ -132,8 +133,8 @@ impl Accounting<'_> {
             }
             // What was in doubt may have been seen since.
             let doubt = || gpu.look_again(self.timing.tick).is_some();
-            if look.is_some() && doubt() && gpu.has_run_dry() {
-                self.host.ran_dry();
+            if look.is_some() && doubt() && gpu.has_run_dry() && self.host.ran_dry() {
+                return;
             }
         }
     }

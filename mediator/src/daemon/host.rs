@@ -266,8 +266,8 @@ impl Host {
 
     /// Lets a waiting tenant in, if the compute engine has nothing to do: nobody runs (the caller has seen that), nothing
     /// is pending that may run, and no gate is opening behind which something was kept. An engine that is being
-    /// switched has not run dry.
-    pub(super) fn ran_dry(&self) {
+    /// switched has not run dry. Whether somebody was let in.
+    pub(super) fn ran_dry(&self) -> bool {
         let mut state = self.lock();
         let state = &mut *state;
         if state
@@ -276,7 +276,7 @@ impl Host {
             .filter_map(Tenant::gates)
             .any(GateBook::any_opening)
         {
-            return;
+            return false;
         }
         for tenant in state.tenants.keys() {
             if state.memory.as_ref().is_some_and(|m| m.waits(*tenant)) {
@@ -284,18 +284,20 @@ impl Host {
             }
             if self.pending(*tenant) > 0 {
                 if self.drains() || state.mediation.admitted(*tenant) {
-                    return;
+                    return false;
                 }
                 state.mediation.queued(*tenant);
             }
         }
         if !state.mediation.anyone_waits() {
-            return;
+            return false;
         }
         let now = self.gpu.now();
         if let Some(order) = state.mediation.ran_dry(now) {
             state.carry_out(&*self.gpu, order);
+            return true;
         }
+        false
     }
 
     /// Whether there is no tenant.

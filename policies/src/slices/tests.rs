@@ -248,6 +248,57 @@ fn an_unused_turn_is_the_next_ones() {
     assert_eq!(period(&mut policy, 2_000_000, 7_000_000, &used), [A, B]);
 }
 
+#[test]
+fn who_begins_to_wait_has_his_slice_at_once_and_the_holder_gets_the_rest_of_his() {
+    let mut policy = policy(&[100, 100, 100]);
+    let mut now = 0;
+    // A and B have turns for two frames; A's is under way.
+    while now < 2 * SECOND / 6 + 10_000_000 {
+        let to = policy.decide_at().map_or(1_000_000, |at| at.0);
+        let b = policy.turn.is_some_and(|turn| turn.holder == B);
+        let used = |holds: bool| if holds { to - now } else { 0 };
+        let parts = [(A, used(!b), true), (B, used(b), true), (C, 0, false)];
+        assert!(period(&mut policy, now, to, &parts).contains(&C));
+        assert!(to - now <= 10_000_000, "somebody may wake");
+        now = to;
+    }
+    let mut step = |parts: [(u64, bool); 3]| {
+        let to = policy.decide_at().unwrap().0;
+        let parts = [A, B, C].map(|id| {
+            let (part, waits) = parts[id.0 as usize - 1];
+            (id, part * (to - now), waits)
+        });
+        let admitted = period(&mut policy, now, to, &parts);
+        let length = to - std::mem::replace(&mut now, to);
+        (admitted, length)
+    };
+    assert_eq!(step([(1, true), (0, true), (0, true)]).0, [C]);
+    // A third of what is left of the frame, and A still has to have the rest of his.
+    let (admitted, length) = step([(0, true), (0, true), (1, false)]);
+    assert_eq!(admitted, [A, C]);
+    assert!((30_000_000..60_000_000).contains(&length), "{length}");
+    let (admitted, _) = step([(1, true), (0, true), (0, true)]);
+    assert_eq!(admitted, [A], "not twice in a frame");
+}
+
+#[test]
+fn who_stops_and_begins_again_all_the_time_does_not_change_holders_without_limit() {
+    let mut policy = policy(&[100, 100, 100]);
+    let (mut holders, mut last) = (0, None);
+    for at in 0..3_000_u64 {
+        let waits = at % 2 == 0;
+        let who = last.unwrap_or(A);
+        let used = |id| (id, if id == who { 1_000_000 } else { 0 });
+        let parts = [A, B, C].map(|id| (id, used(id).1, id != C || waits));
+        period(&mut policy, at * 1_000_000, (at + 1) * 1_000_000, &parts);
+        let holder = policy.turn.map(|turn| turn.holder);
+        holders += u32::from(holder != last && holder.is_some());
+        last = holder.or(last);
+    }
+    // A turn of each in 18 frames, and two changes more for who wakes.
+    assert!(holders <= 18 * 5, "{holders} changes in 18 frames");
+}
+
 proptest! {
     /// Whatever is used and whoever waits: if anybody waits, one who waits is admitted, and decisions lie ahead.
     #[test]
