@@ -1,6 +1,5 @@
 //! A channel: its ring, its doorbell, its fences.
 
-use crate::device::{Kernel, WAIT_NS};
 use crate::error::DriverError;
 use crate::params::{PARAMS_BYTES_MAX, Params};
 use crate::platform::Platform;
@@ -10,6 +9,19 @@ use turnstile_abi::{
 };
 
 const STATE_BYTES: u64 = 64;
+/// How long a wait for an interrupt lasts before the state is looked at all the same.
+pub(crate) const WAIT_NS: u64 = 20_000_000;
+
+/// A function of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel {
+    /// Module.
+    pub module: u32,
+    /// Function.
+    pub function: u32,
+    /// Bytes of parameters that it takes.
+    pub param_bytes: u32,
+}
 
 /// Guest memory of a channel: ring, parameters of each entry, state block, fence record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

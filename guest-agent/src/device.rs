@@ -1,6 +1,6 @@
 //! The device: finding it, its mailbox, its interrupts.
 
-use crate::channel::{Channel, ChannelMemory};
+use crate::channel::{Channel, ChannelMemory, Kernel, WAIT_NS};
 use crate::error::{DriverError, TEXT_BYTES, Text};
 use crate::platform::Platform;
 use core::cell::Cell;
@@ -17,8 +17,6 @@ const MAILBOX_TIMEOUT_NS: u64 = 60_000_000_000;
 const READY_TIMEOUT_NS: u64 = 30_000_000_000;
 /// Between two looks at a device that is not ready.
 const READY_LOOK_NS: u64 = 1_000_000;
-/// How long a wait for an interrupt lasts before the state is looked at all the same.
-pub(crate) const WAIT_NS: u64 = 20_000_000;
 
 /// GPU memory of this VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,17 +27,6 @@ pub struct Allocation {
     pub aperture_offset: u64,
     /// Bytes, rounded up by the device.
     pub bytes: u64,
-}
-
-/// A function of a module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kernel {
-    /// Module.
-    pub module: u32,
-    /// Function.
-    pub function: u32,
-    /// Bytes of parameters that it takes.
-    pub param_bytes: u32,
 }
 
 /// A device that was found and is of a known version.

@@ -22,8 +22,8 @@ mod params;
 mod platform;
 
 pub use bump::Bump;
-pub use channel::{Channel, ChannelMemory};
-pub use device::{Allocation, Device, Kernel};
+pub use channel::{Channel, ChannelMemory, Kernel};
+pub use device::{Allocation, Device};
 pub use error::{DriverError, TEXT_BYTES, Text};
 pub use params::{PARAMS_BYTES_MAX, Params};
 pub use platform::Platform;

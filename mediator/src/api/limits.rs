@@ -10,13 +10,13 @@ use utoipa::ToSchema;
 use super::Shared;
 use super::access::Caller;
 use super::body::{Patch, Whole};
-use super::etag::{expect, tagged};
+use super::etag::tagged;
 use super::gate::RequestId;
 use super::params::{IfMatch, OfTenant};
 use super::problem::Problem;
-use super::vms::{Vm, there};
-use super::write::Write;
-use crate::daemon::{MemoryLimits, Settings};
+use super::vms::Vm;
+use super::write::{Write, set};
+use crate::daemon::MemoryLimits;
 
 /// A limit is not larger: 1 PiB.
 pub(super) const LIMIT_MAX: u64 = 1 << 50;
@@ -91,7 +91,7 @@ pub(super) async fn put(
     Whole(wanted): Whole<MemoryLimits>,
 ) -> Result<Response, Problem> {
     let write = Write::new(caller, id, "memory", name);
-    set(&shared, write, headers, move |_| Ok(wanted)).await
+    enter(&shared, write, headers, move |_| Ok(wanted)).await
 }
 
 /// Changes the limits of a tenant's GPU memory, by merge patch (RFC 7396).
@@ -114,27 +114,24 @@ pub(super) async fn patch(
     patch: Patch,
 ) -> Result<Response, Problem> {
     let write = Write::new(caller, id, "memory", name);
-    set(&shared, write, headers, move |vm| patch.apply(&vm.limits)).await
+    enter(&shared, write, headers, move |vm| patch.apply(&vm.limits)).await
 }
 
-async fn set(
+async fn enter(
     shared: &Arc<Shared>,
     write: Write,
     headers: HeaderMap,
     wanted: impl FnOnce(&Vm) -> Result<MemoryLimits, Problem> + Send + 'static,
 ) -> Result<Response, Problem> {
-    let (strict, name) = (shared.in_force.get().strict, write.name.clone());
-    let decide = move |vm: Option<&Vm>, set: Option<Settings>| {
-        let vm = there(vm, &name)?;
-        let memory = wanted(vm)?;
-        check(&memory)?;
-        let settings = Settings {
-            memory,
-            ..set.unwrap_or_default()
-        };
-        Ok((Some(settings), expect(&headers, &vm.limits, strict)))
-    };
-    let vm = shared.write(write, decide).await?;
-    let limits = vm.map_or(MemoryLimits::default(), |vm| vm.limits);
-    Ok(tagged(&HeaderMap::new(), &limits))
+    set(
+        shared,
+        write,
+        headers,
+        |vm| vm.limits,
+        move |vm, settings| {
+            settings.memory = wanted(vm)?;
+            check(&settings.memory)
+        },
+    )
+    .await
 }

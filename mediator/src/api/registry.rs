@@ -16,8 +16,8 @@ use super::gate::RequestId;
 use super::limits::check;
 use super::params::{IfMatch, OfTenant};
 use super::problem::Problem;
-use super::vms::{Scheduling, Vm, there};
-use super::write::Write;
+use super::vms::{Scheduling, Vm};
+use super::write::{Write, there};
 use crate::daemon::{MemoryLimits, Settings, is_tenant_name};
 
 /// A tenant that is expected.

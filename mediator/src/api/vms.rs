@@ -15,12 +15,12 @@ use utoipa::ToSchema;
 use super::Shared;
 use super::access::Caller;
 use super::body::{Patch, Whole};
-use super::etag::{expect, tagged};
+use super::etag::tagged;
 use super::gate::RequestId;
 use super::page::{Page, PageQuery};
 use super::params::{IfMatch, OfTenant};
 use super::problem::Problem;
-use super::write::Write;
+use super::write::{Write, set};
 use crate::daemon::{
     HostSnapshot, MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot,
 };
@@ -328,9 +328,13 @@ pub(super) async fn put_scheduling(
     Whole(wanted): Whole<Scheduling>,
 ) -> Result<Response, Problem> {
     let write = Write::new(caller, id, "scheduling", name);
-    set(&shared, write, headers, move |_, settings| {
-        wanted.enter(None, settings)
-    })
+    set(
+        &shared,
+        write,
+        headers,
+        |vm| vm.scheduling,
+        move |_, settings| wanted.enter(None, settings),
+    )
     .await
 }
 
@@ -354,31 +358,15 @@ pub(super) async fn patch_scheduling(
     patch: Patch,
 ) -> Result<Response, Problem> {
     let write = Write::new(caller, id, "scheduling", name);
-    set(&shared, write, headers, move |vm, settings| {
-        let wanted: Scheduling = patch.apply(&vm.scheduling)?;
-        wanted.enter(Some(&vm.scheduling), settings)
-    })
+    set(
+        &shared,
+        write,
+        headers,
+        |vm| vm.scheduling,
+        move |vm, settings| {
+            let wanted: Scheduling = patch.apply(&vm.scheduling)?;
+            wanted.enter(Some(&vm.scheduling), settings)
+        },
+    )
     .await
-}
-
-async fn set(
-    shared: &Arc<Shared>,
-    write: Write,
-    headers: HeaderMap,
-    enter: impl FnOnce(&Vm, &mut Settings) -> Result<(), Problem> + Send + 'static,
-) -> Result<Response, Problem> {
-    let (strict, name) = (shared.in_force.get().strict, write.name.clone());
-    let decide = move |vm: Option<&Vm>, set: Option<Settings>| {
-        let vm = there(vm, &name)?;
-        let mut settings = set.unwrap_or_default();
-        enter(vm, &mut settings)?;
-        Ok((Some(settings), expect(&headers, &vm.scheduling, strict)))
-    };
-    let vm = shared.write(write, decide).await?;
-    Ok(tagged(&HeaderMap::new(), &vm.map(|vm| vm.scheduling)))
-}
-
-/// A tenant that is there, or of which something is set.
-pub(super) fn there<'a>(vm: Option<&'a Vm>, name: &str) -> Result<&'a Vm, Problem> {
-    vm.ok_or_else(|| Problem::no_vm(name))
 }

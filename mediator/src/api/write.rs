@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use serde::Serialize;
 
 use super::Shared;
 use super::access::Caller;
+use super::etag::{expect, tagged};
 use super::gate::RequestId;
 use super::problem::Problem;
 use super::vms::Vm;
@@ -43,6 +46,31 @@ impl Write {
 /// request that is refused anyhow is refused for its own fault.
 /// SOURCE: RFC 9110, 13.2.1
 pub(super) type Decided = Result<(Option<Settings>, Result<(), Problem>), Problem>;
+
+/// A tenant that is there, or of which something is set.
+pub(super) fn there<'a>(vm: Option<&'a Vm>, name: &str) -> Result<&'a Vm, Problem> {
+    vm.ok_or_else(|| Problem::no_vm(name))
+}
+
+/// Sets a part of a tenant that is there, and answers with that part as it is then. `part` takes it out of a tenant, `enter` puts what
+/// is wanted into what is set.
+pub(super) async fn set<T: Serialize + 'static>(
+    shared: &Arc<Shared>,
+    write: Write,
+    headers: HeaderMap,
+    part: fn(&Vm) -> T,
+    enter: impl FnOnce(&Vm, &mut Settings) -> Result<(), Problem> + Send + 'static,
+) -> Result<Response, Problem> {
+    let (strict, name) = (shared.in_force.get().strict, write.name.clone());
+    let decide = move |vm: Option<&Vm>, set: Option<Settings>| {
+        let vm = there(vm, &name)?;
+        let mut settings = set.unwrap_or_default();
+        enter(vm, &mut settings)?;
+        Ok((Some(settings), expect(&headers, &part(vm), strict)))
+    };
+    let vm = shared.write(write, decide).await?;
+    Ok(tagged(&HeaderMap::new(), &vm.as_ref().map(part)))
+}
 
 impl From<SettingsError> for Problem {
     fn from(error: SettingsError) -> Self {

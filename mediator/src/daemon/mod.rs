@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use accounting::{MeterKind, Timing};
 pub(crate) use admission::is_tenant_name;
@@ -132,7 +132,7 @@ impl Daemon {
             host.open_ledger(ledger)?;
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let wake = EventFd::new(EFD_NONBLOCK).map_err(DaemonError::Start)?;
+        let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(DaemonError::Start)?;
         let control_wake = wake.try_clone().map_err(DaemonError::Start)?;
         let control_loop =
             control::ControlLoop::new(listener, control_wake, host.clone(), stop.clone())

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_abi::pci::VECTORS;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::sys::fd::set_nonblocking;
 use crate::vfio_user::{Errno, IrqAction, IrqData, SetIrqs, irq};
@@ -48,7 +48,7 @@ impl Vectors {
             own,
             table: Mutex::new((0..VECTORS).map(|_| Vector::default()).collect()),
             stop: AtomicBool::new(false),
-            wake: EventFd::new(EFD_NONBLOCK)?,
+            wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
         })
     }
 

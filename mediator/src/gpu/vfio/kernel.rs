@@ -13,7 +13,7 @@ use vfio_bindings::bindings::vfio::{
 };
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioOps};
 use vm_memory::MmapRegion;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::bus::{Bus, BusError, Region, RegionFile};
 use super::sys;
@@ -87,7 +87,7 @@ impl KernelBus {
         ))?;
         let file = sys::file_of(&device)
             .map_err(|source| refused("Duplicating the device".to_owned(), source))?;
-        let unowned = EventFd::new(EFD_NONBLOCK)
+        let unowned = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)
             .map_err(|source| refused("Making an eventfd".to_owned(), source))?;
         let bus = Self {
             address: address.to_owned(),

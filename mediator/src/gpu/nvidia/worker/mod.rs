@@ -18,6 +18,7 @@
 //! keeps) and modules; the channels stay ended.
 
 mod board;
+mod config;
 mod confine;
 mod cuda;
 mod engine;
@@ -29,6 +30,7 @@ mod serve;
 #[cfg(test)]
 mod tests;
 
-pub use handle::{Worker, WorkerConfig};
+pub use config::WorkerConfig;
+pub use handle::Worker;
 pub use process::Facts;
 pub use serve::{WorkerError, run};

@@ -18,8 +18,8 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use super::super::line::answer;
 use super::super::notify::{Learning, Listener, NotifyError};
 use super::board::Board;
+use super::config::WorkerConfig;
 use super::confine::user_of;
-use super::handle::WorkerConfig;
 use super::protocol::{Answer, Order, refusal};
 use crate::gpu::{Refusal, TenantResources};
 
