@@ -192,16 +192,13 @@ fn boots() -> Option<(Cloud, Lab)> {
     }
 }
 
-/// In a stock Linux machine in stock QEMU, whose KVM is that of an emulated processor with nested paging: the last two, wherever they
-/// are skipped, and wherever not.
-#[test]
-fn linux_guests_in_cloud_hypervisor_in_the_nested_lab() {
-    let _alone = alone();
-    let begun = Instant::now();
-    if cloud().is_none() {
-        return;
-    }
-    let Some(lab) = lab() else { return };
+/// The emulator loses this machine in one to three of four runs, after seconds or a minute: QEMU says "Triple fault" of the machine's own kernel
+/// (`-d cpu_reset`) and ends with 0. What runs in the machine cannot have its kernel do that. (With one thread for both processors its guests do
+/// not come up.)
+const MACHINES_MAX: u32 = 6;
+
+/// What the machine says; none if it ended without a word: its kernel did not panic, and what ran in it neither ended nor failed.
+fn in_the_lab(lab: &Lab) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let console = folder.path().join("console");
     let machine = Machine {
@@ -218,11 +215,31 @@ fn linux_guests_in_cloud_hypervisor_in_the_nested_lab() {
     let ended = qemu.ends(BUDGET);
     let said = said(&console);
     println!("{said}");
+    assert_eq!(ended, Some(0), "the lab did not end in time");
+    let told = ["of nested --linux-guests /lab", "Kernel panic"];
+    let lost = !told.iter().any(|told| said.contains(told));
+    if lost {
+        println!("LOST: the emulator reset the machine; another is started");
+    }
+    (!lost).then_some(said)
+}
+
+/// In a stock Linux machine in stock QEMU, whose KVM is that of an emulated processor with nested paging: the last two, wherever they
+/// are skipped, and wherever not.
+#[test]
+fn linux_guests_in_cloud_hypervisor_in_the_nested_lab() {
+    let _alone = alone();
+    let begun = Instant::now();
+    if cloud().is_none() {
+        return;
+    }
+    let Some(lab) = lab() else { return };
+    let said = (0..MACHINES_MAX).find_map(|_| in_the_lab(&lab));
+    let said = said.expect("a machine that the emulator does not lose");
     println!(
         "Cloud Hypervisor in the lab: all of it {:.1?}",
         begun.elapsed()
     );
-    assert_eq!(ended, Some(0), "the lab did not end in time");
     let status = "LAB status 0 of nested --linux-guests /lab";
     assert!(said.contains(status) && !said.contains("SKIPPED"));
 }
