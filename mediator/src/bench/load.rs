@@ -122,6 +122,14 @@ pub struct Block {
     pub mean_ns: f64,
 }
 
+impl Block {
+    /// Adds one of the two blocks of a round; both together are their average.
+    pub fn add_half(&mut self, half: Self) {
+        self.median_ns += half.median_ns / 2.0;
+        self.mean_ns += half.mean_ns / 2.0;
+    }
+}
+
 /// What a load found out about itself. Times are of the wall clock unless said.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {

@@ -257,17 +257,14 @@ impl<'a> Host<'a> {
             let before = self.suspensions()?;
             for _ in 0..self.args.stops {
                 let (mut there, mut stopped) = (Block::default(), Block::default());
-                for (signal, sum) in [
-                    (Signal::CONT, true),
-                    (Signal::STOP, false),
-                    (Signal::STOP, false),
-                    (Signal::CONT, true),
-                ] {
+                for at_work in [true, false, false, true] {
+                    let (signal, sum) = if at_work {
+                        (Signal::CONT, &mut there)
+                    } else {
+                        (Signal::STOP, &mut stopped)
+                    };
                     self.daemon.signal(signal)?;
-                    let block = phase(load, work.pieces, PHASE)?;
-                    let sum = if sum { &mut there } else { &mut stopped };
-                    sum.median_ns += block.median_ns / 2.0;
-                    sum.mean_ns += block.mean_ns / 2.0;
+                    sum.add_half(phase(load, work.pieces, PHASE)?);
                 }
                 rounds.push((there, stopped));
             }

@@ -84,9 +84,7 @@ impl Group {
             let mut round = vec![Block::default(); self.loads.len()];
             for half in 0..2 {
                 for side in order(self.loads.len(), 2 * rounds.len() + half) {
-                    let block = self.loads[side].block(pieces)?;
-                    round[side].median_ns += block.median_ns / 2.0;
-                    round[side].mean_ns += block.mean_ns / 2.0;
+                    round[side].add_half(self.loads[side].block(pieces)?);
                 }
             }
             rounds.push(round);

@@ -64,8 +64,7 @@ pub fn blocks(
             for side in order(2, 2 * round + half) {
                 let done;
                 (rig, done) = threads[side].block(rig, count)?;
-                both[side].median_ns += done.median_ns / 2.0;
-                both[side].mean_ns += done.mean_ns / 2.0;
+                both[side].add_half(done);
             }
         }
         round += 1;
