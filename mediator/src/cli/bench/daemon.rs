@@ -69,10 +69,15 @@ impl Daemon {
 
     /// An error with what the daemon said.
     pub(super) fn failed(&self, what: &str) -> anyhow::Error {
-        let said = fs::read_to_string(&self.messages).unwrap_or_default();
+        let said = self.messages();
         let from = said.len().saturating_sub(MESSAGES_MAX);
         let tail = said.get(from..).unwrap_or_default();
         anyhow::anyhow!("{what}; it said: {}", tail.trim_end())
+    }
+
+    /// What it said besides JSON.
+    pub(super) fn messages(&self) -> String {
+        fs::read_to_string(&self.messages).unwrap_or_default()
     }
 
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {

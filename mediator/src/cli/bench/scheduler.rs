@@ -1,18 +1,20 @@
 //! Who schedules the loads of a cell: the driver alone, `turnstile serve` with tenants started by `turnstile run`, or another.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use turnstile_mediator::bench::cell::{Charge, SchedulerSays};
-use turnstile_mediator::bench::matrix::Tenant;
+use turnstile_mediator::bench::load::LoadReport;
+use turnstile_mediator::bench::matrix::{Cell, Tenant};
+use turnstile_mediator::bench::recording::{TRACED, recording};
 use turnstile_mediator::bench::spans::Span;
 
 use super::daemon::Daemon;
@@ -33,12 +35,24 @@ pub(super) struct DaemonArgs {
     /// Further words for the daemon, such as --daemon-word=--frames=24
     #[arg(long = "daemon-word", value_name = "WORD", hide = true)]
     words: Vec<String>,
+    /// Where runs are recorded
+    #[arg(skip)]
+    record: Option<PathBuf>,
 }
 
 impl DaemonArgs {
     /// What its runs are called.
     pub(super) fn name(&self) -> &str {
         self.policy.as_deref().unwrap_or("turnstile")
+    }
+
+    /// The same, whose runs are recorded in this folder, if any.
+    pub(super) fn recorded(&self, folder: Option<&Path>) -> Self {
+        let record = folder.map(Path::to_owned);
+        Self {
+            record,
+            ..self.clone()
+        }
     }
 
     /// The same with these words too.
@@ -99,6 +113,7 @@ pub(super) enum Running {
     Serve {
         daemon: Daemon,
         socket: PathBuf,
+        record: Option<PathBuf>,
         _folder: TempDir,
     },
 }
@@ -109,6 +124,7 @@ fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Runn
     Ok(Running::Serve {
         daemon,
         socket,
+        record: args.record.clone(),
         _folder: folder,
     })
 }
@@ -145,6 +161,9 @@ pub(super) fn spawn(
     }
     if let Some(period) = args.period_ms {
         command.args(["--period-ms", &period.to_string()]);
+    }
+    if args.record.is_some() {
+        command.env("RUST_LOG", TRACED);
     }
     let mut daemon = Daemon::spawn(&mut command, folder)?;
     let deadline = Instant::now() + START_LIMIT;
@@ -214,6 +233,32 @@ impl Running {
             Self::Serve { daemon, .. } => daemon.mark(),
             Self::Native | Self::Xsched { .. } => Ok(()),
         }
+    }
+
+    /// Writes what the daemon was told of its GPU, and what the loads of `cell` did that began at `start_ns`, if it is to be recorded.
+    pub(super) fn record(
+        &self,
+        cell: &Cell,
+        start_ns: u64,
+        loads: &[LoadReport],
+    ) -> anyhow::Result<()> {
+        let Self::Serve {
+            daemon,
+            record: Some(folder),
+            ..
+        } = self
+        else {
+            return Ok(());
+        };
+        let (snapshot, ..) = daemon.marks().last().context("The daemon was not asked")?;
+        let of = |(index, load)| Some((counter(snapshot, index, "tenant")?, load));
+        let loads: Option<Vec<(u64, &LoadReport)>> = loads.iter().enumerate().map(of).collect();
+        let loads = loads.context("The daemon does not know a tenant")?;
+        let file = folder.join(format!("{}.txt", cell.name().replace(' ', "-")));
+        let recorded = recording(&cell.name(), &daemon.messages(), start_ns, &loads);
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&file, recorded))
+            .with_context(|| format!("Writing {} failed", file.display()))
     }
 
     /// The tenants are done: ends the daemon, and returns what it said of the run.

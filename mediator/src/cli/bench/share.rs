@@ -1,7 +1,7 @@
 //! `turnstile bench share`: the matrix, natively and under a daemon, in one run.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -48,6 +48,9 @@ pub(super) struct ShareArgs {
     /// Print the names of the cells and do nothing
     #[arg(long)]
     list: bool,
+    /// Write there what the daemon was told of the GPU in each run, and what the loads did, for the tests that replay it
+    #[arg(long, value_name = "FOLDER")]
+    record: Option<PathBuf>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -154,6 +157,7 @@ pub(super) fn run_cell(
         .map(|load| load.wait_done(length + LEAD))
         .collect::<anyhow::Result<_>>()?;
     drop(loads);
+    running.record(cell, start, &reports)?;
     let says = running.end(cell.tenants.len())?;
     Ok((line(cell, scheduler.name(), &reports, &says)?, reports))
 }
@@ -245,6 +249,7 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         calibration: Some(calibration),
         list_gaps: false,
     };
+    let daemon = args.daemon.recorded(args.record.as_deref());
     let part = |name| args.only.as_deref().is_none_or(|only| only == name);
     let natively = if part("native") {
         without_weights(&cells)
@@ -268,7 +273,7 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         calibration,
         alone: all(&alone_cells, Scheduler::Native),
         native: all(&natively, Scheduler::Native),
-        scheduled: all(under_daemon, Scheduler::Scheduled(&args.daemon)),
+        scheduled: all(under_daemon, Scheduler::Scheduled(&daemon)),
         xsched: others
             .iter()
             .flat_map(|other| all(&cells, Scheduler::Xsched(other)))

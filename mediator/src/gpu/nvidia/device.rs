@@ -123,9 +123,6 @@ impl Watched {
         let complete = self.log.read(&self.client, &mut self.records)?;
         self.reads.log.add(&work);
         self.reads.records += self.records.len() as u64;
-        for record in &self.records {
-            log::trace!("{record:?}");
-        }
         self.watch.read(self.records.drain(..), complete);
         Ok(())
     }
@@ -375,7 +372,6 @@ impl Shared {
             return false;
         }
         watched.watch.seen(tenant, works, begin);
-        log::trace!("{tenant} was seen {works} at {begin:?}");
         !works
     }
 }

@@ -5,6 +5,9 @@
 //! released, each look at the status register, in the order in which the daemon saw them; and the truth, in steps of 10 ms: what kernels
 //! executed; where launches were not counted, and 1.95 us for each, which the engine takes for it (docs/NVIDIA.md). `lag` is how old the counters
 //! are, where that was measured (by the begin of a load that was alone, in the same session of the GPU); `read` is up to when the log was read.
+//!
+//! `turnstile bench share --record FOLDER` writes such logs on a machine with a GPU: there `add`, `asks` and `measured` stand as the daemon was told, and
+//! `take` where it charged. Those of a folder that TURNSTILE_RECORDED names are replayed as well, and what comes of it is printed.
 
 use std::collections::BTreeMap;
 
@@ -35,6 +38,8 @@ struct Replay {
     /// It is told then how old the counters are; until then they may be of any age.
     told_at: u64,
     lag: Option<Nanos>,
+    /// The log says when the daemon charged.
+    takes: bool,
 }
 
 /// Numbers of a line.
@@ -57,6 +62,7 @@ impl Replay {
             until: BEGIN,
             told_at,
             lag: None,
+            takes: log.contains("\ntake "),
         };
         if told_at > 0 {
             // In the daemon's own time: registers were read half a second before.
@@ -86,6 +92,12 @@ impl Replay {
     fn numbers(&mut self, what: &str, numbers: &[u64]) {
         match (what, numbers) {
             ("tenant", [id, pid, _]) => self.watch.add(tenant(*id), *pid as u32, Moment(0)),
+            ("add", [id, pid, at]) => self.watch.add(tenant(*id), *pid as u32, Moment(*at)),
+            ("assign", [id, pid]) => self.watch.assign(*pid as u32, tenant(*id)),
+            ("asks", [without_pause, at]) => self.watch.asks(Moment(*at), *without_pause == 1),
+            ("measured", [lag]) => self.watch.measured(Nanos(*lag)),
+            ("lost", []) => self.watch.read([], false),
+            ("take", [now]) => self.charge(*now),
             ("active" | "saved", [seq, at, pid, context]) => {
                 let change = match what {
                     "active" => Change::Active,
@@ -99,7 +111,9 @@ impl Replay {
                     change,
                 };
                 self.watch.read([record], true);
-                self.charge(*at);
+                if !self.takes {
+                    self.charge(*at);
+                }
             }
             ("read", [now]) => {
                 if *now >= self.told_at
@@ -238,5 +252,50 @@ fn who_stops_often_and_who_runs_beside_him_pay_what_they_executed() {
         let error = 100.0 * (sum(&charged[SECOND..to]) / sum(&worked[SECOND..to]) - 1.0);
         println!("{tenant}: {error:.2} %");
         assert!(error.abs() <= percent, "{tenant}: {error} %");
+    }
+}
+
+/// What is charged less what was worked after the first second, in percent.
+fn errors(replay: &Replay) -> BTreeMap<TenantId, f64> {
+    let error = |(id, worked): (&TenantId, &Vec<u64>)| {
+        let charged = &replay.charged[id];
+        let to = charged.len().min(worked.len());
+        let sum = |of: &[u64]| of[SECOND..to].iter().sum::<u64>() as f64;
+        (*id, 100.0 * (sum(charged) / sum(worked) - 1.0))
+    };
+    replay.worked.iter().map(error).collect()
+}
+
+/// Others that were recorded, for whoever works on this: their figures are printed.
+#[test]
+fn what_else_was_recorded() {
+    let Ok(folder) = std::env::var("TURNSTILE_RECORDED") else {
+        println!("SKIPPED: TURNSTILE_RECORDED names no folder");
+        return;
+    };
+    let files = std::fs::read_dir(folder).unwrap();
+    let mut paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    paths.sort();
+    for path in paths {
+        let log = std::fs::read_to_string(&path).unwrap();
+        let replay = Replay::of(&log, 0);
+        let (points, percent) = replay.worst();
+        println!("{}", log.lines().next().unwrap());
+        println!("  {points:.2} points, {percent:.2} % in any second; after the first one:");
+        for (id, error) in errors(&replay) {
+            println!("  {id}: {error:+.2} %");
+        }
+        if std::env::var("STEPS").is_ok() {
+            for (id, worked) in &replay.worked {
+                let charged = &replay.charged[id];
+                let to = charged.len().min(worked.len());
+                let mut line = String::new();
+                for from in (0..to.saturating_sub(9)).step_by(10) {
+                    let sum = |of: &[u64]| of[from..from + 10].iter().sum::<u64>() as f64;
+                    line += &format!(" {:+.0}", (sum(charged) - sum(worked)) / 1e3);
+                }
+                println!("   {id} us per 100 ms: {line}");
+            }
+        }
     }
 }

@@ -42,6 +42,9 @@ const LOOK_MAX: Nanos = Nanos::from_ms(12);
 /// How seldom as many readings in a row may fall into the pauses of one who launches and waits.
 const MISTAKEN: f64 = 1e-6;
 
+/// What is told to [`Watch`] is traced under this name, in lines that `recorded.rs` reads (`turnstile bench share --record`).
+const RECORD: &str = "turnstile::record";
+
 /// The engine's occupancy and whom it belongs to.
 #[derive(Debug)]
 pub(super) struct Watch {
@@ -93,6 +96,7 @@ impl Watch {
 
     /// Registers are read without a pause from now on (`true`), or not any more.
     pub(super) fn asks(&mut self, now: Moment, without_pause: bool) {
+        log::trace!(target: RECORD, "asks {} {}", u8::from(without_pause), now.0);
         if without_pause {
             self.launches.drown(now);
         } else {
@@ -102,11 +106,13 @@ impl Watch {
 
     /// The counters are so much older than they say.
     pub(super) fn measured(&mut self, lag: Nanos) {
+        log::trace!(target: RECORD, "measured {}", lag.0);
         self.idle.measured(lag);
         self.believe();
     }
 
     pub(super) fn add(&mut self, tenant: TenantId, pid: u32, now: Moment) {
+        log::trace!(target: RECORD, "add {} {pid} {}", tenant.0, now.0);
         self.demand.add(tenant, now);
         self.learn(now, LEARNING);
         self.assign(pid, tenant);
@@ -114,6 +120,7 @@ impl Watch {
 
     /// A process, and what it starts, is a tenant's.
     pub(super) fn assign(&mut self, pid: u32, tenant: TenantId) {
+        log::trace!(target: RECORD, "assign {} {pid}", tenant.0);
         self.residency.assign(pid, tenant);
         self.strangers.clear();
     }
@@ -135,14 +142,14 @@ impl Watch {
 
     /// A tenant is being held.
     pub(super) fn held(&mut self, tenant: TenantId, at: Moment) {
-        log::trace!("{tenant} is held at {at:?}");
+        log::trace!(target: RECORD, "held {} {}", tenant.0, at.0);
         self.demand.held(tenant, at);
         self.residency.set_held(tenant, Some(at));
     }
 
     /// A tenant may run again.
     pub(super) fn released(&mut self, tenant: TenantId, at: Moment) {
-        log::trace!("{tenant} is released at {at:?}");
+        log::trace!(target: RECORD, "released {} {}", tenant.0, at.0);
         self.demand.released(tenant, at);
         self.residency.set_held(tenant, None);
     }
@@ -188,6 +195,12 @@ impl Watch {
     /// Takes what was logged until now; `complete` if nothing was lost behind it.
     pub(super) fn read(&mut self, records: impl IntoIterator<Item = SwitchRecord>, complete: bool) {
         for record in records {
+            let SwitchRecord { seq, at, pid, .. } = record;
+            let change = match record.change {
+                Change::Active => "active",
+                Change::Saved => "saved",
+            };
+            log::trace!(target: RECORD, "{change} {seq} {} {pid} {}", at.0, record.context);
             self.residency.take(&record, &mut self.events);
             let tenant = self.residency.tenant(record.pid).unwrap_or(UNTRACKED);
             match record.change {
@@ -201,6 +214,7 @@ impl Watch {
             }
         }
         if !complete {
+            log::trace!(target: RECORD, "lost");
             self.residency.lose();
             self.lost = true;
         }
@@ -262,6 +276,7 @@ impl Watch {
 
     /// The engine was seen at work, or without, at `at`, while this tenant was resident.
     pub(super) fn seen(&mut self, tenant: TenantId, works: bool, at: Moment) {
+        log::trace!(target: RECORD, "seen {} {works} {}", tenant.0, at.0);
         self.launches.read(at);
         if works {
             self.stops.works(tenant, at);
@@ -278,6 +293,7 @@ impl Watch {
 
     /// Moves what the engine did until `now` to the end of `events`; whether nothing of it was lost.
     pub(super) fn take(&mut self, now: Moment, events: &mut Vec<SwitchEvent>) -> bool {
+        log::trace!(target: RECORD, "take {}", now.0);
         let settled = Moment(now.0.saturating_sub(SETTLED.0));
         self.residency.settle(settled, &mut self.events);
         events.append(&mut self.events);
@@ -327,7 +343,11 @@ impl Watch {
                 .collect();
             (nobody, stays)
         };
-        log::trace!("{busy:?}");
+        let Busy { from, to, .. } = busy;
+        let launches = busy
+            .launches
+            .map_or(String::new(), |count| format!(" {count}"));
+        log::trace!(target: RECORD, "busy {} {} {}{launches}", from.0, to.0, busy.busy_ns.0);
         let idle = length.saturating_sub(busy.busy_ns);
         let surprised = self.idle.observe(length, idle, earlier);
         let (nobody, stays) = earlier(self.idle.lag());
@@ -405,7 +425,7 @@ impl Watch {
             .collect();
         for pid in new {
             match process::nearest(pid, &parent, |pid| self.residency.tenant(pid)) {
-                Some(tenant) => self.residency.assign(pid, tenant),
+                Some(tenant) => self.assign(pid, tenant),
                 None if self.strangers.len() < STRANGERS_MAX => {
                     self.strangers.insert(pid);
                 }
