@@ -133,7 +133,7 @@ impl Default for SchedulingSection {
         Self {
             policy: None,
             period_ms: None,
-            frames_per_s: 6,
+            frames_per_s: 7,
             default_weight: host.weight.get(),
             tenants_max: host.tenants_max,
             channels_per_vm: host.channels,
