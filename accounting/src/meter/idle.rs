@@ -277,6 +277,19 @@ impl IdleShares {
             .all(|row| self.covariance[row][row] < WELL)
     }
 
+    /// What was learnt of a tenant is not true any more.
+    pub fn unlearn(&mut self, tenant: TenantId) {
+        let Some(row) = self.find(tenant) else {
+            return;
+        };
+        self.known[row].fraction = 0.0;
+        for other in 0..self.known.len() {
+            self.covariance[row][other] = 0.0;
+            self.covariance[other][row] = 0.0;
+        }
+        self.covariance[row][row] = self.unknown;
+    }
+
     /// A tenant is gone.
     pub fn forget(&mut self, tenant: TenantId) {
         if let Some(row) = self.find(tenant) {
@@ -536,5 +549,26 @@ mod tests {
             shares.observe(Nanos(INTERVAL), Nanos(id.into()), Nanos::ZERO, &one);
         }
         assert!(shares.known.len() <= TENANTS_MAX);
+    }
+
+    #[test]
+    fn what_is_unlearnt_of_one_is_learnt_anew_and_others_keep_what_is_known_of_them() {
+        let mut shares = IdleShares::default();
+        for (tenant, idle) in [(A, 90), (B, 12)] {
+            let alone = BTreeMap::from([(tenant, stay(INTERVAL))]);
+            let idle = Nanos(INTERVAL / 100 * idle);
+            shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &alone);
+        }
+        let (a, b) = (shares.fraction(A), shares.fraction(B));
+        assert!((a - 0.9).abs() < 0.01 && (b - 0.12).abs() < 0.01, "{a} {b}");
+        shares.unlearn(A);
+        shares.unlearn(C);
+        assert_eq!((shares.fraction(A), shares.fraction(B)), (0.0, b));
+        assert!(shares.uncertainty(A) > 0.2 && shares.uncertainty(B) < 0.01);
+        let both = BTreeMap::from([(A, stay(INTERVAL / 2)), (B, stay(INTERVAL / 2))]);
+        let idle = Nanos(INTERVAL / 100 * 11);
+        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &both);
+        let (a, b) = (shares.fraction(A), shares.fraction(B));
+        assert!((a - 0.1).abs() < 0.01 && (b - 0.12).abs() < 0.01, "{a} {b}");
     }
 }

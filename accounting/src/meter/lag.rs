@@ -218,6 +218,18 @@ impl LaggedShares {
         &self.believed().shares
     }
 
+    /// Whether the lag was measured.
+    pub const fn is_measured(&self) -> bool {
+        self.coarse.is_empty()
+    }
+
+    /// What was learnt of a tenant, under any lag, is not true any more.
+    pub fn unlearn(&mut self, tenant: TenantId) {
+        for lagged in self.coarse.iter_mut().chain(&mut self.fine) {
+            lagged.shares.unlearn(tenant);
+        }
+    }
+
     /// A tenant is gone.
     pub fn forget(&mut self, tenant: TenantId) {
         for lagged in self.coarse.iter_mut().chain(&mut self.fine) {
@@ -301,7 +313,9 @@ mod tests {
     #[test]
     fn a_lag_that_was_measured_is_believed_from_the_first_interval_and_followed() {
         let mut shares = LaggedShares::default();
+        assert!(!shares.is_measured());
         shares.measured(Nanos(64_100_000));
+        assert!(shares.is_measured());
         teach(&mut shares, 2..9, 64_000_000);
         let b = shares.shares().fraction(B);
         assert!((b - 0.125).abs() < 0.005, "{b}");
@@ -361,5 +375,9 @@ mod tests {
         assert!(!shares.shares().is_new(A));
         shares.forget(A);
         assert!(shares.coarse.iter().all(|lagged| lagged.shares.is_new(A)));
+        shares.observe(Nanos(100 * MS), Nanos(50 * MS), of);
+        shares.unlearn(A);
+        let unlearnt = |lagged: &Lagged| lagged.shares.fraction(A) == 0.0;
+        assert!(shares.coarse.iter().all(unlearnt) && !shares.shares().is_new(A));
     }
 }

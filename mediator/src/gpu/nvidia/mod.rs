@@ -17,6 +17,7 @@
 //! SOURCE: constants and layouts are facts from NVIDIA's published headers (open-gpu-kernel-modules) and were run on an
 //! H200 under driver 580.159.04; comments name the header or say "measured".
 
+mod begun;
 pub mod clock;
 mod costs;
 pub mod demand;

@@ -7,6 +7,7 @@ use turnstile_accounting::meter::{LaggedShares, Stay};
 use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
+use super::begun::{Begun, MISTAKEN};
 use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
@@ -39,8 +40,6 @@ const IDLE_READINGS: (u32, u32) = (3, 16);
 /// at a time costs 2 % of useful work.
 const LOOKED_AFTER: u64 = 32;
 const LOOK_MAX: Nanos = Nanos::from_ms(12);
-/// How seldom as many readings in a row may fall into the pauses of one who launches and waits.
-const MISTAKEN: f64 = 1e-6;
 
 /// What is told to [`Watch`] is traced under this name, in lines that `recorded.rs` reads (`turnstile bench share --record`).
 const RECORD: &str = "turnstile::record";
@@ -54,6 +53,7 @@ pub(super) struct Watch {
     idle: LaggedShares,
     launches: Launches,
     stops: Stops,
+    begun: Begun,
     /// Whether there are counters.
     counters: bool,
     /// End of the last interval that they told of.
@@ -85,6 +85,7 @@ impl Watch {
             idle: LaggedShares::default(),
             launches: Launches::default(),
             stops: Stops::default(),
+            begun: Begun::default(),
             counters,
             counted_until: None,
             learning_until: Moment(0),
@@ -135,6 +136,7 @@ impl Watch {
         self.idle.forget(tenant);
         self.launches.forget(tenant);
         self.stops.forget(tenant);
+        self.begun.forget(tenant);
         for pid in self.residency.forget_tenant(tenant) {
             self.handles.forget(pid);
         }
@@ -278,6 +280,12 @@ impl Watch {
     pub(super) fn seen(&mut self, tenant: TenantId, works: bool, at: Moment) {
         log::trace!(target: RECORD, "seen {} {works} {}", tenant.0, at.0);
         self.launches.read(at);
+        // A look is so many readings, and one at work is enough.
+        let reading = self.idle.shares().fraction(tenant);
+        let idle = reading.powf(self.idle_readings(tenant).into());
+        if self.begun.seen(tenant, works, at, idle) {
+            self.believe();
+        }
         if works {
             self.stops.works(tenant, at);
             self.demand.busy(tenant, at);
@@ -349,6 +357,13 @@ impl Watch {
             .map_or(String::new(), |count| format!(" {count}"));
         log::trace!(target: RECORD, "busy {} {} {}{launches}", from.0, to.0, busy.busy_ns.0);
         let idle = length.saturating_sub(busy.busy_ns);
+        let begins = Moment(busy.from.0.saturating_sub(self.idle.lag().0));
+        for tenant in self.begun.counted(begins) {
+            // Where it is not known of which time they tell, it may have been told of before.
+            if self.idle.is_measured() {
+                self.idle.unlearn(tenant);
+            }
+        }
         let surprised = self.idle.observe(length, idle, earlier);
         let (nobody, stays) = earlier(self.idle.lag());
         log::trace!(
@@ -380,7 +395,12 @@ impl Watch {
     fn believe(&mut self) {
         let shares = self.idle.shares();
         for tenant in shares.tenants() {
-            let (fraction, at_handover) = (shares.fraction(tenant), shares.at_handover(tenant));
+            let at_handover = shares.at_handover(tenant);
+            let fraction = if self.begun.has(tenant) {
+                0.0
+            } else {
+                shares.fraction(tenant)
+            };
             self.residency.set_idle_fraction(tenant, fraction);
             self.residency.set_idle_at_handover(tenant, at_handover);
             let launching = self.launches.fraction(tenant, fraction);
