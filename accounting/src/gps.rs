@@ -4,6 +4,10 @@
 //! and is never idle while anyone is backlogged. No real schedule of non-preemptive commands can
 //! follow it exactly; how far it stays behind in a window is its share error.
 //!
+//! A real engine also loses time (switches, launches), which the fluid one does not know. Against such an engine the fluid server
+//! is given, window by window, just what all tenants together received ([`fluid_service_given`]): then both sides divide the same
+//! sum, and only *whom* it went to is compared.
+//!
 //! Between two arrivals everybody's service is `min(backlog, weight * V)` for one common `V`, which is
 //! weighted max-min division of the stretch of time by backlogs: so [`water_fill`] is the simulator.
 
@@ -49,11 +53,55 @@ pub enum GpsError {
 ///
 /// The result is indexed `[window][tenant]`. A window's services add up to its length unless the
 /// server was idle in it (to one nanosecond per tenant, as each is rounded down over all time).
+///
+/// # Errors
+/// Arrivals are out of order, or of nobody.
 pub fn fluid_service(
     tenants: &[FluidTenant],
     arrivals: &[Arrival],
     window_ns: Nanos,
     windows: usize,
+) -> Result<Vec<Vec<Nanos>>, GpsError> {
+    let whole = std::iter::repeat_n(window_ns, windows);
+    simulate(tenants, arrivals, window_ns, whole, Unwanted::Lost)
+}
+
+/// The same of a server that has only `given_ns[window]` to give in each window, for comparison with an engine that gave so much.
+///
+/// Within a window it comes evenly. What nobody wants when it comes is given at the window's end to those whose work has arrived
+/// by then: an engine that gave so much in the window gave it after that arrival. So the services of a window add up to the
+/// smaller of what is given and what is pending or arrives in it (rounded as in [`fluid_service`]), and what is pending of all
+/// tenants together is the same as with any other server that does the same work in the same windows, in whatever order.
+///
+/// What was given and `window_ns` have to be below 2^53 ns (104 days).
+///
+/// # Errors
+/// As [`fluid_service`].
+pub fn fluid_service_given(
+    tenants: &[FluidTenant],
+    arrivals: &[Arrival],
+    window_ns: Nanos,
+    given_ns: &[Nanos],
+) -> Result<Vec<Vec<Nanos>>, GpsError> {
+    let given = given_ns.iter().copied();
+    simulate(tenants, arrivals, window_ns, given, Unwanted::Kept)
+}
+
+/// What becomes of service that nobody wants when it comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unwanted {
+    /// It was time, and has passed.
+    Lost,
+    /// It is there until the window's end.
+    Kept,
+}
+
+fn simulate(
+    tenants: &[FluidTenant],
+    arrivals: &[Arrival],
+    window_ns: Nanos,
+    given: impl Iterator<Item = Nanos>,
+    unwanted: Unwanted,
 ) -> Result<Vec<Vec<Nanos>>, GpsError> {
     for (index, arrival) in arrivals.iter().enumerate() {
         if arrival.tenant >= tenants.len() {
@@ -65,15 +113,24 @@ pub fn fluid_service(
     }
     let mut server = Fluid::new(tenants);
     let mut pending = arrivals.iter().peekable();
-    let mut service = Vec::with_capacity(windows);
+    let mut service = Vec::new();
     let mut before = server.served_ns();
-    for window in 1..=windows as u64 {
-        let end = Moment(window_ns.0 * window);
+    for (window, given) in (0u64..).zip(given) {
+        let begin = Moment(window_ns.0 * window);
+        let end = Moment(begin.0 + window_ns.0);
+        let given = u128::from(given.0) << SCALE_BITS;
+        let come_by = |at: Moment| given * u128::from(at.since(begin).0) / u128::from(window_ns.0);
+        let (mut come, mut left) = (0, 0);
         while let Some(arrival) = pending.next_if(|a| a.at < end) {
-            server.run_until(arrival.at);
+            let by_now = come_by(arrival.at);
+            left += server.serve(by_now - come);
+            come = by_now;
             server.arrive(arrival.tenant, arrival.work_ns);
         }
-        server.run_until(end);
+        left += server.serve(given - come);
+        if unwanted == Unwanted::Kept {
+            server.serve(left);
+        }
         let now = server.served_ns();
         service.push(
             now.iter()
@@ -91,7 +148,6 @@ pub fn fluid_service(
 struct Fluid {
     claims: Vec<Claim>,
     served: Vec<u128>,
-    now: Moment,
 }
 
 impl Fluid {
@@ -103,7 +159,6 @@ impl Fluid {
         Self {
             claims: tenants.iter().map(claim).collect(),
             served: vec![0; tenants.len()],
-            now: Moment(0),
         }
     }
 
@@ -113,21 +168,23 @@ impl Fluid {
         }
     }
 
-    fn run_until(&mut self, end: Moment) {
-        let stretch = u128::from(end.since(self.now).0) << SCALE_BITS;
-        if stretch > 0 {
-            for (tenant, part) in water_fill(stretch, &self.claims).into_iter().enumerate() {
+    /// Divides so many units among those who want them, and returns what nobody wants.
+    fn serve(&mut self, units: u128) -> u128 {
+        let mut left = units;
+        if units > 0 {
+            for (tenant, part) in water_fill(units, &self.claims).into_iter().enumerate() {
                 self.served[tenant] += part;
+                left -= part;
                 if let Some(backlog) = &mut self.claims[tenant].demand {
                     *backlog -= part;
                 }
             }
-            self.now = end;
         }
+        left
     }
 
     fn served_ns(&self) -> Vec<Nanos> {
-        // CAST: service in ns is at most the time simulated, a u64.
+        // CAST: service in ns is at most what was given, or the time simulated, a u64.
         self.served
             .iter()
             .map(|&units| Nanos((units >> SCALE_BITS) as u64))
@@ -199,21 +256,122 @@ mod tests {
         );
     }
 
+    #[test]
+    fn what_is_given_is_divided_by_weight_and_a_modest_one_leaves_the_rest() {
+        // Of 40 and 60 the burst of 25, beside one of the same weight, has 20 and 5.
+        let given = [Nanos(40), Nanos(60)];
+        let service = fluid_service_given(
+            &[SATURATING, OPEN],
+            &[arrival(1, 0, 25)],
+            Nanos(100),
+            &given,
+        );
+        assert_eq!(
+            service.unwrap(),
+            [[Nanos(20), Nanos(20)], [Nanos(55), Nanos(5)]]
+        );
+    }
+
+    #[test]
+    fn what_was_given_after_an_arrival_is_not_lost_before_it() {
+        let service = fluid_service_given(
+            &[OPEN],
+            &[arrival(0, 90, 70)],
+            Nanos(100),
+            &[Nanos(60), Nanos(60)],
+        );
+        assert_eq!(service.unwrap(), [[Nanos(60)], [Nanos(10)]]);
+    }
+
+    fn open_work() -> impl Strategy<Value = Vec<Arrival>> {
+        prop::collection::vec((1usize..4, 0u64..9_000, 1u64..2_000), 0..40).prop_map(|mut work| {
+            work.sort_by_key(|w| w.1);
+            work.iter()
+                .map(|&(t, at, work)| arrival(t, at, work))
+                .collect()
+        })
+    }
+
     proptest! {
+        /// A server that gives all its time is the one that is never idle.
+        #[test]
+        fn given_all_its_time_it_is_the_same_server(arrivals in open_work()) {
+            let tenants = [SATURATING, OPEN, OPEN, OPEN];
+            let whole = fluid_service(&tenants, &arrivals, Nanos(1_000), 10);
+            let given = fluid_service_given(&tenants, &arrivals, Nanos(1_000), &[Nanos(1_000); 10]);
+            prop_assert_eq!(whole, given);
+        }
+
+        /// Given what the whole server did, it is never behind or ahead of it in sum, though nobody saturates it.
+        #[test]
+        fn given_what_another_did_it_does_as_much(arrivals in open_work()) {
+            let tenants = [OPEN; 4];
+            let whole = fluid_service(&tenants, &arrivals, Nanos(1_000), 40).unwrap();
+            let sum = |window: &Vec<Nanos>| window.iter().map(|n| n.0).sum::<u64>();
+            let did: Vec<Nanos> = whole.iter().map(|window| Nanos(sum(window))).collect();
+            let given = fluid_service_given(&tenants, &arrivals, Nanos(1_000), &did).unwrap();
+            let (mut all, mut due) = (0, 0);
+            for (window, did) in given.iter().zip(&did) {
+                all += did.0;
+                due += sum(window);
+                // Each rounds down once over all time.
+                prop_assert!(due <= all && all - due <= 4 + tenants.len() as u64, "{} of {}", due, all);
+            }
+        }
+
+        /// A window's services are the smaller of what is given and what is wanted; nobody has more than arrived for him.
+        #[test]
+        fn as_much_is_served_as_is_given_and_wanted(
+            arrivals in open_work(),
+            given in prop::collection::vec(0u64..1_500, 12),
+            saturated: bool,
+        ) {
+            let tenants = [FluidTenant { saturating: saturated, ..SATURATING }, OPEN, OPEN, OPEN];
+            let capacity: Vec<Nanos> = given.iter().map(|&ns| Nanos(ns)).collect();
+            let service = fluid_service_given(&tenants, &arrivals, Nanos(1_000), &capacity).unwrap();
+            let (mut backlog, mut served, mut expected) = (0, 0, 0);
+            for (window, (service, &given)) in service.iter().zip(&given).enumerate() {
+                let within = |a: &&Arrival| a.at.0 / 1_000 == window as u64;
+                backlog += arrivals.iter().filter(within).map(|a| a.work_ns.0).sum::<u64>();
+                let done = if saturated { given } else { given.min(backlog) };
+                backlog = backlog.saturating_sub(done);
+                expected += done;
+                served += service.iter().map(|n| n.0).sum::<u64>();
+                prop_assert!(served <= expected && expected - served <= 4, "{} of {}", served, expected);
+            }
+            for tenant in 1..4 {
+                let arrived: u64 = arrivals.iter().filter(|a| a.tenant == tenant).map(|a| a.work_ns.0).sum();
+                prop_assert!(service.iter().map(|w| w[tenant].0).sum::<u64>() <= arrived);
+            }
+        }
+
+        /// Those who always want divide whatever is given by their weights.
+        #[test]
+        fn the_saturating_divide_what_is_given_by_weight(
+            given in prop::collection::vec(0u64..1_000_000, 1..30),
+            weights in prop::collection::vec(1u32..=900, 1..5),
+        ) {
+            let tenants: Vec<_> = weights.iter().map(|&weight| FluidTenant { weight, saturating: true }).collect();
+            let capacity: Vec<Nanos> = given.iter().map(|&ns| Nanos(ns)).collect();
+            let service = fluid_service_given(&tenants, &[], Nanos(1_000_000), &capacity).unwrap();
+            let (all, sum) = (given.iter().sum::<u64>(), weights.iter().sum::<u32>());
+            for (tenant, &weight) in weights.iter().enumerate() {
+                let got: u64 = service.iter().map(|w| w[tenant].0).sum();
+                let due = all * u64::from(weight) / u64::from(sum);
+                prop_assert!(got.abs_diff(due) <= 1, "{} of {}", got, due);
+            }
+        }
+
         /// With one saturating tenant the server is never idle, and nobody's work is lost.
         #[test]
-        fn windows_are_full(
-            mut work in prop::collection::vec((1usize..4, 0u64..9_000, 1u64..2_000), 0..40),
-        ) {
-            work.sort_by_key(|w| w.1);
-            let arrivals: Vec<_> = work.iter().map(|&(t, at, work)| arrival(t, at, work)).collect();
+        fn windows_are_full(arrivals in open_work()) {
             let service = fluid_service(&[SATURATING, OPEN, OPEN, OPEN], &arrivals, Nanos(1_000), 10).unwrap();
             for window in &service {
                 let sum: u64 = window.iter().map(|n| n.0).sum();
                 prop_assert!(sum.abs_diff(1_000) <= 4, "{}", sum);
             }
             for tenant in 1..4 {
-                let arrived: u64 = work.iter().filter(|w| w.0 == tenant).map(|w| w.2).sum();
+                let arrived: u64 = arrivals.iter().filter(|a| a.tenant == tenant).map(|a| a.work_ns.0).sum();
                 prop_assert!(service.iter().map(|w| w[tenant].0).sum::<u64>() <= arrived);
             }
         }

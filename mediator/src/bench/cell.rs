@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::gps::GpsError;
 
-use super::entitlement::entitlement;
+use super::entitlement::{entitlement, lossless};
 use super::load::LoadReport;
-use super::matrix::{Cell, Length, Pattern};
+use super::matrix::{Cell, Length, Pattern, Tenant};
 use super::percentile::Percentiles;
 use super::spans::{Span, coarser, within};
 use super::windows::{Worst, worst};
@@ -42,9 +42,9 @@ pub struct TenantLine {
     pub load: String,
     /// Its weight.
     pub weight: u32,
-    /// Entitled part of what all received, after the first second.
+    /// Entitled part of what all executed, after the first second: see [`super::entitlement`].
     pub entitled_percent: f64,
-    /// Part of what all executed.
+    /// Part of what all executed, after the first second.
     pub share_percent: f64,
     /// Executed time of the wall's.
     pub executed_percent: f64,
@@ -90,7 +90,8 @@ pub struct CellLine {
     pub scheduler: String,
     /// Its tenants.
     pub tenants: Vec<TenantLine>,
-    /// Largest share error of any window of 1 s that begins after the first second, on a grid of 10 ms; from executed time.
+    /// Largest share error of any window of 1 s that begins after the first second, on a grid of 10 ms; parts of what all executed in
+    /// the window, received and entitled.
     pub worst_sliding: Option<Worst>,
     /// The same of whole seconds only.
     pub worst_aligned: Option<Worst>,
@@ -113,6 +114,10 @@ pub struct CellLine {
     #[serde(default)]
     pub gate_cpu_percent: Option<f64>,
 }
+
+/// Buckets that a load reports, in one of those that shares are made of.
+// CAST: ten.
+const TIMES: usize = (BUCKET_NS / FINE_NS) as usize;
 
 /// Why a run has no line.
 #[derive(Debug, thiserror::Error)]
@@ -140,6 +145,38 @@ fn error_percent(charged: Option<Charge>, truth: Option<u64>) -> Option<f64> {
     Some(100.0 * (charged as f64 - truth as f64) / truth as f64)
 }
 
+/// One of the three figures of a cell: what each tenant received and what it was entitled to of what all received,
+/// `[tenant][bucket]` in buckets of [`BUCKET_NS`].
+#[derive(Debug)]
+struct Side {
+    received: Vec<Vec<u64>>,
+    due: Vec<Vec<u64>>,
+}
+
+impl Side {
+    /// Of buckets of [`FINE_NS`].
+    fn new(tenants: &[Tenant], received: &[&[u64]], executed: &[&[u64]]) -> Result<Self, GpsError> {
+        let due = entitlement(tenants, FINE_NS, received, executed)?;
+        Ok(Self {
+            received: received.iter().map(|fine| coarser(fine, TIMES)).collect(),
+            due: due.iter().map(|fine| coarser(fine, TIMES)).collect(),
+        })
+    }
+
+    fn sliding(&self) -> Option<Worst> {
+        self.worst(1)
+    }
+
+    fn aligned(&self) -> Option<Worst> {
+        self.worst(BUCKETS_PER_SECOND)
+    }
+
+    fn worst(&self, step: usize) -> Option<Worst> {
+        let second = BUCKETS_PER_SECOND;
+        worst(&self.received, &self.due, second, second, step)
+    }
+}
+
 /// Puts together what the loads of `cell` and the scheduler reported.
 ///
 /// # Errors
@@ -159,21 +196,19 @@ pub fn line(
             return Err(CellError::Unrecorded(tenant.load(), unrecorded));
         }
     }
-    // CAST: ten.
-    let times = (BUCKET_NS / FINE_NS) as usize;
     let count = loads.iter().map(|load| load.executed_ns.len()).min();
-    let count = count.unwrap_or(0) / times;
-    let due = entitlement(&cell.tenants, count)?;
-    let side = |of: fn(&LoadReport) -> &[u64]| -> Vec<Vec<u64>> {
-        let sums = |load: &LoadReport| coarser(&of(load)[..count * times], times);
-        loads.iter().map(sums).collect()
+    let count = count.unwrap_or(0) / TIMES;
+    let fine = |of: fn(&LoadReport) -> &[u64]| -> Vec<&[u64]> {
+        loads
+            .iter()
+            .map(|load| &of(load)[..count * TIMES])
+            .collect()
     };
-    let executed = side(|load| &load.executed_ns);
-    let occupied = side(|load| &load.occupied_ns);
-    let worked = side(|load| &load.worked_ns);
-    let window = |received: &[Vec<u64>], step| {
-        worst(received, &due, BUCKETS_PER_SECOND, BUCKETS_PER_SECOND, step)
-    };
+    let fine_executed = fine(|load| &load.executed_ns);
+    let side = |received: &[&[u64]]| Side::new(&cell.tenants, received, &fine_executed);
+    let executed = side(&fine_executed)?;
+    let occupied = side(&fine(|load| &load.occupied_ns))?;
+    let worked = side(&fine(|load| &load.worked_ns))?;
     // The first second is for settling, unless there is no other.
     let from = if count > BUCKETS_PER_SECOND {
         BUCKETS_PER_SECOND
@@ -182,8 +217,8 @@ pub fn line(
     };
     let wall_ns = BUCKET_NS * (count - from) as u64;
     let sum = |buckets: &[u64]| buckets[from..].iter().sum::<u64>();
-    let all_executed: u64 = executed.iter().map(|buckets| sum(buckets)).sum();
-    let all_due: u64 = due.iter().map(|buckets| sum(buckets)).sum();
+    let all_executed: u64 = executed.received.iter().map(|buckets| sum(buckets)).sum();
+    let all_due: u64 = executed.due.iter().map(|buckets| sum(buckets)).sum();
     let tenants = loads
         .iter()
         .zip(&cell.tenants)
@@ -202,10 +237,10 @@ pub fn line(
             TenantLine {
                 load: tenant.load(),
                 weight: tenant.weight,
-                entitled_percent: percent(sum(&due[index]), all_due),
-                share_percent: percent(sum(&executed[index]), all_executed),
-                executed_percent: percent(sum(&executed[index]), wall_ns),
-                occupied_percent: percent(sum(&occupied[index]), wall_ns),
+                entitled_percent: percent(sum(&executed.due[index]), all_due),
+                share_percent: percent(sum(&executed.received[index]), all_executed),
+                executed_percent: percent(sum(&executed.received[index]), wall_ns),
+                occupied_percent: percent(sum(&occupied.received[index]), wall_ns),
                 work_percent,
                 kernels_per_second: load.kernels as f64 / seconds,
                 latency: load.latency,
@@ -227,21 +262,27 @@ pub fn line(
         weights: cell.weights(),
         scheduler: scheduler.to_owned(),
         tenants,
-        worst_sliding: window(&executed, 1),
-        worst_aligned: window(&executed, BUCKETS_PER_SECOND),
-        worst_sliding_occupied: window(&occupied, 1),
-        worst_aligned_occupied: window(&occupied, BUCKETS_PER_SECOND),
-        worst_sliding_worked: window(&worked, 1),
-        worst_aligned_worked: window(&worked, BUCKETS_PER_SECOND),
+        worst_sliding: executed.sliding(),
+        worst_aligned: executed.aligned(),
+        worst_sliding_occupied: occupied.sliding(),
+        worst_aligned_occupied: occupied.aligned(),
+        worst_sliding_worked: worked.sliding(),
+        worst_aligned_worked: worked.aligned(),
         useful_percent: percent(all_executed, wall_ns),
-        busy_while_others_idle_percent: alone(cell, &executed, &due, from),
+        busy_while_others_idle_percent: alone(
+            cell,
+            &executed.received,
+            &lossless(&cell.tenants, count)?,
+            from,
+        ),
         daemon_cpu_percent: says.cpu_percent,
         gate_cpu_percent: says.gate_cpu_percent,
     })
 }
 
-/// Executed time of the busy tenants, of the wall's, in the buckets in which nobody else wants or has anything.
-fn alone(cell: &Cell, executed: &[Vec<u64>], due: &[Vec<u64>], from: usize) -> Option<f64> {
+/// Executed time of the busy tenants, of the wall's, in the buckets in which nobody else wants or has anything: `wanted` is what a
+/// GPU without losses serves, so that a bucket in which it gave nothing is not one in which nobody wanted any.
+fn alone(cell: &Cell, executed: &[Vec<u64>], wanted: &[Vec<u64>], from: usize) -> Option<f64> {
     let modest: Vec<usize> = (0..cell.tenants.len())
         .filter(|&index| matches!(cell.tenants[index].pattern, Pattern::Bursty | Pattern::Idle))
         .collect();
@@ -252,7 +293,7 @@ fn alone(cell: &Cell, executed: &[Vec<u64>], due: &[Vec<u64>], from: usize) -> O
     let quiet = |bucket: &usize| {
         modest
             .iter()
-            .all(|&index| executed[index][*bucket] == 0 && due[index][*bucket] == 0)
+            .all(|&index| executed[index][*bucket] == 0 && wanted[index][*bucket] == 0)
     };
     let buckets: Vec<usize> = (from..count).filter(quiet).collect();
     let received: u64 = buckets
@@ -333,6 +374,26 @@ mod tests {
         .unwrap();
         assert!((line.busy_while_others_idle_percent.unwrap() - 99.0).abs() < 1e-6);
         assert_eq!(line.worst_aligned.unwrap().points, 0.0);
+    }
+
+    #[test]
+    fn entitlements_and_errors_are_of_what_all_received_in_the_same_figure() {
+        let cell = cell(&[(100, Pattern::Busy), (100, Pattern::Bursty)]);
+        let mut loads = [load(8_700_000, 6), load(0, 6)];
+        loads[0].occupied_ns.fill(950_000);
+        let line = line(&cell, "dfq", &loads, &SchedulerSays::default()).unwrap();
+        let lacks = line.tenants[1].entitled_percent;
+        let wanted = 100.0 * 0.3 / 0.87;
+        assert!((lacks - wanted).abs() < 5.0, "{lacks}, not {wanted}");
+        assert!((line.tenants[0].entitled_percent + lacks - 100.0).abs() < 1e-3);
+        assert_eq!(line.tenants[1].share_percent, 0.0);
+        let points = |worst: Option<Worst>| worst.unwrap().points;
+        let executed = points(line.worst_aligned);
+        assert!((lacks..50.1).contains(&executed), "{executed}");
+        // Of what took longer the same work is less.
+        let occupied = points(line.worst_aligned_occupied);
+        assert!(occupied < executed - 1.0, "{occupied} {executed}");
+        assert_eq!(points(line.worst_aligned_worked), executed);
     }
 
     #[test]

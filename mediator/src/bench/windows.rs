@@ -1,7 +1,7 @@
 //! Share errors over windows of buckets.
 //!
-//! A share is a part of what all tenants received (or were entitled to), so that switching and idle time, which the ideal does
-//! not know, are not counted as unfairness; how much of it there is, is another figure of a cell.
+//! A share is a part of what all tenants received (or were entitled to, of the same sum: [`super::entitlement`]), so that switching
+//! and idle time are not counted as unfairness; how much of it there is, is another figure of a cell.
 
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::Nanos;

@@ -70,9 +70,9 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
         );
     }
     println!(
-        "share errors in points: largest of windows of 1 s after the first, every 10 ms and whole seconds; gates: of the daemon's processor"
+        "entitled, share: of what all executed; errors in points: largest of windows of 1 s after the first, every 10 ms and whole seconds;"
     );
     println!(
-        "time, what it took to suspend and resume; others': executed % of the busy ones while the others want nothing"
+        "gates: of the daemon's processor time, what it took to suspend and resume; others': executed % of the busy ones while the others want nothing"
     );
 }
