@@ -156,10 +156,7 @@ fn a_frame_has_one_turn_of_each() {
     let (had, _) = run(&[100, 100], 0, 0, 2);
     let turns = had.iter().filter(|(_, from, to)| from < to).count() as f64 / 2.0;
     let expected = 2.0 * FRAMES as f64;
-    assert!(
-        (turns - expected).abs() <= 1.0,
-        "{turns} turns in a second"
-    );
+    assert!((turns - expected).abs() <= 1.0, "{turns} turns in a second");
 }
 
 #[test]

@@ -190,6 +190,13 @@ impl Watch {
         self.handles.pids().filter(of)
     }
 
+    /// What was learnt of a tenant's pauses is not true any more. Where it is not known of which time the counters tell, it may have been of this one.
+    fn unlearn(&mut self, tenant: TenantId) {
+        if self.idle.is_measured() {
+            self.idle.unlearn(tenant);
+        }
+    }
+
     fn learn(&mut self, now: Moment, for_long: Nanos) {
         self.learning_until = self.learning_until.max(now + for_long);
     }
@@ -284,6 +291,8 @@ impl Watch {
         let reading = self.idle.shares().fraction(tenant);
         let idle = reading.powf(self.idle_readings(tenant).into());
         if self.begun.seen(tenant, works, at, idle) {
+            self.unlearn(tenant);
+            self.learn(at, LEARNING_AGAIN);
             self.believe();
         }
         if works {
@@ -325,6 +334,11 @@ impl Watch {
         }
         self.counted_until = Some(busy.to);
         let length = busy.to.since(busy.from);
+        let begins = Moment(busy.from.0.saturating_sub(self.idle.lag().0));
+        for tenant in self.begun.counted(begins) {
+            // What they told since then was of before.
+            self.unlearn(tenant);
+        }
         let (residency, stops) = (&self.residency, &self.stops);
         let earlier = |lag: Nanos| {
             let ago = |moment: Moment| Moment(moment.0.saturating_sub(lag.0));
@@ -357,13 +371,6 @@ impl Watch {
             .map_or(String::new(), |count| format!(" {count}"));
         log::trace!(target: RECORD, "busy {} {} {}{launches}", from.0, to.0, busy.busy_ns.0);
         let idle = length.saturating_sub(busy.busy_ns);
-        let begins = Moment(busy.from.0.saturating_sub(self.idle.lag().0));
-        for tenant in self.begun.counted(begins) {
-            // Where it is not known of which time they tell, it may have been told of before.
-            if self.idle.is_measured() {
-                self.idle.unlearn(tenant);
-            }
-        }
         let surprised = self.idle.observe(length, idle, earlier);
         let (nobody, stays) = earlier(self.idle.lag());
         log::trace!(
