@@ -14,8 +14,8 @@
 //! A context that has nothing to do stays on the engine until another needs it; a tenant that is alone makes no records at
 //! all. So "active" bounds its time from above. The second signal are the counters of the whole engine
 //! ([`super::utilisation`]): they say how much of the resident time was idle, and [`Residency::set_idle_fraction`] whose. A
-//! stretch of residency is told as running for the rest of it, then idle. Where somebody waits, the engine's status register
-//! tells longer pauses at once: [`Residency::idle`], [`Residency::busy`].
+//! stretch of residency is told as running for the rest of it, then idle; where most of it was idle, the other way round. Where
+//! somebody waits, the engine's status register tells longer pauses at once: [`Residency::idle`], [`Residency::busy`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -351,11 +351,9 @@ impl Residency {
             && *told < end
         {
             let from = std::mem::replace(told, end);
-            let ran = std::mem::replace(runs, true);
+            *runs = true;
             let tenant = self.tenants.get(pid).copied().unwrap_or(UNTRACKED);
-            if !ran {
-                self.tell(from, EngineState::Running(tenant), events);
-            }
+            self.tell(from, EngineState::Running(tenant), events);
         }
     }
 
@@ -444,9 +442,20 @@ impl Residency {
         let fraction = of(&self.idle).unwrap_or(0.0) + of(&self.launching).unwrap_or(0.0);
         // CAST: a part of the length.
         let idle = Nanos((length.0 as f64 * fraction) as u64).min(length);
-        if idle > Nanos::ZERO {
-            self.tell(from + (length - idle), EngineState::Idle, events);
-            self.tell(to, EngineState::Running(tenant), events);
+        let running = EngineState::Running(tenant);
+        // What is told last counts on until more is told; the next stretch begins with the same.
+        if idle.0 > length.0 / 2 {
+            self.tell(from, EngineState::Idle, events);
+            if idle < length {
+                self.tell(from + idle, running, events);
+            }
+            self.tell(to, EngineState::Idle, events);
+        } else {
+            self.tell(from, running, events);
+            if idle > Nanos::ZERO {
+                self.tell(from + (length - idle), EngineState::Idle, events);
+            }
+            self.tell(to, running, events);
         }
         self.remember(Some(tenant), from, to);
     }

@@ -2,6 +2,7 @@
 //! watches it, accounts, decides, and its suspensions take effect as late as the hardware's.
 
 mod age;
+mod alone;
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -116,6 +116,33 @@ fn a_second_signal_takes_idle_time_out_of_residency() {
     assert_eq!(resident, [(None, us(300))].into());
 }
 
+/// As the daemon charges: at the end of each period it is known what was until a little before.
+#[test]
+fn who_is_idle_for_a_part_of_his_stay_is_charged_for_the_rest_whatever_the_part() {
+    const PERIOD: u64 = 10_000_000;
+    const LATE: u64 = 600_000;
+    for idle in [0.0, 0.05, 0.5, 0.9, 0.97, 1.0] {
+        let mut residency = residency();
+        residency.set_idle_fraction(A, idle);
+        let mut meter = EventMeter::new([ENGINE]);
+        let mut events = Vec::new();
+        residency.take(&record(0, 0, 10, Change::Active), &mut events);
+        let mut charged = 0;
+        for period in 0..100 {
+            let (from, to) = (period * PERIOD, (period + 1) * PERIOD);
+            residency.settle(Moment(to - LATE), &mut events);
+            for event in events.drain(..) {
+                meter.observe(Observation::Switch(event));
+            }
+            let window = Window::starting(Moment(from), Nanos(PERIOD));
+            let usage = meter.close(window);
+            charged += usage.tenant_ns(A, turnstile_accounting::Metric::Total).0;
+        }
+        let part = charged as f64 / (100 * PERIOD) as f64;
+        assert!((part - (1.0 - idle)).abs() < 0.002, "{idle}: {part}");
+    }
+}
+
 #[test]
 fn an_engine_that_was_seen_idle_is_idle_until_it_is_seen_at_work() {
     let mut residency = residency();

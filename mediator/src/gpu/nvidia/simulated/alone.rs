@@ -1,0 +1,32 @@
+//! One who is alone, and at work now and then.
+
+use super::*;
+
+/// What he is charged less what he executed, and that, in ns, over so many seconds.
+fn error(load: Load, lag_ms: u64, seconds: u64) -> (f64, f64) {
+    let mut daemon = Daemon::new(&[load], "slices");
+    daemon.engine.lag = lag_ms * 1_000_000;
+    daemon.watch.measured(Nanos(daemon.engine.lag));
+    let found = daemon.run(seconds);
+    let executed = found.engine.tenants[0].executed as f64;
+    (found.charged[0] as f64 - executed, executed)
+}
+
+/// Before the counters have told of him he is charged as if he never paused; and what he did last is not charged yet. Both are the same however long
+/// he runs.
+#[test]
+fn who_is_alone_and_pauses_pays_what_he_executed() {
+    let mut worst = 0.0_f64;
+    for (kernel_us, lag_ms) in [(50, 7), (200, 64), (2_000, 91), (50_000, 17)] {
+        let after = |seconds| error(Load::bursty(100, kernel_us, 1), lag_ms, seconds);
+        let (short, long) = (after(10), after(40));
+        let percent = 100.0 * (long.0 - short.0) / (long.1 - short.1);
+        println!(
+            "{kernel_us} us: {:.1} ms after 10 s, {:.1} after 40, {percent:.2} % in between",
+            short.0 / 1e6,
+            long.0 / 1e6
+        );
+        worst = worst.max(percent.abs());
+    }
+    assert!(worst <= 0.5, "{worst} %");
+}
