@@ -41,6 +41,9 @@ const IDLE_READINGS: (u32, u32) = (3, 16);
 const LOOKED_AFTER: u64 = 32;
 const LOOK_MAX: Nanos = Nanos::from_ms(12);
 
+/// Whoever is idle for so much of his residency has stopped, or pauses for long.
+const STOPPED: f64 = 0.5;
+
 /// What is told to [`Watch`] is traced under this name, in lines that `recorded.rs` reads (`turnstile bench share --record`).
 const RECORD: &str = "turnstile::record";
 
@@ -232,7 +235,7 @@ impl Watch {
     /// Whom the engine works for, where those in `held` may not run.
     pub(super) fn runner(&self, now: Moment, held: impl Fn(TenantId) -> bool) -> Runner {
         match self.residency.resident().filter(|tenant| !held(*tenant)) {
-            Some(tenant) if self.demand.trusted(tenant, now) => Runner::Working(tenant),
+            Some(tenant) if self.trusted(tenant, now) => Runner::Working(tenant),
             Some(tenant) => Runner::Perhaps(tenant),
             // Whoever may run and has work comes at once.
             None => self
@@ -260,10 +263,16 @@ impl Watch {
                 return Some(tick);
             }
             // Of those who never stop it is known.
-            let doubted = !self.demand.trusted(tenant, now);
+            let doubted = !self.trusted(tenant, now);
             doubted.then(|| self.pace(tenant, now, tick))
         };
         running.filter_map(within).min()
+    }
+
+    /// Whether it need not be looked whether a tenant works: it did for long, and the counters do not say that it has stopped since. Whoever is held and
+    /// wanted nothing then would wait for it for ever.
+    fn trusted(&self, tenant: TenantId, now: Moment) -> bool {
+        self.demand.trusted(tenant, now) && self.idle.shares().fraction(tenant) < STOPPED
     }
 
     /// From one look at a tenant to the next: the longer it has worked, the less is lost, in parts of it, if its end is seen later.
@@ -459,5 +468,42 @@ impl Watch {
                 None => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(1);
+
+    #[test]
+    fn who_worked_for_long_is_trusted_until_the_counters_say_that_he_stopped() {
+        let at = |ms: u64| Moment(ms * 1_000_000);
+        let mut watch = Watch::new(true);
+        watch.measured(Nanos::ZERO);
+        watch.add(A, 10, at(0));
+        let active = SwitchRecord {
+            seq: 0,
+            at: at(0),
+            pid: 10,
+            context: 1,
+            change: Change::Active,
+        };
+        watch.read([active], true);
+        let tick = Nanos::from_ms(3);
+        let looked_at = |watch: &Watch, ms| watch.look_within(at(ms), tick, |_| false).is_some();
+        assert!(looked_at(&watch, 500) && !looked_at(&watch, 1_100));
+        for interval in 10..13 {
+            watch.take(at(100 * (interval + 1) + 1), &mut Vec::new());
+            watch.counted(Busy {
+                from: at(100 * interval),
+                to: at(100 * (interval + 1)),
+                busy_ns: Nanos::ZERO,
+                launches: None,
+            });
+        }
+        assert!(looked_at(&watch, 1_310));
+        assert_eq!(watch.runner(at(1_310), |_| false), Runner::Perhaps(A));
     }
 }
