@@ -28,7 +28,7 @@ impl Default for Tuning {
     fn default() -> Self {
         Self {
             slack_ns: Nanos::from_ms(1),
-            frame_ns: Nanos(1_000_000_000 / 7),
+            frame_ns: Nanos(1_000_000_000 / 6),
             first_slice_ns: Nanos::ZERO,
         }
     }

@@ -34,7 +34,7 @@ pub(crate) struct Scheduling {
     /// unless said otherwise
     #[arg(long)]
     period_ms: Option<u64>,
-    /// Frames of the policy slices, in which each who waits has one turn: so many in a second
+    /// Frames of the policy slices, in which each who waits has one turn: so many in a second, one more where more than two wait
     #[arg(long)]
     frames: Option<u64>,
     /// What the software GPU can do with queued commands of a VM that is held back; between-commands, unless said otherwise

@@ -117,7 +117,7 @@ pub struct SchedulingSection {
     pub policy: Option<String>,
     /// Longest time between two decisions with the event meter, in milliseconds; unset: what suits the GPU.
     pub period_ms: Option<u64>,
-    /// Frames of the policy `slices` in a second; in each of them, each who waits has one turn.
+    /// Frames of the policy `slices` in a second, one more where more than two wait; in each of them, each who waits has one turn.
     pub frames_per_s: u64,
     /// Weight of a tenant that names none, 1 to 10000.
     pub default_weight: u32,
@@ -133,7 +133,7 @@ impl Default for SchedulingSection {
         Self {
             policy: None,
             period_ms: None,
-            frames_per_s: 7,
+            frames_per_s: 6,
             default_weight: host.weight.get(),
             tenants_max: host.tenants_max,
             channels_per_vm: host.channels,
