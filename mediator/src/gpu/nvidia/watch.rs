@@ -208,11 +208,11 @@ impl Watch {
     pub(super) fn read(&mut self, records: impl IntoIterator<Item = SwitchRecord>, complete: bool) {
         for record in records {
             let SwitchRecord { seq, at, pid, .. } = record;
-            let change = match record.change {
+            let words = |change| match change {
                 Change::Active => "active",
                 Change::Saved => "saved",
             };
-            log::trace!(target: RECORD, "{change} {seq} {} {pid} {}", at.0, record.context);
+            log::trace!(target: RECORD, "{} {seq} {} {pid} {}", words(record.change), at.0, record.context);
             self.residency.take(&record, &mut self.events);
             let tenant = self.residency.tenant(record.pid).unwrap_or(UNTRACKED);
             match record.change {
@@ -375,10 +375,11 @@ impl Watch {
             (nobody, stays)
         };
         let Busy { from, to, .. } = busy;
-        let launches = busy
-            .launches
-            .map_or(String::new(), |count| format!(" {count}"));
-        log::trace!(target: RECORD, "busy {} {} {}{launches}", from.0, to.0, busy.busy_ns.0);
+        let words = |count| format!(" {count}");
+        log::trace!(
+            target: RECORD, "busy {} {} {}{}", from.0, to.0, busy.busy_ns.0,
+            busy.launches.map(words).unwrap_or_default()
+        );
         let idle = length.saturating_sub(busy.busy_ns);
         let surprised = self.idle.observe(length, idle, earlier);
         let (nobody, stays) = earlier(self.idle.lag());
