@@ -9,7 +9,7 @@ use super::matrix::{Cell, Length, Pattern, Tenant};
 use super::percentile::Percentiles;
 use super::spans::{Span, coarser, within};
 use super::windows::{Worst, worst};
-use super::{BUCKET_NS, BUCKETS_PER_SECOND, FINE_NS};
+use super::{BUCKET_NS, BUCKETS_PER_SECOND, FINE_NS, FINE_PER_BUCKET};
 
 /// What the daemon's ledger says of a tenant, in a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,10 +115,6 @@ pub struct CellLine {
     pub gate_cpu_percent: Option<f64>,
 }
 
-/// Buckets that a load reports, in one of those that shares are made of.
-// CAST: ten.
-const TIMES: usize = (BUCKET_NS / FINE_NS) as usize;
-
 /// Why a run has no line.
 #[derive(Debug, thiserror::Error)]
 pub enum CellError {
@@ -158,8 +154,14 @@ impl Side {
     fn new(tenants: &[Tenant], received: &[&[u64]], executed: &[&[u64]]) -> Result<Self, GpsError> {
         let due = entitlement(tenants, FINE_NS, received, executed)?;
         Ok(Self {
-            received: received.iter().map(|fine| coarser(fine, TIMES)).collect(),
-            due: due.iter().map(|fine| coarser(fine, TIMES)).collect(),
+            received: received
+                .iter()
+                .map(|fine| coarser(fine, FINE_PER_BUCKET))
+                .collect(),
+            due: due
+                .iter()
+                .map(|fine| coarser(fine, FINE_PER_BUCKET))
+                .collect(),
         })
     }
 
@@ -197,11 +199,11 @@ pub fn line(
         }
     }
     let count = loads.iter().map(|load| load.executed_ns.len()).min();
-    let count = count.unwrap_or(0) / TIMES;
+    let count = count.unwrap_or(0) / FINE_PER_BUCKET;
     let fine = |of: fn(&LoadReport) -> &[u64]| -> Vec<&[u64]> {
         loads
             .iter()
-            .map(|load| &of(load)[..count * TIMES])
+            .map(|load| &of(load)[..count * FINE_PER_BUCKET])
             .collect()
     };
     let fine_executed = fine(|load| &load.executed_ns);

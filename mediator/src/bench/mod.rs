@@ -26,5 +26,9 @@ pub const FINE_NS: u64 = 1_000_000;
 /// Width of a bucket. Shares of any stretch of time are sums of these.
 pub const BUCKET_NS: u64 = 10_000_000;
 
+/// Buckets that a load reports, in one of those.
+// CAST: ten.
+const FINE_PER_BUCKET: usize = (BUCKET_NS / FINE_NS) as usize;
+
 /// Buckets in a second.
 pub const BUCKETS_PER_SECOND: usize = 100;

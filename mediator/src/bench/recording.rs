@@ -1,8 +1,8 @@
 //! What a daemon was told of its GPU in a run, with the truth: what `gpu/nvidia/recorded.rs` replays without a GPU.
 
+use super::FINE_PER_BUCKET;
 use super::load::LoadReport;
 use super::spans::coarser;
-use super::{BUCKET_NS, FINE_NS};
 
 /// What a daemon has to trace for it, as `RUST_LOG` says it.
 pub const TRACED: &str = "warn,turnstile::record=trace";
@@ -32,11 +32,9 @@ pub fn recording(
         let words: Vec<String> = said.split(' ').map(relative).collect();
         words.join(" ")
     }));
-    // CAST: ten.
-    let times = (BUCKET_NS / FINE_NS) as usize;
     for (tenant, load) in loads {
-        let whole = load.executed_ns.len() / times * times;
-        let steps = coarser(&load.executed_ns[..whole], times);
+        let whole = load.executed_ns.len() / FINE_PER_BUCKET * FINE_PER_BUCKET;
+        let steps = coarser(&load.executed_ns[..whole], FINE_PER_BUCKET);
         let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
         lines.push(format!("executed {tenant} {}", steps.join(" ")));
     }

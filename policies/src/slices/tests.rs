@@ -153,10 +153,19 @@ fn every_second_holds_the_weights_wherever_it_begins() {
 
 #[test]
 fn a_frame_has_one_turn_of_each() {
-    let (had, _) = run(&[100, 100], 0, 0, 2);
-    let turns = had.iter().filter(|(_, from, to)| from < to).count() as f64 / 2.0;
-    let expected = 2.0 * FRAMES as f64;
-    assert!((turns - expected).abs() <= 1.0, "{turns} turns in a second");
+    for (weights, frames) in [
+        (&[100, 100][..], FRAMES),
+        (&[100, 100, 100], FRAMES + 1),
+        (&[100, 100, 100, 100], FRAMES + 1),
+    ] {
+        let (had, _) = run(weights, 0, 0, 2);
+        let turns = had.iter().filter(|(_, from, to)| from < to).count() as f64 / 2.0;
+        let expected = (weights.len() as u64 * frames) as f64;
+        assert!(
+            (turns - expected).abs() <= 1.0,
+            "{turns} turns of {weights:?} in a second"
+        );
+    }
 }
 
 #[test]
