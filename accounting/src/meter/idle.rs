@@ -34,8 +34,6 @@ const SURPRISE: f64 = 5.0;
 const PAUSE_MAX: f64 = 0.05;
 /// Standard deviation of a change: for one that is idle, in parts of it. Whoever is idle more is more likely to be it.
 const CHANGED: (f64, f64) = (0.02, 0.5);
-/// Variance of a fraction that is known well.
-const WELL: f64 = 0.005 * 0.005;
 /// Tenants estimated at a time; those who were not seen for longest go first.
 const TENANTS_MAX: usize = 32;
 
@@ -89,8 +87,9 @@ pub struct IdleShares {
     covariance: Vec<Vec<f64>>,
     /// How well the last interval was foretold.
     misfit: f64,
-    /// The last interval was a surprise.
-    surprised: bool,
+    /// Intervals since the last one that was a surprise, and how many of them may lie before another for that to be a change.
+    since_surprise: u32,
+    again_within: u32,
     /// Variance of the last interval's share of idle time for not knowing when tenants stopped.
     doubt: f64,
     /// What of its error goes with that.
@@ -112,7 +111,8 @@ impl IdleShares {
             known: Vec::new(),
             covariance: Vec::new(),
             misfit: 0.0,
-            surprised: false,
+            since_surprise: u32::MAX,
+            again_within: 1,
             doubt: 0.0,
             misplaced: 0.0,
         }
@@ -122,6 +122,15 @@ impl IdleShares {
     pub fn and_small(self, deviation: f64) -> Self {
         let unknown = deviation * deviation;
         Self { unknown, ..self }
+    }
+
+    /// Two surprises with less than so many intervals between them are a change. (Those in which one is alone may come seldom, and others say nothing
+    /// of him.)
+    pub fn and_again_within(self, intervals: u32) -> Self {
+        Self {
+            again_within: intervals + 1,
+            ..self
+        }
     }
 
     /// The same, with another deviation.
@@ -134,18 +143,17 @@ impl IdleShares {
 
     /// Takes an interval: its length, how long the engine executed nothing, for how long nobody was there to execute, as far as is known, and
     /// how long each tenant was. Switches count as neither.
-    /// Whether somebody does not do as he did before.
     pub fn observe(
         &mut self,
         length: Nanos,
         idle: Nanos,
         nobody: Nanos,
         stays: &BTreeMap<TenantId, Stay>,
-    ) -> bool {
+    ) {
         (self.misfit, self.misplaced) = (0.0, 0.0);
         let resident: u64 = stays.values().map(|stay| stay.resident.0).sum();
         if length == Nanos::ZERO || (resident as f64) < RESIDENT_MIN * length.0 as f64 {
-            return false;
+            return;
         }
         self.appear(stays);
         let whole = length.0 as f64;
@@ -175,10 +183,15 @@ impl IdleShares {
         let variance = self.variance(&shares);
         self.misfit = (error * error / variance).min(MISFIT_MAX) + variance.ln();
         let surprise = error * error > SURPRISE * SURPRISE * variance;
-        let again = std::mem::replace(&mut self.surprised, surprise);
+        let again = self.since_surprise < self.again_within;
+        self.since_surprise = if surprise {
+            0
+        } else {
+            self.since_surprise.saturating_add(1)
+        };
         let large = error.abs() > PAUSE_MAX;
         if surprise && !again && !large {
-            return false;
+            return;
         }
         if surprise {
             let least = if large { error.abs() } else { 0.0 };
@@ -189,7 +202,6 @@ impl IdleShares {
         self.misplaced = error * self.doubt / self.variance(&shares);
         self.update(&shares, error);
         self.bound();
-        surprise
     }
 
     /// Rows for those who were there.
@@ -268,13 +280,6 @@ impl IdleShares {
             .map_or(self.unknown, |row| self.covariance[row][row].max(0.0))
             .sqrt()
             .min(1.0)
-    }
-
-    /// Whether all who were resident lately are known well, so that the counters need not be read each time.
-    pub fn settled(&self) -> bool {
-        (0..self.known.len())
-            .filter(|row| self.known[*row].unseen < 10)
-            .all(|row| self.covariance[row][row] < WELL)
     }
 
     /// What was learnt of a tenant is not true any more.

@@ -23,9 +23,8 @@ const STEP_NOISE: f64 = 0.003;
 const FINE_STEP: Nanos = Nanos::from_us(500);
 const FINE_STEPS: u64 = 4;
 
-/// Standard deviation of a lag that was measured, and of the share of idle time under it. SOURCE: measured on an H200: 0.3 to 1.2 ms; kernels' own time
+/// Standard deviation of the share of idle time under a lag that was measured. SOURCE: measured on an H200: kernels' own time
 /// stamps and switches explain all but 0.01 to 0.02 % of an interval; the rest is for idle fractions that change within one.
-const MEASURED: Nanos = Nanos::from_us(700);
 const MEASURED_NOISE: f64 = 0.001;
 
 /// Weight of the past in how badly a lag foretold: some fifty intervals.
@@ -101,36 +100,31 @@ fn beside(a: Nanos, b: Nanos) -> bool {
 }
 
 impl LaggedShares {
-    /// The lag was measured: it is followed from there. What has been learnt under the one nearest to it, of all that were tried, was learnt of
+    /// The lag was measured: it is believed, and nothing else is tried. (Others were, up to 2 ms away, while it was known to 1.2 ms; pauses that come and go
+    /// then look like another lag, 4 ms off in one recording, which took 2.4 % off a tenant.) What has been learnt under the one nearest to it, of all that were tried, was learnt of
     /// the right mix of residencies, whichever was believed; it is kept, as uncertain as it is.
     pub fn measured(&mut self, lag: Nanos) {
         let distance = |tried: &&Lagged| tried.lag.0.abs_diff(lag.0);
         let nearest = self.fine.iter().chain(&self.coarse).min_by_key(distance);
         let learnt = nearest.map_or_else(IdleShares::default, |nearest| nearest.shares.clone());
         self.coarse.clear();
-        self.refine(lag, &learnt);
-        for lagged in &mut self.fine {
-            let off = lagged.lag.0.abs_diff(lag.0) as f64 / MEASURED.0 as f64;
-            lagged.misfit = off * off;
-        }
+        let learnt = learnt.and_noise(MEASURED_NOISE);
+        self.fine = vec![Lagged::new(lag, learnt)];
         self.best = least(&self.fine).map_or(Best::Coarse(0), Best::Fine);
     }
 
     /// Takes an interval of this length, and how long the engine executed nothing in it. `of` says, of the interval as much earlier as it is
-    /// told, how long nobody was there to execute, and what tenants did. Whether somebody does not do as he did before.
+    /// told, how long nobody was there to execute, and what tenants did.
     pub fn observe(
         &mut self,
         length: Nanos,
         idle: Nanos,
         of: impl Fn(Nanos) -> (Nanos, BTreeMap<TenantId, Stay>),
-    ) -> bool {
-        let believed = self.lag();
-        let mut surprised = false;
+    ) {
         for lagged in self.coarse.iter_mut().chain(&mut self.fine) {
             let (nobody, stays) = of(lagged.lag);
-            let seen = lagged.shares.observe(length, idle, nobody, &stays);
+            lagged.shares.observe(length, idle, nobody, &stays);
             lagged.misfit = PAST * lagged.misfit + lagged.shares.misfit();
-            surprised |= seen && lagged.lag == believed;
         }
         let best = least(&self.coarse).unwrap_or(0);
         if self.outdone(best) {
@@ -142,7 +136,6 @@ impl LaggedShares {
         }
         self.follow();
         self.best = least(&self.fine).map_or(Best::Coarse(best), Best::Fine);
-        surprised
     }
 
     fn stands_out(&self, best: usize) -> bool {
@@ -169,14 +162,9 @@ impl LaggedShares {
 
     /// Finer steps around this lag.
     fn refine(&mut self, lag: Nanos, shares: &IdleShares) {
-        let noise = if self.coarse.is_empty() {
-            MEASURED_NOISE
-        } else {
-            NOISE
-        };
         let first = lag.saturating_sub(Nanos(FINE_STEPS * FINE_STEP.0));
         let steps = 0..=2 * FINE_STEPS;
-        let shares = shares.and_noise(noise);
+        let shares = shares.and_noise(NOISE);
         let lagged = |step| Lagged::new(first + Nanos(step * FINE_STEP.0), shares.clone());
         self.fine = steps.map(lagged).collect();
     }
@@ -311,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lag_that_was_measured_is_believed_from_the_first_interval_and_followed() {
+    fn a_lag_that_was_measured_is_believed_until_another_is_told() {
         let mut shares = LaggedShares::default();
         assert!(!shares.is_measured());
         shares.measured(Nanos(64_100_000));
@@ -319,13 +307,11 @@ mod tests {
         teach(&mut shares, 2..9, 64_000_000);
         let b = shares.shares().fraction(B);
         assert!((b - 0.125).abs() < 0.005, "{b}");
-        assert!(shares.lag().0.abs_diff(64_000_000) <= FINE_STEP.0);
-        let lag = |interval: u64| (64_000 + 50 * interval) * 1_000;
-        for interval in 9..200 {
-            teach(&mut shares, interval..interval + 1, lag(interval));
-        }
-        let found = shares.lag().0.abs_diff(lag(200));
-        assert!(found <= STEP.0, "{:?}", shares.lag());
+        teach(&mut shares, 9..12, 70_000_000);
+        assert_eq!(shares.lag(), Nanos(64_100_000), "whatever fits better");
+        shares.measured(Nanos(70_000_000));
+        teach(&mut shares, 12..40, 70_000_000);
+        assert_eq!(shares.lag(), Nanos(70_000_000));
         shares.restart();
         assert!((shares.shares().fraction(B) - 0.125).abs() < 0.005);
         assert!(shares.coarse.len() > 50 && shares.fine.is_empty());

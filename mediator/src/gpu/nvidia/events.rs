@@ -199,8 +199,8 @@ impl EventLog {
             ..Default::default()
         };
         let buffer = client.alloc("make an event buffer", owner, &mut params)?;
-        let header = client.map(header_memory, HEADER_BYTES)?;
-        let records = client.map(record_memory, record_bytes.next_multiple_of(4096))?;
+        let header = client.map(owner, header_memory, HEADER_BYTES)?;
+        let records = client.map(owner, record_memory, record_bytes.next_multiple_of(4096))?;
         let mut bind = abi::BindEventsParams {
             event_buffer: buffer.0,
             record_size: PAYLOAD_BYTES,

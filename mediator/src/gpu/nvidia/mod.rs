@@ -20,6 +20,7 @@
 mod begun;
 pub mod clock;
 mod costs;
+mod counters;
 pub mod demand;
 pub mod device;
 pub mod events;
@@ -29,7 +30,6 @@ mod hands;
 pub mod hold;
 pub mod holder;
 pub mod identity;
-mod latch;
 mod launches;
 pub mod lease;
 mod line;

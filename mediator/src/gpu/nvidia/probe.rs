@@ -68,7 +68,7 @@ pub enum CountersError {
 pub fn counters(index: u32, driver: &DriverAbi) -> Result<(), CountersError> {
     let client = RmClient::open(index)?;
     let now = GpuClock::start(&client, driver)?.now();
-    Utilisation::start(index, driver.sample, now)?;
+    Utilisation::start(index, &client, driver.counters, now)?;
     Ok(())
 }
 

@@ -161,6 +161,20 @@ impl RmClient {
         Ok(Handle(new))
     }
 
+    /// Allocates an object below `parent` whose class takes no parameters.
+    pub(super) fn alloc_plain(
+        &self,
+        what: &'static str,
+        parent: Handle,
+        class: u32,
+    ) -> Result<Handle, RmError> {
+        let none = None::<&mut abi::DeviceParams>;
+        let (status, new) = sys::alloc(&self.control, self.client.0, parent.0, none, class)
+            .map_err(|source| RmError::Call { what, source })?;
+        accepted(what, Ok(status))?;
+        Ok(Handle(new))
+    }
+
     /// Calls a control of `object`.
     pub(super) fn control<P: ControlParams>(
         &self,
@@ -201,14 +215,20 @@ impl RmClient {
         Ok(value)
     }
 
-    /// Maps a memory object for reading.
-    pub(super) fn map(&self, memory: Handle, length: u64) -> Result<SharedPages, RmError> {
+    /// Maps an object of `length` bytes of the host's memory for reading; it is below `device`, or below the client.
+    pub(super) fn map(
+        &self,
+        device: Handle,
+        memory: Handle,
+        length: u64,
+    ) -> Result<SharedPages, RmError> {
         let what = "map memory";
         let window = open(CONTROL_DEVICE)?;
-        let status = sys::map_memory(&self.control, self.client.0, memory.0, length, &window);
+        let (client, control) = (self.client.0, &self.control);
+        let status = sys::map_memory(control, client, device.0, memory.0, length, &window);
         accepted(what, status)?;
         // The mapping outlives the descriptor.
-        SharedPages::of_file(&window, length as usize)
+        SharedPages::of_file(&window, length.next_multiple_of(4096) as usize)
             .map_err(|source| RmError::Call { what, source })
     }
 

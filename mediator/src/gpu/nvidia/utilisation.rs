@@ -2,19 +2,18 @@
 //!
 //! The GPU latches its performance counters every 100 ms; between two latches the share of time in which any kernel was
 //! active is exact, whoever ran. SOURCE: measured on an H200: 32.5 % for kernels of 2 ms that took 32.54 % of the time, 99.7
-//! for 99.6, 0.0 without any; the moment of a latch is on the clock of the context-switch records; a sample costs 0.2 ms.
+//! for 99.6, 0.0 without any; the moment of a latch is on the clock of the context-switch records.
 //!
-//! The library takes 0.85 ms of processor time to divide one counter by another (measured), so that we read the two from its
-//! sample ourselves, where they are known to lie. Intervals are told by both until they agree; if they differ again and again, the library is
-//! believed from then on.
-
-use std::sync::Arc;
+//! They are read in their own pages ([`super::counters`]), in nanoseconds; a sample of the management library costs 0.25 ms of processor time, and 0.85 to
+//! divide one of its counters by another. Where they lie nobody says, so that intervals are told by both until they agree; if they differ again and
+//! again, the library is believed from then on.
 
 use turnstile_accounting::{Moment, Nanos};
 
-use super::latch::{LAG_MAX, Latch};
+use super::counters::{CounterPages, Update};
+use super::rm::RmClient;
 use super::sys::{Nvml, NvmlFailure, UtilisationSample};
-use super::version::{LAUNCHES, SampleLayout};
+use super::version::{CounterLayout, LAUNCHES};
 
 /// From one latch to the next. SOURCE: measured: 100.0 ms, sixteen times in a row.
 const LATCH: Nanos = Nanos::from_ms(100);
@@ -24,11 +23,15 @@ const LATCH: Nanos = Nanos::from_ms(100);
 /// or less of them.
 const AGREE: Nanos = Nanos::from_ms(110);
 
-/// After a latch, so that it is there.
-const SLACK: Nanos = Nanos::from_ms(2);
+/// Counters are so much older than their time stamps at most, and a little: from one latch to the next.
+const LAG_MAX: Nanos = Nanos::from_ms(106);
 
 /// Counters are not younger than they say; what is measured may be, by so much. SOURCE: measured on an H200: 3.0 ms between seven starts.
 const YOUNGER_MAX: Nanos = Nanos::from_ms(4);
+
+/// Counters are latched so long before the moment that an update names first. SOURCE: measured on an H200: 3.0 ms by the bursts of five loads, 45 to
+/// 55 intervals each, against their kernels' time stamps (0.1 ms standard deviation of the best three).
+const COLLECTED: Nanos = Nanos::from_us(3_000);
 
 /// The library's figure and ours are the same: digits of a percentage.
 const SAME: f64 = 0.001;
@@ -36,9 +39,6 @@ const SAME: f64 = 0.001;
 /// Where figures differ so often in a row, words lie elsewhere. SOURCE: measured on an H200, when one interval decided: five of 83 daemons cost 1 % of a core more, and two of them,
 /// beside kernels of 50 us, charged 4 % too much, as those do that read by the library and count no launches.
 const UNLIKE_MAX: u32 = 8;
-
-/// Latches from one reading to the next where nothing new is expected: no multiple of a second, in which turns mix as in any other.
-const SELDOM: u64 = 7;
 
 /// Why there are no counters.
 #[derive(Debug, thiserror::Error)]
@@ -86,10 +86,19 @@ struct Counted {
     cycles: u64,
     clock: u64,
     launches: u64,
-    answers: u64,
 }
 
 impl Counted {
+    const fn of(at: Moment, [busy, cycles, clock, launches]: [u64; 4]) -> Self {
+        Self {
+            at,
+            busy,
+            cycles,
+            clock,
+            launches,
+        }
+    }
+
     /// How long it is since `before`: by the counters' own clock, which is not in step with the time stamps, unless that begins anew.
     fn since(&self, before: &Self) -> (Nanos, bool) {
         let stamps = self.at.since(before.at);
@@ -132,10 +141,12 @@ impl Reads {
 /// The counters of one GPU.
 #[derive(Debug)]
 pub struct Utilisation {
-    nvml: Arc<Nvml>,
-    layout: SampleLayout,
+    nvml: Nvml,
+    layout: CounterLayout,
+    /// Where the library has them from; none if we cannot have them from there.
+    pages: Option<CounterPages>,
     samples: [UtilisationSample; 2],
-    /// Which of them is the last latch that was used, and what it says.
+    /// Which of them is the last latch that was used, if the library was asked for it, and what it says.
     last: usize,
     latched: Counted,
     /// The moment of that latch: the first one's time stamp, and from then on what the counters' own clock says.
@@ -144,23 +155,34 @@ pub struct Utilisation {
 }
 
 impl Utilisation {
-    /// Those of GPU `index`; `now` on the clock of the context-switch records.
+    /// Those of GPU `index`, which is the client's; `now` on the clock of the context-switch records.
     ///
     /// # Errors
     /// If there are none.
-    pub fn start(index: u32, layout: SampleLayout, now: Moment) -> Result<Self, UtilisationError> {
-        let nvml = Arc::new(Nvml::load(index)?);
+    pub fn start(
+        index: u32,
+        client: &RmClient,
+        layout: CounterLayout,
+        now: Moment,
+    ) -> Result<Self, UtilisationError> {
+        let nvml = Nvml::load(index)?;
         let mut samples = [nvml.sample()?, nvml.sample()?];
         nvml.take(&mut samples[0])?;
-        let latched = counted(&samples[0], layout);
+        let latched = of_sample(&samples[0], layout);
         // Ten latches of an idle GPU's clock; another layout gives something else altogether.
         let near = now.since(latched.at).0 + latched.at.since(now).0;
         if near > 10 * LATCH.0 {
             return Err(UtilisationError::Layout);
         }
+        let pages = CounterPages::map(client)
+            .inspect_err(|error| {
+                log::warn!("{error}; counters are read by the management library, which costs more, and their age is not known");
+            })
+            .ok();
         Ok(Self {
             nvml,
             layout,
+            pages,
             samples,
             last: 0,
             latched,
@@ -169,28 +191,28 @@ impl Utilisation {
         })
     }
 
-    /// The same latches, to be looked at by another thread: neither takes anything from the other.
-    ///
-    /// # Errors
-    /// If the library refuses.
-    pub(super) fn latches(&self) -> Result<Latches, UtilisationError> {
-        Ok(Latches {
-            sample: self.nvml.sample()?,
-            nvml: self.nvml.clone(),
-            layout: self.layout,
-        })
+    /// When the next latch should be there.
+    pub(super) fn next(&self) -> Moment {
+        self.latched.at + LATCH
     }
 
-    /// How much older the counters are than [`Busy`] says, if their clock was zero then; `None` if that cannot be.
-    pub fn lag(&self, zero: Moment) -> Option<Nanos> {
-        lag(self.to, self.latched.clock, zero)
-    }
-
-    /// Whether there may be something that [`Self::read`] has not told: nothing before the next latch, or the seventh where
-    /// that will do.
-    pub fn is_due(&self, now: Moment, seldom: bool) -> bool {
-        let latches = if seldom { SELDOM } else { 1 };
-        now.since(self.latched.at).0 > latches * LATCH.0 + SLACK.0
+    /// Looks at the pages without a pause until there is a latch that is new, or `is_over`: how much older it is than [`Busy`] says, if it shows.
+    pub(super) fn lag_of_next(&self, is_over: impl Fn() -> bool) -> Option<Nanos> {
+        let pages = self.pages.as_ref().filter(|_| self.reads == Reads::Ours)?;
+        let mut update = Update::after(self.latched.at.0);
+        let latched = loop {
+            if let Some((latched, _)) = update.saw(pages.stamps()) {
+                break latched?;
+            }
+            if is_over() {
+                return None;
+            }
+            std::hint::spin_loop();
+        };
+        let next = of_pages(pages, self.layout)?;
+        let (length, agree) = next.since(&self.latched);
+        let told = if agree { self.to + length } else { next.at };
+        lag(told, Moment(latched.0.saturating_sub(COLLECTED.0)))
     }
 
     /// What the counters say since they were last asked; nothing if there was no latch.
@@ -199,11 +221,16 @@ impl Utilisation {
     /// If the library refuses.
     pub fn read(&mut self) -> Result<Option<Busy>, UtilisationError> {
         let next = 1 - self.last;
-        self.nvml.take(&mut self.samples[next])?;
-        let counted = counted(&self.samples[next], self.layout);
-        if counted.at <= self.latched.at {
+        let mapped = self.pages.as_ref().filter(|_| self.reads == Reads::Ours);
+        let counted = if let Some(pages) = mapped {
+            of_pages(pages, self.layout)
+        } else {
+            self.nvml.take(&mut self.samples[next])?;
+            Some(of_sample(&self.samples[next], self.layout))
+        };
+        let Some(counted) = counted.filter(|counted| counted.at > self.latched.at) else {
             return Ok(None);
-        }
+        };
         let percent = self.percent(next, &counted)?;
         // As long as the words are where they should be.
         let launches = (self.reads == Reads::Ours)
@@ -214,18 +241,20 @@ impl Utilisation {
         let to = from + length;
         (self.last, self.to) = (next, to);
         // CAST: a part of the length.
-        let busy_ns = Nanos((length.0 as f64 * percent.clamp(0.0, 100.0) / 100.0) as u64);
-        Ok(Some(Busy {
+        let busy =
+            |percent: f64| Nanos((length.0 as f64 * percent.clamp(0.0, 100.0) / 100.0) as u64);
+        Ok(percent.map(|percent| Busy {
             from,
             to,
-            busy_ns,
+            busy_ns: busy(percent),
             launches,
         }))
     }
 
-    fn percent(&mut self, next: usize, counted: &Counted) -> Result<f64, UtilisationError> {
+    /// How much of the time since the last latch was busy; `None` if the counters began anew.
+    fn percent(&mut self, next: usize, counted: &Counted) -> Result<Option<f64>, UtilisationError> {
         let ours = counted.percent_since(&self.latched);
-        if let (Reads::Ours, Some(ours)) = (self.reads, ours) {
+        if self.reads == Reads::Ours && (ours.is_some() || self.pages.is_some()) {
             return Ok(ours);
         }
         let theirs = self
@@ -245,50 +274,47 @@ impl Utilisation {
                 );
             }
         }
-        Ok(theirs)
+        if self.reads == Reads::Ours
+            && let Some(pages) = &self.pages
+            && let Some(mapped) = of_pages(pages, self.layout)
+            && mapped.at == counted.at
+            && mapped != *counted
+        {
+            log::warn!(
+                "The pages of the counters do not have what the management library has; it is asked, which costs more"
+            );
+            self.pages = None;
+        }
+        Ok(Some(theirs))
     }
 }
 
-/// The same for counters whose clock said `clock_ns` at a latch that is told as `told`.
-fn lag(told: Moment, clock_ns: u64, zero: Moment) -> Option<Nanos> {
-    let latched = Moment(zero.0.checked_add(clock_ns)?);
+/// By how much those are older that are told as of a moment, and were latched at another; `None` if that cannot be.
+fn lag(told: Moment, latched: Moment) -> Option<Nanos> {
     let lag = told.since(latched);
     (latched.since(told) <= YOUNGER_MAX && lag <= LAG_MAX + YOUNGER_MAX).then_some(lag)
 }
 
-/// The latches of one GPU, without what is between them.
-#[derive(Debug)]
-pub(super) struct Latches {
-    nvml: Arc<Nvml>,
-    layout: SampleLayout,
-    sample: UtilisationSample,
+fn of_pages(pages: &CounterPages, layout: CounterLayout) -> Option<Counted> {
+    let places = [
+        layout.busy_at,
+        layout.cycles_at,
+        layout.clock_at,
+        layout.launches_at,
+    ];
+    let (at, words) = pages.latched(places)?;
+    Some(Counted::of(at, words))
 }
 
-impl Latches {
-    /// The last one, and the moment that it names.
-    ///
-    /// # Errors
-    /// If the library refuses.
-    pub(super) fn last(&mut self) -> Result<(Moment, Latch), UtilisationError> {
-        self.nvml.take(&mut self.sample)?;
-        let counted = counted(&self.sample, self.layout);
-        let latch = Latch {
-            clock_ns: counted.clock,
-            answers: counted.answers,
-        };
-        Ok((counted.at, latch))
-    }
-}
-
-fn counted(sample: &UtilisationSample, layout: SampleLayout) -> Counted {
-    Counted {
-        at: Moment(sample.word(layout.time_at)),
-        busy: sample.word(layout.busy_at),
-        cycles: sample.word(layout.cycles_at),
-        clock: sample.word(layout.clock_at),
-        launches: sample.word(layout.launches_at),
-        answers: sample.word(layout.answers_at),
-    }
+fn of_sample(sample: &UtilisationSample, layout: CounterLayout) -> Counted {
+    let places = [
+        layout.busy_at,
+        layout.cycles_at,
+        layout.clock_at,
+        layout.launches_at,
+    ];
+    let words = places.map(|at| sample.word(layout.sample_at + at));
+    Counted::of(Moment(sample.word(layout.sample_time_at)), words)
 }
 
 #[cfg(test)]
@@ -303,7 +329,6 @@ mod tests {
             cycles,
             clock: 0,
             launches: 0,
-            answers: 0,
         };
         // SOURCE: two samples of an H200 under kernels of 200 us, of which the library made 95.740914454...
         let percent = counted(159_350_549, 166_439_343).percent_since(&counted(0, 0));
@@ -332,13 +357,12 @@ mod tests {
 
     #[test]
     fn a_lag_is_one_from_a_latch_to_the_next_and_nothing_else_is() {
-        let told = Moment(900_000_000);
-        let of = |zero: u64| lag(told, 600_000_000, Moment(zero));
-        assert_eq!(of(236_000_000), Some(Nanos::from_ms(64)));
-        assert_eq!(of(301_000_000), Some(Nanos::ZERO), "measured a little off");
-        assert_eq!(of(310_000_000), None);
-        assert_eq!(of(180_000_000), None);
-        assert_eq!(of(u64::MAX), None);
+        let of = |latched_ms: u64| lag(Moment(900_000_000), Moment(latched_ms * 1_000_000));
+        assert_eq!(of(836), Some(Nanos::from_ms(64)));
+        assert_eq!(of(901), Some(Nanos::ZERO), "measured a little off");
+        assert_eq!(of(910), None);
+        assert_eq!(of(780), None);
+        assert_eq!(of(0), None);
     }
 
     #[test]
@@ -349,7 +373,6 @@ mod tests {
             cycles: 1,
             clock,
             launches: 0,
-            answers: 0,
         };
         let before = at(500, 26_598_423_809);
         let (length, agree) = at(600, 26_698_371_476).since(&before);

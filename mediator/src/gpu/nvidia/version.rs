@@ -22,15 +22,13 @@ pub struct DriverAbi {
     pub disable_channels: u32,
     /// NV2080_CTRL_CMD_GPU_EXEC_REG_OPS: reading registers.
     pub read_registers: u32,
-    /// Where the management library's opaque performance sample has what.
-    pub sample: SampleLayout,
+    /// Where the GPU's counters are.
+    pub counters: CounterLayout,
 }
 
-/// Words of 8 bytes in a performance sample of the management library, which it does not describe.
+/// Words of 8 bytes in the pages of the GPU's counters, which nobody describes; the management library's samples have them as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SampleLayout {
-    /// The moment of its counters, in wall clock ns.
-    pub time_at: usize,
+pub struct CounterLayout {
     /// Cycles in which any kernel was active: the numerator of the library's metric 1.
     pub busy_at: usize,
     /// Cycles: its denominator.
@@ -41,11 +39,13 @@ pub struct SampleLayout {
     /// Grows by one for each [`LAUNCHES`] kernels, copies or fills that a program has launched; not for events and waits. SOURCE: measured: 0.252
     /// for each kernel that is waited for, 0.252 of 100 kernels and a wait, 0.25 for a copy either way, none for events, 0.30 for a graph of 20.
     pub launches_at: usize,
-    /// Grows by 700 to 840 in each millisecond in which the driver reads registers for us, and by one for each wait of a program. SOURCE: measured.
-    pub answers_at: usize,
+    /// In a sample they are so many bytes further on.
+    pub sample_at: usize,
+    /// The moment of a sample, in wall clock ns: the stamps on either side of the counters.
+    pub sample_time_at: usize,
 }
 
-/// Launches for each step of the sample's word.
+/// Launches for each step of their word.
 pub const LAUNCHES: u64 = 4;
 
 /// Why a driver's privileged calls are not used.
@@ -75,13 +75,13 @@ const fn v580_159_04() -> DriverAbi {
         bind_events: 0x2080_1238,
         disable_channels: 0x2080_110b,
         read_registers: 0x2080_0122,
-        sample: SampleLayout {
-            time_at: 8,
-            busy_at: 6_064,
-            cycles_at: 816,
-            clock_at: 1_200,
-            launches_at: 1_328,
-            answers_at: 1_392,
+        counters: CounterLayout {
+            busy_at: 5_896,
+            cycles_at: 648,
+            clock_at: 1_032,
+            launches_at: 1_160,
+            sample_at: 168,
+            sample_time_at: 8,
         },
     }
 }

@@ -12,7 +12,6 @@ use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
 use super::hold::Channel;
-use super::latch::LAG_MAX;
 use super::launches::Launches;
 use super::residency::{Edges, Residency, UNTRACKED};
 use super::stops::Stops;
@@ -28,10 +27,6 @@ const SETTLED: Nanos = Nanos::from_us(600);
 
 /// Processes whose ancestors were looked at without finding a tenant, that are remembered.
 const STRANGERS_MAX: usize = 4096;
-
-/// For so long after something new began, or somebody changed his ways, the counters are read at each latch.
-const LEARNING: Nanos = Nanos::from_ms(4_000);
-const LEARNING_AGAIN: Nanos = Nanos::from_ms(1_000);
 
 /// Readings of the status register without work before the engine counts as idle, at least and at most.
 const IDLE_READINGS: (u32, u32) = (3, 16);
@@ -61,7 +56,6 @@ pub(super) struct Watch {
     counters: bool,
     /// End of the last interval that they told of.
     counted_until: Option<Moment>,
-    learning_until: Moment,
     strangers: BTreeSet<u32>,
     events: Vec<SwitchEvent>,
     /// A part of the log was lost since the events were last taken.
@@ -91,20 +85,9 @@ impl Watch {
             begun: Begun::default(),
             counters,
             counted_until: None,
-            learning_until: Moment(0),
             strangers: BTreeSet::new(),
             events: Vec::new(),
             lost: false,
-        }
-    }
-
-    /// Registers are read without a pause from now on (`true`), or not any more.
-    pub(super) fn asks(&mut self, now: Moment, without_pause: bool) {
-        log::trace!(target: RECORD, "asks {} {}", u8::from(without_pause), now.0);
-        if without_pause {
-            self.launches.drown(now);
-        } else {
-            self.launches.surface(now);
         }
     }
 
@@ -118,7 +101,6 @@ impl Watch {
     pub(super) fn add(&mut self, tenant: TenantId, pid: u32, now: Moment) {
         log::trace!(target: RECORD, "add {} {pid} {}", tenant.0, now.0);
         self.demand.add(tenant, now);
-        self.learn(now, LEARNING);
         self.assign(pid, tenant);
     }
 
@@ -195,13 +177,10 @@ impl Watch {
 
     /// What was learnt of a tenant's pauses is not true any more. Where it is not known of which time the counters tell, it may have been of this one.
     fn unlearn(&mut self, tenant: TenantId) {
+        self.launches.unlearn(tenant);
         if self.idle.is_measured() {
             self.idle.unlearn(tenant);
         }
-    }
-
-    fn learn(&mut self, now: Moment, for_long: Nanos) {
-        self.learning_until = self.learning_until.max(now + for_long);
     }
 
     /// Takes what was logged until now; `complete` if nothing was lost behind it.
@@ -216,12 +195,7 @@ impl Watch {
             self.residency.take(&record, &mut self.events);
             let tenant = self.residency.tenant(record.pid).unwrap_or(UNTRACKED);
             match record.change {
-                Change::Active => {
-                    if self.idle.shares().is_new(tenant) {
-                        self.learn(record.at, LEARNING);
-                    }
-                    self.demand.active(tenant, record.at);
-                }
+                Change::Active => self.demand.active(tenant, record.at),
                 Change::Saved => self.demand.saved(tenant, record.at),
             }
         }
@@ -301,7 +275,6 @@ impl Watch {
         let idle = reading.powf(self.idle_readings(tenant).into());
         if self.begun.seen(tenant, works, at, idle) {
             self.unlearn(tenant);
-            self.learn(at, LEARNING_AGAIN);
             self.believe();
         }
         if works {
@@ -324,11 +297,6 @@ impl Watch {
         self.residency.settle(settled, &mut self.events);
         events.append(&mut self.events);
         !std::mem::take(&mut self.lost)
-    }
-
-    /// Whether the counters need not be read at each latch.
-    pub(super) fn knows_enough(&self, now: Moment) -> bool {
-        now > self.learning_until && self.idle.shares().settled()
     }
 
     /// There are no counters any more: all residency counts as work.
@@ -381,7 +349,7 @@ impl Watch {
             busy.launches.map(words).unwrap_or_default()
         );
         let idle = length.saturating_sub(busy.busy_ns);
-        let surprised = self.idle.observe(length, idle, earlier);
+        self.idle.observe(length, idle, earlier);
         let (nobody, stays) = earlier(self.idle.lag());
         log::trace!(
             "{length:?} until {:?}, {:?} earlier: {idle:?} idle, {nobody:?} nobody, {stays:?}",
@@ -393,17 +361,10 @@ impl Watch {
         let span = (ago(busy.from), ago(busy.to));
         let less_ns = self.idle.shares().misplaced() * length.0 as f64;
         self.stops.found(span.0, span.1, less_ns);
-        // However old they are.
-        let drowned = self
-            .launches
-            .is_drowned(Moment(busy.from.0.saturating_sub(LAG_MAX.0)), busy.to);
-        if let Some(count) = busy.launches.filter(|_| !drowned) {
+        if let Some(count) = busy.launches {
             let shares = self.idle.shares();
             let at_handover = |tenant| shares.at_handover(tenant);
             self.launches.observe(span, count, &stays, at_handover);
-        }
-        if surprised {
-            self.learn(busy.to, LEARNING_AGAIN);
         }
         self.believe();
     }

@@ -38,6 +38,11 @@ pub(in crate::gpu::nvidia) const CLASS_CHANNEL_GROUP: u32 = 0xa06c;
 /// Channel classes of all chips end in this byte. SOURCE: `class/cl*6f.h`; HOPPER_CHANNEL_GPFIFO_A is 0xc86f.
 pub(in crate::gpu::nvidia) const CLASS_CHANNEL_LOW_BYTE: u32 = 0x6f;
 
+/// NV_COUNTER_COLLECTION_UNIT. SOURCE: `class/clcbca.h`.
+pub(in crate::gpu::nvidia) const CLASS_COUNTERS: u32 = 0xcbca;
+/// NV_COUNTER_COLLECTION_UNIT_CTRL_CMD_SUBSCRIBE. SOURCE: `ctrl/ctrlcbca.h`.
+pub(in crate::gpu::nvidia) const COUNTERS_SUBSCRIBE: u32 = 0xcbca_0101;
+
 /// NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS. SOURCE: `ctrl/ctrl90cd.h`.
 pub(in crate::gpu::nvidia) const EVENTS_ENABLE: u32 = 0x90cd_0101;
 /// NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET. SOURCE: `ctrl/ctrl90cd.h`.
@@ -109,6 +114,10 @@ rm_params! {
     /// NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET_PARAMS. SOURCE: `ctrl/ctrl90cd.h`.
     UpdateGetParams: ControlParams {
         record_get: u32, vardata_get: u32,
+    }
+    /// NV_COUNTER_COLLECTION_UNIT_SUBSCRIBE_PARAMS. SOURCE: `ctrl/ctrlcbca.h`.
+    SubscribeParams: ControlParams {
+        buffer_bytes: u64, block_bytes: u32, pad: u32,
     }
     /// NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080fifo.h`. The event is for callers in the
     /// kernel; zero here.

@@ -119,10 +119,12 @@ pub(in crate::gpu::nvidia) fn free(file: &File, root: u32, object: u32) -> io::R
     Ok(argument.status)
 }
 
-/// Prepares `window` (a fresh descriptor of the control device) for mapping the memory object `memory` for reading.
+/// Prepares `window` (a fresh descriptor of the control device) for mapping the memory object `memory`, below `device` (the client itself: of
+/// no device), for reading.
 pub(in crate::gpu::nvidia) fn map_memory(
     file: &File,
     client: u32,
+    device: u32,
     memory: u32,
     length: u64,
     window: &File,
@@ -131,7 +133,7 @@ pub(in crate::gpu::nvidia) fn map_memory(
     const READ_ONLY: u32 = 1;
     let mut argument = MapMemory {
         client,
-        device: client,
+        device,
         memory,
         pad: 0,
         offset: 0,

@@ -1,0 +1,292 @@
+//! The thread that reads the counters at each of their latches, and measures first how old they are. What it has found is taken by whoever reads the
+//! log next.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use turnstile_accounting::{Moment, Nanos};
+
+use super::{NvidiaError, Shared, lock};
+use crate::daemon::confine::{Role, enter};
+use crate::gpu::nvidia::costs::Work;
+use crate::gpu::nvidia::utilisation::{Busy, Utilisation, UtilisationError};
+
+/// A latch is looked for so long after the one before it should have been followed by it, and again after so long, at first and at most. SOURCE:
+/// measured on an H200: 100.00 ms from one to the next, 0.1 ms more or less; an update takes 70 us.
+const LATE: Nanos = Nanos::from_ms(1);
+const AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(64));
+
+/// The age is measured again after so long. SOURCE: measured: it grows or shrinks by 5 us a second, as the counters' clock and the GPU's timer drift apart.
+const REMEASURED: Nanos = Nanos::from_ms(30_000);
+
+/// While the age is measured, the pages are looked at without a pause from so long before the next latch, for so long at most.
+const EARLY: Nanos = Nanos::from_us(500);
+const PATIENCE: Duration = Duration::from_millis(3);
+/// It is known from so many latches that agree so far, of so many at most.
+const AGREEING: usize = 3;
+const ALIKE: Nanos = Nanos::from_us(200);
+const MEASUREMENTS: usize = 16;
+
+/// What waits to be taken: as many latches as the log lasts without being read, and more.
+const WAITING: usize = 64;
+
+/// What the counters said.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// Of an interval.
+    Busy(Busy),
+    /// They are so much older than they say.
+    Age(Nanos),
+    /// Nothing more, since they cannot be read.
+    Nothing(UtilisationError),
+}
+
+/// The thread that reads. It ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Counting {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Whether the age was found, when that is over.
+pub(super) type AgeKnown = OnceLock<bool>;
+
+impl Counting {
+    /// A thread for these counters, and what it will tell; it begins with [`Self::begin`].
+    pub(super) fn channel() -> (SyncSender<Told>, Receiver<Told>) {
+        sync_channel(WAITING)
+    }
+
+    /// Begins to read.
+    ///
+    /// # Errors
+    /// Without a thread.
+    pub(super) fn begin(
+        shared: Arc<Shared>,
+        utilisation: Utilisation,
+        told: SyncSender<Told>,
+    ) -> Result<Self, NvidiaError> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut reader = Reader {
+            shared,
+            utilisation,
+            told,
+            age: NEW,
+            until: None,
+            stop: stop.clone(),
+        };
+        let thread = thread::Builder::new()
+            .name("gpu-counters".into())
+            .spawn(move || {
+                // It asks what the accounting thread asks.
+                enter(Role::Accounting);
+                reader.run();
+            })
+            .map_err(NvidiaError::Thread)?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // Its panic, if it had one, was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What is known of the counters' age.
+#[derive(Debug)]
+enum Age {
+    /// So many latches were looked at, and these said how old they are.
+    Unknown(usize, Vec<Nanos>),
+    /// It was last measured then.
+    Known(Nanos, Moment),
+    /// It cannot be measured.
+    Unmeasurable,
+}
+
+const NEW: Age = Age::Unknown(0, Vec::new());
+
+impl Age {
+    fn is_due(&self, now: Moment) -> bool {
+        match self {
+            Self::Unknown(..) => true,
+            Self::Known(_, at) => now.since(*at) >= REMEASURED,
+            Self::Unmeasurable => false,
+        }
+    }
+
+    /// A latch was looked at, and said, or did not say, that it is so old. Whether there is something to be told.
+    fn looked(&mut self, now: Moment, said: Option<Nanos>) -> bool {
+        let alike = |a: &Nanos, b: &Nanos| a.0.abs_diff(b.0) <= ALIKE.0;
+        match (&mut *self, said) {
+            (Self::Known(_, at), None) => {
+                *at = now;
+                false
+            }
+            (Self::Known(age, at), Some(said)) if alike(age, &said) => {
+                (*age, *at) = (said, now);
+                true
+            }
+            (Self::Known(..), Some(said)) => {
+                *self = Self::Unknown(1, vec![said]);
+                false
+            }
+            (Self::Unknown(tried, ages), said) => {
+                *tried += 1;
+                let tried = *tried;
+                ages.extend(said);
+                let agreeing = said.map(|said| ages.iter().filter(move |age| alike(age, &said)));
+                let agreeing: Vec<u64> = agreeing.into_iter().flatten().map(|age| age.0).collect();
+                if agreeing.len() >= AGREEING {
+                    let mean = agreeing.iter().sum::<u64>() / agreeing.len() as u64;
+                    *self = Self::Known(Nanos(mean), now);
+                    return true;
+                }
+                if tried >= MEASUREMENTS {
+                    *self = Self::Unmeasurable;
+                }
+                false
+            }
+            (Self::Unmeasurable, _) => false,
+        }
+    }
+}
+
+struct Reader {
+    shared: Arc<Shared>,
+    utilisation: Utilisation,
+    told: SyncSender<Told>,
+    age: Age,
+    /// End of the last interval.
+    until: Option<Moment>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Reader {
+    fn run(&mut self) {
+        let mut again = AGAIN.0;
+        while !self.stopped() {
+            let next = self.utilisation.next();
+            let measures = self.age.is_due(self.shared.now());
+            let at = if measures {
+                Moment(next.0.saturating_sub(EARLY.0))
+            } else {
+                next + LATE
+            };
+            let wait = Duration::from_nanos(at.since(self.shared.now()).0);
+            if !wait.is_zero() {
+                thread::park_timeout(wait);
+                again = AGAIN.0;
+            }
+            if self.stopped() {
+                return;
+            }
+            let work = Work::begin();
+            if measures {
+                self.measure();
+            }
+            let read = self.utilisation.read();
+            lock(&self.shared.counting).add(&work);
+            match read {
+                Ok(Some(busy)) => {
+                    if self
+                        .until
+                        .replace(busy.to)
+                        .is_some_and(|until| until != busy.from)
+                    {
+                        // They began anew.
+                        self.age = NEW;
+                    }
+                    self.tell(Told::Busy(busy));
+                }
+                Ok(None) if wait.is_zero() => {
+                    thread::park_timeout(again);
+                    again = (2 * again).min(AGAIN.1);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    let _ = self.shared.age_known.set(false);
+                    return self.tell(Told::Nothing(error));
+                }
+            }
+        }
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// What finds no room is lost, and the next interval begins where the last one ended that found some: see `Watch::counted`.
+    fn tell(&self, told: Told) {
+        if let Err(TrySendError::Full(told)) = self.told.try_send(told) {
+            log::debug!("{told:?} was not taken");
+        }
+    }
+
+    /// Looks at the next latch while it comes.
+    fn measure(&mut self) {
+        let begin = Instant::now();
+        let is_over = || begin.elapsed() > PATIENCE || self.stopped();
+        let said = self.utilisation.lag_of_next(is_over);
+        if self.age.looked(self.shared.now(), said)
+            && let Age::Known(age, _) = self.age
+        {
+            log::info!("Counters are {age:?} older than their time stamps");
+            self.tell(Told::Age(age));
+        }
+        let known = match self.age {
+            Age::Unknown(..) => return,
+            Age::Known(..) => true,
+            Age::Unmeasurable => false,
+        };
+        // What was known first counts.
+        if self.shared.age_known.set(known).is_ok() && !known {
+            log::warn!(
+                "How old the counters are cannot be measured; it is found out while tenants share the GPU, in a second or two"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn us(us: u64) -> Nanos {
+        Nanos::from_us(us)
+    }
+
+    #[test]
+    fn three_latches_that_agree_tell_the_age_and_one_that_differs_begins_anew() {
+        let at = |seconds: u64| Moment(seconds * 1_000_000_000);
+        let mut age = NEW;
+        for (said, told) in [
+            (Some(us(30_000)), false),
+            (None, false),
+            (Some(us(32_400)), false),
+            (Some(us(30_060)), false),
+            (Some(us(30_120)), true),
+        ] {
+            assert!(age.is_due(at(1)));
+            assert_eq!(age.looked(at(1), said), told, "{age:?}");
+        }
+        assert!(matches!(age, Age::Known(Nanos(30_060_000), _)), "{age:?}");
+        assert!(!age.is_due(at(30)) && age.is_due(at(31)));
+        assert!(age.looked(at(31), Some(us(30_200))), "it has drifted");
+        assert!(!age.looked(at(70), None) && !age.is_due(at(71)), "not seen");
+        assert!(!age.looked(at(200), Some(us(90_000))) && age.is_due(at(200)));
+        (0..MEASUREMENTS).for_each(|_| assert!(!age.looked(at(201), None)));
+        assert!(matches!(age, Age::Unmeasurable) && !age.is_due(at(900)));
+    }
+}
