@@ -1,8 +1,8 @@
 //! Who has begun to work since the counters last told of him. Pure.
 //!
 //! Counters are some hundred milliseconds behind, so that one who was idle on the engine and begins would be charged as idle for that long. Where
-//! somebody waits, the status register is looked at: whoever is seen at work more often in a row than one who is idle as often as is believed
-//! can be has begun since, and all his residency counts as work until the counters have told of a time after that.
+//! somebody waits, the status register is looked at: looks that go with far less idle time than is believed, and not with that, say that he has begun
+//! since (a sequential test of one against the other); all his residency counts as work until the counters have told of a time after that.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,56 @@ use turnstile_accounting::{Moment, TenantId};
 /// How seldom as many looks in a row may fall into the pauses of one who launches and waits, or into his work.
 pub(super) const MISTAKEN: f64 = 1e-6;
 
+/// Who has begun is idle for no more than this part of what is believed.
+const LESS_IDLE: f64 = 0.25;
+/// Nobody is believed to be idle for more than this.
+const IDLE_MAX: f64 = 0.999_9;
+
 /// Those who have begun.
 #[derive(Debug, Default)]
 pub(super) struct Begun {
-    /// Who was seen at work in so many looks, without one in between that saw him idle, or another.
-    at_work: Option<(TenantId, u32)>,
+    /// Who was seen at work in the last looks, without one in between that saw him idle, or another; and how much likelier the looks are of one who is far
+    /// less idle than is believed (a logarithm).
+    at_work: Option<(TenantId, f64)>,
     /// Who has begun, and is known to work since then.
     since: BTreeMap<TenantId, Moment>,
 }
 
-impl Begun {
-    /// A tenant was seen at work, or without, in a look that would see one who is as idle as is believed of him without work so often. Whether that
-    /// changes who has begun.
-    pub(super) fn seen(&mut self, tenant: TenantId, works: bool, at: Moment, idle: f64) -> bool {
-        let before = self.at_work.take().filter(|(who, _)| *who == tenant);
-        if !works {
-            return self.since.remove(&tenant).is_some();
+/// What a look saw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// Work, at once.
+    Work,
+    /// Work, after readings without.
+    Between,
+    /// None.
+    Idle,
+}
+
+impl Look {
+    /// So many readings, all of which were without work but, if it works, the last.
+    pub(super) const fn of(works: bool, readings: u32) -> Self {
+        match (works, readings) {
+            (true, 0 | 1) => Self::Work,
+            (true, _) => Self::Between,
+            (false, _) => Self::Idle,
         }
-        let looks = before.map_or(0, |(_, looks)| looks).saturating_add(1);
-        self.at_work = Some((tenant, looks));
-        let begins = !self.has(tenant) && (1.0 - idle).powf(looks.into()) < MISTAKEN;
+    }
+}
+
+impl Begun {
+    /// A tenant who is believed to be idle for such a fraction was looked at. Whether that changes who has begun.
+    pub(super) fn seen(&mut self, tenant: TenantId, look: Look, at: Moment, idle: f64) -> bool {
+        let before = self.at_work.take().filter(|(who, _)| *who == tenant);
+        let idle = idle.clamp(0.0, IDLE_MAX);
+        let likelier = match look {
+            Look::Work => ((1.0 - LESS_IDLE * idle) / (1.0 - idle)).ln(),
+            Look::Between => LESS_IDLE.ln(),
+            Look::Idle => return self.since.remove(&tenant).is_some(),
+        };
+        let likelier = (before.map_or(0.0, |(_, likelier)| likelier) + likelier).max(0.0);
+        self.at_work = Some((tenant, likelier));
+        let begins = !self.has(tenant) && likelier > -MISTAKEN.ln();
         if begins {
             self.since.insert(tenant, at);
             self.at_work = None;
@@ -66,21 +96,38 @@ mod tests {
     /// Looks each 3 ms from the first on, until A has begun.
     fn looks(begun: &mut Begun, idle: f64) -> u64 {
         (1..1_000)
-            .find(|look| begun.seen(A, true, Moment(look * 3_000_000), idle))
+            .find(|look| begun.seen(A, Look::Work, Moment(look * 3_000_000), idle))
             .unwrap_or(1_000)
     }
 
     #[test]
     fn who_was_idle_has_begun_after_looks_that_contradict_it() {
-        assert_eq!(looks(&mut Begun::default(), 1.0), 1);
-        assert_eq!(looks(&mut Begun::default(), 0.97), 4);
-        assert_eq!(looks(&mut Begun::default(), 0.5), 20);
-        assert_eq!(
-            looks(&mut Begun::default(), 0.12),
-            109,
-            "launches and waits"
-        );
-        assert_eq!(looks(&mut Begun::default(), 0.0), 1_000);
+        let looks = |idle| looks(&mut Begun::default(), idle);
+        assert_eq!(looks(1.0), 2);
+        assert_eq!(looks(0.97), 5);
+        assert_eq!(looks(0.5), 25);
+        assert!(looks(0.12) > 100, "launches and waits");
+        assert_eq!(looks(0.0), 1_000);
+    }
+
+    /// Of a thousand looks at one who launches and waits, and is idle for 14 %: the first that says that he has begun, where he is believed to be idle for so
+    /// much.
+    fn launcher(believed: f64) -> Option<u64> {
+        let mut begun = Begun::default();
+        (0..1_000).find(|look| {
+            // Evenly, and in no step with anything.
+            let idle = (look * 618_034) % 1_000_000 < 140_000;
+            let look_is = if idle { Look::Between } else { Look::Work };
+            begun.seen(A, look_is, Moment(look * 3_000_000), believed)
+        })
+    }
+
+    #[test]
+    fn who_launches_and_waits_has_begun_if_he_was_idle_and_not_if_that_is_how_he_is() {
+        assert!(launcher(0.9).is_some_and(|looks| looks < 15));
+        assert!(launcher(0.5).is_some_and(|looks| looks < 80));
+        assert_eq!(launcher(0.2), None);
+        assert_eq!(launcher(0.14), None);
     }
 
     #[test]
@@ -88,15 +135,15 @@ mod tests {
         let mut begun = Begun::default();
         for look in 0..100 {
             // Three at work, and one that is not, or of another.
-            let (who, works) = [
-                (A, true),
-                (A, true),
-                (A, true),
-                (B, true),
-                (A, true),
-                (A, false),
+            let (who, look_is) = [
+                (A, Look::Work),
+                (A, Look::Work),
+                (A, Look::Work),
+                (B, Look::Work),
+                (A, Look::Work),
+                (A, Look::Idle),
             ][look % 6];
-            assert!(!begun.seen(who, works, Moment(look as u64), 0.97));
+            assert!(!begun.seen(who, look_is, Moment(look as u64), 0.97));
         }
     }
 
@@ -109,7 +156,7 @@ mod tests {
         assert_eq!(begun.counted(Moment(at)), [A]);
         assert!(!begun.has(A));
         looks(&mut begun, 0.97);
-        assert!(begun.seen(A, false, Moment(at), 0.97) && !begun.has(A));
+        assert!(begun.seen(A, Look::Idle, Moment(at), 0.97) && !begun.has(A));
         looks(&mut begun, 0.97);
         begun.forget(A);
         assert!(!begun.has(A));

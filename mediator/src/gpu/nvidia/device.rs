@@ -360,16 +360,14 @@ impl Shared {
             Runner::Perhaps(tenant) => tenant,
         };
         let begin = self.now();
-        let readings = lock(&self.watched).watch.idle_readings(tenant);
-        let mut works = false;
-        for reading in 0..readings {
-            if reading > 0 {
+        let most = lock(&self.watched).watch.idle_readings(tenant);
+        let (mut works, mut readings) = (false, 0);
+        while !works && readings < most {
+            if readings > 0 {
                 thread::sleep(READING_PAUSE);
             }
             works = self.works();
-            if works {
-                break;
-            }
+            readings += 1;
         }
         let mut watched = lock(&self.watched);
         if !works {
@@ -379,7 +377,7 @@ impl Shared {
         if watched.watch.residency.resident() != Some(tenant) || self.is_moving() {
             return false;
         }
-        watched.watch.seen(tenant, works, begin);
+        watched.watch.seen(tenant, works, readings, begin);
         !works
     }
 }

@@ -335,7 +335,7 @@ fn a_lost_guardian_frees_everybody_until_there_is_another() {
     rig.fake.guardian_gone.store(true, Ordering::SeqCst);
     // Noticed at the next renewal.
     rig.fake.until(|events| events.contains(&Event::Runs(A)));
-    assert_eq!(rig.calls().last(), Some(&(false, all[..4].to_vec())));
+    assert!(rig.calls().contains(&(false, all[..4].to_vec())));
     // Nobody asks again: the policy's orders are of changes alone.
     rig.fake.until(|events| {
         let hold = Event::Call(true, all[..4].to_vec());

@@ -79,8 +79,12 @@ impl Replay {
             "seen" => {
                 let words: Vec<&str> = words.collect();
                 let (id, at) = (words[0].parse().unwrap(), words[2].parse().unwrap());
-                self.watch
-                    .seen(TenantId(id), words[1] == "true", Moment(at));
+                let (tenant, works) = (TenantId(id), words[1] == "true");
+                // Older logs do not say it: one, where he was believed to have stopped; more say nothing.
+                let stopped = self.watch.idle_fraction(tenant) > 0.5;
+                let readings = words.get(3).map(|readings| readings.parse().unwrap());
+                let readings = readings.unwrap_or(if stopped { 1 } else { 3 });
+                self.watch.seen(tenant, works, readings, Moment(at));
             }
             _ => self.numbers(what, &numbers(words)),
         }

@@ -581,17 +581,16 @@ impl Daemon {
             Runner::Nobody => return true,
             Runner::Perhaps(tenant) => tenant,
         };
-        let mut works = false;
-        for _ in 0..self.watch.idle_readings(tenant) {
+        let most = self.watch.idle_readings(tenant);
+        let (mut works, mut readings) = (false, 0);
+        while !works && readings < most {
             let second = (now.0 / SECOND) as usize;
             self.readings.resize(self.readings.len().max(second + 1), 0);
             self.readings[second] += 1;
+            readings += 1;
             works = self.engine.works();
-            if works {
-                break;
-            }
-            for _ in 0..30 {
-                self.step();
+            if !works {
+                (0..30).for_each(|_| self.step());
             }
         }
         if !works {
@@ -600,7 +599,7 @@ impl Daemon {
         if self.watch.residency.resident() != Some(tenant) || self.is_moving() {
             return false;
         }
-        self.watch.seen(tenant, works, now);
+        self.watch.seen(tenant, works, readings, now);
         !works
     }
 

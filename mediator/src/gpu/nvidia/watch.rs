@@ -7,7 +7,7 @@ use turnstile_accounting::meter::{LaggedShares, Stay};
 use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
-use super::begun::{Begun, MISTAKEN};
+use super::begun::{Begun, Look, MISTAKEN};
 use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
@@ -266,14 +266,14 @@ impl Watch {
         ((MISTAKEN.ln() / between.ln()).ceil() as u32).clamp(least, most)
     }
 
-    /// The engine was seen at work, or without, at `at`, while this tenant was resident.
-    pub(super) fn seen(&mut self, tenant: TenantId, works: bool, at: Moment) {
-        log::trace!(target: RECORD, "seen {} {works} {}", tenant.0, at.0);
+    /// The engine was seen at work, or without, in so many readings that began at `at`, while this tenant was resident. All of them were without work but, if it
+    /// works, the last.
+    pub(super) fn seen(&mut self, tenant: TenantId, works: bool, readings: u32, at: Moment) {
+        log::trace!(target: RECORD, "seen {} {works} {} {readings}", tenant.0, at.0);
         self.launches.read(at);
-        // A look is so many readings, and one at work is enough.
-        let reading = self.idle.shares().fraction(tenant);
-        let idle = reading.powf(self.idle_readings(tenant).into());
-        if self.begun.seen(tenant, works, at, idle) {
+        let idle = self.idle.shares().fraction(tenant);
+        let look = Look::of(works, readings);
+        if self.begun.seen(tenant, look, at, idle) {
             self.unlearn(tenant);
             self.believe();
         }
