@@ -196,9 +196,18 @@ impl Utilisation {
         self.latched.at + LATCH
     }
 
+    /// Whether [`Self::lag_of_next`] can say something; nothing before it is known whether the counters are where they should be.
+    pub(super) fn shows_lag(&self) -> Option<bool> {
+        match (self.reads, &self.pages) {
+            (Reads::Ours, Some(_)) => Some(true),
+            (Reads::Both(_), Some(_)) => None,
+            (Reads::Library, _) | (_, None) => Some(false),
+        }
+    }
+
     /// Looks at the pages without a pause until there is a latch that is new, or `is_over`: how much older it is than [`Busy`] says, if it shows.
     pub(super) fn lag_of_next(&self, is_over: impl Fn() -> bool) -> Option<Nanos> {
-        let pages = self.pages.as_ref().filter(|_| self.reads == Reads::Ours)?;
+        let pages = self.pages.as_ref()?;
         let mut update = Update::after(self.latched.at.0);
         let latched = loop {
             if let Some((latched, _)) = update.saw(pages.stamps()) {

@@ -111,8 +111,8 @@ enum Age {
     Unknown(usize, Vec<Nanos>),
     /// It was last measured then.
     Known(Nanos, Moment),
-    /// It cannot be measured.
-    Unmeasurable,
+    /// It could not be measured, as of then.
+    Unmeasurable(Moment),
 }
 
 const NEW: Age = Age::Unknown(0, Vec::new());
@@ -121,8 +121,7 @@ impl Age {
     fn is_due(&self, now: Moment) -> bool {
         match self {
             Self::Unknown(..) => true,
-            Self::Known(_, at) => now.since(*at) >= REMEASURED,
-            Self::Unmeasurable => false,
+            Self::Known(_, at) | Self::Unmeasurable(at) => now.since(*at) >= REMEASURED,
         }
     }
 
@@ -138,8 +137,8 @@ impl Age {
                 (*age, *at) = (said, now);
                 true
             }
-            (Self::Known(..), Some(said)) => {
-                *self = Self::Unknown(1, vec![said]);
+            (Self::Known(..) | Self::Unmeasurable(_), said) => {
+                *self = Self::Unknown(1, said.into_iter().collect());
                 false
             }
             (Self::Unknown(tried, ages), said) => {
@@ -154,11 +153,10 @@ impl Age {
                     return true;
                 }
                 if tried >= MEASUREMENTS {
-                    *self = Self::Unmeasurable;
+                    *self = Self::Unmeasurable(now);
                 }
                 false
             }
-            (Self::Unmeasurable, _) => false,
         }
     }
 }
@@ -178,7 +176,11 @@ impl Reader {
         let mut again = AGAIN.0;
         while !self.stopped() {
             let next = self.utilisation.next();
-            let measures = self.age.is_due(self.shared.now());
+            let shows = self.utilisation.shows_lag();
+            if shows == Some(false) {
+                self.known(false);
+            }
+            let measures = shows == Some(true) && self.age.is_due(self.shared.now());
             let at = if measures {
                 Moment(next.0.saturating_sub(EARLY.0))
             } else {
@@ -245,12 +247,15 @@ impl Reader {
             log::info!("Counters are {age:?} older than their time stamps");
             self.tell(Told::Age(age));
         }
-        let known = match self.age {
-            Age::Unknown(..) => return,
-            Age::Known(..) => true,
-            Age::Unmeasurable => false,
-        };
-        // What was known first counts.
+        match self.age {
+            Age::Unknown(..) => {}
+            Age::Known(..) => self.known(true),
+            Age::Unmeasurable(_) => self.known(false),
+        }
+    }
+
+    /// The age is known, or will not be. What was told first counts.
+    fn known(&self, known: bool) {
         if self.shared.age_known.set(known).is_ok() && !known {
             log::warn!(
                 "How old the counters are cannot be measured; it is found out while tenants share the GPU, in a second or two"
@@ -286,7 +291,8 @@ mod tests {
         assert!(age.looked(at(31), Some(us(30_200))), "it has drifted");
         assert!(!age.looked(at(70), None) && !age.is_due(at(71)), "not seen");
         assert!(!age.looked(at(200), Some(us(90_000))) && age.is_due(at(200)));
-        (0..MEASUREMENTS).for_each(|_| assert!(!age.looked(at(201), None)));
-        assert!(matches!(age, Age::Unmeasurable) && !age.is_due(at(900)));
+        (1..MEASUREMENTS).for_each(|_| assert!(!age.looked(at(201), None)));
+        assert!(matches!(age, Age::Unmeasurable(_)) && !age.is_due(at(202)));
+        assert!(age.is_due(at(300)), "it is tried again");
     }
 }
