@@ -244,7 +244,12 @@ impl Reader {
         if self.age.looked(self.shared.now(), said)
             && let Age::Known(age, _) = self.age
         {
-            log::info!("Counters are {age:?} older than their time stamps");
+            // Each half minute is no news.
+            if self.shared.age_known.get() == Some(&true) {
+                log::debug!("Counters are {age:?} older than their time stamps");
+            } else {
+                log::info!("Counters are {age:?} older than their time stamps");
+            }
             self.tell(Told::Age(age));
         }
         match self.age {
