@@ -237,7 +237,8 @@ impl IdleShares {
     }
 
     /// Whether nothing is known of a tenant.
-    pub fn is_new(&self, tenant: TenantId) -> bool {
+    #[cfg(test)]
+    pub(super) fn is_new(&self, tenant: TenantId) -> bool {
         self.find(tenant).is_none()
     }
 

@@ -110,7 +110,7 @@ impl LaggedShares {
         self.coarse.clear();
         let learnt = learnt.and_noise(MEASURED_NOISE);
         self.fine = vec![Lagged::new(lag, learnt)];
-        self.best = least(&self.fine).map_or(Best::Coarse(0), Best::Fine);
+        self.best = Best::Fine(0);
     }
 
     /// Takes an interval of this length, and how long the engine executed nothing in it. `of` says, of the interval as much earlier as it is

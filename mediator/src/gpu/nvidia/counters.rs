@@ -8,8 +8,8 @@
 //! copies them into its samples. Reading them takes a few nanoseconds, where the library takes 0.25 ms of processor time for a sample: it maps the
 //! pages anew each time (measured).
 //!
-//! An update takes 50 to 70 us. Its first stamp names the moment in which the counters were *latched*; when all is written, both stamps are of *that*
-//! moment, 27 to 100 ms later (measured). So whoever looks while they are written learns how old they are.
+//! An update takes 50 to 70 us. Its first stamp names the moment in which the counters were *collected*; when all is written, both stamps are of *that*
+//! moment, 2 to 100 ms later (measured). So whoever looks while they are written learns how old they are.
 
 use turnstile_accounting::Moment;
 
@@ -98,7 +98,7 @@ impl Update {
         }
     }
 
-    /// These are the stamps now. When the counters were latched, and when all of them was written, as soon as they are; of the former, nothing if
+    /// These are the stamps now. When the counters were collected, and when all of them was written, as soon as they are; of the former, nothing if
     /// that was not seen.
     pub(super) fn saw(&mut self, stamps: Stamps) -> Option<(Option<Moment>, Moment)> {
         if stamps.head == self.before {

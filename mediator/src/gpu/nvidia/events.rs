@@ -200,7 +200,7 @@ impl EventLog {
         };
         let buffer = client.alloc("make an event buffer", owner, &mut params)?;
         let header = client.map(owner, header_memory, HEADER_BYTES)?;
-        let records = client.map(owner, record_memory, record_bytes.next_multiple_of(4096))?;
+        let records = client.map(owner, record_memory, record_bytes)?;
         let mut bind = abi::BindEventsParams {
             event_buffer: buffer.0,
             record_size: PAYLOAD_BYTES,

@@ -16,7 +16,7 @@ use turnstile_accounting::{
 };
 
 use super::events::{Change, SwitchRecord};
-use super::utilisation::Busy;
+use super::utilisation::{Busy, LAG_MAX};
 use super::watch::Watch;
 use crate::mediation::COMPUTE;
 
@@ -40,7 +40,7 @@ struct Replay {
     lag: Option<Nanos>,
     /// The log says when the daemon charged.
     takes: bool,
-    /// Registers were read again and again at that moment, or not any more: launches of 106 ms after it, at most, are not told.
+    /// Registers were read again and again at that moment, or not any more: launches of as long after it as counters are old at most are not told.
     asked: Option<(bool, u64)>,
 }
 
@@ -126,7 +126,7 @@ impl Replay {
             }
             ("lag", [lag]) => self.lag = Some(Nanos(*lag)),
             ("busy", [from, to, busy, launches @ ..]) => {
-                let drowned = |(asks, at): (bool, u64)| asks || *from < at + 106_000_000;
+                let drowned = |(asks, at): (bool, u64)| asks || *from < at + LAG_MAX.0;
                 let drowned = self.asked.is_some_and(drowned);
                 self.watch.counted(Busy {
                     from: Moment(*from),

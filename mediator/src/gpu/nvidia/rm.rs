@@ -149,16 +149,7 @@ impl RmClient {
         parent: Handle,
         params: &mut P,
     ) -> Result<Handle, RmError> {
-        let (status, new) = sys::alloc(
-            &self.control,
-            self.client.0,
-            parent.0,
-            Some(params),
-            P::CLASS,
-        )
-        .map_err(|source| RmError::Call { what, source })?;
-        accepted(what, Ok(status))?;
-        Ok(Handle(new))
+        self.alloc_class(what, parent, Some(params), P::CLASS)
     }
 
     /// Allocates an object below `parent` whose class takes no parameters.
@@ -168,8 +159,17 @@ impl RmClient {
         parent: Handle,
         class: u32,
     ) -> Result<Handle, RmError> {
-        let none = None::<&mut abi::DeviceParams>;
-        let (status, new) = sys::alloc(&self.control, self.client.0, parent.0, none, class)
+        self.alloc_class(what, parent, None::<&mut abi::DeviceParams>, class)
+    }
+
+    fn alloc_class<P: AllocParams>(
+        &self,
+        what: &'static str,
+        parent: Handle,
+        params: Option<&mut P>,
+        class: u32,
+    ) -> Result<Handle, RmError> {
+        let (status, new) = sys::alloc(&self.control, self.client.0, parent.0, params, class)
             .map_err(|source| RmError::Call { what, source })?;
         accepted(what, Ok(status))?;
         Ok(Handle(new))

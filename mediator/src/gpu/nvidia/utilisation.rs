@@ -24,7 +24,7 @@ const LATCH: Nanos = Nanos::from_ms(100);
 const AGREE: Nanos = Nanos::from_ms(110);
 
 /// Counters are so much older than their time stamps at most, and a little: from one latch to the next.
-const LAG_MAX: Nanos = Nanos::from_ms(106);
+pub(super) const LAG_MAX: Nanos = Nanos::from_ms(106);
 
 /// Counters are not younger than they say; what is measured may be, by so much. SOURCE: measured on an H200: 3.0 ms between seven starts.
 const YOUNGER_MAX: Nanos = Nanos::from_ms(4);
@@ -89,6 +89,7 @@ struct Counted {
 }
 
 impl Counted {
+    /// Words in the order of [`CounterLayout::places`].
     const fn of(at: Moment, [busy, cycles, clock, launches]: [u64; 4]) -> Self {
         Self {
             at,
@@ -249,13 +250,11 @@ impl Utilisation {
         let from = if agree { self.to } else { before.at };
         let to = from + length;
         (self.last, self.to) = (next, to);
-        // CAST: a part of the length.
-        let busy =
-            |percent: f64| Nanos((length.0 as f64 * percent.clamp(0.0, 100.0) / 100.0) as u64);
         Ok(percent.map(|percent| Busy {
             from,
             to,
-            busy_ns: busy(percent),
+            // CAST: a part of the length.
+            busy_ns: Nanos((length.0 as f64 * percent.clamp(0.0, 100.0) / 100.0) as u64),
             launches,
         }))
     }
@@ -305,24 +304,12 @@ fn lag(told: Moment, latched: Moment) -> Option<Nanos> {
 }
 
 fn of_pages(pages: &CounterPages, layout: CounterLayout) -> Option<Counted> {
-    let places = [
-        layout.busy_at,
-        layout.cycles_at,
-        layout.clock_at,
-        layout.launches_at,
-    ];
-    let (at, words) = pages.latched(places)?;
+    let (at, words) = pages.latched(layout.places())?;
     Some(Counted::of(at, words))
 }
 
 fn of_sample(sample: &UtilisationSample, layout: CounterLayout) -> Counted {
-    let places = [
-        layout.busy_at,
-        layout.cycles_at,
-        layout.clock_at,
-        layout.launches_at,
-    ];
-    let words = places.map(|at| sample.word(layout.sample_at + at));
+    let words = layout.places().map(|at| sample.word(layout.sample_at + at));
     Counted::of(Moment(sample.word(layout.sample_time_at)), words)
 }
 

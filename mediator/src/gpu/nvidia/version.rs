@@ -45,6 +45,18 @@ pub struct CounterLayout {
     pub sample_time_at: usize,
 }
 
+impl CounterLayout {
+    /// Where busy cycles, cycles, the clock and launches are.
+    pub(super) const fn places(self) -> [usize; 4] {
+        [
+            self.busy_at,
+            self.cycles_at,
+            self.clock_at,
+            self.launches_at,
+        ]
+    }
+}
+
 /// Launches for each step of their word.
 pub const LAUNCHES: u64 = 4;
 

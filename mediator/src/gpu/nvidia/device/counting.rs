@@ -55,7 +55,7 @@ pub(super) struct Counting {
 pub(super) type AgeKnown = OnceLock<bool>;
 
 impl Counting {
-    /// A thread for these counters, and what it will tell; it begins with [`Self::begin`].
+    /// What the thread will tell, from one end to the other.
     pub(super) fn channel() -> (SyncSender<Told>, Receiver<Told>) {
         sync_channel(WAITING)
     }

@@ -62,8 +62,6 @@ pub(in crate::gpu::nvidia) struct Nvml {
 
 // SAFETY: NVML may be called from any thread, and its device handles are process-wide (NVML API reference, "thread safe").
 unsafe impl Send for Nvml {}
-// SAFETY: as above; nothing in it changes.
-unsafe impl Sync for Nvml {}
 
 /// Counters of the GPU at one moment.
 #[derive(Debug)]
@@ -105,7 +103,7 @@ impl Nvml {
         Ok(Self { library, device })
     }
 
-    /// Room for a sample. It is never given back: a process has three.
+    /// Room for a sample. It is never given back: a process has two.
     pub(in crate::gpu::nvidia) fn sample(&self) -> Result<UtilisationSample, NvmlFailure> {
         // SAFETY: the type is that of nvml.h.
         let alloc: Symbol<'_, unsafe extern "C" fn(*mut *mut c_void) -> Code> =
