@@ -30,6 +30,8 @@ const UNKNOWN: f64 = 0.3 * 0.3;
 /// An error so many standard deviations large means that somebody changed his ways, if the next one is as well: a pause of some
 /// milliseconds, which programs make now and then, is no change.
 const SURPRISE: f64 = 5.0;
+/// Standard deviation of such a pause: for one that is idle, in parts of it. Whoever waits more often is more likely to have waited for longer.
+const PAUSED: (f64, f64) = (0.002, 0.5);
 /// One of so much of the interval is a change at once.
 const PAUSE_MAX: f64 = 0.05;
 /// Standard deviation of a change: for one that is idle, in parts of it. Whoever is idle more is more likely to be it.
@@ -94,6 +96,8 @@ pub struct IdleShares {
     doubt: f64,
     /// What of its error goes with that.
     misplaced: f64,
+    /// How long each tenant was idle in it, as far as is known now; in ns.
+    found: Vec<(TenantId, f64)>,
 }
 
 impl Default for IdleShares {
@@ -115,6 +119,7 @@ impl IdleShares {
             again_within: 1,
             doubt: 0.0,
             misplaced: 0.0,
+            found: Vec::new(),
         }
     }
 
@@ -151,6 +156,7 @@ impl IdleShares {
         stays: &BTreeMap<TenantId, Stay>,
     ) {
         (self.misfit, self.misplaced) = (0.0, 0.0);
+        self.found.clear();
         let resident: u64 = stays.values().map(|stay| stay.resident.0).sum();
         if length == Nanos::ZERO || (resident as f64) < RESIDENT_MIN * length.0 as f64 {
             return;
@@ -191,6 +197,7 @@ impl IdleShares {
         };
         let large = error.abs() > PAUSE_MAX;
         if surprise && !again && !large {
+            self.find_idle(stays, error * whole);
             return;
         }
         if surprise {
@@ -202,6 +209,36 @@ impl IdleShares {
         self.misplaced = error * self.doubt / self.variance(&shares);
         self.update(&shares, error);
         self.bound();
+        // Of an interval in which somebody stopped it says how wrongly that was told, and little else.
+        if !large && self.doubt == 0.0 {
+            self.find_idle(stays, 0.0);
+        }
+    }
+
+    /// How long each was idle, with a pause of `paused_ns` (negative: one that was missing) that says nothing of fractions.
+    fn find_idle(&mut self, stays: &BTreeMap<TenantId, Stay>, paused_ns: f64) {
+        let likely = |fraction: f64, stay: &Stay| {
+            let deviation = (PAUSED.0 + PAUSED.1 * fraction) * stay.resident.0 as f64;
+            deviation * deviation
+        };
+        let there = |known: &Known| Some((*known, *stays.get(&known.tenant)?));
+        let there: Vec<(Known, Stay)> = self.known.iter().filter_map(there).collect();
+        let all = there
+            .iter()
+            .map(|(known, stay)| likely(known.fraction, stay));
+        let all = all.sum::<f64>().max(1.0);
+        let found = |(known, stay): &(Known, Stay)| {
+            let usual = known.fraction * stay.resident.0 as f64
+                + handover_ns(known.fraction) * f64::from(stay.handovers);
+            let paused = paused_ns * likely(known.fraction, stay) / all;
+            (known.tenant, usual + paused)
+        };
+        self.found = there.iter().map(found).collect();
+    }
+
+    /// How long each tenant was idle in the last interval, as far as is known now, in ns; none if it said nothing.
+    pub fn found(&self) -> &[(TenantId, f64)] {
+        &self.found
     }
 
     /// Rows for those who were there.
@@ -555,6 +592,28 @@ mod tests {
             shares.observe(Nanos(INTERVAL), Nanos(id.into()), Nanos::ZERO, &one);
         }
         assert!(shares.known.len() <= TENANTS_MAX);
+    }
+
+    #[test]
+    fn a_pause_is_known_as_his_who_waits_more_often_and_says_nothing_of_what_comes() {
+        let mut shares = taught(&[41.7, 41.7], &[0.14, 0.0], &[0.0, 0.0], 40, 0.0);
+        let both = BTreeMap::from([(A, stay(30_000_000)), (B, stay(70_000_000))]);
+        let usual = 0.14 * 30_000_000.0;
+        for paused in [3_000_000.0, 0.0] {
+            let before = (shares.fraction(A), shares.fraction(B));
+            let idle = Nanos((usual + paused) as u64);
+            shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &both);
+            let found: BTreeMap<TenantId, f64> = shares.found().iter().copied().collect();
+            assert!((found[&A] - usual - paused).abs() < 200_000.0, "{found:?}");
+            assert!(found[&B].abs() < 100_000.0, "{found:?}");
+            let after = (shares.fraction(A), shares.fraction(B));
+            let moved = (after.0 - before.0).abs() + (after.1 - before.1).abs();
+            assert!(moved < 0.005, "{before:?} {after:?}");
+        }
+        // Two of them in a row, and a large one, are changes.
+        let idle = Nanos((usual + 20_000_000.0) as u64);
+        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &both);
+        assert!(shares.found().is_empty());
     }
 
     #[test]

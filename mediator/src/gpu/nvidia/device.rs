@@ -50,9 +50,6 @@ use counting::{AgeKnown, Counting, Told};
 
 pub use moving::Moving;
 
-/// Between two readings of the status register.
-const READING_PAUSE: Duration = Duration::from_micros(150);
-
 /// Why the GPU cannot be shared.
 #[derive(Debug, thiserror::Error)]
 pub enum NvidiaError {
@@ -364,7 +361,8 @@ impl Shared {
         let (mut works, mut readings) = (false, 0);
         while !works && readings < most {
             if readings > 0 {
-                thread::sleep(READING_PAUSE);
+                let pause = lock(&self.watched).watch.reading_pause();
+                thread::sleep(Duration::from_nanos(pause.0));
             }
             works = self.works();
             readings += 1;

@@ -80,6 +80,11 @@ const STRETCHES: usize = 1 << 14;
 /// Processes that are nobody's and counted one by one; the rest is lost in the total.
 const UNTRACKED_MAX: usize = 1024;
 
+/// No more is made good of what was told wrongly: pauses that programs make now and then, and not the time until one who began, or stopped, was known to have.
+/// SOURCE: replays of 55 recorded pairs, 6 s each: charges of 110 tenants are off by 0.128 % (root of the mean square) with 2 ms, 0.130 with 1.5, 0.128 with 3, 0.147 with 5, 0.177
+/// without.
+const OWED_MAX_NS: i64 = 2_000_000;
+
 /// What is on the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Occupant {
@@ -104,6 +109,8 @@ struct Stretch {
     tenant: Option<TenantId>,
     from: Moment,
     to: Moment,
+    /// It was idle for so long by the fractions of the time, without what was made good.
+    idle: Nanos,
 }
 
 /// Turns records into the event meter's engine states.
@@ -122,6 +129,8 @@ pub struct Residency {
     idle_at_handover: BTreeMap<TenantId, Nanos>,
     /// Fraction in which the engine processes launches.
     launching: BTreeMap<TenantId, f64>,
+    /// Whoever was idle for so much longer than was told, in ns; negative: less. It is made good in what is told next.
+    owed_ns: BTreeMap<TenantId, i64>,
     /// Who was stopped in the middle of his work when he was last resident.
     stopped: BTreeSet<TenantId>,
     /// What was told last.
@@ -142,6 +151,7 @@ impl Residency {
             handovers: VecDeque::new(),
             idle_at_handover: BTreeMap::new(),
             launching: BTreeMap::new(),
+            owed_ns: BTreeMap::new(),
             stopped: BTreeSet::new(),
             state: None,
             engine,
@@ -172,6 +182,7 @@ impl Residency {
         self.idle.remove(&tenant);
         self.idle_at_handover.remove(&tenant);
         self.launching.remove(&tenant);
+        self.owed_ns.remove(&tenant);
         self.held.remove(&tenant);
         self.stopped.remove(&tenant);
         let gone = self.tenants.extract_if(.., |_, of| *of == tenant);
@@ -210,6 +221,39 @@ impl Residency {
     /// From now on so much of a residency that ends because the tenant is held counts as idle.
     pub fn set_idle_at_handover(&mut self, tenant: TenantId, idle: Nanos) {
         self.idle_at_handover.insert(tenant, idle);
+    }
+
+    /// A tenant was idle for so much longer than was told; negative: less.
+    pub fn owe_idle(&mut self, tenant: TenantId, more_ns: i64) {
+        let owed = self.owed_ns.entry(tenant).or_default();
+        *owed = owed
+            .saturating_add(more_ns)
+            .clamp(-OWED_MAX_NS, OWED_MAX_NS);
+    }
+
+    /// What a tenant is owed is forgotten.
+    pub fn owe_nothing(&mut self, tenant: TenantId) {
+        self.owed_ns.remove(&tenant);
+    }
+
+    /// For how long each tenant was told to be idle while it was resident within an interval of the last two seconds, without what was made good.
+    pub fn told_idle_within(&self, from: Moment, to: Moment) -> BTreeMap<TenantId, f64> {
+        let mut sums = BTreeMap::new();
+        for stretch in self
+            .stretches
+            .iter()
+            .rev()
+            .take_while(|stretch| stretch.to > from)
+        {
+            let part = stretch.to.min(to).since(stretch.from.max(from));
+            if let Some(tenant) = stretch.tenant
+                && part > Nanos::ZERO
+            {
+                let of_it = part.0 as f64 / stretch.to.since(stretch.from).0 as f64;
+                *sums.entry(tenant).or_default() += stretch.idle.0 as f64 * of_it;
+            }
+        }
+        sums
     }
 
     /// A tenant is being held since then, or (none) may run.
@@ -376,7 +420,7 @@ impl Residency {
         {
             let from = std::mem::replace(told, end);
             self.tell(from, EngineState::Idle, events);
-            self.remember(Some(tenant), from, end);
+            self.remember(Some(tenant), from, end, end.since(from));
         }
     }
 
@@ -394,12 +438,12 @@ impl Residency {
             Occupant::None { saved, told: false } if now.since(saved) > SWITCH_MAX => {
                 self.occupant = Occupant::None { saved, told: true };
                 self.tell(saved + SWITCH_MAX, EngineState::Idle, events);
-                self.remember(None, saved + SWITCH_MAX, now);
+                self.remember(None, saved + SWITCH_MAX, now, Nanos::ZERO);
             }
             Occupant::None { saved, told: true } => {
                 let last = self.stretches.back();
                 let from = last.map_or(saved, |last| last.to).max(saved);
-                self.remember(None, from, now);
+                self.remember(None, from, now, Nanos::ZERO);
             }
             Occupant::Resident {
                 pid,
@@ -413,7 +457,7 @@ impl Residency {
                     self.tell(told, EngineState::Running(tenant), events);
                 }
                 if idle {
-                    self.remember(None, told, now);
+                    self.remember(None, told, now, Nanos::ZERO);
                 } else {
                     self.tell_residency(tenant, told, now, events);
                 }
@@ -438,10 +482,14 @@ impl Residency {
         events: &mut Vec<SwitchEvent>,
     ) {
         let length = to.since(from);
-        let of = |fractions: &BTreeMap<TenantId, f64>| fractions.get(&tenant).copied();
-        let fraction = of(&self.idle).unwrap_or(0.0) + of(&self.launching).unwrap_or(0.0);
-        // CAST: a part of the length.
-        let idle = Nanos((length.0 as f64 * fraction) as u64).min(length);
+        let part = |fractions: &BTreeMap<TenantId, f64>| {
+            let fraction = fractions.get(&tenant).copied().unwrap_or(0.0);
+            // CAST: a part of the length.
+            Nanos((length.0 as f64 * fraction) as u64)
+        };
+        let paused = part(&self.idle);
+        let usual = (paused + part(&self.launching)).min(length);
+        let idle = self.make_good(tenant, usual, length);
         let running = EngineState::Running(tenant);
         // What is told last counts on until more is told; the next stretch begins with the same.
         if idle.0 > length.0 / 2 {
@@ -457,7 +505,18 @@ impl Residency {
             }
             self.tell(to, running, events);
         }
-        self.remember(Some(tenant), from, to);
+        self.remember(Some(tenant), from, to, paused);
+    }
+
+    /// How long to tell of a stretch as idle, which would be so much of it, so that what is owed is less.
+    fn make_good(&mut self, tenant: TenantId, usual: Nanos, length: Nanos) -> Nanos {
+        let Some(owed) = self.owed_ns.get_mut(&tenant) else {
+            return usual;
+        };
+        let idle = Nanos(usual.0.saturating_add_signed(*owed)).min(length);
+        // CAST: at most what is owed.
+        *owed -= idle.0.cast_signed() - usual.0.cast_signed();
+        idle
     }
 
     /// Since when this tenant is resident, if it is, and was not seen without work.
@@ -507,14 +566,19 @@ impl Residency {
         }
     }
 
-    fn remember(&mut self, tenant: Option<TenantId>, from: Moment, to: Moment) {
+    fn remember(&mut self, tenant: Option<TenantId>, from: Moment, to: Moment, idle: Nanos) {
         if to <= from {
             return;
         }
         if self.stretches.len() == STRETCHES {
             self.stretches.pop_front();
         }
-        self.stretches.push_back(Stretch { tenant, from, to });
+        self.stretches.push_back(Stretch {
+            tenant,
+            from,
+            to,
+            idle,
+        });
     }
 
     fn owner(&self, pid: u32) -> TenantId {

@@ -590,7 +590,8 @@ impl Daemon {
             readings += 1;
             works = self.engine.works();
             if !works {
-                (0..30).for_each(|_| self.step());
+                let pause = self.watch.reading_pause();
+                (0..pause.0 / STEP).for_each(|_| self.step());
             }
         }
         if !works {

@@ -33,6 +33,9 @@ const YOUNGER_MAX: Nanos = Nanos::from_ms(4);
 /// 55 intervals each, against their kernels' time stamps (0.1 ms standard deviation of the best three).
 const COLLECTED: Nanos = Nanos::from_us(3_000);
 
+/// More than all by so small a part is all. SOURCE: measured on an H200: five of 55 daemons lost an interval beside an endless kernel, where more than all was no counter.
+const ALL_OF_IT: u64 = 1_000;
+
 /// The library's figure and ours are the same: digits of a percentage.
 const SAME: f64 = 0.001;
 
@@ -112,7 +115,9 @@ impl Counted {
     fn percent_since(&self, before: &Self) -> Option<f64> {
         let busy = self.busy.checked_sub(before.busy)?;
         let cycles = self.cycles.checked_sub(before.cycles)?;
-        (cycles > 0 && busy <= cycles).then(|| busy as f64 / cycles as f64 * 100.0)
+        // They are not collected at the same instant: an engine that is always busy may have been so for a little more than all of the time.
+        let most = cycles + cycles / ALL_OF_IT;
+        (cycles > 0 && busy <= most).then(|| busy.min(cycles) as f64 / cycles as f64 * 100.0)
     }
 }
 
@@ -329,6 +334,8 @@ mod tests {
         // SOURCE: two samples of an H200 under kernels of 200 us, of which the library made 95.740914454...
         let percent = counted(159_350_549, 166_439_343).percent_since(&counted(0, 0));
         assert!((percent.unwrap() - 95.740_914_45).abs() < 1e-6);
+        let all = counted(174_000_310, 174_000_010).percent_since(&counted(10, 10));
+        assert_eq!(all, Some(100.0), "collected a moment later");
         for (busy, cycles) in [(5, 10), (0, 9), (20, 11), (11, 10)] {
             assert_eq!(counted(busy, cycles).percent_since(&counted(10, 10)), None);
         }

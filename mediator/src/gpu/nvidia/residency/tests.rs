@@ -3,7 +3,7 @@
 use super::*;
 use EngineState::{Idle, Running, Switching};
 use proptest::prelude::*;
-use turnstile_accounting::{EventMeter, Meter, Observation, Window};
+use turnstile_accounting::{EventMeter, Meter, Metric, Observation, Window};
 
 const ENGINE: EngineId = EngineId(0);
 const A: TenantId = TenantId(1);
@@ -314,4 +314,49 @@ proptest! {
         let usage = meter.close(window);
         prop_assert_eq!(usage.engines[0].accounted_ns(), window.length());
     }
+}
+
+/// A is resident from 0 to `ms`, told each 10 ms; how long it ran.
+fn ran_ms(residency: &mut Residency, ms: u64) -> f64 {
+    let mut events = Vec::new();
+    residency.take(&record(0, 0, 10, Change::Active), &mut events);
+    (1..=ms / 10).for_each(|times| residency.settle(Moment(times * 10_000_000), &mut events));
+    let mut meter = EventMeter::new([ENGINE]);
+    for event in events {
+        meter.observe(Observation::Switch(event));
+    }
+    let usage = meter.close(Window::starting(Moment(0), Nanos::from_ms(ms)));
+    usage.tenant_ns(A, Metric::Total).0 as f64 / 1e6
+}
+
+#[test]
+fn what_was_told_wrongly_is_made_good_in_what_is_told_next() {
+    let ran = |owed_us: i64| {
+        let mut residency = residency();
+        residency.set_idle_fraction(A, 0.1);
+        residency.owe_idle(A, owed_us * 1000);
+        let ran = ran_ms(&mut residency, 50);
+        let told = residency.told_idle_within(Moment(0), Moment(50_000_000));
+        assert!((told[&A] - 5e6).abs() < 10.0, "what was believed: {told:?}");
+        let half = residency.told_idle_within(Moment(5_000_000), Moment(15_000_000));
+        assert!((half[&A] - 1e6).abs() < 10.0, "{half:?}");
+        ran
+    };
+    assert_eq!(ran(0), 45.0);
+    assert_eq!(ran(1_500), 43.5);
+    assert_eq!(ran(-1_500), 46.5, "in the pauses of two stretches");
+    assert_eq!(ran(900_000), 43.0, "no more than that");
+    assert_eq!(ran(-900_000), 47.0);
+    let mut residency = residency();
+    residency.owe_idle(A, -1_000_000);
+    assert_eq!(
+        ran_ms(&mut residency, 50),
+        50.0,
+        "who never pauses runs for no longer than he is there"
+    );
+    residency.owe_nothing(A);
+    residency.set_idle_fraction(A, 0.1);
+    let mut events = Vec::new();
+    residency.settle(Moment(60_000_000), &mut events);
+    assert_eq!(events.len(), 2, "{events:?}");
 }
