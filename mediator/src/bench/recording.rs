@@ -13,13 +13,16 @@ const TARGET: &str = " turnstile::record] ";
 /// The loads begin so long after the first moment of a recording.
 const LEAD_NS: u64 = 3_000_000_000;
 
-/// A recording of what `messages` have of a daemon's log; loads began at `start_ns`, and did this as these tenants. `title` is its first line.
+/// A recording of what `messages` have of a daemon's log; loads began at `start_ns` of the wall clock, and did this as these tenants. `title` is its first line. Moments are of
+/// the GPU's clock, which all of them are on.
 pub fn recording(
     title: &str,
     messages: &str,
     start_ns: u64,
     loads: &[(u64, &LoadReport)],
 ) -> String {
+    let offset_ns = loads.first().map_or(0, |(_, load)| load.clock_offset_ns);
+    let start_ns = start_ns.saturating_sub_signed(offset_ns);
     let base_ns = start_ns.saturating_sub(LEAD_NS);
     // Moments are of this century; no length is as long.
     let relative = |word: &str| match word.parse::<u64>() {
@@ -53,9 +56,10 @@ mod tests {
             [2026-11-22T01:00:00Z TRACE turnstile::record] seen 2 true 1795302237000000000\n";
         let load = LoadReport {
             executed_ns: vec![100; 25],
+            clock_offset_ns: -500,
             ..LoadReport::default()
         };
-        let recorded = recording("a cell", messages, 1_795_302_237_000_000_000, &[(2, &load)]);
+        let recorded = recording("a cell", messages, 1_795_302_236_999_999_500, &[(2, &load)]);
         let expected =
             "# a cell\nactive 7 2974611520 552 314\nseen 2 true 3000000000\nexecuted 2 1000 1000\n";
         assert_eq!(recorded, expected);

@@ -368,8 +368,8 @@ impl Shared {
             readings += 1;
         }
         let mut watched = lock(&self.watched);
-        if !works {
-            // Somebody may have come meanwhile.
+        if !works || watched.watch.residency.is_idle() {
+            // Somebody may have come meanwhile, or before.
             watched.refresh_or_say();
         }
         if watched.watch.residency.resident() != Some(tenant) || self.is_moving() {

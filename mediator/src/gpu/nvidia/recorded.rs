@@ -84,6 +84,9 @@ impl Replay {
                 let stopped = self.watch.idle_fraction(tenant) > 0.5;
                 let readings = words.get(3).map(|readings| readings.parse().unwrap());
                 let readings = readings.unwrap_or(if stopped { 1 } else { 3 });
+                if !self.takes {
+                    self.charge(at); // the log was read before each look
+                }
                 self.watch.seen(tenant, works, readings, Moment(at));
             }
             _ => self.numbers(what, &numbers(words)),
@@ -248,11 +251,20 @@ fn who_stops_often_and_who_runs_beside_him_pay_what_they_executed() {
     within(log, 0, 0.6, 2.5);
     let errors = errors(&Replay::of(log, 0), SECOND..usize::MAX);
     let (busy, bursty) = (TenantId(2), TenantId(1));
-    for (tenant, percent) in [(busy, 0.3), (bursty, 1.5)] {
+    for (tenant, percent) in [(busy, 0.2), (bursty, 0.5)] {
         let error = errors[&tenant];
         println!("{tenant}: {error:.2} %");
         assert!(error.abs() <= percent, "{tenant}: {error} %");
     }
+}
+
+/// The first makes pauses of up to 3 ms now and then, which say nothing of what comes: without making them good, it was charged 0.91 % too much.
+#[test]
+fn pauses_that_come_now_and_then_are_made_good() {
+    let replay = Replay::of(include_str!("recorded/pauses-50us-50ms.txt"), 0);
+    let errors = errors(&replay, SECOND..usize::MAX);
+    println!("{errors:.2?} %");
+    assert!(errors.values().all(|error| error.abs() <= 0.4));
 }
 
 /// What is charged less what was worked in these steps, in percent.
@@ -287,10 +299,53 @@ fn what_else_was_recorded() {
     let files = std::fs::read_dir(folder).unwrap();
     let mut paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     paths.sort();
+    struct L;
+    impl log::Log for L {
+        fn enabled(&self, m: &log::Metadata<'_>) -> bool {
+            m.target() != "turnstile::record"
+        }
+        fn log(&self, r: &log::Record<'_>) {
+            if self.enabled(r.metadata()) {
+                eprintln!("LOG {}", r.args());
+            }
+        }
+        fn flush(&self) {}
+    }
+    if std::env::var("TR").is_ok() {
+        let _ = log::set_boxed_logger(Box::new(L));
+        log::set_max_level(log::LevelFilter::Trace);
+    }
     for path in paths {
+        if path.extension().is_none_or(|e| e != "txt") {
+            continue;
+        }
         let log = std::fs::read_to_string(&path).unwrap();
         let replay = Replay::of(&log, 0);
         let (points, percent) = replay.worst();
+        if std::env::var("DUMP").is_ok() {
+            let mut out = String::new();
+            for (id, c) in &replay.charged {
+                if let Some(w) = replay.worked.get(id) {
+                    out += &format!(
+                        "c {} {}\n",
+                        id.0,
+                        c.iter()
+                            .map(|v| v.to_string())
+                            .collect::<Vec<_>>()
+                            .join(" ")
+                    );
+                    out += &format!(
+                        "w {} {}\n",
+                        id.0,
+                        w.iter()
+                            .map(|v| v.to_string())
+                            .collect::<Vec<_>>()
+                            .join(" ")
+                    );
+                }
+            }
+            std::fs::write(path.with_extension("csv"), out).unwrap();
+        }
         println!("{}", log.lines().next().unwrap());
         println!("  {points:.2} points, {percent:.2} % in any second; after the first one:");
         for (id, error) in errors(&replay, SECOND..usize::MAX) {

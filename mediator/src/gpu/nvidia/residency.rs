@@ -543,27 +543,30 @@ impl Residency {
     }
 
     fn turn(&mut self, tenant: TenantId, at: Moment, to: bool, events: &mut Vec<SwitchEvent>) {
-        if self.resident() != Some(tenant) {
+        // Nothing new: the log may not have been read since, and somebody else may have come.
+        if self.resident() != Some(tenant) || self.is_idle() == to {
             return;
         }
+        let Occupant::Resident { told, .. } = self.occupant else {
+            return;
+        };
+        // What was told stands; who has just come and stopped at once was there.
+        let at = at.max(told);
         self.settle(at, events);
-        if let Occupant::Resident {
-            told,
-            idle,
-            runs: true,
-            ..
-        } = &mut self.occupant
-            && std::mem::replace(idle, to) != to
-        {
-            let at = (*told).max(at);
-            *told = at;
-            let state = if to {
-                EngineState::Idle
-            } else {
-                EngineState::Running(tenant)
-            };
-            self.tell(at, state, events);
+        if let Occupant::Resident { idle, .. } = &mut self.occupant {
+            *idle = to;
         }
+        let state = if to {
+            EngineState::Idle
+        } else {
+            EngineState::Running(tenant)
+        };
+        self.tell(at, state, events);
+    }
+
+    /// Whether whoever is resident was seen without work, and not at work since.
+    pub const fn is_idle(&self) -> bool {
+        matches!(self.occupant, Occupant::Resident { idle: true, .. })
     }
 
     fn remember(&mut self, tenant: Option<TenantId>, from: Moment, to: Moment, idle: Nanos) {

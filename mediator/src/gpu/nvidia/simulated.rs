@@ -594,7 +594,7 @@ impl Daemon {
                 (0..pause.0 / STEP).for_each(|_| self.step());
             }
         }
-        if !works {
+        if !works || self.watch.residency.is_idle() {
             self.read();
         }
         if self.watch.residency.resident() != Some(tenant) || self.is_moving() {

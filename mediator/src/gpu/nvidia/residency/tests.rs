@@ -360,3 +360,40 @@ fn what_was_told_wrongly_is_made_good_in_what_is_told_next() {
     residency.settle(Moment(60_000_000), &mut events);
     assert_eq!(events.len(), 2, "{events:?}");
 }
+
+#[test]
+fn who_came_and_stopped_at_once_is_idle_from_when_he_came() {
+    let mut residency = residency();
+    residency.edges = Edges::H200;
+    let mut events = Vec::new();
+    residency.take(&record(0, 100, 10, Change::Active), &mut events);
+    // Looked at before anything of it was told; he stopped earlier than that, as far as can be known.
+    residency.idle(A, Moment(101_000), &mut events);
+    assert!(residency.is_idle());
+    residency.settle(Moment(900_000), &mut events);
+    residency.take(&record(1, 1000, 10, Change::Saved), &mut events);
+    let expected = [
+        (100, Switching),
+        (104, Running(A)),
+        (104, Idle),
+        (941, Switching),
+    ];
+    assert_eq!(states(&events), expected);
+    let nobody = residency.resident_within(Moment(0), Moment(1_000_000));
+    assert_eq!(nobody, BTreeMap::from([(None, Nanos::from_us(837))]));
+}
+
+#[test]
+fn work_that_is_seen_before_the_log_is_read_tells_nothing_of_who_was_there() {
+    let mut residency = residency();
+    let mut events = Vec::new();
+    residency.take(&record(0, 100, 10, Change::Active), &mut events);
+    residency.settle(Moment(200_000), &mut events);
+    // A has left, which has not been read; what worked then was B.
+    residency.busy(A, Moment(5_000_000), &mut events);
+    residency.take(&record(1, 1000, 10, Change::Saved), &mut events);
+    residency.take(&record(2, 1080, 20, Change::Active), &mut events);
+    residency.settle(Moment(6_000_000), &mut events);
+    let expected = [(100, Running(A)), (1000, Switching), (1080, Running(B))];
+    assert_eq!(states(&events), expected);
+}
