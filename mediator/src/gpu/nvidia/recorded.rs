@@ -299,53 +299,10 @@ fn what_else_was_recorded() {
     let files = std::fs::read_dir(folder).unwrap();
     let mut paths: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     paths.sort();
-    struct L;
-    impl log::Log for L {
-        fn enabled(&self, m: &log::Metadata<'_>) -> bool {
-            m.target() != "turnstile::record"
-        }
-        fn log(&self, r: &log::Record<'_>) {
-            if self.enabled(r.metadata()) {
-                eprintln!("LOG {}", r.args());
-            }
-        }
-        fn flush(&self) {}
-    }
-    if std::env::var("TR").is_ok() {
-        let _ = log::set_boxed_logger(Box::new(L));
-        log::set_max_level(log::LevelFilter::Trace);
-    }
     for path in paths {
-        if path.extension().is_none_or(|e| e != "txt") {
-            continue;
-        }
         let log = std::fs::read_to_string(&path).unwrap();
         let replay = Replay::of(&log, 0);
         let (points, percent) = replay.worst();
-        if std::env::var("DUMP").is_ok() {
-            let mut out = String::new();
-            for (id, c) in &replay.charged {
-                if let Some(w) = replay.worked.get(id) {
-                    out += &format!(
-                        "c {} {}\n",
-                        id.0,
-                        c.iter()
-                            .map(|v| v.to_string())
-                            .collect::<Vec<_>>()
-                            .join(" ")
-                    );
-                    out += &format!(
-                        "w {} {}\n",
-                        id.0,
-                        w.iter()
-                            .map(|v| v.to_string())
-                            .collect::<Vec<_>>()
-                            .join(" ")
-                    );
-                }
-            }
-            std::fs::write(path.with_extension("csv"), out).unwrap();
-        }
         println!("{}", log.lines().next().unwrap());
         println!("  {points:.2} points, {percent:.2} % in any second; after the first one:");
         for (id, error) in errors(&replay, SECOND..usize::MAX) {

@@ -239,16 +239,8 @@ impl Residency {
     /// For how long each tenant was told to be idle while it was resident within an interval of the last two seconds, without what was made good.
     pub fn told_idle_within(&self, from: Moment, to: Moment) -> BTreeMap<TenantId, f64> {
         let mut sums = BTreeMap::new();
-        for stretch in self
-            .stretches
-            .iter()
-            .rev()
-            .take_while(|stretch| stretch.to > from)
-        {
-            let part = stretch.to.min(to).since(stretch.from.max(from));
-            if let Some(tenant) = stretch.tenant
-                && part > Nanos::ZERO
-            {
+        for (stretch, part) in self.within(from, to) {
+            if let Some(tenant) = stretch.tenant {
                 let of_it = part.0 as f64 / stretch.to.since(stretch.from).0 as f64;
                 *sums.entry(tenant).or_default() += stretch.idle.0 as f64 * of_it;
             }
@@ -283,16 +275,19 @@ impl Residency {
     /// switches aside.
     pub fn resident_within(&self, from: Moment, to: Moment) -> BTreeMap<Option<TenantId>, Nanos> {
         let mut sums = BTreeMap::new();
-        for stretch in self.stretches.iter().rev() {
-            if stretch.to <= from {
-                break;
-            }
-            let part = stretch.to.min(to).since(stretch.from.max(from));
-            if part > Nanos::ZERO {
-                *sums.entry(stretch.tenant).or_default() += part;
-            }
+        for (stretch, part) in self.within(from, to) {
+            *sums.entry(stretch.tenant).or_default() += part;
         }
         sums
+    }
+
+    /// Stretches that lie in an interval, and how much of each, the last first.
+    fn within(&self, from: Moment, to: Moment) -> impl Iterator<Item = (&Stretch, Nanos)> {
+        let late = self.stretches.iter().rev();
+        let late = late.take_while(move |stretch| stretch.to > from);
+        let part = move |stretch: &Stretch| stretch.to.min(to).since(stretch.from.max(from));
+        let parts = late.map(move |stretch| (stretch, part(stretch)));
+        parts.filter(|(_, part)| *part > Nanos::ZERO)
     }
 
     /// Takes the next record of the log.
