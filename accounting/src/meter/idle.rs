@@ -67,6 +67,11 @@ fn handover_ns(fraction: f64) -> f64 {
     (HANDOVER.0 as f64 * fraction).min(HANDOVER_MAX.0 as f64)
 }
 
+/// How long one who is idle for this fraction of his residency is idle in a stay, in ns.
+fn usual_ns(fraction: f64, stay: &Stay) -> f64 {
+    fraction * stay.resident.0 as f64 + handover_ns(fraction) * f64::from(stay.handovers)
+}
+
 /// A tenant whose fraction is estimated.
 #[derive(Clone, Copy, Debug)]
 struct Known {
@@ -170,9 +175,8 @@ impl IdleShares {
         for known in &self.known {
             let stay = stays.get(&known.tenant).copied().unwrap_or_default();
             let (resident, handovers) = (stay.resident.0 as f64, f64::from(stay.handovers));
-            let at_handover = handover_ns(known.fraction);
-            foretold += (known.fraction * resident + at_handover * handovers) / whole;
-            let grows = if at_handover < HANDOVER_MAX.0 as f64 {
+            foretold += usual_ns(known.fraction, &stay) / whole;
+            let grows = if handover_ns(known.fraction) < HANDOVER_MAX.0 as f64 {
                 HANDOVER.0 as f64
             } else {
                 0.0
@@ -228,10 +232,8 @@ impl IdleShares {
             .map(|(known, stay)| likely(known.fraction, stay));
         let all = all.sum::<f64>().max(1.0);
         let found = |(known, stay): &(Known, Stay)| {
-            let usual = known.fraction * stay.resident.0 as f64
-                + handover_ns(known.fraction) * f64::from(stay.handovers);
             let paused = paused_ns * likely(known.fraction, stay) / all;
-            (known.tenant, usual + paused)
+            (known.tenant, usual_ns(known.fraction, stay) + paused)
         };
         self.found = there.iter().map(found).collect();
     }

@@ -538,12 +538,12 @@ impl Residency {
     }
 
     fn turn(&mut self, tenant: TenantId, at: Moment, to: bool, events: &mut Vec<SwitchEvent>) {
-        // Nothing new: the log may not have been read since, and somebody else may have come.
-        if self.resident() != Some(tenant) || self.is_idle() == to {
-            return;
-        }
-        let Occupant::Resident { told, .. } = self.occupant else {
-            return;
+        let told = match self.occupant {
+            Occupant::Resident {
+                pid, told, idle, ..
+            } if self.owner(pid) == tenant && idle != to => told,
+            // Nothing new: the log may not have been read since, and somebody else may have come.
+            _ => return,
         };
         // What was told stands; who has just come and stopped at once was there.
         let at = at.max(told);

@@ -81,6 +81,14 @@ pub struct Busy {
     pub launches: Option<u64>,
 }
 
+impl Busy {
+    /// The interval that it is of, where counters are so much older than they say.
+    pub(super) fn span(&self, lag: Nanos) -> (Moment, Moment) {
+        let ago = |moment: Moment| Moment(moment.0.saturating_sub(lag.0));
+        (ago(self.from), ago(self.to))
+    }
+}
+
 /// Counters at a latch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Counted {
