@@ -335,13 +335,144 @@ impl<'p, P: Platform> Channel<'p, P> {
         Ok(())
     }
 
-    /// Fences and waits until all that was added has finished.
+    /// Fences and waits until all that was added has finished, and first for room in a ring that is full.
     ///
     /// # Errors
-    /// As [`Self::submit`] and [`Self::wait_fence`].
+    /// [`DriverError::Faulted`], and as [`Self::wait_fence`]; the time is that of both waits together.
     pub fn finish(&mut self, timeout_ns: u64) -> Result<(), DriverError> {
+        let since = self.platform.now_ns();
+        if self.room() == 0 {
+            // Nobody may have announced what fills it.
+            self.ring();
+            self.wait_room(1, timeout_ns)?;
+        }
         let value = self.fence(true)?;
         self.ring();
-        self.wait_fence(value, timeout_ns)
+        let waited = self.platform.now_ns().saturating_sub(since);
+        self.wait_fence(value, timeout_ns.saturating_sub(waited))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::{Cell, RefCell};
+    use std::vec;
+    use std::vec::Vec;
+
+    const ENTRIES: u32 = 4;
+
+    /// A device that executes one announced command each time that its guest sleeps, or none at all.
+    struct Slow {
+        memory: RefCell<Vec<u8>>,
+        announced: Cell<u32>,
+        works: bool,
+        now_ns: Cell<u64>,
+    }
+
+    impl Slow {
+        fn new(works: bool) -> Self {
+            let bytes = ChannelMemory::bytes(ENTRIES) as usize;
+            Self {
+                memory: RefCell::new(vec![0; bytes]),
+                announced: Cell::new(0),
+                works,
+                now_ns: Cell::new(0),
+            }
+        }
+
+        fn execute(&self, channel: ChannelMemory) {
+            let get_at = channel.state_gpa() + ChannelStateBlock::GET;
+            let get = self.read_u32(get_at);
+            if get == self.announced.get() || !self.works {
+                return;
+            }
+            let mut bytes = [0; COMMAND_BYTES];
+            self.read_bytes(channel.entry_gpa(get), &mut bytes);
+            if let Ok(Command::Fence { gpa, value, .. }) = Command::decode(&bytes) {
+                self.write_bytes(gpa, &value.to_le_bytes());
+            }
+            self.write_u32(get_at, get.wrapping_add(1));
+        }
+    }
+
+    impl Platform for Slow {
+        fn config_read(&self, _: u8) -> u32 {
+            0
+        }
+        fn config_write(&self, _: u8, _: u32) {}
+        fn reg_read32(&self, _: u64) -> u32 {
+            0
+        }
+        fn reg_read64(&self, _: u64) -> u64 {
+            0
+        }
+        fn reg_write32(&self, _: u64, _: u32) {}
+        fn reg_write64(&self, _: u64, _: u64) {}
+        fn ring_doorbell(&self, _: u32, put: u32) {
+            self.announced.set(put);
+        }
+        fn aperture_read(&self, _: u64) -> u64 {
+            0
+        }
+        fn aperture_write(&self, _: u64, _: u64) {}
+        fn read_u32(&self, gpa: u64) -> u32 {
+            let mut bytes = [0; 4];
+            self.read_bytes(gpa, &mut bytes);
+            u32::from_le_bytes(bytes)
+        }
+        fn read_u64(&self, gpa: u64) -> u64 {
+            let mut bytes = [0; 8];
+            self.read_bytes(gpa, &mut bytes);
+            u64::from_le_bytes(bytes)
+        }
+        fn write_u32(&self, gpa: u64, value: u32) {
+            self.write_bytes(gpa, &value.to_le_bytes());
+        }
+        fn write_u64(&self, gpa: u64, value: u64) {
+            self.write_bytes(gpa, &value.to_le_bytes());
+        }
+        fn read_bytes(&self, gpa: u64, bytes: &mut [u8]) {
+            bytes.copy_from_slice(&self.memory.borrow()[gpa as usize..][..bytes.len()]);
+        }
+        fn write_bytes(&self, gpa: u64, bytes: &[u8]) {
+            self.memory.borrow_mut()[gpa as usize..][..bytes.len()].copy_from_slice(bytes);
+        }
+        fn msi(&self, _: u16) -> (u64, u32) {
+            (0, 0)
+        }
+        fn wait(&self, at_most_ns: u64) {
+            self.now_ns.set(self.now_ns.get() + at_most_ns);
+            self.execute(ChannelMemory::new(0, ENTRIES));
+        }
+        fn now_ns(&self) -> u64 {
+            self.now_ns.get()
+        }
+    }
+
+    fn filled(device: &Slow) -> Channel<'_, Slow> {
+        let mut channel = Channel::new(device, ChannelMemory::new(0, ENTRIES), 0);
+        for _ in 0..ENTRIES {
+            channel.submit(&Command::Nop).expect("there is room");
+        }
+        assert_eq!(channel.submit(&Command::Nop), Err(DriverError::RingFull));
+        channel
+    }
+
+    #[test]
+    fn a_full_ring_is_finished_too() {
+        let device = Slow::new(true);
+        let mut channel = filled(&device);
+        channel.finish(10 * WAIT_NS).expect("it waits for room");
+        assert_eq!(channel.state().get, ENTRIES + 1);
+        assert_eq!(channel.reached(), 1);
+    }
+
+    #[test]
+    fn a_full_ring_that_stands_still_is_a_timeout() {
+        let device = Slow::new(false);
+        let waited = filled(&device).finish(10 * WAIT_NS);
+        assert_eq!(waited, Err(DriverError::Timeout));
+        assert_eq!(device.now_ns(), 11 * WAIT_NS);
     }
 }
