@@ -181,6 +181,7 @@ mod tests {
             class: 0xc86f,
             parent: 1,
             engine: 0,
+            userd: None,
         })
     }
 

@@ -396,6 +396,7 @@ mod tests {
             class: 0xc86f,
             parent: 0x5c00_0010,
             engine: 9,
+            userd: None,
         });
         let freed = ObjectChange::Freed {
             client: 1,

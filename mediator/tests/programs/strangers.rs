@@ -73,6 +73,7 @@ fn made(handle: u32) -> ObjectChange {
         class: 0xc86f,
         parent: 2,
         engine: 0,
+        userd: None,
     })
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::gate::GateState;
-use crate::wire::{CHANGES_MAX, ObjectChange, ProgramObject, ToDaemon, ToVmm};
+use crate::wire::{CHANGES_MAX, ObjectChange, ProgramObject, ToDaemon, ToVmm, Userd};
 use proptest::prelude::*;
 use std::fs::File;
 use std::io::Write;
@@ -153,6 +153,11 @@ fn what_a_launcher_says_fits_a_frame_and_comes_out_as_it_went_in() {
         class: u32::MAX,
         parent: u32::MAX,
         engine: u32::MAX,
+        userd: Some(Userd {
+            memory: u32::MAX,
+            offset: u64::MAX,
+            entries: u32::MAX,
+        }),
     });
     let freed = ObjectChange::Freed {
         client: 1,

@@ -19,7 +19,7 @@ use crate::gate::GateState;
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; both sides refuse another.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Longest frame, without its length.
 pub const FRAME_BYTES_MAX: usize = 16 << 10;
 /// Most descriptors with one frame: guest memory and one eventfd per interrupt vector.
@@ -54,6 +54,21 @@ pub struct ProgramObject {
     pub parent: u32,
     /// Engine that a channel group was made for; zero for others.
     pub engine: u32,
+    /// Where a channel says how far it is, if that was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub userd: Option<Userd>,
+}
+
+/// A channel's USERD: where the host engine and the program say which entries of its ring they took and added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Userd {
+    /// Handle of the memory that it lies in, of the same client.
+    pub memory: u32,
+    /// Where in it, in bytes.
+    pub offset: u64,
+    /// Entries of the ring.
+    pub entries: u32,
 }
 
 /// What happened to an object of a program. It comes from the program: an allegation.

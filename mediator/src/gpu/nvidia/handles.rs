@@ -4,7 +4,7 @@
 //! allegations: one may name a handle that was refused, is gone, or is somebody else's. Who uses them has to expect that
 //! the driver refuses some, and holds the rest. That a client is one process's alone is kept by the daemon.
 //!
-//! The preloaded library says one line per object:
+//! The preloaded library says one line per object, and nothing of its USERD:
 //!
 //! ```text
 //!   + PID CLIENT HANDLE CLASS PARENT ENGINE     a channel group or a channel was made (all but PID in hexadecimal)
@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use turnstile_vmm::wire::{ObjectChange, ProgramObject};
+use turnstile_vmm::wire::{ObjectChange, ProgramObject, Userd};
 
 use super::hold::Channel;
 use super::sys::abi::{CLASS_CHANNEL_GROUP, CLASS_CHANNEL_LOW_BYTE};
@@ -62,6 +62,7 @@ pub fn parse(line: &str) -> Result<(u32, ObjectChange), HandleError> {
                 class,
                 parent,
                 engine,
+                userd: None,
             })
         }
         (Some("-"), &[client, handle]) => ObjectChange::Freed { client, handle },
@@ -163,6 +164,19 @@ impl Handles {
         })
     }
 
+    /// Where the process's channels on the compute engine say how far they are, of which client; of those for which that was seen.
+    pub fn compute_userds(&self, pid: u32) -> Vec<(u32, Userd)> {
+        let channels = self.compute_channels(pid).into_iter();
+        let userd = |channel: Channel| {
+            let object = self
+                .objects
+                .get(&pid)?
+                .get(&(channel.client, channel.handle))?;
+            Some((channel.client, object.userd?))
+        };
+        channels.filter_map(userd).collect()
+    }
+
     /// All channels of the process.
     pub fn all_channels(&self, pid: u32) -> Vec<Channel> {
         self.channels(pid, |_| true)
@@ -259,6 +273,7 @@ mod tests {
                 class,
                 parent: 3,
                 engine,
+                userd: None,
             })
         };
         assert_eq!(handles.apply(5, &made(0x80, 0)), Ok(false));
@@ -266,6 +281,30 @@ mod tests {
         assert_eq!(handles.apply(5, &made(0xa06c, 1)), Ok(false));
         assert_eq!(handles.apply(5, &made(0xa06c, 2)), Ok(true));
         assert_eq!(handles.objects(5).len(), 1);
+    }
+
+    #[test]
+    fn channels_of_the_compute_group_say_where_they_say_how_far_they_are() {
+        let mut handles = handles();
+        let userd = |offset| Userd {
+            memory: 0x5c00_0030,
+            offset,
+            entries: 1024,
+        };
+        for (handle, parent) in [(0x5c00_0012, 0x5c00_0010), (0x5c00_0021, 0x5c00_0020)] {
+            let made = ObjectChange::Made(ProgramObject {
+                client: 0xc1d0_0001,
+                handle,
+                class: 0xc86f,
+                parent,
+                engine: 0,
+                userd: Some(userd(u64::from(handle))),
+            });
+            assert_eq!(handles.apply(77, &made), Ok(true));
+        }
+        let expected = (0xc1d0_0001, userd(0x5c00_0012));
+        assert_eq!(handles.compute_userds(77), [expected]);
+        assert_eq!(handles.compute_userds(78), []);
     }
 
     #[test]
@@ -284,6 +323,7 @@ mod tests {
                 class: 0xc86f,
                 parent: 3,
                 engine: 0,
+                userd: None,
             })
         };
         for handle in 0..OBJECTS_MAX as u32 {

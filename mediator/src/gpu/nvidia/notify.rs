@@ -32,7 +32,7 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use turnstile_vmm::wire::{ObjectChange, ProgramObject};
+use turnstile_vmm::wire::{ObjectChange, ProgramObject, Userd};
 
 use super::handles::is_kept;
 use super::police::{self, Control};
@@ -51,6 +51,14 @@ const CONTROL_STATUS_AT: u64 = 28;
 const XFER_BYTES: usize = 16;
 /// Where NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS has its engine type. SOURCE: `alloc/alloc_channel.h`.
 const GROUP_ENGINE_AT: u64 = 12;
+
+/// Where NV_CHANNEL_ALLOC_PARAMS has, in words: the entries of its ring (gpFifoEntries), the memory of its USERD (hUserdMemory, of the first subdevice)
+/// and the offset in it (userdOffset, 64 bits). SOURCE: `alloc/alloc_channel.h`; measured on an H200: what lies there moves with launches.
+const CHANNEL_RING_AT: usize = 4;
+const CHANNEL_USERD_AT: usize = 8;
+const CHANNEL_OFFSET_AT: usize = 16;
+/// What is read of them.
+const CHANNEL_BYTES: usize = 72;
 
 /// EPERM. SOURCE: `asm-generic/errno-base.h`.
 const EPERM: i32 = 1;
@@ -328,13 +336,18 @@ fn read(call: &Call) -> Option<Asked> {
             if !is_kept(class) {
                 return None;
             }
-            let engine = match address(low, high) {
-                at if class == CLASS_CHANNEL_GROUP && at != 0 => {
-                    let engine = words::<4>(call.thread, at.wrapping_add(GROUP_ENGINE_AT));
-                    engine.map_or(0, |engine| engine[0])
+            let (mut engine, mut userd) = (0, None);
+            match address(low, high) {
+                0 => {}
+                at if class == CLASS_CHANNEL_GROUP => {
+                    let words = words::<4>(call.thread, at.wrapping_add(GROUP_ENGINE_AT));
+                    engine = words.map_or(0, |words| words[0]);
                 }
-                _ => 0,
-            };
+                at => {
+                    userd =
+                        words::<CHANNEL_BYTES>(call.thread, at).and_then(|words| userd_of(&words))
+                }
+            }
             let pid = process_of(call.thread)?;
             let object = ProgramObject {
                 client,
@@ -342,6 +355,7 @@ fn read(call: &Call) -> Option<Asked> {
                 class,
                 parent,
                 engine,
+                userd,
             };
             Some(if handle == 0 {
                 Asked::Unnamed(Unnamed {
@@ -383,6 +397,20 @@ fn read(call: &Call) -> Option<Asked> {
         }
         _ => None,
     }
+}
+
+/// Where a channel made with these parameters says how far it is.
+fn userd_of(params: &[u32]) -> Option<Userd> {
+    let userd = Userd {
+        memory: *params.get(CHANNEL_USERD_AT)?,
+        offset: address(
+            *params.get(CHANNEL_OFFSET_AT)?,
+            *params.get(CHANNEL_OFFSET_AT + 1)?,
+        ),
+        entries: *params.get(CHANNEL_RING_AT)?,
+    };
+    // The driver may be asked to find the memory itself.
+    (userd.memory != 0).then_some(userd)
 }
 
 const fn address(low: u32, high: u32) -> u64 {

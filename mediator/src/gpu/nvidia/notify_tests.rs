@@ -80,7 +80,7 @@ enum Answer {
     Errno(i32),
 }
 
-fn alloc(parent: u32, new: u32, class: u32, params: Option<&[u32; 8]>) -> Alloc {
+fn alloc(parent: u32, new: u32, class: u32, params: Option<&[u32]>) -> Alloc {
     Alloc {
         root: CLIENT,
         parent,
@@ -130,6 +130,15 @@ fn acts() {
             call(&null, b'F', 0x2a, &mut [0_u64; 4]);
             group(&null, 0x10, 1);
             channel(&null, 0x10, 0x11);
+            // NV_CHANNEL_ALLOC_PARAMS: ring at 16, the USERD's memory at 32, where in it at 64.
+            let mut params = [0; 32];
+            (params[4], params[8], params[16], params[17]) = (1024, 0x30, 0x2000, 1);
+            call(
+                &null,
+                b'F',
+                0x2b,
+                &mut alloc(0x10, 0x12, 0xc86f, Some(&params)),
+            );
             call(&null, b'F', 0x29, &mut [CLIENT, 0x10, 0x11, 0]);
         }
         "unusual" => {
@@ -277,6 +286,7 @@ fn made(parent: u32, handle: u32, class: u32, engine: u32) -> ObjectChange {
         class,
         parent,
         engine,
+        userd: None,
     })
 }
 
@@ -290,6 +300,18 @@ fn groups_channels_and_their_end_are_seen() {
     let expected = [
         made(DEVICE, 0x10, 0xa06c, 1),
         made(0x10, 0x11, 0xc86f, 0),
+        ObjectChange::Made(ProgramObject {
+            client: CLIENT,
+            handle: 0x12,
+            class: 0xc86f,
+            parent: 0x10,
+            engine: 0,
+            userd: Some(Userd {
+                memory: 0x30,
+                offset: 0x1_0000_2000,
+                entries: 1024,
+            }),
+        }),
         ObjectChange::Freed {
             client: CLIENT,
             handle,
