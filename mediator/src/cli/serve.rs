@@ -125,6 +125,7 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
     let index = config.gpu.index;
     let workers = WorkerConfig {
         device: index,
+        channel_words: config.gpu.channel_words,
         ..WorkerConfig::default()
     };
     let memory = &config.memory;

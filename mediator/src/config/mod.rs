@@ -67,6 +67,8 @@ pub struct GpuSection {
     pub device: Option<String>,
     /// How engine state is read.
     pub meter: Meter,
+    /// Whether an NVIDIA GPU's tenants are asked by their channels' own words whether they have work.
+    pub channel_words: bool,
     /// The software GPU's own.
     pub soft: SoftSection,
 }
@@ -78,6 +80,7 @@ impl Default for GpuSection {
             index: 0,
             device: None,
             meter: Meter::Events,
+            channel_words: false,
             soft: SoftSection::default(),
         }
     }

@@ -283,7 +283,8 @@ const PEERS: &[libc::c_long] = &[libc::SYS_pidfd_open, libc::SYS_pidfd_send_sign
 
 /// A GPU in hardware: its driver, and the processes that use it.
 #[rustfmt::skip]
-const DEVICE: &[libc::c_long] = &[libc::SYS_ioctl, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal];
+const DEVICE: &[libc::c_long] =
+    &[libc::SYS_ioctl, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_pidfd_getfd];
 
 impl Role {
     /// Whether its threads have a list: those that start workers have none.
@@ -427,6 +428,18 @@ mod tests {
                 rustix::termios::tcgetattr(&file).map(drop)
             })
         };
+        // It reads what tenants' channels say, which takes a file of theirs.
+        let files = |software| {
+            within_on(Role::Accounting, software, || {
+                use rustix::process::{
+                    PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open,
+                };
+                let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+                pidfd_getfd(own, 2, PidfdGetfdFlags::empty()).map(drop)
+            })
+        };
+        assert_eq!(files(false), Ok(()));
+        assert_eq!(files(true), Err(rustix::io::Errno::PERM));
         assert_eq!(asked(false), Err(rustix::io::Errno::NOTTY));
         assert_eq!(asked(true), Err(rustix::io::Errno::PERM));
         assert!(!Role::Control.is_confined(false), "it starts workers");

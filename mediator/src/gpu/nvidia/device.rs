@@ -3,6 +3,7 @@
 //! One thread beside the callers' makes the calls that suspend and resume ([`super::hands`]).
 
 mod counting;
+mod looking;
 mod moving;
 
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
@@ -27,6 +28,7 @@ use super::guardian::{Guardian, GuardianError};
 use super::hands::{Hands, Owner};
 use super::hold::Channel;
 use super::holder::{Holder, OwnedSwitch};
+use super::look;
 use super::mover::MoverError;
 use super::probe::CudaError;
 use super::programs::{ProgramChunks, ProgramMemory};
@@ -34,10 +36,11 @@ use super::rm::{RmClient, RmError};
 use super::sets::Sets;
 use super::sys::Cuda;
 use super::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
+use super::userd::{Borrowed, Borrower, Userds};
 use super::utilisation::Utilisation;
 use super::version::{self, DriverAbi, VersionError};
 use super::vms::Vms;
-use super::watch::{Runner, Watch};
+use super::watch::Watch;
 use super::worker::{Facts, WorkerConfig};
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
@@ -47,6 +50,7 @@ use crate::mediation::COMPUTE;
 use crate::process;
 
 use counting::{AgeKnown, Counting, Told};
+use looking::Looker;
 
 pub use moving::Moving;
 
@@ -160,6 +164,10 @@ struct Shared {
     hands: Hands,
     /// Looking at the status register.
     status: Mutex<Cost>,
+    /// Who maps what channels say, if that is to be read; what is mapped, and what reading it costs.
+    borrower: Option<Borrower>,
+    userds: Mutex<Userds<Borrowed>>,
+    asking: Mutex<Cost>,
     /// Reading the counters, and measuring how old they are.
     counting: Mutex<Cost>,
     age_known: AgeKnown,
@@ -197,7 +205,7 @@ impl NvidiaGpu {
         worker: impl Fn() -> Command + Send + Sync + 'static,
         moving: Option<Moving>,
     ) -> Result<Self, NvidiaError> {
-        let index = config.device;
+        let (index, channel_words) = (config.device, config.channel_words);
         let vms = Vms::new(config, worker);
         let driver = version::detect()?;
         let client = Arc::new(RmClient::open(index)?);
@@ -232,6 +240,9 @@ impl NvidiaGpu {
             }),
             hands: Hands::default(),
             status: Mutex::default(),
+            borrower: channel_words.then(|| Borrower(client.clone())),
+            userds: Mutex::default(),
+            asking: Mutex::default(),
             counting: Mutex::default(),
             age_known: AgeKnown::new(),
             vms,
@@ -329,54 +340,6 @@ impl Shared {
         lock(&self.status).add(&work);
         // An engine that cannot be looked at is not taken as idle.
         read.map_or(true, |status| status & STATUS_BUSY != 0)
-    }
-
-    /// Whether the engine has nothing to do, as far as those go who may run.
-    fn is_dry(&self) -> bool {
-        if self.is_moving() {
-            return false;
-        }
-        let runner = {
-            let mut watched = lock(&self.watched);
-            let held = |tenant| self.is_held(tenant);
-            if watched.refreshed.elapsed() > Duration::from_nanos(FRESH.0) {
-                watched.refresh_or_say();
-            }
-            match watched.watch.runner(self.now(), held) {
-                // Who has just been let in may have come since.
-                Runner::Nobody => {
-                    watched.refresh_or_say();
-                    watched.watch.runner(self.now(), held)
-                }
-                runner => runner,
-            }
-        };
-        let tenant = match runner {
-            Runner::Working(_) => return false,
-            Runner::Nobody => return !self.is_moving(),
-            Runner::Perhaps(tenant) => tenant,
-        };
-        let begin = self.now();
-        let most = lock(&self.watched).watch.idle_readings(tenant);
-        let (mut works, mut readings) = (false, 0);
-        while !works && readings < most {
-            if readings > 0 {
-                let pause = lock(&self.watched).watch.reading_pause();
-                thread::sleep(Duration::from_nanos(pause.0));
-            }
-            works = self.works();
-            readings += 1;
-        }
-        let mut watched = lock(&self.watched);
-        if !works || watched.watch.residency.is_idle() {
-            // Somebody may have come meanwhile, or before.
-            watched.refresh_or_say();
-        }
-        if watched.watch.residency.resident() != Some(tenant) || self.is_moving() {
-            return false;
-        }
-        watched.watch.seen(tenant, works, readings, begin);
-        !works
     }
 }
 
@@ -541,7 +504,7 @@ impl Gpu for NvidiaGpu {
     }
 
     fn has_run_dry(&self) -> bool {
-        self.shared.is_dry()
+        look::is_dry(&mut Looker(&self.shared))
     }
 
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
@@ -560,11 +523,12 @@ impl Gpu for NvidiaGpu {
         shared.vms.set_clock(shared.now());
         // The end is read first: whatever is logged after that lies behind it.
         let now = shared.now();
-        let mut watched = lock(&shared.watched);
-        if let Err(error) = watched.refresh() {
+        let refresh = |looker: &mut Looker<'_>| lock(&looker.0.watched).refresh();
+        if let Err(error) = look::glance(&mut Looker(shared), refresh) {
             log::error!("{error}");
             return false;
         }
+        let mut watched = lock(&shared.watched);
         let complete = watched.watch.take(now, events);
         watched.count();
         watched.watch.adopt(process::parent);
@@ -703,7 +667,10 @@ impl Gpu for NvidiaGpu {
             ("log_records_missing", losses.missing),
             ("log_records_dropped", dropped),
         ]);
-        let status = *lock(&self.shared.status);
+        let (status, asking) = (*lock(&self.shared.status), *lock(&self.shared.asking));
+        // CAST: channels of a GPU are few.
+        let read = lock(&self.shared.userds).count() as u64;
+        figures.insert("channels_read", read);
         let counters = *lock(&self.shared.counting);
         let age_known = self.shared.age_known.get();
         figures.extend([
@@ -720,6 +687,10 @@ impl Gpu for NvidiaGpu {
             (
                 status,
                 ["status_reads", "status_reads_ns", "status_reads_cpu_ns"],
+            ),
+            (
+                asking,
+                ["channel_asks", "channel_asks_ns", "channel_asks_cpu_ns"],
             ),
         ] {
             let values = [cost.count, cost.wall_ns, cost.cpu_ns];
@@ -751,9 +722,6 @@ pub const PERIOD: Nanos = Nanos::from_ms(10);
 pub const ALONE: Nanos = Nanos::from_ms(30);
 /// How often an engine without work is looked for while somebody is held.
 pub const TICK: Nanos = Nanos::from_ms(3);
-/// Where somebody is looked at, who is on the engine is looked up again after so long: while one has a turn to himself, others come but seldom. A reading
-/// of the log costs 0.1 ms of processor time, as much as one of the status register. SOURCE: measured on an H200.
-pub const FRESH: Nanos = Nanos::from_ms(6);
 
 impl Drop for NvidiaGpu {
     fn drop(&mut self) {

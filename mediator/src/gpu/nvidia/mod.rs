@@ -3,7 +3,8 @@
 //! ```text
 //!   context-switch log -> events --\
 //!   counters -> utilisation ---------> watch (residency, demand, idle shares) -> accounting's event meter
-//!   status register -> device ------/
+//!   status register -> look --------/
+//!   channels' own words -> progress -/     (if asked for)
 //!   decisions -> holder (suspend, resume) -> the driver's resource manager (RM)
 //!                  \-> guardian (lets go of everything when the daemon is gone)
 //!   notify (or a preloaded library): what the driver hands out -> handles -> who is a tenant, which channels to stop
@@ -34,17 +35,20 @@ mod launches;
 pub mod lease;
 mod line;
 pub mod load;
+mod look;
 pub mod mover;
 pub mod notify;
 pub mod police;
 pub mod probe;
 pub mod programs;
+mod progress;
 pub mod residency;
 pub mod rm;
 pub mod sets;
 mod stops;
 pub mod swapped;
 mod sys;
+mod userd;
 pub mod utilisation;
 pub mod version;
 mod vms;

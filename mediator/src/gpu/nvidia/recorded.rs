@@ -2,7 +2,7 @@
 //! their own time stamps; in runs in which launches were not counted, the time in which the engine worked.
 //!
 //! The logs have a line for each record of the context-switch log, for each interval of the counters, each tenant that is held or
-//! released, each look at the status register, in the order in which the daemon saw them; and the truth, in steps of 10 ms: what kernels
+//! released, each look at the status register, at channels' own words, in the order in which the daemon saw them; and the truth, in steps of 10 ms: what kernels
 //! executed; where launches were not counted, and 1.95 us for each, which the engine takes for it (docs/NVIDIA.md). `lag` is how old the counters
 //! are, where that was measured (by the begin of a load that was alone, in the same session of the GPU); `read` is up to when the log was read.
 //!
@@ -16,6 +16,7 @@ use turnstile_accounting::{
 };
 
 use super::events::{Change, SwitchRecord};
+use super::progress::{Entries, Said, Words};
 use super::utilisation::{Busy, LAG_MAX};
 use super::watch::Watch;
 use crate::mediation::COMPUTE;
@@ -40,8 +41,34 @@ struct Replay {
     lag: Option<Nanos>,
     /// The log says when the daemon charged.
     takes: bool,
+    /// Channels of each tenant, as they were last read, and what they said.
+    channels: BTreeMap<TenantId, Channels>,
+    said: BTreeMap<TenantId, Said>,
+    /// Those of one are read anew: when, and how many they are.
+    anew: Option<(u64, usize)>,
     /// Registers were read again and again at that moment, or not any more: launches of as long after it as counters are old at most are not told.
     asked: Option<(bool, u64)>,
+}
+
+/// Channels of a tenant: others each time that they are read anew.
+#[derive(Default)]
+struct Channels {
+    generation: u64,
+    words: Vec<(Entries, u32)>,
+}
+
+impl Words for Channels {
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn count(&self) -> usize {
+        self.words.len()
+    }
+
+    fn read(&self, index: usize) -> (Entries, u32) {
+        self.words[index]
+    }
 }
 
 /// Numbers of a line.
@@ -65,6 +92,9 @@ impl Replay {
             told_at,
             lag: None,
             takes: log.contains("\ntake "),
+            channels: BTreeMap::new(),
+            said: BTreeMap::new(),
+            anew: None,
             asked: None,
         };
         log.lines().for_each(|line| replay.take(line));
@@ -87,7 +117,9 @@ impl Replay {
                 if !self.takes {
                     self.charge(at); // the log was read before each look
                 }
-                self.watch.seen(tenant, works, readings, Moment(at));
+                let told = words.get(4).and_then(|_| self.said.get(&tenant));
+                let said = told.copied().unwrap_or(Said::Nothing);
+                self.watch.seen(tenant, works, readings, Moment(at), said);
             }
             _ => self.numbers(what, &numbers(words)),
         }
@@ -138,6 +170,43 @@ impl Replay {
                     launches: launches.first().copied().filter(|_| !drowned),
                 });
             }
+            // They are looked at once all of them are there.
+            ("channels", [id, at, count]) => {
+                let channels = self.channels.entry(tenant(*id)).or_default();
+                channels.generation += 1;
+                channels.words.clear();
+                self.anew = Some((*at, *count as usize));
+            }
+            ("channel", [id, _, ring, get, put]) => {
+                let entries = Entries {
+                    get: *get as u32,
+                    put: *put as u32,
+                };
+                let channels = self.channels.get_mut(&tenant(*id)).unwrap();
+                channels.words.push((entries, *ring as u32));
+                if let Some((at, _)) = self
+                    .anew
+                    .take_if(|(_, count)| *count == channels.words.len())
+                {
+                    self.ask(tenant(*id), at);
+                }
+            }
+            ("asked", [id, at, read @ ..]) => {
+                let channels = self.channels.get_mut(&tenant(*id)).unwrap();
+                for words in read.chunks_exact(3) {
+                    let entries = Entries {
+                        get: words[1] as u32,
+                        put: words[2] as u32,
+                    };
+                    channels.words[words[0] as usize].0 = entries;
+                }
+                self.ask(tenant(*id), *at);
+            }
+            ("doubts", [id, at]) => {
+                let said = self.said.get(&tenant(*id)).copied();
+                let said = said.unwrap_or(Said::Nothing);
+                self.watch.goes_on(tenant(*id), said, Moment(*at));
+            }
             ("held", [id, at]) => self.watch.held(tenant(*id), Moment(*at)),
             ("released", [id, at]) => self.watch.released(tenant(*id), Moment(*at)),
             ("worked" | "executed", [id, steps @ ..]) => {
@@ -145,6 +214,13 @@ impl Replay {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    /// What a tenant's channels say then.
+    fn ask(&mut self, tenant: TenantId, at: u64) {
+        let channels = &self.channels[&tenant];
+        let said = self.watch.progress.look(tenant, channels, Moment(at));
+        self.said.insert(tenant, said);
     }
 
     /// As the daemon does at the end of a period; here, up to each whole step that was read.

@@ -257,6 +257,11 @@ impl Residency {
         }
     }
 
+    /// Whether a tenant is being held.
+    pub fn is_held(&self, tenant: TenantId) -> bool {
+        self.held.contains_key(&tenant)
+    }
+
     /// How many residencies of each tenant ended within an interval of the last two seconds because it is held.
     pub fn handovers_within(&self, from: Moment, to: Moment) -> BTreeMap<TenantId, u32> {
         let mut counts = BTreeMap::new();

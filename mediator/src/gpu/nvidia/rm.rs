@@ -85,13 +85,25 @@ fn open(path: &str) -> Result<File, RmError> {
         })
 }
 
+/// Opens the GPU's device file, which belongs to `control` from then on.
+fn open_gpu(index: u32, control: &File) -> Result<File, RmError> {
+    let gpu = open(&format!("/dev/nvidia{index}"))?;
+    sys::register_fd(&gpu, control).map_err(|source| RmError::Call {
+        what: "register the GPU's file",
+        source,
+    })?;
+    Ok(gpu)
+}
+
 /// A client with a device and a subdevice of one GPU.
 #[derive(Debug)]
 pub struct RmClient {
+    index: u32,
     control: File,
     /// Keeps the GPU attached.
     _gpu: File,
     client: Handle,
+    device: Handle,
     subdevice: Handle,
 }
 
@@ -102,11 +114,7 @@ impl RmClient {
     /// If there is no driver or no such GPU, or the driver refuses.
     pub fn open(index: u32) -> Result<Self, RmError> {
         let control = open(CONTROL_DEVICE)?;
-        let gpu = open(&format!("/dev/nvidia{index}"))?;
-        sys::register_fd(&gpu, &control).map_err(|source| RmError::Call {
-            what: "register the GPU's file",
-            source,
-        })?;
+        let gpu = open_gpu(index, &control)?;
         let none = None::<&mut abi::DeviceParams>;
         let (status, client) =
             sys::alloc(&control, 0, 0, none, abi::CLASS_CLIENT).map_err(|source| {
@@ -117,18 +125,20 @@ impl RmClient {
             })?;
         accepted("make a client", Ok(status))?;
         let mut this = Self {
+            index,
             control,
             _gpu: gpu,
             client: Handle(client),
+            device: Handle(0),
             subdevice: Handle(0),
         };
         let mut device = abi::DeviceParams {
             device_id: index,
             ..Default::default()
         };
-        let device = this.alloc("make a device", this.client, &mut device)?;
+        this.device = this.alloc("make a device", this.client, &mut device)?;
         let mut subdevice = abi::SubdeviceParams::default();
-        this.subdevice = this.alloc("make a subdevice", device, &mut subdevice)?;
+        this.subdevice = this.alloc("make a subdevice", this.device, &mut subdevice)?;
         Ok(this)
     }
 
@@ -222,14 +232,50 @@ impl RmClient {
         memory: Handle,
         length: u64,
     ) -> Result<SharedPages, RmError> {
+        self.map_by(open(CONTROL_DEVICE)?, device, memory, length)
+    }
+
+    fn map_by(
+        &self,
+        window: File,
+        device: Handle,
+        memory: Handle,
+        length: u64,
+    ) -> Result<SharedPages, RmError> {
         let what = "map memory";
-        let window = open(CONTROL_DEVICE)?;
         let (client, control) = (self.client.0, &self.control);
         let status = sys::map_memory(control, client, device.0, memory.0, length, &window);
         accepted(what, status)?;
         // The mapping outlives the descriptor.
         SharedPages::of_file(&window, length.next_multiple_of(4096) as usize)
             .map_err(|source| RmError::Call { what, source })
+    }
+
+    /// Duplicates memory of the GPU that is another client's, `theirs` being the file by which that was made: its owner is made to permit that.
+    pub(super) fn duplicate(
+        &self,
+        theirs: &File,
+        client: u32,
+        memory: u32,
+    ) -> Result<Handle, RmError> {
+        let what = "share a channel's memory";
+        accepted(what, sys::share(theirs, client, memory, self.client.0))?;
+        let what = "duplicate a channel's memory";
+        let (status, object) = sys::duplicate(
+            &self.control,
+            self.client.0,
+            self.device.0,
+            (client, memory),
+        )
+        .map_err(|source| RmError::Call { what, source })?;
+        accepted(what, Ok(status))?;
+        Ok(Handle(object))
+    }
+
+    /// Maps the first `length` bytes of memory of the GPU for reading.
+    pub(super) fn map_gpu(&self, memory: Handle, length: u64) -> Result<SharedPages, RmError> {
+        let window = open_gpu(self.index, &self.control)?;
+        self.map_by(window, self.subdevice, memory, length)
     }
 
     /// Frees an object and all below it.

@@ -4,6 +4,7 @@
 mod age;
 mod alone;
 mod bursty;
+mod eyes;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -13,11 +14,12 @@ use turnstile_accounting::{
 use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
 use turnstile_vmm::gate::GateState;
 
-use super::device::{FIRST_SLICE, FRESH, PERIOD, TICK};
+use super::device::{FIRST_SLICE, PERIOD, TICK};
 use super::events::{Change, SwitchRecord};
+use super::look::{self, Eyes};
 use super::residency::Edges;
 use super::utilisation::Busy;
-use super::watch::{Runner, Watch};
+use super::watch::Watch;
 use crate::bench::bursts::{Burst, bursts};
 use crate::bench::entitlement::entitlement;
 use crate::bench::matrix::{self, Length, Pattern};
@@ -86,6 +88,9 @@ struct Tenant {
     left: u64,
     /// When the next is launched.
     next: u64,
+    /// The host engine has taken that one, and so many in all.
+    begun: bool,
+    taken: u64,
     /// It launches nothing; what it runs goes on until the engine is needed.
     off: bool,
     /// It was stopped in the middle of a kernel.
@@ -146,6 +151,8 @@ impl Engine {
             due: 0,
             left: 0,
             next: load.start,
+            begun: false,
+            taken: 0,
             off: false,
             midway: false,
             executed: 0,
@@ -251,9 +258,13 @@ impl Engine {
         {
             let tenant = &mut self.tenants[index];
             if tenant.left > 0 {
+                if !std::mem::replace(&mut tenant.begun, true) {
+                    tenant.taken += 1;
+                }
                 tenant.left = tenant.left.saturating_sub(STEP);
                 tenant.executed += STEP;
                 if tenant.left == 0 {
+                    tenant.begun = false;
                     tenant.next = self.now + tenant.load.gap;
                 }
             }
@@ -331,6 +342,8 @@ impl Engine {
 struct Found {
     engine: Engine,
     charged: Vec<u64>,
+    /// What was charged in all at the end of each period.
+    charges: Vec<Vec<(u64, u64)>>,
     /// Time in suspending and resuming calls.
     calls: u64,
     /// Readings of the status register in each second.
@@ -374,7 +387,20 @@ impl Found {
         all as f64 / ((to - from) * SECOND) as f64 * 100.0
     }
 
-    /// Charged less executed, of what was executed, over the whole run.
+    /// Charged less executed, of what was executed, from the one whole second to the other.
+    fn charged_within_percent(&self, tenant: usize, from: u64, to: u64) -> f64 {
+        let executed = self
+            .engine
+            .executed(tenant, from as usize * 100, to as usize * 100);
+        let charged = |second: u64| {
+            let periods = self.charges[tenant].iter();
+            let before = periods.take_while(|(at, _)| *at <= second * SECOND);
+            before.last().map_or(0, |(_, sum)| *sum)
+        };
+        ((charged(to) - charged(from)) as f64 / executed as f64 - 1.0) * 100.0
+    }
+
+    /// The same over the whole run.
     fn charge_error_percent(&self, tenant: usize) -> f64 {
         let executed = self.engine.tenants[tenant].executed as f64;
         (self.charged[tenant] as f64 - executed) / executed * 100.0
@@ -417,6 +443,8 @@ struct Daemon {
     read_at: Moment,
     /// When it is told how old the counters are, if it is.
     age_at: Option<u64>,
+    /// Channels' own words can be read.
+    words: bool,
 }
 
 const fn id(tenant: usize) -> TenantId {
@@ -451,11 +479,8 @@ impl Daemon {
             readings: Vec::new(),
             read_at: Moment(0),
             age_at: None,
+            words: false,
         }
-    }
-
-    fn now(&self) -> Moment {
-        Moment(self.engine.now)
     }
 
     /// One step of the engine and of the holding thread.
@@ -539,16 +564,6 @@ impl Daemon {
         }
     }
 
-    fn read(&mut self) {
-        self.read_at = self.now();
-        let records: Vec<SwitchRecord> = self.engine.records.drain(..).collect();
-        self.watch.read(records, true);
-    }
-
-    fn is_moving(&self) -> bool {
-        !self.moves.is_empty() || !self.wanted.is_empty()
-    }
-
     /// As `NvidiaGpu::look_again`.
     fn look_again(&self) -> Option<Nanos> {
         if self.is_moving() {
@@ -556,52 +571,6 @@ impl Daemon {
         }
         let held = |tenant: TenantId| self.held.contains(&tenant);
         self.watch.look_within(self.now(), TICK, held)
-    }
-
-    /// As `Shared::is_dry`.
-    fn is_dry(&mut self) -> bool {
-        if self.is_moving() {
-            return false;
-        }
-        let now = self.now();
-        let held = self.held.clone();
-        let held = |tenant: TenantId| held.contains(&tenant);
-        if now.since(self.read_at) > FRESH {
-            self.read();
-        }
-        let runner = match self.watch.runner(now, held) {
-            Runner::Nobody => {
-                self.read();
-                self.watch.runner(now, held)
-            }
-            runner => runner,
-        };
-        let tenant = match runner {
-            Runner::Working(_) => return false,
-            Runner::Nobody => return true,
-            Runner::Perhaps(tenant) => tenant,
-        };
-        let most = self.watch.idle_readings(tenant);
-        let (mut works, mut readings) = (false, 0);
-        while !works && readings < most {
-            let second = (now.0 / SECOND) as usize;
-            self.readings.resize(self.readings.len().max(second + 1), 0);
-            self.readings[second] += 1;
-            readings += 1;
-            works = self.engine.works();
-            if !works {
-                let pause = self.watch.reading_pause();
-                (0..pause.0 / STEP).for_each(|_| self.step());
-            }
-        }
-        if !works || self.watch.residency.is_idle() {
-            self.read();
-        }
-        if self.watch.residency.resident() != Some(tenant) || self.is_moving() {
-            return false;
-        }
-        self.watch.seen(tenant, works, readings, now);
-        !works
     }
 
     fn pending(&self, tenant: usize) -> bool {
@@ -660,7 +629,8 @@ impl Daemon {
             while self.now() < until {
                 self.step();
             }
-            if look.is_some() && self.look_again().is_some() && self.is_dry() && self.ran_dry() {
+            let doubt = look.is_some() && self.look_again().is_some();
+            if doubt && look::is_dry(self) && self.ran_dry() {
                 return;
             }
         }
@@ -671,6 +641,7 @@ impl Daemon {
         let mut events: Vec<SwitchEvent> = Vec::new();
         let mut shown = vec![(0, 0); self.charged.len()];
         let mut shown_at = 0;
+        let mut charges = vec![Vec::new(); self.charged.len()];
         while self.engine.now < seconds * SECOND {
             if self.engine.now / (SECOND / 2) != shown_at {
                 shown_at = self.engine.now / (SECOND / 2);
@@ -679,7 +650,7 @@ impl Daemon {
             let end = self.mediation.decide_at().unwrap_or(from + PERIOD);
             self.sleep_until(end);
             let to = self.now();
-            self.read();
+            look::glance(&mut self, Self::read);
             self.watch.take(to, &mut events);
             for busy in self.engine.latched.drain(..) {
                 self.watch.counted(busy);
@@ -698,6 +669,7 @@ impl Daemon {
                 .collect();
             for (tenant, charged) in self.charged.iter_mut().enumerate() {
                 *charged += usage.tenant_ns(id(tenant), Metric::Total).0;
+                charges[tenant].push((to.0, *charged));
             }
             let orders = self
                 .mediation
@@ -711,6 +683,7 @@ impl Daemon {
         Found {
             engine: self.engine,
             charged: self.charged,
+            charges,
             calls: self.calls,
             readings: self.readings,
         }

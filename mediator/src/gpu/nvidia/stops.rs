@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
+use super::progress::Located;
+
 /// Stops that are remembered: three seconds of the most.
 const STOPS: usize = 1024;
 
@@ -61,27 +63,47 @@ impl Stops {
         self.at_work = Some((tenant, at));
     }
 
-    /// He was seen without work at `at`, resident since `since`: when he is to be told to have stopped.
-    pub(super) fn idle(&mut self, tenant: TenantId, since: Moment, at: Moment) -> Moment {
+    /// He was seen without work at `at`, resident since `since`: when he is to be told to have stopped. He did at `located` if that is known better than by looks.
+    pub(super) fn idle(
+        &mut self,
+        tenant: TenantId,
+        since: Moment,
+        at: Moment,
+        located: Option<Located>,
+    ) -> Moment {
         let seen = self.at_work.filter(|(who, _)| *who == tenant);
         let from = seen.map_or(since, |(_, seen)| seen.max(since)).min(at);
-        let within = at.since(from);
-        let middle = from + Nanos(within.0 / 2);
+        let located = located.filter(|located| (from..=at).contains(&located.at));
+        let Located { at: middle, within } = located.unwrap_or(Located::between(from, at));
         let owed = self.owed_ns.entry(tenant).or_default();
         // CAST: looks are milliseconds apart; who is longer on the engine is clamped.
         let half_ns = i64::try_from(within.0 / 2).unwrap_or(i64::MAX);
         let later_ns = (*owed).clamp(-half_ns, half_ns);
         *owed -= later_ns;
-        if self.stops.len() == STOPS {
-            self.stops.pop_front();
-        }
-        self.stops.push_back(Stop {
+        self.remember(Stop {
             tenant,
             at: middle,
             within,
             later_ns,
         });
         Moment(middle.0.saturating_add_signed(later_ns))
+    }
+
+    /// He began, or had stopped, then: what is charged is off by that as well.
+    pub(super) fn moved(&mut self, tenant: TenantId, located: Located) {
+        self.remember(Stop {
+            tenant,
+            at: located.at,
+            within: located.within,
+            later_ns: 0,
+        });
+    }
+
+    fn remember(&mut self, stop: Stop) {
+        if self.stops.len() == STOPS {
+            self.stops.pop_front();
+        }
+        self.stops.push_back(stop);
     }
 
     fn between(&self, from: Moment, to: Moment) -> impl Iterator<Item = &Stop> {
@@ -143,10 +165,18 @@ mod tests {
     fn one_stopped_between_the_last_look_at_which_he_worked_and_this_one() {
         let mut stops = Stops::default();
         stops.works(A, at(10));
-        assert_eq!(stops.idle(A, at(2), at(14)), at(12));
-        assert_eq!(stops.idle(A, at(20), at(22)), at(21), "resident since");
-        assert_eq!(stops.idle(B, at(30), at(34)), at(32), "another worked");
-        assert_eq!(stops.idle(B, at(40), at(38)), at(38), "it came since");
+        assert_eq!(stops.idle(A, at(2), at(14), None), at(12));
+        assert_eq!(
+            stops.idle(A, at(20), at(22), None),
+            at(21),
+            "resident since"
+        );
+        assert_eq!(
+            stops.idle(B, at(30), at(34), None),
+            at(32),
+            "another worked"
+        );
+        assert_eq!(stops.idle(B, at(40), at(38), None), at(38), "it came since");
         let found = stops.within(at(0), at(31));
         let variance = (16.0 + 4.0) / 12.0 * 1e12;
         assert!((found[&A].variance - variance).abs() < 1.0 && found.len() == 1);
@@ -157,16 +187,16 @@ mod tests {
     fn what_was_told_wrongly_is_made_good_at_the_next_stop_and_no_further_than_is_possible() {
         let mut stops = Stops::default();
         stops.works(A, at(10));
-        stops.idle(A, at(0), at(14));
+        stops.idle(A, at(0), at(14), None);
         // He had stopped right after he was seen at work, and a half.
         stops.found(at(0), at(20), 3.0 * MS as f64);
         stops.works(A, at(110));
-        assert_eq!(stops.idle(A, at(100), at(114)), at(110));
+        assert_eq!(stops.idle(A, at(100), at(114), None), at(110));
         assert_eq!(stops.within(at(100), at(120))[&A].later_ns, -2 * MS as i64);
         stops.works(A, at(210));
-        assert_eq!(stops.idle(A, at(200), at(214)), at(211), "the rest");
+        assert_eq!(stops.idle(A, at(200), at(214), None), at(211), "the rest");
         stops.works(A, at(310));
-        assert_eq!(stops.idle(A, at(300), at(314)), at(312), "even");
+        assert_eq!(stops.idle(A, at(300), at(314), None), at(312), "even");
         // Where nobody stopped, nobody is owed.
         stops.found(at(20), at(90), MS as f64);
         assert_eq!(stops.owed_ns[&A], 0);
@@ -178,7 +208,7 @@ mod tests {
     fn what_is_remembered_is_bounded_and_who_is_gone_is_forgotten() {
         let mut stops = Stops::default();
         for ms in 0..5_000 {
-            stops.idle(A, at(ms), at(ms + 1));
+            stops.idle(A, at(ms), at(ms + 1), None);
         }
         assert_eq!(stops.stops.len(), STOPS);
         stops.forget(A);

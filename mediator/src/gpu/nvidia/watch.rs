@@ -13,8 +13,10 @@ use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
 use super::hold::Channel;
 use super::launches::Launches;
+use super::progress::{Located, Progress, Said};
 use super::residency::{Edges, Residency, UNTRACKED};
 use super::stops::Stops;
+use super::userd::Place;
 use super::utilisation::Busy;
 use crate::mediation::COMPUTE;
 use crate::process;
@@ -30,6 +32,8 @@ const STRANGERS_MAX: usize = 4096;
 
 /// Readings of the status register without work before the engine counts as idle, at least and at most.
 const IDLE_READINGS: (u32, u32) = (3, 16);
+/// The same where channels tell of launches in between.
+const IDLE_READINGS_TOLD: u32 = 2;
 /// From one of them to the next, at least, and by how much more at most: never the same, or all would fall between the launches of one whose kernels take as long.
 /// SOURCE: measured on an H200: with 150 us each, 8 of 1,533 looks at pairs with kernels of 50 us found work at the fifth reading or later, and two in 55 runs of 6 s took work for a
 /// rest; with these, one of 1,474, and none in 19 runs.
@@ -43,11 +47,14 @@ const GOLDEN: f64 = 0.618_034;
 const LOOKED_AFTER: u64 = 32;
 const LOOK_MAX: Nanos = Nanos::from_ms(12);
 
+/// Who launched nothing since the last look may still be at his last kernel, but is looked at after so long. SOURCE: two looks of [`super::device::TICK`].
+const DOUBTED_AFTER: Nanos = Nanos::from_ms(6);
+
 /// Whoever is idle for so much of his residency has stopped, or pauses for long.
 const STOPPED: f64 = 0.5;
 
 /// What is told to [`Watch`] is traced under this name, in lines that `recorded.rs` reads (`turnstile bench share --record`).
-const RECORD: &str = "turnstile::record";
+pub(super) const RECORD: &str = "turnstile::record";
 
 /// The engine's occupancy and whom it belongs to.
 #[derive(Debug)]
@@ -55,10 +62,13 @@ pub(super) struct Watch {
     pub(super) residency: Residency,
     pub(super) demand: Demand,
     pub(super) handles: Handles,
+    pub(super) progress: Progress,
     idle: LaggedShares,
     launches: Launches,
     stops: Stops,
     begun: Begun,
+    /// Who is on the engine, and when his work ended if it has.
+    ended: Option<(TenantId, Located)>,
     /// Pauses between readings so far.
     pauses: u32,
     /// Whether there are counters.
@@ -88,10 +98,12 @@ impl Watch {
             residency: Residency::new(COMPUTE, Edges::H200),
             demand: Demand::default(),
             handles: Handles::default(),
+            progress: Progress::default(),
             idle: LaggedShares::default(),
             launches: Launches::default(),
             stops: Stops::default(),
             begun: Begun::default(),
+            ended: None,
             pauses: 0,
             counters,
             counted_until: None,
@@ -128,6 +140,7 @@ impl Watch {
 
     pub(super) fn remove(&mut self, tenant: TenantId) {
         self.demand.remove(tenant);
+        self.progress.forget(tenant);
         self.idle.forget(tenant);
         self.launches.forget(tenant);
         self.stops.forget(tenant);
@@ -141,6 +154,7 @@ impl Watch {
     pub(super) fn held(&mut self, tenant: TenantId, at: Moment) {
         log::trace!(target: RECORD, "held {} {}", tenant.0, at.0);
         self.demand.held(tenant, at);
+        self.progress.broke(tenant, at);
         self.residency.set_held(tenant, Some(at));
     }
 
@@ -148,6 +162,7 @@ impl Watch {
     pub(super) fn released(&mut self, tenant: TenantId, at: Moment) {
         log::trace!(target: RECORD, "released {} {}", tenant.0, at.0);
         self.demand.released(tenant, at);
+        self.progress.broke(tenant, at);
         self.residency.set_held(tenant, None);
     }
 
@@ -185,6 +200,26 @@ impl Watch {
         self.handles.pids().filter(of)
     }
 
+    /// The channels on the compute engine of each tenant that has some, and where they say how far they are; of those of whose channels that is known of all.
+    pub(super) fn places(&self) -> BTreeMap<TenantId, Vec<Place>> {
+        let mut places: BTreeMap<TenantId, Vec<Place>> = BTreeMap::new();
+        let mut unknown = BTreeSet::new();
+        for pid in self.handles.pids() {
+            let Some(tenant) = self.residency.tenant(pid) else {
+                continue;
+            };
+            let userds = self.handles.compute_userds(pid);
+            if userds.len() < self.handles.compute_channels(pid).len() {
+                unknown.insert(tenant);
+            }
+            let place = |(client, userd)| Place { pid, client, userd };
+            let of = places.entry(tenant).or_default();
+            of.extend(userds.into_iter().map(place));
+        }
+        places.retain(|tenant, places| !unknown.contains(tenant) && !places.is_empty());
+        places
+    }
+
     /// What was learnt of a tenant's pauses is not true any more. Where it is not known of which time the counters tell, it may have been of this one.
     fn unlearn(&mut self, tenant: TenantId) {
         self.launches.unlearn(tenant);
@@ -203,11 +238,18 @@ impl Watch {
                 Change::Saved => "saved",
             };
             log::trace!(target: RECORD, "{} {seq} {} {pid} {}", words(record.change), at.0, record.context);
-            self.residency.take(&record, &mut self.events);
             let tenant = self.residency.tenant(record.pid).unwrap_or(UNTRACKED);
+            self.leaves(tenant, &record);
+            self.residency.take(&record, &mut self.events);
             match record.change {
-                Change::Active => self.demand.active(tenant, record.at),
-                Change::Saved => self.demand.saved(tenant, record.at),
+                Change::Active => {
+                    self.progress.came(tenant, record.at);
+                    self.demand.active(tenant, record.at);
+                }
+                Change::Saved => {
+                    self.progress.left(tenant, record.at);
+                    self.demand.saved(tenant, record.at);
+                }
             }
         }
         if !complete {
@@ -215,6 +257,26 @@ impl Watch {
             self.residency.lose();
             self.lost = true;
         }
+    }
+
+    /// Whether the work of one that is resident ended long ago, by his launches.
+    pub(super) fn has_ended(&self, tenant: TenantId, now: Moment) -> bool {
+        let of =
+            |(who, ended): (TenantId, Located)| who == tenant && now.since(ended.at) > ended.within;
+        self.ended.is_some_and(of)
+    }
+
+    /// One whose work may have ended before leaves for another.
+    fn leaves(&mut self, tenant: TenantId, record: &SwitchRecord) {
+        let Some((who, ended)) = self.ended.filter(|(who, _)| *who == tenant) else {
+            return;
+        };
+        let long = self.has_ended(tenant, record.at);
+        if record.change == Change::Saved && long && !self.residency.is_held(who) {
+            self.stops.moved(who, ended);
+            self.residency.idle(who, ended.at, &mut self.events);
+        }
+        self.ended = None;
     }
 
     /// Whom the engine works for, where those in `held` may not run.
@@ -283,9 +345,13 @@ impl Watch {
         part.min(LOOK_MAX).max(tick)
     }
 
-    /// Readings in a row without work that say that a tenant has paused, and not that they fell between its launches.
-    pub(super) fn idle_readings(&self, tenant: TenantId) -> u32 {
+    /// Readings in a row without work that say that a tenant has paused, and not that they fell between its launches. If its channels are asked whether it launched
+    /// anything meanwhile, fewer do.
+    pub(super) fn idle_readings(&self, tenant: TenantId, told: bool) -> u32 {
         let (least, most) = IDLE_READINGS;
+        if told {
+            return IDLE_READINGS_TOLD;
+        }
         let between = self.idle.shares().fraction(tenant) + self.idle.shares().uncertainty(tenant);
         if between >= 1.0 {
             return most;
@@ -296,8 +362,16 @@ impl Watch {
 
     /// The engine was seen at work, or without, in so many readings that began at `at`, while this tenant was resident. All of them were without work but, if it
     /// works, the last.
-    pub(super) fn seen(&mut self, tenant: TenantId, works: bool, readings: u32, at: Moment) {
-        log::trace!(target: RECORD, "seen {} {works} {} {readings}", tenant.0, at.0);
+    pub(super) fn seen(
+        &mut self,
+        tenant: TenantId,
+        works: bool,
+        readings: u32,
+        at: Moment,
+        said: Said,
+    ) {
+        let told = if said == Said::Nothing { "" } else { " told" };
+        log::trace!(target: RECORD, "seen {} {works} {} {readings}{told}", tenant.0, at.0);
         self.launches.read(at);
         let idle = self.idle.shares().fraction(tenant);
         let look = Look::of(works, readings);
@@ -305,23 +379,97 @@ impl Watch {
             self.unlearn(tenant);
             self.believe();
         }
+        if let (true, Said::Moved { since, entries }) = (self.residency.is_idle(), said) {
+            let each = self.progress.each(tenant);
+            let located = each.map_or(Located::between(since, at), |each| {
+                each.began(since, at, entries)
+            });
+            self.stops.moved(tenant, located);
+            self.residency.busy(tenant, located.at, &mut self.events);
+            if !works {
+                // He has stopped again.
+                self.demand.busy(tenant, at);
+                self.demand.idle(tenant, at);
+                return self.residency.idle(tenant, at, &mut self.events);
+            }
+        }
+        self.ended = None;
         if works {
             self.stops.works(tenant, at);
+            self.progress.works(tenant, at);
             self.demand.busy(tenant, at);
             self.residency.busy(tenant, at, &mut self.events);
         } else {
+            self.progress.stops(tenant);
             self.demand.idle(tenant, at);
-            if let Some(since) = self.residency.works_since(tenant) {
-                let stopped = self.stops.idle(tenant, since, at);
+            if let Some(resident) = self.residency.works_since(tenant) {
+                let located = self.located(tenant, said, resident, at);
+                let stopped = self.stops.idle(tenant, resident, at, located);
                 self.residency.idle(tenant, stopped, &mut self.events);
             }
         }
+    }
+
+    /// When one stopped who was seen without work, by his launches since he was last known to work, or since he came.
+    fn located(
+        &self,
+        tenant: TenantId,
+        said: Said,
+        resident: Moment,
+        at: Moment,
+    ) -> Option<Located> {
+        let each = self.progress.each(tenant)?;
+        match said {
+            Said::Nothing => None,
+            Said::Moved { since, entries } | Said::Still { since, entries, .. } => {
+                Some(each.stopped(since.max(resident), at, entries))
+            }
+        }
+    }
+
+    /// Whether what its channels say of a tenant that is resident leaves no doubt that it has work as before. One that is believed to have stopped may launch now and then, and one
+    /// that launched less than it could may have stopped.
+    pub(super) fn goes_on(&mut self, tenant: TenantId, said: Said, at: Moment) -> bool {
+        log::trace!(target: RECORD, "doubts {} {}", tenant.0, at.0);
+        let resident = self.residency.works_since(tenant);
+        let ended = resident.and_then(|resident| self.located(tenant, said, resident, at));
+        self.ended = ended.map(|ended| (tenant, ended));
+        let (since, entries, moved) = match said {
+            Said::Nothing => return false,
+            Said::Moved { since, entries } => (since, entries, true),
+            // His last kernel may be that long, or not.
+            Said::Still { since, .. } if at.since(since) > DOUBTED_AFTER => return false,
+            Said::Still { since, entries, .. } => (since, entries, false),
+        };
+        let rests = self.residency.is_idle();
+        if rests || self.has_stopped(tenant) && !self.begun.has(tenant) {
+            return false;
+        }
+        let each = self.progress.each(tenant);
+        let trusted = self.trusted(tenant, at);
+        if each.is_none_or(|each| each.may_have_rested(since, at, entries, trusted)) {
+            return false;
+        }
+        self.ended = None;
+        if moved {
+            // He was at work until then at least.
+            self.stops.works(tenant, since);
+            self.progress.works(tenant, at);
+            self.demand.busy(tenant, at);
+        }
+        true
+    }
+
+    /// Whether one that is resident, and whose channels stand still, was seen without work since.
+    pub(super) fn rests(&self, tenant: TenantId, now: Moment) -> bool {
+        self.residency.is_idle() && self.progress.rests(tenant, now)
     }
 
     /// Moves what the engine did until `now` to the end of `events`; whether nothing of it was lost.
     pub(super) fn take(&mut self, now: Moment, events: &mut Vec<SwitchEvent>) -> bool {
         log::trace!(target: RECORD, "take {}", now.0);
         let settled = Moment(now.0.saturating_sub(SETTLED.0));
+        self.progress.settle(settled);
         self.residency.settle(settled, &mut self.events);
         events.append(&mut self.events);
         !std::mem::take(&mut self.lost)

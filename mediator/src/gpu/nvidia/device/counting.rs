@@ -198,6 +198,7 @@ impl Reader {
             if measures {
                 self.measure();
             }
+            self.shared.follow_channels();
             let read = self.utilisation.read();
             lock(&self.shared.counting).add(&work);
             match read {

@@ -25,6 +25,8 @@ pub(in crate::gpu::nvidia) mod escape {
     pub(in crate::gpu::nvidia) const FREE: u8 = 0x29;
     pub(in crate::gpu::nvidia) const CONTROL: u8 = 0x2a;
     pub(in crate::gpu::nvidia) const ALLOC: u8 = 0x2b;
+    pub(in crate::gpu::nvidia::sys) const DUPLICATE: u8 = 0x34;
+    pub(in crate::gpu::nvidia::sys) const SHARE: u8 = 0x35;
     pub(in crate::gpu::nvidia::sys) const MAP_MEMORY: u8 = 0x4e;
     pub(in crate::gpu::nvidia::sys) const REGISTER_FD: u8 = 201;
     /// Another call by way of its number, length and address: nv_ioctl_xfer_t. SOURCE: `nv-ioctl.h`.
@@ -173,6 +175,31 @@ pub(super) struct Free {
     pub(super) status: u32,
 }
 
+/// NVOS55_PARAMETERS. SOURCE: `nvos.h`.
+#[repr(C)]
+pub(super) struct Duplicate {
+    pub(super) client: u32,
+    pub(super) parent: u32,
+    pub(super) object: u32,
+    pub(super) source_client: u32,
+    pub(super) source: u32,
+    pub(super) flags: u32,
+    pub(super) status: u32,
+}
+
+/// NVOS57_PARAMETERS with its RS_SHARE_POLICY. SOURCE: `nvos.h`, `rs_access.h`.
+#[repr(C)]
+pub(super) struct Share {
+    pub(super) client: u32,
+    pub(super) object: u32,
+    pub(super) target: u32,
+    pub(super) access: u32,
+    pub(super) kind: u16,
+    pub(super) action: u8,
+    pub(super) pad: u8,
+    pub(super) status: u32,
+}
+
 /// nv_ioctl_nvos33_parameters_with_fd. SOURCE: `nv-unix-nvos-params-wrappers.h`.
 #[repr(C)]
 pub(super) struct MapMemory {
@@ -234,6 +261,11 @@ mod tests {
         assert_eq!(size_of::<Control>(), 32);
         assert_eq!(offset_of!(Control, status), 28);
         assert_eq!(size_of::<Free>(), 16);
+        assert_eq!(size_of::<Duplicate>(), 28);
+        assert_eq!(offset_of!(Duplicate, status), 24);
+        assert_eq!(size_of::<Share>(), 24);
+        assert_eq!(offset_of!(Share, kind), 16);
+        assert_eq!(offset_of!(Share, status), 20);
         assert_eq!(size_of::<MapMemory>(), 56);
         assert_eq!(offset_of!(MapMemory, linear_address), 32);
         assert_eq!(offset_of!(MapMemory, fd), 48);

@@ -1,4 +1,4 @@
-//! The five calls. Each returns RM's own status (0 is success); an `io::Error` means that the driver did not get the call.
+//! The driver's calls. Each returns RM's own status (0 is success); an `io::Error` means that the driver did not get the call.
 
 use std::fs::File;
 use std::io;
@@ -6,8 +6,8 @@ use std::mem::size_of;
 use std::os::fd::AsRawFd;
 
 use super::abi::{
-    Alloc, AllocParams, Control, ControlParams, Free, MapMemory, RegisterList, RegisterOperation,
-    escape,
+    Alloc, AllocParams, Control, ControlParams, Duplicate, Free, MapMemory, RegisterList,
+    RegisterOperation, Share, escape,
 };
 
 /// RM's status of a call.
@@ -119,7 +119,53 @@ pub(in crate::gpu::nvidia) fn free(file: &File, root: u32, object: u32) -> io::R
     Ok(argument.status)
 }
 
-/// Prepares `window` (a fresh descriptor of the control device) for mapping the memory object `memory`, below `device` (the client itself: of
+/// Lets `target`, another client, duplicate an object of `client`, whose own file this is.
+pub(in crate::gpu::nvidia) fn share(
+    file: &File,
+    client: u32,
+    object: u32,
+    target: u32,
+) -> io::Result<Status> {
+    /// RS_SHARE_TYPE_CLIENT, and RS_ACCESS_DUP_OBJECT as a mask. SOURCE: `rs_access.h`.
+    const TO_CLIENT: u16 = 3;
+    const DUPLICATION: u32 = 1;
+    let mut argument = Share {
+        client,
+        object,
+        target,
+        access: DUPLICATION,
+        kind: TO_CLIENT,
+        action: 0,
+        pad: 0,
+        status: 0,
+    };
+    // SAFETY: this is NVOS57, which holds no address.
+    unsafe { call(file, escape::SHARE, &mut argument)? };
+    Ok(argument.status)
+}
+
+/// Duplicates an object of another client below `parent`; returns the handle, which the driver chooses.
+pub(in crate::gpu::nvidia) fn duplicate(
+    file: &File,
+    client: u32,
+    parent: u32,
+    (source_client, source): (u32, u32),
+) -> io::Result<(Status, u32)> {
+    let mut argument = Duplicate {
+        client,
+        parent,
+        object: 0,
+        source_client,
+        source,
+        flags: 0,
+        status: 0,
+    };
+    // SAFETY: this is NVOS55, which holds no address.
+    unsafe { call(file, escape::DUPLICATE, &mut argument)? };
+    Ok((argument.status, argument.object))
+}
+
+/// Prepares `window` (a fresh descriptor of the control device; for the GPU's own memory, of the GPU's device) for mapping the memory object `memory`, below `device` (the client itself: of
 /// no device), for reading.
 pub(in crate::gpu::nvidia) fn map_memory(
     file: &File,

@@ -1,0 +1,102 @@
+//! Looking at the GPU itself.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+use super::{Shared, lock};
+use crate::gpu::nvidia::costs::Work;
+use crate::gpu::nvidia::look::Eyes;
+use crate::gpu::nvidia::progress::Said;
+use crate::gpu::nvidia::userd;
+use crate::gpu::nvidia::watch::{Runner, Watch};
+
+impl Shared {
+    /// Opens what channels say of tenants that have others than before.
+    pub(super) fn follow_channels(&self) {
+        let Some(borrower) = &self.borrower else {
+            return;
+        };
+        let places = lock(&self.watched).watch.places();
+        lock(&self.userds).keep(|tenant| places.contains_key(&tenant));
+        for (tenant, places) in &places {
+            if lock(&self.userds).is_due(*tenant, places, Instant::now()) {
+                // Not under the lock: it takes the driver milliseconds.
+                let opened = userd::open(borrower, places);
+                lock(&self.userds).put(*tenant, opened, Instant::now());
+            }
+        }
+    }
+}
+
+/// The GPU, looked at.
+pub(super) struct Looker<'a>(pub(super) &'a Shared);
+
+impl Eyes for Looker<'_> {
+    fn now(&self) -> Moment {
+        self.0.now()
+    }
+
+    fn is_moving(&self) -> bool {
+        self.0.is_moving()
+    }
+
+    fn is_held(&self, tenant: TenantId) -> bool {
+        self.0.is_held(tenant)
+    }
+
+    fn with<R>(&mut self, act: impl FnOnce(&mut Watch) -> R) -> R {
+        act(&mut lock(&self.0.watched).watch)
+    }
+
+    fn runner(&mut self) -> Runner {
+        let now = self.now();
+        let held = |tenant| self.0.is_held(tenant);
+        lock(&self.0.watched).watch.runner(now, held)
+    }
+
+    fn read_ago(&self) -> Nanos {
+        let ago = lock(&self.0.watched).refreshed.elapsed();
+        // CAST: 584 years.
+        Nanos(ago.as_nanos() as u64)
+    }
+
+    fn read(&mut self) {
+        lock(&self.0.watched).refresh_or_say();
+    }
+
+    fn ask(&mut self, tenant: TenantId) -> Said {
+        let userds = lock(&self.0.userds);
+        let Some(words) = userds.of(tenant) else {
+            return Said::Nothing;
+        };
+        let work = Work::begin();
+        let now = self.now();
+        let said = lock(&self.0.watched)
+            .watch
+            .progress
+            .look(tenant, words, now);
+        lock(&self.0.asking).add(&work);
+        said
+    }
+
+    fn has_moved(&mut self, tenant: TenantId) -> bool {
+        let userds = lock(&self.0.userds);
+        let words = userds.of(tenant);
+        words.is_some_and(|words| {
+            lock(&self.0.watched)
+                .watch
+                .progress
+                .has_moved(tenant, words)
+        })
+    }
+
+    fn works(&mut self) -> bool {
+        self.0.works()
+    }
+
+    fn pause(&mut self, pause: Nanos) {
+        thread::sleep(Duration::from_nanos(pause.0));
+    }
+}

@@ -1,0 +1,640 @@
+//! How far tenants' channels are, by their own words. Pure.
+//!
+//! The host engine advances a channel's GP_GET as it takes entries: one for a launch, as it begins. So words that moved are work, and who was seen without work and
+//! whose words stand still has none. What they cannot say is when the last kernel ends, and whether one that begins by itself (a graph's, or after a
+//! semaphore) runs: that says the engine's status register.
+//!
+//! A tenant can write its words. So they are hints: nothing is charged by them alone, and who worked more often than [`MISTAKES_MAX`] while they stood still is not
+//! asked again.
+
+use std::collections::BTreeMap;
+
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+use super::watch::RECORD;
+
+/// Who works while his words stand still may do so now and then: what he runs may have begun by itself.
+const MISTAKES_MAX: u32 = 3;
+/// Whose words stand still, and who was seen without work, is looked at by the register all the same after so long.
+const CHECKED_AFTER: Nanos = Nanos::from_ms(100);
+/// Launches of the last such a number of looks say how long one takes.
+const REMEMBERED: f64 = 32.0;
+/// Looks that are not known to be of one who worked without a break.
+const PENDING_MAX: usize = 64;
+/// Whose channels stand still is looked at once or twice at first, and then after twice the longest time that it worked so.
+const LOOKED_AT: Nanos = Nanos::from_ms(15);
+/// No less says how long launches take.
+const SHORT: Nanos = Nanos::from_ms(1);
+/// Launches of one who works, and of an interval between two looks, differ by so much of it.
+const UNEVEN: f64 = 0.1;
+/// A channel that moved within so long is read at each look, the others only where none of these has moved.
+const LIVELY: Nanos = Nanos::from_ms(1_000);
+
+/// The words of a channel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Entries {
+    /// Entries taken by the host engine, modulo those of the ring.
+    pub(super) get: u32,
+    /// Entries that the program has added, modulo the same.
+    pub(super) put: u32,
+}
+
+impl Entries {
+    /// As they stand in a channel's USERD, one after the other. SOURCE: `clc86f.h`: GP_GET at 0x88, GP_PUT at 0x8c.
+    pub(super) const fn of(word: u64) -> Self {
+        // CAST: its halves.
+        let (get, put) = (word as u32, (word >> 32) as u32);
+        Self { get, put }
+    }
+
+    /// Entries taken since then, of a ring of so many.
+    const fn since(self, before: Self, ring: u32) -> u32 {
+        if self.get >= before.get {
+            self.get - before.get
+        } else {
+            // What is no ring's index is the tenant's own doing.
+            (ring.saturating_sub(before.get)).saturating_add(self.get)
+        }
+    }
+}
+
+/// Channels of a tenant, to be read.
+pub(super) trait Words {
+    /// Another one if these are not those of before.
+    fn generation(&self) -> u64;
+    /// How many they are.
+    fn count(&self) -> usize;
+    /// The words of one, and the entries of its ring.
+    fn read(&self, index: usize) -> (Entries, u32);
+}
+
+/// What a tenant's channels say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// Nothing yet.
+    Nothing,
+    /// They took so many entries since the last look, which was then.
+    Moved { since: Moment, entries: u64 },
+    /// They stand still since the look at `moved_at`, or before: until then they took so many from the look before it, at `since`.
+    Still {
+        since: Moment,
+        entries: u64,
+        moved_at: Moment,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Channel {
+    entries: Entries,
+    moved_at: Moment,
+}
+
+/// An interval between two looks, and the entries taken in it.
+#[derive(Clone, Copy, Debug)]
+struct Interval {
+    from: Moment,
+    to: Moment,
+    entries: u64,
+}
+
+/// How long one takes from entry to entry while he works: sums over intervals in which he did.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pace {
+    intervals: f64,
+    ns: f64,
+    entries: f64,
+    /// Squares of how far intervals were off.
+    squares: f64,
+}
+
+impl Pace {
+    fn learn(&mut self, interval: &Interval) {
+        let (ns, entries) = (
+            interval.to.since(interval.from).0 as f64,
+            interval.entries as f64,
+        );
+        let off = self.each().map_or(0.0, |each| ns - entries * each.entry_ns);
+        let keep = 1.0 - 1.0 / REMEMBERED;
+        for (sum, more) in [
+            (&mut self.intervals, 1.0),
+            (&mut self.ns, ns),
+            (&mut self.entries, entries),
+            (&mut self.squares, off * off),
+        ] {
+            *sum = *sum * keep + more;
+        }
+    }
+
+    fn each(&self) -> Option<Each> {
+        // Of a few launches it is not known.
+        (self.intervals >= 2.0 && self.entries >= 4.0).then(|| Each {
+            entry_ns: self.ns / self.entries,
+            off_ns: (self.squares / self.intervals).sqrt(),
+        })
+    }
+}
+
+/// How long one takes from entry to entry.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Each {
+    pub(super) entry_ns: f64,
+    /// Standard deviation of how far intervals between looks are off.
+    pub(super) off_ns: f64,
+}
+
+/// When something happened, as far as launches tell: within so long around that moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Located {
+    pub(super) at: Moment,
+    pub(super) within: Nanos,
+}
+
+impl Located {
+    /// At some time from one to the other.
+    pub(super) fn between(from: Moment, to: Moment) -> Self {
+        let within = to.since(from);
+        Self {
+            at: from + Nanos(within.0 / 2),
+            within,
+        }
+    }
+}
+
+impl Each {
+    fn of(self, entries: f64) -> Nanos {
+        // CAST: not negative; saturates.
+        Nanos((entries.max(0.0) * self.entry_ns) as u64)
+    }
+
+    fn within(self, whole: Nanos) -> Nanos {
+        // Of a uniform distribution; one entry at either end is not known.
+        let within =
+            (2.0 * self.entry_ns * self.entry_ns + 12.0 * self.off_ns * self.off_ns).sqrt();
+        // CAST: not negative; saturates.
+        Nanos(within as u64).min(whole)
+    }
+
+    /// Whether one who took so many entries from `since` to `at` may have had no work for some of that; one who is trusted, for longer than an entry takes.
+    pub(super) fn may_have_rested(
+        self,
+        since: Moment,
+        at: Moment,
+        entries: u64,
+        trusted: bool,
+    ) -> bool {
+        let entries = entries + u64::from(trusted);
+        let whole = at.since(since).0 as f64;
+        entries as f64 * self.entry_ns < (1.0 - UNEVEN) * whole
+    }
+
+    /// When he stopped, of whom it is known that he worked at `since` and not at `at`.
+    pub(super) fn stopped(self, since: Moment, at: Moment, entries: u64) -> Located {
+        let worked = self.of(entries as f64 + 0.5);
+        Located {
+            at: (since + worked).min(at),
+            within: self.within(at.since(since)),
+        }
+    }
+
+    /// When he began, of whom it is known that he did not work at `since`, and does at `at`.
+    pub(super) fn began(self, since: Moment, at: Moment, entries: u64) -> Located {
+        let worked = self.of(entries as f64 - 0.5);
+        Located {
+            at: Moment(at.0.saturating_sub(worked.0)).max(since),
+            within: self.within(at.since(since)),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Heard {
+    generation: u64,
+    channels: Vec<Channel>,
+    /// When they were last read, and at the latest when they last moved.
+    at: Moment,
+    still_since: Moment,
+    /// The tenant's context left the engine after they were last read; it came after it had, and after they were read.
+    left: bool,
+    came: Option<Moment>,
+    /// When they had last been read before that, and the entries taken in between.
+    moved_before: (Moment, u64),
+    /// When the register last said that there is no work.
+    checked: Moment,
+    mistakes: u32,
+    /// It was seen at work after its channels had stood still for so long.
+    worked_still: Nanos,
+    /// Entries taken so far, of those that were seen.
+    taken: u64,
+    /// It worked then, when so many had been; and what lies before that, if it worked throughout.
+    worked: Option<(Moment, u64)>,
+    last: Option<Interval>,
+    pending: Vec<Interval>,
+    pace: Pace,
+}
+
+/// What the channels of all tenants said.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    tenants: BTreeMap<TenantId, Heard>,
+}
+
+impl Progress {
+    /// Reads a tenant's channels.
+    pub(super) fn look(&mut self, tenant: TenantId, words: &impl Words, at: Moment) -> Said {
+        let read = |index| {
+            let (entries, ring) = words.read(index);
+            log::trace!(target: RECORD, "channel {} {index} {ring} {} {}", tenant.0, entries.get, entries.put);
+            Channel {
+                entries,
+                moved_at: Moment(0),
+            }
+        };
+        let new = |mistakes, pace| Heard {
+            generation: words.generation(),
+            channels: (0..words.count()).map(read).collect(),
+            at,
+            still_since: at,
+            left: true,
+            came: None,
+            moved_before: (at, 0),
+            checked: Moment(0),
+            mistakes,
+            worked_still: Nanos::ZERO,
+            taken: 0,
+            worked: None,
+            last: None,
+            pending: Vec::new(),
+            pace,
+        };
+        let anew =
+            || log::trace!(target: RECORD, "channels {} {} {}", tenant.0, at.0, words.count());
+        let Some(heard) = self.tenants.get_mut(&tenant) else {
+            anew();
+            self.tenants.insert(tenant, new(0, Pace::default()));
+            return Said::Nothing;
+        };
+        if heard.generation != words.generation() {
+            anew();
+            *heard = new(heard.mistakes, heard.pace);
+            return Said::Nothing;
+        }
+        if heard.mistakes > MISTAKES_MAX {
+            return Said::Nothing;
+        }
+        let since = std::mem::replace(&mut heard.at, at);
+        let (mut taken, mut read) = (0, String::new());
+        for lively in [true, false] {
+            for (index, channel) in heard.channels.iter_mut().enumerate() {
+                let moved_at = channel.moved_at;
+                let is_lively = moved_at != Moment(0) && since.since(moved_at) <= LIVELY;
+                if is_lively != lively {
+                    continue;
+                }
+                let (entries, ring) = words.read(index);
+                if log::log_enabled!(target: RECORD, log::Level::Trace) {
+                    read.push_str(&format!(" {index} {} {}", entries.get, entries.put));
+                }
+                if entries.get != channel.entries.get {
+                    taken += u64::from(entries.since(channel.entries, ring));
+                    channel.moved_at = at;
+                }
+                channel.entries = entries;
+            }
+            if taken > 0 {
+                break;
+            }
+        }
+        log::trace!(target: RECORD, "asked {} {}{read}", tenant.0, at.0);
+        heard.taken += taken;
+        let came = heard.came.take();
+        if std::mem::take(&mut heard.left) {
+            // Some of it may have been before.
+            (heard.still_since, heard.moved_before) = (at, (at, 0));
+            return Said::Nothing;
+        }
+        let since = came.map_or(since, |came| since.max(came));
+        if let (Some(came), 0) = (came, taken) {
+            (heard.still_since, heard.moved_before) = (came, (came, 0));
+        }
+        if taken == 0 {
+            let (since, entries) = heard.moved_before;
+            return Said::Still {
+                since,
+                entries,
+                moved_at: heard.still_since,
+            };
+        }
+        heard.still_since = at;
+        heard.moved_before = (since, taken);
+        Said::Moved {
+            since,
+            entries: taken,
+        }
+    }
+
+    /// Whether channels have moved since the last look, which this is not.
+    pub(super) fn has_moved(&self, tenant: TenantId, words: &impl Words) -> bool {
+        let heard = self.tenants.get(&tenant);
+        let heard = heard.filter(|heard| heard.generation == words.generation());
+        heard.is_some_and(|heard| {
+            let mut channels = heard.channels.iter().enumerate();
+            channels.any(|(index, channel)| words.read(index).0.get != channel.entries.get)
+        })
+    }
+
+    /// A tenant has work at a look. What it launched since the one before it that found that, if none in between found another, and one more does after it, says
+    /// how long a launch takes.
+    pub(super) fn works(&mut self, tenant: TenantId, at: Moment) {
+        let Some(heard) = self.tenants.get_mut(&tenant) else {
+            return;
+        };
+        let Some((from, taken)) = heard.worked else {
+            heard.worked = Some((at, heard.taken));
+            return;
+        };
+        if at.since(from) < SHORT {
+            return;
+        }
+        let interval = Interval {
+            from,
+            to: at,
+            entries: heard.taken - taken,
+        };
+        heard.worked = Some((at, heard.taken));
+        let before = heard.last.replace(interval);
+        if heard.pending.len() < PENDING_MAX {
+            heard.pending.extend(before);
+        }
+    }
+
+    /// A tenant has none.
+    pub(super) fn stops(&mut self, tenant: TenantId) {
+        if let Some(heard) = self.tenants.get_mut(&tenant) {
+            (heard.worked, heard.last) = (None, None);
+        }
+    }
+
+    /// A tenant's context came, or is held or let go: what it launched around then says nothing of its pace.
+    pub(super) fn broke(&mut self, tenant: TenantId, at: Moment) {
+        if let Some(heard) = self.tenants.get_mut(&tenant) {
+            (heard.worked, heard.last) = (None, None);
+            heard.pending.retain(|interval| interval.to < at);
+        }
+    }
+
+    /// The same of one whose context came to the engine.
+    pub(super) fn came(&mut self, tenant: TenantId, at: Moment) {
+        self.broke(tenant, at);
+        if let Some(heard) = self.tenants.get_mut(&tenant) {
+            heard.came = Some(at);
+        }
+    }
+
+    /// The same of one whose context left it.
+    pub(super) fn left(&mut self, tenant: TenantId, at: Moment) {
+        self.broke(tenant, at);
+        if let Some(heard) = self.tenants.get_mut(&tenant) {
+            heard.left = true;
+        }
+    }
+
+    /// Those who left, and were not asked since.
+    pub(super) fn to_be_asked(&self) -> impl Iterator<Item = TenantId> + '_ {
+        let left = self.tenants.iter().filter(|(_, heard)| heard.left);
+        left.map(|(tenant, _)| *tenant)
+    }
+
+    /// All that broke something until then is known.
+    pub(super) fn settle(&mut self, until: Moment) {
+        for heard in self.tenants.values_mut() {
+            let settled = heard
+                .pending
+                .extract_if(.., |interval| interval.to <= until);
+            settled.for_each(|interval| heard.pace.learn(&interval));
+        }
+    }
+
+    /// How long a tenant takes from entry to entry while it works, if that is known.
+    pub(super) fn each(&self, tenant: TenantId) -> Option<Each> {
+        self.tenants.get(&tenant)?.pace.each()
+    }
+
+    /// Whether one who was seen without work, and whose words stand still since, need not be looked at.
+    pub(super) fn rests(&self, tenant: TenantId, now: Moment) -> bool {
+        self.tenants.get(&tenant).is_some_and(|heard| {
+            heard.checked >= heard.still_since && now.since(heard.checked) < CHECKED_AFTER
+        })
+    }
+
+    /// Whether one whose channels stand still, and for whom nobody waits, may have no work: he may run kernels as long as before.
+    pub(super) fn may_rest(&self, tenant: TenantId, now: Moment) -> bool {
+        self.tenants
+            .get(&tenant)
+            .is_some_and(|heard| now.since(heard.still_since).0 > 2 * heard.worked_still.0)
+    }
+
+    /// The register said whether a tenant works whose words stood still around that.
+    pub(super) fn checked(&mut self, tenant: TenantId, works: bool, at: Moment) {
+        let Some(heard) = self.tenants.get_mut(&tenant) else {
+            return;
+        };
+        let still = at.since(heard.still_since);
+        if !works {
+            heard.checked = at;
+            heard.worked_still = Nanos(heard.worked_still.0 / 2);
+            return;
+        }
+        if still > LOOKED_AT {
+            heard.worked_still = heard.worked_still.max(still);
+        }
+        if heard.checked >= heard.still_since {
+            // It had none, and nothing was launched since.
+            heard.checked = Moment(0);
+            heard.mistakes += 1;
+            if heard.mistakes > MISTAKES_MAX {
+                log::info!(
+                    "{tenant} works while its channels say that it launches nothing: they are not asked any more"
+                );
+            }
+        }
+    }
+
+    /// A tenant is gone.
+    pub(super) fn forget(&mut self, tenant: TenantId) {
+        self.tenants.remove(&tenant);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(1);
+    const RING: u32 = 1024;
+
+    /// Channels with so many entries taken each.
+    struct Fake(u64, Vec<u32>);
+
+    impl Words for Fake {
+        fn generation(&self) -> u64 {
+            self.0
+        }
+
+        fn count(&self) -> usize {
+            self.1.len()
+        }
+
+        fn read(&self, index: usize) -> (Entries, u32) {
+            let get = self.1[index] % RING;
+            (Entries { get, put: get }, RING)
+        }
+    }
+
+    const fn ms(ms: u64) -> Moment {
+        Moment(ms * 1_000_000)
+    }
+
+    fn look(progress: &mut Progress, taken: &[u32], at: Moment) -> Said {
+        progress.look(A, &Fake(1, taken.to_vec()), at)
+    }
+
+    #[test]
+    fn entries_are_counted_round_the_ring_and_of_all_channels() {
+        let mut progress = Progress::default();
+        assert_eq!(look(&mut progress, &[1000, 7], ms(1)), Said::Nothing);
+        assert_eq!(
+            look(&mut progress, &[1000, 7], ms(2)),
+            Said::Nothing,
+            "anew"
+        );
+        let moved = |since, entries| Said::Moved { since, entries };
+        let said = look(&mut progress, &[1030, 7], ms(4));
+        assert_eq!(said, moved(ms(2), 30));
+        // The one that never moved is not read as long as the other does.
+        let said = look(&mut progress, &[1031, 9], ms(5));
+        assert_eq!(said, moved(ms(4), 1));
+        let said = look(&mut progress, &[1031, 9], ms(6));
+        assert_eq!(said, moved(ms(5), 2), "it is seen late");
+        let still = Said::Still {
+            since: ms(5),
+            entries: 2,
+            moved_at: ms(6),
+        };
+        assert_eq!(look(&mut progress, &[1031, 9], ms(7)), still);
+        assert_eq!(look(&mut progress, &[1031, 9], ms(8)), still);
+        assert!(progress.has_moved(A, &Fake(1, vec![1032, 9])));
+        assert!(!progress.has_moved(A, &Fake(1, vec![1031, 9])));
+        let other = progress.look(A, &Fake(2, vec![5]), ms(9));
+        assert_eq!(other, Said::Nothing, "other channels");
+    }
+
+    #[test]
+    fn what_was_launched_before_one_left_is_not_what_was_launched_since_he_came() {
+        let mut progress = Progress::default();
+        (0..2).for_each(|at| {
+            look(&mut progress, &[0], ms(at));
+        });
+        progress.left(A, ms(5));
+        progress.came(A, ms(8));
+        assert_eq!(look(&mut progress, &[3], ms(10)), Said::Nothing, "a mix");
+        progress.left(A, ms(11));
+        assert_eq!(progress.to_be_asked().collect::<Vec<_>>(), [A]);
+        assert_eq!(look(&mut progress, &[4], ms(12)), Said::Nothing);
+        assert_eq!(progress.to_be_asked().count(), 0);
+        progress.came(A, ms(14));
+        let (since, entries) = (ms(14), 2);
+        let said = look(&mut progress, &[6], ms(16));
+        assert_eq!(said, Said::Moved { since, entries });
+        progress.left(A, ms(17));
+        look(&mut progress, &[6], ms(18));
+        progress.came(A, ms(20));
+        let still = Said::Still {
+            since: ms(20),
+            entries: 0,
+            moved_at: ms(20),
+        };
+        assert_eq!(look(&mut progress, &[6], ms(22)), still);
+    }
+
+    #[test]
+    fn pace_is_learnt_of_those_who_worked_throughout() {
+        let mut progress = Progress::default();
+        look(&mut progress, &[0], ms(0));
+        for at in 1..20 {
+            look(&mut progress, &[4 * at as u32], ms(at));
+            progress.works(A, ms(at));
+        }
+        assert_eq!(progress.each(A), None, "what broke it may not be known yet");
+        progress.settle(ms(20));
+        let each = progress.each(A).unwrap();
+        assert!((each.entry_ns - 250_000.0).abs() < 1.0 && each.off_ns < 1.0);
+        // He stops: that interval, and the one before it, say nothing.
+        look(&mut progress, &[77], ms(20));
+        progress.stops(A);
+        progress.settle(ms(30));
+        assert!((progress.each(A).unwrap().entry_ns - 250_000.0).abs() < 1.0);
+        // Somebody else came in between.
+        for at in 31..50 {
+            look(&mut progress, &[77 + at as u32], ms(at));
+            progress.works(A, ms(at));
+            progress.came(A, ms(at));
+        }
+        progress.settle(ms(60));
+        assert!((progress.each(A).unwrap().entry_ns - 250_000.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn launches_tell_when_one_began_and_when_one_stopped() {
+        let each = Each {
+            entry_ns: 500_000.0,
+            off_ns: 0.0,
+        };
+        let located = each.stopped(ms(10), ms(20), 4);
+        assert_eq!(located.at, Moment(12_250_000));
+        assert!(located.within < Nanos::from_ms(1));
+        assert_eq!(each.stopped(ms(10), ms(12), 100).at, ms(12));
+        assert_eq!(each.began(ms(10), ms(20), 4).at, Moment(18_250_000));
+        assert_eq!(each.began(ms(10), ms(20), 400).at, ms(10));
+        assert!(!each.may_have_rested(ms(10), ms(20), 19, false));
+        assert!(each.may_have_rested(ms(10), ms(20), 17, false));
+        assert!(!each.may_have_rested(ms(10), ms(20), 17, true));
+    }
+
+    #[test]
+    fn who_works_while_his_channels_stand_still_is_not_asked_any_more() {
+        let mut progress = Progress::default();
+        (0..2).for_each(|at| {
+            look(&mut progress, &[0], ms(at));
+        });
+        progress.checked(A, false, ms(2));
+        assert!(progress.rests(A, ms(3)) && !progress.rests(A, ms(200)));
+        for mistake in 0..=MISTAKES_MAX {
+            let said = look(&mut progress, &[0], ms(300 + u64::from(mistake)));
+            assert!(matches!(said, Said::Still { .. }), "{mistake}");
+            progress.checked(A, true, ms(300));
+            assert!(!progress.rests(A, ms(301)));
+            progress.checked(A, true, ms(300));
+            progress.checked(A, false, ms(302));
+        }
+        assert_eq!(look(&mut progress, &[1], ms(400)), Said::Nothing);
+        progress.forget(A);
+        assert_eq!(look(&mut progress, &[1], ms(500)), Said::Nothing);
+    }
+
+    #[test]
+    fn one_with_long_kernels_is_looked_at_ever_more_seldom() {
+        let mut progress = Progress::default();
+        (0..2).for_each(|at| {
+            look(&mut progress, &[0], ms(at));
+        });
+        let mut looks = 0;
+        for at in (10..5_000).step_by(10) {
+            look(&mut progress, &[0], ms(at));
+            if progress.may_rest(A, ms(at)) {
+                looks += 1;
+                progress.checked(A, true, ms(at));
+            }
+        }
+        assert!(looks < 12, "{looks}");
+    }
+}

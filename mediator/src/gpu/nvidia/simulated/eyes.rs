@@ -1,0 +1,85 @@
+//! Looking at the simulated engine.
+
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+use super::{Daemon, SECOND, STEP};
+use crate::gpu::nvidia::events::SwitchRecord;
+use crate::gpu::nvidia::look::Eyes;
+use crate::gpu::nvidia::progress::{Entries, Said, Words};
+use crate::gpu::nvidia::watch::{Runner, Watch};
+
+/// Channels of a simulated tenant: one, with a ring of a thousand.
+struct Channel(u64);
+
+impl Words for Channel {
+    fn generation(&self) -> u64 {
+        1
+    }
+
+    fn count(&self) -> usize {
+        1
+    }
+
+    fn read(&self, _: usize) -> (Entries, u32) {
+        let get = (self.0 % 1024) as u32;
+        (Entries { get, put: get }, 1024)
+    }
+}
+
+impl Eyes for Daemon {
+    fn now(&self) -> Moment {
+        Moment(self.engine.now)
+    }
+
+    fn is_moving(&self) -> bool {
+        !self.moves.is_empty() || !self.wanted.is_empty()
+    }
+
+    fn is_held(&self, tenant: TenantId) -> bool {
+        self.held.contains(&tenant)
+    }
+
+    fn with<R>(&mut self, act: impl FnOnce(&mut Watch) -> R) -> R {
+        act(&mut self.watch)
+    }
+
+    fn runner(&mut self) -> Runner {
+        let held = |tenant: TenantId| self.held.contains(&tenant);
+        self.watch.runner(self.now(), held)
+    }
+
+    fn read_ago(&self) -> Nanos {
+        self.now().since(self.read_at)
+    }
+
+    fn read(&mut self) {
+        self.read_at = self.now();
+        let records: Vec<SwitchRecord> = self.engine.records.drain(..).collect();
+        self.watch.read(records, true);
+    }
+
+    fn ask(&mut self, tenant: TenantId) -> Said {
+        if !self.words {
+            return Said::Nothing;
+        }
+        let taken = self.engine.tenants[tenant.0 as usize - 1].taken;
+        let now = self.now();
+        self.watch.progress.look(tenant, &Channel(taken), now)
+    }
+
+    fn has_moved(&mut self, tenant: TenantId) -> bool {
+        let taken = self.engine.tenants[tenant.0 as usize - 1].taken;
+        self.words && self.watch.progress.has_moved(tenant, &Channel(taken))
+    }
+
+    fn works(&mut self) -> bool {
+        let second = (self.engine.now / SECOND) as usize;
+        self.readings.resize(self.readings.len().max(second + 1), 0);
+        self.readings[second] += 1;
+        self.engine.works()
+    }
+
+    fn pause(&mut self, pause: Nanos) {
+        (0..pause.0 / STEP).for_each(|_| self.step());
+    }
+}
