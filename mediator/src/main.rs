@@ -2,6 +2,8 @@
 
 mod cli;
 
+use std::any::Any;
+use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -76,12 +78,35 @@ enum Command {
     NvidiaWorkerCheck(cli::nvidia_worker::CheckArgs),
 }
 
+/// Status of a command whose output nobody reads any more: that of one which the signal ended. SOURCE: sh(1): 128 and SIGPIPE's number.
+const READER_GONE: u8 = 141;
+
+/// Whether somebody panicked since who reads the output has seen enough (`turnstile vm list | head -1`).
+fn is_reader_gone(panic: &(dyn Any + Send)) -> bool {
+    // SOURCE: `print_to` of the standard library.
+    const SAYS: &str = "failed printing to stdout: Broken pipe";
+    let text = panic.downcast_ref::<String>();
+    text.is_some_and(|text| text.starts_with(SAYS))
+}
+
 fn main() -> anyhow::Result<ExitCode> {
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |panic| {
+        if !is_reader_gone(panic.payload()) {
+            usual(panic);
+        }
+    }));
     env_logger::Builder::from_env(
         env_logger::Env::default().default_filter_or("warn,turnstile::audit=info"),
     )
     .init();
-    let ended = run(Args::parse().command);
+    let command = Args::parse().command;
+    // Unwound and not left at once: what was started for it ends with it.
+    let ended = match panic::catch_unwind(AssertUnwindSafe(|| run(command))) {
+        Ok(ended) => ended,
+        Err(panic) if is_reader_gone(&*panic) => return Ok(ExitCode::from(READER_GONE)),
+        Err(panic) => panic::resume_unwind(panic),
+    };
     if let Err(error) = &ended
         && error.is::<ConfigError>()
     {

@@ -1,0 +1,20 @@
+//! What commands do with their output.
+
+use std::io::pipe;
+use std::process::Command;
+
+#[test]
+fn a_reader_who_has_seen_enough_is_no_error() {
+    for arguments in [&["config", "show"][..], &["doctor"]] {
+        let (reader, writer) = pipe().unwrap();
+        drop(reader);
+        let output = Command::new(env!("CARGO_BIN_EXE_turnstile"))
+            .args(arguments)
+            .stdout(writer)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(141), "{arguments:?}: {said}");
+        assert!(!said.contains("panicked"), "{arguments:?}: {said}");
+    }
+}
