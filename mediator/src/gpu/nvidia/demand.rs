@@ -185,6 +185,11 @@ impl Demand {
         })
     }
 
+    /// Whether there is one tenant, or none.
+    pub fn is_alone(&self) -> bool {
+        self.tenants.len() < 2
+    }
+
     /// Those that want it.
     pub fn wanting(&self, now: Moment) -> impl Iterator<Item = TenantId> + '_ {
         self.tenants

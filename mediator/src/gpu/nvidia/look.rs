@@ -89,7 +89,7 @@ fn stands(eyes: &mut impl Eyes, tenant: TenantId, said: Said, begin: Moment) -> 
         eyes.read();
         return eyes.with(|watch| watch.residency.resident()) == Some(tenant) && !eyes.is_moving();
     }
-    let most = eyes.with(|watch| watch.idle_readings(tenant, said != Said::Nothing));
+    let most = eyes.with(|watch| watch.idle_readings(tenant, said));
     let (mut works, mut readings) = (false, 0);
     while !works && readings < most {
         if readings > 0 {
@@ -115,8 +115,12 @@ fn stands(eyes: &mut impl Eyes, tenant: TenantId, said: Said, begin: Moment) -> 
     !works
 }
 
-/// At the end of a period: reads the log, and looks whether one whom nobody waits for has begun, or stopped.
+/// At the end of a period: reads the log, and looks whether one whom nobody waits for has begun, or stopped. Of one who is alone the counters say all, and better: his idle time is
+/// that of the engine.
 pub(super) fn glance<E: Eyes, T>(eyes: &mut E, read: impl FnOnce(&mut E) -> T) -> T {
+    if eyes.with(|watch| watch.demand.is_alone()) {
+        return read(eyes);
+    }
     // Asked before: the log may say that he has left since, and not when his work ended.
     let before = free_resident(eyes).map(|tenant| (tenant, doubt(eyes, tenant)));
     let read = read(eyes);
@@ -142,7 +146,8 @@ fn doubt(eyes: &mut impl Eyes, tenant: TenantId) -> Option<(Said, Moment)> {
         Said::Nothing => false,
         _ if watch.goes_on(tenant, said, at) => false,
         Said::Moved { .. } => true,
-        Said::Still { .. } => watch.residency.is_idle() || watch.progress.may_rest(tenant, at),
+        Said::Still { .. } if watch.residency.is_idle() => !watch.rests(tenant, at),
+        Said::Still { .. } => watch.progress.may_rest(tenant, at),
     });
     doubt.then_some((said, at))
 }

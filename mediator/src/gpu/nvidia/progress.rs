@@ -15,8 +15,9 @@ use super::watch::RECORD;
 
 /// Who works while his words stand still may do so now and then: what he runs may have begun by itself.
 const MISTAKES_MAX: u32 = 3;
-/// Whose words stand still, and who was seen without work, is looked at by the register all the same after so long.
-const CHECKED_AFTER: Nanos = Nanos::from_ms(100);
+/// Whose words stand still, and who was seen without work, is looked at by the register all the same after so long, at first; then after a quarter of the time for which he rests,
+/// and so long at most.
+const CHECKED_AFTER: (Nanos, Nanos) = (Nanos::from_ms(100), Nanos::from_ms(1_000));
 /// Launches of the last such a number of looks say how long one takes.
 const REMEMBERED: f64 = 32.0;
 /// Looks that are not known to be of one who worked without a break.
@@ -422,7 +423,10 @@ impl Progress {
     /// Whether one who was seen without work, and whose words stand still since, need not be looked at.
     pub(super) fn rests(&self, tenant: TenantId, now: Moment) -> bool {
         self.tenants.get(&tenant).is_some_and(|heard| {
-            heard.checked >= heard.still_since && now.since(heard.checked) < CHECKED_AFTER
+            let (least, most) = CHECKED_AFTER;
+            let part = Nanos(heard.checked.since(heard.still_since).0 / 4);
+            let again = part.min(most).max(least);
+            heard.checked >= heard.still_since && now.since(heard.checked) < again
         })
     }
 

@@ -386,3 +386,47 @@ fn what_else_was_recorded() {
         }
     }
 }
+
+/// One with kernels of 2 ms works for half a second, and stops 5 ms after the last look at which he did.
+#[test]
+fn what_channels_said_is_replayed() {
+    let ms = |ms: u64| BEGIN + ms * 1_000_000;
+    let mut lines = vec![
+        "# synthetic".to_owned(),
+        format!("take {}", ms(0)),
+        format!("add 1 10 {}", ms(0)),
+        format!("active 0 {} 10 10", ms(10)),
+        format!("channels 1 {} 2", ms(10)),
+        "channel 1 0 1024 1000 1000".to_owned(),
+        "channel 1 1 1024 7 7".to_owned(),
+    ];
+    for look in 2..52 {
+        let get = (1000 + 5 * look) % 1024;
+        lines.extend([
+            format!("asked 1 {} 0 {get} {get}", ms(10 * look)),
+            format!("doubts 1 {}", ms(10 * look)),
+            format!("seen 1 true {} 1 told", ms(10 * look)),
+            format!("take {}", ms(10 * look + 1)),
+        ]);
+    }
+    let get = (1000 + 5 * 51 + 2) % 1024;
+    lines.extend([
+        format!("asked 1 {} 0 {get} {get}", ms(520)),
+        format!("doubts 1 {}", ms(520)),
+        format!("seen 1 false {} 2 told", ms(520)),
+        format!("take {}", ms(521)),
+        format!("asked 1 {} 0 {get} {get} 1 7 7", ms(530)),
+        format!("doubts 1 {}", ms(530)),
+        format!("take {}", ms(1_000)),
+    ]);
+    let replay = Replay::of(&lines.join("\n"), 0);
+    let still = Said::Still {
+        since: Moment(ms(510)),
+        entries: 2,
+        moved_at: Moment(ms(520)),
+    };
+    assert_eq!(replay.said[&tenant(1)], still);
+    let charged: u64 = replay.charged[&tenant(1)].iter().sum();
+    let worked = ms(515) - ms(10);
+    assert!(charged.abs_diff(worked) < 1_100_000, "{charged} {worked}");
+}

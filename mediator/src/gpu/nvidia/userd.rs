@@ -33,6 +33,8 @@ const MAPPED_MAX: u64 = 2 << 20;
 const CHANNELS_MAX: usize = 64;
 /// Descriptors of a process that are looked at for its control files.
 const FDS_MAX: usize = 4096;
+/// Control files of a process that are tried; a program has two or three.
+const FILES_MAX: usize = 64;
 /// What could not be opened is tried again after so long, if it is still wanted.
 const AGAIN: Duration = Duration::from_secs(5);
 
@@ -167,6 +169,7 @@ fn open_files(pid: u32, path: &Path) -> io::Result<Vec<File>> {
         let name = entry.file_name();
         let number = name.to_str().and_then(|name| name.parse().ok());
         if let (true, Some(number)) = (target == path, number)
+            && files.len() < FILES_MAX
             && let Ok(file) = pidfd_getfd(&process, number, PidfdGetfdFlags::empty())
         {
             files.push(file.into());

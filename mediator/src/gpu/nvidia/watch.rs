@@ -347,10 +347,13 @@ impl Watch {
 
     /// Readings in a row without work that say that a tenant has paused, and not that they fell between its launches. If its channels are asked whether it launched
     /// anything meanwhile, fewer do.
-    pub(super) fn idle_readings(&self, tenant: TenantId, told: bool) -> u32 {
+    pub(super) fn idle_readings(&self, tenant: TenantId, said: Said) -> u32 {
         let (least, most) = IDLE_READINGS;
-        if told {
-            return IDLE_READINGS_TOLD;
+        match said {
+            Said::Nothing => {}
+            // It rests, and is looked at all the same.
+            Said::Still { .. } if self.residency.is_idle() => return 1,
+            Said::Still { .. } | Said::Moved { .. } => return IDLE_READINGS_TOLD,
         }
         let between = self.idle.shares().fraction(tenant) + self.idle.shares().uncertainty(tenant);
         if between >= 1.0 {
@@ -430,6 +433,10 @@ impl Watch {
     /// Whether what its channels say of a tenant that is resident leaves no doubt that it has work as before. One that is believed to have stopped may launch now and then, and one
     /// that launched less than it could may have stopped.
     pub(super) fn goes_on(&mut self, tenant: TenantId, said: Said, at: Moment) -> bool {
+        if said == Said::Nothing {
+            self.ended = None;
+            return false;
+        }
         log::trace!(target: RECORD, "doubts {} {}", tenant.0, at.0);
         let resident = self.residency.works_since(tenant);
         let ended = resident.and_then(|resident| self.located(tenant, said, resident, at));

@@ -220,6 +220,8 @@ impl Reader {
                 Ok(None) => {}
                 Err(error) => {
                     let _ = self.shared.age_known.set(false);
+                    // Nobody would give them back any more.
+                    lock(&self.shared.userds).keep(|_| false);
                     return self.tell(Told::Nothing(error));
                 }
             }

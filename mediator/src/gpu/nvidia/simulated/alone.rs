@@ -3,9 +3,10 @@
 use super::*;
 
 /// What he is charged less what he executed, and that, in ns, over so many seconds.
-fn error(load: Load, lag_ms: u64, seconds: u64) -> (f64, f64) {
+fn error(load: Load, lag_ms: u64, seconds: u64, words: bool) -> (f64, f64) {
     let mut daemon = Daemon::new(&[load], "slices");
     daemon.engine.lag = lag_ms * 1_000_000;
+    daemon.words = words;
     daemon.watch.measured(Nanos(daemon.engine.lag));
     let found = daemon.run(seconds);
     let executed = found.engine.tenants[0].executed as f64;
@@ -17,8 +18,17 @@ fn error(load: Load, lag_ms: u64, seconds: u64) -> (f64, f64) {
 #[test]
 fn who_is_alone_and_pauses_pays_what_he_executed() {
     let mut worst = 0.0_f64;
-    for (kernel_us, lag_ms) in [(50, 7), (200, 64), (2_000, 91), (50_000, 17)] {
-        let after = |seconds| error(Load::bursty(100, kernel_us, 1), lag_ms, seconds);
+    let cases = [
+        (50, 7, false),
+        (200, 64, false),
+        (2_000, 91, false),
+        (50_000, 17, false),
+        (2_000, 91, true),
+        (50_000, 17, true),
+    ];
+    for (kernel_us, lag_ms, words) in cases {
+        let load = Load::bursty(100, kernel_us, 1);
+        let after = |seconds| error(load, lag_ms, seconds, words);
         let (short, long) = (after(10), after(40));
         let percent = 100.0 * (long.0 - short.0) / (long.1 - short.1);
         println!(
