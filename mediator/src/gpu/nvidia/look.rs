@@ -73,11 +73,12 @@ pub(super) fn is_dry(eyes: &mut impl Eyes) -> bool {
         Runner::Nobody => return !eyes.is_moving(),
         Runner::Perhaps(tenant) => tenant,
     };
-    let said = if free == Some(tenant) {
-        said
-    } else {
-        eyes.ask(tenant)
-    };
+    if free == Some(tenant) && said != Said::Nothing {
+        return stands(eyes, tenant, said, begin);
+    }
+    // Reading the log took its time.
+    let begin = eyes.now();
+    let said = eyes.ask(tenant);
     stands(eyes, tenant, said, begin)
 }
 
