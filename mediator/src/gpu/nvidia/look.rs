@@ -104,16 +104,21 @@ fn stands(eyes: &mut impl Eyes, tenant: TenantId, said: Said, begin: Moment) -> 
         // Somebody may have come meanwhile, or before.
         eyes.read();
     }
-    if eyes.with(|watch| watch.residency.resident()) != Some(tenant) || eyes.is_moving() {
+    if eyes.is_moving() {
         return false;
     }
     // He may have launched meanwhile.
     works |= eyes.has_moved(tenant);
-    eyes.with(|watch| {
-        watch.progress.checked(tenant, works, begin);
-        watch.seen(tenant, works, readings, begin, said);
+    let is_here = eyes.with(|watch| {
+        // At once: another thread that reads the log may find somebody else.
+        let is_here = watch.residency.resident() == Some(tenant);
+        if is_here {
+            watch.progress.checked(tenant, works, begin);
+            watch.seen(tenant, works, readings, begin, said);
+        }
+        is_here
     });
-    !works
+    is_here && !works
 }
 
 /// At the end of a period: reads the log, and looks whether one whom nobody waits for has begun, or stopped. Of one who is alone the counters say all, and better: his idle time is
