@@ -1,5 +1,7 @@
 //! What one run of a cell comes to.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::gps::GpsError;
 
@@ -22,6 +24,9 @@ pub struct Charge {
     pub held_ns: u64,
 }
 
+/// So many warnings of a daemon stand with a run.
+pub const WARNINGS_MAX: usize = 20;
+
 /// What a scheduler says of itself after a run; nothing for the driver's own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerSays {
@@ -33,6 +38,10 @@ pub struct SchedulerSays {
     pub cpu_percent: Option<f64>,
     /// Of that, what it took to suspend and resume.
     pub gate_cpu_percent: Option<f64>,
+    /// What its GPU counts, at the beginning and at the end of the window.
+    pub figures: BTreeMap<String, [u64; 2]>,
+    /// What it warned of, at most [`WARNINGS_MAX`].
+    pub warnings: Vec<String>,
 }
 
 /// One tenant's line.
@@ -113,6 +122,12 @@ pub struct CellLine {
     /// Of that, what it took to suspend and resume.
     #[serde(default)]
     pub gate_cpu_percent: Option<f64>,
+    /// What the daemon's GPU counts, at the beginning and at the end of the run.
+    #[serde(default)]
+    pub figures: BTreeMap<String, [u64; 2]>,
+    /// What the daemon warned of.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 /// Why a run has no line.
@@ -279,6 +294,8 @@ pub fn line(
         ),
         daemon_cpu_percent: says.cpu_percent,
         gate_cpu_percent: says.gate_cpu_percent,
+        figures: says.figures.clone(),
+        warnings: says.warnings.clone(),
     })
 }
 
@@ -349,6 +366,7 @@ mod tests {
             ],
             cpu_percent: Some(0.4),
             gate_cpu_percent: Some(0.3),
+            ..SchedulerSays::default()
         };
         let line = line(&cell, "dfq", &loads, &says).unwrap();
         assert_eq!(line.weights, "3:1");

@@ -1,5 +1,6 @@
 //! A daemon's process: asked for snapshots, told to end.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use turnstile_mediator::bench::cell::WARNINGS_MAX;
 
 use super::ending::{end, ended_within};
 
@@ -125,6 +127,27 @@ impl Daemon {
         (wall > 0).then(|| 100.0 * grown as f64 / wall as f64)
     }
 
+    /// What its GPU counts, at the first and at the last mark.
+    pub(super) fn figures(&self) -> BTreeMap<String, [u64; 2]> {
+        let [(first, ..), .., (last, ..)] = self.marks.as_slice() else {
+            return BTreeMap::new();
+        };
+        let counted = last["gpu"].as_object().into_iter().flatten();
+        let of = |(name, value): (&String, &Value)| {
+            let from = first["gpu"][name].as_u64().unwrap_or_default();
+            Some((name.clone(), [from, value.as_u64()?]))
+        };
+        counted.filter_map(of).collect()
+    }
+
+    /// What it warned of, or said of errors.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let messages = self.messages();
+        let is_one = |line: &&str| line.contains(" WARN ") || line.contains(" ERROR ");
+        let lines = messages.lines().filter(is_one).take(WARNINGS_MAX);
+        lines.map(str::to_owned).collect()
+    }
+
     /// How it ended, if it did.
     pub(super) fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
         self.child.try_wait()
@@ -189,6 +212,10 @@ mod tests {
         daemon.marks[0].0 = serde_json::json!({"gpu": {"gate_ns": 5}});
         daemon.marks[1].0 = serde_json::json!({"gpu": {"gate_ns": 900}});
         assert!(daemon.figure_percent("gate_ns").unwrap() > 0.0);
+        assert_eq!(daemon.figures()["gate_ns"], [5, 900]);
+        let said = "00:01  WARN a channel is hidden\n00:02  INFO all is well\n";
+        fs::write(&daemon.messages, said).unwrap();
+        assert_eq!(daemon.warnings(), ["00:01  WARN a channel is hidden"]);
         daemon.signal(Signal::TERM).unwrap();
         daemon.wait().unwrap();
         let script = "echo trouble >&2; exit 1";

@@ -271,6 +271,8 @@ impl Running {
                 let mut says = SchedulerSays {
                     cpu_percent: daemon.cpu_percent(),
                     gate_cpu_percent: daemon.figure_percent("gate_works_cpu_ns"),
+                    figures: daemon.figures(),
+                    warnings: daemon.warnings(),
                     ..SchedulerSays::default()
                 };
                 if let [(first, ..), .., (last, ..)] = daemon.marks() {

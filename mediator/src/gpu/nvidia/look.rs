@@ -108,7 +108,7 @@ fn stands(eyes: &mut impl Eyes, tenant: TenantId, said: Said, begin: Moment) -> 
         return false;
     }
     // He may have launched meanwhile.
-    works |= eyes.has_moved(tenant);
+    works = works || eyes.has_moved(tenant);
     let is_here = eyes.with(|watch| {
         // At once: another thread that reads the log may find somebody else.
         let is_here = watch.residency.resident() == Some(tenant);

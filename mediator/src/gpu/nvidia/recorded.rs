@@ -46,6 +46,8 @@ struct Replay {
     said: BTreeMap<TenantId, Said>,
     /// Those of one are read anew: when, and how many they are.
     anew: Option<(u64, usize)>,
+    /// What was read of the log.
+    records: Vec<SwitchRecord>,
     /// Registers were read again and again at that moment, or not any more: launches of as long after it as counters are old at most are not told.
     asked: Option<(bool, u64)>,
 }
@@ -95,15 +97,20 @@ impl Replay {
             channels: BTreeMap::new(),
             said: BTreeMap::new(),
             anew: None,
+            records: Vec::new(),
             asked: None,
         };
         log.lines().for_each(|line| replay.take(line));
+        replay.read();
         replay
     }
 
     fn take(&mut self, line: &str) {
         let mut words = line.split(' ');
         let what = words.next().unwrap();
+        if !matches!(what, "active" | "saved") {
+            self.read();
+        }
         match what {
             "#" => {}
             "seen" => {
@@ -146,8 +153,9 @@ impl Replay {
                     context: *context as u32,
                     change,
                 };
-                self.watch.read([record], true);
+                self.records.push(record);
                 if !self.takes {
+                    self.read();
                     self.charge(*at);
                 }
             }
@@ -214,6 +222,11 @@ impl Replay {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    /// What was read of the log at once is told at once.
+    fn read(&mut self) {
+        self.watch.read(self.records.drain(..), true);
     }
 
     /// What a tenant's channels say then.

@@ -308,7 +308,7 @@ impl<M: Memory> Userds<M> {
             }
             Err(error) => {
                 if known.failed.replace(now).is_none() {
-                    log::info!("What {tenant}'s channels say is not read: {error}");
+                    log::warn!("What {tenant}'s channels say is not read: {error}");
                 }
             }
         }

@@ -67,8 +67,8 @@ pub(super) struct Watch {
     launches: Launches,
     stops: Stops,
     begun: Begun,
-    /// Who is on the engine, and when his work ended if it has.
-    ended: Option<(TenantId, Located)>,
+    /// Who is on the engine, as far as the log was read, and what his channels said then, which leaves a doubt whether he has work.
+    asked: Option<(TenantId, Said, Moment)>,
     /// Pauses between readings so far.
     pauses: u32,
     /// Whether there are counters.
@@ -103,7 +103,7 @@ impl Watch {
             launches: Launches::default(),
             stops: Stops::default(),
             begun: Begun::default(),
-            ended: None,
+            asked: None,
             pauses: 0,
             counters,
             counted_until: None,
@@ -231,16 +231,19 @@ impl Watch {
 
     /// Takes what was logged until now; `complete` if nothing was lost behind it.
     pub(super) fn read(&mut self, records: impl IntoIterator<Item = SwitchRecord>, complete: bool) {
-        for record in records {
-            let SwitchRecord { seq, at, pid, .. } = record;
+        let records: Vec<SwitchRecord> = records.into_iter().collect();
+        for (index, record) in records.iter().enumerate() {
+            let SwitchRecord { seq, at, pid, .. } = *record;
             let words = |change| match change {
                 Change::Active => "active",
                 Change::Saved => "saved",
             };
             log::trace!(target: RECORD, "{} {seq} {} {pid} {}", words(record.change), at.0, record.context);
-            let tenant = self.residency.tenant(record.pid).unwrap_or(UNTRACKED);
-            self.leaves(tenant, &record);
-            self.residency.take(&record, &mut self.events);
+            let tenant = self.residency.tenant(pid).unwrap_or(UNTRACKED);
+            if record.change == Change::Saved {
+                self.leaves(tenant, at, &records[index + 1..]);
+            }
+            self.residency.take(record, &mut self.events);
             match record.change {
                 Change::Active => {
                     self.progress.came(tenant, record.at);
@@ -261,22 +264,74 @@ impl Watch {
 
     /// Whether the work of one that is resident ended long ago, by his launches.
     pub(super) fn has_ended(&self, tenant: TenantId, now: Moment) -> bool {
-        let of =
-            |(who, ended): (TenantId, Located)| who == tenant && now.since(ended.at) > ended.within;
-        self.ended.is_some_and(of)
+        let Some((_, said, at)) = self.asked.filter(|(who, ..)| *who == tenant) else {
+            return false;
+        };
+        let resident = self.residency.works_since(tenant);
+        let ended = resident.and_then(|resident| self.located(tenant, said, resident, at));
+        ended.is_some_and(|ended| now.since(ended.at) > ended.within)
     }
 
-    /// One whose work may have ended before leaves for another.
-    fn leaves(&mut self, tenant: TenantId, record: &SwitchRecord) {
-        let Some((who, ended)) = self.ended.filter(|(who, _)| *who == tenant) else {
+    /// One who may have begun, or whose work may have ended, leaves for another. What his channels said was after that: he may have been there again.
+    fn leaves(&mut self, tenant: TenantId, at: Moment, later: &[SwitchRecord]) {
+        let asked = self.asked.take_if(|(who, ..)| *who == tenant);
+        let Some((_, mut said, asked_at)) = asked.filter(|_| !self.residency.is_held(tenant))
+        else {
             return;
         };
-        let long = self.has_ended(tenant, record.at);
-        if record.change == Change::Saved && long && !self.residency.is_held(who) {
-            self.stops.moved(who, ended);
-            self.residency.idle(who, ended.at, &mut self.events);
+        let Some(each) = self.progress.each(tenant) else {
+            return;
+        };
+        if let Said::Moved { entries, .. } = &mut said {
+            *entries = entries.saturating_sub(each.launched(self.stays(tenant, later, asked_at)));
         }
-        self.ended = None;
+        let left = at.min(asked_at);
+        if let Some(resident) = self.residency.works_since(tenant) {
+            if let Some(ended) = self.located(tenant, said, resident, left)
+                && left.since(ended.at) > ended.within
+            {
+                self.stops.moved(tenant, ended);
+                self.residency.idle(tenant, ended.at, &mut self.events);
+            }
+        } else if let (
+            true,
+            Said::Moved {
+                since,
+                entries: entries @ 1..,
+            },
+        ) = (self.residency.is_idle(), said)
+        {
+            let began = each.began(since, left, entries);
+            self.stops.moved(tenant, began);
+            self.residency.busy(tenant, began.at, &mut self.events);
+        }
+    }
+
+    /// For how long each a tenant is on the engine in these records, until then.
+    fn stays<'a>(
+        &'a self,
+        tenant: TenantId,
+        records: &'a [SwitchRecord],
+        until: Moment,
+    ) -> impl Iterator<Item = Nanos> + 'a {
+        let mut came = None;
+        let own = move |record: &&SwitchRecord| {
+            self.residency.tenant(record.pid) == Some(tenant) && record.at < until
+        };
+        let end = std::iter::once((Change::Saved, until));
+        let changes = records
+            .iter()
+            .filter(own)
+            .map(|record| (record.change, record.at));
+        changes
+            .chain(end)
+            .filter_map(move |(change, at)| match change {
+                Change::Active => {
+                    came = Some(at);
+                    None
+                }
+                Change::Saved => came.take().map(|came| at.since(came)),
+            })
     }
 
     /// Whom the engine works for, where those in `held` may not run.
@@ -382,7 +437,8 @@ impl Watch {
             self.unlearn(tenant);
             self.believe();
         }
-        if let (true, Said::Moved { since, entries }) = (self.residency.is_idle(), said) {
+        let rested = self.residency.is_idle();
+        if let (true, Said::Moved { since, entries }) = (rested, said) {
             let each = self.progress.each(tenant);
             let located = each.map_or(Located::between(since, at), |each| {
                 each.began(since, at, entries)
@@ -396,8 +452,11 @@ impl Watch {
                 return self.residency.idle(tenant, at, &mut self.events);
             }
         }
-        self.ended = None;
+        self.asked = None;
         if works {
+            if !rested {
+                self.rested(tenant, said, at);
+            }
             self.stops.works(tenant, at);
             self.progress.works(tenant, at);
             self.demand.busy(tenant, at);
@@ -410,6 +469,23 @@ impl Watch {
                 let stopped = self.stops.idle(tenant, resident, at, located);
                 self.residency.idle(tenant, stopped, &mut self.events);
             }
+        }
+    }
+
+    /// One who works at both of two looks launched less between them than he could: he rested for the rest of the time, which is told as its middle.
+    fn rested(&mut self, tenant: TenantId, said: Said, at: Moment) {
+        let resident = self.residency.works_since(tenant);
+        let (Some(resident), Some(each)) = (resident, self.progress.each(tenant)) else {
+            return;
+        };
+        let Said::Moved { since, entries } = said else {
+            return;
+        };
+        let since = since.max(resident);
+        if let Some((stopped, began)) = each.rested(since, at, entries) {
+            self.stops.moved(tenant, stopped);
+            self.residency.idle(tenant, stopped.at, &mut self.events);
+            self.residency.busy(tenant, began, &mut self.events);
         }
     }
 
@@ -433,14 +509,12 @@ impl Watch {
     /// Whether what its channels say of a tenant that is resident leaves no doubt that it has work as before. One that is believed to have stopped may launch now and then, and one
     /// that launched less than it could may have stopped.
     pub(super) fn goes_on(&mut self, tenant: TenantId, said: Said, at: Moment) -> bool {
+        self.asked = None;
         if said == Said::Nothing {
-            self.ended = None;
             return false;
         }
+        self.asked = Some((tenant, said, at));
         log::trace!(target: RECORD, "doubts {} {}", tenant.0, at.0);
-        let resident = self.residency.works_since(tenant);
-        let ended = resident.and_then(|resident| self.located(tenant, said, resident, at));
-        self.ended = ended.map(|ended| (tenant, ended));
         let (since, entries, moved) = match said {
             Said::Nothing => return false,
             Said::Moved { since, entries } => (since, entries, true),
@@ -457,7 +531,7 @@ impl Watch {
         if each.is_none_or(|each| each.may_have_rested(since, at, entries, trusted)) {
             return false;
         }
-        self.ended = None;
+        self.asked = None;
         if moved {
             // He was at work until then at least.
             self.stops.works(tenant, since);
@@ -633,126 +707,4 @@ impl Watch {
 }
 
 #[cfg(test)]
-mod tests {
-    use turnstile_accounting::{EventMeter, Meter, Metric, Observation, Window};
-
-    use super::*;
-
-    const A: TenantId = TenantId(1);
-
-    #[test]
-    fn who_worked_for_long_is_trusted_until_the_counters_say_that_he_stopped() {
-        let at = |ms: u64| Moment(ms * 1_000_000);
-        let mut watch = Watch::new(true);
-        watch.measured(Nanos::ZERO);
-        watch.add(A, 10, at(0));
-        let active = SwitchRecord {
-            seq: 0,
-            at: at(0),
-            pid: 10,
-            context: 1,
-            change: Change::Active,
-        };
-        watch.read([active], true);
-        let tick = Nanos::from_ms(3);
-        let looked_at = |watch: &Watch, ms| watch.look_within(at(ms), tick, |_| false).is_some();
-        assert!(looked_at(&watch, 500) && !looked_at(&watch, 1_100));
-        for interval in 10..13 {
-            watch.take(at(100 * (interval + 1) + 1), &mut Vec::new());
-            watch.counted(Busy {
-                from: at(100 * interval),
-                to: at(100 * (interval + 1)),
-                busy_ns: Nanos::ZERO,
-                launches: None,
-            });
-        }
-        assert!(looked_at(&watch, 1_310));
-        assert_eq!(watch.runner(at(1_310), |_| false), Runner::Perhaps(A));
-    }
-
-    /// A and B take turns of 100 ms from latch to latch; A pauses for 10 ms of each, but once.
-    #[test]
-    fn a_pause_is_charged_less_as_soon_as_the_counters_have_told_of_it() {
-        let at = |ms: u64| Moment(ms * 1_000_000);
-        let charged = |pause_ms: u64| {
-            let mut watch = Watch::new(true);
-            watch.measured(Nanos::ZERO);
-            let mut meter = EventMeter::new([COMPUTE]);
-            let mut sums = Vec::new();
-            for (tenant, pid) in [(A, 10), (TenantId(2), 20)] {
-                watch.add(tenant, pid, at(0));
-            }
-            for turn in 0..40 {
-                let begin = 100 * turn;
-                let pid = [10, 20][turn as usize % 2];
-                let record = |seq, at, change| SwitchRecord {
-                    seq,
-                    at,
-                    pid,
-                    context: pid,
-                    change,
-                };
-                watch.read([record(2 * turn, at(begin), Change::Active)], true);
-                let mut events = Vec::new();
-                (1..10).for_each(|part| {
-                    watch.take(at(begin + 10 * part), &mut events);
-                });
-                watch.read([record(2 * turn + 1, at(begin + 100), Change::Saved)], true);
-                watch.take(at(begin + 101), &mut events);
-                for event in events {
-                    meter.observe(Observation::Switch(event));
-                }
-                let idle = match (pid, turn) {
-                    (10, 30) => 10 + pause_ms,
-                    (10, _) => 10,
-                    _ => 0,
-                };
-                watch.counted(Busy {
-                    from: at(begin),
-                    to: at(begin + 100),
-                    busy_ns: Nanos::from_ms(100 - idle),
-                    launches: None,
-                });
-                let window = Window::starting(at(begin), Nanos::from_ms(100));
-                let usage = meter.close(window);
-                let own = usage.tenant_ns(A, Metric::Total);
-                sums.push(own.0 as f64 / 1e6);
-            }
-            sums
-        };
-        let (without, with) = (charged(0), charged(2));
-        let less = |turn: usize| without[turn] - with[turn];
-        assert_eq!(less(30), 0.0, "it is not known yet");
-        assert!((less(32) - 2.0).abs() < 0.1, "{with:?}");
-        let later: f64 = (33..40).map(less).sum();
-        assert!(later.abs() < 0.2, "{later}: it said nothing of what comes");
-    }
-
-    #[test]
-    fn readings_are_in_step_with_nothing() {
-        let mut watch = Watch::new(true);
-        for kernel in [59_000, 120_000, 210_000, 262_000] {
-            // Readings that fall between launches, the first of which does: a twentieth of the time.
-            let mut at = 0;
-            let alone = (0..10_000).filter(|_| {
-                at += watch.reading_pause().0 + 112_000;
-                at % kernel < kernel / 20
-            });
-            let found = alone.count();
-            assert!((300..700).contains(&found), "{kernel}: {found}");
-        }
-        for kernel in (50_000..450_000).step_by(1_000) {
-            let (mut at, mut row, mut longest) = (0, 0, 0);
-            for _ in 0..3_000 {
-                at += watch.reading_pause().0 + 112_000;
-                row = if at % kernel < kernel / 20 {
-                    row + 1
-                } else {
-                    0
-                };
-                longest = longest.max(row);
-            }
-            assert!(longest <= 3, "{kernel}: {longest} in a row");
-        }
-    }
-}
+mod tests;
