@@ -177,11 +177,11 @@ impl Each {
         Nanos((entries.max(0.0) * self.entry_ns) as u64)
     }
 
-    fn within(self, whole: Nanos) -> Nanos {
-        // Of a uniform distribution; one entry at either end is not known.
-        let within = (2.0 * self.entry_ns * self.entry_ns
-            + 12.0 * (self.off_ns * self.off_ns + SEEN_NS * SEEN_NS))
-            .sqrt();
+    /// What is known of a moment of which launches tell up to so long, and which lies in an interval of `whole`.
+    fn within(self, width_ns: f64, whole: Nanos) -> Nanos {
+        // How far intervals are off says where in a kernel they begin and end, and how even kernels are.
+        let uneven = (self.off_ns * self.off_ns - self.entry_ns * self.entry_ns / 6.0).max(0.0);
+        let within = (width_ns * width_ns + 12.0 * (uneven + SEEN_NS * SEEN_NS)).sqrt();
         // CAST: not negative; saturates.
         Nanos(within as u64).min(whole)
     }
@@ -228,27 +228,42 @@ impl Each {
         (whole.0.saturating_sub(worked.0) > sure).then(|| {
             let stopped = Located {
                 at: since + Nanos(worked.0 / 2),
-                within: self.within(whole),
+                within: self.within(self.entry_ns, whole),
             };
             (stopped, Moment(at.0 - worked.0 / 2))
         })
     }
 
-    /// When he stopped, of whom it is known that he worked at `since` and not at `at`.
-    pub(super) fn stopped(self, since: Moment, at: Moment, entries: u64) -> Located {
-        let worked = self.of(entries as f64 + 0.5);
+    /// When he stopped, of whom it is known that he worked at `since` and not at `at`, and took so many entries in between, the last until `moved_at`.
+    pub(super) fn stopped(
+        self,
+        since: Moment,
+        moved_at: Moment,
+        at: Moment,
+        entries: u64,
+    ) -> Located {
+        let entries = entries as f64;
+        // What was left of the kernel that ran at `since`: no more than lets the last one begin until `moved_at`, and end until `at`.
+        let begins = moved_at.since(since).0 as f64 - (entries - 1.0) * self.entry_ns;
+        let ends = at.since(since).0 as f64 - entries * self.entry_ns;
+        let most = self.entry_ns.min(begins).min(ends).max(0.0);
+        let worked = Nanos(self.of(entries).0 + (most / 2.0) as u64);
         Located {
             at: (since + worked).min(at),
-            within: self.within(at.since(since)),
+            within: self.within(most, at.since(since)),
         }
     }
 
     /// When he began, of whom it is known that he did not work at `since`, and does at `at`.
     pub(super) fn began(self, since: Moment, at: Moment, entries: u64) -> Located {
-        let worked = self.of(entries as f64 - 0.5);
+        let before = self.of(entries as f64 - 1.0);
+        // For so long the kernel runs that runs at `at`.
+        let begins = at.since(since).0 as f64 - before.0 as f64;
+        let most = self.entry_ns.min(begins).max(0.0);
+        let worked = before.0 + (most / 2.0) as u64;
         Located {
-            at: Moment(at.0.saturating_sub(worked.0)).max(since),
-            within: self.within(at.since(since)),
+            at: Moment(at.0.saturating_sub(worked)).max(since),
+            within: self.within(most, at.since(since)),
         }
     }
 }
@@ -658,10 +673,14 @@ mod tests {
             entry_ns: 500_000.0,
             off_ns: 0.0,
         };
-        let located = each.stopped(ms(10), ms(20), 4);
+        let located = each.stopped(ms(10), ms(20), ms(20), 4);
         assert_eq!(located.at, Moment(12_250_000));
         assert!(located.within < Nanos::from_us(1_500));
-        assert_eq!(each.stopped(ms(10), ms(12), 100).at, ms(12));
+        assert_eq!(each.stopped(ms(10), ms(12), ms(12), 100).at, ms(12));
+        // The fourth began within 1.6 ms, and ended within 2.2.
+        let (soon, end) = (Moment(11_600_000), Moment(12_200_000));
+        assert_eq!(each.stopped(ms(10), soon, ms(20), 4).at, Moment(12_050_000));
+        assert_eq!(each.stopped(ms(10), end, end, 4).at, Moment(12_100_000));
         assert_eq!(each.began(ms(10), ms(20), 4).at, Moment(18_250_000));
         assert_eq!(each.began(ms(10), ms(20), 400).at, ms(10));
         assert!(!each.may_have_rested(ms(10), ms(20), 19, false));

@@ -500,9 +500,14 @@ impl Watch {
         let each = self.progress.each(tenant)?;
         match said {
             Said::Nothing => None,
-            Said::Moved { since, entries } | Said::Still { since, entries, .. } => {
-                Some(each.stopped(since.max(resident), at, entries))
+            Said::Moved { since, entries } => {
+                Some(each.stopped(since.max(resident), at, at, entries))
             }
+            Said::Still {
+                since,
+                entries,
+                moved_at,
+            } => Some(each.stopped(since.max(resident), moved_at, at, entries)),
         }
     }
 
