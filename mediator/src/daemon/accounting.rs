@@ -167,15 +167,18 @@ impl Accounting<'_> {
     }
 
     fn by_events(&mut self) {
+        // Windows end where the log is final: what is told later of what lies before would be lost.
+        let behind = self.host.gpu().events_behind();
+        let final_now = |thread: &Self| Moment(thread.now().0.saturating_sub(behind.0));
         self.read_log();
-        let mut from = self.now();
+        let mut from = final_now(self);
         while !self.stopped() {
             let period = self.period(from);
             // A policy that says when it has to be asked need not be asked before; never at once again, whatever it says.
             let end = self.host.decide_at().unwrap_or(from + period);
-            self.sleep_until(end.max(from + PERIOD_MIN));
+            self.sleep_until(end.max(from + PERIOD_MIN) + behind);
             // The end is read first: whatever is logged after that lies behind it.
-            let to = self.now();
+            let to = final_now(self).max(from);
             self.read_log();
             let mut usage = self.truth.close(window(from, to));
             self.host.gpu().qualify(&mut usage);

@@ -309,6 +309,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
 
+    /// What [`Gpu::read_events`] moved is final up to so long before it was called: what comes later lies behind that.
+    fn events_behind(&self) -> Nanos {
+        Nanos::ZERO
+    }
+
     /// Says of a usage that was closed over the events just read which other signals it rests on, and what they leave open.
     fn qualify(&self, _usage: &mut Usage) {}
 

@@ -40,7 +40,7 @@ use super::userd::{Borrowed, Borrower, Userds};
 use super::utilisation::Utilisation;
 use super::version::{self, DriverAbi, VersionError};
 use super::vms::Vms;
-use super::watch::Watch;
+use super::watch::{SETTLED, Watch};
 use super::worker::{Facts, WorkerConfig};
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
@@ -533,6 +533,10 @@ impl Gpu for NvidiaGpu {
         watched.count();
         watched.watch.adopt(process::parent);
         complete
+    }
+
+    fn events_behind(&self) -> Nanos {
+        SETTLED
     }
 
     fn qualify(&self, usage: &mut Usage) {

@@ -151,7 +151,8 @@ fn doubt(eyes: &mut impl Eyes, tenant: TenantId) -> Option<(Said, Moment)> {
     let doubt = eyes.with(|watch| match said {
         Said::Nothing => false,
         _ if watch.goes_on(tenant, said, at) => false,
-        Said::Moved { .. } => true,
+        // Who worked for long and goes on is not looked at: the counters tell of his pauses.
+        Said::Moved { .. } => !watch.trusted(tenant, at),
         Said::Still { .. } if watch.residency.is_idle() => !watch.rests(tenant, at),
         Said::Still { .. } => watch.progress.may_rest(tenant, at),
     });

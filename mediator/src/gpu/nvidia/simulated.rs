@@ -19,7 +19,7 @@ use super::events::{Change, SwitchRecord};
 use super::look::{self, Eyes};
 use super::residency::Edges;
 use super::utilisation::Busy;
-use super::watch::Watch;
+use super::watch::{SETTLED, Watch};
 use crate::bench::bursts::{Burst, bursts};
 use crate::bench::entitlement::entitlement;
 use crate::bench::matrix::{self, Length, Pattern};
@@ -637,7 +637,8 @@ impl Daemon {
     }
 
     fn run(mut self, seconds: u64) -> Found {
-        let mut from = self.now();
+        let final_now = |daemon: &Self| Moment(daemon.now().0.saturating_sub(SETTLED.0));
+        let mut from = final_now(&self);
         let mut events: Vec<SwitchEvent> = Vec::new();
         let mut shown = vec![(0, 0); self.charged.len()];
         let mut shown_at = 0;
@@ -648,10 +649,10 @@ impl Daemon {
                 self.show(&mut shown);
             }
             let end = self.mediation.decide_at().unwrap_or(from + PERIOD);
-            self.sleep_until(end);
-            let to = self.now();
+            self.sleep_until(end + SETTLED);
+            let (now, to) = (self.now(), final_now(&self).max(from));
             look::glance(&mut self, Self::read);
-            self.watch.take(to, &mut events);
+            self.watch.take(now, &mut events);
             for busy in self.engine.latched.drain(..) {
                 self.watch.counted(busy);
             }

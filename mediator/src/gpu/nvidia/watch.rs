@@ -25,7 +25,7 @@ use crate::process;
 /// the GPU may yet deliver a record of a little earlier.
 ///
 /// SOURCE: the log is flushed before it is read; a switch takes 80 us (facts sheet section 1); [`Edges`] for the rest.
-const SETTLED: Nanos = Nanos::from_us(600);
+pub(super) const SETTLED: Nanos = Nanos::from_us(600);
 
 /// Processes whose ancestors were looked at without finding a tenant, that are remembered.
 const STRANGERS_MAX: usize = 4096;
@@ -373,7 +373,7 @@ impl Watch {
 
     /// Whether it need not be looked whether a tenant works: it did for long, and the counters do not say that it has stopped since. Whoever is held and
     /// wanted nothing then would wait for it for ever.
-    fn trusted(&self, tenant: TenantId, now: Moment) -> bool {
+    pub(super) fn trusted(&self, tenant: TenantId, now: Moment) -> bool {
         self.demand.trusted(tenant, now) && !self.has_stopped(tenant)
     }
 
