@@ -80,7 +80,7 @@ impl Default for GpuSection {
             index: 0,
             device: None,
             meter: Meter::Events,
-            channel_words: false,
+            channel_words: true,
             soft: SoftSection::default(),
         }
     }

@@ -39,7 +39,7 @@ impl Default for WorkerConfig {
             device: 0,
             own_user: true,
             learn: true,
-            channel_words: false,
+            channel_words: true,
             kernel_limit: Nanos::from_ms(10_000),
             modules_max: 64,
             module_text_bytes_max: 16 << 20,
