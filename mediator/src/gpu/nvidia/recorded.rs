@@ -400,6 +400,33 @@ fn what_else_was_recorded() {
     }
 }
 
+/// Channels' words were read in these. (One who rested between two looks at which he worked, and one who began and left before the next, paid wrongly: 8.3 % and
+/// 3.2 points in the worst second of the first one.)
+#[test]
+fn what_launches_tell_of_bursts_is_charged() {
+    for (log, points, percent, most) in [
+        (
+            include_str!("recorded/words-200us-200us.txt"),
+            1.0,
+            2.5,
+            [0.5, 1.0],
+        ),
+        (
+            include_str!("recorded/words-2ms-2ms.txt"),
+            0.6,
+            2.5,
+            [0.6, 0.5],
+        ),
+    ] {
+        within(log, 0, points, percent);
+        let errors = errors(&Replay::of(log, 0), SECOND..usize::MAX);
+        println!("{errors:.2?}");
+        for ((_, error), most) in errors.iter().zip(most) {
+            assert!(error.abs() <= most, "{errors:?}");
+        }
+    }
+}
+
 /// One with kernels of 2 ms works for half a second, and stops 5 ms after the last look at which he did.
 #[test]
 fn what_channels_said_is_replayed() {

@@ -308,7 +308,12 @@ impl<M: Memory> Userds<M> {
             }
             Err(error) => {
                 if known.failed.replace(now).is_none() {
-                    log::warn!("What {tenant}'s channels say is not read: {error}");
+                    // One that ends closes its files before its channels are gone.
+                    let level = match error {
+                        UserdError::NoFile(_) => log::Level::Info,
+                        _ => log::Level::Warn,
+                    };
+                    log::log!(level, "What {tenant}'s channels say is not read: {error}");
                 }
             }
         }
