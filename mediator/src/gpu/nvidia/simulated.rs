@@ -445,6 +445,8 @@ struct Daemon {
     age_at: Option<u64>,
     /// Channels' own words can be read.
     words: bool,
+    /// Whose channel shows less than he launches.
+    liar: Option<TenantId>,
 }
 
 const fn id(tenant: usize) -> TenantId {
@@ -480,6 +482,7 @@ impl Daemon {
             read_at: Moment(0),
             age_at: None,
             words: false,
+            liar: None,
         }
     }
 

@@ -6,7 +6,7 @@
 //!
 //! [`IdleShares::misplaced`]: turnstile_accounting::meter::IdleShares::misplaced
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
@@ -28,6 +28,8 @@ struct Stop {
     within: Nanos,
     /// It was told as so much later, to make good.
     later_ns: i64,
+    /// By what the tenant's channels said.
+    by_words: bool,
 }
 
 impl Stop {
@@ -74,6 +76,7 @@ impl Stops {
         let seen = self.at_work.filter(|(who, _)| *who == tenant);
         let from = seen.map_or(since, |(_, seen)| seen.max(since)).min(at);
         let located = located.filter(|located| (from..=at).contains(&located.at));
+        let by_words = located.is_some();
         let Located { at: middle, within } = located.unwrap_or(Located::between(from, at));
         let owed = self.owed_ns.entry(tenant).or_default();
         // CAST: looks are milliseconds apart; who is longer on the engine is clamped.
@@ -85,6 +88,7 @@ impl Stops {
             at: middle,
             within,
             later_ns,
+            by_words,
         });
         Moment(middle.0.saturating_add_signed(later_ns))
     }
@@ -96,6 +100,7 @@ impl Stops {
             at: located.at,
             within: located.within,
             later_ns: 0,
+            by_words: true,
         });
     }
 
@@ -122,6 +127,12 @@ impl Stops {
             stopped.later_ns += stop.later_ns;
         }
         found
+    }
+
+    /// Who stopped or began within an interval by what his channels said.
+    pub(super) fn by_words(&self, from: Moment, to: Moment) -> BTreeSet<TenantId> {
+        let told = self.between(from, to).filter(|stop| stop.by_words);
+        told.map(|stop| stop.tenant).collect()
     }
 
     /// Those who stopped in this interval had work for so much less in all than is known at once; negative: more.

@@ -618,6 +618,9 @@ impl Watch {
             self.idle.lag()
         );
         let span = busy.span(self.idle.lag());
+        if self.idle.is_measured() {
+            self.contradict(span, idle, nobody, &stays);
+        }
         let less_ns = self.idle.shares().misplaced() * length.0 as f64;
         self.stops.found(span.0, span.1, less_ns);
         if let Some(count) = busy.launches {
@@ -627,6 +630,28 @@ impl Watch {
         }
         self.make_good(span);
         self.believe();
+    }
+
+    /// What channels said of rests is held against the counters: the engine was idle for so long in an interval, and by what was told, nobody had work for `nobody`.
+    fn contradict(
+        &mut self,
+        (from, to): (Moment, Moment),
+        idle: Nanos,
+        nobody: Nanos,
+        stays: &BTreeMap<TenantId, Stay>,
+    ) {
+        let shares = self.idle.shares();
+        let paused = |(tenant, stay): (&TenantId, &Stay)| {
+            let at_handovers = shares.at_handover(*tenant).0 as f64 * f64::from(stay.handovers);
+            shares.fraction(*tenant) * stay.resident.0 as f64 + at_handovers
+        };
+        let paused_ns: f64 = stays.iter().map(paused).sum();
+        let more_ns = nobody.0 as f64 + paused_ns - idle.0 as f64;
+        let variance = stays.values().map(|stay| (stay.doubt.0 as f64).powi(2));
+        let deviation_ns = variance.sum::<f64>().sqrt();
+        for tenant in self.stops.by_words(from, to) {
+            self.progress.contradicted(tenant, more_ns, deviation_ns);
+        }
     }
 
     /// What was told of an interval, and is known better now.

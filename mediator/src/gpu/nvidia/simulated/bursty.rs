@@ -1,5 +1,7 @@
 //! Tenants that work now and then beside others.
 
+use turnstile_accounting::TenantId;
+
 use super::{Daemon, LAGS, Load, SECOND, US};
 
 /// Bounds are in points from the fluid server: a burst is served in turns of tens of milliseconds, and a second has ten.
@@ -93,5 +95,20 @@ fn words_spare_readings_of_the_register_and_charge_no_worse() {
         let (charged, with) = charges(&loads, LAGS[3], true);
         assert!(2 * with < without, "{with} of {without}");
         assert!(charged.iter().all(|own| own.abs() <= 0.5), "{charged:?}");
+    }
+}
+
+/// Who shows fewer launches than he makes at times seems to rest then; what is learnt of his launches, the register and the counters say otherwise.
+#[test]
+fn who_hides_launches_pays_all_the_same() {
+    for load in [Load::bursty(100, 200, 1), Load::busy(100, 200)] {
+        let mut daemon = Daemon::new(&[load, Load::busy(100, 2_000)], "slices");
+        (daemon.engine.lag, daemon.age_at) = (LAGS[3], Some(0));
+        (daemon.words, daemon.liar) = (true, Some(TenantId(1)));
+        let found = daemon.run(23);
+        let within = |from, to| found.charged_within_percent(0, from, to);
+        let charged = [within(3, 13), within(13, 23)];
+        println!("{load:?}: {charged:.2?} %");
+        assert!(charged.iter().all(|own| own.abs() <= 1.0), "{charged:?}");
     }
 }

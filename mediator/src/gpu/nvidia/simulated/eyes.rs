@@ -26,6 +26,23 @@ impl Words for Channel {
     }
 }
 
+/// A tenant that lies shows none of the last of each so many entries: for so long that what was learnt of his launches is not forgotten.
+const HIDDEN: (u64, u64) = (250, 1_000);
+
+impl Daemon {
+    /// What a tenant's channel shows.
+    fn channel(&self, tenant: TenantId) -> Channel {
+        let taken = self.engine.tenants[tenant.0 as usize - 1].taken;
+        let (hidden, of) = HIDDEN;
+        let shown = taken / of * (of - hidden) + (taken % of).min(of - hidden);
+        Channel(if self.liar == Some(tenant) {
+            shown
+        } else {
+            taken
+        })
+    }
+}
+
 impl Eyes for Daemon {
     fn now(&self) -> Moment {
         Moment(self.engine.now)
@@ -62,14 +79,13 @@ impl Eyes for Daemon {
         if !self.words {
             return Said::Nothing;
         }
-        let taken = self.engine.tenants[tenant.0 as usize - 1].taken;
-        let now = self.now();
-        self.watch.progress.look(tenant, &Channel(taken), now)
+        let (channel, now) = (self.channel(tenant), self.now());
+        self.watch.progress.look(tenant, &channel, now)
     }
 
     fn has_moved(&mut self, tenant: TenantId) -> bool {
-        let taken = self.engine.tenants[tenant.0 as usize - 1].taken;
-        self.words && self.watch.progress.has_moved(tenant, &Channel(taken))
+        let channel = self.channel(tenant);
+        self.words && self.watch.progress.has_moved(tenant, &channel)
     }
 
     fn works(&mut self) -> bool {
