@@ -2,12 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use indicatif::ProgressBar;
 use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use turnstile_mediator::bench::cell::{CellLine, line};
 use turnstile_mediator::bench::load::{Calibration, LoadReport};
 use turnstile_mediator::bench::matrix::{Cell, Length, Pattern, Tenant, matrix};
@@ -118,6 +122,18 @@ struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     xsched: Vec<CellLine>,
     failures: Vec<Failure>,
+    /// It was asked to end before all runs were made.
+    interrupted: bool,
+}
+
+/// A flag that SIGINT and SIGTERM raise: the run under way is the last one. The second one ends the process at once.
+fn interruption() -> anyhow::Result<Arc<AtomicBool>> {
+    let raised = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_default(signal, raised.clone())?;
+        flag::register(signal, raised.clone())?;
+    }
+    Ok(raised)
 }
 
 /// Runs `cell` for `common.seconds`; `program` is the `turnstile` command.
@@ -263,10 +279,12 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         alone_cells.len() + natively.len() + under_daemon.len() + others.len() * cells.len(),
     );
     let mut failures = Vec::new();
+    let stop = interruption()?;
     let mut all = |cells: &[Cell], scheduler: Scheduler<'_>| {
+        let cells = cells.iter().take_while(|_| !stop.load(Ordering::Acquire));
         run_all(cells, &scheduler, &common, &program, &bar, &mut failures)
     };
-    let report = Report {
+    let mut report = Report {
         gpu: first_line("/proc/driver/nvidia/gpus/0/information"),
         driver,
         seconds: args.seconds,
@@ -279,7 +297,9 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
             .flat_map(|other| all(&cells, Scheduler::Xsched(other)))
             .collect(),
         failures,
+        interrupted: false,
     };
+    report.interrupted = stop.load(Ordering::Acquire);
     bar.finish_and_clear();
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
@@ -307,14 +327,17 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
             failure.cell, failure.scheduler, failure.error
         );
     }
+    if report.interrupted {
+        bail!("It was asked to end: runs are missing above");
+    }
     if !report.failures.is_empty() {
         bail!("{} runs failed", report.failures.len());
     }
     Ok(())
 }
 
-fn run_all(
-    cells: &[Cell],
+fn run_all<'a>(
+    cells: impl Iterator<Item = &'a Cell>,
     scheduler: &Scheduler<'_>,
     common: &Common,
     program: &Path,
@@ -348,6 +371,14 @@ mod tests {
         for bad in ["", "1", "0:2ms", "1:2ms:never", "1:2ms,"] {
             assert!(super::cell(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_signal_ends_the_bench_after_the_run_under_way() {
+        let raised = interruption().unwrap();
+        assert!(!raised.load(Ordering::Acquire));
+        signal_hook::low_level::raise(SIGTERM).unwrap();
+        assert!(raised.load(Ordering::Acquire), "and the process lives");
     }
 
     #[test]
