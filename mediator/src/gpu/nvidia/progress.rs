@@ -304,7 +304,7 @@ struct Heard {
 }
 
 impl Heard {
-    fn is_mistaken(&mut self, tenant: TenantId) {
+    fn note_mistake(&mut self, tenant: TenantId) {
         self.mistakes += 1;
         if self.mistakes == MISTAKES_MAX + 1 {
             log::info!(
@@ -553,7 +553,7 @@ impl Progress {
         if heard.checked >= heard.still_since {
             // It had none, and nothing was launched since.
             heard.checked = Moment(0);
-            heard.is_mistaken(tenant);
+            heard.note_mistake(tenant);
         }
     }
 
@@ -568,7 +568,7 @@ impl Progress {
         heard.contradicted_ns = (heard.contradicted_ns + more_ns - slack_ns).max(0.0);
         if heard.contradicted_ns > CONTRADICTED_NS {
             heard.contradicted_ns = 0.0;
-            heard.is_mistaken(tenant);
+            heard.note_mistake(tenant);
         }
     }
 
