@@ -308,6 +308,11 @@ impl IdleShares {
             .map_or(0.0, |row| self.known[row].fraction.clamp(0.0, 1.0))
     }
 
+    /// How long a tenant is idle in a stay, as far as is known, in ns.
+    pub fn usual_ns(&self, tenant: TenantId, stay: &Stay) -> f64 {
+        usual_ns(self.fraction(tenant), stay)
+    }
+
     /// How long a tenant is idle at the end of a residency that ends because it is held.
     pub fn at_handover(&self, tenant: TenantId) -> Nanos {
         // CAST: at most HANDOVER_MAX.

@@ -122,7 +122,7 @@ struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     xsched: Vec<CellLine>,
     failures: Vec<Failure>,
-    /// It was asked to end before all runs were made.
+    /// It was asked to end: runs may be missing.
     interrupted: bool,
 }
 
@@ -284,7 +284,7 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         let cells = cells.iter().take_while(|_| !stop.load(Ordering::Acquire));
         run_all(cells, &scheduler, &common, &program, &bar, &mut failures)
     };
-    let mut report = Report {
+    let report = Report {
         gpu: first_line("/proc/driver/nvidia/gpus/0/information"),
         driver,
         seconds: args.seconds,
@@ -297,9 +297,8 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
             .flat_map(|other| all(&cells, Scheduler::Xsched(other)))
             .collect(),
         failures,
-        interrupted: false,
+        interrupted: stop.load(Ordering::Acquire),
     };
-    report.interrupted = stop.load(Ordering::Acquire);
     bar.finish_and_clear();
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
@@ -328,7 +327,7 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         );
     }
     if report.interrupted {
-        bail!("It was asked to end: runs are missing above");
+        bail!("It was asked to end: runs may be missing above");
     }
     if !report.failures.is_empty() {
         bail!("{} runs failed", report.failures.len());

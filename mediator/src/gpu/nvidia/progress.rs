@@ -4,8 +4,8 @@
 //! whose words stand still has none. What they cannot say is when the last kernel ends, and whether one that begins by itself (a graph's, or after a
 //! semaphore) runs: that says the engine's status register.
 //!
-//! A tenant can write its words. So they are hints: nothing is charged by them alone, and who worked more often than [`MISTAKES_MAX`] while they stood still is not
-//! asked again.
+//! A tenant can write its words. So they are hints: nothing is charged by them alone, and who worked more often than [`MISTAKES_MAX`] while they stood still, or for
+//! longer by the counters than they said, is not asked again.
 
 use std::collections::BTreeMap;
 
@@ -99,6 +99,8 @@ pub(super) enum Said {
 #[derive(Clone, Copy, Debug)]
 struct Channel {
     entries: Entries,
+    /// Entries of its ring.
+    ring: u32,
     moved_at: Moment,
 }
 
@@ -292,8 +294,6 @@ struct Heard {
     contradicted_ns: f64,
     /// It was seen at work after its channels had stood still for so long.
     worked_still: Nanos,
-    /// Entries of its smallest ring.
-    ring: u32,
     /// Entries taken so far, of those that were seen.
     taken: u64,
     /// It worked then, when so many had been; and what lies before that, if it worked throughout.
@@ -304,6 +304,12 @@ struct Heard {
 }
 
 impl Heard {
+    /// Entries of its smallest ring.
+    fn ring(&self) -> u32 {
+        let rings = self.channels.iter().map(|channel| channel.ring);
+        rings.min().unwrap_or(0)
+    }
+
     fn note_mistake(&mut self, tenant: TenantId) {
         self.mistakes += 1;
         if self.mistakes == MISTAKES_MAX + 1 {
@@ -328,6 +334,7 @@ impl Progress {
             log::trace!(target: RECORD, "channel {} {index} {ring} {} {}", tenant.0, entries.get, entries.put);
             Channel {
                 entries,
+                ring,
                 moved_at: Moment(0),
             }
         };
@@ -343,10 +350,6 @@ impl Progress {
             mistakes,
             contradicted_ns,
             worked_still: Nanos::ZERO,
-            ring: (0..words.count())
-                .map(|index| words.read(index).1)
-                .min()
-                .unwrap_or(0),
             taken: 0,
             worked: None,
             last: None,
@@ -396,7 +399,7 @@ impl Progress {
         let came = heard.came.take();
         let since = came.map_or(since, |came| since.max(came));
         if let (Some(each), 1) = (heard.pace.each(), moved) {
-            taken = each.unwrapped(taken, heard.ring, at.since(since));
+            taken = each.unwrapped(taken, heard.ring(), at.since(since));
         }
         heard.taken += taken;
         if std::mem::take(&mut heard.left) {
@@ -450,7 +453,7 @@ impl Progress {
         let wraps = heard
             .pace
             .each()
-            .is_none_or(|each| each.entry_ns * f64::from(heard.ring) < 2.0 * whole.0 as f64);
+            .is_none_or(|each| each.entry_ns * f64::from(heard.ring()) < 2.0 * whole.0 as f64);
         if whole > LONG && wraps {
             (heard.worked, heard.last) = (Some((at, heard.taken)), None);
             return;

@@ -641,11 +641,10 @@ impl Watch {
         stays: &BTreeMap<TenantId, Stay>,
     ) {
         let shares = self.idle.shares();
-        let paused = |(tenant, stay): (&TenantId, &Stay)| {
-            let at_handovers = shares.at_handover(*tenant).0 as f64 * f64::from(stay.handovers);
-            shares.fraction(*tenant) * stay.resident.0 as f64 + at_handovers
-        };
-        let paused_ns: f64 = stays.iter().map(paused).sum();
+        let paused = stays
+            .iter()
+            .map(|(tenant, stay)| shares.usual_ns(*tenant, stay));
+        let paused_ns: f64 = paused.sum();
         let more_ns = nobody.0 as f64 + paused_ns - idle.0 as f64;
         let variance = stays.values().map(|stay| (stay.doubt.0 as f64).powi(2));
         let deviation_ns = variance.sum::<f64>().sqrt();
