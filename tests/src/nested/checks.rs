@@ -12,11 +12,11 @@ use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostSnapshot, MeterKind, 
 use turnstile_mediator::gpu::Gpu;
 use turnstile_mediator::gpu::soft::plain::PlainVm;
 use turnstile_mediator::gpu::vfio::{Bus, Region, VfioGpu};
-use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmHandle};
+use turnstile_vmm::vmm::{self, VmConfig, VmHandle};
 use vm_memory::GuestAddress;
 
-use super::Line;
-use crate::e2e::{GRACE, guest_report, wait_for};
+use super::{Line, exited};
+use crate::e2e::{GRACE, wait_for};
 use crate::machine::ticks;
 
 /// TIMEOUT: seconds in which an emulated host may not come to a thread.
@@ -199,18 +199,17 @@ fn of<'a>(snapshot: &'a HostSnapshot, name: &str) -> anyhow::Result<&'a TenantSn
     found.with_context(|| format!("no tenant {name}"))
 }
 
-fn ended(vm: VmHandle) -> anyhow::Result<(Report, u64)> {
+fn ended(vm: VmHandle) -> anyhow::Result<Report> {
     vm.stop();
     let end = vm.join_within(PATIENCE, GRACE)?;
-    let report = guest_report(&end)?;
+    let report = exited(&end)?;
     ensure!(
-        end.end == VmEnd::Exited(0) && report.outcome == Outcome::Passed,
-        "{:?}: {} {}",
-        end.end,
+        report.outcome == Outcome::Passed,
+        "{} {}",
         report.text(),
         end.console
     );
-    Ok((report, end.doorbell_exits))
+    Ok(report)
 }
 
 /// Time on a processor of this process's thread of this name.
@@ -260,7 +259,7 @@ pub fn shares(bus: &Arc<dyn Bus>, meter: MeterKind, length: Duration) -> anyhow:
         .map(|(engine, charged)| 100.0 * engine.abs_diff(charged) as f64 / engine.max(1) as f64);
     let (a, b) = (ended(light)?, ended(heavy)?);
     let end = snapshot();
-    let failed = a.0.failed + b.0.failed;
+    let failed = a.failed + b.failed;
     let name = match meter {
         MeterKind::Events => "events",
         MeterKind::Polled => "polled 1:5",
@@ -284,12 +283,12 @@ pub fn shares(bus: &Arc<dyn Bus>, meter: MeterKind, length: Duration) -> anyhow:
             "results verified / failed; conservation error; turnaround",
             format!(
                 "{} / {failed}; {} ns; {} and {} us",
-                a.0.verified + b.0.verified,
+                a.verified + b.verified,
                 end.conservation_error_ns,
-                a.0.turnaround_ns_sum / a.0.fences.max(1) / 1000,
-                b.0.turnaround_ns_sum / b.0.fences.max(1) / 1000
+                a.turnaround_ns_sum / a.fences.max(1) / 1000,
+                b.turnaround_ns_sum / b.fences.max(1) / 1000
             ),
-            failed == 0 && end.conservation_error_ns == 0 && a.0.verified > 0 && b.0.verified > 0,
+            failed == 0 && end.conservation_error_ns == 0 && a.verified > 0 && b.verified > 0,
         ),
         Line::promised(
             "charged against the device's own log, largest difference",
@@ -320,15 +319,15 @@ pub fn wild_guests(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
     for kind in wild {
         let vm = host.spawn("wild", 100, Workload::Bad(kind))?;
         let end = vm.join_within(PATIENCE, GRACE)?;
-        let report = guest_report(&end)?;
-        let passed = end.end == VmEnd::Exited(0) && report.outcome == Outcome::Passed;
+        let report = exited(&end).with_context(|| format!("{kind:?}"))?;
+        let passed = report.outcome == Outcome::Passed;
         if !passed {
-            eprintln!("{kind:?}: {:?} {}", end.end, report.text());
+            eprintln!("{kind:?}: {}", report.text());
         }
         answered += usize::from(passed);
     }
     let faults = host.gpu.dma_faults();
-    let (report, _) = ended(good)?;
+    let report = ended(good)?;
     Ok(vec![Line::promised(
         "guests that reach out of their memory: answered as documented; DMA faults; the other's results verified / failed",
         format!(

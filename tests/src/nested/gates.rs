@@ -7,10 +7,10 @@ use turnstile_abi::PAGE_BYTES;
 use turnstile_images::{GUEST_ELF, Report, Workload, files};
 use turnstile_mediator::gpu::vfio::Bus;
 use turnstile_vmm::gate::{GateState, newer};
-use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmHandle, VmReport};
+use turnstile_vmm::vmm::{self, VmConfig, VmHandle, VmReport};
 
-use super::Line;
 use super::stub::GateDaemon;
+use super::{Line, exited};
 use crate::e2e::{GRACE, wait_for};
 
 /// Pages that no context has: the daemon of the other checks gives them out from the first on.
@@ -34,14 +34,7 @@ fn start(daemon: &GateDaemon, workload: Workload, memory_bytes: u64) -> anyhow::
 
 fn finish(vm: VmHandle) -> anyhow::Result<(VmReport, Report)> {
     let end = vm.join_within(PATIENCE, GRACE)?;
-    let report = crate::e2e::guest_report(&end)?;
-    ensure!(
-        end.end == VmEnd::Exited(0),
-        "{:?}: {} {}",
-        end.end,
-        report.text(),
-        end.console
-    );
+    let report = exited(&end)?;
     Ok((end, report))
 }
 

@@ -7,6 +7,35 @@ pub mod checks;
 pub mod gates;
 mod stub;
 
+use anyhow::ensure;
+use turnstile_images::Report;
+use turnstile_vmm::vmm::{VmEnd, VmReport};
+
+use crate::e2e::guest_report;
+
+/// The processor of a guest shut down. Emulated ones do, about once in eighty runs of eight seconds; others did not
+/// (docs/decisions/029-nested-lab.md): only there may a check that says so be repeated, and once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a guest's processor shut down: a triple fault")]
+pub struct Lost;
+
+/// What a guest reported that ended by itself.
+///
+/// # Errors
+/// [`Lost`]; when it ended otherwise, or left no report.
+fn exited(vm: &VmReport) -> anyhow::Result<Report> {
+    ensure!(vm.end != VmEnd::TripleFault, Lost);
+    let report = guest_report(vm)?;
+    ensure!(
+        vm.end == VmEnd::Exited(0),
+        "{:?}: {} {}",
+        vm.end,
+        report.text(),
+        vm.console
+    );
+    Ok(report)
+}
+
 /// What one check found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
@@ -38,5 +67,36 @@ impl std::fmt::Display for Line {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let verdict = if self.kept { "ok" } else { "FAILED" };
         write!(f, "{verdict:6} {}: {}", self.what, self.figure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn a_lost_processor_is_told_from_any_other_end() {
+        let ended = |end| VmReport {
+            end,
+            report: Report::default().encode().to_vec(),
+            console: String::new(),
+            exits: 0,
+            doorbell_exits: 0,
+            ignored: 0,
+            gates: Default::default(),
+            lost: false,
+            elapsed: Default::default(),
+        };
+        let of = |end| exited(&ended(end)).context("a check");
+        assert!(of(VmEnd::Exited(0)).is_ok());
+        assert!(of(VmEnd::TripleFault).unwrap_err().is::<Lost>());
+        for end in [
+            VmEnd::Exited(1),
+            VmEnd::Killed,
+            VmEnd::Crashed(String::new()),
+        ] {
+            assert!(!of(end).unwrap_err().is::<Lost>());
+        }
     }
 }

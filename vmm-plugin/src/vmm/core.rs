@@ -25,6 +25,8 @@ pub enum VmEnd {
     Exited(u8),
     /// It was ended by force.
     Killed,
+    /// Its processor shut down: a triple fault.
+    TripleFault,
     /// It could not go on.
     Crashed(String),
 }

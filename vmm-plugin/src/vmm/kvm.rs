@@ -333,7 +333,7 @@ fn run(core: &Machine, mut vcpu: VcpuFd) -> VmEnd {
                     VcpuExit::IoIn(port, data) => port_in(core, config_address, port, data),
                     VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen => {}
                     VcpuExit::MemoryFault { .. } => {}
-                    VcpuExit::Shutdown => return VmEnd::Crashed("triple fault".into()),
+                    VcpuExit::Shutdown => return VmEnd::TripleFault,
                     VcpuExit::InternalError => {
                         return VmEnd::Crashed("KVM could not emulate an instruction".into());
                     }
