@@ -14,13 +14,6 @@
 //! Who begins to wait in the middle of a frame has his slice of what is left of it at once, once in a frame; the one whose slice he
 //! interrupts gets what he is still due afterwards. In the next frame he is the first.
 //!
-//! Where the slices of two are short, whoever has the longest has it in parts, one before each of the others' slices: short
-//! slices that follow each other are together in nearly all that counters tell, and are not told apart.
-//!
-//! ```text
-//!   | A    | B | A    | C | A    | D |     weights 9:1:1:1
-//! ```
-//!
 //! Frames lie on multiples of their length in the GPU's time. The default divides a second: any window of a second holds as
 //! many slices of each tenant as any other, wherever it begins. Where more than two waited lately, a second has one
 //! frame more.
@@ -56,15 +49,8 @@ const LEAD_MAX: u64 = 2;
 const PAIR: usize = 2;
 const SECOND: Nanos = Nanos::from_ms(1_000);
 
-/// The longest slice is given in parts, no shorter than this, if two others are shorter than that. Each part more costs 0.3 % of a frame (decision 039).
-const PART_MIN: Nanos = Nanos::from_ms(15);
-const SHORT: Nanos = Nanos::from_ms(20);
-
 /// How long slices are first ones after somebody new waits.
 const FIRST_FOR: Nanos = Nanos::from_ms(500);
-
-/// Rank of those who wait for longer than a frame.
-const STEADY: u8 = 2;
 
 /// Who may begin to wait is looked for so often while others have turns.
 const LOOK: Nanos = Nanos::from_ms(10);
@@ -88,8 +74,6 @@ pub struct Slices {
     /// The frame in which turns are being given.
     frame_begin: Moment,
     frame_end: Moment,
-    /// Who has his slice of this frame in parts.
-    parted: Option<TenantId>,
     /// When it is looked whether somebody else waits, if somebody may.
     look_at: Option<Moment>,
     /// Those who wait, for `pour`; kept for its memory.
@@ -104,8 +88,6 @@ struct Turn {
     until: Moment,
     /// He had just begun to wait: nobody else interrupts him.
     woke: bool,
-    /// More of his slice comes after another's.
-    part: bool,
 }
 
 type Tenant = Member<Own>;
@@ -152,7 +134,6 @@ impl Slices {
             turn: None,
             frame_begin: Moment(0),
             frame_end: Moment(0),
-            parted: None,
             look_at: None,
             waiting: Vec::new(),
             decisions: Vec::new(),
@@ -242,7 +223,6 @@ impl Slices {
             self.frame_begin = now;
             let all = self.tenants.values_mut();
             all.for_each(|tenant| tenant.own.woke = false);
-            self.parted = self.largest();
         }
         let left = self.frame_end.since(now);
         if let Some(turn) = self.turn
@@ -262,7 +242,7 @@ impl Slices {
             next = self.next_turn(now, left);
         }
         self.turn = next.or_else(|| self.rest_of_frame());
-        let Some(Turn { holder, part, .. }) = self.turn else {
+        let Some(Turn { holder, .. }) = self.turn else {
             return;
         };
         let steady = self
@@ -270,7 +250,7 @@ impl Slices {
             .get(holder)
             .is_ok_and(|holder| self.is_steady(holder));
         if let Ok(holder) = self.tenants.get_mut(holder) {
-            (holder.own.served, holder.own.woken) = (!part, false);
+            (holder.own.served, holder.own.woken) = (true, false);
             holder.own.woke |= !steady;
         }
     }
@@ -327,67 +307,15 @@ impl Slices {
             .for_each(|tenant| tenant.own.served = false);
     }
 
-    /// Whose slices are given in parts: by weights alone, so that frames are alike while the same wait.
-    fn largest(&self) -> Option<TenantId> {
-        // Who comes and goes is served as he comes.
-        let since = |tenant: &Tenant| tenant.own.since.unwrap_or(self.frame_begin);
-        let lasting = |(_, tenant): (_, &Tenant)| since(tenant) + FIRST_FOR <= self.frame_begin;
-        if !self.many || !self.waits().all(lasting) {
-            return None;
-        }
-        let weight = |tenant: &Tenant| u64::from(tenant.weight.get());
-        let all: u64 = self.waits().map(|(_, tenant)| weight(tenant)).sum();
-        let slice = |tenant: &Tenant| Nanos(self.frame_ns().0 * weight(tenant) / all.max(1));
-        let (id, largest) = self.waits().max_by_key(|(_, tenant)| weight(tenant))?;
-        let others = || self.waits().filter(|(other, _)| *other != id);
-        let short = others().filter(|(_, tenant)| slice(tenant) < SHORT);
-        // CAST: tenants of a GPU are few.
-        let parts = others().count() as u64;
-        (short.count() > 1 && slice(largest).0 / parts >= PART_MIN.0).then_some(id)
-    }
-
-    /// Whether one has, or had the last turn.
-    fn has_turn(&self, id: TenantId) -> bool {
-        self.turn.is_some_and(|turn| turn.holder == id)
-    }
-
-    /// A part of a slice that is given in parts, if one is next.
-    fn part(&self, now: Moment, level: VirtualTime) -> Option<Turn> {
-        let holder = self.parted.filter(|id| !self.has_turn(*id))?;
-        let tenant = self.tenants.get(holder).ok()?;
-        let due = || self.waits().filter(|(_, tenant)| is_due(tenant, level));
-        // CAST: tenants of a GPU are few.
-        let others = due().filter(|(id, _)| *id != holder).count() as u64;
-        // Who has begun to wait lately goes before.
-        let disturbed = due().any(|(_, tenant)| self.rank(tenant) < STEADY);
-        if others == 0 || disturbed || !tenant.waits() || !is_due(tenant, level) {
-            return None;
-        }
-        Some(Turn {
-            holder,
-            until: now + Nanos(slice(tenant, level).0 / others),
-            woke: false,
-            part: others > 1,
-        })
-    }
-
     /// The first who has a slice left in this frame, and until when.
     fn next_turn(&mut self, now: Moment, left: Nanos) -> Option<Turn> {
         let level = pour(left, &mut self.waiting)?;
-        if let Some(part) = self.part(now, level) {
-            return Some(part);
-        }
-        // Parts do not follow each other.
-        let rank = |id, tenant| match self.parted == Some(id) && self.has_turn(id) {
-            true => STEADY + 1,
-            false => self.rank(tenant),
-        };
         let mut due = self.waits().filter(|(_, tenant)| is_due(tenant, level));
         let (mut holder, mut tenant) = due.next()?;
         let mut alone = true;
         for (id, other) in due {
             alone = false;
-            if rank(id, other) < rank(holder, tenant) {
+            if self.rank(other) < self.rank(tenant) {
                 (holder, tenant) = (id, other);
             }
         }
@@ -402,7 +330,6 @@ impl Slices {
             holder,
             until,
             woke,
-            part: false,
         })
     }
 
@@ -418,7 +345,7 @@ impl Slices {
         match (self.is_steady(tenant), tenant.own.woken, tenant.own.woke) {
             (false, true, _) => 0,
             (false, false, false) => 1,
-            _ => STEADY,
+            _ => 2,
         }
     }
 
@@ -432,7 +359,6 @@ impl Slices {
             holder,
             until: self.frame_end,
             woke: false,
-            part: false,
         })
     }
 

@@ -5,7 +5,6 @@ mod age;
 mod alone;
 mod bursty;
 mod eyes;
-mod four;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -43,8 +42,6 @@ const TIME_SLICE: u64 = 2_048 * US;
 /// 330 us in handovers, with 300 and 280 until the engine does it.
 const CALL: u64 = 370 * US;
 const TAKES: u64 = 290 * US;
-/// Pauses are as long for so long.
-const UNEVEN: u64 = 40 * MS;
 /// As the device's.
 const ARRIVAL: u64 = 2 * MS;
 
@@ -54,9 +51,8 @@ struct Load {
     weight: u32,
     /// Of a kernel alone.
     kernel: u64,
-    /// From its end to the next launch, without work for the engine; for a while by so much of it more or less than for another.
+    /// From its end to the next launch, without work for the engine.
     gap: u64,
-    uneven: f64,
     /// It begins at this time; before, its context is made, which takes the engine for a moment.
     start: u64,
     /// It has the bursts of the bench, by this seed; none: it launches all the time.
@@ -69,7 +65,6 @@ impl Load {
             weight,
             kernel: kernel_us * US,
             gap: 10 * US,
-            uneven: 0.0,
             start: 300 * MS,
             bursts: None,
         }
@@ -101,24 +96,11 @@ struct Tenant {
     /// It was stopped in the middle of a kernel.
     midway: bool,
     executed: u64,
-    /// Of its gaps, what is left of a step.
-    rest: f64,
     /// In each step of 10 ms.
     buckets: Vec<u64>,
 }
 
 impl Tenant {
-    /// How long it waits now, of which the simulation's steps make whole ones.
-    fn gap(&mut self, now: u64, index: usize) -> u64 {
-        let (gap, uneven) = (self.load.gap as f64, self.load.uneven);
-        // In no order: parts of the golden ratio, squared.
-        let part = ((now / UNEVEN) as f64 + 10.0 * index as f64 + 1.0).powi(2) * 0.618_034;
-        let exact = gap * (1.0 + uneven * (2.0 * part.fract() - 1.0)) + self.rest;
-        let steps = (exact / STEP as f64).floor().max(0.0) * STEP as f64;
-        self.rest = exact - steps;
-        steps as u64
-    }
-
     /// Kernels that are due by now.
     fn arrive(&mut self, now: u64) {
         if self.load.bursts.is_none() {
@@ -174,7 +156,6 @@ impl Engine {
             off: false,
             midway: false,
             executed: 0,
-            rest: 0.0,
             buckets: Vec::new(),
         };
         Self {
@@ -284,7 +265,7 @@ impl Engine {
                 tenant.executed += STEP;
                 if tenant.left == 0 {
                     tenant.begun = false;
-                    tenant.next = self.now + tenant.gap(self.now, index);
+                    tenant.next = self.now + tenant.load.gap;
                 }
             }
         }
