@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::process::{self, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use turnstile_mediator::daemon::HostSnapshot;
 use turnstile_tests::e2e::wait_for;
 use turnstile_tests::linux::{daemon, fronts};
-use turnstile_tests::machine::{Ended, Machine, busy_ticks, ticks};
+use turnstile_tests::machine::{Ended, Lab, Machine, busy_ticks, ticks};
 use turnstile_vmm::front::Doorbells;
 
 use crate::{alone, lab};
@@ -40,12 +41,24 @@ fn number(said: &str, word: &str) -> u64 {
     numbers.max().unwrap_or(0)
 }
 
-#[test]
-fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
-    let _alone = alone();
+/// The emulator loses a machine in some of ten runs: a processor that runs a guest takes no interrupt any more, of its own timer neither, and the machine's kernel
+/// says so (docs/decisions/029-nested-lab.md). What runs in the machine cannot have it do that.
+const MACHINES_MAX: u32 = 4;
+/// What the machine's kernel says then.
+const STALLED: [&str; 2] = ["self-detected stall on CPU", "BUG: soft lockup"];
+
+/// What the machine said and did, before it was switched off.
+struct Ran {
+    said: String,
+    took: Duration,
+    /// Processors of this machine that others used meanwhile.
+    others: f64,
+    snapshot: HostSnapshot,
+}
+
+/// None if the emulator lost the machine.
+fn in_the_lab(lab: &Lab) -> Option<Ran> {
     let begun = Instant::now();
-    let Some(lab) = lab() else { return };
-    let made = begun.elapsed();
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("gpu.sock");
     let served = Command::new(env!("CARGO_BIN_EXE_nested"))
@@ -80,6 +93,7 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
         folders.map(|folder| ticks(&folder)).iter().sum::<u64>()
     };
     let (all_before, own_before, since) = (busy_ticks(), own(), Instant::now());
+    let said = || String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned();
     let mut others = 0.0;
     let ended = loop {
         // As long as all of them are there.
@@ -91,14 +105,42 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
             }
             ended => break ended,
         }
+        if STALLED.iter().any(|stalled| said().contains(stalled)) {
+            println!("{}", said());
+            println!(
+                "LOST: a processor of the emulator takes no interrupts; another machine is started"
+            );
+            return None;
+        }
     };
-    let said = fs::read_to_string(&console).unwrap();
-    let took = begun.elapsed();
+    let (said, took) = (said(), begun.elapsed());
     println!("{said}");
     println!(
-        "nested lab: made in {made:.1?}, all of it {took:.1?} of {BUDGET:?}; others used {others:.2} processors meanwhile"
+        "nested lab: all of it {took:.1?} of {BUDGET:?}; others used {others:.2} processors meanwhile"
     );
     assert_eq!(ended, Some(0), "the lab did not end in time");
+    Some(Ran {
+        said,
+        took,
+        others,
+        snapshot: daemon.host().snapshot(),
+    })
+}
+
+#[test]
+fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
+    let _alone = alone();
+    let begun = Instant::now();
+    let Some(lab) = lab() else { return };
+    let made = begun.elapsed();
+    println!("nested lab: made in {made:.1?}");
+    let ran = (0..MACHINES_MAX).find_map(|_| in_the_lab(&lab));
+    let Ran {
+        said,
+        took,
+        others,
+        snapshot,
+    } = ran.expect("a machine that the emulator does not lose");
 
     // As a VM.
     for command in GUEST.map(|command| command.replace('_', " ")) {
@@ -109,7 +151,6 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
     }
     assert!(said.contains("interrupts (vfio-pci)"));
     assert!(number(&said, "interrupts ") > 100);
-    let snapshot = daemon.host().snapshot();
     assert_eq!(
         (snapshot.conservation_error_ns, snapshot.ledger_errors),
         (0, 0)
@@ -130,5 +171,5 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
     }
     let kept = lines("ok ").count() + broken.len();
     assert!(kept >= LINES && !said.contains("SKIPPED"), "{kept} lines");
-    assert!(took < BUDGET);
+    assert!(made + took < BUDGET);
 }
