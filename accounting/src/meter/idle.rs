@@ -11,83 +11,82 @@
 //! that. It has to be told apart from pauses within residency, because handovers come in step with turns, and would make
 //! fractions of those who take turns look alike. How long it is follows from the fraction.
 //!
+//! Of who launches again and again it may be known as well how often he did. A launch takes as long as the one before it, whereas pauses come and go:
+//! from one interval to the next, what a tenant that has three quarters of them pauses more or less is all that one with a twelfth pauses. So one whose
+//! launches are counted may be idle for all his residency but for what they take:
+//!
+//! ```text
+//!   residency - time per launch x launches
+//! ```
+//!
+//! Launches are counted by what tenants may write, so this is believed only while it foretells better ([`super::LaggedShares`]).
+//!
 //! Residencies mix differently in each, so the fractions follow. They are estimated by an extended Kalman filter with a random walk:
 //! fractions change with what programs do. A tenant that was alone in an interval is known at once; the sum over all is
 //! right in any case, which is what conservation needs.
 
+mod estimate;
+
+pub use estimate::{Launched, Stay};
+
 use crate::units::{Nanos, TenantId};
+use estimate::{Estimate, Known, handover_ns, usual_ns};
 use std::collections::BTreeMap;
 
 /// Standard deviation of the counters' share of idle time where it is known when they were read. SOURCE: measured on an H200, by
 /// the kernels' own time stamps: 0.05 to 0.1 % of it are not explained by the best fractions; more, where those vary.
 pub(super) const NOISE: f64 = 0.001_5;
-/// Standard deviation by which a fraction may change in [`INTERVAL`]: for one that is idle, in parts of it. SOURCE: measured: from one
-/// interval to the next, the pauses of one who launches and waits are 1 to 3 % longer or shorter; kernels that do not end have none.
-const WALK: (f64, f64) = (0.000_3, 0.02);
+/// From one latch of the counters to the next.
 const INTERVAL: Nanos = Nanos::from_ms(100);
 /// Variance of a fraction that nothing is known of.
 const UNKNOWN: f64 = 0.3 * 0.3;
 /// An error so many standard deviations large means that somebody changed his ways, if the next one is as well: a pause of some
 /// milliseconds, which programs make now and then, is no change.
 const SURPRISE: f64 = 5.0;
-/// Standard deviation of such a pause: for one that is idle, in parts of it. Whoever waits more often is more likely to have waited for longer.
-const PAUSED: (f64, f64) = (0.002, 0.5);
 /// One of so much of the interval is a change at once.
 const PAUSE_MAX: f64 = 0.05;
-/// Standard deviation of a change: for one that is idle, in parts of it. Whoever is idle more is more likely to be it.
-const CHANGED: (f64, f64) = (0.02, 0.5);
 /// Tenants estimated at a time; those who were not seen for longest go first.
 const TENANTS_MAX: usize = 32;
+/// Of each it may be estimated how long he is idle, and how long a launch takes.
+const ROWS_MAX: usize = 2 * TENANTS_MAX;
+/// Whose is what is left of a launch. No tenant has it.
+const NOBODY: TenantId = TenantId(u32::MAX);
 
+/// Standard deviation of the counters' share of idle time where launches say how long tenants worked.
+/// SOURCE: 27 recordings of four tenants on an H200, replayed: the same within a tenth with half or twice of either.
+const LAUNCHES_NOISE: f64 = 0.000_2;
+/// Standard deviation, in ns, of when words were read. SOURCE: the same.
+const LEFT: f64 = 5_000.0;
+/// A launch takes so much of the residency in which there is one, as far as nothing is known, and its standard deviation.
+const LAUNCH: (f64, f64) = (0.9, 0.1);
+/// No launch takes longer than residencies in which there is one, but for so much; and none so little of them if the last interval was not foretold at all.
+const LAUNCH_MAX: f64 = 1.1;
+const LAUNCH_MIN: f64 = 0.5;
 /// An error counts for no more than so many variances: one interval does not outweigh all others.
 const MISFIT_MAX: f64 = 12.0;
 
-/// Idle time at a handover, at most, and for a fraction of idle time: from being taken off the schedule a tenant launches nothing, and
-/// runs what it has. Whoever launches and waits has pauses of about the same length, so that short kernels, of which little
-/// is left, go with large fractions. SOURCE: measured on an H200, 80 handovers each: 268 us for kernels of 50 us (12 % idle), 171 for 200 us
-/// (4 %), 21 for 2 ms (0.5 %), none for those that do not end.
-const HANDOVER_MAX: Nanos = Nanos::from_us(270);
-const HANDOVER: Nanos = Nanos::from_ms(6);
 /// Part of an interval in which somebody has to be resident for it to say something: programs that start say nothing.
 const RESIDENT_MIN: f64 = 0.5;
 
-/// What tenants did in an interval.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stay {
-    /// How long it was resident.
-    pub resident: Nanos,
-    /// How many of its residencies ended because it is held.
-    pub handovers: u32,
-    /// Standard deviation of how long it had work there, where it was seen without and it is not known since when.
-    pub doubt: Nanos,
-}
-
-/// How long one who is idle for this fraction of his residency is idle at the end of one that ends because he is held, in ns.
-fn handover_ns(fraction: f64) -> f64 {
-    (HANDOVER.0 as f64 * fraction).min(HANDOVER_MAX.0 as f64)
-}
-
-/// How long one who is idle for this fraction of his residency is idle in a stay, in ns.
-fn usual_ns(fraction: f64, stay: &Stay) -> f64 {
-    fraction * stay.resident.0 as f64 + handover_ns(fraction) * f64::from(stay.handovers)
-}
-
-/// A tenant whose fraction is estimated.
-#[derive(Clone, Copy, Debug)]
-struct Known {
-    tenant: TenantId,
-    fraction: f64,
-    /// How many intervals ago it was resident.
-    unseen: u32,
+/// How long a tenant was idle in the last interval, as far as is known now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Found {
+    pub(super) tenant: TenantId,
+    pub(super) idle_ns: f64,
+    /// Standard deviation of a pause.
+    pub(super) pause_ns: f64,
 }
 
 /// Fractions of residency in which tenants are idle.
 #[derive(Clone, Debug)]
 pub struct IdleShares {
-    /// Variance of the counters' share of idle time.
+    /// Variance of the counters' share of idle time, and what of it is not explained in the last interval.
+    counted: f64,
     noise: f64,
     /// Variance of a fraction that nothing is known of.
     unknown: f64,
+    /// Whether launches are believed that were counted.
+    by_launches: bool,
     /// In the order of the matrix's rows.
     known: Vec<Known>,
     /// Row by row.
@@ -99,10 +98,13 @@ pub struct IdleShares {
     again_within: u32,
     /// Variance of the last interval's share of idle time for not knowing when tenants stopped.
     doubt: f64,
+    /// Launches said something of it.
+    launched: bool,
+    /// Its error was larger than [`PAUSE_MAX`].
+    astray: bool,
     /// What of its error goes with that.
     misplaced: f64,
-    /// How long each tenant was idle in it, as far as is known now; in ns.
-    found: Vec<(TenantId, f64)>,
+    found: Vec<Found>,
 }
 
 impl Default for IdleShares {
@@ -115,14 +117,18 @@ impl IdleShares {
     /// Nobody is known; the counters' share of idle time has this standard deviation.
     pub const fn with_noise(deviation: f64) -> Self {
         Self {
+            counted: deviation * deviation,
             noise: deviation * deviation,
             unknown: UNKNOWN,
+            by_launches: false,
             known: Vec::new(),
             covariance: Vec::new(),
             misfit: 0.0,
             since_surprise: u32::MAX,
             again_within: 1,
             doubt: 0.0,
+            launched: false,
+            astray: false,
             misplaced: 0.0,
             found: Vec::new(),
         }
@@ -145,10 +151,64 @@ impl IdleShares {
 
     /// The same, with another deviation.
     pub fn and_noise(&self, deviation: f64) -> Self {
+        let variance = deviation * deviation;
         Self {
-            noise: deviation * deviation,
+            counted: variance,
+            noise: variance,
             ..self.clone()
         }
+    }
+
+    /// The same, where launches are believed that were counted.
+    pub fn and_launches(&self) -> Self {
+        Self {
+            by_launches: true,
+            ..self.clone()
+        }
+    }
+
+    /// What lies at the ends of an interval, in ns: what is left of the launch that ran when it began is in it, as is known from the last one, and what is left of that at its end is
+    /// not.
+    fn cut(&mut self, whole: f64, stays: &BTreeMap<TenantId, Stay>, shares: &mut Vec<f64>) -> f64 {
+        let mut left = [(0.0, LEFT * LEFT); 2];
+        for known in &self.known {
+            let stay = self.tells(known, stays);
+            let Some(Launched { at_ends, .. }) = stay.and_then(|stay| stay.launched) else {
+                continue;
+            };
+            for (left, there) in left.iter_mut().zip([at_ends.0, at_ends.1]) {
+                let (mean, variance) = known.left(there);
+                *left = (left.0 + mean, left.1 + variance);
+            }
+        }
+        let before = match self.find(NOBODY, Estimate::Left) {
+            Some(row) => row,
+            None => {
+                shares.push(0.0);
+                self.estimate(NOBODY, Estimate::Left, left[0])
+            }
+        };
+        shares[before] = -1.0 / whole;
+        shares.push(1.0 / whole);
+        let after = self.estimate(NOBODY, Estimate::Left, left[1]);
+        self.known[after].value - self.known[before].value
+    }
+
+    /// What was left at the begin of the last interval is over; and at its end, if nobody's launches were counted.
+    fn over(&mut self, launched: bool) {
+        let keep = usize::from(launched);
+        while self.lefts() > keep
+            && let Some(row) = self.find(NOBODY, Estimate::Left)
+        {
+            self.remove(row);
+        }
+    }
+
+    fn lefts(&self) -> usize {
+        let known = self.known.iter();
+        known
+            .filter(|known| known.estimate == Estimate::Left)
+            .count()
     }
 
     /// Takes an interval: its length, how long the engine executed nothing, for how long nobody was there to execute, as far as is known, and
@@ -160,36 +220,40 @@ impl IdleShares {
         nobody: Nanos,
         stays: &BTreeMap<TenantId, Stay>,
     ) {
-        (self.misfit, self.misplaced) = (0.0, 0.0);
+        (self.misfit, self.misplaced, self.launched) = (0.0, 0.0, false);
         self.found.clear();
         let resident: u64 = stays.values().map(|stay| stay.resident.0).sum();
         if length == Nanos::ZERO || (resident as f64) < RESIDENT_MIN * length.0 as f64 {
-            return;
+            return self.over(false);
         }
         self.appear(stays);
         let whole = length.0 as f64;
         let doubts = stays.values().map(|stay| stay.doubt.0 as f64 / whole);
         self.doubt = doubts.map(|doubt| doubt * doubt).sum();
+        let doubted = self.doubt > 0.0;
+        self.launched = self.by_launches && stays.values().any(|stay| stay.launches().is_some());
+        self.noise = if self.launched {
+            LAUNCHES_NOISE * LAUNCHES_NOISE
+        } else {
+            self.counted
+        };
         let mut foretold = 0.0;
         let mut shares = Vec::with_capacity(self.known.len());
         for known in &self.known {
-            let stay = stays.get(&known.tenant).copied().unwrap_or_default();
-            let (resident, handovers) = (stay.resident.0 as f64, f64::from(stay.handovers));
-            foretold += usual_ns(known.fraction, &stay) / whole;
-            let grows = if handover_ns(known.fraction) < HANDOVER_MAX.0 as f64 {
-                HANDOVER.0 as f64
-            } else {
-                0.0
+            let Some(stay) = self.tells(known, stays) else {
+                shares.push(0.0);
+                continue;
             };
-            // By how much it grows with the fraction.
-            shares.push((resident + grows * handovers) / whole);
+            foretold += known.idle_ns(stay) / whole;
+            shares.push(known.grows(stay) / whole);
+        }
+        if self.launched {
+            foretold += self.cut(whole, stays, &mut shares) / whole;
         }
         // More than all of it, where one had work for longer than was told.
         let within = idle.0 as f64 - nobody.0 as f64;
         let error = within / whole - foretold;
-        self.spread(&shares, whole / INTERVAL.0 as f64, |fraction| {
-            WALK.0 + WALK.1 * fraction
-        });
+        self.spread(&shares, whole / INTERVAL.0 as f64, Known::walk);
         let variance = self.variance(&shares);
         self.misfit = (error * error / variance).min(MISFIT_MAX) + variance.ln();
         let surprise = error * error > SURPRISE * SURPRISE * variance;
@@ -200,46 +264,54 @@ impl IdleShares {
             self.since_surprise.saturating_add(1)
         };
         let large = error.abs() > PAUSE_MAX;
+        self.astray = large;
         if surprise && !again && !large {
             self.find_idle(stays, error * whole);
+            self.over(self.launched);
             return;
         }
         if surprise {
             let least = if large { error.abs() } else { 0.0 };
-            self.spread(&shares, 1.0, |fraction| {
-                (CHANGED.0 + CHANGED.1 * fraction).max(least)
+            self.spread(&shares, 1.0, |known| {
+                let stay = stays.get(&known.tenant);
+                stay.map_or(0.0, |stay| known.change(stay, least))
             });
         }
         self.misplaced = error * self.doubt / self.variance(&shares);
         self.update(&shares, error);
         self.bound();
+        self.over(self.launched);
         // Of an interval in which somebody stopped it says how wrongly that was told, and little else.
-        if !large && self.doubt == 0.0 {
+        if !large && !doubted {
             self.find_idle(stays, 0.0);
         }
     }
 
     /// How long each was idle, with a pause of `paused_ns` (negative: one that was missing) that says nothing of fractions.
     fn find_idle(&mut self, stays: &BTreeMap<TenantId, Stay>, paused_ns: f64) {
-        let likely = |fraction: f64, stay: &Stay| {
-            let deviation = (PAUSED.0 + PAUSED.1 * fraction) * stay.resident.0 as f64;
-            deviation * deviation
-        };
-        let there = |known: &Known| Some((*known, *stays.get(&known.tenant)?));
+        let there = |known: &Known| Some((*known, *self.tells(known, stays)?));
         let there: Vec<(Known, Stay)> = self.known.iter().filter_map(there).collect();
-        let all = there
-            .iter()
-            .map(|(known, stay)| likely(known.fraction, stay));
-        let all = all.sum::<f64>().max(1.0);
-        let found = |(known, stay): &(Known, Stay)| {
-            let paused = paused_ns * likely(known.fraction, stay) / all;
-            (known.tenant, usual_ns(known.fraction, stay) + paused)
+        let likely = |(known, stay): &(Known, Stay)| known.pause_ns(stay).powi(2);
+        let all = there.iter().map(likely).sum::<f64>().max(1.0);
+        let found = |each: &(Known, Stay)| {
+            let (known, stay) = each;
+            let paused = paused_ns * likely(each) / all;
+            Found {
+                tenant: known.tenant,
+                idle_ns: known.idle_ns(stay) + paused,
+                pause_ns: known.pause_ns(stay),
+            }
         };
         self.found = there.iter().map(found).collect();
     }
 
-    /// How long each tenant was idle in the last interval, as far as is known now, in ns; none if it said nothing.
-    pub fn found(&self) -> &[(TenantId, f64)] {
+    /// Whether launches said something of the last interval.
+    pub(super) const fn launched(&self) -> bool {
+        self.launched
+    }
+
+    /// How long each tenant was idle in the last interval; none if it said nothing.
+    pub(super) fn found(&self) -> &[Found] {
         &self.found
     }
 
@@ -248,17 +320,46 @@ impl IdleShares {
         for known in &mut self.known {
             known.unseen += 1;
         }
-        for tenant in stays.keys().take(TENANTS_MAX) {
+        for (tenant, stay) in stays.iter().take(TENANTS_MAX) {
             let row = self.row(*tenant);
             self.known[row].unseen = 0;
+            if let Some(launched) = stay.launches().filter(|_| self.by_launches) {
+                self.launches(*tenant, stay, launched);
+            }
         }
     }
 
+    /// A tenant launched: how long one takes is estimated from now on, and no longer than it can.
+    fn launches(&mut self, tenant: TenantId, stay: &Stay, launched: Launched) {
+        let (began, ended) = launched.at_ends;
+        let ends = f64::from(u8::from(began) + u8::from(ended));
+        let most = stay.resident.0 as f64 / (launched.count - ends);
+        let (value, deviation) = (LAUNCH.0 * most, LAUNCH.1 * most);
+        let Some(row) = self.find(tenant, Estimate::Launch) else {
+            self.estimate(tenant, Estimate::Launch, (value, deviation * deviation));
+            return;
+        };
+        let known = &mut self.known[row];
+        known.unseen = 0;
+        let little = known.value < LAUNCH_MIN * most && self.astray;
+        if little || known.value > LAUNCH_MAX * most {
+            known.value = value;
+            self.uncertain(row, deviation * deviation);
+        }
+    }
+
+    /// The stay of which an estimate tells; none if the tenant was not there, or another one does.
+    fn tells<'a>(&self, known: &Known, stays: &'a BTreeMap<TenantId, Stay>) -> Option<&'a Stay> {
+        let stay = stays.get(&known.tenant)?;
+        let launches = self.by_launches && stay.launches().is_some();
+        ((known.estimate == Estimate::Launch) == launches).then_some(stay)
+    }
+
     /// Those who were there may have changed by such a standard deviation, so many times.
-    fn spread(&mut self, shares: &[f64], times: f64, deviation: impl Fn(f64) -> f64) {
+    fn spread(&mut self, shares: &[f64], times: f64, deviation: impl Fn(&Known) -> f64) {
         for (row, share) in shares.iter().enumerate() {
-            if *share > 0.0 {
-                let deviation = deviation(self.known[row].fraction);
+            if *share != 0.0 {
+                let deviation = deviation(&self.known[row]);
                 self.covariance[row][row] += times * deviation * deviation;
             }
         }
@@ -278,34 +379,44 @@ impl IdleShares {
     /// Whether nothing is known of a tenant.
     #[cfg(test)]
     pub(super) fn is_new(&self, tenant: TenantId) -> bool {
-        self.find(tenant).is_none()
+        self.find(tenant, Estimate::Idle).is_none()
     }
 
     /// A fraction lies within 0 and 1: one that came out beyond is moved to the bound, and the others with it. That says nothing of
     /// how well they are known.
     fn bound(&mut self) {
         for row in 0..self.known.len() {
-            let fraction = self.known[row].fraction;
-            let beyond = fraction.clamp(0.0, 1.0) - fraction;
+            let Known {
+                estimate, value, ..
+            } = self.known[row];
+            let most = match estimate {
+                Estimate::Idle => 1.0,
+                Estimate::Launch | Estimate::Left => f64::INFINITY,
+            };
+            let beyond = value.clamp(0.0, most) - value;
             if beyond != 0.0 {
                 let variance = self.covariance[row][row] + self.noise;
                 for other in 0..self.known.len() {
-                    self.known[other].fraction += self.covariance[other][row] / variance * beyond;
+                    self.known[other].value += self.covariance[other][row] / variance * beyond;
                 }
-                self.known[row].fraction = fraction + beyond;
+                self.known[row].value = value + beyond;
             }
         }
     }
 
     /// Of whom something is known.
     pub fn tenants(&self) -> impl Iterator<Item = TenantId> + '_ {
-        self.known.iter().map(|known| known.tenant)
+        let idle = self
+            .known
+            .iter()
+            .filter(|known| known.estimate == Estimate::Idle);
+        idle.map(|known| known.tenant)
     }
 
     /// Fraction of its residency in which a tenant is idle, within 0 and 1; 0 if nothing is known.
     pub fn fraction(&self, tenant: TenantId) -> f64 {
-        self.find(tenant)
-            .map_or(0.0, |row| self.known[row].fraction.clamp(0.0, 1.0))
+        self.find(tenant, Estimate::Idle)
+            .map_or(0.0, |row| self.known[row].value.clamp(0.0, 1.0))
     }
 
     /// How long a tenant is idle in a stay, as far as is known, in ns.
@@ -321,7 +432,7 @@ impl IdleShares {
 
     /// Standard deviation of that fraction.
     pub fn uncertainty(&self, tenant: TenantId) -> f64 {
-        self.find(tenant)
+        self.find(tenant, Estimate::Idle)
             .map_or(self.unknown, |row| self.covariance[row][row].max(0.0))
             .sqrt()
             .min(1.0)
@@ -329,47 +440,62 @@ impl IdleShares {
 
     /// What was learnt of a tenant is not true any more.
     pub fn unlearn(&mut self, tenant: TenantId) {
-        let Some(row) = self.find(tenant) else {
-            return;
-        };
-        self.known[row].fraction = 0.0;
-        for other in 0..self.known.len() {
-            self.covariance[row][other] = 0.0;
-            self.covariance[other][row] = 0.0;
+        if let Some(row) = self.find(tenant, Estimate::Launch) {
+            self.remove(row);
         }
-        self.covariance[row][row] = self.unknown;
+        if let Some(row) = self.find(tenant, Estimate::Idle) {
+            self.known[row].value = 0.0;
+            self.uncertain(row, self.unknown);
+        }
     }
 
     /// A tenant is gone.
     pub fn forget(&mut self, tenant: TenantId) {
-        if let Some(row) = self.find(tenant) {
-            self.remove(row);
+        for estimate in [Estimate::Idle, Estimate::Launch] {
+            if let Some(row) = self.find(tenant, estimate) {
+                self.remove(row);
+            }
         }
     }
 
-    fn find(&self, tenant: TenantId) -> Option<usize> {
-        self.known.iter().position(|known| known.tenant == tenant)
+    fn find(&self, tenant: TenantId, estimate: Estimate) -> Option<usize> {
+        let mut known = self.known.iter();
+        known.position(|known| known.tenant == tenant && known.estimate == estimate)
     }
 
+    /// That of a tenant's idle time.
     fn row(&mut self, tenant: TenantId) -> usize {
-        if let Some(row) = self.find(tenant) {
+        if let Some(row) = self.find(tenant, Estimate::Idle) {
             return row;
         }
-        if self.known.len() >= TENANTS_MAX
+        self.estimate(tenant, Estimate::Idle, (0.0, self.unknown))
+    }
+
+    /// A row for something that is about so much, with this variance.
+    fn estimate(
+        &mut self,
+        tenant: TenantId,
+        estimate: Estimate,
+        (value, variance): (f64, f64),
+    ) -> usize {
+        if estimate != Estimate::Left
+            && self.known.len() >= ROWS_MAX
             && let Some(oldest) = (0..self.known.len()).max_by_key(|row| self.known[*row].unseen)
         {
             self.remove(oldest);
         }
         self.known.push(Known {
             tenant,
-            fraction: 0.0,
+            estimate,
+            value,
             unseen: 0,
         });
         self.covariance.iter_mut().for_each(|row| row.push(0.0));
-        let mut row = vec![0.0; self.known.len()];
-        row[self.known.len() - 1] = self.unknown;
+        let last = self.known.len() - 1;
+        let mut row = vec![0.0; last + 1];
+        row[last] = variance;
         self.covariance.push(row);
-        self.known.len() - 1
+        last
     }
 
     fn remove(&mut self, row: usize) {
@@ -378,6 +504,15 @@ impl IdleShares {
         for other in &mut self.covariance {
             other.remove(row);
         }
+    }
+
+    /// Of a row nothing is known but with this variance.
+    fn uncertain(&mut self, row: usize, variance: f64) {
+        for other in 0..self.known.len() {
+            self.covariance[row][other] = 0.0;
+            self.covariance[other][row] = 0.0;
+        }
+        self.covariance[row][row] = variance;
     }
 
     fn moved(&self, shares: &[f64]) -> Vec<f64> {
@@ -393,7 +528,7 @@ impl IdleShares {
         let variance = dot(shares, &moved) + self.noise + self.doubt;
         for (row, moved_row) in moved.iter().enumerate() {
             let gain = moved_row / variance;
-            self.known[row].fraction += gain * error;
+            self.known[row].value += gain * error;
             for (column, moved_column) in moved.iter().enumerate() {
                 self.covariance[row][column] -= gain * moved_column;
             }
@@ -407,240 +542,4 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const A: TenantId = TenantId(1);
-    const B: TenantId = TenantId(2);
-    const C: TenantId = TenantId(3);
-    const INTERVAL: u64 = super::INTERVAL.0;
-
-    const fn stay(resident_ns: u64) -> Stay {
-        Stay {
-            resident: Nanos(resident_ns),
-            handovers: 0,
-            doubt: Nanos::ZERO,
-        }
-    }
-
-    /// Turns of `slices` (ms) within frames, seen in intervals of 100 ms; `fractions` are the truth. Returns the estimates
-    /// after so many intervals.
-    fn taught(
-        slices: &[f64],
-        fractions: &[f64],
-        lumps: &[f64],
-        intervals: usize,
-        noise: f64,
-    ) -> IdleShares {
-        let frame: f64 = slices.iter().sum();
-        let mut shares = IdleShares::default();
-        for interval in 0..intervals {
-            let (begin, end) = (interval as f64 * 100.0, (interval + 1) as f64 * 100.0);
-            let mut stays = BTreeMap::new();
-            let mut idle = 0.0;
-            for (index, slice) in slices.iter().enumerate() {
-                let before: f64 = slices[..index].iter().sum();
-                let (mut had, mut handovers) = (0.0, 0);
-                let mut at = (begin / frame).floor() * frame + before;
-                while at < end {
-                    had += (at + slice).min(end) - at.max(begin).min(at + slice).min(end);
-                    if (begin..end).contains(&(at + slice)) {
-                        handovers += 1;
-                    }
-                    at += frame;
-                }
-                idle += had * fractions[index] + f64::from(handovers) * lumps[index];
-                let resident = Nanos((had * 1e6) as u64);
-                let stay = Stay {
-                    resident,
-                    handovers,
-                    doubt: Nanos::ZERO,
-                };
-                stays.insert(TenantId(index as u32 + 1), stay);
-            }
-            // Noise that alternates in a way of its own, not in step with the frames.
-            let sign = [1.0, -1.0, 0.5, -0.8, 0.3, -0.1, 0.9][interval % 7];
-            let idle = (idle * 1e6 + sign * noise * INTERVAL as f64).max(0.0);
-            shares.observe(Nanos(INTERVAL), Nanos(idle as u64), Nanos::ZERO, &stays);
-        }
-        shares
-    }
-
-    /// What counts is the idle part of a whole turn, whatever of it is taken for idle at handovers.
-    fn of_turns(shares: &IdleShares, slices: &[f64]) -> Vec<f64> {
-        let of = |(index, slice): (usize, &f64)| {
-            let tenant = TenantId(index as u32 + 1);
-            shares.fraction(tenant) + shares.at_handover(tenant).0 as f64 / 1e6 / slice
-        };
-        slices.iter().enumerate().map(of).collect()
-    }
-
-    fn turns(slices: &[f64], fractions: &[f64], intervals: usize, noise: f64) -> Vec<f64> {
-        // The shorter a kernel, the more is idle at handovers.
-        let lumps: Vec<f64> = fractions
-            .iter()
-            .map(|f| 270.0_f64.min(6_000.0 * f) / 1e3)
-            .collect();
-        let shares = taught(slices, fractions, &lumps, intervals, noise);
-        (0..slices.len())
-            .map(|index| shares.fraction(TenantId(index as u32 + 1)))
-            .collect()
-    }
-
-    fn worst(found: &[f64], truth: &[f64]) -> f64 {
-        found
-            .iter()
-            .zip(truth)
-            .map(|(a, b)| (a - b).abs())
-            .fold(0.0, f64::max)
-    }
-
-    #[test]
-    fn one_who_was_alone_is_known_at_once() {
-        let mut shares = IdleShares::default();
-        let alone = BTreeMap::from([(A, stay(INTERVAL))]);
-        shares.observe(Nanos(INTERVAL), Nanos(65_000_000), Nanos::ZERO, &alone);
-        assert!((shares.fraction(A) - 0.65).abs() < 0.001);
-        shares.observe(Nanos(INTERVAL), Nanos(100_000), Nanos::ZERO, &alone);
-        assert!(
-            shares.fraction(A) < 0.02,
-            "and when it changes its ways: {shares:?}"
-        );
-        shares.observe(Nanos(INTERVAL), Nanos(100_000), Nanos::ZERO, &alone);
-        shares.observe(Nanos(INTERVAL), Nanos(4_000_000), Nanos::ZERO, &alone);
-        assert!(shares.fraction(A) < 0.02, "once may be a pause: {shares:?}");
-        shares.observe(Nanos(INTERVAL), Nanos(4_000_000), Nanos::ZERO, &alone);
-        assert!(shares.fraction(A) > 0.03, "twice is a change: {shares:?}");
-    }
-
-    #[test]
-    fn fractions_of_tenants_that_take_turns_follow_from_how_the_turns_mix() {
-        let half = 1000.0 / 48.0;
-        for (slices, truth) in [
-            (&[half, half][..], &[0.005, 0.05][..]),
-            (&[half, half], &[0.15, 0.0]),
-            (&[1.5 * half, 0.5 * half], &[0.005, 0.14]),
-            (&[10.4, 10.4, 10.4, 10.466], &[0.005, 0.05, 0.14, 0.0]),
-        ] {
-            let found = turns(slices, truth, 50, 0.0005);
-            // Four are found more slowly: what one has too much the one beside it has too little.
-            let bound = if slices.len() > 2 { 0.02 } else { 0.01 };
-            assert!(
-                worst(&found, truth) < bound,
-                "{slices:?}: {found:?} for {truth:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn idle_time_at_handovers_does_not_make_fractions_alike() {
-        let half = 1000.0 / 48.0;
-        for (slices, truth, lumps) in [
-            (&[half, half][..], &[0.005, 0.05][..], &[0.0, 0.2][..]),
-            (&[1.5 * half, 0.5 * half], &[0.14, 0.0], &[0.33, 0.0]),
-            (&[0.2 * half, 1.8 * half], &[0.05, 0.14], &[0.25, 0.33]),
-        ] {
-            let shares = taught(slices, truth, lumps, 40, 0.0005);
-            let found = of_turns(&shares, slices);
-            let whole = |index: usize| truth[index] + lumps[index] / slices[index];
-            let expected: Vec<f64> = (0..slices.len()).map(whole).collect();
-            assert!(
-                worst(&found, &expected) < 0.01,
-                "{slices:?}: {found:?} for {expected:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn where_the_mix_never_changes_the_sum_is_right() {
-        let slices = [50.0, 50.0];
-        let shares = taught(&slices, &[0.0, 0.2], &[0.0, 0.27], 30, 0.0);
-        let found = of_turns(&shares, &slices);
-        let sum = 0.2 + 0.27 / 50.0;
-        assert!((found[0] + found[1] - sum).abs() < 0.002, "{found:?}");
-    }
-
-    #[test]
-    fn a_wrong_start_does_not_leave_one_below_nothing_and_another_above() {
-        let mut shares = IdleShares::default();
-        let native = |a: u64, b: u64| BTreeMap::from([(A, stay(a)), (B, stay(b))]);
-        // While programs start, counters and residency say anything.
-        shares.observe(
-            Nanos(INTERVAL),
-            Nanos(INTERVAL),
-            Nanos::ZERO,
-            &native(1_000_000, 99_000_000),
-        );
-        for _ in 0..20 {
-            shares.observe(
-                Nanos(INTERVAL),
-                Nanos(150_000),
-                Nanos::ZERO,
-                &native(83_000_000, 10_500_000),
-            );
-        }
-        assert!(
-            shares.fraction(A) < 0.01 && shares.fraction(B) < 0.05,
-            "{shares:?}"
-        );
-    }
-
-    #[test]
-    fn one_that_is_gone_is_forgotten_and_others_stay() {
-        let mut shares = IdleShares::default();
-        let both = BTreeMap::from([(A, stay(INTERVAL / 2)), (B, stay(INTERVAL / 2))]);
-        shares.observe(Nanos(INTERVAL), Nanos(INTERVAL / 2), Nanos::ZERO, &both);
-        shares.forget(A);
-        assert_eq!(shares.fraction(A), 0.0);
-        assert!(shares.fraction(B) > 0.3);
-        assert_eq!(shares.fraction(C), 0.0);
-        for id in 0..200 {
-            let one = BTreeMap::from([(TenantId(id), stay(INTERVAL))]);
-            shares.observe(Nanos(INTERVAL), Nanos(id.into()), Nanos::ZERO, &one);
-        }
-        assert!(shares.known.len() <= TENANTS_MAX);
-    }
-
-    #[test]
-    fn a_pause_is_known_as_his_who_waits_more_often_and_says_nothing_of_what_comes() {
-        let mut shares = taught(&[41.7, 41.7], &[0.14, 0.0], &[0.0, 0.0], 40, 0.0);
-        let both = BTreeMap::from([(A, stay(30_000_000)), (B, stay(70_000_000))]);
-        let usual = 0.14 * 30_000_000.0;
-        for paused in [3_000_000.0, 0.0] {
-            let before = (shares.fraction(A), shares.fraction(B));
-            let idle = Nanos((usual + paused) as u64);
-            shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &both);
-            let found: BTreeMap<TenantId, f64> = shares.found().iter().copied().collect();
-            assert!((found[&A] - usual - paused).abs() < 200_000.0, "{found:?}");
-            assert!(found[&B].abs() < 100_000.0, "{found:?}");
-            let after = (shares.fraction(A), shares.fraction(B));
-            let moved = (after.0 - before.0).abs() + (after.1 - before.1).abs();
-            assert!(moved < 0.005, "{before:?} {after:?}");
-        }
-        // Two of them in a row, and a large one, are changes.
-        let idle = Nanos((usual + 20_000_000.0) as u64);
-        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &both);
-        assert!(shares.found().is_empty());
-    }
-
-    #[test]
-    fn what_is_unlearnt_of_one_is_learnt_anew_and_others_keep_what_is_known_of_them() {
-        let mut shares = IdleShares::default();
-        for (tenant, idle) in [(A, 90), (B, 12)] {
-            let alone = BTreeMap::from([(tenant, stay(INTERVAL))]);
-            let idle = Nanos(INTERVAL / 100 * idle);
-            shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &alone);
-        }
-        let (a, b) = (shares.fraction(A), shares.fraction(B));
-        assert!((a - 0.9).abs() < 0.01 && (b - 0.12).abs() < 0.01, "{a} {b}");
-        shares.unlearn(A);
-        shares.unlearn(C);
-        assert_eq!((shares.fraction(A), shares.fraction(B)), (0.0, b));
-        assert!(shares.uncertainty(A) > 0.2 && shares.uncertainty(B) < 0.01);
-        let both = BTreeMap::from([(A, stay(INTERVAL / 2)), (B, stay(INTERVAL / 2))]);
-        let idle = Nanos(INTERVAL / 100 * 11);
-        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &both);
-        let (a, b) = (shares.fraction(A), shares.fraction(B));
-        assert!((a - 0.1).abs() < 0.01 && (b - 0.12).abs() < 0.01, "{a} {b}");
-    }
-}
+mod tests;

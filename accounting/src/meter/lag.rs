@@ -8,7 +8,7 @@
 //! 7.5, 10, 64, 67 and 91 ms in five runs of a daemon. By the counters' own clock the lag stays the same to 60 us in 12 s. Turns
 //! that repeat each 42 ms foretell as well with 42 ms more or less, but for their beginning; so no other part of the range is left out.
 
-use super::idle::{IdleShares, NOISE, Stay};
+use super::idle::{Found, IdleShares, NOISE, Stay};
 use crate::units::{Nanos, TenantId};
 use std::collections::BTreeMap;
 
@@ -37,6 +37,9 @@ const BETTER: f64 = 6.0;
 /// Beside it: estimates are much the same.
 const BESIDE: Nanos = Nanos::from_ms(4);
 
+/// What launches say of an interval is believed up to so many standard deviations of a pause: tenants may write what is counted.
+const OFF_MAX: f64 = 2.0;
+
 /// Estimates under one lag.
 #[derive(Clone, Debug)]
 struct Lagged {
@@ -64,6 +67,8 @@ pub struct LaggedShares {
     /// Around one that stands out, or that was measured; none before.
     fine: Vec<Lagged>,
     best: Best,
+    /// Under the one that was measured, where launches are believed that were counted.
+    by_launches: Option<Lagged>,
 }
 
 /// Which is believed.
@@ -85,6 +90,7 @@ impl Default for LaggedShares {
             coarse: every(&IdleShares::default()),
             fine: Vec::new(),
             best: Best::Coarse(0),
+            by_launches: None,
         }
     }
 }
@@ -109,6 +115,10 @@ impl LaggedShares {
         let learnt = nearest.map_or_else(IdleShares::default, |nearest| nearest.shares.clone());
         self.coarse.clear();
         let learnt = learnt.and_noise(MEASURED_NOISE);
+        self.by_launches = Some(match self.by_launches.take() {
+            Some(by_launches) => Lagged { lag, ..by_launches },
+            None => Lagged::new(lag, learnt.and_launches()),
+        });
         self.fine = vec![Lagged::new(lag, learnt)];
         self.best = Best::Fine(0);
     }
@@ -121,7 +131,7 @@ impl LaggedShares {
         idle: Nanos,
         of: impl Fn(Nanos) -> (Nanos, BTreeMap<TenantId, Stay>),
     ) {
-        for lagged in self.coarse.iter_mut().chain(&mut self.fine) {
+        for lagged in self.all() {
             let (nobody, stays) = of(lagged.lag);
             lagged.shares.observe(length, idle, nobody, &stays);
             lagged.misfit = PAST * lagged.misfit + lagged.shares.misfit();
@@ -136,6 +146,11 @@ impl LaggedShares {
         }
         self.follow();
         self.best = least(&self.fine).map_or(Best::Coarse(best), Best::Fine);
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Lagged> {
+        let by_residency = self.coarse.iter_mut().chain(&mut self.fine);
+        by_residency.chain(&mut self.by_launches)
     }
 
     fn stands_out(&self, best: usize) -> bool {
@@ -186,6 +201,7 @@ impl LaggedShares {
     pub fn restart(&mut self) {
         self.coarse = every(self.shares());
         self.fine.clear();
+        self.by_launches = None;
         self.best = Best::Coarse(0);
     }
 
@@ -206,6 +222,29 @@ impl LaggedShares {
         &self.believed().shares
     }
 
+    /// Whether launches said something of the last interval, and foretell better than residencies.
+    pub fn by_launches(&self) -> bool {
+        self.by_launches.as_ref().is_some_and(|by_launches| {
+            by_launches.shares.launched() && by_launches.misfit < self.believed().misfit
+        })
+    }
+
+    /// How long each tenant was idle in the last interval, in ns, as far as is known now: by what they launched where that foretells better than how long they were there, and
+    /// no further from that than a pause may be. None if the interval said nothing.
+    pub fn found(&self) -> Vec<(TenantId, f64)> {
+        let believed = self.believed();
+        let by_residency = believed.shares.found();
+        let by_launches = self.by_launches.as_ref().filter(|_| self.by_launches());
+        let by_launches = by_launches.map_or(&[][..], |by_launches| by_launches.shares.found());
+        let found = |found: &Found| {
+            let (tenant, most_ns) = (found.tenant, OFF_MAX * found.pause_ns);
+            let other = by_launches.iter().find(|other| other.tenant == tenant);
+            let off_ns = other.map_or(0.0, |other| other.idle_ns - found.idle_ns);
+            (tenant, found.idle_ns + off_ns.clamp(-most_ns, most_ns))
+        };
+        by_residency.iter().map(found).collect()
+    }
+
     /// Whether the lag was measured.
     pub const fn is_measured(&self) -> bool {
         self.coarse.is_empty()
@@ -213,14 +252,14 @@ impl LaggedShares {
 
     /// What was learnt of a tenant, under any lag, is not true any more.
     pub fn unlearn(&mut self, tenant: TenantId) {
-        for lagged in self.coarse.iter_mut().chain(&mut self.fine) {
+        for lagged in self.all() {
             lagged.shares.unlearn(tenant);
         }
     }
 
     /// A tenant is gone.
     pub fn forget(&mut self, tenant: TenantId) {
-        for lagged in self.coarse.iter_mut().chain(&mut self.fine) {
+        for lagged in self.all() {
             lagged.shares.forget(tenant);
         }
     }
@@ -229,6 +268,7 @@ impl LaggedShares {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::meter::idle::Launched;
 
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
@@ -365,5 +405,143 @@ mod tests {
         shares.unlearn(A);
         let unlearnt = |lagged: &Lagged| lagged.shares.fraction(A) == 0.0;
         assert!(shares.coarse.iter().all(unlearnt) && !shares.shares().is_new(A));
+    }
+
+    /// What tenants did in an interval, and how long they worked in it.
+    #[derive(Default)]
+    struct Lived {
+        stays: BTreeMap<TenantId, Stay>,
+        worked: BTreeMap<TenantId, u64>,
+    }
+
+    /// Two tenants launch kernels of 200 us each and wait for them, 9:1; pauses of the first, of 10 us, are longer by up to
+    /// 3 us, differently in each three intervals.
+    fn lived(intervals: u64) -> Vec<Lived> {
+        const SLICES: [u64; 2] = [106 * MS, 12 * MS];
+        const KERNEL: u64 = 200_000;
+        const PAUSE: u64 = 10_000;
+        let mut lived: Vec<Lived> = Vec::new();
+        lived.resize_with(intervals as usize, Lived::default);
+        let (mut at, mut turn) = (0, 0);
+        let end = intervals * 100 * MS;
+        let parts = |from: u64, to: u64| {
+            let which = from / (100 * MS)..=(to - 1) / (100 * MS);
+            which.map(move |interval| {
+                let (begin, end) = (interval * 100 * MS, (interval + 1) * 100 * MS);
+                (interval as usize, to.min(end) - from.max(begin))
+            })
+        };
+        while at < end {
+            let tenant = TenantId(turn as u32 % 2 + 1);
+            let (came, slice) = (at, SLICES[turn % 2]);
+            while at - came < slice && at + KERNEL + 2 * PAUSE < end {
+                let interval = (at / (100 * MS)) as usize;
+                let stay = lived[interval].stays.entry(tenant).or_default();
+                stay.launched.get_or_insert_default().count += 1.0;
+                for (interval, part) in parts(at, at + KERNEL) {
+                    *lived[interval].worked.entry(tenant).or_default() += part;
+                }
+                let longer = [0, 2_100, 3_000, 600, 1_500, 2_700, 300][interval / 3 % 7];
+                at += KERNEL + PAUSE + if turn % 2 == 0 { longer } else { 0 };
+            }
+            at = if at - came < slice { end } else { at };
+            for (interval, part) in parts(came, at) {
+                let stay = lived[interval].stays.entry(tenant).or_default();
+                stay.resident += Nanos(part);
+                let (begin, end) = (interval as u64 * 100 * MS, (interval as u64 + 1) * 100 * MS);
+                let launched = stay.launched.get_or_insert_default();
+                launched.at_ends.0 |= came <= begin;
+                launched.at_ends.1 |= at >= end;
+            }
+            turn += 1;
+        }
+        lived
+    }
+
+    /// By how much what is found of the later two thirds of the intervals is too little for each tenant, in percent of what it worked, if `said` of what it launched is told; and whether
+    /// launches are believed.
+    fn taught(said: impl Fn(TenantId, u64, f64) -> Option<f64>) -> (BTreeMap<TenantId, f64>, bool) {
+        let mut shares = LaggedShares::default();
+        shares.measured(Nanos::ZERO);
+        let mut sums: BTreeMap<TenantId, (f64, f64)> = BTreeMap::new();
+        let lived = lived(90);
+        for (interval, Lived { stays, worked }) in lived.iter().enumerate() {
+            let told: BTreeMap<TenantId, Stay> = stays
+                .iter()
+                .map(|(tenant, stay)| {
+                    let count = stay.launched.map_or(0.0, |launched| launched.count);
+                    let launched = said(*tenant, interval as u64, count).map(|count| Launched {
+                        count,
+                        at_ends: stay
+                            .launched
+                            .map(|launched| launched.at_ends)
+                            .unwrap_or_default(),
+                    });
+                    (*tenant, Stay { launched, ..*stay })
+                })
+                .collect();
+            let idle = 100 * MS - worked.values().sum::<u64>();
+            shares.observe(Nanos(100 * MS), Nanos(idle), |_| {
+                (Nanos::ZERO, told.clone())
+            });
+            for (tenant, found_ns) in shares.found().into_iter().filter(|_| interval >= 30) {
+                let worked = worked.get(&tenant).copied().unwrap_or(0) as f64;
+                let idle = stays[&tenant].resident.0 as f64 - worked;
+                let (off, whole) = sums.entry(tenant).or_default();
+                (*off, *whole) = (*off + idle - found_ns, *whole + worked);
+            }
+        }
+        let percent =
+            |(tenant, (off, whole)): (TenantId, (f64, f64))| (tenant, 100.0 * off / whole);
+        (
+            sums.into_iter().map(percent).collect(),
+            shares.by_launches(),
+        )
+    }
+
+    fn worst(off: &BTreeMap<TenantId, f64>) -> f64 {
+        off.values().map(|off| off.abs()).fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn launches_foretell_where_pauses_change() {
+        let (without, believed) = taught(|_, _, _| None);
+        assert!(!believed);
+        let (with, believed) = taught(|_, _, count| Some(count));
+        assert!(believed);
+        let worst = (worst(&with), worst(&without));
+        assert!(
+            worst.0 < 0.3 && worst.0 < worst.1 / 3.0,
+            "{with:?}, {without:?}"
+        );
+    }
+
+    #[test]
+    fn launches_that_do_not_foretell_are_not_believed() {
+        let (without, _) = taught(|_, _, _| None);
+        let some = |interval: u64| [0.4, 1.0, 0.7, 0.2, 0.9][interval as usize % 5];
+        let (lied, believed) = taught(|tenant, interval, count| {
+            let lies = tenant == TenantId(2);
+            Some(if lies { count * some(interval) } else { count })
+        });
+        assert!(!believed && lied == without, "{lied:?}, {without:?}");
+    }
+
+    /// Who says that he launches half as much beside others as alone is believed to pause for longer, but by no more than a pause may be.
+    #[test]
+    fn who_lies_in_a_way_that_foretells_gains_little() {
+        let (lied, _) = taught(|tenant, interval, count| {
+            let alone = interval < 20;
+            Some(if tenant == TenantId(2) && !alone {
+                count / 2.0
+            } else {
+                count
+            })
+        });
+        // 5 % of his time are pauses.
+        assert!(
+            worst(&lied) < 100.0 * OFF_MAX * (0.002 + 0.5 * 0.05) / 0.95,
+            "{lied:?}"
+        );
     }
 }

@@ -13,7 +13,7 @@ mod phases;
 mod polled;
 
 pub use events::EventMeter;
-pub use idle::{IdleShares, Stay};
+pub use idle::{IdleShares, Launched, Stay};
 pub use lag::LaggedShares;
 pub use pace::Pace;
 pub use phases::{ChannelCount, PhasePlan, Phases};

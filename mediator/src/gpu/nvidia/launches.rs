@@ -38,6 +38,9 @@ const OWN_HANDOVER: f64 = 8.5;
 const OWN_READING: f64 = 6.0;
 const OWN_INTERVAL: (f64, Nanos) = (12.0, Nanos::from_ms(100));
 
+/// What is kept of what words said, from one interval to the next.
+const WORDS_KEPT: f64 = 0.8;
+
 /// Readings of the status register that are remembered: three seconds of the most.
 const READINGS: usize = 1024;
 
@@ -45,6 +48,8 @@ const READINGS: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Launches {
     shares: IdleShares,
+    /// By channels' words: of each tenant so many, in so many ns, the later the more.
+    words: BTreeMap<TenantId, (f64, f64)>,
     readings: VecDeque<Moment>,
 }
 
@@ -54,6 +59,7 @@ impl Default for Launches {
             shares: IdleShares::with_noise(NOISE)
                 .and_small(SMALL)
                 .and_again_within(AGAIN_WITHIN),
+            words: BTreeMap::new(),
             readings: VecDeque::new(),
         }
     }
@@ -87,8 +93,14 @@ impl Launches {
         let processing = Nanos(((count as f64 - own).max(0.0) * LAUNCH.0 as f64) as u64);
         let launching = |(tenant, stay): (&TenantId, &Stay)| {
             let none_ns = u64::from(stay.handovers) * at_handover(*tenant).0;
+            let resident = stay.resident.saturating_sub(Nanos(none_ns));
+            if let Some(launched) = stay.launched {
+                let (count, ns) = self.words.entry(*tenant).or_default();
+                *count = *count * WORDS_KEPT + launched.count;
+                *ns = *ns * WORDS_KEPT + resident.0 as f64;
+            }
             let stay = Stay {
-                resident: stay.resident.saturating_sub(Nanos(none_ns)),
+                resident,
                 ..Stay::default()
             };
             (*tenant, stay)
@@ -97,32 +109,47 @@ impl Launches {
         self.shares.observe(length, processing, Nanos::ZERO, &stays);
     }
 
-    /// Fraction of its residency in which the engine processes launches of a tenant that is idle for `idle` of it.
-    pub(super) fn fraction(&self, tenant: TenantId, idle: f64) -> f64 {
+    /// Fraction of its residency in which the engine processes launches of a tenant that is idle for `idle` of it; by its channels' words, if these are believed.
+    pub(super) fn fraction(&self, tenant: TenantId, idle: f64, by_words: bool) -> f64 {
         let most = idle * LAUNCH.0 as f64 / WAIT.0 as f64;
-        self.shares.fraction(tenant).min(most)
+        let words = self
+            .words
+            .get(&tenant)
+            .filter(|(_, ns)| by_words && *ns > 0.0);
+        let words = words.map(|(count, ns)| count * LAUNCH.0 as f64 / ns);
+        let fraction = words.unwrap_or_else(|| self.shares.fraction(tenant));
+        fraction.min(most)
     }
 
-    /// Standard deviation of it.
+    /// How often a tenant launches in such a residency, as far as is known.
+    pub(super) fn expected(&self, tenant: TenantId, resident: Nanos) -> f64 {
+        self.shares.fraction(tenant) * resident.0 as f64 / LAUNCH.0 as f64
+    }
+
+    /// Standard deviation of [`Self::fraction`].
     pub(super) fn uncertainty(&self, tenant: TenantId, idle: f64) -> f64 {
         self.shares
             .uncertainty(tenant)
-            .min(self.fraction(tenant, idle))
+            .min(self.fraction(tenant, idle, false))
     }
 
     /// What was learnt of a tenant is not true any more.
     pub(super) fn unlearn(&mut self, tenant: TenantId) {
         self.shares.unlearn(tenant);
+        self.words.remove(&tenant);
     }
 
     /// A tenant is gone.
     pub(super) fn forget(&mut self, tenant: TenantId) {
         self.shares.forget(tenant);
+        self.words.remove(&tenant);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use turnstile_accounting::meter::Launched;
+
     use super::*;
 
     const A: TenantId = TenantId(1);
@@ -154,7 +181,10 @@ mod tests {
     #[test]
     fn launches_are_whose_residency_they_go_with_and_our_own_are_nobodys() {
         let launches = launched(1_700, 41_700_000);
-        let (a, b) = (launches.fraction(A, 0.12), launches.fraction(B, 0.12));
+        let (a, b) = (
+            launches.fraction(A, 0.12, false),
+            launches.fraction(B, 0.12, false),
+        );
         assert!((a - 0.033_15).abs() < 0.001 && b < 0.001, "{a} {b}");
         assert!(launches.uncertainty(A, 0.12) < 0.003);
     }
@@ -170,7 +200,7 @@ mod tests {
             };
             let stays = BTreeMap::from([(A, stay(a_ms)), (B, stay(100 - a_ms))]);
             launches.observe((from, to), count, &stays, |_| Nanos::ZERO);
-            launches.fraction(A, 0.04)
+            launches.fraction(A, 0.04, false)
         };
         // A rests; of B nothing is known when both begin.
         (1..9).for_each(|index| {
@@ -185,11 +215,47 @@ mod tests {
     }
 
     #[test]
+    fn channels_words_say_it_where_they_are_believed() {
+        let mut launches = Launches::default();
+        for interval in 0..20 {
+            let (from, to) = (
+                Moment(interval * 100 * MS),
+                Moment((interval + 1) * 100 * MS),
+            );
+            let stay = |launched: f64| Stay {
+                resident: Nanos(50 * MS),
+                launched: Some(Launched {
+                    count: launched,
+                    ..Launched::default()
+                }),
+                ..Stay::default()
+            };
+            // The GPU's own count says nothing of whose they are.
+            let stays = BTreeMap::from([(A, stay(850.0)), (B, stay(0.0))]);
+            launches.observe((from, to), 850 + 12, &stays, |_| Nanos::ZERO);
+        }
+        let a = launches.fraction(A, 0.12, true);
+        assert!((a - 0.033_15).abs() < 0.000_1, "{a}");
+        assert_eq!(launches.fraction(B, 0.12, true), 0.0);
+        assert!(
+            (launches.fraction(A, 0.12, false) - a).abs() > 0.01,
+            "as much as B"
+        );
+        assert_eq!(
+            launches.fraction(A, 0.0, true),
+            0.0,
+            "no more than it waited for"
+        );
+        launches.unlearn(A);
+        assert_eq!(launches.words.get(&A), None);
+    }
+
+    #[test]
     fn no_more_is_taken_off_than_a_tenant_waited_for() {
         // Copies: far more than it could have waited for.
         let launches = launched(20_000, 41_700_000);
-        assert!(launches.fraction(A, 0.12) < 0.06);
-        assert_eq!(launches.fraction(A, 0.0), 0.0);
+        assert!(launches.fraction(A, 0.12, false) < 0.06);
+        assert_eq!(launches.fraction(A, 0.0, false), 0.0);
     }
 
     #[test]
@@ -198,6 +264,6 @@ mod tests {
         (0..10_000).for_each(|at| launches.read(Moment(at)));
         assert_eq!(launches.readings.len(), READINGS);
         launches.forget(A);
-        assert_eq!(launches.fraction(A, 0.12), 0.0);
+        assert_eq!(launches.fraction(A, 0.12, false), 0.0);
     }
 }

@@ -31,6 +31,7 @@ mod hands;
 pub mod hold;
 pub mod holder;
 pub mod identity;
+mod latches;
 mod launches;
 pub mod lease;
 mod line;

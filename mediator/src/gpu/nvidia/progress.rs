@@ -61,7 +61,7 @@ impl Entries {
     }
 
     /// Entries taken since then, of a ring of so many.
-    const fn since(self, before: Self, ring: u32) -> u32 {
+    pub(super) const fn since(self, before: Self, ring: u32) -> u32 {
         if self.get >= before.get {
             self.get - before.get
         } else {

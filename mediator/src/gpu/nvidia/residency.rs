@@ -286,6 +286,12 @@ impl Residency {
         sums
     }
 
+    /// Who was resident then.
+    pub fn resident_at(&self, at: Moment) -> Option<TenantId> {
+        let (stretch, _) = self.within(at, at + Nanos(1)).next()?;
+        stretch.tenant
+    }
+
     /// Stretches that lie in an interval, and how much of each, the last first.
     fn within(&self, from: Moment, to: Moment) -> impl Iterator<Item = (&Stretch, Nanos)> {
         let late = self.stretches.iter().rev();

@@ -324,6 +324,12 @@ impl<M: Memory> Userds<M> {
         self.tenants.retain(|tenant, _| tenants(*tenant));
     }
 
+    /// Channels of all tenants of whom they are read.
+    pub(super) fn all(&self) -> impl Iterator<Item = (TenantId, &Opened<M>)> {
+        let tenants = self.tenants.iter();
+        tenants.filter_map(|(id, tenant)| Some((*id, tenant.opened.as_ref()?)))
+    }
+
     /// A tenant's channels, if they are read.
     pub(super) fn of(&self, tenant: TenantId) -> Option<&Opened<M>> {
         self.tenants.get(&tenant)?.opened.as_ref()

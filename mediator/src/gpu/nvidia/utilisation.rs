@@ -16,7 +16,7 @@ use super::sys::{Nvml, NvmlFailure, UtilisationSample};
 use super::version::{CounterLayout, LAUNCHES};
 
 /// From one latch to the next. SOURCE: measured: 100.0 ms, sixteen times in a row.
-const LATCH: Nanos = Nanos::from_ms(100);
+pub(super) const LATCH: Nanos = Nanos::from_ms(100);
 
 /// The counters' own clock and the time stamps agree on an interval so far, unless they begin anew. SOURCE: measured: 0.13 ms at most in 70
 /// intervals; but they drift by 0.08 to 0.4 ms a second, and where a latch has gone by since the last stamp, the next is of one later: one more

@@ -12,6 +12,7 @@ use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
 use super::hold::Channel;
+use super::latches::{Latches, Presence};
 use super::launches::Launches;
 use super::progress::{Located, Progress, Said};
 use super::residency::{Edges, Residency, UNTRACKED};
@@ -64,6 +65,7 @@ pub(super) struct Watch {
     pub(super) handles: Handles,
     pub(super) progress: Progress,
     idle: LaggedShares,
+    pub(super) latches: Latches,
     launches: Launches,
     stops: Stops,
     begun: Begun,
@@ -100,6 +102,7 @@ impl Watch {
             handles: Handles::default(),
             progress: Progress::default(),
             idle: LaggedShares::default(),
+            latches: Latches::default(),
             launches: Launches::default(),
             stops: Stops::default(),
             begun: Begun::default(),
@@ -142,6 +145,7 @@ impl Watch {
         self.demand.remove(tenant);
         self.progress.forget(tenant);
         self.idle.forget(tenant);
+        self.latches.forget(tenant);
         self.launches.forget(tenant);
         self.stops.forget(tenant);
         self.begun.forget(tenant);
@@ -578,7 +582,7 @@ impl Watch {
             // What they told since then was of before.
             self.unlearn(tenant);
         }
-        let (residency, stops) = (&self.residency, &self.stops);
+        let (residency, stops, measured) = (&self.residency, &self.stops, self.idle.is_measured());
         let earlier = |lag: Nanos| {
             let (from, to) = busy.span(lag);
             let mut resident = residency.resident_within(from, to);
@@ -588,13 +592,26 @@ impl Watch {
             // What was told to make good is as it would have been told without.
             let later_ns: i64 = stopped.values().map(|stopped| stopped.later_ns).sum();
             let nobody = Nanos(nobody.0.saturating_add_signed(later_ns));
+            let at_ends = [from, to].map(|end| residency.resident_at(end));
             let stay = |tenant: TenantId, resident: Nanos| {
                 let stopped = stopped.get(&tenant).copied().unwrap_or_default();
+                let resident = Nanos(resident.0.saturating_add_signed(-stopped.later_ns));
+                let [began, ended] = at_ends.map(|at_end| at_end == Some(tenant));
+                let presence = Presence {
+                    resident,
+                    at_ends: (began, ended),
+                };
+                let expected = self.launches.expected(tenant, resident);
+                let launched = || {
+                    let latches = &self.latches;
+                    latches.launched(tenant, (from, to), presence, expected)
+                };
                 Stay {
-                    resident: Nanos(resident.0.saturating_add_signed(-stopped.later_ns)),
+                    resident,
                     handovers: handovers.get(&tenant).copied().unwrap_or(0),
                     // CAST: not negative; less than the interval.
                     doubt: Nanos(stopped.variance.sqrt() as u64),
+                    launched: measured.then(launched).flatten(),
                 }
             };
             let stays: BTreeMap<TenantId, Stay> = resident
@@ -610,8 +627,14 @@ impl Watch {
             busy.launches.map(words).unwrap_or_default()
         );
         let idle = length.saturating_sub(busy.busy_ns);
-        self.idle.observe(length, idle, earlier);
-        let (nobody, stays) = earlier(self.idle.lag());
+        let told = earlier(self.idle.lag());
+        let (nobody, stays) = if measured {
+            self.idle.observe(length, idle, |_| told.clone());
+            told
+        } else {
+            self.idle.observe(length, idle, earlier);
+            earlier(self.idle.lag())
+        };
         log::trace!(
             "{length:?} until {:?}, {:?} earlier: {idle:?} idle, {nobody:?} nobody, {stays:?}",
             busy.to,
@@ -659,14 +682,14 @@ impl Watch {
             return;
         }
         let told = self.residency.told_idle_within(from, to);
-        for (tenant, idle_ns) in self.idle.shares().found() {
-            if self.begun.has(*tenant) {
+        for (tenant, idle_ns) in self.idle.found() {
+            if self.begun.has(tenant) {
                 continue; // it tells of before
             }
-            let told_ns = told.get(tenant).copied().unwrap_or_default();
+            let told_ns = told.get(&tenant).copied().unwrap_or_default();
             // CAST: saturates.
             let more_ns = (idle_ns - told_ns) as i64;
-            self.residency.owe_idle(*tenant, more_ns);
+            self.residency.owe_idle(tenant, more_ns);
             log::trace!("{tenant} told {told_ns:.0} known {idle_ns:.0}");
         }
     }
@@ -683,7 +706,8 @@ impl Watch {
             };
             self.residency.set_idle_fraction(tenant, fraction);
             self.residency.set_idle_at_handover(tenant, at_handover);
-            let launching = self.launches.fraction(tenant, fraction);
+            let by_words = self.idle.by_launches();
+            let launching = self.launches.fraction(tenant, fraction, by_words);
             self.residency.set_launching_fraction(tenant, launching);
             log::trace!(
                 "{tenant} is idle for {fraction:.4}, {at_handover:?} at handovers, launches for {launching:.4}"

@@ -1,0 +1,241 @@
+use super::*;
+
+const A: TenantId = TenantId(1);
+const B: TenantId = TenantId(2);
+const C: TenantId = TenantId(3);
+const INTERVAL: u64 = super::INTERVAL.0;
+
+const fn stay(resident_ns: u64) -> Stay {
+    Stay {
+        resident: Nanos(resident_ns),
+        handovers: 0,
+        doubt: Nanos::ZERO,
+        launched: None,
+    }
+}
+
+/// Turns of `slices` (ms) within frames, seen in intervals of 100 ms; `fractions` are the truth. Returns the estimates
+/// after so many intervals.
+fn taught(
+    slices: &[f64],
+    fractions: &[f64],
+    lumps: &[f64],
+    intervals: usize,
+    noise: f64,
+) -> IdleShares {
+    let frame: f64 = slices.iter().sum();
+    let mut shares = IdleShares::default();
+    for interval in 0..intervals {
+        let (begin, end) = (interval as f64 * 100.0, (interval + 1) as f64 * 100.0);
+        let mut stays = BTreeMap::new();
+        let mut idle = 0.0;
+        for (index, slice) in slices.iter().enumerate() {
+            let before: f64 = slices[..index].iter().sum();
+            let (mut had, mut handovers) = (0.0, 0);
+            let mut at = (begin / frame).floor() * frame + before;
+            while at < end {
+                had += (at + slice).min(end) - at.max(begin).min(at + slice).min(end);
+                if (begin..end).contains(&(at + slice)) {
+                    handovers += 1;
+                }
+                at += frame;
+            }
+            idle += had * fractions[index] + f64::from(handovers) * lumps[index];
+            let resident = Nanos((had * 1e6) as u64);
+            let stay = Stay {
+                resident,
+                handovers,
+                doubt: Nanos::ZERO,
+                launched: None,
+            };
+            stays.insert(TenantId(index as u32 + 1), stay);
+        }
+        // Noise that alternates in a way of its own, not in step with the frames.
+        let sign = [1.0, -1.0, 0.5, -0.8, 0.3, -0.1, 0.9][interval % 7];
+        let idle = (idle * 1e6 + sign * noise * INTERVAL as f64).max(0.0);
+        shares.observe(Nanos(INTERVAL), Nanos(idle as u64), Nanos::ZERO, &stays);
+    }
+    shares
+}
+
+/// What counts is the idle part of a whole turn, whatever of it is taken for idle at handovers.
+fn of_turns(shares: &IdleShares, slices: &[f64]) -> Vec<f64> {
+    let of = |(index, slice): (usize, &f64)| {
+        let tenant = TenantId(index as u32 + 1);
+        shares.fraction(tenant) + shares.at_handover(tenant).0 as f64 / 1e6 / slice
+    };
+    slices.iter().enumerate().map(of).collect()
+}
+
+fn turns(slices: &[f64], fractions: &[f64], intervals: usize, noise: f64) -> Vec<f64> {
+    // The shorter a kernel, the more is idle at handovers.
+    let lumps: Vec<f64> = fractions
+        .iter()
+        .map(|f| 270.0_f64.min(6_000.0 * f) / 1e3)
+        .collect();
+    let shares = taught(slices, fractions, &lumps, intervals, noise);
+    (0..slices.len())
+        .map(|index| shares.fraction(TenantId(index as u32 + 1)))
+        .collect()
+}
+
+fn worst(found: &[f64], truth: &[f64]) -> f64 {
+    found
+        .iter()
+        .zip(truth)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f64::max)
+}
+
+#[test]
+fn one_who_was_alone_is_known_at_once() {
+    let mut shares = IdleShares::default();
+    let alone = BTreeMap::from([(A, stay(INTERVAL))]);
+    shares.observe(Nanos(INTERVAL), Nanos(65_000_000), Nanos::ZERO, &alone);
+    assert!((shares.fraction(A) - 0.65).abs() < 0.001);
+    shares.observe(Nanos(INTERVAL), Nanos(100_000), Nanos::ZERO, &alone);
+    assert!(
+        shares.fraction(A) < 0.02,
+        "and when it changes its ways: {shares:?}"
+    );
+    shares.observe(Nanos(INTERVAL), Nanos(100_000), Nanos::ZERO, &alone);
+    shares.observe(Nanos(INTERVAL), Nanos(4_000_000), Nanos::ZERO, &alone);
+    assert!(shares.fraction(A) < 0.02, "once may be a pause: {shares:?}");
+    shares.observe(Nanos(INTERVAL), Nanos(4_000_000), Nanos::ZERO, &alone);
+    assert!(shares.fraction(A) > 0.03, "twice is a change: {shares:?}");
+}
+
+#[test]
+fn fractions_of_tenants_that_take_turns_follow_from_how_the_turns_mix() {
+    let half = 1000.0 / 48.0;
+    for (slices, truth) in [
+        (&[half, half][..], &[0.005, 0.05][..]),
+        (&[half, half], &[0.15, 0.0]),
+        (&[1.5 * half, 0.5 * half], &[0.005, 0.14]),
+        (&[10.4, 10.4, 10.4, 10.466], &[0.005, 0.05, 0.14, 0.0]),
+    ] {
+        let found = turns(slices, truth, 50, 0.0005);
+        // Four are found more slowly: what one has too much the one beside it has too little.
+        let bound = if slices.len() > 2 { 0.02 } else { 0.01 };
+        assert!(
+            worst(&found, truth) < bound,
+            "{slices:?}: {found:?} for {truth:?}"
+        );
+    }
+}
+
+#[test]
+fn idle_time_at_handovers_does_not_make_fractions_alike() {
+    let half = 1000.0 / 48.0;
+    for (slices, truth, lumps) in [
+        (&[half, half][..], &[0.005, 0.05][..], &[0.0, 0.2][..]),
+        (&[1.5 * half, 0.5 * half], &[0.14, 0.0], &[0.33, 0.0]),
+        (&[0.2 * half, 1.8 * half], &[0.05, 0.14], &[0.25, 0.33]),
+    ] {
+        let shares = taught(slices, truth, lumps, 40, 0.0005);
+        let found = of_turns(&shares, slices);
+        let whole = |index: usize| truth[index] + lumps[index] / slices[index];
+        let expected: Vec<f64> = (0..slices.len()).map(whole).collect();
+        assert!(
+            worst(&found, &expected) < 0.01,
+            "{slices:?}: {found:?} for {expected:?}"
+        );
+    }
+}
+
+#[test]
+fn where_the_mix_never_changes_the_sum_is_right() {
+    let slices = [50.0, 50.0];
+    let shares = taught(&slices, &[0.0, 0.2], &[0.0, 0.27], 30, 0.0);
+    let found = of_turns(&shares, &slices);
+    let sum = 0.2 + 0.27 / 50.0;
+    assert!((found[0] + found[1] - sum).abs() < 0.002, "{found:?}");
+}
+
+#[test]
+fn a_wrong_start_does_not_leave_one_below_nothing_and_another_above() {
+    let mut shares = IdleShares::default();
+    let native = |a: u64, b: u64| BTreeMap::from([(A, stay(a)), (B, stay(b))]);
+    // While programs start, counters and residency say anything.
+    shares.observe(
+        Nanos(INTERVAL),
+        Nanos(INTERVAL),
+        Nanos::ZERO,
+        &native(1_000_000, 99_000_000),
+    );
+    for _ in 0..20 {
+        shares.observe(
+            Nanos(INTERVAL),
+            Nanos(150_000),
+            Nanos::ZERO,
+            &native(83_000_000, 10_500_000),
+        );
+    }
+    assert!(
+        shares.fraction(A) < 0.01 && shares.fraction(B) < 0.05,
+        "{shares:?}"
+    );
+}
+
+#[test]
+fn one_that_is_gone_is_forgotten_and_others_stay() {
+    let mut shares = IdleShares::default();
+    let both = BTreeMap::from([(A, stay(INTERVAL / 2)), (B, stay(INTERVAL / 2))]);
+    shares.observe(Nanos(INTERVAL), Nanos(INTERVAL / 2), Nanos::ZERO, &both);
+    shares.forget(A);
+    assert_eq!(shares.fraction(A), 0.0);
+    assert!(shares.fraction(B) > 0.3);
+    assert_eq!(shares.fraction(C), 0.0);
+    for id in 0..200 {
+        let one = BTreeMap::from([(TenantId(id), stay(INTERVAL))]);
+        shares.observe(Nanos(INTERVAL), Nanos(id.into()), Nanos::ZERO, &one);
+    }
+    assert!(shares.known.len() <= ROWS_MAX);
+}
+
+#[test]
+fn a_pause_is_known_as_his_who_waits_more_often_and_says_nothing_of_what_comes() {
+    let mut shares = taught(&[41.7, 41.7], &[0.14, 0.0], &[0.0, 0.0], 40, 0.0);
+    let both = BTreeMap::from([(A, stay(30_000_000)), (B, stay(70_000_000))]);
+    let usual = 0.14 * 30_000_000.0;
+    for paused in [3_000_000.0, 0.0] {
+        let before = (shares.fraction(A), shares.fraction(B));
+        let idle = Nanos((usual + paused) as u64);
+        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &both);
+        let found: BTreeMap<TenantId, f64> = shares
+            .found()
+            .iter()
+            .map(|found| (found.tenant, found.idle_ns))
+            .collect();
+        assert!((found[&A] - usual - paused).abs() < 200_000.0, "{found:?}");
+        assert!(found[&B].abs() < 100_000.0, "{found:?}");
+        let after = (shares.fraction(A), shares.fraction(B));
+        let moved = (after.0 - before.0).abs() + (after.1 - before.1).abs();
+        assert!(moved < 0.005, "{before:?} {after:?}");
+    }
+    // Two of them in a row, and a large one, are changes.
+    let idle = Nanos((usual + 20_000_000.0) as u64);
+    shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &both);
+    assert!(shares.found().is_empty());
+}
+
+#[test]
+fn what_is_unlearnt_of_one_is_learnt_anew_and_others_keep_what_is_known_of_them() {
+    let mut shares = IdleShares::default();
+    for (tenant, idle) in [(A, 90), (B, 12)] {
+        let alone = BTreeMap::from([(tenant, stay(INTERVAL))]);
+        let idle = Nanos(INTERVAL / 100 * idle);
+        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &alone);
+    }
+    let (a, b) = (shares.fraction(A), shares.fraction(B));
+    assert!((a - 0.9).abs() < 0.01 && (b - 0.12).abs() < 0.01, "{a} {b}");
+    shares.unlearn(A);
+    shares.unlearn(C);
+    assert_eq!((shares.fraction(A), shares.fraction(B)), (0.0, b));
+    assert!(shares.uncertainty(A) > 0.2 && shares.uncertainty(B) < 0.01);
+    let both = BTreeMap::from([(A, stay(INTERVAL / 2)), (B, stay(INTERVAL / 2))]);
+    let idle = Nanos(INTERVAL / 100 * 11);
+    shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &both);
+    let (a, b) = (shares.fraction(A), shares.fraction(B));
+    assert!((a - 0.1).abs() < 0.01 && (b - 0.12).abs() < 0.01, "{a} {b}");
+}
