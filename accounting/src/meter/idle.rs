@@ -49,7 +49,7 @@ const PAUSE_MAX: f64 = 0.05;
 const TENANTS_MAX: usize = 32;
 /// Of each it may be estimated how long he is idle, and how long a launch takes.
 const ROWS_MAX: usize = 2 * TENANTS_MAX;
-/// Whose is what is left of a launch. No tenant has it.
+/// Whose is what is left of a launch. (Programs that are no tenant's have it as well; of them idle time is estimated.)
 const NOBODY: TenantId = TenantId(u32::MAX);
 
 /// Standard deviation of the counters' share of idle time where launches say how long tenants worked.
@@ -352,7 +352,12 @@ impl IdleShares {
     fn tells<'a>(&self, known: &Known, stays: &'a BTreeMap<TenantId, Stay>) -> Option<&'a Stay> {
         let stay = stays.get(&known.tenant)?;
         let launches = self.by_launches && stay.launches().is_some();
-        ((known.estimate == Estimate::Launch) == launches).then_some(stay)
+        let tells = match known.estimate {
+            Estimate::Idle => !launches,
+            Estimate::Launch => launches,
+            Estimate::Left => false,
+        };
+        tells.then_some(stay)
     }
 
     /// Those who were there may have changed by such a standard deviation, so many times.

@@ -239,3 +239,36 @@ fn what_is_unlearnt_of_one_is_learnt_anew_and_others_keep_what_is_known_of_them(
     let (a, b) = (shares.fraction(A), shares.fraction(B));
     assert!((a - 0.1).abs() < 0.01 && (b - 0.12).abs() < 0.01, "{a} {b}");
 }
+
+/// Programs that are no tenant's come up under the number that what is left of launches has.
+#[test]
+fn who_is_nobodys_is_not_what_is_left_of_launches() {
+    let mut shares = IdleShares::default().and_launches();
+    for interval in 0..40 {
+        let a_ms = [30_u32, 70, 50][interval % 3];
+        let launched = Launched {
+            count: f64::from(a_ms) * 5.0,
+            at_ends: (true, false),
+        };
+        let a = Stay {
+            launched: Some(launched),
+            ..stay(u64::from(a_ms) * 1_000_000)
+        };
+        let other = stay(u64::from(100 - a_ms) * 1_000_000);
+        // A's launches take 0.18 ms of 0.2, the other's are idle for a fifth.
+        let idle = u64::from(a_ms) * 100_000 + u64::from(100 - a_ms) * 200_000;
+        let stays = BTreeMap::from([(A, a), (NOBODY, other)]);
+        shares.observe(Nanos(INTERVAL), Nanos(idle), Nanos::ZERO, &stays);
+    }
+    assert!(shares.launched());
+    let fraction = shares.fraction(NOBODY);
+    assert!((fraction - 0.2).abs() < 0.01, "{fraction}");
+    let found: BTreeMap<TenantId, f64> = shares
+        .found()
+        .iter()
+        .map(|found| (found.tenant, found.idle_ns))
+        .collect();
+    assert_eq!(found.len(), 2, "{found:?}");
+    shares.forget(NOBODY);
+    assert!(shares.is_new(NOBODY));
+}
