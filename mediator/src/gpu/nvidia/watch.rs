@@ -627,8 +627,8 @@ impl Watch {
             busy.launches.map(words).unwrap_or_default()
         );
         let idle = length.saturating_sub(busy.busy_ns);
-        let told = earlier(self.idle.lag());
         let (nobody, stays) = if measured {
+            let told = earlier(self.idle.lag());
             self.idle.observe(length, idle, |_| told.clone());
             told
         } else {
