@@ -80,8 +80,7 @@ pub(super) struct Found {
 /// Fractions of residency in which tenants are idle.
 #[derive(Clone, Debug)]
 pub struct IdleShares {
-    /// Variance of the counters' share of idle time, and what of it is not explained in the last interval.
-    counted: f64,
+    /// Variance of the counters' share of idle time.
     noise: f64,
     /// Variance of a fraction that nothing is known of.
     unknown: f64,
@@ -117,7 +116,6 @@ impl IdleShares {
     /// Nobody is known; the counters' share of idle time has this standard deviation.
     pub const fn with_noise(deviation: f64) -> Self {
         Self {
-            counted: deviation * deviation,
             noise: deviation * deviation,
             unknown: UNKNOWN,
             by_launches: false,
@@ -151,10 +149,8 @@ impl IdleShares {
 
     /// The same, with another deviation.
     pub fn and_noise(&self, deviation: f64) -> Self {
-        let variance = deviation * deviation;
         Self {
-            counted: variance,
-            noise: variance,
+            noise: deviation * deviation,
             ..self.clone()
         }
     }
@@ -194,21 +190,20 @@ impl IdleShares {
         self.known[after].value - self.known[before].value
     }
 
-    /// What was left at the begin of the last interval is over; and at its end, if nobody's launches were counted.
-    fn over(&mut self, launched: bool) {
-        let keep = usize::from(launched);
-        while self.lefts() > keep
-            && let Some(row) = self.find(NOBODY, Estimate::Left)
-        {
+    /// What was left at the begin of an interval is over. (What is left at its end, if it was cut, is the second.)
+    fn over(&mut self) {
+        if let Some(row) = self.find(NOBODY, Estimate::Left) {
             self.remove(row);
         }
     }
 
-    fn lefts(&self) -> usize {
-        let known = self.known.iter();
-        known
-            .filter(|known| known.estimate == Estimate::Left)
-            .count()
+    /// Variance of the counters' share of idle time that is not explained in the last interval.
+    const fn noise(&self) -> f64 {
+        if self.launched {
+            LAUNCHES_NOISE * LAUNCHES_NOISE
+        } else {
+            self.noise
+        }
     }
 
     /// Takes an interval: its length, how long the engine executed nothing, for how long nobody was there to execute, as far as is known, and
@@ -224,19 +219,13 @@ impl IdleShares {
         self.found.clear();
         let resident: u64 = stays.values().map(|stay| stay.resident.0).sum();
         if length == Nanos::ZERO || (resident as f64) < RESIDENT_MIN * length.0 as f64 {
-            return self.over(false);
+            return self.over();
         }
         self.appear(stays);
         let whole = length.0 as f64;
         let doubts = stays.values().map(|stay| stay.doubt.0 as f64 / whole);
         self.doubt = doubts.map(|doubt| doubt * doubt).sum();
-        let doubted = self.doubt > 0.0;
         self.launched = self.by_launches && stays.values().any(|stay| stay.launches().is_some());
-        self.noise = if self.launched {
-            LAUNCHES_NOISE * LAUNCHES_NOISE
-        } else {
-            self.counted
-        };
         let mut foretold = 0.0;
         let mut shares = Vec::with_capacity(self.known.len());
         for known in &self.known {
@@ -267,7 +256,7 @@ impl IdleShares {
         self.astray = large;
         if surprise && !again && !large {
             self.find_idle(stays, error * whole);
-            self.over(self.launched);
+            self.over();
             return;
         }
         if surprise {
@@ -280,9 +269,9 @@ impl IdleShares {
         self.misplaced = error * self.doubt / self.variance(&shares);
         self.update(&shares, error);
         self.bound();
-        self.over(self.launched);
+        self.over();
         // Of an interval in which somebody stopped it says how wrongly that was told, and little else.
-        if !large && !doubted {
+        if !large && self.doubt == 0.0 {
             self.find_idle(stays, 0.0);
         }
     }
@@ -400,7 +389,7 @@ impl IdleShares {
             };
             let beyond = value.clamp(0.0, most) - value;
             if beyond != 0.0 {
-                let variance = self.covariance[row][row] + self.noise;
+                let variance = self.covariance[row][row] + self.noise();
                 for other in 0..self.known.len() {
                     self.known[other].value += self.covariance[other][row] / variance * beyond;
                 }
@@ -525,12 +514,12 @@ impl IdleShares {
     }
 
     fn variance(&self, shares: &[f64]) -> f64 {
-        dot(shares, &self.moved(shares)) + self.noise + self.doubt
+        dot(shares, &self.moved(shares)) + self.noise() + self.doubt
     }
 
     fn update(&mut self, shares: &[f64], error: f64) {
         let moved = self.moved(shares);
-        let variance = dot(shares, &moved) + self.noise + self.doubt;
+        let variance = dot(shares, &moved) + self.noise() + self.doubt;
         for (row, moved_row) in moved.iter().enumerate() {
             let gain = moved_row / variance;
             self.known[row].value += gain * error;

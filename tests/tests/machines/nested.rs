@@ -105,8 +105,9 @@ fn in_the_lab(lab: &Lab) -> Option<Ran> {
             }
             ended => break ended,
         }
-        if STALLED.iter().any(|stalled| said().contains(stalled)) {
-            println!("{}", said());
+        let so_far = said();
+        if STALLED.iter().any(|stalled| so_far.contains(stalled)) {
+            println!("{so_far}");
             println!(
                 "LOST: a processor of the emulator takes no interrupts; another machine is started"
             );
