@@ -14,6 +14,7 @@ pub mod load;
 pub mod matrix;
 pub mod pairs;
 pub mod percentile;
+pub mod readings;
 pub mod recording;
 pub mod spans;
 pub mod suspend;

@@ -12,6 +12,9 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use turnstile_accounting::Nanos;
 use turnstile_accounting::share::max_share_error_points;
+use turnstile_mediator::bench::BUCKETS_PER_SECOND;
+use turnstile_mediator::bench::readings::Readings;
+use turnstile_mediator::bench::windows::worst;
 use turnstile_mediator::config::Config;
 use turnstile_mediator::daemon::HostSnapshot;
 use turnstile_mediator::mediation::COMPUTE;
@@ -25,8 +28,10 @@ use super::vmm::Said;
 /// How long guests may take to verify all kernels and begin their load, or to end.
 /// TIMEOUT: measured 2 s for three guests on two cores in a release build; a debug build is 20 times slower.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Left out at the beginning, until the queues are full.
-const SETTLE: Duration = Duration::from_millis(500);
+/// Left out at the beginning: queues fill, and the mediator gets to know who wants what.
+const SETTLE: Duration = Duration::from_secs(1);
+/// From one reading of what VMs received to the next: turns are longer.
+const READ_EVERY: Duration = Duration::from_millis(2);
 
 /// Arguments of `demo`.
 #[derive(clap::Args, Debug)]
@@ -159,7 +164,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     thread::sleep(SETTLE);
     progress.set_message("measuring");
     let before = daemon.host().snapshot();
-    measure(args.seconds, &progress);
+    let mut readings = Readings::beginning(before.at, received(&vms, &before));
+    measure(args.seconds, &progress, || {
+        let snapshot = daemon.host().snapshot();
+        readings.read(snapshot.at, &received(&vms, &snapshot));
+    });
     let after = daemon.host().snapshot();
     progress.set_message("guests verify their last results");
     for vm in &mut vms {
@@ -170,7 +179,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     wait_for_all(&mut vms, &heard, &progress, |vm, _| vm.report.is_some())?;
     let end = daemon.host().snapshot();
     progress.finish_and_clear();
-    let report = report(&config, kvm_missing, &vms, &before, &after, &end);
+    let mut report = report(&config, kvm_missing, &vms, &before, &after, &end);
+    report.worst_second_points = worst_second_points(&vms, &readings);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -195,11 +205,12 @@ fn progress(args: &Args) -> ProgressBar {
     bar
 }
 
-fn measure(seconds: u64, progress: &ProgressBar) {
+fn measure(seconds: u64, progress: &ProgressBar, mut read: impl FnMut()) {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(seconds) {
         let left = Duration::from_secs(seconds).saturating_sub(begin.elapsed());
-        thread::sleep(left.min(Duration::from_millis(100)));
+        thread::sleep(left.min(READ_EVERY));
+        read();
         // CAST: tenths of a day at most
         progress.set_position((begin.elapsed().as_millis() / 100) as u64);
     }
@@ -301,6 +312,26 @@ fn wait_for_all(
     Ok(())
 }
 
+/// Compute time that VMs have received by then, by the engine's own log.
+fn received(vms: &[Vm], snapshot: &HostSnapshot) -> Vec<Nanos> {
+    let of = |vm: &Vm| {
+        let mut tenants = snapshot.tenants.iter();
+        let tenant = tenants.find(|tenant| tenant.name == vm.spec.name);
+        tenant.map_or(Nanos::ZERO, |tenant| tenant.engine_ns)
+    };
+    vms.iter().map(of).collect()
+}
+
+/// The largest share error of any second.
+fn worst_second_points(vms: &[Vm], readings: &Readings) -> Option<f64> {
+    let received = readings.buckets();
+    let entitled =
+        |(vm, received): (&Vm, &Vec<u64>)| vec![u64::from(vm.spec.weight.get()); received.len()];
+    let entitled: Vec<Vec<u64>> = vms.iter().zip(received).map(entitled).collect();
+    let worst = worst(received, &entitled, BUCKETS_PER_SECOND, 0, 1);
+    worst.map(|worst| worst.points)
+}
+
 fn report(
     config: &Config,
     kvm_missing: Option<String>,
@@ -376,6 +407,7 @@ fn report(
         meter: config.gpu.meter.name(),
         window_ns: window.0,
         max_share_error_points: max_share_error_points(&received, &entitled),
+        worst_second_points: None,
         max_charge_error_percent: charge_error,
         engine_busy_percent: 100.0 * (busy(after) - busy(before)) as f64 / window.0.max(1) as f64,
         results_verified: lines.iter().map(|line| line.guest.verified).sum(),

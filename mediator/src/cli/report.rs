@@ -75,6 +75,8 @@ pub(crate) struct DemoReport {
     pub(crate) vms: Vec<VmLine>,
     /// Largest difference between a VM's share of all VMs' compute time and its entitled share.
     pub(crate) max_share_error_points: f64,
+    /// The largest one of any second in it, wherever that begins; with less than a second there is none.
+    pub(crate) worst_second_points: Option<f64>,
     /// Largest difference between what a VM was charged and what the engine's log says, of the latter.
     pub(crate) max_charge_error_percent: f64,
     /// Part of the window in which the compute engine ran some VM.
@@ -151,6 +153,9 @@ impl DemoReport {
             "largest share error   {:.2} points",
             self.max_share_error_points
         );
+        if let Some(points) = self.worst_second_points {
+            println!("  of any second       {points:.2} points");
+        }
         println!(
             "largest charge error  {:.3} %",
             self.max_charge_error_percent
