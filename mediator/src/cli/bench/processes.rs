@@ -1,7 +1,7 @@
 //! Load processes: started together, told when to begin, heard when they are done.
 
-use std::io;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
@@ -20,6 +20,8 @@ const READY_LIMIT: Duration = Duration::from_secs(90);
 const DONE_LIMIT: Duration = Duration::from_secs(30);
 /// TIMEOUT: a CUDA process that was asked to end takes down its context, PyTorch's within a second.
 const END_LIMIT: Duration = Duration::from_secs(5);
+/// Threads of which it is told where they wait.
+const WAITS_MAX: usize = 32;
 /// Longest line that a load may say: a minute of buckets is 200 KiB, 10,000 gaps 600 KiB.
 const LINE_MAX: u64 = 64 << 20;
 
@@ -133,6 +135,35 @@ impl Load {
         }
     }
 
+    /// Where its threads wait, and those of processes that it started: for who asks why it says nothing.
+    pub(super) fn waits(&self) -> String {
+        let mut waits = Vec::new();
+        let mut pids = vec![self.child.id()];
+        while let Some(pid) = pids.pop()
+            && waits.len() < WAITS_MAX
+        {
+            for thread in fs::read_dir(format!("/proc/{pid}/task"))
+                .into_iter()
+                .flatten()
+            {
+                let Ok(thread) = thread.map(|thread| thread.path()) else {
+                    continue;
+                };
+                let read = |name| fs::read_to_string(thread.join(name)).unwrap_or_default();
+                let children = read("children");
+                pids.extend(children.split_whitespace().flat_map(str::parse::<u32>));
+                let [name, place, call] = ["comm", "wchan", "syscall"].map(read);
+                let call = call.split_whitespace().next().unwrap_or("?");
+                waits.push(format!(
+                    "{pid} {} in {place} (call {call})",
+                    name.trim_end()
+                ));
+            }
+        }
+        waits.truncate(WAITS_MAX);
+        waits.join("; ")
+    }
+
     /// Tells it when to begin, on the wall clock.
     pub(super) fn start(&mut self, at_ns: u64) -> anyhow::Result<()> {
         self.order(at_ns)
@@ -198,6 +229,17 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         Load::spawn(command).unwrap()
+    }
+
+    #[test]
+    fn who_says_nothing_is_shown_where_it_waits() {
+        let load = shell("cat > /dev/null; true");
+        // TIMEOUT: a shell starts a process in a millisecond.
+        let deadline = std::time::Instant::now() + Duration::from_secs(20);
+        while !load.waits().contains("cat in ") {
+            assert!(std::time::Instant::now() < deadline, "{}", load.waits());
+        }
+        assert!(load.waits().contains("sh in "), "{}", load.waits());
     }
 
     #[test]

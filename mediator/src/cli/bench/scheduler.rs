@@ -227,6 +227,18 @@ impl Running {
         })
     }
 
+    /// An error with what the daemon knows of its tenants, and what it said.
+    pub(super) fn explain(&self, error: &anyhow::Error) -> anyhow::Error {
+        let Self::Serve { daemon, .. } = self else {
+            return anyhow::anyhow!("{error:#}");
+        };
+        let snapshot = daemon.snapshot().unwrap_or_default();
+        daemon.failed(&format!(
+            "{error:#}; the daemon's tenants: {}",
+            snapshot["tenants"]
+        ))
+    }
+
     /// The beginning or the end of what the daemon is asked about.
     pub(super) fn mark(&mut self) -> anyhow::Result<()> {
         match self {

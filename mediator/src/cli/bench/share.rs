@@ -152,8 +152,12 @@ pub(super) fn run_cell(
         command.args(words(tenant, common));
         loads.push(Load::spawn(command)?);
     }
-    for load in &mut loads {
-        load.wait_ready()?;
+    for index in 0..loads.len() {
+        if let Err(error) = loads[index].wait_ready() {
+            let waits: Vec<String> = loads.iter().map(Load::waits).collect();
+            let error = error.context(format!("Load {index} is not ready; {}", waits.join("; ")));
+            return Err(running.explain(&error));
+        }
     }
     // CAST: a fraction of a second.
     let start = wall_ns() + LEAD.as_nanos() as u64;
