@@ -143,6 +143,7 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
     let timing = Timing {
         period: device::PERIOD,
         alone: device::ALONE,
+        quiet: device::QUIET,
         tick: device::TICK,
         ..Timing::default()
     };
@@ -180,7 +181,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let scheduling = &config.scheduling;
     if let Some(ms) = scheduling.period_ms {
         timing.period = Nanos::from_ms(ms);
-        timing.alone = timing.period;
+        (timing.alone, timing.quiet) = (timing.period, timing.period);
     }
     let meter = match config.gpu.meter {
         Meter::Events => MeterKind::Events,

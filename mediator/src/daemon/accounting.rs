@@ -37,6 +37,8 @@ pub struct Timing {
     pub period: Nanos,
     /// The same while nobody shares the engine.
     pub alone: Nanos,
+    /// The same while, beyond that, nothing is told by the GPU, in steps of `alone`.
+    pub quiet: Nanos,
     /// Event meter: how often, within a period, an engine without work is looked for.
     pub tick: Nanos,
     /// Polled meter: lengths per channel.
@@ -50,6 +52,7 @@ impl Default for Timing {
         Self {
             period: turnstile_policies::DECISION_PERIOD_NS,
             alone: turnstile_policies::DECISION_PERIOD_NS,
+            quiet: turnstile_policies::DECISION_PERIOD_NS,
             // SOURCE: the lab's setting, with which shares are within 0.5 points in every second.
             tick: Nanos::from_us(250),
             phases: PhasePlan::default(),
@@ -139,6 +142,21 @@ impl Accounting<'_> {
         }
     }
 
+    /// Goes on sleeping while nobody shares the engine and the GPU tells nothing: nobody has come, so that there is nothing to decide.
+    fn doze(&self, from: Moment) {
+        let until = from + self.timing.quiet;
+        let mut end = from + self.timing.alone;
+        while end < until && self.is_alone(end) && !self.stopped() && !self.host.gpu().has_events()
+        {
+            end = until.min(end + self.timing.alone);
+            self.sleep_until(end);
+        }
+    }
+
+    fn is_alone(&self, now: Moment) -> bool {
+        !self.host.is_empty() && now > self.shared_until && self.host.has_nothing_to_decide()
+    }
+
     fn read_log(&mut self) {
         let complete = self.host.gpu().read_events(&mut self.events);
         for event in self.events.drain(..) {
@@ -159,7 +177,7 @@ impl Accounting<'_> {
     fn period(&self, now: Moment) -> Nanos {
         if self.host.is_empty() {
             EMPTY_PERIOD
-        } else if now > self.shared_until && self.host.has_nothing_to_decide() {
+        } else if self.is_alone(now) {
             self.timing.alone.max(self.timing.period)
         } else {
             self.timing.period
@@ -175,8 +193,12 @@ impl Accounting<'_> {
         while !self.stopped() {
             let period = self.period(from);
             // A policy that says when it has to be asked need not be asked before; never at once again, whatever it says.
-            let end = self.host.decide_at().unwrap_or(from + period);
+            let decide_at = self.host.decide_at();
+            let end = decide_at.unwrap_or(from + period);
             self.sleep_until(end.max(from + PERIOD_MIN) + behind);
+            if decide_at.is_none() && self.is_alone(from) {
+                self.doze(from + behind);
+            }
             // The end is read first: whatever is logged after that lies behind it.
             let to = final_now(self).max(from);
             self.read_log();

@@ -309,6 +309,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
 
+    /// Whether something may have been logged, or be known better, since events were last read. Cheaper than to read, account and decide.
+    fn has_events(&self) -> bool {
+        true
+    }
+
     /// What [`Gpu::read_events`] moved is final up to so long before it was called: what comes later lies behind that.
     fn events_behind(&self) -> Nanos {
         Nanos::ZERO

@@ -244,9 +244,7 @@ impl EventLog {
         client: &RmClient,
         records: &mut Vec<SwitchRecord>,
     ) -> Result<bool, RmError> {
-        // Otherwise the driver moves records from the GPU's buffer 30 times a second. SOURCE: `fecs_event_list.c`.
-        client.control_empty("flush events", self.buffer, abi::EVENTS_FLUSH)?;
-        let put = self.word(header::PUT) % RECORDS;
+        let put = self.put(client)?;
         if put == self.get {
             return Ok(true);
         }
@@ -269,6 +267,21 @@ impl EventLog {
             self.told = self.get;
         }
         Ok(!full)
+    }
+
+    /// Whether there are records that were not read.
+    ///
+    /// # Errors
+    /// If the driver does not take the call.
+    pub fn has_more(&self, client: &RmClient) -> Result<bool, RmError> {
+        Ok(self.put(client)? != self.get)
+    }
+
+    /// Where the driver writes next, with all that was logged until now before it.
+    fn put(&self, client: &RmClient) -> Result<u32, RmError> {
+        // Otherwise the driver moves records from the GPU's buffer 30 times a second. SOURCE: `fecs_event_list.c`.
+        client.control_empty("flush events", self.buffer, abi::EVENTS_FLUSH)?;
+        Ok(self.word(header::PUT) % RECORDS)
     }
 
     /// Records that were read, of which the driver does not know it yet.

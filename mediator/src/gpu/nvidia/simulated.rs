@@ -14,7 +14,7 @@ use turnstile_accounting::{
 use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
 use turnstile_vmm::gate::GateState;
 
-use super::device::{FIRST_SLICE, PERIOD, TICK};
+use super::device::{ALONE, FIRST_SLICE, PERIOD, QUIET, TICK};
 use super::events::{Change, SwitchRecord};
 use super::look::{self, Eyes};
 use super::residency::Edges;
@@ -348,6 +348,8 @@ struct Found {
     calls: u64,
     /// Readings of the status register in each second.
     readings: Vec<u64>,
+    /// Periods closed.
+    periods: u64,
 }
 
 impl Found {
@@ -447,6 +449,10 @@ struct Daemon {
     words: bool,
     /// Whose channel shows less than he launches.
     liar: Option<TenantId>,
+    /// Two were seen on the engine until then, and a little longer.
+    shared_until: Moment,
+    /// Periods closed.
+    periods: u64,
 }
 
 const fn id(tenant: usize) -> TenantId {
@@ -483,6 +489,8 @@ impl Daemon {
             age_at: None,
             words: false,
             liar: None,
+            shared_until: Moment(0),
+            periods: 0,
         }
     }
 
@@ -639,6 +647,29 @@ impl Daemon {
         }
     }
 
+    fn is_alone(&self, now: Moment) -> bool {
+        now > self.shared_until && self.mediation.held().next().is_none()
+    }
+
+    /// The same, for a whole period.
+    fn sleep(&mut self, from: Moment) {
+        let decide_at = self.mediation.decide_at();
+        let alone = decide_at.is_none() && self.is_alone(from);
+        let period = if alone { ALONE } else { PERIOD };
+        self.sleep_until(decide_at.unwrap_or(from + period) + SETTLED);
+        let until = from + SETTLED + QUIET;
+        let mut end = from + SETTLED + ALONE;
+        while alone
+            && end < until
+            && self.is_alone(end)
+            && self.engine.latched.is_empty()
+            && self.engine.records.is_empty()
+        {
+            end = until.min(end + ALONE);
+            self.sleep_until(end);
+        }
+    }
+
     fn run(mut self, seconds: u64) -> Found {
         let final_now = |daemon: &Self| Moment(daemon.now().0.saturating_sub(SETTLED.0));
         let mut from = final_now(&self);
@@ -651,8 +682,8 @@ impl Daemon {
                 shown_at = self.engine.now / (SECOND / 2);
                 self.show(&mut shown);
             }
-            let end = self.mediation.decide_at().unwrap_or(from + PERIOD);
-            self.sleep_until(end + SETTLED);
+            self.sleep(from);
+            self.periods += 1;
             let (now, to) = (self.now(), final_now(&self).max(from));
             look::glance(&mut self, Self::read);
             self.watch.take(now, &mut events);
@@ -663,6 +694,10 @@ impl Daemon {
                 self.meter.observe(Observation::Switch(event));
             }
             let usage = self.meter.close(Window::starting(from, to.since(from)));
+            let used = |tenant: &usize| usage.tenant_ns(id(*tenant), Metric::Total).0 > 0;
+            if (0..self.charged.len()).filter(used).count() > 1 {
+                self.shared_until = to + Nanos::from_ms(1_000);
+            }
             from = to;
             let activity: Vec<Activity> = (0..self.charged.len())
                 .map(|tenant| Activity {
@@ -690,6 +725,7 @@ impl Daemon {
             charges,
             calls: self.calls,
             readings: self.readings,
+            periods: self.periods,
         }
     }
 }

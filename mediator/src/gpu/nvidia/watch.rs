@@ -651,7 +651,13 @@ impl Watch {
             let at_handover = |tenant| shares.at_handover(tenant);
             self.launches.observe(span, count, &stays, at_handover);
         }
-        self.make_good(span);
+        match stays.first_key_value() {
+            Some((alone, _)) if measured && stays.len() == 1 => {
+                let idle_ns = idle.0 as f64 - nobody.0 as f64;
+                self.make_good_alone(*alone, idle_ns, span);
+            }
+            _ => self.make_good(span),
+        }
         self.believe();
     }
 
@@ -674,6 +680,16 @@ impl Watch {
         for tenant in self.stops.by_words(from, to) {
             self.progress.contradicted(tenant, more_ns, deviation_ns);
         }
+    }
+
+    /// What was told of an interval in which one was alone, and so was idle for as long as the engine.
+    fn make_good_alone(&mut self, tenant: TenantId, idle_ns: f64, (from, to): (Moment, Moment)) {
+        let told = self.residency.told_idle_within(from, to);
+        let told_ns = told.get(&tenant).copied().unwrap_or_default();
+        // CAST: saturates.
+        let more_ns = (idle_ns - told_ns) as i64;
+        self.residency.owe_idle_alone(tenant, more_ns);
+        log::trace!("{tenant} told {told_ns:.0} known {idle_ns:.0}, alone");
     }
 
     /// What was told of an interval, and is known better now.

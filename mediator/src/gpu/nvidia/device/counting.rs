@@ -265,6 +265,7 @@ impl Reader {
         if let Err(TrySendError::Full(told)) = self.told.try_send(told) {
             log::debug!("{told:?} was not taken");
         }
+        self.shared.has_told.store(true, Ordering::Release);
     }
 
     /// Looks at the next latch while it comes.

@@ -362,6 +362,28 @@ fn what_was_told_wrongly_is_made_good_in_what_is_told_next() {
 }
 
 #[test]
+fn of_one_who_is_alone_all_that_was_told_wrongly_is_made_good_until_another_comes() {
+    let mut residency = residency();
+    residency.owe_idle_alone(A, 20_000_000);
+    assert_eq!(ran_ms(&mut residency, 50), 30.0);
+    for (owed_ns, left_ns) in [(-40_000_000, -2_000_000), (40_000_000, 2_000_000)] {
+        residency.owe_nothing(A);
+        residency.owe_idle_alone(A, owed_ns);
+        assert_eq!(residency.owed_ns[&A], owed_ns);
+        let seq = residency.next_record.unwrap_or_default();
+        let comes = SwitchRecord {
+            seq,
+            at: Moment(60_000_000),
+            pid: 20,
+            context: 20,
+            change: Change::Active,
+        };
+        residency.take(&comes, &mut Vec::new());
+        assert_eq!(residency.owed_ns[&A], left_ns, "he is not alone any more");
+    }
+}
+
+#[test]
 fn who_came_and_stopped_at_once_is_idle_from_when_he_came() {
     let mut residency = residency();
     residency.edges = Edges::H200;

@@ -13,8 +13,8 @@ fn error(load: Load, lag_ms: u64, seconds: u64, words: bool) -> (f64, f64) {
     (found.charged[0] as f64 - executed, executed)
 }
 
-/// Before the counters have told of him he is charged as if he never paused; and what he did last is not charged yet. Both are the same however long
-/// he runs.
+/// Before the counters have told of him he is charged as if he never paused; and what he did last is not known yet. Neither grows with how long he runs: what was told
+/// wrongly is made good.
 #[test]
 fn who_is_alone_and_pauses_pays_what_he_executed() {
     let mut worst = 0.0_f64;
@@ -39,4 +39,11 @@ fn who_is_alone_and_pauses_pays_what_he_executed() {
         worst = worst.max(percent.abs());
     }
     assert!(worst <= 0.5, "{worst} %");
+}
+
+/// Each latch of the counters says something new of him; nothing else does.
+#[test]
+fn while_one_is_alone_periods_end_with_latches() {
+    let found = Daemon::new(&[Load::busy(100, 200)], "slices").run(10);
+    assert!((90..=115).contains(&found.periods), "{}", found.periods);
 }
