@@ -327,10 +327,8 @@ impl Shared {
 
     /// A process of a tenant was handed something.
     fn changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
-        let changed = lock(&self.watched).watch.changed(tenant, pid, changes);
-        if changed && self.is_held(tenant) {
-            // What it made while it is held has to be held as well.
-            self.hands.want(tenant, true);
+        if lock(&self.watched).watch.changed(tenant, pid, changes) {
+            self.hands.has_more(tenant);
         }
     }
 

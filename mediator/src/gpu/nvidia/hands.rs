@@ -99,6 +99,8 @@ const FASTEN_LIMIT: Duration = Duration::from_secs(2);
 struct Wanted {
     /// Hold (`true`) or release.
     tenants: BTreeMap<TenantId, bool>,
+    /// Who is to be held by the last order, whether or not that was carried out.
+    to_be_held: BTreeSet<TenantId>,
     /// To be held as soon as what is done for them is done.
     postponed: BTreeSet<TenantId>,
     fasten: Vec<Fasten>,
@@ -142,6 +144,22 @@ impl Hands {
         let mut wanted = lock(&self.wanted);
         wanted.postponed.remove(&tenant);
         wanted.tenants.insert(tenant, hold);
+        if hold {
+            wanted.to_be_held.insert(tenant);
+        } else {
+            wanted.to_be_held.remove(&tenant);
+        }
+        drop(wanted);
+        self.wake.notify_one();
+    }
+
+    /// A tenant has something new: that is stopped too if the tenant is to be held. (Not if it is held yet, and to be released: nobody would order that again.)
+    pub(super) fn has_more(&self, tenant: TenantId) {
+        let mut wanted = lock(&self.wanted);
+        if !wanted.to_be_held.contains(&tenant) {
+            return;
+        }
+        wanted.tenants.entry(tenant).or_insert(true);
         drop(wanted);
         self.wake.notify_one();
     }
@@ -369,6 +387,11 @@ impl Hands {
         tenant: TenantId,
     ) {
         if !owner.may_run(tenant) {
+            // With what it made since that was ordered.
+            lock(&self.wanted).to_be_held.insert(tenant);
+            if let Err(error) = holder.hold(tenant, &owner.holding(tenant)) {
+                log::warn!("{tenant} is not held: {error}");
+            }
             return;
         }
         let released = holder.release(tenant);

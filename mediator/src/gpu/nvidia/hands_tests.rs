@@ -40,6 +40,8 @@ struct Fake {
     lacks: AtomicBool,
     /// Something was begun for whoever is held.
     serves: AtomicBool,
+    /// Nobody may run.
+    keeps: AtomicBool,
 }
 
 impl Fake {
@@ -115,6 +117,10 @@ impl Owner for Shared {
     fn held(&self, tenant: TenantId) -> bool {
         self.0.note(Event::Held(tenant));
         !self.0.serves.load(Ordering::SeqCst)
+    }
+
+    fn may_run(&self, _: TenantId) -> bool {
+        !self.0.keeps.load(Ordering::SeqCst)
     }
 
     fn lacks_memory(&self, _: TenantId) -> bool {
@@ -220,6 +226,44 @@ fn at_a_handover_the_holder_is_off_the_schedule_before_the_next_runs() {
     assert!(rig.hands.is_held(A) && !rig.hands.is_held(B));
     assert_eq!(rig.hands.calls().failed, 0);
     assert!(rig.hands.work().count >= 2);
+}
+
+/// A has one channel more.
+fn made(rig: &Rig, count: u32) -> Vec<Channel> {
+    let new = channels(count).split_off(count as usize - 1);
+    lock(&rig.fake.channels).entry(A).or_default().extend(&new);
+    rig.hands.has_more(A);
+    new
+}
+
+#[test]
+fn what_one_makes_is_stopped_if_he_is_to_be_held_and_not_if_he_is_to_run() {
+    let mut rig = Rig::new();
+    rig.start();
+    made(&rig, 7);
+    rig.settle();
+    assert!(rig.calls().is_empty() && !rig.hands.is_held(A));
+    rig.hands.want(A, true);
+    rig.settle();
+    let new = made(&rig, 8);
+    rig.settle();
+    assert_eq!(rig.calls().last(), Some(&(true, new)));
+    // He is held yet, and nobody orders that he is to run another time.
+    rig.hands.want(A, false);
+    made(&rig, 9);
+    rig.settle();
+    assert!(!rig.hands.is_held(A));
+    // Who may not run stays held, with what he makes.
+    rig.hands.want(A, true);
+    rig.settle();
+    rig.fake.keeps.store(true, Ordering::SeqCst);
+    rig.hands.want(A, false);
+    rig.settle();
+    assert!(rig.hands.is_held(A));
+    let new = made(&rig, 10);
+    rig.settle();
+    assert!(rig.hands.is_held(A));
+    assert_eq!(rig.calls().last(), Some(&(true, new)));
 }
 
 #[test]
