@@ -47,6 +47,9 @@ const MACHINES_MAX: u32 = 4;
 /// What the machine's kernel says then.
 const STALLED: [&str; 2] = ["self-detected stall on CPU", "BUG: soft lockup"];
 
+/// No part of the lab takes as long to say something. Once the kernel has said nothing either: a second machine that does that is not the emulator's doing.
+const SILENT: Duration = Duration::from_secs(100);
+
 /// What the machine said and did, before it was switched off.
 struct Ran {
     said: String,
@@ -57,7 +60,7 @@ struct Ran {
 }
 
 /// None if the emulator lost the machine.
-fn in_the_lab(lab: &Lab) -> Option<Ran> {
+fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
     let begun = Instant::now();
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("gpu.sock");
@@ -95,6 +98,7 @@ fn in_the_lab(lab: &Lab) -> Option<Ran> {
     let (all_before, own_before, since) = (busy_ticks(), own(), Instant::now());
     let said = || String::from_utf8_lossy(&fs::read(&console).unwrap_or_default()).into_owned();
     let mut others = 0.0;
+    let (mut heard, mut heard_at) = (0, Instant::now());
     let ended = loop {
         // As long as all of them are there.
         let ours = own().saturating_sub(own_before);
@@ -106,6 +110,15 @@ fn in_the_lab(lab: &Lab) -> Option<Ran> {
             ended => break ended,
         }
         let so_far = said();
+        if so_far.len() != heard {
+            (heard, heard_at) = (so_far.len(), Instant::now());
+        } else if heard_at.elapsed() > SILENT {
+            println!("{so_far}");
+            println!("LOST: the machine says nothing, its kernel neither; another is started");
+            *silent += 1;
+            assert_eq!(*silent, 1, "the second machine that says nothing");
+            return None;
+        }
         if STALLED.iter().any(|stalled| so_far.contains(stalled)) {
             println!("{so_far}");
             println!(
@@ -135,7 +148,8 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
     let Some(lab) = lab() else { return };
     let made = begun.elapsed();
     println!("nested lab: made in {made:.1?}");
-    let ran = (0..MACHINES_MAX).find_map(|_| in_the_lab(&lab));
+    let mut silent = 0;
+    let ran = (0..MACHINES_MAX).find_map(|_| in_the_lab(&lab, &mut silent));
     let Ran {
         said,
         took,
