@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// Left out at the beginning: queues fill, and the mediator gets to know who wants what.
 const SETTLE: Duration = Duration::from_secs(1);
 /// From one reading of what VMs received to the next: turns are longer.
-const READ_EVERY: Duration = Duration::from_millis(2);
+const READ_EVERY: Duration = Duration::from_millis(5);
 
 /// Arguments of `demo`.
 #[derive(clap::Args, Debug)]
