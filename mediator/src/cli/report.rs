@@ -75,7 +75,7 @@ pub(crate) struct DemoReport {
     pub(crate) vms: Vec<VmLine>,
     /// Largest difference between a VM's share of all VMs' compute time and its entitled share.
     pub(crate) max_share_error_points: f64,
-    /// The largest one of any second in it, wherever that begins; with less than a second there is none.
+    /// The largest one of any second in it, wherever that begins; with less than a second, or on the software GPU, there is none.
     pub(crate) worst_second_points: Option<f64>,
     /// Largest difference between what a VM was charged and what the engine's log says, of the latter.
     pub(crate) max_charge_error_percent: f64,
