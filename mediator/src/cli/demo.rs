@@ -16,7 +16,7 @@ use turnstile_mediator::bench::BUCKETS_PER_SECOND;
 use turnstile_mediator::bench::readings::Readings;
 use turnstile_mediator::bench::windows::worst;
 use turnstile_mediator::config::{Config, GpuKind};
-use turnstile_mediator::daemon::HostSnapshot;
+use turnstile_mediator::daemon::{HostSnapshot, TenantSnapshot};
 use turnstile_mediator::mediation::COMPUTE;
 use turnstile_policies::Weight;
 
@@ -166,12 +166,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     thread::sleep(SETTLE);
     progress.set_message("measuring");
     let before = daemon.host().snapshot();
-    let mut readings = Readings::beginning(before.at, received(&vms, &before));
     // The software GPU and its guests need the processors themselves.
     let reads = config.gpu.kind == GpuKind::Nvidia;
+    let mut readings = reads.then(|| Readings::beginning(before.at, received(&vms, &before)));
     let every = if reads { READ_EVERY } else { SHOW_EVERY };
     measure(args.seconds, &progress, every, || {
-        if reads {
+        if let Some(readings) = &mut readings {
             let snapshot = daemon.host().snapshot();
             readings.read(snapshot.at, &received(&vms, &snapshot));
         }
@@ -187,7 +187,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let end = daemon.host().snapshot();
     progress.finish_and_clear();
     let mut report = report(&config, kvm_missing, &vms, &before, &after, &end);
-    report.worst_second_points = worst_second_points(&vms, &readings);
+    report.worst_second_points = readings.and_then(|readings| worst_second_points(&vms, &readings));
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
@@ -319,13 +319,15 @@ fn wait_for_all(
     Ok(())
 }
 
+/// The tenant that a VM is.
+fn tenant<'a>(snapshot: &'a HostSnapshot, vm: &Vm) -> Option<&'a TenantSnapshot> {
+    let mut tenants = snapshot.tenants.iter();
+    tenants.find(|tenant| tenant.name == vm.spec.name)
+}
+
 /// Compute time that VMs have received by then, by the engine's own log.
 fn received(vms: &[Vm], snapshot: &HostSnapshot) -> Vec<Nanos> {
-    let of = |vm: &Vm| {
-        let mut tenants = snapshot.tenants.iter();
-        let tenant = tenants.find(|tenant| tenant.name == vm.spec.name);
-        tenant.map_or(Nanos::ZERO, |tenant| tenant.engine_ns)
-    };
+    let of = |vm| tenant(snapshot, vm).map_or(Nanos::ZERO, |tenant| tenant.engine_ns);
     vms.iter().map(of).collect()
 }
 
@@ -348,20 +350,12 @@ fn report(
     end: &HostSnapshot,
 ) -> DemoReport {
     let window = after.at.since(before.at);
-    let of = |snapshot: &HostSnapshot, name: &str| {
-        snapshot
-            .tenants
-            .iter()
-            .find(|tenant| tenant.name == name)
-            .cloned()
-    };
     let weights: u64 = vms.iter().map(|vm| u64::from(vm.spec.weight.get())).sum();
     let mut lines = Vec::new();
     let (mut received, mut entitled) = (Vec::new(), Vec::new());
     let mut charge_error: f64 = 0.0;
     for vm in vms {
-        let (from, to) = (of(before, &vm.spec.name), of(after, &vm.spec.name));
-        let (Some(from), Some(to)) = (from, to) else {
+        let (Some(from), Some(to)) = (tenant(before, vm), tenant(after, vm)) else {
             continue;
         };
         let gpu_ns = to.engine_ns - from.engine_ns;

@@ -227,18 +227,17 @@ impl Residency {
 
     /// A tenant was idle for so much longer than was told; negative: less.
     pub fn owe_idle(&mut self, tenant: TenantId, more_ns: i64) {
-        let owed = self.owed_ns.entry(tenant).or_default();
-        *owed = owed
-            .saturating_add(more_ns)
-            .clamp(-OWED_MAX_NS, OWED_MAX_NS);
+        self.owe(tenant, more_ns, OWED_MAX_NS);
     }
 
     /// The same of one who was alone, which is all that was told wrongly.
     pub fn owe_idle_alone(&mut self, tenant: TenantId, more_ns: i64) {
+        self.owe(tenant, more_ns, OWED_ALONE_NS);
+    }
+
+    fn owe(&mut self, tenant: TenantId, more_ns: i64, most_ns: i64) {
         let owed = self.owed_ns.entry(tenant).or_default();
-        *owed = owed
-            .saturating_add(more_ns)
-            .clamp(-OWED_ALONE_NS, OWED_ALONE_NS);
+        *owed = owed.saturating_add(more_ns).clamp(-most_ns, most_ns);
     }
 
     /// What a tenant is owed is forgotten.
