@@ -169,11 +169,11 @@ impl IdleShares {
         let mut left = [(0.0, LEFT * LEFT); 2];
         for known in &self.known {
             let stay = self.tells(known, stays);
-            let Some(Launched { at_ends, .. }) = stay.and_then(|stay| stay.launched) else {
+            let Some(Launched { at_ends, off, .. }) = stay.and_then(|stay| stay.launched) else {
                 continue;
             };
             for (left, there) in left.iter_mut().zip([at_ends.0, at_ends.1]) {
-                let (mean, variance) = known.left(there);
+                let (mean, variance) = known.left(there, off);
                 *left = (left.0 + mean, left.1 + variance);
             }
         }

@@ -476,6 +476,7 @@ mod tests {
                             .launched
                             .map(|launched| launched.at_ends)
                             .unwrap_or_default(),
+                        ..Launched::default()
                     });
                     (*tenant, Stay { launched, ..*stay })
                 })

@@ -31,6 +31,8 @@ pub struct Launched {
     pub count: f64,
     /// Whether it was resident, and so at a launch, when the interval began, and when it ended.
     pub at_ends: (bool, bool),
+    /// Standard deviation of how many of them were launched until it ended; that it began with is of the one before.
+    pub off: f64,
 }
 
 /// What tenants did in an interval.
@@ -113,9 +115,14 @@ impl Known {
     }
 
     /// What may be left of its launch at an end of an interval, if it was there: in the mean, and its variance, in ns.
-    pub(super) fn left(&self, there: bool) -> (f64, f64) {
+    pub(super) fn left(&self, there: bool, off: f64) -> (f64, f64) {
+        let off = self.value * off;
         match self.estimate {
-            Estimate::Launch if there => (self.value / 2.0, self.value * self.value / 12.0),
+            Estimate::Launch if there => {
+                let variance = self.value * self.value / 12.0;
+                (self.value / 2.0, variance + off * off)
+            }
+            Estimate::Launch => (0.0, off * off),
             _ => (0.0, 0.0),
         }
     }

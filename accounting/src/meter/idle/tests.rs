@@ -249,6 +249,7 @@ fn who_is_nobodys_is_not_what_is_left_of_launches() {
         let launched = Launched {
             count: f64::from(a_ms) * 5.0,
             at_ends: (true, false),
+            off: 0.0,
         };
         let a = Stay {
             launched: Some(launched),

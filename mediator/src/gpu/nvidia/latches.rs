@@ -1,4 +1,7 @@
-//! What tenants launched between two latches of the counters, by what their channels said then. Pure.
+//! What tenants launched between two latches of the counters, by what their channels said around these. Pure.
+//!
+//! Channels are read at latches themselves where there are many tenants; of two, what they say when they are asked at handovers does: launches between two readings are spread
+//! evenly over the time for which the tenant was there.
 //!
 //! The host engine advances a channel's GP_GET as it takes entries, one for a launch (`progress.rs`). A tenant can write its words, so what is counted here is believed only as
 //! far as [`turnstile_accounting::meter::LaggedShares`] does.
@@ -8,18 +11,29 @@ use std::collections::{BTreeMap, VecDeque};
 use turnstile_accounting::meter::Launched;
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
+use super::launches::Launches;
 use super::progress::{Entries, Words};
+use super::residency::Residency;
 use super::watch::RECORD;
 
-/// Latches that are remembered: an interval is told of up to two of them later.
-const LATCHES: usize = 8;
-/// Words that were read so long before or after an end of an interval are its own. SOURCE: measured on an H200: they are read 0.1 to 0.2 ms after the latch, and the counters' age is
-/// known to 0.1 ms.
-const NEAR: Nanos = Nanos::from_ms(2);
+/// Readings that are remembered: an interval is told of up to half a second later, and a tenant that takes turns is asked twice at each handover.
+const READINGS: usize = 32;
+/// A channel that moved at none of the last so many is read at every such reading only.
+const STILL: usize = 8;
+/// Between two readings the rate of launches changes by such a part of it, as a standard deviation. SOURCE: recordings of pairs on an H200.
+const RATE_VARIES: f64 = 0.01;
+/// Readings before the first one that is needed of which the rate may be.
+const RATE_OF: usize = 4;
+/// What was launched after the last reading is told by the rate before it if that covers so much.
+const RATE_MIN: Nanos = Nanos::from_ms(1);
+/// Who was read at a latch is for so long. SOURCE: latches are 100 ms apart.
+const LATCHED: Nanos = Nanos::from_ms(1_000);
+/// Ends of intervals that are the same one.
+const SAME: Nanos = Nanos::from_ms(1);
 
-/// The channels of a tenant at one latch.
+/// What the channels of a tenant said at some moment.
 #[derive(Debug)]
-struct Latch {
+struct Reading {
     at: Moment,
     said: Vec<(Entries, u32)>,
 }
@@ -27,17 +41,28 @@ struct Latch {
 #[derive(Debug, Default)]
 struct Said {
     generation: u64,
-    /// How often they were read.
+    /// How often they were read at latches, and when last.
     read: usize,
-    latches: VecDeque<Latch>,
+    latched: Option<Moment>,
+    readings: VecDeque<Reading>,
+    /// The end of the last interval that was told, and what was launched until then since which reading.
+    told: Option<(Moment, Moment, f64)>,
 }
 
 impl Said {
     /// Whether a channel moved at none of the latches that are remembered.
     fn is_still(&self, index: usize) -> bool {
-        let mut gets = self.latches.iter().map(|latch| latch.said[index].0.get);
+        let late = self.readings.iter().rev().take(STILL);
+        let mut gets = late.map(|latch| latch.said[index].0.get);
         let first = gets.next();
-        self.latches.len() == LATCHES && gets.all(|get| Some(get) == first)
+        self.read >= STILL && self.readings.len() >= STILL && gets.all(|get| Some(get) == first)
+    }
+
+    fn push(&mut self, at: Moment, said: Vec<(Entries, u32)>) {
+        if self.readings.len() == READINGS {
+            self.readings.pop_front();
+        }
+        self.readings.push_back(Reading { at, said });
     }
 }
 
@@ -45,14 +70,6 @@ impl Said {
 #[derive(Debug, Default)]
 pub(super) struct Latches {
     tenants: BTreeMap<TenantId, Said>,
-}
-
-/// When and for how long a tenant was there in an interval.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Presence {
-    pub(super) resident: Nanos,
-    /// Whether it was when the interval began, and when it ended.
-    pub(super) at_ends: (bool, bool),
 }
 
 impl Latches {
@@ -67,10 +84,10 @@ impl Latches {
             };
         }
         let mut traced = String::new();
-        let all = known.read.is_multiple_of(LATCHES);
+        let all = known.read.is_multiple_of(STILL);
         let read = |index| {
             if !all && known.is_still(index) {
-                return known.latches[LATCHES - 1].said[index];
+                return known.readings[known.readings.len() - 1].said[index];
             }
             let (entries, ring) = words.read(index);
             if log::log_enabled!(target: RECORD, log::Level::Trace) {
@@ -80,56 +97,88 @@ impl Latches {
         };
         let said = (0..words.count()).map(read).collect();
         log::trace!(target: RECORD, "latch {} {}{traced}", tenant.0, at.0);
-        known.read = known.read.wrapping_add(1);
-        if known.latches.len() == LATCHES {
-            known.latches.pop_front();
-        }
-        known.latches.push_back(Latch { at, said });
+        (known.read, known.latched) = (known.read.wrapping_add(1), Some(at));
+        known.push(at, said);
     }
 
-    /// What a tenant launched in an interval, at whose ends its channels were read. `expected` says how often it may have, where one took the whole ring in between.
-    pub(super) fn launched(
-        &self,
+    /// Takes what the channels of a tenant said when it was asked: of those that did not move lately, what they said before. Where they are read at latches, that says more.
+    pub(super) fn heard(
+        &mut self,
+        tenant: TenantId,
+        generation: u64,
+        said: Vec<(Entries, u32)>,
+        at: Moment,
+    ) {
+        let known = self.tenants.entry(tenant).or_default();
+        if known.generation != generation {
+            *known = Said {
+                generation,
+                ..Said::default()
+            };
+        }
+        match known.latched {
+            Some(latched) if at.since(latched) <= LATCHED => return,
+            // What was not asked since is as it was before that.
+            Some(_) => {
+                *known = Said {
+                    generation,
+                    ..Said::default()
+                };
+            }
+            None => {}
+        }
+        known.push(at, said);
+    }
+
+    /// What tenants launched in an interval, as far as it is known.
+    pub(super) fn all_launched(
+        &mut self,
+        (from, to): (Moment, Moment),
+        residency: &Residency,
+        launches: &Launches,
+    ) -> BTreeMap<TenantId, Launched> {
+        let at_ends = [from, to].map(|end| residency.resident_at(end));
+        let there = residency.resident_within(from, to).into_keys().flatten();
+        let launched = |tenant| {
+            let resident = |from, to| residency.resident_of(tenant, from, to);
+            let expected = |resident| launches.expected(tenant, resident);
+            let [began, ended] = at_ends.map(|at_end| at_end == Some(tenant));
+            let told = self.launched(tenant, (from, to), (began, ended), resident, expected);
+            Some((tenant, told?))
+        };
+        there.filter_map(launched).collect()
+    }
+
+    /// What a tenant launched in an interval, by what its channels said before and after its ends. `resident` says how long it was there, `expected` how often it may have launched in such a
+    /// time, where one took the whole ring in between.
+    fn launched(
+        &mut self,
         tenant: TenantId,
         (from, to): (Moment, Moment),
-        presence: Presence,
-        expected: f64,
+        at_ends: (bool, bool),
+        resident: impl Fn(Moment, Moment) -> Nanos,
+        expected: impl Fn(Nanos) -> f64,
     ) -> Option<Launched> {
-        let latches = &self.tenants.get(&tenant)?.latches;
-        let near = |at: Moment| {
-            latches
-                .iter()
-                .find(|latch| latch.at.0.abs_diff(at.0) <= NEAR.0)
-        };
-        let (begin, end) = (near(from)?, near(to)?);
-        let each = begin.said.iter().zip(&end.said);
-        let moved = each.filter(|((before, _), (after, _))| before.get != after.get);
-        let moved: Vec<(u32, u32)> = moved
-            .map(|((before, ring), (after, _))| (after.since(*before, *ring), *ring))
-            .collect();
-        let taken = moved
-            .iter()
-            .map(|(taken, _)| f64::from(*taken))
-            .sum::<f64>();
-        let rounds = match moved[..] {
-            [(_, ring)] => {
-                let ring = f64::from(ring.max(1));
-                ((expected - taken) / ring).round().max(0.0) * ring
+        let known = self.tenants.get_mut(&tenant)?;
+        let told = known
+            .told
+            .filter(|(at, ..)| at.0.abs_diff(from.0) <= SAME.0);
+        let first = told.map_or(from, |(_, since, _)| since);
+        let course = Course::of(&known.readings, first, &resident, &expected);
+        let end = course.until(to, &resident)?;
+        let told = told.and_then(|(_, since, more)| Some(course.total_at(since)? + more));
+        let begin = match told {
+            Some(begin) => begin,
+            None => {
+                let begin = course.until(from, &resident)?;
+                begin.total + begin.more
             }
-            _ => 0.0,
         };
-        let count = taken + rounds;
-        // What was launched between an end and when they were read.
-        let rate = count / presence.resident.0.max(1) as f64;
-        let between = |end: Moment, latch: &Latch, there: bool| match there {
-            true => rate * (end.0 as f64 - latch.at.0 as f64),
-            false => 0.0,
-        };
-        let (began, ended) = presence.at_ends;
-        let count = count + between(to, end, ended) - between(from, begin, began);
+        known.told = Some((to, end.since, end.more));
         Some(Launched {
-            count: count.max(0.0),
-            at_ends: presence.at_ends,
+            count: (end.total + end.more - begin).max(0.0),
+            at_ends,
+            off: end.off,
         })
     }
 
@@ -137,6 +186,102 @@ impl Latches {
     pub(super) fn forget(&mut self, tenant: TenantId) {
         self.tenants.remove(&tenant);
     }
+}
+
+/// What was launched until some moment.
+#[derive(Clone, Copy, Debug)]
+struct Until {
+    /// Until the reading before it, which was then, and since.
+    since: Moment,
+    total: f64,
+    more: f64,
+    /// Standard deviation of that.
+    off: f64,
+}
+
+/// Launches from reading to reading: when, and how many until then.
+struct Course(Vec<(Moment, f64)>);
+
+impl Course {
+    /// From a little before `first`, so that the rate is known there.
+    fn of(
+        readings: &VecDeque<Reading>,
+        first: Moment,
+        resident: impl Fn(Moment, Moment) -> Nanos,
+        expected: impl Fn(Nanos) -> f64,
+    ) -> Self {
+        let after = readings.partition_point(|reading| reading.at <= first);
+        let mut course = Vec::new();
+        let mut total = 0.0;
+        let mut before: Option<&Reading> = None;
+        for reading in readings.range(after.saturating_sub(1 + RATE_OF)..) {
+            if let Some(before) = before {
+                let expected = || expected(resident(before.at, reading.at));
+                total += launches(before, reading, expected);
+            }
+            course.push((reading.at, total));
+            before = Some(reading);
+        }
+        Self(course)
+    }
+
+    fn total_at(&self, at: Moment) -> Option<f64> {
+        let found = self.0.binary_search_by_key(&at, |(at, _)| *at);
+        found.ok().map(|index| self.0[index].1)
+    }
+
+    fn until(&self, at: Moment, resident: impl Fn(Moment, Moment) -> Nanos) -> Option<Until> {
+        let after = self.0.partition_point(|(then, _)| *then <= at);
+        let (since, total) = *self.0.get(after.checked_sub(1)?)?;
+        let there = resident(since, at).0 as f64;
+        let (rate, far) = match self.0.get(after) {
+            Some((next, then)) => {
+                let whole = resident(since, *next).0 as f64;
+                let rate = if whole > 0.0 {
+                    (then - total) / whole
+                } else {
+                    0.0
+                };
+                (rate, there.min(whole - there))
+            }
+            None if there == 0.0 => (0.0, 0.0),
+            None => {
+                let each = self.0.windows(2).rev().map(|pair| {
+                    let whole = resident(pair[0].0, pair[1].0);
+                    (pair[1].1 - pair[0].1, whole)
+                });
+                let (launched, whole) = each.into_iter().find(|(_, whole)| *whole >= RATE_MIN)?;
+                (launched / whole.0 as f64, there)
+            }
+        };
+        Some(Until {
+            since,
+            total,
+            more: rate * there,
+            off: RATE_VARIES * rate * far.max(0.0),
+        })
+    }
+}
+
+/// Launched from one reading to the next.
+fn launches(before: &Reading, after: &Reading, expected: impl Fn() -> f64) -> f64 {
+    let each = before.said.iter().zip(&after.said);
+    let moved = each.filter(|((before, _), (after, _))| before.get != after.get);
+    let moved: Vec<(u32, u32)> = moved
+        .map(|((before, ring), (after, _))| (after.since(*before, *ring), *ring))
+        .collect();
+    let taken = moved
+        .iter()
+        .map(|(taken, _)| f64::from(*taken))
+        .sum::<f64>();
+    let rounds = match moved[..] {
+        [(_, ring)] => {
+            let ring = f64::from(ring.max(1));
+            ((expected() - taken) / ring).round().max(0.0) * ring
+        }
+        _ => 0.0,
+    };
+    taken + rounds
 }
 
 #[cfg(test)]
@@ -164,33 +309,37 @@ mod tests {
         }
     }
 
-    /// Of the interval of 100 ms at whose ends channels were so, read so long after them, and in which A was resident for 80 ms.
+    /// Of the interval from 100 to 200 ms, where channels said this at these times (in ms) and A was resident `there`.
     fn launched(
-        words: [(u64, &[u32]); 2],
-        late_ms: f64,
-        at_ends: (bool, bool),
+        latches: &mut Latches,
+        readings: &[(f64, &[u32])],
+        there: (f64, f64),
         expected: f64,
     ) -> Option<Launched> {
-        let mut latches = Latches::default();
-        for (index, (generation, gets)) in words.into_iter().enumerate() {
-            let at = index as f64 * 100.0 + 100.0 + late_ms * index as f64;
-            latches.read(
-                A,
-                &Channels(generation, gets.to_vec()),
-                Moment((at * MS as f64) as u64),
-            );
+        for (at, gets) in readings {
+            let at = Moment((at * MS as f64) as u64);
+            latches.read(A, &Channels(1, gets.to_vec()), at);
         }
-        let presence = Presence {
-            resident: Nanos(80 * MS),
-            at_ends,
+        let ms = |moment: Moment| moment.0 as f64 / MS as f64;
+        let resident = |from, to| {
+            let part = ms(to).min(there.1) - ms(from).max(there.0);
+            Nanos((part.max(0.0) * MS as f64) as u64)
         };
-        latches.launched(A, (Moment(100 * MS), Moment(200 * MS)), presence, expected)
+        let ends = (Moment(100 * MS), Moment(200 * MS));
+        let at_ends = (there.0 <= 100.0, there.1 > 200.0);
+        latches.launched(A, ends, at_ends, resident, |_| expected)
+    }
+
+    fn count(readings: &[(f64, &[u32])], there: (f64, f64)) -> f64 {
+        let launched = launched(&mut Latches::default(), readings, there, 0.0);
+        launched.unwrap().count
     }
 
     #[test]
-    fn launches_are_counted_from_latch_to_latch() {
+    fn launches_are_counted_from_end_to_end() {
         let count = |before: &[u32], after: &[u32], expected| {
-            let launched = launched([(1, before), (1, after)], 0.0, (false, false), expected);
+            let readings = [(100.0, before), (200.0, after)];
+            let launched = launched(&mut Latches::default(), &readings, (0.0, 300.0), expected);
             launched.unwrap().count
         };
         assert_eq!(count(&[5, 7], &[45, 7], 0.0), 40.0);
@@ -206,52 +355,61 @@ mod tests {
     }
 
     #[test]
-    fn what_was_launched_before_words_were_read_is_not_the_intervals() {
-        let words: [(u64, &[u32]); 2] = [(1, &[0]), (1, &[400])];
-        let late = launched(words, 1.0, (false, true), 0.0).unwrap();
+    fn between_readings_launches_are_where_the_tenant_was() {
+        let late = [(100.0, &[0][..]), (201.0, &[404])];
+        assert!((count(&late, (0.0, 300.0)) - 400.0).abs() < 0.001);
         assert!(
-            (late.count - 395.0).abs() < 0.001 && late.at_ends == (false, true),
-            "{late:?}"
+            (count(&late, (0.0, 190.0)) - 404.0).abs() < 0.001,
+            "it was not there any more"
         );
-        let another = launched(words, 1.0, (true, false), 0.0).unwrap();
+        // Asked at handovers only: 10 a millisecond before 150 ms, none until 160, 8 after it.
+        let asked = [(50.0, &[0][..]), (150.0, &[1_000]), (250.0, &[756])];
+        let readings = launched(&mut Latches::default(), &asked, (0.0, 300.0), 0.0).unwrap();
         assert!(
-            (another.count - 400.0).abs() < 0.001,
-            "it was not there: {another:?}"
+            (readings.count - (500.0 + 390.0)).abs() < 0.001,
+            "{readings:?}"
         );
     }
 
     #[test]
+    fn what_was_told_wrongly_of_an_end_is_told_of_the_next_interval() {
+        let mut latches = Latches::default();
+        let first = [(50.0, &[0][..]), (150.0, &[500])];
+        let first = launched(&mut latches, &first, (0.0, 400.0), 0.0).unwrap();
+        assert!(
+            (first.count - 500.0).abs() < 0.001 && first.off > 1.0,
+            "{first:?}"
+        );
+        latches.read(A, &Channels(1, vec![900]), Moment(250 * MS));
+        latches.read(A, &Channels(1, vec![276]), Moment(350 * MS));
+        let ends = (Moment(200 * MS), Moment(300 * MS));
+        let second = latches.launched(A, ends, (true, true), |from, to| to.since(from), |_| 0.0);
+        // 400 from 250 to 350 ms, so 1,100 until 300, of which 250 and 500 were told.
+        let second = second.unwrap();
+        assert!((second.count - 350.0).abs() < 0.001, "{second:?}");
+    }
+
+    #[test]
     fn nothing_is_said_of_other_channels_and_of_other_times() {
-        assert_eq!(
-            launched([(1, &[0]), (2, &[400])], 0.0, (true, true), 0.0),
-            None
-        );
-        assert_eq!(
-            launched([(1, &[0]), (1, &[400])], 3.0, (true, true), 0.0),
-            None
-        );
-        assert_eq!(
-            Latches::default().launched(
-                A,
-                (Moment(0), Moment(1)),
-                Presence {
-                    resident: Nanos(1),
-                    at_ends: (true, true)
-                },
-                0.0
-            ),
-            None
-        );
+        let mut latches = Latches::default();
+        assert_eq!(launched(&mut latches, &[], (0.0, 300.0), 0.0), None);
+        let late = [(110.0, &[0][..]), (200.0, &[400])];
+        assert_eq!(launched(&mut latches, &late, (0.0, 300.0), 0.0), None);
+        let mut latches = Latches::default();
+        let before = [(40.0, &[0][..]), (90.0, &[100])];
+        assert!(launched(&mut latches, &before, (0.0, 300.0), 0.0).is_some());
+        latches.read(A, &Channels(2, vec![900]), Moment(95 * MS));
+        assert_eq!(launched(&mut latches, &[], (0.0, 300.0), 0.0), None);
     }
 
     #[test]
     fn a_channel_that_stands_still_is_read_now_and_then() {
         let mut latches = Latches::default();
         let mut known = Vec::new();
-        for at in 0..3 * LATCHES {
-            let (moves, begins) = (at as u32, u32::from(at > LATCHES));
+        for at in 0..3 * STILL {
+            let (moves, begins) = (at as u32, u32::from(at > STILL));
             latches.read(A, &Channels(1, vec![moves, begins]), Moment(at as u64));
-            let latch = latches.tenants[&A].latches.back();
+            let latch = latches.tenants[&A].readings.back();
             known.push(latch.map(|latch| (latch.said[0].0.get == moves, latch.said[1].0.get)));
         }
         assert!(
@@ -260,17 +418,14 @@ mod tests {
                 .all(|known| known.is_some_and(|(moves, _)| moves))
         );
         let begins = |at: usize| known[at].map(|(_, begins)| begins);
-        assert_eq!(
-            (begins(LATCHES + 1), begins(2 * LATCHES)),
-            (Some(0), Some(1))
-        );
+        assert_eq!((begins(STILL + 1), begins(2 * STILL)), (Some(0), Some(1)));
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
         let mut latches = Latches::default();
         (0..1_000).for_each(|at| latches.read(A, &Channels(1, vec![at as u32; 8]), Moment(at)));
-        assert_eq!(latches.tenants[&A].latches.len(), LATCHES);
+        assert_eq!(latches.tenants[&A].readings.len(), READINGS);
         latches.forget(A);
         assert!(latches.tenants.is_empty());
     }

@@ -246,7 +246,7 @@ impl Replay {
     /// What a tenant's channels say then.
     fn ask(&mut self, tenant: TenantId, at: u64) {
         let channels = &self.channels[&tenant];
-        let said = self.watch.progress.look(tenant, channels, Moment(at));
+        let said = self.watch.ask(tenant, channels, Moment(at));
         self.said.insert(tenant, said);
     }
 
@@ -392,22 +392,45 @@ fn who_begins_after_a_rest_is_charged_from_the_first_looks_on() {
     assert!(later.values().all(|error| error.abs() <= 0.3));
 }
 
-/// Channels were read at latches. Without, one that has a twelfth of the time pays for what one with nine of them pauses more or less.
+/// A log without its lines that begin so.
+fn without(log: &str, words: &[&str]) -> String {
+    let says = |line: &&str| !words.iter().any(|word| line.starts_with(word));
+    log.lines().filter(says).collect::<Vec<_>>().join("\n")
+}
+
+/// The charge that is furthest off after the first second, in percent.
+fn worst_charge(log: &str) -> f64 {
+    let errors = errors(&Replay::of(log, 0), SECOND..usize::MAX);
+    println!("{errors:.2?}");
+    errors.values().map(|error| error.abs()).fold(0.0, f64::max)
+}
+
+/// Channels were read at latches, and at handovers. Without, one that has a twelfth of the time pays for what one with nine of them pauses more or less.
 #[test]
 fn launches_say_whose_pauses_changed() {
     let log = include_str!("recorded/latches-four.txt");
     within(log, 0, 0.3, 2.0);
-    let without: Vec<&str> = log
-        .lines()
-        .filter(|line| !line.starts_with("latch"))
-        .collect();
-    let worst = |log: &str| {
-        let errors = errors(&Replay::of(log, 0), SECOND..usize::MAX);
-        println!("{errors:.2?}");
-        errors.values().map(|error| error.abs()).fold(0.0, f64::max)
-    };
-    let (with, without) = (worst(log), worst(&without.join("\n")));
-    assert!(with <= 0.5 && without > 2.0, "{with}, {without}");
+    let at_handovers = worst_charge(&without(log, &["latch"]));
+    let never = worst_charge(&without(log, &["latch", "asked", "channel"]));
+    let at_latches = worst_charge(log);
+    assert!(
+        at_latches <= 0.5 && at_handovers <= 0.5 && never > 2.0,
+        "{at_latches}, {at_handovers}, {never}"
+    );
+}
+
+/// Two tenants, 9:1, whose channels were read at handovers alone.
+#[test]
+fn launches_between_handovers_say_whose_pauses_changed() {
+    for log in [
+        include_str!("recorded/asked-50us-50us.txt"),
+        include_str!("recorded/asked-50us-50ms.txt"),
+    ] {
+        within(log, 0, 0.25, 1.5);
+        let never = worst_charge(&without(log, &["asked", "channel"]));
+        let asked = worst_charge(log);
+        assert!(asked <= 0.2 && never > 0.7, "{asked}, {never}");
+    }
 }
 
 /// Others that were recorded, for whoever works on this: their figures are printed.

@@ -295,6 +295,13 @@ impl Residency {
         sums
     }
 
+    /// The same of one.
+    pub fn resident_of(&self, tenant: TenantId, from: Moment, to: Moment) -> Nanos {
+        let own = |(stretch, _): &(&Stretch, Nanos)| stretch.tenant == Some(tenant);
+        let parts = self.within(from, to).filter(own).map(|(_, part)| part.0);
+        Nanos(parts.sum())
+    }
+
     /// Who was resident then.
     pub fn resident_at(&self, at: Moment) -> Option<TenantId> {
         let (stretch, _) = self.within(at, at + Nanos(1)).next()?;

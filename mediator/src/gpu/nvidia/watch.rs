@@ -12,9 +12,9 @@ use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
 use super::hold::Channel;
-use super::latches::{Latches, Presence};
+use super::latches::Latches;
 use super::launches::Launches;
-use super::progress::{Located, Progress, Said};
+use super::progress::{Located, Progress, Said, Words};
 use super::residency::{Edges, Residency, UNTRACKED};
 use super::stops::Stops;
 use super::userd::Place;
@@ -231,6 +231,15 @@ impl Watch {
         if self.idle.is_measured() {
             self.idle.unlearn(tenant);
         }
+    }
+
+    /// Asks a tenant's channels.
+    pub(super) fn ask(&mut self, tenant: TenantId, words: &impl Words, at: Moment) -> Said {
+        let said = self.progress.look(tenant, words, at);
+        if let Some((generation, channels)) = self.progress.heard(tenant) {
+            self.latches.heard(tenant, generation, channels, at);
+        }
+        said
     }
 
     /// Takes what was logged until now; `complete` if nothing was lost behind it.
@@ -582,7 +591,14 @@ impl Watch {
             // What they told since then was of before.
             self.unlearn(tenant);
         }
-        let (residency, stops, measured) = (&self.residency, &self.stops, self.idle.is_measured());
+        let measured = self.idle.is_measured();
+        let launched = measured.then(|| {
+            let span = busy.span(self.idle.lag());
+            self.latches
+                .all_launched(span, &self.residency, &self.launches)
+        });
+        let launched = launched.unwrap_or_default();
+        let (residency, stops) = (&self.residency, &self.stops);
         let earlier = |lag: Nanos| {
             let (from, to) = busy.span(lag);
             let mut resident = residency.resident_within(from, to);
@@ -592,26 +608,14 @@ impl Watch {
             // What was told to make good is as it would have been told without.
             let later_ns: i64 = stopped.values().map(|stopped| stopped.later_ns).sum();
             let nobody = Nanos(nobody.0.saturating_add_signed(later_ns));
-            let at_ends = [from, to].map(|end| residency.resident_at(end));
             let stay = |tenant: TenantId, resident: Nanos| {
                 let stopped = stopped.get(&tenant).copied().unwrap_or_default();
-                let resident = Nanos(resident.0.saturating_add_signed(-stopped.later_ns));
-                let [began, ended] = at_ends.map(|at_end| at_end == Some(tenant));
-                let presence = Presence {
-                    resident,
-                    at_ends: (began, ended),
-                };
-                let expected = self.launches.expected(tenant, resident);
-                let launched = || {
-                    let latches = &self.latches;
-                    latches.launched(tenant, (from, to), presence, expected)
-                };
                 Stay {
-                    resident,
+                    resident: Nanos(resident.0.saturating_add_signed(-stopped.later_ns)),
                     handovers: handovers.get(&tenant).copied().unwrap_or(0),
                     // CAST: not negative; less than the interval.
                     doubt: Nanos(stopped.variance.sqrt() as u64),
-                    launched: measured.then(launched).flatten(),
+                    launched: launched.get(&tenant).copied(),
                 }
             };
             let stays: BTreeMap<TenantId, Stay> = resident

@@ -86,10 +86,7 @@ impl Eyes for Looker<'_> {
         };
         let work = Work::begin();
         let now = self.now();
-        let said = lock(&self.0.watched)
-            .watch
-            .progress
-            .look(tenant, words, now);
+        let said = lock(&self.0.watched).watch.ask(tenant, words, now);
         lock(&self.0.asking).add(&work);
         said
     }

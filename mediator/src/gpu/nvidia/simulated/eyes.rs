@@ -80,7 +80,7 @@ impl Eyes for Daemon {
             return Said::Nothing;
         }
         let (channel, now) = (self.channel(tenant), self.now());
-        self.watch.progress.look(tenant, &channel, now)
+        self.watch.ask(tenant, &channel, now)
     }
 
     fn has_moved(&mut self, tenant: TenantId) -> bool {
