@@ -28,6 +28,9 @@ const RATE_OF: usize = 4;
 const RATE_MIN: Nanos = Nanos::from_ms(1);
 /// Who was read at a latch is for so long. SOURCE: latches are 100 ms apart.
 const LATCHED: Nanos = Nanos::from_ms(1_000);
+/// Readings that lie further apart say nothing of what is between, and nothing is said of later than that after the last one. (Who is alone is not asked.) SOURCE: a turn of two
+/// tenants is shorter than a sixth of a second.
+const APART: Nanos = Nanos::from_ms(300);
 /// Ends of intervals that are the same one.
 const SAME: Nanos = Nanos::from_ms(1);
 
@@ -59,6 +62,10 @@ impl Said {
     }
 
     fn push(&mut self, at: Moment, said: Vec<(Entries, u32)>) {
+        // Two threads ask, each by its own clock's reading.
+        if self.readings.back().is_some_and(|last| last.at >= at) {
+            return;
+        }
         if self.readings.len() == READINGS {
             self.readings.pop_front();
         }
@@ -216,6 +223,9 @@ impl Course {
         let mut before: Option<&Reading> = None;
         for reading in readings.range(after.saturating_sub(1 + RATE_OF)..) {
             if let Some(before) = before {
+                if reading.at.since(before.at) > APART {
+                    course.clear();
+                }
                 let expected = || expected(resident(before.at, reading.at));
                 total += launches(before, reading, expected);
             }
@@ -233,6 +243,9 @@ impl Course {
     fn until(&self, at: Moment, resident: impl Fn(Moment, Moment) -> Nanos) -> Option<Until> {
         let after = self.0.partition_point(|(then, _)| *then <= at);
         let (since, total) = *self.0.get(after.checked_sub(1)?)?;
+        if at.since(since) > APART {
+            return None;
+        }
         let there = resident(since, at).0 as f64;
         let (rate, far) = match self.0.get(after) {
             Some((next, then)) => {
@@ -387,6 +400,30 @@ mod tests {
         // 400 from 250 to 350 ms, so 1,100 until 300, of which 250 and 500 were told.
         let second = second.unwrap();
         assert!((second.count - 350.0).abs() < 0.001, "{second:?}");
+    }
+
+    #[test]
+    fn readings_far_apart_say_nothing() {
+        let ends = (Moment(900 * MS), Moment(1_000 * MS));
+        let whole = |from: Moment, to: Moment| to.since(from);
+        let mut latches = Latches::default();
+        latches.read(A, &Channels(1, vec![0]), Moment(400 * MS));
+        latches.read(A, &Channels(1, vec![500]), Moment(500 * MS));
+        assert_eq!(
+            latches.launched(A, ends, (true, true), whole, |_| 0.0),
+            None,
+            "it is not known how it went on"
+        );
+        latches.read(A, &Channels(1, vec![900]), Moment(1_100 * MS));
+        assert_eq!(
+            latches.launched(A, ends, (true, true), whole, |_| 0.0),
+            None,
+            "nor by what was said afterwards"
+        );
+        let ends = (Moment(1_150 * MS), Moment(1_250 * MS));
+        latches.read(A, &Channels(1, vec![1_000]), Moment(1_300 * MS));
+        let launched = latches.launched(A, ends, (true, true), whole, |_| 0.0);
+        assert_eq!(launched.map(|launched| launched.count), Some(50.0));
     }
 
     #[test]
