@@ -246,7 +246,9 @@ impl Hands {
             owed.retain(|tenant| tenants.get(tenant) != Some(&false));
             let asked = tenants.iter().filter(|(_, hold)| **hold);
             let asked: Vec<TenantId> = asked.map(|(tenant, _)| *tenant).collect();
-            if !tenants.is_empty() {
+            if tenants.is_empty() {
+                self.release_strays(&mut holder, owner);
+            } else {
                 let work = Work::begin();
                 self.carry_out(&mut holder, owner, tenants);
                 lock(&self.wanted).work.add(&work);
@@ -399,6 +401,27 @@ impl Hands {
         owner.runs(tenant);
         if let Err(error) = released {
             log::error!("{error}");
+        }
+    }
+
+    /// Releases whoever is held and by no order ought to be: to the policy he runs, so that nobody else would. It is a bug if there is one.
+    fn release_strays<S: ChannelSwitch, O: Owner>(
+        &self,
+        holder: &mut Holder<S, O::Guardian>,
+        owner: &O,
+    ) {
+        let held = lock(&self.held).clone();
+        let wanted = lock(&self.wanted);
+        let ordered = |tenant: &TenantId| {
+            wanted.to_be_held.contains(tenant) || wanted.tenants.contains_key(tenant)
+        };
+        let strays: Vec<TenantId> = held.into_iter().filter(|of| !ordered(of)).collect();
+        drop(wanted);
+        for tenant in strays {
+            log::error!(
+                "{tenant} was held without an order: it runs again (this is a bug; please report it)"
+            );
+            self.release(holder, owner, tenant);
         }
     }
 

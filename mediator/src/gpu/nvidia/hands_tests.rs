@@ -207,6 +207,7 @@ fn at_a_handover_the_holder_is_off_the_schedule_before_the_next_runs() {
     {
         let mut wanted = lock(&rig.hands.wanted);
         wanted.tenants.extend([(A, true), (B, false)]);
+        wanted.to_be_held = BTreeSet::from([A]);
     }
     rig.settle();
     let events = lock(&rig.fake.events).clone();
@@ -234,6 +235,32 @@ fn made(rig: &Rig, count: u32) -> Vec<Channel> {
     lock(&rig.fake.channels).entry(A).or_default().extend(&new);
     rig.hands.has_more(A);
     new
+}
+
+#[test]
+fn who_is_held_and_was_not_ordered_to_be_runs_again() {
+    let mut rig = Rig::new();
+    rig.start();
+    rig.hands.want(A, true);
+    rig.hands.want(B, true);
+    rig.settle();
+    assert!(rig.hands.is_held(A) && rig.hands.is_held(B));
+    // An order was undone on its way.
+    lock(&rig.hands.wanted).to_be_held.remove(&A);
+    rig.fake.until(|events| events.contains(&Event::Runs(A)));
+    assert!(rig.hands.is_held(B));
+    // Whose memory is away stays held for another reason, and that is no bug.
+    rig.fake.keeps.store(true, Ordering::SeqCst);
+    rig.hands.want(B, false);
+    rig.settle();
+    let renewals = |events: &[Event]| {
+        let renewal = |event: &&Event| **event == Event::Told(Order::Renew);
+        events.iter().filter(renewal).count()
+    };
+    let before = renewals(&lock(&rig.fake.events));
+    rig.fake.until(|events| renewals(events) >= before + 2);
+    assert!(rig.hands.is_held(B) && !rig.hands.is_held(A));
+    assert!(lock(&rig.hands.wanted).to_be_held.contains(&B));
 }
 
 #[test]
