@@ -658,9 +658,14 @@ impl Watch {
         match stays.first_key_value() {
             Some((alone, _)) if measured && stays.len() == 1 => {
                 let idle_ns = idle.0 as f64 - nobody.0 as f64;
-                self.make_good_alone(*alone, idle_ns, span);
+                self.make_good(span, [(*alone, idle_ns)], Residency::owe_idle_alone);
             }
-            _ => self.make_good(span),
+            _ if self.idle.is_measured() => {
+                let mut found = self.idle.found();
+                found.retain(|(tenant, _)| !self.begun.has(*tenant)); // it tells of before
+                self.make_good(span, found, Residency::owe_idle);
+            }
+            _ => {}
         }
         self.believe();
     }
@@ -686,30 +691,18 @@ impl Watch {
         }
     }
 
-    /// What was told of an interval in which one was alone, and so was idle for as long as the engine.
-    fn make_good_alone(&mut self, tenant: TenantId, idle_ns: f64, (from, to): (Moment, Moment)) {
+    /// What was told of an interval is owed, as far as it is known better now: who was idle for how long.
+    fn make_good(
+        &mut self,
+        (from, to): (Moment, Moment),
+        known: impl IntoIterator<Item = (TenantId, f64)>,
+        owe: impl Fn(&mut Residency, TenantId, i64),
+    ) {
         let told = self.residency.told_idle_within(from, to);
-        let told_ns = told.get(&tenant).copied().unwrap_or_default();
-        // CAST: saturates.
-        let more_ns = (idle_ns - told_ns) as i64;
-        self.residency.owe_idle_alone(tenant, more_ns);
-        log::trace!("{tenant} told {told_ns:.0} known {idle_ns:.0}, alone");
-    }
-
-    /// What was told of an interval, and is known better now.
-    fn make_good(&mut self, (from, to): (Moment, Moment)) {
-        if !self.idle.is_measured() {
-            return;
-        }
-        let told = self.residency.told_idle_within(from, to);
-        for (tenant, idle_ns) in self.idle.found() {
-            if self.begun.has(tenant) {
-                continue; // it tells of before
-            }
+        for (tenant, idle_ns) in known {
             let told_ns = told.get(&tenant).copied().unwrap_or_default();
             // CAST: saturates.
-            let more_ns = (idle_ns - told_ns) as i64;
-            self.residency.owe_idle(tenant, more_ns);
+            owe(&mut self.residency, tenant, (idle_ns - told_ns) as i64);
             log::trace!("{tenant} told {told_ns:.0} known {idle_ns:.0}");
         }
     }
