@@ -32,13 +32,17 @@ const PAST: f64 = 0.98;
 
 /// One stands out if those that are not beside it are worse by so much: e to the power of half of it times as unlikely.
 const CLEAR: f64 = 20.0;
-/// Finer steps go on from the one at the end of their range if it is better than the middle by so much.
+/// Launches say who pauses if they foretell better by so much;
+/// finer steps go on from the one at the end of their range if it is better than the middle by so much.
 const BETTER: f64 = 6.0;
 /// Beside it: estimates are much the same.
 const BESIDE: Nanos = Nanos::from_ms(4);
 
 /// What launches say of an interval is believed up to so many standard deviations of a pause: tenants may write what is counted.
 const OFF_MAX: f64 = 2.0;
+
+/// A pause is one's own of which his launches tell such a part.
+const OWN_MIN: f64 = 0.2;
 
 /// Estimates under one lag.
 #[derive(Clone, Debug)]
@@ -69,6 +73,17 @@ pub struct LaggedShares {
     best: Best,
     /// Under the one that was measured, where launches are believed that were counted.
     by_launches: Option<Lagged>,
+}
+
+/// How long a tenant was idle in an interval, as far as is known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Idled {
+    /// Who.
+    pub tenant: TenantId,
+    /// For how long, in ns.
+    pub idle_ns: f64,
+    /// So much of it was a pause, as launches say.
+    pub paused_ns: f64,
 }
 
 /// Which is believed.
@@ -131,8 +146,10 @@ impl LaggedShares {
         idle: Nanos,
         of: impl Fn(Nanos) -> (Nanos, BTreeMap<TenantId, Stay>),
     ) {
+        let patient = self.by_launches_by(BETTER);
         for lagged in self.all() {
             let (nobody, stays) = of(lagged.lag);
+            lagged.shares.be_patient(patient);
             lagged.shares.observe(length, idle, nobody, &stays);
             lagged.misfit = PAST * lagged.misfit + lagged.shares.misfit();
         }
@@ -224,25 +241,67 @@ impl LaggedShares {
 
     /// Whether launches said something of the last interval, and foretell better than residencies.
     pub fn by_launches(&self) -> bool {
+        self.by_launches_by(0.0)
+    }
+
+    /// The same, and better by so much.
+    fn by_launches_by(&self, least: f64) -> bool {
         self.by_launches.as_ref().is_some_and(|by_launches| {
-            by_launches.shares.launched() && by_launches.misfit < self.believed().misfit
+            let better = self.believed().misfit - by_launches.misfit;
+            by_launches.shares.launched() && better > least
         })
     }
 
-    /// How long each tenant was idle in the last interval, in ns, as far as is known now: by what they launched where that foretells better than how long they were there, and
+    /// How long each tenant was idle in the last interval, as far as is known now: by what they launched where that foretells better than how long they were there, and
     /// no further from that than a pause may be. None if the interval said nothing.
-    pub fn found(&self) -> Vec<(TenantId, f64)> {
-        let believed = self.believed();
-        let by_residency = believed.shares.found();
+    pub fn found(&self) -> Vec<Idled> {
+        let by_residency = self.believed().shares.found();
         let by_launches = self.by_launches.as_ref().filter(|_| self.by_launches());
         let by_launches = by_launches.map_or(&[][..], |by_launches| by_launches.shares.found());
-        let found = |found: &Found| {
-            let (tenant, most_ns) = (found.tenant, OFF_MAX * found.pause_ns);
-            let other = by_launches.iter().find(|other| other.tenant == tenant);
-            let off_ns = other.map_or(0.0, |other| other.idle_ns - found.idle_ns);
-            (tenant, found.idle_ns + off_ns.clamp(-most_ns, most_ns))
+        let both = |found: &Found| {
+            let mut others = by_launches.iter();
+            let other = others.find(|other| other.tenant == found.tenant);
+            (*found, other.copied().unwrap_or(*found))
         };
-        by_residency.iter().map(found).collect()
+        let both: Vec<(Found, Found)> = by_residency.iter().map(both).collect();
+        let off = |(found, other): &(Found, Found), less_ns: f64, more_ns: f64| {
+            let most_ns = OFF_MAX * found.pause_ns;
+            (other.idle_ns - found.idle_ns).clamp(-most_ns - less_ns, most_ns + more_ns)
+        };
+        let counted = || both.iter().filter(|(_, other)| other.counted);
+        // Launches are counted from one handover to the next: of whoever paused they tell some of it here.
+        let own_ns =
+            counted().map(|(found, other)| other.idle_ns - found.idle_ns + found.paused_ns);
+        let all_ns: f64 = both.iter().map(|(found, _)| found.paused_ns).sum();
+        let is_others = own_ns.map(|own| own.max(0.0)).sum::<f64>() < OWN_MIN * all_ns;
+        // A pause that was taken for his may be another's, of whom launches say nothing.
+        let taken = |found: &Found| match is_others {
+            true => found.paused_ns.max(0.0),
+            false => 0.0,
+        };
+        let given_ns: f64 = counted().map(|each| -off(each, taken(&each.0), 0.0)).sum();
+        let given_ns = if is_others { given_ns.max(0.0) } else { 0.0 };
+        let idled = |each: &(Found, Found)| {
+            let (found, other) = each;
+            let (off_ns, sure_ns) = if other.counted {
+                let off_ns = off(each, taken(found), 0.0);
+                (off_ns, found.paused_ns + off_ns)
+            } else {
+                let off_ns = off(each, 0.0, given_ns);
+                (off_ns, other.paused_ns.min(given_ns))
+            };
+            Idled {
+                tenant: found.tenant,
+                idle_ns: found.idle_ns + off_ns,
+                // One that residency alone tells of may be anybody's.
+                paused_ns: if by_launches.is_empty() {
+                    0.0
+                } else {
+                    sure_ns.max(0.0)
+                },
+            }
+        };
+        both.iter().map(idled).collect()
     }
 
     /// Whether the lag was measured.
@@ -485,11 +544,14 @@ mod tests {
             shares.observe(Nanos(100 * MS), Nanos(idle), |_| {
                 (Nanos::ZERO, told.clone())
             });
-            for (tenant, found_ns) in shares.found().into_iter().filter(|_| interval >= 30) {
+            for Idled {
+                tenant, idle_ns, ..
+            } in shares.found().into_iter().filter(|_| interval >= 30)
+            {
                 let worked = worked.get(&tenant).copied().unwrap_or(0) as f64;
                 let idle = stays[&tenant].resident.0 as f64 - worked;
                 let (off, whole) = sums.entry(tenant).or_default();
-                (*off, *whole) = (*off + idle - found_ns, *whole + worked);
+                (*off, *whole) = (*off + idle - idle_ns, *whole + worked);
             }
         }
         let percent =
@@ -526,6 +588,48 @@ mod tests {
             Some(if lies { count * some(interval) } else { count })
         });
         assert!(!believed && lied == without, "{lied:?}, {without:?}");
+    }
+
+    /// A has 85 % of two intervals of three and all of the third, pauses for a twentieth of it, and launches all the time; B works, but for 9 ms of the last interval. What is found of it,
+    /// and how much of A's time is believed to be idle after it; where A's launches are counted, or not.
+    fn hiccup(counted: bool) -> (BTreeMap<TenantId, f64>, f64) {
+        let mut shares = LaggedShares::default();
+        shares.measured(Nanos::ZERO);
+        for interval in 0..=60 {
+            let alone = interval % 3 == 2;
+            let own = if alone { 100 * MS } else { 85 * MS };
+            let launched = Launched {
+                count: own as f64 / 210_000.0,
+                at_ends: (true, true),
+                ..Launched::default()
+            };
+            let stay = |resident, launched| Stay {
+                resident: Nanos(resident),
+                launched,
+                ..Stay::default()
+            };
+            let mut stays = BTreeMap::from([(A, stay(own, counted.then_some(launched)))]);
+            if !alone {
+                stays.insert(B, stay(100 * MS - own, None));
+            }
+            let paused = if interval == 60 { 9 * MS } else { 0 };
+            let idle = Nanos(own / 20 + paused);
+            shares.observe(Nanos(100 * MS), idle, |_| (Nanos::ZERO, stays.clone()));
+        }
+        let found = shares.found();
+        let found = found.iter().map(|idled| (idled.tenant, idled.idle_ns));
+        (found.collect(), shares.shares().fraction(A))
+    }
+
+    #[test]
+    fn a_pause_is_not_blamed_on_one_who_launched_on() {
+        let (found, fraction) = hiccup(true);
+        let own = 85.0 * MS as f64 / 20.0;
+        assert!((found[&A] - own).abs() < 300_000.0, "{found:?}");
+        assert!((found[&B] - 9.0 * MS as f64).abs() < 300_000.0, "{found:?}");
+        assert!((fraction - 0.05).abs() < 0.002, "{fraction}");
+        let (found, fraction) = hiccup(false);
+        assert!(found.is_empty() && fraction > 0.1, "{found:?} {fraction}");
     }
 
     /// Who says that he launches half as much beside others as alone is believed to pause for longer, but by no more than a pause may be.

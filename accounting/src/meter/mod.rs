@@ -14,7 +14,7 @@ mod polled;
 
 pub use events::EventMeter;
 pub use idle::{IdleShares, Launched, Stay};
-pub use lag::LaggedShares;
+pub use lag::{Idled, LaggedShares};
 pub use pace::Pace;
 pub use phases::{ChannelCount, PhasePlan, Phases};
 pub use polled::PolledMeter;

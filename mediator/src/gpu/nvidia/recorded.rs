@@ -426,11 +426,20 @@ fn launches_between_handovers_say_whose_pauses_changed() {
         include_str!("recorded/asked-50us-50us.txt"),
         include_str!("recorded/asked-50us-50ms.txt"),
     ] {
-        within(log, 0, 0.25, 1.5);
+        within(log, 0, 0.25, 2.0);
         let never = worst_charge(&without(log, &["asked", "channel"]));
         let asked = worst_charge(log);
         assert!(asked <= 0.2 && never > 0.7, "{asked}, {never}");
     }
+}
+
+/// One with a tenth of the time had a pause of 9 ms (simulated: it was put into the recording), and the other, whose launches are counted, went on.
+#[test]
+fn a_pause_is_not_charged_and_not_blamed_on_another() {
+    let log = include_str!("recorded/paused-200us-50ms.txt");
+    let never = worst_charge(&without(log, &["asked", "channel"]));
+    let asked = worst_charge(log);
+    assert!(asked <= 0.4 && never > 1.5, "{asked}, {never}");
 }
 
 /// Others that were recorded, for whoever works on this: their figures are printed.

@@ -84,6 +84,8 @@ const UNTRACKED_MAX: usize = 1024;
 /// SOURCE: replays of 55 recorded pairs, 6 s each: charges of 110 tenants are off by 0.128 % (root of the mean square) with 2 ms, 0.130 with 1.5, 0.128 with 3, 0.147 with 5, 0.177
 /// without.
 const OWED_MAX_NS: i64 = 2_000_000;
+/// And so much more of pauses of which launches say whose they were.
+const OWED_SURE_NS: i64 = 20_000_000;
 /// The same of one who is alone, of whom counters say all; as long as that lasts. It is told two intervals of the counters later at most.
 const OWED_ALONE_NS: i64 = 300_000_000;
 
@@ -115,6 +117,25 @@ struct Stretch {
     idle: Nanos,
 }
 
+/// What a tenant was told wrongly.
+#[derive(Clone, Copy, Debug, Default)]
+struct Owed {
+    /// It was idle for so much longer, in ns; negative: less.
+    ns: i64,
+    /// So much more than [`OWED_MAX_NS`] may be owed, as launches say of whose pause it was.
+    sure_ns: i64,
+}
+
+impl Owed {
+    const fn most_ns(self) -> i64 {
+        OWED_MAX_NS + self.sure_ns
+    }
+
+    fn add(&mut self, more_ns: i64, most_ns: i64) {
+        self.ns = self.ns.saturating_add(more_ns).clamp(-most_ns, most_ns);
+    }
+}
+
 /// Turns records into the event meter's engine states.
 #[derive(Debug)]
 pub struct Residency {
@@ -131,8 +152,8 @@ pub struct Residency {
     idle_at_handover: BTreeMap<TenantId, Nanos>,
     /// Fraction in which the engine processes launches.
     launching: BTreeMap<TenantId, f64>,
-    /// Whoever was idle for so much longer than was told, in ns; negative: less. It is made good in what is told next.
-    owed_ns: BTreeMap<TenantId, i64>,
+    /// Made good in what is told next.
+    owed: BTreeMap<TenantId, Owed>,
     /// Who was stopped in the middle of his work when he was last resident.
     stopped: BTreeSet<TenantId>,
     /// What was told last.
@@ -153,7 +174,7 @@ impl Residency {
             handovers: VecDeque::new(),
             idle_at_handover: BTreeMap::new(),
             launching: BTreeMap::new(),
-            owed_ns: BTreeMap::new(),
+            owed: BTreeMap::new(),
             stopped: BTreeSet::new(),
             state: None,
             engine,
@@ -184,7 +205,7 @@ impl Residency {
         self.idle.remove(&tenant);
         self.idle_at_handover.remove(&tenant);
         self.launching.remove(&tenant);
-        self.owed_ns.remove(&tenant);
+        self.owed.remove(&tenant);
         self.held.remove(&tenant);
         self.stopped.remove(&tenant);
         let gone = self.tenants.extract_if(.., |_, of| *of == tenant);
@@ -225,24 +246,23 @@ impl Residency {
         self.idle_at_handover.insert(tenant, idle);
     }
 
-    /// A tenant was idle for so much longer than was told; negative: less.
-    pub fn owe_idle(&mut self, tenant: TenantId, more_ns: i64) {
-        self.owe(tenant, more_ns, OWED_MAX_NS);
+    /// A tenant was idle for so much longer than was told; negative: less. Of that `sure_ns` was a pause that was certainly his.
+    pub fn owe_idle(&mut self, tenant: TenantId, more_ns: i64, sure_ns: i64) {
+        let owed = self.owed.entry(tenant).or_default();
+        // What was made good of it is over.
+        owed.sure_ns = (owed.sure_ns.min(owed.ns.abs()) + sure_ns).min(OWED_SURE_NS);
+        owed.add(more_ns, owed.most_ns());
     }
 
     /// The same of one who was alone, which is all that was told wrongly.
     pub fn owe_idle_alone(&mut self, tenant: TenantId, more_ns: i64) {
-        self.owe(tenant, more_ns, OWED_ALONE_NS);
-    }
-
-    fn owe(&mut self, tenant: TenantId, more_ns: i64, most_ns: i64) {
-        let owed = self.owed_ns.entry(tenant).or_default();
-        *owed = owed.saturating_add(more_ns).clamp(-most_ns, most_ns);
+        let owed = self.owed.entry(tenant).or_default();
+        owed.add(more_ns, OWED_ALONE_NS);
     }
 
     /// What a tenant is owed is forgotten.
     pub fn owe_nothing(&mut self, tenant: TenantId) {
-        self.owed_ns.remove(&tenant);
+        self.owed.remove(&tenant);
     }
 
     /// For how long each tenant was told to be idle while it was resident within an interval of the last two seconds, without what was made good.
@@ -337,13 +357,9 @@ impl Residency {
         let (at, pid) = (record.at, record.pid);
         self.settle(at, events);
         let owner = self.owner(pid);
-        for (_, owed) in self
-            .owed_ns
-            .iter_mut()
-            .filter(|(other, _)| **other != owner)
-        {
+        for (_, owed) in self.owed.iter_mut().filter(|(other, _)| **other != owner) {
             // He is not alone any more.
-            *owed = (*owed).clamp(-OWED_MAX_NS, OWED_MAX_NS);
+            owed.add(0, owed.most_ns());
         }
         let tracked = self.tenants.contains_key(&pid);
         if !tracked && (self.untracked.len() < UNTRACKED_MAX || self.untracked.contains_key(&pid)) {
@@ -541,12 +557,12 @@ impl Residency {
 
     /// How long to tell of a stretch as idle, which would be so much of it, so that what is owed is less.
     fn make_good(&mut self, tenant: TenantId, usual: Nanos, length: Nanos) -> Nanos {
-        let Some(owed) = self.owed_ns.get_mut(&tenant) else {
+        let Some(owed) = self.owed.get_mut(&tenant) else {
             return usual;
         };
-        let idle = Nanos(usual.0.saturating_add_signed(*owed)).min(length);
+        let idle = Nanos(usual.0.saturating_add_signed(owed.ns)).min(length);
         // CAST: at most what is owed.
-        *owed -= idle.0.cast_signed() - usual.0.cast_signed();
+        owed.ns -= idle.0.cast_signed() - usual.0.cast_signed();
         idle
     }
 

@@ -655,15 +655,22 @@ impl Watch {
             let at_handover = |tenant| shares.at_handover(tenant);
             self.launches.observe(span, count, &stays, at_handover);
         }
+        let told = self.residency.told_idle_within(span.0, span.1);
         match stays.first_key_value() {
             Some((alone, _)) if measured && stays.len() == 1 => {
                 let idle_ns = idle.0 as f64 - nobody.0 as f64;
-                self.make_good(span, [(*alone, idle_ns)], Residency::owe_idle_alone);
+                let more_ns = more(&told, *alone, idle_ns);
+                self.residency.owe_idle_alone(*alone, more_ns);
             }
             _ if self.idle.is_measured() => {
-                let mut found = self.idle.found();
-                found.retain(|(tenant, _)| !self.begun.has(*tenant)); // it tells of before
-                self.make_good(span, found, Residency::owe_idle);
+                let found = self.idle.found().into_iter();
+                // Of who begins it tells of before.
+                for idled in found.filter(|idled| !self.begun.has(idled.tenant)) {
+                    let more_ns = more(&told, idled.tenant, idled.idle_ns);
+                    // CAST: saturates.
+                    let sure_ns = idled.paused_ns as i64;
+                    self.residency.owe_idle(idled.tenant, more_ns, sure_ns);
+                }
             }
             _ => {}
         }
@@ -688,22 +695,6 @@ impl Watch {
         let deviation_ns = variance.sum::<f64>().sqrt();
         for tenant in self.stops.by_words(from, to) {
             self.progress.contradicted(tenant, more_ns, deviation_ns);
-        }
-    }
-
-    /// What was told of an interval is owed, as far as it is known better now: who was idle for how long.
-    fn make_good(
-        &mut self,
-        (from, to): (Moment, Moment),
-        known: impl IntoIterator<Item = (TenantId, f64)>,
-        owe: impl Fn(&mut Residency, TenantId, i64),
-    ) {
-        let told = self.residency.told_idle_within(from, to);
-        for (tenant, idle_ns) in known {
-            let told_ns = told.get(&tenant).copied().unwrap_or_default();
-            // CAST: saturates.
-            owe(&mut self.residency, tenant, (idle_ns - told_ns) as i64);
-            log::trace!("{tenant} told {told_ns:.0} known {idle_ns:.0}");
         }
     }
 
@@ -770,6 +761,14 @@ impl Watch {
             }
         }
     }
+}
+
+/// For how much longer a tenant was idle than was told, in ns.
+fn more(told: &BTreeMap<TenantId, f64>, tenant: TenantId, known_ns: f64) -> i64 {
+    let told_ns = told.get(&tenant).copied().unwrap_or_default();
+    log::trace!("{tenant} told {told_ns:.0} known {known_ns:.0}");
+    // CAST: saturates.
+    (known_ns - told_ns) as i64
 }
 
 #[cfg(test)]

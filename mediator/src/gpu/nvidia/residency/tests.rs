@@ -334,7 +334,7 @@ fn what_was_told_wrongly_is_made_good_in_what_is_told_next() {
     let ran = |owed_us: i64| {
         let mut residency = residency();
         residency.set_idle_fraction(A, 0.1);
-        residency.owe_idle(A, owed_us * 1000);
+        residency.owe_idle(A, owed_us * 1000, 0);
         let ran = ran_ms(&mut residency, 50);
         let told = residency.told_idle_within(Moment(0), Moment(50_000_000));
         assert!((told[&A] - 5e6).abs() < 10.0, "what was believed: {told:?}");
@@ -348,7 +348,7 @@ fn what_was_told_wrongly_is_made_good_in_what_is_told_next() {
     assert_eq!(ran(900_000), 43.0, "no more than that");
     assert_eq!(ran(-900_000), 47.0);
     let mut residency = residency();
-    residency.owe_idle(A, -1_000_000);
+    residency.owe_idle(A, -1_000_000, 0);
     assert_eq!(
         ran_ms(&mut residency, 50),
         50.0,
@@ -369,7 +369,7 @@ fn of_one_who_is_alone_all_that_was_told_wrongly_is_made_good_until_another_come
     for (owed_ns, left_ns) in [(-40_000_000, -2_000_000), (40_000_000, 2_000_000)] {
         residency.owe_nothing(A);
         residency.owe_idle_alone(A, owed_ns);
-        assert_eq!(residency.owed_ns[&A], owed_ns);
+        assert_eq!(residency.owed[&A].ns, owed_ns);
         let seq = residency.next_record.unwrap_or_default();
         let comes = SwitchRecord {
             seq,
@@ -379,8 +379,31 @@ fn of_one_who_is_alone_all_that_was_told_wrongly_is_made_good_until_another_come
             change: Change::Active,
         };
         residency.take(&comes, &mut Vec::new());
-        assert_eq!(residency.owed_ns[&A], left_ns, "he is not alone any more");
+        assert_eq!(residency.owed[&A].ns, left_ns, "he is not alone any more");
     }
+}
+
+#[test]
+fn a_pause_that_was_certainly_his_is_made_good_whoever_comes() {
+    let mut residency = residency();
+    residency.owe_idle(A, 9_000_000, 8_000_000);
+    let comes = SwitchRecord {
+        seq: residency.next_record.unwrap_or_default(),
+        at: Moment(1_000_000),
+        pid: 20,
+        context: 20,
+        change: Change::Active,
+    };
+    residency.take(&comes, &mut Vec::new());
+    assert_eq!(residency.owed[&A].ns, 9_000_000);
+    // More of the other kind is owed no further.
+    residency.owe_idle(A, 5_000_000, 0);
+    assert_eq!(residency.owed[&A].ns, 10_000_000);
+    residency.owe_nothing(A);
+    residency.owe_idle(A, 9_000_000, 0);
+    assert_eq!(residency.owed[&A].ns, 2_000_000);
+    residency.owe_idle(A, 300_000_000, 300_000_000);
+    assert_eq!(residency.owed[&A].ns, 22_000_000);
 }
 
 #[test]
