@@ -436,7 +436,7 @@ fn launches_between_handovers_say_whose_pauses_changed() {
 /// One with a tenth of the time had a pause of 9 ms (simulated: it was put into the recording), and the other, whose launches are counted, went on.
 #[test]
 fn a_pause_is_not_charged_and_not_blamed_on_another() {
-    let log = include_str!("recorded/paused-200us-50ms.txt");
+    let log = include_str!("recorded/simulated-pause-200us-50ms.txt");
     let never = worst_charge(&without(log, &["asked", "channel"]));
     let asked = worst_charge(log);
     assert!(asked <= 0.4 && never > 1.5, "{asked}, {never}");
