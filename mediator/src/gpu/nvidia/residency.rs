@@ -250,7 +250,8 @@ impl Residency {
     pub fn owe_idle(&mut self, tenant: TenantId, more_ns: i64, sure_ns: i64) {
         let owed = self.owed.entry(tenant).or_default();
         // What was made good of it is over.
-        owed.sure_ns = (owed.sure_ns.min(owed.ns.abs()) + sure_ns).min(OWED_SURE_NS);
+        let left_ns = owed.sure_ns.min(owed.ns.abs());
+        owed.sure_ns = left_ns.saturating_add(sure_ns).min(OWED_SURE_NS);
         owed.add(more_ns, owed.most_ns());
     }
 
