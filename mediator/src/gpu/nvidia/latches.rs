@@ -53,6 +53,13 @@ struct Said {
 }
 
 impl Said {
+    fn of(generation: u64) -> Self {
+        Self {
+            generation,
+            ..Self::default()
+        }
+    }
+
     /// Whether a channel moved at none of the latches that are remembered.
     fn is_still(&self, index: usize) -> bool {
         let late = self.readings.iter().rev().take(STILL);
@@ -82,14 +89,7 @@ pub(super) struct Latches {
 impl Latches {
     /// Takes what the channels of a tenant say at a latch: those that moved lately, and all of them now and then.
     pub(super) fn read(&mut self, tenant: TenantId, words: &impl Words, at: Moment) {
-        let generation = words.generation();
-        let known = self.tenants.entry(tenant).or_default();
-        if known.generation != generation {
-            *known = Said {
-                generation,
-                ..Said::default()
-            };
-        }
+        let known = self.known(tenant, words.generation());
         let mut traced = String::new();
         let all = known.read.is_multiple_of(STILL);
         let read = |index| {
@@ -113,28 +113,27 @@ impl Latches {
         &mut self,
         tenant: TenantId,
         generation: u64,
-        said: Vec<(Entries, u32)>,
+        said: impl Iterator<Item = (Entries, u32)>,
         at: Moment,
     ) {
+        let known = self.known(tenant, generation);
+        if let Some(latched) = known.latched {
+            if at.since(latched) <= LATCHED {
+                return;
+            }
+            // What was not asked since is as it was before that.
+            *known = Said::of(generation);
+        }
+        known.push(at, said.collect());
+    }
+
+    /// What the channels of a tenant said, if they are those of before.
+    fn known(&mut self, tenant: TenantId, generation: u64) -> &mut Said {
         let known = self.tenants.entry(tenant).or_default();
         if known.generation != generation {
-            *known = Said {
-                generation,
-                ..Said::default()
-            };
+            *known = Said::of(generation);
         }
-        match known.latched {
-            Some(latched) if at.since(latched) <= LATCHED => return,
-            // What was not asked since is as it was before that.
-            Some(_) => {
-                *known = Said {
-                    generation,
-                    ..Said::default()
-                };
-            }
-            None => {}
-        }
-        known.push(at, said);
+        known
     }
 
     /// What tenants launched in an interval, as far as it is known.
@@ -259,11 +258,11 @@ impl Course {
             }
             None if there == 0.0 => (0.0, 0.0),
             None => {
-                let each = self.0.windows(2).rev().map(|pair| {
+                let mut each = self.0.windows(2).rev().map(|pair| {
                     let whole = resident(pair[0].0, pair[1].0);
                     (pair[1].1 - pair[0].1, whole)
                 });
-                let (launched, whole) = each.into_iter().find(|(_, whole)| *whole >= RATE_MIN)?;
+                let (launched, whole) = each.find(|(_, whole)| *whole >= RATE_MIN)?;
                 (launched / whole.0 as f64, there)
             }
         };
@@ -375,7 +374,7 @@ mod tests {
             (count(&late, (0.0, 190.0)) - 404.0).abs() < 0.001,
             "it was not there any more"
         );
-        // Asked at handovers only: 10 a millisecond before 150 ms, none until 160, 8 after it.
+        // Asked at handovers only: 10 a millisecond before 150 ms, 7.8 after it (once around the ring).
         let asked = [(50.0, &[0][..]), (150.0, &[1_000]), (250.0, &[756])];
         let readings = launched(&mut Latches::default(), &asked, (0.0, 300.0), 0.0).unwrap();
         assert!(

@@ -328,11 +328,14 @@ pub(super) struct Progress {
 
 impl Progress {
     /// What a tenant's channels said when they were last read, and of which they are; nothing if they are not believed.
-    pub(super) fn heard(&self, tenant: TenantId) -> Option<(u64, Vec<(Entries, u32)>)> {
+    pub(super) fn heard(
+        &self,
+        tenant: TenantId,
+    ) -> Option<(u64, impl Iterator<Item = (Entries, u32)> + '_)> {
         let heard = self.tenants.get(&tenant)?;
         let channels = heard.channels.iter();
         let said = channels.map(|channel| (channel.entries, channel.ring));
-        (heard.mistakes <= MISTAKES_MAX).then(|| (heard.generation, said.collect()))
+        (heard.mistakes <= MISTAKES_MAX).then_some((heard.generation, said))
     }
 
     /// Reads a tenant's channels.

@@ -655,24 +655,8 @@ impl Watch {
             let at_handover = |tenant| shares.at_handover(tenant);
             self.launches.observe(span, count, &stays, at_handover);
         }
-        let told = self.residency.told_idle_within(span.0, span.1);
-        match stays.first_key_value() {
-            Some((alone, _)) if measured && stays.len() == 1 => {
-                let idle_ns = idle.0 as f64 - nobody.0 as f64;
-                let more_ns = more(&told, *alone, idle_ns);
-                self.residency.owe_idle_alone(*alone, more_ns);
-            }
-            _ if self.idle.is_measured() => {
-                let found = self.idle.found().into_iter();
-                // Of who begins it tells of before.
-                for idled in found.filter(|idled| !self.begun.has(idled.tenant)) {
-                    let more_ns = more(&told, idled.tenant, idled.idle_ns);
-                    // CAST: saturates.
-                    let sure_ns = idled.paused_ns as i64;
-                    self.residency.owe_idle(idled.tenant, more_ns, sure_ns);
-                }
-            }
-            _ => {}
+        if measured {
+            self.make_good(span, idle.0 as f64 - nobody.0 as f64, &stays);
         }
         self.believe();
     }
@@ -695,6 +679,29 @@ impl Watch {
         let deviation_ns = variance.sum::<f64>().sqrt();
         for tenant in self.stops.by_words(from, to) {
             self.progress.contradicted(tenant, more_ns, deviation_ns);
+        }
+    }
+
+    /// What was told of an interval, in which residents were idle for so long, is owed as far as it is known better now.
+    fn make_good(
+        &mut self,
+        (from, to): (Moment, Moment),
+        idle_ns: f64,
+        stays: &BTreeMap<TenantId, Stay>,
+    ) {
+        let told = self.residency.told_idle_within(from, to);
+        if let (1, Some((alone, _))) = (stays.len(), stays.first_key_value()) {
+            let more_ns = more(&told, *alone, idle_ns);
+            return self.residency.owe_idle_alone(*alone, more_ns);
+        }
+        for idled in self.idle.found() {
+            if self.begun.has(idled.tenant) {
+                continue; // it tells of before
+            }
+            let more_ns = more(&told, idled.tenant, idled.idle_ns);
+            // CAST: saturates.
+            let sure_ns = idled.paused_ns as i64;
+            self.residency.owe_idle(idled.tenant, more_ns, sure_ns);
         }
     }
 
