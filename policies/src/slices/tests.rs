@@ -260,6 +260,69 @@ fn an_unused_turn_is_the_next_ones() {
     assert_eq!(period(&mut policy, 2_000_000, 7_000_000, &used), [A, B]);
 }
 
+/// Two that wait all the time, until A, in a turn of his, does nothing for `pause` ns, and B is let in. Who has turns from then on, and for how long.
+fn pausing(pause: u64) -> Vec<(TenantId, u64)> {
+    let mut policy = policy(&[100, 100]);
+    let frame = SECOND / FRAMES;
+    let (mut now, mut turns) = (0, Vec::new());
+    let mut step = |policy: &mut Slices, to: u64, who: TenantId, a_waits: bool| {
+        let parts = [(A, a_waits), (B, true)];
+        let used = |id| if id == who { to - now } else { 0 };
+        period(
+            policy,
+            now,
+            to,
+            &parts.map(|(id, waits)| (id, used(id), waits)),
+        );
+        now = to;
+        policy.turn.map(|turn| turn.holder)
+    };
+    let mut holder = step(&mut policy, 1_000_000, A, true);
+    while let Some(at) = policy.decide_at().filter(|at| at.0 <= 6 * frame) {
+        holder = step(&mut policy, at.0, holder.unwrap(), true);
+    }
+    // A frame begins.
+    assert_eq!(holder, Some(A));
+    holder = step(&mut policy, 6 * frame + 20_000_000, A, true);
+    assert_eq!(holder, Some(A));
+    assert_eq!(policy.ran_dry(&[B]), Some(B));
+    let mut at = 6 * frame + 20_000_000;
+    for _ in 0..pause / 5_000_000 {
+        at += 5_000_000;
+        step(&mut policy, at, B, false);
+    }
+    holder = step(&mut policy, at + 1_000_000, B, true);
+    at += 1_000_000;
+    while at < 9 * frame {
+        let to = policy.decide_at().unwrap().0;
+        turns.push((holder.unwrap(), to - at));
+        holder = step(&mut policy, to, holder.unwrap(), true);
+        at = to;
+    }
+    turns
+}
+
+#[test]
+fn who_pauses_for_a_moment_has_the_rest_of_his_turn_and_turns_go_on_in_their_order() {
+    let turns = pausing(10_000_000);
+    let holders: Vec<TenantId> = turns.iter().map(|turn| turn.0).collect();
+    assert_eq!(holders, [A, B, A, B, A, B], "{turns:?}");
+    // A had 20 ms, and B 11 meanwhile.
+    let (rest, other) = (turns[0].1, turns[1].1);
+    assert!(rest.abs_diff(63_333_333) <= 5_000_000, "{turns:?}");
+    assert!(other.abs_diff(72_333_333) <= 5_000_000, "{turns:?}");
+    // Who was away for longer is not owed what he did not want.
+    let turns = pausing(50_000_000);
+    let of = |id| -> u64 {
+        turns
+            .iter()
+            .filter(|turn| turn.0 == id)
+            .map(|turn| turn.1)
+            .sum()
+    };
+    assert!(of(A).abs_diff(of(B)) <= 5_000_000, "{turns:?}");
+}
+
 #[test]
 fn who_begins_to_wait_has_his_slice_at_once_and_the_holder_gets_the_rest_of_his() {
     let mut policy = policy(&[100, 100, 100]);
