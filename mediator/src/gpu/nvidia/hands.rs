@@ -191,6 +191,10 @@ impl Hands {
         lock(&self.held).contains(&tenant)
     }
 
+    pub(super) fn is_anyone_held(&self) -> bool {
+        !lock(&self.held).is_empty()
+    }
+
     /// Whether somebody is being held or released: what the engine does meanwhile says nothing.
     pub(super) fn is_moving(&self) -> bool {
         let wanted = lock(&self.wanted);

@@ -1,7 +1,7 @@
 //! What tenants launched between two latches of the counters, by what their channels said around these. Pure.
 //!
-//! Channels are read at latches themselves where there are many tenants; of two, what they say when they are asked at handovers does: launches between two readings are spread
-//! evenly over the time for which the tenant was there.
+//! Channels are read at latches where there are many tenants. Two are asked at handovers, and whoever is on the engine at latches (decision 043): launches between two readings are
+//! spread evenly over the time for which the tenant was there.
 //!
 //! The host engine advances a channel's GP_GET as it takes entries, one for a launch (`progress.rs`). A tenant can write its words, so what is counted here is believed only as
 //! far as [`turnstile_accounting::meter::LaggedShares`] does.

@@ -34,9 +34,9 @@ const AGAIN_WITHIN: u32 = 5;
 
 /// What our own calls count, in launches. SOURCE: measured: of pairs, by least squares over 309 intervals, 8.5 for a handover and 8.4 for 100 ms,
 /// 16 for 100 ms in which nobody launched; by 242 others, six for a reading of the status register.
-const OWN_HANDOVER: f64 = 8.5;
-const OWN_READING: f64 = 6.0;
-const OWN_INTERVAL: (f64, Nanos) = (12.0, Nanos::from_ms(100));
+pub(super) const OWN_HANDOVER: f64 = 8.5;
+pub(super) const OWN_READING: f64 = 6.0;
+pub(super) const OWN_INTERVAL: (f64, Nanos) = (12.0, Nanos::from_ms(100));
 
 /// What is kept of what words said, from one interval to the next.
 const WORDS_KEPT: f64 = 0.8;

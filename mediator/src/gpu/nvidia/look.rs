@@ -144,6 +144,13 @@ pub(super) fn glance<E: Eyes, T>(eyes: &mut E, read: impl FnOnce(&mut E) -> T) -
     read
 }
 
+/// At a latch of the counters: who is on the engine is asked what he launched until then. (Who is held has launched nothing since he was asked last.)
+pub(super) fn at_latch(eyes: &mut impl Eyes) {
+    if let Some(tenant) = free_resident(eyes) {
+        eyes.ask(tenant);
+    }
+}
+
 /// What the channels of one on the engine say, and when, if that leaves a doubt whether he has work.
 fn doubt(eyes: &mut impl Eyes, tenant: TenantId) -> Option<(Said, Moment)> {
     let at = eyes.now();

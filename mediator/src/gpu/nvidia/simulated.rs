@@ -4,7 +4,10 @@
 mod age;
 mod alone;
 mod bursty;
+mod engine;
 mod eyes;
+mod pauses;
+mod restless;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -15,327 +18,26 @@ use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
 use turnstile_vmm::gate::GateState;
 
 use super::device::{ALONE, FIRST_SLICE, PERIOD, QUIET, TICK};
-use super::events::{Change, SwitchRecord};
+use super::launches::OWN_HANDOVER;
 use super::look::{self, Eyes};
-use super::residency::Edges;
-use super::utilisation::Busy;
 use super::watch::{SETTLED, Watch};
-use crate::bench::bursts::{Burst, bursts};
 use crate::bench::entitlement::entitlement;
 use crate::bench::matrix::{self, Length, Pattern};
 use crate::bench::windows::worst;
 use crate::mediation::{Activity, COMPUTE, Mediation};
+use engine::{Engine, Load, STEP, Tenant};
 
-/// The simulation's step.
-const STEP: u64 = 5_000;
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
-/// From the one saved to the next active. SOURCE: measured: 84 us; of the rest, [`Edges::H200`].
-const SWITCH: u64 = 85 * US;
 /// Counters are so much older than their time stamps, in one run after the other. SOURCE: measured: 7.5, 10, 26, 64, 67, 91 ms.
 const LAGS: [u64; 6] = [17 * MS, 64 * MS, 7 * MS, 91 * MS, 26 * MS, 10 * MS];
-const EDGES: Edges = Edges::H200;
-/// A time slice of the hardware. SOURCE: facts sheet section 1.
-const TIME_SLICE: u64 = 2_048 * US;
 /// A call that suspends, takes off the schedule or resumes, and when that takes effect. SOURCE: measured on an H200: 370 us and
 /// 330 us in handovers, with 300 and 280 until the engine does it.
 const CALL: u64 = 370 * US;
 const TAKES: u64 = 290 * US;
 /// As the device's.
 const ARRIVAL: u64 = 2 * MS;
-
-/// A tenant that launches and waits.
-#[derive(Clone, Copy, Debug)]
-struct Load {
-    weight: u32,
-    /// Of a kernel alone.
-    kernel: u64,
-    /// From its end to the next launch, without work for the engine.
-    gap: u64,
-    /// It begins at this time; before, its context is made, which takes the engine for a moment.
-    start: u64,
-    /// It has the bursts of the bench, by this seed; none: it launches all the time.
-    bursts: Option<u64>,
-}
-
-impl Load {
-    const fn busy(weight: u32, kernel_us: u64) -> Self {
-        Self {
-            weight,
-            kernel: kernel_us * US,
-            gap: 10 * US,
-            start: 300 * MS,
-            bursts: None,
-        }
-    }
-
-    const fn bursty(weight: u32, kernel_us: u64, seed: u64) -> Self {
-        Self {
-            bursts: Some(seed),
-            ..Self::busy(weight, kernel_us)
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Tenant {
-    load: Load,
-    /// Bursts that are still to come, and kernels that are due.
-    bursts: VecDeque<Burst>,
-    due: u64,
-    /// Left of the kernel under way.
-    left: u64,
-    /// When the next is launched.
-    next: u64,
-    /// The host engine has taken that one, and so many in all.
-    begun: bool,
-    taken: u64,
-    /// It launches nothing; what it runs goes on until the engine is needed.
-    off: bool,
-    /// It was stopped in the middle of a kernel.
-    midway: bool,
-    executed: u64,
-    /// In each step of 10 ms.
-    buckets: Vec<u64>,
-}
-
-impl Tenant {
-    /// Kernels that are due by now.
-    fn arrive(&mut self, now: u64) {
-        if self.load.bursts.is_none() {
-            self.due = u64::from(now >= self.load.start);
-        }
-        while let Some(burst) = self
-            .bursts
-            .pop_front_if(|burst| self.load.start + burst.at_ns <= now)
-        {
-            self.due += burst.kernels;
-        }
-    }
-}
-
-/// A simulated engine.
-#[derive(Debug)]
-struct Engine {
-    now: u64,
-    tenants: Vec<Tenant>,
-    current: Option<usize>,
-    /// Who came last.
-    last: usize,
-    /// The current one is being saved until then.
-    saving: Option<u64>,
-    /// Another comes at this time, and runs at the other.
-    switching: Option<(usize, u64, u64)>,
-    /// Who runs has to make room for others, or for himself.
-    preempt: bool,
-    since: u64,
-    records: Vec<SwitchRecord>,
-    seq: u64,
-    busy: u64,
-    /// The counters are so much older than their time stamps.
-    lag: u64,
-    latch: (u64, u64),
-    latched: VecDeque<Busy>,
-    /// Latched, and not there yet.
-    late: Option<Busy>,
-}
-
-impl Engine {
-    fn new(loads: &[Load]) -> Self {
-        let tenant = |load: &Load| Tenant {
-            load: *load,
-            bursts: load.bursts.map_or_else(VecDeque::new, |seed| {
-                bursts(seed, load.kernel, 60 * SECOND).into()
-            }),
-            due: 0,
-            left: 0,
-            next: load.start,
-            begun: false,
-            taken: 0,
-            off: false,
-            midway: false,
-            executed: 0,
-            buckets: Vec::new(),
-        };
-        Self {
-            now: 0,
-            tenants: loads.iter().map(tenant).collect(),
-            current: None,
-            last: 0,
-            saving: None,
-            switching: None,
-            preempt: false,
-            since: 0,
-            records: Vec::new(),
-            seq: 0,
-            busy: 0,
-            lag: LAGS[0],
-            latch: (0, 0),
-            latched: VecDeque::new(),
-            late: None,
-        }
-    }
-
-    fn log(&mut self, tenant: usize, change: Change) {
-        let record = SwitchRecord {
-            seq: self.seq,
-            at: Moment(self.now),
-            pid: tenant as u32,
-            context: tenant as u32,
-            change,
-        };
-        self.seq += 1;
-        self.records.push(record);
-    }
-
-    fn works(&self) -> bool {
-        let current = self.current.map(|index| &self.tenants[index]);
-        self.switching.is_some()
-            || self.saving.is_some()
-            || current.is_some_and(|tenant| tenant.left > 0)
-    }
-
-    fn step(&mut self) {
-        self.now += STEP;
-        let now = self.now;
-        for tenant in &mut self.tenants {
-            tenant.arrive(now);
-            // A program that is making its context works a little and waits a lot.
-            let starting = now < tenant.load.start && now.is_multiple_of(20 * MS);
-            if tenant.left > 0 || tenant.off {
-                continue;
-            }
-            if now >= tenant.next && tenant.due > 0 {
-                tenant.left = tenant.load.kernel;
-                tenant.due -= 1;
-            } else if starting {
-                tenant.left = 100 * US;
-            }
-        }
-        if self.works() {
-            self.busy += STEP;
-        }
-        if !self.change() {
-            self.choose();
-            self.execute();
-        }
-        self.end_step();
-    }
-
-    /// Goes on with a change of contexts; whether there is one.
-    fn change(&mut self) -> bool {
-        let now = self.now;
-        if let Some(saved) = self.saving {
-            if now >= saved {
-                self.saving = None;
-                if let Some(current) = self.current.take() {
-                    self.log(current, Change::Saved);
-                }
-                self.come();
-            }
-            return true;
-        }
-        let Some((next, active, runs)) = self.switching else {
-            return false;
-        };
-        if now == active {
-            self.log(next, Change::Active);
-        }
-        if now >= runs {
-            self.switching = None;
-            self.tenants[next].midway = false;
-            (self.current, self.last) = (Some(next), next);
-            self.since = now;
-            return false;
-        }
-        true
-    }
-
-    fn execute(&mut self) {
-        if self.saving.is_none()
-            && let Some(index) = self.current
-        {
-            let tenant = &mut self.tenants[index];
-            if tenant.left > 0 {
-                if !std::mem::replace(&mut tenant.begun, true) {
-                    tenant.taken += 1;
-                }
-                tenant.left = tenant.left.saturating_sub(STEP);
-                tenant.executed += STEP;
-                if tenant.left == 0 {
-                    tenant.begun = false;
-                    tenant.next = self.now + tenant.load.gap;
-                }
-            }
-        }
-    }
-
-    /// The next who has work.
-    fn next(&self) -> Option<usize> {
-        let count = self.tenants.len();
-        let from = self.last + 1;
-        let runnable = |index: &usize| self.tenants[*index].left > 0 && !self.tenants[*index].off;
-        (0..count)
-            .map(|offset| (from + offset) % count)
-            .find(runnable)
-    }
-
-    /// Another context, if the one on the engine has had its time or nothing to do.
-    fn choose(&mut self) {
-        let Some(current) = self.current else {
-            self.preempt = false;
-            return self.come();
-        };
-        let works = self.tenants[current].left > 0;
-        let another = self.next().is_some_and(|next| next != current);
-        let expired = works && self.now - self.since >= TIME_SLICE;
-        let gone = self.preempt && self.tenants[current].off;
-        if gone || (another && (!works || expired)) || (self.preempt && works && expired) {
-            self.tenants[current].midway = works;
-            let save = if works { EDGES.stopped } else { EDGES.left };
-            self.saving = Some(self.now + save.0 / STEP * STEP);
-        }
-        self.preempt = false;
-    }
-
-    /// Whoever has work takes the empty engine.
-    fn come(&mut self) {
-        if let Some(next) = self.next() {
-            let midway = self.tenants[next].midway;
-            let restore = if midway { EDGES.resumed } else { EDGES.came };
-            let active = self.now + SWITCH;
-            self.switching = Some((next, active, active + restore.0.div_ceil(STEP) * STEP));
-        }
-    }
-
-    fn end_step(&mut self) {
-        let bucket = (self.now / (10 * MS)) as usize;
-        for tenant in &mut self.tenants {
-            tenant.buckets.resize(bucket + 1, tenant.executed);
-            tenant.buckets[bucket] = tenant.executed;
-        }
-        if self.late.is_some_and(|late| late.to.0 <= self.now) {
-            self.latched.extend(self.late.take());
-        }
-        if self.now % (100 * MS) < STEP {
-            let (from, busy) = self.latch;
-            self.late = Some(Busy {
-                from: Moment(from + self.lag),
-                to: Moment(self.now + self.lag),
-                busy_ns: Nanos(self.busy - busy),
-                launches: None,
-            });
-            self.latch = (self.now, self.busy);
-        }
-    }
-
-    /// Executed by a tenant from bucket to bucket.
-    fn executed(&self, tenant: usize, from: usize, to: usize) -> u64 {
-        let buckets = &self.tenants[tenant].buckets;
-        buckets[to - 1] - buckets[from - 1]
-    }
-}
 
 /// What a run found.
 #[derive(Debug)]
@@ -355,6 +57,11 @@ struct Found {
 impl Found {
     /// Largest difference in points from what the fluid server gives of what the engine gave, over windows of a second from the one whole second to the other.
     fn worst(&self, from: u64, to: u64) -> f64 {
+        self.worst_ms(from * 1_000, to * 1_000)
+    }
+
+    /// The same, in milliseconds.
+    fn worst_ms(&self, from: u64, to: u64) -> f64 {
         let tenant = |tenant: &Tenant| matrix::Tenant {
             weight: tenant.load.weight,
             kernel: Length::Us(tenant.load.kernel / US),
@@ -365,41 +72,44 @@ impl Found {
             seed: tenant.load.bursts.unwrap_or_default(),
         };
         let tenants: Vec<matrix::Tenant> = self.engine.tenants.iter().map(tenant).collect();
-        let start = (self.engine.tenants[0].load.start / (10 * MS)) as usize;
-        let end = (to * 100) as usize;
+        let start = self.engine.tenants[0].load.start;
+        let slice = 10 * MS;
         let executed = |tenant: usize| -> Vec<u64> {
-            (start..end)
-                .map(|bucket| self.engine.executed(tenant, bucket, bucket + 1))
+            let starts = (start..to * MS).step_by(slice as usize);
+            starts
+                .map(|at| self.engine.executed(tenant, at, at + slice))
                 .collect()
         };
         let executed: Vec<Vec<u64>> = (0..tenants.len()).map(executed).collect();
         let slices: Vec<&[u64]> = executed.iter().map(Vec::as_slice).collect();
-        let due = entitlement(&tenants, 10 * MS, &slices, &slices).unwrap();
-        let first = (from * 100) as usize - start;
+        let due = entitlement(&tenants, slice, &slices, &slices).unwrap();
+        let first = ((from * MS - start) / slice) as usize;
         worst(&executed, &due, 100, first, 1).unwrap().points
     }
 
     fn useful_percent(&self, from: u64, to: u64) -> f64 {
         let all: u64 = (0..self.engine.tenants.len())
-            .map(|tenant| {
-                self.engine
-                    .executed(tenant, from as usize * 100, to as usize * 100)
-            })
+            .map(|tenant| self.engine.executed(tenant, from * SECOND, to * SECOND))
             .sum();
         all as f64 / ((to - from) * SECOND) as f64 * 100.0
     }
 
     /// Charged less executed, of what was executed, from the one whole second to the other.
     fn charged_within_percent(&self, tenant: usize, from: u64, to: u64) -> f64 {
-        let executed = self
-            .engine
-            .executed(tenant, from as usize * 100, to as usize * 100);
-        let charged = |second: u64| {
+        self.charged_within_percent_ms(tenant, from * 1_000, to * 1_000)
+    }
+
+    /// The same, in milliseconds.
+    fn charged_within_percent_ms(&self, tenant: usize, from: u64, to: u64) -> f64 {
+        // Periods end when they end: what was executed is counted from the one end to the other.
+        let until = |ms: u64| {
             let periods = self.charges[tenant].iter();
-            let before = periods.take_while(|(at, _)| *at <= second * SECOND);
-            before.last().map_or(0, |(_, sum)| *sum)
+            let before = periods.take_while(|(at, _)| *at <= ms * MS);
+            before.last().copied().unwrap_or_default()
         };
-        ((charged(to) - charged(from)) as f64 / executed as f64 - 1.0) * 100.0
+        let ((from, before), (to, after)) = (until(from), until(to));
+        let executed = self.engine.executed(tenant, from, to);
+        ((after - before) as f64 / executed as f64 - 1.0) * 100.0
     }
 
     /// The same over the whole run.
@@ -498,6 +208,9 @@ impl Daemon {
     fn step(&mut self) {
         self.engine.step();
         let now = self.engine.now;
+        if now % (100 * MS) < STEP && !self.held.is_empty() {
+            look::at_latch(self);
+        }
         if self.age_at.is_some_and(|at| at <= now) {
             self.age_at = None;
             self.watch.measured(Nanos(self.engine.lag));
@@ -551,6 +264,7 @@ impl Daemon {
             });
         }
         if handover {
+            self.engine.called(OWN_HANDOVER);
             let off = wanted.iter().filter(|(_, hold)| *hold);
             self.moves
                 .extend(off.map(|(tenant, _)| call(*tenant, What::SeeOff)));
@@ -737,7 +451,8 @@ fn run(loads: &[Load], policy: &str, seconds: u64) -> Found {
 #[test]
 fn the_simulated_engine_is_as_unfair_as_the_real_one() {
     let found = run(&[Load::busy(100, 2_000), Load::busy(100, 200)], "none", 4);
-    let share = |tenant| found.engine.executed(tenant, 100, 400) as f64 / (3.0 * SECOND as f64);
+    let share =
+        |tenant| found.engine.executed(tenant, SECOND, 4 * SECOND) as f64 / (3.0 * SECOND as f64);
     // SOURCE: measured: 80.9 and 8.1 % by the kernels' own time stamps.
     assert!((share(0) - 0.81).abs() < 0.05, "{}", share(0));
     assert!((share(1) - 0.08).abs() < 0.03, "{}", share(1));

@@ -236,7 +236,7 @@ impl Reader {
         }
     }
 
-    /// Reads what channels say at the next latch, if it is known when that is, and that it is before `reading`, when the counters are read. (To read these at the latch as well
+    /// Asks what was launched until the next latch, if it is known when that is, and that it is before `reading`, when the counters are read. (To read these at the latch as well
     /// would be one wake less; told up to 100 ms later, in a replay, a pair's charges were off by 3 % for three seconds.)
     fn read_channels(&self, reading: Moment) {
         let (Age::Known(age, _), Some(until)) = (&self.age, self.until) else {
@@ -244,7 +244,7 @@ impl Reader {
         };
         let now = self.shared.now();
         let latch = next_latch(until, *age, now);
-        if latch >= reading || !self.shared.are_many() {
+        if latch >= reading || !self.shared.counts_launches() {
             return;
         }
         thread::park_timeout(Duration::from_nanos(latch.since(now).0));

@@ -7,7 +7,7 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 
 use super::{Shared, lock};
 use crate::gpu::nvidia::costs::Work;
-use crate::gpu::nvidia::look::Eyes;
+use crate::gpu::nvidia::look::{self, Eyes};
 use crate::gpu::nvidia::progress::Said;
 use crate::gpu::nvidia::userd;
 use crate::gpu::nvidia::watch::{Runner, Watch};
@@ -29,13 +29,21 @@ impl Shared {
         }
     }
 
-    /// Whether channels are read of more than two tenants. (The residencies of two tell them apart; to be woken at each latch costs 0.1 % of a core.)
-    pub(super) fn are_many(&self) -> bool {
+    /// Whether it is asked at latches of the counters what tenants launched: where there are more than two, or two take turns. (To be woken at each latch costs some processor time;
+    /// who is alone, or beside an idle one, is told apart without.)
+    pub(super) fn counts_launches(&self) -> bool {
+        self.are_many() || self.hands.is_anyone_held()
+    }
+
+    fn are_many(&self) -> bool {
         lock(&self.userds).all().nth(2).is_some()
     }
 
-    /// The counters are latched now: reads what channels say.
+    /// The counters are latched now: asks what was launched.
     pub(super) fn latched(&self) {
+        if !self.are_many() {
+            return look::at_latch(&mut Looker(self));
+        }
         for (tenant, words) in lock(&self.userds).all() {
             let now = self.now();
             lock(&self.watched).watch.latches.read(tenant, words, now);

@@ -2,8 +2,10 @@
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
-use super::{Daemon, SECOND, STEP};
+use super::engine::STEP;
+use super::{Daemon, SECOND};
 use crate::gpu::nvidia::events::SwitchRecord;
+use crate::gpu::nvidia::launches::OWN_READING;
 use crate::gpu::nvidia::look::Eyes;
 use crate::gpu::nvidia::progress::{Entries, Said, Words};
 use crate::gpu::nvidia::watch::{Runner, Watch};
@@ -92,6 +94,7 @@ impl Eyes for Daemon {
         let second = (self.engine.now / SECOND) as usize;
         self.readings.resize(self.readings.len().max(second + 1), 0);
         self.readings[second] += 1;
+        self.engine.called(OWN_READING);
         self.engine.works()
     }
 
