@@ -169,6 +169,15 @@ impl Host {
         })
     }
 
+    /// Ends the daemon, and waits until nobody has the device any more: a link that is ending still holds it, and its memory is mapped until then.
+    fn end(self) -> anyhow::Result<()> {
+        let Self { daemon, gpu, .. } = self;
+        drop(daemon);
+        let free = || Arc::strong_count(&gpu) == 1;
+        ensure!(wait_for(GRACE, free), "somebody still has the device");
+        Ok(())
+    }
+
     fn spawn(&self, name: &str, weight: u32, workload: Workload) -> anyhow::Result<VmHandle> {
         let config = VmConfig {
             weight: Some(weight),
@@ -269,6 +278,7 @@ pub fn shares(bus: &Arc<dyn Bus>, meter: MeterKind, length: Duration) -> anyhow:
         MeterKind::Events => 3.0,
         MeterKind::Polled | MeterKind::Adaptive => f64::INFINITY,
     };
+    host.end()?;
     let used = (light_ns.0 + heavy_ns.0) as f64 / after.at.since(before.at).0.max(1) as f64;
     Ok(vec![
         Line::promised(
@@ -328,6 +338,7 @@ pub fn wild_guests(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
     }
     let faults = host.gpu.dma_faults();
     let report = ended(good)?;
+    host.end()?;
     Ok(vec![Line::promised(
         "guests that reach out of their memory: answered as documented; DMA faults; the other's results verified / failed",
         format!(
