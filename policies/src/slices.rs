@@ -284,7 +284,8 @@ impl Slices {
             .is_ok_and(|holder| self.is_steady(holder));
         if let Ok(holder) = self.tenants.get_mut(holder) {
             (holder.own.served, holder.own.woken) = (true, false);
-            holder.own.woke |= !steady || holder.own.paused.take().is_some();
+            let paused = holder.own.paused.take().is_some();
+            holder.own.woke |= !steady || paused;
         }
     }
 
