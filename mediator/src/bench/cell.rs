@@ -10,7 +10,7 @@ use super::load::LoadReport;
 use super::matrix::{Cell, Length, Pattern, Tenant};
 use super::percentile::Percentiles;
 use super::spans::{Span, coarser, within};
-use super::windows::{Worst, worst};
+use super::windows::{Worst, is_unpaused, worst, worst_of};
 use super::{BUCKET_NS, BUCKETS_PER_SECOND, FINE_NS, FINE_PER_BUCKET};
 
 /// What the daemon's ledger says of a tenant, in a window.
@@ -86,6 +86,12 @@ pub struct TenantLine {
     pub charge_error_occupied_percent: Option<f64>,
     /// How far its clock may be off.
     pub clock_error_ns: u64,
+    /// When its host was not at it, on the wall clock: see [`LoadReport::host_pauses`].
+    #[serde(default)]
+    pub host_pauses: Vec<Span>,
+    /// How long its thread waited for a processor.
+    #[serde(default)]
+    pub host_waited_ns: Option<u64>,
 }
 
 /// One run of a cell.
@@ -104,6 +110,9 @@ pub struct CellLine {
     pub worst_sliding: Option<Worst>,
     /// The same of whole seconds only.
     pub worst_aligned: Option<Worst>,
+    /// As `worst_sliding`, of the windows in which, and in the second before which, no load's host paused; none if there is no such window.
+    #[serde(default)]
+    pub worst_sliding_unpaused: Option<Worst>,
     /// As `worst_sliding`, from occupied time.
     pub worst_sliding_occupied: Option<Worst>,
     /// As `worst_aligned`, from occupied time.
@@ -184,6 +193,11 @@ impl Side {
         self.worst(1)
     }
 
+    fn sliding_of(&self, counts: impl Fn(usize) -> bool) -> Option<Worst> {
+        let second = BUCKETS_PER_SECOND;
+        worst_of(&self.received, &self.due, second, second, 1, counts)
+    }
+
     fn aligned(&self) -> Option<Worst> {
         self.worst(BUCKETS_PER_SECOND)
     }
@@ -233,6 +247,11 @@ pub fn line(
         0
     };
     let wall_ns = BUCKET_NS * (count - from) as u64;
+    let is_unpaused = |bucket: usize| {
+        loads
+            .iter()
+            .all(|load| is_unpaused(&load.host_pauses, load.start_ns + BUCKET_NS * bucket as u64))
+    };
     let sum = |buckets: &[u64]| buckets[from..].iter().sum::<u64>();
     let all_executed: u64 = executed.received.iter().map(|buckets| sum(buckets)).sum();
     let all_due: u64 = executed.due.iter().map(|buckets| sum(buckets)).sum();
@@ -271,6 +290,8 @@ pub fn line(
                 charge_error_percent: error_percent(charge, truth_ns),
                 charge_error_occupied_percent: error_percent(charge, truth_occupied_ns),
                 clock_error_ns: load.clock_error_ns,
+                host_pauses: load.host_pauses.clone(),
+                host_waited_ns: load.host_waited_ns,
             }
         })
         .collect();
@@ -281,6 +302,7 @@ pub fn line(
         tenants,
         worst_sliding: executed.sliding(),
         worst_aligned: executed.aligned(),
+        worst_sliding_unpaused: executed.sliding_of(is_unpaused),
         worst_sliding_occupied: occupied.sliding(),
         worst_aligned_occupied: occupied.aligned(),
         worst_sliding_worked: worked.sliding(),
@@ -414,6 +436,38 @@ mod tests {
         let occupied = points(line.worst_aligned_occupied);
         assert!(occupied < executed - 1.0, "{occupied} {executed}");
         assert_eq!(points(line.worst_aligned_worked), executed);
+    }
+
+    #[test]
+    fn windows_near_a_pause_of_a_host_are_left_out() {
+        let cell = cell(&[(100, Pattern::Busy), (100, Pattern::Busy)]);
+        let mut loads = [load(5_000_000, 8), load(5_000_000, 8)];
+        let (second, ms) = (1_000_000_000, 1_000_000);
+        let pause = loads[0].start_ns + 3_500 * ms;
+        // It lacks 20 ms there and 10 in the seventh second.
+        loads[0].executed_ns[3_500..3_540].fill(0);
+        loads[0].executed_ns[6_000..6_020].fill(0);
+        let points = |loads: &[LoadReport]| {
+            let line = line(&cell, "dfq", loads, &SchedulerSays::default()).unwrap();
+            let worst = line.worst_sliding_unpaused;
+            (
+                line.worst_sliding.unwrap().points,
+                worst.map(|worst| worst.points),
+            )
+        };
+        let (worst, unpaused) = points(&loads);
+        assert_eq!(Some(worst), unpaused);
+        loads[0].host_pauses = vec![Span::new(pause, pause + 40 * ms)];
+        let (all, unpaused) = points(&loads);
+        assert_eq!(all, worst);
+        let unpaused = unpaused.unwrap();
+        assert!(
+            unpaused > 0.4 && unpaused < worst - 0.4,
+            "{unpaused} {worst}"
+        );
+        let (begin, end) = (loads[1].start_ns, loads[1].start_ns + 8 * second);
+        loads[1].host_pauses = vec![Span::new(begin, end)];
+        assert_eq!(points(&loads), (worst, None), "there is no other");
     }
 
     #[test]

@@ -164,6 +164,13 @@ pub struct LoadReport {
     /// Every pause between kernels in which somebody else may have run, if asked for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pause_list: Vec<Span>,
+    /// Every stretch of [`super::HOST_PAUSE_NS`] and more from the end of a kernel to the launch of the next, where it had one to launch: its host was not at it, and the GPU had
+    /// nothing of it to do.
+    #[serde(default)]
+    pub host_pauses: Vec<Span>,
+    /// How long its thread was ready while something else had the processor, by the host's kernel; none where that does not say.
+    #[serde(default)]
+    pub host_waited_ns: Option<u64>,
     /// From launch to the return of the wait for it.
     pub latency: Percentiles,
     /// Engine time that each kernel executed, pauses and gaps not counted.

@@ -33,3 +33,6 @@ const FINE_PER_BUCKET: usize = (BUCKET_NS / FINE_NS) as usize;
 
 /// Buckets in a second.
 pub const BUCKETS_PER_SECOND: usize = 100;
+
+/// A load whose host is not at it for so long tells of it: a fifth of a point of a second that nobody can give it.
+pub const HOST_PAUSE_NS: u64 = 2_000_000;

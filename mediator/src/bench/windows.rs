@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 use turnstile_accounting::Nanos;
 use turnstile_accounting::share::max_share_error_points;
 
+use super::spans::Span;
+use super::{BUCKET_NS, BUCKETS_PER_SECOND};
+
 /// The window with the largest error.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Worst {
@@ -46,6 +49,18 @@ pub fn worst(
     first: usize,
     step: usize,
 ) -> Option<Worst> {
+    worst_of(received, entitled, width, first, step, |_| true)
+}
+
+/// The same of the windows that count, by their first bucket.
+pub fn worst_of(
+    received: &[Vec<u64>],
+    entitled: &[Vec<u64>],
+    width: usize,
+    first: usize,
+    step: usize,
+    counts: impl Fn(usize) -> bool,
+) -> Option<Worst> {
     let count = received
         .iter()
         .chain(entitled)
@@ -61,6 +76,7 @@ pub fn worst(
     (first..)
         .step_by(step.max(1))
         .take_while(|from| from + width <= count)
+        .filter(|from| counts(*from))
         .filter_map(|from| {
             let of = |side: &[Sums]| -> Vec<Nanos> {
                 side.iter()
@@ -74,6 +90,14 @@ pub fn worst(
             })
         })
         .max_by(|a, b| a.points.total_cmp(&b.points))
+}
+
+/// Whether none of these pauses lies in the window of a second that begins then, or in the second before it, in which the one who paused is given what he lacks.
+pub fn is_unpaused(pauses: &[Span], begin_ns: u64) -> bool {
+    const SECOND_NS: u64 = BUCKET_NS * BUCKETS_PER_SECOND as u64;
+    let is_near =
+        |pause: &Span| pause.begin_ns < begin_ns + SECOND_NS && begin_ns < pause.end_ns + SECOND_NS;
+    !pauses.iter().any(is_near)
 }
 
 #[cfg(test)]

@@ -24,13 +24,14 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
     println!();
     println!("{title}");
     println!(
-        "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>8} {:>7} {:>24} {:>18} {:>6} {:>6} {:>7}",
+        "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>8} {:>8} {:>7} {:>24} {:>18} {:>6} {:>6} {:>7}",
         "loads",
         "weights",
         "entitled %",
         "share %",
         "sliding",
         "aligned",
+        "unpaused",
         "worked",
         "useful",
         "kernels/s",
@@ -41,7 +42,7 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
     );
     for line in lines {
         println!(
-            "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>8} {:>7.1} {:>24} {:>18} {:>6} {:>6} {:>7}",
+            "{:<34} {:>8} {:>24} {:>24} {:>8} {:>8} {:>8} {:>8} {:>7.1} {:>24} {:>18} {:>6} {:>6} {:>7}",
             line.loads,
             line.weights,
             list(&line.tenants, |tenant| format!(
@@ -54,6 +55,7 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
             )),
             points(line.worst_sliding),
             points(line.worst_aligned),
+            points(line.worst_sliding_unpaused),
             points(line.worst_sliding_worked),
             line.useful_percent,
             list(&line.tenants, |tenant| format!(
@@ -71,6 +73,9 @@ pub(super) fn print(title: &str, lines: &[CellLine]) {
     }
     println!(
         "entitled, share: of what all executed; errors in points: largest of windows of 1 s after the first, every 10 ms and whole seconds;"
+    );
+    println!(
+        "unpaused: every 10 ms, where no load's host left it without a launch for 2 ms or more, then or in the second before;"
     );
     println!(
         "gates: of the daemon's processor time, what it took to suspend and resume; others': executed % of the busy ones while the others want nothing"

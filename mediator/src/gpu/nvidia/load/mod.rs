@@ -16,12 +16,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::launches::LAUNCH;
 use super::sys::CudaFailure;
-use crate::bench::FINE_NS;
 use crate::bench::bursts::bursts;
 use crate::bench::load::{Calibration, LoadReport, LoadSpec, Said};
 use crate::bench::matrix::{Length, Pattern};
 use crate::bench::percentile::Percentiles;
 use crate::bench::spans::{Clock, Reading, Span, buckets, executed, occupied, total_ns, worked};
+use crate::bench::{FINE_NS, HOST_PAUSE_NS};
 pub use blocks::blocks;
 use rig::{Records, Rig};
 
@@ -29,8 +29,11 @@ use rig::{Records, Rig};
 /// takes about 160 us.
 const PAUSE_NS: u64 = 40_000;
 
-/// Launch times that are kept for percentiles.
-const LATENCIES_MAX: usize = 1 << 22;
+/// Launch times that are kept.
+const LAUNCHES_MAX: usize = 1 << 22;
+
+/// Pauses of the host that are told.
+const HOST_PAUSES_MAX: usize = 1_000;
 
 /// Work until clocks are up, in turns of 2 ms. SOURCE: measured: an idle H200 reaches its clock within some milliseconds.
 const WARM_UP_KERNELS: u32 = 20;
@@ -76,6 +79,10 @@ pub enum LoadError {
 #[derive(Debug, Default)]
 struct Told {
     latencies_ns: Vec<u64>,
+    /// Of those that were launched as soon as the one before had ended: number of the record, and the wall clock.
+    launched_ns: Vec<(u64, u64)>,
+    /// How long the thread waited for a processor.
+    waited_ns: Option<u64>,
 }
 
 /// Runs the load. Says [`Said::Ready`] and then [`Said::Done`] on `say`, a line each. With `orders` it starts when a line with
@@ -111,7 +118,11 @@ pub fn run(
     };
     let end = in_wall_ns(start_ns + spec.length_ns);
     thread::sleep(in_wall_ns(start_ns).saturating_duration_since(Instant::now()));
-    let told = load(&mut rig, spec, &calibration, in_wall_ns(start_ns), end)?;
+    let waited_ns = waited_ns();
+    let mut told = load(&mut rig, spec, &calibration, in_wall_ns(start_ns), end)?;
+    told.waited_ns = waited_ns
+        .zip(self::waited_ns())
+        .map(|(first, last)| last - first);
     let last = rig.read_clock()?;
     let records = rig.records()?;
     let mut report = report(spec, start_ns, &records, first, last, &calibration, told);
@@ -197,20 +208,26 @@ fn load(
         (_, Length::Us(us)) => us,
     };
     let turns = calibration.turns(us * 1_000);
-    let mut launch_and_wait = |rig: &mut Rig| -> Result<(), LoadError> {
+    let mut launch_and_wait = |rig: &mut Rig, follows: bool| -> Result<(), LoadError> {
         let begin = Instant::now();
-        rig.launch(turns)?;
+        let slot = rig.launch(turns)?;
+        let launched_ns = wall_ns();
         rig.wait()?;
-        if told.latencies_ns.len() < LATENCIES_MAX {
+        if told.latencies_ns.len() < LAUNCHES_MAX {
             // CAST: 584 years.
             told.latencies_ns.push(begin.elapsed().as_nanos() as u64);
+            if follows {
+                told.launched_ns.push((slot, launched_ns));
+            }
         }
         Ok(())
     };
     match spec.pattern {
         Pattern::Busy | Pattern::Idle => {
+            let mut follows = false;
             while Instant::now() < end {
-                launch_and_wait(rig)?;
+                launch_and_wait(rig, follows)?;
+                follows = true;
             }
         }
         Pattern::Deep => {
@@ -228,11 +245,11 @@ fn load(
         Pattern::Bursty => {
             for burst in bursts(spec.seed, us * 1_000, spec.length_ns) {
                 sleep_until(start + Duration::from_nanos(burst.at_ns));
-                for _ in 0..burst.kernels {
+                for kernel in 0..burst.kernels {
                     if Instant::now() >= end {
                         break;
                     }
-                    launch_and_wait(rig)?;
+                    launch_and_wait(rig, kernel > 0)?;
                 }
             }
         }
@@ -299,6 +316,8 @@ fn report(
         } else {
             Vec::new()
         },
+        host_pauses: host_pauses(&records.launches, &told.launched_ns, &clock),
+        host_waited_ns: told.waited_ns,
         latency: Percentiles::of(told.latencies_ns),
         kernel_length: Percentiles::of(kernel_lengths.collect()),
         clock_error_ns: first.error_ns.max(last.error_ns),
@@ -316,6 +335,26 @@ fn pauses(launches: &[Span]) -> impl Iterator<Item = Span> + '_ {
         .windows(2)
         .map(|pair| Span::new(pair[0].end_ns, pair[1].begin_ns))
         .filter(|pause| pause.begin_ns > 0 && (PAUSE_NS..u64::MAX / 2).contains(&pause.length_ns()))
+}
+
+/// Where a launch came late after the end of the kernel before it.
+fn host_pauses(launches: &[Span], launched_ns: &[(u64, u64)], clock: &Clock) -> Vec<Span> {
+    let pause = |(slot, launched_ns): &(u64, u64)| {
+        let before = usize::try_from(slot.checked_sub(1)?).ok()?;
+        let ended = launches
+            .get(before)
+            .filter(|launch| launch.length_ns() > 0)?;
+        Some(Span::new(clock.wall_ns(ended.end_ns), *launched_ns))
+    };
+    let pauses = launched_ns.iter().filter_map(pause);
+    let long = pauses.filter(|pause| pause.length_ns() >= HOST_PAUSE_NS);
+    long.take(HOST_PAUSES_MAX).collect()
+}
+
+/// How long the calling thread was ready and had no processor. SOURCE: Documentation/scheduler/sched-stats.rst: the second figure of schedstat.
+fn waited_ns() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// The wall clock, which the driver's records are on as well.
@@ -374,7 +413,10 @@ mod tests {
             launches_unrecorded: 0,
             gaps_unrecorded: 0,
         };
-        let told = Told::default();
+        let told = Told {
+            launched_ns: vec![(1, 600 * ms), (2, 604 * ms), (3, 620 * ms)],
+            ..Told::default()
+        };
         let report = report(
             &spec,
             600 * ms,
@@ -396,8 +438,22 @@ mod tests {
         assert_eq!(report.gap_list, [Span::new(606 * ms, 618 * ms)]);
         let pauses = [(597, 601), (603, 605)].map(|(from, to)| Span::new(from * ms, to * ms));
         assert_eq!(report.pause_list, pauses);
+        assert_eq!(
+            report.host_pauses,
+            [Span::new(597 * ms, 600 * ms)],
+            "the others were launched within a millisecond"
+        );
         assert_eq!(report.kernel_length.max_ns, 2 * ms + 1_600);
         assert_eq!(report.clock_offset_ns, 500_000_000);
+    }
+
+    #[test]
+    fn who_waits_for_a_processor_is_told_so() {
+        let Some(before) = waited_ns() else {
+            eprintln!("SKIPPED: this kernel has no schedstat");
+            return;
+        };
+        assert!(waited_ns().unwrap() >= before);
     }
 
     #[test]
