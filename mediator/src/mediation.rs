@@ -48,6 +48,8 @@ pub struct Activity {
     pub pending: u64,
     /// When one was last announced or finished; none before the first.
     pub last_active: Option<Moment>,
+    /// What it was charged too much, as is known by now; negative: too little.
+    pub overcharged_ns: i64,
 }
 
 /// How often a tenant was held back, and why; all of it only grows.
@@ -360,6 +362,7 @@ impl Mediation {
                 used_ns: used_ns(compute, seen.tenant),
                 admitted: standing.admitted,
                 backlogged: backlogged && !standing.memory_waits,
+                overcharged_ns: seen.overcharged_ns,
             });
         }
         let poll_ns = observed.window.length();
@@ -502,6 +505,7 @@ mod tests {
                 tenant,
                 pending: busy.contains(&tenant).into(),
                 last_active: busy.contains(&tenant).then_some(self.at),
+                overcharged_ns: 0,
             });
             self.mediation
                 .period_end(None, usage, &activity)

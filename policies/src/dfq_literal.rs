@@ -127,6 +127,7 @@ mod tests {
                 used_ns: Nanos(used),
                 admitted: true,
                 backlogged: true,
+                overcharged_ns: 0,
             })
             .collect();
         policy.period_end(&PeriodUsage {

@@ -33,7 +33,7 @@
 //! let window = Window::starting(Moment(0), DECISION_PERIOD_NS);
 //! let usage = meter.close(window);
 //! let used_ns = usage.tenant_ns(tenant, Metric::Total);
-//! let tenants = [TenantPeriod { tenant, used_ns, admitted: true, backlogged: true }];
+//! let tenants = [TenantPeriod { tenant, used_ns, admitted: true, backlogged: true, overcharged_ns: 0 }];
 //! ledger.append(usage)?;
 //! let (poll_ns, nonpoll_ns) = (window.length(), Nanos::ZERO);
 //! let period = PeriodUsage { end: window.to(), basis: Basis::Measured, poll_ns, nonpoll_ns, tenants: &tenants };

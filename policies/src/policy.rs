@@ -27,6 +27,9 @@ pub struct TenantPeriod {
     pub admitted: bool,
     /// At the end of the period it had commands queued or executing, before or behind its gates.
     pub backlogged: bool,
+    /// It was charged so much more than it used, as is known by now, and will be charged so much less of what it uses next; negative: less, and more. A policy may plan with it, and
+    /// charges it no one.
+    pub overcharged_ns: i64,
 }
 
 /// What happened in a period that has just ended.

@@ -3,7 +3,8 @@
 //! Where a change of contexts takes tens of microseconds and comes with each launch, two tenants that both fill the engine
 //! do more in turns than side by side. Time is cut into frames; in each frame everyone who waits for the engine has one
 //! slice of it for himself, as long as the fluid ideal would serve him in what is left of the frame. Errors of a slice (it
-//! began late, another had to drain) show in virtual time, and the next frame evens them out. Whoever uses the engine now and
+//! began late, another had to drain) show in virtual time, and the next frame evens them out; what is known to have been charged wrongly,
+//! and not made good yet, does so as well. Whoever uses the engine now and
 //! then does not wait for turns: it is admitted beside the holder, and held only if it is ahead.
 //!
 //! ```text
@@ -98,10 +99,16 @@ struct Turn {
 
 type Tenant = Member<Own>;
 
+/// Where he stands, without what he was charged too much, and his weight.
+fn standing(tenant: &Tenant) -> (VirtualTime, u64) {
+    let (at, weight) = tenant.standing();
+    (at.without(tenant.own.overcharged_ns, weight), weight)
+}
+
 /// How long he is served up to this level.
 fn slice(tenant: &Tenant, level: VirtualTime) -> Nanos {
-    let weight = tenant.weight.get().into();
-    tenant.clock.now().service_until(level, weight)
+    let (at, weight) = standing(tenant);
+    at.service_until(level, weight)
 }
 
 /// He has had no slice yet, and it is worth a turn.
@@ -112,6 +119,8 @@ fn is_due(tenant: &Tenant, level: VirtualTime) -> bool {
 /// What this policy keeps of a tenant.
 #[derive(Debug)]
 struct Own {
+    /// It was charged so much too much; negative: too little.
+    overcharged_ns: i64,
     /// It had its slice of this frame, or has none in it.
     served: bool,
     /// It has waited beside others before.
@@ -151,13 +160,16 @@ impl Slices {
     }
 
     fn charge(&mut self, usage: &PeriodUsage<'_>) {
+        // CAST: a frame is shorter than 292 years.
+        let most_ns = self.frame_ns.0.cast_signed();
         for tenant in self.tenants.values_mut() {
-            tenant.backlogged = false;
+            (tenant.backlogged, tenant.own.overcharged_ns) = (false, 0);
         }
         for &TenantPeriod {
             tenant,
             used_ns,
             backlogged,
+            overcharged_ns,
             ..
         } in usage.tenants
         {
@@ -166,6 +178,7 @@ impl Slices {
             };
             tenant.clock.charge(used_ns, tenant.weight);
             tenant.backlogged = backlogged;
+            tenant.own.overcharged_ns = overcharged_ns.clamp(-most_ns, most_ns);
             tenant.pass(Nanos::ZERO, used_ns);
         }
         for tenant in self.tenants.values_mut() {
@@ -222,7 +235,7 @@ impl Slices {
         self.waiting.clear();
         let waiting = self.tenants.iter().filter(|(_, tenant)| tenant.waits());
         self.waiting
-            .extend(waiting.map(|(_, tenant)| tenant.standing()));
+            .extend(waiting.map(|(_, tenant)| standing(tenant)));
         let weight: u64 = self.waiting.iter().map(|(_, weight)| weight).sum();
         if self.waiting.len() > PAIR {
             self.many_until = now + SECOND;
@@ -431,6 +444,7 @@ impl Policy for Slices {
 
     fn add(&mut self, id: TenantId, params: TenantParams) -> Result<(), PolicyError> {
         let own = Own {
+            overcharged_ns: 0,
             served: false,
             met: false,
             since: None,

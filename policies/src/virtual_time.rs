@@ -20,6 +20,15 @@ impl VirtualTime {
         Self(self.0 + u128::from(service.0) * PER_NS / u128::from(weight.max(1)))
     }
 
+    /// The point that tenants of `weight` in all would have reached with so much less service; negative: more.
+    pub(crate) fn without(self, service_ns: i64, weight: u64) -> Self {
+        let service = Nanos(service_ns.unsigned_abs());
+        if service_ns < 0 {
+            return self.after(service, weight);
+        }
+        Self(self.0.saturating_sub(Self(0).after(service, weight).0))
+    }
+
     /// The engine time that takes tenants of `weight` in all from here to `later`, rounded down.
     pub(crate) fn service_until(self, later: Self, weight: u64) -> Nanos {
         let units = later
@@ -105,6 +114,14 @@ mod tests {
             one.charge(Nanos(charges.iter().sum()), weight);
             prop_assert_eq!(many, one);
         }
+    }
+
+    #[test]
+    fn a_point_is_told_without_what_was_charged_wrongly() {
+        let there = VirtualTime::default().after(Nanos(1_000), 100);
+        let (less, more) = (there.without(400, 100), there.without(-400, 100));
+        assert_eq!(less.service_until(more, 100), Nanos(800));
+        assert_eq!(there.without(2_000, 100), VirtualTime::default());
     }
 
     #[test]

@@ -23,6 +23,7 @@ fn period_end(c: &mut Criterion) {
                     used_ns: Nanos::ZERO,
                     admitted: true,
                     backlogged: true,
+                    overcharged_ns: 0,
                 })
                 .collect();
             let (mut end, mut turn) = (Moment(0), 0u64);

@@ -386,6 +386,7 @@ impl Host {
                         .map(|channel| u64::from(channel.pending))
                         .sum(),
                     last_active: channels.iter().map(|channel| channel.last_active).max(),
+                    overcharged_ns: self.gpu.overcharged_ns(*tenant),
                 }
             })
             .collect();

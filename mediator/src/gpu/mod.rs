@@ -322,6 +322,12 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Says of a usage that was closed over the events just read which other signals it rests on, and what they leave open.
     fn qualify(&self, _usage: &mut Usage) {}
 
+    /// What the tenant was charged too much until now, in ns, as is known by now: so much less it will be charged of what it uses next; negative: too little, and more. None where
+    /// a charge is known at once.
+    fn overcharged_ns(&self, _tenant: TenantId) -> i64 {
+        0
+    }
+
     /// Fills in what each open channel of the tenant has to do.
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);
 

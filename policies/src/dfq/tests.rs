@@ -15,6 +15,7 @@ fn busy(tenant: TenantId, used_ms: u64) -> TenantPeriod {
         used_ns: Nanos(used_ms * MS),
         admitted: true,
         backlogged: true,
+        overcharged_ns: 0,
     }
 }
 
@@ -191,7 +192,7 @@ proptest! {
         poll in 1u64..1 << 40, nonpoll in 0u64..1 << 40,
     ) {
         let tenants: Vec<_> = used.iter().enumerate().map(|(id, &(used, admitted))| TenantPeriod {
-            tenant: TenantId(id as u32), used_ns: Nanos(used), admitted, backlogged: true,
+            tenant: TenantId(id as u32), used_ns: Nanos(used), admitted, backlogged: true, overcharged_ns: 0,
         }).collect();
         let usage = PeriodUsage {
             poll_ns: Nanos(poll), nonpoll_ns: Nanos(nonpoll), basis: Basis::PollSample,
@@ -224,7 +225,7 @@ proptest! {
         }
         for period in periods {
             let tenants: Vec<_> = period.iter().enumerate().map(|(id, &(used, admitted, backlogged))| {
-                TenantPeriod { tenant: TenantId(id as u32), used_ns: Nanos(used * MS), admitted, backlogged }
+                TenantPeriod { tenant: TenantId(id as u32), used_ns: Nanos(used * MS), admitted, backlogged, overcharged_ns: 0 }
             }).collect();
             let basis = if sampled { Basis::PollSample } else { Basis::Measured };
             let before = policy.system;

@@ -35,13 +35,26 @@ fn period(
     to: u64,
     used: &[(TenantId, u64, bool)],
 ) -> Vec<TenantId> {
+    let rightly = |&(tenant, used, waits)| (tenant, used, waits, 0);
+    let used: Vec<_> = used.iter().map(rightly).collect();
+    period_charged(policy, from, to, &used)
+}
+
+/// The same with `(who, used, waits, charged so much too much)`.
+fn period_charged(
+    policy: &mut Slices,
+    from: u64,
+    to: u64,
+    used: &[(TenantId, u64, bool, i64)],
+) -> Vec<TenantId> {
     let tenants: Vec<TenantPeriod> = used
         .iter()
-        .map(|&(tenant, used, backlogged)| TenantPeriod {
+        .map(|&(tenant, used, backlogged, overcharged_ns)| TenantPeriod {
             tenant,
             used_ns: Nanos(used),
             admitted: true,
             backlogged,
+            overcharged_ns,
         })
         .collect();
     let usage = PeriodUsage {
@@ -166,6 +179,57 @@ fn a_frame_has_one_turn_of_each() {
             "{turns} turns of {weights:?} in a second"
         );
     }
+}
+
+/// Whoever was charged too much has it in the turn that is planned when that is known, and not a second time when he is charged less.
+#[test]
+fn what_was_charged_wrongly_is_evened_out_before_it_is_made_good() {
+    let frame = SECOND / FRAMES;
+    let (wrong, begin) = (4_000_000, 6 * frame);
+    let turn = |overcharged: [i64; 2]| {
+        let mut policy = policy(&[100, 100]);
+        let used = |ns, charged: [i64; 2]| [(A, ns, true, charged[0]), (B, ns, true, charged[1])];
+        period_charged(&mut policy, 0, begin, &used(begin / 2, overcharged));
+        policy.decide_at().unwrap().0 - begin
+    };
+    let even = turn([0, 0]);
+    assert_eq!(
+        turn([wrong, 0]),
+        even + 2_000_000,
+        "half of it, as the other one has it less"
+    );
+    assert_eq!(turn([0, wrong]), even - 2_000_000);
+    assert_eq!(turn([wrong, wrong]), even);
+    assert_eq!(
+        turn([i64::MAX, 0]),
+        turn([frame as i64, 0]),
+        "no more than a frame"
+    );
+    // He is charged less by so much at last.
+    let mut policy = policy(&[100, 100]);
+    let half = begin / 2;
+    period_charged(
+        &mut policy,
+        0,
+        begin,
+        &[(A, half, true, wrong), (B, half, true, 0)],
+    );
+    let end = begin + even + 2_000_000;
+    let charged = end - begin - wrong as u64;
+    period_charged(
+        &mut policy,
+        begin,
+        end,
+        &[(A, charged, true, 0), (B, 0, true, 0)],
+    );
+    let next = begin + frame;
+    period_charged(
+        &mut policy,
+        end,
+        next,
+        &[(A, 0, true, 0), (B, next - end, true, 0)],
+    );
+    assert_eq!(policy.decide_at().unwrap().0 - next, even);
 }
 
 #[test]
@@ -383,7 +447,7 @@ proptest! {
     #[test]
     fn somebody_who_waits_is_admitted(
         weights in prop::collection::vec(1u32..1000, 1..5),
-        steps in prop::collection::vec((1u64..60_000_000, prop::collection::vec((0u64..100, any::<bool>()), 5)), 1..60),
+        steps in prop::collection::vec((1u64..60_000_000, prop::collection::vec((0u64..100, any::<bool>(), any::<i64>()), 5)), 1..60),
     ) {
         let mut policy = policy(&weights);
         let mut now = 0;
@@ -391,9 +455,9 @@ proptest! {
             let from = now;
             now += length;
             let used: Vec<_> = (0..weights.len())
-                .map(|index| (TenantId(index as u32 + 1), parts[index].0 * length / 500, parts[index].1))
+                .map(|index| (TenantId(index as u32 + 1), parts[index].0 * length / 500, parts[index].1, parts[index].2))
                 .collect();
-            let admitted = period(&mut policy, from, now, &used);
+            let admitted = period_charged(&mut policy, from, now, &used);
             if used.iter().any(|part| part.2) {
                 prop_assert!(used.iter().any(|part| part.2 && admitted.contains(&part.0)));
             } else {

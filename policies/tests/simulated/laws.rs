@@ -108,6 +108,7 @@ fn sampled(policy: &mut dyn Policy, cycles: u64) -> (u64, u64, u64) {
             used_ns: Nanos(used),
             admitted,
             backlogged: true,
+            overcharged_ns: 0,
         };
         let tenants = [
             part(HEAVY, POLL_NS / 10 * 9, admitted),

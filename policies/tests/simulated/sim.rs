@@ -333,6 +333,7 @@ impl Sim {
                 backlogged: self.running == Some(index)
                     || !channel.queued.is_empty()
                     || !channel.behind_gate.is_empty(),
+                overcharged_ns: 0,
             })
             .collect();
         for (index, tenant) in tenants.iter().enumerate() {

@@ -557,6 +557,10 @@ impl Gpu for NvidiaGpu {
         lock(&self.shared.watched).watch.qualify(usage);
     }
 
+    fn overcharged_ns(&self, tenant: TenantId) -> i64 {
+        lock(&self.shared.watched).watch.residency.owed_ns(tenant)
+    }
+
     /// A VM's worker knows what is pending; whether it is there often enough to wait for turns, or comes now and then, is seen
     /// on the engine alone.
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {

@@ -261,6 +261,12 @@ impl Residency {
         owed.add(more_ns, OWED_ALONE_NS);
     }
 
+    /// For how much longer a tenant was idle than was told, and is made good while he is not alone, in ns; negative: less.
+    pub fn owed_ns(&self, tenant: TenantId) -> i64 {
+        let owed = self.owed.get(&tenant).copied().unwrap_or_default();
+        owed.ns.clamp(-owed.most_ns(), owed.most_ns())
+    }
+
     /// What a tenant is owed is forgotten.
     pub fn owe_nothing(&mut self, tenant: TenantId) {
         self.owed.remove(&tenant);

@@ -23,7 +23,7 @@ use super::look::{self, Eyes};
 use super::watch::{SETTLED, Watch};
 use crate::bench::entitlement::entitlement;
 use crate::bench::matrix::{self, Length, Pattern};
-use crate::bench::windows::worst;
+use crate::bench::windows::{is_unpaused, worst_of};
 use crate::mediation::{Activity, COMPUTE, Mediation};
 use engine::{Engine, Load, STEP, Tenant};
 
@@ -62,6 +62,21 @@ impl Found {
 
     /// The same, in milliseconds.
     fn worst_ms(&self, from: u64, to: u64) -> f64 {
+        self.worst_where(from, to, |_| true).unwrap()
+    }
+
+    /// The same where no host paused, then or in the second before; none if there is no such window.
+    fn worst_unpaused_ms(&self, from: u64, to: u64) -> Option<f64> {
+        let tenants = self.engine.tenants.iter();
+        self.worst_where(from, to, |at| {
+            tenants
+                .clone()
+                .all(|tenant| is_unpaused(&tenant.paused, at))
+        })
+    }
+
+    /// The same of windows that count, by when they begin.
+    fn worst_where(&self, from: u64, to: u64, counts: impl Fn(u64) -> bool) -> Option<f64> {
         let tenant = |tenant: &Tenant| matrix::Tenant {
             weight: tenant.load.weight,
             kernel: Length::Us(tenant.load.kernel / US),
@@ -84,7 +99,8 @@ impl Found {
         let slices: Vec<&[u64]> = executed.iter().map(Vec::as_slice).collect();
         let due = entitlement(&tenants, slice, &slices, &slices).unwrap();
         let first = ((from * MS - start) / slice) as usize;
-        worst(&executed, &due, 100, first, 1).unwrap().points
+        let counts = |bucket: usize| counts(start + bucket as u64 * slice);
+        Some(worst_of(&executed, &due, 100, first, 1, counts)?.points)
     }
 
     fn useful_percent(&self, from: u64, to: u64) -> f64 {
@@ -208,8 +224,8 @@ impl Daemon {
     fn step(&mut self) {
         self.engine.step();
         let now = self.engine.now;
-        if now % (100 * MS) < STEP && !self.held.is_empty() {
-            look::at_latch(self);
+        if now % (100 * MS) < STEP {
+            self.latched();
         }
         if self.age_at.is_some_and(|at| at <= now) {
             self.age_at = None;
@@ -240,6 +256,18 @@ impl Daemon {
         if self.moves.is_empty() && !self.wanted.is_empty() {
             self.gather();
             self.begin();
+        }
+    }
+
+    /// As `Shared::latched`.
+    fn latched(&mut self) {
+        if self.charged.len() > 2 && self.words {
+            for tenant in (0..self.charged.len()).map(id) {
+                let (channel, now) = (self.channel(tenant), self.now());
+                self.watch.latches.read(tenant, &channel, now);
+            }
+        } else if !self.held.is_empty() {
+            look::at_latch(self);
         }
     }
 
@@ -418,6 +446,7 @@ impl Daemon {
                     tenant: id(tenant),
                     pending: self.pending(tenant).into(),
                     last_active: None,
+                    overcharged_ns: self.watch.residency.owed_ns(id(tenant)),
                 })
                 .collect();
             for (tenant, charged) in self.charged.iter_mut().enumerate() {

@@ -93,6 +93,7 @@ struct State {
 ///         used_ns: usage.engine(engine).map_or(Nanos::ZERO, |e| e.tenants.iter().filter(|t| t.tenant == channel.tenant).map(|t| t.used_ns).sum()),
 ///         admitted: *admitted,
 ///         backlogged: true,
+///         overcharged_ns: 0,
 ///     }).collect();
 ///     let (poll_ns, nonpoll_ns) = (window.length(), Nanos::ZERO);
 ///     let usage = PeriodUsage { end: window.to(), basis: Basis::Measured, poll_ns, nonpoll_ns, tenants: &tenants };

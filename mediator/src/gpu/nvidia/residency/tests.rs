@@ -335,7 +335,10 @@ fn what_was_told_wrongly_is_made_good_in_what_is_told_next() {
         let mut residency = residency();
         residency.set_idle_fraction(A, 0.1);
         residency.owe_idle(A, owed_us * 1000, 0);
+        let owed_ns = residency.owed_ns(A);
         let ran = ran_ms(&mut residency, 50);
+        let made_good_ns = owed_ns - residency.owed_ns(A);
+        assert_eq!(ran, 45.0 - made_good_ns as f64 / 1e6);
         let told = residency.told_idle_within(Moment(0), Moment(50_000_000));
         assert!((told[&A] - 5e6).abs() < 10.0, "what was believed: {told:?}");
         let half = residency.told_idle_within(Moment(5_000_000), Moment(15_000_000));
@@ -370,6 +373,7 @@ fn of_one_who_is_alone_all_that_was_told_wrongly_is_made_good_until_another_come
         residency.owe_nothing(A);
         residency.owe_idle_alone(A, owed_ns);
         assert_eq!(residency.owed[&A].ns, owed_ns);
+        assert_eq!(residency.owed_ns(A), left_ns, "what counts beside others");
         let seq = residency.next_record.unwrap_or_default();
         let comes = SwitchRecord {
             seq,

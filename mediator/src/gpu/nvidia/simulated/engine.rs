@@ -7,7 +7,9 @@ use turnstile_accounting::{Moment, Nanos};
 
 use super::pauses::{self, Pauses};
 use super::{LAGS, MS, SECOND, US};
+use crate::bench::HOST_PAUSE_NS;
 use crate::bench::bursts::{Burst, bursts};
+use crate::bench::spans::Span;
 use crate::gpu::nvidia::events::{Change, SwitchRecord};
 use crate::gpu::nvidia::launches::{LAUNCH, OWN_INTERVAL};
 use crate::gpu::nvidia::residency::Edges;
@@ -75,6 +77,8 @@ pub(super) struct Tenant {
     /// When the next is launched.
     pub(super) next: u64,
     pub(super) pauses: Option<Pauses>,
+    /// Where the next launch came late.
+    pub(super) paused: Vec<Span>,
     /// The host engine has taken that one, and so many in all.
     pub(super) begun: bool,
     pub(super) taken: u64,
@@ -142,6 +146,7 @@ impl Engine {
             }),
             due: 0,
             pauses: load.pauses.map(Pauses::new),
+            paused: Vec::new(),
             left: 0,
             next: load.start,
             begun: false,
@@ -265,6 +270,9 @@ impl Engine {
                         Some(pauses) => pauses.launch(self.now, tenant.load.gap, STEP),
                         None => self.now + tenant.load.gap,
                     };
+                    if tenant.next - self.now >= HOST_PAUSE_NS {
+                        tenant.paused.push(Span::new(self.now, tenant.next));
+                    }
                 }
             }
         }

@@ -11,7 +11,7 @@ use crate::gpu::nvidia::progress::{Entries, Said, Words};
 use crate::gpu::nvidia::watch::{Runner, Watch};
 
 /// Channels of a simulated tenant: one, with a ring of a thousand.
-struct Channel(u64);
+pub(super) struct Channel(u64);
 
 impl Words for Channel {
     fn generation(&self) -> u64 {
@@ -33,7 +33,7 @@ const HIDDEN: (u64, u64) = (250, 1_000);
 
 impl Daemon {
     /// What a tenant's channel shows.
-    fn channel(&self, tenant: TenantId) -> Channel {
+    pub(super) fn channel(&self, tenant: TenantId) -> Channel {
         let taken = self.engine.tenants[tenant.0 as usize - 1].taken;
         let (hidden, of) = HIDDEN;
         let shown = taken / of * (of - hidden) + (taken % of).min(of - hidden);

@@ -26,6 +26,8 @@ const AGE_OFF: f64 = 200_000.0;
 #[derive(Debug, Default)]
 struct Off {
     shares: u32,
+    /// Where no host paused for 2 ms.
+    unpaused: u32,
     charges: u32,
 }
 
@@ -49,12 +51,14 @@ fn run(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64, off: &mut Off) 
     daemon.engine.counts = Some(random);
     let found = daemon.run(TO.div_ceil(1_000));
     let points = found.worst_ms(FROM, TO);
+    let unpaused = found.worst_unpaused_ms(FROM, TO);
     let percent = [0, 1].map(|tenant| found.charged_within_percent_ms(tenant, FROM, TO));
     println!(
-        "{}+{} us {}:{}: worst second {points:.2} points, charged {:.2}, {:.2} %",
+        "{}+{} us {}:{}: worst second {points:.2} points, {unpaused:.2?} where no host paused, charged {:.2}, {:.2} %",
         kernels[0].0, kernels[1].0, weights.0, weights.1, percent[0], percent[1]
     );
     off.shares += u32::from(points > 0.5);
+    off.unpaused += u32::from(unpaused.is_some_and(|points| points > 0.5));
     off.charges += percent
         .iter()
         .map(|own| u32::from(own.abs() > 0.5))
@@ -78,9 +82,10 @@ fn pairs_whose_hosts_pause_get_and_pay_their_shares() {
         }
     }
     println!("{off:?} of {} and {}", 55 * rounds, 110 * rounds);
-    // SOURCE: this engine, forty rounds: 1.4 and 1.3 a round; with no launches counted at latches, thirty rounds of other seeds, 1.6 and 4.6.
+    // SOURCE: this engine, forty rounds: 0.7 (0.25 where no host paused) and 1.25 a round; turns by charges alone 1.4 (0.75) and 1.3; no launches counted at latches 1.6 and 4.6 (thirty
+    // rounds, other seeds).
     assert!(
-        off.shares <= 2 * rounds && off.charges <= 2 * rounds,
+        off.shares <= rounds && off.unpaused <= rounds / 2 && off.charges <= 2 * rounds,
         "{off:?}"
     );
 }
