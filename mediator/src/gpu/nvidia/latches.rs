@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, VecDeque};
 use turnstile_accounting::meter::Launched;
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
+use super::RECORD;
 use super::launches::Launches;
 use super::progress::{Entries, Words};
 use super::residency::Residency;
-use super::watch::RECORD;
 
 /// Readings that are remembered: an interval is told of up to half a second later, and a tenant that takes turns is asked twice at each handover.
 const READINGS: usize = 32;

@@ -56,6 +56,9 @@ mod vms;
 mod watch;
 pub mod worker;
 
+/// What is told to [`watch::Watch`] is traced under this name, in lines that `recorded.rs` reads (`turnstile bench share --record`).
+const RECORD: &str = "turnstile::record";
+
 #[cfg(test)]
 mod recorded;
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
-use super::watch::RECORD;
+use super::RECORD;
 
 /// Who works while his words stand still may do so now and then: what he runs may have begun by itself.
 const MISTAKES_MAX: u32 = 3;

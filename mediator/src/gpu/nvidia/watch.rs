@@ -7,6 +7,7 @@ use turnstile_accounting::meter::{LaggedShares, Stay};
 use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
+use super::RECORD;
 use super::begun::{Begun, Look, MISTAKEN};
 use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
@@ -53,9 +54,6 @@ const DOUBTED_AFTER: Nanos = Nanos::from_ms(6);
 
 /// Whoever is idle for so much of his residency has stopped, or pauses for long.
 const STOPPED: f64 = 0.5;
-
-/// What is told to [`Watch`] is traced under this name, in lines that `recorded.rs` reads (`turnstile bench share --record`).
-pub(super) const RECORD: &str = "turnstile::record";
 
 /// The engine's occupancy and whom it belongs to.
 #[derive(Debug)]
