@@ -10,7 +10,7 @@ use super::load::LoadReport;
 use super::matrix::{Cell, Length, Pattern, Tenant};
 use super::percentile::Percentiles;
 use super::spans::{Span, coarser, within};
-use super::windows::{Worst, is_unpaused, worst, worst_of};
+use super::windows::{Worst, is_unpaused, worst_of};
 use super::{BUCKET_NS, BUCKETS_PER_SECOND, FINE_NS, FINE_PER_BUCKET};
 
 /// What the daemon's ledger says of a tenant, in a window.
@@ -190,21 +190,21 @@ impl Side {
     }
 
     fn sliding(&self) -> Option<Worst> {
-        self.worst(1)
+        self.worst(1, |_| true)
     }
 
+    /// The same of windows that count, by their first bucket.
     fn sliding_of(&self, counts: impl Fn(usize) -> bool) -> Option<Worst> {
-        let second = BUCKETS_PER_SECOND;
-        worst_of(&self.received, &self.due, second, second, 1, counts)
+        self.worst(1, counts)
     }
 
     fn aligned(&self) -> Option<Worst> {
-        self.worst(BUCKETS_PER_SECOND)
+        self.worst(BUCKETS_PER_SECOND, |_| true)
     }
 
-    fn worst(&self, step: usize) -> Option<Worst> {
+    fn worst(&self, step: usize, counts: impl Fn(usize) -> bool) -> Option<Worst> {
         let second = BUCKETS_PER_SECOND;
-        worst(&self.received, &self.due, second, second, step)
+        worst_of(&self.received, &self.due, second, second, step, counts)
     }
 }
 

@@ -122,7 +122,7 @@ pub fn run(
     let mut told = load(&mut rig, spec, &calibration, in_wall_ns(start_ns), end)?;
     told.waited_ns = waited_ns
         .zip(self::waited_ns())
-        .map(|(first, last)| last - first);
+        .map(|(first, last)| last.saturating_sub(first));
     let last = rig.read_clock()?;
     let records = rig.records()?;
     let mut report = report(spec, start_ns, &records, first, last, &calibration, told);
