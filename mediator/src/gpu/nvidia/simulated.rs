@@ -67,12 +67,9 @@ impl Found {
 
     /// The same where no host paused, then or in the second before; none if there is no such window.
     fn worst_unpaused_ms(&self, from: u64, to: u64) -> Option<f64> {
-        let tenants = self.engine.tenants.iter();
-        self.worst_where(from, to, |at| {
-            tenants
-                .clone()
-                .all(|tenant| is_unpaused(&tenant.paused, at))
-        })
+        let tenants = &self.engine.tenants;
+        let counts = |at| tenants.iter().all(|tenant| is_unpaused(&tenant.paused, at));
+        self.worst_where(from, to, counts)
     }
 
     /// The same of windows that count, by when they begin.
