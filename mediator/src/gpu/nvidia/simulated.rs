@@ -232,6 +232,7 @@ impl Daemon {
             if now == this.takes_effect && this.what != What::SeeOff {
                 self.engine.tenants[this.tenant].off = this.what != What::Release;
                 self.engine.preempt = this.what != What::Unschedule;
+                self.engine.stop = this.what == What::Suspend;
             }
             let seen_off = this.what == What::SeeOff && self.engine.current != Some(this.tenant);
             if now >= this.done || seen_off {
@@ -241,7 +242,7 @@ impl Daemon {
                         self.held.remove(&id(this.tenant));
                         self.watch.released(id(this.tenant), Moment(now));
                     }
-                    What::SeeOff if !seen_off => self.engine.preempt = true,
+                    What::SeeOff if !seen_off => self.engine.stop = true,
                     What::SeeOff => {}
                     What::Suspend | What::Unschedule => {
                         self.held.insert(id(this.tenant));

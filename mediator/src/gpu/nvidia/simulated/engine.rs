@@ -118,8 +118,11 @@ pub(super) struct Engine {
     pub(super) saving: Option<u64>,
     /// Another comes at this time, and runs at the other.
     pub(super) switching: Option<(usize, u64, u64)>,
-    /// Who runs has to make room for others, or for himself.
+    /// Who runs has to make room for others, or for himself, if his time slice is over.
     pub(super) preempt: bool,
+    /// Who runs and is off has to stop at once. (Otherwise he runs until the end of his kernel, or of his time slice, if others wait. SOURCE: recordings of an H200 (decision 045):
+    /// kernels of 2 ms end before their tenant leaves at a handover, up to 2 ms after the other was let in; endless ones and those of 50 ms leave at once.)
+    pub(super) stop: bool,
     pub(super) since: u64,
     pub(super) records: Vec<SwitchRecord>,
     pub(super) seq: u64,
@@ -164,6 +167,7 @@ impl Engine {
             saving: None,
             switching: None,
             preempt: false,
+            stop: false,
             since: 0,
             records: Vec::new(),
             seq: 0,
@@ -261,6 +265,8 @@ impl Engine {
             if tenant.left > 0 {
                 if !std::mem::replace(&mut tenant.begun, true) {
                     tenant.taken += 1;
+                    // Whoever had nothing to do has a whole time slice again.
+                    self.since = self.now;
                 }
                 tenant.left = tenant.left.saturating_sub(STEP);
                 tenant.executed += STEP;
@@ -291,19 +297,19 @@ impl Engine {
     /// Another context, if the one on the engine has had its time or nothing to do.
     fn choose(&mut self) {
         let Some(current) = self.current else {
-            self.preempt = false;
+            (self.preempt, self.stop) = (false, false);
             return self.come();
         };
         let works = self.tenants[current].left > 0;
         let another = self.next().is_some_and(|next| next != current);
         let expired = works && self.now - self.since >= TIME_SLICE;
-        let gone = self.preempt && self.tenants[current].off;
+        let gone = self.stop && self.tenants[current].off;
         if gone || (another && (!works || expired)) || (self.preempt && works && expired) {
             self.tenants[current].midway = works;
             let save = if works { EDGES.stopped } else { EDGES.left };
             self.saving = Some(self.now + save.0 / STEP * STEP);
         }
-        self.preempt = false;
+        (self.preempt, self.stop) = (false, false);
     }
 
     /// Whoever has work takes the empty engine.

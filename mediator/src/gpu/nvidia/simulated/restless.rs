@@ -82,10 +82,9 @@ fn pairs_whose_hosts_pause_get_and_pay_their_shares() {
         }
     }
     println!("{off:?} of {} and {}", 55 * rounds, 110 * rounds);
-    // SOURCE: this engine, forty rounds: 0.7 (0.25 where no host paused) and 1.25 a round; turns by charges alone 1.4 (0.75) and 1.3; no launches counted at latches 1.6 and 4.6 (thirty
-    // rounds, other seeds).
+    // SOURCE: this engine, forty rounds: 0.9 (0.4 where no host paused) and 0.55 a round; an H200, two rounds: 1 and 1.5.
     assert!(
-        off.shares <= rounds && off.unpaused <= rounds / 2 && off.charges <= 2 * rounds,
+        off.shares <= 2 * rounds && off.unpaused <= rounds && off.charges <= rounds,
         "{off:?}"
     );
 }
