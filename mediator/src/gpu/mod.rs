@@ -300,7 +300,7 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     }
 
     /// When to ask [`Gpu::has_run_dry`] again while somebody is held, to let him in: after `tick`, or never before the next
-    /// decision, where the engine is known to have work.
+    /// decision, where the engine is known to have work. A GPU may wake the thread that asks, to be asked again.
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         Some(tick)
     }

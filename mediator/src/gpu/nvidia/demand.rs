@@ -190,6 +190,11 @@ impl Demand {
         self.tenants.len() < 2
     }
 
+    /// All of them.
+    pub fn tenants(&self) -> impl Iterator<Item = TenantId> + '_ {
+        self.tenants.keys().copied()
+    }
+
     /// Those that want it.
     pub fn wanting(&self, now: Moment) -> impl Iterator<Item = TenantId> + '_ {
         self.tenants

@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, Thread};
 use std::time::Instant;
 
 use turnstile_abi::CHUNK_BYTES;
@@ -140,6 +140,11 @@ impl Watched {
         more.unwrap_or(true)
     }
 
+    /// Whether it is known, without asking the driver, that there is something to be read.
+    fn shows_more(&self) -> bool {
+        self.log.shows_more()
+    }
+
     /// Reads the log where it is no harm if that fails.
     fn refresh_or_say(&mut self) {
         if let Err(error) = self.refresh() {
@@ -181,6 +186,8 @@ struct Shared {
     age_known: AgeKnown,
     /// Something was told since it was last taken.
     has_told: AtomicBool,
+    /// Who sleeps while tenants are held and released, and looks whether the engine works.
+    sleeper: Mutex<Option<Thread>>,
     vms: Vms,
     programs: ProgramMemory,
     chunks: ProgramChunks,
@@ -256,6 +263,7 @@ impl NvidiaGpu {
             counting: Mutex::default(),
             age_known: AgeKnown::new(),
             has_told: AtomicBool::new(false),
+            sleeper: Mutex::new(None),
             vms,
             programs: ProgramMemory::new(room_bytes, Arc::new(chunks.clone())),
             chunks,
@@ -323,6 +331,13 @@ impl Shared {
 
     fn is_moving(&self) -> bool {
         self.hands.is_moving()
+    }
+
+    /// How soon it is worth looking whether the engine works.
+    fn look_within(&self, tick: Nanos) -> Option<Nanos> {
+        let watched = lock(&self.watched);
+        let held = |tenant| self.is_held(tenant);
+        watched.watch.look_within(self.now(), tick, held)
     }
 
     /// A process of a tenant was handed something.
@@ -409,6 +424,14 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
         let mut watched = lock(&self.shared.watched);
         watched.refresh_or_say();
         watched.watch.residency.resident()
+    }
+
+    fn moved(&self) {
+        let shared = &self.shared;
+        let sleeper = lock(&shared.sleeper).take();
+        if let Some(sleeper) = sleeper.filter(|_| shared.look_within(TICK).is_some()) {
+            sleeper.unpark();
+        }
     }
 }
 
@@ -518,12 +541,12 @@ impl Gpu for NvidiaGpu {
 
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         let shared = &self.shared;
+        *lock(&shared.sleeper) = Some(thread::current());
         if shared.is_moving() {
-            return Some(tick);
+            // It is woken, if need be.
+            return None;
         }
-        let watched = lock(&shared.watched);
-        let held = |tenant| shared.is_held(tenant);
-        watched.watch.look_within(shared.now(), tick, held)
+        shared.look_within(tick)
     }
 
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
@@ -546,7 +569,11 @@ impl Gpu for NvidiaGpu {
     }
 
     fn has_events(&self) -> bool {
-        self.shared.has_told.load(Ordering::Acquire) || lock(&self.shared.watched).has_more()
+        let shared = &self.shared;
+        if shared.has_told.load(Ordering::Acquire) || lock(&shared.watched).shows_more() {
+            return true;
+        }
+        look::may_have_come(&mut Looker(shared)) && lock(&shared.watched).has_more()
     }
 
     fn events_behind(&self) -> Nanos {

@@ -277,6 +277,11 @@ impl EventLog {
         Ok(self.put(client)? != self.get)
     }
 
+    /// Whether it is seen already that there are such. SOURCE: as of [`EventLog::put`]: it is, some 30 ms later at most.
+    pub fn shows_more(&self) -> bool {
+        self.word(header::PUT) % RECORDS != self.get
+    }
+
     /// Where the driver writes next, with all that was logged until now before it.
     fn put(&self, client: &RmClient) -> Result<u32, RmError> {
         // Otherwise the driver moves records from the GPU's buffer 30 times a second. SOURCE: `fecs_event_list.c`.

@@ -86,6 +86,9 @@ pub(super) trait Owner {
 
     /// Whose context is on the engine now.
     fn on_the_engine(&self) -> Option<TenantId>;
+
+    /// What was ordered is done: from now on the engine says again who works.
+    fn moved(&self) {}
 }
 
 /// Who is to stay held whatever happens, or is not any more, and who hears of it.
@@ -250,12 +253,13 @@ impl Hands {
             owed.retain(|tenant| tenants.get(tenant) != Some(&false));
             let asked = tenants.iter().filter(|(_, hold)| **hold);
             let asked: Vec<TenantId> = asked.map(|(tenant, _)| *tenant).collect();
-            if tenants.is_empty() {
-                self.release_strays(&mut holder, owner);
-            } else {
+            let moves = !tenants.is_empty();
+            if moves {
                 let work = Work::begin();
                 self.carry_out(&mut holder, owner, tenants);
                 lock(&self.wanted).work.add(&work);
+            } else {
+                self.release_strays(&mut holder, owner);
             }
             for (tenant, on, done) in fasten {
                 let fastened = if on {
@@ -266,6 +270,10 @@ impl Hands {
                 };
                 // Whoever asked may have given up.
                 let _ = done.send(fastened);
+            }
+            if moves {
+                lock(&self.wanted).moving = false;
+                owner.moved();
             }
             // Each renewal wakes the guardian.
             if renewed.elapsed() >= RENEWAL {
@@ -303,8 +311,9 @@ impl Hands {
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        if !wanted.tenants.is_empty() && !wanted.ending {
-            // A decision's orders come one by one.
+        let some = |hold| wanted.tenants.values().any(|wanted| *wanted == hold);
+        // A decision's orders come one by one. Who is let in comes first, who is stopped last; to sleep costs as much as to look at the log.
+        if (some(true) ^ some(false)) && !wanted.ending {
             drop(wanted);
             thread::sleep(GATHER);
             wanted = lock(&self.wanted);

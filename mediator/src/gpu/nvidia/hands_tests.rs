@@ -42,6 +42,8 @@ struct Fake {
     serves: AtomicBool,
     /// Nobody may run.
     keeps: AtomicBool,
+    /// So often all that was ordered was done.
+    moved: AtomicU32,
 }
 
 impl Fake {
@@ -129,6 +131,10 @@ impl Owner for Shared {
 
     fn on_the_engine(&self) -> Option<TenantId> {
         *lock(&self.0.stays)
+    }
+
+    fn moved(&self) {
+        self.0.moved.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -225,6 +231,13 @@ fn at_a_handover_the_holder_is_off_the_schedule_before_the_next_runs() {
         "the guardian knows before it happens: {events:?}"
     );
     assert!(rig.hands.is_held(A) && !rig.hands.is_held(B));
+    // Whoever sleeps until it is known who works hears of each.
+    let begin = Instant::now();
+    while rig.fake.moved.load(Ordering::SeqCst) < 2 {
+        // TIMEOUT: as above.
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        thread::yield_now();
+    }
     assert_eq!(rig.hands.calls().failed, 0);
     assert!(rig.hands.work().count >= 2);
 }

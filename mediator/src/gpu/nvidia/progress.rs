@@ -437,12 +437,12 @@ impl Progress {
         }
     }
 
-    /// Whether channels have moved since the last look, which this is not.
-    pub(super) fn has_moved(&self, tenant: TenantId, words: &impl Words) -> bool {
-        let heard = self.tenants.get(&tenant);
-        let heard = heard.filter(|heard| heard.generation == words.generation());
-        heard.is_some_and(|heard| {
-            let mut channels = heard.channels.iter().enumerate();
+    /// Whether channels have moved since the last look, which this is not; none if there was none, or they are not believed.
+    pub(super) fn has_moved(&self, tenant: TenantId, words: &impl Words) -> Option<bool> {
+        let heard = self.tenants.get(&tenant)?;
+        let same = heard.generation == words.generation() && heard.mistakes <= MISTAKES_MAX;
+        let mut channels = heard.channels.iter().enumerate();
+        same.then(|| {
             channels.any(|(index, channel)| words.read(index).0.get != channel.entries.get)
         })
     }

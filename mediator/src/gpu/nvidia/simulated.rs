@@ -403,7 +403,7 @@ impl Daemon {
             && end < until
             && self.is_alone(end)
             && self.engine.latched.is_empty()
-            && self.engine.records.is_empty()
+            && (self.engine.records.is_empty() || !look::may_have_come(self))
         {
             end = until.min(end + ALONE);
             self.sleep_until(end);

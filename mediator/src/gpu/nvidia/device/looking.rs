@@ -99,15 +99,11 @@ impl Eyes for Looker<'_> {
         said
     }
 
-    fn has_moved(&mut self, tenant: TenantId) -> bool {
+    fn has_moved(&mut self, tenant: TenantId) -> Option<bool> {
         let userds = lock(&self.0.userds);
-        let words = userds.of(tenant);
-        words.is_some_and(|words| {
-            lock(&self.0.watched)
-                .watch
-                .progress
-                .has_moved(tenant, words)
-        })
+        let words = userds.of(tenant)?;
+        let watched = lock(&self.0.watched);
+        watched.watch.progress.has_moved(tenant, words)
     }
 
     fn works(&mut self) -> bool {

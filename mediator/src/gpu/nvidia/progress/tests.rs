@@ -53,8 +53,15 @@ fn entries_are_counted_round_the_ring_and_of_all_channels() {
     };
     assert_eq!(look(&mut progress, &[1031, 9], ms(7)), still);
     assert_eq!(look(&mut progress, &[1031, 9], ms(8)), still);
-    assert!(progress.has_moved(A, &Fake(1, vec![1032, 9])));
-    assert!(!progress.has_moved(A, &Fake(1, vec![1031, 9])));
+    let moved = |words| progress.has_moved(A, &words);
+    assert_eq!(moved(Fake(1, vec![1032, 9])), Some(true));
+    assert_eq!(moved(Fake(1, vec![1031, 9])), Some(false));
+    assert_eq!(moved(Fake(2, vec![1031, 9])), None, "other channels");
+    assert_eq!(
+        progress.has_moved(TenantId(2), &Fake(1, vec![])),
+        None,
+        "never asked"
+    );
     let other = progress.look(A, &Fake(2, vec![5]), ms(9));
     assert_eq!(other, Said::Nothing, "other channels");
 }

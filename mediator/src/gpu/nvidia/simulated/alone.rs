@@ -47,3 +47,51 @@ fn while_one_is_alone_periods_end_with_latches() {
     let found = Daemon::new(&[Load::busy(100, 200)], "slices").run(10);
     assert!((90..=115).contains(&found.periods), "{}", found.periods);
 }
+
+/// Whose words stand still has not come; who begins after a while has, and both are charged what they execute.
+#[test]
+fn who_begins_beside_one_who_was_alone_is_seen_by_his_words() {
+    let late = Load {
+        start: 3_000 * MS,
+        ..Load::busy(100, 200)
+    };
+    let mut charged = [false, true].map(|words| {
+        let mut daemon = Daemon::new(&[Load::busy(100, 200), late], "slices");
+        (daemon.engine.lag, daemon.words) = (LAGS[3], words);
+        daemon.watch.measured(Nanos(LAGS[3]));
+        let found = daemon.run(9);
+        let percent = [0, 1].map(|tenant| found.charged_within_percent(tenant, 4, 9));
+        println!(
+            "words {words}: charged {percent:.2?} %, worst {:.2} points",
+            found.worst(4, 9)
+        );
+        assert!(found.worst(4, 9) <= 0.5);
+        percent
+    });
+    assert!(
+        charged
+            .as_flattened_mut()
+            .iter()
+            .all(|own| own.abs() <= 0.5),
+        "{charged:?}"
+    );
+}
+
+#[test]
+fn nobody_has_come_whose_words_stand_still() {
+    let idle = Load {
+        start: 60 * SECOND,
+        ..Load::busy(100, 200)
+    };
+    let mut daemon = Daemon::new(&[Load::busy(100, 200), idle], "slices");
+    // Nobody has said anything: anybody may.
+    assert!(look::may_have_come(&mut daemon));
+    daemon.words = true;
+    assert!(look::may_have_come(&mut daemon), "asked for the first time");
+    assert!(look::may_have_come(&mut daemon), "and the other one");
+    assert!(!look::may_have_come(&mut daemon));
+    daemon.engine.tenants[1].taken += 1;
+    assert!(look::may_have_come(&mut daemon), "he launched");
+    look::Eyes::ask(&mut daemon, id(1));
+    assert!(!look::may_have_come(&mut daemon));
+}

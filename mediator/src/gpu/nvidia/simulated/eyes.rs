@@ -85,9 +85,10 @@ impl Eyes for Daemon {
         self.watch.ask(tenant, &channel, now)
     }
 
-    fn has_moved(&mut self, tenant: TenantId) -> bool {
+    fn has_moved(&mut self, tenant: TenantId) -> Option<bool> {
         let channel = self.channel(tenant);
-        self.words && self.watch.progress.has_moved(tenant, &channel)
+        let said = self.words.then_some(&self.watch.progress);
+        said?.has_moved(tenant, &channel)
     }
 
     fn works(&mut self) -> bool {
