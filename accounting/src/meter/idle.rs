@@ -448,6 +448,12 @@ impl IdleShares {
         Nanos(handover_ns(self.fraction(tenant)) as u64)
     }
 
+    /// How long a launch of a tenant takes, in ns; none if they are not counted.
+    pub(super) fn launch_ns(&self, tenant: TenantId) -> Option<f64> {
+        let row = self.find(tenant, Estimate::Launch)?;
+        Some(self.known[row].value)
+    }
+
     /// Standard deviation of that fraction.
     pub fn uncertainty(&self, tenant: TenantId) -> f64 {
         self.find(tenant, Estimate::Idle)

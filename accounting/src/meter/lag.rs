@@ -253,6 +253,12 @@ impl LaggedShares {
         })
     }
 
+    /// How long a launch of a tenant takes, in ns, if launches foretell better than residencies; none where they are not counted.
+    pub fn launch_ns(&self, tenant: TenantId) -> Option<f64> {
+        let by_launches = self.by_launches.as_ref().filter(|_| self.by_launches())?;
+        by_launches.shares.launch_ns(tenant)
+    }
+
     /// How long each tenant was idle in the last interval, as far as is known now: by what they launched where that foretells better than how long they were there, and
     /// no further from that than a pause may be. None if the interval said nothing.
     pub fn found(&self) -> Vec<Idled> {

@@ -585,7 +585,7 @@ impl Gpu for NvidiaGpu {
     }
 
     fn overcharged_ns(&self, tenant: TenantId) -> i64 {
-        lock(&self.shared.watched).watch.residency.owed_ns(tenant)
+        lock(&self.shared.watched).watch.overcharged_ns(tenant)
     }
 
     /// A VM's worker knows what is pending; whether it is there often enough to wait for turns, or comes now and then, is seen

@@ -188,6 +188,26 @@ impl Latches {
         })
     }
 
+    /// What a tenant launched from the end of the last interval that was told, which was then, to the last reading or so far; and until when that is.
+    pub(super) fn launched_since(
+        &self,
+        tenant: TenantId,
+        (from, most): (Moment, Moment),
+        residency: &Residency,
+        launches: &Launches,
+    ) -> Option<(f64, Moment)> {
+        let known = self.tenants.get(&tenant)?;
+        let same = |(at, ..): &(Moment, _, _)| at.0.abs_diff(from.0) <= SAME.0;
+        let (_, since, more) = known.told.filter(same)?;
+        let resident = |from, to| residency.resident_of(tenant, from, to);
+        let expected = |resident| launches.expected(tenant, resident);
+        let course = Course::of(&known.readings, since, resident, expected);
+        let to = course.0.last()?.0.min(most);
+        let until = course.until(to, resident)?;
+        let count = until.total + until.more - course.total_at(since)? - more;
+        (to > from).then_some((count, to))
+    }
+
     /// A tenant is gone.
     pub(super) fn forget(&mut self, tenant: TenantId) {
         self.tenants.remove(&tenant);

@@ -444,7 +444,7 @@ impl Daemon {
                     tenant: id(tenant),
                     pending: self.pending(tenant).into(),
                     last_active: None,
-                    overcharged_ns: self.watch.residency.owed_ns(id(tenant)),
+                    overcharged_ns: self.watch.overcharged_ns(id(tenant)),
                 })
                 .collect();
             for (tenant, charged) in self.charged.iter_mut().enumerate() {

@@ -73,8 +73,11 @@ pub(super) struct Watch {
     pauses: u32,
     /// Whether there are counters.
     counters: bool,
-    /// End of the last interval that they told of.
+    /// End of the last interval that they told of, by their stamps and in truth.
     counted_until: Option<Moment>,
+    counted_to: Option<Moment>,
+    /// Residency was told up to there.
+    settled: Moment,
     strangers: BTreeSet<u32>,
     events: Vec<SwitchEvent>,
     /// A part of the log was lost since the events were last taken.
@@ -108,6 +111,8 @@ impl Watch {
             pauses: 0,
             counters,
             counted_until: None,
+            counted_to: None,
+            settled: Moment(0),
             strangers: BTreeSet::new(),
             events: Vec::new(),
             lost: false,
@@ -566,6 +571,7 @@ impl Watch {
     pub(super) fn take(&mut self, now: Moment, events: &mut Vec<SwitchEvent>) -> bool {
         log::trace!(target: RECORD, "take {}", now.0);
         let settled = Moment(now.0.saturating_sub(SETTLED.0));
+        self.settled = settled;
         self.progress.settle(settled);
         self.residency.settle(settled, &mut self.events);
         events.append(&mut self.events);
@@ -643,6 +649,7 @@ impl Watch {
             self.idle.lag()
         );
         let span = busy.span(self.idle.lag());
+        self.counted_to = self.idle.is_measured().then_some(span.1);
         if self.idle.is_measured() {
             self.contradict(span, idle, nobody, &stays);
         }
@@ -776,5 +783,6 @@ fn more(told: &BTreeMap<TenantId, f64>, tenant: TenantId, known_ns: f64) -> i64 
     (known_ns - told_ns) as i64
 }
 
+mod lately;
 #[cfg(test)]
 mod tests;

@@ -31,7 +31,7 @@ struct Off {
     charges: u32,
 }
 
-fn run(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64, off: &mut Off) {
+fn found(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64) -> Found {
     let mut random = SmallRng::seed_from_u64(seed);
     let load = |weight, (kernel_us, gap_us), seed| Load {
         pauses: Some(seed),
@@ -49,7 +49,11 @@ fn run(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64, off: &mut Off) 
     let age = daemon.engine.lag as f64 + AGE_OFF * pauses::normal(&mut random);
     daemon.watch.measured(Nanos(age.max(0.0) as u64));
     daemon.engine.counts = Some(random);
-    let found = daemon.run(TO.div_ceil(1_000));
+    daemon.run(TO.div_ceil(1_000))
+}
+
+fn run(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64, off: &mut Off) {
+    let found = found(weights, kernels, seed);
     let points = found.worst_ms(FROM, TO);
     let unpaused = found.worst_unpaused_ms(FROM, TO);
     let percent = [0, 1].map(|tenant| found.charged_within_percent_ms(tenant, FROM, TO));
@@ -82,9 +86,23 @@ fn pairs_whose_hosts_pause_get_and_pay_their_shares() {
         }
     }
     println!("{off:?} of {} and {}", 55 * rounds, 110 * rounds);
-    // SOURCE: this engine, forty rounds: 0.9 (0.4 where no host paused) and 0.55 a round; an H200, two rounds: 1 and 1.5.
+    // SOURCE: this engine, forty rounds: 0.8 (0.3 where no host paused) and 0.6 a round; an H200, two rounds without `watch/lately.rs`: 1 and 1.5.
     assert!(
         off.shares <= 2 * rounds && off.unpaused <= rounds && off.charges <= rounds,
         "{off:?}"
     );
+}
+
+/// What one pauses more or less in a turn is evened out by the next, and not when the counters have told of it.
+#[test]
+fn turns_of_short_kernels_are_planned_by_what_was_launched_in_the_last() {
+    let worst = (0..12).filter_map(|seed| {
+        let found = found((1, 1), [KERNELS_US[0], KERNELS_US[0]], seed);
+        found.worst_unpaused_ms(FROM, TO)
+    });
+    let worst: Vec<f64> = worst.collect();
+    let mean = worst.iter().sum::<f64>() / worst.len() as f64;
+    println!("{worst:.2?}: {mean:.3} points in the mean");
+    // SOURCE: this engine: 0.32; without, 0.39.
+    assert!(worst.len() > 6 && mean <= 0.35, "{worst:?}");
 }
