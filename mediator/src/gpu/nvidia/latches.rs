@@ -188,22 +188,21 @@ impl Latches {
         })
     }
 
-    /// What a tenant launched from the end of the last interval that was told, which was then, to the last reading or so far; and until when that is.
+    /// What a tenant launched from the end of the last interval that was told, which was then, to the last reading or so far; and until when that is. The rest as in
+    /// [`Self::launched`].
     pub(super) fn launched_since(
         &self,
         tenant: TenantId,
         (from, most): (Moment, Moment),
-        residency: &Residency,
-        launches: &Launches,
+        resident: impl Fn(Moment, Moment) -> Nanos,
+        expected: impl Fn(Nanos) -> f64,
     ) -> Option<(f64, Moment)> {
         let known = self.tenants.get(&tenant)?;
         let same = |(at, ..): &(Moment, _, _)| at.0.abs_diff(from.0) <= SAME.0;
         let (_, since, more) = known.told.filter(same)?;
-        let resident = |from, to| residency.resident_of(tenant, from, to);
-        let expected = |resident| launches.expected(tenant, resident);
-        let course = Course::of(&known.readings, since, resident, expected);
+        let course = Course::of(&known.readings, since, &resident, &expected);
         let to = course.0.last()?.0.min(most);
-        let until = course.until(to, resident)?;
+        let until = course.until(to, &resident)?;
         let count = until.total + until.more - course.total_at(since)? - more;
         (to > from).then_some((count, to))
     }
@@ -419,6 +418,14 @@ mod tests {
         // 400 from 250 to 350 ms, so 1,100 until 300, of which 250 and 500 were told.
         let second = second.unwrap();
         assert!((second.count - 350.0).abs() < 0.001, "{second:?}");
+        let since = |from: u64, most: u64| {
+            let ends = (Moment(from * MS), Moment(most * MS));
+            latches.launched_since(A, ends, |from, to| to.since(from), |_| 0.0)
+        };
+        assert_eq!(since(300, 400), Some((200.0, Moment(350 * MS))));
+        assert_eq!(since(300, 330), Some((120.0, Moment(330 * MS))));
+        assert_eq!(since(300, 300), None, "nothing is known of later");
+        assert_eq!(since(200, 400), None, "no end that was told last");
     }
 
     #[test]

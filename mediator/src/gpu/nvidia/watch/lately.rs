@@ -21,18 +21,18 @@ impl Watch {
     fn foretold_ns(&self, tenant: TenantId) -> Option<f64> {
         let from = self.counted_to?;
         let launch_ns = self.idle.launch_ns(tenant)?;
-        let since = self.latches.launched_since(
-            tenant,
-            (from, self.settled),
-            &self.residency,
-            &self.launches,
-        );
+        let resident = |from, to| self.residency.resident_of(tenant, from, to);
+        let expected = |resident| self.launches.expected(tenant, resident);
+        let ends = (from, self.settled);
+        let since = self
+            .latches
+            .launched_since(tenant, ends, resident, expected);
         let (count, to) = since?;
         let half = |at: Moment| {
             let at = self.residency.resident_at(Moment(at.0.saturating_sub(1)));
             if at == Some(tenant) { 0.5 } else { 0.0 }
         };
-        let Nanos(resident_ns) = self.residency.resident_of(tenant, from, to);
+        let Nanos(resident_ns) = resident(from, to);
         let worked_ns = launch_ns * (count + half(from) - half(to));
         let told = self.residency.told_idle_within(from, to);
         let told_ns = told.get(&tenant).copied().unwrap_or(0.0);
