@@ -312,7 +312,7 @@ impl Hands {
                 .0;
         }
         let some = |hold| wanted.tenants.values().any(|wanted| *wanted == hold);
-        // A decision's orders come one by one. Who is let in comes first, who is stopped last; to sleep costs as much as to look at the log.
+        // A decision's orders come one by one, who is let in first and who is stopped last: where both are there, it is complete.
         if (some(true) ^ some(false)) && !wanted.ending {
             drop(wanted);
             thread::sleep(GATHER);
