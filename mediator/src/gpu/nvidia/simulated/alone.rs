@@ -55,7 +55,7 @@ fn who_begins_beside_one_who_was_alone_is_seen_by_his_words() {
         start: 3_000 * MS,
         ..Load::busy(100, 200)
     };
-    let mut charged = [false, true].map(|words| {
+    let charged = [false, true].map(|words| {
         let mut daemon = Daemon::new(&[Load::busy(100, 200), late], "slices");
         (daemon.engine.lag, daemon.words) = (LAGS[3], words);
         daemon.watch.measured(Nanos(LAGS[3]));
@@ -69,10 +69,7 @@ fn who_begins_beside_one_who_was_alone_is_seen_by_his_words() {
         percent
     });
     assert!(
-        charged
-            .as_flattened_mut()
-            .iter()
-            .all(|own| own.abs() <= 0.5),
+        charged.as_flattened().iter().all(|own| own.abs() <= 0.5),
         "{charged:?}"
     );
 }
