@@ -71,7 +71,7 @@ fn run(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64, off: &mut Off) 
 
 #[test]
 fn pairs_whose_hosts_pause_get_and_pay_their_shares() {
-    let rounds = std::env::var("TURNSTILE_ROUNDS").map_or(3, |rounds| rounds.parse().unwrap());
+    let rounds = std::env::var("TURNSTILE_ROUNDS").map_or(20, |rounds| rounds.parse().unwrap());
     let mut seeds = SmallRng::seed_from_u64(1);
     let mut off = Off::default();
     for _ in 0..rounds {
@@ -88,7 +88,7 @@ fn pairs_whose_hosts_pause_get_and_pay_their_shares() {
     println!("{off:?} of {} and {}", 55 * rounds, 110 * rounds);
     // SOURCE: this engine, forty rounds: 0.8 (0.3 where no host paused) and 0.6 a round; an H200, two rounds without `watch/lately.rs`: 1 and 1.5.
     assert!(
-        off.shares <= 2 * rounds && off.unpaused <= rounds && off.charges <= rounds,
+        off.shares <= rounds && off.unpaused <= rounds / 2 && off.charges <= rounds,
         "{off:?}"
     );
 }
