@@ -140,11 +140,6 @@ impl Watched {
         more.unwrap_or(true)
     }
 
-    /// Whether it is known, without asking the driver, that there is something to be read.
-    fn shows_more(&self) -> bool {
-        self.log.shows_more()
-    }
-
     /// Reads the log where it is no harm if that fails.
     fn refresh_or_say(&mut self) {
         if let Err(error) = self.refresh() {
@@ -570,7 +565,7 @@ impl Gpu for NvidiaGpu {
 
     fn has_events(&self) -> bool {
         let shared = &self.shared;
-        if shared.has_told.load(Ordering::Acquire) || lock(&shared.watched).shows_more() {
+        if shared.has_told.load(Ordering::Acquire) || lock(&shared.watched).log.shows_more() {
             return true;
         }
         look::may_have_come(&mut Looker(shared)) && lock(&shared.watched).has_more()

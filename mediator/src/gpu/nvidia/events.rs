@@ -279,14 +279,19 @@ impl EventLog {
 
     /// Whether it is seen already that there are such. SOURCE: as of [`EventLog::put`]: it is, some 30 ms later at most.
     pub fn shows_more(&self) -> bool {
-        self.word(header::PUT) % RECORDS != self.get
+        self.shown() != self.get
     }
 
     /// Where the driver writes next, with all that was logged until now before it.
     fn put(&self, client: &RmClient) -> Result<u32, RmError> {
         // Otherwise the driver moves records from the GPU's buffer 30 times a second. SOURCE: `fecs_event_list.c`.
         client.control_empty("flush events", self.buffer, abi::EVENTS_FLUSH)?;
-        Ok(self.word(header::PUT) % RECORDS)
+        Ok(self.shown())
+    }
+
+    /// Where it writes next, by what it has moved to the ring so far.
+    fn shown(&self) -> u32 {
+        self.word(header::PUT) % RECORDS
     }
 
     /// Records that were read, of which the driver does not know it yet.

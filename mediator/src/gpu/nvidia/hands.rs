@@ -303,7 +303,6 @@ impl Hands {
     fn next(&self, calls: HoldCalls) -> Option<(BTreeMap<TenantId, bool>, Vec<Fasten>)> {
         let mut wanted = lock(&self.wanted);
         wanted.calls = calls;
-        wanted.moving = false;
         if wanted.tenants.is_empty() && wanted.fasten.is_empty() && !wanted.ending {
             wanted = self
                 .wake

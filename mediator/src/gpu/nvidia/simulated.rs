@@ -315,7 +315,7 @@ impl Daemon {
         }
     }
 
-    /// As `NvidiaGpu::look_again`.
+    /// As `NvidiaGpu::look_again`, but that who asks there while somebody is held or released is woken when that is done.
     fn look_again(&self) -> Option<Nanos> {
         if self.is_moving() {
             return Some(TICK);

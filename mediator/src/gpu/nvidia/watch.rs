@@ -73,9 +73,8 @@ pub(super) struct Watch {
     pauses: u32,
     /// Whether there are counters.
     counters: bool,
-    /// End of the last interval that they told of, by their stamps and in truth.
+    /// End of the last interval that they told of, by their stamps.
     counted_until: Option<Moment>,
-    counted_to: Option<Moment>,
     /// Residency was told up to there.
     settled: Moment,
     strangers: BTreeSet<u32>,
@@ -111,7 +110,6 @@ impl Watch {
             pauses: 0,
             counters,
             counted_until: None,
-            counted_to: None,
             settled: Moment(0),
             strangers: BTreeSet::new(),
             events: Vec::new(),
@@ -649,7 +647,6 @@ impl Watch {
             self.idle.lag()
         );
         let span = busy.span(self.idle.lag());
-        self.counted_to = self.idle.is_measured().then_some(span.1);
         if self.idle.is_measured() {
             self.contradict(span, idle, nobody, &stays);
         }

@@ -19,7 +19,8 @@ impl Watch {
     }
 
     fn foretold_ns(&self, tenant: TenantId) -> Option<f64> {
-        let from = self.counted_to?;
+        let until = self.counted_until.filter(|_| self.idle.is_measured())?;
+        let from = Moment(until.0.saturating_sub(self.idle.lag().0));
         let launch_ns = self.idle.launch_ns(tenant)?;
         let resident = |from, to| self.residency.resident_of(tenant, from, to);
         let expected = |resident| self.launches.expected(tenant, resident);
