@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Parser;
+use kvm_ioctls::{Kvm, VmFd};
 use turnstile_mediator::daemon::MeterKind;
 use turnstile_mediator::gpu::Suspend;
 use turnstile_mediator::gpu::soft::SoftConfig;
@@ -57,11 +58,19 @@ fn simulated() -> Result<PciGpu> {
     })?)
 }
 
+/// A VM for as long as this runs, where there is KVM: with the first one the kernel patches its scheduler, and with the last one back
+/// (`preempt_notifier_key`), which an emulated machine with two processors does not survive for long
+/// (docs/decisions/029-nested-lab.md).
+fn kept_vm() -> Option<VmFd> {
+    Kvm::new().and_then(|kvm| kvm.create_vm()).ok()
+}
+
 fn main() -> Result<()> {
     let args = Args::parse();
     if let Some(socket) = &args.serve {
         return Ok(serve(&simulated()?, socket)?);
     }
+    let _kept = kept_vm();
     if let Some(folder) = args.linux_guests {
         let cloud = Cloud::find().map_err(anyhow::Error::msg)?;
         let lab = Lab::at(folder);
