@@ -18,6 +18,9 @@ use super::watch::{Runner, Watch};
 /// of the log costs 0.1 ms of processor time, as much as one of the status register. SOURCE: measured on an H200.
 const FRESH: Nanos = Nanos::from_ms(6);
 
+/// Who worked for long may launch nothing for so long, and goes on. SOURCE: `simulated/pauses.rs`: hosts pause for longer three times in a minute.
+const PAUSE: Nanos = Nanos::from_ms(2);
+
 /// Of more it is not asked whether they launched anything: reading the log costs as much. SOURCE: measured on an H200: 47 us; 1.5 us for each channel of each, of which CUDA makes
 /// eight.
 const ASKED_MAX: usize = 3;
@@ -181,6 +184,10 @@ fn doubt(eyes: &mut impl Eyes, tenant: TenantId) -> Option<(Said, Moment)> {
         _ if watch.goes_on(tenant, said, at) => false,
         // Who worked for long and goes on is not looked at: the counters tell of his pauses.
         Said::Moved { .. } => !watch.trusted(tenant, at),
+        // Nor who did so until a moment ago: the look at a latch came just before the end of his turn.
+        Said::Still { moved_at, .. } if at.since(moved_at) < PAUSE && watch.trusted(tenant, at) => {
+            false
+        }
         Said::Still { .. } if watch.residency.is_idle() => !watch.rests(tenant, at),
         Said::Still { .. } => watch.progress.may_rest(tenant, at),
     });
