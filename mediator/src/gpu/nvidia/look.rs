@@ -18,7 +18,7 @@ use super::watch::{Runner, Watch};
 /// of the log costs 0.1 ms of processor time, as much as one of the status register. SOURCE: measured on an H200.
 const FRESH: Nanos = Nanos::from_ms(6);
 
-/// Who worked for long may launch nothing for so long, and goes on. SOURCE: `simulated/pauses.rs`: hosts pause for longer three times in a minute.
+/// Who worked for long may launch nothing for so long, and goes on. SOURCE: `simulated/pauses.rs`: hosts pause for longer twice in a minute.
 const PAUSE: Nanos = Nanos::from_ms(2);
 
 /// Of more it is not asked whether they launched anything: reading the log costs as much. SOURCE: measured on an H200: 47 us; 1.5 us for each channel of each, of which CUDA makes
