@@ -294,8 +294,10 @@ impl Tally {
     }
 }
 
-/// What a gate that cycles leaves a guest of its throughput, at least (docs/SPECIFICATION.md).
-const KEPT: f64 = 0.8;
+/// Whether a gate that cycles leaves a guest what is promised of its throughput (docs/SPECIFICATION.md).
+fn keeps([calm, _, cycled]: &[Tally; 3]) -> bool {
+    cycled.rate() >= 0.8 * calm.rate()
+}
 
 /// Rounds of a guest while nothing happens, while it is nudged, and while its gate cycles. It takes `turns` of each, which are a dozen rounds apiece in a
 /// machine that is emulated; and where these are too few to say that what is `promised` is kept, three times as many more, all of which count.
@@ -313,8 +315,7 @@ fn touching(bus: &dyn Bus, of: Use, turns: u32, promised: bool) -> anyhow::Resul
     let mut tallies = <[Tally; 3]>::default();
     let kinds = [Meanwhile::Nothing, Meanwhile::Nudges, Meanwhile::Cycles];
     for turn in 0..4 * turns {
-        let [calm, _, cycled] = tallies.each_ref().map(Tally::rate);
-        if turn == turns && (!promised || cycled >= KEPT * calm) {
+        if turn == turns && (!promised || keeps(&tallies)) {
             break;
         }
         for (tally, meanwhile) in tallies.iter_mut().zip(kinds) {
@@ -354,7 +355,7 @@ pub fn throughput(bus: &dyn Bus, of: Use, turns: u32, emulated: bool) -> anyhow:
         of.bytes >> 20,
         of.every
     );
-    let kept = cycled >= KEPT * calm;
+    let kept = keeps(&tallies);
     let figure = format!(
         "{:.1} %, {:.1} %{} ({cycled:.1} of {calm:.1}, {nudged:.1} rounds/s{left}; {} cycles, p50 / p99 {})",
         100.0 * cycled / calm,
