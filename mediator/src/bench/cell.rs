@@ -30,7 +30,7 @@ pub const WARNINGS_MAX: usize = 20;
 /// What a scheduler says of itself after a run; nothing for the driver's own.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerSays {
-    /// The window of the charges, on the wall clock.
+    /// The window of the charges, on the GPU's clock.
     pub window: Option<Span>,
     /// Charges, one for each tenant of the cell in its order, where they are known.
     pub charges: Vec<Option<Charge>>,
@@ -86,6 +86,8 @@ pub struct TenantLine {
     pub charge_error_occupied_percent: Option<f64>,
     /// How far its clock may be off.
     pub clock_error_ns: u64,
+    /// Wall clock less the GPU's.
+    pub clock_offset_ns: i64,
     /// When its host was not at it, on the wall clock: see [`LoadReport::host_pauses`].
     #[serde(default)]
     pub host_pauses: Vec<Span>,
@@ -261,7 +263,10 @@ pub fn line(
         .enumerate()
         .map(|(index, (load, tenant))| {
             let charge = says.charges.get(index).copied().flatten();
-            let truth = |buckets: &[u64]| within(buckets, load.start_ns, FINE_NS, says.window?);
+            let window = says
+                .window
+                .map(|window| window.on_a_clock_ahead(load.clock_offset_ns));
+            let truth = |buckets: &[u64]| within(buckets, load.start_ns, FINE_NS, window?);
             let truth_ns = truth(&load.executed_ns);
             let truth_occupied_ns = truth(&load.occupied_ns);
             let truth_worked_ns = truth(&load.worked_ns);
@@ -290,6 +295,7 @@ pub fn line(
                 charge_error_percent: error_percent(charge, truth_ns),
                 charge_error_occupied_percent: error_percent(charge, truth_occupied_ns),
                 clock_error_ns: load.clock_error_ns,
+                clock_offset_ns: load.clock_offset_ns,
                 host_pauses: load.host_pauses.clone(),
                 host_waited_ns: load.host_waited_ns,
             }
@@ -402,6 +408,24 @@ mod tests {
         assert!((line.worst_sliding.unwrap().points - 8.333).abs() < 0.01);
         assert!((line.useful_percent - 90.0).abs() < 1e-6);
         assert_eq!(line.busy_while_others_idle_percent, None);
+    }
+
+    /// An H200's clock is set when the driver starts, and is 5.5 us a second apart from then on: ms after some minutes.
+    #[test]
+    fn charges_are_of_the_gpus_clock_and_spans_of_the_wall_clock() {
+        let cell = cell(&[(100, Pattern::Busy)]);
+        let mut load = load(9_000_000, 4);
+        // He executed nothing for the first 20 ms of the window, by the wall clock.
+        load.executed_ns[1_000..1_020].fill(0);
+        load.clock_offset_ns = -20_000_000;
+        let begin = load.start_ns + 1_000_000_000 + 20_000_000;
+        let says = SchedulerSays {
+            window: Some(Span::new(begin, begin + 1_000_000_000)),
+            charges: vec![Some(Charge::default())],
+            ..SchedulerSays::default()
+        };
+        let line = line(&cell, "dfq", &[load], &says).unwrap();
+        assert_eq!(line.tenants[0].truth_ns, Some(980 * 900_000));
     }
 
     #[test]
