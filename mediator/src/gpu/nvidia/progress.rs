@@ -298,6 +298,8 @@ struct Heard {
     taken: u64,
     /// It worked then, when so many had been; and what lies before that, if it worked throughout.
     worked: Option<(Moment, u64)>,
+    /// It launched as fast as it can from one look to another, or was seen without work, and since then was not taken to rest by its launches.
+    kept_pace: bool,
     last: Option<Interval>,
     pending: Vec<Interval>,
     pace: Pace,
@@ -363,6 +365,7 @@ impl Progress {
             worked_still: Nanos::ZERO,
             taken: 0,
             worked: None,
+            kept_pace: false,
             last: None,
             pending: Vec::new(),
             pace,
@@ -481,10 +484,34 @@ impl Progress {
         }
     }
 
+    /// When one stopped, and began again, who took so many entries from one look at which he worked to another, if that leaves time for a rest. Of one who is slower twice, and
+    /// neither as fast as before in between nor without work, it is not known whether he rests, or runs longer kernels than he did; nor is how long they are any more.
+    pub(super) fn rested(
+        &mut self,
+        tenant: TenantId,
+        since: Moment,
+        at: Moment,
+        entries: u64,
+    ) -> Option<(Located, Moment)> {
+        let heard = self.tenants.get_mut(&tenant)?;
+        let each = heard.pace.each()?;
+        let rest = each.rested(since, at, entries);
+        if rest.is_none() {
+            heard.kept_pace |=
+                at.since(since) >= SHORT && !each.may_have_rested(since, at, entries, false);
+            return None;
+        }
+        if !std::mem::take(&mut heard.kept_pace) {
+            heard.pace = Pace::default();
+            return None;
+        }
+        rest
+    }
+
     /// A tenant has none.
     pub(super) fn stops(&mut self, tenant: TenantId) {
         if let Some(heard) = self.tenants.get_mut(&tenant) {
-            (heard.worked, heard.last) = (None, None);
+            (heard.worked, heard.last, heard.kept_pace) = (None, None, true);
         }
     }
 

@@ -488,15 +488,13 @@ impl Watch {
 
     /// One who works at both of two looks launched less between them than he could: he rested for the rest of the time, which is told as its middle.
     fn rested(&mut self, tenant: TenantId, said: Said, at: Moment) {
-        let resident = self.residency.works_since(tenant);
-        let (Some(resident), Some(each)) = (resident, self.progress.each(tenant)) else {
-            return;
-        };
-        let Said::Moved { since, entries } = said else {
+        let (Some(resident), Said::Moved { since, entries }) =
+            (self.residency.works_since(tenant), said)
+        else {
             return;
         };
         let since = since.max(resident);
-        if let Some((stopped, began)) = each.rested(since, at, entries) {
+        if let Some((stopped, began)) = self.progress.rested(tenant, since, at, entries) {
             self.stops.moved(tenant, stopped);
             self.residency.idle(tenant, stopped.at, &mut self.events);
             self.residency.busy(tenant, began, &mut self.events);

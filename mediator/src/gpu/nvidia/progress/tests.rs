@@ -122,6 +122,27 @@ fn pace_is_learnt_of_those_who_worked_throughout() {
 }
 
 #[test]
+fn who_is_slower_twice_may_run_longer_kernels_and_how_long_they_are_is_not_known_then() {
+    let mut progress = Progress::default();
+    look(&mut progress, &[0], ms(0));
+    for at in 1..20 {
+        look(&mut progress, &[4 * at as u32], ms(at));
+        progress.works(A, ms(at));
+    }
+    progress.settle(ms(20));
+    let rested = |progress: &mut Progress, from, entries| {
+        progress.rested(A, ms(from), ms(from + 10), entries)
+    };
+    assert_eq!(rested(&mut progress, 20, 40), None, "as fast as he can");
+    assert!(rested(&mut progress, 30, 10).is_some());
+    // He was seen without work: he does rest.
+    progress.stops(A);
+    assert!(rested(&mut progress, 40, 10).is_some());
+    assert_eq!(rested(&mut progress, 50, 10), None);
+    assert_eq!(progress.each(A), None);
+}
+
+#[test]
 fn launches_tell_when_one_began_and_when_one_stopped() {
     let each = Each {
         entry_ns: 500_000.0,

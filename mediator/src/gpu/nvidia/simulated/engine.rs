@@ -23,6 +23,9 @@ const EDGES: Edges = Edges::H200;
 /// A time slice of the hardware. SOURCE: facts sheet section 1.
 const TIME_SLICE: u64 = 2_048 * US;
 
+/// Kernels of those who work before they begin.
+const WARM_KERNEL: u64 = 200 * US;
+
 /// What tenants executed is kept for each so long.
 const BUCKET: u64 = 100 * US;
 /// Standard deviation of what the counters are off by in 100 ms, in ns. SOURCE: decision 030: 0.01 to 0.02 % of an interval.
@@ -40,6 +43,8 @@ pub(super) struct Load {
     pub(super) gap: u64,
     /// It begins at this time; before, its context is made, which takes the engine for a moment.
     pub(super) start: u64,
+    /// Before it begins it launches kernels of [`WARM_KERNEL`], from the one time to the other.
+    pub(super) warm: (u64, u64),
     /// It has the bursts of the bench, by this seed; none: it launches all the time.
     pub(super) bursts: Option<u64>,
     /// Its host pauses, by this seed; none: each gap is as long as the others.
@@ -53,6 +58,7 @@ impl Load {
             kernel: kernel_us * US,
             gap: 10 * US,
             start: 300 * MS,
+            warm: (0, 0),
             bursts: None,
             pauses: None,
         }
@@ -214,6 +220,8 @@ impl Engine {
             if now >= tenant.next && tenant.due > 0 {
                 tenant.left = tenant.load.kernel;
                 tenant.due -= 1;
+            } else if (tenant.load.warm.0..tenant.load.warm.1).contains(&now) {
+                tenant.left = WARM_KERNEL;
             } else if starting {
                 tenant.left = 100 * US;
             }

@@ -32,16 +32,28 @@ struct Off {
 }
 
 fn found(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64) -> Found {
+    found_after(weights, kernels, seed, START, [(0, 0); 2])
+}
+
+/// The same of loads that begin at another time, and worked before that, in milliseconds.
+fn found_after(
+    weights: (u32, u32),
+    kernels: [(u64, u64); 2],
+    seed: u64,
+    start: u64,
+    warm: [(u64, u64); 2],
+) -> Found {
     let mut random = SmallRng::seed_from_u64(seed);
-    let load = |weight, (kernel_us, gap_us), seed| Load {
+    let load = |weight, (kernel_us, gap_us), (from, to): (u64, u64), seed| Load {
+        warm: (from * MS, to * MS),
         pauses: Some(seed),
-        start: START * MS,
+        start: start * MS,
         gap: gap_us * US,
         ..Load::busy(weight * 100, kernel_us)
     };
     let loads = [
-        load(weights.0, kernels[0], random.random()),
-        load(weights.1, kernels[1], random.random()),
+        load(weights.0, kernels[0], warm[0], random.random()),
+        load(weights.1, kernels[1], warm[1], random.random()),
     ];
     let mut daemon = Daemon::new(&loads, "slices");
     daemon.words = true;
@@ -49,7 +61,7 @@ fn found(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64) -> Found {
     let age = daemon.engine.lag as f64 + AGE_OFF * pauses::normal(&mut random);
     daemon.watch.measured(Nanos(age.max(0.0) as u64));
     daemon.engine.counts = Some(random);
-    daemon.run(TO.div_ceil(1_000))
+    daemon.run((start + TO - START).div_ceil(1_000))
 }
 
 fn run(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64, off: &mut Off) {
@@ -128,5 +140,27 @@ fn who_pauses_between_a_latch_and_the_end_of_his_turn_has_not_stopped() {
         println!("{kernels:?} {weights:?}: {worst:.2} points");
         // SOURCE: this engine; 1.70 and 1.14 if he is looked at, and both share the engine for 10 ms.
         assert!(worst <= 0.5, "{worst}");
+    }
+}
+
+/// One with a tenth of the time, whose turns are too short for three looks, runs longer kernels than he did before: that he launches less is no rest, which would be paid back
+/// to him by the other one.
+#[test]
+fn whose_kernels_are_longer_than_they_were_does_not_rest() {
+    let mut seeds = SmallRng::seed_from_u64(1);
+    for kernel in [KERNELS_US[2], KERNELS_US[3]] {
+        let worst = (0..12).map(|round| {
+            let start = 850 + 4 * round;
+            let warm = [0, 1].map(|_| {
+                let to = start - seeds.random_range(1..300);
+                (to - 200, to)
+            });
+            let found = found_after((9, 1), [kernel, kernel], seeds.random(), start, warm);
+            found.worst_ms(start + 1_000, start + 2_200)
+        });
+        let worst: Vec<f64> = worst.collect();
+        println!("{} us: {worst:.2?} points", kernel.0);
+        // SOURCE: this engine: 0.34 and 0.17; an H200, of 50 ms, once in three runs, 0.86, where each launch after another took such a turn for a rest.
+        assert!(worst.iter().all(|worst| *worst <= 0.5), "{worst:?}");
     }
 }
