@@ -94,14 +94,20 @@ fn what_was_launched_before_one_left_is_not_what_was_launched_since_he_came() {
     assert_eq!(look(&mut progress, &[6], ms(22)), still);
 }
 
-#[test]
-fn pace_is_learnt_of_those_who_worked_throughout() {
+/// Until 19 ms.
+fn launches_four_times_a_millisecond() -> Progress {
     let mut progress = Progress::default();
     look(&mut progress, &[0], ms(0));
     for at in 1..20 {
         look(&mut progress, &[4 * at as u32], ms(at));
         progress.works(A, ms(at));
     }
+    progress
+}
+
+#[test]
+fn pace_is_learnt_of_those_who_worked_throughout() {
+    let mut progress = launches_four_times_a_millisecond();
     assert_eq!(progress.each(A), None, "what broke it may not be known yet");
     progress.settle(ms(20));
     let each = progress.each(A).unwrap();
@@ -123,12 +129,7 @@ fn pace_is_learnt_of_those_who_worked_throughout() {
 
 #[test]
 fn who_is_slower_twice_may_run_longer_kernels_and_how_long_they_are_is_not_known_then() {
-    let mut progress = Progress::default();
-    look(&mut progress, &[0], ms(0));
-    for at in 1..20 {
-        look(&mut progress, &[4 * at as u32], ms(at));
-        progress.works(A, ms(at));
-    }
+    let mut progress = launches_four_times_a_millisecond();
     progress.settle(ms(20));
     let rested = |progress: &mut Progress, from, entries| {
         progress.rested(A, ms(from), ms(from + 10), entries)
