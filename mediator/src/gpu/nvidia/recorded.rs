@@ -372,25 +372,30 @@ fn pauses_that_come_now_and_then_are_made_good() {
 
 /// What is charged less what was worked in these steps, in percent.
 fn errors(replay: &Replay, steps: std::ops::Range<usize>) -> BTreeMap<TenantId, f64> {
-    let error = |(id, worked): (&TenantId, &Vec<u64>)| {
-        let charged = &replay.charged[id];
-        let to = charged.len().min(worked.len()).min(steps.end);
-        let sum = |of: &[u64]| of[steps.start..to].iter().sum::<u64>() as f64;
-        (*id, 100.0 * (sum(charged) / sum(worked) - 1.0))
-    };
-    replay.worked.iter().map(error).collect()
+    let tenants = replay.worked.keys();
+    let error = |tenant: &TenantId| (*tenant, error_of(replay, *tenant, steps.clone()));
+    tenants.map(error).collect()
 }
 
-/// The same after the first second, from the end of a turn to that of another: what was idle of one is told then, or whenever it is charged.
+/// The same of one tenant.
+fn error_of(replay: &Replay, tenant: TenantId, steps: std::ops::Range<usize>) -> f64 {
+    let (charged, worked) = (&replay.charged[&tenant], &replay.worked[&tenant]);
+    let to = charged.len().min(worked.len()).min(steps.end);
+    let sum = |of: &[u64]| of[steps.start..to].iter().sum::<u64>() as f64;
+    100.0 * (sum(charged) / sum(worked) - 1.0)
+}
+
+/// The same after the first second, from the end of a turn to that of another: what was idle of one is told then, or whenever it is charged. Of one who has no turns, all of it.
 fn between_turns(replay: &Replay) -> BTreeMap<TenantId, f64> {
-    let of = |(id, worked): (&TenantId, &Vec<u64>)| {
-        let steps = replay.charged[id].len().min(worked.len());
+    let of = |(tenant, worked): (&TenantId, &Vec<u64>)| {
+        let steps = replay.charged[tenant].len().min(worked.len());
         let is_away = |step: &usize| 10 * (worked[step - 1] + worked[*step]) < 8 * STEP;
         let mut away = (SECOND..steps).filter(is_away);
-        let first = away.next()?;
-        Some((*id, errors(replay, first..away.next_back()?)[id]))
+        let turns = away.next().zip(away.next_back());
+        let (from, to) = turns.unwrap_or((SECOND, steps));
+        (*tenant, error_of(replay, *tenant, from..to))
     };
-    replay.worked.iter().filter_map(of).collect()
+    replay.worked.iter().map(of).collect()
 }
 
 /// Both had waited for their beginning, idle on the engine, for half a second.

@@ -160,7 +160,7 @@ fn whose_kernels_are_longer_than_they_were_does_not_rest() {
         });
         let worst: Vec<f64> = worst.collect();
         println!("{} us: {worst:.2?} points", kernel.0);
-        // SOURCE: this engine: 0.16 and 0.13; 1.92 of 2 ms where that was told as a rest. (An H200: 0.86 of 50 ms in one of three runs, decision 048.)
+        // SOURCE: this engine: 0.16 and 0.13; 1.92 of 2 ms where that was told as a rest.
         assert!(worst.iter().all(|worst| *worst <= 0.5), "{worst:?}");
     }
 }
