@@ -55,6 +55,9 @@ pub struct TenantLine {
     pub entitled_percent: f64,
     /// Part of what all executed, after the first second.
     pub share_percent: f64,
+    /// What it executed in each 10 ms of the worst sliding window and the second before it; empty if there is none.
+    #[serde(default)]
+    pub executed_at_worst_ns: Vec<u64>,
     /// Executed time of the wall's.
     pub executed_percent: f64,
     /// The same with its own pauses between kernels.
@@ -254,6 +257,10 @@ pub fn line(
             .iter()
             .all(|load| is_unpaused(&load.host_pauses, load.start_ns + BUCKET_NS * bucket as u64))
     };
+    let worst_sliding = executed.sliding();
+    let at_worst = worst_sliding.map_or(0..0, |worst| {
+        worst.bucket.saturating_sub(BUCKETS_PER_SECOND)..worst.bucket + BUCKETS_PER_SECOND
+    });
     let sum = |buckets: &[u64]| buckets[from..].iter().sum::<u64>();
     let all_executed: u64 = executed.received.iter().map(|buckets| sum(buckets)).sum();
     let all_due: u64 = executed.due.iter().map(|buckets| sum(buckets)).sum();
@@ -280,6 +287,7 @@ pub fn line(
                 weight: tenant.weight,
                 entitled_percent: percent(sum(&executed.due[index]), all_due),
                 share_percent: percent(sum(&executed.received[index]), all_executed),
+                executed_at_worst_ns: executed.received[index][at_worst.clone()].to_vec(),
                 executed_percent: percent(sum(&executed.received[index]), wall_ns),
                 occupied_percent: percent(sum(&occupied.received[index]), wall_ns),
                 work_percent,
@@ -306,7 +314,7 @@ pub fn line(
         weights: cell.weights(),
         scheduler: scheduler.to_owned(),
         tenants,
-        worst_sliding: executed.sliding(),
+        worst_sliding,
         worst_aligned: executed.aligned(),
         worst_sliding_unpaused: executed.sliding_of(is_unpaused),
         worst_sliding_occupied: occupied.sliding(),
@@ -481,6 +489,12 @@ mod tests {
         };
         let (worst, unpaused) = points(&loads);
         assert_eq!(Some(worst), unpaused);
+        let line = line(&cell, "dfq", &loads, &SchedulerSays::default()).unwrap();
+        let seen = &line.tenants[0].executed_at_worst_ns;
+        assert_eq!(seen.len(), 2 * BUCKETS_PER_SECOND);
+        let lacks = |buckets: &[u64]| buckets.iter().filter(|&&bucket| bucket == 0).count();
+        let (before, window) = seen.split_at(BUCKETS_PER_SECOND);
+        assert_eq!((lacks(before), lacks(window)), (0, 4), "{seen:?}");
         loads[0].host_pauses = vec![Span::new(pause, pause + 40 * ms)];
         let (all, unpaused) = points(&loads);
         assert_eq!(all, worst);
