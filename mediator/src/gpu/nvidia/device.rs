@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::Instant;
@@ -49,7 +49,7 @@ use crate::gpu::{
 use crate::mediation::COMPUTE;
 use crate::process;
 
-use counting::{AgeKnown, Counting, Told};
+use counting::{AgeKnown, Counters, Counting, Told};
 use looking::Looker;
 
 pub use moving::Moving;
@@ -176,7 +176,10 @@ struct Shared {
     borrower: Option<Borrower>,
     userds: Mutex<Userds<Borrowed>>,
     asking: Mutex<Cost>,
-    /// Reading the counters, and measuring how old they are.
+    /// None if there are none (any more).
+    counters: Mutex<Option<Counters>>,
+    tell: SyncSender<Told>,
+    /// What the thread that reads them costs, and measures how old they are.
     counting: Mutex<Cost>,
     age_known: AgeKnown,
     /// Something was told since it was last taken.
@@ -232,7 +235,8 @@ impl NvidiaGpu {
             }
         };
         let (tell, told) = Counting::channel();
-        let watch = Watch::new(utilisation.is_some());
+        let counts = utilisation.is_some();
+        let watch = Watch::new(counts);
         let first = Guardian::start(guardian())?;
         let chunks = ProgramChunks::default();
         // What all programs may have together.
@@ -255,6 +259,8 @@ impl NvidiaGpu {
             borrower: channel_words.then(|| Borrower(client.clone())),
             userds: Mutex::default(),
             asking: Mutex::default(),
+            counters: Mutex::new(utilisation.map(Counters::new)),
+            tell,
             counting: Mutex::default(),
             age_known: AgeKnown::new(),
             has_told: AtomicBool::new(false),
@@ -275,8 +281,8 @@ impl NvidiaGpu {
             // Empty until here.
             let _ = shared.sets.set(sets);
         }
-        let counting = utilisation
-            .map(|utilisation| Counting::begin(shared.clone(), utilisation, tell))
+        let counting = counts
+            .then(|| Counting::begin(shared.clone()))
             .transpose()?;
         if counting.is_none() {
             // Empty until here.
@@ -548,6 +554,7 @@ impl Gpu for NvidiaGpu {
         let shared = &self.shared;
         lock(&shared.clock).follow(&shared.client, &shared.driver);
         shared.vms.set_clock(shared.now());
+        shared.read_counters();
         // The end is read first: whatever is logged after that lies behind it.
         let now = shared.now();
         let refresh = |looker: &mut Looker<'_>| lock(&looker.0.watched).refresh();
@@ -565,6 +572,7 @@ impl Gpu for NvidiaGpu {
 
     fn has_events(&self) -> bool {
         let shared = &self.shared;
+        shared.read_counters();
         if shared.has_told.load(Ordering::Acquire) || lock(&shared.watched).log.shows_more() {
             return true;
         }

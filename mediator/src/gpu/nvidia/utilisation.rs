@@ -238,6 +238,13 @@ impl Utilisation {
         lag(told, Moment(latched.0.saturating_sub(COLLECTED.0)))
     }
 
+    /// The same as [`Self::read`], where that is reading some words: not while the library is asked.
+    pub(super) fn read_mapped(&mut self) -> Option<Busy> {
+        let mapped = self.reads == Reads::Ours && self.pages.is_some();
+        // The library alone can refuse.
+        mapped.then(|| self.read().ok().flatten()).flatten()
+    }
+
     /// What the counters say since they were last asked; nothing if there was no latch.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! The thread that reads the counters at each of their latches, and measures first how old they are. What it has found is taken by whoever reads the
-//! log next.
+//! Reading the counters, once between two of their latches: by whoever reads the log, and by a thread that sees to it that none is missed, and measures first how old
+//! they are. What they say is taken by whoever reads the log next.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -30,6 +30,9 @@ const AGREEING: usize = 3;
 const ALIKE: Nanos = Nanos::from_us(200);
 const MEASUREMENTS: usize = 16;
 
+/// No latch comes so soon after another: it is the same one, told anew a little later.
+const LATCH_MIN: Nanos = Nanos(LATCH.0 / 2);
+
 /// What waits to be taken: as many latches as the log lasts without being read, and more.
 const WAITING: usize = 64;
 
@@ -42,6 +45,58 @@ pub(super) enum Told {
     Age(Nanos),
     /// Nothing more, since they cannot be read.
     Nothing(UtilisationError),
+}
+
+/// The counters, and how far they were read.
+#[derive(Debug)]
+pub(super) struct Counters {
+    utilisation: Utilisation,
+    /// End of the last interval.
+    until: Option<Moment>,
+    /// They began anew since that was last asked.
+    anew: bool,
+}
+
+impl Counters {
+    pub(super) const fn new(utilisation: Utilisation) -> Self {
+        Self {
+            utilisation,
+            until: None,
+            anew: false,
+        }
+    }
+
+    /// An interval is over.
+    fn found(&mut self, busy: Busy) -> Told {
+        let until = self.until.replace(busy.to);
+        self.anew |= until.is_some_and(|until| until != busy.from);
+        Told::Busy(busy)
+    }
+}
+
+impl Shared {
+    /// Reads the counters where that is reading some words, and tells what is new. Who wakes for another reason does, so that the thread below need not.
+    pub(super) fn read_counters(&self) {
+        // Who looks at them just now, without a pause, reads them as well.
+        let Ok(mut counters) = self.counters.try_lock() else {
+            return;
+        };
+        if let Some(counters) = &mut *counters
+            && let Some(busy) = counters.utilisation.read_mapped()
+        {
+            let told = counters.found(busy);
+            // Under the lock: in their order.
+            self.tell(told);
+        }
+    }
+
+    /// What finds no room is lost, and the next interval begins where the last one ended that found some: see `Watch::counted`.
+    fn tell(&self, told: Told) {
+        if let Err(TrySendError::Full(told)) = self.tell.try_send(told) {
+            log::debug!("{told:?} was not taken");
+        }
+        self.has_told.store(true, Ordering::Release);
+    }
 }
 
 /// The thread that reads. It ends when it is dropped.
@@ -64,18 +119,12 @@ impl Counting {
     ///
     /// # Errors
     /// Without a thread.
-    pub(super) fn begin(
-        shared: Arc<Shared>,
-        utilisation: Utilisation,
-        told: SyncSender<Told>,
-    ) -> Result<Self, NvidiaError> {
+    pub(super) fn begin(shared: Arc<Shared>) -> Result<Self, NvidiaError> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut reader = Reader {
             shared,
-            utilisation,
-            told,
             age: NEW,
-            until: None,
+            latched: Moment(0),
             stop: stop.clone(),
         };
         let thread = thread::Builder::new()
@@ -170,30 +219,30 @@ fn next_latch(told: Moment, age: Nanos, now: Moment) -> Moment {
 
 struct Reader {
     shared: Arc<Shared>,
-    utilisation: Utilisation,
-    told: SyncSender<Told>,
     age: Age,
-    /// End of the last interval.
-    until: Option<Moment>,
+    /// The last latch at which it was asked what was launched.
+    latched: Moment,
     stop: Arc<AtomicBool>,
+}
+
+/// What the thread wakes for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wakes {
+    /// The next latch: it is asked what was launched.
+    Latch,
+    /// An update, in which it shows how old they are.
+    Measure,
+    /// What an update said.
+    Read,
 }
 
 impl Reader {
     fn run(&mut self) {
         let mut again = AGAIN.0;
         while !self.stopped() {
-            let next = self.utilisation.next();
-            let shows = self.utilisation.shows_lag();
-            if shows == Some(false) {
-                self.known(false);
-            }
-            let measures = shows == Some(true) && self.age.is_due(self.shared.now());
-            let at = if measures {
-                Moment(next.0.saturating_sub(EARLY.0))
-            } else {
-                next + LATE
+            let Some((at, wakes)) = self.next() else {
+                return;
             };
-            self.read_channels(at);
             let wait = Duration::from_nanos(at.since(self.shared.now()).0);
             if !wait.is_zero() {
                 thread::park_timeout(wait);
@@ -203,76 +252,86 @@ impl Reader {
                 return;
             }
             let work = Work::begin();
-            if measures {
-                self.measure();
+            if wakes == Wakes::Latch {
+                self.latched = at;
+                self.shared.latched();
             }
             self.shared.follow_channels();
-            let read = self.utilisation.read();
+            let read = self.read(wakes == Wakes::Measure);
             lock(&self.shared.counting).add(&work);
             match read {
-                Ok(Some(busy)) => {
-                    if self
-                        .until
-                        .replace(busy.to)
-                        .is_some_and(|until| until != busy.from)
-                    {
-                        // They began anew.
-                        self.age = NEW;
-                    }
-                    self.tell(Told::Busy(busy));
-                }
-                Ok(None) if wait.is_zero() => {
+                Ok(false) if wait.is_zero() => {
                     thread::park_timeout(again);
                     again = (2 * again).min(AGAIN.1);
                 }
-                Ok(None) => {}
+                Ok(_) => {}
                 Err(error) => {
                     let _ = self.shared.age_known.set(false);
+                    *lock(&self.shared.counters) = None;
                     // Nobody would give them back any more.
                     lock(&self.shared.userds).keep(|_| false);
-                    return self.tell(Told::Nothing(error));
+                    return self.shared.tell(Told::Nothing(error));
                 }
             }
         }
     }
 
-    /// Asks what was launched until the next latch, if it is known when that is, and that it is before `reading`, when the counters are read. (To read these at the latch as well
-    /// would be one wake less; told up to 100 ms later, in a replay, a pair's charges were off by 3 % for three seconds.)
-    fn read_channels(&self, reading: Moment) {
-        let (Age::Known(age, _), Some(until)) = (&self.age, self.until) else {
-            return;
-        };
+    /// When to wake next, and what for; never again if nothing can be read.
+    fn next(&mut self) -> Option<(Moment, Wakes)> {
+        let mut counters = lock(&self.shared.counters);
+        let Counters {
+            utilisation,
+            until,
+            anew,
+        } = counters.as_mut()?;
+        let (next, until) = (utilisation.next(), *until);
+        let shows = utilisation.shows_lag();
+        if std::mem::take(anew) {
+            self.age = NEW;
+        }
+        drop(counters);
+        if shows == Some(false) {
+            self.known(false);
+        }
         let now = self.shared.now();
-        let latch = next_latch(until, *age, now);
-        if latch >= reading || !self.shared.counts_launches() {
-            return;
-        }
-        thread::park_timeout(Duration::from_nanos(latch.since(now).0));
-        // Or it was woken to end.
-        if self.shared.now() >= latch {
-            let work = Work::begin();
-            self.shared.latched();
-            lock(&self.shared.counting).add(&work);
-        }
+        let measures = shows == Some(true) && self.age.is_due(now);
+        let measure = measures.then(|| (Moment(next.0.saturating_sub(EARLY.0)), Wakes::Measure));
+        // One wake for both: an update is there until the next, and who reads the log has read it before if he had a use for it.
+        let latch = match (&self.age, until) {
+            (Age::Known(age, _), Some(until)) if self.shared.counts_launches() => {
+                let after = now.max(self.latched + LATCH_MIN);
+                Some((next_latch(until, *age, after), Wakes::Latch))
+            }
+            _ => None,
+        };
+        let first = measure.into_iter().chain(latch).min_by_key(|(at, _)| *at);
+        Some(first.unwrap_or((next + LATE, Wakes::Read)))
     }
 
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// What finds no room is lost, and the next interval begins where the last one ended that found some: see `Watch::counted`.
-    fn tell(&self, told: Told) {
-        if let Err(TrySendError::Full(told)) = self.told.try_send(told) {
-            log::debug!("{told:?} was not taken");
+    /// Reads what is new, and how old it is if that is to be measured. Whether there was something.
+    fn read(&mut self, measures: bool) -> Result<bool, UtilisationError> {
+        let shared = self.shared.clone();
+        let mut counters = lock(&shared.counters);
+        let Some(counters) = &mut *counters else {
+            return Ok(false);
+        };
+        if measures {
+            self.measure(&counters.utilisation);
         }
-        self.shared.has_told.store(true, Ordering::Release);
+        let busy = counters.utilisation.read()?;
+        let told = busy.map(|busy| counters.found(busy));
+        Ok(told.map(|told| shared.tell(told)).is_some())
     }
 
     /// Looks at the next latch while it comes.
-    fn measure(&mut self) {
+    fn measure(&mut self, utilisation: &Utilisation) {
         let begin = Instant::now();
         let is_over = || begin.elapsed() > PATIENCE || self.stopped();
-        let said = self.utilisation.lag_of_next(is_over);
+        let said = utilisation.lag_of_next(is_over);
         if self.age.looked(self.shared.now(), said)
             && let Age::Known(age, _) = self.age
         {
@@ -282,7 +341,7 @@ impl Reader {
             } else {
                 log::info!("Counters are {age:?} older than their time stamps");
             }
-            self.tell(Told::Age(age));
+            self.shared.tell(Told::Age(age));
         }
         match self.age {
             Age::Unknown(..) => {}
