@@ -35,8 +35,16 @@ pub(super) struct Daemon {
     messages: PathBuf,
     /// JSON values that it says.
     heard: Receiver<Value>,
-    /// Snapshots, with the processor time used by then.
-    marks: Vec<(Value, u64, Instant)>,
+    /// Snapshots that were taken.
+    marks: Vec<Mark>,
+}
+
+/// A snapshot, and the processor time that the daemon had used before it was asked for it, and when it had said it.
+#[derive(Debug)]
+pub(super) struct Mark {
+    /// What it said.
+    pub(super) snapshot: Value,
+    cpu_ns: [(u64, Instant); 2],
 }
 
 impl Daemon {
@@ -94,17 +102,20 @@ impl Daemon {
 
     /// Takes a snapshot.
     pub(super) fn mark(&mut self) -> anyhow::Result<()> {
+        let used = || (cpu_ns(self.child.id()), Instant::now());
+        let before = used();
         let snapshot = self.snapshot()?;
-        let cpu_ns = cpu_ns(self.child.id());
-        self.marks.push((snapshot, cpu_ns, Instant::now()));
+        let cpu_ns = [before, used()];
+        self.marks.push(Mark { snapshot, cpu_ns });
         Ok(())
     }
 
-    /// Processor time between the first and the last mark, of one core.
+    /// Processor time between the first and the last mark, without what saying these took, of one core.
     pub(super) fn cpu_percent(&self) -> Option<f64> {
-        let ((_, used, from), (_, used_by_now, to)) = (self.marks.first()?, self.marks.last()?);
-        let wall = to.duration_since(*from).as_nanos();
-        (wall > 0).then(|| 100.0 * used_by_now.saturating_sub(*used) as f64 / wall as f64)
+        let ([_, (used, from)], [(used_by_now, to), _]) =
+            (self.marks.first()?.cpu_ns, self.marks.last()?.cpu_ns);
+        let wall = to.saturating_duration_since(from).as_nanos();
+        (wall > 0).then(|| 100.0 * used_by_now.saturating_sub(used) as f64 / wall as f64)
     }
 
     /// Its process.
@@ -120,21 +131,22 @@ impl Daemon {
 
     /// Growth of one of the GPU's figures, in nanoseconds, between the first and the last mark, of the time between.
     pub(super) fn figure_percent(&self, name: &str) -> Option<f64> {
-        let ((first, _, from), (last, _, to)) = (self.marks.first()?, self.marks.last()?);
-        let of = |snapshot: &Value| snapshot["gpu"][name].as_u64();
+        let (first, last) = (self.marks.first()?, self.marks.last()?);
+        let of = |mark: &Mark| mark.snapshot["gpu"][name].as_u64();
         let grown = of(last)?.saturating_sub(of(first)?);
-        let wall = to.duration_since(*from).as_nanos();
+        let ([_, (_, from)], [_, (_, to)]) = (first.cpu_ns, last.cpu_ns);
+        let wall = to.duration_since(from).as_nanos();
         (wall > 0).then(|| 100.0 * grown as f64 / wall as f64)
     }
 
     /// What its GPU counts, at the first and at the last mark.
     pub(super) fn figures(&self) -> BTreeMap<String, [u64; 2]> {
-        let [(first, ..), .., (last, ..)] = self.marks.as_slice() else {
+        let [first, .., last] = self.marks.as_slice() else {
             return BTreeMap::new();
         };
-        let counted = last["gpu"].as_object().into_iter().flatten();
+        let counted = last.snapshot["gpu"].as_object().into_iter().flatten();
         let of = |(name, value): (&String, &Value)| {
-            let from = first["gpu"][name].as_u64().unwrap_or_default();
+            let from = first.snapshot["gpu"][name].as_u64().unwrap_or_default();
             Some((name.clone(), [from, value.as_u64()?]))
         };
         counted.filter_map(of).collect()
@@ -153,8 +165,8 @@ impl Daemon {
         self.child.try_wait()
     }
 
-    /// Snapshots taken, with the processor time used by then.
-    pub(super) fn marks(&self) -> &[(Value, u64, Instant)] {
+    /// Snapshots taken.
+    pub(super) fn marks(&self) -> &[Mark] {
         &self.marks
     }
 
@@ -206,11 +218,11 @@ mod tests {
         assert_eq!(daemon.hear(SAY_LIMIT).unwrap(), 1, "its traps are set");
         daemon.mark().unwrap();
         daemon.mark().unwrap();
-        assert_eq!(daemon.marks[1].0["at"], 2);
+        assert_eq!(daemon.marks[1].snapshot["at"], 2);
         assert!(daemon.cpu_percent().is_some());
         assert!(daemon.figure_percent("none").is_none());
-        daemon.marks[0].0 = serde_json::json!({"gpu": {"gate_ns": 5}});
-        daemon.marks[1].0 = serde_json::json!({"gpu": {"gate_ns": 900}});
+        daemon.marks[0].snapshot = serde_json::json!({"gpu": {"gate_ns": 5}});
+        daemon.marks[1].snapshot = serde_json::json!({"gpu": {"gate_ns": 900}});
         assert!(daemon.figure_percent("gate_ns").unwrap() > 0.0);
         assert_eq!(daemon.figures()["gate_ns"], [5, 900]);
         let said = "00:01  WARN a channel is hidden\n00:02  INFO all is well\n";

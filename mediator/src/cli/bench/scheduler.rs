@@ -262,8 +262,8 @@ impl Running {
         else {
             return Ok(());
         };
-        let (snapshot, ..) = daemon.marks().last().context("The daemon was not asked")?;
-        let of = |(index, load)| Some((counter(snapshot, index, "tenant")?, load));
+        let last = daemon.marks().last().context("The daemon was not asked")?;
+        let of = |(index, load)| Some((counter(&last.snapshot, index, "tenant")?, load));
         let loads: Option<Vec<(u64, &LoadReport)>> = loads.iter().enumerate().map(of).collect();
         let loads = loads.context("The daemon does not know a tenant")?;
         let file = folder.join(format!("{}.txt", cell.name().replace(' ', "-")));
@@ -287,7 +287,8 @@ impl Running {
                     warnings: daemon.warnings(),
                     ..SchedulerSays::default()
                 };
-                if let [(first, ..), .., (last, ..)] = daemon.marks() {
+                if let [first, .., last] = daemon.marks() {
+                    let (first, last) = (&first.snapshot, &last.snapshot);
                     let of = |index| charge(first, last, index);
                     says.charges = (0..tenants).map(of).collect();
                     let at = |snapshot: &Value| snapshot["at"].as_u64();
