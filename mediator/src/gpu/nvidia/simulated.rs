@@ -6,6 +6,7 @@ mod alone;
 mod bursty;
 mod engine;
 mod eyes;
+mod fours;
 mod pauses;
 mod restless;
 

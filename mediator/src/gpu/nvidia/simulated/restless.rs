@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 use super::*;
 
 /// Kernels of the bench's matrix, the endless one as long as no run, and from the end of one to the next launch. SOURCE: as in `pauses.rs`: 17 % (50 us) to 0.1 % (50 ms) idle.
-const KERNELS_US: [(u64, u64); 5] = [
+pub(super) const KERNELS_US: [(u64, u64); 5] = [
     (50, 15),
     (200, 15),
     (2_000, 20),
@@ -55,13 +55,18 @@ fn found_after(
         load(weights.0, kernels[0], warm[0], random.random()),
         load(weights.1, kernels[1], warm[1], random.random()),
     ];
-    let mut daemon = Daemon::new(&loads, "slices");
+    found_of(&loads, random, (start + TO - START).div_ceil(1_000))
+}
+
+/// The same of any loads, for so many seconds.
+pub(super) fn found_of(loads: &[Load], mut random: SmallRng, seconds: u64) -> Found {
+    let mut daemon = Daemon::new(loads, "slices");
     daemon.words = true;
     daemon.engine.lag = random.random_range(0..100 * MS);
     let age = daemon.engine.lag as f64 + AGE_OFF * pauses::normal(&mut random);
     daemon.watch.measured(Nanos(age.max(0.0) as u64));
     daemon.engine.counts = Some(random);
-    daemon.run((start + TO - START).div_ceil(1_000))
+    daemon.run(seconds)
 }
 
 fn run(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64, off: &mut Off) {
