@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use turnstile_accounting::TenantId;
 
+use super::arrivals::{self, Arrivals, Remedy};
 use super::costs::{Cost, Work};
 use super::guardian::GuardianError;
 use super::hold::{Channel, ChannelSwitch};
@@ -42,7 +43,7 @@ const ARRIVAL_PAUSE: Duration = Duration::from_micros(250);
 const ARRIVAL_LOOKS: u32 = 8;
 
 /// What the thread asks of the GPU that it works for, and tells it.
-pub(super) trait Owner {
+pub(super) trait Owner: arrivals::Eyes {
     /// Where suspensions are announced.
     type Guardian: Announce;
 
@@ -122,6 +123,8 @@ pub(super) struct Hands {
     wanted: Mutex<Wanted>,
     wake: Condvar,
     held: Mutex<BTreeSet<TenantId>>,
+    /// Who runs again, and may not have come yet.
+    arrivals: Mutex<Arrivals>,
     guardian_pause: Duration,
 }
 
@@ -131,6 +134,7 @@ impl Default for Hands {
             wanted: Mutex::default(),
             wake: Condvar::new(),
             held: Mutex::default(),
+            arrivals: Mutex::default(),
             guardian_pause: GUARDIAN_PAUSE,
         }
     }
@@ -260,6 +264,7 @@ impl Hands {
                 lock(&self.wanted).work.add(&work);
             } else {
                 self.release_strays(&mut holder, owner);
+                self.look_for_arrivals(&mut holder, owner);
             }
             for (tenant, on, done) in fasten {
                 let fastened = if on {
@@ -408,11 +413,40 @@ impl Hands {
             }
             return;
         }
+        let channels = holder.channels(tenant);
         let released = holder.release(tenant);
+        lock(&self.arrivals).resumed(tenant, channels, Instant::now());
         lock(&self.held).remove(&tenant);
         owner.runs(tenant);
         if let Err(error) = released {
             log::error!("{error}");
+        }
+    }
+
+    /// Resumes once more who was resumed and does not come. Nobody is moved meanwhile.
+    fn look_for_arrivals<S: ChannelSwitch, O: Owner>(
+        &self,
+        holder: &mut Holder<S, O::Guardian>,
+        owner: &O,
+    ) {
+        let remedies = lock(&self.arrivals).look(owner, Instant::now());
+        for (tenant, remedy, mut channels) in remedies {
+            let still = owner.everything(tenant);
+            channels.retain(|channel| still.contains(channel));
+            if channels.is_empty() {
+                lock(&self.arrivals).forget(tenant);
+                continue;
+            }
+            log::debug!("{tenant} does not come: {remedy:?}");
+            match remedy {
+                Remedy::Resume => holder.resume_again(&channels),
+                Remedy::Restart => {
+                    let restarted = holder.hold(tenant, &channels);
+                    if let Err(error) = restarted.and_then(|()| holder.release(tenant)) {
+                        log::warn!("{tenant} is not restarted: {error}");
+                    }
+                }
+            }
         }
     }
 
@@ -449,6 +483,7 @@ impl Hands {
             self.postpone(owner, tenant);
             return false;
         }
+        lock(&self.arrivals).forget(tenant);
         let channels = owner.holding(tenant);
         let leaving = handover && !owner.lacks_memory(tenant);
         let held = if leaving {

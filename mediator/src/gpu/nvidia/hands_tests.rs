@@ -98,6 +98,16 @@ impl Announce for Shared {
     }
 }
 
+impl arrivals::Eyes for Shared {
+    fn rung(&self, _: TenantId) -> Option<arrivals::Rung> {
+        None
+    }
+
+    fn was_there(&self, _: TenantId, _: Duration) -> bool {
+        false
+    }
+}
+
 impl Owner for Shared {
     type Guardian = Self;
 
@@ -240,6 +250,28 @@ fn at_a_handover_the_holder_is_off_the_schedule_before_the_next_runs() {
     }
     assert_eq!(rig.hands.calls().failed, 0);
     assert!(rig.hands.work().count >= 2);
+}
+
+#[test]
+fn who_does_not_come_is_resumed_again_and_then_stopped_and_resumed() {
+    let mut rig = Rig::new();
+    let own = channels(6).split_off(4);
+    rig.start();
+    rig.hands.want(B, true);
+    rig.settle();
+    rig.hands.want(B, false);
+    let calls =
+        [true, false, false, true, false].map(|suspended| Event::Call(suspended, own.clone()));
+    let all = rig.fake.until(|events| {
+        let made = |event: &&Event| matches!(event, Event::Call(..));
+        events.iter().filter(made).count() == calls.len()
+    });
+    let made: Vec<Event> = all
+        .into_iter()
+        .filter(|event| matches!(event, Event::Call(..)))
+        .collect();
+    assert_eq!(made, calls);
+    assert!(!rig.hands.is_held(B));
 }
 
 /// A has one channel more.

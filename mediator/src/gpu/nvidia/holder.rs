@@ -127,6 +127,19 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         self.held.contains_key(&tenant)
     }
 
+    /// The channels of a tenant that is held.
+    pub fn channels(&self, tenant: TenantId) -> Vec<Channel> {
+        let held = self.held.get(&tenant).into_iter().flatten();
+        held.copied().collect()
+    }
+
+    /// Resumes channels of a tenant that is not held once more. What runs is not disturbed by it.
+    pub fn resume_again(&mut self, channels: &[Channel]) {
+        let begin = Instant::now();
+        let resumed = resume_all(&self.switch, channels);
+        self.count(begin, resumed < channels.len());
+    }
+
     /// The lease's clock.
     fn now(&self) -> Moment {
         // CAST: 584 years.

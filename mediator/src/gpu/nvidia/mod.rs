@@ -18,6 +18,7 @@
 //! SOURCE: constants and layouts are facts from NVIDIA's published headers (open-gpu-kernel-modules) and were run on an
 //! H200 under driver 580.159.04; comments name the header or say "measured".
 
+mod arrivals;
 mod begun;
 pub mod clock;
 mod costs;

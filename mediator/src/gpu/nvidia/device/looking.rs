@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
-use super::{Shared, lock};
+use super::{HoldOwner, Shared, lock};
+use crate::gpu::nvidia::arrivals::{self, Rung};
 use crate::gpu::nvidia::costs::Work;
 use crate::gpu::nvidia::look::{self, Eyes};
-use crate::gpu::nvidia::progress::Said;
+use crate::gpu::nvidia::progress::{Said, Words};
 use crate::gpu::nvidia::userd;
 use crate::gpu::nvidia::watch::{Runner, Watch};
 
@@ -112,5 +113,30 @@ impl Eyes for Looker<'_> {
 
     fn pause(&mut self, pause: Nanos) {
         thread::sleep(Duration::from_nanos(pause.0));
+    }
+}
+
+impl<F> arrivals::Eyes for HoldOwner<F> {
+    fn rung(&self, tenant: TenantId) -> Option<Rung> {
+        let userds = lock(&self.shared.userds);
+        let words = userds.of(tenant)?;
+        let mut rung = Rung::default();
+        for index in 0..words.count() {
+            let (entries, _) = words.read(index);
+            rung.taken += u64::from(entries.get);
+            rung.waits |= entries.get != entries.put;
+        }
+        Some(rung)
+    }
+
+    fn was_there(&self, tenant: TenantId, within: Duration) -> bool {
+        let mut watched = lock(&self.shared.watched);
+        watched.refresh_or_say();
+        let residency = &watched.watch.residency;
+        let now = self.shared.now();
+        // CAST: less than the second or two that is remembered.
+        let from = Moment(now.0.saturating_sub(within.as_nanos() as u64));
+        residency.resident() == Some(tenant)
+            || residency.resident_of(tenant, from, now) > Nanos::ZERO
     }
 }
