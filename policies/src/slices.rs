@@ -50,8 +50,8 @@ const LEAD_MAX: u64 = 2;
 /// with seven at ten, so that turns that follow each other can be told apart; two tenants are told apart at six already, and better (decision 035).
 const PAIR: usize = 2;
 /// Their frames are longer than that by this part of them. Otherwise latches lie at the same ten places of them for ever, where the same launch is under way each time, and how long launches
-/// take follows from ten mixes. A window of a second may lack half a millisecond of one tenant for it. SOURCE: the simulated engine, four tenants for 30 s: charges of those with a twelfth are off by
-/// 0.25 instead of 0.39 % (root of the mean square; decision 049).
+/// take follows from ten mixes. A window of a second may lack half a millisecond of one tenant for it. SOURCE: the simulated engine, four tenants for 30 s: charges are off by 0.25
+/// instead of 0.39 % (root of the mean square; decision 049).
 const DRIFT: u64 = 2_000;
 const SECOND: Nanos = Nanos::from_ms(1_000);
 

@@ -433,7 +433,7 @@ impl Hands {
         for (tenant, remedy, mut channels) in remedies {
             let still = owner.everything(tenant);
             channels.retain(|channel| still.contains(channel));
-            if channels.is_empty() {
+            if channels.is_empty() || holder.is_held(tenant) {
                 lock(&self.arrivals).forget(tenant);
                 continue;
             }
