@@ -193,8 +193,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         if !self.unscheduled.remove(&tenant) {
             return Ok(());
         }
-        let held = self.held.get(&tenant).into_iter().flatten();
-        let channels: Vec<Channel> = held.copied().collect();
+        let channels = self.channels(tenant);
         // SOURCE: measured on an H200: channels that are off the schedule and are then suspended as well are not started by one
         // call that resumes them.
         let resumed = self.set(&channels, false);
