@@ -179,7 +179,7 @@ struct Shared {
     /// None if there are none (any more).
     counters: Mutex<Option<Counters>>,
     tell: SyncSender<Told>,
-    /// What the thread that reads them costs, and measures how old they are.
+    /// Reading them, and measuring how old they are, by the thread that does.
     counting: Mutex<Cost>,
     age_known: AgeKnown,
     /// Something was told since it was last taken.

@@ -66,11 +66,11 @@ impl Counters {
         }
     }
 
-    /// An interval is over.
-    fn found(&mut self, busy: Busy) -> Told {
+    /// An interval is over: it is told to `shared`, while these are locked, so that intervals are in their order.
+    fn found(&mut self, busy: Busy, shared: &Shared) {
         let until = self.until.replace(busy.to);
         self.anew |= until.is_some_and(|until| until != busy.from);
-        Told::Busy(busy)
+        shared.tell(Told::Busy(busy));
     }
 }
 
@@ -84,9 +84,7 @@ impl Shared {
         if let Some(counters) = &mut *counters
             && let Some(busy) = counters.utilisation.read_mapped()
         {
-            let told = counters.found(busy);
-            // Under the lock: in their order.
-            self.tell(told);
+            counters.found(busy, self);
         }
     }
 
@@ -323,8 +321,7 @@ impl Reader {
             self.measure(&counters.utilisation);
         }
         let busy = counters.utilisation.read()?;
-        let told = busy.map(|busy| counters.found(busy));
-        Ok(told.map(|told| shared.tell(told)).is_some())
+        Ok(busy.map(|busy| counters.found(busy, &shared)).is_some())
     }
 
     /// Looks at the next latch while it comes.
