@@ -26,6 +26,7 @@
 //! right in any case, which is what conservation needs.
 
 mod estimate;
+mod sums;
 
 pub use estimate::{Launched, Stay};
 
@@ -50,8 +51,8 @@ const PAUSE_MAX: f64 = 0.05;
 const HICCUP: (f64, u32) = (3_000_000.0, 5);
 /// Tenants estimated at a time; those who were not seen for longest go first.
 const TENANTS_MAX: usize = 32;
-/// Of each it may be estimated how long he is idle, and how long a launch takes.
-const ROWS_MAX: usize = 2 * TENANTS_MAX;
+/// Of each it may be estimated how long he is idle, how long a launch takes, and for how much longer he was idle in all.
+const ROWS_MAX: usize = 3 * TENANTS_MAX;
 /// Whose is what is left of a launch. (Programs that are no tenant's have it as well; of them idle time is estimated.)
 const NOBODY: TenantId = TenantId(u32::MAX);
 
@@ -76,6 +77,8 @@ const RESIDENT_MIN: f64 = 0.5;
 pub(super) struct Found {
     pub(super) tenant: TenantId,
     pub(super) idle_ns: f64,
+    /// For how long it was resident.
+    pub(super) resident_ns: f64,
     /// Standard deviation of a pause.
     pub(super) pause_ns: f64,
     /// So much of it was a pause that says nothing of its fraction; negative: one that was missing.
@@ -253,6 +256,14 @@ impl IdleShares {
         let within = idle.0 as f64 - nobody.0 as f64;
         let error = within / whole - foretold;
         self.spread(&shares, whole / INTERVAL.0 as f64, Known::walk);
+        let large = error.abs() > PAUSE_MAX;
+        self.astray = large;
+        // Of an interval in which somebody stopped it says how wrongly that was told, and little else.
+        let tells = !large && self.doubt == 0.0;
+        let summed = match self.launched && tells {
+            true => self.add_up(stays),
+            false => Vec::new(),
+        };
         let variance = self.variance(&shares);
         self.misfit = (error * error / variance).min(MISFIT_MAX) + variance.ln();
         let surprise = error * error > SURPRISE * SURPRISE * variance;
@@ -263,8 +274,6 @@ impl IdleShares {
         } else {
             self.since_surprise.saturating_add(1)
         };
-        let large = error.abs() > PAUSE_MAX;
-        self.astray = large;
         if surprise && (!again && !large || self.patient && is_hiccup) {
             self.find_idle(stays, error * whole);
             self.over();
@@ -280,9 +289,9 @@ impl IdleShares {
         self.misplaced = error * self.doubt / self.variance(&shares);
         self.update(&shares, error);
         self.bound();
+        self.take_off(&summed, stays);
         self.over();
-        // Of an interval in which somebody stopped it says how wrongly that was told, and little else.
-        if !large && self.doubt == 0.0 {
+        if tells {
             self.find_idle(stays, 0.0);
         }
     }
@@ -305,6 +314,7 @@ impl IdleShares {
             Found {
                 tenant: known.tenant,
                 idle_ns: known.idle_ns(stay) + paused_ns,
+                resident_ns: stay.resident.0 as f64,
                 pause_ns: known.pause_ns(stay),
                 paused_ns,
                 counted: counted(known),
@@ -339,6 +349,7 @@ impl IdleShares {
             if let Some(launched) = stay.launches().filter(|_| self.by_launches) {
                 self.launches(*tenant, stay, launched);
             }
+            self.sum_up(*tenant, stays);
         }
     }
 
@@ -368,7 +379,7 @@ impl IdleShares {
         let tells = match known.estimate {
             Estimate::Idle => !launches,
             Estimate::Launch => launches,
-            Estimate::Left => false,
+            Estimate::Left | Estimate::Sum => false,
         };
         tells.then_some(stay)
     }
@@ -410,6 +421,7 @@ impl IdleShares {
             let most = match estimate {
                 Estimate::Idle => 1.0,
                 Estimate::Launch | Estimate::Left => f64::INFINITY,
+                Estimate::Sum => continue,
             };
             let beyond = value.clamp(0.0, most) - value;
             if beyond != 0.0 {
@@ -464,18 +476,20 @@ impl IdleShares {
 
     /// What was learnt of a tenant is not true any more.
     pub fn unlearn(&mut self, tenant: TenantId) {
-        if let Some(row) = self.find(tenant, Estimate::Launch) {
-            self.remove(row);
+        for estimate in [Estimate::Launch, Estimate::Sum] {
+            if let Some(row) = self.find(tenant, estimate) {
+                self.remove(row);
+            }
         }
         if let Some(row) = self.find(tenant, Estimate::Idle) {
-            self.known[row].value = 0.0;
+            (self.known[row].value, self.known[row].told) = (0.0, 0);
             self.uncertain(row, self.unknown);
         }
     }
 
     /// A tenant is gone.
     pub fn forget(&mut self, tenant: TenantId) {
-        for estimate in [Estimate::Idle, Estimate::Launch] {
+        for estimate in [Estimate::Idle, Estimate::Launch, Estimate::Sum] {
             if let Some(row) = self.find(tenant, estimate) {
                 self.remove(row);
             }
@@ -513,6 +527,7 @@ impl IdleShares {
             estimate,
             value,
             unseen: 0,
+            told: 0,
         });
         self.covariance.iter_mut().for_each(|row| row.push(0.0));
         let last = self.known.len() - 1;

@@ -41,6 +41,9 @@ const BESIDE: Nanos = Nanos::from_ms(4);
 
 /// What launches say of an interval is believed up to so many standard deviations of a pause: tenants may write what is counted.
 const OFF_MAX: f64 = 2.0;
+/// Residencies may take one's pauses for another's. So where launches are confirmed, the pause of one whose launches are counted is as long as that of whoever has the longest, but for
+/// so much of his residency (that of one who launches kernels of 50 us and waits for them).
+const PAUSE_MAX: f64 = 0.08;
 
 /// A pause is one's own of which his launches tell such a part.
 const OWN_MIN: f64 = 0.2;
@@ -260,8 +263,22 @@ impl LaggedShares {
     }
 
     /// How long each tenant was idle in the last interval, as far as is known now: by what they launched where that foretells better than how long they were there, and
-    /// no further from that than a pause may be. None if the interval said nothing.
-    pub fn found(&self) -> Vec<Idled> {
+    /// no further from that than a pause may be. If it is `confirmed` that they launched so often, that is the longest that anybody has, and what is learnt of earlier intervals is told with
+    /// this one, once. None if the interval said nothing.
+    pub fn tell(&mut self, confirmed: bool) -> Vec<Idled> {
+        let mut found = self.found(confirmed);
+        if confirmed
+            && self.by_launches()
+            && let Some(by_launches) = &mut self.by_launches
+        {
+            for idled in &mut found {
+                idled.idle_ns += by_launches.shares.tell_earlier_ns(idled.tenant);
+            }
+        }
+        found
+    }
+
+    fn found(&self, confirmed: bool) -> Vec<Idled> {
         let by_residency = self.believed().shares.found();
         let by_launches = self.by_launches.as_ref().filter(|_| self.by_launches());
         let by_launches = by_launches.map_or(&[][..], |by_launches| by_launches.shares.found());
@@ -271,8 +288,16 @@ impl LaggedShares {
             (*found, other.copied().unwrap_or(*found))
         };
         let both: Vec<(Found, Found)> = by_residency.iter().map(both).collect();
+        let longest = by_residency
+            .iter()
+            .map(|found| found.pause_ns / found.resident_ns);
+        let longest = match confirmed {
+            true => longest.fold(0.0, f64::max).min(PAUSE_MAX),
+            false => 0.0,
+        };
         let off = |(found, other): &(Found, Found), less_ns: f64, more_ns: f64| {
-            let most_ns = OFF_MAX * found.pause_ns;
+            let longest = if other.counted { longest } else { 0.0 };
+            let most_ns = OFF_MAX * found.pause_ns.max(longest * found.resident_ns);
             (other.idle_ns - found.idle_ns).clamp(-most_ns - less_ns, most_ns + more_ns)
         };
         let counted = || both.iter().filter(|(_, other)| other.counted);
@@ -522,7 +547,10 @@ mod tests {
 
     /// By how much what is found of the later two thirds of the intervals is too little for each tenant, in percent of what it worked, if `said` of what it launched is told; and whether
     /// launches are believed.
-    fn taught(said: impl Fn(TenantId, u64, f64) -> Option<f64>) -> (BTreeMap<TenantId, f64>, bool) {
+    fn taught(
+        confirmed: bool,
+        said: impl Fn(TenantId, u64, f64) -> Option<f64>,
+    ) -> (BTreeMap<TenantId, f64>, bool) {
         let mut shares = LaggedShares::default();
         shares.measured(Nanos::ZERO);
         let mut sums: BTreeMap<TenantId, (f64, f64)> = BTreeMap::new();
@@ -549,7 +577,10 @@ mod tests {
             });
             for Idled {
                 tenant, idle_ns, ..
-            } in shares.found().into_iter().filter(|_| interval >= 30)
+            } in shares
+                .tell(confirmed)
+                .into_iter()
+                .filter(|_| interval >= 30)
             {
                 let worked = worked.get(&tenant).copied().unwrap_or(0) as f64;
                 let idle = stays[&tenant].resident.0 as f64 - worked;
@@ -571,9 +602,9 @@ mod tests {
 
     #[test]
     fn launches_foretell_where_pauses_change() {
-        let (without, believed) = taught(|_, _, _| None);
+        let (without, believed) = taught(false, |_, _, _| None);
         assert!(!believed);
-        let (with, believed) = taught(|_, _, count| Some(count));
+        let (with, believed) = taught(false, |_, _, count| Some(count));
         assert!(believed);
         let worst = (worst(&with), worst(&without));
         assert!(
@@ -584,9 +615,9 @@ mod tests {
 
     #[test]
     fn launches_that_do_not_foretell_are_not_believed() {
-        let (without, _) = taught(|_, _, _| None);
+        let (without, _) = taught(false, |_, _, _| None);
         let some = |interval: u64| [0.4, 1.0, 0.7, 0.2, 0.9][interval as usize % 5];
-        let (lied, believed) = taught(|tenant, interval, count| {
+        let (lied, believed) = taught(false, |tenant, interval, count| {
             let lies = tenant == TenantId(2);
             Some(if lies { count * some(interval) } else { count })
         });
@@ -619,7 +650,7 @@ mod tests {
             let idle = Nanos(own / 20 + paused);
             shares.observe(Nanos(100 * MS), idle, |_| (Nanos::ZERO, stays.clone()));
         }
-        let found = shares.found();
+        let found = shares.tell(false);
         let found = found.iter().map(|idled| (idled.tenant, idled.idle_ns));
         (found.collect(), shares.shares().fraction(A))
     }
@@ -638,7 +669,7 @@ mod tests {
     /// Who says that he launches half as much beside others as alone is believed to pause for longer, but by no more than a pause may be.
     #[test]
     fn who_lies_in_a_way_that_foretells_gains_little() {
-        let (lied, _) = taught(|tenant, interval, count| {
+        let (lied, _) = taught(false, |tenant, interval, count| {
             let alone = interval < 20;
             Some(if tenant == TenantId(2) && !alone {
                 count / 2.0
@@ -651,5 +682,37 @@ mod tests {
             worst(&lied) < 100.0 * OFF_MAX * (0.002 + 0.5 * 0.05) / 0.95,
             "{lied:?}"
         );
+    }
+
+    /// Launches that the GPU's own count does not miss are lied about in ways that keep in step with something.
+    #[test]
+    fn what_is_confirmed_lets_a_liar_gain_hardly_more() {
+        type Lies = fn(u64, f64) -> bool;
+        let ways: [Lies; 6] = [
+            |_, _| true,
+            |interval, _| interval.is_multiple_of(2),
+            |interval, _| interval >= 20,
+            |interval, _| interval.is_multiple_of(3),
+            |_, count| count > 40.0,
+            |_, count| count < 50.0,
+        ];
+        let gained = |confirmed: bool, less: f64, lies: Lies| {
+            let (lied, _) = taught(confirmed, |tenant, interval, count| {
+                let lies = tenant == B && lies(interval, count);
+                Some((if lies { count - less } else { count }).max(0.0))
+            });
+            -lied[&B]
+        };
+        for (lies, less) in ways
+            .iter()
+            .flat_map(|lies| [(lies, 2.0), (lies, 5.0), (lies, 8.0)])
+        {
+            let (with, without) = (gained(true, less, *lies), gained(false, less, *lies));
+            assert!(with < without.max(0.0) + 1.5, "{less}: {with} %, {without}");
+            assert!(
+                with < 100.0 * OFF_MAX * PAUSE_MAX / 0.95,
+                "{less}: {with} %"
+            );
+        }
     }
 }

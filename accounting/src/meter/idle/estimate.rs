@@ -77,6 +77,8 @@ pub(super) enum Estimate {
     Launch,
     /// What is left, in ns, of the launch that ran when an interval ended. It is nobody's.
     Left,
+    /// For how much longer it was idle in all than was told, in ns.
+    Sum,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +88,8 @@ pub(super) struct Known {
     pub(super) value: f64,
     /// How many intervals ago it was resident.
     pub(super) unseen: u32,
+    /// Of how many intervals it told.
+    pub(super) told: u32,
 }
 
 impl Known {
@@ -132,7 +136,7 @@ impl Known {
         match self.estimate {
             Estimate::Idle => WALK.0 + WALK.1 * self.value,
             Estimate::Launch => LAUNCH_WALK * self.value,
-            Estimate::Left => 0.0,
+            Estimate::Left | Estimate::Sum => 0.0,
         }
     }
 
@@ -151,7 +155,7 @@ impl Known {
         let fraction = match self.estimate {
             // One that was moved beyond its bound with another.
             Estimate::Idle => self.value.max(0.0),
-            Estimate::Launch | Estimate::Left => 0.0,
+            Estimate::Launch | Estimate::Left | Estimate::Sum => 0.0,
         };
         (PAUSED.0 + PAUSED.1 * fraction) * stay.resident.0 as f64
     }

@@ -1,4 +1,4 @@
-use super::*;
+use super::{sums::LEARNT, *};
 
 const A: TenantId = TenantId(1);
 const B: TenantId = TenantId(2);
@@ -272,4 +272,69 @@ fn who_is_nobodys_is_not_what_is_left_of_launches() {
     assert_eq!(found.len(), 2, "{found:?}");
     shares.forget(NOBODY);
     assert!(shares.is_new(NOBODY));
+}
+
+/// One who works for so much of so many ms, launches of so many us.
+fn launching(ms: f64, works: f64, launch_us: f64) -> Stay {
+    Stay {
+        launched: Some(Launched {
+            count: ms * works * 1e3 / launch_us,
+            ..Launched::default()
+        }),
+        ..stay((ms * 1e6) as u64)
+    }
+}
+
+/// A and B launch for 89.5 and 90.75 % of their time, which is foretold as 90 of both; only when their turns change is it known whose launches are how long.
+#[test]
+fn what_is_learnt_is_told_of_the_intervals_before_as_well() {
+    let mut shares = IdleShares::default().and_launches();
+    let (mut off_ns, mut later_ns) = (0.0, 0.0);
+    for interval in 0..300 {
+        let a_ms = match interval < 60 {
+            true => 60.0,
+            false => [40.0, 70.0, 55.0][interval % 3],
+        };
+        let b_ms = 100.0 - a_ms;
+        let stays = [
+            launching(a_ms, 0.895, 200.0),
+            launching(b_ms, 0.9075, 100.0),
+        ];
+        let stays = BTreeMap::from([(A, stays[0]), (B, stays[1])]);
+        let (a_idle_ns, b_idle_ns) = (a_ms * 1e6 * 0.105, b_ms * 1e6 * 0.0925);
+        let idle = Nanos((a_idle_ns + b_idle_ns) as u64);
+        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &stays);
+        if interval >= LEARNT as usize {
+            let found = shares.found().iter().find(|found| found.tenant == A);
+            off_ns += a_idle_ns - found.unwrap().idle_ns;
+            later_ns += shares.tell_earlier_ns(A);
+        }
+    }
+    assert!(off_ns.abs() > 5_000_000.0, "{off_ns} ns");
+    let left_ns = off_ns - later_ns;
+    assert!(
+        left_ns.abs() < off_ns.abs() / 10.0,
+        "{left_ns} of {off_ns} ns"
+    );
+}
+
+/// What one who is alone was idle is told as it was, however slowly it is learnt that his launches take longer.
+#[test]
+fn who_is_alone_is_not_told_again() {
+    let mut shares = IdleShares::default().and_launches();
+    let mut later_ns = 0.0;
+    for interval in 0..200 {
+        let longer = 1.0 + 0.000_5 * f64::from((interval - 20).max(0));
+        let (a_ms, b_ms) = if interval < 20 {
+            (60.0, 40.0)
+        } else {
+            (100.0, 0.0)
+        };
+        let a = launching(a_ms, 0.9 / longer, 200.0);
+        let mut stays = BTreeMap::from([(A, a), (B, launching(b_ms, 0.9, 100.0))]);
+        stays.retain(|_, stay| stay.resident > Nanos::ZERO);
+        shares.observe(Nanos(INTERVAL), Nanos(10_000_000), Nanos::ZERO, &stays);
+        later_ns += shares.tell_earlier_ns(A);
+    }
+    assert!(later_ns.abs() < 1_000.0, "{later_ns} ns");
 }

@@ -694,7 +694,7 @@ impl Watch {
             let more_ns = more(&told, *alone, idle_ns);
             return self.residency.owe_idle_alone(*alone, more_ns);
         }
-        for idled in self.idle.found() {
+        for idled in self.idle.tell(self.launches.confirmed()) {
             if self.begun.has(idled.tenant) {
                 continue; // it tells of before
             }
