@@ -10,7 +10,7 @@ use crate::units::TenantId;
 use std::collections::BTreeMap;
 
 /// Intervals after which one is summed up: until then estimates come from nothing, and what one pays in a second in which he begins is not changed by what is learnt of him in the next.
-pub(super) const LEARNT: u32 = 20;
+pub(super) const LEARNT: u32 = 10;
 /// So much of it is told of an interval at most, in ns: a thousandth of it, so that no window shows it.
 const MOST_NS: f64 = 100_000.0;
 

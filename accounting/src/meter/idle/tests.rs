@@ -338,3 +338,35 @@ fn who_is_alone_is_not_told_again() {
     }
     assert!(later_ns.abs() < 1_000.0, "{later_ns} ns");
 }
+
+/// Launches of A, of 50 us, and of B, of 200 us, take 2.3 us more or less each. What is learnt of B's is as far off as it is said to be.
+#[test]
+fn launches_that_vary_are_known_no_better_than_that() {
+    let mut noise = 1_u32;
+    // A sum of twelve in 0..1 is near to a normal deviate.
+    let mut normal = || {
+        let parts = (0..12).map(|_| {
+            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            f64::from(noise >> 8) / f64::from(1 << 24)
+        });
+        parts.sum::<f64>() - 6.0
+    };
+    let mut off = Vec::new();
+    for _ in 0..40 {
+        let mut shares = IdleShares::default().and_launches();
+        for interval in 0..60 {
+            let a_ms = [75.0, 85.0, 66.0][interval % 3];
+            let b_ms = 100.0 - a_ms;
+            let stays = [launching(a_ms, 0.86, 50.0), launching(b_ms, 0.95, 200.0)];
+            let stays = BTreeMap::from([(A, stays[0]), (B, stays[1])]);
+            let count = a_ms * 0.86e3 / 50.0 + b_ms * 0.95e3 / 200.0;
+            let idle_ns = a_ms * 0.14e6 + b_ms * 0.05e6 + 2_300.0 * f64::sqrt(count) * normal();
+            shares.observe(Nanos(INTERVAL), Nanos(idle_ns as u64), Nanos::ZERO, &stays);
+        }
+        let row = shares.find(B, Estimate::Launch).unwrap();
+        let error = shares.known[row].value - 200_000.0;
+        off.push(error / shares.covariance[row][row].sqrt());
+    }
+    let mean = (off.iter().map(|off| off * off).sum::<f64>() / off.len() as f64).sqrt();
+    assert!((0.4..1.5).contains(&mean), "{mean} deviations");
+}

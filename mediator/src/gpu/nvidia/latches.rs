@@ -239,13 +239,14 @@ impl Course {
         let mut course = Vec::new();
         let mut total = 0.0;
         let mut before: Option<&Reading> = None;
+        let mut mover = None;
         for reading in readings.range(after.saturating_sub(1 + RATE_OF)..) {
             if let Some(before) = before {
                 if reading.at.since(before.at) > APART {
                     course.clear();
                 }
                 let expected = || expected(resident(before.at, reading.at));
-                total += launches(before, reading, expected);
+                total += launches(before, reading, &mut mover, expected);
             }
             course.push((reading.at, total));
             before = Some(reading);
@@ -294,8 +295,13 @@ impl Course {
     }
 }
 
-/// Launched from one reading to the next.
-fn launches(before: &Reading, after: &Reading, expected: impl Fn() -> f64) -> f64 {
+/// Launched from one reading to the next. The ring of the only channel that moved lately may have gone round, to where it was even: `mover` is how long it is.
+fn launches(
+    before: &Reading,
+    after: &Reading,
+    mover: &mut Option<u32>,
+    expected: impl Fn() -> f64,
+) -> f64 {
     let each = before.said.iter().zip(&after.said);
     let moved = each.filter(|((before, _), (after, _))| before.get != after.get);
     let moved: Vec<(u32, u32)> = moved
@@ -305,13 +311,15 @@ fn launches(before: &Reading, after: &Reading, expected: impl Fn() -> f64) -> f6
         .iter()
         .map(|(taken, _)| f64::from(*taken))
         .sum::<f64>();
-    let rounds = match moved[..] {
-        [(_, ring)] => {
-            let ring = f64::from(ring.max(1));
-            ((expected() - taken) / ring).round().max(0.0) * ring
-        }
-        _ => 0.0,
+    *mover = match moved[..] {
+        [] => *mover,
+        [(_, ring)] => Some(ring),
+        _ => None,
     };
+    let rounds = mover.map_or(0.0, |ring| {
+        let ring = f64::from(ring.max(1));
+        ((expected() - taken) / ring).round().max(0.0) * ring
+    });
     taken + rounds
 }
 
@@ -382,7 +390,24 @@ mod tests {
         );
         assert_eq!(count(&[5], &[45], 1_100.0), 1_064.0, "once around it");
         assert_eq!(count(&[5], &[45], 400.0), 40.0, "not as often as that");
-        assert_eq!(count(&[5], &[5], 1_000.0), 0.0);
+        assert_eq!(
+            count(&[5], &[5], 1_000.0),
+            0.0,
+            "no channel is known to move"
+        );
+    }
+
+    #[test]
+    fn who_went_round_the_ring_to_where_he_was_has_launched() {
+        let count = |first: &[u32], expected| {
+            let readings = [(50.0, first), (100.0, &[7, 5]), (200.0, &[7, 5])];
+            let there = (0.0, 300.0);
+            launched(&mut Latches::default(), &readings, there, expected).map(|found| found.count)
+        };
+        assert_eq!(count(&[7, 1_000], 1_020.0), Some(1_024.0));
+        assert_eq!(count(&[7, 1_000], 500.0), Some(0.0), "he rests");
+        assert_eq!(count(&[7, 5], 1_020.0), Some(0.0), "neither moved before");
+        assert_eq!(count(&[0, 1_000], 1_020.0), Some(0.0), "either may have");
     }
 
     #[test]
