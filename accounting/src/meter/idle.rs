@@ -31,7 +31,7 @@ mod sums;
 pub use estimate::{Launched, Stay};
 
 use crate::units::{Nanos, TenantId};
-use estimate::{Estimate, Known, handover_ns, usual_ns};
+use estimate::{Estimate, Known, Usual, handover_ns, usual_ns};
 use std::collections::BTreeMap;
 
 /// Standard deviation of the counters' share of idle time where it is known when they were read. SOURCE: measured on an H200, by
@@ -88,6 +88,8 @@ pub(super) struct Found {
     pub(super) paused_ns: f64,
     /// Its launches were counted.
     pub(super) counted: bool,
+    /// Nobody else can have paused, as all others launched as often as they do otherwise.
+    pub(super) only: bool,
 }
 
 /// Fractions of residency in which tenants are idle.
@@ -288,17 +290,26 @@ impl IdleShares {
         } else {
             self.since_surprise.saturating_add(1)
         };
-        if surprise && (!again && !large || self.patient && is_hiccup) {
-            self.find_idle(stays, error * whole);
+        let only = self
+            .only(stays, error * whole)
+            .filter(|_| surprise && large);
+        if surprise && (!again && (!large || only.is_some()) || self.patient && is_hiccup) {
+            self.find_idle(stays, error * whole, only);
             self.over();
             return;
         }
         if surprise {
             let least = if large { error.abs() } else { 0.0 };
             self.spread(&shares, 1.0, |known| {
-                let stay = stays.get(&known.tenant);
+                let may = only.is_none_or(|only| only == known.tenant);
+                let stay = stays.get(&known.tenant).filter(|_| may);
                 stay.map_or(0.0, |stay| known.change(stay, least))
             });
+        } else {
+            self.get_used(stays);
+        }
+        if only.is_some() {
+            self.find_idle(stays, error * whole, only);
         }
         self.misplaced = error * self.doubt / self.variance(&shares);
         self.update(&shares, error);
@@ -306,20 +317,54 @@ impl IdleShares {
         self.take_off(&summed, stays);
         self.over();
         if tells {
-            self.find_idle(stays, 0.0);
+            self.find_idle(stays, 0.0, None);
         }
     }
 
-    /// How long each was idle, with a pause of `paused_ns` (negative: one that was missing) that says nothing of fractions.
-    fn find_idle(&mut self, stays: &BTreeMap<TenantId, Stay>, paused_ns: f64) {
+    /// How often tenants launch.
+    fn get_used(&mut self, stays: &BTreeMap<TenantId, Stay>) {
+        let idle = self
+            .known
+            .iter_mut()
+            .filter(|known| known.estimate == Estimate::Idle);
+        for known in idle {
+            if let Some(stay) = stays
+                .get(&known.tenant)
+                .filter(|stay| stay.doubt == Nanos::ZERO)
+            {
+                known.usual.observe(stay);
+            }
+        }
+    }
+
+    /// The only one who can have paused for so long (negative: have left out so much of his pauses), if all others launched as often as they do otherwise. (Of one who is alone it is known
+    /// anyhow.)
+    fn only(&self, stays: &BTreeMap<TenantId, Stay>, paused_ns: f64) -> Option<TenantId> {
+        let may = |(tenant, stay): &(&TenantId, &Stay)| {
+            let row = self.find(**tenant, Estimate::Idle);
+            row.is_none_or(|row| !self.known[row].usual.excludes(stay, paused_ns))
+        };
+        let mut those = stays.iter().filter(may).map(|(tenant, _)| *tenant);
+        let first = those.next().filter(|_| stays.len() > 1);
+        first.filter(|_| those.next().is_none())
+    }
+
+    /// How long each was idle, with a pause of `paused_ns` (negative: one that was missing) that says nothing of fractions; if it is known, whose it was.
+    fn find_idle(
+        &mut self,
+        stays: &BTreeMap<TenantId, Stay>,
+        paused_ns: f64,
+        only: Option<TenantId>,
+    ) {
         let there = |known: &Known| Some((*known, *self.tells(known, stays)?));
         let there: Vec<(Known, Stay)> = self.known.iter().filter_map(there).collect();
         let counted = |known: &Known| known.estimate == Estimate::Launch;
         // Whose launches are counted does not pause for long unnoticed.
         let unnoticed = paused_ns > HICCUP.0 && there.iter().any(|(known, _)| !counted(known));
-        let likely = |(known, stay): &(Known, Stay)| match unnoticed && counted(known) {
-            true => 0.0,
-            false => known.pause_ns(stay).powi(2),
+        let likely = |(known, stay): &(Known, Stay)| match only {
+            Some(only) => f64::from(u8::from(only == known.tenant)),
+            None if unnoticed && counted(known) => 0.0,
+            None => known.pause_ns(stay).powi(2),
         };
         let all = there.iter().map(likely).sum::<f64>().max(1.0);
         let found = |each: &(Known, Stay)| {
@@ -332,6 +377,7 @@ impl IdleShares {
                 pause_ns: known.pause_ns(stay),
                 paused_ns,
                 counted: counted(known),
+                only: only == Some(known.tenant),
             }
         };
         self.found = there.iter().map(found).collect();
@@ -497,6 +543,7 @@ impl IdleShares {
         }
         if let Some(row) = self.find(tenant, Estimate::Idle) {
             (self.known[row].value, self.known[row].told) = (0.0, 0);
+            self.known[row].usual = Usual::default();
             self.uncertain(row, self.unknown);
         }
     }
@@ -542,6 +589,7 @@ impl IdleShares {
             value,
             unseen: 0,
             told: 0,
+            usual: Usual::default(),
         });
         self.covariance.iter_mut().for_each(|row| row.push(0.0));
         let last = self.known.len() - 1;

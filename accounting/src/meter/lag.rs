@@ -320,7 +320,12 @@ impl LaggedShares {
                 (off_ns, found.paused_ns + off_ns)
             } else {
                 let off_ns = off(each, 0.0, given_ns);
-                (off_ns, other.paused_ns.min(given_ns))
+                let sure_ns = if found.only {
+                    found.paused_ns
+                } else {
+                    given_ns
+                };
+                (off_ns, other.paused_ns.min(sure_ns))
             };
             Idled {
                 tenant: found.tenant,

@@ -16,6 +16,9 @@ const LAUNCH_CHANGED: f64 = 0.3;
 /// Fewer launches in an interval, or longer ones, say less of it than how long the tenant was there: of the one at either end it is not known how much lies in it.
 const LAUNCHES_MIN: f64 = 4.0;
 const LAUNCH_NS_MAX: f64 = 1_000_000.0;
+/// What is kept of how often one launches, from one interval to the next, and in how many it has to be seen. As many intervals as [`super::HICCUP`] asks for.
+const USUAL_KEPT: f64 = 0.8;
+const USUAL_SEEN: u32 = 5;
 
 /// Idle time at a handover, at most, and for a fraction of idle time: from being taken off the schedule a tenant launches nothing, and
 /// runs what it has. Whoever launches and waits has pauses of about the same length, so that short kernels, of which little
@@ -90,6 +93,45 @@ pub(super) struct Known {
     pub(super) unseen: u32,
     /// Of how many intervals it told.
     pub(super) told: u32,
+    /// For how long the tenant is there for each of its launches.
+    pub(super) usual: Usual,
+}
+
+/// For how long a tenant is there for each of its launches, however long they are: who launches as often as he does otherwise has not paused.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Usual {
+    each_ns: f64,
+    /// In so many intervals.
+    seen: u32,
+}
+
+impl Usual {
+    /// Launches of a stay, those at its ends by half; none if they are too few to say something.
+    fn launches(stay: &Stay) -> Option<f64> {
+        let launched = stay.launched?;
+        let (began, ended) = launched.at_ends;
+        let cut = f64::from(i8::from(began) - i8::from(ended));
+        (launched.count >= LAUNCHES_MIN).then_some(launched.count + cut / 2.0)
+    }
+
+    /// There was no pause in this one that is known of.
+    pub(super) fn observe(&mut self, stay: &Stay) {
+        if let Some(count) = Self::launches(stay) {
+            let each_ns = stay.resident.0 as f64 / count;
+            let kept = if self.seen == 0 { 0.0 } else { USUAL_KEPT };
+            self.each_ns = kept * self.each_ns + (1.0 - kept) * each_ns;
+            self.seen = self.seen.saturating_add(1);
+        }
+    }
+
+    /// Whether he launched too often in a stay for so much of it to have been a pause (or too seldom for so much of one to be missing).
+    pub(super) fn excludes(&self, stay: &Stay, paused_ns: f64) -> bool {
+        let Some(count) = Self::launches(stay).filter(|_| self.seen >= USUAL_SEEN) else {
+            return false;
+        };
+        let own_ns = stay.resident.0 as f64 - count * self.each_ns;
+        (own_ns * paused_ns.signum() + self.each_ns) < paused_ns.abs() / 2.0
+    }
 }
 
 impl Known {

@@ -323,9 +323,9 @@ fn what_is_learnt_is_told_of_the_intervals_before_as_well() {
 fn who_is_alone_is_not_told_again() {
     let mut shares = IdleShares::default().and_launches();
     let mut later_ns = 0.0;
-    for interval in 0..200 {
-        let longer = 1.0 + 0.000_5 * f64::from((interval - 20).max(0));
-        let (a_ms, b_ms) = if interval < 20 {
+    for interval in 0..200_u32 {
+        let longer = 1.0 + 0.000_5 * f64::from(interval.saturating_sub(LEARNT));
+        let (a_ms, b_ms) = if interval < LEARNT {
             (60.0, 40.0)
         } else {
             (100.0, 0.0)
@@ -369,4 +369,47 @@ fn launches_that_vary_are_known_no_better_than_that() {
     }
     let mean = (off.iter().map(|off| off * off).sum::<f64>() / off.len() as f64).sqrt();
     assert!((0.4..1.5).contains(&mean), "{mean} deviations");
+}
+
+/// How long A, whose launches are unknown, and B, with kernels of 2 ms, were idle in an interval in which the engine paused for `pause_ms` more than in the forty before, and in the next one, if B launched for so many
+/// ms less; and whether it was A alone.
+fn paused(pause_ms: f64, less_ms: f64) -> Vec<(Vec<(f64, bool)>, f64)> {
+    let mut shares = IdleShares::default();
+    let mut interval = |index: usize, pause_ms: f64, less_ms: f64| {
+        let a_ms = [40.0, 60.0, 50.0][index % 3];
+        let b_ms = 100.0 - a_ms;
+        let b = launching(b_ms, 0.99 - less_ms / b_ms, 2_000.0);
+        let stays = BTreeMap::from([(A, stay((a_ms * 1e6) as u64)), (B, b)]);
+        let idle = Nanos(((b_ms * 0.01 + pause_ms) * 1e6) as u64);
+        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &stays);
+        let of = |found: &Found| (found.idle_ns / 1e6, found.only);
+        let found = shares.found().iter().map(of).collect();
+        (found, shares.fraction(B))
+    };
+    (0..40).for_each(|index| {
+        interval(index, 0.0, 0.0);
+    });
+    let both = [40, 41].map(|index| interval(index, pause_ms, less_ms));
+    both.into()
+}
+
+#[test]
+fn who_launches_as_often_as_he_does_otherwise_has_not_paused() {
+    for (found, fraction) in paused(25.0, 0.0) {
+        assert!((found[0].0 - 25.0).abs() < 0.5 && found[0].1, "{found:?}");
+        assert!(found[1].0 < 1.0 && !found[1].1, "{found:?}");
+        assert!((fraction - 0.01).abs() < 0.002, "{fraction}");
+    }
+}
+
+#[test]
+fn whose_pause_it_was_is_not_said_if_it_may_have_been_anybodys() {
+    // B launched as much less as the engine paused, and A may have paused as well.
+    for (found, _) in paused(25.0, 25.0) {
+        assert!(found.iter().all(|(_, only)| !only), "{found:?}");
+    }
+    // So little less that it is no pause, and so short a pause that it is no surprise.
+    for (found, _) in paused(0.3, 0.0) {
+        assert!(found.iter().all(|(_, only)| !only), "{found:?}");
+    }
 }

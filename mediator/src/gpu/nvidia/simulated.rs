@@ -9,6 +9,7 @@ mod eyes;
 mod fours;
 mod pauses;
 mod restless;
+mod rests;
 
 use std::collections::{BTreeSet, VecDeque};
 

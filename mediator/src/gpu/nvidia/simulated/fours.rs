@@ -32,7 +32,7 @@ fn run(kinds: [usize; 4], weights: [u32; 4], seed: u64) -> ([f64; 4], f64) {
     ([0, 1, 2, 3].map(charged), found.worst_ms(FROM, TO))
 }
 
-fn rms(values: impl Iterator<Item = f64> + Clone) -> f64 {
+pub(super) fn rms(values: impl Iterator<Item = f64> + Clone) -> f64 {
     let count = values.clone().count().max(1) as f64;
     (values.map(|value| value * value).sum::<f64>() / count).sqrt()
 }

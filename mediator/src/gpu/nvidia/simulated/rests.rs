@@ -1,0 +1,76 @@
+//! Cells of the bench's matrix in which somebody rests between bursts, beside who does not.
+//!
+//! `TURNSTILE_ROUNDS=60 cargo test --release -p turnstile-mediator --lib who_rests -- --nocapture` runs each cell sixty times, and prints a line of each.
+
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+
+use super::fours::rms;
+use super::restless::{KERNELS_US, found_of};
+use super::*;
+
+/// Loads begin then; charges are compared from the second second on, as in the bench.
+const START: u64 = 600;
+const FROM: u64 = START + 1_000;
+const TO: u64 = FROM + 11_000;
+
+/// A tenant: its kernels, by their place in [`KERNELS_US`], and whether it has bursts.
+type Kind = (usize, bool);
+
+/// The bursty cells of `mediator/src/bench/matrix.rs`.
+fn cells() -> Vec<(Vec<Kind>, Vec<u32>)> {
+    let pair = |kind| [1, 3, 9].map(|weight| (vec![(kind, true), (2, false)], vec![weight, 1]));
+    let four = |weight| {
+        let kinds = vec![(1, true), (2, true), (1, false), (2, false)];
+        (kinds, vec![weight, 1, 1, 1])
+    };
+    let pairs = (0..4).flat_map(pair);
+    pairs.chain([1, 9].map(four)).collect()
+}
+
+/// How wrongly each is charged, in percent.
+fn run(kinds: &[Kind], weights: &[u32], seed: u64) -> Vec<f64> {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let mut load = |((kernel, bursts), weight): (&Kind, &u32)| {
+        let (kernel_us, gap_us) = KERNELS_US[*kernel];
+        Load {
+            bursts: bursts.then(|| random.random()),
+            pauses: Some(random.random()),
+            start: START * MS,
+            gap: gap_us * US,
+            ..Load::busy(weight * 100, kernel_us)
+        }
+    };
+    let loads: Vec<Load> = kinds.iter().zip(weights).map(&mut load).collect();
+    let found = found_of(&loads, random, TO.div_ceil(1_000));
+    let charged = |tenant| found.charged_within_percent_ms(tenant, FROM, TO);
+    (0..loads.len()).map(charged).collect()
+}
+
+/// Who has one kernel of 50 ms in a burst works now and then without a rest for so long that nobody looks, and rests then for 25 ms. Whose that was the others' launches say.
+#[test]
+fn who_rests_and_who_runs_beside_him_pay_for_what_they_executed() {
+    let rounds = std::env::var("TURNSTILE_ROUNDS").map_or(6, |rounds| rounds.parse().unwrap());
+    let mut seeds = SmallRng::seed_from_u64(1);
+    let mut all = Vec::new();
+    for (kinds, weights) in cells() {
+        let runs: Vec<_> = (0..rounds)
+            .map(|_| run(&kinds, &weights, seeds.random()))
+            .collect();
+        let of = |tenant: usize| runs.iter().map(move |charged| charged[tenant]);
+        let own: Vec<f64> = (0..kinds.len()).map(|tenant| rms(of(tenant))).collect();
+        let kinds = kinds.iter().map(|(kernel, bursts)| {
+            let bursts = if *bursts { " bursty" } else { "" };
+            format!("{} us{bursts}", KERNELS_US[*kernel].0)
+        });
+        println!(
+            "{} {weights:?}: charged {own:.2?} % wrongly",
+            kinds.collect::<Vec<_>>().join(", ")
+        );
+        all.extend(runs.into_iter().flatten());
+    }
+    let off = all.iter().filter(|percent| percent.abs() > 0.5).count();
+    let rms = rms(all.iter().copied());
+    println!("{off} of {} off, {rms:.3} % in the mean square", all.len());
+    // SOURCE: this engine, 60 rounds: 0.19, and 0.24 if it is not asked whose pause it was.
+    assert!(rms <= 0.22, "{rms}");
+}
