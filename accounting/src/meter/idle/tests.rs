@@ -413,3 +413,25 @@ fn whose_pause_it_was_is_not_said_if_it_may_have_been_anybodys() {
         assert!(found.iter().all(|(_, only)| !only), "{found:?}");
     }
 }
+
+/// How long A and B are believed to be idle in 100 ms, who were for 6 ms in the mean of forty, after two intervals in which it was longer by so many us.
+fn after_pauses(pauses_us: [u64; 2]) -> f64 {
+    let mut shares = IdleShares::default();
+    let mut interval = |pause_us: u64| {
+        let stays = BTreeMap::from([(A, stay(60_000_000)), (B, stay(40_000_000))]);
+        let idle = Nanos(6_000_000 + pause_us * 1_000);
+        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &stays);
+        shares.fraction(A) * 60.0 + shares.fraction(B) * 40.0
+    };
+    (0..40).for_each(|_| {
+        interval(0);
+    });
+    pauses_us.map(&mut interval)[1]
+}
+
+#[test]
+fn a_pause_and_a_shorter_one_are_no_change() {
+    let (short, alike) = (after_pauses([4_800, 2_000]), after_pauses([4_800, 3_000]));
+    assert!((short - 6.0).abs() < 0.1, "{short} ms");
+    assert!(alike > 8.0, "{alike} ms");
+}
