@@ -297,13 +297,15 @@ impl IdleShares {
         } else {
             (self.since_surprise.saturating_add(1), self.surprise)
         };
-        let only = self
-            .only(stays, error * whole)
-            .filter(|_| surprise && large);
-        if surprise && (!again && (!large || only.is_some()) || self.patient && is_hiccup) {
+        let only = (surprise && large).then(|| self.only(stays, error * whole));
+        let only = only.flatten();
+        let is_pause =
+            surprise && (!again && (!large || only.is_some()) || self.patient && is_hiccup);
+        if is_pause || only.is_some() {
             self.find_idle(stays, error * whole, only);
-            self.over();
-            return;
+        }
+        if is_pause {
+            return self.over();
         }
         if surprise {
             let least = if large { error.abs() } else { 0.0 };
@@ -315,9 +317,6 @@ impl IdleShares {
         } else {
             self.get_used(stays);
         }
-        if only.is_some() {
-            self.find_idle(stays, error * whole, only);
-        }
         self.misplaced = error * self.doubt / self.variance(&shares);
         self.update(&shares, error);
         self.bound();
@@ -328,16 +327,12 @@ impl IdleShares {
         }
     }
 
-    /// How often tenants launch.
+    /// How often tenants launch, of whom it is known how long they had work.
     fn get_used(&mut self, stays: &BTreeMap<TenantId, Stay>) {
-        let idle = self
-            .known
-            .iter_mut()
-            .filter(|known| known.estimate == Estimate::Idle);
-        for known in idle {
-            if let Some(stay) = stays
-                .get(&known.tenant)
-                .filter(|stay| stay.doubt == Nanos::ZERO)
+        for known in &mut self.known {
+            let stay = stays.get(&known.tenant);
+            if let Some(stay) = stay.filter(|stay| stay.doubt == Nanos::ZERO)
+                && known.estimate == Estimate::Idle
             {
                 known.usual.observe(stay);
             }

@@ -52,12 +52,17 @@ pub struct Stay {
 }
 
 impl Stay {
+    /// Launches that are enough to say something of it.
+    fn enough(&self) -> Option<Launched> {
+        let launched = self.launched;
+        launched.filter(|launched| launched.count >= LAUNCHES_MIN)
+    }
+
     /// Launches that say more of it than its length.
     pub(super) fn launches(&self) -> Option<Launched> {
         let resident = self.resident.0 as f64;
-        self.launched.filter(|launched| {
-            launched.count >= LAUNCHES_MIN && resident < LAUNCH_NS_MAX * launched.count
-        })
+        let enough = self.enough();
+        enough.filter(|launched| resident < LAUNCH_NS_MAX * launched.count)
     }
 }
 
@@ -106,12 +111,12 @@ pub(super) struct Usual {
 }
 
 impl Usual {
-    /// Launches of a stay, those at its ends by half; none if they are too few to say something.
+    /// Launches of a stay, those at its ends by half.
     fn launches(stay: &Stay) -> Option<f64> {
-        let launched = stay.launched?;
+        let launched = stay.enough()?;
         let (began, ended) = launched.at_ends;
         let cut = f64::from(i8::from(began) - i8::from(ended));
-        (launched.count >= LAUNCHES_MIN).then_some(launched.count + cut / 2.0)
+        Some(launched.count + cut / 2.0)
     }
 
     /// There was no pause in this one that is known of.

@@ -16,8 +16,8 @@ pub(super) const KERNELS_US: [(u64, u64); 5] = [
 ];
 const WEIGHTS: [(u32, u32); 4] = [(1, 1), (3, 1), (1, 3), (9, 1)];
 /// Loads begin then; the first second is not counted, as in the bench, and five are.
-const START: u64 = 600;
-const FROM: u64 = START + 1_000;
+pub(super) const START: u64 = 600;
+pub(super) const FROM: u64 = START + 1_000;
 const TO: u64 = FROM + 5_000;
 /// Standard deviation of how old the counters are found to be. SOURCE: decision 030.
 const AGE_OFF: f64 = 200_000.0;
@@ -44,18 +44,32 @@ fn found_after(
     warm: [(u64, u64); 2],
 ) -> Found {
     let mut random = SmallRng::seed_from_u64(seed);
-    let load = |weight, (kernel_us, gap_us), (from, to): (u64, u64), seed| Load {
+    let mut load = |weight, kernel, (from, to): (u64, u64)| Load {
         warm: (from * MS, to * MS),
-        pauses: Some(seed),
         start: start * MS,
-        gap: gap_us * US,
-        ..Load::busy(weight * 100, kernel_us)
+        ..load_of(weight, kernel, false, &mut random)
     };
     let loads = [
-        load(weights.0, kernels[0], warm[0], random.random()),
-        load(weights.1, kernels[1], warm[1], random.random()),
+        load(weights.0, kernels[0], warm[0]),
+        load(weights.1, kernels[1], warm[1]),
     ];
     found_of(&loads, random, (start + TO - START).div_ceil(1_000))
+}
+
+/// A load whose host pauses, with bursts or without.
+pub(super) fn load_of(
+    weight: u32,
+    (kernel_us, gap_us): (u64, u64),
+    bursts: bool,
+    random: &mut SmallRng,
+) -> Load {
+    Load {
+        bursts: bursts.then(|| random.random()),
+        pauses: Some(random.random()),
+        start: START * MS,
+        gap: gap_us * US,
+        ..Load::busy(weight * 100, kernel_us)
+    }
 }
 
 /// The same of any loads, for so many seconds.
@@ -67,6 +81,24 @@ pub(super) fn found_of(loads: &[Load], mut random: SmallRng, seconds: u64) -> Fo
     daemon.watch.measured(Nanos(age.max(0.0) as u64));
     daemon.engine.counts = Some(random);
     daemon.run(seconds)
+}
+
+/// How often each cell is run.
+pub(super) fn rounds_or(usual: u32) -> u32 {
+    std::env::var("TURNSTILE_ROUNDS").map_or(usual, |rounds| rounds.parse().unwrap())
+}
+
+pub(super) fn rms(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let count = values.clone().count().max(1) as f64;
+    (values.map(|value| value * value).sum::<f64>() / count).sqrt()
+}
+
+/// Says how wrong charges are, in percent, and returns the root of the mean square.
+pub(super) fn sum_up(all: &[f64]) -> f64 {
+    let off = all.iter().filter(|percent| percent.abs() > 0.5).count();
+    let rms = rms(all.iter().copied());
+    println!("{off} of {} off, {rms:.3} % in the mean square", all.len());
+    rms
 }
 
 fn run(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64, off: &mut Off) {
@@ -88,7 +120,7 @@ fn run(weights: (u32, u32), kernels: [(u64, u64); 2], seed: u64, off: &mut Off) 
 
 #[test]
 fn pairs_whose_hosts_pause_get_and_pay_their_shares() {
-    let rounds = std::env::var("TURNSTILE_ROUNDS").map_or(20, |rounds| rounds.parse().unwrap());
+    let rounds = rounds_or(20);
     let mut seeds = SmallRng::seed_from_u64(1);
     let mut off = Off::default();
     for _ in 0..rounds {
