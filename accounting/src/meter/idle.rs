@@ -31,7 +31,7 @@ mod sums;
 pub use estimate::{Launched, Stay};
 
 use crate::units::{Nanos, TenantId};
-use estimate::{Estimate, Known, Usual, handover_ns, usual_ns};
+use estimate::{Beginning, Estimate, Known, Usual, handover_ns, usual_ns};
 use std::collections::BTreeMap;
 
 /// Standard deviation of the counters' share of idle time where it is known when they were read. SOURCE: measured on an H200, by
@@ -39,6 +39,8 @@ use std::collections::BTreeMap;
 pub(super) const NOISE: f64 = 0.001_5;
 /// From one latch of the counters to the next.
 const INTERVAL: Nanos = Nanos::from_ms(100);
+/// What was learnt of one before his launches were counted is not true of him if it is off by more standard deviations than this.
+const FAR: f64 = 3.0;
 /// Variance of a fraction that nothing is known of.
 const UNKNOWN: f64 = 0.3 * 0.3;
 /// An error so many standard deviations large means that somebody changed his ways, if the next one is as well: a pause of some
@@ -408,10 +410,25 @@ impl IdleShares {
         for (tenant, stay) in stays.iter().take(TENANTS_MAX) {
             let row = self.row(*tenant);
             self.known[row].unseen = 0;
+            self.begin(row, stay);
             if let Some(launched) = stay.launches().filter(|_| self.by_launches) {
                 self.launches(*tenant, stay, launched);
             }
             self.sum_up(*tenant, stays);
+        }
+    }
+
+    /// Once it is known how often a tenant launches, that says how idle he is at most. What was learnt before is of his start, and is forgotten, unless it is surer and not far from that.
+    fn begin(&mut self, row: usize, stay: &Stay) {
+        let Some((fraction, variance)) = self.known[row].beginning.observe(stay) else {
+            return;
+        };
+        let own = self.covariance[row][row];
+        let off = fraction - self.known[row].value;
+        let far = off * off > FAR * FAR * (variance + own);
+        if variance < self.unknown && (own > variance || far) {
+            self.known[row].value = fraction;
+            self.uncertain(row, variance);
         }
     }
 
@@ -546,6 +563,7 @@ impl IdleShares {
         if let Some(row) = self.find(tenant, Estimate::Idle) {
             (self.known[row].value, self.known[row].told) = (0.0, 0);
             self.known[row].usual = Usual::default();
+            self.known[row].beginning = Beginning::default();
             self.uncertain(row, self.unknown);
         }
     }
@@ -592,6 +610,7 @@ impl IdleShares {
             unseen: 0,
             told: 0,
             usual: Usual::default(),
+            beginning: Beginning::default(),
         });
         self.covariance.iter_mut().for_each(|row| row.push(0.0));
         let last = self.known.len() - 1;

@@ -626,7 +626,14 @@ mod tests {
             let lies = tenant == TenantId(2);
             Some(if lies { count * some(interval) } else { count })
         });
-        assert!(!believed && lied == without, "{lied:?}, {without:?}");
+        assert!(!believed);
+        // But for how he is believed to have begun.
+        for (tenant, off) in &lied {
+            assert!(
+                (off - without[tenant]).abs() < 0.01,
+                "{lied:?}, {without:?}"
+            );
+        }
     }
 
     /// A has 85 % of two intervals of three and all of the third, pauses for a twentieth of it, and launches all the time; B works, but for 9 ms of the last interval. What is found of it,

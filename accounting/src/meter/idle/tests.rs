@@ -435,3 +435,34 @@ fn a_pause_and_a_shorter_one_are_no_change() {
     assert!((short - 6.0).abs() < 0.1, "{short} ms");
     assert!(alike > 8.0, "{alike} ms");
 }
+
+/// A, whose launches are unknown, pauses for a tenth, and B, who launches each 2 ms, for 0.5 %; their turns are always the same.
+#[test]
+fn who_launches_long_kernels_is_not_taken_for_one_who_pauses() {
+    let mut shares = IdleShares::default();
+    for _ in 0..3 {
+        let stays = BTreeMap::from([(A, stay(60_000_000)), (B, launching(40.0, 0.995, 2_000.0))]);
+        shares.observe(Nanos(INTERVAL), Nanos(6_200_000), Nanos::ZERO, &stays);
+    }
+    let (a, b) = (shares.fraction(A), shares.fraction(B));
+    assert!(
+        (a - 0.1).abs() < 0.01 && (b - 0.005).abs() < 0.01,
+        "{a} {b}"
+    );
+}
+
+/// B waits for 0.3 ms after each kernel of 2 ms, ten deviations more than is believed of him.
+#[test]
+fn who_waits_for_longer_than_others_between_launches_is_known_soon() {
+    let mut shares = IdleShares::default();
+    for interval in 0..8 {
+        let a_ms = [60.0, 40.0, 50.0][interval % 3];
+        let b_ms = 100.0 - a_ms;
+        let b = launching(b_ms, 2.0 / 2.3, 2_000.0);
+        let stays = BTreeMap::from([(A, stay((a_ms * 1e6) as u64)), (B, b)]);
+        let idle = Nanos((b_ms * 0.3 / 2.3 * 1e6) as u64);
+        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &stays);
+    }
+    let (a, b) = (shares.fraction(A), shares.fraction(B));
+    assert!(a < 0.01 && (b - 0.3 / 2.3).abs() < 0.01, "{a} {b}");
+}

@@ -392,11 +392,14 @@ impl Residency {
 
     fn left(&mut self, record: &SwitchRecord, events: &mut Vec<SwitchEvent>) {
         let at = record.at;
-        if let Occupant::Resident { pid, from, .. } = self.occupant {
+        if let Occupant::Resident {
+            pid, from, idle, ..
+        } = self.occupant
+        {
             let tenant = self.owner(pid);
             let held = self.held.get(&tenant).is_some_and(|since| *since <= at);
             let length = at.since(from);
-            let save = if self.was_stopped(tenant, length, held) {
+            let save = if !idle && self.was_stopped(tenant, length, held) {
                 self.stopped.insert(tenant);
                 self.edges.stopped
             } else {

@@ -446,3 +446,27 @@ fn work_that_is_seen_before_the_log_is_read_tells_nothing_of_who_was_there() {
     let expected = [(100, Running(A)), (1000, Switching), (1080, Running(B))];
     assert_eq!(states(&events), expected);
 }
+
+/// Whose kernels are long is stopped in the middle of them; not so if he was seen to have nothing to do.
+#[test]
+fn who_had_stopped_before_he_left_is_not_resumed_when_he_comes() {
+    let mut residency = residency();
+    residency.edges = Edges::H200;
+    let mut events = Vec::new();
+    residency.take(&record(0, 100, 10, Change::Active), &mut events);
+    residency.settle(Moment(4_000_000), &mut events);
+    residency.idle(A, Moment(5_000_000), &mut events);
+    residency.take(&record(1, 6_000, 10, Change::Saved), &mut events);
+    residency.take(&record(2, 9_000, 10, Change::Active), &mut events);
+    residency.settle(Moment(12_000_000), &mut events);
+    residency.take(&record(3, 15_000, 10, Change::Saved), &mut events);
+    residency.take(&record(4, 18_000, 10, Change::Active), &mut events);
+    residency.settle(Moment(20_000_000), &mut events);
+    let runs: Vec<_> = states(&events)
+        .into_iter()
+        .filter(|(_, state)| *state == Running(A))
+        .map(|(at, _)| at)
+        .collect();
+    // 4 us after he came, and 44 after he was stopped.
+    assert_eq!(runs, [104, 9_004, 18_044]);
+}
