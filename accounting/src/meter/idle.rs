@@ -67,11 +67,11 @@ const LAUNCHES_NOISE: f64 = 0.000_2;
 /// Standard deviation, in ns, of what a launch takes from one to the next, whatever its length. SOURCE: nine recordings of four tenants on an H200: what intervals are off by that begin and end
 /// in kernels of 50 us, 1,100 to 1,700 of them, is 90 us, in no step with the intervals before; of 500 launches of 200 us 95 us, of which 82 are what is left of a launch at either end.
 const LAUNCH_VARIES: f64 = 2_300.0;
+/// Standard deviation, in ns, of when words were read. SOURCE: the same.
+const LEFT: f64 = 5_000.0;
 /// Standard deviation, in ns, of the idle time at a handover that may be told on the wrong side of an end of an interval. SOURCE: 55 pairs recorded on an H200 whose counters were up to 0.6 ms
 /// younger than believed, replayed: charges are off by 0.13 instead of 0.18 % (root of the mean square), by 0.15 with 100 us and 0.13 with 1 ms; other recordings are the same.
 const NEAR_END: f64 = 300_000.0;
-/// Standard deviation, in ns, of when words were read. SOURCE: the same.
-const LEFT: f64 = 5_000.0;
 /// A launch takes so much of the residency in which there is one, as far as nothing is known, and its standard deviation.
 const LAUNCH: (f64, f64) = (0.9, 0.1);
 /// No launch takes longer than residencies in which there is one, but for so much; and none so little of them if the last interval was not foretold at all.

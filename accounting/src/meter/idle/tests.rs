@@ -42,13 +42,9 @@ fn taught(
                 at += frame;
             }
             idle += had * fractions[index] + f64::from(handovers) * lumps[index];
-            let resident = Nanos((had * 1e6) as u64);
             let stay = Stay {
-                resident,
                 handovers,
-                near_ends: 0,
-                doubt: Nanos::ZERO,
-                launched: None,
+                ..stay((had * 1e6) as u64)
             };
             stays.insert(TenantId(index as u32 + 1), stay);
         }

@@ -604,10 +604,13 @@ impl Watch {
             let mut resident = residency.resident_within(from, to);
             let nobody = resident.remove(&None).unwrap_or_default();
             let handovers = residency.handovers_within(from, to);
-            let near = [from, to].map(|end| {
+            // Launches alone ask for it, which are counted once the age is measured.
+            let ends = if measured { &[from, to][..] } else { &[] };
+            let near = |end: &Moment| {
                 let before = Moment(end.0.saturating_sub(AGE_OFF.0));
-                residency.handovers_within(before, end + AGE_OFF)
-            });
+                residency.handovers_within(before, *end + AGE_OFF)
+            };
+            let near: Vec<_> = ends.iter().map(near).collect();
             let stopped = stops.within(from, to);
             // What was told to make good is as it would have been told without.
             let later_ns: i64 = stopped.values().map(|stopped| stopped.later_ns).sum();

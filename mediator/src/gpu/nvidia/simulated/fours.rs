@@ -46,6 +46,6 @@ fn four_busy_tenants_pay_for_what_they_executed() {
         }
     }
     let rms = sum_up(&all);
-    // SOURCE: this engine, 48 rounds: 0.16, the first six 0.226; by residencies and unconfirmed launches 0.26.
+    // SOURCE: this engine, 48 rounds: 0.16, the first six 0.13; by residencies and unconfirmed launches 0.26.
     assert!(rms <= 0.23, "{rms}");
 }
