@@ -28,7 +28,7 @@
 mod estimate;
 mod sums;
 
-pub use estimate::{AGE_OFF, Launched, Stay};
+pub use estimate::{Launched, Stay};
 
 use crate::units::{Nanos, TenantId};
 use estimate::{Beginning, Estimate, Known, Usual, handover_ns, usual_ns};
@@ -69,9 +69,6 @@ const LAUNCHES_NOISE: f64 = 0.000_2;
 const LAUNCH_VARIES: f64 = 2_300.0;
 /// Standard deviation, in ns, of when words were read. SOURCE: the same.
 const LEFT: f64 = 5_000.0;
-/// Standard deviation, in ns, of the idle time at a handover that may be told on the wrong side of an end of an interval. SOURCE: 55 pairs recorded on an H200 whose counters were up to 0.6 ms
-/// younger than believed, replayed: charges are off by 0.13 instead of 0.18 % (root of the mean square), by 0.15 with 100 us and 0.13 with 1 ms; other recordings are the same.
-const NEAR_END: f64 = 300_000.0;
 /// A launch takes so much of the residency in which there is one, as far as nothing is known, and its standard deviation.
 const LAUNCH: (f64, f64) = (0.9, 0.1);
 /// No launch takes longer than residencies in which there is one, but for so much; and none so little of them if the last interval was not foretold at all.
@@ -122,7 +119,7 @@ pub struct IdleShares {
     surprise: f64,
     /// Variance of the last interval's share of idle time for not knowing when tenants stopped.
     doubt: f64,
-    /// The same for launches not taking as long as each other, and for handovers near an end.
+    /// The same for launches not taking as long as each other.
     varied: f64,
     /// Launches said something of it.
     launched: bool,
@@ -238,12 +235,11 @@ impl IdleShares {
         }
     }
 
-    /// The same of what the launches of an interval of this length took, and of what its ends cut.
+    /// The same of what the launches of an interval of this length took.
     fn varied(whole: f64, stays: &BTreeMap<TenantId, Stay>) -> f64 {
         let launches = stays.values().filter_map(Stay::launches);
         let count: f64 = launches.map(|launched| launched.count).sum();
-        let near: u32 = stays.values().map(|stay| stay.near_ends).sum();
-        (count * LAUNCH_VARIES.powi(2) + f64::from(near) * NEAR_END.powi(2)) / (whole * whole)
+        count * (LAUNCH_VARIES / whole).powi(2)
     }
 
     /// Takes an interval: its length, how long the engine executed nothing, for how long nobody was there to execute, as far as is known, and

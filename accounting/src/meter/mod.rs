@@ -13,7 +13,7 @@ mod phases;
 mod polled;
 
 pub use events::EventMeter;
-pub use idle::{AGE_OFF, IdleShares, Launched, Stay};
+pub use idle::{IdleShares, Launched, Stay};
 pub use lag::{Idled, LaggedShares};
 pub use pace::Pace;
 pub use phases::{ChannelCount, PhasePlan, Phases};

@@ -13,9 +13,6 @@ const PAUSED: (f64, f64) = (0.002, 0.5);
 const CHANGED: (f64, f64) = (0.02, 0.5);
 /// The same of the time for a launch.
 const LAUNCH_CHANGED: f64 = 0.3;
-/// How far the counters may be from as old as they are believed to be. SOURCE: recordings of 55 pairs on an H200: by the kernels' own time stamps, and by which age foretells best, they are up to 0.2 ms older and 0.6 younger, in each
-/// run of a daemon by another time.
-pub const AGE_OFF: Nanos = Nanos::from_us(500);
 /// Fewer launches in an interval, or longer ones, say less of it than how long the tenant was there: of the one at either end it is not known how much lies in it.
 const LAUNCHES_MIN: f64 = 4.0;
 const LAUNCH_NS_MAX: f64 = 1_000_000.0;
@@ -53,8 +50,6 @@ pub struct Stay {
     pub resident: Nanos,
     /// How many of its residencies ended because it is held.
     pub handovers: u32,
-    /// How many residencies that ended so did within [`AGE_OFF`] of an end of the interval, on either side: the idle time at each may be told on the wrong side.
-    pub near_ends: u32,
     /// Standard deviation of how long it had work there, where it was seen without and it is not known since when.
     pub doubt: Nanos,
     /// What it launched there, if that was counted.

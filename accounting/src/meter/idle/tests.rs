@@ -9,7 +9,6 @@ const fn stay(resident_ns: u64) -> Stay {
     Stay {
         resident: Nanos(resident_ns),
         handovers: 0,
-        near_ends: 0,
         doubt: Nanos::ZERO,
         launched: None,
     }
@@ -463,33 +462,4 @@ fn who_waits_for_longer_than_others_between_launches_is_known_soon() {
     }
     let (a, b) = (shares.fraction(A), shares.fraction(B));
     assert!(a < 0.01 && (b - 0.3 / 2.3).abs() < 0.01, "{a} {b}");
-}
-
-/// A and B launch kernels of 50 us. B's turns end just after an interval does, or just before: of each such pair of intervals, 0.3 ms of idle time are seen in the second that were in the first. By how much a
-/// launch of B is believed to be longer than it is, in parts of it.
-fn ends_after(near_ends: u32) -> f64 {
-    let mut shares = IdleShares::default().and_launches();
-    for interval in 0..60 {
-        let (a_ms, late_ms) = [(83.0, -0.3), (99.8, 0.3), (75.0, 0.0), (90.0, 0.0)][interval % 4];
-        let near_ends = if late_ms == 0.0 { 0 } else { near_ends };
-        let a = launching(a_ms, 0.85, 50.0);
-        let b = Stay {
-            near_ends,
-            ..launching(100.0 - a_ms, 0.85, 50.0)
-        };
-        let stays = BTreeMap::from([(A, a), (B, b)]);
-        let idle = Nanos(((15.0 + late_ms) * 1e6) as u64);
-        shares.observe(Nanos(INTERVAL), idle, Nanos::ZERO, &stays);
-    }
-    let row = shares.find(B, Estimate::Launch).unwrap();
-    shares.known[row].value / 50_000.0 - 1.0
-}
-
-#[test]
-fn handovers_at_the_ends_of_intervals_say_little() {
-    let (unknown, known) = (ends_after(0), ends_after(1));
-    assert!(
-        unknown.abs() > 0.008 && known.abs() < unknown.abs() / 2.0,
-        "{unknown}, {known}"
-    );
 }

@@ -431,7 +431,7 @@ fn launches_say_whose_pauses_changed() {
     let never = worst_charge(&without(log, &["latch", "asked", "channel"]));
     let at_latches = worst_charge(log);
     assert!(
-        at_latches <= 0.35 && at_handovers <= 1.0 && never > 2.0,
+        at_latches <= 0.3 && at_handovers <= 1.0 && never > 2.0,
         "{at_latches}, {at_handovers}, {never}"
     );
 }
@@ -457,14 +457,6 @@ fn a_pause_is_not_charged_and_not_blamed_on_another() {
     let never = worst_charge(&without(log, &["asked", "channel"]));
     let asked = worst_charge(log);
     assert!(asked <= 0.4 && never > 1.5, "{asked}, {never}");
-}
-
-/// The counters were some 0.4 ms younger than they were believed to be, and one with a tenth of the time left 0.1 to 0.5 ms after a latch again and again.
-#[test]
-fn what_lies_at_an_end_of_an_interval_says_little() {
-    let charged = worst_charge(include_str!("recorded/ends-50us-200us.txt"));
-    // 0.88 % if it does as much as others.
-    assert!(charged <= 0.6, "{charged}");
 }
 
 /// While programs start the engine idles for whole intervals, of which one with a tenth of the time was believed to be idle for a quarter: when he began he paid 2 ms too little for it, and that much too

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use turnstile_accounting::meter::{AGE_OFF, LaggedShares, Stay};
+use turnstile_accounting::meter::{LaggedShares, Stay};
 use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
@@ -604,13 +604,6 @@ impl Watch {
             let mut resident = residency.resident_within(from, to);
             let nobody = resident.remove(&None).unwrap_or_default();
             let handovers = residency.handovers_within(from, to);
-            // Launches alone ask for it, which are counted once the age is measured.
-            let ends = if measured { &[from, to][..] } else { &[] };
-            let near = |end: &Moment| {
-                let before = Moment(end.0.saturating_sub(AGE_OFF.0));
-                residency.handovers_within(before, *end + AGE_OFF)
-            };
-            let near: Vec<_> = ends.iter().map(near).collect();
             let stopped = stops.within(from, to);
             // What was told to make good is as it would have been told without.
             let later_ns: i64 = stopped.values().map(|stopped| stopped.later_ns).sum();
@@ -620,7 +613,6 @@ impl Watch {
                 Stay {
                     resident: Nanos(resident.0.saturating_add_signed(-stopped.later_ns)),
                     handovers: handovers.get(&tenant).copied().unwrap_or(0),
-                    near_ends: near.iter().filter_map(|near| near.get(&tenant)).sum(),
                     // CAST: not negative; less than the interval.
                     doubt: Nanos(stopped.variance.sqrt() as u64),
                     launched: launched.get(&tenant).copied(),

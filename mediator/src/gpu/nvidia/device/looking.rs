@@ -46,8 +46,10 @@ impl Shared {
             return look::at_latch(&mut Looker(self));
         }
         for (tenant, words) in lock(&self.userds).all() {
+            let mut watched = lock(&self.watched);
+            // Not before: another thread may have had it for long.
             let now = self.now();
-            lock(&self.watched).watch.latches.read(tenant, words, now);
+            watched.watch.latches.read(tenant, words, now);
         }
     }
 }
@@ -94,8 +96,11 @@ impl Eyes for Looker<'_> {
             return Said::Nothing;
         };
         let work = Work::begin();
+        let mut watched = lock(&self.0.watched);
+        // Not before: another thread may have had it for long.
         let now = self.now();
-        let said = lock(&self.0.watched).watch.ask(tenant, words, now);
+        let said = watched.watch.ask(tenant, words, now);
+        drop(watched);
         lock(&self.0.asking).add(&work);
         said
     }

@@ -62,6 +62,11 @@ pub(in crate::gpu::nvidia) const STATUS_REGISTER: u32 = 0x40_0700;
 pub(in crate::gpu::nvidia) const TIME_LOW: u32 = 0x9400;
 /// NV_PTIMER_TIME_1: the high word.
 pub(in crate::gpu::nvidia) const TIME_HIGH: u32 = 0x9410;
+/// HOPPER_USERMODE_A: the page of the doorbells. SOURCE: `class/clc661.h`; without parameters it lies in the registers, which can be read.
+pub(in crate::gpu::nvidia) const CLASS_USERMODE: u32 = 0xc661;
+/// NVC361_TIME_0 and NVC361_TIME_1: the same clock in that page. SOURCE: `class/clc361.h`.
+pub(in crate::gpu::nvidia) const USERMODE_TIME_LOW: usize = 0x80;
+pub(in crate::gpu::nvidia) const USERMODE_TIME_HIGH: usize = 0x84;
 /// The lowest bit of the status register.
 pub(in crate::gpu::nvidia) const STATUS_BUSY: u32 = 1;
 
