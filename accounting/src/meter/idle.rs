@@ -74,6 +74,8 @@ const LAUNCH: (f64, f64) = (0.9, 0.1);
 /// No launch takes longer than residencies in which there is one, but for so much; and none so little of them if the last interval was not foretold at all.
 const LAUNCH_MAX: f64 = 1.1;
 const LAUNCH_MIN: f64 = 0.5;
+/// Whose stay is not known exactly may have been there for so many standard deviations more.
+const DOUBTED: f64 = 3.0;
 /// An error counts for no more than so many variances: one interval does not outweigh all others.
 const MISFIT_MAX: f64 = 12.0;
 
@@ -89,6 +91,8 @@ pub(super) struct Found {
     pub(super) resident_ns: f64,
     /// Standard deviation of a pause.
     pub(super) pause_ns: f64,
+    /// The same of how long it had work.
+    pub(super) doubt_ns: f64,
     /// So much of it was a pause that says nothing of its fraction; negative: one that was missing.
     pub(super) paused_ns: f64,
     /// Its launches were counted.
@@ -130,6 +134,8 @@ pub struct IdleShares {
     /// What of its error goes with that.
     misplaced: f64,
     found: Vec<Found>,
+    /// It is known how long everybody had work of whom that is to be known for it.
+    is_known: bool,
 }
 
 impl Default for IdleShares {
@@ -158,6 +164,7 @@ impl IdleShares {
             patient: false,
             misplaced: 0.0,
             found: Vec::new(),
+            is_known: false,
         }
     }
 
@@ -253,13 +260,18 @@ impl IdleShares {
     ) {
         (self.misfit, self.misplaced, self.launched) = (0.0, 0.0, false);
         self.found.clear();
+        self.is_known = false;
         let resident: u64 = stays.values().map(|stay| stay.resident.0).sum();
         if length == Nanos::ZERO || (resident as f64) < RESIDENT_MIN * length.0 as f64 {
             return self.over();
         }
         self.appear(stays);
         let whole = length.0 as f64;
-        let doubts = stays.values().map(|stay| stay.doubt.0 as f64 / whole);
+        // Who launched so often executed for so long, whenever he stopped.
+        let doubted = stays
+            .values()
+            .filter(|stay| !(self.by_launches && stay.launches().is_some()));
+        let doubts = doubted.map(|stay| stay.doubt.0 as f64 / whole);
         self.doubt = doubts.map(|doubt| doubt * doubt).sum();
         self.launched = self.by_launches && stays.values().any(|stay| stay.launches().is_some());
         self.varied = Self::varied(whole, stays);
@@ -305,6 +317,7 @@ impl IdleShares {
             surprise && (!again && (!large || only.is_some()) || self.patient && is_hiccup);
         if is_pause || only.is_some() {
             self.find_idle(stays, error * whole, only);
+            self.is_known = true;
         }
         if is_pause {
             return self.over();
@@ -324,8 +337,9 @@ impl IdleShares {
         self.bound();
         self.take_off(&summed, stays);
         self.over();
-        if tells {
+        if !large {
             self.find_idle(stays, 0.0, None);
+            self.is_known = tells;
         }
     }
 
@@ -379,6 +393,7 @@ impl IdleShares {
                 idle_ns: known.idle_ns(stay) + paused_ns,
                 resident_ns: stay.resident.0 as f64,
                 pause_ns: known.pause_ns(stay),
+                doubt_ns: stay.doubt.0 as f64,
                 paused_ns,
                 counted: counted(known),
                 only: only == Some(known.tenant),
@@ -397,9 +412,14 @@ impl IdleShares {
         self.launched
     }
 
-    /// How long each tenant was idle in the last interval; none if it said nothing.
+    /// How long each tenant was idle in the last interval, as it was told when they had work; none if it said nothing.
     pub(super) fn found(&self) -> &[Found] {
         &self.found
+    }
+
+    /// Whether that is better than what was told, as it is known when they had work.
+    pub(super) const fn is_known(&self) -> bool {
+        self.is_known
     }
 
     /// Rows for those who were there.
@@ -436,7 +456,8 @@ impl IdleShares {
     fn launches(&mut self, tenant: TenantId, stay: &Stay, launched: Launched) {
         let (began, ended) = launched.at_ends;
         let ends = f64::from(u8::from(began) + u8::from(ended));
-        let most = stay.resident.0 as f64 / (launched.count - ends);
+        let resident_ns = stay.resident.0 as f64 + DOUBTED * stay.doubt.0 as f64;
+        let most = resident_ns / (launched.count - ends);
         let (value, deviation) = (LAUNCH.0 * most, LAUNCH.1 * most);
         let Some(row) = self.find(tenant, Estimate::Launch) else {
             self.estimate(tenant, Estimate::Launch, (value, deviation * deviation));
@@ -526,6 +547,15 @@ impl IdleShares {
     pub fn fraction(&self, tenant: TenantId) -> f64 {
         self.find(tenant, Estimate::Idle)
             .map_or(0.0, |row| self.known[row].value.clamp(0.0, 1.0))
+    }
+
+    /// Whether more intervals told of the fraction of a tenant than of his launches.
+    pub(super) fn is_by_residency(&self, tenant: TenantId) -> bool {
+        let told = |estimate| {
+            self.find(tenant, estimate)
+                .map_or(0, |row| self.known[row].told)
+        };
+        told(Estimate::Idle) > told(Estimate::Launch)
     }
 
     /// How long a tenant is idle in a stay, as far as is known, in ns.

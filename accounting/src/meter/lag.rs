@@ -36,6 +36,9 @@ const CLEAR: f64 = 20.0;
 const BETTER: f64 = 6.0;
 /// Launches say who pauses if they foretell better by so much. SOURCE: decision 042: with less, the first second of a recording was learnt worse.
 const TELLING: f64 = 6.0;
+/// What is told of one is what is learnt beside the launches of others, and not what his residency says, if that is so much more. SOURCE: a recording of four tenants on an H200, two of them with bursts: of one
+/// with kernels of 2 ms it was believed for two seconds that he is idle for half of his time, and then for a fifth; he paid 27 ms too little.
+const TAKEN_FOR: f64 = 0.02;
 /// Beside it: estimates are much the same.
 const BESIDE: Nanos = Nanos::from_ms(4);
 
@@ -243,6 +246,22 @@ impl LaggedShares {
         &self.believed().shares
     }
 
+    /// Fraction of its residency in which a tenant is idle; where launches foretell better by far, what is learnt beside those of others, if it is far less: what one is taken for while programs
+    /// start wears off slowly without.
+    pub fn fraction(&self, tenant: TenantId) -> f64 {
+        let own = self.shares().fraction(tenant);
+        let by_launches = self
+            .by_launches
+            .as_ref()
+            .filter(|_| self.by_launches_by(CLEAR));
+        let shares = by_launches.map(|by_launches| &by_launches.shares);
+        let beside = shares.filter(|shares| shares.is_by_residency(tenant));
+        let beside = beside.map(|shares| shares.fraction(tenant));
+        beside
+            .filter(|beside| own > beside + TAKEN_FOR)
+            .unwrap_or(own)
+    }
+
     /// Whether launches said something of the last interval, and foretell better than residencies.
     pub fn by_launches(&self) -> bool {
         self.by_launches_by(0.0)
@@ -278,10 +297,28 @@ impl LaggedShares {
         found
     }
 
-    fn found(&self, confirmed: bool) -> Vec<Idled> {
-        let by_residency = self.believed().shares.found();
+    /// Estimates by launches, if they foretell better and say something of the last interval.
+    fn telling(&self) -> Option<&IdleShares> {
         let by_launches = self.by_launches.as_ref().filter(|_| self.by_launches());
-        let by_launches = by_launches.map_or(&[][..], |by_launches| by_launches.shares.found());
+        let shares = by_launches.map(|by_launches| &by_launches.shares);
+        shares.filter(|shares| shares.is_known())
+    }
+
+    /// By how much of the last interval those with a [`Stay::doubt`] had work for less time than was told, as far as can be known, if nothing is told of it; negative: for more.
+    pub fn misplaced(&self) -> f64 {
+        match self.telling() {
+            Some(_) => 0.0,
+            None => self.shares().misplaced(),
+        }
+    }
+
+    fn found(&self, confirmed: bool) -> Vec<Idled> {
+        let (by_residency, by_launches) = (self.shares(), self.telling());
+        if by_launches.is_none() && !by_residency.is_known() {
+            return Vec::new();
+        }
+        let by_residency = by_residency.found();
+        let by_launches = by_launches.map_or(&[][..], IdleShares::found);
         let both = |found: &Found| {
             let mut others = by_launches.iter();
             let other = others.find(|other| other.tenant == found.tenant);
@@ -297,7 +334,8 @@ impl LaggedShares {
         };
         let off = |(found, other): &(Found, Found), less_ns: f64, more_ns: f64| {
             let longest = if other.counted { longest } else { 0.0 };
-            let most_ns = OFF_MAX * found.pause_ns.max(longest * found.resident_ns);
+            let pause_ns = found.pause_ns.max(longest * found.resident_ns);
+            let most_ns = OFF_MAX * (pause_ns + found.doubt_ns);
             (other.idle_ns - found.idle_ns).clamp(-most_ns - less_ns, most_ns + more_ns)
         };
         let counted = || both.iter().filter(|(_, other)| other.counted);
@@ -726,5 +764,91 @@ mod tests {
                 "{less}: {with} %"
             );
         }
+    }
+
+    /// A has bursts of kernels of 200 us, which he waits for, and is told to have stopped 0.6 ms too early or too late; B works all the time. What is found of A's executing in the last of so many
+    /// intervals, less what he executed, in us; and how long he is taken to have stopped too early in it.
+    fn stopped(intervals: usize, counted: bool) -> (Option<f64>, f64) {
+        const DOUBT: u64 = 600_000;
+        let mut shares = LaggedShares::default();
+        shares.measured(Nanos::ZERO);
+        let (mut executed, mut told) = (0.0, 0.0);
+        for interval in 0..intervals {
+            let count = [80, 120, 60, 100, 140][interval % 5];
+            let own = count * 210_000;
+            let late = [DOUBT, 0, 2 * DOUBT][interval % 3];
+            let a = Stay {
+                resident: Nanos(own + late - DOUBT),
+                doubt: Nanos(DOUBT),
+                launched: counted.then_some(Launched {
+                    count: count as f64,
+                    ..Launched::default()
+                }),
+                ..Stay::default()
+            };
+            let rest = 4 * MS;
+            let b = Stay {
+                resident: Nanos(100 * MS - own - rest),
+                ..Stay::default()
+            };
+            let idle = rest + count * 10_000 + b.resident.0 / 200;
+            (executed, told) = ((count * 200_000) as f64, a.resident.0 as f64);
+            let nobody = Nanos(rest + DOUBT - late);
+            let stays = BTreeMap::from([(A, a), (B, b)]);
+            shares.observe(Nanos(100 * MS), Nanos(idle), |_| (nobody, stays.clone()));
+        }
+        let misplaced_us = shares.misplaced() * 1e5;
+        let found = shares.tell(false);
+        let found = found.iter().find(|idled| idled.tenant == A);
+        let off_us = found.map(|idled| (told - idled.idle_ns - executed) / 1e3);
+        (off_us, misplaced_us)
+    }
+
+    #[test]
+    fn who_launched_so_often_executed_for_so_long_whenever_he_stopped() {
+        for intervals in [60, 61, 62] {
+            let (off_us, misplaced_us) = stopped(intervals, true);
+            assert!(
+                off_us.is_some_and(|off_us| off_us.abs() < 60.0),
+                "{off_us:?}"
+            );
+            assert_eq!(misplaced_us, 0.0, "it is told once");
+        }
+        let (off_us, misplaced_us) = stopped(62, false);
+        assert_eq!(off_us, None);
+        assert!(misplaced_us.abs() > 200.0, "{misplaced_us}");
+    }
+
+    #[test]
+    fn what_one_was_taken_for_is_not_told_where_launches_know_better() {
+        let mut shares = LaggedShares::default();
+        shares.measured(Nanos::ZERO);
+        let stay = |resident: u64, count: Option<u64>| Stay {
+            resident: Nanos(resident * MS),
+            launched: count.map(|count| Launched {
+                count: count as f64,
+                ..Launched::default()
+            }),
+            ..Stay::default()
+        };
+        let by_launches = shares.by_launches.as_mut().unwrap();
+        for _ in 0..3 {
+            let alone = BTreeMap::from([(A, stay(100, None))]);
+            let idle = Nanos(50 * MS);
+            let own = &mut shares.fine[0].shares;
+            own.observe(Nanos(100 * MS), idle, Nanos::ZERO, &alone);
+            let both = BTreeMap::from([(A, stay(60, None)), (B, stay(40, Some(190)))]);
+            let idle = Nanos(2 * MS);
+            let beside = &mut by_launches.shares;
+            beside.observe(Nanos(100 * MS), idle, Nanos::ZERO, &both);
+        }
+        assert!(
+            (shares.fraction(A) - 0.5).abs() < 0.01,
+            "as little is known"
+        );
+        shares.fine[0].misfit = CLEAR + 1.0;
+        shares.by_launches.as_mut().unwrap().misfit = 0.0;
+        assert!(shares.fraction(A) < 0.05, "{}", shares.fraction(A));
+        assert_eq!(shares.fraction(B), shares.shares().fraction(B));
     }
 }

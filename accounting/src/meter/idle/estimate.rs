@@ -16,6 +16,8 @@ const LAUNCH_CHANGED: f64 = 0.3;
 /// Fewer launches in an interval, or longer ones, say less of it than how long the tenant was there: of the one at either end it is not known how much lies in it.
 const LAUNCHES_MIN: f64 = 4.0;
 const LAUNCH_NS_MAX: f64 = 1_000_000.0;
+/// The same of one of whom it is not known when he stopped: that says less. (Longer kernels do not end before another comes. SOURCE: recordings of an H200, decision 045.)
+const DOUBTED_NS_MAX: f64 = 2_100_000.0;
 /// What is kept of how often one launches, from one interval to the next, and in how many it has to be seen. As many intervals as [`super::HICCUP`] asks for.
 const USUAL_KEPT: f64 = 0.8;
 const USUAL_SEEN: u32 = 5;
@@ -48,6 +50,8 @@ pub struct Launched {
 pub struct Stay {
     /// How long it was resident.
     pub resident: Nanos,
+    /// So long of that in stays each of which ended with its first pause, so that he was not idle in them.
+    pub unpaused: Nanos,
     /// How many of its residencies ended because it is held.
     pub handovers: u32,
     /// Standard deviation of how long it had work there, where it was seen without and it is not known since when.
@@ -57,6 +61,11 @@ pub struct Stay {
 }
 
 impl Stay {
+    /// How long it was resident and may have been idle for a fraction of it, in ns.
+    const fn paused_ns(&self) -> f64 {
+        self.resident.0.saturating_sub(self.unpaused.0) as f64
+    }
+
     /// Launches that are enough to say something of it.
     fn enough(&self) -> Option<Launched> {
         let launched = self.launched;
@@ -66,8 +75,13 @@ impl Stay {
     /// Launches that say more of it than its length.
     pub(super) fn launches(&self) -> Option<Launched> {
         let resident = self.resident.0 as f64;
+        let most = if self.doubt == Nanos::ZERO {
+            LAUNCH_NS_MAX
+        } else {
+            DOUBTED_NS_MAX
+        };
         let enough = self.enough();
-        enough.filter(|launched| resident < LAUNCH_NS_MAX * launched.count)
+        enough.filter(|launched| resident < most * launched.count)
     }
 }
 
@@ -78,7 +92,7 @@ pub(super) fn handover_ns(fraction: f64) -> f64 {
 
 /// How long one who is idle for this fraction of his residency is idle in a stay, in ns.
 pub(super) fn usual_ns(fraction: f64, stay: &Stay) -> f64 {
-    fraction * stay.resident.0 as f64 + handover_ns(fraction) * f64::from(stay.handovers)
+    fraction * stay.paused_ns() + handover_ns(fraction) * f64::from(stay.handovers)
 }
 
 /// What is estimated of a tenant.
@@ -199,7 +213,7 @@ impl Known {
                 } else {
                     0.0
                 };
-                stay.resident.0 as f64 + grows * f64::from(stay.handovers)
+                stay.paused_ns() + grows * f64::from(stay.handovers)
             }
         }
     }
@@ -243,6 +257,6 @@ impl Known {
             Estimate::Idle => self.value.max(0.0),
             Estimate::Launch | Estimate::Left | Estimate::Sum => 0.0,
         };
-        (PAUSED.0 + PAUSED.1 * fraction) * stay.resident.0 as f64
+        (PAUSED.0 + PAUSED.1 * fraction) * stay.paused_ns()
     }
 }

@@ -8,6 +8,7 @@ const INTERVAL: u64 = super::INTERVAL.0;
 const fn stay(resident_ns: u64) -> Stay {
     Stay {
         resident: Nanos(resident_ns),
+        unpaused: Nanos::ZERO,
         handovers: 0,
         doubt: Nanos::ZERO,
         launched: None,

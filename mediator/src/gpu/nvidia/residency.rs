@@ -115,6 +115,8 @@ struct Stretch {
     to: Moment,
     /// It was idle for so long by the fractions of the time, without what was made good.
     idle: Nanos,
+    /// It left in its first pause.
+    unpaused: bool,
 }
 
 /// What a tenant was told wrongly.
@@ -322,7 +324,18 @@ impl Residency {
         sums
     }
 
-    /// The same of one.
+    /// So much of that was of tenants who left in their first pause.
+    pub fn unpaused_within(&self, from: Moment, to: Moment) -> BTreeMap<TenantId, Nanos> {
+        let mut sums = BTreeMap::new();
+        for (stretch, part) in self.within(from, to) {
+            if let Some(tenant) = stretch.tenant.filter(|_| stretch.unpaused) {
+                *sums.entry(tenant).or_default() += part;
+            }
+        }
+        sums
+    }
+
+    /// How long one was resident within such an interval.
     pub fn resident_of(&self, tenant: TenantId, from: Moment, to: Moment) -> Nanos {
         let own = |(stretch, _): &(&Stretch, Nanos)| stretch.tenant == Some(tenant);
         let parts = self.within(from, to).filter(own).map(|(_, part)| part.0);
@@ -455,6 +468,10 @@ impl Residency {
             *runs = true;
             let tenant = self.tenants.get(pid).copied().unwrap_or(UNTRACKED);
             self.tell(from, EngineState::Running(tenant), events);
+            self.remember(Some(tenant), from, end, Nanos::ZERO);
+            if let Some(last) = self.stretches.back_mut() {
+                last.unpaused = true;
+            }
         }
     }
 
@@ -638,6 +655,7 @@ impl Residency {
             from,
             to,
             idle,
+            unpaused: false,
         });
     }
 

@@ -604,6 +604,7 @@ impl Watch {
             let mut resident = residency.resident_within(from, to);
             let nobody = resident.remove(&None).unwrap_or_default();
             let handovers = residency.handovers_within(from, to);
+            let unpaused = residency.unpaused_within(from, to);
             let stopped = stops.within(from, to);
             // What was told to make good is as it would have been told without.
             let later_ns: i64 = stopped.values().map(|stopped| stopped.later_ns).sum();
@@ -612,6 +613,7 @@ impl Watch {
                 let stopped = stopped.get(&tenant).copied().unwrap_or_default();
                 Stay {
                     resident: Nanos(resident.0.saturating_add_signed(-stopped.later_ns)),
+                    unpaused: unpaused.get(&tenant).copied().unwrap_or_default(),
                     handovers: handovers.get(&tenant).copied().unwrap_or(0),
                     // CAST: not negative; less than the interval.
                     doubt: Nanos(stopped.variance.sqrt() as u64),
@@ -648,7 +650,7 @@ impl Watch {
         if self.idle.is_measured() {
             self.contradict(span, idle, nobody, &stays);
         }
-        let less_ns = self.idle.shares().misplaced() * length.0 as f64;
+        let less_ns = self.idle.misplaced() * length.0 as f64;
         self.stops.found(span.0, span.1, less_ns);
         if let Some(count) = busy.launches {
             let shares = self.idle.shares();
@@ -713,7 +715,7 @@ impl Watch {
             let fraction = if self.begun.has(tenant) {
                 0.0
             } else {
-                shares.fraction(tenant)
+                self.idle.fraction(tenant)
             };
             self.residency.set_idle_fraction(tenant, fraction);
             self.residency.set_idle_at_handover(tenant, at_handover);

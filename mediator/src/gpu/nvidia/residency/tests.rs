@@ -470,3 +470,18 @@ fn who_had_stopped_before_he_left_is_not_resumed_when_he_comes() {
     // 4 us after he came, and 44 after he was stopped.
     assert_eq!(runs, [104, 9_004, 18_044]);
 }
+
+/// Beside one with kernels of 2 ms, one of 200 us leaves after each.
+#[test]
+fn who_leaves_in_his_first_pause_was_there() {
+    let mut residency = residency();
+    residency.edges = Edges::H200;
+    let mut events = Vec::new();
+    residency.take(&record(0, 100, 10, Change::Active), &mut events);
+    residency.take(&record(1, 363, 10, Change::Saved), &mut events);
+    residency.take(&record(2, 443, 20, Change::Active), &mut events);
+    residency.settle(Moment(1_000_000), &mut events);
+    let within = residency.resident_within(Moment(0), Moment(443_000));
+    // 4 us after he came until 59 before he was saved.
+    assert_eq!(within, [(Some(A), Nanos::from_us(200))].into());
+}

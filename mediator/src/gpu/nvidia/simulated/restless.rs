@@ -20,7 +20,7 @@ pub(super) const START: u64 = 600;
 pub(super) const FROM: u64 = START + 1_000;
 const TO: u64 = FROM + 5_000;
 /// Standard deviation of how old the counters are found to be. SOURCE: decision 030.
-const AGE_OFF: f64 = 200_000.0;
+const AGE_OFF: f64 = 100_000.0;
 
 /// What is off in a pair by more than the bench allows, of one and of two.
 #[derive(Debug, Default)]
