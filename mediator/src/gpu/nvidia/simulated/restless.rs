@@ -19,7 +19,7 @@ const WEIGHTS: [(u32, u32); 4] = [(1, 1), (3, 1), (1, 3), (9, 1)];
 pub(super) const START: u64 = 600;
 pub(super) const FROM: u64 = START + 1_000;
 const TO: u64 = FROM + 5_000;
-/// Standard deviation of how old the counters are found to be. SOURCE: decision 030.
+/// Standard deviation of how old the counters are found to be. SOURCE: decision 056.
 const AGE_OFF: f64 = 100_000.0;
 
 /// What is off in a pair by more than the bench allows, of one and of two.
