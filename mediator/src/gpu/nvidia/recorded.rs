@@ -296,11 +296,13 @@ impl Replay {
     }
 }
 
-/// The same recording, where counters are as old as they would be measured to be now: it was 0.35 ms more (decision 056).
-fn younger(log: &str) -> String {
-    const BY_NS: u64 = 350_000;
+/// How much older counters were believed to be before decision 056.
+const OLDER_NS: i64 = 350_000;
+
+/// The same recording, where counters are believed to be older by so much.
+fn older(log: &str, by_ns: i64) -> String {
     let line = |line: &str| match line.strip_prefix("measured ") {
-        Some(age) => format!("measured {}\n", age.parse::<u64>().unwrap() - BY_NS),
+        Some(age) => format!("measured {}\n", age.parse::<i64>().unwrap() + by_ns),
         None => format!("{line}\n"),
     };
     log.lines().map(line).collect()
@@ -446,6 +448,16 @@ fn launches_say_whose_pauses_changed() {
     );
 }
 
+/// The first six seconds of four tenants, with the clock and the age of decision 056: one with kernels of 50 us has nine times the share of each other.
+#[test]
+fn counters_and_channels_are_of_the_same_interval() {
+    const A: TenantId = TenantId(1);
+    let log = include_str!("recorded/clock-four.txt");
+    let of = |log: &str| errors(&Replay::of(log, 0), SECOND..usize::MAX)[&A].abs();
+    let (now, before) = (of(log), of(&older(log, OLDER_NS)));
+    assert!(now <= 0.25 && before > 0.4, "{now}, {before}");
+}
+
 /// Two tenants, 9:1, whose channels were read at handovers alone.
 #[test]
 fn launches_between_handovers_say_whose_pauses_changed() {
@@ -523,7 +535,8 @@ fn what_launches_tell_of_bursts_is_charged() {
             [0.7, 0.5],
         ),
     ] {
-        let log = &younger(log);
+        // As old as they would be measured to be now.
+        let log = &older(log, -OLDER_NS);
         within(log, 0, points, percent);
         let errors = errors(&Replay::of(log, 0), SECOND..usize::MAX);
         println!("{errors:.2?}");
