@@ -142,6 +142,14 @@ struct Own {
     decision: Decision,
 }
 
+impl Own {
+    /// Whether it stopped waiting so long ago that it has not paused. Periods may be longer than that.
+    fn was_away(&self, now: Moment) -> bool {
+        let stopped = self.stopped;
+        stopped.is_some_and(|stopped| now.since(stopped) >= PAUSE)
+    }
+}
+
 impl Slices {
     /// A policy without tenants.
     pub fn new(tuning: &Tuning) -> Self {
@@ -194,7 +202,30 @@ impl Slices {
         self.tenants.iter().filter(|(_, tenant)| tenant.waits())
     }
 
+    /// Those who begin to wait have done so lately, however long the period was: they lack no more than what the others had in that time.
+    fn begin(&mut self, now: Moment) {
+        for tenant in self.tenants.values_mut() {
+            if tenant.own.was_away(now) {
+                (tenant.own.since, tenant.own.stopped) = (None, None);
+            }
+        }
+        let lately = |(_, tenant): (TenantId, &Tenant)| {
+            let (at, weight) = tenant.standing();
+            // CAST: a hundredth of a second.
+            at.without(LOOK.0.cast_signed(), weight)
+        };
+        let before = self
+            .waits()
+            .filter(|(_, tenant)| tenant.own.since.is_some());
+        if let Some(lately) = before.map(lately).min() {
+            let begins = |tenant: &&mut Tenant| tenant.waits() && tenant.own.since.is_none();
+            let new = self.tenants.values_mut().filter(begins);
+            new.for_each(|tenant| tenant.clock.lift(lately));
+        }
+    }
+
     fn advance(&mut self, now: Moment) {
+        self.begin(now);
         let behind = self.waits().map(|(_, tenant)| tenant.clock.now()).min();
         // When nobody waits, nobody was hurt by those ahead: all start evenly again.
         let ahead = || {
@@ -224,13 +255,12 @@ impl Slices {
                     .filter(|since| *since + LONG <= now)
                     .and(Some(now))
             };
-            let paused = tenant.own.stopped.or_else(stops);
-            if let Some(stopped) = paused.filter(|stopped| now.since(*stopped) < PAUSE) {
-                tenant.own.stopped = Some(stopped);
+            tenant.own.stopped = tenant.own.stopped.or_else(stops);
+            if tenant.own.stopped.is_some() {
                 continue;
             }
             tenant.clock.lift(self.system);
-            (tenant.own.since, tenant.own.stopped) = (None, None);
+            tenant.own.since = None;
         }
         if any_resumed {
             // Who was let in instead had no turn by that.

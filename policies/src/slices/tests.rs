@@ -324,8 +324,9 @@ fn an_unused_turn_is_the_next_ones() {
     assert_eq!(period(&mut policy, 2_000_000, 7_000_000, &used), [A, B]);
 }
 
-/// Two that wait all the time, until A, in a turn of his, does nothing for `pause` ns, and B is let in. Who has turns from then on, and for how long.
-fn pausing(pause: u64) -> Vec<(TenantId, u64)> {
+/// Two that wait all the time, until A, in a turn of his, does nothing for `pause` ns, and B is let in; meanwhile periods take so long, but for the first. Who has turns from then on,
+/// and for how long.
+fn pausing(pause: u64, length: u64) -> Vec<(TenantId, u64)> {
     let mut policy = policy(&[100, 100]);
     let frame = SECOND / FRAMES;
     let (mut now, mut turns) = (0, Vec::new());
@@ -350,13 +351,15 @@ fn pausing(pause: u64) -> Vec<(TenantId, u64)> {
     holder = step(&mut policy, 6 * frame + 20_000_000, A, true);
     assert_eq!(holder, Some(A));
     assert_eq!(policy.ran_dry(&[B]), Some(B));
-    let mut at = 6 * frame + 20_000_000;
-    for _ in 0..pause / 5_000_000 {
-        at += 5_000_000;
+    let mut at = 6 * frame + 25_000_000;
+    step(&mut policy, at, B, false);
+    let end = 6 * frame + 20_000_000 + pause;
+    while at + length <= end {
+        at += length;
         step(&mut policy, at, B, false);
     }
-    holder = step(&mut policy, at + 1_000_000, B, true);
-    at += 1_000_000;
+    at = end + 1_000_000;
+    holder = step(&mut policy, at, B, true);
     while at < 9 * frame {
         let to = policy.decide_at().unwrap().0;
         turns.push((holder.unwrap(), to - at));
@@ -368,7 +371,7 @@ fn pausing(pause: u64) -> Vec<(TenantId, u64)> {
 
 #[test]
 fn who_pauses_for_a_moment_has_the_rest_of_his_turn_and_turns_go_on_in_their_order() {
-    let turns = pausing(10_000_000);
+    let turns = pausing(10_000_000, 5_000_000);
     let holders: Vec<TenantId> = turns.iter().map(|turn| turn.0).collect();
     assert_eq!(holders, [A, B, A, B, A, B], "{turns:?}");
     // A had 20 ms, and B 11 meanwhile.
@@ -376,15 +379,19 @@ fn who_pauses_for_a_moment_has_the_rest_of_his_turn_and_turns_go_on_in_their_ord
     assert!(rest.abs_diff(63_333_333) <= 5_000_000, "{turns:?}");
     assert!(other.abs_diff(72_333_333) <= 5_000_000, "{turns:?}");
     // Who was away for longer is not owed what he did not want.
-    let turns = pausing(50_000_000);
-    let of = |id| -> u64 {
-        turns
-            .iter()
-            .filter(|turn| turn.0 == id)
-            .map(|turn| turn.1)
-            .sum()
-    };
-    assert!(of(A).abs_diff(of(B)) <= 5_000_000, "{turns:?}");
+    for length in [5_000_000, 120_000_000] {
+        // He is taken to have begun that long ago at most.
+        let lately = LOOK.0.min(length) + 1_000;
+        let turns = pausing(50_000_000, length);
+        let of = |id| -> u64 {
+            turns
+                .iter()
+                .filter(|turn| turn.0 == id)
+                .map(|turn| turn.1)
+                .sum()
+        };
+        assert!(of(A).abs_diff(of(B)) <= lately, "{turns:?}");
+    }
 }
 
 #[test]
