@@ -37,7 +37,7 @@ pub struct Timing {
     pub period: Nanos,
     /// The same while nobody shares the engine.
     pub alone: Nanos,
-    /// The same while, beyond that, nothing is told by the GPU, in steps of `alone`.
+    /// The same while, beyond that, nobody is held and nothing is told by the GPU, in steps of `period` or `alone`.
     pub quiet: Nanos,
     /// Event meter: how often, within a period, an engine without work is looked for.
     pub tick: Nanos,
@@ -142,19 +142,22 @@ impl Accounting<'_> {
         }
     }
 
-    /// Goes on sleeping while nobody shares the engine and the GPU tells nothing: nobody has come, so that there is nothing to decide.
+    /// Goes on sleeping while nobody is held and the GPU tells nothing: nobody has come, so that there is nothing to decide.
     fn doze(&self, from: Moment) {
         let until = from + self.timing.quiet;
-        let mut end = from + self.timing.alone;
-        while end < until && self.is_alone(end) && !self.stopped() && !self.host.gpu().has_events()
-        {
-            end = until.min(end + self.timing.alone);
+        let mut end = from + self.period(from);
+        while end < until && self.may_doze() && !self.stopped() && !self.host.gpu().has_events() {
+            end = until.min(end + self.period(end));
             self.sleep_until(end);
         }
     }
 
+    fn may_doze(&self) -> bool {
+        !self.host.is_empty() && self.host.has_nothing_to_decide()
+    }
+
     fn is_alone(&self, now: Moment) -> bool {
-        !self.host.is_empty() && now > self.shared_until && self.host.has_nothing_to_decide()
+        now > self.shared_until && self.may_doze()
     }
 
     fn read_log(&mut self) {
@@ -196,7 +199,7 @@ impl Accounting<'_> {
             let decide_at = self.host.decide_at();
             let end = decide_at.unwrap_or(from + period);
             self.sleep_until(end.max(from + PERIOD_MIN) + behind);
-            if decide_at.is_none() && self.is_alone(from) {
+            if decide_at.is_none() && self.may_doze() {
                 self.doze(from + behind);
             }
             // The end is read first: whatever is logged after that lies behind it.

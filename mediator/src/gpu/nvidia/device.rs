@@ -576,7 +576,8 @@ impl Gpu for NvidiaGpu {
         if shared.has_told.load(Ordering::Acquire) || lock(&shared.watched).log.shows_more() {
             return true;
         }
-        look::may_have_come(&mut Looker(shared)) && lock(&shared.watched).has_more()
+        let has_more = |looker: &mut Looker<'_>| lock(&looker.0.watched).has_more();
+        look::may_decide(&mut Looker(shared), has_more)
     }
 
     fn events_behind(&self) -> Nanos {

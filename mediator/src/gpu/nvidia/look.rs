@@ -18,6 +18,9 @@ use super::watch::{Runner, Watch};
 /// of the log costs 0.1 ms of processor time, as much as one of the status register. SOURCE: measured on an H200.
 const FRESH: Nanos = Nanos::from_ms(6);
 
+/// The same where nobody may have come whose channels are asked: somebody may whose are not.
+const OLD: Nanos = Nanos::from_ms(30);
+
 /// Who worked for long may launch nothing for so long, and goes on. SOURCE: `simulated/pauses.rs`: hosts pause for longer twice in a minute.
 const PAUSE: Nanos = Nanos::from_ms(2);
 
@@ -64,7 +67,9 @@ pub(super) fn is_dry(eyes: &mut impl Eyes) -> bool {
     {
         return false;
     }
-    if eyes.read_ago() > FRESH {
+    // Another reading of the log would say the same where nobody has launched anything.
+    let is_old = eyes.read_ago() > FRESH;
+    if is_old && (eyes.read_ago() > OLD || said == Said::Nothing || may_have_come(eyes)) {
         eyes.read();
     }
     let runner = match eyes.runner() {
@@ -97,6 +102,40 @@ fn stands(eyes: &mut impl Eyes, tenant: TenantId, said: Said, begin: Moment) -> 
         eyes.read();
         return eyes.with(|watch| watch.residency.resident()) == Some(tenant) && !eyes.is_moving();
     }
+    let (mut works, readings) = match eyes.with(|watch| watch.progress.stands_after(tenant, said)) {
+        Some(pause) => {
+            eyes.pause(pause);
+            (eyes.has_moved(tenant) != Some(false), 0)
+        }
+        None => by_register(eyes, tenant, said),
+    };
+    if !works || eyes.with(|watch| watch.residency.is_idle() || watch.has_ended(tenant, begin)) {
+        // Somebody may have come meanwhile, or before.
+        eyes.read();
+    }
+    if eyes.is_moving() {
+        return false;
+    }
+    // He may have launched meanwhile.
+    let (has_moved, now) = (eyes.has_moved(tenant), eyes.now());
+    let is_here = eyes.with(|watch| {
+        // At once: another thread that reads the log may find somebody else.
+        let is_here = watch.residency.resident() == Some(tenant);
+        if is_here {
+            if readings > 0 && has_moved == Some(false) && said != Said::Nothing {
+                watch.progress.stood(tenant, works, now);
+            }
+            works = works || has_moved == Some(true);
+            watch.progress.checked(tenant, works, begin);
+            watch.seen(tenant, works, readings, begin, said);
+        }
+        is_here
+    });
+    is_here && !works
+}
+
+/// Whether the engine works by its status register, and the readings that say so.
+fn by_register(eyes: &mut impl Eyes, tenant: TenantId, said: Said) -> (bool, u32) {
     let most = eyes.with(|watch| watch.idle_readings(tenant, said));
     let (mut works, mut readings) = (false, 0);
     while !works && readings < most {
@@ -107,25 +146,7 @@ fn stands(eyes: &mut impl Eyes, tenant: TenantId, said: Said, begin: Moment) -> 
         works = eyes.works();
         readings += 1;
     }
-    if !works || eyes.with(|watch| watch.residency.is_idle() || watch.has_ended(tenant, begin)) {
-        // Somebody may have come meanwhile, or before.
-        eyes.read();
-    }
-    if eyes.is_moving() {
-        return false;
-    }
-    // He may have launched meanwhile.
-    works = works || eyes.has_moved(tenant) == Some(true);
-    let is_here = eyes.with(|watch| {
-        // At once: another thread that reads the log may find somebody else.
-        let is_here = watch.residency.resident() == Some(tenant);
-        if is_here {
-            watch.progress.checked(tenant, works, begin);
-            watch.seen(tenant, works, readings, begin, said);
-        }
-        is_here
-    });
-    is_here && !works
+    (works, readings)
 }
 
 /// At the end of a period: reads the log, and looks whether one whom nobody waits for has begun, or stopped. Of one who is alone the counters say all, and better: his idle time is
@@ -151,13 +172,34 @@ pub(super) fn glance<E: Eyes, T>(eyes: &mut E, read: impl FnOnce(&mut E) -> T) -
     read
 }
 
-/// Whether another than who is on the engine may have come since the log was read. Nobody has who launched nothing.
+/// Whether there may be something to decide or to be told while nobody is held: another may have come since the log was read, and it `has_more`, or who is on the engine may have
+/// begun, or stopped.
+pub(super) fn may_decide<E: Eyes>(eyes: &mut E, has_more: impl FnOnce(&mut E) -> bool) -> bool {
+    may_differ(eyes) || may_have_come(eyes) && has_more(eyes)
+}
+
+/// Whether who is on the engine may have begun, or stopped, since it was last looked. (Of who is alone the counters say it.)
+fn may_differ(eyes: &mut impl Eyes) -> bool {
+    let Some(tenant) = free_resident(eyes).filter(|_| !eyes.with(|watch| watch.demand.is_alone()))
+    else {
+        return false;
+    };
+    let now = eyes.now();
+    if !eyes.with(|watch| watch.residency.is_idle()) {
+        return !eyes.with(|watch| watch.trusted(tenant, now));
+    }
+    eyes.has_moved(tenant) != Some(false) || !eyes.with(|watch| watch.rests(tenant, now))
+}
+
+/// Whether another than who is on the engine may have come since the log was read. Nobody has who launched nothing, or is held.
 pub(super) fn may_have_come(eyes: &mut impl Eyes) -> bool {
     let others: Vec<TenantId> = eyes.with(|watch| {
         let resident = watch.residency.resident();
         let all = watch.demand.tenants();
         all.filter(|tenant| Some(*tenant) != resident).collect()
     });
+    let free = |tenant: &TenantId| !eyes.is_held(*tenant);
+    let others: Vec<TenantId> = others.into_iter().filter(free).collect();
     others.len() > ASKED_MAX
         || others.into_iter().any(|tenant| {
             eyes.has_moved(tenant).unwrap_or_else(|| {

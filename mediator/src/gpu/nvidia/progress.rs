@@ -25,6 +25,14 @@ const SLACK_NS: (f64, f64) = (500_000.0, 1_000_000.0);
 const CONTRADICTED_NS: f64 = 20_000_000.0;
 /// Launches of the last such a number of looks say how long one takes.
 const REMEMBERED: f64 = 32.0;
+/// Whose words have stood still for a launch, and so much longer, has no work, if the status register said the same so often in a row; it is asked again each so many times.
+const STANDS: Nanos = Nanos::from_us(250);
+const AGREED_MIN: u32 = 8;
+const ASKED_AGAIN: u32 = 8;
+/// He has launched so many between two looks just before: his kernels are as short as they were.
+const LAUNCHED_MIN: u64 = 4;
+/// Of longer launches it is known later than by the register, whose readings take half a millisecond.
+const STANDS_MAX_NS: f64 = 400_000.0;
 /// Looks that are not known to be of one who worked without a break.
 const PENDING_MAX: usize = 64;
 /// Whose channels stand still is looked at once or twice at first, and then after twice the longest time that it worked so.
@@ -184,6 +192,12 @@ impl Each {
         Nanos((entries.max(0.0) * self.entry_ns) as u64)
     }
 
+    /// Who launched nothing for so long has ended what he launched.
+    fn stands_after(self) -> Option<Nanos> {
+        let after = self.of(1.0 + UNEVEN) + STANDS;
+        (self.entry_ns <= STANDS_MAX_NS).then_some(after)
+    }
+
     /// What is known of a moment of which launches tell up to so long, and which lies in an interval of `whole`.
     fn within(self, width_ns: f64, whole: Nanos) -> Nanos {
         // How far intervals are off says where in a kernel they begin and end, and how even kernels are.
@@ -290,6 +304,9 @@ struct Heard {
     /// When the register last said that there is no work.
     checked: Moment,
     mistakes: u32,
+    /// So often in a row the register said that it has no work when its words did; and so often it was not asked since.
+    agreed: u32,
+    unasked: u32,
     /// By the counters it worked for so much longer than its words said, beyond chance.
     contradicted_ns: f64,
     /// It was seen at work after its channels had stood still for so long.
@@ -361,6 +378,8 @@ impl Progress {
             moved_before: (at, 0),
             checked: Moment(0),
             mistakes,
+            agreed: 0,
+            unasked: 0,
             contradicted_ns,
             worked_still: Nanos::ZERO,
             taken: 0,
@@ -595,6 +614,37 @@ impl Progress {
             // It had none, and nothing was launched since.
             heard.checked = Moment(0);
             heard.note_mistake(tenant);
+        }
+    }
+
+    /// After which time without a launch one whose channels say this has no work, if that is known well enough; now and then the register is to be asked all the same.
+    pub(super) fn stands_after(&mut self, tenant: TenantId, said: Said) -> Option<Nanos> {
+        let (Said::Moved { entries, .. } | Said::Still { entries, .. }) = said else {
+            return None;
+        };
+        let heard = self.tenants.get_mut(&tenant)?;
+        let each = heard.pace.each()?;
+        let waits = |channel: &Channel| channel.entries.get != channel.entries.put;
+        if entries < LAUNCHED_MIN || heard.agreed < AGREED_MIN || heard.channels.iter().any(waits) {
+            return None;
+        }
+        let after = each.stands_after()?;
+        heard.unasked = (heard.unasked + 1) % ASKED_AGAIN;
+        (heard.unasked > 0).then_some(after)
+    }
+
+    /// The register said whether one works whose channels have not moved since they were last read.
+    pub(super) fn stood(&mut self, tenant: TenantId, works: bool, now: Moment) {
+        let Some(heard) = self.tenants.get_mut(&tenant) else {
+            return;
+        };
+        let after = heard.pace.each().and_then(Each::stands_after);
+        if after.is_some_and(|after| now.since(heard.still_since) >= after) {
+            heard.agreed = if works {
+                0
+            } else {
+                heard.agreed.saturating_add(1)
+            };
         }
     }
 

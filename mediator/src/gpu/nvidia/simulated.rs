@@ -389,25 +389,30 @@ impl Daemon {
         }
     }
 
-    fn is_alone(&self, now: Moment) -> bool {
-        now > self.shared_until && self.mediation.held().next().is_none()
+    fn may_doze(&self) -> bool {
+        self.mediation.held().next().is_none()
+    }
+
+    fn period(&self, now: Moment) -> Nanos {
+        let alone = now > self.shared_until && self.may_doze();
+        if alone { ALONE } else { PERIOD }
     }
 
     /// The same, for a whole period.
     fn sleep(&mut self, from: Moment) {
         let decide_at = self.mediation.decide_at();
-        let alone = decide_at.is_none() && self.is_alone(from);
-        let period = if alone { ALONE } else { PERIOD };
-        self.sleep_until(decide_at.unwrap_or(from + period) + SETTLED);
-        let until = from + SETTLED + QUIET;
-        let mut end = from + SETTLED + ALONE;
-        while alone
+        let end = decide_at.unwrap_or_else(|| from + self.period(from));
+        self.sleep_until(end + SETTLED);
+        let from = from + SETTLED;
+        let until = from + QUIET;
+        let mut end = from + self.period(from);
+        while decide_at.is_none()
             && end < until
-            && self.is_alone(end)
+            && self.may_doze()
             && self.engine.latched.is_empty()
-            && (self.engine.records.is_empty() || !look::may_have_come(self))
+            && !look::may_decide(self, |daemon| !daemon.engine.records.is_empty())
         {
-            end = until.min(end + ALONE);
+            end = until.min(end + self.period(end));
             self.sleep_until(end);
         }
     }

@@ -258,3 +258,74 @@ fn one_with_long_kernels_is_looked_at_ever_more_seldom() {
     }
     assert!(looks < 12, "{looks}");
 }
+
+/// Of 250 us each: by the words he has none after 275 us and [`STANDS`].
+#[test]
+fn words_that_the_register_has_confirmed_say_when_one_has_no_work() {
+    let mut progress = launches_four_times_a_millisecond();
+    progress.settle(ms(20));
+    let said = look(&mut progress, &[80], ms(20));
+    let after = |progress: &mut Progress| progress.stands_after(A, said);
+    let stood = |progress: &mut Progress, works, after_us| {
+        progress.stood(A, works, ms(20) + Nanos::from_us(after_us));
+    };
+    assert_eq!(after(&mut progress), None, "never confirmed");
+    for _ in 0..AGREED_MIN {
+        assert_eq!(after(&mut progress), None);
+        stood(&mut progress, false, 600);
+    }
+    // A launch may last so long: that says nothing.
+    stood(&mut progress, true, 500);
+    for _ in 1..ASKED_AGAIN {
+        assert_eq!(after(&mut progress), Some(Nanos::from_us(525)));
+    }
+    assert_eq!(
+        after(&mut progress),
+        None,
+        "the register is asked now and then"
+    );
+    assert!(after(&mut progress).is_some());
+    // Who launched little may be at a longer one.
+    let (since, entries) = (ms(19), LAUNCHED_MIN - 1);
+    let few = Said::Moved { since, entries };
+    assert_eq!(progress.stands_after(A, few), None);
+    assert_eq!(progress.stands_after(A, Said::Nothing), None);
+    // He works all the same.
+    stood(&mut progress, true, 600);
+    assert_eq!(after(&mut progress), None);
+}
+
+#[test]
+fn words_of_long_launches_or_of_some_that_wait_do_not_say_when_one_has_no_work() {
+    struct Waiting;
+    impl Words for Waiting {
+        fn generation(&self) -> u64 {
+            1
+        }
+        fn count(&self) -> usize {
+            1
+        }
+        fn read(&self, _: usize) -> (Entries, u32) {
+            (Entries { get: 80, put: 81 }, RING)
+        }
+    }
+    let confirmed = |progress: &mut Progress| {
+        for _ in 0..AGREED_MIN {
+            progress.stood(A, false, ms(40));
+        }
+    };
+    let mut progress = launches_four_times_a_millisecond();
+    progress.settle(ms(20));
+    let said = progress.look(A, &Waiting, ms(20));
+    confirmed(&mut progress);
+    assert_eq!(progress.stands_after(A, said), None, "one waits");
+    let mut progress = Progress::default();
+    for at in 0..20 {
+        look(&mut progress, &[at as u32], ms(at));
+        progress.works(A, ms(at));
+    }
+    progress.settle(ms(20));
+    let said = look(&mut progress, &[40], ms(20));
+    confirmed(&mut progress);
+    assert_eq!(progress.stands_after(A, said), None, "a millisecond each");
+}

@@ -24,8 +24,8 @@ fn cells() -> Vec<(Vec<Kind>, Vec<u32>)> {
     pairs.chain([1, 9].map(four)).collect()
 }
 
-/// How wrongly each is charged, in percent.
-fn run(kinds: &[Kind], weights: &[u32], seed: u64) -> Vec<f64> {
+/// How wrongly each is charged, in percent; and readings of the register and periods in a second, and useful work.
+fn run(kinds: &[Kind], weights: &[u32], seed: u64) -> (Vec<f64>, [f64; 3]) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut load = |((kernel, bursts), weight): (&Kind, &u32)| {
         load_of(*weight, KERNELS_US[*kernel], *bursts, &mut random)
@@ -33,7 +33,14 @@ fn run(kinds: &[Kind], weights: &[u32], seed: u64) -> Vec<f64> {
     let loads: Vec<Load> = kinds.iter().zip(weights).map(&mut load).collect();
     let found = found_of(&loads, random, TO.div_ceil(1_000));
     let charged = |tenant| found.charged_within_percent_ms(tenant, FROM, TO);
-    (0..loads.len()).map(charged).collect()
+    let seconds = TO.div_ceil(1_000);
+    let each = |count: u64| count as f64 / seconds as f64;
+    let costs = [
+        each(found.readings.iter().sum()),
+        each(found.periods),
+        found.useful_percent(FROM.div_ceil(1_000), seconds),
+    ];
+    ((0..loads.len()).map(charged).collect(), costs)
 }
 
 /// Who has one kernel of 50 ms in a burst works now and then without a rest for so long that nobody looks, and rests then for 25 ms. Whose that was the others' launches say.
@@ -46,17 +53,32 @@ fn who_rests_and_who_runs_beside_him_pay_for_what_they_executed() {
         let runs: Vec<_> = (0..rounds)
             .map(|_| run(&kinds, &weights, seeds.random()))
             .collect();
-        let of = |tenant: usize| runs.iter().map(move |charged| charged[tenant]);
+        let of = |tenant: usize| runs.iter().map(move |(charged, _)| charged[tenant]);
+        let mean =
+            |which: usize| runs.iter().map(|(_, costs)| costs[which]).sum::<f64>() / rounds as f64;
         let own: Vec<f64> = (0..kinds.len()).map(|tenant| rms(of(tenant))).collect();
+        let short = kinds.iter().all(|(kernel, bursts)| !bursts || *kernel < 2);
         let kinds = kinds.iter().map(|(kernel, bursts)| {
             let bursts = if *bursts { " bursty" } else { "" };
             format!("{} us{bursts}", KERNELS_US[*kernel].0)
         });
         println!(
-            "{} {weights:?}: charged {own:.2?} % wrongly",
-            kinds.collect::<Vec<_>>().join(", ")
+            "{} {weights:?}: charged {own:.2?} % wrongly; {:.0} readings, {:.0} periods a second, useful {:.1} %",
+            kinds.collect::<Vec<_>>().join(", "),
+            mean(0),
+            mean(1),
+            mean(2),
         );
-        all.extend(runs.into_iter().flatten());
+        if short {
+            // SOURCE: this engine: 15 to 17 readings, 47 periods; 37 to 40, and 73 to 79, if words say neither that one has stopped nor that nobody has come.
+            assert!(
+                mean(0) <= 21.0 && mean(1) <= 60.0,
+                "{} {}",
+                mean(0),
+                mean(1)
+            );
+        }
+        all.extend(runs.into_iter().flat_map(|(charged, _)| charged));
     }
     let rms = sum_up(&all);
     // SOURCE: this engine, 60 rounds: 0.19, and 0.24 if it is not asked whose pause it was.
