@@ -142,14 +142,6 @@ struct Own {
     decision: Decision,
 }
 
-impl Own {
-    /// Whether it stopped waiting so long ago that it has not paused. Periods may be longer than that.
-    fn was_away(&self, now: Moment) -> bool {
-        let stopped = self.stopped;
-        stopped.is_some_and(|stopped| now.since(stopped) >= PAUSE)
-    }
-}
-
 impl Slices {
     /// A policy without tenants.
     pub fn new(tuning: &Tuning) -> Self {
@@ -204,8 +196,10 @@ impl Slices {
 
     /// Those who begin to wait have done so lately, however long the period was: they lack no more than what the others had in that time.
     fn begin(&mut self, now: Moment) {
+        // Periods may be longer than a pause.
+        let long_ago = |stopped: Moment| now.since(stopped) >= PAUSE;
         for tenant in self.tenants.values_mut() {
-            if tenant.own.was_away(now) {
+            if tenant.own.stopped.is_some_and(long_ago) {
                 (tenant.own.since, tenant.own.stopped) = (None, None);
             }
         }

@@ -145,9 +145,9 @@ impl Accounting<'_> {
     /// Goes on sleeping while nobody is held and the GPU tells nothing: nobody has come, so that there is nothing to decide.
     fn doze(&self, from: Moment) {
         let until = from + self.timing.quiet;
-        let mut end = from + self.period(from);
+        let mut end = from + self.step(from);
         while end < until && self.may_doze() && !self.stopped() && !self.host.gpu().has_events() {
-            end = until.min(end + self.period(end));
+            end = until.min(end + self.step(end));
             self.sleep_until(end);
         }
     }
@@ -156,8 +156,13 @@ impl Accounting<'_> {
         !self.host.is_empty() && self.host.has_nothing_to_decide()
     }
 
-    fn is_alone(&self, now: Moment) -> bool {
-        now > self.shared_until && self.may_doze()
+    /// From one look to the next where there is nothing to decide.
+    fn step(&self, now: Moment) -> Nanos {
+        if now > self.shared_until {
+            self.timing.alone.max(self.timing.period)
+        } else {
+            self.timing.period
+        }
     }
 
     fn read_log(&mut self) {
@@ -180,8 +185,8 @@ impl Accounting<'_> {
     fn period(&self, now: Moment) -> Nanos {
         if self.host.is_empty() {
             EMPTY_PERIOD
-        } else if self.is_alone(now) {
-            self.timing.alone.max(self.timing.period)
+        } else if self.may_doze() {
+            self.step(now)
         } else {
             self.timing.period
         }
@@ -199,7 +204,7 @@ impl Accounting<'_> {
             let decide_at = self.host.decide_at();
             let end = decide_at.unwrap_or(from + period);
             self.sleep_until(end.max(from + PERIOD_MIN) + behind);
-            if decide_at.is_none() && self.may_doze() {
+            if decide_at.is_none() {
                 self.doze(from + behind);
             }
             // The end is read first: whatever is logged after that lies behind it.

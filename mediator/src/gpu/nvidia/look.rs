@@ -68,8 +68,8 @@ pub(super) fn is_dry(eyes: &mut impl Eyes) -> bool {
         return false;
     }
     // Another reading of the log would say the same where nobody has launched anything.
-    let is_old = eyes.read_ago() > FRESH;
-    if is_old && (eyes.read_ago() > OLD || said == Said::Nothing || may_have_come(eyes)) {
+    let ago = eyes.read_ago();
+    if ago > OLD || ago > FRESH && (said == Said::Nothing || may_have_come(eyes)) {
         eyes.read();
     }
     let runner = match eyes.runner() {
@@ -180,8 +180,10 @@ pub(super) fn may_decide<E: Eyes>(eyes: &mut E, has_more: impl FnOnce(&mut E) ->
 
 /// Whether who is on the engine may have begun, or stopped, since it was last looked. (Of who is alone the counters say it.)
 fn may_differ(eyes: &mut impl Eyes) -> bool {
-    let Some(tenant) = free_resident(eyes).filter(|_| !eyes.with(|watch| watch.demand.is_alone()))
-    else {
+    if eyes.with(|watch| watch.demand.is_alone()) {
+        return false;
+    }
+    let Some(tenant) = free_resident(eyes) else {
         return false;
     };
     let now = eyes.now();
@@ -193,13 +195,12 @@ fn may_differ(eyes: &mut impl Eyes) -> bool {
 
 /// Whether another than who is on the engine may have come since the log was read. Nobody has who launched nothing, or is held.
 pub(super) fn may_have_come(eyes: &mut impl Eyes) -> bool {
-    let others: Vec<TenantId> = eyes.with(|watch| {
+    let mut others: Vec<TenantId> = eyes.with(|watch| {
         let resident = watch.residency.resident();
         let all = watch.demand.tenants();
         all.filter(|tenant| Some(*tenant) != resident).collect()
     });
-    let free = |tenant: &TenantId| !eyes.is_held(*tenant);
-    let others: Vec<TenantId> = others.into_iter().filter(free).collect();
+    others.retain(|tenant| !eyes.is_held(*tenant));
     others.len() > ASKED_MAX
         || others.into_iter().any(|tenant| {
             eyes.has_moved(tenant).unwrap_or_else(|| {

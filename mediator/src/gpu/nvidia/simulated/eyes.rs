@@ -3,7 +3,7 @@
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
 use super::engine::STEP;
-use super::{Daemon, SECOND, US};
+use super::{Daemon, SECOND};
 use crate::gpu::nvidia::events::SwitchRecord;
 use crate::gpu::nvidia::launches::OWN_READING;
 use crate::gpu::nvidia::look::Eyes;
@@ -11,7 +11,7 @@ use crate::gpu::nvidia::progress::{Entries, Said, Words};
 use crate::gpu::nvidia::watch::{Runner, Watch};
 
 /// A reading of the status register takes so long. SOURCE: measured on an H200: 235 us, of the driver and the GPU's own processor.
-const READING: u64 = 240 * US;
+const READING: Nanos = Nanos::from_us(240);
 
 /// Channels of a simulated tenant: one, with a ring of a thousand.
 pub(super) struct Channel(u64);
@@ -99,9 +99,9 @@ impl Eyes for Daemon {
         self.readings.resize(self.readings.len().max(second + 1), 0);
         self.readings[second] += 1;
         self.engine.called(OWN_READING);
-        (0..READING / 2 / STEP).for_each(|_| self.step());
+        self.pause(Nanos(READING.0 / 2));
         let works = self.engine.works();
-        (0..READING / 2 / STEP).for_each(|_| self.step());
+        self.pause(Nanos(READING.0 / 2));
         works
     }
 

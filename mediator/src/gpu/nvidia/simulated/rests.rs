@@ -31,9 +31,9 @@ fn run(kinds: &[Kind], weights: &[u32], seed: u64) -> (Vec<f64>, [f64; 3]) {
         load_of(*weight, KERNELS_US[*kernel], *bursts, &mut random)
     };
     let loads: Vec<Load> = kinds.iter().zip(weights).map(&mut load).collect();
-    let found = found_of(&loads, random, TO.div_ceil(1_000));
-    let charged = |tenant| found.charged_within_percent_ms(tenant, FROM, TO);
     let seconds = TO.div_ceil(1_000);
+    let found = found_of(&loads, random, seconds);
+    let charged = |tenant| found.charged_within_percent_ms(tenant, FROM, TO);
     let each = |count: u64| count as f64 / seconds as f64;
     let costs = [
         each(found.readings.iter().sum()),
