@@ -285,9 +285,13 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         }
     }));
     findings.push(probed(status, &|abi| {
-        probe::engine_works(gpu, abi)
-            .map(|works| format!("readable; {}", if works { "at work" } else { "idle" }))
-            .map_err(|error| told(&error))
+        let works = probe::engine_works(gpu, abi).map_err(|error| told(&error))?;
+        let mapped = probe::registers(gpu, abi).map_err(|error| told(&error))?;
+        let how = mapped.map_or_else(
+            |why| format!("by the driver, 0.2 ms each ({why})"),
+            |()| "mapped, 1 us each".into(),
+        );
+        Ok(format!("{}; {how}", if works { "at work" } else { "idle" }))
     }));
     findings.push(probed(counters, &|abi| {
         probe::counters(gpu, abi)

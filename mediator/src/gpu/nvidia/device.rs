@@ -5,6 +5,7 @@
 mod counting;
 mod looking;
 mod moving;
+mod watched;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,7 +13,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::Instant;
@@ -22,8 +23,9 @@ use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage
 use turnstile_vmm::wire::ObjectChange;
 
 use super::clock::GpuClock;
-use super::costs::{Cost, Work};
-use super::events::{EventLog, SwitchRecord};
+use super::costs::Cost;
+use super::events::EventLog;
+use super::groups::Groups;
 use super::guardian::{Guardian, GuardianError};
 use super::hands::{Hands, Owner};
 use super::hold::Channel;
@@ -32,16 +34,17 @@ use super::look;
 use super::mover::MoverError;
 use super::probe::CudaError;
 use super::programs::{ProgramChunks, ProgramMemory};
+use super::registers::Registers;
 use super::rm::{RmClient, RmError};
 use super::sets::Sets;
 use super::sys::Cuda;
-use super::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
 use super::userd::{Borrowed, Borrower, Userds};
 use super::utilisation::Utilisation;
 use super::version::{self, DriverAbi, VersionError};
 use super::vms::Vms;
 use super::watch::{SETTLED, Watch};
 use super::worker::{Facts, WorkerConfig};
+use crate::daemon::chain;
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
     MoveError, MoveOrder, ProgramRefusal, Refusal, Suspend, TenantResources, Untracked,
@@ -51,6 +54,7 @@ use crate::process;
 
 use counting::{AgeKnown, Counters, Counting, Told};
 use looking::Looker;
+use watched::{Reads, Watched};
 
 pub use moving::Moving;
 
@@ -98,75 +102,13 @@ fn facts(index: u32) -> Result<Facts, CudaError> {
     })
 }
 
-/// What is read of the GPU, and what it says.
-#[derive(Debug)]
-struct Watched {
-    client: Arc<RmClient>,
-    log: EventLog,
-    /// When it was last read.
-    refreshed: Instant,
-    /// What the counters said since.
-    told: Receiver<Told>,
-    watch: Watch,
-    records: Vec<SwitchRecord>,
-    reads: Reads,
-}
-
-/// What watching costs.
-#[derive(Clone, Copy, Debug, Default)]
-struct Reads {
-    log: Cost,
-    /// Records in the log.
-    records: u64,
-}
-
-impl Watched {
-    /// Reads the log up to now.
-    fn refresh(&mut self) -> Result<(), RmError> {
-        let work = Work::begin();
-        self.refreshed = Instant::now();
-        let complete = self.log.read(&self.client, &mut self.records)?;
-        self.reads.log.add(&work);
-        self.reads.records += self.records.len() as u64;
-        self.watch.read(self.records.drain(..), complete);
-        Ok(())
-    }
-
-    /// Whether there is something to be read; if that cannot be said, there is.
-    fn has_more(&mut self) -> bool {
-        let work = Work::begin();
-        let more = self.log.has_more(&self.client);
-        self.reads.log.add(&work);
-        more.unwrap_or(true)
-    }
-
-    /// Reads the log where it is no harm if that fails.
-    fn refresh_or_say(&mut self) {
-        if let Err(error) = self.refresh() {
-            log::debug!("{error}");
-        }
-    }
-
-    /// Takes what the counters said of times of which the log was read.
-    fn count(&mut self) {
-        for told in self.told.try_iter() {
-            match told {
-                Told::Busy(busy) => self.watch.counted(busy),
-                Told::Age(age) => self.watch.measured(age),
-                Told::Nothing(error) => {
-                    log::warn!("{error}; idle time within residency is charged from now on");
-                    self.watch.no_counters();
-                }
-            }
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Shared {
     client: Arc<RmClient>,
     driver: DriverAbi,
     clock: Mutex<GpuClock>,
+    /// None where they are not mapped: the driver reads them.
+    registers: Option<Arc<Registers>>,
     watched: Mutex<Watched>,
     /// Who is held or about to be.
     hands: Hands,
@@ -234,9 +176,19 @@ impl NvidiaGpu {
                 None
             }
         };
+        let registers = match Registers::map(&client, || clock.now()) {
+            Ok(registers) => Some(Arc::new(registers)),
+            Err(error) => {
+                log::warn!("{}; the driver reads them, 0.2 ms each", chain(&error));
+                None
+            }
+        };
         let (tell, told) = Counting::channel();
         let counts = utilisation.is_some();
-        let watch = Watch::new(counts);
+        let mut watch = Watch::new(counts);
+        if registers.is_some() {
+            watch.registers_are_mapped();
+        }
         let first = Guardian::start(guardian())?;
         let chunks = ProgramChunks::default();
         // What all programs may have together.
@@ -253,7 +205,10 @@ impl NvidiaGpu {
                 told,
                 records: Vec::new(),
                 reads: Reads::default(),
+                registers: registers.clone(),
+                groups: Groups::default(),
             }),
+            registers,
             hands: Hands::default(),
             status: Mutex::default(),
             borrower: channel_words.then(|| Borrower(client.clone())),
@@ -354,17 +309,6 @@ impl Shared {
             worker.set_suspended(false);
         }
         lock(&self.watched).watch.released(tenant, self.now());
-    }
-
-    /// Whether the compute engine works, by its own status.
-    fn works(&self) -> bool {
-        let work = Work::begin();
-        let read = self
-            .client
-            .register(self.driver.read_registers, STATUS_REGISTER);
-        lock(&self.status).add(&work);
-        // An engine that cannot be looked at is not taken as idle.
-        read.map_or(true, |status| status & STATUS_BUSY != 0)
     }
 }
 
@@ -478,7 +422,9 @@ impl Gpu for NvidiaGpu {
             sets.remove(tenant);
         }
         self.shared.hands.want(tenant, false);
-        lock(&self.shared.watched).watch.remove(tenant);
+        let mut watched = lock(&self.shared.watched);
+        watched.groups.forget(tenant);
+        watched.watch.remove(tenant);
     }
 
     fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {

@@ -2,12 +2,14 @@
 
 use super::clock::GpuClock;
 use super::events::EventLog;
+use super::registers::Registers;
 use super::rm::{INVALID_PARAM_STRUCT, RmClient, RmError};
 use super::sys::Cuda;
 pub use super::sys::CudaFailure as CudaError;
 use super::sys::abi::{DisableChannelsParams, STATUS_BUSY, STATUS_REGISTER};
 use super::utilisation::{Utilisation, UtilisationError};
 use super::version::DriverAbi;
+use crate::daemon::chain;
 
 /// Memory of GPU `index`, in bytes.
 ///
@@ -48,6 +50,17 @@ pub fn suspension_known(index: u32, driver: &DriverAbi) -> Result<(), RmError> {
 pub fn engine_works(index: u32, driver: &DriverAbi) -> Result<bool, RmError> {
     let client = RmClient::open(index)?;
     Ok(client.register(driver.read_registers, STATUS_REGISTER)? & STATUS_BUSY != 0)
+}
+
+/// Whether the GPU's registers are mapped for us; why not, if they are not.
+///
+/// # Errors
+/// If there is no such GPU.
+pub fn registers(index: u32, driver: &DriverAbi) -> Result<Result<(), String>, RmError> {
+    let client = RmClient::open(index)?;
+    let clock = GpuClock::start(&client, driver)?;
+    let mapped = Registers::map(&client, || clock.now());
+    Ok(mapped.map(|_| ()).map_err(|error| chain(&error)))
 }
 
 /// Why there are no counters.

@@ -152,6 +152,7 @@ impl Replay {
             ("assign", [id, pid]) => self.watch.assign(*pid as u32, tenant(*id)),
             ("asks", [without_pause, at]) => self.asked = Some((*without_pause == 1, *at)),
             ("measured", [lag]) => self.watch.measured(Nanos(*lag)),
+            ("mapped", []) => self.watch.registers_are_mapped(),
             ("lost", []) => self.watch.read([], false),
             ("take", [now]) => self.charge(*now),
             ("active" | "saved", [seq, at, pid, context]) => {

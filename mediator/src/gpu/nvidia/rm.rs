@@ -147,6 +147,11 @@ impl RmClient {
         self.client
     }
 
+    /// The device, below which memory is.
+    pub(super) const fn device(&self) -> Handle {
+        self.device
+    }
+
     /// The subdevice: the physical GPU.
     pub const fn subdevice(&self) -> Handle {
         self.subdevice
@@ -232,7 +237,7 @@ impl RmClient {
         memory: Handle,
         length: u64,
     ) -> Result<SharedPages, RmError> {
-        self.map_by(open(CONTROL_DEVICE)?, device, memory, length)
+        self.map_by(open(CONTROL_DEVICE)?, device, memory, (0, length))
     }
 
     fn map_by(
@@ -240,11 +245,12 @@ impl RmClient {
         window: File,
         device: Handle,
         memory: Handle,
-        length: u64,
+        (offset, length): (u64, u64),
     ) -> Result<SharedPages, RmError> {
         let what = "map memory";
         let (client, control) = (self.client.0, &self.control);
-        let status = sys::map_memory(control, client, device.0, memory.0, length, &window);
+        let bytes = (offset, length);
+        let status = sys::map_memory(control, client, device.0, memory.0, bytes, &window);
         accepted(what, status)?;
         // The mapping outlives the descriptor.
         SharedPages::of_file(&window, length.next_multiple_of(4096) as usize)
@@ -274,8 +280,18 @@ impl RmClient {
 
     /// Maps the first `length` bytes of memory of the GPU for reading.
     pub(super) fn map_gpu(&self, memory: Handle, length: u64) -> Result<SharedPages, RmError> {
+        self.map_gpu_at(memory, 0, length)
+    }
+
+    /// The same, from there on.
+    pub(super) fn map_gpu_at(
+        &self,
+        memory: Handle,
+        offset: u64,
+        length: u64,
+    ) -> Result<SharedPages, RmError> {
         let window = open_gpu(self.index, &self.control)?;
-        self.map_by(window, self.subdevice, memory, length)
+        self.map_by(window, self.subdevice, memory, (offset, length))
     }
 
     /// Frees an object and all below it.

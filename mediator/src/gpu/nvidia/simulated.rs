@@ -52,6 +52,8 @@ struct Found {
     calls: u64,
     /// Readings of the status register in each second.
     readings: Vec<u64>,
+    /// Readings of the log.
+    reads: u64,
     /// Periods closed.
     periods: u64,
 }
@@ -168,6 +170,10 @@ struct Daemon {
     readings: Vec<u64>,
     /// When the log was last read.
     read_at: Moment,
+    /// Readings of it.
+    reads: u64,
+    /// The GPU's registers are mapped.
+    mapped: bool,
     /// When it is told how old the counters are, if it is.
     age_at: Option<u64>,
     /// Channels' own words can be read.
@@ -211,6 +217,8 @@ impl Daemon {
             calls: 0,
             readings: Vec::new(),
             read_at: Moment(0),
+            reads: 0,
+            mapped: true,
             age_at: None,
             words: false,
             liar: None,
@@ -418,6 +426,9 @@ impl Daemon {
     }
 
     fn run(mut self, seconds: u64) -> Found {
+        if self.mapped {
+            self.watch.registers_are_mapped();
+        }
         let final_now = |daemon: &Self| Moment(daemon.now().0.saturating_sub(SETTLED.0));
         let mut from = final_now(&self);
         let mut events: Vec<SwitchEvent> = Vec::new();
@@ -473,6 +484,7 @@ impl Daemon {
             charges,
             calls: self.calls,
             readings: self.readings,
+            reads: self.reads,
             periods: self.periods,
         }
     }

@@ -10,6 +10,7 @@ use crate::gpu::nvidia::arrivals::{self, Rung};
 use crate::gpu::nvidia::costs::Work;
 use crate::gpu::nvidia::look::{self, Eyes};
 use crate::gpu::nvidia::progress::{Said, Words};
+use crate::gpu::nvidia::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
 use crate::gpu::nvidia::userd;
 use crate::gpu::nvidia::watch::{Runner, Watch};
 
@@ -38,6 +39,21 @@ impl Shared {
 
     fn are_many(&self) -> bool {
         lock(&self.userds).all().nth(2).is_some()
+    }
+
+    /// Whether the compute engine works, by its own status.
+    fn works(&self) -> bool {
+        // An engine that cannot be looked at is not taken as idle.
+        if let Some(registers) = &self.registers {
+            lock(&self.status).count += 1;
+            return registers.works().unwrap_or(true);
+        }
+        let work = Work::begin();
+        let read = self
+            .client
+            .register(self.driver.read_registers, STATUS_REGISTER);
+        lock(&self.status).add(&work);
+        read.map_or(true, |status| status & STATUS_BUSY != 0)
     }
 
     /// The counters are latched now: asks what was launched.
@@ -114,6 +130,14 @@ impl Eyes for Looker<'_> {
 
     fn works(&mut self) -> bool {
         self.0.works()
+    }
+
+    fn sees_at_once(&self) -> bool {
+        self.0.registers.is_some()
+    }
+
+    fn on_engine(&mut self) -> Option<TenantId> {
+        lock(&self.0.watched).on_engine()
     }
 
     fn pause(&mut self, pause: Nanos) {

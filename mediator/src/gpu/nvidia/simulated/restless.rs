@@ -73,14 +73,19 @@ pub(super) fn load_of(
 }
 
 /// The same of any loads, for so many seconds.
-pub(super) fn found_of(loads: &[Load], mut random: SmallRng, seconds: u64) -> Found {
+pub(super) fn found_of(loads: &[Load], random: SmallRng, seconds: u64) -> Found {
+    daemon_of(loads, random).run(seconds)
+}
+
+/// A daemon that is to share the engine between them.
+pub(super) fn daemon_of(loads: &[Load], mut random: SmallRng) -> Daemon {
     let mut daemon = Daemon::new(loads, "slices");
     daemon.words = true;
     daemon.engine.lag = random.random_range(0..100 * MS);
     let age = daemon.engine.lag as f64 + AGE_OFF * pauses::normal(&mut random);
     daemon.watch.measured(Nanos(age.max(0.0) as u64));
     daemon.engine.counts = Some(random);
-    daemon.run(seconds)
+    daemon
 }
 
 /// How often each cell is run.

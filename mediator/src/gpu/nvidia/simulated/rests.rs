@@ -4,7 +4,7 @@
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-use super::restless::{FROM, KERNELS_US, found_of, load_of, rms, rounds_or, sum_up};
+use super::restless::{FROM, KERNELS_US, daemon_of, load_of, rms, rounds_or, sum_up};
 use super::*;
 
 /// Charges are compared until then.
@@ -24,20 +24,23 @@ fn cells() -> Vec<(Vec<Kind>, Vec<u32>)> {
     pairs.chain([1, 9].map(four)).collect()
 }
 
-/// How wrongly each is charged, in percent; and readings of the register and periods in a second, and useful work.
-fn run(kinds: &[Kind], weights: &[u32], seed: u64) -> (Vec<f64>, [f64; 3]) {
+/// How wrongly each is charged, in percent; and readings of the register, periods and readings of the log in a second, and useful work.
+fn run(kinds: &[Kind], weights: &[u32], mapped: bool, seed: u64) -> (Vec<f64>, [f64; 4]) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut load = |((kernel, bursts), weight): (&Kind, &u32)| {
         load_of(*weight, KERNELS_US[*kernel], *bursts, &mut random)
     };
     let loads: Vec<Load> = kinds.iter().zip(weights).map(&mut load).collect();
     let seconds = TO.div_ceil(1_000);
-    let found = found_of(&loads, random, seconds);
+    let mut daemon = daemon_of(&loads, random);
+    daemon.mapped = mapped;
+    let found = daemon.run(seconds);
     let charged = |tenant| found.charged_within_percent_ms(tenant, FROM, TO);
     let each = |count: u64| count as f64 / seconds as f64;
     let costs = [
         each(found.readings.iter().sum()),
         each(found.periods),
+        each(found.reads),
         found.useful_percent(FROM.div_ceil(1_000), seconds),
     ];
     ((0..loads.len()).map(charged).collect(), costs)
@@ -49,30 +52,40 @@ fn who_rests_and_who_runs_beside_him_pay_for_what_they_executed() {
     let rounds = rounds_or(6);
     let mut seeds = SmallRng::seed_from_u64(1);
     let mut all = Vec::new();
-    for (kinds, weights) in cells() {
+    let is_short = |(kernel, bursts): &Kind| !bursts || *kernel < 2;
+    let mapped = cells()
+        .into_iter()
+        .map(|(kinds, weights)| (kinds, weights, true));
+    // What words say spares readings where the driver reads the register.
+    let short = cells()
+        .into_iter()
+        .filter(|(kinds, _)| kinds.iter().all(is_short));
+    let read = short.map(|(kinds, weights)| (kinds, weights, false));
+    for (kinds, weights, mapped) in mapped.chain(read) {
         let runs: Vec<_> = (0..rounds)
-            .map(|_| run(&kinds, &weights, seeds.random()))
+            .map(|_| run(&kinds, &weights, mapped, seeds.random()))
             .collect();
         let of = |tenant: usize| runs.iter().map(move |(charged, _)| charged[tenant]);
         let mean =
             |which: usize| runs.iter().map(|(_, costs)| costs[which]).sum::<f64>() / rounds as f64;
         let own: Vec<f64> = (0..kinds.len()).map(|tenant| rms(of(tenant))).collect();
-        let short = kinds.iter().all(|(kernel, bursts)| !bursts || *kernel < 2);
+        let short = kinds.iter().all(is_short);
         let kinds = kinds.iter().map(|(kernel, bursts)| {
             let bursts = if *bursts { " bursty" } else { "" };
             format!("{} us{bursts}", KERNELS_US[*kernel].0)
         });
         println!(
-            "{} {weights:?}: charged {own:.2?} % wrongly; {:.0} readings, {:.0} periods a second, useful {:.1} %",
+            "{} {weights:?}, mapped {mapped}: charged {own:.2?} % wrongly; {:.0} readings, {:.0} periods, the log {:.0} times a second, useful {:.1} %",
             kinds.collect::<Vec<_>>().join(", "),
             mean(0),
             mean(1),
             mean(2),
+            mean(3),
         );
         if short {
             // SOURCE: this engine: 15 to 17 readings, 47 periods; 37 to 40, and 73 to 79, if words say neither that one has stopped nor that nobody has come.
             assert!(
-                mean(0) <= 21.0 && mean(1) <= 60.0,
+                (mapped || mean(0) <= 21.0) && mean(1) <= 60.0,
                 "{} {}",
                 mean(0),
                 mean(1)

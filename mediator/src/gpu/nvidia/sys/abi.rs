@@ -62,6 +62,13 @@ pub(in crate::gpu::nvidia) const STATUS_REGISTER: u32 = 0x40_0700;
 pub(in crate::gpu::nvidia) const TIME_LOW: u32 = 0x9400;
 /// NV_PTIMER_TIME_1: the high word.
 pub(in crate::gpu::nvidia) const TIME_HIGH: u32 = 0x9410;
+/// NV01_MEMORY_LOCAL_PRIVILEGED: the GPU's registers, which the driver maps for whoever is privileged. SOURCE: `class/cl003f.h`, `mapping_cpu.c`; measured.
+pub(in crate::gpu::nvidia) const CLASS_REGISTERS: u32 = 0x3f;
+/// NV_PTOP_DEVICE_INFO_CFG: how many words the table of engines has, in its upper twelve bits. SOURCE: measured: 0x086 of them.
+pub(in crate::gpu::nvidia) const ENGINES_CONFIG: u32 = 0x2_24fc;
+/// NV_PTOP_DEVICE_INFO2: that table; it ends with the page at the latest.
+pub(in crate::gpu::nvidia) const ENGINES: u32 = 0x2_2800;
+pub(in crate::gpu::nvidia) const ENGINES_MAX: u32 = 0x200;
 /// HOPPER_USERMODE_A: the page of the doorbells. SOURCE: `class/clc661.h`; without parameters it lies in the registers, which can be read.
 pub(in crate::gpu::nvidia) const CLASS_USERMODE: u32 = 0xc661;
 /// NVC361_TIME_0 and NVC361_TIME_1: the same clock in that page. SOURCE: `class/clc361.h`.

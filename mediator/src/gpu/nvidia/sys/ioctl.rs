@@ -165,14 +165,14 @@ pub(in crate::gpu::nvidia) fn duplicate(
     Ok((argument.status, argument.object))
 }
 
-/// Prepares `window` (a fresh descriptor of the control device; for the GPU's own memory, of the GPU's device) for mapping the memory object `memory`, below `device` (the client itself: of
+/// Prepares `window` (a fresh descriptor of the control device; for the GPU's own memory, of the GPU's device) for mapping so many bytes from there of the memory object `memory`, below `device` (the client itself: of
 /// no device), for reading.
 pub(in crate::gpu::nvidia) fn map_memory(
     file: &File,
     client: u32,
     device: u32,
     memory: u32,
-    length: u64,
+    (offset, length): (u64, u64),
     window: &File,
 ) -> io::Result<Status> {
     /// SOURCE: `nvos.h`: NVOS33_FLAGS_ACCESS_READ_ONLY.
@@ -182,7 +182,7 @@ pub(in crate::gpu::nvidia) fn map_memory(
         device,
         memory,
         pad: 0,
-        offset: 0,
+        offset,
         length,
         linear_address: 0,
         status: 0,

@@ -15,6 +15,8 @@ pub(in crate::gpu::nvidia) struct SharedPages {
 
 // SAFETY: the mapping is owned by this value alone, is not bound to a thread, and is only ever read.
 unsafe impl Send for SharedPages {}
+// SAFETY: as above; what is behind it is written by others in any case, and each read is volatile.
+unsafe impl Sync for SharedPages {}
 
 impl SharedPages {
     /// Maps `length` bytes of `file` for reading.

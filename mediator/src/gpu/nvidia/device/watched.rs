@@ -1,0 +1,97 @@
+//! What is read of the GPU: its log, the registers that go with it, and what the counters told.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+
+use turnstile_accounting::TenantId;
+
+use super::counting::Told;
+use crate::gpu::nvidia::costs::{Cost, Work};
+use crate::gpu::nvidia::events::{EventLog, SwitchRecord};
+use crate::gpu::nvidia::groups::Groups;
+use crate::gpu::nvidia::registers::{Group, Registers};
+use crate::gpu::nvidia::rm::{RmClient, RmError};
+use crate::gpu::nvidia::watch::Watch;
+
+/// What is read of the GPU, and what it says.
+#[derive(Debug)]
+pub(super) struct Watched {
+    pub(super) client: Arc<RmClient>,
+    pub(super) log: EventLog,
+    /// When it was last read.
+    pub(super) refreshed: Instant,
+    /// What the counters said since.
+    pub(super) told: Receiver<Told>,
+    pub(super) watch: Watch,
+    pub(super) records: Vec<SwitchRecord>,
+    pub(super) reads: Reads,
+    /// None where they are not mapped.
+    pub(super) registers: Option<Arc<Registers>>,
+    pub(super) groups: Groups,
+}
+
+/// What watching costs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reads {
+    pub(super) log: Cost,
+    /// Records in the log.
+    pub(super) records: u64,
+}
+
+impl Watched {
+    /// Reads the log up to now.
+    pub(super) fn refresh(&mut self) -> Result<(), RmError> {
+        let work = Work::begin();
+        self.refreshed = Instant::now();
+        let before = self.group();
+        let complete = self.log.read(&self.client, &mut self.records)?;
+        let group = self.group().filter(|group| before == Some(*group));
+        self.reads.log.add(&work);
+        self.reads.records += self.records.len() as u64;
+        self.watch.read(self.records.drain(..), complete);
+        if let (Some(group), Some(tenant)) = (group, self.watch.residency.resident()) {
+            self.groups.learn(group, tenant);
+        }
+        Ok(())
+    }
+
+    /// Whose channels are on the engine, if that is known.
+    fn group(&self) -> Option<Group> {
+        self.registers.as_ref()?.group()
+    }
+
+    /// Who is on the engine, by its own status.
+    pub(super) fn on_engine(&self) -> Option<TenantId> {
+        self.groups.tenant(self.group()?)
+    }
+
+    /// Whether there is something to be read; if that cannot be said, there is.
+    pub(super) fn has_more(&mut self) -> bool {
+        let work = Work::begin();
+        let more = self.log.has_more(&self.client);
+        self.reads.log.add(&work);
+        more.unwrap_or(true)
+    }
+
+    /// Reads the log where it is no harm if that fails.
+    pub(super) fn refresh_or_say(&mut self) {
+        if let Err(error) = self.refresh() {
+            log::debug!("{error}");
+        }
+    }
+
+    /// Takes what the counters said of times of which the log was read.
+    pub(super) fn count(&mut self) {
+        for told in self.told.try_iter() {
+            match told {
+                Told::Busy(busy) => self.watch.counted(busy),
+                Told::Age(age) => self.watch.measured(age),
+                Told::Nothing(error) => {
+                    log::warn!("{error}; idle time within residency is charged from now on");
+                    self.watch.no_counters();
+                }
+            }
+        }
+    }
+}

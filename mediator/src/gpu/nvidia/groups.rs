@@ -1,0 +1,64 @@
+//! Which tenant a group of channels is of, as the host engine numbers it: learnt from the log, and believed once two readings of it have agreed. Pure.
+
+use std::collections::BTreeMap;
+
+use turnstile_accounting::TenantId;
+
+use super::registers::Group;
+
+/// Readings of the log that agree: the last record may not be there yet.
+const AGREED: u32 = 2;
+
+/// Whose groups are.
+#[derive(Debug, Default)]
+pub(super) struct Groups(BTreeMap<Group, (TenantId, u32)>);
+
+impl Groups {
+    /// This group was on the engine before the log was read and after it, and by the log, this tenant was.
+    pub(super) fn learn(&mut self, group: Group, tenant: TenantId) {
+        let (of, agreed) = self.0.entry(group).or_insert((tenant, 0));
+        *agreed = if *of == tenant {
+            (*agreed + 1).min(AGREED)
+        } else {
+            1
+        };
+        *of = tenant;
+    }
+
+    /// Whose it is.
+    pub(super) fn tenant(&self, group: Group) -> Option<TenantId> {
+        let (tenant, agreed) = self.0.get(&group)?;
+        (*agreed >= AGREED).then_some(*tenant)
+    }
+
+    /// A tenant is gone: its groups may be another's.
+    pub(super) fn forget(&mut self, tenant: TenantId) {
+        self.0.retain(|_, (of, _)| *of != tenant);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+
+    #[test]
+    fn a_group_is_whose_it_was_twice_in_a_row() {
+        let mut groups = Groups::default();
+        let group = Group::new(7);
+        groups.learn(group, A);
+        assert_eq!(groups.tenant(group), None, "the log may be late");
+        groups.learn(group, A);
+        assert_eq!(groups.tenant(group), Some(A));
+        groups.learn(group, B);
+        assert_eq!(groups.tenant(group), None);
+        groups.learn(group, B);
+        assert_eq!(groups.tenant(group), Some(B));
+        groups.forget(A);
+        assert_eq!(groups.tenant(group), Some(B));
+        groups.forget(B);
+        assert_eq!(groups.tenant(group), None);
+    }
+}

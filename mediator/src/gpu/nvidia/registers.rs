@@ -1,0 +1,270 @@
+//! The GPU's registers, read where a process sees them: a microsecond each. The driver reads them as well, but has the GPU's own processor do it, which takes a quarter of a millisecond, all of
+//! it ours.
+//!
+//! The driver maps them for whoever is privileged (an object of class NV01_MEMORY_LOCAL_PRIVILEGED is the GPU's first BAR). Mapped are single pages, for reading: that of the status
+//! register, and that of the runlist whose engine it is, which says whose context is on it.
+//!
+//! SOURCE: measured on an H200 (580.159.04): 1.0 us a reading; the status register, the clock, the table of engines and the runlist's page can be read, where others say [`REFUSED`].
+
+use std::fmt;
+
+use turnstile_accounting::Moment;
+
+use super::rm::{Handle, RmClient, RmError};
+use super::sys::SharedPages;
+use super::sys::abi::{
+    CLASS_REGISTERS, ENGINES, ENGINES_CONFIG, ENGINES_MAX, STATUS_BUSY, STATUS_REGISTER, TIME_HIGH,
+    TIME_LOW,
+};
+
+const PAGE_BYTES: u32 = 4_096;
+
+/// Two ways to read the clock are of the same one if they are not further apart. SOURCE: a mapping takes 0.1 ms.
+const SAME_NS: u64 = 10_000_000;
+
+/// Why registers are not mapped.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RegistersError {
+    /// The driver does not map them.
+    #[error("The driver does not map the GPU's registers")]
+    Rm(#[from] RmError),
+    /// They are not what they should be.
+    #[error("The GPU's registers are mapped, but {0}")]
+    Unlike(&'static str),
+}
+
+/// What a register that may not be read says, in its upper half. SOURCE: measured: 0xbadf5040 and 0xbadf1100.
+const REFUSED: u32 = 0xbadf;
+
+/// What was read, if that may be.
+fn told(word: u32) -> Option<u32> {
+    let gone = word == u32::MAX;
+    (word >> 16 != REFUSED && !gone).then_some(word)
+}
+
+/// A page of them.
+struct Page {
+    pages: SharedPages,
+    from: u32,
+}
+
+impl Page {
+    /// The one in which a register is.
+    fn of(client: &RmClient, registers: Handle, register: u32) -> Result<Self, RmError> {
+        let from = register / PAGE_BYTES * PAGE_BYTES;
+        let pages = client.map_gpu_at(registers, from.into(), PAGE_BYTES.into())?;
+        Ok(Self { pages, from })
+    }
+
+    fn read(&self, register: u32) -> Option<u32> {
+        // CAST: within a page.
+        let word = self
+            .pages
+            .read((register.checked_sub(self.from)?) as usize)?;
+        told(u32::from_le_bytes(word))
+    }
+}
+
+/// A group of channels, as the host engine numbers them while it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Group(u16);
+
+#[cfg(test)]
+impl Group {
+    pub(super) const fn new(number: u16) -> Self {
+        Self(number)
+    }
+}
+
+/// What the host engine says of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct EngineStatus(u32);
+
+impl EngineStatus {
+    /// SOURCE: `NV_RUNLIST_ENGINE_STATUS0`, CTX_STATUS: a context is on the engine, and none is being switched.
+    const VALID: u32 = 1;
+
+    /// Whose context is on it, if it is not being switched.
+    fn group(self) -> Option<Group> {
+        // CAST: twelve bits.
+        let (group, next) = (self.0 as u16 & 0xfff, (self.0 >> 16) as u16 & 0xfff);
+        let state = self.0 >> 13 & 7;
+        (state == Self::VALID && group == next).then_some(Group(group))
+    }
+}
+
+/// A row of the table of engines: what it is, and where its runlist is. SOURCE: `NV_PTOP_DEVICE_INFO2`; measured on an H200: 48 rows, the compute engine the first of runlist 0xc00000.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    kind: u32,
+    instance: u32,
+    runlist: u32,
+    engine: u32,
+}
+
+impl Row {
+    /// The rows of a table whose words are these: up to three each, of which the highest bit says that another follows; zero words between them are none.
+    fn all(words: impl Iterator<Item = u32>) -> Vec<Self> {
+        let mut rows = Vec::new();
+        let mut row: Vec<u32> = Vec::new();
+        for word in words.filter(|word| *word != 0) {
+            row.push(word);
+            if word >> 31 != 0 {
+                continue;
+            }
+            if let [first, _, third, ..] = row[..] {
+                rows.push(Self {
+                    kind: first >> 24 & 0x3f,
+                    instance: first >> 16 & 0xf,
+                    runlist: third & 0x00ff_fc00,
+                    engine: third & 3,
+                });
+            }
+            row.clear();
+        }
+        rows
+    }
+
+    /// Where the host engine says what this engine does. SOURCE: `NV_RUNLIST_ENGINE_STATUS0`.
+    const fn status(self) -> u32 {
+        self.runlist + 0x200 + self.engine * 0x40
+    }
+
+    const fn is_compute(&self) -> bool {
+        self.kind == 0 && self.instance == 0 && self.runlist != 0
+    }
+}
+
+/// The registers that are mapped.
+pub(super) struct Registers {
+    status: Page,
+    /// None where the table of engines says nothing.
+    runlist: Option<(Page, u32)>,
+}
+
+impl fmt::Debug for Registers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registers").finish_non_exhaustive()
+    }
+}
+
+impl Registers {
+    /// Maps them. `now` is what the GPU's clock says: if theirs is the same, they are this GPU's.
+    ///
+    /// # Errors
+    /// If the driver does not, or they are not what they should be.
+    pub(super) fn map(client: &RmClient, now: impl Fn() -> Moment) -> Result<Self, RegistersError> {
+        let registers = client.alloc_plain("map registers", client.device(), CLASS_REGISTERS)?;
+        let page = |register| Page::of(client, registers, register);
+        let clock = page(TIME_LOW)?;
+        let read = || Some((clock.read(TIME_HIGH)?, clock.read(TIME_LOW)?));
+        let (high, low) = read().ok_or(RegistersError::Unlike("the clock may not be read"))?;
+        let apart = (u64::from(high) << 32 | u64::from(low)).abs_diff(now().0);
+        if apart > SAME_NS {
+            return Err(RegistersError::Unlike("their clock is another"));
+        }
+        let status = page(STATUS_REGISTER)?;
+        if status.read(STATUS_REGISTER).is_none() {
+            return Err(RegistersError::Unlike(
+                "the status register may not be read",
+            ));
+        }
+        let table = page(ENGINES)?;
+        let count = table.read(ENGINES_CONFIG).map_or(0, |config| config >> 20);
+        let words = (0..count.min(ENGINES_MAX)).map_while(|index| table.read(ENGINES + 4 * index));
+        let compute = Row::all(words).into_iter().find(Row::is_compute);
+        let runlist = compute.map(|row| Ok::<_, RmError>((page(row.status())?, row.status())));
+        let runlist = runlist.transpose()?;
+        let runlist = runlist.filter(|(page, at)| page.read(*at).is_some());
+        if runlist.is_none() {
+            log::warn!(
+                "The GPU's registers do not say whose context is on the engine; the log does, 50 us a reading"
+            );
+        }
+        Ok(Self { status, runlist })
+    }
+
+    /// Whether the compute engine works; none if that may not be read.
+    pub(super) fn works(&self) -> Option<bool> {
+        let status = self.status.read(STATUS_REGISTER)?;
+        Some(status & STATUS_BUSY != 0)
+    }
+
+    /// Whose context is on the compute engine, if that is known, and it is not being switched.
+    pub(super) fn group(&self) -> Option<Group> {
+        let (page, at) = self.runlist.as_ref()?;
+        EngineStatus(page.read(*at)?).group()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_context_is_on_the_engine_unless_it_is_being_switched() {
+        // SOURCE: read on an H200 while two programs took turns.
+        let group = |word| EngineStatus(word).group();
+        assert_eq!(group(0x8007_2007), Some(Group(7)), "busy");
+        assert_eq!(group(0x0008_2008), Some(Group(8)), "idle");
+        for switching in [0x8007_c008, 0x8008_e007, 0x8007_a008, 0xa00c_c007] {
+            assert_eq!(group(switching), None, "{switching:#x}");
+        }
+        assert_eq!(group(0), None, "nobody");
+    }
+
+    #[test]
+    fn the_compute_engine_is_found_in_the_table_of_engines() {
+        // SOURCE: rows as an H200 has them: two compute engines, a copy engine on the first one's runlist.
+        let table = [
+            0x8000_0000,
+            0x8040_0000,
+            0x00c0_0000,
+            0,
+            0x8001_0000,
+            0x8040_0000,
+            0x00c0_2400,
+            0,
+            0x9300_0000,
+            0x8010_4000,
+            0x00c0_0001,
+            0,
+            0,
+        ];
+        let rows = Row::all(table.into_iter());
+        let row = |kind, instance, runlist, engine| Row {
+            kind,
+            instance,
+            runlist,
+            engine,
+        };
+        assert_eq!(
+            rows,
+            [
+                row(0, 0, 0xc0_0000, 0),
+                row(0, 1, 0xc0_2400, 0),
+                row(0x13, 0, 0xc0_0000, 1)
+            ]
+        );
+        let compute = rows.iter().find(|row| row.is_compute()).unwrap();
+        assert_eq!(compute.status(), 0xc0_0200);
+        assert_eq!(rows[2].status(), 0xc0_0240);
+    }
+
+    #[test]
+    fn what_may_not_be_read_tells_nothing() {
+        assert_eq!(told(0xbadf_5040), None);
+        assert_eq!(told(u32::MAX), None, "the GPU is gone");
+        assert_eq!(told(0x0124_2001), Some(0x0124_2001));
+    }
+
+    proptest! {
+        #[test]
+        fn any_table_is_read(words in prop::collection::vec(any::<u32>(), 0..400)) {
+            let rows = Row::all(words.iter().copied());
+            prop_assert!(rows.len() <= words.len());
+            prop_assert!(rows.iter().all(|row| row.status() < 1 << 24));
+        }
+    }
+}
