@@ -44,7 +44,6 @@ use super::version::{self, DriverAbi, VersionError};
 use super::vms::Vms;
 use super::watch::{SETTLED, Watch};
 use super::worker::{Facts, WorkerConfig};
-use crate::daemon::chain;
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
     MoveError, MoveOrder, ProgramRefusal, Refusal, Suspend, TenantResources, Untracked,
@@ -179,7 +178,7 @@ impl NvidiaGpu {
         let registers = match Registers::map(&client, || clock.now()) {
             Ok(registers) => Some(Arc::new(registers)),
             Err(error) => {
-                log::warn!("{}; the driver reads them, 0.2 ms each", chain(&error));
+                log::warn!("{error}; the GPU's registers are read by the driver, 0.2 ms each");
                 None
             }
         };

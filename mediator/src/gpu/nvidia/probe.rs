@@ -9,7 +9,6 @@ pub use super::sys::CudaFailure as CudaError;
 use super::sys::abi::{DisableChannelsParams, STATUS_BUSY, STATUS_REGISTER};
 use super::utilisation::{Utilisation, UtilisationError};
 use super::version::DriverAbi;
-use crate::daemon::chain;
 
 /// Memory of GPU `index`, in bytes.
 ///
@@ -60,7 +59,7 @@ pub fn registers(index: u32, driver: &DriverAbi) -> Result<Result<(), String>, R
     let client = RmClient::open(index)?;
     let clock = GpuClock::start(&client, driver)?;
     let mapped = Registers::map(&client, || clock.now());
-    Ok(mapped.map(|_| ()).map_err(|error| chain(&error)))
+    Ok(mapped.map(|_| ()).map_err(|error| error.to_string()))
 }
 
 /// Why there are no counters.

@@ -26,7 +26,7 @@ const SAME_NS: u64 = 10_000_000;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RegistersError {
     /// The driver does not map them.
-    #[error("The driver does not map the GPU's registers")]
+    #[error(transparent)]
     Rm(#[from] RmError),
     /// They are not what they should be.
     #[error("The GPU's registers are mapped, but {0}")]
@@ -153,7 +153,10 @@ impl Registers {
     ///
     /// # Errors
     /// If the driver does not, or they are not what they should be.
-    pub(super) fn map(client: &RmClient, now: impl Fn() -> Moment) -> Result<Self, RegistersError> {
+    pub(super) fn map(
+        client: &RmClient,
+        now: impl FnOnce() -> Moment,
+    ) -> Result<Self, RegistersError> {
         let registers = client.alloc_plain("map registers", client.device(), CLASS_REGISTERS)?;
         let page = |register| Page::of(client, registers, register);
         let clock = page(TIME_LOW)?;
