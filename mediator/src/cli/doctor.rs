@@ -285,13 +285,13 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         }
     }));
     findings.push(probed(status, &|abi| {
-        let works = probe::engine_works(gpu, abi).map_err(|error| told(&error))?;
-        let mapped = probe::registers(gpu, abi).map_err(|error| told(&error))?;
-        let how = mapped.map_or_else(
+        let status = probe::engine_status(gpu, abi).map_err(|error| told(&error))?;
+        let how = status.unmapped.map_or_else(
+            || "mapped, 1 us each".into(),
             |why| format!("by the driver, 0.2 ms each ({why})"),
-            |()| "mapped, 1 us each".into(),
         );
-        Ok(format!("{}; {how}", if works { "at work" } else { "idle" }))
+        let works = if status.works { "at work" } else { "idle" };
+        Ok(format!("{works}; {how}"))
     }));
     findings.push(probed(counters, &|abi| {
         probe::counters(gpu, abi)

@@ -30,7 +30,7 @@ const SAME_NS: u64 = 1_000_000;
 const LOW_SPAN: u64 = 1 << 32;
 
 /// The page of the doorbells, which has the clock.
-const PAGE_BYTES: u64 = 4_096;
+pub(super) const PAGE_BYTES: u64 = 4_096;
 
 /// How the registers are read.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ enum Timer {
 impl Timer {
     fn map(client: &RmClient) -> Result<Self, RmError> {
         let page = client.alloc_plain("map the clock", client.subdevice(), CLASS_USERMODE)?;
-        Ok(Self::Mapped(client.map_gpu(page, PAGE_BYTES)?))
+        Ok(Self::Mapped(client.map_gpu(page, (0, PAGE_BYTES))?))
     }
 
     fn every(&self) -> Duration {

@@ -16,7 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
-use std::time::Instant;
 
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
@@ -25,7 +24,6 @@ use turnstile_vmm::wire::ObjectChange;
 use super::clock::GpuClock;
 use super::costs::Cost;
 use super::events::EventLog;
-use super::groups::Groups;
 use super::guardian::{Guardian, GuardianError};
 use super::hands::{Hands, Owner};
 use super::hold::Channel;
@@ -42,7 +40,7 @@ use super::userd::{Borrowed, Borrower, Userds};
 use super::utilisation::Utilisation;
 use super::version::{self, DriverAbi, VersionError};
 use super::vms::Vms;
-use super::watch::{SETTLED, Watch};
+use super::watch::SETTLED;
 use super::worker::{Facts, WorkerConfig};
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
@@ -53,7 +51,7 @@ use crate::process;
 
 use counting::{AgeKnown, Counters, Counting, Told};
 use looking::Looker;
-use watched::{Reads, Watched};
+use watched::Watched;
 
 pub use moving::Moving;
 
@@ -184,10 +182,6 @@ impl NvidiaGpu {
         };
         let (tell, told) = Counting::channel();
         let counts = utilisation.is_some();
-        let mut watch = Watch::new(counts);
-        if registers.is_some() {
-            watch.registers_are_mapped();
-        }
         let first = Guardian::start(guardian())?;
         let chunks = ProgramChunks::default();
         // What all programs may have together.
@@ -196,17 +190,13 @@ impl NvidiaGpu {
         });
         let shared = Arc::new(Shared {
             clock: Mutex::new(clock),
-            watched: Mutex::new(Watched {
-                client: client.clone(),
+            watched: Mutex::new(Watched::new(
+                client.clone(),
                 log,
-                refreshed: Instant::now(),
-                watch,
+                counts,
                 told,
-                records: Vec::new(),
-                reads: Reads::default(),
-                registers: registers.clone(),
-                groups: Groups::default(),
-            }),
+                registers.clone(),
+            )),
             registers,
             hands: Hands::default(),
             status: Mutex::default(),
@@ -421,9 +411,7 @@ impl Gpu for NvidiaGpu {
             sets.remove(tenant);
         }
         self.shared.hands.want(tenant, false);
-        let mut watched = lock(&self.shared.watched);
-        watched.groups.forget(tenant);
-        watched.watch.remove(tenant);
+        lock(&self.shared.watched).remove(tenant);
     }
 
     fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {

@@ -50,8 +50,6 @@ pub(super) trait Eyes {
     fn has_moved(&mut self, tenant: TenantId) -> Option<bool>;
     /// Whether the engine works, by its own status.
     fn works(&mut self) -> bool;
-    /// Whether that costs next to nothing.
-    fn sees_at_once(&self) -> bool;
     /// Who is on the engine, by its own status; none if that is not known, or nobody is.
     fn on_engine(&mut self) -> Option<TenantId>;
     /// Waits for so long.
@@ -72,9 +70,11 @@ pub(super) fn is_dry(eyes: &mut impl Eyes) -> bool {
         return false;
     }
     // Another reading of the log would say the same where nobody has launched anything.
-    let stays = free.is_some() && eyes.on_engine() == free;
     let ago = eyes.read_ago();
-    if !stays && (ago > OLD || ago > FRESH && (said == Said::Nothing || may_have_come(eyes))) {
+    if ago > FRESH
+        && free.is_none_or(|tenant| eyes.on_engine() != Some(tenant))
+        && (ago > OLD || said == Said::Nothing || may_have_come(eyes))
+    {
         eyes.read();
     }
     let runner = match eyes.runner() {
@@ -110,10 +110,7 @@ fn stands(eyes: &mut impl Eyes, tenant: TenantId, said: Said, begin: Moment) -> 
         eyes.read();
         return eyes.with(|watch| watch.residency.resident()) == Some(tenant) && !eyes.is_moving();
     }
-    // Words say it where another reading of the register costs as much as ten wakes.
-    let by_words = !eyes.sees_at_once();
-    let stands_after = |watch: &mut Watch| watch.progress.stands_after(tenant, said);
-    let (mut works, readings) = match by_words.then(|| eyes.with(stands_after)).flatten() {
+    let (mut works, readings) = match eyes.with(|watch| watch.stands_after(tenant, said)) {
         Some(pause) => {
             eyes.pause(pause);
             (eyes.has_moved(tenant) != Some(false), 0)

@@ -42,24 +42,28 @@ pub fn suspension_known(index: u32, driver: &DriverAbi) -> Result<(), RmError> {
     }
 }
 
-/// Whether the compute engine works at this moment, by its status register.
+/// What the status register says.
+#[derive(Debug)]
+pub struct EngineStatus {
+    /// The compute engine works at this moment.
+    pub works: bool,
+    /// Why the driver has to be asked, if it is not mapped.
+    pub unmapped: Option<String>,
+}
+
+/// Reads the status register, and maps it.
 ///
 /// # Errors
 /// What the driver refused.
-pub fn engine_works(index: u32, driver: &DriverAbi) -> Result<bool, RmError> {
+pub fn engine_status(index: u32, driver: &DriverAbi) -> Result<EngineStatus, RmError> {
     let client = RmClient::open(index)?;
-    Ok(client.register(driver.read_registers, STATUS_REGISTER)? & STATUS_BUSY != 0)
-}
-
-/// Whether the GPU's registers are mapped for us; why not, if they are not.
-///
-/// # Errors
-/// If there is no such GPU.
-pub fn registers(index: u32, driver: &DriverAbi) -> Result<Result<(), String>, RmError> {
-    let client = RmClient::open(index)?;
+    let status = client.register(driver.read_registers, STATUS_REGISTER)?;
     let clock = GpuClock::start(&client, driver)?;
     let mapped = Registers::map(&client, || clock.now());
-    Ok(mapped.map(|_| ()).map_err(|error| error.to_string()))
+    Ok(EngineStatus {
+        works: status & STATUS_BUSY != 0,
+        unmapped: mapped.err().map(|error| error.to_string()),
+    })
 }
 
 /// Why there are no counters.

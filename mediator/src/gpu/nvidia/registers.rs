@@ -10,14 +10,13 @@ use std::fmt;
 
 use turnstile_accounting::Moment;
 
+use super::clock::PAGE_BYTES;
 use super::rm::{Handle, RmClient, RmError};
 use super::sys::SharedPages;
 use super::sys::abi::{
     CLASS_REGISTERS, ENGINES, ENGINES_CONFIG, ENGINES_MAX, STATUS_BUSY, STATUS_REGISTER, TIME_HIGH,
     TIME_LOW,
 };
-
-const PAGE_BYTES: u32 = 4_096;
 
 /// Two ways to read the clock are of the same one if they are not further apart. SOURCE: a mapping takes 0.1 ms.
 const SAME_NS: u64 = 10_000_000;
@@ -51,8 +50,9 @@ struct Page {
 impl Page {
     /// The one in which a register is.
     fn of(client: &RmClient, registers: Handle, register: u32) -> Result<Self, RmError> {
-        let from = register / PAGE_BYTES * PAGE_BYTES;
-        let pages = client.map_gpu_at(registers, from.into(), PAGE_BYTES.into())?;
+        // CAST: a page is small.
+        let from = register - register % PAGE_BYTES as u32;
+        let pages = client.map_gpu(registers, (from.into(), PAGE_BYTES))?;
         Ok(Self { pages, from })
     }
 

@@ -245,15 +245,14 @@ impl RmClient {
         window: File,
         device: Handle,
         memory: Handle,
-        (offset, length): (u64, u64),
+        bytes: (u64, u64),
     ) -> Result<SharedPages, RmError> {
         let what = "map memory";
         let (client, control) = (self.client.0, &self.control);
-        let bytes = (offset, length);
         let status = sys::map_memory(control, client, device.0, memory.0, bytes, &window);
         accepted(what, status)?;
         // The mapping outlives the descriptor.
-        SharedPages::of_file(&window, length.next_multiple_of(4096) as usize)
+        SharedPages::of_file(&window, bytes.1.next_multiple_of(4096) as usize)
             .map_err(|source| RmError::Call { what, source })
     }
 
@@ -278,20 +277,14 @@ impl RmClient {
         Ok(Handle(object))
     }
 
-    /// Maps the first `length` bytes of memory of the GPU for reading.
-    pub(super) fn map_gpu(&self, memory: Handle, length: u64) -> Result<SharedPages, RmError> {
-        self.map_gpu_at(memory, 0, length)
-    }
-
-    /// The same, from there on.
-    pub(super) fn map_gpu_at(
+    /// Maps so many bytes from there of memory of the GPU for reading.
+    pub(super) fn map_gpu(
         &self,
         memory: Handle,
-        offset: u64,
-        length: u64,
+        bytes: (u64, u64),
     ) -> Result<SharedPages, RmError> {
         let window = open_gpu(self.index, &self.control)?;
-        self.map_by(window, self.subdevice, memory, (offset, length))
+        self.map_by(window, self.subdevice, memory, bytes)
     }
 
     /// Frees an object and all below it.

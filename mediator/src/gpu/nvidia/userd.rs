@@ -144,7 +144,7 @@ impl Lender for Borrower {
                         object,
                         client: self.0.clone(),
                     };
-                    borrowed.pages = Some(self.0.map_gpu(object, length)?);
+                    borrowed.pages = Some(self.0.map_gpu(object, (0, length))?);
                     return Ok(borrowed);
                 }
                 Err(error) => refused = error.into(),

@@ -132,10 +132,6 @@ impl Eyes for Looker<'_> {
         self.0.works()
     }
 
-    fn sees_at_once(&self) -> bool {
-        self.0.registers.is_some()
-    }
-
     fn on_engine(&mut self) -> Option<TenantId> {
         lock(&self.0.watched).on_engine()
     }

@@ -17,18 +17,18 @@ use crate::gpu::nvidia::watch::Watch;
 /// What is read of the GPU, and what it says.
 #[derive(Debug)]
 pub(super) struct Watched {
-    pub(super) client: Arc<RmClient>,
+    client: Arc<RmClient>,
     pub(super) log: EventLog,
     /// When it was last read.
     pub(super) refreshed: Instant,
     /// What the counters said since.
-    pub(super) told: Receiver<Told>,
+    told: Receiver<Told>,
     pub(super) watch: Watch,
-    pub(super) records: Vec<SwitchRecord>,
+    records: Vec<SwitchRecord>,
     pub(super) reads: Reads,
     /// None where they are not mapped.
-    pub(super) registers: Option<Arc<Registers>>,
-    pub(super) groups: Groups,
+    registers: Option<Arc<Registers>>,
+    groups: Groups,
 }
 
 /// What watching costs.
@@ -40,6 +40,37 @@ pub(super) struct Reads {
 }
 
 impl Watched {
+    /// A log that begins, the counters' words, if there are any, and registers, if they are mapped.
+    pub(super) fn new(
+        client: Arc<RmClient>,
+        log: EventLog,
+        counters: bool,
+        told: Receiver<Told>,
+        registers: Option<Arc<Registers>>,
+    ) -> Self {
+        let mut watch = Watch::new(counters);
+        if registers.is_some() {
+            watch.registers_are_mapped();
+        }
+        Self {
+            client,
+            log,
+            refreshed: Instant::now(),
+            told,
+            watch,
+            records: Vec::new(),
+            reads: Reads::default(),
+            registers,
+            groups: Groups::default(),
+        }
+    }
+
+    /// A tenant is gone.
+    pub(super) fn remove(&mut self, tenant: TenantId) {
+        self.groups.forget(tenant);
+        self.watch.remove(tenant);
+    }
+
     /// Reads the log up to now.
     pub(super) fn refresh(&mut self) -> Result<(), RmError> {
         let work = Work::begin();

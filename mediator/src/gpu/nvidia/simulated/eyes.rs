@@ -8,10 +8,7 @@ use crate::gpu::nvidia::events::SwitchRecord;
 use crate::gpu::nvidia::launches::OWN_READING;
 use crate::gpu::nvidia::look::Eyes;
 use crate::gpu::nvidia::progress::{Entries, Said, Words};
-use crate::gpu::nvidia::watch::{Runner, Watch};
-
-/// A reading of the status register by the driver takes so long. SOURCE: measured on an H200: 235 us, of the driver and the GPU's own processor; where it is mapped, 1 us.
-const READING: Nanos = Nanos::from_us(240);
+use crate::gpu::nvidia::watch::{READING, Runner, Watch};
 
 /// Channels of a simulated tenant: one, with a ring of a thousand.
 pub(super) struct Channel(u64);
@@ -107,10 +104,6 @@ impl Eyes for Daemon {
         let works = self.engine.works();
         self.pause(Nanos(READING.0 / 2));
         works
-    }
-
-    fn sees_at_once(&self) -> bool {
-        self.mapped
     }
 
     fn on_engine(&mut self) -> Option<TenantId> {

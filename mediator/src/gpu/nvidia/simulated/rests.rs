@@ -83,9 +83,10 @@ fn who_rests_and_who_runs_beside_him_pay_for_what_they_executed() {
             mean(3),
         );
         if short {
-            // SOURCE: this engine: 15 to 17 readings, 47 periods; 37 to 40, and 73 to 79, if words say neither that one has stopped nor that nobody has come.
+            // SOURCE: this engine: 15 to 17 readings, 47 periods; 37 to 40, and 73 to 79, if words say neither that one has stopped nor that nobody has come. Mapped, 37 to 40.
+            let readings_max = if mapped { 50.0 } else { 21.0 };
             assert!(
-                (mapped || mean(0) <= 21.0) && mean(1) <= 60.0,
+                mean(0) <= readings_max && mean(1) <= 60.0,
                 "{} {}",
                 mean(0),
                 mean(1)
