@@ -8,7 +8,7 @@ use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, Tenant
 use turnstile_vmm::wire::ObjectChange;
 
 use super::RECORD;
-use super::begun::{Begun, Look, MISTAKEN};
+use super::begun::{Begun, Look};
 use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
@@ -31,20 +31,6 @@ pub(super) const SETTLED: Nanos = Nanos::from_us(600);
 
 /// Processes whose ancestors were looked at without finding a tenant, that are remembered.
 const STRANGERS_MAX: usize = 4096;
-
-/// Readings of the status register without work before the engine counts as idle, at least and at most.
-const IDLE_READINGS: (u32, u32) = (3, 16);
-/// The same where channels tell of launches in between.
-const IDLE_READINGS_TOLD: u32 = 2;
-/// From one of them to the next, at least, and by how much more at most: never the same, or all would fall between the launches of one whose kernels take as long.
-/// SOURCE: measured on an H200: with 150 us each, 8 of 1,533 looks at pairs with kernels of 50 us found work at the fifth reading or later, and two in 55 runs of 6 s took work for a
-/// rest; with these, one of 1,474, and none in 19 runs.
-const READING_PAUSE: (Nanos, Nanos) = (Nanos::from_us(50), Nanos::from_us(200));
-/// In which parts of that: of the golden ratio, which is in no step with anything.
-const GOLDEN: f64 = 0.618_034;
-/// A reading by the driver takes so long. Where registers are mapped, the next one is later by that: who pauses for no longer has not stopped. SOURCE: measured on an H200: 235 us, of the
-/// driver and the GPU's own processor; 1 us mapped. The simulated engine, 6,600 pairs: 15 shares are off where no host paused, and 31 without.
-pub(super) const READING: Nanos = Nanos::from_us(240);
 
 /// Who has worked is looked at again after such a part of that time, and within so long. SOURCE: the simulated engine at twelve frames a second: 80 to 127 readings of pairs in
 /// the first second where there were 256 to 316 with one look in 3 ms; shares and useful work are the same. With an eighth, one that works for 30 ms
@@ -407,24 +393,6 @@ impl Watch {
         self.idle.shares().fraction(tenant) >= STOPPED
     }
 
-    /// After which time without a launch one whose channels say this has no work, where another reading of the register would cost as much as ten wakes.
-    pub(super) fn stands_after(&mut self, tenant: TenantId, said: Said) -> Option<Nanos> {
-        if self.mapped {
-            return None;
-        }
-        self.progress.stands_after(tenant, said)
-    }
-
-    /// How long to wait for the next reading of a look.
-    pub(super) fn reading_pause(&mut self) -> Nanos {
-        self.pauses = self.pauses.wrapping_add(1);
-        let (least, more) = READING_PAUSE;
-        let part = (f64::from(self.pauses) * GOLDEN).fract();
-        let reading = if self.mapped { READING } else { Nanos::ZERO };
-        // CAST: less than the most.
-        reading + least + Nanos((more.0 as f64 * part) as u64)
-    }
-
     /// From one look at a tenant to the next: the longer it has worked, the less is lost, in parts of it, if its end is seen later. Who is believed to have stopped,
     /// and may have begun, is charged wrongly until that is known.
     pub(super) fn pace(&self, tenant: TenantId, now: Moment, tick: Nanos) -> Nanos {
@@ -433,24 +401,6 @@ impl Watch {
         }
         let part = Nanos(self.demand.busy_for(tenant, now).0 / LOOKED_AFTER);
         part.min(LOOK_MAX).max(tick)
-    }
-
-    /// Readings in a row without work that say that a tenant has paused, and not that they fell between its launches. If its channels are asked whether it launched
-    /// anything meanwhile, fewer do.
-    pub(super) fn idle_readings(&self, tenant: TenantId, said: Said) -> u32 {
-        let (least, most) = IDLE_READINGS;
-        match said {
-            Said::Nothing => {}
-            // It rests, and is looked at all the same.
-            Said::Still { .. } if self.residency.is_idle() => return 1,
-            Said::Still { .. } | Said::Moved { .. } => return IDLE_READINGS_TOLD,
-        }
-        let between = self.idle.shares().fraction(tenant) + self.idle.shares().uncertainty(tenant);
-        if between >= 1.0 {
-            return most;
-        }
-        // CAST: saturates; negative and infinite ones are clamped.
-        ((MISTAKEN.ln() / between.ln()).ceil() as u32).clamp(least, most)
     }
 
     /// The engine was seen at work, or without, in so many readings that began at `at`, while this tenant was resident. All of them were without work but, if it
@@ -804,5 +754,6 @@ fn more(told: &BTreeMap<TenantId, f64>, tenant: TenantId, known_ns: f64) -> i64 
 }
 
 mod lately;
+pub(super) mod readings;
 #[cfg(test)]
 mod tests;

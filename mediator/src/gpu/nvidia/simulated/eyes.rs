@@ -8,7 +8,8 @@ use crate::gpu::nvidia::events::SwitchRecord;
 use crate::gpu::nvidia::launches::OWN_READING;
 use crate::gpu::nvidia::look::Eyes;
 use crate::gpu::nvidia::progress::{Entries, Said, Words};
-use crate::gpu::nvidia::watch::{READING, Runner, Watch};
+use crate::gpu::nvidia::watch::readings::READING;
+use crate::gpu::nvidia::watch::{Runner, Watch};
 
 /// Channels of a simulated tenant: one, with a ring of a thousand.
 pub(super) struct Channel(u64);
