@@ -336,7 +336,7 @@ fn the_library_tells_where_the_kernel_cannot() {
         eprintln!("SKIPPED: {name} was not built with these tests (cargo test --workspace does)");
         return;
     };
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/answered.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload/tests/answered.c");
     let program = bench.path("answered");
     let built = Command::new("cc")
         .arg("-o")

@@ -1,4 +1,4 @@
-//! Memory of a program that is started by `turnstile run --movable`, over a driver whose GPU is none (`preload/tests`): all
+//! Memory of a program that is started by `turnstile run --movable`, over a driver whose GPU is none (`mediator/preload/tests`): all
 //! of the way from its calls to the daemon.
 
 use std::fs::{self, File};
@@ -30,7 +30,7 @@ fn compile(arguments: &[&str]) {
 
 /// Builds driver and program; returns the program.
 pub(crate) fn build(bench: &Bench) -> String {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload/tests");
     let text = |path: PathBuf| path.to_str().unwrap().to_owned();
     let (driver, program) = (text(bench.path("libcuda.so.1")), text(bench.path("tenant")));
     let source = text(tests.join("libcuda.c"));

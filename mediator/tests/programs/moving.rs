@@ -1,5 +1,5 @@
 //! Memory of programs that moves, without a GPU: everything is the daemon's own, down to the mover's process, but the driver
-//! (`preload/tests/libcuda.c`, whose memory lies in files) and what suspends programs: a lock on a file, which the driver takes
+//! (`mediator/preload/tests/libcuda.c`, whose memory lies in files) and what suspends programs: a lock on a file, which the driver takes
 //! for each copy and kernel.
 
 use std::collections::{BTreeMap, BTreeSet};

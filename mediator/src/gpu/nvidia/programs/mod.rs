@@ -1,4 +1,4 @@
-//! Memory of programs, as their preloaded libraries tell of it (`preload/`): what they may have, and where it is.
+//! Memory of programs, as their preloaded libraries tell of it (`mediator/preload/`): what they may have, and where it is.
 //!
 //! Each process has a connection and a thread here that hears it. What it says are allegations: a frame is checked when it is
 //! decoded, and a chunk's state in [`book`]; whoever breaks the rules loses the connection, and its memory does not move.
