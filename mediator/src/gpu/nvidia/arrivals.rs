@@ -22,7 +22,7 @@ use super::hold::Channel;
 
 /// Who was resumed is looked at after so long, and then each time after as long as it is until then. TIMEOUT: turns of two tenants are shorter, so that nobody is looked at
 /// who takes them.
-const FIRST_LOOK: Duration = Duration::from_millis(200);
+pub(super) const FIRST_LOOK: Duration = Duration::from_millis(200);
 
 /// What the channels of a tenant say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

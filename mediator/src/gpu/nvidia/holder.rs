@@ -313,6 +313,11 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         Ok(self.tell(&Order::Release(channels))?)
     }
 
+    /// Whether the lease was last renewed so long ago: by a renewal, or as somebody was held or let go.
+    pub fn is_due(&self, after: Duration) -> bool {
+        self.lease.renewed_ago(self.now()).0 >= nanos(after)
+    }
+
     /// Renews the lease. If it had ended because we were away for too long, the guardian has resumed everybody: they are
     /// held again.
     ///

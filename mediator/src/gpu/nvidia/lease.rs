@@ -52,6 +52,11 @@ impl Lease {
         self.renewed = self.renewed.max(now);
     }
 
+    /// How long ago that was last said, in whichever way.
+    pub fn renewed_ago(&self, now: Moment) -> Nanos {
+        now.since(self.renewed)
+    }
+
     /// When the lease ends; never, if nothing is held.
     pub fn ends(&self) -> Option<Moment> {
         (!self.held.is_empty()).then_some(self.renewed + self.limit)
