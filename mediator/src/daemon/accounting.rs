@@ -158,10 +158,12 @@ impl Accounting<'_> {
 
     /// From one look to the next where there is nothing to decide.
     fn step(&self, now: Moment) -> Nanos {
+        let longest = self.timing.alone.max(self.timing.period);
         if now > self.shared_until {
-            self.timing.alone.max(self.timing.period)
+            longest
         } else {
-            self.timing.period
+            let rests_on = self.host.gpu().rests_on();
+            rests_on.min(longest).max(self.timing.period)
         }
     }
 

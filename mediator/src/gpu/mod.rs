@@ -314,6 +314,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         true
     }
 
+    /// For how long, from now, nobody is expected to begin, by what they did lately.
+    fn rests_on(&self) -> Nanos {
+        Nanos::ZERO
+    }
+
     /// What [`Gpu::read_events`] moved is final up to so long before it was called: what comes later lies behind that.
     fn events_behind(&self) -> Nanos {
         Nanos::ZERO

@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
+use super::habits::Habit;
+
 /// Who is there for less than this has a little to do, and needs no turns.
 pub const STEADY: Nanos = Nanos::from_ms(8);
 
@@ -49,6 +51,7 @@ struct Tenant {
     here: bool,
     /// When it was last seen to have none, while it could have run.
     idle_at: Moment,
+    habit: Habit,
 }
 
 /// The demand of all tenants of a GPU.
@@ -68,6 +71,7 @@ impl Demand {
             here_since: now,
             here: false,
             idle_at: now,
+            habit: Habit::new(now),
         };
         self.tenants.insert(tenant, new);
     }
@@ -101,7 +105,9 @@ impl Demand {
                 tenant.here_since = at;
                 if tenant.here {
                     tenant.idle_at = at;
+                    tenant.habit.stopped(tenant.last);
                 }
+                tenant.habit.began(at);
             }
             tenant.here = true;
             tenant.resident = true;
@@ -157,6 +163,9 @@ impl Demand {
     pub fn idle(&mut self, tenant: TenantId, at: Moment) {
         self.with(tenant, |tenant| {
             if tenant.held.is_none() {
+                if tenant.here {
+                    tenant.habit.stopped(at);
+                }
                 tenant.here = false;
                 tenant.idle_at = at;
             }
@@ -169,6 +178,7 @@ impl Demand {
             if tenant.resident && !tenant.here {
                 tenant.here = true;
                 tenant.here_since = at;
+                tenant.habit.began(at);
             }
         });
     }
@@ -207,6 +217,23 @@ impl Demand {
     pub fn busy_for(&self, tenant: TenantId, now: Moment) -> Nanos {
         let here = self.tenants.get(&tenant).filter(|tenant| tenant.here);
         here.map_or(Nanos::ZERO, |tenant| now.since(tenant.idle_at))
+    }
+
+    /// For how much longer it is expected to work, by what it did lately.
+    pub fn works_on(&self, tenant: TenantId, now: Moment) -> Nanos {
+        let here = self.tenants.get(&tenant).filter(|tenant| tenant.here);
+        here.map_or(Nanos::ZERO, |tenant| tenant.habit.works_on(now))
+    }
+
+    /// For how long nobody is expected to begin, by what they did lately; none if nobody rests. Who has not worked for long may be about to share the engine, or to stop.
+    pub fn rests_on(&self, now: Moment) -> Option<Nanos> {
+        let steady = |tenant: &Tenant| tenant.here && now.since(tenant.idle_at) >= TRUSTED;
+        let others = self.tenants.values().filter(|tenant| !steady(tenant));
+        let rests_on = others.map(|tenant| match tenant.here {
+            true => Nanos::ZERO,
+            false => tenant.habit.rests_on(now),
+        });
+        rests_on.min()
     }
 
     /// Whether that is so long that its idleness need not be looked for.
@@ -305,6 +332,29 @@ mod tests {
         assert!(!demand.wants(A, ms(101)));
         demand.busy(A, ms(200));
         assert!(!demand.wants(A, ms(201)) && demand.wants(A, ms(208)));
+    }
+
+    #[test]
+    fn who_works_now_and_then_is_expected_to_work_and_rest_as_long_as_he_did() {
+        let mut demand = demand();
+        demand.active(A, ms(0));
+        for round in 0..8 {
+            demand.active(B, ms(round * 100 + 50));
+            demand.saved(B, ms(round * 100 + 60));
+            demand.active(B, ms(round * 100 + 62));
+            demand.idle(B, ms(round * 100 + 90));
+        }
+        assert_eq!(demand.rests_on(ms(790)), Some(Nanos::ZERO), "A may stop");
+        // Then A has been there for a second.
+        for round in 8..11 {
+            demand.active(B, ms(round * 100 + 50));
+            demand.idle(B, ms(round * 100 + 90));
+        }
+        assert_eq!(demand.rests_on(ms(1_100)), Some(Nanos::from_ms(35)));
+        demand.active(B, ms(1_150));
+        assert_eq!(demand.rests_on(ms(1_151)), Some(Nanos::ZERO));
+        assert_eq!(demand.works_on(B, ms(1_160)), Nanos::from_ms(20));
+        assert_eq!(demand.works_on(A, ms(1_160)), Nanos::ZERO);
     }
 
     #[test]

@@ -121,8 +121,6 @@ struct Shared {
     /// Reading them, and measuring how old they are, by the thread that does.
     counting: Mutex<Cost>,
     age_known: AgeKnown,
-    /// Something was told since it was last taken.
-    has_told: AtomicBool,
     /// Who sleeps while tenants are held and released, and looks whether the engine works.
     sleeper: Mutex<Option<Thread>>,
     vms: Vms,
@@ -207,7 +205,6 @@ impl NvidiaGpu {
             tell,
             counting: Mutex::default(),
             age_known: AgeKnown::new(),
-            has_told: AtomicBool::new(false),
             sleeper: Mutex::new(None),
             vms,
             programs: ProgramMemory::new(room_bytes, Arc::new(chunks.clone())),
@@ -355,8 +352,9 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
     }
 
     fn on_the_engine(&self) -> Option<TenantId> {
+        let now = self.shared.now();
         let mut watched = lock(&self.shared.watched);
-        watched.refresh_or_say();
+        watched.refresh_or_say(now);
         watched.watch.residency.resident()
     }
 
@@ -490,14 +488,18 @@ impl Gpu for NvidiaGpu {
         shared.read_counters();
         // The end is read first: whatever is logged after that lies behind it.
         let now = shared.now();
-        let refresh = |looker: &mut Looker<'_>| lock(&looker.0.watched).refresh();
+        let refresh = |looker: &mut Looker<'_>| {
+            if look::is_read(looker) {
+                return Ok(());
+            }
+            lock(&looker.0.watched).refresh(now)
+        };
         if let Err(error) = look::glance(&mut Looker(shared), refresh) {
             log::error!("{error}");
             return false;
         }
         let mut watched = lock(&shared.watched);
         let complete = watched.watch.take(now, events);
-        shared.has_told.store(false, Ordering::Release);
         watched.count();
         watched.watch.adopt(process::parent);
         complete
@@ -506,11 +508,15 @@ impl Gpu for NvidiaGpu {
     fn has_events(&self) -> bool {
         let shared = &self.shared;
         shared.read_counters();
-        if shared.has_told.load(Ordering::Acquire) || lock(&shared.watched).log.shows_more() {
+        if lock(&shared.watched).refresh_shown() {
             return true;
         }
-        let has_more = |looker: &mut Looker<'_>| lock(&looker.0.watched).has_more();
-        look::may_decide(&mut Looker(shared), has_more)
+        look::may_decide(&mut Looker(shared))
+    }
+
+    fn rests_on(&self) -> Nanos {
+        let (watched, now) = (lock(&self.shared.watched), self.now());
+        watched.watch.demand.rests_on(now).unwrap_or(Nanos::ZERO)
     }
 
     fn events_behind(&self) -> Nanos {

@@ -244,7 +244,21 @@ impl EventLog {
         client: &RmClient,
         records: &mut Vec<SwitchRecord>,
     ) -> Result<bool, RmError> {
-        let put = self.put(client)?;
+        // Otherwise the driver moves records from the GPU's buffer 30 times a second. SOURCE: `fecs_event_list.c`.
+        client.control_empty("flush events", self.buffer, abi::EVENTS_FLUSH)?;
+        self.read_shown(client, records)
+    }
+
+    /// The same of what the driver has moved to the ring by itself: what was logged 30 ms ago is. That is no call.
+    ///
+    /// # Errors
+    /// As of [`Self::read`].
+    pub fn read_shown(
+        &mut self,
+        client: &RmClient,
+        records: &mut Vec<SwitchRecord>,
+    ) -> Result<bool, RmError> {
+        let put = self.shown();
         if put == self.get {
             return Ok(true);
         }
@@ -267,26 +281,6 @@ impl EventLog {
             self.told = self.get;
         }
         Ok(!full)
-    }
-
-    /// Whether there are records that were not read.
-    ///
-    /// # Errors
-    /// If the driver does not take the call.
-    pub fn has_more(&self, client: &RmClient) -> Result<bool, RmError> {
-        Ok(self.put(client)? != self.get)
-    }
-
-    /// Whether it is seen already that there are such. SOURCE: as of [`EventLog::put`]: it is, some 30 ms later at most.
-    pub fn shows_more(&self) -> bool {
-        self.shown() != self.get
-    }
-
-    /// Where the driver writes next, with all that was logged until now before it.
-    fn put(&self, client: &RmClient) -> Result<u32, RmError> {
-        // Otherwise the driver moves records from the GPU's buffer 30 times a second. SOURCE: `fecs_event_list.c`.
-        client.control_empty("flush events", self.buffer, abi::EVENTS_FLUSH)?;
-        Ok(self.shown())
     }
 
     /// Where it writes next, by what it has moved to the ring so far.

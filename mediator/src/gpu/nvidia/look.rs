@@ -21,6 +21,9 @@ const FRESH: Nanos = Nanos::from_ms(6);
 /// The same where nobody may have come whose channels are asked: somebody may whose are not.
 const OLD: Nanos = Nanos::from_ms(30);
 
+/// What is told of the log ends before it was read if that was so lately: [`super::watch::SETTLED`] ago.
+const JUST_NOW: Nanos = Nanos::from_us(300);
+
 /// Who worked for long may launch nothing for so long, and goes on. SOURCE: `simulated/pauses.rs`: hosts pause for longer twice in a minute.
 const PAUSE: Nanos = Nanos::from_ms(2);
 
@@ -117,7 +120,9 @@ fn stands(eyes: &mut impl Eyes, tenant: TenantId, said: Said, begin: Moment) -> 
         }
         None => by_register(eyes, tenant, said),
     };
-    if !works || eyes.with(|watch| watch.residency.is_idle() || watch.has_ended(tenant, begin)) {
+    if (!works || eyes.with(|watch| watch.residency.is_idle() || watch.has_ended(tenant, begin)))
+        && !is_read(eyes)
+    {
         // Somebody may have come meanwhile, or before.
         eyes.read();
     }
@@ -157,6 +162,29 @@ fn by_register(eyes: &mut impl Eyes, tenant: TenantId, said: Said) -> (bool, u32
     (works, readings)
 }
 
+/// Whether another reading of the log would say what is known: who was on the engine is, by its own status, and since then nobody else was let in, or could come by himself.
+/// (Who is nobody's may; he is seen within [`OLD`], and from then on the log is read for him.)
+pub(super) fn is_read(eyes: &mut impl Eyes) -> bool {
+    let ago = eyes.read_ago();
+    if ago < JUST_NOW {
+        return true;
+    }
+    if ago > OLD {
+        return false;
+    }
+    let known = |watch: &mut Watch| {
+        let resident = watch.residency.resident()?;
+        let others = watch.demand.tenants().filter(|tenant| *tenant != resident);
+        watch.is_still().then(|| (resident, others.collect()))
+    };
+    let Some((resident, others)): Option<(TenantId, Vec<TenantId>)> = eyes.with(known) else {
+        return false;
+    };
+    !eyes.is_held(resident)
+        && others.iter().all(|tenant| eyes.is_held(*tenant))
+        && eyes.on_engine() == Some(resident)
+}
+
 /// At the end of a period: reads the log, and looks whether one whom nobody waits for has begun, or stopped. Of one who is alone the counters say all, and better: his idle time is
 /// that of the engine.
 pub(super) fn glance<E: Eyes, T>(eyes: &mut E, read: impl FnOnce(&mut E) -> T) -> T {
@@ -180,10 +208,34 @@ pub(super) fn glance<E: Eyes, T>(eyes: &mut E, read: impl FnOnce(&mut E) -> T) -
     read
 }
 
-/// Whether there may be something to decide or to be told while nobody is held: another may have come since the log was read, and it `has_more`, or who is on the engine may have
-/// begun, or stopped.
-pub(super) fn may_decide<E: Eyes>(eyes: &mut E, has_more: impl FnOnce(&mut E) -> bool) -> bool {
-    may_differ(eyes) || may_have_come(eyes) && has_more(eyes)
+/// Whether there may be something to decide or to be told while nobody is held: two want the engine, or who is on it may have begun, or stopped. Where another may have come since the
+/// log was read, it is read.
+pub(super) fn may_decide(eyes: &mut impl Eyes) -> bool {
+    if may_differ(eyes) {
+        return true;
+    }
+    if is_another_at_work(eyes) || !may_have_come(eyes) {
+        return false;
+    }
+    eyes.read();
+    let now = eyes.now();
+    // Who is there for a moment needs no turns.
+    eyes.with(|watch| watch.demand.wanting(now).nth(1).is_some() || !watch.knows_all())
+}
+
+/// Whether one has come since the log was read who works as he did before, and nobody else has launched anything: by the engine's own status. That is nothing to be decided, and its
+/// log can wait.
+fn is_another_at_work(eyes: &mut impl Eyes) -> bool {
+    let now = eyes.now();
+    let Some(other) = eyes.on_engine() else {
+        return false;
+    };
+    if eyes.is_held(other) || !eyes.with(|watch| watch.trusted(other, now)) && !eyes.works() {
+        return false;
+    }
+    let all: Vec<TenantId> = eyes.with(|watch| watch.demand.tenants().collect());
+    let mut others = all.into_iter().filter(|tenant| *tenant != other);
+    others.all(|tenant| eyes.has_moved(tenant) == Some(false))
 }
 
 /// Whether who is on the engine may have begun, or stopped, since it was last looked. (Of who is alone the counters say it.)

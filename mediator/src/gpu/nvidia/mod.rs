@@ -28,6 +28,7 @@ pub mod device;
 pub mod events;
 mod groups;
 pub mod guardian;
+mod habits;
 pub mod handles;
 mod hands;
 pub mod hold;

@@ -153,7 +153,9 @@ impl Replay {
             ("asks", [without_pause, at]) => self.asked = Some((*without_pause == 1, *at)),
             ("measured", [lag]) => self.watch.measured(Nanos(*lag)),
             ("mapped", []) => self.watch.registers_are_mapped(),
-            ("lost", []) => self.watch.read([], false),
+            ("lost", []) => {
+                self.watch.read([], false);
+            }
             ("take", [now]) => self.charge(*now),
             ("active" | "saved", [seq, at, pid, context]) => {
                 let change = match what {

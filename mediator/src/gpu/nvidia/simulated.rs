@@ -20,6 +20,7 @@ use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
 use turnstile_vmm::gate::GateState;
 
 use super::device::{ALONE, FIRST_SLICE, PERIOD, QUIET, TICK};
+use super::events::SwitchRecord;
 use super::launches::OWN_HANDOVER;
 use super::look::{self, Eyes};
 use super::watch::{SETTLED, Watch};
@@ -38,6 +39,8 @@ const LAGS: [u64; 6] = [17 * MS, 64 * MS, 7 * MS, 91 * MS, 26 * MS, 10 * MS];
 /// 330 us in handovers, with 300 and 280 until the engine does it.
 const CALL: u64 = 370 * US;
 const TAKES: u64 = 290 * US;
+/// The driver moves records of the log to its ring by itself so often. SOURCE: `fecs_event_list.c`.
+const MOVED: u64 = 33 * MS;
 /// As the device's.
 const ARRIVAL: u64 = 2 * MS;
 
@@ -56,6 +59,8 @@ struct Found {
     reads: u64,
     /// Periods closed.
     periods: u64,
+    /// Times that who accounts woke.
+    wakes: u64,
 }
 
 impl Found {
@@ -184,6 +189,10 @@ struct Daemon {
     shared_until: Moment,
     /// Periods closed.
     periods: u64,
+    /// Times that who accounts woke.
+    wakes: u64,
+    /// Records of the log that the driver has moved to its ring by itself.
+    shown: usize,
 }
 
 const fn id(tenant: usize) -> TenantId {
@@ -224,6 +233,8 @@ impl Daemon {
             liar: None,
             shared_until: Moment(0),
             periods: 0,
+            wakes: 0,
+            shown: 0,
         }
     }
 
@@ -234,13 +245,19 @@ impl Daemon {
         if now % (100 * MS) < STEP {
             self.latched();
         }
+        if now % MOVED < STEP {
+            self.shown = self.engine.records.len();
+        }
         if self.age_at.is_some_and(|at| at <= now) {
             self.age_at = None;
             self.watch.measured(Nanos(self.engine.lag));
         }
         if let Some(this) = self.moves.front().copied() {
             if now == this.takes_effect && this.what != What::SeeOff {
-                self.engine.tenants[this.tenant].off = this.what != What::Release;
+                let waits = self.engine.current != Some(this.tenant);
+                let tenant = &mut self.engine.tenants[this.tenant];
+                tenant.off = this.what != What::Release;
+                tenant.once = this.what == What::Unschedule && waits && tenant.left > 0;
                 self.engine.preempt = this.what != What::Unschedule;
                 self.engine.stop = this.what == What::Suspend;
             }
@@ -252,8 +269,10 @@ impl Daemon {
                         self.held.remove(&id(this.tenant));
                         self.watch.released(id(this.tenant), Moment(now));
                     }
-                    What::SeeOff if !seen_off => self.engine.stop = true,
-                    What::SeeOff => {}
+                    What::SeeOff => {
+                        self.read_log();
+                        self.engine.stop |= !seen_off;
+                    }
                     What::Suspend | What::Unschedule => {
                         self.held.insert(id(this.tenant));
                     }
@@ -283,9 +302,10 @@ impl Daemon {
     fn gather(&mut self) {
         let held = |tenant: usize| self.held.contains(&id(tenant));
         let mut wanted = std::mem::take(&mut self.wanted);
+        // Also where somebody is let in who is not held.
+        let handover = wanted.iter().any(|(_, hold)| !*hold);
         wanted.retain(|(tenant, hold)| *hold != held(*tenant));
         wanted.sort_by_key(|(_, hold)| !*hold);
-        let handover = wanted.iter().any(|(_, hold)| !*hold);
         let call = |tenant, what| Move {
             tenant,
             what,
@@ -390,6 +410,7 @@ impl Daemon {
             while self.now() < until {
                 self.step();
             }
+            self.wakes += 1;
             let doubt = look.is_some() && self.look_again().is_some();
             if doubt && look::is_dry(self) && self.ran_dry() {
                 return;
@@ -402,8 +423,14 @@ impl Daemon {
     }
 
     fn period(&self, now: Moment) -> Nanos {
-        let alone = now > self.shared_until && self.may_doze();
-        if alone { ALONE } else { PERIOD }
+        if !self.may_doze() {
+            return PERIOD;
+        }
+        if now > self.shared_until {
+            return ALONE;
+        }
+        let rests_on = self.watch.demand.rests_on(self.now());
+        rests_on.unwrap_or(Nanos::ZERO).min(ALONE).max(PERIOD)
     }
 
     /// The same, for a whole period.
@@ -414,15 +441,18 @@ impl Daemon {
         let from = from + SETTLED;
         let until = from + QUIET;
         let mut end = from + self.period(from);
-        while decide_at.is_none()
-            && end < until
-            && self.may_doze()
-            && self.engine.latched.is_empty()
-            && !look::may_decide(self, |daemon| !daemon.engine.records.is_empty())
-        {
+        while decide_at.is_none() && end < until && self.may_doze() && !self.has_events() {
             end = until.min(end + self.period(end));
             self.sleep_until(end);
         }
+    }
+
+    /// As `NvidiaGpu::has_events`.
+    fn has_events(&mut self) -> bool {
+        let shown: Vec<SwitchRecord> = self.engine.records.drain(..self.shown).collect();
+        self.shown = 0;
+        self.watch.read(shown, true);
+        look::may_decide(self)
     }
 
     fn run(mut self, seconds: u64) -> Found {
@@ -443,7 +473,11 @@ impl Daemon {
             self.sleep(from);
             self.periods += 1;
             let (now, to) = (self.now(), final_now(&self).max(from));
-            look::glance(&mut self, Self::read);
+            look::glance(&mut self, |daemon| {
+                if !look::is_read(daemon) {
+                    daemon.read();
+                }
+            });
             self.watch.take(now, &mut events);
             for busy in self.engine.latched.drain(..) {
                 self.watch.counted(busy);
@@ -486,6 +520,7 @@ impl Daemon {
             readings: self.readings,
             reads: self.reads,
             periods: self.periods,
+            wakes: self.wakes,
         }
     }
 }

@@ -93,7 +93,6 @@ impl Shared {
         if let Err(TrySendError::Full(told)) = self.tell.try_send(told) {
             log::debug!("{told:?} was not taken");
         }
-        self.has_told.store(true, Ordering::Release);
     }
 }
 

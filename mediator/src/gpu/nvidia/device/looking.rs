@@ -103,7 +103,8 @@ impl Eyes for Looker<'_> {
     }
 
     fn read(&mut self) {
-        lock(&self.0.watched).refresh_or_say();
+        let now = self.now();
+        lock(&self.0.watched).refresh_or_say(now);
     }
 
     fn ask(&mut self, tenant: TenantId) -> Said {
@@ -155,10 +156,10 @@ impl<F> arrivals::Eyes for HoldOwner<F> {
     }
 
     fn was_there(&self, tenant: TenantId, within: Duration) -> bool {
-        let mut watched = lock(&self.shared.watched);
-        watched.refresh_or_say();
-        let residency = &watched.watch.residency;
         let now = self.shared.now();
+        let mut watched = lock(&self.shared.watched);
+        watched.refresh_or_say(now);
+        let residency = &watched.watch.residency;
         // CAST: less than the second or two that is remembered.
         let from = Moment(now.0.saturating_sub(within.as_nanos() as u64));
         residency.resident() == Some(tenant)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use turnstile_accounting::TenantId;
+use turnstile_accounting::{Moment, TenantId};
 
 use super::counting::Told;
 use crate::gpu::nvidia::costs::{Cost, Work};
@@ -71,8 +71,8 @@ impl Watched {
         self.watch.remove(tenant);
     }
 
-    /// Reads the log up to now.
-    pub(super) fn refresh(&mut self) -> Result<(), RmError> {
+    /// Reads the log, in which all is that was logged before `now`.
+    pub(super) fn refresh(&mut self, now: Moment) -> Result<(), RmError> {
         let work = Work::begin();
         self.refreshed = Instant::now();
         let before = self.group();
@@ -81,10 +81,25 @@ impl Watched {
         self.reads.log.add(&work);
         self.reads.records += self.records.len() as u64;
         self.watch.read(self.records.drain(..), complete);
+        self.watch.caught_up(now);
         if let (Some(group), Some(tenant)) = (group, self.watch.residency.resident()) {
             self.groups.learn(group, tenant);
         }
         Ok(())
+    }
+
+    /// Reads what the log shows by itself. Whether somebody was there who is no tenant, or that is not known.
+    pub(super) fn refresh_shown(&mut self) -> bool {
+        match self.log.read_shown(&self.client, &mut self.records) {
+            Ok(complete) => {
+                self.reads.records += self.records.len() as u64;
+                self.watch.read(self.records.drain(..), complete) || !complete
+            }
+            Err(error) => {
+                log::debug!("{error}");
+                true
+            }
+        }
     }
 
     /// Whose channels are on the engine, if that is known.
@@ -97,17 +112,9 @@ impl Watched {
         self.groups.tenant(self.group()?)
     }
 
-    /// Whether there is something to be read; if that cannot be said, there is.
-    pub(super) fn has_more(&mut self) -> bool {
-        let work = Work::begin();
-        let more = self.log.has_more(&self.client);
-        self.reads.log.add(&work);
-        more.unwrap_or(true)
-    }
-
     /// Reads the log where it is no harm if that fails.
-    pub(super) fn refresh_or_say(&mut self) {
-        if let Err(error) = self.refresh() {
+    pub(super) fn refresh_or_say(&mut self, now: Moment) {
+        if let Err(error) = self.refresh(now) {
             log::debug!("{error}");
         }
     }

@@ -46,6 +46,17 @@ impl Daemon {
     }
 }
 
+impl Daemon {
+    /// Reads the log: who holds and releases does as well, for what that costs him.
+    pub(super) fn read_log(&mut self) {
+        self.read_at = self.now();
+        let records: Vec<SwitchRecord> = self.engine.records.drain(..).collect();
+        self.shown = 0;
+        self.watch.read(records, true);
+        self.watch.caught_up(self.read_at);
+    }
+}
+
 impl Eyes for Daemon {
     fn now(&self) -> Moment {
         Moment(self.engine.now)
@@ -73,10 +84,8 @@ impl Eyes for Daemon {
     }
 
     fn read(&mut self) {
-        self.read_at = self.now();
         self.reads += 1;
-        let records: Vec<SwitchRecord> = self.engine.records.drain(..).collect();
-        self.watch.read(records, true);
+        self.read_log();
     }
 
     fn ask(&mut self, tenant: TenantId) -> Said {

@@ -25,7 +25,7 @@ fn cells() -> Vec<(Vec<Kind>, Vec<u32>)> {
 }
 
 /// How wrongly each is charged, in percent; and readings of the register, periods and readings of the log in a second, and useful work.
-fn run(kinds: &[Kind], weights: &[u32], mapped: bool, seed: u64) -> (Vec<f64>, [f64; 4]) {
+fn run(kinds: &[Kind], weights: &[u32], mapped: bool, seed: u64) -> (Vec<f64>, [f64; 5]) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut load = |((kernel, bursts), weight): (&Kind, &u32)| {
         load_of(*weight, KERNELS_US[*kernel], *bursts, &mut random)
@@ -42,6 +42,7 @@ fn run(kinds: &[Kind], weights: &[u32], mapped: bool, seed: u64) -> (Vec<f64>, [
         each(found.periods),
         each(found.reads),
         found.useful_percent(FROM.div_ceil(1_000), seconds),
+        each(found.wakes),
     ];
     ((0..loads.len()).map(charged).collect(), costs)
 }
@@ -75,22 +76,25 @@ fn who_rests_and_who_runs_beside_him_pay_for_what_they_executed() {
             format!("{} us{bursts}", KERNELS_US[*kernel].0)
         });
         println!(
-            "{} {weights:?}, mapped {mapped}: charged {own:.2?} % wrongly; {:.0} readings, {:.0} periods, the log {:.0} times a second, useful {:.1} %",
+            "{} {weights:?}, mapped {mapped}: charged {own:.2?} % wrongly; {:.0} readings, {:.0} periods, {:.0} wakes, the log {:.0} times a second, useful {:.1} %",
             kinds.collect::<Vec<_>>().join(", "),
             mean(0),
             mean(1),
+            mean(4),
             mean(2),
             mean(3),
         );
         if short {
-            // SOURCE: this engine: 15 to 17 readings, 47 periods; 37 to 40, and 73 to 79, if words say neither that one has stopped nor that nobody has come. Mapped, 37 to 40.
-            let readings_max = if mapped { 50.0 } else { 21.0 };
-            assert!(
-                mean(0) <= readings_max && mean(1) <= 60.0,
-                "{} {}",
-                mean(0),
-                mean(1)
-            );
+            // SOURCE: this engine, mapped: 40 to 42 readings, 27 periods, 44 readings of the log, 147 to 156 wakes; 14 to 16, 27, 52 to 55, and as many, where the driver reads
+            // the register. (47 periods, 68 and 182 before decision 060.)
+            let most = if mapped {
+                [60.0, 30.0, 48.0, 170.0]
+            } else {
+                [21.0, 33.0, 60.0, 170.0]
+            };
+            let found = [mean(0), mean(1), mean(2), mean(4)];
+            let within = found.iter().zip(most).all(|(found, most)| *found <= most);
+            assert!(within, "{found:.0?} of {most:?}");
         }
         all.extend(runs.into_iter().flat_map(|(charged, _)| charged));
     }

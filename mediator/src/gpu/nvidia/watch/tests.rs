@@ -35,6 +35,35 @@ fn who_worked_for_long_is_trusted_until_the_counters_say_that_he_stopped() {
     assert_eq!(watch.runner(at(1_310), |_| false), Runner::Perhaps(A));
 }
 
+/// Who waited for the engine when he was taken off the schedule comes once more.
+#[test]
+fn the_log_is_read_anew_until_who_was_held_is_where_he_is_to_be() {
+    let at = |ms: u64| Moment(ms * 1_000_000);
+    let mut watch = Watch::new(true);
+    for (tenant, pid) in [(A, 10), (TenantId(2), 20)] {
+        watch.add(tenant, pid, at(0));
+    }
+    assert!(watch.is_still());
+    watch.held(A, at(100));
+    for (read, still) in [(101, false), (109, false), (110, true)] {
+        watch.caught_up(at(read));
+        assert_eq!(watch.is_still(), still, "{read}");
+    }
+    watch.released(A, at(200));
+    assert!(!watch.is_still());
+    watch.caught_up(at(250));
+    assert!(watch.is_still());
+    let stranger = SwitchRecord {
+        seq: 0,
+        at: at(260),
+        pid: 99,
+        context: 1,
+        change: Change::Active,
+    };
+    assert!(watch.read([stranger], true));
+    assert!(!watch.is_still(), "nobody's channels are asked");
+}
+
 /// A and B take turns of 100 ms from latch to latch; A pauses for 10 ms of each, but once.
 #[test]
 fn a_pause_is_charged_less_as_soon_as_the_counters_have_told_of_it() {
