@@ -225,15 +225,17 @@ impl Demand {
         here.map_or(Nanos::ZERO, |tenant| tenant.habit.works_on(now))
     }
 
-    /// For how long nobody is expected to begin, by what they did lately; none if nobody rests. Who has not worked for long may be about to share the engine, or to stop.
-    pub fn rests_on(&self, now: Moment) -> Option<Nanos> {
-        let steady = |tenant: &Tenant| tenant.here && now.since(tenant.idle_at) >= TRUSTED;
-        let others = self.tenants.values().filter(|tenant| !steady(tenant));
-        let rests_on = others.map(|tenant| match tenant.here {
-            true => Nanos::ZERO,
-            false => tenant.habit.rests_on(now),
+    /// For how long nobody is expected to begin, by what they did lately. Who has not worked for long may be about to share the engine, or to stop.
+    pub fn rests_on(&self, now: Moment) -> Nanos {
+        let others = self
+            .tenants
+            .iter()
+            .filter(|(id, _)| !self.trusted(**id, now));
+        let rests_on = others.map(|(_, tenant)| {
+            let rests = (!tenant.here).then(|| tenant.habit.rests_on(now));
+            rests.unwrap_or(Nanos::ZERO)
         });
-        rests_on.min()
+        rests_on.min().unwrap_or(Nanos::ZERO)
     }
 
     /// Whether that is so long that its idleness need not be looked for.
@@ -344,15 +346,15 @@ mod tests {
             demand.active(B, ms(round * 100 + 62));
             demand.idle(B, ms(round * 100 + 90));
         }
-        assert_eq!(demand.rests_on(ms(790)), Some(Nanos::ZERO), "A may stop");
+        assert_eq!(demand.rests_on(ms(790)), Nanos::ZERO, "A may stop");
         // Then A has been there for a second.
         for round in 8..11 {
             demand.active(B, ms(round * 100 + 50));
             demand.idle(B, ms(round * 100 + 90));
         }
-        assert_eq!(demand.rests_on(ms(1_100)), Some(Nanos::from_ms(35)));
+        assert_eq!(demand.rests_on(ms(1_100)), Nanos::from_ms(35));
         demand.active(B, ms(1_150));
-        assert_eq!(demand.rests_on(ms(1_151)), Some(Nanos::ZERO));
+        assert_eq!(demand.rests_on(ms(1_151)), Nanos::ZERO);
         assert_eq!(demand.works_on(B, ms(1_160)), Nanos::from_ms(20));
         assert_eq!(demand.works_on(A, ms(1_160)), Nanos::ZERO);
     }

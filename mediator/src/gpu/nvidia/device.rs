@@ -488,13 +488,8 @@ impl Gpu for NvidiaGpu {
         shared.read_counters();
         // The end is read first: whatever is logged after that lies behind it.
         let now = shared.now();
-        let refresh = |looker: &mut Looker<'_>| {
-            if look::is_read(looker) {
-                return Ok(());
-            }
-            lock(&looker.0.watched).refresh(now)
-        };
-        if let Err(error) = look::glance(&mut Looker(shared), refresh) {
+        let refresh = |looker: &mut Looker<'_>| lock(&looker.0.watched).refresh(now);
+        if let Some(Err(error)) = look::glance(&mut Looker(shared), refresh) {
             log::error!("{error}");
             return false;
         }
@@ -516,7 +511,7 @@ impl Gpu for NvidiaGpu {
 
     fn rests_on(&self) -> Nanos {
         let (watched, now) = (lock(&self.shared.watched), self.now());
-        watched.watch.demand.rests_on(now).unwrap_or(Nanos::ZERO)
+        watched.watch.demand.rests_on(now)
     }
 
     fn events_behind(&self) -> Nanos {

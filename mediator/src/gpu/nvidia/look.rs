@@ -164,7 +164,7 @@ fn by_register(eyes: &mut impl Eyes, tenant: TenantId, said: Said) -> (bool, u32
 
 /// Whether another reading of the log would say what is known: who was on the engine is, by its own status, and since then nobody else was let in, or could come by himself.
 /// (Who is nobody's may; he is seen within [`OLD`], and from then on the log is read for him.)
-pub(super) fn is_read(eyes: &mut impl Eyes) -> bool {
+fn is_read(eyes: &mut impl Eyes) -> bool {
     let ago = eyes.read_ago();
     if ago < JUST_NOW {
         return true;
@@ -172,22 +172,19 @@ pub(super) fn is_read(eyes: &mut impl Eyes) -> bool {
     if ago > OLD {
         return false;
     }
-    let known = |watch: &mut Watch| {
-        let resident = watch.residency.resident()?;
-        let others = watch.demand.tenants().filter(|tenant| *tenant != resident);
-        watch.is_still().then(|| (resident, others.collect()))
-    };
-    let Some((resident, others)): Option<(TenantId, Vec<TenantId>)> = eyes.with(known) else {
+    let Some(resident) = free_resident(eyes) else {
         return false;
     };
-    !eyes.is_held(resident)
+    let others = others(eyes, Some(resident));
+    eyes.with(|watch| watch.is_still())
         && others.iter().all(|tenant| eyes.is_held(*tenant))
         && eyes.on_engine() == Some(resident)
 }
 
-/// At the end of a period: reads the log, and looks whether one whom nobody waits for has begun, or stopped. Of one who is alone the counters say all, and better: his idle time is
+/// At the end of a period: reads the log, unless that would say what is known, and looks whether one whom nobody waits for has begun, or stopped. Of one who is alone the counters say all, and better: his idle time is
 /// that of the engine.
-pub(super) fn glance<E: Eyes, T>(eyes: &mut E, read: impl FnOnce(&mut E) -> T) -> T {
+pub(super) fn glance<E: Eyes, T>(eyes: &mut E, read: impl FnOnce(&mut E) -> T) -> Option<T> {
+    let read = |eyes: &mut E| (!is_read(eyes)).then(|| read(eyes));
     if eyes.with(|watch| watch.demand.is_alone()) {
         return read(eyes);
     }
@@ -233,9 +230,9 @@ fn is_another_at_work(eyes: &mut impl Eyes) -> bool {
     if eyes.is_held(other) || !eyes.with(|watch| watch.trusted(other, now)) && !eyes.works() {
         return false;
     }
-    let all: Vec<TenantId> = eyes.with(|watch| watch.demand.tenants().collect());
-    let mut others = all.into_iter().filter(|tenant| *tenant != other);
-    others.all(|tenant| eyes.has_moved(tenant) == Some(false))
+    let others = others(eyes, Some(other));
+    let mut moved = others.into_iter().map(|tenant| eyes.has_moved(tenant));
+    moved.all(|moved| moved == Some(false))
 }
 
 /// Whether who is on the engine may have begun, or stopped, since it was last looked. (Of who is alone the counters say it.)
@@ -255,11 +252,8 @@ fn may_differ(eyes: &mut impl Eyes) -> bool {
 
 /// Whether another than who is on the engine may have come since the log was read. Nobody has who launched nothing, or is held.
 pub(super) fn may_have_come(eyes: &mut impl Eyes) -> bool {
-    let mut others: Vec<TenantId> = eyes.with(|watch| {
-        let resident = watch.residency.resident();
-        let all = watch.demand.tenants();
-        all.filter(|tenant| Some(*tenant) != resident).collect()
-    });
+    let resident = eyes.with(|watch| watch.residency.resident());
+    let mut others = others(eyes, resident);
     others.retain(|tenant| !eyes.is_held(*tenant));
     others.len() > ASKED_MAX
         || others.into_iter().any(|tenant| {
@@ -295,6 +289,14 @@ fn doubt(eyes: &mut impl Eyes, tenant: TenantId) -> Option<(Said, Moment)> {
         Said::Still { .. } => watch.progress.may_rest(tenant, at),
     });
     doubt.then_some((said, at))
+}
+
+/// All tenants but this one.
+fn others(eyes: &mut impl Eyes, but: Option<TenantId>) -> Vec<TenantId> {
+    eyes.with(|watch| {
+        let all = watch.demand.tenants();
+        all.filter(|tenant| Some(*tenant) != but).collect()
+    })
 }
 
 fn free_resident(eyes: &mut impl Eyes) -> Option<TenantId> {

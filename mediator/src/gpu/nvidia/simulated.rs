@@ -430,7 +430,7 @@ impl Daemon {
             return ALONE;
         }
         let rests_on = self.watch.demand.rests_on(self.now());
-        rests_on.unwrap_or(Nanos::ZERO).min(ALONE).max(PERIOD)
+        rests_on.min(ALONE).max(PERIOD)
     }
 
     /// The same, for a whole period.
@@ -473,11 +473,7 @@ impl Daemon {
             self.sleep(from);
             self.periods += 1;
             let (now, to) = (self.now(), final_now(&self).max(from));
-            look::glance(&mut self, |daemon| {
-                if !look::is_read(daemon) {
-                    daemon.read();
-                }
-            });
+            look::glance(&mut self, Self::read);
             self.watch.take(now, &mut events);
             for busy in self.engine.latched.drain(..) {
                 self.watch.counted(busy);

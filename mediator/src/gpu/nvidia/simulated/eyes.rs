@@ -44,9 +44,7 @@ impl Daemon {
             taken
         })
     }
-}
 
-impl Daemon {
     /// Reads the log: who holds and releases does as well, for what that costs him.
     pub(super) fn read_log(&mut self) {
         self.read_at = self.now();

@@ -24,7 +24,7 @@ fn cells() -> Vec<(Vec<Kind>, Vec<u32>)> {
     pairs.chain([1, 9].map(four)).collect()
 }
 
-/// How wrongly each is charged, in percent; and readings of the register, periods and readings of the log in a second, and useful work.
+/// How wrongly each is charged, in percent; and readings of the register, periods and readings of the log in a second, useful work, and wakes in a second.
 fn run(kinds: &[Kind], weights: &[u32], mapped: bool, seed: u64) -> (Vec<f64>, [f64; 5]) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut load = |((kernel, bursts), weight): (&Kind, &u32)| {
