@@ -232,6 +232,11 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         needed_for: "not charging idle time within residency",
         remedy: "A Hopper GPU or later, the vendor's libnvidia-ml.so.1, and root",
     };
+    let hosts = Feature {
+        name: "Events of programs' threads",
+        needed_for: "hearing at once who begins and stops (optional)",
+        remedy: "A kernel with CONFIG_PERF_EVENTS and hardware breakpoints, and CAP_PERFMON or root; without, tenants are looked at more often",
+    };
     let memory = Feature {
         name: "Exportable GPU memory",
         needed_for: "swapping on a real GPU",
@@ -250,6 +255,7 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
             suspension.not_probed(because),
             status.not_probed(because),
             counters.not_probed(because),
+            hosts.not_probed(because),
             memory.not_probed(because),
         ];
     }
@@ -297,6 +303,10 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         probe::counters(gpu, abi)
             .map(|()| "latched 10 times a second, on the clock of the events".into())
             .map_err(|error| told(&error))
+    }));
+    findings.push(hosts.found(match probe::thread_events() {
+        Ok(()) => Ok("a thread that writes to a word, and one that sleeps, can be heard".into()),
+        Err(error) => Err(told(&error)),
     }));
     findings.push(memory.found(match probe::exportable_memory(gpu) {
         Ok(true) => Ok("as file descriptors".into()),
@@ -351,7 +361,7 @@ mod tests {
     fn every_host_gets_every_line_and_what_is_missing_a_remedy() {
         // No host has a GPU of this number.
         let findings = examine(4_000_000);
-        assert_eq!(findings.len(), 14);
+        assert_eq!(findings.len(), 15);
         for finding in &findings {
             let has_remedy = !finding.remedy.is_empty();
             assert_eq!(has_remedy, finding.state == State::Missing, "{finding:?}");

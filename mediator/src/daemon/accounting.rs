@@ -118,26 +118,30 @@ impl Accounting<'_> {
     }
 
     /// Sleeps until `until`; while somebody is held back, in ticks, to let him in when the engine is found without work. That ends the
-    /// period: the policy has to know who wants nothing any more.
-    fn sleep_until(&self, until: Moment) {
+    /// period: the policy has to know who wants nothing any more. Whether something was told that is to be decided about, which ends it sooner.
+    fn sleep_until(&self, mut until: Moment) -> bool {
+        let mut told = false;
         loop {
             let left = until.since(self.now());
             if left == Nanos::ZERO || self.stopped() {
-                return;
+                return told;
             }
             let gpu = self.host.gpu();
             let held = self.host.anyone_held();
             let look = held.then(|| gpu.look_again(self.timing.tick)).flatten();
             let memory = self.host.memory_is_busy().then_some(self.timing.tick);
             let nap = look.into_iter().chain(memory).min().unwrap_or(left);
-            thread::park_timeout(Duration::from_nanos(left.0.min(nap.0)));
+            if let Some(within) = gpu.nap(left.min(nap)) {
+                until = until.min(self.now() + within);
+                told = true;
+            }
             if memory.is_some() {
                 self.host.memory_tick();
             }
             // What was in doubt may have been seen since.
             let doubt = || gpu.look_again(self.timing.tick).is_some();
             if look.is_some() && doubt() && gpu.has_run_dry() && self.host.ran_dry() {
-                return;
+                return told;
             }
         }
     }
@@ -145,10 +149,12 @@ impl Accounting<'_> {
     /// Goes on sleeping while nobody is held and the GPU tells nothing: nobody has come, so that there is nothing to decide.
     fn doze(&self, from: Moment) {
         let until = from + self.timing.quiet;
-        let mut end = from + self.step(from);
+        let mut end = self.now();
         while end < until && self.may_doze() && !self.stopped() && !self.host.gpu().has_events() {
             end = until.min(end + self.step(end));
-            self.sleep_until(end);
+            if self.sleep_until(end) {
+                return;
+            }
         }
     }
 
@@ -162,8 +168,7 @@ impl Accounting<'_> {
         if now > self.shared_until {
             longest
         } else {
-            let rests_on = self.host.gpu().rests_on();
-            rests_on.min(longest).max(self.timing.period)
+            self.host.gpu().rests_on().max(self.timing.period)
         }
     }
 
@@ -205,8 +210,8 @@ impl Accounting<'_> {
             // A policy that says when it has to be asked need not be asked before; never at once again, whatever it says.
             let decide_at = self.host.decide_at();
             let end = decide_at.unwrap_or(from + period);
-            self.sleep_until(end.max(from + PERIOD_MIN) + behind);
-            if decide_at.is_none() {
+            let told = self.sleep_until(end.max(from + PERIOD_MIN) + behind);
+            if !told && decide_at.is_none() {
                 self.doze(from + behind);
             }
             // The end is read first: whatever is logged after that lies behind it.

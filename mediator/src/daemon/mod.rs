@@ -189,6 +189,7 @@ impl Drop for Daemon {
         let _ = self.wake.write(1);
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
+            self.host.gpu().wake();
             if thread.join().is_err() {
                 log::error!("A thread of the daemon panicked");
             }

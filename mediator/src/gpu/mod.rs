@@ -17,6 +17,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
@@ -304,6 +306,15 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         Some(tick)
     }
+
+    /// Sleeps for so long; less if woken, or if something was told of a tenant. How soon that is to be decided about is returned, if it is to be.
+    fn nap(&self, length: Nanos) -> Option<Nanos> {
+        thread::park_timeout(Duration::from_nanos(length.0));
+        None
+    }
+
+    /// Ends a nap of another thread, where unparking it does not.
+    fn wake(&self) {}
 
     /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
     /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.

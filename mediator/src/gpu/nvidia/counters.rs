@@ -117,6 +117,34 @@ impl Update {
 mod tests {
     use super::*;
 
+    #[test]
+    #[ignore = "looks at an NVIDIA GPU, as root"]
+    fn what_updates_of_a_gpu_show() {
+        use std::time::{Duration, Instant};
+        let client = RmClient::open(0).unwrap();
+        let pages = CounterPages::map(&client).unwrap();
+        let driver = crate::gpu::nvidia::version::detect().unwrap();
+        let clock = crate::gpu::nvidia::clock::GpuClock::start(&client, &driver).unwrap();
+        let begin = Instant::now();
+        let mut before = pages.stamps();
+        while begin.elapsed() < Duration::from_secs(2) {
+            let now = pages.stamps();
+            if now != before {
+                let us = |word: u64| word / 1_000 % 10_000_000;
+                println!(
+                    "{:9.3} ms, {}: head {} (+{}), tail {} (+{})",
+                    begin.elapsed().as_secs_f64() * 1e3,
+                    us(clock.now().0),
+                    us(now.head),
+                    now.head.wrapping_sub(before.head) / 1_000,
+                    us(now.tail),
+                    now.tail.wrapping_sub(before.tail) / 1_000,
+                );
+                before = now;
+            }
+        }
+    }
+
     fn update(stamps: &[(u64, u64)]) -> Option<(Option<Moment>, Moment)> {
         let mut update = Update::after(100);
         let mut saw = stamps.iter().map(|(head, tail)| {

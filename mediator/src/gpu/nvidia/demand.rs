@@ -51,6 +51,8 @@ struct Tenant {
     here: bool,
     /// When it was last seen to have none, while it could have run.
     idle_at: Moment,
+    /// It rang then, and has not come yet.
+    rang: Option<Moment>,
     habit: Habit,
 }
 
@@ -71,6 +73,7 @@ impl Demand {
             here_since: now,
             here: false,
             idle_at: now,
+            rang: None,
             habit: Habit::new(now),
         };
         self.tenants.insert(tenant, new);
@@ -87,9 +90,10 @@ impl Demand {
         }
     }
 
-    /// How long one that wants the engine may stay away.
-    fn absence(&self) -> Nanos {
-        let others = |tenant: &&Tenant| tenant.held.is_none() && tenant.here;
+    /// How long one that wants the engine may stay away who left it then, by who could run.
+    fn absence(&self, at: Moment) -> Nanos {
+        let others =
+            |tenant: &&Tenant| (tenant.held.is_none() || at <= tenant.held_at) && tenant.here;
         match self.tenants.values().filter(others).count() {
             0 | 1 => ARRIVAL,
             // CAST: tenants of a GPU are few.
@@ -99,7 +103,8 @@ impl Demand {
 
     /// Its context came onto the engine.
     pub fn active(&mut self, tenant: TenantId, at: Moment) {
-        let absence = self.absence();
+        let left = self.tenants.get(&tenant).map_or(at, |tenant| tenant.last);
+        let absence = self.absence(left);
         self.with(tenant, |tenant| {
             if !tenant.here || at.since(tenant.last) > absence {
                 tenant.here_since = at;
@@ -110,8 +115,22 @@ impl Demand {
                 tenant.habit.began(at);
             }
             tenant.here = true;
+            tenant.rang = None;
             tenant.resident = true;
             tenant.last = tenant.last.max(at);
+        });
+    }
+
+    /// It rang a doorbell, and is known to work for long when it does: it wants the engine, and is here as soon as it may be.
+    pub fn rang(&mut self, tenant: TenantId, at: Moment) {
+        self.with(tenant, |tenant| {
+            if tenant.held.is_none() && !tenant.here {
+                tenant.here = true;
+                tenant.rang = (!tenant.resident).then_some(at);
+                tenant.here_since = Moment(at.0.saturating_sub(STEADY.0));
+                tenant.last = tenant.last.max(at);
+                tenant.habit.began(at);
+            }
         });
     }
 
@@ -185,7 +204,7 @@ impl Demand {
 
     /// Whether it wants the engine, as far as can be seen.
     pub fn wants(&self, tenant: TenantId, now: Moment) -> bool {
-        let absence = self.absence();
+        let absence = self.absence(now);
         self.tenants.get(&tenant).is_some_and(|tenant| {
             tenant.held.unwrap_or_else(|| {
                 let away = !tenant.resident && now.since(tenant.last) > absence;
@@ -226,16 +245,53 @@ impl Demand {
     }
 
     /// For how long nobody is expected to begin, by what they did lately. Who has not worked for long may be about to share the engine, or to stop.
-    pub fn rests_on(&self, now: Moment) -> Nanos {
+    /// `by` says for how long one who rests, and is expected to for so long, need not be looked for.
+    pub fn rests_on(&self, now: Moment, by: impl Fn(TenantId, Nanos) -> Nanos) -> Nanos {
         let others = self
             .tenants
             .iter()
             .filter(|(id, _)| !self.trusted(**id, now));
-        let rests_on = others.map(|(_, tenant)| {
-            let rests = (!tenant.here).then(|| tenant.habit.rests_on(now));
+        let rests_on = others.map(|(id, tenant)| {
+            let rests = (!tenant.here).then(|| by(*id, tenant.habit.rests_on(now)));
             rests.unwrap_or(Nanos::ZERO)
         });
         rests_on.min().unwrap_or(Nanos::ZERO)
+    }
+
+    /// Whether one who may run has no work, as far as can be seen.
+    pub fn rests(&self, tenant: TenantId) -> bool {
+        let tenant = self.tenants.get(&tenant);
+        tenant.is_some_and(|tenant| tenant.held.is_none() && !tenant.here)
+    }
+
+    /// Who rang, and has not come yet, as far as is known, and when.
+    pub fn awaited(&self) -> Option<(TenantId, Moment)> {
+        let mut all = self.tenants.iter();
+        all.find_map(|(id, tenant)| Some((*id, tenant.rang?)))
+    }
+
+    /// Who rang is on the engine.
+    pub fn came(&mut self, tenant: TenantId) {
+        self.with(tenant, |tenant| tenant.rang = None);
+    }
+
+    /// Who rang has not come, and wants nothing.
+    pub fn stays_away(&mut self, tenant: TenantId) {
+        self.with(tenant, |tenant| {
+            (tenant.here, tenant.rang) = (tenant.resident, None);
+        });
+    }
+
+    /// Whether it works for long when it does.
+    pub fn works_long(&self, tenant: TenantId) -> bool {
+        let tenant = self.tenants.get(&tenant);
+        tenant.is_some_and(|tenant| tenant.habit.works_long())
+    }
+
+    /// Whether it works and rests for long, again and again.
+    pub fn is_bursty(&self, tenant: TenantId) -> bool {
+        let tenant = self.tenants.get(&tenant);
+        tenant.is_some_and(|tenant| tenant.habit.rests_long())
     }
 
     /// Whether that is so long that its idleness need not be looked for.
@@ -338,6 +394,7 @@ mod tests {
 
     #[test]
     fn who_works_now_and_then_is_expected_to_work_and_rest_as_long_as_he_did() {
+        let rests_on = |demand: &Demand, at| demand.rests_on(ms(at), |_, habit| habit);
         let mut demand = demand();
         demand.active(A, ms(0));
         for round in 0..8 {
@@ -346,15 +403,15 @@ mod tests {
             demand.active(B, ms(round * 100 + 62));
             demand.idle(B, ms(round * 100 + 90));
         }
-        assert_eq!(demand.rests_on(ms(790)), Nanos::ZERO, "A may stop");
+        assert_eq!(rests_on(&demand, 790), Nanos::ZERO, "A may stop");
         // Then A has been there for a second.
         for round in 8..11 {
             demand.active(B, ms(round * 100 + 50));
             demand.idle(B, ms(round * 100 + 90));
         }
-        assert_eq!(demand.rests_on(ms(1_100)), Nanos::from_ms(35));
+        assert_eq!(rests_on(&demand, 1_100), Nanos::from_ms(35));
         demand.active(B, ms(1_150));
-        assert_eq!(demand.rests_on(ms(1_151)), Nanos::ZERO);
+        assert_eq!(rests_on(&demand, 1_151), Nanos::ZERO);
         assert_eq!(demand.works_on(B, ms(1_160)), Nanos::from_ms(20));
         assert_eq!(demand.works_on(A, ms(1_160)), Nanos::ZERO);
     }

@@ -3,6 +3,7 @@
 //! One thread beside the callers' makes the calls that suspend and resume ([`super::hands`]).
 
 mod counting;
+mod hearing;
 mod looking;
 mod moving;
 mod watched;
@@ -12,11 +13,12 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle, Thread};
+use std::thread::{self, JoinHandle};
 
+use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
@@ -41,6 +43,7 @@ use super::utilisation::Utilisation;
 use super::version::{self, DriverAbi, VersionError};
 use super::vms::Vms;
 use super::watch::SETTLED;
+use super::watch::heard::TOLD;
 use super::worker::{Facts, WorkerConfig};
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
@@ -50,6 +53,7 @@ use crate::mediation::COMPUTE;
 use crate::process;
 
 use counting::{AgeKnown, Counters, Counting, Told};
+use hearing::Ears;
 use looking::Looker;
 use watched::Watched;
 
@@ -78,6 +82,9 @@ pub enum NvidiaError {
     /// No thread.
     #[error("Starting a thread failed")]
     Thread(#[source] io::Error),
+    /// Nothing to wake it by.
+    #[error("Making an event descriptor failed")]
+    Wake(#[from] rustix::io::Errno),
 }
 
 /// What the GPU is.
@@ -121,8 +128,15 @@ struct Shared {
     /// Reading them, and measuring how old they are, by the thread that does.
     counting: Mutex<Cost>,
     age_known: AgeKnown,
-    /// Who sleeps while tenants are held and released, and looks whether the engine works.
-    sleeper: Mutex<Option<Thread>>,
+    /// By whom tenants' hosts are heard: the thread that naps has them. So often somebody was.
+    ears: Mutex<Ears>,
+    heard: AtomicU64,
+    /// Naps, and looks whether the engine works, of who accounts.
+    naps: AtomicU64,
+    looks: AtomicU64,
+    /// Ends a nap; and whether it is to end when nobody is being held or released any more, to look whether the engine works.
+    wake: OwnedFd,
+    waits: AtomicBool,
     vms: Vms,
     programs: ProgramMemory,
     chunks: ProgramChunks,
@@ -205,7 +219,12 @@ impl NvidiaGpu {
             tell,
             counting: Mutex::default(),
             age_known: AgeKnown::new(),
-            sleeper: Mutex::new(None),
+            ears: Mutex::default(),
+            heard: AtomicU64::new(0),
+            naps: AtomicU64::new(0),
+            looks: AtomicU64::new(0),
+            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            waits: AtomicBool::new(false),
             vms,
             programs: ProgramMemory::new(room_bytes, Arc::new(chunks.clone())),
             chunks,
@@ -273,6 +292,12 @@ impl Shared {
 
     fn is_moving(&self) -> bool {
         self.hands.is_moving()
+    }
+
+    /// Ends the nap of who accounts.
+    fn wake(&self) {
+        // Full: it was woken often enough.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
     /// How soon it is worth looking whether the engine works.
@@ -360,9 +385,18 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
 
     fn moved(&self) {
         let shared = &self.shared;
-        let sleeper = lock(&shared.sleeper).take();
-        if let Some(sleeper) = sleeper.filter(|_| shared.look_within(TICK).is_some()) {
-            sleeper.unpark();
+        {
+            let watched = &mut *lock(&shared.watched);
+            // Who was let in because he rang: no look is needed to know that he has come.
+            if let Some((tenant, _)) = watched.watch.demand.awaited()
+                && watched.on_engine() == Some(tenant)
+            {
+                watched.watch.demand.came(tenant);
+            }
+        }
+        let waits = shared.waits.swap(false, Ordering::AcqRel);
+        if waits && shared.look_within(TICK).is_some_and(|within| within < TOLD) {
+            shared.wake();
         }
     }
 }
@@ -467,16 +501,28 @@ impl Gpu for NvidiaGpu {
         EngineStatus { running }
     }
 
+    fn nap(&self, length: Nanos) -> Option<Nanos> {
+        self.shared.naps.fetch_add(1, Ordering::Relaxed);
+        self.shared.nap(length)
+    }
+
+    fn wake(&self) {
+        self.shared.wake();
+    }
+
     fn has_run_dry(&self) -> bool {
+        self.shared.looks.fetch_add(1, Ordering::Relaxed);
         look::is_dry(&mut Looker(&self.shared))
     }
 
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         let shared = &self.shared;
-        *lock(&shared.sleeper) = Some(thread::current());
+        shared.waits.store(true, Ordering::Release);
         if shared.is_moving() {
             // It is woken, if need be.
-            return None;
+            let watched = lock(&shared.watched);
+            let held = |tenant| shared.hands.is_to_be_held(tenant);
+            return watched.watch.all_tell(self.now(), held).then_some(TOLD);
         }
         shared.look_within(tick)
     }
@@ -511,7 +557,7 @@ impl Gpu for NvidiaGpu {
 
     fn rests_on(&self) -> Nanos {
         let (watched, now) = (lock(&self.shared.watched), self.now());
-        watched.watch.demand.rests_on(now)
+        watched.watch.rests_on(now, ALONE, QUIET)
     }
 
     fn events_behind(&self) -> Nanos {
@@ -658,6 +704,11 @@ impl Gpu for NvidiaGpu {
         // CAST: channels of a GPU are few.
         let read = lock(&self.shared.userds).count() as u64;
         figures.insert("channels_read", read);
+        let heard = self.shared.heard.load(Ordering::Relaxed);
+        figures.insert("hosts_heard", heard);
+        let (naps, looks) = (&self.shared.naps, &self.shared.looks);
+        figures.insert("naps", naps.load(Ordering::Relaxed));
+        figures.insert("looks", looks.load(Ordering::Relaxed));
         let counters = *lock(&self.shared.counting);
         let age_known = self.shared.age_known.get();
         figures.extend([

@@ -9,6 +9,8 @@ const REMEMBERED: usize = 8;
 /// So many of them may be shorter than what is expected. SOURCE: the simulated engine: with none hardly a wake is spared (169 instead of 182 in a second, with one 155): now and
 /// then one who works in bursts has the next at once.
 const SHORTER: usize = 1;
+/// Hosts that are busy pause for less. SOURCE: `simulated/pauses.rs`.
+const LONG: Nanos = Nanos::from_ms(10);
 
 /// The last lengths of something that happens again and again.
 #[derive(Clone, Copy, Debug, Default)]
@@ -24,14 +26,19 @@ impl Lengths {
         self.count += 1;
     }
 
-    /// Three quarters of the second shortest, if there are enough.
-    fn expected(&self) -> Nanos {
+    /// All but so many of the last are longer; zero if there are not enough.
+    fn all_but(&self, shorter: usize) -> Nanos {
         if self.count < REMEMBERED {
             return Nanos::ZERO;
         }
         let mut last = self.last;
         last.sort_unstable();
-        Nanos(last[SHORTER].0 / 4 * 3)
+        last[shorter]
+    }
+
+    /// Three quarters of the second shortest, if there are enough.
+    fn expected(&self) -> Nanos {
+        Nanos(self.all_but(SHORTER).0 / 4 * 3)
     }
 }
 
@@ -64,6 +71,16 @@ impl Habit {
     pub(super) fn stopped(&mut self, at: Moment) {
         self.worked.add(at.since(self.since));
         self.since = at;
+    }
+
+    /// Whether he rests for so long that it is no pause.
+    pub(super) fn rests_long(&self) -> bool {
+        self.rested.all_but(REMEMBERED / 2) >= LONG
+    }
+
+    /// Whether he works for so long that he needs turns.
+    pub(super) fn works_long(&self) -> bool {
+        self.worked.all_but(REMEMBERED / 2) >= LONG
     }
 
     /// For how much longer one who works is expected to.

@@ -201,6 +201,11 @@ impl Hands {
         lock(&self.held).contains(&tenant)
     }
 
+    /// Whether it is, once all is done that was asked for.
+    pub(super) fn is_to_be_held(&self, tenant: TenantId) -> bool {
+        lock(&self.wanted).to_be_held.contains(&tenant)
+    }
+
     pub(super) fn is_anyone_held(&self) -> bool {
         !lock(&self.held).is_empty()
     }

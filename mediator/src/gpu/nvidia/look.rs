@@ -47,6 +47,8 @@ pub(super) trait Eyes {
     fn read_ago(&self) -> Nanos;
     /// Reads the log up to now.
     fn read(&mut self);
+    /// Reads of it what is there by itself; whether nothing was lost, and nobody was there who is no tenant.
+    fn read_shown(&mut self) -> bool;
     /// What a tenant's channels say.
     fn ask(&mut self, tenant: TenantId) -> Said;
     /// Whether they say more than that by now; none if that is not known.
@@ -63,6 +65,14 @@ pub(super) trait Eyes {
 pub(super) fn is_dry(eyes: &mut impl Eyes) -> bool {
     if eyes.is_moving() {
         return false;
+    }
+    if let Some((tenant, _)) = eyes.with(|watch| watch.demand.awaited()) {
+        // Whose context has come is in the log, which is not read for that.
+        if eyes.on_engine() == Some(tenant) {
+            eyes.with(|watch| watch.demand.came(tenant));
+        } else {
+            eyes.read();
+        }
     }
     let begin = eyes.now();
     let free = free_resident(eyes);
@@ -162,22 +172,24 @@ fn by_register(eyes: &mut impl Eyes, tenant: TenantId, said: Said) -> (bool, u32
     (works, readings)
 }
 
-/// Whether another reading of the log would say what is known: who was on the engine is, by its own status, and since then nobody else was let in, or could come by himself.
-/// (Who is nobody's may; he is seen within [`OLD`], and from then on the log is read for him.)
+/// Whether another reading of the log would say what is known: who was on the engine is, by its own status, and since then nobody else was let in, or could come by himself: who
+/// rests, and would have been heard, has not. (Who is nobody's may; he is seen within [`OLD`], or so long after that as the driver takes to move it, and from then on the log is read for him.)
 fn is_read(eyes: &mut impl Eyes) -> bool {
     let ago = eyes.read_ago();
     if ago < JUST_NOW {
         return true;
     }
-    if ago > OLD {
+    if ago > OLD && !eyes.read_shown() {
         return false;
     }
     let Some(resident) = free_resident(eyes) else {
         return false;
     };
-    let others = others(eyes, Some(resident));
+    let (others, now) = (others(eyes, Some(resident)), eyes.now());
     eyes.with(|watch| watch.is_still())
-        && others.iter().all(|tenant| eyes.is_held(*tenant))
+        && others.iter().all(|tenant| {
+            eyes.is_held(*tenant) || eyes.with(|watch| watch.hosts.is_silent(*tenant, now))
+        })
         && eyes.on_engine() == Some(resident)
 }
 

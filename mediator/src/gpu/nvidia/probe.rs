@@ -1,12 +1,14 @@
 //! What this host's GPU and driver let us do, found out without touching anybody's work.
 
+use std::io;
+
 use super::clock::GpuClock;
 use super::events::EventLog;
 use super::registers::Registers;
 use super::rm::{INVALID_PARAM_STRUCT, RmClient, RmError};
-use super::sys::Cuda;
 pub use super::sys::CudaFailure as CudaError;
 use super::sys::abi::{DisableChannelsParams, STATUS_BUSY, STATUS_REGISTER};
+use super::sys::{Cuda, ThreadEvent};
 use super::utilisation::{Utilisation, UtilisationError};
 use super::version::DriverAbi;
 
@@ -64,6 +66,26 @@ pub fn engine_status(index: u32, driver: &DriverAbi) -> Result<EngineStatus, RmE
         works: status & STATUS_BUSY != 0,
         unmapped: mapped.err().map(|error| error.to_string()),
     })
+}
+
+/// Listens to this thread as to those of tenants, and is never told: nothing is written.
+///
+/// # Errors
+/// The kernel's: no right, or no breakpoints.
+pub fn thread_events() -> io::Result<()> {
+    // CAST: numbers of threads are positive.
+    let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let word = 0_u32;
+    // CAST: an address.
+    let address = std::ptr::from_ref(&word) as u64;
+    for event in [
+        ThreadEvent::writes(own, address)?,
+        ThreadEvent::leaves(own)?,
+    ] {
+        event.set(true)?;
+        event.set(false)?;
+    }
+    Ok(())
 }
 
 /// Why there are no counters.

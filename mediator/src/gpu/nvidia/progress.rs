@@ -633,6 +633,14 @@ impl Progress {
         (heard.unasked > 0).then_some(after)
     }
 
+    /// Whether the register is to be asked this time although something else says as much: each [`ASKED_AGAIN`] times.
+    pub(super) fn is_asked_again(&mut self, tenant: TenantId) -> bool {
+        self.tenants.get_mut(&tenant).is_none_or(|heard| {
+            heard.unasked = (heard.unasked + 1) % ASKED_AGAIN;
+            heard.unasked == 0
+        })
+    }
+
     /// The register said whether one works whose channels have not moved since they were last read.
     pub(super) fn stood(&mut self, tenant: TenantId, works: bool, now: Moment) {
         let Some(heard) = self.tenants.get_mut(&tenant) else {

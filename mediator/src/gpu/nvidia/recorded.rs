@@ -157,6 +157,13 @@ impl Replay {
                 self.watch.read([], false);
             }
             ("take", [now]) => self.charge(*now),
+            ("heard", [id, at]) => {
+                self.watch.heard(tenant(*id), Moment(*at));
+            }
+            ("listens", [now, held @ ..]) => {
+                let held = |tenant: TenantId| held.contains(&tenant.0.into());
+                self.watch.listens(Moment(*now), held);
+            }
             ("active" | "saved", [seq, at, pid, context]) => {
                 let change = match what {
                     "active" => Change::Active,

@@ -11,7 +11,7 @@ mod pauses;
 mod restless;
 mod rests;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use turnstile_accounting::{
     EventMeter, Meter, Metric, Moment, Nanos, Observation, SwitchEvent, TenantId, Window,
@@ -20,9 +20,10 @@ use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
 use turnstile_vmm::gate::GateState;
 
 use super::device::{ALONE, FIRST_SLICE, PERIOD, QUIET, TICK};
-use super::events::SwitchRecord;
+use super::hosts::Listens;
 use super::launches::OWN_HANDOVER;
 use super::look::{self, Eyes};
+use super::watch::heard::TOLD;
 use super::watch::{SETTLED, Watch};
 use crate::bench::entitlement::entitlement;
 use crate::bench::matrix::{self, Length, Pattern};
@@ -193,6 +194,9 @@ struct Daemon {
     wakes: u64,
     /// Records of the log that the driver has moved to its ring by itself.
     shown: usize,
+    /// Hosts tell when tenants ring and sleep: what is listened for.
+    hears: bool,
+    listens: BTreeMap<TenantId, (Listens, u64)>,
 }
 
 const fn id(tenant: usize) -> TenantId {
@@ -235,6 +239,8 @@ impl Daemon {
             periods: 0,
             wakes: 0,
             shown: 0,
+            hears: true,
+            listens: BTreeMap::new(),
         }
     }
 
@@ -347,10 +353,14 @@ impl Daemon {
 
     /// As `NvidiaGpu::look_again`, but that who asks there while somebody is held or released is woken when that is done.
     fn look_again(&self) -> Option<Nanos> {
-        if self.is_moving() {
-            return Some(TICK);
-        }
         let held = |tenant: TenantId| self.held.contains(&tenant);
+        if self.is_moving() {
+            let to_be_held: Vec<TenantId> = self.mediation.held().collect();
+            let tell = self
+                .watch
+                .all_tell(self.now(), |tenant| to_be_held.contains(&tenant));
+            return Some(if tell { TOLD } else { TICK });
+        }
         self.watch.look_within(self.now(), TICK, held)
     }
 
@@ -402,20 +412,48 @@ impl Daemon {
     }
 
     /// As the accounting thread does.
-    fn sleep_until(&mut self, end: Moment) {
+    fn sleep_until(&mut self, mut end: Moment) -> bool {
+        let mut told = false;
         while self.now() < end {
             let held = self.mediation.held().next().is_some();
             let look = if held { self.look_again() } else { None };
             let until = look.map_or(end, |look| end.min(self.now() + look));
-            while self.now() < until {
-                self.step();
+            if let Some(within) = self.nap(until) {
+                end = end.min(self.now() + within);
+                told = true;
             }
             self.wakes += 1;
             let doubt = look.is_some() && self.look_again().is_some();
             if doubt && look::is_dry(self) && self.ran_dry() {
-                return;
+                break;
             }
         }
+        told
+    }
+
+    /// As `NvidiaGpu::nap`.
+    fn nap(&mut self, until: Moment) -> Option<Nanos> {
+        if self.hears {
+            let held = self.held.clone();
+            let now = self.now();
+            for (tenant, listens) in self.watch.listens(now, |tenant| held.contains(&tenant)) {
+                let told = self.engine.tenants[tenant.0 as usize - 1].told(listens);
+                self.listens.insert(tenant, (listens, told));
+            }
+        }
+        while self.now() < until {
+            self.step();
+            let tenants = &self.engine.tenants;
+            let heard = self.listens.iter().find(|(tenant, (listens, told))| {
+                tenants[tenant.0 as usize - 1].told(*listens) != *told
+            });
+            if let Some((tenant, _)) = heard {
+                let tenant = *tenant;
+                self.listens.remove(&tenant);
+                return self.watch.heard(tenant, self.now());
+            }
+        }
+        None
     }
 
     fn may_doze(&self) -> bool {
@@ -429,29 +467,28 @@ impl Daemon {
         if now > self.shared_until {
             return ALONE;
         }
-        let rests_on = self.watch.demand.rests_on(self.now());
-        rests_on.min(ALONE).max(PERIOD)
+        self.watch.rests_on(self.now(), ALONE, QUIET).max(PERIOD)
     }
 
     /// The same, for a whole period.
     fn sleep(&mut self, from: Moment) {
         let decide_at = self.mediation.decide_at();
         let end = decide_at.unwrap_or_else(|| from + self.period(from));
-        self.sleep_until(end + SETTLED);
+        let told = self.sleep_until(end + SETTLED);
         let from = from + SETTLED;
         let until = from + QUIET;
-        let mut end = from + self.period(from);
-        while decide_at.is_none() && end < until && self.may_doze() && !self.has_events() {
+        let mut end = self.now();
+        while !told && decide_at.is_none() && end < until && self.may_doze() && !self.has_events() {
             end = until.min(end + self.period(end));
-            self.sleep_until(end);
+            if self.sleep_until(end) {
+                break;
+            }
         }
     }
 
     /// As `NvidiaGpu::has_events`.
     fn has_events(&mut self) -> bool {
-        let shown: Vec<SwitchRecord> = self.engine.records.drain(..self.shown).collect();
-        self.shown = 0;
-        self.watch.read(shown, true);
+        self.read_shown();
         look::may_decide(self)
     }
 

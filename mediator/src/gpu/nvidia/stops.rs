@@ -65,18 +65,27 @@ impl Stops {
         self.at_work = Some((tenant, at));
     }
 
-    /// He was seen without work at `at`, resident since `since`: when he is to be told to have stopped. He did at `located` if that is known better than by looks.
+    /// When he was last seen at work, if nobody else was since.
+    pub(super) fn worked_at(&self, tenant: TenantId) -> Option<Moment> {
+        self.at_work
+            .filter(|(who, _)| *who == tenant)
+            .map(|(_, at)| at)
+    }
+
+    /// He was seen without work at `at`, resident since `since`: when he is to be told to have stopped. He did at `located` if that is known better than by looks: by his channels' words,
+    /// or not by them.
     pub(super) fn idle(
         &mut self,
         tenant: TenantId,
         since: Moment,
         at: Moment,
         located: Option<Located>,
+        by_words: bool,
     ) -> Moment {
         let seen = self.at_work.filter(|(who, _)| *who == tenant);
         let from = seen.map_or(since, |(_, seen)| seen.max(since)).min(at);
         let located = located.filter(|located| (from..=at).contains(&located.at));
-        let by_words = located.is_some();
+        let by_words = by_words && located.is_some();
         let Located { at: middle, within } = located.unwrap_or(Located::between(from, at));
         let owed = self.owed_ns.entry(tenant).or_default();
         // CAST: looks are milliseconds apart; who is longer on the engine is clamped.
@@ -176,18 +185,22 @@ mod tests {
     fn one_stopped_between_the_last_look_at_which_he_worked_and_this_one() {
         let mut stops = Stops::default();
         stops.works(A, at(10));
-        assert_eq!(stops.idle(A, at(2), at(14), None), at(12));
+        assert_eq!(stops.idle(A, at(2), at(14), None, true), at(12));
         assert_eq!(
-            stops.idle(A, at(20), at(22), None),
+            stops.idle(A, at(20), at(22), None, true),
             at(21),
             "resident since"
         );
         assert_eq!(
-            stops.idle(B, at(30), at(34), None),
+            stops.idle(B, at(30), at(34), None, true),
             at(32),
             "another worked"
         );
-        assert_eq!(stops.idle(B, at(40), at(38), None), at(38), "it came since");
+        assert_eq!(
+            stops.idle(B, at(40), at(38), None, true),
+            at(38),
+            "it came since"
+        );
         let found = stops.within(at(0), at(31));
         let variance = (16.0 + 4.0) / 12.0 * 1e12;
         assert!((found[&A].variance - variance).abs() < 1.0 && found.len() == 1);
@@ -198,16 +211,20 @@ mod tests {
     fn what_was_told_wrongly_is_made_good_at_the_next_stop_and_no_further_than_is_possible() {
         let mut stops = Stops::default();
         stops.works(A, at(10));
-        stops.idle(A, at(0), at(14), None);
+        stops.idle(A, at(0), at(14), None, true);
         // He had stopped right after he was seen at work, and a half.
         stops.found(at(0), at(20), 3.0 * MS as f64);
         stops.works(A, at(110));
-        assert_eq!(stops.idle(A, at(100), at(114), None), at(110));
+        assert_eq!(stops.idle(A, at(100), at(114), None, true), at(110));
         assert_eq!(stops.within(at(100), at(120))[&A].later_ns, -2 * MS as i64);
         stops.works(A, at(210));
-        assert_eq!(stops.idle(A, at(200), at(214), None), at(211), "the rest");
+        assert_eq!(
+            stops.idle(A, at(200), at(214), None, true),
+            at(211),
+            "the rest"
+        );
         stops.works(A, at(310));
-        assert_eq!(stops.idle(A, at(300), at(314), None), at(312), "even");
+        assert_eq!(stops.idle(A, at(300), at(314), None, true), at(312), "even");
         // Where nobody stopped, nobody is owed.
         stops.found(at(20), at(90), MS as f64);
         assert_eq!(stops.owed_ns[&A], 0);
@@ -219,7 +236,7 @@ mod tests {
     fn what_is_remembered_is_bounded_and_who_is_gone_is_forgotten() {
         let mut stops = Stops::default();
         for ms in 0..5_000 {
-            stops.idle(A, at(ms), at(ms + 1), None);
+            stops.idle(A, at(ms), at(ms + 1), None, true);
         }
         assert_eq!(stops.stops.len(), STOPS);
         stops.forget(A);

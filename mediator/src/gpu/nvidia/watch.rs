@@ -13,6 +13,7 @@ use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
 use super::hold::Channel;
+use super::hosts::{Hosts, Listens};
 use super::latches::Latches;
 use super::launches::Launches;
 use super::progress::{Located, Progress, Said, Words};
@@ -22,6 +23,7 @@ use super::userd::Place;
 use super::utilisation::Busy;
 use crate::mediation::COMPUTE;
 use crate::process;
+use heard::{HEARD, TOLD};
 
 /// Residency is told up to here before the end of what was read: it may turn out to be the end of a residency, and
 /// the GPU may yet deliver a record of a little earlier.
@@ -60,6 +62,7 @@ pub(super) struct Watch {
     launches: Launches,
     stops: Stops,
     begun: Begun,
+    pub(super) hosts: Hosts,
     /// Who is on the engine, as far as the log was read, and what his channels said then, which leaves a doubt whether he has work.
     asked: Option<(TenantId, Said, Moment)>,
     /// Pauses between readings so far.
@@ -103,6 +106,7 @@ impl Watch {
             launches: Launches::default(),
             stops: Stops::default(),
             begun: Begun::default(),
+            hosts: Hosts::default(),
             asked: None,
             pauses: 0,
             counters,
@@ -155,6 +159,7 @@ impl Watch {
         self.launches.forget(tenant);
         self.stops.forget(tenant);
         self.begun.forget(tenant);
+        self.hosts.forget(tenant);
         for pid in self.residency.forget_tenant(tenant) {
             self.handles.forget(pid);
         }
@@ -207,7 +212,7 @@ impl Watch {
             .collect()
     }
 
-    fn pids(&self, tenant: TenantId) -> impl Iterator<Item = u32> + '_ {
+    pub(super) fn pids(&self, tenant: TenantId) -> impl Iterator<Item = u32> + '_ {
         let of = move |pid: &u32| self.residency.tenant(*pid) == Some(tenant);
         self.handles.pids().filter(of)
     }
@@ -315,68 +320,6 @@ impl Watch {
         ended.is_some_and(|ended| now.since(ended.at) > ended.within)
     }
 
-    /// One who may have begun, or whose work may have ended, leaves for another. What his channels said was after that: he may have been there again.
-    fn leaves(&mut self, tenant: TenantId, at: Moment, later: &[SwitchRecord]) {
-        let asked = self.asked.take_if(|(who, ..)| *who == tenant);
-        let Some((_, mut said, asked_at)) = asked.filter(|_| !self.residency.is_held(tenant))
-        else {
-            return;
-        };
-        let Some(each) = self.progress.each(tenant) else {
-            return;
-        };
-        if let Said::Moved { entries, .. } = &mut said {
-            *entries = entries.saturating_sub(each.launched(self.stays(tenant, later, asked_at)));
-        }
-        let left = at.min(asked_at);
-        if let Some(resident) = self.residency.works_since(tenant) {
-            if let Some(ended) = self.located(tenant, said, resident, left)
-                && left.since(ended.at) > ended.within
-            {
-                self.stops.moved(tenant, ended);
-                self.residency.idle(tenant, ended.at, &mut self.events);
-            }
-        } else if let (
-            true,
-            Said::Moved {
-                since,
-                entries: entries @ 1..,
-            },
-        ) = (self.residency.is_idle(), said)
-        {
-            let began = each.began(since, left, entries);
-            self.stops.moved(tenant, began);
-            self.residency.busy(tenant, began.at, &mut self.events);
-        }
-    }
-
-    /// For how long each a tenant is on the engine in these records, until then.
-    fn stays<'a>(
-        &'a self,
-        tenant: TenantId,
-        records: &'a [SwitchRecord],
-        until: Moment,
-    ) -> impl Iterator<Item = Nanos> + 'a {
-        let mut came = None;
-        let own = move |record: &&SwitchRecord| {
-            self.residency.tenant(record.pid) == Some(tenant) && record.at < until
-        };
-        let end = std::iter::once((Change::Saved, until));
-        let changes = records
-            .iter()
-            .filter(own)
-            .map(|record| (record.change, record.at));
-        changes
-            .chain(end)
-            .filter_map(move |(change, at)| match change {
-                Change::Active => {
-                    came = Some(at);
-                    None
-                }
-                Change::Saved => came.take().map(|came| at.since(came)),
-            })
-    }
-
     /// Whom the engine works for, where those in `held` may not run.
     pub(super) fn runner(&self, now: Moment, held: impl Fn(TenantId) -> bool) -> Runner {
         match self.residency.resident().filter(|tenant| !held(*tenant)) {
@@ -404,6 +347,9 @@ impl Watch {
             return Some(tick);
         }
         let within = |tenant| {
+            if self.hosts.tells(tenant, Listens::Stop) && !self.is_awaited(tenant) {
+                return Some(TOLD);
+            }
             if self.residency.resident() != Some(tenant) {
                 return Some(tick);
             }
@@ -459,9 +405,12 @@ impl Watch {
         let rested = self.residency.is_idle();
         if let (true, Said::Moved { since, entries }) = (rested, said) {
             let each = self.progress.each(tenant);
-            let located = each.map_or(Located::between(since, at), |each| {
-                each.began(since, at, entries)
-            });
+            let heard = self.hosts.may_have_begun(tenant);
+            let located = match (heard.filter(|heard| *heard > since), each) {
+                (Some(at), _) => Located { at, within: HEARD },
+                (None, Some(each)) => each.began(since, at, entries),
+                (None, None) => Located::between(since, at),
+            };
             self.stops.moved(tenant, located);
             self.residency.busy(tenant, located.at, &mut self.events);
             if !works {
@@ -477,6 +426,7 @@ impl Watch {
                 self.rested(tenant, said, at);
             }
             self.stops.works(tenant, at);
+            self.hosts.works(tenant, at);
             self.progress.works(tenant, at);
             self.demand.busy(tenant, at);
             self.residency.busy(tenant, at, &mut self.events);
@@ -485,7 +435,8 @@ impl Watch {
             self.demand.idle(tenant, at);
             if let Some(resident) = self.residency.works_since(tenant) {
                 let located = self.located(tenant, said, resident, at);
-                let stopped = self.stops.idle(tenant, resident, at, located);
+                let (located, by_words) = self.heard_to_stop(tenant, located, at);
+                let stopped = (self.stops).idle(tenant, resident, at, located, by_words);
                 self.residency.idle(tenant, stopped, &mut self.events);
             }
         }
@@ -546,6 +497,9 @@ impl Watch {
         };
         let rests = self.residency.is_idle();
         if rests || self.has_stopped(tenant) && !self.begun.has(tenant) {
+            return false;
+        }
+        if self.hosts.may_have_stopped(tenant).is_some() {
             return false;
         }
         let each = self.progress.each(tenant);
@@ -785,7 +739,9 @@ fn more(told: &BTreeMap<TenantId, f64>, tenant: TenantId, known_ns: f64) -> i64 
     (known_ns - told_ns) as i64
 }
 
+pub(super) mod heard;
 mod lately;
+mod leaving;
 pub(super) mod readings;
 #[cfg(test)]
 mod tests;

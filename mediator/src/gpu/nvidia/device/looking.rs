@@ -107,6 +107,10 @@ impl Eyes for Looker<'_> {
         lock(&self.0.watched).refresh_or_say(now);
     }
 
+    fn read_shown(&mut self) -> bool {
+        !lock(&self.0.watched).refresh_shown()
+    }
+
     fn ask(&mut self, tenant: TenantId) -> Said {
         let userds = lock(&self.0.userds);
         let Some(words) = userds.of(tenant) else {

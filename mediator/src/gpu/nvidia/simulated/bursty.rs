@@ -49,11 +49,11 @@ fn bursts_are_served_as_they_come_and_what_is_not_used_goes_to_the_others() {
 }
 
 /// What tenants are charged more than they executed, in percent, from the third second on, and readings of the status register, over 23 s.
-fn charges(loads: &[Load], lag: u64, words: bool) -> (Vec<f64>, u64) {
+fn charges(loads: &[Load], lag: u64, words: bool, hears: bool) -> (Vec<f64>, u64) {
     let mut daemon = Daemon::new(loads, "slices");
     daemon.engine.lag = lag;
     daemon.age_at = Some(0);
-    daemon.words = words;
+    (daemon.words, daemon.hears) = (words, hears);
     let found = daemon.run(23);
     let charges = (0..loads.len()).map(|tenant| found.charged_within_percent(tenant, 3, 23));
     let (charges, readings) = (charges.collect(), found.readings.iter().sum());
@@ -79,8 +79,8 @@ fn two_bursty_tenants_are_charged_what_they_executed_by_their_channels_words() {
             Load::bursty(100, kernel_us, 1),
             Load::bursty(100, kernel_us, 2),
         ];
-        for lag in [LAGS[0], LAGS[3]] {
-            let (charged, _) = charges(&loads, lag, true);
+        for (lag, hears) in [(LAGS[0], true), (LAGS[3], true), (LAGS[3], false)] {
+            let (charged, _) = charges(&loads, lag, true, hears);
             let worst = charged
                 .iter()
                 .fold(0.0_f64, |worst, own| worst.max(own.abs()));
@@ -90,27 +90,34 @@ fn two_bursty_tenants_are_charged_what_they_executed_by_their_channels_words() {
 }
 
 #[test]
-fn words_spare_readings_of_the_register_and_charge_no_worse() {
+fn words_spare_readings_of_the_register_where_hosts_are_not_heard_and_charge_no_worse() {
     for kernel_us in [50, 200] {
         let loads = [Load::bursty(100, kernel_us, 1), Load::busy(100, 2_000)];
-        let (_, without) = charges(&loads, LAGS[3], false);
-        let (charged, with) = charges(&loads, LAGS[3], true);
+        let (_, without) = charges(&loads, LAGS[3], false, false);
+        let (charged, with) = charges(&loads, LAGS[3], true, false);
         assert!(2 * with < without, "{with} of {without}");
         assert!(charged.iter().all(|own| own.abs() <= 0.5), "{charged:?}");
     }
 }
 
-/// Who shows fewer launches than he makes at times seems to rest then; what is learnt of his launches, the register and the counters say otherwise.
+/// Who shows fewer launches than he makes at times seems to rest then; what is learnt of his launches, when he is heard, the register and the counters say otherwise.
 #[test]
 fn who_hides_launches_pays_all_the_same() {
-    for load in [Load::bursty(100, 200, 1), Load::busy(100, 200)] {
-        let mut daemon = Daemon::new(&[load, Load::busy(100, 2_000)], "slices");
-        (daemon.engine.lag, daemon.age_at) = (LAGS[3], Some(0));
-        (daemon.words, daemon.liar) = (true, Some(TenantId(1)));
-        let found = daemon.run(23);
-        let within = |from, to| found.charged_within_percent(0, from, to);
-        let charged = [within(3, 13), within(13, 23)];
-        println!("{load:?}: {charged:.2?} %");
-        assert!(charged.iter().all(|own| own.abs() <= 1.0), "{charged:?}");
+    // SOURCE: this engine: 0.2 % at most, and 1.09 where he is heard, since who is heard is looked at less often.
+    for (hears, most) in [(false, 0.5), (true, 1.2)] {
+        let seeds = 1..=6;
+        let loads = seeds.map(|seed| Load::bursty(100, 200, seed));
+        let loads = loads.chain([Load::busy(100, 200)]);
+        let charged: Vec<f64> = loads
+            .map(|load| {
+                let mut daemon = Daemon::new(&[load, Load::busy(100, 2_000)], "slices");
+                (daemon.engine.lag, daemon.age_at) = (LAGS[3], Some(0));
+                (daemon.words, daemon.liar) = (true, Some(TenantId(1)));
+                daemon.hears = hears;
+                daemon.run(23).charged_within_percent(0, 3, 23)
+            })
+            .collect();
+        println!("hears {hears}: {charged:.2?} %");
+        assert!(charged.iter().all(|own| own.abs() <= most), "{charged:?}");
     }
 }

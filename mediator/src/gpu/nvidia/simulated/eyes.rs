@@ -86,6 +86,12 @@ impl Eyes for Daemon {
         self.read_log();
     }
 
+    fn read_shown(&mut self) -> bool {
+        let shown: Vec<SwitchRecord> = self.engine.records.drain(..self.shown).collect();
+        self.shown = 0;
+        !self.watch.read(shown, true)
+    }
+
     fn ask(&mut self, tenant: TenantId) -> Said {
         if !self.words {
             return Said::Nothing;

@@ -25,7 +25,12 @@ fn cells() -> Vec<(Vec<Kind>, Vec<u32>)> {
 }
 
 /// How wrongly each is charged, in percent; and readings of the register, periods and readings of the log in a second, useful work, and wakes in a second.
-fn run(kinds: &[Kind], weights: &[u32], mapped: bool, seed: u64) -> (Vec<f64>, [f64; 5]) {
+fn run(
+    kinds: &[Kind],
+    weights: &[u32],
+    (mapped, hears): (bool, bool),
+    seed: u64,
+) -> (Vec<f64>, [f64; 5]) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut load = |((kernel, bursts), weight): (&Kind, &u32)| {
         load_of(*weight, KERNELS_US[*kernel], *bursts, &mut random)
@@ -33,7 +38,7 @@ fn run(kinds: &[Kind], weights: &[u32], mapped: bool, seed: u64) -> (Vec<f64>, [
     let loads: Vec<Load> = kinds.iter().zip(weights).map(&mut load).collect();
     let seconds = TO.div_ceil(1_000);
     let mut daemon = daemon_of(&loads, random);
-    daemon.mapped = mapped;
+    (daemon.mapped, daemon.hears) = (mapped, hears);
     let found = daemon.run(seconds);
     let charged = |tenant| found.charged_within_percent_ms(tenant, FROM, TO);
     let each = |count: u64| count as f64 / seconds as f64;
@@ -54,17 +59,16 @@ fn who_rests_and_who_runs_beside_him_pay_for_what_they_executed() {
     let mut seeds = SmallRng::seed_from_u64(1);
     let mut all = Vec::new();
     let is_short = |(kernel, bursts): &Kind| !bursts || *kernel < 2;
-    let mapped = cells()
-        .into_iter()
-        .map(|(kinds, weights)| (kinds, weights, true));
+    let of = |kind: (bool, bool)| {
+        let cells = cells().into_iter();
+        cells.map(move |(kinds, weights)| (kinds, weights, kind))
+    };
+    let (heard, deaf, read) = ((true, true), (true, false), (false, false));
     // What words say spares readings where the driver reads the register.
-    let short = cells()
-        .into_iter()
-        .filter(|(kinds, _)| kinds.iter().all(is_short));
-    let read = short.map(|(kinds, weights)| (kinds, weights, false));
-    for (kinds, weights, mapped) in mapped.chain(read) {
+    let read = of(read).filter(|(kinds, ..)| kinds.iter().all(is_short));
+    for (kinds, weights, (mapped, hears)) in of(heard).chain(of(deaf)).chain(read) {
         let runs: Vec<_> = (0..rounds)
-            .map(|_| run(&kinds, &weights, mapped, seeds.random()))
+            .map(|_| run(&kinds, &weights, (mapped, hears), seeds.random()))
             .collect();
         let of = |tenant: usize| runs.iter().map(move |(charged, _)| charged[tenant]);
         let mean =
@@ -76,7 +80,7 @@ fn who_rests_and_who_runs_beside_him_pay_for_what_they_executed() {
             format!("{} us{bursts}", KERNELS_US[*kernel].0)
         });
         println!(
-            "{} {weights:?}, mapped {mapped}: charged {own:.2?} % wrongly; {:.0} readings, {:.0} periods, {:.0} wakes, the log {:.0} times a second, useful {:.1} %",
+            "{} {weights:?}, mapped {mapped}, heard {hears}: charged {own:.2?} % wrongly; {:.0} readings, {:.0} periods, {:.0} wakes, the log {:.0} times a second, useful {:.1} %",
             kinds.collect::<Vec<_>>().join(", "),
             mean(0),
             mean(1),
@@ -85,12 +89,12 @@ fn who_rests_and_who_runs_beside_him_pay_for_what_they_executed() {
             mean(3),
         );
         if short {
-            // SOURCE: this engine, mapped: 40 to 42 readings, 27 periods, 44 readings of the log, 147 to 156 wakes; 14 to 16, 27, 52 to 55, and as many, where the driver reads
-            // the register. (47 periods, 68 and 182 before decision 060.)
-            let most = if mapped {
-                [60.0, 30.0, 48.0, 170.0]
-            } else {
-                [21.0, 33.0, 60.0, 170.0]
+            // SOURCE: this engine: where hosts are heard 21 to 23 readings, 29 periods, 30 readings of the log, 36 wakes; where they are not 40 to 42, 27, 44, 147 to 156; and where
+            // the driver reads the register 14 to 16, 27, 52 to 55, and as many. (47 periods, 68 and 182 before decision 060.)
+            let most = match (mapped, hears) {
+                (_, true) => [30.0, 33.0, 35.0, 45.0],
+                (true, false) => [60.0, 30.0, 48.0, 170.0],
+                (false, false) => [21.0, 33.0, 60.0, 170.0],
             };
             let found = [mean(0), mean(1), mean(2), mean(4)];
             let within = found.iter().zip(most).all(|(found, most)| *found <= most);

@@ -12,6 +12,7 @@ mod ioctl;
 mod map;
 pub(super) mod notify;
 mod nvml;
+mod perf;
 
 pub(super) use confine::{become_user, is_superuser, no_new_privileges};
 pub use cuda::CudaFailure;
@@ -25,3 +26,4 @@ pub(super) use ioctl::{
 };
 pub(super) use map::SharedPages;
 pub(super) use nvml::{Nvml, NvmlFailure, UtilisationSample};
+pub(super) use perf::ThreadEvent;

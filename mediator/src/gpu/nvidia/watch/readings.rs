@@ -30,7 +30,15 @@ impl Watch {
         if self.mapped {
             return None;
         }
+        if said != Said::Nothing && self.was_heard_to_stop(tenant) {
+            return (!self.progress.is_asked_again(tenant)).then_some(Nanos::ZERO);
+        }
         self.progress.stands_after(tenant, said)
+    }
+
+    /// Whether one who works was heard to go to sleep, as he is whenever he stops.
+    fn was_heard_to_stop(&self, tenant: TenantId) -> bool {
+        self.hosts.may_have_stopped(tenant).is_some() && self.hosts.is_believed(tenant)
     }
 
     /// How long to wait for the next reading of a look.
@@ -47,6 +55,10 @@ impl Watch {
     /// anything meanwhile, fewer do.
     pub(in crate::gpu::nvidia) fn idle_readings(&self, tenant: TenantId, said: Said) -> u32 {
         let (least, most) = IDLE_READINGS;
+        if self.was_heard_to_stop(tenant) {
+            // Who launches them sleeps: they fall between no launches.
+            return 1;
+        }
         match said {
             Said::Nothing => {}
             // It rests, and is looked at all the same.

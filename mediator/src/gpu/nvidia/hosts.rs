@@ -1,0 +1,327 @@
+//! What the processors of tenants' hosts tell: a doorbell that is rung by one who rests, a thread that goes to sleep of one who works. Pure.
+//!
+//! ```text
+//!   rests -- listened for his doorbell --> rung: he begins
+//!   works -- listened for his thread  --> asleep: he may have stopped, and is looked at
+//! ```
+//!
+//! They are hints: what they say is looked up in the log, or in the engine's status, before anything comes of it. Who was heard again and again before he was seen need not be looked at so often; who
+//! was not, once, is looked at as before.
+
+use std::collections::BTreeMap;
+
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+/// So often in a row one was heard before he was seen.
+const HEARD_MIN: u32 = 2;
+/// So often in a row one was heard for nothing: then no more for a while.
+const IN_VAIN_MAX: u32 = 4;
+const DEAF: Nanos = Nanos::from_ms(1_000);
+/// Who rang so lately has not come yet: what is told ends before that.
+const JUST_NOW: Nanos = Nanos::from_us(300);
+/// Who was heard is heard again after so long: a program may ring for itself, without work for the engine, or wait now and then.
+const AGAIN: Nanos = Nanos::from_ms(20);
+
+/// What is listened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Listens {
+    /// That he rings a doorbell.
+    Begin,
+    /// That who rings it goes to sleep.
+    Stop,
+}
+
+/// How far one kind is believed.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trust {
+    /// So often in a row it was heard, and was so.
+    right: u32,
+    /// So often in a row it was heard, and was not, or was, and was not heard.
+    in_vain: u32,
+    deaf_until: Moment,
+}
+
+impl Trust {
+    fn right(&mut self) {
+        (self.right, self.in_vain) = (self.right + 1, 0);
+    }
+
+    fn in_vain(&mut self, now: Moment) {
+        self.right = 0;
+        self.in_vain += 1;
+        if self.in_vain >= IN_VAIN_MAX {
+            *self = Self {
+                deaf_until: now + DEAF,
+                ..Self::default()
+            };
+        }
+    }
+
+    fn is_deaf(&self, now: Moment) -> bool {
+        now < self.deaf_until
+    }
+}
+
+/// One tenant's.
+#[derive(Clone, Copy, Debug)]
+struct Host {
+    listens: Listens,
+    /// It is listened, and not only known for what.
+    on: bool,
+    /// When that was heard.
+    heard: Option<Moment>,
+    begins: Trust,
+    stops: Trust,
+}
+
+impl Host {
+    fn trust(&mut self) -> &mut Trust {
+        match self.listens {
+            Listens::Begin => &mut self.begins,
+            Listens::Stop => &mut self.stops,
+        }
+    }
+}
+
+/// Those of all tenants.
+#[derive(Debug, Default)]
+pub(super) struct Hosts {
+    tenants: BTreeMap<TenantId, Host>,
+}
+
+impl Hosts {
+    /// A tenant rests, or works, as far as was seen by now: what is to be listened for from now on, if that is not done already.
+    pub(super) fn listens(
+        &mut self,
+        tenant: TenantId,
+        rests: bool,
+        now: Moment,
+    ) -> Option<Listens> {
+        let listens = if rests { Listens::Begin } else { Listens::Stop };
+        let host = self.tenants.entry(tenant).or_insert(Host {
+            listens,
+            on: false,
+            heard: None,
+            begins: Trust::default(),
+            stops: Trust::default(),
+        });
+        if host.listens != listens {
+            match (host.listens, host.on, host.heard) {
+                (Listens::Begin, _, Some(_)) => host.begins.right(),
+                (_, true, None) => host.trust().in_vain(now),
+                _ => {}
+            }
+            (host.listens, host.on, host.heard) = (listens, false, None);
+        }
+        if let Some(heard) = host.heard {
+            if now.since(heard) < AGAIN {
+                return None;
+            }
+            host.trust().in_vain(now);
+            (host.on, host.heard) = (false, None);
+        }
+        if host.on || host.trust().is_deaf(now) {
+            return None;
+        }
+        host.on = true;
+        Some(listens)
+    }
+
+    /// It cannot be listened for that.
+    pub(super) fn is_deaf(&mut self, tenant: TenantId, now: Moment) {
+        if let Some(host) = self.tenants.get_mut(&tenant) {
+            host.on = false;
+            *host.trust() = Trust {
+                deaf_until: now + DEAF,
+                ..Trust::default()
+            };
+        }
+    }
+
+    /// Whether what is listened for was heard the last time.
+    pub(super) fn is_known(&self, tenant: TenantId) -> bool {
+        let host = self.tenants.get(&tenant);
+        host.is_some_and(|host| match host.listens {
+            Listens::Begin => host.begins.right > 0,
+            Listens::Stop => true,
+        })
+    }
+
+    /// What was listened for was heard, and is not listened for any more.
+    pub(super) fn heard(&mut self, tenant: TenantId, at: Moment) -> Option<Listens> {
+        let host = self.tenants.get_mut(&tenant)?;
+        (host.on, host.heard) = (false, Some(at));
+        Some(host.listens)
+    }
+
+    /// When one who works was heard to go to sleep, if he was not seen since.
+    pub(super) fn may_have_stopped(&self, tenant: TenantId) -> Option<Moment> {
+        let host = self.tenants.get(&tenant);
+        host.filter(|host| host.listens == Listens::Stop)?.heard
+    }
+
+    /// When one who rests was heard to ring, if he was not seen since.
+    pub(super) fn may_have_begun(&self, tenant: TenantId) -> Option<Moment> {
+        let host = self.tenants.get(&tenant);
+        host.filter(|host| host.listens == Listens::Begin)?.heard
+    }
+
+    /// One who was heard to go to sleep stopped then, or did not, by what he launched.
+    pub(super) fn stopped(&mut self, tenant: TenantId, then: bool, now: Moment) {
+        if let Some(host) = self.tenants.get_mut(&tenant) {
+            if then {
+                host.stops.right();
+            } else {
+                host.stops.in_vain(now);
+            }
+        }
+    }
+
+    /// One who was heard to ring has not come.
+    pub(super) fn rang_in_vain(&mut self, tenant: TenantId, now: Moment) {
+        if let Some(host) = self.tenants.get_mut(&tenant) {
+            host.begins.in_vain(now);
+        }
+    }
+
+    /// One who was heard to go to sleep works all the same.
+    pub(super) fn works(&mut self, tenant: TenantId, now: Moment) {
+        if self.may_have_stopped(tenant).is_some()
+            && let Some(host) = self.tenants.get_mut(&tenant)
+        {
+            host.stops.in_vain(now);
+            (host.on, host.heard) = (false, None);
+        }
+    }
+
+    /// Whether one will be heard before he is seen, as he was lately.
+    pub(super) fn tells(&self, tenant: TenantId, of: Listens) -> bool {
+        self.tenants.get(&tenant).is_some_and(|host| {
+            let trust = match of {
+                Listens::Begin => host.begins,
+                Listens::Stop => host.stops,
+            };
+            trust.right >= HEARD_MIN && (host.listens != of || host.heard.is_none())
+        })
+    }
+
+    /// Whether one has launched nothing since he was last seen to rest, or has only just begun to: he would have been heard.
+    pub(super) fn is_silent(&self, tenant: TenantId, now: Moment) -> bool {
+        self.tenants.get(&tenant).is_some_and(|host| {
+            let listens = host.listens == Listens::Begin && host.begins.right >= HEARD_MIN;
+            let just_now = |heard: Moment| now.since(heard) < JUST_NOW;
+            listens && host.heard.map_or(host.on, just_now)
+        })
+    }
+
+    /// Whether one who goes to sleep has stopped then, as he had lately.
+    pub(super) fn is_believed(&self, tenant: TenantId) -> bool {
+        let host = self.tenants.get(&tenant);
+        host.is_some_and(|host| host.stops.right >= HEARD_MIN)
+    }
+
+    /// A tenant is gone.
+    pub(super) fn forget(&mut self, tenant: TenantId) {
+        self.tenants.remove(&tenant);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(1);
+
+    const fn ms(ms: u64) -> Moment {
+        Moment(ms * 1_000_000)
+    }
+
+    /// Rests from `at` on, rings 50 ms later, and works from then on for 50 ms, heard or not.
+    fn round(hosts: &mut Hosts, at: u64, rings: bool, sleeps: bool) {
+        assert_eq!(hosts.listens(A, true, ms(at)), Some(Listens::Begin));
+        assert_eq!(hosts.listens(A, true, ms(at + 10)), None, "it is, already");
+        if rings {
+            assert_eq!(hosts.heard(A, ms(at + 50)), Some(Listens::Begin));
+            assert_eq!(hosts.may_have_begun(A), Some(ms(at + 50)));
+        }
+        assert_eq!(hosts.listens(A, false, ms(at + 60)), Some(Listens::Stop));
+        assert_eq!(hosts.may_have_begun(A), None);
+        if sleeps {
+            hosts.heard(A, ms(at + 100));
+            assert_eq!(hosts.may_have_stopped(A), Some(ms(at + 100)));
+            hosts.stopped(A, true, ms(at + 100));
+        }
+    }
+
+    #[test]
+    fn who_was_heard_twice_before_he_was_seen_is_believed_until_he_is_not_heard() {
+        let mut hosts = Hosts::default();
+        for at in [0, 100] {
+            assert!(!hosts.tells(A, Listens::Begin) && !hosts.tells(A, Listens::Stop));
+            round(&mut hosts, at, true, true);
+        }
+        assert!(hosts.tells(A, Listens::Begin));
+        assert!(hosts.is_believed(A) && hosts.is_known(A));
+        assert!(!hosts.tells(A, Listens::Stop), "he has told it just now");
+        round(&mut hosts, 200, true, false);
+        assert!(hosts.tells(A, Listens::Stop));
+        round(&mut hosts, 300, false, true);
+        assert!(!hosts.is_believed(A), "he stopped unheard");
+        assert!(!hosts.tells(A, Listens::Begin), "and began unheard");
+    }
+
+    #[test]
+    fn who_is_heard_for_nothing_again_and_again_is_not_listened_to_for_a_second() {
+        let mut hosts = Hosts::default();
+        for at in [0, 100] {
+            round(&mut hosts, at, true, true);
+        }
+        let mut at = 200;
+        for _ in 0..IN_VAIN_MAX {
+            assert_eq!(hosts.listens(A, true, ms(at)), Some(Listens::Begin));
+            hosts.heard(A, ms(at + 1));
+            assert!(!hosts.tells(A, Listens::Begin));
+            assert_eq!(hosts.listens(A, true, ms(at + 10)), None, "he may come yet");
+            at += 30;
+        }
+        assert_eq!(hosts.listens(A, true, ms(at)), None);
+        assert!(!hosts.tells(A, Listens::Begin));
+        assert_eq!(hosts.listens(A, true, ms(at + 500)), None);
+        assert_eq!(hosts.listens(A, true, ms(at + 1_000)), Some(Listens::Begin));
+    }
+
+    #[test]
+    fn who_goes_to_sleep_while_he_works_is_not_believed() {
+        let mut hosts = Hosts::default();
+        for at in [0, 100, 200] {
+            round(&mut hosts, at, true, true);
+        }
+        assert!(hosts.is_believed(A));
+        hosts.stopped(A, false, ms(300));
+        assert!(!hosts.is_believed(A));
+        round(&mut hosts, 300, true, false);
+        let mut at = 400;
+        while hosts.listens(A, false, ms(at)).is_some() || at == 400 {
+            hosts.heard(A, ms(at));
+            hosts.works(A, ms(at));
+            assert_eq!(hosts.may_have_stopped(A), None);
+            at += 1;
+        }
+        assert_eq!(
+            at,
+            400 + u64::from(IN_VAIN_MAX) - 1,
+            "one who waits for each kernel asleep"
+        );
+    }
+
+    #[test]
+    fn who_cannot_be_listened_to_is_tried_again_a_second_later() {
+        let mut hosts = Hosts::default();
+        assert_eq!(hosts.listens(A, true, ms(0)), Some(Listens::Begin));
+        hosts.is_deaf(A, ms(0));
+        assert_eq!(hosts.listens(A, true, ms(900)), None);
+        assert_eq!(hosts.listens(A, true, ms(1_000)), Some(Listens::Begin));
+        hosts.forget(A);
+        assert_eq!(hosts.heard(A, ms(1_100)), None);
+    }
+}

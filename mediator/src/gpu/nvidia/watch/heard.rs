@@ -1,0 +1,135 @@
+//! What tenants' hosts tell, and what comes of it: [`Hosts`](crate::gpu::nvidia::hosts::Hosts) says how far it is believed.
+
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+use super::Watch;
+use crate::gpu::nvidia::RECORD;
+use crate::gpu::nvidia::demand::STEADY;
+use crate::gpu::nvidia::hosts::Listens;
+use crate::gpu::nvidia::progress::Located;
+
+/// Who is heard when he stops is looked at again after so long all the same.
+pub(in crate::gpu::nvidia) const TOLD: Nanos = Nanos::from_ms(60);
+/// Who rings is on the engine so soon, if another is. SOURCE: facts sheet section 1: a time slice is 2.048 ms.
+const COMES: Nanos = Nanos::from_us(2_500);
+/// Who rang is awaited for so long.
+const AWAITED: Nanos = Nanos::from_ms(20);
+/// Who is heard has stopped, or begun, to within so long, if what he launched says the same to within the other.
+pub(super) const HEARD: Nanos = Nanos::from_us(100);
+const NEAR: Nanos = Nanos::from_ms(2);
+/// The same of one of whose launches nothing is known, who was seen at work so long before: from one look to the next, and a little.
+const CLOSE: Nanos = Nanos::from_ms(13);
+
+impl Watch {
+    pub(super) fn is_awaited(&self, tenant: TenantId) -> bool {
+        self.demand.awaited().is_some_and(|(who, _)| who == tenant)
+    }
+
+    /// Whether one who rests, and would have been heard, has rung only after that.
+    pub(super) fn is_silent_until(&self, tenant: TenantId, at: Moment) -> bool {
+        let rang = self.hosts.may_have_begun(tenant);
+        rang.is_some_and(|rang| rang > at) && self.hosts.is_known(tenant)
+    }
+
+    /// Whether all who may run, and want to, are heard when they stop.
+    pub(in crate::gpu::nvidia) fn all_tell(
+        &self,
+        now: Moment,
+        held: impl Fn(TenantId) -> bool,
+    ) -> bool {
+        let mut running = self.demand.wanting(now).filter(|tenant| !held(*tenant));
+        running.all(|tenant| self.hosts.tells(tenant, Listens::Stop))
+    }
+
+    /// What is to be listened for from now on that was not until now, of those who may run.
+    pub(in crate::gpu::nvidia) fn listens(
+        &mut self,
+        now: Moment,
+        held: impl Fn(TenantId) -> bool,
+    ) -> Vec<(TenantId, Listens)> {
+        if log::log_enabled!(target: RECORD, log::Level::Trace) {
+            let not = self.demand.tenants().filter(|tenant| held(*tenant));
+            let not: String = not.map(|tenant| format!(" {}", tenant.0)).collect();
+            log::trace!(target: RECORD, "listens {}{not}", now.0);
+        }
+        if let Some((tenant, rang)) = self.demand.awaited()
+            && now.since(rang) > AWAITED
+            && !held(tenant)
+        {
+            self.demand.stays_away(tenant);
+            self.hosts.rang_in_vain(tenant, now);
+        }
+        if self.demand.is_alone() {
+            return Vec::new();
+        }
+        let free: Vec<TenantId> = self.demand.tenants().filter(|id| !held(*id)).collect();
+        let listens = free.into_iter().filter_map(|tenant| {
+            let rests = self.demand.rests(tenant);
+            // Who hardly ever rests pauses now and then, which is no matter.
+            let of = (rests || self.demand.is_bursty(tenant))
+                .then(|| self.hosts.listens(tenant, rests, now));
+            Some((tenant, of??))
+        });
+        listens.collect()
+    }
+
+    /// What was listened for of a tenant was heard: how soon that is to be decided about; none if he is to be looked at. Who rings again and again before he works for long begins at once.
+    pub(in crate::gpu::nvidia) fn heard(&mut self, tenant: TenantId, at: Moment) -> Option<Nanos> {
+        log::trace!(target: RECORD, "heard {} {}", tenant.0, at.0);
+        let believed = self.hosts.tells(tenant, Listens::Begin);
+        match self.hosts.heard(tenant, at)? {
+            Listens::Stop => None,
+            Listens::Begin if believed && self.demand.works_long(tenant) => {
+                self.demand.rang(tenant, at);
+                Some(Nanos::ZERO)
+            }
+            Listens::Begin => Some(COMES + STEADY),
+        }
+    }
+
+    /// For how long nobody is expected to begin unheard, by what they did lately; `most` if they are not heard.
+    pub(in crate::gpu::nvidia) fn rests_on(&self, now: Moment, most: Nanos, told: Nanos) -> Nanos {
+        let tells = |tenant| self.hosts.tells(tenant, Listens::Begin);
+        self.demand.rests_on(
+            now,
+            |tenant, habit| {
+                if tells(tenant) { told } else { habit.min(most) }
+            },
+        )
+    }
+
+    /// When one stopped who was seen without work, and is found to have stopped by his launches: as he was heard, if that agrees. Whether that is by his channels' words.
+    pub(super) fn heard_to_stop(
+        &mut self,
+        tenant: TenantId,
+        located: Option<Located>,
+        now: Moment,
+    ) -> (Option<Located>, bool) {
+        let Some(heard) = self.hosts.may_have_stopped(tenant) else {
+            return (located, true);
+        };
+        let then = Some(Located {
+            at: heard,
+            within: HEARD,
+        });
+        let Some(located) = located else {
+            // What he launched meanwhile, or how long each takes, is not known.
+            if self.hosts.is_believed(tenant) {
+                return (then, false);
+            }
+            let worked = self.stops.worked_at(tenant);
+            let close = worked.is_some_and(|worked| heard.since(worked) <= CLOSE);
+            self.hosts.stopped(tenant, close, now);
+            return (None, false);
+        };
+        let agrees = located.at.0.abs_diff(heard.0) <= NEAR.0.max(located.within.0 / 2);
+        // Whose words say that he stopped before, for once, may have launched what they do not tell.
+        let believed = agrees || self.hosts.is_believed(tenant);
+        self.hosts.stopped(tenant, agrees, now);
+        if believed {
+            (then, false)
+        } else {
+            (Some(located), true)
+        }
+    }
+}
