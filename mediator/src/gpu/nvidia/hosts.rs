@@ -14,9 +14,10 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 
 /// So often in a row one was heard before he was seen.
 const HEARD_MIN: u32 = 2;
-/// So often in a row one was heard for nothing: then no more for a while.
+/// So often in a row one was heard for nothing: then no more for a while, and for twice as long each time, up to a minute. (To listen anew to all threads takes a millisecond or two.)
 const IN_VAIN_MAX: u32 = 4;
 const DEAF: Nanos = Nanos::from_ms(1_000);
+const DEAF_DOUBLED_MAX: u32 = 6;
 /// Who rang so lately has not come yet: what is told ends before that.
 const JUST_NOW: Nanos = Nanos::from_us(300);
 /// Who was heard is heard again after so long: a program may ring for itself, without work for the engine, or wait now and then.
@@ -39,22 +40,31 @@ struct Trust {
     /// So often in a row it was heard, and was not, or was, and was not heard.
     in_vain: u32,
     deaf_until: Moment,
+    /// So often it was given up since it was right.
+    given_up: u32,
 }
 
 impl Trust {
     fn right(&mut self) {
-        (self.right, self.in_vain) = (self.right + 1, 0);
+        self.right += 1;
+        (self.in_vain, self.given_up) = (0, 0);
     }
 
     fn in_vain(&mut self, now: Moment) {
         self.right = 0;
         self.in_vain += 1;
         if self.in_vain >= IN_VAIN_MAX {
-            *self = Self {
-                deaf_until: now + DEAF,
-                ..Self::default()
-            };
+            self.give_up(now);
         }
+    }
+
+    fn give_up(&mut self, now: Moment) {
+        let length = Nanos(DEAF.0 << self.given_up.min(DEAF_DOUBLED_MAX));
+        *self = Self {
+            deaf_until: now + length,
+            given_up: self.given_up + 1,
+            ..Self::default()
+        };
     }
 
     fn is_deaf(&self, now: Moment) -> bool {
@@ -131,10 +141,7 @@ impl Hosts {
     pub(super) fn is_deaf(&mut self, tenant: TenantId, now: Moment) {
         if let Some(host) = self.tenants.get_mut(&tenant) {
             host.on = false;
-            *host.trust() = Trust {
-                deaf_until: now + DEAF,
-                ..Trust::default()
-            };
+            host.trust().give_up(now);
         }
     }
 
@@ -315,12 +322,21 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_listened_to_is_tried_again_a_second_later() {
+    fn who_cannot_be_listened_to_is_tried_again_later_and_later() {
         let mut hosts = Hosts::default();
         assert_eq!(hosts.listens(A, true, ms(0)), Some(Listens::Begin));
         hosts.is_deaf(A, ms(0));
         assert_eq!(hosts.listens(A, true, ms(900)), None);
         assert_eq!(hosts.listens(A, true, ms(1_000)), Some(Listens::Begin));
+        hosts.is_deaf(A, ms(1_000));
+        assert_eq!(hosts.listens(A, true, ms(2_900)), None);
+        let mut at = 3_000;
+        for _ in 0..20 {
+            assert_eq!(hosts.listens(A, true, ms(at)), Some(Listens::Begin));
+            hosts.is_deaf(A, ms(at));
+            at += 64_000;
+        }
+        assert_eq!(hosts.listens(A, true, ms(at)), Some(Listens::Begin));
         hosts.forget(A);
         assert_eq!(hosts.heard(A, ms(1_100)), None);
     }
