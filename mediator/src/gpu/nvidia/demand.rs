@@ -51,8 +51,6 @@ struct Tenant {
     here: bool,
     /// When it was last seen to have none, while it could have run.
     idle_at: Moment,
-    /// It rang then, and has not come yet.
-    rang: Option<Moment>,
     habit: Habit,
 }
 
@@ -73,7 +71,6 @@ impl Demand {
             here_since: now,
             here: false,
             idle_at: now,
-            rang: None,
             habit: Habit::new(now),
         };
         self.tenants.insert(tenant, new);
@@ -115,22 +112,8 @@ impl Demand {
                 tenant.habit.began(at);
             }
             tenant.here = true;
-            tenant.rang = None;
             tenant.resident = true;
             tenant.last = tenant.last.max(at);
-        });
-    }
-
-    /// It rang a doorbell, and is known to work for long when it does: it wants the engine, and is here as soon as it may be.
-    pub fn rang(&mut self, tenant: TenantId, at: Moment) {
-        self.with(tenant, |tenant| {
-            if tenant.held.is_none() && !tenant.here {
-                tenant.here = true;
-                tenant.rang = (!tenant.resident).then_some(at);
-                tenant.here_since = Moment(at.0.saturating_sub(STEADY.0));
-                tenant.last = tenant.last.max(at);
-                tenant.habit.began(at);
-            }
         });
     }
 
@@ -262,30 +245,6 @@ impl Demand {
     pub fn rests(&self, tenant: TenantId) -> bool {
         let tenant = self.tenants.get(&tenant);
         tenant.is_some_and(|tenant| tenant.held.is_none() && !tenant.here)
-    }
-
-    /// Who rang, and has not come yet, as far as is known, and when.
-    pub fn awaited(&self) -> Option<(TenantId, Moment)> {
-        let mut all = self.tenants.iter();
-        all.find_map(|(id, tenant)| Some((*id, tenant.rang?)))
-    }
-
-    /// Who rang is on the engine.
-    pub fn came(&mut self, tenant: TenantId) {
-        self.with(tenant, |tenant| tenant.rang = None);
-    }
-
-    /// Who rang has not come, and wants nothing.
-    pub fn stays_away(&mut self, tenant: TenantId) {
-        self.with(tenant, |tenant| {
-            (tenant.here, tenant.rang) = (tenant.resident, None);
-        });
-    }
-
-    /// Whether it works for long when it does.
-    pub fn works_long(&self, tenant: TenantId) -> bool {
-        let tenant = self.tenants.get(&tenant);
-        tenant.is_some_and(|tenant| tenant.habit.works_long())
     }
 
     /// Whether it works and rests for long, again and again.

@@ -385,15 +385,6 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
 
     fn moved(&self) {
         let shared = &self.shared;
-        {
-            let watched = &mut *lock(&shared.watched);
-            // Who was let in because he rang: no look is needed to know that he has come.
-            if let Some((tenant, _)) = watched.watch.demand.awaited()
-                && watched.on_engine() == Some(tenant)
-            {
-                watched.watch.demand.came(tenant);
-            }
-        }
         let waits = shared.waits.swap(false, Ordering::AcqRel);
         if waits && shared.look_within(TICK).is_some_and(|within| within < TOLD) {
             shared.wake();

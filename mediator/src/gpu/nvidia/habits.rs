@@ -78,11 +78,6 @@ impl Habit {
         self.rested.all_but(REMEMBERED / 2) >= LONG
     }
 
-    /// Whether he works for so long that he needs turns.
-    pub(super) fn works_long(&self) -> bool {
-        self.worked.all_but(REMEMBERED / 2) >= LONG
-    }
-
     /// For how much longer one who works is expected to.
     pub(super) fn works_on(&self, now: Moment) -> Nanos {
         let so_far = now.since(self.since);

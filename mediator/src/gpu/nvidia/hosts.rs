@@ -184,13 +184,6 @@ impl Hosts {
         }
     }
 
-    /// One who was heard to ring has not come.
-    pub(super) fn rang_in_vain(&mut self, tenant: TenantId, now: Moment) {
-        if let Some(host) = self.tenants.get_mut(&tenant) {
-            host.begins.in_vain(now);
-        }
-    }
-
     /// One who was heard to go to sleep works all the same.
     pub(super) fn works(&mut self, tenant: TenantId, now: Moment) {
         if self.may_have_stopped(tenant).is_some()

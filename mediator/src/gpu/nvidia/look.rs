@@ -66,14 +66,6 @@ pub(super) fn is_dry(eyes: &mut impl Eyes) -> bool {
     if eyes.is_moving() {
         return false;
     }
-    if let Some((tenant, _)) = eyes.with(|watch| watch.demand.awaited()) {
-        // Whose context has come is in the log, which is not read for that.
-        if eyes.on_engine() == Some(tenant) {
-            eyes.with(|watch| watch.demand.came(tenant));
-        } else {
-            eyes.read();
-        }
-    }
     let begin = eyes.now();
     let free = free_resident(eyes);
     let said = free.map_or(Said::Nothing, |tenant| eyes.ask(tenant));

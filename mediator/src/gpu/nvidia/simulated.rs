@@ -441,8 +441,18 @@ impl Daemon {
                 self.listens.insert(tenant, (listens, told));
             }
         }
+        let mut moves = self.is_moving() && until.since(self.now()) > TICK;
         while self.now() < until {
             self.step();
+            // As `HoldOwner::moved`.
+            if moves && !self.is_moving() {
+                moves = false;
+                let held = |tenant: TenantId| self.held.contains(&tenant);
+                let within = self.watch.look_within(self.now(), TICK, held);
+                if self.hears && within.is_some_and(|within| within < TOLD) {
+                    return None;
+                }
+            }
             let tenants = &self.engine.tenants;
             let heard = self.listens.iter().find(|(tenant, (listens, told))| {
                 tenants[tenant.0 as usize - 1].told(*listens) != *told

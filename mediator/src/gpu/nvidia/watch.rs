@@ -347,7 +347,7 @@ impl Watch {
             return Some(tick);
         }
         let within = |tenant| {
-            if self.hosts.tells(tenant, Listens::Stop) && !self.is_awaited(tenant) {
+            if self.hosts.tells(tenant, Listens::Stop) {
                 return Some(TOLD);
             }
             if self.residency.resident() != Some(tenant) {

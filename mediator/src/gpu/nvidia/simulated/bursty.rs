@@ -2,7 +2,7 @@
 
 use turnstile_accounting::TenantId;
 
-use super::{Daemon, LAGS, Load, SECOND, US};
+use super::{Daemon, LAGS, Load, MS, SECOND, US};
 
 /// Bounds are in points from the fluid server: a burst is served in turns of tens of milliseconds, and a second has ten.
 #[test]
@@ -119,5 +119,31 @@ fn who_hides_launches_pays_all_the_same() {
             .collect();
         println!("hears {hears}: {charged:.2?} %");
         assert!(charged.iter().all(|own| own.abs() <= most), "{charged:?}");
+    }
+}
+
+/// Who rings without work between his bursts is let in for a moment, until he is not believed any more.
+#[test]
+fn who_rings_without_work_keeps_the_engine_from_nobody() {
+    let useful = |rings: u64| {
+        let load = Load {
+            rings,
+            ..Load::bursty(100, 200, 1)
+        };
+        let mut daemon = Daemon::new(&[load, Load::busy(100, 2_000)], "slices");
+        (daemon.words, daemon.age_at) = (true, Some(0));
+        let found = daemon.run(13);
+        let charged = [0, 1].map(|tenant| found.charged_within_percent(tenant, 3, 13));
+        (found.useful_percent(3, 13), charged, found.wakes / 13)
+    };
+    let (honest, ..) = useful(0);
+    for ms in [3, 7, 23, 41] {
+        let (percent, charged, wakes) = useful(ms * MS);
+        println!(
+            "each {ms} ms: {percent:.1} instead of {honest:.1} %, charged {charged:.2?} %, {wakes} wakes"
+        );
+        assert!(percent >= honest - 6.0, "{percent} instead of {honest}");
+        assert!(charged.iter().all(|own| own.abs() <= 1.0), "{charged:?}");
+        assert!(wakes <= 200, "{wakes}");
     }
 }

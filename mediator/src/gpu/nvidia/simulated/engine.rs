@@ -48,6 +48,8 @@ pub(super) struct Load {
     pub(super) warm: (u64, u64),
     /// It has the bursts of the bench, by this seed; none: it launches all the time.
     pub(super) bursts: Option<u64>,
+    /// While it rests it rings so often without work; zero: never.
+    pub(super) rings: u64,
     /// Its host pauses, by this seed; none: each gap is as long as the others.
     pub(super) pauses: Option<u64>,
 }
@@ -61,6 +63,7 @@ impl Load {
             start: 300 * MS,
             warm: (0, 0),
             bursts: None,
+            rings: 0,
             pauses: None,
         }
     }
@@ -245,6 +248,9 @@ impl Engine {
             let starting = now < tenant.load.start && now.is_multiple_of(20 * MS);
             if tenant.left > 0 || tenant.off {
                 continue;
+            }
+            if tenant.due == 0 && tenant.load.rings > 0 && now.is_multiple_of(tenant.load.rings) {
+                tenant.launches += 1;
             }
             if now >= tenant.next && tenant.due > 0 {
                 tenant.left = tenant.load.kernel;

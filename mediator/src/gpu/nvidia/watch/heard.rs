@@ -12,8 +12,6 @@ use crate::gpu::nvidia::progress::Located;
 pub(in crate::gpu::nvidia) const TOLD: Nanos = Nanos::from_ms(60);
 /// Who rings is on the engine so soon, if another is. SOURCE: facts sheet section 1: a time slice is 2.048 ms.
 const COMES: Nanos = Nanos::from_us(2_500);
-/// Who rang is awaited for so long.
-const AWAITED: Nanos = Nanos::from_ms(20);
 /// Who is heard has stopped, or begun, to within so long, if what he launched says the same to within the other.
 pub(super) const HEARD: Nanos = Nanos::from_us(100);
 const NEAR: Nanos = Nanos::from_ms(2);
@@ -21,10 +19,6 @@ const NEAR: Nanos = Nanos::from_ms(2);
 const CLOSE: Nanos = Nanos::from_ms(13);
 
 impl Watch {
-    pub(super) fn is_awaited(&self, tenant: TenantId) -> bool {
-        self.demand.awaited().is_some_and(|(who, _)| who == tenant)
-    }
-
     /// Whether one who rests, and would have been heard, has rung only after that.
     pub(super) fn is_silent_until(&self, tenant: TenantId, at: Moment) -> bool {
         let rang = self.hosts.may_have_begun(tenant);
@@ -52,13 +46,6 @@ impl Watch {
             let not: String = not.map(|tenant| format!(" {}", tenant.0)).collect();
             log::trace!(target: RECORD, "listens {}{not}", now.0);
         }
-        if let Some((tenant, rang)) = self.demand.awaited()
-            && now.since(rang) > AWAITED
-            && !held(tenant)
-        {
-            self.demand.stays_away(tenant);
-            self.hosts.rang_in_vain(tenant, now);
-        }
         if self.demand.is_alone() {
             return Vec::new();
         }
@@ -73,16 +60,12 @@ impl Watch {
         listens.collect()
     }
 
-    /// What was listened for of a tenant was heard: how soon that is to be decided about; none if he is to be looked at. Who rings again and again before he works for long begins at once.
+    /// What was listened for of a tenant was heard: how soon that is to be decided about; none if he is to be looked at.
     pub(in crate::gpu::nvidia) fn heard(&mut self, tenant: TenantId, at: Moment) -> Option<Nanos> {
         log::trace!(target: RECORD, "heard {} {}", tenant.0, at.0);
-        let believed = self.hosts.tells(tenant, Listens::Begin);
         match self.hosts.heard(tenant, at)? {
             Listens::Stop => None,
-            Listens::Begin if believed && self.demand.works_long(tenant) => {
-                self.demand.rang(tenant, at);
-                Some(Nanos::ZERO)
-            }
+            // Who rings without work keeps the engine from nobody.
             Listens::Begin => Some(COMES + STEADY),
         }
     }
