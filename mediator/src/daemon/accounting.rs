@@ -164,12 +164,12 @@ impl Accounting<'_> {
 
     /// From one look to the next where there is nothing to decide.
     fn step(&self, now: Moment) -> Nanos {
-        let longest = self.timing.alone.max(self.timing.period);
-        if now > self.shared_until {
-            longest
+        let step = if now > self.shared_until {
+            self.timing.alone
         } else {
-            self.host.gpu().rests_on().max(self.timing.period)
-        }
+            self.host.gpu().rests_on()
+        };
+        step.max(self.timing.period)
     }
 
     fn read_log(&mut self) {

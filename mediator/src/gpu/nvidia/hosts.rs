@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
+use super::look::JUST_NOW;
+
 /// So often in a row one was heard before he was seen.
 const HEARD_MIN: u32 = 2;
 /// So often in a row one was heard for nothing: then no more for a while, and for twice as long each time, up to a minute. (To listen anew to all threads takes a millisecond or two.)
 const IN_VAIN_MAX: u32 = 4;
 const DEAF: Nanos = Nanos::from_ms(1_000);
 const DEAF_DOUBLED_MAX: u32 = 6;
-/// Who rang so lately has not come yet: what is told ends before that.
-const JUST_NOW: Nanos = Nanos::from_us(300);
 /// Who was heard is heard again after so long: a program may ring for itself, without work for the engine, or wait now and then.
 const AGAIN: Nanos = Nanos::from_ms(20);
 
@@ -209,6 +209,7 @@ impl Hosts {
     pub(super) fn is_silent(&self, tenant: TenantId, now: Moment) -> bool {
         self.tenants.get(&tenant).is_some_and(|host| {
             let listens = host.listens == Listens::Begin && host.begins.right >= HEARD_MIN;
+            // What is told of the log ends before that.
             let just_now = |heard: Moment| now.since(heard) < JUST_NOW;
             listens && host.heard.map_or(host.on, just_now)
         })

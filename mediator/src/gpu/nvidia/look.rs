@@ -22,7 +22,7 @@ const FRESH: Nanos = Nanos::from_ms(6);
 const OLD: Nanos = Nanos::from_ms(30);
 
 /// What is told of the log ends before it was read if that was so lately: [`super::watch::SETTLED`] ago.
-const JUST_NOW: Nanos = Nanos::from_us(300);
+pub(super) const JUST_NOW: Nanos = Nanos::from_us(300);
 
 /// Who worked for long may launch nothing for so long, and goes on. SOURCE: `simulated/pauses.rs`: hosts pause for longer twice in a minute.
 const PAUSE: Nanos = Nanos::from_ms(2);

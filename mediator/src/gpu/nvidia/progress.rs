@@ -629,8 +629,7 @@ impl Progress {
             return None;
         }
         let after = each.stands_after()?;
-        heard.unasked = (heard.unasked + 1) % ASKED_AGAIN;
-        (heard.unasked > 0).then_some(after)
+        (!self.is_asked_again(tenant)).then_some(after)
     }
 
     /// Whether the register is to be asked this time although something else says as much: each [`ASKED_AGAIN`] times.

@@ -82,8 +82,8 @@ impl Stops {
         located: Option<Located>,
         by_words: bool,
     ) -> Moment {
-        let seen = self.at_work.filter(|(who, _)| *who == tenant);
-        let from = seen.map_or(since, |(_, seen)| seen.max(since)).min(at);
+        let seen = self.worked_at(tenant);
+        let from = seen.map_or(since, |seen| seen.max(since)).min(at);
         let located = located.filter(|located| (from..=at).contains(&located.at));
         let by_words = by_words && located.is_some();
         let Located { at: middle, within } = located.unwrap_or(Located::between(from, at));

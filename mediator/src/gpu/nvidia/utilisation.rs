@@ -131,8 +131,8 @@ impl Counted {
 
 /// How fast the counters' own clock is: from one latch to the next are 100 ms of the GPU's timer.
 ///
-/// SOURCE: measured: on H200s it is within 5 millionths of the timer, on four H100s (the same driver) it said 99.78 ms for 100.00, by which counters seemed to grow younger by 2.5 ms a second, so
-/// that their age was not found.
+/// SOURCE: measured: on H200s it is within 5 millionths of the timer, on an H100 (the same driver) it said 99.78 ms for 100.00, by which counters seemed to grow younger by 2.5 ms a second, so that
+/// their age was not found; nor was it on four more.
 #[derive(Clone, Copy, Debug, Default)]
 struct Clock {
     latches: u64,

@@ -496,10 +496,8 @@ impl Watch {
             Said::Still { since, entries, .. } => (since, entries, false),
         };
         let rests = self.residency.is_idle();
-        if rests || self.has_stopped(tenant) && !self.begun.has(tenant) {
-            return false;
-        }
-        if self.hosts.may_have_stopped(tenant).is_some() {
+        let heard = self.hosts.may_have_stopped(tenant).is_some();
+        if rests || heard || self.has_stopped(tenant) && !self.begun.has(tenant) {
             return false;
         }
         let each = self.progress.each(tenant);

@@ -101,7 +101,10 @@ impl Ear {
         let done: io::Result<()> = events.iter().try_for_each(set);
         if !on {
             // What was told meanwhile is not to be told the next time.
-            is_told(&events, Some(&Timespec::default()));
+            let fds = events
+                .iter()
+                .map(|event| PollFd::new(*event, PollFlags::IN));
+            told_within(fds.collect(), Timespec::default());
             self.listens = None;
         }
         done.map_err(HearingError::Watch)
@@ -152,14 +155,10 @@ impl Ear {
     }
 }
 
-/// Which of these were told, as soon as one is.
-fn is_told(events: &[&ThreadEvent], within: Option<&Timespec>) -> Vec<bool> {
-    let fds = events
-        .iter()
-        .map(|event| PollFd::new(*event, PollFlags::IN));
-    let mut fds: Vec<PollFd<'_>> = fds.collect();
+/// Which of these told something, as soon as one does.
+fn told_within(mut fds: Vec<PollFd<'_>>, within: Timespec) -> Vec<bool> {
     // A signal ends it early, as if nothing were told.
-    let _ = poll(&mut fds, within);
+    let _ = poll(&mut fds, Some(&within));
     fds.iter().map(|fd| !fd.revents().is_empty()).collect()
 }
 
@@ -191,14 +190,10 @@ impl Ears {
             tv_sec: (length.0 / 1_000_000_000) as i64,
             tv_nsec: (length.0 % 1_000_000_000) as i64,
         };
-        let told = {
-            let events = self.tenants.values().flat_map(Ear::events);
-            let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
-            fds.extend(events.map(|event| PollFd::new(event, PollFlags::IN)));
-            let _ = poll(&mut fds, Some(&within));
-            let told = fds.iter().map(|fd| !fd.revents().is_empty());
-            told.collect::<Vec<bool>>()
-        };
+        let events = self.tenants.values().flat_map(Ear::events);
+        let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
+        fds.extend(events.map(|event| PollFd::new(event, PollFlags::IN)));
+        let told = told_within(fds, within);
         if told.first() == Some(&true) {
             // It was written, and is to be again.
             let _ = rustix::io::read(wake, &mut [0; 8]);

@@ -103,26 +103,27 @@ fn words_spare_readings_of_the_register_where_hosts_are_not_heard_and_charge_no_
 /// Who shows fewer launches than he makes at times seems to rest then; what is learnt of his launches, when he is heard, the register and the counters say otherwise.
 #[test]
 fn who_hides_launches_pays_all_the_same() {
-    // SOURCE: this engine: 0.2 % at most, and 1.09 where he is heard, since who is heard is looked at less often.
-    for (hears, most) in [(false, 0.5), (true, 1.2)] {
-        let seeds = 1..=6;
-        let loads = seeds.map(|seed| Load::bursty(100, 200, seed));
-        let loads = loads.chain([Load::busy(100, 200)]);
-        let charged: Vec<f64> = loads
-            .map(|load| {
-                let mut daemon = Daemon::new(&[load, Load::busy(100, 2_000)], "slices");
-                (daemon.engine.lag, daemon.age_at) = (LAGS[3], Some(0));
-                (daemon.words, daemon.liar) = (true, Some(TenantId(1)));
-                daemon.hears = hears;
-                daemon.run(23).charged_within_percent(0, 3, 23)
-            })
-            .collect();
-        println!("hears {hears}: {charged:.2?} %");
-        assert!(charged.iter().all(|own| own.abs() <= most), "{charged:?}");
+    // SOURCE: this engine, 20 s: 0.2 % at most, and 0.72 where he is heard, since who is heard is looked at less often.
+    for hears in [false, true] {
+        let loads = (1..=6).map(|seed| Load::bursty(100, 200, seed));
+        for load in loads.chain([Load::busy(100, 200)]) {
+            let mut daemon = Daemon::new(&[load, Load::busy(100, 2_000)], "slices");
+            (daemon.engine.lag, daemon.age_at) = (LAGS[3], Some(0));
+            (daemon.words, daemon.liar) = (true, Some(TenantId(1)));
+            daemon.hears = hears;
+            let found = daemon.run(23);
+            let within = |from, to| found.charged_within_percent(0, from, to);
+            let charged = [within(3, 13), within(13, 23)];
+            println!(
+                "{load:?}, hears {hears}: {charged:.2?}, {:.2} %",
+                within(3, 23)
+            );
+            assert!(charged.iter().all(|own| own.abs() <= 1.0), "{charged:?}");
+        }
     }
 }
 
-/// Who rings without work between his bursts is let in for a moment, until he is not believed any more.
+/// Who rings without work between his bursts has a period end now and then, and nothing else.
 #[test]
 fn who_rings_without_work_keeps_the_engine_from_nobody() {
     let useful = |rings: u64| {

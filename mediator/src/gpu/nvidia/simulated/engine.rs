@@ -111,6 +111,13 @@ pub(super) struct Tenant {
 }
 
 impl Tenant {
+    /// A kernel of that length is launched, by one who is on the schedule.
+    fn launch(&mut self, length: u64) {
+        self.left = length;
+        self.launches += 1;
+        self.fetch();
+    }
+
     /// The host engine takes the entry of the kernel under way.
     fn fetch(&mut self) {
         if !std::mem::replace(&mut self.fetched, true) {
@@ -253,18 +260,12 @@ impl Engine {
                 tenant.launches += 1;
             }
             if now >= tenant.next && tenant.due > 0 {
-                tenant.left = tenant.load.kernel;
                 tenant.due -= 1;
-                tenant.launches += 1;
-                tenant.fetch();
+                tenant.launch(tenant.load.kernel);
             } else if (tenant.load.warm.0..tenant.load.warm.1).contains(&now) {
-                tenant.left = WARM_KERNEL;
-                tenant.launches += 1;
-                tenant.fetch();
+                tenant.launch(WARM_KERNEL);
             } else if starting {
-                tenant.left = 100 * US;
-                tenant.launches += 1;
-                tenant.fetch();
+                tenant.launch(100 * US);
             }
         }
         if self.works() {

@@ -28,16 +28,13 @@ impl Watch {
                 self.stops.moved(tenant, ended);
                 self.residency.idle(tenant, ended.at, &mut self.events);
             }
-        } else if let (
-            true,
-            Said::Moved {
-                since,
-                entries: entries @ 1..,
-            },
-        ) = (
-            self.residency.is_idle() && !self.is_silent_until(tenant, left),
-            said,
-        ) && since < left
+        } else if let Said::Moved {
+            since,
+            entries: entries @ 1..,
+        } = said
+            && since < left
+            && self.residency.is_idle()
+            && !self.is_silent_until(tenant, left)
         {
             let began = each.began(since, left, entries);
             self.stops.moved(tenant, began);
