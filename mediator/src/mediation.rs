@@ -86,6 +86,8 @@ struct Standing {
     backlogged: bool,
     /// Since when it has been seen without work.
     idle_from: Option<Moment>,
+    /// It stopped in this period: it did not want more than it had, whatever it wants now.
+    stopped: bool,
     /// Not all of its memory is on the GPU: it waits for that and not for the engine.
     memory_waits: bool,
     gates: GateState,
@@ -135,6 +137,7 @@ impl Mediation {
             kept: false,
             backlogged: false,
             idle_from: None,
+            stopped: false,
             memory_waits: false,
             gates: GateState::Watched,
         };
@@ -277,8 +280,16 @@ impl Mediation {
             .filter(|(_, standing)| standing.kept && !standing.memory_waits)
             .map(|(tenant, _)| *tenant)
             .collect();
-        let tenant = self.policy.ran_dry(&waiting)?;
+        let tenant = self.policy.ran_dry(&waiting, now)?;
+        for (other, standing) in &mut self.tenants {
+            standing.stopped |= !waiting.contains(other);
+        }
         self.decide(tenant, Decision::Admit, now)
+    }
+
+    /// Whether the policy has more to decide when the engine ran dry.
+    pub fn decides_when_dry(&self) -> bool {
+        self.policy.decides_when_dry()
     }
 
     /// When the policy has to be asked again, if before the end of the period.
@@ -401,10 +412,13 @@ impl Mediation {
             weight: standing.weight.get(),
             cap_ns: standing.cap.map(|cap| cap.within(length)),
             used_ns: used_ns(compute, *tenant),
-            backlogged: standing.backlogged && !standing.memory_waits,
+            backlogged: standing.backlogged && !standing.memory_waits && !standing.stopped,
         };
         self.wishes.clear();
         self.wishes.extend(self.tenants.iter().map(wish));
+        for standing in self.tenants.values_mut() {
+            standing.stopped = false;
+        }
         self.ledger.append(usage)?;
         self.due.window(length, &self.wishes);
         Ok(())
@@ -597,6 +611,26 @@ mod tests {
             Some(order(A, GateState::Open))
         );
         assert!(!bench.mediation.anyone_waits());
+    }
+
+    #[test]
+    fn who_stopped_in_a_period_was_due_what_he_had_also_if_he_is_back_at_its_end() {
+        let mut bench = Bench::new("dfq");
+        bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        bench.mediation.woke(A, bench.at);
+        let due_ms = |bench: &Bench| bench.mediation.due(B).entitled_ns.0 / 1_000_000;
+        let before = due_ms(&bench);
+        // B has nothing to do, and A is let in.
+        bench.mediation.ran_dry(bench.at).unwrap();
+        bench.period(&[(B, 1), (A, 6)], &[A, B]);
+        assert_eq!(due_ms(&bench), before + 1);
+        bench.period(&[(B, 1), (A, 6)], &[A, B]);
+        assert_eq!(
+            due_ms(&bench),
+            before + 1 + 3,
+            "he wants half of the seven again"
+        );
     }
 
     #[test]

@@ -197,7 +197,7 @@ impl Policy for Dfq {
         Ok(self.decide(self.tenants.get(tenant)?, now))
     }
 
-    fn ran_dry(&mut self, waiting: &[TenantId]) -> Option<TenantId> {
+    fn ran_dry(&mut self, waiting: &[TenantId], _: Moment) -> Option<TenantId> {
         let known = waiting
             .iter()
             .filter_map(|&id| Some((id, self.tenants.get(id).ok()?)));

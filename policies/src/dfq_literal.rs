@@ -74,7 +74,7 @@ impl Policy for DfqLiteral {
     }
 
     /// The paper leaves the engine idle until the next decision.
-    fn ran_dry(&mut self, _: &[TenantId]) -> Option<TenantId> {
+    fn ran_dry(&mut self, _: &[TenantId], _: Moment) -> Option<TenantId> {
         None
     }
 

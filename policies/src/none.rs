@@ -37,7 +37,7 @@ impl Policy for AdmitAll {
         self.tenants.get(tenant).map(|()| Decision::Admit)
     }
 
-    fn ran_dry(&mut self, waiting: &[TenantId]) -> Option<TenantId> {
+    fn ran_dry(&mut self, waiting: &[TenantId], _: Moment) -> Option<TenantId> {
         waiting.first().copied()
     }
 

@@ -126,8 +126,13 @@ pub trait Policy: fmt::Debug + Send {
     fn woke(&mut self, tenant: TenantId, now: Moment) -> Result<Decision, PolicyError>;
 
     /// The engine has nothing to execute, while these tenants have work behind closed gates: whom to
-    /// admit at once (law 4). `None` if all of them have to stay (caps).
-    fn ran_dry(&mut self, waiting: &[TenantId]) -> Option<TenantId>;
+    /// admit at once (law 4). `None` if all of them have to stay (caps). Whoever may run wants nothing any more.
+    fn ran_dry(&mut self, waiting: &[TenantId], now: Moment) -> Option<TenantId>;
+
+    /// Whether there is something to be decided because of that, beyond who is admitted: the period ends.
+    fn decides_when_dry(&self) -> bool {
+        true
+    }
 
     /// A period ended: one decision for every tenant, by ascending id.
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision];

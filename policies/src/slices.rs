@@ -142,6 +142,20 @@ struct Own {
     decision: Decision,
 }
 
+impl Own {
+    /// It does not wait, as of now.
+    fn stops(&mut self, now: Moment) {
+        (self.served, self.woken) = (false, false);
+        let long = |since: &Moment| *since + LONG <= now;
+        self.stopped = self
+            .stopped
+            .or_else(|| self.since.filter(long).and(Some(now)));
+        if self.stopped.is_none() {
+            self.since = None;
+        }
+    }
+}
+
 impl Slices {
     /// A policy without tenants.
     pub fn new(tuning: &Tuning) -> Self {
@@ -241,20 +255,10 @@ impl Slices {
                 }
                 continue;
             }
-            (tenant.own.served, tenant.own.woken) = (false, false);
-            let stops = || {
-                tenant
-                    .own
-                    .since
-                    .filter(|since| *since + LONG <= now)
-                    .and(Some(now))
-            };
-            tenant.own.stopped = tenant.own.stopped.or_else(stops);
-            if tenant.own.stopped.is_some() {
-                continue;
+            tenant.own.stops(now);
+            if tenant.own.stopped.is_none() {
+                tenant.clock.lift(self.system);
             }
-            tenant.clock.lift(self.system);
-            tenant.own.since = None;
         }
         if any_resumed {
             // Who was let in instead had no turn by that.
@@ -520,21 +524,34 @@ impl Policy for Slices {
         Ok(tenant.own.decision)
     }
 
-    fn ran_dry(&mut self, waiting: &[TenantId]) -> Option<TenantId> {
+    fn ran_dry(&mut self, waiting: &[TenantId], now: Moment) -> Option<TenantId> {
         let known = waiting
             .iter()
             .filter_map(|&id| Some((id, self.tenants.get(id).ok()?)));
         let (id, _) = known
             .filter(|(_, tenant)| !tenant.capped())
             .min_by_key(|(id, tenant)| (tenant.clock.now(), *id))?;
-        if let Some(turn) = &mut self.turn {
-            turn.holder = id;
+        for (other, tenant) in self.tenants.iter_mut() {
+            if tenant.backlogged && !waiting.contains(&other) {
+                tenant.backlogged = false;
+                tenant.own.stops(now);
+            }
+        }
+        match &mut self.turn {
+            // Nobody else has turns.
+            turn if waiting.len() == 1 => *turn = None,
+            Some(turn) => turn.holder = id,
+            None => {}
         }
         if let Ok(tenant) = self.tenants.get_mut(id) {
             tenant.own.served = true;
             tenant.own.decision = Decision::Admit;
         }
         Some(id)
+    }
+
+    fn decides_when_dry(&self) -> bool {
+        self.turn.is_some()
     }
 
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision] {

@@ -106,8 +106,8 @@ impl Policy for Saving {
     fn woke(&mut self, tenant: TenantId, now: Moment) -> Result<Decision, PolicyError> {
         self.0.woke(tenant, now)
     }
-    fn ran_dry(&mut self, waiting: &[TenantId]) -> Option<TenantId> {
-        self.0.ran_dry(waiting)
+    fn ran_dry(&mut self, waiting: &[TenantId], now: Moment) -> Option<TenantId> {
+        self.0.ran_dry(waiting, now)
     }
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision] {
         let mut tenants = usage.tenants.to_vec();

@@ -15,7 +15,7 @@ use turnstile_accounting::{
     TenantUsage, Usage, Window,
 };
 
-use super::host::{Host, engines};
+use super::host::{Dry, Host, engines};
 use super::timings::Seen;
 use crate::mediation::COMPUTE;
 
@@ -94,6 +94,17 @@ pub(super) fn run(
     }
 }
 
+/// Why a sleep is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slept {
+    /// It is time.
+    Over,
+    /// Something is to be decided.
+    Decide,
+    /// Who was held is let in where the engine ran dry, and nobody else waits.
+    LetIn,
+}
+
 struct Accounting<'a> {
     host: &'a Arc<Host>,
     stop: &'a AtomicBool,
@@ -117,14 +128,13 @@ impl Accounting<'_> {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Sleeps until `until`; while somebody is held back, in ticks, to let him in when the engine is found without work. That ends the
-    /// period: the policy has to know who wants nothing any more. Whether something was told that is to be decided about, which ends it sooner.
-    fn sleep_until(&self, mut until: Moment) -> bool {
-        let mut told = false;
+    /// Sleeps until `until`; while somebody is held back, in ticks, to let him in when the engine is found without work. What is told meanwhile ends it sooner if it is to be decided about.
+    fn sleep_until(&self, mut until: Moment) -> Slept {
+        let mut slept = Slept::Over;
         loop {
             let left = until.since(self.now());
             if left == Nanos::ZERO || self.stopped() {
-                return told;
+                return slept;
             }
             let gpu = self.host.gpu();
             let held = self.host.anyone_held();
@@ -133,29 +143,54 @@ impl Accounting<'_> {
             let nap = look.into_iter().chain(memory).min().unwrap_or(left);
             if let Some(within) = gpu.nap(left.min(nap)) {
                 until = until.min(self.now() + within);
-                told = true;
+                slept = Slept::Decide;
             }
             if memory.is_some() {
                 self.host.memory_tick();
             }
             // What was in doubt may have been seen since.
             let doubt = || gpu.look_again(self.timing.tick).is_some();
-            if look.is_some() && doubt() && gpu.has_run_dry() && self.host.ran_dry() {
-                return told;
+            if look.is_some() && doubt() && gpu.has_run_dry() {
+                match self.host.ran_dry() {
+                    Dry::Nobody => {}
+                    Dry::Decide => return Slept::Decide,
+                    Dry::LetIn => return Slept::LetIn,
+                }
             }
         }
     }
 
+    /// Sleeps until the policy is to be asked again, in a period that began then: if it does not say when, for a whole one, and on while there is nothing to decide.
+    fn sleep(&mut self, mut from: Moment, behind: Nanos) {
+        loop {
+            let decide_at = self.host.decide_at();
+            // Never at once again, whatever it says.
+            let end = decide_at.unwrap_or_else(|| from + self.period(from));
+            let slept = match self.sleep_until(end.max(from + PERIOD_MIN) + behind) {
+                Slept::Over if decide_at.is_none() => self.doze(from + behind),
+                slept => slept,
+            };
+            if slept != Slept::LetIn || self.stopped() {
+                return;
+            }
+            // Who stopped is charged when there is something to decide; what is known of him is taken now.
+            self.read_log();
+            from = Moment(self.now().0.saturating_sub(behind.0));
+        }
+    }
+
     /// Goes on sleeping while nobody is held and the GPU tells nothing: nobody has come, so that there is nothing to decide.
-    fn doze(&self, from: Moment) {
+    fn doze(&self, from: Moment) -> Slept {
         let until = from + self.timing.quiet;
         let mut end = self.now();
         while end < until && self.may_doze() && !self.stopped() && !self.host.gpu().has_events() {
             end = until.min(end + self.step(end));
-            if self.sleep_until(end) {
-                return;
+            let slept = self.sleep_until(end);
+            if slept != Slept::Over {
+                return slept;
             }
         }
+        Slept::Over
     }
 
     fn may_doze(&self) -> bool {
@@ -206,14 +241,7 @@ impl Accounting<'_> {
         self.read_log();
         let mut from = final_now(self);
         while !self.stopped() {
-            let period = self.period(from);
-            // A policy that says when it has to be asked need not be asked before; never at once again, whatever it says.
-            let decide_at = self.host.decide_at();
-            let end = decide_at.unwrap_or(from + period);
-            let told = self.sleep_until(end.max(from + PERIOD_MIN) + behind);
-            if !told && decide_at.is_none() {
-                self.doze(from + behind);
-            }
+            self.sleep(from, behind);
             // The end is read first: whatever is logged after that lies behind it.
             let to = final_now(self).max(from);
             self.read_log();

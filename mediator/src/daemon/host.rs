@@ -28,6 +28,17 @@ use crate::tenant::gates::GateBook;
 use crate::tenant::pages::StatusView;
 use crate::tenant::requests::{Account, Effect};
 
+/// What came of an engine without work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dry {
+    /// Nobody is let in.
+    Nobody,
+    /// Somebody is, and there is more to decide.
+    Decide,
+    /// Somebody is, and that is all.
+    LetIn,
+}
+
 /// Tenants and policy of a host.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
@@ -260,14 +271,14 @@ impl Host {
             self.gpu.set_unwatched(tenant, vm.gates.any_open());
         }
         if let Some(order) = state.mediation.woke(tenant, now) {
-            state.carry_out(&*self.gpu, order);
+            state.carry_out(&*self.gpu, &[order]);
         }
     }
 
     /// Lets a waiting tenant in, if the compute engine has nothing to do: nobody runs (the caller has seen that), nothing
     /// is pending that may run, and no gate is opening behind which something was kept. An engine that is being
-    /// switched has not run dry. Whether somebody was let in.
-    pub(super) fn ran_dry(&self) -> bool {
+    /// switched has not run dry.
+    pub(super) fn ran_dry(&self) -> Dry {
         let mut state = self.lock();
         let state = &mut *state;
         if state
@@ -276,7 +287,7 @@ impl Host {
             .filter_map(Tenant::gates)
             .any(GateBook::any_opening)
         {
-            return false;
+            return Dry::Nobody;
         }
         for tenant in state.tenants.keys() {
             if state.memory.as_ref().is_some_and(|m| m.waits(*tenant)) {
@@ -284,20 +295,26 @@ impl Host {
             }
             if self.pending(*tenant) > 0 {
                 if self.drains() || state.mediation.admitted(*tenant) {
-                    return false;
+                    return Dry::Nobody;
                 }
                 state.mediation.queued(*tenant);
             }
         }
         if !state.mediation.anyone_waits() {
-            return false;
+            return Dry::Nobody;
         }
         let now = self.gpu.now();
-        if let Some(order) = state.mediation.ran_dry(now) {
-            state.carry_out(&*self.gpu, order);
-            return true;
+        let Some(order) = state.mediation.ran_dry(now) else {
+            return Dry::Nobody;
+        };
+        state.carry_out(&*self.gpu, &[order]);
+        // Gates of a VM that has stopped are watched again from the end of a period on.
+        let any_gates = state.tenants.values().any(|of| of.gates().is_some());
+        if any_gates || state.mediation.decides_when_dry() {
+            Dry::Decide
+        } else {
+            Dry::LetIn
         }
-        false
     }
 
     /// Whether there is no tenant.
@@ -416,11 +433,11 @@ impl Host {
             }
         };
         // Who may run first: the engine goes over to him as soon as another stops.
-        let closes = |order: &&GateOrder| order.state == turnstile_vmm::gate::GateState::Closed;
-        let (close, open): (Vec<&GateOrder>, Vec<&GateOrder>) = orders.iter().partition(closes);
-        for order in open.into_iter().chain(close) {
-            state.carry_out(&*self.gpu, *order);
-        }
+        let closes = |order: &GateOrder| order.state == turnstile_vmm::gate::GateState::Closed;
+        let (close, mut orders): (Vec<GateOrder>, Vec<GateOrder>) =
+            orders.into_iter().partition(closes);
+        orders.extend(close);
+        state.carry_out(&*self.gpu, &orders);
         if let Some(memory) = &mut state.memory {
             memory.wishes(&state.mediation, state.tenants.keys(), end);
             memory.step(&mut state.mediation, &*self.gpu, self.gpu.now());
@@ -542,11 +559,22 @@ pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
 }
 
 impl State {
-    /// A VM's gates move, then what is queued is stopped or goes on; a program has channels of its own alone.
-    fn carry_out(&mut self, gpu: &dyn Gpu, GateOrder { tenant, state }: GateOrder) {
-        let Some(entry) = self.tenants.get_mut(&tenant) else {
-            return;
-        };
+    /// VMs' gates move, then what is queued is stopped or goes on.
+    fn carry_out(&mut self, gpu: &dyn Gpu, orders: &[GateOrder]) {
+        let orders = orders.iter().filter_map(|order| self.gates(gpu, *order));
+        let orders: Vec<(TenantId, bool)> = orders.collect();
+        if !orders.is_empty() {
+            gpu.carry_out(&orders);
+        }
+    }
+
+    /// A VM's gates move; a program has channels of its own alone. Whether the tenant is to be suspended, or resumed, if it is.
+    fn gates(
+        &mut self,
+        gpu: &dyn Gpu,
+        GateOrder { tenant, state }: GateOrder,
+    ) -> Option<(TenantId, bool)> {
+        let entry = self.tenants.get_mut(&tenant)?;
         log::trace!("{tenant}: {state:?}");
         if let Some((vm, vmm)) = entry.vm() {
             let channels: Vec<u32> = vm.gates.channels().collect();
@@ -557,12 +585,11 @@ impl State {
             }
             gpu.set_unwatched(tenant, vm.gates.any_open());
         }
-        match state {
-            turnstile_vmm::gate::GateState::Closed => gpu.suspend(tenant),
-            // Not before all of its memory is there.
-            _ if self.memory.as_ref().is_some_and(|m| !m.may_run(tenant)) => {}
-            _ => gpu.resume(tenant),
-        }
+        let suspended = state == turnstile_vmm::gate::GateState::Closed;
+        // Not before all of its memory is there.
+        let lacks = |memory: &Memory| !memory.may_run(tenant);
+        let stays = !suspended && self.memory.as_ref().is_some_and(lacks);
+        (!stays).then_some((tenant, suspended))
     }
 
     fn write_status(&mut self, gpu: &dyn Gpu, at: Moment) {

@@ -353,6 +353,17 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Lets it go on.
     fn resume(&self, tenant: TenantId);
 
+    /// Suspends (`true`) and resumes tenants as one decision says, in this order.
+    fn carry_out(&self, orders: &[(TenantId, bool)]) {
+        for (tenant, suspended) in orders {
+            if *suspended {
+                self.suspend(*tenant);
+            } else {
+                self.resume(*tenant);
+            }
+        }
+    }
+
     /// Whether a suspended tenant executes nothing any more: only then its memory can be moved.
     fn is_quiet(&self, _tenant: TenantId) -> bool {
         false

@@ -136,7 +136,7 @@ fn a_capped_tenant_is_held_even_alone_and_holds_nobody_back() {
         .unwrap();
     let decisions = policy.period_end(&measured(&[busy(A, 3)]));
     assert_eq!(decisions[0].decision, Decision::Hold(HoldReason::Capped));
-    assert_eq!(policy.ran_dry(&[A]), None);
+    assert_eq!(policy.ran_dry(&[A], Moment(0)), None);
     assert_eq!(held(&mut policy, &[busy(A, 0), busy(B, 11)]), [A]);
     assert_eq!(held(&mut policy, &[busy(A, 0), busy(B, 11)]), []);
 }
@@ -159,8 +159,8 @@ fn a_dry_engine_goes_to_the_one_least_ahead() {
         held(&mut policy, &[busy(A, 16), busy(B, 14), busy(C, 0)]),
         [A, B]
     );
-    assert_eq!(policy.ran_dry(&[A, B]), Some(B));
-    assert_eq!(policy.ran_dry(&[]), None);
+    assert_eq!(policy.ran_dry(&[A, B], Moment(0)), Some(B));
+    assert_eq!(policy.ran_dry(&[], Moment(0)), None);
 }
 
 #[test]

@@ -319,9 +319,38 @@ fn an_unused_turn_is_the_next_ones() {
     let both = [(A, 1_000_000, true), (B, 1_000_000, true)];
     let holder = period(&mut policy, 0, 2_000_000, &both)[0];
     let other = if holder == A { B } else { A };
-    assert_eq!(policy.ran_dry(&[other]), Some(other));
+    assert_eq!(policy.ran_dry(&[other], Moment(2_000_000)), Some(other));
     let used = [(holder, 0, false), (other, 5_000_000, true)];
     assert_eq!(period(&mut policy, 2_000_000, 7_000_000, &used), [A, B]);
+}
+
+/// A has a burst, and B what A leaves. Who has the next turn, and until when, if a period ends when A stops, or not.
+fn after_a_burst(ends: bool) -> (Turn, VirtualTime) {
+    let ms = |ms: u64| ms * 1_000_000;
+    let mut policy = policy(&[100, 100]);
+    let both = [(A, ms(5), true), (B, ms(5), true)];
+    assert_eq!(period(&mut policy, 0, ms(10), &both), [A]);
+    assert_eq!(policy.ran_dry(&[B], Moment(ms(30))), Some(B));
+    assert!(!policy.decides_when_dry() && policy.decide_at().is_none());
+    let mut from = ms(10);
+    let mut used = ms(25);
+    if ends {
+        let stopped = [(A, ms(20), false), (B, 0, true)];
+        assert_eq!(period(&mut policy, from, ms(30), &stopped), [A, B]);
+        (from, used) = (ms(30), ms(5));
+    }
+    let again = [(A, used, true), (B, ms(60), true)];
+    period(&mut policy, from, ms(100), &again);
+    let at = policy.tenants.get(A).unwrap().clock.now();
+    (policy.turn.unwrap(), at)
+}
+
+#[test]
+fn who_stops_where_nobody_else_waits_need_not_be_told_of_until_he_returns() {
+    // He is not owed what B had meanwhile either way.
+    let (turn, at) = after_a_burst(false);
+    assert_eq!((turn, at), after_a_burst(true));
+    assert_eq!(turn.holder, A);
 }
 
 /// Two that wait all the time, until A, in a turn of his, does nothing for `pause` ns, and B is let in; meanwhile periods take so long, but for the first. Who has turns from then on,
@@ -350,7 +379,10 @@ fn pausing(pause: u64, length: u64) -> Vec<(TenantId, u64)> {
     assert_eq!(holder, Some(A));
     holder = step(&mut policy, 6 * frame + 20_000_000, A, true);
     assert_eq!(holder, Some(A));
-    assert_eq!(policy.ran_dry(&[B]), Some(B));
+    assert_eq!(
+        policy.ran_dry(&[B], Moment(6 * frame + 25_000_000)),
+        Some(B)
+    );
     let mut at = 6 * frame + 25_000_000;
     step(&mut policy, at, B, false);
     let end = 6 * frame + 20_000_000 + pause;

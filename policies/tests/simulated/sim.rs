@@ -312,7 +312,7 @@ impl Sim {
             .enumerate()
             .filter(|(_, c)| c.held && !c.behind_gate.is_empty());
         let waiting: Vec<_> = held.map(|(index, _)| TenantId(index as u32)).collect();
-        if let Some(tenant) = policy.ran_dry(&waiting) {
+        if let Some(tenant) = policy.ran_dry(&waiting, Moment(self.now)) {
             self.apply(tenant.0 as usize, Decision::Admit);
         }
     }

@@ -26,7 +26,8 @@ pub(super) struct Cost {
 #[derive(Debug)]
 pub(super) struct Work {
     begin: Instant,
-    cpu_ns: u64,
+    /// None if it never waits.
+    cpu_ns: Option<u64>,
 }
 
 impl Work {
@@ -34,7 +35,15 @@ impl Work {
     pub(super) fn begin() -> Self {
         Self {
             begin: Instant::now(),
-            cpu_ns: thread_cpu_ns(),
+            cpu_ns: Some(thread_cpu_ns()),
+        }
+    }
+
+    /// The same of some microseconds in which nothing is waited for: to ask the kernel for the processor time would take as long.
+    pub(super) fn brief() -> Self {
+        Self {
+            begin: Instant::now(),
+            cpu_ns: None,
         }
     }
 }
@@ -44,8 +53,12 @@ impl Cost {
     pub(super) fn add(&mut self, work: &Work) {
         self.count += 1;
         // CAST: 584 years.
-        self.wall_ns += work.begin.elapsed().as_nanos() as u64;
-        self.cpu_ns += thread_cpu_ns().saturating_sub(work.cpu_ns);
+        let wall_ns = work.begin.elapsed().as_nanos() as u64;
+        self.wall_ns += wall_ns;
+        self.cpu_ns += match work.cpu_ns {
+            Some(cpu_ns) => thread_cpu_ns().saturating_sub(cpu_ns),
+            None => wall_ns,
+        };
     }
 }
 
@@ -61,7 +74,8 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         slept.add(&work);
         let work = Work::begin();
-        while thread_cpu_ns() < work.cpu_ns + 5_000_000 {
+        let begin_ns = thread_cpu_ns();
+        while thread_cpu_ns() < begin_ns + 5_000_000 {
             std::hint::spin_loop();
         }
         worked.add(&work);
@@ -70,8 +84,15 @@ mod tests {
             slept.wall_ns >= 20_000_000 && slept.cpu_ns < 5_000_000,
             "{slept:?}"
         );
+        let brief = Work::brief();
+        let before = worked;
+        worked.add(&brief);
         assert!(
-            worked.count == 2 && worked.cpu_ns >= 10_000_000,
+            worked.cpu_ns - before.cpu_ns == worked.wall_ns - before.wall_ns,
+            "{worked:?}"
+        );
+        assert!(
+            worked.count == 3 && worked.cpu_ns >= 10_000_000,
             "{worked:?}"
         );
     }

@@ -247,6 +247,12 @@ impl Demand {
         tenant.is_some_and(|tenant| tenant.held.is_none() && !tenant.here)
     }
 
+    /// Whether it may not run.
+    pub fn is_held(&self, tenant: TenantId) -> bool {
+        let tenant = self.tenants.get(&tenant);
+        tenant.is_some_and(|tenant| tenant.held.is_some())
+    }
+
     /// Whether it works and rests for long, again and again.
     pub fn is_bursty(&self, tenant: TenantId) -> bool {
         let tenant = self.tenants.get(&tenant);

@@ -31,6 +31,7 @@ use super::hands::{Hands, Owner};
 use super::hold::Channel;
 use super::holder::{Holder, OwnedSwitch};
 use super::look;
+use super::models;
 use super::mover::MoverError;
 use super::probe::CudaError;
 use super::programs::{ProgramChunks, ProgramMemory};
@@ -203,6 +204,7 @@ impl NvidiaGpu {
         let shared = Arc::new(Shared {
             clock: Mutex::new(clock),
             watched: Mutex::new(Watched::new(
+                models::of(index),
                 client.clone(),
                 log,
                 counts,
@@ -386,7 +388,11 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
     fn moved(&self) {
         let shared = &self.shared;
         let waits = shared.waits.swap(false, Ordering::AcqRel);
-        if waits && shared.look_within(TICK).is_some_and(|within| within < TOLD) {
+        // Nobody is looked for where nobody waits.
+        if waits
+            && shared.hands.is_anyone_held()
+            && shared.look_within(TICK).is_some_and(|within| within < TOLD)
+        {
             shared.wake();
         }
     }
@@ -603,14 +609,18 @@ impl Gpu for NvidiaGpu {
     }
 
     fn suspend(&self, tenant: TenantId) {
-        if let Ok(worker) = self.shared.vms.of(tenant) {
-            worker.set_suspended(true);
-        }
-        self.shared.hands.want(tenant, true);
+        self.carry_out(&[(tenant, true)]);
     }
 
     fn resume(&self, tenant: TenantId) {
-        self.shared.hands.want(tenant, false);
+        self.carry_out(&[(tenant, false)]);
+    }
+
+    fn carry_out(&self, orders: &[(TenantId, bool)]) {
+        let suspended = orders.iter().filter(|(_, suspended)| *suspended);
+        let workers = suspended.filter_map(|(tenant, _)| self.shared.vms.of(*tenant).ok());
+        workers.for_each(|worker| worker.set_suspended(true));
+        self.shared.hands.want_all(orders);
     }
 
     fn is_quiet(&self, tenant: TenantId) -> bool {

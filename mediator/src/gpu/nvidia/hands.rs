@@ -37,9 +37,6 @@ const IDLE: Duration = arrivals::FIRST_LOOK;
 /// From one attempt to start another guardian to the next.
 const GUARDIAN_PAUSE: Duration = Duration::from_secs(1);
 
-/// From the first order of a decision until the others have come, at most.
-const GATHER: Duration = Duration::from_micros(30);
-
 /// Who may run is on the engine so soon after the call. SOURCE: measured on an H200: 100 us.
 const ARRIVAL_PAUSE: Duration = Duration::from_micros(250);
 /// Looks before who is to be held is stopped: a time slice of the hardware and more.
@@ -151,13 +148,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Hands {
     /// Has a tenant held (`true`) or released.
     pub(super) fn want(&self, tenant: TenantId, hold: bool) {
+        self.want_all(&[(tenant, hold)]);
+    }
+
+    /// The same of all of whom one decision says so: they are taken together, and who is held makes room for who is released.
+    pub(super) fn want_all(&self, orders: &[(TenantId, bool)]) {
         let mut wanted = lock(&self.wanted);
-        wanted.postponed.remove(&tenant);
-        wanted.tenants.insert(tenant, hold);
-        if hold {
-            wanted.to_be_held.insert(tenant);
-        } else {
-            wanted.to_be_held.remove(&tenant);
+        for (tenant, hold) in orders {
+            wanted.postponed.remove(tenant);
+            wanted.tenants.insert(*tenant, *hold);
+            if *hold {
+                wanted.to_be_held.insert(*tenant);
+            } else {
+                wanted.to_be_held.remove(tenant);
+            }
         }
         drop(wanted);
         self.wake.notify_one();
@@ -321,13 +325,6 @@ impl Hands {
                 .wait_timeout(wanted, wait)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
-        }
-        let some = |hold| wanted.tenants.values().any(|wanted| *wanted == hold);
-        // A decision's orders come one by one, who is let in first and who is stopped last: where both are there, it is complete.
-        if (some(true) ^ some(false)) && !wanted.ending {
-            drop(wanted);
-            thread::sleep(GATHER);
-            wanted = lock(&self.wanted);
         }
         if wanted.ending {
             return None;

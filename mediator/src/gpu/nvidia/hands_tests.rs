@@ -219,12 +219,7 @@ fn at_a_handover_the_holder_is_off_the_schedule_before_the_next_runs() {
     rig.settle();
     assert!(rig.hands.is_held(B));
     assert_eq!(rig.calls(), [(true, all[4..].to_vec())], "nobody comes");
-    // Held at once while nobody looks, so that the thread takes both.
-    {
-        let mut wanted = lock(&rig.hands.wanted);
-        wanted.tenants.extend([(A, true), (B, false)]);
-        wanted.to_be_held = BTreeSet::from([A]);
-    }
+    rig.hands.want_all(&[(B, false), (A, true)]);
     rig.settle();
     let events = lock(&rig.fake.events).clone();
     let expected = [

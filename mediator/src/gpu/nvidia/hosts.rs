@@ -1,7 +1,8 @@
 //! What the processors of tenants' hosts tell: a doorbell that is rung by one who rests, a thread that goes to sleep of one who works. Pure.
 //!
 //! ```text
-//!   rests -- listened for his doorbell --> rung: he begins
+//!   rests -- listened for his thread   --> awake: he begins -- if he does so, or he does not sleep
+//!         -- listened for his doorbell --> rung: he begins  -- if he wakes for something else
 //!   works -- listened for his thread  --> asleep: he may have stopped, and is looked at
 //! ```
 //!
@@ -82,9 +83,28 @@ struct Host {
     heard: Option<Moment>,
     begins: Trust,
     stops: Trust,
+    /// His thread woke and he did not begin, or he began and it had not woken.
+    wakes_in_vain: bool,
 }
 
 impl Host {
+    const fn of(&self, listens: Listens) -> Trust {
+        match listens {
+            Listens::Begin => self.begins,
+            Listens::Stop => self.stops,
+        }
+    }
+
+    /// What is listened for was heard for nothing, or not heard. Of one whose thread wakes for something else, doorbells tell more.
+    fn in_vain(&mut self, now: Moment) {
+        if self.listens == Listens::Begin && !self.wakes_in_vain && self.begins.in_vain > 0 {
+            self.wakes_in_vain = true;
+            self.begins = Trust::default();
+            return;
+        }
+        self.trust().in_vain(now);
+    }
+
     fn trust(&mut self) -> &mut Trust {
         match self.listens {
             Listens::Begin => &mut self.begins,
@@ -114,11 +134,12 @@ impl Hosts {
             heard: None,
             begins: Trust::default(),
             stops: Trust::default(),
+            wakes_in_vain: false,
         });
         if host.listens != listens {
             match (host.listens, host.on, host.heard) {
                 (Listens::Begin, _, Some(_)) => host.begins.right(),
-                (_, true, None) => host.trust().in_vain(now),
+                (_, true, None) => host.in_vain(now),
                 _ => {}
             }
             (host.listens, host.on, host.heard) = (listens, false, None);
@@ -127,7 +148,7 @@ impl Hosts {
             if now.since(heard) < AGAIN {
                 return None;
             }
-            host.trust().in_vain(now);
+            host.in_vain(now);
             (host.on, host.heard) = (false, None);
         }
         if host.on || host.trust().is_deaf(now) {
@@ -143,6 +164,18 @@ impl Hosts {
             host.on = false;
             host.trust().give_up(now);
         }
+    }
+
+    /// Whether that is not listened for, since it was heard for nothing.
+    pub(super) fn is_deaf_to(&self, tenant: TenantId, to: Listens, now: Moment) -> bool {
+        let host = self.tenants.get(&tenant);
+        host.is_some_and(|host| host.of(to).is_deaf(now))
+    }
+
+    /// Whether he begins whenever his thread wakes, as far as is known.
+    pub(super) fn begins_when_awake(&self, tenant: TenantId) -> bool {
+        let host = self.tenants.get(&tenant);
+        host.is_some_and(|host| !host.wakes_in_vain)
     }
 
     /// Whether what is listened for was heard the last time.
@@ -197,11 +230,7 @@ impl Hosts {
     /// Whether one will be heard before he is seen, as he was lately.
     pub(super) fn tells(&self, tenant: TenantId, of: Listens) -> bool {
         self.tenants.get(&tenant).is_some_and(|host| {
-            let trust = match of {
-                Listens::Begin => host.begins,
-                Listens::Stop => host.stops,
-            };
-            trust.right >= HEARD_MIN && (host.listens != of || host.heard.is_none())
+            host.of(of).right >= HEARD_MIN && (host.listens != of || host.heard.is_none())
         })
     }
 
@@ -278,8 +307,9 @@ mod tests {
             round(&mut hosts, at, true, true);
         }
         let mut at = 200;
-        for _ in 0..IN_VAIN_MAX {
+        for times in 0..IN_VAIN_MAX + 2 {
             assert_eq!(hosts.listens(A, true, ms(at)), Some(Listens::Begin));
+            assert_eq!(hosts.begins_when_awake(A), times < 2, "then he has to ring");
             hosts.heard(A, ms(at + 1));
             assert!(!hosts.tells(A, Listens::Begin));
             assert_eq!(hosts.listens(A, true, ms(at + 10)), None, "he may come yet");

@@ -13,11 +13,6 @@ use std::collections::{BTreeMap, VecDeque};
 use turnstile_accounting::meter::{IdleShares, Stay};
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
-/// Time that the engine takes for a launch before its first instruction and after its last. SOURCE: measured on an H200: of loads that are
-/// alone, its counters call 1.73 to 1.96 us of each launch busy beside what kernels execute, for kernels of 10, 12, 50 and 200 us that
-/// are launched and waited for.
-pub(super) const LAUNCH: Nanos = Nanos(1_950);
-
 /// The engine is idle for so long at least from the end of a kernel to the next that was launched when it was waited for. SOURCE: measured: 6.2 to 9
 /// us on an H200 with a host of 16 cores.
 const WAIT: Nanos = Nanos(4_000);
@@ -54,6 +49,8 @@ const READINGS: usize = 1024;
 /// Launches of all tenants.
 #[derive(Debug)]
 pub(super) struct Launches {
+    /// How long the engine takes for each.
+    each: Nanos,
     shares: IdleShares,
     /// By channels' words: of each tenant so many, in so many ns, the later the more.
     words: BTreeMap<TenantId, (f64, f64)>,
@@ -89,9 +86,11 @@ impl Confirmation {
     }
 }
 
-impl Default for Launches {
-    fn default() -> Self {
+impl Launches {
+    /// None so far; the engine takes so long for each.
+    pub(super) fn new(each: Nanos) -> Self {
         Self {
+            each,
             shares: IdleShares::with_noise(NOISE)
                 .and_small(SMALL)
                 .and_again_within(AGAIN_WITHIN),
@@ -100,9 +99,7 @@ impl Default for Launches {
             confirmation: Confirmation::default(),
         }
     }
-}
 
-impl Launches {
     /// The status register was read.
     pub(super) fn read(&mut self, at: Moment) {
         if self.readings.len() == READINGS {
@@ -129,7 +126,7 @@ impl Launches {
         let count = (count as f64 - own).max(0.0);
         self.confirmation.observe(count, stays);
         // CAST: not negative; far less than 2^63.
-        let processing = Nanos((count * LAUNCH.0 as f64) as u64);
+        let processing = Nanos((count * self.each.0 as f64) as u64);
         let launching = |(tenant, stay): (&TenantId, &Stay)| {
             let none_ns = u64::from(stay.handovers) * at_handover(*tenant).0;
             let resident = stay.resident.saturating_sub(Nanos(none_ns));
@@ -150,12 +147,12 @@ impl Launches {
 
     /// Fraction of its residency in which the engine processes launches of a tenant that is idle for `idle` of it; by its channels' words, if these are believed.
     pub(super) fn fraction(&self, tenant: TenantId, idle: f64, by_words: bool) -> f64 {
-        let most = idle * LAUNCH.0 as f64 / WAIT.0 as f64;
+        let most = idle * self.each.0 as f64 / WAIT.0 as f64;
         let words = self
             .words
             .get(&tenant)
             .filter(|(_, ns)| by_words && *ns > 0.0);
-        let words = words.map(|(count, ns)| count * LAUNCH.0 as f64 / ns);
+        let words = words.map(|(count, ns)| count * self.each.0 as f64 / ns);
         let fraction = words.unwrap_or_else(|| self.shares.fraction(tenant));
         fraction.min(most)
     }
@@ -167,7 +164,7 @@ impl Launches {
 
     /// How often a tenant launches in such a residency, as far as is known.
     pub(super) fn expected(&self, tenant: TenantId, resident: Nanos) -> f64 {
-        self.shares.fraction(tenant) * resident.0 as f64 / LAUNCH.0 as f64
+        self.shares.fraction(tenant) * resident.0 as f64 / self.each.0 as f64
     }
 
     /// Standard deviation of [`Self::fraction`].
@@ -195,6 +192,7 @@ mod tests {
     use turnstile_accounting::meter::Launched;
 
     use super::*;
+    use crate::gpu::nvidia::models::H200;
 
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
@@ -202,7 +200,7 @@ mod tests {
 
     /// Of 30 intervals, in which A launches so many in 100 ms of residency, and B none; turns are of this length.
     fn launched(each: u64, turn: u64) -> Launches {
-        let mut launches = Launches::default();
+        let mut launches = Launches::new(H200.launch);
         let until = |at: u64| at / (2 * turn) * turn + (at % (2 * turn)).min(turn);
         for interval in 0..30 {
             let (from, to) = (interval * 100 * MS, (interval + 1) * 100 * MS);
@@ -235,7 +233,7 @@ mod tests {
 
     #[test]
     fn who_is_seldom_alone_and_begins_to_launch_is_known_soon() {
-        let mut launches = Launches::default();
+        let mut launches = Launches::new(H200.launch);
         let mut interval = |index: u64, a_ms: u64, count: u64| {
             let (from, to) = (Moment(index * 100 * MS), Moment((index + 1) * 100 * MS));
             let stay = |resident_ms: u64| Stay {
@@ -260,7 +258,7 @@ mod tests {
 
     #[test]
     fn channels_words_say_it_where_they_are_believed() {
-        let mut launches = Launches::default();
+        let mut launches = Launches::new(H200.launch);
         for interval in 0..20 {
             let (from, to) = (
                 Moment(interval * 100 * MS),
@@ -296,7 +294,7 @@ mod tests {
 
     /// Whether A and B are confirmed at last, of whom each launches 400 times in an interval and says so often, or nothing.
     fn confirmed(said: impl Fn(u64) -> [Option<f64>; 2]) -> bool {
-        let mut launches = Launches::default();
+        let mut launches = Launches::new(H200.launch);
         for interval in 0..40 {
             let begin = Moment(interval * 100 * MS);
             let stay = |count: Option<f64>| Stay {

@@ -167,8 +167,8 @@ fn by_register(eyes: &mut impl Eyes, tenant: TenantId, said: Said) -> (bool, u32
 /// Whether another reading of the log would say what is known: who was on the engine is, by its own status, and since then nobody else was let in, or could come by himself: who
 /// rests, and would have been heard, has not. (Who is nobody's may; he is seen within [`OLD`], or so long after that as the driver takes to move it, and from then on the log is read for him.)
 fn is_read(eyes: &mut impl Eyes) -> bool {
-    let ago = eyes.read_ago();
-    if ago < JUST_NOW {
+    let (ago, begin) = (eyes.read_ago(), eyes.now());
+    if ago < JUST_NOW || eyes.with(|watch| watch.is_confirmed(begin)) {
         return true;
     }
     if ago > OLD && !eyes.read_shown() {
@@ -178,11 +178,15 @@ fn is_read(eyes: &mut impl Eyes) -> bool {
         return false;
     };
     let (others, now) = (others(eyes, Some(resident)), eyes.now());
-    eyes.with(|watch| watch.is_still())
+    let is_read = eyes.with(|watch| watch.is_still())
         && others.iter().all(|tenant| {
             eyes.is_held(*tenant) || eyes.with(|watch| watch.hosts.is_silent(*tenant, now))
         })
-        && eyes.on_engine() == Some(resident)
+        && eyes.on_engine() == Some(resident);
+    if is_read {
+        eyes.with(|watch| watch.confirm(begin));
+    }
+    is_read
 }
 
 /// At the end of a period: reads the log, unless that would say what is known, and looks whether one whom nobody waits for has begun, or stopped. Of one who is alone the counters say all, and better: his idle time is

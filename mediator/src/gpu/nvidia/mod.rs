@@ -42,6 +42,7 @@ pub mod lease;
 mod line;
 pub mod load;
 mod look;
+mod models;
 pub mod mover;
 pub mod notify;
 pub mod police;

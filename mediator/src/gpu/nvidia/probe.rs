@@ -78,14 +78,10 @@ pub fn thread_events() -> io::Result<()> {
     let word = 0_u32;
     // CAST: an address.
     let address = std::ptr::from_ref(&word) as u64;
-    for event in [
-        ThreadEvent::writes(own, address)?,
-        ThreadEvent::leaves(own)?,
-    ] {
-        event.set(true)?;
-        event.set(false)?;
-    }
-    Ok(())
+    ThreadEvent::switches(own)?;
+    let writes = ThreadEvent::writes(own, address)?;
+    writes.set(true)?;
+    writes.set(false)
 }
 
 /// Why there are no counters.

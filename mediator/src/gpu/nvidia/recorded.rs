@@ -16,6 +16,7 @@ use turnstile_accounting::{
 };
 
 use super::events::{Change, SwitchRecord};
+use super::models;
 use super::progress::{Entries, Said, Words};
 use super::utilisation::{Busy, LAG_MAX};
 use super::watch::Watch;
@@ -126,6 +127,9 @@ impl Replay {
         }
         match what {
             "#" => {}
+            "model" => self
+                .watch
+                .is_of(models::named(words.next().unwrap()).unwrap()),
             "seen" => {
                 let words: Vec<&str> = words.collect();
                 let (id, at) = (words[0].parse().unwrap(), words[2].parse().unwrap());

@@ -14,7 +14,7 @@ mod rests;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use turnstile_accounting::{
-    EventMeter, Meter, Metric, Moment, Nanos, Observation, SwitchEvent, TenantId, Window,
+    EventMeter, Meter, Metric, Moment, Nanos, Observation, TenantId, Window,
 };
 use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
 use turnstile_vmm::gate::GateState;
@@ -197,6 +197,14 @@ struct Daemon {
     /// Hosts tell when tenants ring and sleep: what is listened for.
     hears: bool,
     listens: BTreeMap<TenantId, (Listens, u64)>,
+}
+
+/// As `daemon::accounting::Slept`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slept {
+    Over,
+    Decide,
+    LetIn,
 }
 
 const fn id(tenant: usize) -> TenantId {
@@ -412,23 +420,27 @@ impl Daemon {
     }
 
     /// As the accounting thread does.
-    fn sleep_until(&mut self, mut end: Moment) -> bool {
-        let mut told = false;
+    fn sleep_until(&mut self, mut end: Moment) -> Slept {
+        let mut slept = Slept::Over;
         while self.now() < end {
             let held = self.mediation.held().next().is_some();
             let look = if held { self.look_again() } else { None };
             let until = look.map_or(end, |look| end.min(self.now() + look));
             if let Some(within) = self.nap(until) {
                 end = end.min(self.now() + within);
-                told = true;
+                slept = Slept::Decide;
             }
             self.wakes += 1;
             let doubt = look.is_some() && self.look_again().is_some();
             if doubt && look::is_dry(self) && self.ran_dry() {
-                break;
+                return if self.mediation.decides_when_dry() {
+                    Slept::Decide
+                } else {
+                    Slept::LetIn
+                };
             }
         }
-        told
+        slept
     }
 
     /// As `NvidiaGpu::nap`.
@@ -449,7 +461,8 @@ impl Daemon {
                 moves = false;
                 let held = |tenant: TenantId| self.held.contains(&tenant);
                 let within = self.watch.look_within(self.now(), TICK, held);
-                if self.hears && within.is_some_and(|within| within < TOLD) {
+                let looks = self.hears && !self.held.is_empty();
+                if looks && within.is_some_and(|within| within < TOLD) {
                     return None;
                 }
             }
@@ -481,19 +494,33 @@ impl Daemon {
     }
 
     /// The same, for a whole period.
-    fn sleep(&mut self, from: Moment) {
-        let decide_at = self.mediation.decide_at();
-        let end = decide_at.unwrap_or_else(|| from + self.period(from));
-        let told = self.sleep_until(end + SETTLED);
-        let from = from + SETTLED;
+    fn sleep(&mut self, mut from: Moment) {
+        loop {
+            let decide_at = self.mediation.decide_at();
+            let end = decide_at.unwrap_or_else(|| from + self.period(from));
+            let slept = match self.sleep_until(end + SETTLED) {
+                Slept::Over if decide_at.is_none() => self.doze(from + SETTLED),
+                slept => slept,
+            };
+            if slept != Slept::LetIn {
+                return;
+            }
+            self.read_events();
+            from = Moment(self.now().0.saturating_sub(SETTLED.0));
+        }
+    }
+
+    fn doze(&mut self, from: Moment) -> Slept {
         let until = from + QUIET;
         let mut end = self.now();
-        while !told && decide_at.is_none() && end < until && self.may_doze() && !self.has_events() {
+        while end < until && self.may_doze() && !self.has_events() {
             end = until.min(end + self.period(end));
-            if self.sleep_until(end) {
-                break;
+            let slept = self.sleep_until(end);
+            if slept != Slept::Over {
+                return slept;
             }
         }
+        Slept::Over
     }
 
     /// As `NvidiaGpu::has_events`.
@@ -502,13 +529,26 @@ impl Daemon {
         look::may_decide(self)
     }
 
+    /// As `NvidiaGpu::read_events`, and `Accounting::read_log`.
+    fn read_events(&mut self) {
+        let now = self.now();
+        look::glance(self, Self::read);
+        let mut events = Vec::new();
+        self.watch.take(now, &mut events);
+        for busy in self.engine.latched.drain(..) {
+            self.watch.counted(busy);
+        }
+        for event in events {
+            self.meter.observe(Observation::Switch(event));
+        }
+    }
+
     fn run(mut self, seconds: u64) -> Found {
         if self.mapped {
             self.watch.registers_are_mapped();
         }
         let final_now = |daemon: &Self| Moment(daemon.now().0.saturating_sub(SETTLED.0));
         let mut from = final_now(&self);
-        let mut events: Vec<SwitchEvent> = Vec::new();
         let mut shown = vec![(0, 0); self.charged.len()];
         let mut shown_at = 0;
         let mut charges = vec![Vec::new(); self.charged.len()];
@@ -519,15 +559,8 @@ impl Daemon {
             }
             self.sleep(from);
             self.periods += 1;
-            let (now, to) = (self.now(), final_now(&self).max(from));
-            look::glance(&mut self, Self::read);
-            self.watch.take(now, &mut events);
-            for busy in self.engine.latched.drain(..) {
-                self.watch.counted(busy);
-            }
-            for event in events.drain(..) {
-                self.meter.observe(Observation::Switch(event));
-            }
+            let to = final_now(&self).max(from);
+            self.read_events();
             let usage = self.meter.close(Window::starting(from, to.since(from)));
             let used = |tenant: &usize| usage.tenant_ns(id(*tenant), Metric::Total).0 > 0;
             if (0..self.charged.len()).filter(used).count() > 1 {

@@ -258,6 +258,8 @@ struct Tenant<M> {
 pub(super) struct Userds<M> {
     tenants: BTreeMap<TenantId, Tenant<M>>,
     generations: u64,
+    /// After so many changes of channels all that there were had been opened.
+    changes: Option<u64>,
 }
 
 impl<M> Default for Userds<M> {
@@ -265,6 +267,7 @@ impl<M> Default for Userds<M> {
         Self {
             tenants: BTreeMap::new(),
             generations: 0,
+            changes: None,
         }
     }
 }
@@ -286,6 +289,17 @@ impl<M: Memory> Userds<M> {
             let again = |at: Instant| now.saturating_duration_since(at) >= AGAIN;
             known.opened.is_none() && !known.places.is_empty() && known.failed.is_none_or(again)
         })
+    }
+
+    /// Whether all are open that there are after so many changes, so that there is nothing to be done.
+    pub(super) fn are_of(&self, changes: u64) -> bool {
+        self.changes == Some(changes)
+    }
+
+    /// It was asked of all that there were after so many changes whether they are due.
+    pub(super) fn followed(&mut self, changes: u64) {
+        let all = self.tenants.values().all(|known| known.opened.is_some());
+        self.changes = all.then_some(changes);
     }
 
     /// They were opened, or could not be. Whether that is worth a word.
@@ -322,6 +336,7 @@ impl<M: Memory> Userds<M> {
     /// Of others than these nothing is read any more.
     pub(super) fn keep(&mut self, tenants: impl Fn(TenantId) -> bool) {
         self.tenants.retain(|tenant, _| tenants(*tenant));
+        self.changes = None;
     }
 
     /// Channels of all tenants of whom they are read.

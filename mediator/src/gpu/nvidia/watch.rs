@@ -16,19 +16,22 @@ use super::hold::Channel;
 use super::hosts::{Hosts, Listens};
 use super::latches::Latches;
 use super::launches::Launches;
+use super::look::JUST_NOW;
+use super::models::{H200, Model};
 use super::progress::{Located, Progress, Said, Words};
-use super::residency::{Edges, Residency, UNTRACKED};
+use super::residency::{Residency, UNTRACKED};
 use super::stops::Stops;
 use super::userd::Place;
 use super::utilisation::Busy;
 use crate::mediation::COMPUTE;
 use crate::process;
 use heard::{HEARD, TOLD};
+use moves::Moves;
 
 /// Residency is told up to here before the end of what was read: it may turn out to be the end of a residency, and
 /// the GPU may yet deliver a record of a little earlier.
 ///
-/// SOURCE: the log is flushed before it is read; a switch takes 80 us (facts sheet section 1); [`Edges`] for the rest.
+/// SOURCE: the log is flushed before it is read; a switch takes 80 us (facts sheet section 1); [`Edges`](super::residency::Edges) for the rest.
 pub(super) const SETTLED: Nanos = Nanos::from_us(600);
 
 /// Processes whose ancestors were looked at without finding a tenant, that are remembered.
@@ -43,10 +46,6 @@ const LOOK_MAX: Nanos = Nanos::from_ms(12);
 /// Who launched nothing since the last look may still be at his last kernel, but is looked at after so long. SOURCE: two looks of [`super::device::TICK`].
 const DOUBTED_AFTER: Nanos = Nanos::from_ms(6);
 
-/// Who was held, or let go, is where he is to be so long after that. SOURCE: recordings of an H200: who waited for the engine when he was taken off the schedule came once more, up
-/// to 2.4 ms after the call, for a time slice; the simulated engine charges as if the log were always read with this, and not with half of it.
-const LEFT: Nanos = Nanos::from_ms(10);
-
 /// Whoever is idle for so much of his residency has stopped, or pauses for long.
 const STOPPED: f64 = 0.5;
 
@@ -57,6 +56,7 @@ pub(super) struct Watch {
     pub(super) demand: Demand,
     pub(super) handles: Handles,
     pub(super) progress: Progress,
+    changes: u64,
     idle: LaggedShares,
     pub(super) latches: Latches,
     launches: Launches,
@@ -71,8 +71,9 @@ pub(super) struct Watch {
     counters: bool,
     /// The GPU's registers are mapped: to read them is no launch.
     mapped: bool,
-    /// Somebody was held or let go then, and not all that came of it was read in the log.
-    moved: Option<Moment>,
+    moves: Moves,
+    /// Until then another reading of the log would say nothing new.
+    confirmed: Moment,
     /// End of the last interval that they told of, by their stamps.
     counted_until: Option<Moment>,
     /// Residency was told up to there.
@@ -95,15 +96,17 @@ pub(super) enum Runner {
 }
 
 impl Watch {
+    /// Of an H200.
     pub(super) fn new(counters: bool) -> Self {
         Self {
-            residency: Residency::new(COMPUTE, Edges::H200),
+            residency: Residency::new(COMPUTE, H200.edges),
             demand: Demand::default(),
             handles: Handles::default(),
+            changes: 0,
             progress: Progress::default(),
             idle: LaggedShares::default(),
             latches: Latches::default(),
-            launches: Launches::default(),
+            launches: Launches::new(H200.launch),
             stops: Stops::default(),
             begun: Begun::default(),
             hosts: Hosts::default(),
@@ -111,13 +114,21 @@ impl Watch {
             pauses: 0,
             counters,
             mapped: false,
-            moved: None,
+            moves: Moves::default(),
+            confirmed: Moment(0),
             counted_until: None,
             settled: Moment(0),
             strangers: BTreeSet::new(),
             events: Vec::new(),
             lost: false,
         }
+    }
+
+    /// The GPU is of this model. Before anybody is added.
+    pub(super) fn is_of(&mut self, model: Model) {
+        log::trace!(target: RECORD, "model {}", model.name);
+        self.residency = Residency::new(COMPUTE, model.edges);
+        self.launches = Launches::new(model.launch);
     }
 
     /// The GPU's registers are mapped: the driver reads none for us, which it would have the GPU launch something for.
@@ -144,11 +155,13 @@ impl Watch {
         log::trace!(target: RECORD, "assign {} {pid}", tenant.0);
         self.residency.assign(pid, tenant);
         self.strangers.clear();
+        self.changes += 1;
     }
 
     pub(super) fn exited(&mut self, pid: u32) {
         self.handles.forget(pid);
         self.residency.forget(pid);
+        self.changes += 1;
     }
 
     pub(super) fn remove(&mut self, tenant: TenantId) {
@@ -163,12 +176,18 @@ impl Watch {
         for pid in self.residency.forget_tenant(tenant) {
             self.handles.forget(pid);
         }
+        self.changes += 1;
     }
 
     /// A tenant is being held.
     pub(super) fn held(&mut self, tenant: TenantId, at: Moment) {
         log::trace!(target: RECORD, "held {} {}", tenant.0, at.0);
-        self.moved = Some(at);
+        let off = |other| self.demand.is_held(other) || self.hosts.is_silent(other, at);
+        let alone = self
+            .demand
+            .tenants()
+            .all(|other| other == tenant || off(other));
+        self.moves.held(at, alone);
         self.demand.held(tenant, at);
         self.progress.broke(tenant, at);
         self.residency.set_held(tenant, Some(at));
@@ -177,7 +196,7 @@ impl Watch {
     /// A tenant may run again.
     pub(super) fn released(&mut self, tenant: TenantId, at: Moment) {
         log::trace!(target: RECORD, "released {} {}", tenant.0, at.0);
-        self.moved = Some(at);
+        self.moves.released(tenant, at);
         self.demand.released(tenant, at);
         self.progress.broke(tenant, at);
         self.residency.set_held(tenant, None);
@@ -188,6 +207,7 @@ impl Watch {
         if self.residency.tenant(pid) != Some(tenant) {
             self.assign(pid, tenant);
         }
+        self.changes += 1;
         let mut any = false;
         for change in changes {
             match self.handles.apply(pid, change) {
@@ -215,6 +235,11 @@ impl Watch {
     pub(super) fn pids(&self, tenant: TenantId) -> impl Iterator<Item = u32> + '_ {
         let of = move |pid: &u32| self.residency.tenant(*pid) == Some(tenant);
         self.handles.pids().filter(of)
+    }
+
+    /// How often it changed so far who has which channels.
+    pub(super) const fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// The channels on the compute engine of each tenant that has some, and where they say how far they are; of those of whose channels that is known of all.
@@ -295,14 +320,24 @@ impl Watch {
         any_strange
     }
 
-    /// All that was logged until then was read. Who waited for the engine when he was taken off the schedule comes once more.
+    /// All that was logged until then was read.
     pub(super) fn caught_up(&mut self, at: Moment) {
-        self.moved.take_if(|moved| at.since(*moved) >= LEFT);
+        self.moves.caught_up(at, self.residency.resident());
     }
 
     /// Whether nobody was held or let go of whom there is more in the log than was read, and nobody is there who is no tenant.
     pub(super) fn is_still(&self) -> bool {
-        self.moved.is_none() && self.knows_all()
+        self.moves.are_over() && self.knows_all()
+    }
+
+    /// Until now another reading of the log would say nothing new: that need not be found out again just now.
+    pub(super) fn confirm(&mut self, now: Moment) {
+        self.confirmed = now;
+    }
+
+    /// Whether that was found out just now.
+    pub(super) fn is_confirmed(&self, now: Moment) -> bool {
+        now.since(self.confirmed) < JUST_NOW
     }
 
     /// Whether nobody is there who is no tenant.
@@ -740,6 +775,7 @@ fn more(told: &BTreeMap<TenantId, f64>, tenant: TenantId, known_ns: f64) -> i64 
 pub(super) mod heard;
 mod lately;
 mod leaving;
+mod moves;
 pub(super) mod readings;
 #[cfg(test)]
 mod tests;

@@ -20,6 +20,10 @@ impl Shared {
         let Some(borrower) = &self.borrower else {
             return;
         };
+        let changes = lock(&self.watched).watch.changes();
+        if lock(&self.userds).are_of(changes) {
+            return;
+        }
         let places = lock(&self.watched).watch.places();
         lock(&self.userds).keep(|tenant| places.contains_key(&tenant));
         for (tenant, places) in &places {
@@ -29,6 +33,8 @@ impl Shared {
                 lock(&self.userds).put(*tenant, opened, Instant::now());
             }
         }
+        // Those that came since are asked for the next time.
+        lock(&self.userds).followed(changes);
     }
 
     /// Whether it is asked at latches of the counters what tenants launched: where there are more than two, or two take turns. (To be woken at each latch costs some processor time;
@@ -116,8 +122,8 @@ impl Eyes for Looker<'_> {
         let Some(words) = userds.of(tenant) else {
             return Said::Nothing;
         };
-        let work = Work::begin();
         let mut watched = lock(&self.0.watched);
+        let work = Work::brief();
         // Not before: another thread may have had it for long.
         let now = self.now();
         let said = watched.watch.ask(tenant, words, now);

@@ -10,6 +10,7 @@ use super::counting::Told;
 use crate::gpu::nvidia::costs::{Cost, Work};
 use crate::gpu::nvidia::events::{EventLog, SwitchRecord};
 use crate::gpu::nvidia::groups::Groups;
+use crate::gpu::nvidia::models::Model;
 use crate::gpu::nvidia::registers::{Group, Registers};
 use crate::gpu::nvidia::rm::{RmClient, RmError};
 use crate::gpu::nvidia::watch::Watch;
@@ -42,6 +43,7 @@ pub(super) struct Reads {
 impl Watched {
     /// A log that begins, the counters' words, if there are any, and registers, if they are mapped.
     pub(super) fn new(
+        model: Model,
         client: Arc<RmClient>,
         log: EventLog,
         counters: bool,
@@ -49,6 +51,7 @@ impl Watched {
         registers: Option<Arc<Registers>>,
     ) -> Self {
         let mut watch = Watch::new(counters);
+        watch.is_of(model);
         if registers.is_some() {
             watch.registers_are_mapped();
         }

@@ -14,7 +14,7 @@ use std::io::{self, BufRead, Write};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::launches::LAUNCH;
+use super::models;
 use super::sys::CudaFailure;
 use crate::bench::bursts::bursts;
 use crate::bench::load::{Calibration, LoadReport, LoadSpec, Said};
@@ -269,7 +269,7 @@ fn report(
     let clock = Clock::new(first, last);
     let step_ns = calibration.turns_ns(rig::STEP_TURNS.into());
     let on_device = executed(&records.launches, &records.gaps, step_ns);
-    let served = worked(&on_device, &records.launches, LAUNCH.0);
+    let served = worked(&on_device, &records.launches, models::of(spec.gpu).launch.0);
     let wall = |spans: Vec<Span>| -> Vec<Span> {
         spans.into_iter().map(|span| clock.wall(span)).collect()
     };

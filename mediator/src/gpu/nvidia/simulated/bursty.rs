@@ -103,22 +103,18 @@ fn words_spare_readings_of_the_register_where_hosts_are_not_heard_and_charge_no_
 /// Who shows fewer launches than he makes at times seems to rest then; what is learnt of his launches, when he is heard, the register and the counters say otherwise.
 #[test]
 fn who_hides_launches_pays_all_the_same() {
-    // SOURCE: this engine, 20 s: 0.2 % at most, and 0.72 where he is heard, since who is heard is looked at less often.
-    for hears in [false, true] {
-        let loads = (1..=6).map(|seed| Load::bursty(100, 200, seed));
+    // SOURCE: this engine, 20 s: 0.2 % at most; where he is heard, who is looked at less often then, 0.46 (root of the mean square of 32 seeds), 1.11 at most.
+    for (hears, most) in [(false, 0.5), (true, 1.3)] {
+        let loads = (1..=12).map(|seed| Load::bursty(100, 200, seed));
         for load in loads.chain([Load::busy(100, 200)]) {
             let mut daemon = Daemon::new(&[load, Load::busy(100, 2_000)], "slices");
             (daemon.engine.lag, daemon.age_at) = (LAGS[3], Some(0));
             (daemon.words, daemon.liar) = (true, Some(TenantId(1)));
             daemon.hears = hears;
             let found = daemon.run(23);
-            let within = |from, to| found.charged_within_percent(0, from, to);
-            let charged = [within(3, 13), within(13, 23)];
-            println!(
-                "{load:?}, hears {hears}: {charged:.2?}, {:.2} %",
-                within(3, 23)
-            );
-            assert!(charged.iter().all(|own| own.abs() <= 1.0), "{charged:?}");
+            let charged = found.charged_within_percent(0, 3, 23);
+            println!("{load:?}, hears {hears}: {charged:.2} %");
+            assert!(charged.abs() <= most, "{charged}");
         }
     }
 }

@@ -12,7 +12,8 @@ use crate::bench::bursts::{Burst, bursts};
 use crate::bench::spans::Span;
 use crate::gpu::nvidia::events::{Change, SwitchRecord};
 use crate::gpu::nvidia::hosts::Listens;
-use crate::gpu::nvidia::launches::{LAUNCH, OWN_INTERVAL};
+use crate::gpu::nvidia::launches::OWN_INTERVAL;
+use crate::gpu::nvidia::models::H200;
 use crate::gpu::nvidia::residency::Edges;
 use crate::gpu::nvidia::utilisation::Busy;
 
@@ -414,7 +415,7 @@ impl Engine {
             + std::mem::take(&mut self.calls)
             + OWN_INTERVAL.0
             + LAUNCHES_NOISE * pauses::normal(random);
-        let busy_ns = own as f64 * LAUNCH.0 as f64 + NOISE * pauses::normal(random);
+        let busy_ns = own as f64 * H200.launch.0 as f64 + NOISE * pauses::normal(random);
         (Some(all.max(0.0) as u64), busy_ns)
     }
 

@@ -26,4 +26,4 @@ pub(super) use ioctl::{
 };
 pub(super) use map::SharedPages;
 pub(super) use nvml::{Nvml, NvmlFailure, UtilisationSample};
-pub(super) use perf::ThreadEvent;
+pub(super) use perf::{ThreadEvent, Whereabouts};

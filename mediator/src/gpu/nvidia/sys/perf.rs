@@ -1,4 +1,4 @@
-//! What the kernel tells of another program's threads: that one writes to an address, that one leaves its processor (perf_event_open(2)). The program is not stopped, and nothing of it is read.
+//! What the kernel tells of another program's threads: that one writes to an address, that one comes to a processor or leaves it (perf_event_open(2)). The program is not stopped, and nothing of it is read.
 
 use std::fs::File;
 use std::io;
@@ -23,8 +23,8 @@ struct Attributes {
     length: u64,
 }
 
-/// PERF_TYPE_SOFTWARE and PERF_COUNT_SW_CONTEXT_SWITCHES. SOURCE: the same.
-const SOFTWARE: (u32, u64) = (1, 3);
+/// PERF_TYPE_SOFTWARE and PERF_COUNT_SW_DUMMY, which counts nothing. SOURCE: the same.
+const SOFTWARE: (u32, u64) = (1, 9);
 /// PERF_TYPE_BREAKPOINT. SOURCE: the same.
 const BREAKPOINT: u32 = 5;
 /// HW_BREAKPOINT_W, and HW_BREAKPOINT_LEN_4. SOURCE: `linux/hw_breakpoint.h`.
@@ -33,20 +33,40 @@ const WORD: u64 = 4;
 /// Disabled at first; without what the kernel does. SOURCE: `linux/perf_event.h`: bits 0 and 5 of the flags.
 const DISABLED: u64 = 1;
 const EXCLUDE_KERNEL: u64 = 1 << 5;
+/// A record for each switch of the thread; it is told of so many bytes instead of events. SOURCE: the same: bits 26 and 14.
+const SWITCHES: u64 = 1 << 26;
+const WATERMARK: u64 = 1 << 14;
+/// PERF_RECORD_SWITCH, which is a header alone: what, which way, and how long it is. SOURCE: the same.
+const SWITCH: u32 = 14;
+const SWITCH_BYTES: u64 = 8;
+/// PERF_RECORD_MISC_SWITCH_OUT, and _PREEMPT: it would have gone on. SOURCE: the same.
+const OUT: u16 = 1 << 13;
+const PREEMPTED: u16 = 1 << 14;
 /// PERF_FLAG_FD_CLOEXEC. SOURCE: the same.
 const CLOSE_ON_EXEC: libc::c_ulong = 1 << 3;
 /// PERF_EVENT_IOC_ENABLE and PERF_EVENT_IOC_DISABLE. SOURCE: the same. (PERF_EVENT_IOC_REFRESH would end by itself after the first, and never come again: Linux 6.18 leaves a breakpoint
 /// stopped that was stopped by its limit; measured: 1 of 200.)
 const ENABLE: libc::c_ulong = 0x2400;
 const DISABLE: libc::c_ulong = 0x2401;
-/// What is told is written to a page behind one of the kernel's; nobody reads it, so that it is overwritten.
-const RING_BYTES: usize = 2 * 4096;
+/// What is told is written to a page behind one of the kernel's, which says how many bytes there were (`data_head`). It is overwritten, whether or not somebody reads it. SOURCE: the same.
+const PAGE: usize = 4096;
+const RING_BYTES: usize = 2 * PAGE;
+const HEAD_AT: usize = 1024;
+
+/// Where a thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gpu::nvidia) enum Whereabouts {
+    /// On a processor, or about to be again.
+    Runs,
+    /// It waits for something.
+    Sleeps,
+}
 
 /// One kind of thing that one thread does, told by a descriptor that becomes readable.
 #[derive(Debug)]
 pub(in crate::gpu::nvidia) struct ThreadEvent {
     event: File,
-    _ring: SharedPages,
+    ring: SharedPages,
 }
 
 impl ThreadEvent {
@@ -63,34 +83,43 @@ impl ThreadEvent {
                 address,
                 length: WORD,
                 flags: DISABLED | EXCLUDE_KERNEL,
+                sample_period: 1,
                 ..Attributes::default()
             },
         )
     }
 
-    /// That a thread leaves its processor.
+    /// That a thread comes to a processor, and that it leaves it, from now on.
     ///
     /// # Errors
     /// The kernel's.
-    pub(in crate::gpu::nvidia) fn leaves(thread: u32) -> io::Result<Self> {
+    pub(in crate::gpu::nvidia) fn switches(thread: u32) -> io::Result<Self> {
         let (kind, config) = SOFTWARE;
         Self::open(
             thread,
             &Attributes {
                 kind,
                 config,
-                flags: DISABLED,
+                flags: SWITCHES | WATERMARK,
                 ..Attributes::default()
             },
         )
+    }
+
+    /// Where the thread is, by the last of its switches; none before the first.
+    pub(in crate::gpu::nvidia) fn whereabouts(&self) -> Option<Whereabouts> {
+        let head = u64::from_le_bytes(self.ring.read(HEAD_AT)?);
+        // CAST: less than a page.
+        let last = (head.checked_sub(SWITCH_BYTES)? % PAGE as u64) as usize;
+        let record = self.ring.read::<8>(PAGE + last)?;
+        whereabouts(record)
     }
 
     fn open(thread: u32, of: &Attributes) -> io::Result<Self> {
         let attributes = Attributes {
             // CAST: 72.
             size: size_of::<Attributes>() as u32,
-            sample_period: 1,
-            wakeup_events: 1,
+            wakeup_events: 1, // or bytes
             ..*of
         };
         let (any_processor, no_group) = (-1_i32, -1_i32);
@@ -113,7 +142,7 @@ impl ThreadEvent {
         let event = File::from(unsafe { OwnedFd::from_raw_fd(fd as i32) });
         // The descriptor tells nothing without.
         let ring = SharedPages::of_file(&event, RING_BYTES)?;
-        Ok(Self { event, _ring: ring })
+        Ok(Self { event, ring })
     }
 
     /// It is told from now on, or not any more.
@@ -129,6 +158,19 @@ impl ThreadEvent {
         }
         Ok(())
     }
+}
+
+/// Where a thread is after this record.
+fn whereabouts(record: [u8; 8]) -> Option<Whereabouts> {
+    let [a, b, c, d, low, high, ..] = record;
+    let misc = u16::from_le_bytes([low, high]);
+    (u32::from_le_bytes([a, b, c, d]) == SWITCH).then_some(
+        if misc & OUT != 0 && misc & PREEMPTED == 0 {
+            Whereabouts::Sleeps
+        } else {
+            Whereabouts::Runs
+        },
+    )
 }
 
 impl AsFd for ThreadEvent {
@@ -197,20 +239,43 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_waits_is_told() {
-        let (thread, _, write) = writer();
-        let event = match ThreadEvent::leaves(thread) {
+    fn a_thread_that_wakes_and_waits_is_told() {
+        let (thread, word, write) = writer();
+        let event = match ThreadEvent::switches(thread) {
             Ok(event) => event,
             Err(error) => return println!("skipped: no events of threads here: {error}"),
         };
-        event.set(true).unwrap();
-        // It wakes, writes, and waits for the next.
-        write.send(1).unwrap();
-        assert!(is_told(&event, 900));
+        for value in 1..=600 {
+            // It wakes, writes, and waits for the next: more often than there is room for.
+            write.send(value).unwrap();
+            assert!(is_told(&event, 900), "{value}");
+            let begin = std::time::Instant::now();
+            while word.load(Ordering::SeqCst) != value
+                || event.whereabouts() != Some(Whereabouts::Sleeps)
+            {
+                // TIMEOUT: it has nothing else to do.
+                assert!(begin.elapsed().as_secs() < 20, "{value}");
+                thread::yield_now();
+            }
+            is_told(&event, 0);
+        }
+        assert!(!is_told(&event, 30), "nothing happens");
+    }
+
+    #[test]
+    fn a_record_says_where_the_thread_is() {
+        let record = |kind: u8, misc: u16| {
+            let [low, high] = misc.to_le_bytes();
+            whereabouts([kind, 0, 0, 0, low, high, 8, 0])
+        };
+        assert_eq!(record(14, 2), Some(Whereabouts::Runs));
+        assert_eq!(record(14, 2 | OUT), Some(Whereabouts::Sleeps));
+        assert_eq!(record(14, OUT | PREEMPTED), Some(Whereabouts::Runs));
+        assert_eq!(record(2, OUT), None, "records were lost");
     }
 
     #[test]
     fn no_such_thread_is_an_error() {
-        assert!(ThreadEvent::leaves(0x7fff_fff0).is_err());
+        assert!(ThreadEvent::switches(0x7fff_fff0).is_err());
     }
 }

@@ -60,6 +60,12 @@ impl Watch {
         listens.collect()
     }
 
+    /// Whether it may be listened before long for one's going to sleep.
+    pub(in crate::gpu::nvidia) fn may_sleep(&self, tenant: TenantId, now: Moment) -> bool {
+        let bursty = self.demand.rests(tenant) || self.demand.is_bursty(tenant);
+        bursty && !self.demand.is_alone() && !self.hosts.is_deaf_to(tenant, Listens::Stop, now)
+    }
+
     /// What was listened for of a tenant was heard: how soon that is to be decided about; none if he is to be looked at.
     pub(in crate::gpu::nvidia) fn heard(&mut self, tenant: TenantId, at: Moment) -> Option<Nanos> {
         log::trace!(target: RECORD, "heard {} {}", tenant.0, at.0);

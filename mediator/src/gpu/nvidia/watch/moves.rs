@@ -1,0 +1,100 @@
+//! Whether all is in the log, as far as it was read, that comes of holding somebody, or of letting somebody go. Pure.
+
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+/// Who was held, or let go, is where he is to be so long after that. SOURCE: recordings of an H200: who waited for the engine when he was taken off the schedule came once more, up
+/// to 2.4 ms after the call, for a time slice; the simulated engine charges as if the log were always read with this, and not with half of it.
+const LEFT: Nanos = Nanos::from_ms(10);
+
+#[derive(Clone, Copy, Debug)]
+struct Move {
+    at: Moment,
+    /// Who was held may have waited for the engine then.
+    waited: bool,
+    /// Who was let go.
+    comes: Option<TenantId>,
+}
+
+/// What is not in the log yet.
+#[derive(Debug, Default)]
+pub(super) struct Moves {
+    open: Option<Move>,
+}
+
+impl Moves {
+    /// Somebody was held, at whose side nobody else may have been on the engine (`alone`), or somebody may.
+    pub(super) fn held(&mut self, at: Moment, alone: bool) {
+        self.open = Some(Move {
+            at,
+            waited: !alone || self.open.is_some_and(|open| open.waited),
+            comes: None,
+        });
+    }
+
+    /// Somebody may run.
+    pub(super) fn released(&mut self, tenant: TenantId, at: Moment) {
+        self.open = Some(Move {
+            at,
+            waited: self.open.is_some_and(|open| open.waited),
+            comes: Some(tenant),
+        });
+    }
+
+    /// All that was logged until `at` was read, by which this one is on the engine. If it is he who was let go, and nobody waited beside him, nobody else comes.
+    pub(super) fn caught_up(&mut self, at: Moment, resident: Option<TenantId>) {
+        self.open.take_if(|open| {
+            let came = open.comes.is_some() && resident == open.comes;
+            came && !open.waited || at.since(open.at) >= LEFT
+        });
+    }
+
+    /// Nothing is open.
+    pub(super) const fn are_over(&self) -> bool {
+        self.open.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: TenantId = TenantId(1);
+    const B: TenantId = TenantId(2);
+
+    fn ms(ms: u64) -> Moment {
+        Moment(ms * 1_000_000)
+    }
+
+    #[test]
+    fn a_handover_between_two_is_over_when_the_next_is_there() {
+        let mut moves = Moves::default();
+        assert!(moves.are_over());
+        moves.held(ms(5), true);
+        moves.released(B, ms(5));
+        moves.caught_up(ms(6), Some(A));
+        assert!(!moves.are_over(), "the one who was held is there still");
+        moves.caught_up(ms(7), Some(B));
+        assert!(moves.are_over());
+    }
+
+    #[test]
+    fn who_waited_when_he_was_held_may_come_once_more() {
+        let mut moves = Moves::default();
+        moves.held(ms(5), false);
+        moves.released(B, ms(5));
+        moves.caught_up(ms(7), Some(B));
+        assert!(!moves.are_over());
+        moves.caught_up(ms(16), Some(B));
+        assert!(moves.are_over());
+    }
+
+    #[test]
+    fn one_who_is_held_and_nobody_let_go_is_not_waited_for_in_vain() {
+        let mut moves = Moves::default();
+        moves.held(ms(5), true);
+        moves.caught_up(ms(7), None);
+        assert!(!moves.are_over(), "nobody is known to be there");
+        moves.caught_up(ms(15), None);
+        assert!(moves.are_over());
+    }
+}
