@@ -1,7 +1,7 @@
 //! Who wants the engine, of programs whose submissions nobody sees. Pure.
 //!
 //! ```text
-//!   Away  -- its context becomes active --> Here -- for longer than STEADY --> wants
+//!   Away  -- its context becomes active --> Here -- for longer than STEADY, or always is --> wants
 //!    ^                                       |
 //!    '-- was free to come and stayed away for longer than ABSENCE, or was seen idle on the engine
 //! ```
@@ -52,6 +52,17 @@ struct Tenant {
     /// When it was last seen to have none, while it could have run.
     idle_at: Moment,
     habit: Habit,
+}
+
+impl Tenant {
+    /// How long it has to be there until it wants turns: not at all, if it is for long whenever it is.
+    fn steady(&self) -> Nanos {
+        if self.habit.rests_long() && self.habit.works_for(STEADY) {
+            Nanos::ZERO
+        } else {
+            STEADY
+        }
+    }
 }
 
 /// The demand of all tenants of a GPU.
@@ -192,9 +203,14 @@ impl Demand {
             tenant.held.unwrap_or_else(|| {
                 let away = !tenant.resident && now.since(tenant.last) > absence;
                 let near = !away || self.leaving(now);
-                tenant.here && near && now.since(tenant.here_since) >= STEADY
+                tenant.here && near && now.since(tenant.here_since) >= tenant.steady()
             })
         })
+    }
+
+    /// How long it has to be there, when it begins, until it wants turns.
+    pub fn steady(&self, tenant: TenantId) -> Nanos {
+        self.tenants.get(&tenant).map_or(STEADY, Tenant::steady)
     }
 
     /// Whether there is one tenant, or none.
@@ -306,6 +322,35 @@ mod tests {
         assert!(demand.wants(A, ms(300)));
         for at in 281..300 {
             assert!(!demand.wants(B, ms(at)), "{at}");
+        }
+    }
+
+    /// Works for these, in ms, resting 60 ms in between.
+    fn worked(lengths: &[u64]) -> (Demand, u64) {
+        let mut demand = Demand::default();
+        demand.add(A, ms(0));
+        let mut at = 60;
+        for length in lengths {
+            demand.active(A, ms(at));
+            demand.idle(A, ms(at + length));
+            at += length + 60;
+        }
+        demand.active(A, ms(at));
+        (demand, at)
+    }
+
+    #[test]
+    fn who_works_for_long_whenever_he_does_wants_turns_at_once() {
+        let (demand, at) = worked(&[40; 8]);
+        assert!(demand.wants(A, ms(at)));
+        assert_eq!(demand.steady(A), Nanos::ZERO);
+        // Once he may have had less to do.
+        let (demand, at) = worked(&[40, 40, 40, 1, 40, 40, 40, 40]);
+        assert!(demand.wants(A, ms(at)));
+        for lengths in [&[40, 40, 40, 1, 40, 40, 1, 40][..], &[40; 7], &[5; 8]] {
+            let (demand, at) = worked(lengths);
+            assert!(!demand.wants(A, ms(at)), "{lengths:?}");
+            assert!(demand.wants(A, ms(at) + STEADY));
         }
     }
 

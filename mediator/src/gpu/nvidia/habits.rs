@@ -78,6 +78,11 @@ impl Habit {
         self.rested.all_but(REMEMBERED / 2) >= LONG
     }
 
+    /// Whether he works for so long whenever he does.
+    pub(super) fn works_for(&self, length: Nanos) -> bool {
+        self.worked.all_but(SHORTER) >= length
+    }
+
     /// For how much longer one who works is expected to.
     pub(super) fn works_on(&self, now: Moment) -> Nanos {
         let so_far = now.since(self.since);

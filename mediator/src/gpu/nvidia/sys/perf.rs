@@ -259,7 +259,12 @@ mod tests {
             }
             is_told(&event, 0);
         }
-        assert!(!is_told(&event, 30), "nothing happens");
+        // The last one may have woken it once more than it had to.
+        let begin = std::time::Instant::now();
+        while is_told(&event, 30) {
+            // TIMEOUT: as above.
+            assert!(begin.elapsed().as_secs() < 20, "nothing happens");
+        }
     }
 
     #[test]

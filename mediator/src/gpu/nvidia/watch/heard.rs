@@ -4,7 +4,6 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 
 use super::Watch;
 use crate::gpu::nvidia::RECORD;
-use crate::gpu::nvidia::demand::STEADY;
 use crate::gpu::nvidia::hosts::Listens;
 use crate::gpu::nvidia::progress::Located;
 
@@ -72,7 +71,7 @@ impl Watch {
         match self.hosts.heard(tenant, at)? {
             Listens::Stop => None,
             // Who rings without work keeps the engine from nobody.
-            Listens::Begin => Some(COMES + STEADY),
+            Listens::Begin => Some(COMES + self.demand.steady(tenant)),
         }
     }
 
