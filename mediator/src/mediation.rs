@@ -391,7 +391,7 @@ impl Mediation {
         self.orders.clear();
         for decided in decisions {
             if let Some(standing) = self.tenants.get_mut(&decided.tenant) {
-                standing.admitted = false;
+                (standing.admitted, standing.stopped) = (false, false);
                 standing.tally.periods += 1;
                 standing.tally.throttled_periods += u64::from(standing.throttled);
                 standing.throttled = false;
@@ -416,9 +416,6 @@ impl Mediation {
         };
         self.wishes.clear();
         self.wishes.extend(self.tenants.iter().map(wish));
-        for standing in self.tenants.values_mut() {
-            standing.stopped = false;
-        }
         self.ledger.append(usage)?;
         self.due.window(length, &self.wishes);
         Ok(())

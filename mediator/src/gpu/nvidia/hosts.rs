@@ -1,9 +1,9 @@
-//! What the processors of tenants' hosts tell: a doorbell that is rung by one who rests, a thread that goes to sleep of one who works. Pure.
+//! What the processors of tenants' hosts tell: a thread that wakes, or a doorbell that is rung, of one who rests, a thread that goes to sleep of one who works. Pure.
 //!
 //! ```text
-//!   rests -- listened for his thread   --> awake: he begins -- if he does so, or he does not sleep
-//!         -- listened for his doorbell --> rung: he begins  -- if he wakes for something else
-//!   works -- listened for his thread  --> asleep: he may have stopped, and is looked at
+//!   rests -- listened for his thread   --> awake: he begins
+//!         -- listened for his doorbell --> rung: he begins     (if his thread is awake while he rests, or wakes for something else)
+//!   works -- listened for his thread   --> asleep: he may have stopped, and is looked at
 //! ```
 //!
 //! They are hints: what they say is looked up in the log, or in the engine's status, before anything comes of it. Who was heard again and again before he was seen need not be looked at so often; who

@@ -51,18 +51,23 @@ impl Watch {
         let free: Vec<TenantId> = self.demand.tenants().filter(|id| !held(*id)).collect();
         let listens = free.into_iter().filter_map(|tenant| {
             let rests = self.demand.rests(tenant);
-            // Who hardly ever rests pauses now and then, which is no matter.
-            let of = (rests || self.demand.is_bursty(tenant))
-                .then(|| self.hosts.listens(tenant, rests, now));
-            Some((tenant, of??))
+            let of = self.comes_and_goes(tenant);
+            let listens = of.then(|| self.hosts.listens(tenant, rests, now));
+            Some((tenant, listens??))
         });
         listens.collect()
     }
 
     /// Whether it may be listened before long for one's going to sleep.
     pub(in crate::gpu::nvidia) fn may_sleep(&self, tenant: TenantId, now: Moment) -> bool {
-        let bursty = self.demand.rests(tenant) || self.demand.is_bursty(tenant);
-        bursty && !self.demand.is_alone() && !self.hosts.is_deaf_to(tenant, Listens::Stop, now)
+        self.comes_and_goes(tenant)
+            && !self.demand.is_alone()
+            && !self.hosts.is_deaf_to(tenant, Listens::Stop, now)
+    }
+
+    /// Whether it rests, or will. Who hardly ever does pauses now and then, which is no matter.
+    fn comes_and_goes(&self, tenant: TenantId) -> bool {
+        self.demand.rests(tenant) || self.demand.is_bursty(tenant)
     }
 
     /// What was listened for of a tenant was heard: how soon that is to be decided about; none if he is to be looked at.
