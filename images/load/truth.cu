@@ -57,10 +57,15 @@ __device__ static bool is_recorder()
     return blockIdx.x == 0 && threadIdx.x == 0;
 }
 
-__device__ static void begin(Launch *launch)
+// Returns when the recorder last knew the time. Other blocks may have begun before the engine was taken from all of them, and its own after that.
+__device__ static unsigned long long begin(Launch *launch, const Gaps &gaps)
 {
+    unsigned long long now = now_ns();
     if (threadIdx.x == 0)
-        atomicMax(&launch->begin_complement, ~now_ns());
+        atomicMax(&launch->begin_complement, ~now);
+    if (is_recorder())
+        now = step_ended(~*(volatile unsigned long long *)&launch->begin_complement, gaps);
+    return now;
 }
 
 // The recorder stays until all other blocks have ended: a gap after its own work would be missed.
@@ -73,7 +78,7 @@ __device__ static void end(Launch *launch, unsigned long long last, const Gaps &
         while (*(volatile unsigned long long *)&launch->ended < gridDim.x - 1)
             last = step_ended(last, gaps);
     if (threadIdx.x == 0) {
-        atomicMax(&launch->end, now_ns());
+        atomicMax(&launch->end, is_recorder() ? step_ended(last, gaps) : now_ns());
         if (blockIdx.x != 0)
             atomicAdd(&launch->ended, 1ull);
     }
@@ -82,9 +87,8 @@ __device__ static void end(Launch *launch, unsigned long long last, const Gaps &
 // `turns` turns of every thread, `step` at a time.
 extern "C" __global__ void truth_work(unsigned long long turns, unsigned step, Launch *launch, Gaps gaps, unsigned *sink)
 {
-    begin(launch);
+    unsigned long long last = begin(launch, gaps);
     unsigned x = blockIdx.x * blockDim.x + threadIdx.x + 1;
-    unsigned long long last = now_ns();
     for (unsigned long long left = turns; left > 0;) {
         unsigned part = left < step ? (unsigned)left : step;
         x = churn(x, part);
@@ -99,9 +103,8 @@ extern "C" __global__ void truth_work(unsigned long long turns, unsigned step, L
 extern "C" __global__ void truth_endless(const volatile unsigned long long *stop, volatile unsigned *relay, unsigned step,
                                          Launch *launch, Gaps gaps, unsigned *sink)
 {
-    begin(launch);
+    unsigned long long last = begin(launch, gaps);
     unsigned x = blockIdx.x * blockDim.x + threadIdx.x + 1;
-    unsigned long long last = now_ns();
     while (*relay == 0) {
         x = churn(x, step);
         if (is_recorder()) {
@@ -118,8 +121,7 @@ extern "C" __global__ void truth_clock(const volatile unsigned long long *ask, v
                                        volatile unsigned long long *answer, unsigned rounds, unsigned long long limit_ns,
                                        Launch *launch, Gaps gaps)
 {
-    begin(launch);
-    unsigned long long last = now_ns();
+    unsigned long long last = begin(launch, gaps);
     for (unsigned long long round = 1; round <= rounds; round++) {
         unsigned long long first = last;
         while (*ask < round && last - first < limit_ns)
@@ -131,7 +133,7 @@ extern "C" __global__ void truth_clock(const volatile unsigned long long *ask, v
         *answer = round;
         __threadfence_system();
     }
-    atomicMax(&launch->end, now_ns());
+    atomicMax(&launch->end, step_ended(last, gaps));
 }
 
 // The smallest step of the clock that `rounds` readings show.
