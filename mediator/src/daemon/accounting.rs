@@ -173,8 +173,10 @@ impl Accounting<'_> {
             if slept != Slept::LetIn || self.stopped() {
                 return;
             }
-            // Who stopped is charged when there is something to decide; what is known of him is taken now.
-            self.read_log();
+            // Who stopped is charged when there is something to decide; what is known of him is taken before another stops.
+            if self.host.gpu().another_may_stop() {
+                self.read_log();
+            }
             from = Moment(self.now().0.saturating_sub(behind.0));
         }
     }

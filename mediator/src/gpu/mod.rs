@@ -325,6 +325,11 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         true
     }
 
+    /// Whether another may stop than who was found to have: then what is known of this one is read before.
+    fn another_may_stop(&self) -> bool {
+        true
+    }
+
     /// For how long, from now, nobody is expected to begin, by what they did lately.
     fn rests_on(&self) -> Nanos {
         Nanos::ZERO

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use turnstile_accounting::Moment;
 
 use super::rm::{RmClient, RmError};
-use super::sys::SharedPages;
 use super::sys::abi::{CLASS_USERMODE, TIME_HIGH, TIME_LOW, USERMODE_TIME_HIGH, USERMODE_TIME_LOW};
+use super::sys::{Caching, SharedPages};
 use super::version::DriverAbi;
 
 /// From one reading to the next: 5.5 us a second are so many in it.
@@ -43,7 +43,11 @@ enum Timer {
 impl Timer {
     fn map(client: &RmClient) -> Result<Self, RmError> {
         let page = client.alloc_plain("map the clock", client.subdevice(), CLASS_USERMODE)?;
-        Ok(Self::Mapped(client.map_gpu(page, (0, PAGE_BYTES))?))
+        Ok(Self::Mapped(client.map_gpu(
+            page,
+            (0, PAGE_BYTES),
+            Caching::Own,
+        )?))
     }
 
     fn every(&self) -> Duration {

@@ -196,6 +196,17 @@ impl Demand {
         });
     }
 
+    /// It is taken to have begun.
+    pub fn presume(&mut self, tenant: TenantId, at: Moment) {
+        self.with(tenant, |tenant| {
+            if tenant.held.is_none() && !tenant.here {
+                (tenant.here, tenant.here_since) = (true, at);
+                tenant.last = tenant.last.max(at);
+                tenant.habit.began(at);
+            }
+        });
+    }
+
     /// Whether it wants the engine, as far as can be seen.
     pub fn wants(&self, tenant: TenantId, now: Moment) -> bool {
         let absence = self.absence(now);
@@ -261,6 +272,12 @@ impl Demand {
     pub fn rests(&self, tenant: TenantId) -> bool {
         let tenant = self.tenants.get(&tenant);
         tenant.is_some_and(|tenant| tenant.held.is_none() && !tenant.here)
+    }
+
+    /// Since when that was seen.
+    pub fn rests_since(&self, tenant: TenantId) -> Option<Moment> {
+        let rests = self.tenants.get(&tenant).filter(|_| self.rests(tenant));
+        rests.map(|tenant| tenant.idle_at)
     }
 
     /// Whether it may not run.
@@ -352,6 +369,22 @@ mod tests {
             assert!(!demand.wants(A, ms(at)), "{lengths:?}");
             assert!(demand.wants(A, ms(at) + STEADY));
         }
+    }
+
+    #[test]
+    fn who_is_presumed_to_have_begun_wants_turns_until_he_is_seen_not_to_have() {
+        let (mut demand, at) = worked(&[40; 8]);
+        demand.idle(A, ms(at + 40));
+        demand.saved(A, ms(at + 41));
+        demand.presume(A, ms(at + 100));
+        assert!(demand.wants(A, ms(at + 100)) && !demand.rests(A));
+        assert!(!demand.wants(A, ms(at + 103)), "he did not come");
+        demand.idle(A, ms(at + 103));
+        assert!(!demand.wants(A, ms(at + 103)) && demand.rests(A));
+        // And if he does, he has since he was presumed to.
+        demand.presume(A, ms(at + 200));
+        demand.active(A, ms(at + 201));
+        assert!(demand.wants(A, ms(at + 230)));
     }
 
     #[test]

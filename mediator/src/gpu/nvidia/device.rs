@@ -352,6 +352,10 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
         lock(&self.shared.watched).watch.all_channels(tenant)
     }
 
+    fn suspended(&self, tenant: TenantId) {
+        lock(&self.shared.watched).watch.suspended(tenant);
+    }
+
     fn runs(&self, tenant: TenantId) {
         if let Some(sets) = self.shared.sets() {
             sets.runs(tenant);
@@ -388,6 +392,7 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
     fn moved(&self) {
         let shared = &self.shared;
         let waits = shared.waits.swap(false, Ordering::AcqRel);
+        shared.see_who_comes();
         // Nobody is looked for where nobody waits.
         if waits
             && shared.hands.is_anyone_held()
@@ -546,10 +551,15 @@ impl Gpu for NvidiaGpu {
     fn has_events(&self) -> bool {
         let shared = &self.shared;
         shared.read_counters();
-        if lock(&shared.watched).refresh_shown() {
+        if lock(&shared.watched).refresh_shown(shared.now()) {
             return true;
         }
         look::may_decide(&mut Looker(shared))
+    }
+
+    fn another_may_stop(&self) -> bool {
+        let (watched, now) = (lock(&self.shared.watched), self.now());
+        watched.watch.another_may_stop(now)
     }
 
     fn rests_on(&self) -> Nanos {

@@ -61,6 +61,9 @@ pub(super) trait Owner: arrivals::Eyes {
         self.holding(tenant)
     }
 
+    /// Its channels are suspended: what ran on them was stopped in the middle.
+    fn suspended(&self, _tenant: TenantId) {}
+
     /// A tenant runs again, or is not held after all.
     fn runs(&self, tenant: TenantId);
 
@@ -394,12 +397,14 @@ impl Hands {
                 return;
             }
         }
-        if let Some(tenant) = stays
-            && let Err(error) = holder.stop(tenant)
-        {
-            log::warn!("{tenant} is not held: {error}");
-            lock(&self.held).remove(&tenant);
-            owner.runs(tenant);
+        let Some(tenant) = stays else { return };
+        match holder.stop(tenant) {
+            Ok(()) => owner.suspended(tenant),
+            Err(error) => {
+                log::warn!("{tenant} is not held: {error}");
+                lock(&self.held).remove(&tenant);
+                owner.runs(tenant);
+            }
         }
     }
 
@@ -500,6 +505,7 @@ impl Hands {
         } else if leaving {
             lock(&self.held).insert(tenant);
         } else {
+            owner.suspended(tenant);
             self.confirm(holder, owner, tenant);
         }
         // Without a guardian, that was said.

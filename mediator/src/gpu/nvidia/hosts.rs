@@ -7,7 +7,7 @@
 //! ```
 //!
 //! They are hints: what they say is looked up in the log, or in the engine's status, before anything comes of it. Who was heard again and again before he was seen need not be looked at so often; who
-//! was not, once, is looked at as before.
+//! was not, once, is looked at as before. Who was there as soon as he was heard, again and again, is presumed to have begun, and the engine's status says a moment later whether he has (decision 063).
 
 use std::collections::BTreeMap;
 
@@ -21,8 +21,22 @@ const HEARD_MIN: u32 = 2;
 const IN_VAIN_MAX: u32 = 4;
 const DEAF: Nanos = Nanos::from_ms(1_000);
 const DEAF_DOUBLED_MAX: u32 = 6;
+/// Whose threads wake for something else is listened to by his doorbells until those told it so often in a row; for twice as long each time. (While a program starts its threads wake for many things.)
+const RINGS: (u32, u32) = (16, 1_024);
 /// Who was heard is heard again after so long: a program may ring for itself, without work for the engine, or wait now and then.
 const AGAIN: Nanos = Nanos::from_ms(20);
+/// Who was on the engine within so long after he was heard, so often in a row, is taken to begin as soon as he is heard. SOURCE: facts sheet section 1: a time slice is 2.048 ms.
+const PROMPT: Nanos = Nanos::from_us(3_500);
+const PROMPT_MIN: u32 = 8;
+/// And does not, if he is not there after so long: others lose that, so it takes twice as often in a row from then on, up to this; and half as often again when it was right for eight times as often.
+const AWAY: Nanos = Nanos::from_ms(3);
+const PROMPT_MAX: u32 = 1_024;
+const PROMPT_LESS: u32 = 8;
+
+/// It is looked so often, and so far apart, whether one who was taken to have begun has come as soon as another made room. SOURCE: the simulated engine, by what was measured: 110 us after the
+/// call that suspends the other.
+pub(super) const COMING_LOOKS: u32 = 4;
+pub(super) const COMING_PAUSE: Nanos = Nanos::from_us(200);
 
 /// What is listened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,6 +99,14 @@ struct Host {
     stops: Trust,
     /// His thread woke and he did not begin, or he began and it had not woken.
     wakes_in_vain: bool,
+    /// Until his doorbell told it so often in a row.
+    rings: u32,
+    /// When he was heard who is taken to have begun, and was not seen since.
+    presumed: Option<Moment>,
+    /// So often in a row he was on the engine as soon as he was heard, and has to be for that; it is not known yet of this time.
+    prompt: u32,
+    prompt_min: u32,
+    comes: bool,
 }
 
 impl Host {
@@ -99,10 +121,17 @@ impl Host {
     fn in_vain(&mut self, now: Moment) {
         if self.listens == Listens::Begin && !self.wakes_in_vain && self.begins.in_vain > 0 {
             self.wakes_in_vain = true;
+            self.rings = (2 * self.rings).min(RINGS.1);
             self.begins = Trust::default();
             return;
         }
         self.trust().in_vain(now);
+    }
+
+    /// He was heard to begin, and has.
+    fn begins_as_heard(&mut self) {
+        self.begins.right();
+        self.wakes_in_vain &= self.begins.right < self.rings;
     }
 
     fn trust(&mut self) -> &mut Trust {
@@ -135,10 +164,17 @@ impl Hosts {
             begins: Trust::default(),
             stops: Trust::default(),
             wakes_in_vain: false,
+            rings: RINGS.0 / 2,
+            presumed: None,
+            prompt: 0,
+            prompt_min: PROMPT_MIN,
+            comes: false,
         });
         if host.listens != listens {
             match (host.listens, host.on, host.heard) {
-                (Listens::Begin, _, Some(_)) => host.begins.right(),
+                // That he has begun is to be seen yet.
+                (Listens::Begin, ..) if host.presumed.is_some() => {}
+                (Listens::Begin, _, Some(_)) => host.begins_as_heard(),
                 (_, true, None) => host.in_vain(now),
                 _ => {}
             }
@@ -191,13 +227,84 @@ impl Hosts {
     pub(super) fn heard(&mut self, tenant: TenantId, at: Moment) -> Option<Listens> {
         let host = self.tenants.get_mut(&tenant)?;
         (host.on, host.heard) = (false, Some(at));
+        host.comes = host.listens == Listens::Begin;
         Some(host.listens)
+    }
+
+    /// Whether he who is heard to begin is on the engine at once, as he was whenever that was lately.
+    pub(super) fn is_prompt(&self, tenant: TenantId) -> bool {
+        let host = self.tenants.get(&tenant);
+        host.is_some_and(|host| host.prompt >= host.prompt_min)
+    }
+
+    /// He who was heard is taken to have begun then.
+    pub(super) fn presume(&mut self, tenant: TenantId) {
+        if let Some(host) = self.tenants.get_mut(&tenant) {
+            host.presumed = host.heard;
+        }
+    }
+
+    /// Whether one is taken to have begun who was not seen since.
+    pub(super) fn is_presumed(&self, tenant: TenantId) -> bool {
+        let host = self.tenants.get(&tenant);
+        host.is_some_and(|host| host.presumed.is_some())
+    }
+
+    /// Whether somebody is.
+    pub(super) fn is_anyone_presumed(&self) -> bool {
+        self.tenants.values().any(|host| host.presumed.is_some())
+    }
+
+    /// He is on the engine, if he was not before.
+    pub(super) fn came(&mut self, tenant: TenantId, at: Moment) {
+        let Some(host) = self.tenants.get_mut(&tenant) else {
+            return;
+        };
+        let presumed = host.presumed.take();
+        if presumed.is_some() {
+            host.begins_as_heard();
+        }
+        if std::mem::take(&mut host.comes) {
+            let prompt = presumed.or(host.heard);
+            let prompt = prompt.is_some_and(|heard| at.since(heard) <= PROMPT);
+            host.prompt = if prompt { host.prompt + 1 } else { 0 };
+            if host.prompt >= PROMPT_LESS * host.prompt_min {
+                host.prompt_min = (host.prompt_min / 2).max(PROMPT_MIN);
+            }
+        }
+    }
+
+    /// Who is on the engine by `at` was told. Those who were taken to have begun long before, and have not come.
+    pub(super) fn stayed_away(&mut self, at: Moment) -> Vec<TenantId> {
+        let mut away = Vec::new();
+        for (tenant, host) in &mut self.tenants {
+            if host
+                .presumed
+                .take_if(|heard| at.since(*heard) >= AWAY)
+                .is_some()
+            {
+                (host.listens, host.on, host.heard) = (Listens::Begin, false, None);
+                (host.prompt, host.comes) = (0, false);
+                host.prompt_min = (2 * host.prompt_min).min(PROMPT_MAX);
+                host.in_vain(at);
+                away.push(*tenant);
+            }
+        }
+        away
     }
 
     /// When one who works was heard to go to sleep, if he was not seen since.
     pub(super) fn may_have_stopped(&self, tenant: TenantId) -> Option<Moment> {
         let host = self.tenants.get(&tenant);
         host.filter(|host| host.listens == Listens::Stop)?.heard
+    }
+
+    /// Whether somebody was heard to go to sleep who has stopped then, as he had lately.
+    pub(super) fn has_told_stop(&self) -> bool {
+        let mut hosts = self.tenants.values();
+        hosts.any(|host| {
+            host.listens == Listens::Stop && host.heard.is_some() && host.stops.right >= HEARD_MIN
+        })
     }
 
     /// When one who rests was heard to ring, if he was not seen since.
@@ -240,7 +347,7 @@ impl Hosts {
             let listens = host.listens == Listens::Begin && host.begins.right >= HEARD_MIN;
             // What is told of the log ends before that.
             let just_now = |heard: Moment| now.since(heard) < JUST_NOW;
-            listens && host.heard.map_or(host.on, just_now)
+            host.presumed.is_some_and(just_now) || listens && host.heard.map_or(host.on, just_now)
         })
     }
 
@@ -322,6 +429,29 @@ mod tests {
     }
 
     #[test]
+    fn whose_threads_woke_for_something_else_is_listened_to_by_them_again_after_a_while() {
+        let mut hosts = Hosts::default();
+        let mut at = 0;
+        for rings in [16, 32] {
+            for _ in 0..2 {
+                hosts.listens(A, true, ms(at));
+                hosts.heard(A, ms(at + 1));
+                hosts.listens(A, true, ms(at + 30));
+                at += 40;
+            }
+            for _ in 0..rings {
+                assert!(!hosts.begins_when_awake(A));
+                hosts.listens(A, true, ms(at));
+                hosts.heard(A, ms(at + 50));
+                hosts.listens(A, false, ms(at + 60));
+                at += 100;
+            }
+            hosts.listens(A, true, ms(at));
+            assert!(hosts.begins_when_awake(A), "{rings}");
+        }
+    }
+
+    #[test]
     fn who_goes_to_sleep_while_he_works_is_not_believed() {
         let mut hosts = Hosts::default();
         for at in [0, 100, 200] {
@@ -363,5 +493,79 @@ mod tests {
         assert_eq!(hosts.listens(A, true, ms(at)), Some(Listens::Begin));
         hosts.forget(A);
         assert_eq!(hosts.heard(A, ms(1_100)), None);
+    }
+
+    /// Heard so often, and there after so long each time.
+    fn comes(hosts: &mut Hosts, from: u64, after: &[Nanos]) -> u64 {
+        let mut at = from;
+        for after in after {
+            hosts.listens(A, true, ms(at));
+            hosts.heard(A, ms(at + 50));
+            hosts.came(A, ms(at + 50) + *after);
+            // A time slice later he comes again.
+            hosts.came(A, ms(at + 54));
+            hosts.listens(A, false, ms(at + 60));
+            hosts.heard(A, ms(at + 90));
+            hosts.stopped(A, true, ms(at + 90));
+            at += 100;
+        }
+        at
+    }
+
+    #[test]
+    fn who_comes_at_once_whenever_he_is_heard_is_presumed_to() {
+        let soon = Nanos::from_us(2_200);
+        let mut hosts = Hosts::default();
+        let at = comes(&mut hosts, 0, &[soon; 7]);
+        assert!(!hosts.is_prompt(A));
+        let at = comes(&mut hosts, at, &[Nanos::from_ms(4)]);
+        let at = comes(&mut hosts, at, &[soon; 7]);
+        assert!(!hosts.is_prompt(A), "he was late once");
+        comes(&mut hosts, at, &[soon]);
+        assert!(hosts.is_prompt(A));
+    }
+
+    /// Who was presumed to have begun, at `at`.
+    fn presumed(at: u64) -> Hosts {
+        let mut hosts = Hosts::default();
+        comes(&mut hosts, 0, &[Nanos::from_ms(1); 8]);
+        assert_eq!(hosts.listens(A, true, ms(at - 1)), Some(Listens::Begin));
+        hosts.heard(A, ms(at));
+        assert!(hosts.is_prompt(A) && hosts.is_silent(A, ms(at)));
+        hosts.presume(A);
+        assert_eq!(hosts.listens(A, false, ms(at)), Some(Listens::Stop));
+        assert!(hosts.is_presumed(A) && hosts.is_anyone_presumed());
+        hosts
+    }
+
+    #[test]
+    fn who_is_presumed_to_have_begun_and_is_seen_is_listened_to_until_he_stops() {
+        let mut hosts = presumed(1_000);
+        assert!(hosts.stayed_away(ms(1_002)).is_empty());
+        hosts.came(A, ms(1_001));
+        assert!(!hosts.is_anyone_presumed() && hosts.is_prompt(A));
+        assert!(hosts.stayed_away(ms(1_100)).is_empty());
+        hosts.heard(A, ms(1_050));
+        assert!(hosts.has_told_stop());
+    }
+
+    #[test]
+    fn who_is_presumed_to_have_begun_and_does_not_come_has_to_come_twice_as_often() {
+        let mut hosts = presumed(1_000);
+        assert_eq!(hosts.stayed_away(ms(1_003)), [A]);
+        assert!(!hosts.is_anyone_presumed() && !hosts.is_prompt(A));
+        assert_eq!(hosts.listens(A, true, ms(1_004)), Some(Listens::Begin));
+        let soon = [Nanos::from_ms(1); 15];
+        let at = comes(&mut hosts, 1_100, &soon);
+        assert!(!hosts.is_prompt(A));
+        let at = comes(&mut hosts, at, &soon[..1]);
+        assert!(hosts.is_prompt(A));
+        // Once he has been right for long, eight times are enough again.
+        let at = comes(&mut hosts, at, &[soon[0]; 8 * 16]);
+        let at = comes(&mut hosts, at, &[Nanos::from_ms(5)]);
+        let at = comes(&mut hosts, at, &soon[..7]);
+        assert!(!hosts.is_prompt(A));
+        comes(&mut hosts, at, &soon[..1]);
+        assert!(hosts.is_prompt(A));
     }
 }

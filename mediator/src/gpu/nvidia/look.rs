@@ -67,6 +67,8 @@ pub(super) fn is_dry(eyes: &mut impl Eyes) -> bool {
         return false;
     }
     let begin = eyes.now();
+    let told = eyes.with(|watch| watch.hosts.has_told_stop());
+    let there = told.then(|| look_up(eyes)).flatten();
     let free = free_resident(eyes);
     let said = free.map_or(Said::Nothing, |tenant| eyes.ask(tenant));
     if let Some(tenant) = free
@@ -77,7 +79,7 @@ pub(super) fn is_dry(eyes: &mut impl Eyes) -> bool {
     // Another reading of the log would say the same where nobody has launched anything.
     let ago = eyes.read_ago();
     if ago > FRESH
-        && free.is_none_or(|tenant| eyes.on_engine() != Some(tenant))
+        && free.is_none_or(|tenant| there.or_else(|| eyes.on_engine()) != Some(tenant))
         && (ago > OLD || said == Said::Nothing || may_have_come(eyes))
     {
         eyes.read();
@@ -102,6 +104,15 @@ pub(super) fn is_dry(eyes: &mut impl Eyes) -> bool {
     let begin = eyes.now();
     let said = eyes.ask(tenant);
     stands(eyes, tenant, said, begin)
+}
+
+/// Who is on the engine, by its own status. Where that is another than by the log, the driver may have moved since what tells of it.
+pub(super) fn look_up(eyes: &mut impl Eyes) -> Option<TenantId> {
+    let there = eyes.on_engine();
+    if there.is_some() && eyes.with(|watch| watch.residency.resident()) != there {
+        eyes.read_shown();
+    }
+    there
 }
 
 /// The same of one who is on the engine, and whose channels say this.
@@ -174,15 +185,15 @@ fn is_read(eyes: &mut impl Eyes) -> bool {
     if ago > OLD && !eyes.read_shown() {
         return false;
     }
-    let Some(resident) = free_resident(eyes) else {
+    let there = look_up(eyes);
+    let Some(resident) = free_resident(eyes).filter(|resident| there == Some(*resident)) else {
         return false;
     };
     let (others, now) = (others(eyes, Some(resident)), eyes.now());
     let is_read = eyes.with(|watch| watch.is_still())
         && others.iter().all(|tenant| {
             eyes.is_held(*tenant) || eyes.with(|watch| watch.hosts.is_silent(*tenant, now))
-        })
-        && eyes.on_engine() == Some(resident);
+        });
     if is_read {
         eyes.with(|watch| watch.confirm(begin));
     }
@@ -200,8 +211,11 @@ pub(super) fn glance<E: Eyes, T>(eyes: &mut E, read: impl FnOnce(&mut E) -> T) -
     let before = free_resident(eyes).map(|tenant| (tenant, doubt(eyes, tenant)));
     let read = read(eyes);
     let left: Vec<TenantId> = eyes.with(|watch| watch.progress.to_be_asked().collect());
+    let now = eyes.now();
     for tenant in left {
-        eyes.ask(tenant);
+        if !eyes.with(|watch| watch.ask_who_sleeps(tenant, now)) {
+            eyes.ask(tenant);
+        }
     }
     if let Some(tenant) = free_resident(eyes) {
         let same = before.filter(|(resident, _)| *resident == tenant);
@@ -283,6 +297,9 @@ pub(super) fn at_latch(eyes: &mut impl Eyes) {
 /// What the channels of one on the engine say, and when, if that leaves a doubt whether he has work.
 fn doubt(eyes: &mut impl Eyes, tenant: TenantId) -> Option<(Said, Moment)> {
     let at = eyes.now();
+    if eyes.with(|watch| watch.has_just_stopped(tenant, at)) {
+        return None;
+    }
     let said = eyes.ask(tenant);
     let doubt = eyes.with(|watch| match said {
         Said::Nothing => false,

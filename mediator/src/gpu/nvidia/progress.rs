@@ -89,6 +89,26 @@ pub(super) trait Words {
     fn read(&self, index: usize) -> (Entries, u32);
 }
 
+/// What channels said when they were last read.
+pub(super) struct Known {
+    generation: u64,
+    said: Vec<(Entries, u32)>,
+}
+
+impl Words for Known {
+    fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    fn count(&self) -> usize {
+        self.said.len()
+    }
+
+    fn read(&self, index: usize) -> (Entries, u32) {
+        self.said.get(index).copied().unwrap_or_default()
+    }
+}
+
 /// What a tenant's channels say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
@@ -355,6 +375,15 @@ impl Progress {
         let channels = heard.channels.iter();
         let said = channels.map(|channel| (channel.entries, channel.ring));
         (heard.mistakes <= MISTAKES_MAX).then_some((heard.generation, said))
+    }
+
+    /// What a tenant's channels said when they were last read, if that was not before.
+    pub(super) fn said_since(&self, tenant: TenantId, at: Moment) -> Option<Known> {
+        let heard = self.tenants.get(&tenant).filter(|heard| heard.at >= at)?;
+        let (generation, said) = self.heard(tenant)?;
+        let said = said.collect();
+        let known = Known { generation, said };
+        (heard.checked >= at).then_some(known)
     }
 
     /// Reads a tenant's channels.

@@ -244,6 +244,7 @@ impl Replay {
                 self.watch.goes_on(tenant(*id), said, Moment(*at));
             }
             ("held", [id, at]) => self.watch.held(tenant(*id), Moment(*at)),
+            ("suspended", [id]) => self.watch.suspended(tenant(*id)),
             ("released", [id, at]) => self.watch.released(tenant(*id), Moment(*at)),
             ("worked" | "executed", [id, steps @ ..]) => {
                 self.worked.insert(tenant(*id), steps.to_vec());

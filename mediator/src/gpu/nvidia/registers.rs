@@ -12,11 +12,11 @@ use turnstile_accounting::Moment;
 
 use super::clock::PAGE_BYTES;
 use super::rm::{Handle, RmClient, RmError};
-use super::sys::SharedPages;
 use super::sys::abi::{
     CLASS_REGISTERS, ENGINES, ENGINES_CONFIG, ENGINES_MAX, STATUS_BUSY, STATUS_REGISTER, TIME_HIGH,
     TIME_LOW,
 };
+use super::sys::{Caching, SharedPages};
 
 /// Two ways to read the clock are of the same one if they are not further apart. SOURCE: a mapping takes 0.1 ms.
 const SAME_NS: u64 = 10_000_000;
@@ -52,7 +52,7 @@ impl Page {
     fn of(client: &RmClient, registers: Handle, register: u32) -> Result<Self, RmError> {
         // CAST: a page is small.
         let from = register - register % PAGE_BYTES as u32;
-        let pages = client.map_gpu(registers, (from.into(), PAGE_BYTES))?;
+        let pages = client.map_gpu(registers, (from.into(), PAGE_BYTES), Caching::Own)?;
         Ok(Self { pages, from })
     }
 

@@ -42,6 +42,9 @@ const EXPIRY: Nanos = Nanos::from_us(100);
 /// of one. SOURCE: measured: from one launch and wait to the next, 9 us of an H200 are idle.
 const LONG_KERNELS: f64 = 0.003;
 
+/// Who is suspended is in the middle of a kernel, unless he is idle for as much of his residency.
+const MOSTLY_IDLE: f64 = 0.5;
+
 /// How long a context stands still at the edges of its residency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edges {
@@ -149,6 +152,8 @@ pub struct Residency {
     edges: Edges,
     /// Who is being held, and since when.
     held: BTreeMap<TenantId, Moment>,
+    /// Those of them whose channels were suspended: what ran on them was stopped in the middle.
+    suspended: BTreeSet<TenantId>,
     /// Residencies that ended because of that, and how long each is idle before.
     handovers: VecDeque<(TenantId, Moment)>,
     idle_at_handover: BTreeMap<TenantId, Nanos>,
@@ -173,6 +178,7 @@ impl Residency {
         Self {
             edges,
             held: BTreeMap::new(),
+            suspended: BTreeSet::new(),
             handovers: VecDeque::new(),
             idle_at_handover: BTreeMap::new(),
             launching: BTreeMap::new(),
@@ -209,6 +215,7 @@ impl Residency {
         self.launching.remove(&tenant);
         self.owed.remove(&tenant);
         self.held.remove(&tenant);
+        self.suspended.remove(&tenant);
         self.stopped.remove(&tenant);
         let gone = self.tenants.extract_if(.., |_, of| *of == tenant);
         gone.map(|(pid, _)| pid).collect()
@@ -226,8 +233,13 @@ impl Residency {
 
     /// Who is resident now.
     pub fn resident(&self) -> Option<TenantId> {
+        self.resident_since().map(|(tenant, _)| tenant)
+    }
+
+    /// The same, and since when.
+    pub fn resident_since(&self) -> Option<(TenantId, Moment)> {
         match self.occupant {
-            Occupant::Resident { pid, .. } => Some(self.owner(pid)),
+            Occupant::Resident { pid, from, .. } => Some((self.owner(pid), from)),
             Occupant::Unknown | Occupant::None { .. } => None,
         }
     }
@@ -292,7 +304,13 @@ impl Residency {
             self.held.entry(tenant).or_insert(since);
         } else {
             self.held.remove(&tenant);
+            self.suspended.remove(&tenant);
         }
+    }
+
+    /// A tenant that is being held is stopped wherever it is, and not left to run until another comes.
+    pub fn suspend(&mut self, tenant: TenantId) {
+        self.suspended.insert(tenant);
     }
 
     /// Whether a tenant is being held.
@@ -420,7 +438,8 @@ impl Residency {
                 self.edges.left
             };
             let end = Moment(at.0.saturating_sub(save.0));
-            if held {
+            // Who is stopped in the middle of a kernel does not pause before.
+            if held && !self.suspended.contains(&tenant) {
                 self.hand_over(tenant, end, events);
             }
             if length < SWITCH_MAX && !held {
@@ -444,13 +463,17 @@ impl Residency {
 
     /// Whether one who leaves after so long is in the middle of his work.
     fn was_stopped(&self, tenant: TenantId, length: Nanos, held: bool) -> bool {
+        let idle = self.idle.get(&tenant).copied().unwrap_or(0.0);
+        if held && self.suspended.contains(&tenant) {
+            return idle < MOSTLY_IDLE;
+        }
         let expired = TIME_SLICE + self.edges.stopped;
         if length < expired {
             return false; // another waits, and he had nothing to do
         }
         // Nobody else leaves just then.
         let just = length < expired + EXPIRY && !held;
-        just || self.idle.get(&tenant).copied().unwrap_or(0.0) < LONG_KERNELS
+        just || idle < LONG_KERNELS
     }
 
     /// A residency so far had no pause.

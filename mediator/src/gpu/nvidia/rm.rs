@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 
 use super::sys::abi::{self, AllocParams, ControlParams};
-use super::sys::{self, SharedPages};
+use super::sys::{self, Caching, SharedPages};
 
 /// The control device.
 pub const CONTROL_DEVICE: &str = "/dev/nvidiactl";
@@ -237,7 +237,8 @@ impl RmClient {
         memory: Handle,
         length: u64,
     ) -> Result<SharedPages, RmError> {
-        self.map_by(open(CONTROL_DEVICE)?, device, memory, (0, length))
+        let window = open(CONTROL_DEVICE)?;
+        self.map_by(window, device, memory, (0, length), Caching::Own)
     }
 
     fn map_by(
@@ -246,10 +247,11 @@ impl RmClient {
         device: Handle,
         memory: Handle,
         bytes: (u64, u64),
+        caching: Caching,
     ) -> Result<SharedPages, RmError> {
         let what = "map memory";
         let (client, control) = (self.client.0, &self.control);
-        let status = sys::map_memory(control, client, device.0, memory.0, bytes, &window);
+        let status = sys::map_memory(control, client, device.0, memory.0, bytes, &window, caching);
         accepted(what, status)?;
         // The mapping outlives the descriptor.
         SharedPages::of_file(&window, bytes.1.next_multiple_of(4096) as usize)
@@ -277,14 +279,15 @@ impl RmClient {
         Ok(Handle(object))
     }
 
-    /// Maps so many bytes from there of memory of the GPU for reading.
+    /// Maps so many bytes from there of memory of the GPU, or of its registers, for reading.
     pub(super) fn map_gpu(
         &self,
         memory: Handle,
         bytes: (u64, u64),
+        caching: Caching,
     ) -> Result<SharedPages, RmError> {
         let window = open_gpu(self.index, &self.control)?;
-        self.map_by(window, self.subdevice, memory, bytes)
+        self.map_by(window, self.subdevice, memory, bytes, caching)
     }
 
     /// Frees an object and all below it.

@@ -20,7 +20,7 @@ use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
 use turnstile_vmm::gate::GateState;
 
 use super::device::{ALONE, FIRST_SLICE, PERIOD, QUIET, TICK};
-use super::hosts::Listens;
+use super::hosts::{COMING_LOOKS, COMING_PAUSE, Listens};
 use super::launches::OWN_HANDOVER;
 use super::look::{self, Eyes};
 use super::watch::heard::TOLD;
@@ -285,10 +285,16 @@ impl Daemon {
                     }
                     What::SeeOff => {
                         self.read_log();
-                        self.engine.stop |= !seen_off;
+                        if !seen_off {
+                            self.engine.stop = true;
+                            self.watch.suspended(id(this.tenant));
+                        }
                     }
                     What::Suspend | What::Unschedule => {
                         self.held.insert(id(this.tenant));
+                        if this.what == What::Suspend {
+                            self.watch.suspended(id(this.tenant));
+                        }
                     }
                 }
                 self.begin();
@@ -454,10 +460,20 @@ impl Daemon {
             }
         }
         let mut moves = self.is_moving() && until.since(self.now()) > TICK;
+        let mut looks = 0;
         while self.now() < until {
             self.step();
             // As `HoldOwner::moved`.
             if moves && !self.is_moving() {
+                let now = self.now();
+                if let Some(there) = self.on_engine() {
+                    self.watch.is_there(there, now);
+                }
+                if self.watch.hosts.is_anyone_presumed() && looks < COMING_LOOKS {
+                    looks += 1;
+                    self.pause(COMING_PAUSE);
+                    continue;
+                }
                 moves = false;
                 let held = |tenant: TenantId| self.held.contains(&tenant);
                 let within = self.watch.look_within(self.now(), TICK, held);
@@ -473,6 +489,7 @@ impl Daemon {
             if let Some((tenant, _)) = heard {
                 let tenant = *tenant;
                 self.listens.remove(&tenant);
+                look::look_up(self);
                 return self.watch.heard(tenant, self.now());
             }
         }
@@ -505,7 +522,9 @@ impl Daemon {
             if slept != Slept::LetIn {
                 return;
             }
-            self.read_events();
+            if self.watch.another_may_stop(self.now()) {
+                self.read_events();
+            }
             from = Moment(self.now().0.saturating_sub(SETTLED.0));
         }
     }

@@ -23,7 +23,7 @@ use turnstile_vmm::wire::Userd;
 
 use super::progress::{Entries, Words};
 use super::rm::{CONTROL_DEVICE, Handle, RmClient, RmError};
-use super::sys::SharedPages;
+use super::sys::{Caching, SharedPages};
 
 /// Where a USERD has GP_GET and, after it, GP_PUT. SOURCE: `clc86f.h`.
 const WORDS_AT: u64 = 0x88;
@@ -144,7 +144,9 @@ impl Lender for Borrower {
                         object,
                         client: self.0.clone(),
                     };
-                    borrowed.pages = Some(self.0.map_gpu(object, (0, length))?);
+                    // Channels of a tenant are asked together, each of which would take a microsecond.
+                    let pages = self.0.map_gpu(object, (0, length), Caching::Combined)?;
+                    borrowed.pages = Some(pages);
                     return Ok(borrowed);
                 }
                 Err(error) => refused = error.into(),

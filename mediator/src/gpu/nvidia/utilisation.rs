@@ -284,9 +284,14 @@ impl Utilisation {
 
     /// The same as [`Self::read`], where that is reading some words: not while the library is asked.
     pub(super) fn read_mapped(&mut self) -> Option<Busy> {
-        let mapped = self.reads == Reads::Ours && self.pages.is_some();
         // The library alone can refuse.
-        mapped.then(|| self.read().ok().flatten()).flatten()
+        let read = self.is_mapped().then(|| self.read().ok().flatten());
+        read.flatten()
+    }
+
+    /// Whether to read them is to read some words.
+    pub(super) fn is_mapped(&self) -> bool {
+        self.reads == Reads::Ours && self.pages.is_some()
     }
 
     /// What the counters say since they were last asked; nothing if there was no latch.

@@ -16,7 +16,6 @@ use super::hold::Channel;
 use super::hosts::{Hosts, Listens};
 use super::latches::Latches;
 use super::launches::Launches;
-use super::look::JUST_NOW;
 use super::models::{H200, Model};
 use super::progress::{Located, Progress, Said, Words};
 use super::residency::{Residency, UNTRACKED};
@@ -74,6 +73,8 @@ pub(super) struct Watch {
     moves: Moves,
     /// Until then another reading of the log would say nothing new.
     confirmed: Moment,
+    /// Who was looked at last, and when.
+    seen: Option<(TenantId, Moment)>,
     /// End of the last interval that they told of, by their stamps.
     counted_until: Option<Moment>,
     /// Residency was told up to there.
@@ -116,6 +117,7 @@ impl Watch {
             mapped: false,
             moves: Moves::default(),
             confirmed: Moment(0),
+            seen: None,
             counted_until: None,
             settled: Moment(0),
             strangers: BTreeSet::new(),
@@ -187,10 +189,16 @@ impl Watch {
             .demand
             .tenants()
             .all(|other| other == tenant || off(other));
-        self.moves.held(at, alone);
+        self.moves.held(tenant, at, alone);
         self.demand.held(tenant, at);
         self.progress.broke(tenant, at);
         self.residency.set_held(tenant, Some(at));
+    }
+
+    /// A tenant that is being held was stopped wherever it was.
+    pub(super) fn suspended(&mut self, tenant: TenantId) {
+        log::trace!(target: RECORD, "suspended {}", tenant.0);
+        self.residency.suspend(tenant);
     }
 
     /// A tenant may run again.
@@ -303,6 +311,7 @@ impl Watch {
             self.residency.take(record, &mut self.events);
             match record.change {
                 Change::Active => {
+                    self.hosts.came(tenant, record.at);
                     self.progress.came(tenant, record.at);
                     self.demand.active(tenant, record.at);
                 }
@@ -318,31 +327,6 @@ impl Watch {
             self.lost = true;
         }
         any_strange
-    }
-
-    /// All that was logged until then was read.
-    pub(super) fn caught_up(&mut self, at: Moment) {
-        self.moves.caught_up(at, self.residency.resident());
-    }
-
-    /// Whether nobody was held or let go of whom there is more in the log than was read, and nobody is there who is no tenant.
-    pub(super) fn is_still(&self) -> bool {
-        self.moves.are_over() && self.knows_all()
-    }
-
-    /// Until now another reading of the log would say nothing new: that need not be found out again just now.
-    pub(super) fn confirm(&mut self, now: Moment) {
-        self.confirmed = now;
-    }
-
-    /// Whether that was found out just now.
-    pub(super) fn is_confirmed(&self, now: Moment) -> bool {
-        now.since(self.confirmed) < JUST_NOW
-    }
-
-    /// Whether nobody is there who is no tenant.
-    pub(super) fn knows_all(&self) -> bool {
-        self.residency.untracked().is_empty()
     }
 
     /// Whether the work of one that is resident ended long ago, by his launches.
@@ -382,6 +366,9 @@ impl Watch {
             return Some(tick);
         }
         let within = |tenant| {
+            if self.hosts.is_presumed(tenant) {
+                return Some(tick);
+            }
             if self.hosts.tells(tenant, Listens::Stop) {
                 return Some(TOLD);
             }
@@ -431,6 +418,7 @@ impl Watch {
         if !self.mapped {
             self.launches.read(at);
         }
+        self.seen = Some((tenant, at));
         let idle = self.idle.shares().fraction(tenant);
         let look = Look::of(works, readings);
         if self.begun.seen(tenant, look, at, idle) {
@@ -772,6 +760,7 @@ fn more(told: &BTreeMap<TenantId, f64>, tenant: TenantId, known_ns: f64) -> i64 
     (known_ns - told_ns) as i64
 }
 
+mod current;
 pub(super) mod heard;
 mod lately;
 mod leaving;

@@ -11,9 +11,11 @@ use std::sync::atomic::Ordering;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use turnstile_accounting::{Nanos, TenantId};
 
+use super::looking::Looker;
 use super::{Shared, lock};
 use crate::gpu::nvidia::doorbells::doorbells;
 use crate::gpu::nvidia::hosts::Listens;
+use crate::gpu::nvidia::look;
 use crate::gpu::nvidia::sys::{ThreadEvent, Whereabouts};
 
 /// Processes of a tenant, and threads of each, that are listened to until one has rung; and lines of what a process has mapped that are read for its doorbells.
@@ -316,6 +318,7 @@ impl Shared {
         }
         // CAST: tenants of a GPU are few.
         self.heard.fetch_add(heard.len() as u64, Ordering::Relaxed);
+        look::look_up(&mut Looker(self));
         let now = self.now();
         let mut watched = lock(&self.watched);
         let watch = &mut watched.watch;

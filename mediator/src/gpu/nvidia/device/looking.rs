@@ -8,6 +8,7 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 use super::{HoldOwner, Shared, lock};
 use crate::gpu::nvidia::arrivals::{self, Rung};
 use crate::gpu::nvidia::costs::Work;
+use crate::gpu::nvidia::hosts::{COMING_LOOKS, COMING_PAUSE};
 use crate::gpu::nvidia::look::{self, Eyes};
 use crate::gpu::nvidia::progress::{Said, Words};
 use crate::gpu::nvidia::sys::abi::{STATUS_BUSY, STATUS_REGISTER};
@@ -62,6 +63,16 @@ impl Shared {
         read.map_or(true, |status| status & STATUS_BUSY != 0)
     }
 
+    /// Somebody was taken to have begun, and another made room: sees him come.
+    pub(super) fn see_who_comes(&self) {
+        for _ in 0..COMING_LOOKS {
+            if lock(&self.watched).look_who_came(self.now()) {
+                return;
+            }
+            thread::sleep(Duration::from_nanos(COMING_PAUSE.0));
+        }
+    }
+
     /// The counters are latched now: asks what was launched.
     pub(super) fn latched(&self) {
         if !self.are_many() {
@@ -114,7 +125,8 @@ impl Eyes for Looker<'_> {
     }
 
     fn read_shown(&mut self) -> bool {
-        !lock(&self.0.watched).refresh_shown()
+        let now = self.now();
+        !lock(&self.0.watched).refresh_shown(now)
     }
 
     fn ask(&mut self, tenant: TenantId) -> Said {

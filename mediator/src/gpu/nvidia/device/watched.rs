@@ -92,11 +92,13 @@ impl Watched {
     }
 
     /// Reads what the log shows by itself. Whether somebody was there who is no tenant, or that is not known.
-    pub(super) fn refresh_shown(&mut self) -> bool {
+    pub(super) fn refresh_shown(&mut self, now: Moment) -> bool {
         match self.log.read_shown(&self.client, &mut self.records) {
             Ok(complete) => {
                 self.reads.records += self.records.len() as u64;
-                self.watch.read(self.records.drain(..), complete) || !complete
+                let strange = self.watch.read(self.records.drain(..), complete);
+                self.watch.caught_up_by_itself(now);
+                strange || !complete
             }
             Err(error) => {
                 log::debug!("{error}");
@@ -113,6 +115,16 @@ impl Watched {
     /// Who is on the engine, by its own status.
     pub(super) fn on_engine(&self) -> Option<TenantId> {
         self.groups.tenant(self.group()?)
+    }
+
+    /// Who was taken to have begun has if he is on the engine. Whether all are known to have.
+    pub(super) fn look_who_came(&mut self, now: Moment) -> bool {
+        if self.watch.hosts.is_anyone_presumed()
+            && let Some(tenant) = self.on_engine()
+        {
+            self.watch.is_there(tenant, now);
+        }
+        !self.watch.hosts.is_anyone_presumed()
     }
 
     /// Reads the log where it is no harm if that fails.

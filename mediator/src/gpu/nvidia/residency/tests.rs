@@ -471,6 +471,49 @@ fn who_had_stopped_before_he_left_is_not_resumed_when_he_comes() {
     assert_eq!(runs, [104, 9_004, 18_044]);
 }
 
+/// Others are idle for a hundredth, and leave between two kernels.
+#[test]
+fn who_is_suspended_is_stopped_in_the_middle_of_a_kernel() {
+    let mut residency = residency();
+    residency.edges = Edges::H200;
+    residency.set_idle_fraction(A, 0.01);
+    let mut events = Vec::new();
+    for (at, suspended) in [(0, false), (10_000, true), (20_000, false)] {
+        let seq = at / 5_000;
+        residency.take(&record(seq, at, 10, Change::Active), &mut events);
+        residency.settle(Moment((at + 1_000) * 1000), &mut events);
+        residency.set_held(A, Some(Moment((at + 1_500) * 1000)));
+        if suspended {
+            residency.suspend(A);
+        }
+        residency.take(&record(seq + 1, at + 2_000, 10, Change::Saved), &mut events);
+        residency.set_held(A, None);
+    }
+    residency.take(&record(6, 30_000, 10, Change::Active), &mut events);
+    residency.settle(Moment(31_000_000), &mut events);
+    let of = |wanted: EngineState| {
+        let mut at: Vec<u64> = states(&events)
+            .into_iter()
+            .filter(|(_, state)| *state == wanted)
+            .map(|(at, _)| at)
+            .collect();
+        at.dedup();
+        at
+    };
+    let ends = of(Switching);
+    // 59 us before he was saved where he left, 101 where he was stopped.
+    assert!(
+        ends.contains(&1_941) && ends.contains(&11_899) && ends.contains(&21_941),
+        "{ends:?}"
+    );
+    let begins = of(Running(A));
+    // And 44 us after he came where he had been stopped, 4 where he had left.
+    assert!(
+        begins.contains(&10_004) && begins.contains(&20_044) && begins.contains(&30_004),
+        "{begins:?}"
+    );
+}
+
 /// Beside one with kernels of 2 ms, one of 200 us leaves after each.
 #[test]
 fn who_leaves_in_his_first_pause_was_there() {

@@ -103,8 +103,9 @@ fn words_spare_readings_of_the_register_where_hosts_are_not_heard_and_charge_no_
 /// Who shows fewer launches than he makes at times seems to rest then; what is learnt of his launches, when he is heard, the register and the counters say otherwise.
 #[test]
 fn who_hides_launches_pays_all_the_same() {
-    // SOURCE: this engine, 20 s: 0.2 % at most; where he is heard, who is looked at less often then, 0.46 (root of the mean square of 32 seeds), 1.11 at most.
-    for (hears, most) in [(false, 0.5), (true, 1.3)] {
+    // SOURCE: this engine, 20 s, 32 seeds: 0.22 % (root of the mean square), 0.57 at most; where he is heard, who is looked at less often then, 0.46, 1.25 at most. (Before suspended tenants were
+    // charged as such 0.25, 0.76 at most; and 0.44, 1.23.)
+    for (hears, most) in [(false, 0.8), (true, 1.4)] {
         let loads = (1..=12).map(|seed| Load::bursty(100, 200, seed));
         for load in loads.chain([Load::busy(100, 200)]) {
             let mut daemon = Daemon::new(&[load, Load::busy(100, 2_000)], "slices");
@@ -134,7 +135,7 @@ fn who_rings_without_work_keeps_the_engine_from_nobody() {
         (found.useful_percent(3, 13), charged, found.wakes / 13)
     };
     let (honest, ..) = useful(0);
-    for ms in [3, 7, 23, 41] {
+    for ms in [3, 7, 23, 41, 1_100] {
         let (percent, charged, wakes) = useful(ms * MS);
         println!(
             "each {ms} ms: {percent:.1} instead of {honest:.1} %, charged {charged:.2?} %, {wakes} wakes"

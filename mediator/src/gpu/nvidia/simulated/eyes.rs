@@ -89,7 +89,9 @@ impl Eyes for Daemon {
     fn read_shown(&mut self) -> bool {
         let shown: Vec<SwitchRecord> = self.engine.records.drain(..self.shown).collect();
         self.shown = 0;
-        !self.watch.read(shown, true)
+        let strange = self.watch.read(shown, true);
+        self.watch.caught_up_by_itself(self.now());
+        !strange
     }
 
     fn ask(&mut self, tenant: TenantId) -> Said {

@@ -165,6 +165,15 @@ pub(in crate::gpu::nvidia) fn duplicate(
     Ok((argument.status, argument.object))
 }
 
+/// How the processor reads what is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::gpu::nvidia) enum Caching {
+    /// As befits it: registers one after the other, each before the next begins.
+    Own,
+    /// Several at a time, for memory on the GPU in which reading changes nothing.
+    Combined,
+}
+
 /// Prepares `window` (a fresh descriptor of the control device; for the GPU's own memory, of the GPU's device) for mapping so many bytes from there of the memory object `memory`, below `device` (the client itself: of
 /// no device), for reading.
 pub(in crate::gpu::nvidia) fn map_memory(
@@ -174,9 +183,16 @@ pub(in crate::gpu::nvidia) fn map_memory(
     memory: u32,
     (offset, length): (u64, u64),
     window: &File,
+    caching: Caching,
 ) -> io::Result<Status> {
     /// SOURCE: `nvos.h`: NVOS33_FLAGS_ACCESS_READ_ONLY.
     const READ_ONLY: u32 = 1;
+    /// SOURCE: `nvos.h`: NVOS33_FLAGS_CACHING_TYPE, bits 23 to 25; NVOS33_FLAGS_CACHING_TYPE_WRITECOMBINED.
+    const COMBINED: u32 = 2 << 23;
+    let caching = match caching {
+        Caching::Own => 0,
+        Caching::Combined => COMBINED,
+    };
     let mut argument = MapMemory {
         client,
         device,
@@ -186,7 +202,7 @@ pub(in crate::gpu::nvidia) fn map_memory(
         length,
         linear_address: 0,
         status: 0,
-        flags: READ_ONLY,
+        flags: READ_ONLY | caching,
         fd: window.as_raw_fd(),
         pad2: 0,
     };

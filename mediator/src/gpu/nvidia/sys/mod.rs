@@ -22,7 +22,8 @@ pub(super) use cuda::{
     LaunchShape, Limit, Mapping, Module, ModuleFailure, Reservation, Stream, WaitUntil,
 };
 pub(super) use ioctl::{
-    alloc, control, control_empty, duplicate, free, map_memory, read_register, register_fd, share,
+    Caching, alloc, control, control_empty, duplicate, free, map_memory, read_register,
+    register_fd, share,
 };
 pub(super) use map::SharedPages;
 pub(super) use nvml::{Nvml, NvmlFailure, UtilisationSample};

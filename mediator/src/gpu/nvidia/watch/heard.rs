@@ -24,6 +24,23 @@ impl Watch {
         rang.is_some_and(|rang| rang > at) && self.hosts.is_known(tenant)
     }
 
+    /// Asks one's channels that say what they said when they were last asked, if that is known: he had stopped then, sleeps since, and would have been heard. Whether it is.
+    pub(in crate::gpu::nvidia) fn ask_who_sleeps(&mut self, tenant: TenantId, now: Moment) -> bool {
+        let stopped = self.demand.rests_since(tenant);
+        let sleeps = stopped.filter(|_| self.hosts.is_silent(tenant, now));
+        let same = sleeps.and_then(|stopped| self.progress.said_since(tenant, stopped));
+        if let Some(same) = &same {
+            self.ask(tenant, same, now);
+        }
+        same.is_some()
+    }
+
+    /// Whether anybody may stop of those who work.
+    pub(in crate::gpu::nvidia) fn another_may_stop(&self, now: Moment) -> bool {
+        let mut works = self.demand.tenants().filter(|id| !self.demand.rests(*id));
+        works.any(|tenant| !self.trusted(tenant, now))
+    }
+
     /// Whether all who may run, and want to, are heard when they stop.
     pub(in crate::gpu::nvidia) fn all_tell(
         &self,
@@ -75,9 +92,31 @@ impl Watch {
         log::trace!(target: RECORD, "heard {} {}", tenant.0, at.0);
         match self.hosts.heard(tenant, at)? {
             Listens::Stop => None,
+            Listens::Begin if self.begins_at_once(tenant, at) => {
+                self.hosts.presume(tenant);
+                self.demand.presume(tenant, at);
+                Some(Nanos::ZERO)
+            }
             // Who rings without work keeps the engine from nobody.
             Listens::Begin => Some(COMES + self.demand.steady(tenant)),
         }
+    }
+
+    /// Whether one who was heard is to have turns at once: he is on the engine whenever he is heard, and works for long then, and another is there now. That he comes is seen by the
+    /// engine's own status.
+    fn begins_at_once(&self, tenant: TenantId, now: Moment) -> bool {
+        let mut others = self.demand.wanting(now).filter(|other| *other != tenant);
+        self.mapped
+            && self.residency.resident() != Some(tenant)
+            && self.demand.rests(tenant)
+            && self.demand.steady(tenant) == Nanos::ZERO
+            && self.hosts.is_prompt(tenant)
+            && others.next().is_some()
+    }
+
+    /// Who is on the engine by its own status.
+    pub(in crate::gpu::nvidia) fn is_there(&mut self, tenant: TenantId, at: Moment) {
+        self.hosts.came(tenant, at);
     }
 
     /// For how long nobody is expected to begin unheard, by what they did lately; `most` if they are not heard.
