@@ -130,7 +130,7 @@ fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
             println!("{so_far}");
             println!("LOST: the machine says nothing, its kernel neither; another is started");
             *silent += 1;
-            assert_eq!(*silent, 1, "the second machine that says nothing");
+            assert_eq!(*silent, 1, "the second machine that is lost without a word");
             return None;
         }
     };
@@ -140,6 +140,13 @@ fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
         "nested lab: all of it {took:.1?} of {BUDGET:?}; others used {others:.2} processors meanwhile"
     );
     assert_eq!(ended, Some(0), "the lab did not end in time");
+    // A program that fails, or is killed, has a status. SOURCE: in 3 of 8 runs on one day the machine reset itself while a guest touched its pages.
+    if !said.contains(" of nested") {
+        println!("LOST: the machine went off without a word; another is started");
+        *silent += 1;
+        assert_eq!(*silent, 1, "the second machine that is lost without a word");
+        return None;
+    }
     Some(Ran {
         said,
         took,
