@@ -69,6 +69,13 @@ struct Ran {
     snapshot: HostSnapshot,
 }
 
+/// That is the emulator's doing once.
+fn lost_without_a_word(what: &str, silent: &mut u32) {
+    println!("LOST: the machine {what}; another is started");
+    *silent += 1;
+    assert_eq!(*silent, 1, "the second machine that is lost without a word");
+}
+
 /// None if the emulator lost the machine.
 fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
     let begun = Instant::now();
@@ -128,9 +135,7 @@ fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
             (heard, heard_at) = (so_far.len(), Instant::now());
         } else if heard_at.elapsed() > SILENT {
             println!("{so_far}");
-            println!("LOST: the machine says nothing, its kernel neither; another is started");
-            *silent += 1;
-            assert_eq!(*silent, 1, "the second machine that is lost without a word");
+            lost_without_a_word("says nothing, its kernel neither", silent);
             return None;
         }
     };
@@ -142,9 +147,7 @@ fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
     assert_eq!(ended, Some(0), "the lab did not end in time");
     // A program that fails, or is killed, has a status. SOURCE: in 3 of 8 runs on one day the machine reset itself while a guest touched its pages.
     if !said.contains(" of nested") {
-        println!("LOST: the machine went off without a word; another is started");
-        *silent += 1;
-        assert_eq!(*silent, 1, "the second machine that is lost without a word");
+        lost_without_a_word("went off without a word", silent);
         return None;
     }
     Some(Ran {

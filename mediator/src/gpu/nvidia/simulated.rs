@@ -467,7 +467,7 @@ impl Daemon {
             if moves && !self.is_moving() {
                 let now = self.now();
                 if let Some(there) = self.on_engine() {
-                    self.watch.is_there(there, now);
+                    self.watch.hosts.came(there, now);
                 }
                 if self.watch.hosts.is_anyone_presumed() && looks < COMING_LOOKS {
                     looks += 1;

@@ -122,7 +122,7 @@ impl Watched {
         if self.watch.hosts.is_anyone_presumed()
             && let Some(tenant) = self.on_engine()
         {
-            self.watch.is_there(tenant, now);
+            self.watch.hosts.came(tenant, now);
         }
         !self.watch.hosts.is_anyone_presumed()
     }

@@ -114,11 +114,6 @@ impl Watch {
             && others.next().is_some()
     }
 
-    /// Who is on the engine by its own status.
-    pub(in crate::gpu::nvidia) fn is_there(&mut self, tenant: TenantId, at: Moment) {
-        self.hosts.came(tenant, at);
-    }
-
     /// For how long nobody is expected to begin unheard, by what they did lately; `most` if they are not heard.
     pub(in crate::gpu::nvidia) fn rests_on(&self, now: Moment, most: Nanos, told: Nanos) -> Nanos {
         let tells = |tenant| self.hosts.tells(tenant, Listens::Begin);
