@@ -150,7 +150,7 @@ impl Accounting<'_> {
             }
             // What was in doubt may have been seen since.
             let doubt = || gpu.look_again(self.timing.tick).is_some();
-            if look.is_some() && doubt() && gpu.has_run_dry() {
+            if held && doubt() && gpu.has_run_dry() {
                 match self.host.ran_dry() {
                     Dry::Nobody => {}
                     Dry::Decide => return Slept::Decide,

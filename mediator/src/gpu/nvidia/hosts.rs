@@ -25,6 +25,8 @@ const DEAF_DOUBLED_MAX: u32 = 6;
 const RINGS: (u32, u32) = (16, 1_024);
 /// Who was heard is heard again after so long: a program may ring for itself, without work for the engine, or wait now and then.
 const AGAIN: Nanos = Nanos::from_ms(20);
+/// Who goes to sleep twice within so long rests, and is not only kept from its processor. SOURCE: `simulated/pauses.rs`: busy hosts are for 2 ms and more twice in a minute.
+const OFTEN: Nanos = Nanos::from_ms(1_000);
 /// Who was on the engine within so long after he was heard, so often in a row, is taken to begin as soon as he is heard. SOURCE: facts sheet section 1: a time slice is 2.048 ms.
 const PROMPT: Nanos = Nanos::from_us(3_500);
 const PROMPT_MIN: u32 = 8;
@@ -93,15 +95,19 @@ struct Host {
     listens: Listens,
     /// It is listened, and not only known for what.
     on: bool,
-    /// When that was heard.
+    /// When that was heard; and it was before, and nobody has seen whether it was so.
     heard: Option<Moment>,
+    again: bool,
     begins: Trust,
     stops: Trust,
+    /// When he was last heard to go to sleep, whatever came of it; and that he was so long before that as well.
+    slept: Option<Moment>,
+    sleeps_often: bool,
     /// His thread woke and he did not begin, or he began and it had not woken.
     wakes_in_vain: bool,
     /// Until his doorbell told it so often in a row.
     rings: u32,
-    /// When he was heard who is taken to have begun, and was not seen since.
+    /// Since when he could come who is taken to have begun, and was not seen since: he was heard then, or let go.
     presumed: Option<Moment>,
     /// So often in a row he was on the engine as soon as he was heard, and has to be for that; it is not known yet of this time.
     prompt: u32,
@@ -161,8 +167,11 @@ impl Hosts {
             listens,
             on: false,
             heard: None,
+            again: false,
             begins: Trust::default(),
             stops: Trust::default(),
+            slept: None,
+            sleeps_often: false,
             wakes_in_vain: false,
             rings: RINGS.0 / 2,
             presumed: None,
@@ -179,6 +188,7 @@ impl Hosts {
                 _ => {}
             }
             (host.listens, host.on, host.heard) = (listens, false, None);
+            host.again = false;
         }
         if let Some(heard) = host.heard {
             if now.since(heard) < AGAIN {
@@ -186,6 +196,7 @@ impl Hosts {
             }
             host.in_vain(now);
             (host.on, host.heard) = (false, None);
+            host.again = true;
         }
         if host.on || host.trust().is_deaf(now) {
             return None;
@@ -223,12 +234,19 @@ impl Hosts {
         })
     }
 
-    /// What was listened for was heard, and is not listened for any more.
-    pub(super) fn heard(&mut self, tenant: TenantId, at: Moment) -> Option<Listens> {
-        let host = self.tenants.get_mut(&tenant)?;
-        (host.on, host.heard) = (false, Some(at));
-        host.comes = host.listens == Listens::Begin;
-        Some(host.listens)
+    /// This was heard of a tenant, and is not listened for any more. Whether anything is known of him.
+    pub(super) fn heard(&mut self, tenant: TenantId, what: Listens, at: Moment) -> bool {
+        let Some(host) = self.tenants.get_mut(&tenant) else {
+            return false;
+        };
+        // Who is taken to rest since it was listened for, and goes to sleep, had begun.
+        (host.listens, host.on, host.heard) = (what, false, Some(at));
+        host.comes = what == Listens::Begin;
+        if what == Listens::Stop {
+            let before = host.slept.replace(at);
+            host.sleeps_often = before.is_some_and(|before| at.since(before) < OFTEN);
+        }
+        true
     }
 
     /// Whether he who is heard to begin is on the engine at once, as he was whenever that was lately.
@@ -274,15 +292,26 @@ impl Hosts {
         }
     }
 
-    /// Who is on the engine by `at` was told. Those who were taken to have begun long before, and have not come.
-    pub(super) fn stayed_away(&mut self, at: Moment) -> Vec<TenantId> {
+    /// He may run. If he was taken to have begun, and was held before he came, he comes now. If he went to sleep while he was held, or just before, nobody has looked whether he has stopped.
+    pub(super) fn released(&mut self, tenant: TenantId, at: Moment) {
+        if let Some(host) = self.tenants.get_mut(&tenant) {
+            host.presumed = host.presumed.map(|since| since.max(at));
+            if host.listens == Listens::Stop {
+                host.heard = None;
+            }
+        }
+    }
+
+    /// Who is on the engine by `at` was told. Those who were taken to have begun long before, and have not come, though nobody holds them.
+    pub(super) fn stayed_away(
+        &mut self,
+        at: Moment,
+        is_held: impl Fn(TenantId) -> bool,
+    ) -> Vec<TenantId> {
         let mut away = Vec::new();
         for (tenant, host) in &mut self.tenants {
-            if host
-                .presumed
-                .take_if(|heard| at.since(*heard) >= AWAY)
-                .is_some()
-            {
+            let waited = |since: &mut Moment| at.since(*since) >= AWAY && !is_held(*tenant);
+            if host.presumed.take_if(waited).is_some() {
                 (host.listens, host.on, host.heard) = (Listens::Begin, false, None);
                 (host.prompt, host.comes) = (0, false);
                 host.prompt_min = (2 * host.prompt_min).min(PROMPT_MAX);
@@ -299,12 +328,24 @@ impl Hosts {
         host.filter(|host| host.listens == Listens::Stop)?.heard
     }
 
+    /// Whether one was heard to go to sleep, and was not seen since, and not for the first time in a while: hosts that are busy hardly ever do.
+    pub(super) fn has_stopped_again(&self, tenant: TenantId) -> bool {
+        let host = self.tenants.get(&tenant);
+        host.is_some_and(|host| host.sleeps_often) && self.may_have_stopped(tenant).is_some()
+    }
+
     /// Whether somebody was heard to go to sleep who has stopped then, as he had lately.
     pub(super) fn has_told_stop(&self) -> bool {
         let mut hosts = self.tenants.values();
         hosts.any(|host| {
             host.listens == Listens::Stop && host.heard.is_some() && host.stops.right >= HEARD_MIN
         })
+    }
+
+    /// Whether he had been before that: then he may have begun long before.
+    pub(super) fn is_heard_again(&self, tenant: TenantId) -> bool {
+        let host = self.tenants.get(&tenant);
+        host.is_some_and(|host| host.again)
     }
 
     /// When one who rests was heard to ring, if he was not seen since.
@@ -378,13 +419,13 @@ mod tests {
         assert_eq!(hosts.listens(A, true, ms(at)), Some(Listens::Begin));
         assert_eq!(hosts.listens(A, true, ms(at + 10)), None, "it is, already");
         if rings {
-            assert_eq!(hosts.heard(A, ms(at + 50)), Some(Listens::Begin));
+            assert!(hosts.heard(A, Listens::Begin, ms(at + 50)));
             assert_eq!(hosts.may_have_begun(A), Some(ms(at + 50)));
         }
         assert_eq!(hosts.listens(A, false, ms(at + 60)), Some(Listens::Stop));
         assert_eq!(hosts.may_have_begun(A), None);
         if sleeps {
-            hosts.heard(A, ms(at + 100));
+            hosts.heard(A, Listens::Stop, ms(at + 100));
             assert_eq!(hosts.may_have_stopped(A), Some(ms(at + 100)));
             hosts.stopped(A, true, ms(at + 100));
         }
@@ -417,7 +458,7 @@ mod tests {
         for times in 0..IN_VAIN_MAX + 2 {
             assert_eq!(hosts.listens(A, true, ms(at)), Some(Listens::Begin));
             assert_eq!(hosts.begins_when_awake(A), times < 2, "then he has to ring");
-            hosts.heard(A, ms(at + 1));
+            hosts.heard(A, Listens::Begin, ms(at + 1));
             assert!(!hosts.tells(A, Listens::Begin));
             assert_eq!(hosts.listens(A, true, ms(at + 10)), None, "he may come yet");
             at += 30;
@@ -435,14 +476,14 @@ mod tests {
         for rings in [16, 32] {
             for _ in 0..2 {
                 hosts.listens(A, true, ms(at));
-                hosts.heard(A, ms(at + 1));
+                hosts.heard(A, Listens::Begin, ms(at + 1));
                 hosts.listens(A, true, ms(at + 30));
                 at += 40;
             }
             for _ in 0..rings {
                 assert!(!hosts.begins_when_awake(A));
                 hosts.listens(A, true, ms(at));
-                hosts.heard(A, ms(at + 50));
+                hosts.heard(A, Listens::Begin, ms(at + 50));
                 hosts.listens(A, false, ms(at + 60));
                 at += 100;
             }
@@ -463,7 +504,7 @@ mod tests {
         round(&mut hosts, 300, true, false);
         let mut at = 400;
         while hosts.listens(A, false, ms(at)).is_some() || at == 400 {
-            hosts.heard(A, ms(at));
+            hosts.heard(A, Listens::Stop, ms(at));
             hosts.works(A, ms(at));
             assert_eq!(hosts.may_have_stopped(A), None);
             at += 1;
@@ -492,7 +533,7 @@ mod tests {
         }
         assert_eq!(hosts.listens(A, true, ms(at)), Some(Listens::Begin));
         hosts.forget(A);
-        assert_eq!(hosts.heard(A, ms(1_100)), None);
+        assert!(!hosts.heard(A, Listens::Begin, ms(1_100)));
     }
 
     /// Heard so often, and there after so long each time.
@@ -500,12 +541,12 @@ mod tests {
         let mut at = from;
         for after in after {
             hosts.listens(A, true, ms(at));
-            hosts.heard(A, ms(at + 50));
+            hosts.heard(A, Listens::Begin, ms(at + 50));
             hosts.came(A, ms(at + 50) + *after);
             // A time slice later he comes again.
             hosts.came(A, ms(at + 54));
             hosts.listens(A, false, ms(at + 60));
-            hosts.heard(A, ms(at + 90));
+            hosts.heard(A, Listens::Stop, ms(at + 90));
             hosts.stopped(A, true, ms(at + 90));
             at += 100;
         }
@@ -530,7 +571,7 @@ mod tests {
         let mut hosts = Hosts::default();
         comes(&mut hosts, 0, &[Nanos::from_ms(1); 8]);
         assert_eq!(hosts.listens(A, true, ms(at - 1)), Some(Listens::Begin));
-        hosts.heard(A, ms(at));
+        hosts.heard(A, Listens::Begin, ms(at));
         assert!(hosts.is_prompt(A) && hosts.is_silent(A, ms(at)));
         hosts.presume(A);
         assert_eq!(hosts.listens(A, false, ms(at)), Some(Listens::Stop));
@@ -541,18 +582,87 @@ mod tests {
     #[test]
     fn who_is_presumed_to_have_begun_and_is_seen_is_listened_to_until_he_stops() {
         let mut hosts = presumed(1_000);
-        assert!(hosts.stayed_away(ms(1_002)).is_empty());
+        assert!(hosts.stayed_away(ms(1_002), |_| false).is_empty());
         hosts.came(A, ms(1_001));
         assert!(!hosts.is_anyone_presumed() && hosts.is_prompt(A));
-        assert!(hosts.stayed_away(ms(1_100)).is_empty());
-        hosts.heard(A, ms(1_050));
+        assert!(hosts.stayed_away(ms(1_100), |_| false).is_empty());
+        hosts.heard(A, Listens::Stop, ms(1_050));
         assert!(hosts.has_told_stop());
+    }
+
+    #[test]
+    fn who_is_presumed_to_have_begun_and_held_before_he_came_is_waited_for_when_he_is_let_go() {
+        let mut hosts = presumed(1_000);
+        assert!(hosts.stayed_away(ms(1_020), |_| true).is_empty());
+        hosts.released(A, ms(1_020));
+        assert!(hosts.stayed_away(ms(1_022), |_| false).is_empty());
+        hosts.came(A, ms(1_022));
+        assert!(!hosts.is_anyone_presumed() && hosts.is_prompt(A));
+        let mut hosts = presumed(1_000);
+        hosts.released(A, ms(1_020));
+        assert_eq!(hosts.stayed_away(ms(1_023), |_| false), [A]);
+    }
+
+    #[test]
+    fn who_goes_to_sleep_while_he_is_held_is_listened_to_again_and_believed_as_before() {
+        let mut hosts = Hosts::default();
+        for at in [0, 100, 200] {
+            round(&mut hosts, at, true, true);
+        }
+        hosts.listens(A, true, ms(300));
+        hosts.heard(A, Listens::Begin, ms(350));
+        assert_eq!(hosts.listens(A, false, ms(360)), Some(Listens::Stop));
+        hosts.heard(A, Listens::Stop, ms(370));
+        hosts.released(A, ms(400));
+        assert_eq!(hosts.may_have_stopped(A), None);
+        assert_eq!(hosts.listens(A, false, ms(400)), Some(Listens::Stop));
+        assert!(hosts.is_believed(A));
+    }
+
+    #[test]
+    fn who_goes_to_sleep_twice_in_a_while_rests() {
+        let mut hosts = Hosts::default();
+        for (at, again) in [(0, false), (5_000, false), (5_100, true)] {
+            round(&mut hosts, at, true, false);
+            hosts.heard(A, Listens::Stop, ms(at + 90));
+            assert_eq!(hosts.has_stopped_again(A), again, "{at}");
+            hosts.works(A, ms(at + 91));
+            assert!(!hosts.has_stopped_again(A));
+        }
+    }
+
+    #[test]
+    fn who_is_taken_to_rest_and_goes_to_sleep_had_begun() {
+        let mut hosts = presumed(1_000);
+        hosts.stayed_away(ms(1_003), |_| false);
+        // It was listened for while he was taken to have begun.
+        hosts.heard(A, Listens::Stop, ms(1_050));
+        assert_eq!(hosts.may_have_stopped(A), Some(ms(1_050)));
+        assert_eq!(hosts.may_have_begun(A), None);
+        assert_eq!(
+            hosts.listens(A, true, ms(1_060)),
+            Some(Listens::Begin),
+            "at once"
+        );
+    }
+
+    #[test]
+    fn who_is_heard_and_not_seen_may_have_begun_when_he_was_heard_before() {
+        let mut hosts = Hosts::default();
+        hosts.listens(A, true, ms(0));
+        hosts.heard(A, Listens::Begin, ms(50));
+        assert!(!hosts.is_heard_again(A));
+        hosts.listens(A, true, ms(70));
+        hosts.heard(A, Listens::Begin, ms(71));
+        assert!(hosts.is_heard_again(A));
+        hosts.listens(A, false, ms(75));
+        assert!(!hosts.is_heard_again(A));
     }
 
     #[test]
     fn who_is_presumed_to_have_begun_and_does_not_come_has_to_come_twice_as_often() {
         let mut hosts = presumed(1_000);
-        assert_eq!(hosts.stayed_away(ms(1_003)), [A]);
+        assert_eq!(hosts.stayed_away(ms(1_003), |_| false), [A]);
         assert!(!hosts.is_anyone_presumed() && !hosts.is_prompt(A));
         assert_eq!(hosts.listens(A, true, ms(1_004)), Some(Listens::Begin));
         let soon = [Nanos::from_ms(1); 15];

@@ -437,7 +437,7 @@ impl Daemon {
                 slept = Slept::Decide;
             }
             self.wakes += 1;
-            let doubt = look.is_some() && self.look_again().is_some();
+            let doubt = held && self.look_again().is_some();
             if doubt && look::is_dry(self) && self.ran_dry() {
                 return if self.mediation.decides_when_dry() {
                     Slept::Decide
@@ -486,11 +486,10 @@ impl Daemon {
             let heard = self.listens.iter().find(|(tenant, (listens, told))| {
                 tenants[tenant.0 as usize - 1].told(*listens) != *told
             });
-            if let Some((tenant, _)) = heard {
-                let tenant = *tenant;
+            if let Some((&tenant, &(what, _))) = heard {
                 self.listens.remove(&tenant);
                 look::look_up(self);
-                return self.watch.heard(tenant, self.now());
+                return self.watch.heard(tenant, what, self.now());
             }
         }
         None

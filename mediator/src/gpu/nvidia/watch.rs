@@ -206,6 +206,7 @@ impl Watch {
         log::trace!(target: RECORD, "released {} {}", tenant.0, at.0);
         self.moves.released(tenant, at);
         self.demand.released(tenant, at);
+        self.hosts.released(tenant, at);
         self.progress.broke(tenant, at);
         self.residency.set_held(tenant, None);
     }
@@ -385,7 +386,9 @@ impl Watch {
     /// Whether it need not be looked whether a tenant works: it did for long, and the counters do not say that it has stopped since. Whoever is held and
     /// wanted nothing then would wait for it for ever.
     pub(super) fn trusted(&self, tenant: TenantId, now: Moment) -> bool {
-        self.demand.trusted(tenant, now) && !self.has_stopped(tenant)
+        self.demand.trusted(tenant, now)
+            && !self.has_stopped(tenant)
+            && !self.hosts.has_stopped_again(tenant)
     }
 
     fn has_stopped(&self, tenant: TenantId) -> bool {
@@ -429,9 +432,11 @@ impl Watch {
         if let (true, Said::Moved { since, entries }) = (rested, said) {
             let each = self.progress.each(tenant);
             let heard = self.hosts.may_have_begun(tenant);
+            let again = self.hosts.is_heard_again(tenant);
             let located = match (heard.filter(|heard| *heard > since), each) {
-                (Some(at), _) => Located { at, within: HEARD },
-                (None, Some(each)) => each.began(since, at, entries),
+                (Some(at), None) => Located { at, within: HEARD },
+                (Some(at), _) if !again => Located { at, within: HEARD },
+                (_, Some(each)) => each.began(since, at, entries),
                 (None, None) => Located::between(since, at),
             };
             self.stops.moved(tenant, located);
@@ -458,7 +463,7 @@ impl Watch {
             self.demand.idle(tenant, at);
             if let Some(resident) = self.residency.works_since(tenant) {
                 let located = self.located(tenant, said, resident, at);
-                let (located, by_words) = self.heard_to_stop(tenant, located, at);
+                let (located, by_words) = self.heard_to_stop(tenant, located, (resident, at));
                 let stopped = (self.stops).idle(tenant, resident, at, located, by_words);
                 self.residency.idle(tenant, stopped, &mut self.events);
             }
@@ -490,7 +495,15 @@ impl Watch {
     ) -> Option<Located> {
         let each = self.progress.each(tenant)?;
         match said {
-            Said::Nothing => None,
+            Said::Nothing => {
+                let (since, entries) = self.progress.of_stay(tenant)?;
+                let since = since.max(resident);
+                // About: the counters tell whether it was elsewhere in that time.
+                Some(Located {
+                    within: at.since(since),
+                    ..each.stopped(since, at, at, entries)
+                })
+            }
             Said::Moved { since, entries } => {
                 Some(each.stopped(since.max(resident), at, at, entries))
             }

@@ -190,28 +190,32 @@ impl Ear {
         Ok(())
     }
 
-    /// Something was told of these of its events: whether that is what was waited for, and nothing is any more. Who rang once is the one who rings.
-    fn told(&mut self, told: &[bool]) -> bool {
-        match self.awaits {
-            Some(Awaited::Ring) => {
+    /// Something was told of these of its events: what was heard, if that is what was waited for, and nothing is any more. Who rang once is the one who rings.
+    fn told(&mut self, told: &[bool]) -> Option<Listens> {
+        let awaited = self.awaits?;
+        match awaited {
+            Awaited::Ring => {
                 for (ringer, told) in self.ringers.iter_mut().zip(told) {
                     ringer.rang |= told;
                 }
             }
-            Some(Awaited::Sleep) => {
+            Awaited::Sleep => {
                 let mut of = self.threads.iter().zip(told).filter(|(_, told)| **told);
                 // One that was only interrupted, or is back already, has not stopped.
                 if of.all(|((_, event), _)| event.whereabouts() == Some(Whereabouts::Runs)) {
-                    return false;
+                    return None;
                 }
             }
-            Some(Awaited::Wake) | None => {}
+            Awaited::Wake => {}
         }
         if let Err(error) = self.stop() {
             log::debug!("{error}");
         }
         self.ringers.retain(|ringer| ringer.rang);
-        true
+        Some(match awaited {
+            Awaited::Wake | Awaited::Ring => Listens::Begin,
+            Awaited::Sleep => Listens::Stop,
+        })
     }
 }
 
@@ -252,8 +256,8 @@ pub(super) struct Ears {
 }
 
 impl Ears {
-    /// Sleeps for so long, until somebody is heard, or `wake` is written. Returns who was heard: they are not listened to any more.
-    fn wait(&mut self, length: Nanos, wake: &OwnedFd) -> Vec<TenantId> {
+    /// Sleeps for so long, until somebody is heard, or `wake` is written. Returns what was heard of whom: they are not listened to any more.
+    fn wait(&mut self, length: Nanos, wake: &OwnedFd) -> Vec<(TenantId, Listens)> {
         let within = Timespec {
             // CAST: 584 years of nanoseconds are 18 billion seconds.
             tv_sec: (length.0 / 1_000_000_000) as i64,
@@ -272,9 +276,12 @@ impl Ears {
         for (tenant, ear) in &mut self.tenants {
             let (own, others) = rest.split_at(ear.events().len().min(rest.len()));
             rest = others;
-            if own.contains(&true) && ear.told(own) {
-                heard.push(*tenant);
-            }
+            let any = own.contains(&true);
+            heard.extend(
+                any.then(|| ear.told(own))
+                    .flatten()
+                    .map(|what| (*tenant, what)),
+            );
         }
         heard
     }
@@ -324,7 +331,7 @@ impl Shared {
         let watch = &mut watched.watch;
         let heard = heard
             .into_iter()
-            .filter_map(|tenant| watch.heard(tenant, now));
+            .filter_map(|(tenant, what)| watch.heard(tenant, what, now));
         heard.min()
     }
 }

@@ -127,6 +127,30 @@ fn pace_is_learnt_of_those_who_worked_throughout() {
     assert!((progress.each(A).unwrap().entry_ns - 250_000.0).abs() < 1.0);
 }
 
+/// What is known of the last stay of 10 ms of one who takes four entries a millisecond, and was there for so long before, after he had been asked.
+fn after_a_stay_of(us: u64) -> Option<(Moment, u64)> {
+    let mut progress = launches_four_times_a_millisecond();
+    progress.settle(ms(20));
+    progress.left(A, ms(20));
+    look(&mut progress, &[80], ms(30));
+    progress.came(A, ms(40));
+    progress.left(A, ms(40) + Nanos::from_us(us));
+    progress.came(A, ms(50));
+    let entries = 80 + (us / 250) as u32 + 40;
+    assert_eq!(look(&mut progress, &[entries], ms(60)), Said::Nothing);
+    let of_stay = progress.of_stay(A);
+    look(&mut progress, &[entries], ms(61));
+    assert_eq!(progress.of_stay(A), None, "now it is known");
+    of_stay
+}
+
+#[test]
+fn what_was_launched_since_one_came_is_about_known_if_he_was_not_there_for_long_before() {
+    assert_eq!(after_a_stay_of(100), Some((ms(50), 39)));
+    assert_eq!(after_a_stay_of(1_000), Some((ms(50), 40)));
+    assert_eq!(after_a_stay_of(3_000), None);
+}
+
 #[test]
 fn who_is_slower_twice_may_run_longer_kernels_and_how_long_they_are_is_not_known_then() {
     let mut progress = launches_four_times_a_millisecond();

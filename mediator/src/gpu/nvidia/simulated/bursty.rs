@@ -120,6 +120,28 @@ fn who_hides_launches_pays_all_the_same() {
     }
 }
 
+/// A look finds that he has stopped, and what he launched says when.
+#[test]
+fn who_is_not_heard_when_he_stops_pays_for_what_he_executed() {
+    // (With 50 us, one who worked for a moment may as well have gone once round his ring until a look finds him.)
+    for kernel_us in [100, 200] {
+        let mut all = Vec::new();
+        for (seed, weight) in (1..=8).flat_map(|seed| [(seed, 100), (seed, 900)]) {
+            let load = Load {
+                unheard: 5,
+                ..Load::bursty(weight, kernel_us, seed)
+            };
+            let mut daemon = Daemon::new(&[load, Load::busy(100, 2_000)], "slices");
+            (daemon.engine.lag, daemon.age_at) = (LAGS[3], Some(0));
+            daemon.words = true;
+            let found = daemon.run(13);
+            all.push(found.charged_within_percent(0, 3, 13));
+        }
+        println!("{kernel_us} us: {all:.2?}");
+        assert!(all.iter().all(|own| own.abs() <= 0.5), "{all:?}");
+    }
+}
+
 /// Who rings without work between his bursts has a period end now and then, and nothing else.
 #[test]
 fn who_rings_without_work_keeps_the_engine_from_nobody() {

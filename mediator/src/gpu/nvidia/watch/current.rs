@@ -14,7 +14,8 @@ impl Watch {
         let resident = self.residency.resident_since();
         let free = resident.filter(|(tenant, _)| !self.demand.is_held(*tenant));
         self.moves.caught_up(at, free);
-        for tenant in self.hosts.stayed_away(at) {
+        let is_held = |tenant| self.demand.is_held(tenant);
+        for tenant in self.hosts.stayed_away(at, is_held) {
             self.demand.idle(tenant, at);
         }
     }

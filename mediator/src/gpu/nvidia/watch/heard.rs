@@ -87,10 +87,16 @@ impl Watch {
         self.demand.rests(tenant) || self.demand.is_bursty(tenant)
     }
 
-    /// What was listened for of a tenant was heard: how soon that is to be decided about; none if he is to be looked at.
-    pub(in crate::gpu::nvidia) fn heard(&mut self, tenant: TenantId, at: Moment) -> Option<Nanos> {
-        log::trace!(target: RECORD, "heard {} {}", tenant.0, at.0);
-        match self.hosts.heard(tenant, at)? {
+    /// This was heard of a tenant: how soon that is to be decided about; none if he is to be looked at.
+    pub(in crate::gpu::nvidia) fn heard(
+        &mut self,
+        tenant: TenantId,
+        what: Listens,
+        at: Moment,
+    ) -> Option<Nanos> {
+        log::trace!(target: RECORD, "heard {} {} {}", tenant.0, u8::from(what == Listens::Stop), at.0);
+        match what {
+            _ if !self.hosts.heard(tenant, what, at) => None,
             Listens::Stop => None,
             Listens::Begin if self.begins_at_once(tenant, at) => {
                 self.hosts.presume(tenant);
@@ -125,14 +131,17 @@ impl Watch {
         )
     }
 
-    /// When one stopped who was seen without work, and is found to have stopped by his launches: as he was heard, if that agrees. Whether that is by his channels' words.
+    /// When one stopped who is on the engine since `resident`, was seen without work, and is found to have stopped by his launches: as he was heard, if that agrees. Whether that is by his
+    /// channels' words.
     pub(super) fn heard_to_stop(
         &mut self,
         tenant: TenantId,
         located: Option<Located>,
-        now: Moment,
+        (resident, now): (Moment, Moment),
     ) -> (Option<Located>, bool) {
-        let Some(heard) = self.hosts.may_have_stopped(tenant) else {
+        // Who went to sleep before he came has been awake since.
+        let heard = self.hosts.may_have_stopped(tenant);
+        let Some(heard) = heard.filter(|heard| *heard >= resident) else {
             return (located, true);
         };
         let then = Some(Located {
