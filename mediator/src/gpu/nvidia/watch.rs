@@ -432,11 +432,12 @@ impl Watch {
         if let (true, Said::Moved { since, entries }) = (rested, said) {
             let each = self.progress.each(tenant);
             let heard = self.hosts.may_have_begun(tenant);
-            let again = self.hosts.is_heard_again(tenant);
-            let located = match (heard.filter(|heard| *heard > since), each) {
-                (Some(at), None) => Located { at, within: HEARD },
-                (Some(at), _) if !again => Located { at, within: HEARD },
-                (_, Some(each)) => each.began(since, at, entries),
+            // Who is heard again may have begun when he was heard before.
+            let by_words = each.is_some() && self.hosts.is_heard_again(tenant);
+            let heard = heard.filter(|heard| *heard > since && !by_words);
+            let located = match (heard, each) {
+                (Some(at), _) => Located { at, within: HEARD },
+                (None, Some(each)) => each.began(since, at, entries),
                 (None, None) => Located::between(since, at),
             };
             self.stops.moved(tenant, located);

@@ -95,8 +95,10 @@ impl Watch {
         at: Moment,
     ) -> Option<Nanos> {
         log::trace!(target: RECORD, "heard {} {} {}", tenant.0, u8::from(what == Listens::Stop), at.0);
+        if !self.hosts.heard(tenant, what, at) {
+            return None;
+        }
         match what {
-            _ if !self.hosts.heard(tenant, what, at) => None,
             Listens::Stop => None,
             Listens::Begin if self.begins_at_once(tenant, at) => {
                 self.hosts.presume(tenant);
