@@ -336,10 +336,8 @@ impl Hosts {
 
     /// Whether somebody was heard to go to sleep who has stopped then, as he had lately.
     pub(super) fn has_told_stop(&self) -> bool {
-        let mut hosts = self.tenants.values();
-        hosts.any(|host| {
-            host.listens == Listens::Stop && host.heard.is_some() && host.stops.right >= HEARD_MIN
-        })
+        let mut tenants = self.tenants.keys();
+        tenants.any(|id| self.may_have_stopped(*id).is_some() && self.is_believed(*id))
     }
 
     /// Whether he had been before that: then he may have begun long before.

@@ -316,10 +316,8 @@ impl Reader {
     /// Whether what it wakes for then was read by somebody else.
     fn is_read(&self, at: Moment) -> bool {
         let counters = lock(&self.shared.counters);
-        let next = counters
-            .as_ref()
-            .map(|counters| counters.utilisation.next());
-        next.is_some_and(|next| next + LATE > at)
+        let counters = counters.as_ref();
+        counters.is_some_and(|counters| counters.utilisation.next() + LATE > at)
     }
 
     fn stopped(&self) -> bool {

@@ -276,12 +276,11 @@ impl Ears {
         for (tenant, ear) in &mut self.tenants {
             let (own, others) = rest.split_at(ear.events().len().min(rest.len()));
             rest = others;
-            let any = own.contains(&true);
-            heard.extend(
-                any.then(|| ear.told(own))
-                    .flatten()
-                    .map(|what| (*tenant, what)),
-            );
+            if own.contains(&true)
+                && let Some(what) = ear.told(own)
+            {
+                heard.push((*tenant, what));
+            }
         }
         heard
     }

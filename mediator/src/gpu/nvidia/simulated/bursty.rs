@@ -103,9 +103,9 @@ fn words_spare_readings_of_the_register_where_hosts_are_not_heard_and_charge_no_
 /// Who shows fewer launches than he makes at times seems to rest then; what is learnt of his launches, when he is heard, the register and the counters say otherwise.
 #[test]
 fn who_hides_launches_pays_all_the_same() {
-    // SOURCE: this engine, 20 s, 32 seeds: 0.22 % (root of the mean square), 0.57 at most; where he is heard, who is looked at less often then, 0.46, 1.25 at most. (Before suspended tenants were
-    // charged as such 0.25, 0.76 at most; and 0.44, 1.23.)
-    for (hears, most) in [(false, 0.8), (true, 1.4)] {
+    // SOURCE: this engine, 20 s, 32 seeds: 0.20 % (root of the mean square), 0.59 at most, and 0.49 of these; where he is heard, who is looked at less often then, 0.47, 1.25 at most, and 0.82 of
+    // these.
+    for (hears, most) in [(false, 0.5), (true, 1.3)] {
         let loads = (1..=12).map(|seed| Load::bursty(100, 200, seed));
         for load in loads.chain([Load::busy(100, 200)]) {
             let mut daemon = Daemon::new(&[load, Load::busy(100, 2_000)], "slices");
