@@ -64,6 +64,9 @@ enum Command {
     /// Move GPU memory to the host and back; started by the daemon
     #[command(hide = true)]
     NvidiaMover,
+    /// Take the engine from who is to stop at once; started by the daemon
+    #[command(hide = true)]
+    NvidiaUsher(cli::nvidia::UsherArgs),
     /// One tenant of the bench whose memory is moved
     #[command(hide = true)]
     NvidiaSwapLoad,
@@ -142,6 +145,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::NvidiaLoad(args) => cli::bench::load(&args),
         Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
         Command::NvidiaMover => cli::nvidia::move_memory(),
+        Command::NvidiaUsher(args) => cli::nvidia::usher(&args),
         Command::NvidiaSwapLoad => cli::nvidia::be_swapped(),
         Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
         Command::SoftGpu(args) => cli::soft_gpu::run(&args),

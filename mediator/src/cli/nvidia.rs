@@ -1,4 +1,4 @@
-//! Hidden subcommands of the NVIDIA backend: the guardian and the mover beside the daemon.
+//! Hidden subcommands of the NVIDIA backend: the guardian, the mover and the usher beside the daemon.
 
 use std::fs::File;
 use std::io;
@@ -11,6 +11,7 @@ use turnstile_mediator::gpu::nvidia::hold::HardwareSwitch;
 use turnstile_mediator::gpu::nvidia::mover;
 use turnstile_mediator::gpu::nvidia::rm::RmClient;
 use turnstile_mediator::gpu::nvidia::swapped;
+use turnstile_mediator::gpu::nvidia::usher::{self, Usher};
 use turnstile_mediator::gpu::nvidia::version;
 
 /// Arguments of `nvidia-guardian`.
@@ -61,6 +62,31 @@ pub(crate) fn mover_command() -> anyhow::Result<impl Fn() -> Command + Send + Sy
         command.arg("nvidia-mover");
         command
     })
+}
+
+/// Arguments of `nvidia-usher`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct UsherArgs {
+    /// CUDA's number of the GPU
+    #[arg(long, default_value_t = 0)]
+    gpu: u32,
+}
+
+/// The usher's process: on the connection at its standard input.
+pub(crate) fn usher(args: &UsherArgs) -> anyhow::Result<()> {
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    Ok(usher::run(stream, args.gpu)?)
+}
+
+/// Starts the usher of a GPU.
+pub(crate) fn start_usher(gpu: u32) -> anyhow::Result<Usher> {
+    let program = std::env::current_exe()?;
+    let client = RmClient::open(gpu)?;
+    Ok(Usher::start(client, move || {
+        let mut command = Command::new(&program);
+        command.args(["nvidia-usher", "--gpu", &gpu.to_string()]);
+        command
+    })?)
 }
 
 /// A tenant of `bench swap`: on the connection at its standard input.

@@ -124,7 +124,7 @@ fn guests(args: &CheckArgs, checked: &mut Checked) -> anyhow::Result<()> {
         ..WorkerConfig::default()
     };
     let guardian = guardian_command(workers.device)?;
-    let gpu = NvidiaGpu::start(workers, guardian, worker_command, None)?;
+    let gpu = NvidiaGpu::start(workers, guardian, worker_command, None, None)?;
     let config = DaemonConfig {
         host: HostConfig {
             policy: "none".into(),

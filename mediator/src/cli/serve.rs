@@ -32,7 +32,7 @@ use turnstile_policies::{Tuning, Weight};
 use turnstile_vmm::front::Front;
 
 use super::ledger;
-use super::nvidia::{guardian_command, mover_command};
+use super::nvidia::{guardian_command, mover_command, start_usher};
 use super::nvidia_worker::worker_command;
 use super::options::Options;
 use super::service::Service;
@@ -138,7 +138,15 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
             })
         })
         .transpose()?;
-    let gpu = NvidiaGpu::start(workers, guardian_command(index)?, worker_command, moving)
+    let usher = config.gpu.usher.then(|| start_usher(index));
+    let usher = usher.and_then(|usher| {
+        let refused = |error| {
+            log::warn!("{error:#}; who is to stop is stopped by the driver's call alone");
+        };
+        usher.map_err(refused).ok()
+    });
+    let guardian = guardian_command(index)?;
+    let gpu = NvidiaGpu::start(workers, guardian, worker_command, usher, moving)
         .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         period: device::PERIOD,

@@ -69,6 +69,9 @@ pub struct GpuSection {
     pub meter: Meter,
     /// Whether an NVIDIA GPU's tenants are asked by their channels' own words whether they have work.
     pub channel_words: bool,
+    /// Whether a context of the daemon's own takes an NVIDIA GPU from a tenant that is to stop at once: some 0.3 ms sooner, for about
+    /// 520 MiB of GPU memory.
+    pub usher: bool,
     /// The software GPU's own.
     pub soft: SoftSection,
 }
@@ -81,6 +84,7 @@ impl Default for GpuSection {
             device: None,
             meter: Meter::Events,
             channel_words: true,
+            usher: true,
             soft: SoftSection::default(),
         }
     }

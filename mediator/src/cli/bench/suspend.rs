@@ -1,4 +1,7 @@
-//! `turnstile bench suspend`: from the call that suspends to the last instruction of an endless kernel.
+//! `turnstile bench suspend`: from the order to suspend to the last instruction of an endless kernel.
+//!
+//! In the ways of the daemon: by the usher, who takes the engine ([`Usher`]), from the word to him, of one who has had a time slice,
+//! and of one who has just come; by the driver's call alone; and by that call right behind another, once somebody else may run.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -7,7 +10,7 @@ use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rand::rngs::SmallRng;
@@ -22,19 +25,25 @@ use turnstile_mediator::gpu::nvidia::handles::Handles;
 use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch};
 use turnstile_mediator::gpu::nvidia::holder::{Holder, OwnedSwitch};
 use turnstile_mediator::gpu::nvidia::rm::{RmClient, RmError};
+use turnstile_mediator::gpu::nvidia::usher::Usher;
 use turnstile_mediator::gpu::nvidia::version;
 
 use super::processes::{Common, Load, words};
 use super::{GpuArg, progress, wall_ns};
-use crate::cli::nvidia::start_guardian;
+use crate::cli::nvidia::{start_guardian, start_usher};
 
 /// How long the kernel is left suspended, and running: so much and up to as much again, so that no phase of the driver is met
 /// each time.
 const HOLD: Duration = Duration::from_micros(300);
 const RUN: Duration = Duration::from_micros(500);
+/// The same before the usher comes: longer than a time slice. SOURCE: facts sheet section 1: 2.048 ms.
+const RUN_A_SLICE: Duration = Duration::from_micros(2_500);
 /// Time that a trial takes at most in the mean, for the load's length. SOURCE: measured: two calls of 0.5 ms and both pauses,
-/// at a handover four calls.
+/// at a handover four calls; with the usher, the longer pause.
 const TRIAL_NS: u64 = 4_000_000;
+const USHER_TRIAL_NS: u64 = 7_000_000;
+/// TIMEOUT: the vendor's library takes half a second.
+const USHER_LIMIT: Duration = Duration::from_secs(30);
 /// TIMEOUT: the second load begins meanwhile, beside an endless kernel.
 const START_SECONDS: f64 = 4.0;
 
@@ -92,6 +101,7 @@ const OTHER: TenantId = TenantId(2);
 /// The daemon's own hands: what is held is announced to a guardian, and resumed by it.
 struct Hands {
     holder: Holder<TimedSwitch, Guardian>,
+    usher: Usher,
     last: Rc<Cell<Span>>,
     random: SmallRng,
 }
@@ -108,6 +118,10 @@ impl ChannelSwitch for TimedSwitch {
         let result = self.switch.set(channels, suspended);
         self.last.set(Span::new(begin_ns, wall_ns()));
         result
+    }
+
+    fn unschedule(&self, channels: &[Channel]) -> Result<(), RmError> {
+        self.switch.unschedule(channels)
     }
 }
 
@@ -132,6 +146,35 @@ impl Hands {
         let resume = self.last.get();
         self.holder.hold(OTHER, other)?;
         Ok(Trial { suspend, resume })
+    }
+
+    /// The same by the usher, of one who has run for so long; then the order is the word to him.
+    fn usher_trial(&mut self, channels: &[Channel], run: Duration) -> anyhow::Result<Trial> {
+        self.holder.renew()?;
+        self.await_usher()?;
+        self.pause(run);
+        let begin_ns = wall_ns();
+        if !self.usher.take() {
+            bail!("There is no usher any more");
+        }
+        self.holder.hold(LOAD, channels)?;
+        self.usher.leave();
+        let suspend = Span::new(begin_ns, self.last.get().end_ns);
+        self.pause(HOLD);
+        self.holder.release(LOAD)?;
+        let resume = self.last.get();
+        Ok(Trial { suspend, resume })
+    }
+
+    fn await_usher(&mut self) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        while !self.usher.is_ready() {
+            if self.usher.pid().is_none() || begin.elapsed() > USHER_LIMIT {
+                bail!("The usher does not start");
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 }
 
@@ -193,19 +236,48 @@ impl Learnt {
 struct Plan {
     what: String,
     channels: Vec<Channel>,
-    handover: bool,
+    way: Way,
     trials: u32,
+}
+
+/// How the daemon suspends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// The usher takes the engine from one who has run for so long, and the driver's call follows.
+    Usher(Duration),
+    /// The driver's call.
+    Call,
+    /// The same, behind the one that resumes somebody else.
+    Handover,
+}
+
+impl Plan {
+    fn takes_ns(&self) -> u64 {
+        let each_ns = match self.way {
+            Way::Usher(_) => USHER_TRIAL_NS,
+            Way::Call | Way::Handover => TRIAL_NS,
+        };
+        u64::from(self.trials) * each_ns
+    }
 }
 
 fn plans(args: &SuspendArgs, handles: &Handles, pid: u32) -> Vec<Plan> {
     let plan = |what: &str, channels: Vec<Channel>, trials| Plan {
         what: what.to_owned(),
         channels,
-        handover: false,
+        way: Way::Call,
         trials,
     };
     let compute = handles.compute_channels(pid);
-    let mut plans = vec![plan("compute group", compute.clone(), args.trials)];
+    let usher = |what, run| Plan {
+        way: Way::Usher(run),
+        ..plan(what, compute.clone(), args.trials)
+    };
+    let mut plans = vec![
+        usher("by the usher", RUN_A_SLICE),
+        usher("who has just come", RUN),
+        plan("by the call alone", compute.clone(), args.trials),
+    ];
     if args.all {
         plans.push(plan("all channels", handles.all_channels(pid), args.trials));
     }
@@ -217,7 +289,7 @@ fn plans(args: &SuspendArgs, handles: &Handles, pid: u32) -> Vec<Plan> {
     }
     // Last: from then on there is a second load.
     plans.push(Plan {
-        handover: true,
+        way: Way::Handover,
         ..plan("at a handover", compute, args.trials)
     });
     plans
@@ -229,11 +301,18 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     let folder = tempfile::Builder::new()
         .prefix("turnstile-bench")
         .tempdir()?;
-    let kinds = 2 + u32::from(args.all) + u32::from(args.single);
-    let trials = u64::from(kinds * args.trials + 8 * u32::from(args.single));
+    // How many channels there are is not known before it runs: ten of a group at most.
+    let most = |trials: u32| u64::from(trials) * TRIAL_NS;
+    let single_ns = if args.single {
+        most(args.trials / 2 + 10)
+    } else {
+        0
+    };
+    let all_ns = if args.all { most(args.trials) } else { 0 };
+    let trials_ns = 2 * u64::from(args.trials) * USHER_TRIAL_NS + 2 * most(args.trials);
     let common = Common {
         device: args.device,
-        seconds: (trials * TRIAL_NS) as f64 / 1e9 + START_SECONDS,
+        seconds: (trials_ns + all_ns + single_ns) as f64 / 1e9 + START_SECONDS,
         calibration: None,
         list_gaps: true,
     };
@@ -250,8 +329,10 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     let mut hands = Hands {
         last,
         holder: Holder::new(switch, start_guardian(args.device)?),
+        usher: start_usher(args.device)?,
         random: SmallRng::seed_from_u64(1),
     };
+    hands.await_usher()?;
     learnt.go()?;
     // CAST: a run has minutes.
     let end = wall_ns() + (common.seconds * 1e9) as u64;
@@ -260,10 +341,10 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     let mut other: Option<Learnt> = None;
     for plan in plans {
         bar.set_message(plan.what.clone());
-        if plan.handover {
+        if plan.way == Way::Handover {
             let folder = tempfile::tempdir_in(folder.path())?;
             let theirs = Common {
-                seconds: (u64::from(plan.trials) * TRIAL_NS) as f64 / 1e9 + 1.0,
+                seconds: plan.takes_ns() as f64 / 1e9 + 1.0,
                 ..common.clone()
             };
             let started = other.insert(Learnt::start(args, folder.path(), &theirs)?);
@@ -276,7 +357,10 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
             if wall_ns() + TRIAL_NS > end {
                 bail!("The load ended before the trials did");
             }
-            trials.push(hands.trial(&plan.channels, &theirs)?);
+            trials.push(match plan.way {
+                Way::Usher(run) => hands.usher_trial(&plan.channels, run)?,
+                Way::Call | Way::Handover => hands.trial(&plan.channels, &theirs)?,
+            });
         }
         done.push((plan.what, plan.channels.len(), trials));
         bar.inc(1);

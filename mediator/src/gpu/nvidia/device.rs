@@ -3,9 +3,11 @@
 //! One thread beside the callers' makes the calls that suspend and resume ([`super::hands`]).
 
 mod counting;
+mod figures;
 mod hearing;
 mod looking;
 mod moving;
+mod ushering;
 mod watched;
 
 use std::collections::BTreeMap;
@@ -40,6 +42,7 @@ use super::rm::{RmClient, RmError};
 use super::sets::Sets;
 use super::sys::Cuda;
 use super::userd::{Borrowed, Borrower, Userds};
+use super::usher::Usher;
 use super::utilisation::Utilisation;
 use super::version::{self, DriverAbi, VersionError};
 use super::vms::Vms;
@@ -56,6 +59,7 @@ use crate::process;
 use counting::{AgeKnown, Counters, Counting, Told};
 use hearing::Ears;
 use looking::Looker;
+use ushering::Ushering;
 use watched::Watched;
 
 pub use moving::Moving;
@@ -117,6 +121,7 @@ struct Shared {
     watched: Mutex<Watched>,
     /// Who is held or about to be.
     hands: Hands,
+    ushering: Mutex<Ushering>,
     /// Looking at the status register.
     status: Mutex<Cost>,
     /// Who maps what channels say, if that is to be read; what is mapped, and what reading it costs.
@@ -162,7 +167,7 @@ pub struct NvidiaGpu {
 
 impl NvidiaGpu {
     /// Shares the GPU that `config` names. `guardian` starts a process that ends up in [`super::guardian::serve`], `worker` one that ends up
-    /// in [`super::worker::run`]. With `moving`, VMs together may own more memory than there is.
+    /// in [`super::worker::run`]. With `usher`, who is suspended is stopped sooner. With `moving`, VMs together may own more memory than there is.
     ///
     /// # Errors
     /// If the driver is not known, refuses, or there is no guardian.
@@ -170,6 +175,7 @@ impl NvidiaGpu {
         config: WorkerConfig,
         guardian: impl Fn() -> Command + Send + 'static,
         worker: impl Fn() -> Command + Send + Sync + 'static,
+        usher: Option<Usher>,
         moving: Option<Moving>,
     ) -> Result<Self, NvidiaError> {
         let (index, channel_words) = (config.device, config.channel_words);
@@ -213,6 +219,7 @@ impl NvidiaGpu {
             )),
             registers,
             hands: Hands::default(),
+            ushering: Mutex::new(Ushering::new(usher)),
             status: Mutex::default(),
             borrower: channel_words.then(|| Borrower(client.clone())),
             userds: Mutex::default(),
@@ -234,6 +241,8 @@ impl NvidiaGpu {
             client: client.clone(),
             driver,
         });
+        // Before it is on the engine.
+        shared.usher(|_, _| {});
         let (mut memory_bytes, mut host_pool_bytes) = (facts.memory_bytes, 0);
         if let Some(moving) = moving {
             memory_bytes = moving.card_bytes(facts.memory_bytes);
@@ -354,6 +363,14 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
 
     fn suspended(&self, tenant: TenantId) {
         lock(&self.shared.watched).watch.suspended(tenant);
+    }
+
+    fn take_engine(&self, tenant: TenantId) {
+        self.shared.take_engine(tenant);
+    }
+
+    fn leave_engine(&self) {
+        self.shared.leave_engine();
     }
 
     fn runs(&self, tenant: TenantId) {
@@ -697,55 +714,7 @@ impl Gpu for NvidiaGpu {
     }
 
     fn figures(&self) -> BTreeMap<&'static str, u64> {
-        let (calls, gates) = (self.shared.hands.calls(), self.shared.hands.work());
-        let (reads, losses, dropped) = {
-            let watched = lock(&self.shared.watched);
-            (watched.reads, watched.log.losses(), watched.log.dropped())
-        };
-        let mut figures = self.shared.programs.figures();
-        figures.extend([
-            ("suspend_calls", calls.count),
-            ("suspend_calls_failed", calls.failed),
-            ("suspend_calls_ns", calls.total_ns),
-            ("log_records", reads.records),
-            ("log_records_missing", losses.missing),
-            ("log_records_dropped", dropped),
-        ]);
-        let (status, asking) = (*lock(&self.shared.status), *lock(&self.shared.asking));
-        // CAST: channels of a GPU are few.
-        let read = lock(&self.shared.userds).count() as u64;
-        figures.insert("channels_read", read);
-        let heard = self.shared.heard.load(Ordering::Relaxed);
-        figures.insert("hosts_heard", heard);
-        let (naps, looks) = (&self.shared.naps, &self.shared.looks);
-        figures.insert("naps", naps.load(Ordering::Relaxed));
-        figures.insert("looks", looks.load(Ordering::Relaxed));
-        let counters = *lock(&self.shared.counting);
-        let age_known = self.shared.age_known.get();
-        figures.extend([
-            ("age_known", u64::from(age_known == Some(&true))),
-            ("age_looked_for", u64::from(age_known.is_none())),
-        ]);
-        for (cost, names) in [
-            (gates, ["gate_works", "gate_works_ns", "gate_works_cpu_ns"]),
-            (reads.log, ["log_reads", "log_reads_ns", "log_reads_cpu_ns"]),
-            (
-                counters,
-                ["counter_reads", "counter_reads_ns", "counter_reads_cpu_ns"],
-            ),
-            (
-                status,
-                ["status_reads", "status_reads_ns", "status_reads_cpu_ns"],
-            ),
-            (
-                asking,
-                ["channel_asks", "channel_asks_ns", "channel_asks_cpu_ns"],
-            ),
-        ] {
-            let values = [cost.count, cost.wall_ns, cost.cpu_ns];
-            figures.extend(names.into_iter().zip(values));
-        }
-        figures
+        self.shared.figures()
     }
 
     fn untracked(&self) -> Vec<Untracked> {

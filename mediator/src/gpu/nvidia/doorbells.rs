@@ -3,10 +3,10 @@
 //! A program writes which of its channels has work to one word of a page that the driver maps for it; by that alone the GPU learns of a launch.
 
 /// NV..._NOTIFY_CHANNEL_PENDING. SOURCE: `clc361.h`.
-const DOORBELL_AT: u64 = 0x90;
+pub(super) const DOORBELL_AT: u64 = 0x90;
 /// A mapping of doorbells is that long, of a GPU's device file, shared and for writing alone. SOURCE: measured on an H200 (580.159.04): CUDA has two, one of which it rings; no other mapping may
 /// not be read.
-const MAPPING_BYTES: u64 = 0x1_0000;
+pub(super) const MAPPING_BYTES: u64 = 0x1_0000;
 const MAPPING: &str = "-w-s";
 const DEVICE: &str = "/dev/nvidia";
 /// So many of a process are known: a processor has four breakpoints.

@@ -10,7 +10,8 @@
 //! off the schedule, and runs until the engine goes over: it changes contexts once. SOURCE: measured on an H200: resuming the
 //! one and then suspending the other is two changes of 150 to 230 us each, often four (decision 011).
 //!
-//! Where somebody has to be stopped, a call that follows another closely is served much sooner. SOURCE: measured on an H200:
+//! Where somebody has to be stopped, and nobody comes in his stead, the usher does ([`super::usher`]): 50 us after he is told to (p50),
+//! nothing of the tenant runs. Without him, a call that follows another closely is served much sooner. SOURCE: measured on an H200:
 //! from the suspending call to the last instruction 350 us (p50) after half a millisecond of rest, 223 us behind a resuming
 //! call.
 
@@ -63,6 +64,12 @@ pub(super) trait Owner: arrivals::Eyes {
 
     /// Its channels are suspended: what ran on them was stopped in the middle.
     fn suspended(&self, _tenant: TenantId) {}
+
+    /// A tenant is about to be suspended: if it is on the engine, that is taken from it, which is sooner done.
+    fn take_engine(&self, _tenant: TenantId) {}
+
+    /// It is suspended: whoever took the engine lets go of it.
+    fn leave_engine(&self) {}
 
     /// A tenant runs again, or is not held after all.
     fn runs(&self, tenant: TenantId);
@@ -498,14 +505,18 @@ impl Hands {
         let held = if leaving {
             holder.hold_at_switch(tenant, &channels)
         } else {
-            holder.hold(tenant, &channels)
+            // It leaves before the call returns.
+            owner.suspended(tenant);
+            owner.take_engine(tenant);
+            let held = holder.hold(tenant, &channels);
+            owner.leave_engine();
+            held
         };
         if !holder.is_held(tenant) {
             owner.runs(tenant);
         } else if leaving {
             lock(&self.held).insert(tenant);
         } else {
-            owner.suspended(tenant);
             self.confirm(holder, owner, tenant);
         }
         // Without a guardian, that was said.

@@ -19,6 +19,9 @@ enum Event {
     /// One that takes channels off the schedule.
     Off(Vec<Channel>),
     Told(Order),
+    /// The usher takes the engine, and leaves it.
+    Takes(TenantId),
+    Leaves,
     Runs(TenantId),
     /// Its memory may go from then on.
     Held(TenantId),
@@ -122,6 +125,14 @@ impl Owner for Shared {
         channels.get(&tenant).cloned().unwrap_or_default()
     }
 
+    fn take_engine(&self, tenant: TenantId) {
+        self.0.note(Event::Takes(tenant));
+    }
+
+    fn leave_engine(&self) {
+        self.0.note(Event::Leaves);
+    }
+
     fn runs(&self, tenant: TenantId) {
         self.0.note(Event::Runs(tenant));
     }
@@ -218,7 +229,14 @@ fn at_a_handover_the_holder_is_off_the_schedule_before_the_next_runs() {
     rig.hands.want(B, true);
     rig.settle();
     assert!(rig.hands.is_held(B));
-    assert_eq!(rig.calls(), [(true, all[4..].to_vec())], "nobody comes");
+    let expected = [
+        Event::Takes(B),
+        Event::Told(Order::Hold(all[4..].to_vec())),
+        Event::Call(true, all[4..].to_vec()),
+        Event::Leaves,
+        Event::Held(B),
+    ];
+    assert_eq!(*lock(&rig.fake.events), expected, "nobody else comes");
     rig.hands.want_all(&[(B, false), (A, true)]);
     rig.settle();
     let events = lock(&rig.fake.events).clone();

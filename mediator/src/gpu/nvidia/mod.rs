@@ -7,6 +7,7 @@
 //!   channels' own words -> progress -/     (if asked for)
 //!   decisions -> holder (suspend, resume) -> the driver's resource manager (RM)
 //!                  \-> guardian (lets go of everything when the daemon is gone)
+//!                  \-> usher (takes the engine from who is to stop at once)
 //!   notify (or a preloaded library): what the driver hands out -> handles -> who is a tenant, which channels to stop
 //!      \-> police (what a tenant may not ask of the driver)
 //! ```
@@ -57,6 +58,7 @@ mod stops;
 pub mod swapped;
 mod sys;
 mod userd;
+pub mod usher;
 pub mod utilisation;
 pub mod version;
 mod vms;

@@ -251,6 +251,13 @@ impl Replay {
             }
             ("held", [id, at]) => self.watch.held(tenant(*id), Moment(*at)),
             ("suspended", [id]) => self.watch.suspended(tenant(*id)),
+            ("own", [pid]) => {
+                // CAST: a process id.
+                let pid = (*pid > 0).then_some(*pid as u32);
+                self.watch.set_own(pid);
+            }
+            ("takes", [at]) => self.watch.own(true, Moment(*at)),
+            ("leaves", [at]) => self.watch.own(false, Moment(*at)),
             ("released", [id, at]) => self.watch.released(tenant(*id), Moment(*at)),
             ("worked" | "executed", [id, steps @ ..]) => {
                 self.worked.insert(tenant(*id), steps.to_vec());

@@ -4,10 +4,13 @@ use std::fs::{File, OpenOptions};
 use std::io;
 
 use super::sys::abi::{self, AllocParams, ControlParams};
-use super::sys::{self, Caching, SharedPages};
+use super::sys::{self, Caching, Doorbells, SharedPages};
 
 /// The control device.
 pub const CONTROL_DEVICE: &str = "/dev/nvidiactl";
+
+/// What a mapping is refused as.
+const MAP: &str = "map memory";
 
 /// Name of an object within a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -249,13 +252,36 @@ impl RmClient {
         bytes: (u64, u64),
         caching: Caching,
     ) -> Result<SharedPages, RmError> {
-        let what = "map memory";
-        let (client, control) = (self.client.0, &self.control);
-        let status = sys::map_memory(control, client, device.0, memory.0, bytes, &window, caching);
-        accepted(what, status)?;
+        self.prepare(&window, device, memory, bytes, caching)?;
         // The mapping outlives the descriptor.
         SharedPages::of_file(&window, bytes.1.next_multiple_of(4096) as usize)
-            .map_err(|source| RmError::Call { what, source })
+            .map_err(|source| RmError::Call { what: MAP, source })
+    }
+
+    /// Prepares a file for mapping.
+    fn prepare(
+        &self,
+        window: &File,
+        device: Handle,
+        memory: Handle,
+        bytes: (u64, u64),
+        caching: Caching,
+    ) -> Result<(), RmError> {
+        let (client, control) = (self.client.0, &self.control);
+        let status = sys::map_memory(control, client, device.0, memory.0, bytes, window, caching);
+        accepted(MAP, status)
+    }
+
+    /// Maps the GPU's doorbells.
+    ///
+    /// # Errors
+    /// If the driver does not; GPUs before Hopper have others.
+    pub(super) fn map_doorbells(&self) -> Result<Doorbells, RmError> {
+        let bells = self.alloc_plain("have doorbells", self.subdevice, abi::CLASS_DOORBELLS)?;
+        let window = open_gpu(self.index, &self.control)?;
+        let bytes = (0, Doorbells::BYTES);
+        self.prepare(&window, self.subdevice, bells, bytes, Caching::Written)?;
+        Doorbells::of_file(&window).map_err(|source| RmError::Call { what: MAP, source })
     }
 
     /// Duplicates memory of the GPU that is another client's, `theirs` being the file by which that was made: its owner is made to permit that.

@@ -305,7 +305,7 @@ impl Watch {
             };
             log::trace!(target: RECORD, "{} {seq} {} {pid} {}", words(record.change), at.0, record.context);
             let tenant = self.residency.tenant(pid).unwrap_or(UNTRACKED);
-            any_strange |= tenant == UNTRACKED;
+            any_strange |= tenant == UNTRACKED && !self.residency.is_own(pid);
             if record.change == Change::Saved {
                 self.leaves(tenant, at, &records[index + 1..]);
             }

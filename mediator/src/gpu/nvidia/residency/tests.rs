@@ -62,6 +62,61 @@ fn contexts_of_all_processes_of_a_tenant_are_its_time() {
 }
 
 #[test]
+fn who_makes_others_leave_is_nobody() {
+    let mut residency = residency();
+    residency.set_own(Some(40));
+    let mut events = Vec::new();
+    // It makes its context; nobody has told it anything.
+    residency.take(&record(0, 20, 40, Change::Active), &mut events);
+    residency.settle(Moment(40_000), &mut events);
+    residency.take(&record(1, 50, 40, Change::Saved), &mut events);
+    assert_eq!(
+        states(&events),
+        [(20, Switching), (20, Idle), (50, Switching)]
+    );
+    events.clear();
+    residency.take(&record(2, 100, 10, Change::Active), &mut events);
+    residency.own_takes(Moment(2_900_000));
+    residency.take(&record(3, 3_000, 10, Change::Saved), &mut events);
+    residency.take(&record(4, 3_080, 40, Change::Active), &mut events);
+    assert_eq!(residency.resident(), None);
+    residency.settle(Moment(3_200_000), &mut events);
+    // The driver's call preempts it; it is told that it is over a moment later.
+    residency.take(&record(5, 3_300, 40, Change::Saved), &mut events);
+    residency.take(&record(6, 3_380, 40, Change::Active), &mut events);
+    residency.own_leaves(Moment(3_500_000));
+    residency.settle(Moment(5_000_000), &mut events);
+    residency.settle(Moment(6_000_000), &mut events);
+    residency.take(&record(7, 7_000, 40, Change::Saved), &mut events);
+    residency.take(&record(8, 7_080, 20, Change::Active), &mut events);
+    residency.settle(Moment(7_100_000), &mut events);
+    let expected = [
+        (100, Running(A)),
+        (3_000, Switching),
+        (3_500, Idle),
+        (7_000, Switching),
+        (7_080, Running(B)),
+    ];
+    assert_eq!(states(&events), expected);
+    assert!(residency.untracked().is_empty(), "it is known");
+    // For the counters it worked, and rested.
+    let (us, all) = (Nanos::from_us, Moment(8_000_000));
+    let resident = residency.resident_within(Moment(0), all);
+    let expected = [
+        (Some(A), us(2_900)),
+        (Some(UNTRACKED), us(220 + 120)),
+        (None, us(30 + 3_500)),
+        (Some(B), us(20)),
+    ];
+    assert_eq!(resident, expected.into());
+    // Another with its number may come later.
+    residency.set_own(None);
+    residency.take(&record(9, 8_000, 20, Change::Saved), &mut events);
+    residency.take(&record(10, 8_080, 40, Change::Active), &mut events);
+    assert_eq!(residency.untracked().get(&40), Some(&1));
+}
+
+#[test]
 fn an_engine_without_a_context_is_idle_after_a_switch() {
     let mut residency = residency();
     let mut events = Vec::new();

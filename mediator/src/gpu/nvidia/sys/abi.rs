@@ -64,6 +64,8 @@ pub(in crate::gpu::nvidia) const TIME_LOW: u32 = 0x9400;
 pub(in crate::gpu::nvidia) const TIME_HIGH: u32 = 0x9410;
 /// NV01_MEMORY_LOCAL_PRIVILEGED: the GPU's registers, which the driver maps for whoever is privileged. SOURCE: `class/cl003f.h`, `mapping_cpu.c`; measured.
 pub(in crate::gpu::nvidia) const CLASS_REGISTERS: u32 = 0x3f;
+/// HOPPER_USERMODE_A: the GPU's doorbells. SOURCE: `class/clc661.h`; facts sheet section 3.
+pub(in crate::gpu::nvidia) const CLASS_DOORBELLS: u32 = 0xc661;
 /// NV_PTOP_DEVICE_INFO_CFG: how many words the table of engines has, in its upper twelve bits. SOURCE: measured: 0x086 of them.
 pub(in crate::gpu::nvidia) const ENGINES_CONFIG: u32 = 0x2_24fc;
 /// NV_PTOP_DEVICE_INFO2: that table; it ends with the page at the latest.

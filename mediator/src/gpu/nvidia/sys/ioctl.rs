@@ -165,17 +165,19 @@ pub(in crate::gpu::nvidia) fn duplicate(
     Ok((argument.status, argument.object))
 }
 
-/// How the processor reads what is mapped.
+/// How the processor accesses what is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::gpu::nvidia) enum Caching {
     /// As befits it: registers one after the other, each before the next begins.
     Own,
     /// Several at a time, for memory on the GPU in which reading changes nothing.
     Combined,
+    /// It only writes, one word after the other.
+    Written,
 }
 
 /// Prepares `window` (a fresh descriptor of the control device; for the GPU's own memory, of the GPU's device) for mapping so many bytes from there of the memory object `memory`, below `device` (the client itself: of
-/// no device), for reading.
+/// no device).
 pub(in crate::gpu::nvidia) fn map_memory(
     file: &File,
     client: u32,
@@ -189,9 +191,12 @@ pub(in crate::gpu::nvidia) fn map_memory(
     const READ_ONLY: u32 = 1;
     /// SOURCE: `nvos.h`: NVOS33_FLAGS_CACHING_TYPE, bits 23 to 25; NVOS33_FLAGS_CACHING_TYPE_WRITECOMBINED.
     const COMBINED: u32 = 2 << 23;
-    let caching = match caching {
-        Caching::Own => 0,
-        Caching::Combined => COMBINED,
+    /// SOURCE: `nvos.h`: NVOS33_FLAGS_ACCESS_WRITE_ONLY.
+    const WRITE_ONLY: u32 = 2;
+    let flags = match caching {
+        Caching::Own => READ_ONLY,
+        Caching::Combined => READ_ONLY | COMBINED,
+        Caching::Written => WRITE_ONLY,
     };
     let mut argument = MapMemory {
         client,
@@ -202,7 +207,7 @@ pub(in crate::gpu::nvidia) fn map_memory(
         length,
         linear_address: 0,
         status: 0,
-        flags: READ_ONLY | caching,
+        flags,
         fd: window.as_raw_fd(),
         pad2: 0,
     };

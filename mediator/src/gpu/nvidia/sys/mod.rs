@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 pub(super) mod abi;
+mod bell;
 mod confine;
 #[allow(
     dead_code,
@@ -14,6 +15,7 @@ pub(super) mod notify;
 mod nvml;
 mod perf;
 
+pub(super) use bell::{Doorbells, Muffled};
 pub(super) use confine::{become_user, is_superuser, no_new_privileges};
 pub use cuda::CudaFailure;
 #[allow(unused_imports, reason = "some are for programs of other modules")]

@@ -3,7 +3,9 @@
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
 use super::Watch;
+use crate::gpu::nvidia::RECORD;
 use crate::gpu::nvidia::look::JUST_NOW;
+use crate::gpu::nvidia::residency::TIME_SLICE;
 
 /// The driver moves records of the log to its ring by itself, within so long. SOURCE: `fecs_event_list.c`: 30 times a second; and a little.
 const SHOWN: Nanos = Nanos::from_ms(40);
@@ -49,5 +51,30 @@ impl Watch {
     /// Whether nobody is there who is no tenant.
     pub(in crate::gpu::nvidia) fn knows_all(&self) -> bool {
         self.residency.untracked().is_empty()
+    }
+
+    /// The usher's process, of which there may be another now.
+    pub(in crate::gpu::nvidia) fn set_own(&mut self, pid: Option<u32>) {
+        log::trace!(target: RECORD, "own {}", pid.unwrap_or(0));
+        self.residency.set_own(pid);
+    }
+
+    /// The usher is told to take the engine (`true`), or that this is over.
+    pub(in crate::gpu::nvidia) fn own(&mut self, takes: bool, at: Moment) {
+        let word = if takes { "takes" } else { "leaves" };
+        log::trace!(target: RECORD, "{word} {}", at.0);
+        if takes {
+            self.residency.own_takes(at);
+        } else {
+            self.residency.own_leaves(at);
+        }
+    }
+
+    /// Whether this one is at work on the engine, has had a time slice, and nobody else waits for it, who would follow him: then the usher can stop him.
+    pub(in crate::gpu::nvidia) fn is_to_be_ushered(&self, tenant: TenantId, now: Moment) -> bool {
+        let works = self.residency.works_since(tenant);
+        let others = self.demand.wanting(now).filter(|other| *other != tenant);
+        let mut waiting = others.filter(|other| !self.demand.is_held(*other));
+        works.is_some_and(|since| now.since(since) > TIME_SLICE) && waiting.next().is_none()
     }
 }

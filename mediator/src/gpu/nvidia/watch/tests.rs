@@ -64,6 +64,56 @@ fn the_log_is_read_anew_until_who_was_held_is_where_he_is_to_be() {
     assert!(!watch.is_still(), "nobody's channels are asked");
 }
 
+#[test]
+fn who_works_alone_for_a_time_slice_can_be_ushered_out() {
+    const B: TenantId = TenantId(2);
+    let at = |ms: u64| Moment(ms * 1_000_000);
+    let record = |seq, ms, pid, change| SwitchRecord {
+        seq,
+        at: at(ms),
+        pid,
+        context: pid,
+        change,
+    };
+    let mut watch = Watch::new(true);
+    for (tenant, pid) in [(A, 10), (B, 20)] {
+        watch.add(tenant, pid, at(0));
+    }
+    assert!(!watch.is_to_be_ushered(A, at(5)), "it is not there");
+    watch.read([record(0, 10, 10, Change::Active)], true);
+    assert!(!watch.is_to_be_ushered(A, at(12)), "its time slice");
+    assert!(watch.is_to_be_ushered(A, at(13)) && !watch.is_to_be_ushered(B, at(13)));
+    // The usher is no stranger, and nobody has to read the log because of him.
+    watch.set_own(Some(40));
+    watch.own(true, at(13));
+    watch.held(A, at(13));
+    let usher = [
+        record(1, 14, 10, Change::Saved),
+        record(2, 14, 40, Change::Active),
+    ];
+    assert!(!watch.read(usher, true));
+    watch.own(false, at(15));
+    assert!(!watch.is_to_be_ushered(A, at(16)), "it is gone");
+    watch.released(A, at(20));
+    let both = [
+        record(3, 20, 40, Change::Saved),
+        record(4, 20, 10, Change::Active),
+    ];
+    watch.read(both, true);
+    assert!(watch.is_to_be_ushered(A, at(30)));
+    // B comes, and A does once more: B would follow.
+    let turns = [
+        record(5, 31, 10, Change::Saved),
+        record(6, 31, 20, Change::Active),
+        record(7, 231, 20, Change::Saved),
+        record(8, 231, 10, Change::Active),
+    ];
+    watch.read(turns, true);
+    assert!(!watch.is_to_be_ushered(A, at(234)));
+    watch.held(B, at(234));
+    assert!(watch.is_to_be_ushered(A, at(235)));
+}
+
 /// A and B take turns of 100 ms from latch to latch; A pauses for 10 ms of each, but once.
 #[test]
 fn a_pause_is_charged_less_as_soon_as_the_counters_have_told_of_it() {

@@ -148,6 +148,17 @@ impl GuestWindow {
         self.all
     }
 
+    /// What the GPU has for an address of the memory, in what is pinned.
+    pub(in crate::gpu::nvidia) fn address(&self, gpa: u64) -> Result<u64, CudaFailure> {
+        let place = self.memory.get_host_address(GuestAddress(gpa));
+        let place = place.map_err(|_| CudaFailure::Outside("An address of guest memory"))?;
+        let mut address = 0;
+        // SAFETY: `address` is borrowed for the whole call; a place that is not registered is refused.
+        let get = |api: &Api| unsafe { (api.host_device_address)(&mut address, place.cast(), 0) };
+        self.primary.call("cuMemHostGetDevicePointer", get)?;
+        Ok(address)
+    }
+
     /// The pieces of a range of guest memory that are contiguous here.
     fn pieces(&self, gpa: u64, bytes: usize) -> Result<Vec<(*mut u8, usize)>, CudaFailure> {
         let slices = self.memory.get_slices(GuestAddress(gpa), bytes);
