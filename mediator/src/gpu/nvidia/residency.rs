@@ -577,12 +577,9 @@ impl Residency {
                 self.remember(None, from, now, Nanos::ZERO);
             }
             Occupant::Own { told } => {
-                // While it works, so does the engine, by its counters: that is nobody's.
-                let is_over = self.own_left >= self.own_takes;
-                let end = if is_over { self.own_left } else { now };
-                let end = end.min(now).max(told);
-                self.remember(Some(UNTRACKED), told, end, Nanos::ZERO);
-                if is_over && end < now {
+                // While it is there to make somebody leave, the engine works, by its counters, as while it changes contexts.
+                let end = self.own_left.min(now).max(told);
+                if self.own_left >= self.own_takes && end < now {
                     self.tell(end, EngineState::Idle, events);
                     self.remember(None, end, now, Nanos::ZERO);
                 }
