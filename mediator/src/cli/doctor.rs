@@ -222,6 +222,11 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         needed_for: "scheduling of a real GPU",
         remedy: "Run as root",
     };
+    let usher = Feature {
+        name: "Doorbells of our own",
+        needed_for: "stopping a kernel within 10 us instead of 400 (optional)",
+        remedy: "A Hopper GPU or later; without, the driver's call alone stops it",
+    };
     let status = Feature {
         name: "Engine status register",
         needed_for: "letting another in when a tenant goes idle",
@@ -253,6 +258,7 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
             driver.not_probed(because),
             events.not_probed(because),
             suspension.not_probed(because),
+            usher.not_probed(because),
             status.not_probed(because),
             counters.not_probed(because),
             hosts.not_probed(because),
@@ -289,6 +295,10 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         } else {
             Err("the driver knows the call, but this user is not root".into())
         }
+    }));
+    findings.push(usher.found(match probe::doorbells(gpu) {
+        Ok(()) => Ok("mapped; none was rung".into()),
+        Err(error) => Err(told(&error)),
     }));
     findings.push(probed(status, &|abi| {
         let status = probe::engine_status(gpu, abi).map_err(|error| told(&error))?;

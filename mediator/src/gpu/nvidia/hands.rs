@@ -10,8 +10,8 @@
 //! off the schedule, and runs until the engine goes over: it changes contexts once. SOURCE: measured on an H200: resuming the
 //! one and then suspending the other is two changes of 150 to 230 us each, often four (decision 011).
 //!
-//! Where somebody has to be stopped, and nobody comes in his stead, the usher does ([`super::usher`]): 50 us after he is told to (p50),
-//! nothing of the tenant runs. Without him, a call that follows another closely is served much sooner. SOURCE: measured on an H200:
+//! Where somebody has to be stopped, and nobody comes in his stead, the usher does ([`super::usher`]): 4 us after his
+//! doorbell is rung (p99 6) nothing of the tenant runs. Without him, a call that follows another closely is served much sooner. SOURCE: measured on an H200:
 //! from the suspending call to the last instruction 350 us (p50) after half a millisecond of rest, 223 us behind a resuming
 //! call.
 

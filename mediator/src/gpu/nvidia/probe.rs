@@ -44,6 +44,14 @@ pub fn suspension_known(index: u32, driver: &DriverAbi) -> Result<(), RmError> {
     }
 }
 
+/// Maps the GPU's doorbells, which the usher is rung by; rings none.
+///
+/// # Errors
+/// What the driver refused.
+pub fn doorbells(index: u32) -> Result<(), RmError> {
+    RmClient::open(index)?.map_doorbells().map(drop)
+}
+
 /// What the status register says.
 #[derive(Debug)]
 pub struct EngineStatus {
