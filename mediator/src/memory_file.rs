@@ -3,9 +3,11 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use vm_memory::{AtomicAccess, Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 /// Makes a file of `bytes` zero bytes that lives in memory, closes on exec, and can neither shrink nor grow any more: a
 /// peer that maps it cannot be killed by a truncation.
@@ -17,6 +19,52 @@ pub fn memory_file(name: &str, bytes: u64) -> io::Result<File> {
     ftruncate(&fd, bytes)?;
     fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(File::from(fd))
+}
+
+/// Such a file, mapped: words that processes share.
+#[derive(Debug)]
+pub struct SharedWords {
+    file: File,
+    region: MmapRegion,
+}
+
+impl SharedWords {
+    /// Zeroes.
+    ///
+    /// # Errors
+    /// As [`memory_file`], or if it cannot be mapped.
+    pub fn new(name: &str, bytes: usize) -> io::Result<Self> {
+        Self::of(memory_file(name, bytes as u64)?, bytes)
+    }
+
+    /// Another's.
+    ///
+    /// # Errors
+    /// If it cannot be mapped.
+    pub fn of(file: File, bytes: usize) -> io::Result<Self> {
+        let offset = FileOffset::new(file.try_clone()?, 0);
+        let region = MmapRegion::from_file(offset, bytes).map_err(io::Error::other)?;
+        Ok(Self { file, region })
+    }
+
+    /// The file behind them.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The word at so many bytes. Zero outside, or where it is not aligned.
+    pub fn load<T: AtomicAccess + Default>(&self, at: usize) -> T {
+        let slice = self.region.as_volatile_slice();
+        slice.load(at, Ordering::Acquire).unwrap_or_default()
+    }
+
+    /// Sets it; nothing happens outside, or where it is not aligned.
+    pub fn store<T: AtomicAccess>(&self, at: usize, value: T) {
+        let _ = self
+            .region
+            .as_volatile_slice()
+            .store(value, at, Ordering::Release);
+    }
 }
 
 /// A second descriptor of a file, of this number, which stays open on exec.

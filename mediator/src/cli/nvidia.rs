@@ -35,10 +35,18 @@ pub(crate) fn guard(args: &GuardianArgs) -> anyhow::Result<()> {
 pub(crate) fn guardian_command(
     gpu: u32,
 ) -> anyhow::Result<impl Fn() -> Command + Send + Sync + 'static> {
+    helper_command("nvidia-guardian", gpu)
+}
+
+/// The command that becomes a process beside the daemon, for a GPU.
+fn helper_command(
+    name: &'static str,
+    gpu: u32,
+) -> anyhow::Result<impl Fn() -> Command + Send + Sync + 'static> {
     let program = std::env::current_exe()?;
     Ok(move || {
         let mut command = Command::new(&program);
-        command.args(["nvidia-guardian", "--gpu", &gpu.to_string()]);
+        command.args([name, "--gpu", &gpu.to_string()]);
         command
     })
 }
@@ -80,13 +88,8 @@ pub(crate) fn usher(args: &UsherArgs) -> anyhow::Result<()> {
 
 /// Starts the usher of a GPU.
 pub(crate) fn start_usher(gpu: u32) -> anyhow::Result<Usher> {
-    let program = std::env::current_exe()?;
     let client = RmClient::open(gpu)?;
-    Ok(Usher::start(client, move || {
-        let mut command = Command::new(&program);
-        command.args(["nvidia-usher", "--gpu", &gpu.to_string()]);
-        command
-    })?)
+    Ok(Usher::start(client, helper_command("nvidia-usher", gpu)?)?)
 }
 
 /// A tenant of `bench swap`: on the connection at its standard input.

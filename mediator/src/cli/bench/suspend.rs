@@ -119,10 +119,6 @@ impl ChannelSwitch for TimedSwitch {
         self.last.set(Span::new(begin_ns, wall_ns()));
         result
     }
-
-    fn unschedule(&self, channels: &[Channel]) -> Result<(), RmError> {
-        self.switch.unschedule(channels)
-    }
 }
 
 impl Hands {
@@ -134,35 +130,33 @@ impl Hands {
         ));
     }
 
-    /// Suspends and resumes the load; if `other` is named, as the daemon hands the GPU over: the next is resumed first.
-    fn trial(&mut self, channels: &[Channel], other: &[Channel]) -> anyhow::Result<Trial> {
+    /// Suspends and resumes the load, as planned; if `other` is named, as the daemon hands the GPU over: the next is resumed first. By the usher,
+    /// the order is the word to him.
+    fn trial(&mut self, plan: &Plan, other: &[Channel]) -> anyhow::Result<Trial> {
         self.holder.renew()?;
-        self.pause(RUN);
+        let ushered = match plan.way {
+            Way::Usher(run) => Some(run),
+            Way::Call | Way::Handover => None,
+        };
+        if ushered.is_some() {
+            self.await_usher()?;
+        }
+        self.pause(ushered.unwrap_or(RUN));
         self.holder.release(OTHER)?;
-        self.holder.hold(LOAD, channels)?;
-        let suspend = self.last.get();
+        let ordered_ns = wall_ns();
+        if ushered.is_some() && !self.usher.take() {
+            bail!("There is no usher any more");
+        }
+        self.holder.hold(LOAD, &plan.channels)?;
+        self.usher.leave();
+        let mut suspend = self.last.get();
+        if ushered.is_some() {
+            suspend.begin_ns = ordered_ns;
+        }
         self.pause(HOLD);
         self.holder.release(LOAD)?;
         let resume = self.last.get();
         self.holder.hold(OTHER, other)?;
-        Ok(Trial { suspend, resume })
-    }
-
-    /// The same by the usher, of one who has run for so long; then the order is the word to him.
-    fn usher_trial(&mut self, channels: &[Channel], run: Duration) -> anyhow::Result<Trial> {
-        self.holder.renew()?;
-        self.await_usher()?;
-        self.pause(run);
-        let begin_ns = wall_ns();
-        if !self.usher.take() {
-            bail!("There is no usher any more");
-        }
-        self.holder.hold(LOAD, channels)?;
-        self.usher.leave();
-        let suspend = Span::new(begin_ns, self.last.get().end_ns);
-        self.pause(HOLD);
-        self.holder.release(LOAD)?;
-        let resume = self.last.get();
         Ok(Trial { suspend, resume })
     }
 
@@ -357,10 +351,7 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
             if wall_ns() + TRIAL_NS > end {
                 bail!("The load ended before the trials did");
             }
-            trials.push(match plan.way {
-                Way::Usher(run) => hands.usher_trial(&plan.channels, run)?,
-                Way::Call | Way::Handover => hands.trial(&plan.channels, &theirs)?,
-            });
+            trials.push(hands.trial(&plan, &theirs)?);
         }
         done.push((plan.what, plan.channels.len(), trials));
         bar.inc(1);

@@ -1,6 +1,6 @@
 //! The usher, who takes the engine from who is to be suspended: its process is known as our own.
 
-use turnstile_accounting::{Moment, TenantId};
+use turnstile_accounting::TenantId;
 
 use super::{Shared, lock};
 use crate::gpu::nvidia::usher::Usher;
@@ -29,7 +29,8 @@ impl Shared {
     /// The engine is taken from a tenant, if he works on it as far as is known, and nobody else would.
     pub(super) fn take_engine(&self, tenant: TenantId) {
         let now = self.now();
-        if !self.is_to_be_ushered(tenant, now) {
+        let wanted = lock(&self.watched).watch.is_to_be_ushered(tenant, now);
+        if !wanted {
             return;
         }
         self.usher(|ushering, usher| {
@@ -38,10 +39,6 @@ impl Shared {
                 lock(&self.watched).watch.own(true, now);
             }
         });
-    }
-
-    fn is_to_be_ushered(&self, tenant: TenantId, now: Moment) -> bool {
-        lock(&self.watched).watch.is_to_be_ushered(tenant, now)
     }
 
     /// Whoever took it lets go of it.

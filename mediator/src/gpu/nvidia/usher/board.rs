@@ -2,11 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::Ordering;
 
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
-
-use crate::memory_file::memory_file;
+use crate::memory_file::SharedWords;
 
 /// Which visit is asked for. Written by the daemon.
 pub(super) const ASKED: u64 = 0;
@@ -19,40 +16,32 @@ pub(super) const BYTES: usize = 4096;
 
 /// The words.
 #[derive(Debug)]
-pub(super) struct Board {
-    file: File,
-    region: MmapRegion,
-}
+pub(super) struct Board(SharedWords);
 
 impl Board {
     /// A board of zeroes.
     pub(super) fn new() -> io::Result<Self> {
-        Self::of(memory_file("turnstile-usher", BYTES as u64)?)
+        SharedWords::new("turnstile-usher", BYTES).map(Self)
     }
 
     /// The other's board.
     pub(super) fn of(file: File) -> io::Result<Self> {
-        let offset = FileOffset::new(file.try_clone()?, 0);
-        let region = MmapRegion::from_file(offset, BYTES).map_err(io::Error::other)?;
-        Ok(Self { file, region })
+        SharedWords::of(file, BYTES).map(Self)
     }
 
     /// The memory file behind it.
     pub(super) fn file(&self) -> &File {
-        &self.file
+        self.0.file()
     }
 
-    // Loads and stores cannot fail: the words are within the board, and aligned.
     pub(super) fn load(&self, word: u64) -> u64 {
-        let slice = self.region.as_volatile_slice();
         // CAST: within a page.
-        slice.load(word as usize, Ordering::Acquire).unwrap_or(0)
+        self.0.load(word as usize)
     }
 
     pub(super) fn store(&self, word: u64, value: u64) {
-        let slice = self.region.as_volatile_slice();
         // CAST: within a page.
-        let _ = slice.store(value, word as usize, Ordering::Release);
+        self.0.store(word as usize, value);
     }
 }
 

@@ -225,9 +225,7 @@ impl Usher {
     /// Takes the engine from whoever is resident, as soon as he has been for a time slice. False where it is not ready; else
     /// [`Self::leave`] has to follow.
     pub fn take(&mut self) -> bool {
-        if !self.is_ready() {
-            return false;
-        }
+        self.is_ready();
         let (Phase::Ready(ready), Some(process)) = (self.phase, &self.process) else {
             return false;
         };

@@ -16,6 +16,16 @@ struct FakeEngine {
     visit: u64,
 }
 
+impl FakeEngine {
+    fn new(board: &Board, rings: Receiver<u32>) -> Result<Self, EngineFailure> {
+        Ok(Self {
+            board: Board::of(board.file().try_clone()?)?,
+            rings,
+            visit: 0,
+        })
+    }
+}
+
 impl Engine for FakeEngine {
     fn arm(&mut self, visit: u64) -> Result<u32, EngineFailure> {
         self.visit = visit;
@@ -52,17 +62,7 @@ type Serving = JoinHandle<Result<(), ServeError>>;
 fn both() -> (Usher, Serving, Board) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (rings, heard) = channel();
-    let serving = thread::spawn(move || {
-        serve(&theirs, |board| {
-            let board = Board::of(board.file().try_clone()?)?;
-            let (rings, visit) = (heard, 0);
-            Ok(FakeEngine {
-                board,
-                rings,
-                visit,
-            })
-        })
-    });
+    let serving = thread::spawn(move || serve(&theirs, |board| FakeEngine::new(board, heard)));
     let usher = usher_of(ours, rings);
     let file = usher.process.as_ref().unwrap().board.file().try_clone();
     (usher, serving, Board::of(file.unwrap()).unwrap())
@@ -130,15 +130,7 @@ fn orders_that_do_not_belong_there_end_it() {
             send(&ours, order, file.collect()).unwrap();
         }
         let (_rings, heard) = channel();
-        serve(&theirs, |board| {
-            let board = Board::of(board.file().try_clone()?)?;
-            let (rings, visit) = (heard, 0);
-            Ok(FakeEngine {
-                board,
-                rings,
-                visit,
-            })
-        })
+        serve(&theirs, |board| FakeEngine::new(board, heard))
     };
     let file = Board::new().unwrap().file().try_clone().unwrap();
     let start = (Order::Start {}, Some(file));

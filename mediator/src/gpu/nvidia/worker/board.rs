@@ -2,12 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::Ordering;
 
 use turnstile_abi::CHANNELS_MAX;
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-use crate::memory_file::memory_file;
+use crate::memory_file::SharedWords;
 
 /// Written by the daemon: the tenant is held back, so that time is not counted against its commands.
 const SUSPENDED: usize = 0;
@@ -37,40 +35,22 @@ pub(super) enum Standing {
 
 /// The words. Whoever reads them takes them as an allegation of the other.
 #[derive(Debug)]
-pub(super) struct Board {
-    file: File,
-    region: MmapRegion,
-}
+pub(super) struct Board(SharedWords);
 
 impl Board {
     /// A board of zeroes.
     pub(super) fn new() -> io::Result<Self> {
-        Self::of(memory_file("turnstile-board", BYTES as u64)?)
+        SharedWords::new("turnstile-board", BYTES).map(Self)
     }
 
     /// The other's board.
     pub(super) fn of(file: File) -> io::Result<Self> {
-        let offset = FileOffset::new(file.try_clone()?, 0);
-        let region = MmapRegion::from_file(offset, BYTES).map_err(io::Error::other)?;
-        Ok(Self { file, region })
+        SharedWords::of(file, BYTES).map(Self)
     }
 
     /// The memory file behind it.
     pub(super) fn file(&self) -> &File {
-        &self.file
-    }
-
-    // Loads and stores cannot fail: the offsets are within the board, and aligned to their size.
-    fn load(&self, at: usize) -> u32 {
-        let slice = self.region.as_volatile_slice();
-        slice.load(at, Ordering::Acquire).unwrap_or(0)
-    }
-
-    fn store(&self, at: usize, value: u32) {
-        let _ = self
-            .region
-            .as_volatile_slice()
-            .store(value, at, Ordering::Release);
+        self.0.file()
     }
 
     fn entry(channel: u32) -> Option<usize> {
@@ -78,29 +58,27 @@ impl Board {
     }
 
     pub(super) fn set_suspended(&self, suspended: bool) {
-        self.store(SUSPENDED, suspended.into());
+        self.0.store(SUSPENDED, u32::from(suspended));
     }
 
     pub(super) fn suspended(&self) -> bool {
-        self.load(SUSPENDED) != 0
+        self.0.load::<u32>(SUSPENDED) != 0
     }
 
     pub(super) fn set_unwatched(&self, unwatched: bool) {
-        self.store(UNWATCHED, unwatched.into());
+        self.0.store(UNWATCHED, u32::from(unwatched));
     }
 
     pub(super) fn unwatched(&self) -> bool {
-        self.load(UNWATCHED) != 0
+        self.0.load::<u32>(UNWATCHED) != 0
     }
 
     pub(super) fn set_clock_ahead(&self, ahead_ns: u64) {
-        let slice = self.region.as_volatile_slice();
-        let _ = slice.store(ahead_ns, CLOCK, Ordering::Release);
+        self.0.store(CLOCK, ahead_ns);
     }
 
     pub(super) fn clock_ahead(&self) -> u64 {
-        let slice = self.region.as_volatile_slice();
-        slice.load(CLOCK, Ordering::Acquire).unwrap_or(0)
+        self.0.load(CLOCK)
     }
 
     /// Notes how far a channel is.
@@ -108,10 +86,9 @@ impl Board {
         let Some(at) = Self::entry(channel) else {
             return;
         };
-        self.store(at + GET, get);
-        let slice = self.region.as_volatile_slice();
-        let _ = slice.store(last_active_ns, at + LAST_ACTIVE, Ordering::Release);
-        self.store(at + STATUS, standing as u32);
+        self.0.store(at + GET, get);
+        self.0.store(at + LAST_ACTIVE, last_active_ns);
+        self.0.store(at + STATUS, standing as u32);
     }
 
     /// How far a channel is: commands finished, standing, when it was last active.
@@ -119,14 +96,16 @@ impl Board {
         let Some(at) = Self::entry(channel) else {
             return (0, Standing::None, 0);
         };
-        let standing = match self.load(at + STATUS) {
+        let standing = match self.0.load::<u32>(at + STATUS) {
             1 => Standing::Open,
             2 => Standing::Faulted,
             _ => Standing::None,
         };
-        let slice = self.region.as_volatile_slice();
-        let last = slice.load(at + LAST_ACTIVE, Ordering::Acquire).unwrap_or(0);
-        (self.load(at + GET), standing, last)
+        (
+            self.0.load(at + GET),
+            standing,
+            self.0.load(at + LAST_ACTIVE),
+        )
     }
 }
 
