@@ -1,12 +1,13 @@
-//! Waiting for a helper process's answer, in frames of [`turnstile_vmm::wire`].
+//! Both ends of the line to a helper process, in frames of [`turnstile_vmm::wire`]: waiting for its answer, and for the daemon's orders.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use turnstile_vmm::wire::{FrameReader, Read, WireError};
+use turnstile_vmm::wire::{FrameReader, Read, WireError, send};
 
 /// Why no answer came; the process is of no use any more.
 #[derive(Debug, thiserror::Error)]
@@ -54,5 +55,41 @@ pub(super) fn answer<A: DeserializeOwned>(
         let mut fds = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
         // Interrupted, it looks once more than needed.
         let _ = poll(&mut fds, Some(&tick));
+    }
+}
+
+/// The helper's end.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) stream: UnixStream,
+    reader: FrameReader,
+}
+
+impl Line {
+    pub(super) fn new(stream: UnixStream) -> Self {
+        let reader = FrameReader::new();
+        Self { stream, reader }
+    }
+
+    /// The next order with its descriptors, waited for; None when the daemon has ended the connection.
+    pub(super) fn next<O: DeserializeOwned>(
+        &mut self,
+    ) -> Result<Option<(O, Vec<OwnedFd>)>, WireError> {
+        loop {
+            match self.reader.read(&self.stream)? {
+                Read::Frame(frame) => return Ok(Some((frame.message, frame.fds))),
+                Read::End => return Ok(None),
+                Read::WouldBlock => {}
+            }
+        }
+    }
+
+    /// Answers an order.
+    pub(super) fn answer(
+        &self,
+        answer: &impl Serialize,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), WireError> {
+        send(&self.stream, answer, fds)
     }
 }

@@ -10,11 +10,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use turnstile_vmm::wire::{FrameReader, Read, WireError, send};
+use turnstile_vmm::wire::WireError;
 
 use super::copier::{Copier, CopyFailure, CudaCopier};
 use super::protocol::{Answer, Extent, MORE_LINES, Moved, Order};
 use crate::gpu::Direction;
+use crate::gpu::nvidia::line::Line;
 
 /// Longest reason that is told.
 pub(super) const DETAIL_BYTES_MAX: usize = 200;
@@ -57,29 +58,6 @@ impl From<CopyFailure> for Moved {
     }
 }
 
-/// Orders, and answers to them.
-struct Line {
-    stream: UnixStream,
-    reader: FrameReader,
-}
-
-impl Line {
-    fn new(stream: UnixStream) -> Self {
-        let reader = FrameReader::new();
-        Self { stream, reader }
-    }
-
-    fn next(&mut self) -> Result<Option<(Order, Vec<OwnedFd>)>, WireError> {
-        loop {
-            match self.reader.read(&self.stream)? {
-                Read::Frame(frame) => return Ok(Some((frame.message, frame.fds))),
-                Read::End => return Ok(None),
-                Read::WouldBlock => {}
-            }
-        }
-    }
-}
-
 /// Runs the mover on the connection `stream` until the daemon ends it.
 ///
 /// # Errors
@@ -102,7 +80,7 @@ pub(super) fn run_with<C: Copier>(
     };
     let copier = match make(*device) {
         Ok(copier) => Arc::new(copier),
-        Err(failure) => return Ok(send(&line.stream, &Answer::from(failure), Vec::new())?),
+        Err(failure) => return Ok(line.answer(&Answer::from(failure), Vec::new())?),
     };
     for fd in fds {
         let (copier, line) = (copier.clone(), Line::new(UnixStream::from(fd)));
@@ -116,7 +94,7 @@ pub(super) fn run_with<C: Copier>(
         });
         serving.map_err(ServeError::Host)?;
     }
-    send(&line.stream, &Answer::Done {}, Vec::new())?;
+    line.answer(&Answer::Done {}, Vec::new())?;
     serve(&*copier, line)
 }
 
@@ -142,7 +120,7 @@ fn serve<C: Copier>(copier: &C, mut line: Line) -> Result<(), ServeError> {
                     is_fatal = failure.is_fatal;
                     (failure.into(), Vec::new())
                 });
-                send(&line.stream, &answer, fds)?;
+                line.answer(&answer, fds)?;
             }
         }
         if is_fatal {
@@ -205,7 +183,7 @@ fn move_out<C: Copier>(
         })
         .collect();
     drop(fds);
-    send(&line.stream, &Answer::Done {}, Vec::new())?;
+    line.answer(&Answer::Done {}, Vec::new())?;
     let pass = Pass::new(copier, lane, Direction::Out);
     let mut queued = Vec::with_capacity(extents.len());
     for (extent, memory) in extents.iter().zip(adopted) {
@@ -311,7 +289,7 @@ impl<'a, C: Copier> Pass<'a, C> {
                 }
             };
             releasing += now.elapsed();
-            send(&line.stream, &Answer::Moved { result }, fds)?;
+            line.answer(&Answer::Moved { result }, fds)?;
             drop((rest, mapped));
         }
         log::debug!(

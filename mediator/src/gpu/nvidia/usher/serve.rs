@@ -5,11 +5,12 @@ use std::io;
 use std::os::unix::net::UnixStream;
 
 use rustix::process::{Signal, getpid, kill_process};
-use turnstile_vmm::wire::{FrameReader, Read, WireError, send};
+use turnstile_vmm::wire::WireError;
 
 use super::board::{Board, LEFT};
 use super::engine::{CudaEngine, Engine, EngineFailure};
 use super::{Order, Ready};
+use crate::gpu::nvidia::line::Line;
 
 /// Why an usher ended.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +32,7 @@ pub enum ServeError {
 /// # Errors
 /// If the GPU refuses before.
 pub fn run(stream: UnixStream, device: u32) -> Result<(), ServeError> {
-    serve(&stream, |board| CudaEngine::new(device, board)).or_else(|error| match error {
+    serve(stream, |board| CudaEngine::new(device, board)).or_else(|error| match error {
         ServeError::Engine(_) => Err(error),
         ServeError::Wire(_) | ServeError::Order(_) => {
             log::error!("{error}");
@@ -45,12 +46,11 @@ pub fn run(stream: UnixStream, device: u32) -> Result<(), ServeError> {
 
 /// As [`run`], with any engine.
 pub(super) fn serve<E: Engine>(
-    stream: &UnixStream,
+    stream: UnixStream,
     make: impl FnOnce(&Board) -> Result<E, EngineFailure>,
 ) -> Result<(), ServeError> {
-    let mut reader = FrameReader::new();
-    let mut next = || next(stream, &mut reader);
-    let board = match next()? {
+    let mut line = Line::new(stream);
+    let board = match next(&mut line)? {
         None => return Ok(()),
         Some((Order::Start {}, Some(file))) => Board::of(file).map_err(EngineFailure::from)?,
         Some((order, _)) => return Err(ServeError::Order(format!("{order:?}"))),
@@ -58,8 +58,8 @@ pub(super) fn serve<E: Engine>(
     let mut engine = make(&board)?;
     for visit in 1.. {
         let token = engine.arm(visit)?;
-        send(stream, &Ready { visit, token }, Vec::new())?;
-        match next()? {
+        line.answer(&Ready { visit, token }, Vec::new())?;
+        match next(&mut line)? {
             None => {
                 board.store(LEFT, visit);
                 break;
@@ -72,25 +72,10 @@ pub(super) fn serve<E: Engine>(
 }
 
 /// The daemon's next order, and what file came with it; none if it is gone.
-fn next(
-    stream: &UnixStream,
-    reader: &mut FrameReader,
-) -> Result<Option<(Order, Option<File>)>, WireError> {
-    loop {
-        let read = match reader.read(stream) {
-            // It had not heard everything.
-            Err(WireError::Socket(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
-                return Ok(None);
-            }
-            read => read?,
-        };
-        match read {
-            Read::Frame(frame) => {
-                let file = frame.fds.into_iter().next().map(File::from);
-                return Ok(Some((frame.message, file)));
-            }
-            Read::End => return Ok(None),
-            Read::WouldBlock => {}
-        }
+fn next(line: &mut Line) -> Result<Option<(Order, Option<File>)>, WireError> {
+    match line.next() {
+        // It had not heard everything.
+        Err(WireError::Socket(error)) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
+        next => Ok(next?.map(|(order, fds)| (order, fds.into_iter().next().map(File::from)))),
     }
 }

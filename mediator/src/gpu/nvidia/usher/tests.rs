@@ -62,7 +62,7 @@ type Serving = JoinHandle<Result<(), ServeError>>;
 fn both() -> (Usher, Serving, Board) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (rings, heard) = channel();
-    let serving = thread::spawn(move || serve(&theirs, |board| FakeEngine::new(board, heard)));
+    let serving = thread::spawn(move || serve(theirs, |board| FakeEngine::new(board, heard)));
     let usher = usher_of(ours, rings);
     let file = usher.process.as_ref().unwrap().board.file().try_clone();
     (usher, serving, Board::of(file.unwrap()).unwrap())
@@ -130,7 +130,7 @@ fn orders_that_do_not_belong_there_end_it() {
             send(&ours, order, file.collect()).unwrap();
         }
         let (_rings, heard) = channel();
-        serve(&theirs, |board| FakeEngine::new(board, heard))
+        serve(theirs, |board| FakeEngine::new(board, heard))
     };
     let file = Board::new().unwrap().file().try_clone().unwrap();
     let start = (Order::Start {}, Some(file));
@@ -149,9 +149,8 @@ fn a_gpu_that_refuses_is_no_usher() {
     let (rings, _heard) = channel();
     let mut usher = usher_of(ours, rings);
     let refused = || EngineFailure::from(io::Error::other("no such GPU"));
-    let ended = serve(&theirs, |_| Err::<FakeEngine, _>(refused()));
+    let ended = serve(theirs, |_| Err::<FakeEngine, _>(refused()));
     assert!(matches!(ended, Err(ServeError::Engine(_))));
-    drop(theirs);
     until_gone(&mut usher);
 }
 

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use turnstile_abi::{CHANNELS_MAX, ErrorCode, MODULE_TEXT_BYTES_MAX};
 use turnstile_accounting::{Moment, Nanos};
 use turnstile_vmm::gate::SharedPages;
-use turnstile_vmm::wire::{FrameReader, Read, Region, WireError, send};
+use turnstile_vmm::wire::{Region, WireError};
 use vm_memory::{FileOffset, GuestAddress};
 
 use super::board::Board;
@@ -21,6 +21,7 @@ use super::cuda::CudaExecutor;
 use super::engine::{Engine, Parts};
 use super::executor::Executor;
 use super::protocol::{Answer, Order};
+use crate::gpu::nvidia::line::Line;
 use crate::gpu::{ChannelConfig, GuestMemory, Interrupts, Refusal, pace};
 use crate::tenant::interrupts::{EventfdInterrupts, InterruptsError};
 
@@ -49,29 +50,6 @@ pub(super) fn now() -> Moment {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     // CAST: 584 years.
     Moment(since.map_or(0, |since| since.as_nanos() as u64))
-}
-
-/// Orders, and answers to them.
-struct Line {
-    stream: UnixStream,
-    reader: FrameReader,
-}
-
-impl Line {
-    /// The next order with its descriptors; None when the daemon has ended the connection.
-    fn next(&mut self) -> Result<Option<(Order, Vec<OwnedFd>)>, WireError> {
-        loop {
-            match self.reader.read(&self.stream)? {
-                Read::Frame(frame) => return Ok(Some((frame.message, frame.fds))),
-                Read::End => return Ok(None),
-                Read::WouldBlock => {}
-            }
-        }
-    }
-
-    fn answer(&self, answer: &Answer, fds: Vec<OwnedFd>) -> Result<(), WireError> {
-        send(&self.stream, answer, fds)
-    }
 }
 
 /// What a worker is to work with.
@@ -165,17 +143,14 @@ pub(super) fn run_with<E: Executor>(
     stream: UnixStream,
     make: impl FnOnce(&Resources) -> Result<(E, Answer), Refusal>,
 ) -> Result<(), WorkerError> {
-    let mut line = Line {
-        stream,
-        reader: FrameReader::new(),
-    };
+    let mut line = Line::new(stream);
     let Some(resources) = receive(&mut line)? else {
         return Ok(());
     };
     confine::before_library(resources.user).map_err(WorkerError::Host)?;
     let (executor, facts) = match make(&resources) {
         Ok(made) => made,
-        Err(refusal) => return Ok(line.answer(&refusal.into(), Vec::new())?),
+        Err(refusal) => return Ok(line.answer(&Answer::from(refusal), Vec::new())?),
     };
     confine::before_threads().map_err(WorkerError::Host)?;
     work(line, resources, executor, &facts)
