@@ -29,7 +29,7 @@ use super::clock::GpuClock;
 use super::costs::Cost;
 use super::events::EventLog;
 use super::guardian::{Guardian, GuardianError};
-use super::hands::{Hands, Owner};
+use super::hands::{Hands, Holding, Owner};
 use super::hold::Channel;
 use super::holder::{Holder, OwnedSwitch};
 use super::look;
@@ -160,6 +160,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct NvidiaGpu {
     shared: Arc<Shared>,
     capabilities: Capabilities,
+    holding: Arc<Holding<OwnedSwitch, Guardian>>,
     thread: Option<JoinHandle<()>>,
     /// Ends with it.
     _counting: Option<Counting>,
@@ -260,14 +261,12 @@ impl NvidiaGpu {
             let _ = shared.age_known.set(false);
         }
         let switch = OwnedSwitch { client, driver };
-        let holder = Holder::new(switch, first);
-        let owner = HoldOwner {
-            shared: shared.clone(),
-            guardian,
-        };
+        let holding = Arc::new(Holding::new(Holder::new(switch, first)));
+        let (owner, held) = (shared.clone(), holding.clone());
+        let another = move || Guardian::start(guardian());
         let thread = thread::Builder::new()
             .name("gpu-hold".into())
-            .spawn(move || owner.shared.hands.run(holder, &owner))
+            .spawn(move || owner.hands.run(&held, &*owner, another))
             .map_err(NvidiaError::Thread)?;
         let capabilities = Capabilities {
             compute_engines: 1,
@@ -286,6 +285,7 @@ impl NvidiaGpu {
         Ok(Self {
             shared,
             capabilities,
+            holding,
             thread: Some(thread),
             _counting: counting,
         })
@@ -311,6 +311,13 @@ impl Shared {
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
+    /// Whether who accounts sleeps until what was ordered is done, and has something to look for then: nobody is looked for where nobody waits.
+    fn is_waited_for(&self) -> bool {
+        self.waits.swap(false, Ordering::AcqRel)
+            && self.hands.is_anyone_held()
+            && self.look_within(TICK).is_some_and(|within| within < TOLD)
+    }
+
     /// How soon it is worth looking whether the engine works.
     fn look_within(&self, tick: Nanos) -> Option<Nanos> {
         let watched = lock(&self.watched);
@@ -334,23 +341,12 @@ impl Shared {
     }
 }
 
-/// The holding thread's view of the GPU.
-struct HoldOwner<F> {
-    shared: Arc<Shared>,
-    guardian: F,
-}
-
-impl<F: Fn() -> Command> Owner for HoldOwner<F> {
-    type Guardian = Guardian;
-
-    fn guardian(&self) -> Result<Guardian, GuardianError> {
-        Guardian::start((self.guardian)())
-    }
-
+/// Who holds, as he sees the GPU.
+impl Owner for Shared {
     fn holding(&self, tenant: TenantId) -> Vec<Channel> {
         let all = self.lacks_memory(tenant);
-        let watch = &mut lock(&self.shared.watched).watch;
-        watch.held(tenant, self.shared.now());
+        let watch = &mut lock(&self.watched).watch;
+        watch.held(tenant, Shared::now(self));
         if all {
             return watch.all_channels(tenant);
         }
@@ -358,64 +354,61 @@ impl<F: Fn() -> Command> Owner for HoldOwner<F> {
     }
 
     fn everything(&self, tenant: TenantId) -> Vec<Channel> {
-        lock(&self.shared.watched).watch.all_channels(tenant)
+        lock(&self.watched).watch.all_channels(tenant)
     }
 
     fn suspended(&self, tenant: TenantId) {
-        lock(&self.shared.watched).watch.suspended(tenant);
+        lock(&self.watched).watch.suspended(tenant);
     }
 
     fn take_engine(&self, tenant: TenantId) {
-        self.shared.take_engine(tenant);
+        Shared::take_engine(self, tenant);
     }
 
     fn leave_engine(&self) {
-        self.shared.leave_engine();
+        Shared::leave_engine(self);
     }
 
     fn runs(&self, tenant: TenantId) {
-        if let Some(sets) = self.shared.sets() {
+        if let Some(sets) = self.sets() {
             sets.runs(tenant);
         }
-        self.shared.let_go(tenant);
+        self.let_go(tenant);
     }
 
     /// Whose memory is not all there stays held.
     fn may_run(&self, tenant: TenantId) -> bool {
-        self.shared.sets().is_none_or(|sets| sets.release(tenant))
+        self.sets().is_none_or(|sets| sets.release(tenant))
     }
 
     fn is_served(&self, tenant: TenantId) -> bool {
-        let sets = self.shared.sets();
+        let sets = self.sets();
         sets.is_some_and(|sets| sets.is_served(tenant))
     }
 
     fn held(&self, tenant: TenantId) -> bool {
-        self.shared.sets().is_none_or(|sets| sets.held(tenant))
+        self.sets().is_none_or(|sets| sets.held(tenant))
     }
 
     fn lacks_memory(&self, tenant: TenantId) -> bool {
         let lacks = |sets: &Arc<Sets>| sets.knows(tenant) && !sets.is_whole(tenant);
-        self.shared.sets().is_some_and(lacks)
+        self.sets().is_some_and(lacks)
     }
 
     fn on_the_engine(&self) -> Option<TenantId> {
-        let now = self.shared.now();
-        let mut watched = lock(&self.shared.watched);
+        let now = Shared::now(self);
+        let mut watched = lock(&self.watched);
         watched.refresh_or_say(now);
         watched.watch.residency.resident()
     }
 
     fn moved(&self) {
-        let shared = &self.shared;
-        let waits = shared.waits.swap(false, Ordering::AcqRel);
-        shared.see_who_comes();
-        // Nobody is looked for where nobody waits.
-        if waits
-            && shared.hands.is_anyone_held()
-            && shared.look_within(TICK).is_some_and(|within| within < TOLD)
-        {
-            shared.wake();
+        self.see_who_comes();
+    }
+
+    fn tell_who_waits(&self) {
+        if self.is_waited_for() {
+            self.wake();
         }
     }
 }
@@ -520,9 +513,20 @@ impl Gpu for NvidiaGpu {
         EngineStatus { running }
     }
 
+    /// What was ordered since the last is done first.
     fn nap(&self, length: Nanos) -> Option<Nanos> {
-        self.shared.naps.fetch_add(1, Ordering::Relaxed);
-        self.shared.nap(length)
+        let shared = &self.shared;
+        let begin = shared.now();
+        let moved = shared.hands.see_to(&self.holding, &**shared, true);
+        let told = if moved && shared.is_waited_for() {
+            None
+        } else {
+            shared.naps.fetch_add(1, Ordering::Relaxed);
+            let took = shared.now().since(begin);
+            shared.nap(Nanos(length.0.saturating_sub(took.0)))
+        };
+        shared.hands.awake();
+        told
     }
 
     fn wake(&self) {
@@ -548,6 +552,8 @@ impl Gpu for NvidiaGpu {
 
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
         let shared = &self.shared;
+        // Where there was no time to sleep.
+        shared.hands.see_to(&self.holding, &**shared, false);
         lock(&shared.clock).follow(&shared.client, &shared.driver);
         shared.vms.set_clock(shared.now());
         shared.read_counters();

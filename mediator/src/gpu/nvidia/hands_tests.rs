@@ -112,14 +112,6 @@ impl arrivals::Eyes for Shared {
 }
 
 impl Owner for Shared {
-    type Guardian = Self;
-
-    fn guardian(&self) -> Result<Self, GuardianError> {
-        self.0.guardians.fetch_add(1, Ordering::SeqCst);
-        self.0.guardian_gone.store(false, Ordering::SeqCst);
-        Ok(self.clone())
-    }
-
     fn holding(&self, tenant: TenantId) -> Vec<Channel> {
         let channels = lock(&self.0.channels);
         channels.get(&tenant).cloned().unwrap_or_default()
@@ -162,6 +154,7 @@ impl Owner for Shared {
 struct Rig {
     fake: Arc<Fake>,
     hands: Arc<Hands>,
+    holding: Arc<Holding<Shared, Shared>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -175,17 +168,25 @@ impl Rig {
             guardian_pause: Duration::from_millis(5),
             ..Hands::default()
         });
+        let shared = Shared(fake.clone());
+        let holding = Arc::new(Holding::new(Holder::new(shared.clone(), shared)));
         Self {
             fake,
             hands,
+            holding,
             thread: None,
         }
     }
 
     fn start(&mut self) {
         let (hands, shared) = (self.hands.clone(), Shared(self.fake.clone()));
+        let holding = self.holding.clone();
         self.thread = Some(thread::spawn(move || {
-            hands.run(Holder::new(shared.clone(), shared.clone()), &shared);
+            hands.run(&holding, &shared, || {
+                shared.0.guardians.fetch_add(1, Ordering::SeqCst);
+                shared.0.guardian_gone.store(false, Ordering::SeqCst);
+                Ok(shared.clone())
+            });
         }));
     }
 
@@ -533,4 +534,93 @@ fn an_end_leaves_nobody_suspended() {
     let calls = rig.calls();
     assert!(calls.contains(&(false, all[..4].to_vec())), "{calls:?}");
     assert!(calls.contains(&(false, all[4..].to_vec())), "{calls:?}");
+}
+
+impl Rig {
+    /// Who accounts is there, and sleeps then.
+    fn see_to(&self) -> bool {
+        let shared = Shared(self.fake.clone());
+        self.hands.see_to(&self.holding, &shared, true)
+    }
+}
+
+#[test]
+fn who_is_awake_carries_out_what_is_ordered_before_he_sleeps() {
+    // There is no thread: nobody else does it.
+    let rig = Rig::new();
+    rig.hands.awake();
+    rig.hands.want_all(&[(A, true), (B, false)]);
+    assert!(rig.hands.is_moving());
+    assert!(rig.see_to(), "somebody was moved");
+    assert!(!rig.hands.is_moving() && rig.hands.is_held(A));
+    let all = channels(6);
+    let off = Event::Off(all[..4].to_vec());
+    assert!(rig.fake.until(|_| true).contains(&off));
+    assert_eq!(rig.fake.moved.load(Ordering::SeqCst), 1);
+    assert_eq!(rig.hands.work().count, 1);
+    assert!(!rig.see_to(), "there is nothing left");
+}
+
+#[test]
+fn what_is_ordered_while_he_sleeps_is_done_by_the_thread() {
+    let mut rig = Rig::new();
+    rig.start();
+    rig.hands.awake();
+    assert!(!rig.see_to());
+    rig.hands.want(A, true);
+    rig.fake.until(|events| events.contains(&Event::Held(A)));
+    rig.settle();
+    rig.end();
+    rig.hands.want(B, true);
+    assert!(!rig.see_to() && !rig.hands.is_held(B), "it has ended");
+}
+
+#[test]
+fn what_is_ordered_while_the_thread_is_at_it_is_left_to_it() {
+    let rig = Rig::new();
+    rig.hands.awake();
+    rig.hands.want(A, true);
+    {
+        let _at_it = lock(&rig.holding.0);
+        assert!(!rig.see_to());
+    }
+    assert!(rig.hands.is_moving() && !rig.hands.is_held(A));
+}
+
+#[test]
+fn who_has_no_guardian_waits_for_the_thread_to_find_one() {
+    let mut rig = Rig::new();
+    rig.fake.guardian_gone.store(true, Ordering::SeqCst);
+    rig.hands.awake();
+    rig.hands.want(A, true);
+    assert!(rig.see_to(), "he tried");
+    assert!(!rig.hands.is_held(A) && rig.calls().iter().all(|(suspended, _)| !suspended));
+    rig.hands.awake();
+    rig.hands.want(B, true);
+    assert!(!rig.see_to());
+    rig.start();
+    let both = |events: &[Event]| [A, B].iter().all(|of| events.contains(&Event::Held(*of)));
+    rig.fake.until(both);
+    assert_eq!(rig.fake.guardians.load(Ordering::SeqCst), 1);
+    rig.settle();
+    rig.end();
+}
+
+#[test]
+fn he_renews_the_lease_as_well() {
+    let rig = Rig::new();
+    rig.hands.want(A, true);
+    assert!(rig.see_to());
+    let told = |events: &[Event]| {
+        let renewed = |event: &&Event| **event == Event::Told(Order::Renew);
+        events.iter().filter(renewed).count()
+    };
+    let begin = Instant::now();
+    while told(&rig.fake.until(|_| true)) == 0 {
+        // TIMEOUT: as above.
+        assert!(begin.elapsed() < Duration::from_secs(20));
+        assert!(!rig.see_to(), "nobody is moved by it");
+        thread::yield_now();
+    }
+    assert!(begin.elapsed() >= RENEWAL / 2, "not each time");
 }

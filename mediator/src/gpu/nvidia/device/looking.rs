@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
-use super::{HoldOwner, Shared, lock};
+use super::{Shared, lock};
 use crate::gpu::nvidia::arrivals::{self, Rung};
 use crate::gpu::nvidia::costs::Work;
 use crate::gpu::nvidia::hosts::{COMING_LOOKS, COMING_PAUSE};
@@ -164,9 +164,9 @@ impl Eyes for Looker<'_> {
     }
 }
 
-impl<F> arrivals::Eyes for HoldOwner<F> {
+impl arrivals::Eyes for Shared {
     fn rung(&self, tenant: TenantId) -> Option<Rung> {
-        let userds = lock(&self.shared.userds);
+        let userds = lock(&self.userds);
         let words = userds.of(tenant)?;
         let mut rung = Rung::default();
         for index in 0..words.count() {
@@ -178,8 +178,8 @@ impl<F> arrivals::Eyes for HoldOwner<F> {
     }
 
     fn was_there(&self, tenant: TenantId, within: Duration) -> bool {
-        let now = self.shared.now();
-        let mut watched = lock(&self.shared.watched);
+        let now = self.now();
+        let mut watched = lock(&self.watched);
         watched.refresh_or_say(now);
         let residency = &watched.watch.residency;
         // CAST: less than the second or two that is remembered.
