@@ -369,6 +369,10 @@ impl Owner for Shared {
         Shared::leave_engine(self);
     }
 
+    fn mend(&self) {
+        self.usher(|_, usher| usher.mend());
+    }
+
     fn runs(&self, tenant: TenantId) {
         if let Some(sets) = self.sets() {
             sets.runs(tenant);

@@ -72,6 +72,9 @@ pub(super) trait Owner: arrivals::Eyes {
     /// It is suspended: whoever took the engine lets go of it.
     fn leave_engine(&self) {}
 
+    /// Sees to it that somebody can take the engine: the thread asks for it, as who accounts may start no process and wait for the end of none.
+    fn mend(&self) {}
+
     /// A tenant runs again, or is not held after all.
     fn runs(&self, tenant: TenantId);
 
@@ -292,11 +295,19 @@ impl Hands {
         G: Announce,
         O: Owner,
     {
+        let mend = |held: &mut Grip<S, G>| {
+            self.find_guardian(held, &guardian);
+            owner.mend();
+        };
         loop {
+            // Before it waits what it found broken itself, and after that what others did.
+            if let Some(held) = &mut *lock(&holding.0) {
+                mend(held);
+            }
             self.wait();
             let mut grip = lock(&holding.0);
             let Some(held) = &mut *grip else { return };
-            self.find_guardian(held, &guardian);
+            mend(held);
             let Some((tenants, fasten)) = self.next() else {
                 *grip = None;
                 return;
@@ -367,7 +378,12 @@ impl Hands {
         }: &mut Grip<S, G>,
         guardian: impl Fn() -> Result<G, GuardianError>,
     ) {
-        if !holder.lacks_guardian() || tried.elapsed() < self.guardian_pause {
+        if !holder.lacks_guardian() {
+            return;
+        }
+        // Before another: it may resume whom it knows as it ends.
+        holder.bury_guardian();
+        if tried.elapsed() < self.guardian_pause {
             return;
         }
         *tried = Instant::now();

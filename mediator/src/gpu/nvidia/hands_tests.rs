@@ -47,6 +47,7 @@ struct Fake {
     keeps: AtomicBool,
     /// So often all that was ordered was done.
     moved: AtomicU32,
+    mended_by: Mutex<Option<thread::ThreadId>>,
 }
 
 impl Fake {
@@ -144,6 +145,10 @@ impl Owner for Shared {
 
     fn on_the_engine(&self) -> Option<TenantId> {
         *lock(&self.0.stays)
+    }
+
+    fn mend(&self) {
+        *lock(&self.0.mended_by) = Some(thread::current().id());
     }
 
     fn moved(&self) {
@@ -598,9 +603,16 @@ fn who_has_no_guardian_waits_for_the_thread_to_find_one() {
     rig.hands.awake();
     rig.hands.want(B, true);
     assert!(!rig.see_to());
+    let nobody_mended = lock(&rig.fake.mended_by).is_none();
+    assert!(
+        nobody_mended,
+        "he may start no process, and wait for the end of none"
+    );
     rig.start();
     let both = |events: &[Event]| [A, B].iter().all(|of| events.contains(&Event::Held(*of)));
     rig.fake.until(both);
+    let mended_by = *lock(&rig.fake.mended_by);
+    assert!(mended_by.is_some_and(|by| by != thread::current().id()));
     assert_eq!(rig.fake.guardians.load(Ordering::SeqCst), 1);
     rig.settle();
     rig.end();

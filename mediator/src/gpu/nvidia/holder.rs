@@ -82,6 +82,8 @@ impl Announce for Guardian {
 pub struct Holder<S: ChannelSwitch, G: Announce> {
     switch: S,
     guardian: Option<G>,
+    /// The last one, which is gone, or says nothing any more.
+    gone: Option<G>,
     lease: Lease,
     held: BTreeMap<TenantId, BTreeSet<Channel>>,
     /// Of these, those that nobody but we may resume.
@@ -98,6 +100,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         Self {
             switch,
             guardian: Some(guardian),
+            gone: None,
             lease: Lease::new(LIMIT),
             held: BTreeMap::new(),
             fastened: BTreeSet::new(),
@@ -115,6 +118,11 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
     /// Whether the guardian is gone, so that nobody can be held.
     pub const fn lacks_guardian(&self) -> bool {
         self.guardian.is_none()
+    }
+
+    /// Waits for the end of a guardian that is gone. Not every thread may ([`crate::daemon::confine`]).
+    pub fn bury_guardian(&mut self) {
+        self.gone = None;
     }
 
     /// Another guardian, after the last is gone.
@@ -394,7 +402,7 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
             .and_then(|guardian| guardian.tell(order));
         if told.is_err() {
             // Without a guardian nobody stays held, but who would fault.
-            self.guardian = None;
+            self.gone = self.guardian.take();
             let held = self.take_loose();
             let held: Vec<Channel> = held.into_values().flatten().collect();
             resume_all(&self.switch, &held);

@@ -150,6 +150,8 @@ pub struct Usher {
     command: Box<dyn Fn() -> Command + Send>,
     ring: Box<dyn Fn(u32) + Send>,
     process: Option<Process>,
+    /// One that did not keep to the protocol, and is to be ended.
+    gone: Option<Process>,
     phase: Phase,
     started: Instant,
 }
@@ -190,6 +192,7 @@ impl Usher {
             command: Box::new(command),
             ring: Box::new(ring),
             process: None,
+            gone: None,
             phase: Phase::Coming(now),
             started: now,
         };
@@ -202,12 +205,17 @@ impl Usher {
         self.process.as_ref().map(|process| process.child.id())
     }
 
-    /// Whether it can take the engine now. If it is gone, and was not started just now, another is started.
+    /// If it is gone, and was not started just now, another is started. Not every thread may ([`crate::daemon::confine`]).
+    pub fn mend(&mut self) {
+        self.gone = None;
+        if self.process.is_none() && self.started.elapsed() >= PAUSE {
+            self.start_another();
+        }
+    }
+
+    /// Whether it can take the engine now.
     pub fn is_ready(&mut self) -> bool {
         let Some(process) = &mut self.process else {
-            if self.started.elapsed() >= PAUSE {
-                self.start_another();
-            }
             return false;
         };
         if let Phase::Coming(since) = self.phase {
@@ -255,7 +263,7 @@ impl Usher {
         self.process = self.keep(process);
     }
 
-    /// What came of something; a process that does not keep to the protocol is ended.
+    /// What came of something; a process that does not keep to the protocol is to be ended ([`Self::mend`]).
     fn keep<T>(&mut self, result: Result<T, UsherError>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -263,7 +271,7 @@ impl Usher {
                 log::warn!(
                     "The usher {error}; until there is another, who is to stop is stopped by the driver's call alone"
                 );
-                self.process = None;
+                self.gone = self.process.take();
                 None
             }
         }

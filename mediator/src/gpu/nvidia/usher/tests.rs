@@ -51,6 +51,7 @@ fn usher_of(stream: UnixStream, rings: Sender<u32>) -> Usher {
             let _ = rings.send(token);
         }),
         process: Some(Process::of(child, stream).unwrap()),
+        gone: None,
         phase: Phase::Coming(now),
         started: now,
     }
@@ -163,11 +164,18 @@ fn one_that_is_silent_for_too_long_is_replaced_after_a_while() {
     let long_ago = |limit: Duration| (Instant::now() - limit).checked_sub(Duration::from_secs(1));
     usher.phase = Phase::Coming(long_ago(READY_LIMIT).unwrap());
     assert!(!usher.is_ready() && usher.pid().is_none());
+    assert!(usher.gone.is_some(), "nobody has waited for its end");
     assert!(!usher.take() && heard.try_recv().is_err());
     // After the pause there is another.
     usher.command = Box::new(|| Command::new("/bin/cat"));
-    assert!(!usher.is_ready() && usher.pid().is_none());
+    usher.mend();
+    assert!(!usher.is_ready() && usher.pid().is_none() && usher.gone.is_none());
     usher.started = long_ago(PAUSE).unwrap();
+    assert!(
+        !usher.is_ready() && usher.pid().is_none(),
+        "who asks may not"
+    );
+    usher.mend();
     assert!(!usher.is_ready() && usher.pid().is_some());
 }
 
