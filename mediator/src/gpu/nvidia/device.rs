@@ -346,7 +346,7 @@ impl Owner for Shared {
     fn holding(&self, tenant: TenantId) -> Vec<Channel> {
         let all = self.lacks_memory(tenant);
         let watch = &mut lock(&self.watched).watch;
-        watch.held(tenant, Shared::now(self));
+        watch.held(tenant, self.now());
         if all {
             return watch.all_channels(tenant);
         }
@@ -400,7 +400,7 @@ impl Owner for Shared {
     }
 
     fn on_the_engine(&self) -> Option<TenantId> {
-        let now = Shared::now(self);
+        let now = self.now();
         let mut watched = lock(&self.watched);
         watched.refresh_or_say(now);
         watched.watch.residency.resident()

@@ -329,29 +329,26 @@ impl Hands {
     {
         let mut moved = false;
         for round in 0..ROUNDS {
-            let mut grip = match holding.0.try_lock() {
-                Ok(grip) => Some(grip),
-                Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
-                Err(TryLockError::WouldBlock) => None,
-            };
-            let held = grip.as_mut().and_then(|grip| grip.as_mut());
-            let due = round == 0
-                && self.is_anyone_held()
-                && held
-                    .as_ref()
-                    .is_some_and(|held| held.holder.is_due(RENEWAL));
             let mut wanted = lock(&self.wanted);
             wanted.seen_to = Some(Instant::now());
             wanted.awake = !sleeps;
-            let nothing = wanted.tenants.is_empty() && !due;
+            let ordered = !wanted.tenants.is_empty();
             drop(wanted);
-            // The thread is at it, and takes what there is before it waits.
-            let Some(held) = held else { return moved };
+            let mut grip = match holding.0.try_lock() {
+                Ok(grip) => grip,
+                Err(TryLockError::Poisoned(error)) => error.into_inner(),
+                // The thread is at it, and takes what there is before it waits.
+                Err(TryLockError::WouldBlock) => return moved,
+            };
+            let Some(held) = &mut *grip else {
+                return moved;
+            };
             if held.holder.lacks_guardian() {
                 // To start one takes longer than he has.
                 break;
             }
-            if nothing {
+            let due = round == 0 && self.is_anyone_held() && held.holder.is_due(RENEWAL);
+            if !ordered && !due {
                 return moved;
             }
             let Some((tenants, fasten)) = self.next() else {
@@ -433,12 +430,10 @@ impl Hands {
         }
         let mut wanted = lock(&self.wanted);
         wanted.calls = holder.calls();
+        wanted.moving = false;
+        drop(wanted);
         if moves {
-            wanted.moving = false;
-            drop(wanted);
             owner.moved();
-        } else {
-            drop(wanted);
         }
         // Each renewal wakes the guardian.
         if holder.is_due(RENEWAL)
