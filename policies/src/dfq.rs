@@ -115,7 +115,7 @@ impl Dfq {
             let charge = sampled
                 .as_ref()
                 .map_or(part.used_ns, |charges| charges[index]);
-            tenant.clock.charge(charge, tenant.weight);
+            tenant.charge(charge);
             tenant.backlogged = part.backlogged;
             tenant.pass(Nanos::ZERO, estimated_use(usage, part));
         }
@@ -197,13 +197,8 @@ impl Policy for Dfq {
         Ok(self.decide(self.tenants.get(tenant)?, now))
     }
 
-    fn ran_dry(&mut self, waiting: &[TenantId], _: Moment) -> Option<TenantId> {
-        let known = waiting
-            .iter()
-            .filter_map(|&id| Some((id, self.tenants.get(id).ok()?)));
-        let free = known.filter(|(_, tenant)| !tenant.capped());
-        free.min_by_key(|(id, tenant)| (tenant.clock.now(), *id))
-            .map(|(id, _)| id)
+    fn ran_dry(&mut self, waiting: &[TenantId], now: Moment) -> Option<TenantId> {
+        self.tenants.let_in(waiting, now)
     }
 
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision] {

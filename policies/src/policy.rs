@@ -126,7 +126,8 @@ pub trait Policy: fmt::Debug + Send {
     fn woke(&mut self, tenant: TenantId, now: Moment) -> Result<Decision, PolicyError>;
 
     /// The engine has nothing to execute, while these tenants have work behind closed gates: whom to
-    /// admit at once (law 4). `None` if all of them have to stay (caps). Whoever may run wants nothing any more.
+    /// admit at once (law 4). `None` if all of them have to stay (caps). Whoever may run wants nothing any more, and who is let in may
+    /// have no use for it: everybody who waits comes before anybody a second time.
     fn ran_dry(&mut self, waiting: &[TenantId], now: Moment) -> Option<TenantId>;
 
     /// Whether there is something to be decided because of that, beyond who is admitted: the period ends.

@@ -26,7 +26,7 @@
 //!   [`SLICE_MIN`]: then it is added to his slice in the next.
 //! - *Bounded changes*: whoever stops and begins again costs two more changes of holders in a frame at most.
 //! - *Bounded debt*: who had too much goes without for two frames' worth at most.
-//! - *Work conserving*: one who waits alone is never held; [`Policy::ran_dry`] ends a slice that is not used.
+//! - *Work conserving*: one who waits alone is never held; [`Policy::ran_dry`] ends a slice that is not used, and lets in everyone who waits before anyone a second time who had no use for it.
 
 use crate::member::Member;
 use crate::params::{Cap, TenantParams, Weight};
@@ -194,7 +194,7 @@ impl Slices {
             let Ok(tenant) = self.tenants.get_mut(tenant) else {
                 continue; // removed within the period
             };
-            tenant.clock.charge(used_ns, tenant.weight);
+            tenant.charge(used_ns);
             tenant.backlogged = backlogged;
             tenant.own.overcharged_ns = overcharged_ns.clamp(-most_ns, most_ns);
             tenant.pass(Nanos::ZERO, used_ns);
@@ -525,12 +525,7 @@ impl Policy for Slices {
     }
 
     fn ran_dry(&mut self, waiting: &[TenantId], now: Moment) -> Option<TenantId> {
-        let known = waiting
-            .iter()
-            .filter_map(|&id| Some((id, self.tenants.get(id).ok()?)));
-        let (id, _) = known
-            .filter(|(_, tenant)| !tenant.capped())
-            .min_by_key(|(id, tenant)| (tenant.clock.now(), *id))?;
+        let id = self.tenants.let_in(waiting, now)?;
         for (other, tenant) in self.tenants.iter_mut() {
             if tenant.backlogged && !waiting.contains(&other) {
                 tenant.backlogged = false;

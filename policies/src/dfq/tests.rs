@@ -163,6 +163,25 @@ fn a_dry_engine_goes_to_the_one_least_ahead() {
     assert_eq!(policy.ran_dry(&[], Moment(0)), None);
 }
 
+/// A is taken to wait, and does not: an engine that runs dry again and again is not kept for it.
+#[test]
+fn who_had_no_use_for_a_dry_engine_goes_behind_all_others() {
+    let mut policy = dfq(&[A, B, C]);
+    let used = [busy(A, 10), busy(B, 12), busy(C, 14)];
+    held(&mut policy, &used);
+    let dry = |policy: &mut Dfq, at| policy.ran_dry(&[A, B, C], Moment(at * MS));
+    assert_eq!(
+        [1, 2, 3, 4].map(|at| dry(&mut policy, at)),
+        [A, B, C, A].map(Some)
+    );
+    held(&mut policy, &[busy(A, 0), busy(B, 1), busy(C, 0)]);
+    assert_eq!(
+        [5, 6].map(|at| dry(&mut policy, at)),
+        [B, C].map(Some),
+        "B had, and C longer ago"
+    );
+}
+
 #[test]
 fn a_tenant_that_wakes_within_a_period_starts_at_the_present() {
     let mut policy = dfq(&[A, B]);

@@ -324,6 +324,33 @@ fn an_unused_turn_is_the_next_ones() {
     assert_eq!(period(&mut policy, 2_000_000, 7_000_000, &used), [A, B]);
 }
 
+/// Of three who are held, two had stopped before: the third has the engine all the same, however often the engine runs dry, and whoever is furthest behind.
+#[test]
+fn a_dry_engine_is_not_kept_for_those_who_had_no_use_for_it() {
+    let mut policy = policy(&[100, 100, 100]);
+    let ms = |ms: u64| ms * 1_000_000;
+    period(
+        &mut policy,
+        0,
+        ms(10),
+        &[(A, ms(1), true), (B, ms(2), true), (C, ms(7), true)],
+    );
+    let mut at = ms(10);
+    let mut let_in = Vec::new();
+    for _ in 0..3 {
+        let_in.extend(policy.ran_dry(&[A, B, C], Moment(at)));
+        period(
+            &mut policy,
+            at,
+            at + ms(3),
+            &[(A, 0, true), (B, 0, true), (C, 0, true)],
+        );
+        at += ms(3);
+    }
+    let_in.sort();
+    assert_eq!(let_in, [A, B, C]);
+}
+
 /// A has a burst, and B what A leaves. Who has the next turn, and until when, if a period ends when A stops, or not.
 fn after_a_burst(ends: bool) -> (Turn, VirtualTime) {
     let ms = |ms: u64| ms * 1_000_000;

@@ -6,7 +6,8 @@ use crate::sim::{Setup, compare};
 use proptest::prelude::*;
 use turnstile_accounting::{Moment, Nanos, TenantId};
 use turnstile_policies::{
-    Basis, Decision, PeriodUsage, Policy, TenantParams, TenantPeriod, Tuning, policy_by_name,
+    Basis, Decision, PeriodUsage, Policy, TenantParams, TenantPeriod, Tuning, Weight,
+    policy_by_name,
 };
 
 fn any_saturating() -> impl Strategy<Value = Guest> {
@@ -51,6 +52,49 @@ proptest! {
             let due = (u128::from(wall) * u128::from(guest.weight) / u128::from(weights)) as u64;
             prop_assert!(used + bound >= due, "{} of {} with {:?}", used, due, guest);
         }
+    }
+
+    /// Law 4 whatever is told of who wants the engine: while those who are let in have no use for it, and it runs dry again and again, everybody is let in before anybody a second time.
+    #[test]
+    fn an_engine_that_runs_dry_comes_to_everybody(
+        policy in prop::sample::select(vec!["dfq", "slices"]),
+        tenants in prop::collection::vec((1u32..=10_000, 0u64..20_000_000), 2..9),
+        decided in any::<bool>(), step_us in 500u64..10_000,
+    ) {
+        let mut policy = (policy_by_name(policy).unwrap().make)(&Tuning::default());
+        let ids: Vec<TenantId> = (1..).map(TenantId).take(tenants.len()).collect();
+        for (id, (weight, _)) in ids.iter().zip(&tenants) {
+            let weight = Weight::new(*weight).unwrap();
+            policy.add(*id, TenantParams { weight, cap: None }).unwrap();
+        }
+        let mut end = Moment(0);
+        let mut period = |policy: &mut dyn Policy, used: &dyn Fn(usize) -> u64| {
+            let part = |(index, id): (usize, &TenantId)| TenantPeriod {
+                tenant: *id,
+                used_ns: Nanos(used(index)),
+                admitted: true,
+                backlogged: true,
+                overcharged_ns: 0,
+            };
+            let all: Vec<TenantPeriod> = ids.iter().enumerate().map(part).collect();
+            end = end + Nanos::from_us(step_us);
+            policy.period_end(&PeriodUsage {
+                end,
+                basis: Basis::Measured,
+                poll_ns: Nanos::from_us(step_us),
+                nonpoll_ns: Nanos::ZERO,
+                tenants: &all,
+            });
+            end
+        };
+        let mut now = period(policy.as_mut(), &|index| tenants[index].1);
+        let mut let_in = Vec::new();
+        for _ in &ids {
+            let_in.extend(policy.ran_dry(&ids, now));
+            now = if decided { period(policy.as_mut(), &|_| 0) } else { now + Nanos(1) };
+        }
+        let_in.sort();
+        prop_assert_eq!(let_in, ids);
     }
 }
 

@@ -27,7 +27,7 @@ use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
 use turnstile_mediator::bench::pairs::Excess;
 use turnstile_mediator::bench::percentile::median;
 
-use super::daemon::Daemon;
+use super::daemon::{Daemon, SAY_LIMIT};
 use super::processes::{Common, Load, words};
 use super::scheduler::{DaemonArgs, settled, spawn, tenant_of};
 use super::{GpuArg, progress};
@@ -223,6 +223,22 @@ impl<'a> Host<'a> {
         calls.context("The daemon does not say how often it suspended somebody")
     }
 
+    /// Why a load did not say what it took, as far as that can be seen from outside.
+    fn stuck(&self, error: anyhow::Error, load: &Load, when: &str) -> anyhow::Error {
+        let waits = load.waits();
+        let _ = self.daemon.signal(Signal::CONT);
+        let later = match load.late_block(SAY_LIMIT) {
+            Ok(_) => "it went on when the daemon did",
+            Err(_) => "it does not go on",
+        };
+        let shows = match self.daemon.snapshot() {
+            Ok(shows) => shows["tenants"].to_string(),
+            Err(error) => error.to_string(),
+        };
+        let daemon = self.daemon.failed(&format!("the daemon shows {shows}"));
+        error.context(format!("{when}: {later}; it waits: {waits}; {daemon}"))
+    }
+
     fn command(&mut self, side: Side, work: &Work) -> anyhow::Result<Command> {
         let mut command = match side.run() {
             None => Command::new(&work.program),
@@ -250,21 +266,31 @@ impl<'a> Host<'a> {
         let bar = progress(groups.len());
         bar.set_message("with the daemon and without");
         let (mut pairs, mut suspensions) = (Vec::new(), 0);
-        for group in groups {
+        for (index, group) in groups.iter_mut().enumerate() {
             let load = &mut group.loads[tenant];
             let mut rounds = Vec::new();
-            phase(load, work.pieces, WARM_UP)?;
+            let watched = |load: &mut Load, daemon, length| {
+                let phase = phase(load, work.pieces, length);
+                phase.map_err(|error| {
+                    self.stuck(
+                        error,
+                        load,
+                        &format!("Tenant {index}, with the daemon {daemon}"),
+                    )
+                })
+            };
+            watched(load, "at work", WARM_UP)?;
             let before = self.suspensions()?;
             for _ in 0..self.args.stops {
                 let (mut there, mut stopped) = (Block::default(), Block::default());
                 for at_work in [true, false, false, true] {
-                    let (signal, sum) = if at_work {
-                        (Signal::CONT, &mut there)
+                    let (signal, daemon, sum) = if at_work {
+                        (Signal::CONT, "at work", &mut there)
                     } else {
-                        (Signal::STOP, &mut stopped)
+                        (Signal::STOP, "stopped", &mut stopped)
                     };
                     self.daemon.signal(signal)?;
-                    sum.add_half(phase(load, work.pieces, PHASE)?);
+                    sum.add_half(watched(load, daemon, PHASE)?);
                 }
                 rounds.push((there, stopped));
             }

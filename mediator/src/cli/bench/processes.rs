@@ -185,17 +185,19 @@ impl Load {
     /// Has it do so many pieces of work, and waits for them.
     pub(super) fn block(&mut self, pieces: u32) -> anyhow::Result<Block> {
         self.order(pieces.into())?;
-        self.hear_block()
+        self.late_block(DONE_LIMIT)
     }
 
     /// The same of one that does them in two ways.
     pub(super) fn two_blocks(&mut self, pieces: u32) -> anyhow::Result<[Block; 2]> {
         self.order(pieces.into())?;
-        Ok([self.hear_block()?, self.hear_block()?])
+        let block = || self.late_block(DONE_LIMIT);
+        Ok([block()?, block()?])
     }
 
-    fn hear_block(&self) -> anyhow::Result<Block> {
-        match self.hear(DONE_LIMIT)? {
+    /// Waits for a block that was ordered before.
+    pub(super) fn late_block(&self, limit: Duration) -> anyhow::Result<Block> {
+        match self.hear(limit)? {
             Said::Block(block) => Ok(block),
             Said::Ready { .. } | Said::Done(_) => bail!("A load says something else"),
         }

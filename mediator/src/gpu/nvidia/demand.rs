@@ -49,12 +49,25 @@ struct Tenant {
     here_since: Moment,
     /// It has work, as far as can be seen.
     here: bool,
+    /// It was free to come since it was last there, and stayed away for too long.
+    away: bool,
     /// When it was last seen to have none, while it could have run.
     idle_at: Moment,
     habit: Habit,
 }
 
 impl Tenant {
+    /// It is free to come, and may.
+    const fn is_near(&self) -> bool {
+        self.here && !self.resident && self.held.is_none() && !self.away
+    }
+
+    /// It was last on the engine then, or free to come, or is so.
+    fn was_near(&mut self, at: Moment) {
+        self.last = self.last.max(at);
+        self.away = false;
+    }
+
     /// How long it has to be there until it wants turns: not at all, if it is for long whenever it is.
     fn steady(&self) -> Nanos {
         if self.habit.rests_long() && self.habit.works_for(STEADY) {
@@ -81,6 +94,7 @@ impl Demand {
             last: now,
             here_since: now,
             here: false,
+            away: false,
             idle_at: now,
             habit: Habit::new(now),
         };
@@ -100,8 +114,9 @@ impl Demand {
 
     /// How long one that wants the engine may stay away who left it then, by who could run.
     fn absence(&self, at: Moment) -> Nanos {
-        let others =
-            |tenant: &&Tenant| (tenant.held.is_none() || at <= tenant.held_at) && tenant.here;
+        let others = |tenant: &&Tenant| {
+            (tenant.held.is_none() || at <= tenant.held_at) && tenant.here && !tenant.away
+        };
         match self.tenants.values().filter(others).count() {
             0 | 1 => ARRIVAL,
             // CAST: tenants of a GPU are few.
@@ -124,7 +139,7 @@ impl Demand {
             }
             tenant.here = true;
             tenant.resident = true;
-            tenant.last = tenant.last.max(at);
+            tenant.was_near(at);
         });
     }
 
@@ -134,7 +149,7 @@ impl Demand {
         self.with(tenant, |tenant| {
             leaves = tenant.resident && tenant.held.is_some();
             tenant.resident = false;
-            tenant.last = tenant.last.max(at);
+            tenant.was_near(at);
         });
         if leaves {
             let free = |other: &&mut Tenant| other.held.is_none();
@@ -167,7 +182,7 @@ impl Demand {
         self.with(tenant, |tenant| {
             if let Some(wanted) = tenant.held.take() {
                 tenant.here = wanted;
-                tenant.last = tenant.last.max(at);
+                tenant.was_near(at);
             }
         });
     }
@@ -183,6 +198,23 @@ impl Demand {
                 tenant.idle_at = at;
             }
         });
+    }
+
+    /// Who was on the engine by `at` was told. Who was free to come until then, and stayed away for too long, wants nothing until he comes: also if others are let in beside whom he might have
+    /// stayed away for longer, or somebody is held and keeps the engine from him.
+    pub fn caught_up(&mut self, at: Moment) {
+        if self.leaving(at) {
+            return;
+        }
+        let free = self.tenants.iter().filter(|(_, tenant)| tenant.is_near());
+        let free: Vec<(TenantId, Nanos)> = free
+            .map(|(id, tenant)| (*id, self.absence(tenant.last)))
+            .collect();
+        for (tenant, absence) in free {
+            self.with(tenant, |tenant| {
+                tenant.away = at.since(tenant.last) > absence
+            });
+        }
     }
 
     /// It is on the engine, and the engine was seen at work.
@@ -201,7 +233,7 @@ impl Demand {
         self.with(tenant, |tenant| {
             if tenant.held.is_none() && !tenant.here {
                 (tenant.here, tenant.here_since) = (true, at);
-                tenant.last = tenant.last.max(at);
+                tenant.was_near(at);
                 tenant.habit.began(at);
             }
         });
@@ -213,7 +245,7 @@ impl Demand {
         self.tenants.get(&tenant).is_some_and(|tenant| {
             tenant.held.unwrap_or_else(|| {
                 let away = !tenant.resident && now.since(tenant.last) > absence;
-                let near = !away || self.leaving(now);
+                let near = !tenant.away && (!away || self.leaving(now));
                 tenant.here && near && now.since(tenant.here_since) >= tenant.steady()
             })
         })
@@ -402,6 +434,27 @@ mod tests {
         demand.active(A, ms(5_050));
         assert!(!demand.wants(A, ms(5_051)));
         assert!(demand.wants(A, ms(5_059)));
+    }
+
+    #[test]
+    fn who_was_free_to_come_and_did_not_wants_nothing_when_another_has_yet_to_leave() {
+        let mut demand = demand();
+        demand.active(A, ms(0));
+        demand.saved(A, ms(50));
+        demand.active(B, ms(50));
+        demand.caught_up(ms(51));
+        assert!(demand.wants(A, ms(51)), "he may come back");
+        demand.caught_up(ms(60));
+        assert!(!demand.wants(A, ms(60)));
+        demand.held(B, ms(100));
+        assert!(!demand.wants(A, ms(101)), "while B leaves");
+        demand.saved(B, ms(102));
+        assert!(!demand.wants(A, ms(102)), "and when he has left");
+        demand.active(A, ms(103));
+        assert!(demand.wants(A, ms(111)), "until he comes");
+        // He who is stopped could not come.
+        demand.caught_up(ms(1_000));
+        assert!(demand.wants(B, ms(1_000)));
     }
 
     #[test]

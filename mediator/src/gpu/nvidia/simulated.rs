@@ -10,6 +10,7 @@ mod fours;
 mod pauses;
 mod restless;
 mod rests;
+mod together;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

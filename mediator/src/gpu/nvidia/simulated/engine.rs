@@ -25,6 +25,9 @@ const EDGES: Edges = Edges::H200;
 /// A time slice of the hardware. SOURCE: facts sheet section 1.
 const TIME_SLICE: u64 = 2_048 * US;
 
+/// Who begins then has his context, and does not begin.
+pub(super) const NEVER: u64 = u64::MAX;
+
 /// Kernels of those who work before they begin.
 const WARM_KERNEL: u64 = 200 * US;
 
@@ -265,7 +268,8 @@ impl Engine {
         for tenant in &mut self.tenants {
             tenant.arrive(now);
             // A program that is making its context works a little and waits a lot.
-            let starting = now < tenant.load.start && now.is_multiple_of(20 * MS);
+            let begins = tenant.load.start != NEVER && now < tenant.load.start;
+            let starting = begins && now.is_multiple_of(20 * MS);
             if tenant.left > 0 || tenant.off {
                 continue;
             }

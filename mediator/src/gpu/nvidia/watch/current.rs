@@ -20,6 +20,7 @@ impl Watch {
         for tenant in self.hosts.stayed_away(at, is_held) {
             self.demand.idle(tenant, at);
         }
+        self.demand.caught_up(at);
     }
 
     /// The same of what the driver moves by itself.
