@@ -311,8 +311,7 @@ impl IdleShares {
         } else {
             (self.since_surprise.saturating_add(1), self.surprise)
         };
-        let only = (surprise && large).then(|| self.only(stays, error * whole));
-        let only = only.flatten();
+        let only = surprise.then(|| self.only(stays, error * whole)).flatten();
         let is_pause =
             surprise && (!again && (!large || only.is_some()) || self.patient && is_hiccup);
         if is_pause || only.is_some() {

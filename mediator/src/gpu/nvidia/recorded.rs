@@ -582,6 +582,14 @@ fn who_stops_unheard_did_so_when_what_he_launched_ends() {
     assert!(charged <= 0.25, "{charged}");
 }
 
+/// The host of one of four paused for 1 ms, and for 3 ms in the next interval of the counters: who launched as often as he does otherwise has not, and is not idle for more of his time from then on.
+#[test]
+fn pauses_that_follow_each_other_are_his_who_launched_less() {
+    let charged = worst_charge(include_str!("recorded/pauses-bursty-four.txt"));
+    // 0.84 % where only a pause of a twentieth of an interval, or more, was told apart so.
+    assert!(charged <= 0.45, "{charged}");
+}
+
 /// One with kernels of 2 ms works for half a second, and stops 5 ms after the last look at which he did.
 #[test]
 fn what_channels_said_is_replayed() {
