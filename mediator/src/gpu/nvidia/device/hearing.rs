@@ -190,19 +190,24 @@ impl Ear {
         Ok(())
     }
 
-    /// Something was told of these of its events: what was heard, if that is what was waited for, and nothing is any more. Who rang once is the one who rings.
-    fn told(&mut self, told: &[bool]) -> Option<Listens> {
+    /// Something was told of these of its events: what was heard, if that is what was waited for, and nothing is any more. Who rang once is the one who rings. A thread that has ended rings no
+    /// more, and would be told of for ever: who else does is learnt anew.
+    fn told(&mut self, told: &[Told]) -> Option<Listens> {
         let awaited = self.awaits?;
+        let ended = told.contains(&Told::Ended);
         match awaited {
             Awaited::Ring => {
                 for (ringer, told) in self.ringers.iter_mut().zip(told) {
-                    ringer.rang |= told;
+                    ringer.rang |= *told == Told::Something;
                 }
             }
             Awaited::Sleep => {
-                let mut of = self.threads.iter().zip(told).filter(|(_, told)| **told);
+                let mut of = self.threads.iter().zip(told);
                 // One that was only interrupted, or is back already, has not stopped.
-                if of.all(|((_, event), _)| event.whereabouts() == Some(Whereabouts::Runs)) {
+                let runs = |((_, event), told): (&(u32, ThreadEvent), &Told)| {
+                    *told == Told::Nothing || event.whereabouts() == Some(Whereabouts::Runs)
+                };
+                if !ended && of.all(runs) {
                     return None;
                 }
             }
@@ -210,6 +215,10 @@ impl Ear {
         }
         if let Err(error) = self.stop() {
             log::debug!("{error}");
+        }
+        if ended {
+            self.ringers.clear();
+            self.threads.clear();
         }
         self.ringers.retain(|ringer| ringer.rang);
         Some(match awaited {
@@ -228,11 +237,34 @@ fn set_all<'a>(
     done.map_err(HearingError::Watch)
 }
 
-/// Which of these told something, as soon as one does.
-fn told_within(mut fds: Vec<PollFd<'_>>, within: Timespec) -> Vec<bool> {
+/// What an event told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Something,
+    /// Its thread has ended.
+    Ended,
+}
+
+impl Told {
+    fn of(fd: &PollFd<'_>) -> Self {
+        let said = fd.revents();
+        // SOURCE: kernel/events/core.c: perf_poll says EPOLLHUP of an event whose task has exited, and nothing else from then on.
+        if said.contains(PollFlags::HUP) {
+            Self::Ended
+        } else if said.is_empty() {
+            Self::Nothing
+        } else {
+            Self::Something
+        }
+    }
+}
+
+/// What each of these told, as soon as one does.
+fn told_within(mut fds: Vec<PollFd<'_>>, within: Timespec) -> Vec<Told> {
     // A signal ends it early, as if nothing were told.
     let _ = poll(&mut fds, Some(&within));
-    fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+    fds.iter().map(Told::of).collect()
 }
 
 /// Threads of a process.
@@ -267,7 +299,7 @@ impl Ears {
         let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
         fds.extend(events.map(|event| PollFd::new(event, PollFlags::IN)));
         let told = told_within(fds, within);
-        if told.first() == Some(&true) {
+        if told.first() == Some(&Told::Something) {
             // It was written, and is to be again.
             let _ = rustix::io::read(wake, &mut [0; 8]);
         }
@@ -276,7 +308,7 @@ impl Ears {
         for (tenant, ear) in &mut self.tenants {
             let (own, others) = rest.split_at(ear.events().len().min(rest.len()));
             rest = others;
-            if own.contains(&true)
+            if own.iter().any(|told| *told != Told::Nothing)
                 && let Some(what) = ear.told(own)
             {
                 heard.push((*tenant, what));
@@ -332,5 +364,76 @@ impl Shared {
             .into_iter()
             .filter_map(|(tenant, what)| watch.heard(tenant, what, now));
         heard.min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Instant;
+
+    const LONG: Nanos = Nanos::from_ms(20_000);
+
+    /// A thread that ends when it is let go, and what tells where it is; none if the kernel does not.
+    fn ringer() -> Option<(Ears, mpsc::Sender<()>)> {
+        let (end, ends) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            tell.send(
+                rustix::thread::gettid()
+                    .as_raw_nonzero()
+                    .get()
+                    .cast_unsigned(),
+            )
+            .unwrap();
+            let _ = ends.recv();
+        });
+        let thread = told.recv().unwrap();
+        let event = ThreadEvent::switches(thread)
+            .inspect_err(|error| println!("skipped: no events of threads here: {error}"))
+            .ok()?;
+        let ear = Ear {
+            threads: vec![(thread, event)],
+            ..Ear::default()
+        };
+        let tenants = BTreeMap::from([(TenantId(1), ear)]);
+        Some((Ears { tenants }, end))
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_is_told_of_once() {
+        for (awaits, what) in [
+            (Awaited::Sleep, Listens::Stop),
+            (Awaited::Wake, Listens::Begin),
+        ] {
+            let Some((mut ears, end)) = ringer() else {
+                return;
+            };
+            let wake = eventfd(0, EventfdFlags::empty()).unwrap();
+            let awaits_again = |ears: &mut Ears| {
+                let ear = ears.tenants.get_mut(&TenantId(1)).unwrap();
+                ear.awaits = Some(awaits);
+                ear.threads.len()
+            };
+            drop(end);
+            let begin = Instant::now();
+            // It may be told before that that it wakes.
+            while awaits_again(&mut ears) > 0 {
+                for heard in ears.wait(LONG, &wake) {
+                    assert_eq!(heard, (TenantId(1), what));
+                }
+                // TIMEOUT: it has nothing else to do.
+                assert!(begin.elapsed().as_secs() < 20, "it is not told");
+            }
+            let begin = Instant::now();
+            assert!(ears.wait(Nanos::from_ms(30), &wake).is_empty());
+            assert!(
+                begin.elapsed().as_millis() >= 30,
+                "woken for one who is gone"
+            );
+        }
     }
 }
