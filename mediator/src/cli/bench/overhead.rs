@@ -223,8 +223,13 @@ impl<'a> Host<'a> {
         calls.context("The daemon does not say how often it suspended somebody")
     }
 
-    /// Why a load did not say what it took, as far as that can be seen from outside.
-    fn stuck(&self, error: anyhow::Error, load: &Load, when: &str) -> anyhow::Error {
+    /// Why the load of a tenant did not say what it took, with the daemon at work or stopped, as far as that can be seen from outside.
+    fn stuck(
+        &self,
+        error: anyhow::Error,
+        load: &Load,
+        (tenant, daemon): (usize, &str),
+    ) -> anyhow::Error {
         let waits = load.waits();
         let _ = self.daemon.signal(Signal::CONT);
         let later = match load.late_block(SAY_LIMIT) {
@@ -235,8 +240,10 @@ impl<'a> Host<'a> {
             Ok(shows) => shows["tenants"].to_string(),
             Err(error) => error.to_string(),
         };
-        let daemon = self.daemon.failed(&format!("the daemon shows {shows}"));
-        error.context(format!("{when}: {later}; it waits: {waits}; {daemon}"))
+        let said = self.daemon.failed(&format!("the daemon shows {shows}"));
+        error.context(format!(
+            "Tenant {tenant}, with the daemon {daemon}: {later}; it waits: {waits}; {said}"
+        ))
     }
 
     fn command(&mut self, side: Side, work: &Work) -> anyhow::Result<Command> {
@@ -271,13 +278,7 @@ impl<'a> Host<'a> {
             let mut rounds = Vec::new();
             let watched = |load: &mut Load, daemon, length| {
                 let phase = phase(load, work.pieces, length);
-                phase.map_err(|error| {
-                    self.stuck(
-                        error,
-                        load,
-                        &format!("Tenant {index}, with the daemon {daemon}"),
-                    )
-                })
+                phase.map_err(|error| self.stuck(error, load, (index, daemon)))
             };
             watched(load, "at work", WARM_UP)?;
             let before = self.suspensions()?;

@@ -206,14 +206,13 @@ impl Demand {
         if self.leaving(at) {
             return;
         }
-        let free = self.tenants.iter().filter(|(_, tenant)| tenant.is_near());
-        let free: Vec<(TenantId, Nanos)> = free
-            .map(|(id, tenant)| (*id, self.absence(tenant.last)))
-            .collect();
-        for (tenant, absence) in free {
-            self.with(tenant, |tenant| {
-                tenant.away = at.since(tenant.last) > absence
-            });
+        let stays_away = |(_, tenant): &(&TenantId, &Tenant)| {
+            tenant.is_near() && at.since(tenant.last) > self.absence(tenant.last)
+        };
+        let all = self.tenants.iter().filter(stays_away);
+        let away: Vec<TenantId> = all.map(|(id, _)| *id).collect();
+        for tenant in away {
+            self.with(tenant, |tenant| tenant.away = true);
         }
     }
 
@@ -244,8 +243,8 @@ impl Demand {
         let absence = self.absence(now);
         self.tenants.get(&tenant).is_some_and(|tenant| {
             tenant.held.unwrap_or_else(|| {
-                let away = !tenant.resident && now.since(tenant.last) > absence;
-                let near = !tenant.away && (!away || self.leaving(now));
+                let late = !tenant.resident && now.since(tenant.last) > absence;
+                let near = !tenant.away && (!late || self.leaving(now));
                 tenant.here && near && now.since(tenant.here_since) >= tenant.steady()
             })
         })
