@@ -65,6 +65,10 @@ const LONG: Nanos = Nanos::from_ms(500);
 
 /// Who may begin to wait is looked for so often while others have turns.
 const LOOK: Nanos = Nanos::from_ms(10);
+/// The same of those who have not waited for [`AWAY`]. They are admitted, so that the engine serves them meanwhile. SOURCE: measured on an H200: beside two idle tenants the turns of two others cost
+/// 1.45 % of a core instead of 0.23, a period 130 us (decision 070).
+const LOOK_AWAY: Nanos = Nanos::from_ms(30);
+const AWAY: Nanos = SECOND;
 
 /// Turns of the engine, by weighted virtual time.
 #[derive(Debug)]
@@ -131,6 +135,8 @@ struct Own {
     met: bool,
     /// It waits since then, but for pauses.
     since: Option<Moment>,
+    /// It waited when this period ended, the last one in which it did.
+    waited: Option<Moment>,
     /// It stopped waiting then, and may go on.
     stopped: Option<Moment>,
     /// It goes on after a pause that began then, and had no turn since.
@@ -247,6 +253,7 @@ impl Slices {
         let mut any_resumed = false;
         for tenant in self.tenants.values_mut() {
             if tenant.waits() {
+                tenant.own.waited = Some(now);
                 let stopped = tenant.own.stopped.take();
                 any_resumed |= stopped.is_some();
                 if tenant.own.since.is_none() || stopped.is_some() {
@@ -420,6 +427,17 @@ impl Slices {
         since.is_none_or(|since| since + self.frame_ns() <= self.frame_begin)
     }
 
+    /// How soon it is to be looked whether somebody begins to wait; none if nobody may.
+    fn look_within(&self, now: Moment) -> Option<Nanos> {
+        let may_wake = |tenant: &&Tenant| !tenant.backlogged && !tenant.capped();
+        let within = |tenant: &Tenant| match tenant.own.waited {
+            Some(waited) if now.since(waited) < AWAY => LOOK,
+            _ => LOOK_AWAY,
+        };
+        let tenants = self.tenants.iter().map(|(_, tenant)| tenant);
+        tenants.filter(may_wake).map(within).min()
+    }
+
     /// Whether one has just begun to wait, or goes on within the frame in which he paused.
     fn interrupts(&self, tenant: &Tenant) -> bool {
         let begins = || match tenant.own.paused {
@@ -481,6 +499,7 @@ impl Policy for Slices {
             served: false,
             met: false,
             since: None,
+            waited: None,
             stopped: None,
             paused: None,
             woken: false,
@@ -553,9 +572,7 @@ impl Policy for Slices {
         self.charge(usage);
         self.advance(usage.end);
         self.take_turns(usage.end);
-        let may_wake = |tenant: &Tenant| !tenant.backlogged && !tenant.capped();
-        let anyone = self.tenants.iter().any(|(_, tenant)| may_wake(tenant));
-        self.look_at = anyone.then_some(usage.end + LOOK);
+        self.look_at = self.look_within(usage.end).map(|within| usage.end + within);
         let mut decisions = core::mem::take(&mut self.decisions);
         decisions.clear();
         decisions.extend(self.tenants.iter().map(|(id, tenant)| TenantDecision {

@@ -453,22 +453,53 @@ fn who_pauses_for_a_moment_has_the_rest_of_his_turn_and_turns_go_on_in_their_ord
     }
 }
 
+/// Where A and B take turns, from when C waits no more.
+#[test]
+fn who_has_not_waited_for_a_second_is_looked_for_less_often() {
+    let mut policy = policy(&[100, 100, 100]);
+    let mut now = 0;
+    let mut longest = |until: u64, c: bool| {
+        let mut longest = 0;
+        while now < until {
+            let to = policy.decide_at().map_or(now + 1_000_000, |at| at.0);
+            let holder = policy.turn.map(|turn| turn.holder);
+            let used = |id| if holder == Some(id) { to - now } else { 0 };
+            let parts = [
+                (A, used(A), true),
+                (B, used(B), true),
+                (C, if c { used(C) } else { 0 }, c),
+            ];
+            period(&mut policy, now, to, &parts);
+            longest = longest.max(to - std::mem::replace(&mut now, to));
+        }
+        longest
+    };
+    assert!(longest(SECOND, false) == LOOK_AWAY.0, "he never has");
+    assert!(longest(2 * SECOND, true) > LOOK_AWAY.0, "nobody may wake");
+    // The turn under way when he stopped.
+    longest(2 * SECOND + 100_000_000, false);
+    assert_eq!(longest(3 * SECOND - 100_000_000, false), LOOK.0);
+    longest(3 * SECOND + 100_000_000, false);
+    assert_eq!(longest(4 * SECOND, false), LOOK_AWAY.0);
+}
+
 #[test]
 fn who_begins_to_wait_has_his_slice_at_once_and_the_holder_gets_the_rest_of_his() {
     let mut policy = policy(&[100, 100, 100]);
     let mut now = 0;
     // A and B have turns for two frames; A's is under way.
     while now < 2 * SECOND / FRAMES + 10_000_000 {
-        let to = policy.decide_at().map_or(1_000_000, |at| at.0);
+        let at = policy.decide_at().map_or(1_000_000, |at| at.0);
+        assert!(at - now <= LOOK_AWAY.0, "somebody may wake");
+        let to = at.min(now + LOOK.0);
         let b = policy.turn.is_some_and(|turn| turn.holder == B);
         let used = |holds: bool| if holds { to - now } else { 0 };
         let parts = [(A, used(!b), true), (B, used(b), true), (C, 0, false)];
         assert!(period(&mut policy, now, to, &parts).contains(&C));
-        assert!(to - now <= 10_000_000, "somebody may wake");
         now = to;
     }
-    let mut step = |parts: [(u64, bool); 3]| {
-        let to = policy.decide_at().unwrap().0;
+    let mut step = |most: Nanos, parts: [(u64, bool); 3]| {
+        let to = policy.decide_at().unwrap().0.min(now + most.0);
         let parts = [A, B, C].map(|id| {
             let (part, waits) = parts[id.0 as usize - 1];
             (id, part * (to - now), waits)
@@ -477,12 +508,12 @@ fn who_begins_to_wait_has_his_slice_at_once_and_the_holder_gets_the_rest_of_his(
         let length = to - std::mem::replace(&mut now, to);
         (admitted, length)
     };
-    assert_eq!(step([(1, true), (0, true), (0, true)]).0, [C]);
+    assert_eq!(step(LOOK, [(1, true), (0, true), (0, true)]).0, [C]);
     // A third of what is left of the frame, and A still has to have the rest of his.
-    let (admitted, length) = step([(0, true), (0, true), (1, false)]);
+    let (admitted, length) = step(Nanos(SECOND), [(0, true), (0, true), (1, false)]);
     assert_eq!(admitted, [A, C]);
     assert!((30_000_000..60_000_000).contains(&length), "{length}");
-    let (admitted, _) = step([(1, true), (0, true), (0, true)]);
+    let (admitted, _) = step(Nanos(SECOND), [(1, true), (0, true), (0, true)]);
     assert_eq!(admitted, [A], "not twice in a frame");
 }
 

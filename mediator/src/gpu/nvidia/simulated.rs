@@ -3,6 +3,7 @@
 
 mod age;
 mod alone;
+mod beside;
 mod bursty;
 mod engine;
 mod eyes;
