@@ -1,7 +1,10 @@
-//! Both ends of the line to a helper process, in frames of [`turnstile_vmm::wire`]: waiting for its answer, and for the daemon's orders.
+//! Both ends of the line to a helper process, in frames of [`turnstile_vmm::wire`]: starting it, waiting for its answer, and for the daemon's orders.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,6 +24,12 @@ pub(super) enum LineError {
     /// It says what is none.
     #[error("does not keep to the protocol: {0}")]
     Wire(#[from] WireError),
+}
+
+/// Starts a helper that has its end of the line as its standard input, and says nothing. The daemon keeps no copy of that end, and a signal to its group does not end the helper.
+pub(super) fn start(mut command: Command, theirs: OwnedFd) -> io::Result<Child> {
+    command.stdin(theirs).stdout(Stdio::null()).process_group(0);
+    command.spawn()
 }
 
 /// Waits for an answer. Time in which `stopped` says that the process cannot answer does not count. Precondition: the stream

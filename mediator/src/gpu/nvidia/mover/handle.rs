@@ -4,8 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -17,7 +16,7 @@ use turnstile_vmm::wire::{FrameReader, send};
 
 use super::pages::{Chore, Pages, Pool, Segment};
 use super::protocol::{Answer, EXTENTS_MAX, Extent, MORE_LINES, Moved, Order, SPANS_MAX};
-use crate::gpu::nvidia::line::answer;
+use crate::gpu::nvidia::line::{self, answer};
 
 /// Memory behind one handle is at most so long: what is moved at once, and is in both places while it is. SOURCE: measured: a
 /// copy of 1 GiB takes 19.4 ms; importing and mapping a handle takes 1 ms, freeing its memory 0.3 ms.
@@ -602,13 +601,8 @@ impl Shared {
         }
         let lines: [Mutex<Line>; MORE_LINES + 1] = mine.try_into().map_err(|_| host("no lines"))?;
         let rest = theirs.split_off(1);
-        let mut command = (self.command)();
-        command.stdin(theirs.remove(0)).stdout(Stdio::null());
-        // A signal to the daemon's group does not end it.
-        let child = command.process_group(0).spawn();
+        let child = line::start((self.command)(), theirs.remove(0));
         let child = child.map_err(|error| MoverError::Gone(format!("did not start: {error}")))?;
-        // It holds the other end of the connection.
-        drop(command);
         let running = Running {
             child: Mutex::new(child),
             lines,

@@ -26,14 +26,13 @@ mod serve;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use turnstile_vmm::wire::{FrameReader, Read, WireError, send};
 
-use super::line::LineError;
+use super::line::{self, LineError};
 use super::rm::{RmClient, RmError};
 use board::{ASKED, Board, HERE, LEFT};
 
@@ -90,17 +89,9 @@ struct Process {
 }
 
 impl Process {
-    fn start(mut command: Command) -> Result<Self, UsherError> {
+    fn start(command: Command) -> Result<Self, UsherError> {
         let (stream, theirs) = UnixStream::pair()?;
-        let child = command
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            // A signal to the daemon's group does not end it.
-            .process_group(0)
-            .spawn()?;
-        // It holds the other end of the connection.
-        drop(command);
-        Self::of(child, stream)
+        Self::of(line::start(command, theirs.into())?, stream)
     }
 
     fn of(child: Child, stream: UnixStream) -> Result<Self, UsherError> {
