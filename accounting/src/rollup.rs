@@ -220,7 +220,12 @@ impl Rollup {
                 seat.copied_total_bytes = total;
             }
         }
-        if open.tenants.len() > TENANTS_MAX {
+        if open.tenants.len() <= TENANTS_MAX {
+            return taken;
+        }
+        if self.ready.len() < READY_MAX {
+            self.close();
+        } else {
             open.tenants.clear();
             open.overflow = true;
             let here = |tenant: &TenantId| standings.iter().any(|s| s.tenant == *tenant);
@@ -487,10 +492,14 @@ impl Rollup {
         !self.ready.is_empty() || self.is_over()
     }
 
-    /// Whether the open window has reached the next multiple of a window's length.
+    /// Whether the open window has reached the next multiple of a window's length; or, where the calendar was set back, is twice as long.
     fn is_over(&self) -> bool {
-        let number = |at: UnixNanos| at.0 / self.config.window_ns.0;
-        let over = |open: &Open| number(open.end) > number(open.start);
+        let window_ns = self.config.window_ns.0;
+        let number = |at: UnixNanos| at.0 / window_ns;
+        let over = |open: &Open| {
+            let long = open.to.since(open.from).0 / 2 >= window_ns;
+            long || number(open.end) > number(open.start)
+        };
         self.open.as_ref().is_some_and(over)
     }
 

@@ -173,13 +173,19 @@ fn a_clock_set_back_labels_no_window_twice() {
     let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
     let mut metered = EVENTS.metered();
     run(&mut rollup, &mut metered, 0..250, &mut entries);
+    let before = entries.len();
     for period in 250..700 {
-        let behind = UnixNanos(label(period).0 - 3 * SECOND_NS);
+        let behind = UnixNanos(label(period).0 - 3_600 * SECOND_NS);
         rollup
             .period(&[&metered.usage(period)], behind, &[standing(1)])
             .unwrap();
         rollup.take(&mut entries);
     }
+    // Windows close all the same, so that a daemon that dies has lost no more than two.
+    let window_ns = config(1).window_ns;
+    let longest = entries.iter().map(|entry| entry.stretch.length_ns).max();
+    assert_eq!(longest, Some(window_ns + window_ns));
+    assert!(entries.len() > before + 1, "{}", entries.len());
     rollup.finish(&mut entries);
     let report = sound(&entries);
     assert_eq!(report.window_ns, 700 * u128::from(EVENTS.period_ns.0));
@@ -296,26 +302,32 @@ fn polled_periods_are_marked_and_their_estimates_kept_apart() {
 }
 
 #[test]
-fn tenants_without_end_give_a_window_up_and_memory_is_bounded() {
-    let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
-    let mut metered = EVENTS.metered();
-    for period in 0..40 {
-        let crowd: Vec<_> = (0..1000)
-            .map(|n| standing(10 + 1000 * u32::try_from(period).unwrap() + n))
-            .collect();
-        rollup
-            .period(&[&metered.usage(period)], label(period), &crowd)
-            .unwrap();
-        assert!(rollup.seats.len() <= TENANTS_MAX + 1000);
-    }
-    rollup.finish(&mut entries);
-    assert!(matches!(
-        entries[0].body,
-        Body::Gap {
-            cause: GapCause::Overflow
+fn tenants_without_end_close_windows_early_and_where_nothing_is_written_give_one_up() {
+    const CROWD: u32 = 6_000;
+    for (takes, periods) in [(true, 20), (false, 3 * (READY_MAX as u64 + 1) + 2)] {
+        let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+        let mut metered = EVENTS.metered();
+        for period in 0..periods {
+            let first = 10 + CROWD * u32::try_from(period).unwrap();
+            let crowd: Vec<_> = (first..first + CROWD).map(standing).collect();
+            // Time stands still, so that no window ends by itself.
+            rollup
+                .period(&[&metered.usage(period)], label(0), &crowd)
+                .unwrap();
+            if takes {
+                rollup.take(&mut entries);
+            }
+            let most = (TENANTS_MAX + CROWD as usize) * (1 + REMEMBERED_WINDOWS as usize);
+            assert!(rollup.seats.len() <= most, "{}", rollup.seats.len());
         }
-    ));
-    sound(&entries);
+        rollup.finish(&mut entries);
+        let overflows = entries.iter().filter(|entry| {
+            let cause = GapCause::Overflow;
+            matches!(entry.body, Body::Gap { cause: found } if found == cause)
+        });
+        assert_eq!(overflows.count(), usize::from(!takes));
+        sound(&entries);
+    }
 }
 
 #[test]
