@@ -10,7 +10,7 @@ use turnstile_accounting::export::{
     Container, ExportError, Exported, FocusVersion, Format, PriceList, Request, export,
     focus_schema,
 };
-use turnstile_accounting::record::{Body, Entry, UnixNanos};
+use turnstile_accounting::record::{Body, Entry, GpuIdentity, UnixNanos};
 use turnstile_accounting::store::{SqliteStore, Store};
 
 const PRICES: &str = include_str!("prices.toml");
@@ -131,6 +131,22 @@ fn what_is_not_closed_or_not_kept_is_refused() {
         ..request()
     };
     assert!(written(&mut store, Format::Events, &exactly).is_ok());
+    // The host has another name since, or somebody else has a GPU of that name.
+    let other = GpuIdentity {
+        node: "node-18".into(),
+        ..gpu()
+    };
+    let renamed = common::run(7, 60 * SECOND_NS, None, 0..600);
+    store.put(&other, &renamed[0]).unwrap();
+    assert!(matches!(
+        written(&mut store, Format::Events, &exactly),
+        Err(ExportError::NotClosed { node, .. }) if node == other.node
+    ));
+    let own = Request {
+        node: Some(gpu().node),
+        ..exactly
+    };
+    assert!(written(&mut store, Format::Events, &own).is_ok());
     let nobody = Request {
         gpu: Some("GPU-9".into()),
         ..request()
@@ -147,7 +163,9 @@ fn what_is_not_closed_or_not_kept_is_refused() {
         written(&mut store, Format::Events, &empty),
         Err(ExportError::Empty)
     ));
-    store.retain(UnixNanos(BEGIN + HOUR_NS)).unwrap();
+    store
+        .retain(&gpu().node, UnixNanos(BEGIN + HOUR_NS))
+        .unwrap();
     assert!(matches!(
         written(&mut store, Format::Events, &request()),
         Err(ExportError::Discarded { .. })
@@ -377,7 +395,7 @@ fn one_tenant_is_found_by_name_or_id() {
         from: UnixNanos(BEGIN),
         to: UnixNanos(BEGIN + 60 * SECOND_NS),
         tenant: Some("vm-b".into()),
-        gpu: None,
+        ..Request::default()
     };
     let csv = Format::Rows(Container::Csv);
     let rows = csv_rows(&written(&mut store, csv, &request).unwrap().1);
@@ -471,5 +489,34 @@ fn parquet_has_the_rows_of_the_csv() {
                 other => panic!("{name}: {other:?}"),
             }
         }
+    }
+}
+
+/// A file that takes so many bytes.
+struct Short(usize);
+
+impl std::io::Write for Short {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let left = self.0.checked_sub(bytes.len());
+        self.0 = left.ok_or(std::io::ErrorKind::FileTooLarge)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_the_output_refuses_is_told_as_that_in_every_format() {
+    let mut store = ledger(&two_hours());
+    for format in [Format::Events, Format::Rows(Container::Csv)] {
+        let mut out = Short(30_000);
+        let nobody = &mut |_| {};
+        let refused = export(&mut store, format, &request(), None, &mut out, nobody);
+        assert!(
+            matches!(&refused, Err(ExportError::Output(error)) if error.kind() == std::io::ErrorKind::FileTooLarge),
+            "{format:?}: {refused:?}"
+        );
     }
 }

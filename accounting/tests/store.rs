@@ -101,6 +101,7 @@ fn a_selection_goes_by_where_entries_begin(store: &mut dyn Store) {
     let selection = Selection {
         from: Some(written[1].stretch.start),
         to: Some(written[3].stretch.start),
+        node: None,
         gpu: Some(gpu().gpu),
     };
     let mut found = Vec::new();
@@ -133,8 +134,8 @@ fn what_is_discarded_leaves_a_ledger_that_is_sound(store: &mut dyn Store) {
     let written = entries(1, 900);
     write(store, &written);
     let before = written[2].stretch.end;
-    assert_eq!(store.retain(before).unwrap().entries, 3);
-    assert_eq!(store.retain(before).unwrap().entries, 0);
+    assert_eq!(store.retain(&gpu().node, before).unwrap().entries, 3);
+    assert_eq!(store.retain(&gpu().node, before).unwrap().entries, 0);
     let kept = store.gpus().unwrap().remove(0);
     assert_eq!((kept.anchor.seq, kept.from), (3, before));
     assert_eq!(kept.anchor.digest, written[2].digest);
@@ -143,7 +144,10 @@ fn what_is_discarded_leaves_a_ledger_that_is_sound(store: &mut dyn Store) {
     let mut audit = Audit::new(&kept.gpu, Some(kept.anchor));
     left.iter().for_each(|entry| audit.entry(entry));
     assert_eq!(audit.finish().broken, 0);
-    let entries = store.retain(UnixNanos(i64::MAX as u64)).unwrap().entries;
+    let entries = store
+        .retain(&gpu().node, UnixNanos(i64::MAX as u64))
+        .unwrap()
+        .entries;
     assert_eq!(
         entries as usize,
         left.len() - 1,
@@ -161,7 +165,7 @@ fn changes_are_kept_once_and_as_long_as_entries(store: &mut dyn Store) {
     let change = |number: u128, at: UnixNanos| Change {
         request: Uuid::from_u128(number),
         at,
-        node: "node".into(),
+        node: gpu().node,
         boot: Uuid::from_u128(9),
         by: "uid:0 pid:7".into(),
         tenant: "vm-1".into(),
@@ -190,7 +194,7 @@ fn changes_are_kept_once_and_as_long_as_entries(store: &mut dyn Store) {
         ..Selection::default()
     };
     assert_eq!(found(store, later), noted[1..]);
-    store.retain(end).unwrap();
+    store.retain(&gpu().node, end).unwrap();
     assert_eq!(found(store, Selection::default()), noted[1..]);
 }
 
@@ -254,7 +258,7 @@ fn tenants_go_with_the_last_entry_of_their_run() {
         .iter()
         .find(|e| e.stretch.boot != written[0].stretch.boot)
         .unwrap();
-    store.retain(second_run.stretch.start).unwrap();
+    store.retain(&gpu().node, second_run.stretch.start).unwrap();
     assert_eq!(tenants(), 5);
     assert_eq!(all(&mut store), written[second_run.stretch.seq as usize..]);
 }
@@ -309,7 +313,31 @@ fn what_is_no_ledger_is_said_to_be_none() {
 mod postgres {
     use super::*;
     use common::server::Server;
+    use turnstile_accounting::record::GpuIdentity;
     use turnstile_accounting::store::PostgresStore;
+
+    /// A host that keeps little discards nothing of another.
+    fn others_keep_theirs(store: &mut dyn Store) {
+        let other = GpuIdentity {
+            node: "node-18".into(),
+            ..gpu()
+        };
+        write(store, &entries(1, 600));
+        for entry in &entries(7, 600) {
+            assert_eq!(store.put(&other, entry).unwrap(), Put::Written);
+        }
+        let before = store.gpus().unwrap().remove(1);
+        let retain = |store: &mut dyn Store| {
+            let retained = store.retain(&gpu().node, UnixNanos(i64::MAX as u64));
+            retained.unwrap().entries
+        };
+        assert!(retain(store) > 0);
+        let after = store.gpus().unwrap().remove(1);
+        assert_eq!(
+            (&after.gpu, after.anchor, after.from),
+            (&other, before.anchor, before.from)
+        );
+    }
 
     #[test]
     fn postgresql_keeps_what_a_store_owes() {
@@ -326,6 +354,8 @@ mod postgres {
             let database = server.database(&format!("ledger{count}"));
             Box::new(PostgresStore::connect(&database).unwrap())
         });
+        let database = server.database("fleet");
+        others_keep_theirs(&mut PostgresStore::connect(&database).unwrap());
         let database = server.database("shared");
         let (mut one, mut other) = (
             PostgresStore::connect(&database).unwrap(),

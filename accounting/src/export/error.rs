@@ -14,16 +14,20 @@ pub enum ExportError {
     #[error("The ledger has no entries of such a GPU")]
     NoGpu,
     /// It asks for time that is not closed yet.
-    #[error("GPU {gpu} is closed until {}; ask again later, or for less", show_time(*until))]
+    #[error("GPU {gpu} of {node} is closed until {}; ask again later, for less, or for other nodes or GPUs", show_time(*until))]
     NotClosed {
+        /// Of which node.
+        node: String,
         /// Which GPU.
         gpu: String,
         /// Until when its windows are closed.
         until: UnixNanos,
     },
     /// It asks for what was discarded.
-    #[error("GPU {gpu} is kept from {} on; what was before is discarded", show_time(*from))]
+    #[error("GPU {gpu} of {node} is kept from {} on; what was before is discarded", show_time(*from))]
     Discarded {
+        /// Of which node.
+        node: String,
         /// Which GPU.
         gpu: String,
         /// From when on its windows are kept.
@@ -75,12 +79,31 @@ pub enum ExportError {
     Output(#[from] std::io::Error),
     /// The output, as CSV.
     #[error("Writing the CSV failed")]
-    Csv(#[from] csv::Error),
+    Csv(#[source] csv::Error),
     /// The output, as JSON.
     #[error("Writing the JSON failed")]
-    Json(#[from] serde_json::Error),
+    Json(#[source] serde_json::Error),
     /// The output, as Parquet.
     #[cfg(feature = "parquet")]
     #[error("Writing the Parquet failed")]
     Parquet(#[from] parquet::errors::ParquetError),
+}
+
+// What the output itself refused is told as that, whoever wrote to it.
+impl From<csv::Error> for ExportError {
+    fn from(error: csv::Error) -> Self {
+        match error.into_kind() {
+            csv::ErrorKind::Io(error) => Self::Output(error),
+            kind => Self::Csv(std::io::Error::other(format!("{kind:?}")).into()),
+        }
+    }
+}
+
+impl From<serde_json::Error> for ExportError {
+    fn from(error: serde_json::Error) -> Self {
+        match error.is_io() {
+            true => Self::Output(error.into()),
+            false => Self::Json(error),
+        }
+    }
 }

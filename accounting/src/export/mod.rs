@@ -50,6 +50,8 @@ pub struct Request {
     pub from: UnixNanos,
     /// Windows that begin before this; for FOCUS a full hour. Everything before it has to be closed.
     pub to: UnixNanos,
+    /// One node.
+    pub node: Option<String>,
     /// One GPU, by its identity within its node.
     pub gpu: Option<String>,
     /// One tenant, by its name or its id.
@@ -82,6 +84,7 @@ impl Request {
         Selection {
             from: Some(self.from),
             to: Some(self.to),
+            node: self.node.clone(),
             gpu: self.gpu.clone(),
         }
     }
@@ -108,15 +111,17 @@ fn covered(kept: &[Kept], request: &Request) -> Result<Vec<Kept>, ExportError> {
         return Err(ExportError::NoGpu);
     }
     for kept in &chosen {
-        let gpu = kept.gpu.gpu.clone();
+        let GpuIdentity { node, gpu, .. } = kept.gpu.clone();
         if kept.from > request.from {
             return Err(ExportError::Discarded {
+                node,
                 gpu,
                 from: kept.from,
             });
         }
         if kept.tail.end < request.to {
             return Err(ExportError::NotClosed {
+                node,
                 gpu,
                 until: kept.tail.end,
             });
@@ -199,14 +204,11 @@ fn read(
     for (index, kept) in chosen.iter().enumerate() {
         let mut audit = Audit::within(&kept.gpu);
         let selection = Selection {
+            node: Some(kept.gpu.node.clone()),
             gpu: Some(kept.gpu.gpu.clone()),
             ..request.selection()
         };
         store.query(&selection, &mut |gpu, entry| {
-            // Two nodes may have GPUs of one name.
-            if *gpu != kept.gpu {
-                return Ok(true);
-            }
             entries += 1;
             audit.entry(&entry);
             let done = u128::from(entry.stretch.start.0.saturating_sub(request.from.0)) * 1_000

@@ -51,6 +51,8 @@ pub struct Selection {
     pub from: Option<UnixNanos>,
     /// Those that begin before this.
     pub to: Option<UnixNanos>,
+    /// Those of this node. (A host that is renamed is another one.)
+    pub node: Option<String>,
     /// Those of this GPU, by its identity within its node.
     pub gpu: Option<String>,
 }
@@ -58,7 +60,9 @@ pub struct Selection {
 impl Selection {
     /// Whether it has this GPU.
     pub fn has(&self, gpu: &GpuIdentity) -> bool {
-        self.gpu.as_ref().is_none_or(|own| *own == gpu.gpu)
+        let is =
+            |asked: &Option<String>, own: &str| asked.as_ref().is_none_or(|asked| asked == own);
+        is(&self.node, &gpu.node) && is(&self.gpu, &gpu.gpu)
     }
 }
 
@@ -140,11 +144,11 @@ pub trait Store: Send + fmt::Debug {
     /// If they cannot be read, or are not what was written; and what `visit` returns.
     fn query(&mut self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError>;
 
-    /// Discards entries that ended at or before `before`, but for each GPU's last one.
+    /// Discards entries that ended at or before `before`, but for each GPU's last one, and changes of before; where several hosts write, those of this node alone.
     ///
     /// # Errors
     /// If the store fails; what was discarded until then stays so.
-    fn retain(&mut self, before: UnixNanos) -> Result<Retained, StoreError>;
+    fn retain(&mut self, node: &str, before: UnixNanos) -> Result<Retained, StoreError>;
 
     /// Keeps a change, if it is not there yet; when this has returned, it is on the disk. Not while a window is open.
     ///

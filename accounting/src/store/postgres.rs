@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::io::Write as _;
+use std::time::Duration;
 
 use postgres::{Client, Config, NoTls, Row};
 
@@ -115,7 +116,12 @@ impl Postgres {
             config.password(password);
         }
         // TIMEOUT: a server in the same site answers in milliseconds; the writer tries again.
-        config.connect_timeout(std::time::Duration::from_secs(10));
+        config.connect_timeout(Duration::from_secs(10));
+        // TIMEOUT: one that is gone without a word is told of after 20 s, not after the 2 h and 15 min of the kernel.
+        config.keepalives_idle(Duration::from_secs(10));
+        config.keepalives_interval(Duration::from_secs(5));
+        config.keepalives_retries(2);
+        config.tcp_user_timeout(Duration::from_secs(20));
         config.application_name("turnstile");
         let client = Self::connected(&config)?;
         Ok(Self { config, client })
@@ -125,6 +131,8 @@ impl Postgres {
         let mut client = config.connect(NoTls)?;
         // A window counts as closed when it is on the disk, whatever the server's default.
         client.batch_execute("SET synchronous_commit = on")?;
+        // TIMEOUT: whoever holds a lock for long is told of as a full disk is, instead of waited for in silence.
+        client.batch_execute("SET lock_timeout = '20s'")?;
         let fsync: String = client.query_one("SHOW fsync", &[])?.get(0);
         if fsync != "on" {
             return Err(StoreError::NotDurable);
@@ -499,9 +507,15 @@ impl Tables for Postgres {
         }
     }
 
-    fn forget_changes(&mut self, before: i64) -> Result<(), StoreError> {
-        self.client
-            .execute("DELETE FROM setting_change WHERE at_ns < $1", &[&before])?;
+    fn is_shared(&self) -> bool {
+        true
+    }
+
+    fn forget_changes(&mut self, node: Option<&str>, before: i64) -> Result<(), StoreError> {
+        self.client.execute(
+            "DELETE FROM setting_change WHERE at_ns < $1 AND node = coalesce($2, node)",
+            &[&before, &node],
+        )?;
         Ok(())
     }
 }

@@ -145,11 +145,14 @@ pub trait Tables: Send + fmt::Debug {
         visit: &mut VisitChanges<'_>,
     ) -> Result<(), StoreError>;
 
-    /// Discards changes before `before`.
+    /// Whether several hosts write here, each of which keeps its own for as long as it likes.
+    fn is_shared(&self) -> bool;
+
+    /// Discards changes before `before`: those of this node, or all.
     ///
     /// # Errors
     /// As above.
-    fn forget_changes(&mut self, before: i64) -> Result<(), StoreError>;
+    fn forget_changes(&mut self, node: Option<&str>, before: i64) -> Result<(), StoreError>;
 
     /// Called when entries were discarded.
     ///
@@ -307,14 +310,21 @@ impl<T: Tables> Store for Ledger<T> {
         visited
     }
 
-    fn retain(&mut self, before: UnixNanos) -> Result<Retained, StoreError> {
+    fn retain(&mut self, node: &str, before: UnixNanos) -> Result<Retained, StoreError> {
         if self.open.is_some() {
             return Err(StoreError::Order);
         }
         self.tables.refresh()?;
         let before = stored("before", before.0)?;
+        let own = self.tables.is_shared().then_some(node);
+        let is_own = |kept: &Kept| own.is_none_or(|node| kept.gpu.node == node);
         let mut retained = Retained::default();
-        for (key, _) in self.tables.kept()? {
+        for (key, _) in self
+            .tables
+            .kept()?
+            .into_iter()
+            .filter(|(_, kept)| is_own(kept))
+        {
             loop {
                 let entries = self.tables.discard(key, before)?;
                 retained.entries += entries;
@@ -323,7 +333,7 @@ impl<T: Tables> Store for Ledger<T> {
                 }
             }
         }
-        self.tables.forget_changes(before)?;
+        self.tables.forget_changes(own, before)?;
         if retained.entries > 0 {
             self.tables.tidy()?;
         }

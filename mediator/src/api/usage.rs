@@ -57,6 +57,9 @@ pub(super) struct UsageQuery {
     /// One GPU, by identity.
     #[param(max_length = 128)]
     gpu: Option<String>,
+    /// One node: the host by another name, which it had before.
+    #[param(max_length = 253)]
+    node: Option<String>,
 }
 
 /// Which part of the ledger, and as what.
@@ -79,6 +82,9 @@ pub(super) struct FocusQuery {
     /// One GPU, by identity.
     #[param(max_length = 128)]
     gpu: Option<String>,
+    /// One node: the host by another name, which it had before.
+    #[param(max_length = 253)]
+    node: Option<String>,
 }
 
 /// What one tenant used of one GPU.
@@ -145,12 +151,12 @@ impl UsageQuery {
                 Problem::new(StatusCode::BAD_REQUEST, detail)
             })
         };
-        let longest = [(&self.vm, 64), (&self.gpu, 128)];
+        let longest = [(&self.vm, 64), (&self.gpu, 128), (&self.node, 253)];
         if longest.iter().any(|(name, most)| {
             name.as_ref()
                 .is_some_and(|name| name.chars().count() > *most)
         }) {
-            let detail = "vm has 64 characters at most, gpu 128";
+            let detail = "vm has 64 characters at most, gpu 128, node 253";
             return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
         }
         let (from, to) = (time("from", &self.from)?, time("to", &self.to)?);
@@ -163,6 +169,7 @@ impl UsageQuery {
         Ok(Request {
             from,
             to,
+            node: self.node,
             gpu: self.gpu,
             tenant: self.vm,
         })
@@ -351,8 +358,16 @@ pub(super) async fn focus(
         to,
         vm,
         gpu,
+        node,
     } = query(asked)?;
-    let request = UsageQuery { from, to, vm, gpu }.request()?;
+    let request = UsageQuery {
+        from,
+        to,
+        vm,
+        gpu,
+        node,
+    }
+    .request()?;
     let version = match version.as_deref() {
         None | Some("1.4") => FocusVersion::V1_4,
         Some("1.2") => FocusVersion::V1_2,
@@ -431,6 +446,7 @@ mod tests {
             to: to.into(),
             vm: None,
             gpu: None,
+            node: None,
         };
         query.request().map_err(|problem| problem.status)
     }

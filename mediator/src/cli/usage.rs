@@ -19,7 +19,7 @@ use turnstile_accounting::export::{
 };
 use turnstile_accounting::record::{GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, Standing};
-use turnstile_accounting::store::{Selection, SqliteStore, Store, StoreError};
+use turnstile_accounting::store::{Kept, Selection, SqliteStore, Store, StoreError};
 use turnstile_accounting::synthetic::{ENGINES, Synthetic};
 use turnstile_accounting::{Nanos, Rollup, TenantId};
 use turnstile_mediator::api::client::ClientError;
@@ -72,6 +72,9 @@ struct ExportArgs {
     /// One GPU
     #[arg(long)]
     gpu: Option<String>,
+    /// One node, as `turnstile usage verify` names them; a host that was renamed is another one
+    #[arg(long)]
+    node: Option<String>,
     /// Price list, TOML or JSON; FOCUS needs one
     #[arg(long)]
     prices: Option<PathBuf>,
@@ -244,6 +247,7 @@ fn run_export(source: &Source, args: &ExportArgs) -> anyhow::Result<()> {
     let request = Request {
         from: args.from,
         to: args.to,
+        node: args.node.clone(),
         gpu: args.gpu.clone(),
         tenant: args.tenant.clone(),
     };
@@ -342,7 +346,7 @@ fn run_changes(source: &Source, args: &ChangesArgs) -> anyhow::Result<()> {
     let selection = Selection {
         from: args.from,
         to: args.to,
-        gpu: None,
+        ..Selection::default()
     };
     let mut out = BufWriter::new(io::stdout());
     store.changes(&selection, &mut |change| {
@@ -374,6 +378,37 @@ struct Verified {
     report: Report,
 }
 
+/// Verifies one GPU; again, if the oldest entries were discarded in between.
+fn verify(store: &mut dyn Store, mut kept: Kept, bar: &ProgressBar) -> anyhow::Result<Verified> {
+    let selection = Selection {
+        node: Some(kept.gpu.node.clone()),
+        gpu: Some(kept.gpu.gpu.clone()),
+        ..Selection::default()
+    };
+    loop {
+        let mut audit = Audit::new(&kept.gpu, Some(kept.anchor));
+        let mut last = None;
+        store.query(&selection, &mut |_, entry| {
+            bar.inc(1);
+            audit.entry(&entry);
+            last = Some(entry.stretch.end);
+            Ok(true)
+        })?;
+        let mut gpus = store.gpus()?.into_iter();
+        match gpus.find(|now| now.gpu == kept.gpu) {
+            Some(now) if now.anchor != kept.anchor => kept = now,
+            _ => {
+                return Ok(Verified {
+                    kept_from: (kept.from.0 > 0).then(|| show_time(kept.from)),
+                    closed_until: show_time(last.unwrap_or(kept.tail.end)),
+                    report: audit.finish(),
+                    gpu: kept.gpu,
+                });
+            }
+        }
+    }
+}
+
 fn run_verify(source: &Source, args: &VerifyArgs) -> anyhow::Result<bool> {
     let mut store = source.open()?;
     let kept = store.gpus()?;
@@ -385,26 +420,7 @@ fn run_verify(source: &Source, args: &VerifyArgs) -> anyhow::Result<bool> {
         .sum();
     bar.set_length(total);
     for kept in kept {
-        let mut audit = Audit::new(&kept.gpu, Some(kept.anchor));
-        let selection = Selection {
-            gpu: Some(kept.gpu.gpu.clone()),
-            ..Selection::default()
-        };
-        let mut last = None;
-        store.query(&selection, &mut |gpu, entry| {
-            if *gpu == kept.gpu {
-                bar.inc(1);
-                audit.entry(&entry);
-                last = Some(entry.stretch.end);
-            }
-            Ok(true)
-        })?;
-        verified.push(Verified {
-            kept_from: (kept.from.0 > 0).then(|| show_time(kept.from)),
-            closed_until: show_time(last.unwrap_or(kept.tail.end)),
-            report: audit.finish(),
-            gpu: kept.gpu,
-        });
+        verified.push(verify(&mut *store, kept, &bar)?);
     }
     bar.finish_and_clear();
     if args.json {
@@ -510,6 +526,7 @@ mod tests {
         assert_eq!(code(ExportError::NoGpu), 3);
         assert_eq!(
             code(ExportError::NotClosed {
+                node: String::new(),
                 gpu: String::new(),
                 until: UnixNanos(0)
             }),

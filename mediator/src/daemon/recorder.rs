@@ -17,10 +17,12 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use turnstile_accounting::change::Change;
-use turnstile_accounting::record::{CapInForce, Entry, GpuIdentity, TenantKind, UnixNanos};
+use turnstile_accounting::record::{
+    Body, CapInForce, Entry, GapCause, GpuIdentity, Stretch, TenantKind, UnixNanos,
+};
 use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
 use turnstile_accounting::store::{Put, Store, StoreError};
-use turnstile_accounting::{Nanos, Rollup, TenantId, Usage};
+use turnstile_accounting::{Moment, Nanos, Rollup, TenantId, Usage};
 use turnstile_policies::Weight;
 use uuid::Uuid;
 
@@ -83,8 +85,10 @@ pub struct LedgerHealth {
     /// Periods that were refused, as they did not balance: gaps of their windows.
     pub refused: u64,
     /// How long ago the last entry on the disk ended, or the daemon began if there is none: at most two windows while all
-    /// is well.
+    /// is well, three where the calendar was set back.
     pub behind_ns: Nanos,
+    /// Length of a window.
+    pub window_ns: Nanos,
 }
 
 /// What accounting and writer share.
@@ -95,8 +99,10 @@ struct Shared {
     noting: AtomicUsize,
     written: AtomicU64,
     failing: AtomicBool,
-    /// End of the last entry on the disk, on the calendar.
+    /// End of the last entry on the disk, on the GPU's clock.
     durable_to: AtomicU64,
+    /// Where accounting is, on the same.
+    accounted_to: AtomicU64,
 }
 
 /// Rolls periods up, and hands windows to the writer.
@@ -109,6 +115,7 @@ pub(super) struct Recorder {
     running: Option<Sender<()>>,
     writer: Option<JoinHandle<()>>,
     refused: u64,
+    window_ns: Nanos,
     node: String,
     boot: Uuid,
 }
@@ -144,9 +151,19 @@ impl Recorder {
                 .map(|engine| (engine, engine.0 < capability.compute_engines))
                 .collect(),
         };
+        if let Some(ahead) = tail.map(|tail| tail.end.0.saturating_sub(calendar().0))
+            && ahead > window_ns.0
+        {
+            log::warn!(
+                "Ledger: it ends {} s after what the calendar says; windows are labelled with its end until that is over",
+                ahead / 1_000_000_000
+            );
+        }
         let rollup = Rollup::new(rollup, tail)?;
+        let now = gpu.now().0;
         let shared = Arc::new(Shared {
-            durable_to: calendar().0.into(),
+            durable_to: now.into(),
+            accounted_to: now.into(),
             ..Shared::default()
         });
         let (letters, received) = sync_channel(QUEUE + CHANGES);
@@ -155,7 +172,7 @@ impl Recorder {
             store,
             gpu: identity,
             keep_ns,
-            retained: UnixNanos(0),
+            retained: None,
             shared: shared.clone(),
             stop,
         };
@@ -173,6 +190,7 @@ impl Recorder {
             running: Some(running),
             writer: Some(writer),
             refused: 0,
+            window_ns,
             node,
             boot,
         })
@@ -235,6 +253,10 @@ impl Recorder {
     }
 
     fn add(&mut self, usages: &[&Usage], end: UnixNanos, standings: &[Standing<'_>]) {
+        if let Some(last) = usages.last() {
+            let to = last.window.to().0;
+            self.shared.accounted_to.store(to, Ordering::Relaxed);
+        }
         if let Err(error) = self.rollup.period(usages, end, standings) {
             self.refused += 1;
             // The first is told; each is a gap of its window.
@@ -292,10 +314,12 @@ impl Recorder {
             failing: self.shared.failing.load(Ordering::Relaxed),
             refused: self.refused,
             behind_ns: Nanos(
-                calendar()
-                    .0
+                self.shared
+                    .accounted_to
+                    .load(Ordering::Relaxed)
                     .saturating_sub(self.shared.durable_to.load(Ordering::Relaxed)),
             ),
+            window_ns: self.window_ns,
         }
     }
 }
@@ -325,6 +349,20 @@ pub(super) fn calendar() -> UnixNanos {
     UnixNanos(since.map_or(0, |since| since.as_nanos() as u64))
 }
 
+/// Where an entry ends on the GPU's clock; none of a gap between two runs.
+fn end_of(entry: &Entry) -> Option<Moment> {
+    let Stretch {
+        from, length_ns, ..
+    } = entry.stretch;
+    let down = matches!(
+        entry.body,
+        Body::Gap {
+            cause: GapCause::Down
+        }
+    );
+    (!down).then(|| from + length_ns)
+}
+
 /// Writes something to a store; may be repeated.
 type Attempt<'a> = dyn FnMut(&mut dyn Store, &GpuIdentity) -> Result<Put, StoreError> + 'a;
 
@@ -332,7 +370,8 @@ struct Writer {
     store: Box<dyn Store>,
     gpu: GpuIdentity,
     keep_ns: Option<Nanos>,
-    retained: UnixNanos,
+    /// End of the last entry when it was looked for old ones, on both clocks.
+    retained: Option<(UnixNanos, Moment)>,
     shared: Arc<Shared>,
     stop: Receiver<()>,
 }
@@ -348,8 +387,10 @@ impl Writer {
                         given_up = given_up || !self.write(entry);
                     }
                     self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
-                    if let (Some(last), false) = (batch.last(), given_up) {
-                        self.retain(last.stretch.end);
+                    if let (Some(last), false) = (batch.last(), given_up)
+                        && let Some(at) = end_of(last)
+                    {
+                        self.retain(last.stretch.end, at);
                     }
                 }
                 Letter::Changed(change) => {
@@ -367,8 +408,8 @@ impl Writer {
         let written = self.attempt(&mut |store, gpu| store.put(gpu, entry), &what);
         if written {
             self.shared.written.fetch_add(1, Ordering::Relaxed);
-            let end = entry.stretch.end.0;
-            self.shared.durable_to.store(end, Ordering::Relaxed);
+            let to = end_of(entry).map_or(0, |to| to.0);
+            self.shared.durable_to.fetch_max(to, Ordering::Relaxed);
         }
         written
     }
@@ -399,13 +440,26 @@ impl Writer {
         }
     }
 
-    fn retain(&mut self, now: UnixNanos) {
+    /// Discards what is too old, an hour after a daemon began and each hour, by the GPU's clock: a calendar that was wrong at the start has been set by then.
+    fn retain(&mut self, now: UnixNanos, at: Moment) {
         let Some(keep) = self.keep_ns else { return };
-        if now.0.saturating_sub(self.retained.0) < RETAIN_EVERY.0 {
+        let (before, since) = *self.retained.get_or_insert((now, at));
+        let passed = at.since(since);
+        if passed < RETAIN_EVERY {
             return;
         }
-        self.retained = now;
-        match self.store.retain(UnixNanos(now.0.saturating_sub(keep.0))) {
+        self.retained = Some((now, at));
+        let labelled = now.0.saturating_sub(before.0);
+        if labelled.saturating_sub(passed.0) > RETAIN_EVERY.0 {
+            log::error!(
+                "Ledger: nothing discarded: the calendar moved by {} s in {}; is the host's clock right?",
+                labelled / 1_000_000_000,
+                passed.0 / 1_000_000_000
+            );
+            return;
+        }
+        let before = UnixNanos(now.0.saturating_sub(keep.0));
+        match self.store.retain(&self.gpu.node, before) {
             Ok(retained) => log::info!("Ledger: {} entries were too old", retained.entries),
             Err(error) => log::error!("Ledger: nothing discarded: {}", chain(&error)),
         }

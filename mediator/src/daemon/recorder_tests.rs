@@ -86,8 +86,8 @@ impl Store for Disk {
     ) -> Result<(), StoreError> {
         self.store.lock().unwrap().changes(selection, visit)
     }
-    fn retain(&mut self, before: UnixNanos) -> Result<Retained, StoreError> {
-        self.store.lock().unwrap().retain(before)
+    fn retain(&mut self, node: &str, before: UnixNanos) -> Result<Retained, StoreError> {
+        self.store.lock().unwrap().retain(node, before)
     }
 }
 
@@ -97,6 +97,8 @@ struct Bench {
     full: Arc<AtomicBool>,
     gpu: SoftGpu,
     next: u64,
+    /// The calendar was set forward by so much.
+    ahead_ns: u64,
 }
 
 fn identity() -> GpuIdentity {
@@ -114,6 +116,7 @@ impl Bench {
             full: Arc::new(AtomicBool::new(false)),
             gpu: SoftGpu::new(SoftConfig::default()).unwrap(),
             next: 0,
+            ahead_ns: 0,
         }
     }
 
@@ -153,7 +156,8 @@ impl Bench {
                 more.engine = turnstile_accounting::EngineId(index as u8);
                 usage.engines.push(more);
             }
-            let end = UnixNanos(BEGIN + (self.next + 1) * EVENTS.period_ns.0);
+            let since = (self.next + 1) * EVENTS.period_ns.0;
+            let end = UnixNanos(BEGIN + since + self.ahead_ns);
             recorder.add(&[&usage], end, &[standing(1), standing(2)]);
             self.next += 1;
         }
@@ -275,4 +279,27 @@ fn what_is_too_old_is_discarded() {
             .iter()
             .any(|entry| matches!(entry.body, Body::Window { .. }))
     );
+}
+
+/// Windows are closed by then although the calendar says that it is long before their end, and whoever looks is told how far they are on the disk.
+#[test]
+fn a_calendar_that_jumps_discards_nothing_and_windows_are_written_on() {
+    let mut bench = Bench::new();
+    let mut recorder = bench.start(Some(Nanos::from_ms(5_000)));
+    bench.periods(&mut recorder, 15);
+    bench.until(&recorder, |health| health.written == 1);
+    // Ten years, for a moment; an hour later a daemon looks for what is too old.
+    bench.ahead_ns = 315_360_000_000_000_000;
+    bench.next += 36_000;
+    bench.periods(&mut recorder, 15);
+    bench.ahead_ns = 0;
+    bench.until(&recorder, |health| health.written >= 3);
+    bench.periods(&mut recorder, 100);
+    bench.until(&recorder, |health| {
+        health.behind_ns <= Nanos(3 * health.window_ns.0)
+    });
+    drop(recorder);
+    let (report, entries) = bench.report();
+    assert_eq!(entries.first().unwrap().stretch.seq, 0, "all is there");
+    assert_eq!(report.window_ns, 130 * u128::from(EVENTS.period_ns.0));
 }

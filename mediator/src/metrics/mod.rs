@@ -130,7 +130,7 @@ fn engine_time(gpu: &str, host: &HostSnapshot) -> MetricFamily {
     )
 }
 
-fn durable(ledger: &LedgerHealth) -> [MetricFamily; 4] {
+fn durable(ledger: &LedgerHealth) -> [MetricFamily; 5] {
     let (counter, gauge) = (MetricType::COUNTER, MetricType::GAUGE);
     [
         single(
@@ -153,6 +153,13 @@ fn durable(ledger: &LedgerHealth) -> [MetricFamily; 4] {
             gauge,
             &[],
             ledger.behind_ns.0 as f64 / 1e9,
+        ),
+        single(
+            "turnstile_ledger_window_seconds",
+            "Length of the ledger's windows.",
+            gauge,
+            &[],
+            ledger.window_ns.0 as f64 / 1e9,
         ),
         single(
             "turnstile_ledger_failing",

@@ -106,6 +106,6 @@ pub fn ledger(bytes: &[u8]) {
         }
     }
     if let Ok(mut store) = SqliteStore::create(&path) {
-        let _ = store.retain(UnixNanos(2_000_000_000));
+        let _ = store.retain("node", UnixNanos(2_000_000_000));
     }
 }
