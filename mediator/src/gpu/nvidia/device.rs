@@ -467,8 +467,13 @@ impl Gpu for NvidiaGpu {
         self.shared.vms.of(tenant)?.open_channel(config)
     }
 
+    /// The order would not be answered while the VM is held, and whoever moves its memory would wait behind it.
     fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal> {
-        self.shared.vms.of(tenant)?.close_channel(channel)
+        let worker = self.shared.vms.of(tenant)?;
+        // Of a process that is gone nothing is asked.
+        let lives = !worker.is_lost();
+        let _pass = lives.then(|| self.shared.pass(tenant)).transpose()?;
+        worker.close_channel(channel)
     }
 
     fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
