@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use turnstile_vmm::wire::{FrameReader, send};
 
 use super::super::line::answer;
 use super::super::notify::Listener;
-use super::board::Standing;
+use super::board::{Board, Standing};
 use super::config::WorkerConfig;
 use super::process::{Facts, Maker, Process, host, lost, start_process};
 use super::protocol::{Answer, Order, refusal};
@@ -71,6 +71,24 @@ struct Shared {
     /// The VM is gone: no process is started any more.
     ended: AtomicBool,
     process: Mutex<Arc<Process>>,
+    told: Told,
+}
+
+/// What the boards of all its processes are told: written under the lock of the current process, and never read back from a board,
+/// which the worker can write.
+#[derive(Debug, Default)]
+struct Told {
+    suspended: AtomicBool,
+    unwatched: AtomicBool,
+    clock_ahead_ns: AtomicU64,
+}
+
+impl Told {
+    fn tell(&self, board: &Board) {
+        board.set_suspended(self.suspended.load(Ordering::Relaxed));
+        board.set_unwatched(self.unwatched.load(Ordering::Relaxed));
+        board.set_clock_ahead(self.clock_ahead_ns.load(Ordering::Relaxed));
+    }
 }
 
 /// A VM's worker. Dropping it ends the process.
@@ -126,6 +144,7 @@ impl Worker {
             again: OnceLock::new(),
             ended: AtomicBool::new(false),
             process: Mutex::new(started.process.clone()),
+            told: Told::default(),
         });
         watch_over(&shared, started.process, started.child)?;
         Ok(Self {
@@ -350,7 +369,7 @@ impl Worker {
 
     /// Tells whether any gate is open, so that doorbells must be looked at without being told; never waits.
     pub fn set_unwatched(&self, open: bool) {
-        self.process().board.set_unwatched(open);
+        self.tell(|told| told.unwatched.store(open, Ordering::Relaxed));
         self.ring();
     }
 
@@ -358,13 +377,19 @@ impl Worker {
     /// Never waits.
     pub fn set_clock(&self, now: Moment) {
         let ahead_ns = now.0.wrapping_sub(super::serve::now().0);
-        self.process().board.set_clock_ahead(ahead_ns);
+        self.tell(|told| told.clock_ahead_ns.store(ahead_ns, Ordering::Relaxed));
     }
 
     /// Says that the VM's channels are suspended in hardware, or go on: time does not count against the worker's orders and
     /// commands meanwhile. Never waits.
     pub fn set_suspended(&self, suspended: bool) {
-        self.process().board.set_suspended(suspended);
+        self.tell(|told| told.suspended.store(suspended, Ordering::Relaxed));
+    }
+
+    fn tell(&self, change: impl FnOnce(&Told)) {
+        let process = lock(&self.shared.process);
+        change(&self.shared.told);
+        self.shared.told.tell(&process.board);
     }
 
     /// Ends the process: it is killed, which ends its work on the GPU, and reaped. Does not wait. Later requests are refused.
@@ -405,15 +430,12 @@ impl Worker {
             &shared.config,
             number,
         )?;
-        started
-            .process
-            .board
-            .set_unwatched(before.board.unwatched());
-        let board = &started.process.board;
-        board.set_suspended(before.board.suspended());
-        board.set_clock_ahead(before.board.clock_ahead());
         tables.line = Some(started.line);
-        *lock(&shared.process) = started.process.clone();
+        {
+            let mut process = lock(&shared.process);
+            shared.told.tell(&started.process.board);
+            *process = started.process.clone();
+        }
         if shared.ended.load(Ordering::SeqCst) {
             // It ended between the question above and now.
             started.process.kill();
@@ -482,7 +504,7 @@ impl Shared {
             .map_err(|error| error.to_string())
             .and_then(|()| {
                 answer(stream, reader, limit, || {
-                    pauses && process.board.suspended()
+                    pauses && self.told.suspended.load(Ordering::Relaxed)
                 })
                 .map_err(|error| format!("the VM's worker {error}"))
             });

@@ -106,6 +106,16 @@ impl Worker {
     pub(in crate::gpu::nvidia::worker) fn end_process(&self) {
         self.process().kill();
     }
+
+    /// As if the process had written to its board.
+    pub(in crate::gpu::nvidia::worker) fn scribble(&self, suspended: bool) {
+        self.process().board.set_suspended(suspended);
+    }
+
+    /// What is written there.
+    pub(in crate::gpu::nvidia::worker) fn scribbled(&self) -> bool {
+        self.process().board.suspended()
+    }
 }
 
 impl Mapper for Worker {

@@ -451,6 +451,30 @@ fn a_worker_that_does_not_answer_is_lost_but_not_while_the_vm_is_held_back() {
 }
 
 #[test]
+fn a_worker_cannot_stop_the_clock_of_its_orders() {
+    let rig = Rig::new(config());
+    rig.worker.scribble(true);
+    let begin = Instant::now();
+    assert_eq!(
+        code(rig.worker.load_module("slow slow 8000")),
+        ErrorCode::DeviceLost
+    );
+    assert!(
+        begin.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begin.elapsed()
+    );
+    // Nor is it believed by the next process.
+    rig.worker.scribble(true);
+    rig.worker.allocate(1).unwrap();
+    assert!(!rig.worker.scribbled());
+    rig.worker.set_suspended(true);
+    rig.worker.end_process();
+    rig.worker.allocate(1).unwrap();
+    assert!(rig.worker.scribbled());
+}
+
+#[test]
 fn a_worker_that_ends_again_and_again_has_to_wait() {
     let rig = Rig::new(WorkerConfig {
         restart_pause: Duration::from_secs(600),
