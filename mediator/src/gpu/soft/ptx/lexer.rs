@@ -99,10 +99,13 @@ impl<'a> Lexer<'a> {
                 Token::Word(self.slice(start))
             }
             b'0'..=b'9' => {
+                // Noted on the way: looking back at each sign would take a guest's text quadratic time.
+                let mut seen_dot = false;
                 while let Some(b) = self.byte(0) {
                     let exponent = matches!(b, b'+' | b'-')
                         && matches!(self.text.as_bytes().get(self.at - 1), Some(b'e' | b'E'))
-                        && self.slice(start).contains('.');
+                        && seen_dot;
+                    seen_dot |= b == b'.';
                     if b.is_ascii_alphanumeric() || b == b'.' || exponent {
                         self.at += 1;
                     } else {
@@ -231,6 +234,24 @@ mod test {
         assert_eq!(literal("18446744073709551616"), None);
         assert_eq!(literal("0f12"), None);
         assert_eq!(literal("1x"), None);
+    }
+
+    #[test]
+    fn signs_belong_to_exponents_of_numbers_with_a_dot_alone() {
+        for (text, first) in [("1.5e-3+2", "1.5e-3"), ("1e-3", "1e"), ("1.e+2", "1.e+2")] {
+            let token = Lexer::new(text).next().unwrap().0;
+            assert_eq!(token, Token::Number(first));
+        }
+    }
+
+    #[test]
+    fn a_number_of_many_signs_is_read_in_one_pass() {
+        let text = format!("1{}.{}", "e".repeat(2 << 20), "e+".repeat(1 << 20));
+        let begin = std::time::Instant::now();
+        let token = Lexer::new(&text).next().unwrap().0;
+        assert_eq!(token, Token::Number(&text));
+        // Milliseconds; minutes where each sign looks back.
+        assert!(begin.elapsed() < std::time::Duration::from_secs(10));
     }
 
     #[test]
