@@ -198,6 +198,15 @@ impl<E: Executor> Channel<E> {
         news
     }
 
+    /// As [`Self::retire`], once a pass: the time since the last one counts against what goes on.
+    fn progress(&mut self, executor: &E, now: Moment, elapsed: Nanos) -> bool {
+        let news = self.retire(executor, now);
+        if !self.is_idle() && !news {
+            self.oldest_for += elapsed;
+        }
+        news
+    }
+
     fn push(&mut self, then: Then, module: Option<Arc<LoadedModule<E>>>, touches: [(u64, u64); 2]) {
         if self.in_flight.is_empty() {
             self.oldest_for = Nanos::ZERO;
@@ -437,7 +446,11 @@ impl<E: Executor> Engine<E> {
             state.channels.insert(number, channel);
         }
         for channel in &mut state.closing {
-            pass.news |= channel.retire(&self.executor, now);
+            // What was handed over last may have none yet, and nobody hands over more.
+            if let Err(failure) = channel.mark(&self.executor) {
+                died.get_or_insert((failure, u32::MAX));
+            }
+            pass.news |= channel.progress(&self.executor, now, elapsed);
         }
         state.closing.retain(|channel| {
             if channel.is_idle() {
@@ -498,10 +511,7 @@ impl<E: Executor> Engine<E> {
         if channel.phase == Phase::Faulted {
             return Ok(());
         }
-        let mut news = channel.retire(&self.executor, now);
-        if !channel.is_idle() && !news {
-            channel.oldest_for += elapsed;
-        }
+        let mut news = channel.progress(&self.executor, now, elapsed);
         if !matches!(channel.phase, Phase::Failing(_)) {
             match channel.ring.announce(self.doorbells.put(number)) {
                 Ok(false) => {}

@@ -426,6 +426,26 @@ fn an_endless_kernel_is_ended_but_not_while_the_vm_is_held_back() {
 }
 
 #[test]
+fn an_endless_kernel_of_a_closed_channel_is_ended_too() {
+    let rig = Rig::new(WorkerConfig {
+        kernel_limit: Nanos::from_ms(100),
+        ..config()
+    });
+    let (module, _) = rig.worker.load_module("long sleep 9000000000").unwrap();
+    let (mut channel, other) = (rig.channel(), rig.channel());
+    channel.push_fence(false);
+    channel.push(&rig.launch(module, 0));
+    channel.ring();
+    wait("start", || channel.fence().value == 1);
+    rig.worker.close_channel(channel.number).unwrap();
+    assert_eq!(channel.state().status, ChannelStatus::Running as u32);
+    let begin = Instant::now();
+    assert_eq!(fault_of(&other), ErrorCode::DeviceLost);
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert_eq!(channel.state().status, ChannelStatus::Closed as u32);
+}
+
+#[test]
 fn a_worker_that_does_not_answer_is_lost_but_not_while_the_vm_is_held_back() {
     let rig = Rig::new(config());
     rig.worker.set_suspended(true);
