@@ -15,7 +15,8 @@ pub struct WorkerConfig {
     pub learn: bool,
     /// Whether the channels of VMs, and of programs, are read to see who has work.
     pub channel_words: bool,
-    /// What a command may run, while the VM is not held back, before the VM's work is ended.
+    /// What a command may run, while the VM is not held back, before the VM's work is ended. Of commands that one mark tells of (16 at most),
+    /// the sum counts.
     pub kernel_limit: Nanos,
     /// Modules of a VM at most.
     pub modules_max: usize,

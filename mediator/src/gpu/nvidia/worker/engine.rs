@@ -94,7 +94,9 @@ struct Channel<E: Executor> {
     asked: u64,
     reached: u64,
     unmarked: u32,
-    /// How long the oldest command has been the oldest.
+    /// Marks that were asked for and not written.
+    marks: VecDeque<u64>,
+    /// How long the oldest command has been the oldest, as far as marks tell.
     oldest_for: Nanos,
     last_active: Moment,
 }
@@ -167,6 +169,11 @@ impl<E: Executor> Channel<E> {
         self.reached = self
             .reached
             .max(executor.marked(&self.stream).min(self.asked));
+        while self
+            .marks
+            .pop_front_if(|mark| *mark <= self.reached)
+            .is_some()
+        {}
         let mut news = false;
         while let Some(oldest) = self
             .in_flight
@@ -223,9 +230,16 @@ impl<E: Executor> Channel<E> {
         if self.given > self.asked {
             executor.mark(&self.stream, self.given)?;
             self.asked = self.given;
+            self.marks.push_back(self.given);
             self.unmarked = 0;
         }
         Ok(())
+    }
+
+    /// Commands that have to finish before the next mark tells of any of them; at most [`MARK_EVERY`].
+    fn commands_to_mark(&self) -> u64 {
+        let next = self.marks.front().copied().unwrap_or(self.given);
+        next.saturating_sub(self.reached).max(1)
     }
 
     fn is_idle(&self) -> bool {
@@ -346,6 +360,7 @@ impl<E: Executor> Engine<E> {
             asked: 0,
             reached: 0,
             unmarked: 0,
+            marks: VecDeque::new(),
             oldest_for: Nanos::ZERO,
             last_active: state.last_pass,
         };
@@ -480,7 +495,9 @@ impl<E: Executor> Engine<E> {
         let closing = state.closing.iter().map(|channel| (u32::MAX, channel));
         let (mut dead, mut asked) = (None, false);
         for (number, channel) in numbered.chain(closing).filter(|(_, channel)| busy(channel)) {
-            if channel.oldest_for >= self.kernel_limit {
+            // Each may run for so long, and nothing tells when the first of them has finished.
+            let commands = channel.commands_to_mark();
+            if channel.oldest_for.0 >= self.kernel_limit.0.saturating_mul(commands) {
                 let failure = Failure {
                     is_fatal: true,
                     ..Failure::of(ErrorCode::KernelTimeout, 0)

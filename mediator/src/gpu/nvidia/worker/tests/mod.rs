@@ -426,6 +426,30 @@ fn an_endless_kernel_is_ended_but_not_while_the_vm_is_held_back() {
 }
 
 #[test]
+fn kernels_that_are_short_enough_may_be_many() {
+    let rig = Rig::new(WorkerConfig {
+        kernel_limit: Nanos::from_ms(400),
+        ..config()
+    });
+    let text = "nap sleep 100000000\nlong sleep 9000000000";
+    let (module, _) = rig.worker.load_module(text).unwrap();
+    let mut channel = rig.channel();
+    // One mark tells of all of them.
+    for _ in 0..8 {
+        channel.push(&rig.launch(module, 0));
+    }
+    channel.push_fence(false);
+    channel.ring();
+    wait("fence", || channel.fence().value == 1);
+    assert_eq!(channel.state().status, ChannelStatus::Running as u32);
+    for function in [0, 1, 0] {
+        channel.push(&rig.launch(module, function));
+    }
+    channel.ring();
+    assert_eq!(fault_of(&channel), ErrorCode::KernelTimeout);
+}
+
+#[test]
 fn an_endless_kernel_of_a_closed_channel_is_ended_too() {
     let rig = Rig::new(WorkerConfig {
         kernel_limit: Nanos::from_ms(100),
