@@ -21,7 +21,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde::Serialize;
-use turnstile_abi::ErrorCode;
+use turnstile_abi::{CHUNK_BYTES, ErrorCode};
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
@@ -151,6 +151,23 @@ impl From<ErrorCode> for Refusal {
     }
 }
 
+/// Refuses what would go beyond the limit that an operator set; what the tenant has already is left to it.
+pub(crate) fn within_limit(
+    held_bytes: u64,
+    bytes: u64,
+    max_bytes: Option<u64>,
+) -> Result<(), Refusal> {
+    // As the GPU rounds it up.
+    let chunks = bytes.div_ceil(CHUNK_BYTES).saturating_mul(CHUNK_BYTES);
+    match max_bytes {
+        Some(max) if held_bytes.saturating_add(chunks) > max => Err(Refusal {
+            code: ErrorCode::OutOfGpuMemory,
+            detail: format!("{} bytes are left", max.saturating_sub(held_bytes)),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Why a GPU does not take a program as a tenant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramRefusal {
@@ -274,6 +291,19 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// # Errors
     /// The refusal that the guest sees; for unsupported PTX it names the line.
     fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal>;
+
+    /// As [`Self::load_module`], where an operator limits what [`Self::memory_held_bytes`] tells: variables of modules count.
+    ///
+    /// # Errors
+    /// As there, and if the module's variables would go beyond the limit.
+    fn load_module_within(
+        &self,
+        tenant: TenantId,
+        ptx: &str,
+        _max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal> {
+        self.load_module(tenant, ptx)
+    }
 
     /// Unloads a module.
     ///

@@ -1,10 +1,10 @@
 //! Mailbox requests of a VM, from checked words to calls of the GPU.
 
-use turnstile_abi::{CHUNK_BYTES, ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS, QueryItem, Request};
+use turnstile_abi::{ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS, QueryItem, Request};
 use turnstile_accounting::TenantId;
 use vm_memory::GuestAddress;
 
-use crate::gpu::{ChannelConfig, Gpu, GuestMemory, Refusal};
+use crate::gpu::{ChannelConfig, Gpu, GuestMemory, Refusal, within_limit};
 
 /// What a request may ask beside the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,7 +75,9 @@ pub fn serve(
             words(&[])
         }
         Request::Allocate { bytes } => {
-            within_limit(gpu, tenant, account.memory_max_bytes, bytes)?;
+            if let Some(held) = gpu.memory_held_bytes(tenant) {
+                within_limit(held, bytes, account.memory_max_bytes)?;
+            }
             let given = gpu.allocate(tenant, bytes)?;
             words(&[given.va, given.aperture_offset, given.bytes])
         }
@@ -85,7 +87,8 @@ pub fn serve(
         }
         Request::LoadModule { text_gpa, bytes } => {
             let text = read_text(guest, text_gpa, bytes)?;
-            let (module, functions) = gpu.load_module(tenant, &text)?;
+            let max_bytes = account.memory_max_bytes;
+            let (module, functions) = gpu.load_module_within(tenant, &text, max_bytes)?;
             words(&[module.into(), functions.into()])
         }
         Request::UnloadModule { module } => {
@@ -122,27 +125,6 @@ fn memory_left(gpu: &dyn Gpu, tenant: TenantId, max_bytes: Option<u64>) -> u64 {
         (Some(max), Some(held)) => free.min(max.saturating_sub(held)),
         _ => free,
     }
-}
-
-/// Refuses what would go beyond the limit that an operator set; what the tenant has already is left to it.
-fn within_limit(
-    gpu: &dyn Gpu,
-    tenant: TenantId,
-    max_bytes: Option<u64>,
-    bytes: u64,
-) -> Result<(), Refusal> {
-    let (Some(max), Some(held)) = (max_bytes, gpu.memory_held_bytes(tenant)) else {
-        return Ok(());
-    };
-    // As the GPU rounds it up.
-    let chunks = bytes.div_ceil(CHUNK_BYTES).saturating_mul(CHUNK_BYTES);
-    if held.saturating_add(chunks) <= max {
-        return Ok(());
-    }
-    Err(Refusal {
-        code: ErrorCode::OutOfGpuMemory,
-        detail: format!("{} bytes are left", max.saturating_sub(held)),
-    })
 }
 
 fn words(values: &[u64]) -> [u64; MAILBOX_RESULTS] {

@@ -12,7 +12,7 @@ use super::config::{Kernels, SoftConfig};
 use super::kernel;
 use super::ptx::{self, Limits};
 use super::work::Kernel;
-use crate::gpu::{GuestMemory, Refusal};
+use crate::gpu::{GuestMemory, Refusal, within_limit};
 
 /// A module, and what it occupies.
 #[derive(Debug)]
@@ -80,8 +80,12 @@ impl Context {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads a module: its handle and the number of its functions.
-    pub(super) fn load_module(&self, text: &str) -> Result<(u32, u32), Refusal> {
+    /// Loads a module: its handle and the number of its functions. With its variables the tenant may hold `max_bytes`.
+    pub(super) fn load_module(
+        &self,
+        text: &str,
+        max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal> {
         let text_bytes = text.len();
         self.room_for(&self.modules(), text_bytes)?;
         let limits = Limits {
@@ -96,7 +100,7 @@ impl Context {
         })?;
         // CAST: the interpreter bounds the number of entries.
         let functions = ptx.entries().count() as u32;
-        let base = self.place_variables(&ptx)?;
+        let base = self.place_variables(&ptx, max_bytes)?;
         let mut modules = self.modules();
         if let Err(code) = self.room_for(&modules, text_bytes) {
             drop(modules);
@@ -122,15 +126,20 @@ impl Context {
     }
 
     /// Allocates memory for a module's variables and fills it; zero if there are none.
-    fn place_variables(&self, module: &ptx::Module) -> Result<u64, ErrorCode> {
+    fn place_variables(
+        &self,
+        module: &ptx::Module,
+        max_bytes: Option<u64>,
+    ) -> Result<u64, Refusal> {
         let image = module.global_image();
         if image.is_empty() {
             return Ok(0);
         }
+        within_limit(self.space.held_bytes(), module.global_bytes(), max_bytes)?;
         let va = self.space.allocate(module.global_bytes())?.va;
         if let Err(code) = self.space.write_first(va, image) {
             self.give_back(va);
-            return Err(code);
+            return Err(code.into());
         }
         Ok(va)
     }

@@ -152,7 +152,16 @@ impl<D: Driver> Gpu for D {
     }
 
     fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
-        self.context(tenant)?.load_module(ptx)
+        self.load_module_within(tenant, ptx, None)
+    }
+
+    fn load_module_within(
+        &self,
+        tenant: TenantId,
+        ptx: &str,
+        max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal> {
+        self.context(tenant)?.load_module(ptx, max_bytes)
     }
 
     fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {

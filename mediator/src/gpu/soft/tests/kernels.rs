@@ -263,6 +263,34 @@ fn errors_of_kernels_have_their_code() {
 }
 
 #[test]
+fn variables_of_modules_are_within_the_limit_of_the_operator() {
+    use crate::tenant::requests::{Account, serve};
+    let gpu = VirtualGpu::new(SoftConfig::default());
+    let vm = tenant(&gpu, A);
+    let text = small("");
+    let text_gpa = vm.put(text.as_bytes());
+    let account = Account {
+        memory_max_bytes: Some(2 * turnstile_abi::CHUNK_BYTES),
+        ..Account::default()
+    };
+    let load = || {
+        let (op, args) = turnstile_abi::Request::LoadModule {
+            text_gpa,
+            bytes: text.len() as u64,
+        }
+        .encode();
+        let served = serve(&gpu, A, &vm.guest, account, op as u32, &args);
+        served.map_err(|refusal| refusal.code)
+    };
+    load().unwrap();
+    let first = load().unwrap();
+    assert_eq!(load(), Err(ErrorCode::OutOfGpuMemory));
+    assert_eq!(gpu.memory_held_bytes(A), account.memory_max_bytes);
+    gpu.unload_module(A, first.results[0] as u32).unwrap();
+    load().unwrap();
+}
+
+#[test]
 fn launches_that_do_not_fit_are_refused() {
     let gpu = VirtualGpu::new(SoftConfig::default());
     let vm = tenant(&gpu, A);
