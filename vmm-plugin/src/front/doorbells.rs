@@ -1,6 +1,8 @@
 //! Doorbells of a guest whose pages cannot be exchanged.
 
+use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,9 +28,54 @@ impl PageMap for NoPages {
     }
 }
 
+/// Pages that the guest writes without anybody being told.
+#[derive(Debug)]
+pub(super) struct MappedPages {
+    pages: Arc<SharedPages>,
+    /// How often each was given to a channel.
+    given: Vec<AtomicU32>,
+}
+
+/// What was last seen on a page, and of which of its channels.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    given: u32,
+    value: u32,
+}
+
+impl MappedPages {
+    pub(super) fn new(pages: Arc<SharedPages>) -> Self {
+        let given = (0..pages.channels()).map(|_| AtomicU32::new(0)).collect();
+        Self { pages, given }
+    }
+
+    pub(super) fn file(&self) -> &File {
+        self.pages.file()
+    }
+
+    /// A channel is about to get its gate: what one of the same number left is neither on its page nor known any more.
+    pub(super) fn give(&self, channel: u32) {
+        self.pages.store(channel, 0);
+        // After it: who sees the new number sees no old value.
+        if let Some(given) = self.given.get(channel as usize) {
+            given.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// What was written since the last look.
+    fn look(&self, channel: u32, seen: &mut Seen) -> Option<u32> {
+        let given = self.given.get(channel as usize)?.load(Ordering::Acquire);
+        if seen.given != given {
+            *seen = Seen { given, value: 0 };
+        }
+        let value = self.pages.load(channel);
+        (std::mem::replace(&mut seen.value, value) != value).then_some(value)
+    }
+}
+
 /// Looks at mapped pages, and brings what is new there to the gates, until the session ends.
-pub(super) fn watch(session: &Session, pages: &SharedPages) {
-    let mut known = vec![0; pages.channels() as usize];
+pub(super) fn watch(session: &Session, pages: &MappedPages) {
+    let mut known = vec![Seen::default(); pages.given.len()];
     let mut changed_at = Instant::now();
     let mut channels = Vec::new();
     let mut of: Option<Arc<Attached>> = None;
@@ -36,7 +83,7 @@ pub(super) fn watch(session: &Session, pages: &SharedPages) {
         let attached = session.attached();
         if of.as_ref().map(Arc::as_ptr) != attached.as_ref().map(Arc::as_ptr) {
             of = attached;
-            known.fill(0);
+            known.fill(Seen::default());
         }
         let Some(attached) = &of else {
             thread::sleep(LOOK_CLOSED);
@@ -44,10 +91,10 @@ pub(super) fn watch(session: &Session, pages: &SharedPages) {
         };
         attached.open_channels(&mut channels);
         for channel in &channels {
-            let value = pages.load(*channel);
-            let last = &mut known[*channel as usize];
-            if *last != value {
-                *last = value;
+            let Some(seen) = known.get_mut(*channel as usize) else {
+                continue;
+            };
+            if let Some(value) = pages.look(*channel, seen) {
                 attached.gates.trap(*channel, value);
                 changed_at = Instant::now();
             }
@@ -59,5 +106,29 @@ pub(super) fn watch(session: &Session, pages: &SharedPages) {
         } else {
             LOOK_IDLE
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vmm::link::parking;
+
+    #[test]
+    fn a_doorbell_that_was_rung_alike_before_is_heard() {
+        let pages = MappedPages::new(parking(2).unwrap());
+        let mut seen = Seen::default();
+        pages.give(0);
+        assert_eq!(pages.look(0, &mut seen), None);
+        pages.pages.store(0, 2);
+        assert_eq!(pages.look(0, &mut seen), Some(2));
+        assert_eq!(pages.look(0, &mut seen), None);
+        // Closed, opened and rung again between two looks.
+        pages.give(0);
+        pages.pages.store(0, 2);
+        assert_eq!(pages.look(0, &mut seen), Some(2));
+        assert_eq!(pages.look(0, &mut seen), None);
+        pages.give(9);
+        assert_eq!(pages.look(9, &mut seen), None);
     }
 }

@@ -11,13 +11,13 @@ use turnstile_abi::pci::{BAR_APERTURE, BAR_DOORBELLS, BAR_REGS, VECTORS};
 use turnstile_abi::regs::features;
 use turnstile_abi::{CHANNELS_MAX, PAGE_BYTES};
 
-use super::doorbells::{NoPages, watch};
+use super::doorbells::{MappedPages, NoPages, watch};
 use super::memory::{Maps, Memory};
 use super::seldom::{Allowance, Seldom};
 use super::vectors::Vectors;
 use super::{Doorbells, FrontConfig};
 use crate::device::{VirtualGpu, bar_bytes};
-use crate::gate::{GateControl, PageWords, SharedPages};
+use crate::gate::{GateControl, SharedPages};
 use crate::vfio_user::{Area, DmaMap, DmaUnmap, Errno, Irq, Layout, Mapping, Region, irq};
 use crate::vmm::VmError;
 use crate::vmm::link::{
@@ -79,7 +79,7 @@ pub(super) struct Session {
     link: Mutex<Link>,
     changed: Condvar,
     /// What the guest writes, if its doorbells are mapped.
-    pages: Option<Arc<SharedPages>>,
+    pages: Option<Arc<MappedPages>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -87,7 +87,7 @@ impl Session {
     pub(super) fn start(config: FrontConfig, seldom: Arc<Seldom>) -> Result<Arc<Self>, VmError> {
         let pages = match config.doorbells {
             Doorbells::Trapped => None,
-            Doorbells::Mapped => Some(parking(CHANNELS_MAX)?),
+            Doorbells::Mapped => Some(Arc::new(MappedPages::new(parking(CHANNELS_MAX)?))),
         };
         let session = Arc::new(Self {
             vectors: Vectors::new(interrupts()?).map_err(VmError::Thread)?,
@@ -386,8 +386,7 @@ impl Session {
             if let (Some(pages), ToVmm::Gate { channel, .. }) = (&self.pages, &message)
                 && attached.gates.state(*channel).is_none()
             {
-                // What a channel of the same number left there.
-                pages.store(*channel, 0);
+                pages.give(*channel);
             }
             match obey(message, &attached.gates, &attached.gpu, &attached.sender) {
                 Ok(None) => {}
