@@ -21,7 +21,7 @@ use super::peer::{Kind, Peer, Tenant, Vm};
 use super::settings::Brought;
 use crate::gpu::TenantResources;
 use crate::tenant::gates::GateBook;
-use crate::tenant::interrupts::EventfdInterrupts;
+use crate::tenant::interrupts::PassedInterrupts;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
 
 /// Whether a tenant may have this name.
@@ -113,7 +113,7 @@ impl Host {
         if !vectors.contains(&(fds.len() - memory_fds)) {
             return Err(HostError::Descriptors { got: fds.len() });
         }
-        let interrupts = Arc::new(EventfdInterrupts::new(fds.split_off(memory_fds))?);
+        let interrupts = Arc::new(PassedInterrupts::new(fds.split_off(memory_fds))?);
         let guest = self.guest_memory(fds.pop(), &regions)?;
         let desk = MemoryDesk::new(guest.clone());
         let status = StatusPage::new()?;

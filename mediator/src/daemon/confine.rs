@@ -236,7 +236,7 @@ const EVERY: &[libc::c_long] = &[
     libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn, libc::SYS_sigaltstack, libc::SYS_exit, libc::SYS_exit_group,
     libc::SYS_tgkill, libc::SYS_getcpu,
     // its descriptors, among them standard error
-    libc::SYS_read, libc::SYS_write, libc::SYS_writev, libc::SYS_close, libc::SYS_fcntl,
+    libc::SYS_read, libc::SYS_preadv2, libc::SYS_write, libc::SYS_writev, libc::SYS_close, libc::SYS_fcntl,
 ];
 
 /// Threads of its own.

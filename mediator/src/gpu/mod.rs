@@ -87,7 +87,7 @@ pub struct ChannelActivity {
     pub last_active: Moment,
 }
 
-/// Signals a VM's interrupt vectors. Never blocks.
+/// Signals a VM's interrupt vectors. Never blocks those who serve other VMs as well.
 pub trait Interrupts: Send + Sync + fmt::Debug {
     /// Raises `vector`; a vector that the VM does not have is ignored.
     fn raise(&self, vector: u16);

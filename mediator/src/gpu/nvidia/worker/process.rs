@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::SendFlags;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use turnstile_abi::{CHANNELS_MAX, ErrorCode};
 use turnstile_accounting::TenantId;
@@ -43,8 +43,8 @@ pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) pidfd: OwnedFd,
     pub(super) board: Board,
-    /// Wakes it.
-    pub(super) wake: File,
+    /// Wakes it. A socket, on which it is for the sender alone to say whether he waits: the worker could have a write to an eventfd wait.
+    wake: UnixStream,
     pub(super) lost: AtomicBool,
 }
 
@@ -53,6 +53,12 @@ impl Process {
         self.lost.store(true, Ordering::Release);
         // It may be gone already.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Wakes it; never waits.
+    pub(super) fn wake(&self) {
+        // Full means that it is woken anyway; gone, that it needs not be.
+        let _ = rustix::net::send(&self.wake, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
     pub(super) fn is_lost(&self) -> bool {
@@ -100,7 +106,7 @@ fn start_orders(
     resources: &TenantResources,
     config: &WorkerConfig,
     board: &Board,
-    wake: &File,
+    wake: UnixStream,
 ) -> Result<[(Order, Vec<OwnedFd>); 2], Refusal> {
     let copy = |file: &File| file.try_clone().map(OwnedFd::from);
     let unshared = |what: &str| host("Sharing the VM with its worker failed", what);
@@ -124,7 +130,7 @@ fn start_orders(
     fds.push(copy(doorbells).map_err(failed)?);
     fds.push(copy(board.file()).map_err(failed)?);
     let vectors = resources.interrupts.descriptors().map_err(failed)?;
-    let mut others = vec![copy(wake).map_err(failed)?];
+    let mut others = vec![OwnedFd::from(wake)];
     others.extend(vectors);
     let start = Order::Start {
         device: config.device,
@@ -147,9 +153,8 @@ pub(super) fn start_process(
 ) -> Result<Started, Refusal> {
     let failed = |error: io::Error| host("Starting the VM's worker failed", error);
     let board = Board::new().map_err(failed)?;
-    let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
-    let wake = File::from(wake.map_err(|errno| failed(errno.into()))?);
-    let orders = start_orders(tenant, resources, config, &board, &wake)?;
+    let (wake, woken) = UnixStream::pair().map_err(failed)?;
+    let orders = start_orders(tenant, resources, config, &board, woken)?;
     let (mine, theirs) = UnixStream::pair().map_err(failed)?;
     let mut command = (make.command)();
     command

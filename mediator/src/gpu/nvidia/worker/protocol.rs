@@ -29,7 +29,7 @@ pub(super) enum Order {
         /// The VM's memory.
         regions: Vec<Region>,
     },
-    /// Second. Descriptors: the eventfd that wakes the worker, then one for each interrupt vector.
+    /// Second. Descriptors: the socket that wakes the worker, then an eventfd for each interrupt vector.
     Vectors {},
     /// Put zeroed memory behind pages; the answer carries its descriptor.
     Allocate {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use turnstile_abi::{CHANNELS_MAX, ErrorCode, MODULE_TEXT_BYTES_MAX};
 use turnstile_accounting::{Moment, Nanos};
 use turnstile_vmm::gate::SharedPages;
@@ -174,12 +174,15 @@ fn work<E: Executor>(
     });
     let engine = Arc::new(engine);
     let ended = Arc::new(AtomicBool::new(false));
-    let (passing, wake) = ((engine.clone(), ended.clone()), resources.wake);
-    let other = wake.try_clone().map_err(WorkerError::Host)?;
+    let passing = (engine.clone(), ended.clone());
+    let own = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+    let own = File::from(own.map_err(|errno| WorkerError::Host(errno.into()))?);
+    let other = own.try_clone().map_err(WorkerError::Host)?;
+    let wakes = [own, resources.wake];
     let hang_up = line.stream.try_clone().map_err(WorkerError::Host)?;
     let thread = std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || passes(&passing.0, &wake, &hang_up, &passing.1))
+        .spawn(move || passes(&passing.0, &wakes, &hang_up, &passing.1))
         .map_err(WorkerError::Host)?;
     confine::before_work().map_err(WorkerError::Host)?;
     line.answer(facts, Vec::new())?;
@@ -291,7 +294,12 @@ fn obey<E: Executor>(
 }
 
 /// Passes over the channels until the worker ends.
-fn passes<E: Executor>(engine: &Engine<E>, wake: &File, hang_up: &UnixStream, ended: &AtomicBool) {
+fn passes<E: Executor>(
+    engine: &Engine<E>,
+    wakes: &[File; 2],
+    hang_up: &UnixStream,
+    ended: &AtomicBool,
+) {
     let mut last_news = Moment(0);
     while !ended.load(Ordering::Acquire) {
         let now = Moment(now().0.wrapping_add(engine.board().clock_ahead()));
@@ -316,27 +324,31 @@ fn passes<E: Executor>(engine: &Engine<E>, wake: &File, hang_up: &UnixStream, en
         } else {
             None
         };
-        sleep(wake, hang_up, rest);
+        sleep(wakes, hang_up, rest);
     }
 }
 
-/// Sleeps until it is woken, the daemon is gone, or so long.
-fn sleep(wake: &File, hang_up: &UnixStream, rest: Option<Duration>) {
+/// Sleeps until it is woken, by itself or by the daemon, the daemon is gone, or so long.
+fn sleep([own, wake]: &[File; 2], hang_up: &UnixStream, rest: Option<Duration>) {
     let rest = rest.map(|rest| Timespec {
         tv_sec: 0,
         // CAST: less than a second.
         tv_nsec: rest.subsec_nanos() as _,
     });
     let mut fds = [
+        PollFd::from_borrowed_fd(own.as_fd(), PollFlags::IN),
         PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN),
         PollFd::from_borrowed_fd(hang_up.as_fd(), PollFlags::empty()),
     ];
     // Interrupted, it looks once more than needed.
     let _ = poll(&mut fds, rest.as_ref());
-    if fds[0].revents().contains(PollFlags::IN) {
-        let _ = rustix::io::read(wake, &mut [0; 8]);
+    for (number, wake) in [own, wake].into_iter().enumerate() {
+        if fds[number].revents().contains(PollFlags::IN) {
+            // As often as the daemon has woken it since; nobody else reads there.
+            let _ = rustix::io::read(wake, &mut [0; 512]);
+        }
     }
-    if fds[1].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
+    if fds[2].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
         // The other thread may be within the vendor's library, for as long as the VM is held back.
         confine::exit();
     }

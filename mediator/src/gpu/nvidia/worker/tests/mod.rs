@@ -495,6 +495,30 @@ fn a_worker_that_does_not_answer_is_lost_but_not_while_the_vm_is_held_back() {
 }
 
 #[test]
+fn a_worker_that_does_not_hear_holds_nobody_up() {
+    let rig = Arc::new(Rig::new(config()));
+    let pid = Pid::from_raw(rig.worker.pid() as i32).unwrap();
+    let mut channel = rig.channel();
+    kill_process(pid, Signal::STOP).unwrap();
+    let (done, rung) = std::sync::mpsc::channel();
+    let rings = rig.clone();
+    // In a thread of its own, so that the test fails and does not hang.
+    let thread = std::thread::spawn(move || {
+        (0..10_000).for_each(|_| rings.worker.ring());
+        done.send(()).unwrap();
+    });
+    let in_time = rung.recv_timeout(Duration::from_secs(20));
+    kill_process(pid, Signal::CONT).unwrap();
+    in_time.unwrap();
+    thread.join().unwrap();
+    rig.worker.set_unwatched(false);
+    channel.push_fence(false);
+    channel.ring();
+    rig.worker.ring();
+    wait("fence", || channel.fence().value == 1);
+}
+
+#[test]
 fn a_worker_cannot_stop_the_clock_of_its_orders() {
     let rig = Rig::new(config());
     rig.worker.scribble(true);
