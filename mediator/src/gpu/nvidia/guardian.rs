@@ -11,11 +11,12 @@
 //! it died. A needless resume does no harm. If the guardian is gone the daemon notices at its next write, resumes and holds
 //! nobody any more.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::Instant;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,15 @@ use super::lease::Lease;
 
 /// A daemon that says nothing for so long is taken as hung: half of the second that we promise.
 pub const LIMIT: Nanos = Nanos::from_ms(500);
+
+/// TIMEOUT: it opens the GPU, which the daemon has open already.
+const READY_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long it may take to end, after which it is killed. TIMEOUT: everybody was resumed before, so that it has little to do.
+const END_LIMIT: Duration = Duration::from_millis(500);
+
+/// From one look whether it has ended to the next.
+const END_PAUSE: Duration = Duration::from_millis(1);
 
 /// Longest order: a few thousand channels.
 const ORDER_MAX: usize = 1 << 20;
@@ -71,20 +81,20 @@ impl Guardian {
     /// so that a signal to the daemon's group does not end both.
     ///
     /// # Errors
-    /// If it does not start, or cannot do its work.
-    pub fn start(mut command: Command) -> Result<Self, GuardianError> {
+    /// If it does not start, cannot do its work, or does not say so.
+    pub fn start(command: Command) -> Result<Self, GuardianError> {
+        Self::start_within(command, READY_LIMIT)
+    }
+
+    fn start_within(mut command: Command, limit: Duration) -> Result<Self, GuardianError> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .process_group(0)
             .spawn()
             .map_err(GuardianError::Start)?;
-        let said = child.stdout.take().map_or_else(String::new, |stdout| {
-            let mut line = String::new();
-            // An error leaves the line empty, which is not "ready".
-            let _ = BufReader::new(stdout.take(1024)).read_line(&mut line);
-            line
-        });
+        let said = child.stdout.take();
+        let said = said.map_or_else(String::new, |stdout| first_line(stdout, limit));
         let mut this = Self {
             orders: child.stdin.take(),
             child,
@@ -120,10 +130,30 @@ impl Guardian {
         self.child.id()
     }
 
+    /// One that is stopped or frozen must not stop the thread that holds: it is killed, and nobody waits for ever that it is gone.
     fn stop(&mut self) {
         drop(self.orders.take());
-        if let Err(error) = self.child.wait() {
-            log::warn!("waiting for the guardian failed: {error}");
+        if self.has_ended_within(END_LIMIT) {
+            return;
+        }
+        log::warn!("The guardian does not end, and is killed");
+        // An error: it is gone already. From now on it resumes nobody, even where a freezer keeps it.
+        let _ = self.child.kill();
+        self.has_ended_within(END_LIMIT);
+    }
+
+    fn has_ended_within(&mut self, limit: Duration) -> bool {
+        let begin = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(_)) => return true,
+                Ok(None) if begin.elapsed() < limit => thread::sleep(END_PAUSE),
+                Ok(None) => return false,
+                Err(error) => {
+                    log::warn!("waiting for the guardian failed: {error}");
+                    return true;
+                }
+            }
         }
     }
 }
@@ -132,6 +162,28 @@ impl Drop for Guardian {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// What it says first, if it does within the limit; what cannot be read is not "ready".
+fn first_line(mut stdout: ChildStdout, limit: Duration) -> String {
+    let begin = Instant::now();
+    let (mut said, mut bytes) = (Vec::new(), [0; 1024]);
+    while !said.contains(&b'\n') && said.len() < bytes.len() {
+        let left = limit.saturating_sub(begin.elapsed());
+        // CAST: some seconds.
+        let left = timespec(Nanos(left.as_nanos() as u64));
+        let mut fds = [PollFd::new(&stdout, PollFlags::IN)];
+        match poll(&mut fds, Some(&left)) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Ok(0) | Err(_) => break,
+            Ok(_) => {}
+        }
+        match stdout.read(&mut bytes) {
+            Ok(0) | Err(_) => break,
+            Ok(count) => said.extend_from_slice(&bytes[..count]),
+        }
+    }
+    String::from_utf8_lossy(&said).into_owned()
 }
 
 /// The guardian's end: says that it is ready on `output`, keeps the lease, and returns how many channels it resumed once
@@ -266,5 +318,30 @@ mod tests {
         command.args(["-c", "echo no driver"]);
         let error = Guardian::start(command).unwrap_err().to_string();
         assert!(error.contains("no driver"), "{error}");
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_guardian_that_is_stopped_stops_nobody() {
+        let guardian = Guardian::start(shell("echo ready; kill -STOP $$")).unwrap();
+        let (pid, begin) = (guardian.pid(), Instant::now());
+        drop(guardian);
+        assert!(begin.elapsed() < 4 * END_LIMIT);
+        let there = std::path::Path::new("/proc").join(pid.to_string());
+        assert!(!there.exists(), "it was killed and waited for");
+    }
+
+    #[test]
+    fn a_guardian_that_says_nothing_is_no_guardian() {
+        let begin = Instant::now();
+        let limit = Duration::from_millis(50);
+        let started = Guardian::start_within(shell("exec sleep 600"), limit);
+        assert!(matches!(started, Err(GuardianError::NotReady(said)) if said.is_empty()));
+        assert!(begin.elapsed() < 4 * END_LIMIT);
     }
 }
