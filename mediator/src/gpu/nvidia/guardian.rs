@@ -37,8 +37,14 @@ const END_LIMIT: Duration = Duration::from_millis(500);
 /// From one look whether it has ended to the next.
 const END_PAUSE: Duration = Duration::from_millis(1);
 
-/// Longest order: a few thousand channels.
+/// Channels of an order in one line: a pipe has room for four such lines.
+const LINE_CHANNELS: usize = 256;
+
+/// Longest line that is taken.
 const ORDER_MAX: usize = 1 << 20;
+
+/// TIMEOUT: a guardian that reads nothing of a full pipe for so long is taken as gone; it has nothing else to do than to read.
+const FULL_LIMIT: Duration = Duration::from_millis(50);
 
 /// What the daemon says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +56,28 @@ pub enum Order {
     Release(Vec<Channel>),
     /// The daemon lives.
     Renew,
+}
+
+impl Order {
+    /// The same in lines, none of which is longer than a pipe. One whose first lines arrive and whose last do not does no harm.
+    fn lines(&self) -> serde_json::Result<Vec<Vec<u8>>> {
+        let (channels, order): (_, fn(Vec<Channel>) -> Self) = match self {
+            Self::Hold(channels) => (channels, Self::Hold),
+            Self::Release(channels) => (channels, Self::Release),
+            Self::Renew => return Ok(vec![line(self)?]),
+        };
+        if channels.len() <= LINE_CHANNELS {
+            return Ok(vec![line(self)?]);
+        }
+        let parts = channels.chunks(LINE_CHANNELS);
+        parts.map(|part| line(&order(part.to_vec()))).collect()
+    }
+}
+
+fn line(order: &Order) -> serde_json::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(order)?;
+    line.push(b'\n');
+    Ok(line)
 }
 
 /// What went wrong with the guardian.
@@ -116,13 +144,15 @@ impl Guardian {
     /// # Errors
     /// If it is gone or does not read.
     pub fn tell(&mut self, order: &Order) -> Result<(), GuardianError> {
-        let mut line =
-            serde_json::to_vec(order).map_err(|error| GuardianError::Gone(error.into()))?;
-        line.push(b'\n');
-        match &mut self.orders {
-            Some(orders) => orders.write_all(&line).map_err(GuardianError::Gone),
-            None => Err(GuardianError::Gone(io::ErrorKind::BrokenPipe.into())),
-        }
+        let lines = order
+            .lines()
+            .map_err(|error| GuardianError::Gone(error.into()))?;
+        let Some(orders) = &mut self.orders else {
+            return Err(GuardianError::Gone(io::ErrorKind::BrokenPipe.into()));
+        };
+        let mut lines = lines.iter();
+        let told = lines.try_for_each(|line| write_line(orders, line));
+        told.map_err(GuardianError::Gone)
     }
 
     /// Process id of the guardian.
@@ -162,6 +192,29 @@ impl Drop for Guardian {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Writes all of it to a pipe that does not block, as long as somebody reads.
+fn write_line(orders: &mut ChildStdin, mut line: &[u8]) -> io::Result<()> {
+    while !line.is_empty() {
+        match orders.write(line) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => line = &line[count..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                // CAST: milliseconds.
+                let limit = timespec(Nanos(FULL_LIMIT.as_nanos() as u64));
+                let mut fds = [PollFd::new(&*orders, PollFlags::OUT)];
+                match poll(&mut fds, Some(&limit)) {
+                    Ok(0) => return Err(error),
+                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// What it says first, if it does within the limit; what cannot be read is not "ready".
@@ -343,5 +396,38 @@ mod tests {
         let started = Guardian::start_within(shell("exec sleep 600"), limit);
         assert!(matches!(started, Err(GuardianError::NotReady(said)) if said.is_empty()));
         assert!(begin.elapsed() < 4 * END_LIMIT);
+    }
+
+    #[test]
+    fn an_order_of_more_channels_than_a_pipe_takes_is_heard_whole() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let script = format!(
+            "echo ready; sleep 0.02; exec cat > {}",
+            file.path().display()
+        );
+        let mut guardian = Guardian::start(shell(&script)).unwrap();
+        let all = channels(10_000);
+        guardian.tell(&Order::Hold(all.clone())).unwrap();
+        guardian.tell(&Order::Renew).unwrap();
+        guardian.tell(&Order::Release(all.clone())).unwrap();
+        drop(guardian);
+        let (mut held, mut released) = (Vec::new(), Vec::new());
+        for line in std::fs::read_to_string(file.path()).unwrap().lines() {
+            assert!(line.len() < 1 << 14, "{}", line.len());
+            match serde_json::from_str(line).unwrap() {
+                Order::Hold(channels) => held.extend(channels),
+                Order::Release(channels) => released.extend(channels),
+                Order::Renew => {}
+            }
+        }
+        assert!(held == all && released == all);
+    }
+
+    #[test]
+    fn a_guardian_that_does_not_read_is_gone() {
+        let mut guardian = Guardian::start(shell("echo ready; exec sleep 600")).unwrap();
+        let begin = Instant::now();
+        assert!(guardian.tell(&Order::Hold(channels(10_000))).is_err());
+        assert!(begin.elapsed() < 10 * FULL_LIMIT);
     }
 }

@@ -151,6 +151,11 @@ impl Handles {
         objects
     }
 
+    /// How many objects are known of a process.
+    pub fn count(&self, pid: u32) -> usize {
+        self.objects.get(&pid).map_or(0, BTreeMap::len)
+    }
+
     /// Processes that reported something.
     pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.objects.keys().copied()

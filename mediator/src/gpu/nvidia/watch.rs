@@ -5,14 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use turnstile_accounting::meter::{LaggedShares, Stay};
 use turnstile_accounting::{Moment, Nanos, Signals, SwitchEvent, TenantId, TenantUsage, Usage};
-use turnstile_vmm::wire::ObjectChange;
 
 use super::RECORD;
 use super::begun::{Begun, Look};
 use super::demand::Demand;
 use super::events::{Change, SwitchRecord};
 use super::handles::Handles;
-use super::hold::Channel;
 use super::hosts::{Hosts, Listens};
 use super::latches::Latches;
 use super::launches::Launches;
@@ -20,7 +18,6 @@ use super::models::{H200, Model};
 use super::progress::{Located, Progress, Said, Words};
 use super::residency::{Residency, UNTRACKED};
 use super::stops::Stops;
-use super::userd::Place;
 use super::utilisation::Busy;
 use crate::mediation::COMPUTE;
 use crate::process;
@@ -56,6 +53,8 @@ pub(super) struct Watch {
     pub(super) handles: Handles,
     pub(super) progress: Progress,
     changes: u64,
+    /// Who was told to have too many channels.
+    crowded: BTreeSet<TenantId>,
     idle: LaggedShares,
     pub(super) latches: Latches,
     launches: Launches,
@@ -104,6 +103,7 @@ impl Watch {
             demand: Demand::default(),
             handles: Handles::default(),
             changes: 0,
+            crowded: BTreeSet::new(),
             progress: Progress::default(),
             idle: LaggedShares::default(),
             latches: Latches::default(),
@@ -175,6 +175,7 @@ impl Watch {
         self.stops.forget(tenant);
         self.begun.forget(tenant);
         self.hosts.forget(tenant);
+        self.crowded.remove(&tenant);
         for pid in self.residency.forget_tenant(tenant) {
             self.handles.forget(pid);
         }
@@ -209,66 +210,6 @@ impl Watch {
         self.hosts.released(tenant, at);
         self.progress.broke(tenant, at);
         self.residency.set_held(tenant, None);
-    }
-
-    /// Takes what a process was handed out; whether a tenant that is held has something new to be stopped.
-    pub(super) fn changed(&mut self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) -> bool {
-        if self.residency.tenant(pid) != Some(tenant) {
-            self.assign(pid, tenant);
-        }
-        self.changes += 1;
-        let mut any = false;
-        for change in changes {
-            match self.handles.apply(pid, change) {
-                Ok(changed) => any |= changed,
-                Err(error) => log::debug!("{error}"),
-            }
-        }
-        any
-    }
-
-    /// Channels by which a tenant is held: those on the compute engine, of all its processes.
-    pub(super) fn channels(&self, tenant: TenantId) -> Vec<Channel> {
-        let pids = self.pids(tenant);
-        pids.flat_map(|pid| self.handles.compute_channels(pid))
-            .collect()
-    }
-
-    /// All of its channels: those that copy have to be stopped too before its memory is taken.
-    pub(super) fn all_channels(&self, tenant: TenantId) -> Vec<Channel> {
-        let pids = self.pids(tenant);
-        pids.flat_map(|pid| self.handles.all_channels(pid))
-            .collect()
-    }
-
-    pub(super) fn pids(&self, tenant: TenantId) -> impl Iterator<Item = u32> + '_ {
-        let of = move |pid: &u32| self.residency.tenant(*pid) == Some(tenant);
-        self.handles.pids().filter(of)
-    }
-
-    /// How often it changed so far who has which channels.
-    pub(super) const fn changes(&self) -> u64 {
-        self.changes
-    }
-
-    /// The channels on the compute engine of each tenant that has some, and where they say how far they are; of those of whose channels that is known of all.
-    pub(super) fn places(&self) -> BTreeMap<TenantId, Vec<Place>> {
-        let mut places: BTreeMap<TenantId, Vec<Place>> = BTreeMap::new();
-        let mut unknown = BTreeSet::new();
-        for pid in self.handles.pids() {
-            let Some(tenant) = self.residency.tenant(pid) else {
-                continue;
-            };
-            let userds = self.handles.compute_userds(pid);
-            if userds.len() < self.handles.compute_channels(pid).len() {
-                unknown.insert(tenant);
-            }
-            let place = |(client, userd)| Place { pid, client, userd };
-            let of = places.entry(tenant).or_default();
-            of.extend(userds.into_iter().map(place));
-        }
-        places.retain(|tenant, places| !unknown.contains(tenant) && !places.is_empty());
-        places
     }
 
     /// What was learnt of a tenant's pauses is not true any more. Where it is not known of which time the counters tell, it may have been of this one.
@@ -774,6 +715,7 @@ fn more(told: &BTreeMap<TenantId, f64>, tenant: TenantId, known_ns: f64) -> i64 
     (known_ns - told_ns) as i64
 }
 
+mod channels;
 mod current;
 pub(super) mod heard;
 mod lately;
