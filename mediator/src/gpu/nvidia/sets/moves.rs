@@ -152,12 +152,16 @@ impl Shared {
             return;
         }
         let places: Vec<Place> = taken.iter().map(|one| one.place).collect();
-        let unmapped = (self.fasten)(tenant, true).and_then(|()| mapper.unmap(&places));
+        let fastened = (self.fasten)(tenant, true);
+        let unmapped = fastened.clone().and_then(|()| mapper.unmap(&places));
         if let Err(error) = unmapped {
             self.complain(tenant, &error);
             for one in taken {
                 self.put(tenant, one.id, one.state);
                 outcomes.insert(one.id, Err(MoveFailure::Copy));
+            }
+            if fastened.is_ok() {
+                self.loosen(tenant);
             }
             return;
         }
@@ -232,6 +236,15 @@ impl Shared {
         let mut table = lock(&self.table);
         let owner = table.owner(tenant);
         owner.is_ok_and(|owner| owner.wishes.is_some() && owner.chunks.values().all(there))
+    }
+
+    /// A program of which nothing is at the host is resumed by the guardian again, when the daemon is gone.
+    fn loosen(&self, tenant: TenantId) {
+        if self.is_last(tenant)
+            && let Err(error) = (self.fasten)(tenant, false)
+        {
+            log::error!("{tenant} would stay suspended without the daemon: {error}");
+        }
     }
 
     /// Memory of an owner went.
@@ -309,11 +322,7 @@ impl Shared {
                 owner.put(id, |chunk| chunk.spare = copy);
             }
         }
-        if self.is_last(tenant)
-            && let Err(error) = (self.fasten)(tenant, false)
-        {
-            log::error!("{tenant} would stay suspended without the daemon: {error}");
-        }
+        self.loosen(tenant);
         let mapped = shared.map_err(|error| error.to_string());
         if let Err(error) = mapped.and_then(|shared| mapper.map(shared)) {
             log::error!("{tenant} cannot have its memory and is ended: {error}");

@@ -380,6 +380,44 @@ fn who_does_not_let_go_keeps_it_and_who_does_not_take_it_ends() {
 }
 
 #[test]
+fn a_program_that_does_not_let_go_of_memory_is_the_guardians_again() {
+    let copies = FakeCopies {
+        free: AtomicU64::new(4 * CHUNK_BYTES),
+        fail_every: u64::MAX,
+        count: AtomicU64::new(0),
+    };
+    let fastened = Arc::<Mutex<Vec<bool>>>::default();
+    let told = fastened.clone();
+    let fasten = Box::new(move |_: TenantId, on: bool| {
+        told.lock().unwrap().push(on);
+        Ok(())
+    });
+    let sets = Sets::new(Arc::new(copies), fasten, 4 * CHUNK_BYTES, 64 * CHUNK_BYTES).unwrap();
+    let owner = Arc::<FakeOwner>::default();
+    owner
+        .refuses
+        .store(true, std::sync::atomic::Ordering::Relaxed);
+    sets.add_program(A, owner);
+    let file = memory_file("turnstile-fake", CHUNK_BYTES).unwrap();
+    let memory = Resident::adopt(file.into(), CHUNK_BYTES);
+    let (at, bytes) = (0, CHUNK_BYTES);
+    sets.made(A, Place { at, bytes }, memory);
+    sets.held(A);
+    let order = MoveOrder {
+        owner: A,
+        cause: B,
+        direction: Direction::Out,
+        chunks: vec![ChunkId(0)],
+    };
+    sets.order(order).unwrap();
+    let begin = Instant::now();
+    while *fastened.lock().unwrap() != [true, false] {
+        assert!(begin.elapsed() < LONG, "{:?}", fastened.lock().unwrap());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn a_request_waits_for_the_turn_and_is_not_interrupted() {
     let bench = Bench::new(4, 64, u64::MAX);
     let served = bench.sets.serve(A, LONG).unwrap();
