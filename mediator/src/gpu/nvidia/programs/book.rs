@@ -41,8 +41,10 @@ struct Owner {
 }
 
 impl Owner {
-    const fn used_bytes(&self) -> u64 {
-        self.chunk_bytes.saturating_add(self.pinned_bytes)
+    /// At most what it may have: what cannot move is its library's word alone, and takes nothing from others beyond that.
+    fn used_bytes(&self) -> u64 {
+        let said = self.chunk_bytes.saturating_add(self.pinned_bytes);
+        said.min(self.max_bytes)
     }
 }
 
@@ -58,6 +60,9 @@ pub(super) enum Breach {
     /// Another size.
     #[error("chunk {0} is of another size than was asked for")]
     Size(ChunkNumber),
+    /// More than its tenant may have: nobody granted that.
+    #[error("chunk {0} is more than its program may have")]
+    Beyond(ChunkNumber),
     /// More than the library ever has.
     #[error("a process has {CHUNKS_MAX} chunks at most")]
     TooMany,
@@ -202,6 +207,9 @@ impl Book {
             Some(known) if known.state != State::Granted => return Err(Breach::Twice(chunk)),
             Some(known) => known.state = State::Here,
             None if many => return Err(Breach::TooMany),
+            None if bytes > owner.max_bytes.saturating_sub(owner.chunk_bytes) => {
+                return Err(Breach::Beyond(chunk));
+            }
             None => {
                 let state = State::Here;
                 process.chunks.insert(chunk, Chunk { bytes, state });
@@ -277,6 +285,12 @@ impl Book {
             pinned: owner.pinned_bytes,
             max: owner.max_bytes,
         })
+    }
+
+    /// So much of a tenant counts as on the card and unmovable, whatever its libraries say.
+    pub(super) fn fixed_bytes(&self, tenant: TenantId) -> u64 {
+        let owner = self.owners.get(&tenant);
+        owner.map_or(0, |owner| owner.pinned_bytes.min(owner.max_bytes))
     }
 
     /// Bytes that the tenant of a process may still ask for, and those that it may have.
@@ -361,6 +375,25 @@ mod tests {
         assert_eq!(book.forget(process, 2), Err(Breach::NotThere(2)));
         book.disconnect(process);
         assert_eq!(book.forget(process, 1), Err(Breach::Gone));
+    }
+
+    #[test]
+    fn what_a_library_says_takes_no_more_than_its_tenant_may_have() {
+        let mut book = Book::new(100 * MIB);
+        let (liar, other) = (book.connect(A, 60 * MIB), book.connect(B, 90 * MIB));
+        assert_eq!(book.pinned(liar, Pin::Array, 1 << 42), Ok(()));
+        assert_eq!(book.fixed_bytes(A), 60 * MIB);
+        assert_eq!(book.info(other), Ok((40 * MIB, 90 * MIB)));
+        assert_eq!(book.ask(other, 1, 40 * MIB), Ok(Ok(())));
+        assert_eq!(book.ask(liar, 1, MIB), Ok(Err(Denial::Limit)));
+        // What it had before it connected, as far as it may have had that.
+        assert_eq!(book.made(liar, 2, 60 * MIB), Ok(()));
+        assert_eq!(book.made(liar, 3, 1), Err(Breach::Beyond(3)));
+        let second = book.connect(A, 60 * MIB);
+        assert_eq!(book.made(second, 3, 1 << 42), Err(Breach::Beyond(3)));
+        assert_eq!(book.bytes(A).unwrap().chunks, 60 * MIB);
+        book.disconnect(liar);
+        assert_eq!(book.fixed_bytes(A), 0);
     }
 
     proptest! {

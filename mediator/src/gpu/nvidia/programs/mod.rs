@@ -296,9 +296,8 @@ impl ProgramMemory {
     }
 
     fn tell_pinned(&self, tenant: TenantId) {
-        let bytes = self.0.lock().book.bytes(tenant);
-        let pinned = bytes.map_or(0, |bytes| bytes.pinned);
-        self.0.backing.pinned(tenant, pinned);
+        let fixed_bytes = self.0.lock().book.fixed_bytes(tenant);
+        self.0.backing.pinned(tenant, fixed_bytes);
     }
 
     /// Says that a chunk was denied, now and then.
