@@ -260,6 +260,11 @@ impl Demand {
         self.tenants.len() < 2
     }
 
+    /// Whether it is one of them.
+    pub fn knows(&self, tenant: TenantId) -> bool {
+        self.tenants.contains_key(&tenant)
+    }
+
     /// All of them.
     pub fn tenants(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.tenants.keys().copied()

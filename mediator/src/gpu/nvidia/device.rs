@@ -738,7 +738,11 @@ impl Gpu for NvidiaGpu {
             name: process::name(*pid),
             switches: *switches,
         };
-        let watched = lock(&self.shared.watched);
+        let mut watched = lock(&self.shared.watched);
+        // Here, as this is asked once a second: while one is known who is no tenant, the log is read more often.
+        watched
+            .watch
+            .forget_gone(|pid| process::Identity::of(pid).is_none());
         let untracked = watched.watch.residency.untracked();
         // The mover is our own.
         let strange = |pid: &u32| process::parent(*pid) != Some(std::process::id());

@@ -250,6 +250,12 @@ impl Residency {
         gone.map(|(pid, _)| pid).collect()
     }
 
+    #[cfg(test)]
+    pub(super) fn remembers(&self, tenant: TenantId) -> bool {
+        let idle = self.idle.contains_key(&tenant) || self.idle_at_handover.contains_key(&tenant);
+        idle || self.launching.contains_key(&tenant) || self.owed.contains_key(&tenant)
+    }
+
     /// The tenant of a process.
     pub fn tenant(&self, pid: u32) -> Option<TenantId> {
         self.tenants.get(&pid).copied()
@@ -271,6 +277,16 @@ impl Residency {
             Occupant::Resident { pid, from, .. } => Some((self.owner(pid), from)),
             Occupant::Unknown | Occupant::Own { .. } | Occupant::None { .. } => None,
         }
+    }
+
+    /// Of those who are nobody's, who has ended is forgotten, unless the engine is his by what was read.
+    pub fn forget_gone(&mut self, is_gone: impl Fn(u32) -> bool) {
+        let here = match self.occupant {
+            Occupant::Resident { pid, .. } => Some(pid),
+            Occupant::Unknown | Occupant::Own { .. } | Occupant::None { .. } => None,
+        };
+        let stays = |pid: u32| here == Some(pid) || !is_gone(pid);
+        self.untracked.retain(|pid, _| stays(*pid));
     }
 
     /// From now on this fraction of the tenant's residency counts as idle.

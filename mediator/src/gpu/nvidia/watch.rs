@@ -595,6 +595,18 @@ impl Watch {
         if measured {
             self.make_good(span, idle.0 as f64 - nobody.0 as f64, &stays);
         }
+        // The counters told of them for the last time.
+        let gone = |tenant: &TenantId| !self.minds(*tenant) && !stays.contains_key(tenant);
+        for tenant in self
+            .idle
+            .shares()
+            .tenants()
+            .filter(gone)
+            .collect::<Vec<_>>()
+        {
+            self.idle.forget(tenant);
+            self.launches.forget(tenant);
+        }
         self.believe();
     }
 
@@ -628,11 +640,14 @@ impl Watch {
     ) {
         let told = self.residency.told_idle_within(from, to);
         if let (1, Some((alone, _))) = (stays.len(), stays.first_key_value()) {
+            if !self.minds(*alone) {
+                return;
+            }
             let more_ns = more(&told, *alone, idle_ns);
             return self.residency.owe_idle_alone(*alone, more_ns);
         }
         for idled in self.idle.tell(self.launches.confirmed()) {
-            if self.begun.has(idled.tenant) {
+            if self.begun.has(idled.tenant) || !self.minds(idled.tenant) {
                 continue; // it tells of before
             }
             let more_ns = more(&told, idled.tenant, idled.idle_ns);
@@ -646,6 +661,9 @@ impl Watch {
     fn believe(&mut self) {
         let shares = self.idle.shares();
         for tenant in shares.tenants() {
+            if !self.minds(tenant) {
+                continue;
+            }
             let at_handover = shares.at_handover(tenant);
             let fraction = if self.begun.has(tenant) {
                 0.0

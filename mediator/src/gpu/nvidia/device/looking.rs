@@ -82,7 +82,10 @@ impl Shared {
             let mut watched = lock(&self.watched);
             // Not before: another thread may have had it for long.
             let now = self.now();
-            watched.watch.latches.read(tenant, words, now);
+            // One who is gone is not learnt again.
+            if watched.watch.minds(tenant) {
+                watched.watch.latches.read(tenant, words, now);
+            }
         }
     }
 }

@@ -56,7 +56,14 @@ fn contexts_of_all_processes_of_a_tenant_are_its_time() {
         (480, Running(UNTRACKED)),
     ];
     assert_eq!(states(&events), expected);
+    residency.forget_gone(|_| true);
+    assert_eq!(residency.untracked().get(&30), Some(&1), "it is there");
+    residency.take(&record(5, 500, 30, Change::Saved), &mut events);
+    residency.forget_gone(|_| false);
     assert_eq!(residency.untracked().get(&30), Some(&1));
+    residency.forget_gone(|pid| pid == 30);
+    assert!(residency.untracked().is_empty());
+    residency.take(&record(6, 600, 30, Change::Active), &mut events);
     residency.assign(30, B);
     assert!(residency.untracked().is_empty());
 }

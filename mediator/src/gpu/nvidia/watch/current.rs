@@ -5,7 +5,7 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 use super::Watch;
 use crate::gpu::nvidia::RECORD;
 use crate::gpu::nvidia::look::JUST_NOW;
-use crate::gpu::nvidia::residency::TIME_SLICE;
+use crate::gpu::nvidia::residency::{TIME_SLICE, UNTRACKED};
 
 /// The driver moves records of the log to its ring by itself, within so long. SOURCE: `fecs_event_list.c`: 30 times a second; and a little.
 const SHOWN: Nanos = Nanos::from_ms(40);
@@ -52,6 +52,19 @@ impl Watch {
     /// Whether nobody is there who is no tenant.
     pub(in crate::gpu::nvidia) fn knows_all(&self) -> bool {
         self.residency.untracked().is_empty()
+    }
+
+    /// Of those who are no tenants, who has ended is forgotten.
+    pub(in crate::gpu::nvidia) fn forget_gone(&mut self, is_gone: impl Fn(u32) -> bool) {
+        self.residency.forget_gone(is_gone);
+        // Another may have its number.
+        let untracked = self.residency.untracked();
+        self.strangers.retain(|pid| untracked.contains_key(pid));
+    }
+
+    /// Whether something is to be known of this one: counters and stretches tell of who is gone for a while.
+    pub(in crate::gpu::nvidia) fn minds(&self, tenant: TenantId) -> bool {
+        tenant == UNTRACKED || self.demand.knows(tenant)
     }
 
     /// The usher's process, of which there may be another now.

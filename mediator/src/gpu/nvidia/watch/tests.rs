@@ -284,3 +284,47 @@ fn readings_are_in_step_with_nothing() {
         assert!(longest <= 3, "{kernel}: {longest} in a row");
     }
 }
+
+#[test]
+fn who_is_gone_is_not_learnt_again_from_what_counters_tell_of_before() {
+    let at = |ms: u64| Moment(ms * 1_000_000);
+    let mut watch = Watch::new(true);
+    watch.measured(Nanos::ZERO);
+    let b = TenantId(2);
+    watch.add(A, 10, at(0));
+    watch.add(b, 20, at(0));
+    let record = |seq, ms, pid, change| SwitchRecord {
+        seq,
+        at: at(ms),
+        pid,
+        context: 1,
+        change,
+    };
+    let counted = |watch: &mut Watch, interval: u64| {
+        watch.take(at(100 * (interval + 1) + 1), &mut Vec::new());
+        watch.counted(Busy {
+            from: at(100 * interval),
+            to: at(100 * (interval + 1)),
+            busy_ns: Nanos::from_ms(50),
+            launches: Some(100),
+        });
+    };
+    let change = |seq, ms, from, to| {
+        let saved = record(seq, ms, from, Change::Saved);
+        [saved, record(seq + 1, ms + 1, to, Change::Active)]
+    };
+    watch.read([record(0, 0, 10, Change::Active)], true);
+    watch.read(change(1, 50, 10, 20), true);
+    watch.read(change(3, 150, 20, 10), true);
+    counted(&mut watch, 0);
+    assert!(watch.residency.remembers(A) && watch.residency.remembers(b));
+    watch.read(change(5, 180, 10, 20), true);
+    watch.remove(A);
+    assert!(!watch.residency.remembers(A));
+    for interval in 1..5 {
+        counted(&mut watch, interval);
+        assert!(!watch.residency.remembers(A), "{interval}");
+        assert!(watch.residency.remembers(b));
+    }
+    assert!(watch.idle.shares().tenants().all(|tenant| tenant != A));
+}
