@@ -18,28 +18,48 @@ use super::{Backing, Grant, ProgramMemory, ProgramPlace, WeakMemory};
 use crate::gpu::nvidia::mover::Resident;
 use crate::gpu::nvidia::sets::{Mapper, Place, Sets};
 
+/// Chunks of all programs that move: each takes a descriptor of the daemon's, which may have 65,536 as it is packed.
+const CHUNKS_MAX: usize = 48 << 10;
+/// And of one tenant: others are to have some.
+const TENANT_CHUNKS_MAX: usize = CHUNKS_MAX / 2;
+
 #[derive(Debug, Default)]
 struct Numbers {
     last: u64,
+    /// How many each tenant has.
+    counts: BTreeMap<TenantId, usize>,
     by_chunk: BTreeMap<ProgramPlace, u64>,
     by_number: BTreeMap<u64, ProgramPlace>,
 }
 
 impl Numbers {
-    fn number(&mut self, chunk: ProgramPlace) -> Place {
-        let last = &mut self.last;
-        let at = *self.by_chunk.entry(chunk).or_insert_with(|| {
-            *last += 1;
-            *last
-        });
-        self.by_number.insert(at, chunk);
+    /// None if it is new, and there are as many as may be.
+    fn number(&mut self, tenant: TenantId, chunk: ProgramPlace) -> Option<Place> {
         let bytes = chunk.bytes;
-        Place { at, bytes }
+        if let Some(at) = self.by_chunk.get(&chunk).copied() {
+            return Some(Place { at, bytes });
+        }
+        let count = self.counts.get(&tenant).copied().unwrap_or_default();
+        if count >= TENANT_CHUNKS_MAX || self.by_chunk.len() >= CHUNKS_MAX {
+            return None;
+        }
+        self.counts.insert(tenant, count + 1);
+        self.last += 1;
+        let at = self.last;
+        self.by_chunk.insert(chunk, at);
+        self.by_number.insert(at, chunk);
+        Some(Place { at, bytes })
     }
 
-    fn forget(&mut self, chunk: ProgramPlace) -> Option<Place> {
+    fn forget(&mut self, tenant: TenantId, chunk: ProgramPlace) -> Option<Place> {
         let at = self.by_chunk.remove(&chunk)?;
         self.by_number.remove(&at);
+        if let Some(count) = self.counts.get_mut(&tenant) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&tenant);
+            }
+        }
         let bytes = chunk.bytes;
         Some(Place { at, bytes })
     }
@@ -88,12 +108,13 @@ impl Backing for ProgramChunks {
         let Some(sets) = self.0.sets.get() else {
             return Ok(Grant::Make);
         };
-        let place = self.0.numbers().number(chunk);
+        let place = self.0.numbers().number(tenant, chunk);
+        let place = place.ok_or(Denial::Full)?;
         match sets.grant(tenant, place) {
             Some(true) => Ok(Grant::Make),
             Some(false) => Ok(Grant::Given),
             None => {
-                self.0.numbers().forget(chunk);
+                self.0.numbers().forget(tenant, chunk);
                 Err(Denial::Full)
             }
         }
@@ -102,13 +123,16 @@ impl Backing for ProgramChunks {
     fn made(&self, tenant: TenantId, chunk: ProgramPlace, handle: OwnedFd) {
         // Where nothing moves it is closed: it would keep the memory.
         if let Some(sets) = self.0.sets.get() {
-            let place = self.0.numbers().number(chunk);
-            sets.made(tenant, place, Resident::adopt(handle, chunk.bytes));
+            // One too many stays where it is, and its handle is closed.
+            let place = self.0.numbers().number(tenant, chunk);
+            if let Some(place) = place {
+                sets.made(tenant, place, Resident::adopt(handle, chunk.bytes));
+            }
         }
     }
 
     fn freed(&self, tenant: TenantId, chunk: ProgramPlace) {
-        let place = self.0.numbers().forget(chunk);
+        let place = self.0.numbers().forget(tenant, chunk);
         if let (Some(sets), Some(place)) = (self.0.sets.get(), place) {
             sets.forget(tenant, place);
         }
@@ -168,5 +192,39 @@ impl Mapper for Processes {
         if let Ok(memory) = self.memory() {
             memory.end(self.tenant);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::book::ProcessNumber;
+    use super::*;
+
+    #[test]
+    fn one_tenant_has_half_of_the_descriptors() {
+        let [a, b, c] = [1, 2, 3].map(TenantId);
+        let mut numbers = Numbers::default();
+        let chunk = |process, chunk: usize| ProgramPlace {
+            process: ProcessNumber(process),
+            chunk: chunk as u64,
+            bytes: 1,
+        };
+        for number in 0..TENANT_CHUNKS_MAX {
+            assert!(
+                numbers
+                    .number(a, chunk(number as u64 % 4, number))
+                    .is_some()
+            );
+        }
+        assert_eq!(numbers.number(a, chunk(5, 0)), None);
+        let known = numbers.number(a, chunk(1, 1)).unwrap();
+        for number in 0..TENANT_CHUNKS_MAX {
+            assert!(numbers.number(b, chunk(9, number)).is_some());
+        }
+        assert_eq!(numbers.number(c, chunk(10, 0)), None);
+        assert_eq!(numbers.forget(a, chunk(1, 1)), Some(known));
+        assert_eq!(numbers.forget(a, chunk(1, 1)), None);
+        assert!(numbers.number(a, chunk(5, 0)).is_some());
+        assert_eq!(numbers.number(a, chunk(1, 1)), None);
     }
 }

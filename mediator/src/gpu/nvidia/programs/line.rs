@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_type};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred, socket_type};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketType, recvmsg, sendmsg, shutdown,
@@ -28,7 +28,11 @@ pub(super) enum LineError {
 
 /// A connection.
 #[derive(Debug)]
-pub(super) struct Line(OwnedFd);
+pub(super) struct Line {
+    socket: OwnedFd,
+    /// The process that connected, by the kernel's word.
+    pub(super) pid: u32,
+}
 
 impl Line {
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
@@ -37,7 +41,8 @@ impl Line {
         }
         rustix::io::ioctl_fionbio(&socket, false)?;
         set_socket_timeout(&socket, Timeout::Send, Some(SEND_LIMIT))?;
-        Ok(Self(socket))
+        let pid = socket_peercred(&socket)?.pid.as_raw_pid().unsigned_abs();
+        Ok(Self { socket, pid })
     }
 
     /// Waits for the next frame; None at the end.
@@ -48,7 +53,12 @@ impl Line {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = loop {
             let mut parts = [IoSliceMut::new(&mut frame)];
-            match recvmsg(&self.0, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            match recvmsg(
+                &self.socket,
+                &mut parts,
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            ) {
                 Err(rustix::io::Errno::INTR) => {}
                 got => break got.map_err(io::Error::from)?.bytes,
             }
@@ -77,7 +87,7 @@ impl Line {
         let frame = message.encode();
         let sent = loop {
             let parts = [IoSlice::new(&frame)];
-            match sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL) {
+            match sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL) {
                 Err(rustix::io::Errno::INTR) => {}
                 sent => break sent,
             }
@@ -91,6 +101,6 @@ impl Line {
 
     /// The thread that hears sees its end.
     pub(super) fn end(&self) {
-        let _ = shutdown(&self.0, Shutdown::Both);
+        let _ = shutdown(&self.socket, Shutdown::Both);
     }
 }

@@ -27,6 +27,8 @@ use line::Line;
 
 /// Processes of all programs at a time that have a connection: each takes a thread.
 const CONNECTIONS_MAX: usize = 512;
+/// And of one program: it is not to take those of all others.
+const PROCESSES_MAX: usize = 64;
 /// TIMEOUT: for a library's thread to come to it on a busy host. Everybody who waits for memory waits for that.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
 /// TIMEOUT: and for each chunk, which is unmapped or mapped in 0.1 ms (measured on an H200).
@@ -96,6 +98,30 @@ struct State {
     lines: BTreeMap<ProcessNumber, Arc<Line>>,
     awaited: Awaited,
     told: Option<Instant>,
+    /// When it was last told of each tenant that a connection of it ended early.
+    ends_told: BTreeMap<TenantId, Instant>,
+}
+
+impl State {
+    /// Whether a tenant may have this connection as well.
+    fn admit(&self, tenant: TenantId, line: &Line) -> Result<(), String> {
+        if self.lines.len() >= CONNECTIONS_MAX {
+            return Err(format!(
+                "{CONNECTIONS_MAX} processes have movable memory already"
+            ));
+        }
+        let own = self.book.processes(tenant);
+        if own.len() >= PROCESSES_MAX {
+            return Err(format!(
+                "{PROCESSES_MAX} processes of it have movable memory already"
+            ));
+        }
+        let mut own = own.iter().filter_map(|number| self.lines.get(number));
+        if own.any(|other| other.pid == line.pid) {
+            return Err(format!("process {} has a connection already", line.pid));
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug)]
@@ -128,6 +154,7 @@ impl ProgramMemory {
             lines: BTreeMap::new(),
             awaited: Awaited::default(),
             told: None,
+            ends_told: BTreeMap::new(),
         };
         Self(Arc::new(Shared {
             backing,
@@ -149,11 +176,7 @@ impl ProgramMemory {
     pub fn connect(&self, tenant: TenantId, socket: OwnedFd) -> Result<(), String> {
         let line = Arc::new(Line::new(socket).map_err(|error| error.to_string())?);
         let mut state = self.0.lock();
-        if state.lines.len() >= CONNECTIONS_MAX {
-            return Err(format!(
-                "{CONNECTIONS_MAX} processes have movable memory already"
-            ));
-        }
+        state.admit(tenant, &line)?;
         let limit = state.limits.get(&tenant).copied();
         let max_bytes = limit.ok_or("its program is no tenant")?;
         let number = state.book.connect(tenant, max_bytes);
@@ -171,7 +194,10 @@ impl ProgramMemory {
 
     /// A tenant is gone: its processes are not heard any more.
     pub fn remove(&self, tenant: TenantId) {
-        self.0.lock().limits.remove(&tenant);
+        let mut state = self.0.lock();
+        state.limits.remove(&tenant);
+        state.ends_told.remove(&tenant);
+        drop(state);
         self.end(tenant);
     }
 
@@ -217,8 +243,7 @@ impl ProgramMemory {
             }
         };
         if let Some(why) = end {
-            // One line for a connection.
-            log::warn!("Memory of a process of {tenant} does not move any more: {why}");
+            self.tell_end(tenant, &why);
         }
         self.lose(tenant, number);
     }
@@ -298,6 +323,26 @@ impl ProgramMemory {
     fn tell_pinned(&self, tenant: TenantId) {
         let fixed_bytes = self.0.lock().book.fixed_bytes(tenant);
         self.0.backing.pinned(tenant, fixed_bytes);
+    }
+
+    /// Says that a connection was ended, now and then: a program can make another at once.
+    fn tell_end(&self, tenant: TenantId, why: &str) {
+        let mut state = self.0.lock();
+        let told = state.ends_told.get(&tenant);
+        let level = if told.is_some_and(|at| at.elapsed() < TELL_EVERY) {
+            log::Level::Debug
+        } else {
+            // Of one who is gone nothing is kept.
+            if state.limits.contains_key(&tenant) {
+                state.ends_told.insert(tenant, Instant::now());
+            }
+            log::Level::Warn
+        };
+        drop(state);
+        log::log!(
+            level,
+            "Memory of a process of {tenant} does not move any more: {why}"
+        );
     }
 
     /// Says that a chunk was denied, now and then.

@@ -231,6 +231,43 @@ fn whoever_breaks_the_rules_loses_the_connection_and_nothing_else() {
 }
 
 #[test]
+fn a_process_has_one_connection() {
+    let (memory, _) = memory(false);
+    let library = connect(&memory, 40 * MIB);
+    let pair = || {
+        let flags = SocketFlags::CLOEXEC;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    };
+    let (_ours, theirs) = pair();
+    let refused = memory.connect(A, theirs).unwrap_err();
+    assert!(refused.contains("already"), "{refused}");
+    drop(library);
+    until(|| memory.held_bytes(A).is_none());
+    drop(connect(&memory, 40 * MIB));
+}
+
+#[test]
+fn a_tenant_has_so_many_connections() {
+    let (memory, _) = memory(false);
+    let line = || {
+        let flags = SocketFlags::CLOEXEC;
+        let (_, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        Line::new(theirs).unwrap()
+    };
+    let mut state = memory.0.lock();
+    for pid in 1..=PROCESSES_MAX as u32 {
+        let mut line = line();
+        line.pid = pid;
+        assert_eq!(state.admit(A, &line), Ok(()));
+        let number = state.book.connect(A, MIB);
+        state.lines.insert(number, Arc::new(line));
+    }
+    assert!(state.admit(A, &line()).is_err());
+    assert_eq!(state.admit(TenantId(2), &line()), Ok(()));
+}
+
+#[test]
 fn a_tenant_that_is_gone_is_not_heard() {
     let (memory, _) = memory(false);
     let library = connect(&memory, 40 * MIB);
