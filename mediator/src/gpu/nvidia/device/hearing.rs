@@ -7,6 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use turnstile_accounting::{Nanos, TenantId};
@@ -22,6 +23,11 @@ use crate::gpu::nvidia::sys::{ThreadEvent, Whereabouts};
 const PROCESSES_MAX: usize = 4;
 const THREADS_MAX: usize = 16;
 const LINES_MAX: usize = 65_536;
+
+/// Whose threads were only kept from their processor so often within so long is not listened to for the rest of that: threads that yield to each other would have who accounts wake each
+/// time. (A scheduler's slices are milliseconds.)
+const KEPT_MAX: u32 = 8;
+const KEPT_WITHIN: Duration = Duration::from_millis(10);
 
 /// Why a tenant's host is not heard.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +78,36 @@ struct Ear {
     /// an H100 and an H200.)
     threads: Vec<(u32, ThreadEvent)>,
     awaits: Option<Awaited>,
+    kept: Kept,
+}
+
+/// How often threads that are waited for to sleep were only kept from their processor, since then.
+#[derive(Clone, Copy, Debug, Default)]
+struct Kept {
+    since: Option<Instant>,
+    count: u32,
+}
+
+impl Kept {
+    fn again(&mut self, now: Instant) {
+        if self.left(now).is_zero() {
+            self.since = Some(now);
+            self.count = 0;
+        }
+        self.count += 1;
+    }
+
+    /// How long that counts still.
+    fn left(&self, now: Instant) -> Duration {
+        let ago = self.since.map(|since| now.saturating_duration_since(since));
+        ago.map_or(Duration::ZERO, |ago| KEPT_WITHIN.saturating_sub(ago))
+    }
+
+    /// For how long it is not to be listened.
+    fn mute(&self, now: Instant) -> Option<Duration> {
+        let left = self.left(now);
+        (self.count >= KEPT_MAX && !left.is_zero()).then_some(left)
+    }
 }
 
 impl Ear {
@@ -108,6 +144,14 @@ impl Ear {
             Some(_) => self.threads.iter().map(|(_, event)| event).collect(),
             None => Vec::new(),
         }
+    }
+
+    /// Those that are listened to now.
+    fn heard_at(&self, now: Instant) -> Vec<&ThreadEvent> {
+        if self.kept.mute(now).is_some() {
+            return Vec::new();
+        }
+        self.events()
     }
 
     /// What was told so far is not told again.
@@ -290,12 +334,34 @@ pub(super) struct Ears {
 impl Ears {
     /// Sleeps for so long, until somebody is heard, or `wake` is written. Returns what was heard of whom: they are not listened to any more.
     fn wait(&mut self, length: Nanos, wake: &OwnedFd) -> Vec<(TenantId, Listens)> {
+        let end = Instant::now() + Duration::from_nanos(length.0);
+        loop {
+            let now = Instant::now();
+            let left = end.saturating_duration_since(now);
+            let mute = self.tenants.values().filter_map(|ear| ear.kept.mute(now));
+            // Then somebody is listened to again: what his threads did meanwhile is told at once.
+            let first = mute.min().filter(|first| *first < left);
+            let told = self.wait_once(first.unwrap_or(left), now, wake);
+            match (told, first) {
+                (None, Some(_)) => {}
+                (told, _) => return told.unwrap_or_default(),
+            }
+        }
+    }
+
+    /// None if nothing was told.
+    fn wait_once(
+        &mut self,
+        length: Duration,
+        now: Instant,
+        wake: &OwnedFd,
+    ) -> Option<Vec<(TenantId, Listens)>> {
         let within = Timespec {
             // CAST: 584 years of nanoseconds are 18 billion seconds.
-            tv_sec: (length.0 / 1_000_000_000) as i64,
-            tv_nsec: (length.0 % 1_000_000_000) as i64,
+            tv_sec: length.as_secs() as i64,
+            tv_nsec: length.subsec_nanos().into(),
         };
-        let events = self.tenants.values().flat_map(Ear::events);
+        let events = self.tenants.values().flat_map(|ear| ear.heard_at(now));
         let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
         fds.extend(events.map(|event| PollFd::new(event, PollFlags::IN)));
         let told = told_within(fds, within);
@@ -306,15 +372,17 @@ impl Ears {
         let mut rest = told.get(1..).unwrap_or_default();
         let mut heard = Vec::new();
         for (tenant, ear) in &mut self.tenants {
-            let (own, others) = rest.split_at(ear.events().len().min(rest.len()));
+            let (own, others) = rest.split_at(ear.heard_at(now).len().min(rest.len()));
             rest = others;
-            if own.iter().any(|told| *told != Told::Nothing)
-                && let Some(what) = ear.told(own)
-            {
-                heard.push((*tenant, what));
+            if own.iter().any(|told| *told != Told::Nothing) {
+                match ear.told(own) {
+                    Some(what) => heard.push((*tenant, what)),
+                    None => ear.kept.again(Instant::now()),
+                }
             }
         }
-        heard
+        let any = told.iter().any(|told| *told != Told::Nothing);
+        any.then_some(heard)
     }
 }
 
@@ -371,9 +439,10 @@ impl Shared {
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
-    use std::sync::mpsc;
+    use rustix::thread::{CpuSet, sched_setaffinity};
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Arc, mpsc};
     use std::thread;
-    use std::time::Instant;
 
     const LONG: Nanos = Nanos::from_ms(20_000);
 
@@ -435,5 +504,73 @@ mod tests {
                 "woken for one who is gone"
             );
         }
+    }
+
+    #[test]
+    fn who_is_kept_from_its_processor_often_is_not_listened_to_for_a_while() {
+        let begin = Instant::now();
+        let at = |us| begin + Duration::from_micros(us);
+        let mut kept = Kept::default();
+        assert_eq!(kept.mute(begin), None);
+        // Slices of a scheduler.
+        for slice in 0..20 {
+            kept.again(at(slice * 3_000));
+            assert_eq!(kept.mute(at(slice * 3_000)), None);
+        }
+        for round in 10..13 {
+            for time in 0..u64::from(KEPT_MAX) {
+                assert_eq!(kept.mute(at(round * 10_000 + time * 10)), None);
+                kept.again(at(round * 10_000 + time * 10));
+            }
+            let left = Duration::from_micros(9_900);
+            assert_eq!(kept.mute(at(round * 10_000 + 100)), Some(left));
+        }
+        assert_eq!(kept.mute(at(130_000)), None);
+    }
+
+    #[test]
+    fn threads_that_yield_to_each_other_wake_nobody_each_time() {
+        let ended = Arc::new(AtomicBool::new(false));
+        let (tell, told) = mpsc::channel();
+        for _ in 0..2 {
+            let (ended, tell) = (ended.clone(), tell.clone());
+            thread::spawn(move || {
+                let mut one = CpuSet::new();
+                one.set(0);
+                sched_setaffinity(None, &one).unwrap();
+                let thread = rustix::thread::gettid().as_raw_nonzero().get();
+                tell.send(thread.cast_unsigned()).unwrap();
+                while !ended.load(Ordering::Relaxed) {
+                    thread::yield_now();
+                }
+            });
+        }
+        let mut threads = Vec::new();
+        for _ in 0..2 {
+            let thread = told.recv().unwrap();
+            match ThreadEvent::switches(thread) {
+                Ok(event) => threads.push((thread, event)),
+                Err(error) => {
+                    ended.store(true, Ordering::Relaxed);
+                    return println!("skipped: no events of threads here: {error}");
+                }
+            }
+        }
+        let ear = Ear {
+            threads,
+            awaits: Some(Awaited::Sleep),
+            ..Ear::default()
+        };
+        let mut ears = Ears {
+            tenants: BTreeMap::from([(TenantId(1), ear)]),
+        };
+        let wake = eventfd(0, EventfdFlags::empty()).unwrap();
+        let (begin, mut wakes) = (Instant::now(), 0);
+        while begin.elapsed() < 20 * KEPT_WITHIN {
+            ears.wait(Nanos::from_ms(50), &wake);
+            wakes += 1;
+        }
+        ended.store(true, Ordering::Relaxed);
+        assert!(wakes <= 21 * KEPT_MAX, "{wakes}");
     }
 }
