@@ -146,6 +146,8 @@ struct Shared {
     vms: Vms,
     programs: ProgramMemory,
     chunks: ProgramChunks,
+    /// Who may run when the daemon has ended, of programs that lack memory. Set as it does.
+    able: OnceLock<BTreeMap<TenantId, Vec<Channel>>>,
     /// Where tenants' memory is, if it moves. Set once, before there are tenants.
     sets: OnceLock<Arc<Sets>>,
 }
@@ -238,6 +240,7 @@ impl NvidiaGpu {
             vms,
             programs: ProgramMemory::new(room_bytes, Arc::new(chunks.clone())),
             chunks,
+            able: OnceLock::new(),
             sets: OnceLock::new(),
             client: client.clone(),
             driver,
@@ -330,6 +333,7 @@ impl Shared {
         if lock(&self.watched).watch.changed(tenant, pid, changes) {
             self.hands.has_more(tenant);
         }
+        self.inherit(tenant, pid, changes);
     }
 
     /// A tenant runs again.
@@ -355,6 +359,11 @@ impl Owner for Shared {
 
     fn everything(&self, tenant: TenantId) -> Vec<Channel> {
         lock(&self.watched).watch.all_channels(tenant)
+    }
+
+    fn able(&self, tenant: TenantId) -> Vec<Channel> {
+        let able = self.able.get().and_then(|able| able.get(&tenant));
+        able.cloned().unwrap_or_default()
     }
 
     fn suspended(&self, tenant: TenantId) {
@@ -766,6 +775,8 @@ pub const TICK: Nanos = Nanos::from_ms(3);
 
 impl Drop for NvidiaGpu {
     fn drop(&mut self) {
+        // Before their libraries are not heard any more. Empty until here.
+        let _ = self.shared.able.set(self.shared.able_channels());
         self.shared.vms.end_all();
         self.shared.programs.end_all();
         if let Some(sets) = self.shared.sets() {

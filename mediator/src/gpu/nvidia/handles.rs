@@ -37,7 +37,12 @@ pub enum HandleError {
 
 /// Whether objects of this class are kept: channel groups and channels.
 pub const fn is_kept(class: u32) -> bool {
-    class == CLASS_CHANNEL_GROUP || class & 0xff == CLASS_CHANNEL_LOW_BYTE
+    class == CLASS_CHANNEL_GROUP || is_channel(class)
+}
+
+/// Whether objects of this class are channels.
+pub const fn is_channel(class: u32) -> bool {
+    class & 0xff == CLASS_CHANNEL_LOW_BYTE
 }
 
 /// What a line of the preloaded library says of which process.

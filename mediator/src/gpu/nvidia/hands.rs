@@ -99,6 +99,11 @@ pub(super) trait Owner: arrivals::Eyes {
         false
     }
 
+    /// Nobody is held any more, and memory of a tenant is away: channels of those of its processes that lack none.
+    fn able(&self, _tenant: TenantId) -> Vec<Channel> {
+        Vec::new()
+    }
+
     /// Whose context is on the engine now.
     fn on_the_engine(&self) -> Option<TenantId>;
 
@@ -125,6 +130,8 @@ struct Wanted {
     /// To be held as soon as what is done for them is done.
     postponed: BTreeSet<TenantId>,
     fasten: Vec<Fasten>,
+    /// Channels that may have been suspended by a daemon that is gone.
+    inherited: Vec<(TenantId, Vec<Channel>)>,
     calls: HoldCalls,
     /// What was done because of orders: calls, and looking until the engine has gone over.
     work: Cost,
@@ -248,6 +255,13 @@ impl Hands {
         fastened.unwrap_or_else(|_| Err("Nobody holds tenants".into()))
     }
 
+    /// Channels of a program that was there before this daemon: another may have suspended them, which nobody else would resume. They are, once, unless
+    /// the tenant is held.
+    pub(super) fn inherit(&self, tenant: TenantId, channels: Vec<Channel>) {
+        lock(&self.wanted).inherited.push((tenant, channels));
+        self.wake.notify_one();
+    }
+
     /// Whether a tenant is held.
     pub(super) fn is_held(&self, tenant: TenantId) -> bool {
         lock(&self.held).contains(&tenant)
@@ -309,6 +323,7 @@ impl Hands {
             let Some(held) = &mut *grip else { return };
             mend(held);
             let Some((tenants, fasten)) = self.next() else {
+                held.holder.resume_able(|tenant| owner.able(tenant));
                 *grip = None;
                 return;
             };
@@ -415,6 +430,12 @@ impl Hands {
             self.carry_out(holder, owner, tenants);
             lock(&self.wanted).work.add(&work);
         } else {
+            let inherited = std::mem::take(&mut lock(&self.wanted).inherited);
+            for (tenant, channels) in inherited {
+                if !holder.is_held(tenant) {
+                    holder.resume_again(&channels);
+                }
+            }
             self.release_strays(holder, owner);
             self.look_for_arrivals(holder, owner);
         }

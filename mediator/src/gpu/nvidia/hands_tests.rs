@@ -636,3 +636,21 @@ fn he_renews_the_lease_as_well() {
     }
     assert!(begin.elapsed() >= RENEWAL / 2, "not each time");
 }
+
+#[test]
+fn what_a_daemon_that_is_gone_suspended_is_resumed_unless_the_tenant_is_held() {
+    let mut rig = Rig::new();
+    rig.start();
+    rig.hands.inherit(A, channels(4));
+    rig.fake
+        .until(|events| events.contains(&Event::Call(false, channels(4))));
+    rig.hands.want(B, true);
+    rig.fake.until(|events| events.contains(&Event::Held(B)));
+    rig.settle();
+    let before = rig.calls().len();
+    rig.hands.inherit(B, channels(6)[4..].to_vec());
+    rig.hands.inherit(A, channels(1));
+    rig.fake
+        .until(|events| events.contains(&Event::Call(false, channels(1))));
+    assert_eq!(rig.calls().len(), before + 1);
+}

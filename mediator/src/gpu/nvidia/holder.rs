@@ -371,6 +371,18 @@ impl<S: ChannelSwitch, G: Announce> Holder<S, G> {
         }
     }
 
+    /// The end: of tenants that are fastened, which stay suspended, resumes those channels that may run.
+    pub fn resume_able(&mut self, able: impl Fn(TenantId) -> Vec<Channel>) {
+        for tenant in self.fastened.clone() {
+            let held = self.held.get(&tenant);
+            let mut channels = able(tenant);
+            channels.retain(|channel| held.is_some_and(|held| held.contains(channel)));
+            if !channels.is_empty() {
+                self.resume_again(&channels);
+            }
+        }
+    }
+
     fn set(&mut self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {
         let begin = Instant::now();
         let result = self.switch.set(channels, suspended);
@@ -586,6 +598,22 @@ mod tests {
         assert!(holder.is_held(A) && !holder.switch.all_run());
         holder.release(A).unwrap();
         assert!(holder.switch.all_run(), "{:?}", holder.switch);
+    }
+
+    #[test]
+    fn who_is_fastened_and_lacks_nothing_runs_at_the_end() {
+        let (mut holder, _) = holder();
+        holder.hold(A, &channels(4)).unwrap();
+        holder.fasten(A).unwrap();
+        holder.hold(B, &channels(6)[4..]).unwrap();
+        // One of them is another's, or new.
+        holder.resume_able(|tenant| {
+            assert_eq!(tenant, A);
+            channels(5)[2..].to_vec()
+        });
+        let suspended: Vec<Channel> = holder.switch.suspended.borrow().iter().copied().collect();
+        let expected = [&channels(2)[..], &channels(6)[4..]].concat();
+        assert_eq!(suspended, expected);
     }
 
     #[test]

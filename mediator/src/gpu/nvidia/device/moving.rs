@@ -1,16 +1,21 @@
 //! Memory of tenants beyond what the card has: the mover, and who has what.
 
+use std::collections::BTreeMap;
 use std::process::Command;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use turnstile_accounting::TenantId;
+use turnstile_vmm::wire::ObjectChange;
 
-use super::{NvidiaError, Shared};
+use super::{NvidiaError, Shared, lock};
+use crate::gpu::nvidia::handles::is_channel;
+use crate::gpu::nvidia::hold::Channel;
 use crate::gpu::nvidia::mover::{Mover, MoverConfig};
 use crate::gpu::nvidia::sets::{Served, Sets};
 use crate::gpu::nvidia::worker::Worker;
 use crate::gpu::{Allocation, Refusal};
+use crate::process::Identity;
 
 /// How long a request of a VM that needs the GPU waits for the VM's turn. TIMEOUT: some turns of some seconds.
 const TURN_LIMIT: Duration = Duration::from_secs(60);
@@ -75,7 +80,38 @@ impl Drop for Pass<'_> {
     }
 }
 
+/// Whether a process began before this one.
+fn was_before(pid: u32) -> bool {
+    static OWN: OnceLock<Option<u64>> = OnceLock::new();
+    let began = |pid| Identity::of(pid).map(|process| process.started);
+    let own = *OWN.get_or_init(|| began(std::process::id()));
+    own.zip(began(pid)).is_some_and(|(own, began)| began < own)
+}
+
 impl Shared {
+    /// The daemon ends: of each program, the channels of those processes that lack no memory, if others do. Who lacks some ends itself.
+    pub(super) fn able_channels(&self) -> BTreeMap<TenantId, Vec<Channel>> {
+        let lacking = self.programs.lacking();
+        let watch = &lock(&self.watched).watch;
+        let able = |(tenant, pids)| (tenant, watch.channels_but(tenant, &pids));
+        lacking.into_iter().map(able).collect()
+    }
+
+    /// What a process says that was there before this daemon: a daemon that was killed may have left its channels suspended.
+    pub(super) fn inherit(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
+        let made = changes.iter().filter_map(|change| match change {
+            ObjectChange::Made(object) if is_channel(object.class) => Some(Channel {
+                client: object.client,
+                handle: object.handle,
+            }),
+            _ => None,
+        });
+        let channels: Vec<Channel> = made.collect();
+        if self.sets().is_some() && !channels.is_empty() && was_before(pid) {
+            self.hands.inherit(tenant, channels);
+        }
+    }
+
     /// Where memory is, if it moves.
     pub(super) fn sets(&self) -> Option<&Arc<Sets>> {
         self.sets.get()

@@ -125,6 +125,13 @@ impl Book {
         of.map(|(number, _)| *number).collect()
     }
 
+    /// Whether a process has let go of something that it was not given back.
+    pub(super) fn lacks(&self, number: ProcessNumber) -> bool {
+        let chunks = self.processes.get(&number).into_iter();
+        let mut chunks = chunks.flat_map(|process| process.chunks.values());
+        chunks.any(|chunk| chunk.state == State::Away)
+    }
+
     /// A process is gone. Returns its chunks, with their bytes.
     pub(super) fn disconnect(&mut self, number: ProcessNumber) -> Vec<(ChunkNumber, u64)> {
         let Some(process) = self.processes.remove(&number) else {

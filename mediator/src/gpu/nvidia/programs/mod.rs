@@ -11,7 +11,7 @@ mod line;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -484,6 +484,21 @@ impl ProgramMemory {
             return Err(why);
         }
         Ok(())
+    }
+
+    /// Processes of each program that lack memory, or are about to.
+    pub fn lacking(&self) -> BTreeMap<TenantId, BTreeSet<u32>> {
+        let state = self.0.lock();
+        let lacks = |number: &ProcessNumber| {
+            let mut awaited = state.awaited.0.range((*number, 0)..=(*number, u64::MAX));
+            state.book.lacks(*number) || awaited.next().is_some()
+        };
+        let of = |tenant: &TenantId| {
+            let lacking = state.book.processes(*tenant).into_iter().filter(lacks);
+            let pids = lacking.filter_map(|number| Some(state.lines.get(&number)?.pid));
+            (*tenant, pids.collect())
+        };
+        state.limits.keys().map(of).collect()
     }
 
     /// Bytes that a tenant's processes have, if any is connected: in chunks wherever they are, and pinned.

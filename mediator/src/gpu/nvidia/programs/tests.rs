@@ -149,6 +149,8 @@ fn what_is_asked_for_is_granted_within_the_limit_and_moves() {
             library.say(ToDaemon::Released { chunk });
         }
         assert_eq!(moving.join().unwrap(), Ok(()));
+        let lacking = BTreeSet::from([std::process::id()]);
+        assert_eq!(memory.lacking(), BTreeMap::from([(A, lacking)]));
         // One is freed while it is away: nobody waits for it.
         library.say(ToDaemon::Freed { chunk: 2 });
         until(|| told.freed.lock().unwrap().len() == 1);
@@ -163,6 +165,8 @@ fn what_is_asked_for_is_granted_within_the_limit_and_moves() {
         });
         assert_eq!(moving.join().unwrap(), Ok(()));
     });
+    let nobody = BTreeSet::new();
+    assert_eq!(memory.lacking(), BTreeMap::from([(A, nobody)]));
     assert_eq!(memory.held_bytes(A), Some((20 * MIB, 0)));
     assert_eq!(memory.figures()["program_memory_denied_limit"], 1);
     drop(library);

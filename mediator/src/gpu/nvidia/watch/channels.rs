@@ -64,6 +64,17 @@ impl Watch {
             .collect()
     }
 
+    /// The same, but for those of these processes.
+    pub(in crate::gpu::nvidia) fn channels_but(
+        &self,
+        tenant: TenantId,
+        but: &BTreeSet<u32>,
+    ) -> Vec<Channel> {
+        let pids = self.pids(tenant).filter(|pid| !but.contains(pid));
+        pids.flat_map(|pid| self.handles.all_channels(pid))
+            .collect()
+    }
+
     pub(in crate::gpu::nvidia) fn pids(&self, tenant: TenantId) -> impl Iterator<Item = u32> + '_ {
         let of = move |pid: &u32| self.residency.tenant(*pid) == Some(tenant);
         self.handles.pids().filter(of)
