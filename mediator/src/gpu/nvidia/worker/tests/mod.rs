@@ -452,7 +452,7 @@ fn kernels_that_are_short_enough_may_be_many() {
 #[test]
 fn an_endless_kernel_of_a_closed_channel_is_ended_too() {
     let rig = Rig::new(WorkerConfig {
-        kernel_limit: Nanos::from_ms(100),
+        kernel_limit: Nanos::from_ms(1_000),
         ..config()
     });
     let (module, _) = rig.worker.load_module("long sleep 9000000000").unwrap();
