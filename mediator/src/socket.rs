@@ -3,7 +3,7 @@
 
 use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -17,6 +17,12 @@ pub enum ListenError {
     #[error("Another daemon listens on {}; stop it, or choose another socket", path.display())]
     InUse {
         /// The socket.
+        path: PathBuf,
+    },
+    /// Something else is there, which is not taken away.
+    #[error("{} is a file and no socket; move it away, or choose another socket", path.display())]
+    NoSocket {
+        /// The file.
         path: PathBuf,
     },
     /// The socket could not be made.
@@ -86,6 +92,12 @@ pub(crate) fn listen(path: &Path, mode: u32) -> Result<UnixListener, ListenError
                 let path = path.to_owned();
                 return Err(ListenError::InUse { path });
             }
+            // Whatever is no listening socket refuses a connection, a file that a slip of the pen named too.
+            let kind = std::fs::symlink_metadata(path).map_err(failed)?.file_type();
+            if !kind.is_socket() {
+                let path = path.to_owned();
+                return Err(ListenError::NoSocket { path });
+            }
             std::fs::remove_file(path).map_err(failed)?;
             UnixListener::bind(path)
         }
@@ -118,5 +130,18 @@ mod tests {
             listen(&nowhere, 0o660),
             Err(ListenError::Listen { .. })
         ));
+    }
+    #[test]
+    fn a_file_that_is_no_socket_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ledger.db");
+        std::fs::write(&file, "dear").unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        for path in [&file, &link] {
+            let refused = listen(path, 0o660).unwrap_err();
+            assert!(matches!(refused, ListenError::NoSocket { .. }), "{refused}");
+        }
+        assert_eq!(std::fs::read_to_string(&link).unwrap(), "dear");
     }
 }
