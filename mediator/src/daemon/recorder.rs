@@ -281,9 +281,10 @@ impl Recorder {
         }
     }
 
-    /// Whether a change can be noted now.
+    /// Whether a change can be noted now: not by a ledger that takes nothing, though there is room for some to wait.
     pub(super) fn can_note(&self) -> bool {
-        self.shared.noting.load(Ordering::Acquire) < CHANGES
+        !self.shared.failing.load(Ordering::Relaxed)
+            && self.shared.noting.load(Ordering::Acquire) < CHANGES
     }
 
     /// Has a change written. Never waits; a change for which there is no room is lost, and told of.

@@ -195,6 +195,7 @@ fn a_full_disk_stops_nobody_and_nothing_is_lost() {
     let mut recorder = bench.start(None);
     bench.periods(&mut recorder, 25);
     bench.until(&recorder, |health| health.written == 2);
+    assert!(recorder.can_note());
     bench.full.store(true, Ordering::Release);
     let begin = Instant::now();
     bench.periods(&mut recorder, 600);
@@ -203,8 +204,10 @@ fn a_full_disk_stops_nobody_and_nothing_is_lost() {
         "a minute of windows was not waited for"
     );
     bench.until(&recorder, |health| health.failing);
+    assert!(!recorder.can_note(), "a change that may be lost");
     bench.full.store(false, Ordering::Release);
     bench.until(&recorder, |health| !health.failing);
+    assert!(recorder.can_note());
     bench.periods(&mut recorder, 30);
     drop(recorder);
     let (report, entries) = bench.report();
