@@ -48,7 +48,8 @@ pub(super) async fn list(
     let limit = limit(asked.limit)?;
     page::cursor(asked.cursor.as_deref())?;
     let after = asked.cursor.map_or(Ok(0), |cursor| number(&cursor))?;
-    let (events, more) = shared.host.journal().after(after, limit);
+    let journal = shared.host.journal();
+    let (events, more) = journal.after(journal.seen(after), limit);
     let last = events.last().map(|event| event.seq.to_string());
     Ok(Json(Page {
         items: events.iter().map(|event| Event::clone(event)).collect(),
@@ -72,7 +73,7 @@ pub(super) async fn follow(
     let journal = shared.host.journal().clone();
     let seen = headers.get("last-event-id");
     let seen = match seen.map(|seen| number(seen.to_str().unwrap_or_default())) {
-        Some(number) => number?,
+        Some(number) => journal.seen(number?),
         None => journal.last(),
     };
     let bell = journal.bell();

@@ -97,6 +97,12 @@ impl Journal {
         (rest.take(limit).cloned().collect(), more)
     }
 
+    /// The last event of this run that a reader has seen who names this one. A number that was not reached is of a run before: all
+    /// that is kept is new to its reader.
+    pub(crate) fn seen(&self, seq: u64) -> u64 {
+        if seq > self.last() { 0 } else { seq }
+    }
+
     /// Number of the last event.
     pub(crate) fn last(&self) -> u64 {
         *self.bell.borrow()
@@ -126,6 +132,8 @@ mod tests {
         assert_eq!((events[0].seq, &*events[0].vm), (11, "10"));
         let (events, more) = journal.after(journal.last() - 1, 2);
         assert_eq!((events.len(), more), (1, false));
-        assert!(journal.after(journal.last() + 5, 2).0.is_empty());
+        assert!(journal.after(journal.last(), 2).0.is_empty());
+        assert_eq!(journal.seen(journal.last()), journal.last());
+        assert_eq!(journal.seen(journal.last() + 5), 0, "of a run before");
     }
 }
