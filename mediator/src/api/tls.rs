@@ -107,6 +107,7 @@ fn configuration(section: &TlsSection) -> Result<ServerConfig, TlsError> {
     else {
         return Err(TlsError::Incomplete);
     };
+    let certificate = certificates(certificate)?;
     let mut roots = RootCertStore::empty();
     for root in certificates(client_ca)? {
         let added = roots.add(root);
@@ -123,9 +124,7 @@ fn configuration(section: &TlsSection) -> Result<ServerConfig, TlsError> {
     ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map(|builder| builder.with_client_cert_verifier(clients))
-        .and_then(|builder| {
-            builder.with_single_cert(certificates(certificate).unwrap_or_default(), key)
-        })
+        .and_then(|builder| builder.with_single_cert(certificate, key))
         .map_err(|error| TlsError::Certificates(error.into()))
 }
 
@@ -222,4 +221,22 @@ async fn handshake(
         return;
     };
     serve(stream, router, Caller { role, name }, place).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_that_is_not_there_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| Some(folder.path().join(name));
+        let section = TlsSection {
+            certificate: file("daemon.pem"),
+            key: file("key.pem"),
+            client_ca: file("clients.pem"),
+        };
+        let refused = configuration(&section).unwrap_err().to_string();
+        assert!(refused.contains("daemon.pem"), "{refused}");
+    }
 }
