@@ -32,6 +32,11 @@ impl Patch {
         json_patch::merge(&mut document, &self.0);
         typed(document)
     }
+
+    /// Whether it says something of this member.
+    pub(super) fn names(&self, member: &str) -> bool {
+        self.0.get(member).is_some()
+    }
 }
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Whole<T> {

@@ -49,7 +49,7 @@ pub use body::MERGE_PATCH;
 pub use in_force::ReloadError;
 pub use router::openapi;
 pub use server::{Api, ApiError};
-pub use state_file::StateFileError;
+pub use state_file::{StateFile, StateFileError};
 pub use tls::TlsError;
 
 use in_force::Current;
@@ -57,7 +57,6 @@ use live::Live;
 use measured::Measured;
 use problem::Problem;
 use snapshots::Snapshots;
-use state_file::StateFile;
 
 use crate::config::{ApiSection, MetricsSection};
 use crate::daemon::Host;

@@ -20,7 +20,7 @@ use super::measured::Measured;
 use super::open_metrics::OpenMetrics;
 use super::router::{open_router, router};
 use super::snapshots::Snapshots;
-use super::state_file::{StateFile, StateFileError};
+use super::state_file::StateFile;
 use super::sys::peer_groups;
 use super::tls::{Network, Renewal};
 use super::{ApiConfig, Shared};
@@ -55,9 +55,6 @@ pub enum ApiError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// Settings could not be read.
-    #[error(transparent)]
-    State(#[from] StateFileError),
     /// No thread.
     #[error("Starting the API's thread failed")]
     Start(#[source] io::Error),
@@ -89,10 +86,10 @@ struct Listening {
 }
 
 impl Api {
-    /// Starts the API of a daemon, and first restores what was set.
+    /// Starts the API of a daemon, which has been given what the state file has.
     ///
     /// # Errors
-    /// When a socket cannot be had or the settings cannot be read.
+    /// When a socket cannot be had.
     pub fn start(config: ApiConfig, host: Arc<Host>) -> Result<Self, ApiError> {
         let ApiConfig {
             section,
@@ -103,9 +100,6 @@ impl Api {
         } = config;
         let in_force = InForce::of(&section, &metrics, prices.as_deref())?;
         let state = section.state.map(StateFile::new);
-        if let Some(state) = &state {
-            host.restore_settings(state.load()?);
-        }
         let mode = mode(&in_force);
         let (mut listening, mut sockets) = (Vec::new(), Vec::new());
         let paths = [

@@ -17,7 +17,7 @@ const BYTES_MAX: u64 = 4 << 20;
 
 /// Where settings are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct StateFile {
+pub struct StateFile {
     path: PathBuf,
 }
 
@@ -66,12 +66,16 @@ pub enum StateFileError {
 }
 
 impl StateFile {
-    pub(super) const fn new(path: PathBuf) -> Self {
+    /// The one at this path, which need not be there yet.
+    pub const fn new(path: PathBuf) -> Self {
         Self { path }
     }
 
     /// What was kept; nothing if there is no file yet.
-    pub(super) fn load(&self) -> Result<BTreeMap<String, Settings>, StateFileError> {
+    ///
+    /// # Errors
+    /// If it cannot be read, or is no state file of this version.
+    pub fn load(&self) -> Result<BTreeMap<String, Settings>, StateFileError> {
         let path = self.path.clone();
         let mut text = String::new();
         let read =

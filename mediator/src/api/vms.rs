@@ -157,19 +157,22 @@ impl Scheduling {
             .map_err(|error| refused(error.to_string()))
     }
 
-    /// Enters what differs from `before` into what is set, or all of it.
+    /// Enters all of it into what is set, or what a patch of `before` names: the rest stays as it was set.
     pub(super) fn enter(
         &self,
-        before: Option<&Self>,
+        before: Option<(&Self, &Patch)>,
         settings: &mut Settings,
     ) -> Result<(), Problem> {
         let weight = Weight::new(self.weight)
             .map_err(|error: ParamsError| Problem::field("/weight", error.to_string()))?;
         let cap = self.cap()?;
-        if before.is_none_or(|before| before.weight != self.weight) {
+        if before.is_none_or(|(before, _)| before.weight != self.weight) {
             settings.weight = Some(weight);
         }
-        settings.cap = cap;
+        let of_cap = |patch: &Patch| patch.names("quota_us") || patch.names("period_us");
+        if before.is_none_or(|(_, patch)| of_cap(patch)) {
+            settings.cap = cap;
+        }
         Ok(())
     }
 }
@@ -365,7 +368,7 @@ pub(super) async fn patch_scheduling(
         |vm| vm.scheduling,
         move |vm, settings| {
             let wanted: Scheduling = patch.apply(&vm.scheduling)?;
-            wanted.enter(Some(&vm.scheduling), settings)
+            wanted.enter(Some((&vm.scheduling, &patch)), settings)
         },
     )
     .await

@@ -12,7 +12,7 @@ use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
-use turnstile_mediator::api::{Api, ApiConfig};
+use turnstile_mediator::api::{Api, ApiConfig, StateFile};
 use turnstile_mediator::config::{
     Config, Effective, GpuKind, Meter, Reloaded, SuspendKind, changed,
 };
@@ -179,7 +179,10 @@ fn identity(config: &Config) -> anyhow::Result<(String, String)> {
 
 /// Starts a daemon.
 pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
-    // First: a ledger that cannot be written is no reason to touch a GPU.
+    // First: settings that cannot be read, or a ledger that cannot be written, are no reason to touch a GPU, and tenants that
+    // connect before the API is there come under what was set of them.
+    let state = config.api.state.clone().map(StateFile::new);
+    let settings = state.map(|state| state.load()).transpose()?;
     let ledger = ledger::open(&config.ledger, || identity(config))?;
     let Chosen { gpu, mut timing } = match config.gpu.kind {
         GpuKind::Soft => soft(config)?,
@@ -217,6 +220,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
         host,
         meter,
         timing,
+        settings: settings.unwrap_or_default(),
     };
     Ok(Daemon::with_ledger(daemon, gpu, ledger)?)
 }

@@ -28,6 +28,7 @@ mod snapshot;
 mod timings;
 mod untracked;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -62,6 +63,8 @@ pub struct DaemonConfig {
     pub meter: MeterKind,
     /// Lengths of periods.
     pub timing: Timing,
+    /// What was set of tenants before: in force from the first that connects.
+    pub settings: BTreeMap<String, Settings>,
 }
 
 impl DaemonConfig {
@@ -72,6 +75,7 @@ impl DaemonConfig {
             host: HostConfig::default(),
             meter: MeterKind::Events,
             timing: Timing::default(),
+            settings: BTreeMap::new(),
         }
     }
 }
@@ -128,6 +132,7 @@ impl Daemon {
         // Its owner and its group may use it, nobody else.
         let listener = listen(&config.socket, 0o660)?;
         let host = Arc::new(Host::new(gpu, config.host)?);
+        host.restore_settings(config.settings);
         if let Some(ledger) = ledger {
             host.open_ledger(ledger)?;
         }

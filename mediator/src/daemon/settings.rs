@@ -150,7 +150,7 @@ impl State {
 
 impl Host {
     /// Takes over what was set before, when the daemon begins and no tenant is there.
-    pub fn restore_settings(&self, settings: BTreeMap<String, Settings>) {
+    pub(super) fn restore_settings(&self, settings: BTreeMap<String, Settings>) {
         self.lock().settings = settings;
     }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
 use turnstile_accounting::store::SqliteStore;
-use turnstile_mediator::api::{Api, ApiConfig};
+use turnstile_mediator::api::{Api, ApiConfig, StateFile};
 use turnstile_mediator::config::{ApiSection, MetricsSection};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, LedgerConfig};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
@@ -72,7 +72,11 @@ impl Bench {
             window_ns: Nanos::from_ms(200),
             keep_ns: None,
         };
-        let config = DaemonConfig::new(self.path("vmm.sock"));
+        let state = section.state.clone().map(StateFile::new);
+        let config = DaemonConfig {
+            settings: state.map(|state| state.load().unwrap()).unwrap_or_default(),
+            ..DaemonConfig::new(self.path("vmm.sock"))
+        };
         let soft = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
         let daemon = Daemon::with_ledger(config, soft, Some(ledger)).unwrap();
         let config = ApiConfig {

@@ -1,11 +1,21 @@
 //! Beside a daemon that shares its GPU between running VMs, as an operator uses it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::Value;
+use turnstile_accounting::Nanos;
+use turnstile_accounting::record::GpuIdentity;
+use turnstile_mediator::api::{Api, ApiConfig, StateFile};
+use turnstile_mediator::config::{ApiSection, MetricsSection};
+use turnstile_mediator::daemon::{Daemon, DaemonConfig, Settings};
+use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_policies::{Cap, Weight};
 
 use super::common::{self, PATIENCE, Process, serve, turnstile};
+use super::http::{PATCH, send};
 
 fn vm(folder: &Path, name: &str) -> Process {
     common::vm(folder, name, &["--kernel-us", "500"])
@@ -123,4 +133,71 @@ fn commands_end_as_they_say() {
             .unwrap()
             .contains("_turnstile")
     );
+}
+
+#[test]
+fn what_was_set_holds_for_who_comes_before_the_api_and_is_not_lost_by_a_patch() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let set = Settings {
+        weight: Weight::new(300).ok(),
+        cap: Cap::new(Nanos::from_ms(25), Nanos::from_ms(100)).ok(),
+        ..Settings::default()
+    };
+    let config = DaemonConfig {
+        settings: BTreeMap::from([("a".to_owned(), set)]),
+        ..DaemonConfig::new(folder.join("vmm.sock"))
+    };
+    let soft = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());
+    let daemon = Daemon::start(config, soft).unwrap();
+    let _vm = vm(folder, "a");
+    let in_force = common::until("the VM", || {
+        let snapshot = daemon.host().snapshot();
+        let tenant = snapshot.tenants.first()?;
+        Some((Weight::new(tenant.weight).ok(), tenant.cap))
+    });
+    assert_eq!(in_force, (set.weight, set.cap));
+    let socket = folder.join("api.sock");
+    let config = ApiConfig {
+        section: ApiSection {
+            socket: Some(socket.clone()),
+            state: Some(folder.join("state.json")),
+            ..ApiSection::default()
+        },
+        metrics: MetricsSection::default(),
+        prices: None,
+        gpu: GpuIdentity {
+            node: "node-1".into(),
+            gpu: "software-0".into(),
+            model: "Software GPU".into(),
+        },
+        ledger: None,
+    };
+    let _api = Api::start(config, daemon.host().clone()).unwrap();
+    let path = "/v1/vms/a/scheduling";
+    let patched = send(&socket, "PATCH", path, PATCH, "{\"weight\":7}");
+    assert_eq!(patched.status, 200, "{patched:?}");
+    let kept = StateFile::new(folder.join("state.json")).load().unwrap();
+    assert_eq!(
+        (kept["a"].weight, kept["a"].cap),
+        (Weight::new(7).ok(), set.cap)
+    );
+}
+
+#[test]
+fn a_daemon_whose_state_file_is_broken_takes_nobody_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state.json");
+    std::fs::write(&state, "{").unwrap();
+    let output = turnstile()
+        .args(["serve", "--socket"])
+        .arg(folder.path().join("vmm.sock"))
+        .arg("--set")
+        .arg(format!("api.state={}", state.display()))
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("state.json is no state file"), "{said}");
+    assert!(!folder.path().join("vmm.sock").exists());
 }
