@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
@@ -266,6 +267,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut effective = args.options.effective()?;
     let config = effective.config.clone();
+    raise_file_limit();
     // Before the threads, so that none of them takes the signal.
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1])?;
     confine(&config, args.options.file())?;
@@ -375,6 +377,21 @@ fn reload(
         }
     }
     Ok(now)
+}
+
+/// Lets this daemon open as many files as it is allowed to: a VM takes some forty, and the 1,024 of most shells are too few.
+fn raise_file_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum,
+            maximum,
+        },
+    );
+    if let Err(error) = raised {
+        log::warn!("The limit of open files stays: {error}");
+    }
 }
 
 /// Gives up what this daemon does not need, before it has threads.

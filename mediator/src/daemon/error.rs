@@ -83,7 +83,7 @@ pub enum HostError {
     #[error("The VM's pages could not be made")]
     Pages(#[from] PagesError),
     /// The kernel gave something else not.
-    #[error("The host is short of descriptors or threads")]
+    #[error("The host is short of descriptors (ulimit -n, LimitNOFILE) or threads")]
     Host(#[source] io::Error),
     /// The GPU refused.
     #[error("The GPU did not take the VM")]

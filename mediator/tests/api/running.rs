@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -200,4 +201,33 @@ fn a_daemon_whose_state_file_is_broken_takes_nobody_in() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("state.json is no state file"), "{said}");
     assert!(!folder.path().join("vmm.sock").exists());
+}
+
+/// A daemon under limits of open files.
+fn limited(folder: &Path, limits: &str) -> Process {
+    let child = Command::new("sh")
+        .args(["-c", &format!("{limits}; exec \"$@\""), "sh"])
+        .arg(env!("CARGO_BIN_EXE_turnstile"))
+        .args(["serve", "--socket"])
+        .arg(folder.join("vmm.sock"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let process = Process(child);
+    common::until("the socket", || {
+        folder.join("api.sock").exists().then_some(())
+    });
+    process
+}
+
+#[test]
+fn a_daemon_opens_as_many_files_as_it_is_allowed_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = limited(folder.path(), "ulimit -Sn 128; ulimit -Hn 512");
+    let limits = format!("/proc/{}/limits", daemon.0.id());
+    let limits = std::fs::read_to_string(limits).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open"));
+    let numbers: Vec<&str> = files.unwrap().split_whitespace().skip(3).take(2).collect();
+    assert_eq!(numbers, ["512", "512"]);
 }
