@@ -3,16 +3,20 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use event_manager::{
+    EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps,
+};
 use turnstile_accounting::TenantId;
-use turnstile_vmm::wire::{Frame, FrameReader, Read, ToDaemon, WireError};
+use turnstile_vmm::wire::{Frame, FrameReader, FrameWriter, Read, ToDaemon, ToVmm, WireError};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -20,11 +24,16 @@ use super::dma::Change;
 use super::error::{HostError, chain};
 use super::host::Host;
 use super::mailbox::Letter;
+use super::sys::peer_uid;
 
-/// Connections at a time, those that have not said Hello included.
-const SESSIONS_MAX: usize = 1024;
 /// VMs that are taken in at a time.
 const STARTING_MAX: usize = 32;
+/// TIMEOUT: after a failed accept (no descriptors are left, say); soon enough for whoever waits to connect.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// How often connections that have said nothing are looked for, while there are any.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// What clients can cause at will is told of at most so often.
+const TELL_EVERY: Duration = Duration::from_secs(60);
 /// Frames taken from one connection before the others have their turn.
 const FRAMES_PER_TURN: usize = 32;
 
@@ -32,9 +41,52 @@ const LISTENER: u32 = 0;
 const WAKE: u32 = 1;
 const FIRST_SESSION: u32 = 2;
 
+/// What connections may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Connections at a time, those that have not said Hello included.
+    sessions: usize,
+    /// Those of one user who is neither root nor the daemon's own.
+    of_one: usize,
+    /// Those of all such users: root's VMMs find a place.
+    of_others: usize,
+    /// VMs that are taken in at a time.
+    starting: usize,
+    /// TIMEOUT: a VMM or launcher says who it is as soon as it has connected.
+    greeting: Duration,
+}
+
+impl Bounds {
+    /// For a host of so many tenants: each has a connection, all may be one user's, and as many again may come and go.
+    pub(super) fn of(tenants_max: usize) -> Self {
+        let sessions = (4 * tenants_max).max(1_024);
+        Self {
+            sessions,
+            of_one: sessions / 2,
+            of_others: sessions / 4 * 3,
+            starting: STARTING_MAX,
+            greeting: Duration::from_secs(10),
+        }
+    }
+
+    /// Whether there is a place for a user beside these.
+    fn place(&self, uid: u32, own: u32, others: impl Iterator<Item = u32>) -> bool {
+        let trusted = |uid: u32| uid == 0 || uid == own;
+        let (mut all, mut of_one, mut of_others) = (0, 0, 0);
+        for other in others {
+            all += 1;
+            of_one += usize::from(other == uid);
+            of_others += usize::from(!trusted(other));
+        }
+        all < self.sessions && (trusted(uid) || of_one < self.of_one && of_others < self.of_others)
+    }
+}
+
 /// The loop, ready to run.
 pub(super) struct ControlLoop {
-    manager: EventManager<Box<dyn MutEventSubscriber + Send>>,
+    manager: EventManager<Control>,
+    control: SubscriberId,
+    wake: EventFd,
     stop: Arc<AtomicBool>,
 }
 
@@ -44,36 +96,81 @@ impl ControlLoop {
         wake: EventFd,
         host: Arc<Host>,
         stop: Arc<AtomicBool>,
-    ) -> Result<Self, event_manager::Error> {
-        let mut manager: EventManager<Box<dyn MutEventSubscriber + Send>> = EventManager::new()?;
+        bounds: Bounds,
+    ) -> Result<Self, ControlError> {
+        let mut manager = EventManager::new()?;
         let sessions = BTreeMap::new();
         let (admitted, admissions) = channel();
-        manager.add_subscriber(Box::new(Control {
+        let rung = wake.try_clone().map_err(ControlError::Wake)?;
+        let control = manager.add_subscriber(Control {
             listener,
             wake,
             host,
+            bounds,
+            own_uid: rustix::process::geteuid().as_raw(),
             sessions,
             next: 0,
             starting: 0,
             admitted,
             admissions,
-        }));
-        Ok(Self { manager, stop })
+            accept_again: None,
+            look: None,
+            told_full: None,
+            told_short: None,
+            told_silent: None,
+        });
+        Ok(Self {
+            manager,
+            control,
+            wake: rung,
+            stop,
+        })
     }
 
     pub(super) fn run(mut self) {
         while !self.stop.load(Ordering::Acquire) {
-            if let Err(error) = self.manager.run() {
+            if let Err(error) = self.turn() {
                 log::error!("The event loop failed: {error}");
                 return;
             }
         }
     }
+
+    /// Waits for what comes next, a moment that something waits for included.
+    fn turn(&mut self) -> Result<(), event_manager::Error> {
+        let due = self.manager.subscriber_mut(self.control)?.due();
+        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            // Its own wake: what is due is done where descriptors may be watched and left.
+            let _ = self.wake.write(1);
+        }
+        // One more, as what is left is rounded down.
+        let ms = left.map_or(-1, |left| {
+            i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX)
+        });
+        self.manager.run_with_timeout(ms)?;
+        Ok(())
+    }
+}
+
+/// Why the loop could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The events' crate.
+    #[error(transparent)]
+    Events(#[from] event_manager::Error),
+    /// No descriptor.
+    #[error("Its wake could not be shared")]
+    Wake(#[source] io::Error),
 }
 
 /// One connection.
 struct Session {
     stream: UnixStream,
+    /// Whose.
+    uid: u32,
+    /// Since when.
+    since: Instant,
     reader: FrameReader,
     /// What it is, once its first frame was accepted.
     role: Option<Role>,
@@ -118,8 +215,16 @@ enum SessionError {
     MailboxBusy,
     #[error("the VMM changed the VM's memory before the last change was answered")]
     MemoryBusy,
-    #[error("{STARTING_MAX} VMs are being taken in already; try again in a second")]
-    TooManyStarting,
+    #[error("{0} VMs are being taken in already; try again in a second")]
+    TooManyStarting(usize),
+    #[error("it did not say in time who it is")]
+    Silent,
+    /// The kernel drops descriptors that there is no room for, and says only that some are missing.
+    #[error(
+        "it sent more descriptors than are permitted, or the daemon may not open so many more files (ulimit -n, LimitNOFILE)"
+    )]
+    Descriptors,
+    /// Told to the other end where it was found.
     #[error("{0}")]
     Refused(String),
 }
@@ -137,6 +242,8 @@ struct Control {
     listener: UnixListener,
     wake: EventFd,
     host: Arc<Host>,
+    bounds: Bounds,
+    own_uid: u32,
     /// By number; the event data of its socket is FIRST_SESSION + 2 x number, that of its kick one more.
     sessions: BTreeMap<u32, Session>,
     next: u32,
@@ -144,6 +251,14 @@ struct Control {
     starting: usize,
     admitted: Sender<Admission>,
     admissions: Receiver<Admission>,
+    /// When the listener is watched again, if it is not now.
+    accept_again: Option<Instant>,
+    /// When connections that have said nothing are looked for.
+    look: Option<Instant>,
+    /// When it was last told that there is no place, that the kernel gives none, and that somebody said nothing.
+    told_full: Option<Instant>,
+    told_short: Option<Instant>,
+    told_silent: Option<Instant>,
 }
 
 impl MutEventSubscriber for Control {
@@ -167,6 +282,7 @@ impl MutEventSubscriber for Control {
                     self.starting -= 1;
                     self.admitted(number, admission, ops);
                 }
+                self.tick(ops);
             }
             data => {
                 let number = (data - FIRST_SESSION) / 2;
@@ -181,9 +297,78 @@ impl MutEventSubscriber for Control {
 }
 
 impl Control {
+    /// When something is to be done next that nobody rings for.
+    fn due(&self) -> Option<Instant> {
+        self.accept_again.into_iter().chain(self.look).min()
+    }
+
+    /// Does what is due.
+    fn tick(&mut self, ops: &mut EventOps) {
+        let now = Instant::now();
+        if self.accept_again.is_some_and(|at| at <= now) {
+            self.accept_again = None;
+            let listener = Events::with_data(&self.listener, LISTENER, EventSet::IN);
+            if ops.add(listener).is_err() {
+                self.accept_again = Some(now + ACCEPT_AGAIN);
+            }
+        }
+        if self.look.is_some_and(|at| at <= now) {
+            self.end_silent(now, ops);
+        }
+    }
+
+    /// Ends connections that have not said in time who they are: they take places.
+    fn end_silent(&mut self, now: Instant, ops: &mut EventOps) {
+        let unheard = self.sessions.iter().filter(|(_, one)| one.role.is_none());
+        let (silent, waiting): (Vec<_>, Vec<_>) = unheard
+            .map(|(number, one)| (*number, now.saturating_duration_since(one.since)))
+            .partition(|(_, passed)| *passed >= self.bounds.greeting);
+        self.look = (!waiting.is_empty()).then(|| now + LOOK_EVERY.min(self.bounds.greeting));
+        for (number, _) in &silent {
+            self.end(*number, ops, Some(&SessionError::Silent));
+        }
+        if !silent.is_empty() && is_time(&mut self.told_silent, now) {
+            let count = silent.len();
+            log::warn!("{count} connections were ended: {}", SessionError::Silent);
+        }
+    }
+
+    /// The kernel gives no connection: the listener, which would ring without end, is left for a while.
+    fn pause(&mut self, error: &io::Error, ops: &mut EventOps) {
+        let now = Instant::now();
+        if is_time(&mut self.told_short, now) {
+            log::error!(
+                "Who connects has to wait: {error} (too few open files? ulimit -n, LimitNOFILE)"
+            );
+        }
+        if ops
+            .remove(Events::empty_raw(self.listener.as_raw_fd()))
+            .is_ok()
+        {
+            self.accept_again = Some(now + ACCEPT_AGAIN);
+        }
+    }
+
     fn accept(&mut self, ops: &mut EventOps) {
-        while let Ok((stream, _)) = self.listener.accept() {
-            if self.sessions.len() >= SESSIONS_MAX {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => continue,
+                    _ => return self.pause(&error, ops),
+                },
+            };
+            let now = Instant::now();
+            let Ok(uid) = peer_uid(&stream) else {
+                continue;
+            };
+            let others = self.sessions.values().map(|session| session.uid);
+            if !self.bounds.place(uid, self.own_uid, others) {
+                if is_time(&mut self.told_full, now) {
+                    let count = self.sessions.len();
+                    log::warn!("User {uid} finds no place beside {count} connections");
+                }
                 continue; // closed by being dropped
             }
             let number = self.next;
@@ -196,8 +381,12 @@ impl Control {
             {
                 continue;
             }
+            self.look
+                .get_or_insert(now + LOOK_EVERY.min(self.bounds.greeting));
             let session = Session {
                 stream,
+                uid,
+                since: now,
                 reader: FrameReader::new(),
                 role: None,
             };
@@ -231,6 +420,7 @@ impl Control {
                     return;
                 }
                 Ok(Read::Frame(frame)) => self.serve(number, frame, ops),
+                Err(WireError::TooManyFds) => Err(SessionError::Descriptors),
                 Err(error) => Err(error.into()),
             };
             if let Err(error) = heard {
@@ -348,8 +538,8 @@ impl Control {
         fds: Vec<OwnedFd>,
         ops: &mut EventOps,
     ) -> Result<(), SessionError> {
-        if self.starting >= STARTING_MAX {
-            return Err(SessionError::TooManyStarting);
+        if self.starting >= self.bounds.starting {
+            return Err(SessionError::TooManyStarting(self.bounds.starting));
         }
         // PANIC: none; `hear` holds the session
         let Some(session) = self.sessions.get_mut(&number) else {
@@ -412,8 +602,11 @@ impl Control {
         match (session.role.as_ref().and_then(Role::tenant), error) {
             (Some(tenant), Some(error)) => log::warn!("{tenant} is ended: {error}"),
             (Some(tenant), None) => log::info!("{tenant} has left"),
+            (None, Some(SessionError::Silent) | None) => {}
             (None, Some(error)) => log::warn!("A VMM or launcher was refused: {error}"),
-            (None, None) => {}
+        }
+        if let (None, Some(error)) = (&session.role, error) {
+            tell(&session.stream, error);
         }
         let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
         let Some(role) = session.role else { return };
@@ -426,52 +619,27 @@ impl Control {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use rustix::event::{EventfdFlags, eventfd};
-
-    struct Counts {
-        kick: File,
-        kicked: Arc<std::sync::atomic::AtomicU32>,
+/// Tells somebody who was not taken in why, if the socket takes it.
+fn tell(stream: &UnixStream, error: &SessionError) {
+    // It was told where it was found.
+    if matches!(error, SessionError::Refused(_)) {
+        return;
     }
-
-    impl MutEventSubscriber for Counts {
-        fn init(&mut self, ops: &mut EventOps) {
-            ops.add(kick_events(&self.kick, 7)).unwrap();
-        }
-
-        fn process(&mut self, events: Events, _: &mut EventOps) {
-            assert_eq!(events.data(), 7);
-            self.kicked.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    #[test]
-    fn each_kick_is_heard_once_and_none_is_read() {
-        // As its VMM may have it: whoever reads or writes waits.
-        let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
-        let vmm = kick.try_clone().unwrap();
-        let kicked = Arc::new(std::sync::atomic::AtomicU32::new(0));
-        let mut manager: EventManager<Counts> = EventManager::new().unwrap();
-        let counts = kicked.clone();
-        manager.add_subscriber(Counts {
-            kick,
-            kicked: counts,
-        });
-        for number in 0..5 {
-            manager.run_with_timeout(0).unwrap();
-            assert_eq!(kicked.load(Ordering::Relaxed), number);
-            rustix::io::write(&vmm, &1u64.to_ne_bytes()).unwrap();
-            manager.run_with_timeout(10_000).unwrap();
-            assert_eq!(kicked.load(Ordering::Relaxed), number + 1);
-        }
-        // The VMM takes them back itself: the next one is heard all the same.
-        rustix::io::read(&vmm, &mut [0; 8]).unwrap();
-        manager.run_with_timeout(0).unwrap();
-        assert_eq!(kicked.load(Ordering::Relaxed), 5);
-        rustix::io::write(&vmm, &1u64.to_ne_bytes()).unwrap();
-        manager.run_with_timeout(10_000).unwrap();
-        assert_eq!(kicked.load(Ordering::Relaxed), 6);
+    let (mut writer, text) = (FrameWriter::new(), chain(error));
+    if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
+        let _ = writer.flush(stream);
     }
 }
+
+/// Whether something may be told of again; then it counts as told.
+fn is_time(told: &mut Option<Instant>, now: Instant) -> bool {
+    let due = told.is_none_or(|at| now.saturating_duration_since(at) >= TELL_EVERY);
+    if due {
+        *told = Some(now);
+    }
+    due
+}
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

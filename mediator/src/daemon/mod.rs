@@ -25,6 +25,7 @@ mod recorder;
 mod registry;
 mod settings;
 mod snapshot;
+mod sys;
 mod timings;
 mod untracked;
 
@@ -39,6 +40,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use accounting::{MeterKind, Timing};
 pub(crate) use admission::is_tenant_name;
+pub use control::ControlError;
 pub use error::HostError;
 pub(crate) use error::chain;
 pub use fronts::{FrontError, serve_fronts};
@@ -91,7 +93,7 @@ pub enum DaemonError {
     Start(#[source] io::Error),
     /// The event loop could not be made.
     #[error("Making the event loop failed")]
-    Events(#[source] event_manager::Error),
+    Events(#[source] ControlError),
     /// The ledger could not be opened.
     #[error(transparent)]
     Ledger(#[from] LedgerStartError),
@@ -131,6 +133,7 @@ impl Daemon {
     ) -> Result<Self, DaemonError> {
         // Its owner and its group may use it, nobody else.
         let listener = listen(&config.socket, 0o660)?;
+        let tenants_max = config.host.tenants_max;
         let host = Arc::new(Host::new(gpu, config.host)?);
         host.restore_settings(config.settings);
         if let Some(ledger) = ledger {
@@ -139,8 +142,9 @@ impl Daemon {
         let stop = Arc::new(AtomicBool::new(false));
         let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(DaemonError::Start)?;
         let control_wake = wake.try_clone().map_err(DaemonError::Start)?;
+        let bounds = control::Bounds::of(tenants_max);
         let control_loop =
-            control::ControlLoop::new(listener, control_wake, host.clone(), stop.clone())
+            control::ControlLoop::new(listener, control_wake, host.clone(), stop.clone(), bounds)
                 .map_err(DaemonError::Events)?;
         let mut daemon = Self {
             host,

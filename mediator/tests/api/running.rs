@@ -1,10 +1,12 @@
 //! Beside a daemon that shares its GPU between running VMs, as an operator uses it.
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use turnstile_accounting::Nanos;
@@ -230,4 +232,32 @@ fn a_daemon_opens_as_many_files_as_it_is_allowed_to() {
     let files = limits.lines().find(|line| line.starts_with("Max open"));
     let numbers: Vec<&str> = files.unwrap().split_whitespace().skip(3).take(2).collect();
     assert_eq!(numbers, ["512", "512"]);
+}
+
+#[test]
+fn a_daemon_without_descriptors_waits_for_some() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = limited(folder.path(), "ulimit -n 96");
+    let connect = |_| UnixStream::connect(folder.path().join("vmm.sock")).unwrap();
+    let connections: Vec<UnixStream> = (0..100).map(connect).collect();
+    thread::sleep(Duration::from_millis(300));
+    let ticks = || {
+        let stat = format!("/proc/{}/stat", daemon.0.id());
+        let stat = std::fs::read_to_string(stat).unwrap();
+        let after_name = stat.rsplit_once(')').unwrap().1;
+        let fields: Vec<&str> = after_name.split_whitespace().collect();
+        let ticks = |field: usize| fields[field].parse::<u64>().unwrap();
+        ticks(11) + ticks(12)
+    };
+    let before = ticks();
+    thread::sleep(Duration::from_secs(2));
+    // Of 200: the rest of the daemon takes some.
+    let used = ticks() - before;
+    assert!(used < 30, "{used} hundredths of a second in two");
+    drop(connections);
+    let _vm = vm(folder.path(), "a");
+    common::until("a VM", || {
+        let vms = list(folder.path());
+        (!vms.as_array().unwrap().is_empty()).then_some(())
+    });
 }
