@@ -119,10 +119,16 @@ impl StateFile {
             version: VERSION,
             tenants: settings.clone(),
         };
+        let mut text = serde_json::to_vec_pretty(&content)?;
+        text.push(b'\n');
+        // What is not read back any more would keep the daemon from starting.
+        if text.len() as u64 > BYTES_MAX {
+            let what = format!("it would be larger than {BYTES_MAX} bytes");
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
+        }
         // Readable by its owner alone, as temporary files are.
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        serde_json::to_writer_pretty(&mut file, &content)?;
-        file.write_all(b"\n")?;
+        file.write_all(&text)?;
         file.as_file().sync_all()?;
         file.persist(&self.path)?;
         fs::File::open(folder)?.sync_all()
@@ -172,5 +178,18 @@ mod tests {
             nowhere.save(&BTreeMap::new()),
             Err(StateFileError::Write { .. })
         ));
+    }
+    #[test]
+    fn what_would_not_be_read_back_is_not_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StateFile::new(folder.path().join("state.json"));
+        let kept = BTreeMap::from([("a".to_owned(), Settings::default())]);
+        file.save(&kept).unwrap();
+        // CAST: 4 MiB
+        let name = "b".repeat(BYTES_MAX as usize);
+        let large = BTreeMap::from([(name, Settings::default())]);
+        let refused = file.save(&large).unwrap_err();
+        assert!(matches!(refused, StateFileError::Write { .. }));
+        assert_eq!(file.load().unwrap(), kept);
     }
 }

@@ -108,8 +108,7 @@ impl Shared {
         let vm = self.vm(name).ok();
         let before = all.get(name).copied();
         let (wanted, meant) = decide(vm.as_ref(), before)?;
-        self.host
-            .check_settings(name, &wanted.unwrap_or_default())?;
+        self.host.check_settings(name, wanted.as_ref())?;
         meant?;
         if wanted == before {
             return Ok(vm);

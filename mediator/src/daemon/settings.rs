@@ -159,11 +159,23 @@ impl Host {
         self.lock().settings.clone()
     }
 
-    /// Whether these could be set of this tenant, whether it is connected or not.
+    /// Whether these could be set of this tenant, whether it is connected or not; none forgets what was set.
     ///
     /// # Errors
     /// Why not.
-    pub fn check_settings(&self, name: &str, settings: &Settings) -> Result<(), SettingsError> {
+    pub fn check_settings(
+        &self,
+        name: &str,
+        settings: Option<&Settings>,
+    ) -> Result<(), SettingsError> {
+        // Empty ones take a place too.
+        if settings.is_some() {
+            let set = &self.lock().settings;
+            if set.len() >= NAMES_MAX && !set.contains_key(name) {
+                return Err(SettingsError::TooMany);
+            }
+        }
+        let settings = &settings.copied().unwrap_or_default();
         let row = policy_by_name(&self.config.policy);
         let knows = |what, known: bool| {
             let policy = self.config.policy.clone();
@@ -179,10 +191,6 @@ impl Host {
         }
         settings.memory.check()?;
         let state = self.lock();
-        let full = state.settings.len() >= NAMES_MAX && !state.settings.contains_key(name);
-        if full && !settings.is_empty() {
-            return Err(SettingsError::TooMany);
-        }
         let limits = &settings.memory;
         if state.memory.is_none() && (limits.min_bytes > 0 || limits.high_bytes.is_some()) {
             return Err(SettingsError::Immovable);
@@ -213,7 +221,7 @@ impl Host {
         settings: Option<Settings>,
     ) -> Result<(), SettingsError> {
         let wanted = settings.unwrap_or_default();
-        self.check_settings(name, &wanted)?;
+        self.check_settings(name, settings.as_ref())?;
         let mut state = self.lock();
         let state = &mut *state;
         if let Some((tenant, brought)) = state.find(name) {
@@ -235,7 +243,11 @@ impl Host {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::daemon::HostConfig;
+    use crate::gpu::soft::{SoftConfig, SoftGpu};
 
     #[test]
     fn limits_that_do_not_fit_a_tenant_are_cut_down() {
@@ -274,5 +286,20 @@ mod tests {
         assert_eq!((own.min_bytes, own.high_bytes), (30, 70), "what it brought");
         let set = limits.entitlement(brought, Weight::DEFAULT);
         assert_eq!((set.min_bytes, set.high_bytes), (60, 60), "what was set");
+    }
+    #[test]
+    fn names_are_bounded_whatever_is_set_of_them() {
+        let gpu = SoftGpu::new(SoftConfig::default()).unwrap();
+        let host = Host::new(Arc::new(gpu), HostConfig::default()).unwrap();
+        let empty = Some(Settings::default());
+        for number in 0..NAMES_MAX {
+            host.set_settings(&number.to_string(), empty).unwrap();
+        }
+        let more = host.set_settings("more", empty).unwrap_err();
+        assert_eq!(more, SettingsError::TooMany);
+        host.set_settings("0", empty).unwrap();
+        host.set_settings("more", None).unwrap();
+        host.set_settings("0", None).unwrap();
+        host.set_settings("more", empty).unwrap();
     }
 }
