@@ -39,11 +39,22 @@ fn run(command: &mut Command) -> String {
     text(&output.stdout)
 }
 
+/// The library of `turnstile run`: beside the tests, or above them.
+fn library() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let folders = own.ancestors().skip(1).take(2);
+    folders
+        .map(|folder| folder.join("libturnstile_preload.so"))
+        .find(|path| path.is_file())
+        .expect("cargo builds the library for the tests")
+}
+
 fn build(out: &Path) -> PathBuf {
     let mut build = Command::new(package_folder().join("build"));
     build
         .arg(TURNSTILE)
         .arg(out)
+        .arg(library())
         .env("SOURCE_DATE_EPOCH", "1795179600");
     run(&mut build).trim().into()
 }
@@ -58,6 +69,7 @@ fn a_debian_package_has_what_an_operator_needs_and_installs() {
     let listing = run(Command::new("dpkg-deb").arg("--contents").arg(&package));
     let wanted = [
         ("-rwxr-xr-x", "./usr/bin/turnstile"),
+        ("-rw-r--r--", "./usr/lib/turnstile/libturnstile_preload.so"),
         ("-rw-r--r--", "./etc/turnstile/turnstile.toml"),
         ("drwxr-xr-x", "./etc/turnstile/conf.d/"),
         ("-rw-r--r--", "./usr/lib/systemd/system/turnstile.service"),
@@ -82,6 +94,16 @@ fn a_debian_package_has_what_an_operator_needs_and_installs() {
             "./usr/share/fish/vendor_completions.d/turnstile.fish",
         ),
         ("-rw-r--r--", "./usr/share/doc/turnstile/OPERATIONS.md"),
+        ("-rw-r--r--", "./usr/share/doc/turnstile/API.md"),
+        ("-rw-r--r--", "./usr/share/doc/turnstile/DEVICE.md"),
+        (
+            "-rw-r--r--",
+            "./usr/share/doc/turnstile/monitoring/rules.yml",
+        ),
+        (
+            "-rw-r--r--",
+            "./usr/share/doc/turnstile/monitoring/grafana.json",
+        ),
         (
             "-rw-r--r--",
             "./usr/share/doc/turnstile/examples/nvidia.conf",

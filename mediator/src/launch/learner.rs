@@ -130,14 +130,22 @@ fn preloaded(mut command: Command, library: Option<&Path>) -> Result<Started, La
     Ok(Started { pid, learner })
 }
 
-/// The library, where it was named or beside us.
+/// The library, where it was named, beside us, or where a package puts it.
 ///
 /// # Errors
 /// If it is not there.
 pub(super) fn find(library: Option<&Path>) -> Result<PathBuf, LaunchError> {
     let path = match library {
         Some(path) => path.to_owned(),
-        None => beside_us()?,
+        None => {
+            let own = env::current_exe().map_err(LaunchError::Host)?;
+            let [beside, installed] = places(&own);
+            if installed.is_file() && !beside.is_file() {
+                installed
+            } else {
+                beside
+            }
+        }
     };
     if path.is_file() {
         Ok(path)
@@ -156,9 +164,12 @@ pub(super) fn preload(command: &mut Command, library: &Path) {
     command.env("LD_PRELOAD", preload);
 }
 
-fn beside_us() -> Result<PathBuf, LaunchError> {
-    let own = env::current_exe().map_err(LaunchError::Host)?;
-    Ok(own.with_file_name(LIBRARY))
+/// Where the library is looked for: beside this program, as it was built, and in a folder of its own, as it is installed.
+fn places(own: &Path) -> [PathBuf; 2] {
+    let beside = own.with_file_name(LIBRARY);
+    let prefix = own.parent().and_then(Path::parent);
+    let installed = prefix.unwrap_or(Path::new("/")).join("lib/turnstile");
+    [beside, installed.join(LIBRARY)]
 }
 
 fn pid_of(child: &std::process::Child) -> Pid {
@@ -216,5 +227,18 @@ impl Learner {
     /// Whether its hanging up says that no process of the program is left.
     pub(super) const fn knows_the_end(&self) -> bool {
         matches!(self, Self::Notify { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_looked_for_where_it_is_built_and_where_it_is_installed() {
+        let [beside, installed] = places(Path::new("/usr/bin/turnstile"));
+        assert_eq!(beside, Path::new("/usr/bin/libturnstile_preload.so"));
+        let package = "/usr/lib/turnstile/libturnstile_preload.so";
+        assert_eq!(installed, Path::new(package));
     }
 }

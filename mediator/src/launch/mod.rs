@@ -119,7 +119,7 @@ pub enum LaunchError {
     #[error("The command was started without its filter")]
     NoListener,
     /// The library is not there.
-    #[error("{} is not there: it is built with turnstile and lies beside it; --preload names another place", path.display())]
+    #[error("{} is not there: it is built with turnstile and lies beside it, or in ../lib/turnstile; --preload names another place", path.display())]
     NoLibrary {
         /// Where it was looked for.
         path: PathBuf,
