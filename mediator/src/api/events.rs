@@ -34,7 +34,7 @@ fn number(cursor: &str) -> Result<u64, Problem> {
 
 /// Events since the daemon began, oldest first; the oldest are forgotten. The cursor is the number of an event.
 #[utoipa::path(
-    get, path = "/v1/events", tag = "events", params(PageQuery),
+    get, path = "/v1/events", operation_id = "list_events", tag = "events", params(PageQuery),
     responses(
         (status = 200, description = "A page of events", body = Page<Event>),
         (status = "4XX", response = super::Refused),
@@ -59,7 +59,7 @@ pub(super) async fn list(
 
 /// Events as they happen, as server-sent events; `Last-Event-ID` says after which to begin.
 #[utoipa::path(
-    get, path = "/v1/events/stream", tag = "events",
+    get, path = "/v1/events/stream", operation_id = "follow_events", tag = "events",
     params(("Last-Event-ID" = Option<String>, Header, description = "Number of the last event seen")),
     responses(
         (status = 200, description = "Events, without end", content_type = "text/event-stream", body = String),

@@ -109,7 +109,7 @@ impl Shared {
 
 /// GPUs of this host.
 #[utoipa::path(
-    get, path = "/v1/gpus", tag = "gpus", params(PageQuery),
+    get, path = "/v1/gpus", operation_id = "list_gpus", tag = "gpus", params(PageQuery),
     responses(
         (status = 200, description = "A page of GPUs", body = Page<Gpu>),
         (status = "4XX", response = super::Refused),
@@ -125,7 +125,7 @@ pub(super) async fn list(
 
 /// One GPU.
 #[utoipa::path(
-    get, path = "/v1/gpus/{id}", tag = "gpus", params(("id" = String, Path, description = "Identity of the GPU")),
+    get, path = "/v1/gpus/{id}", operation_id = "get_gpu", tag = "gpus", params(("id" = String, Path, description = "Identity of the GPU")),
     responses(
         (status = 200, description = "The GPU", body = Gpu, headers(("ETag" = String))),
         (status = 304, description = "As in If-None-Match"),

@@ -12,7 +12,7 @@ use super::access::Caller;
 use super::body::{Patch, Whole};
 use super::etag::tagged;
 use super::gate::RequestId;
-use super::params::{IfMatch, OfTenant};
+use super::params::IfMatch;
 use super::problem::Problem;
 use super::vms::Vm;
 use super::write::{Write, set};
@@ -56,7 +56,7 @@ pub(super) fn check(limits: &MemoryLimits) -> Result<(), Problem> {
 
 /// Limits of a tenant's GPU memory, as they were set.
 #[utoipa::path(
-    get, path = "/v1/vms/{name}/memory", tag = "vms", params(OfTenant),
+    get, path = "/v1/vms/{name}/memory", operation_id = "get_memory", tag = "vms", params(("name" = String, Path, description = "Name of the tenant")),
     responses(
         (status = 200, description = "The limits", body = MemoryLimits, headers(("ETag" = String))),
         (status = 304, description = "As in If-None-Match"),
@@ -73,8 +73,8 @@ pub(super) async fn get(
 
 /// Sets the limits of a tenant's GPU memory. What it has beyond a new maximum is left to it; it gets no more.
 #[utoipa::path(
-    put, path = "/v1/vms/{name}/memory", tag = "vms",
-    params(OfTenant, IfMatch),
+    put, path = "/v1/vms/{name}/memory", operation_id = "put_memory", tag = "vms",
+    params(("name" = String, Path, description = "Name of the tenant"), IfMatch),
     request_body(content = MemoryLimits, content_type = "application/json"),
     responses(
         (status = 200, description = "As they are now", body = MemoryLimits, headers(("ETag" = String))),
@@ -96,8 +96,8 @@ pub(super) async fn put(
 
 /// Changes the limits of a tenant's GPU memory, by merge patch (RFC 7396).
 #[utoipa::path(
-    patch, path = "/v1/vms/{name}/memory", tag = "vms",
-    params(OfTenant, IfMatch),
+    patch, path = "/v1/vms/{name}/memory", operation_id = "patch_memory", tag = "vms",
+    params(("name" = String, Path, description = "Name of the tenant"), IfMatch),
     request_body(content = MemoryPatch, content_type = "application/merge-patch+json"),
     responses(
         (status = 200, description = "As they are now", body = MemoryLimits, headers(("ETag" = String))),

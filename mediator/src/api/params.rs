@@ -3,14 +3,6 @@
 
 use utoipa::IntoParams;
 
-/// Which tenant.
-#[derive(IntoParams)]
-#[into_params(parameter_in = Path)]
-pub(super) struct OfTenant {
-    /// Name of the tenant
-    name: String,
-}
-
 /// Which version is meant by a write.
 #[derive(IntoParams)]
 #[into_params(parameter_in = Header)]

@@ -14,7 +14,7 @@ use super::body::Whole;
 use super::etag::{expect, tagged};
 use super::gate::RequestId;
 use super::limits::check;
-use super::params::{IfMatch, OfTenant};
+use super::params::IfMatch;
 use super::problem::Problem;
 use super::vms::{Scheduling, Vm};
 use super::write::{Write, there};
@@ -51,7 +51,7 @@ impl Registration {
 
 /// Sets something of a tenant before it comes. The same again is no conflict.
 #[utoipa::path(
-    post, path = "/v1/vms", tag = "vms",
+    post, path = "/v1/vms", operation_id = "register_vm", tag = "vms",
     request_body(content = Registration, content_type = "application/json"),
     responses(
         (status = 200, description = "This was set already", body = Vm, headers(("ETag" = String))),
@@ -100,8 +100,8 @@ pub(super) async fn register(
 
 /// Forgets what is set of a tenant that is not connected.
 #[utoipa::path(
-    delete, path = "/v1/vms/{name}", tag = "vms",
-    params(OfTenant, IfMatch),
+    delete, path = "/v1/vms/{name}", operation_id = "forget_vm", tag = "vms",
+    params(("name" = String, Path, description = "Name of the tenant"), IfMatch),
     responses(
         (status = 204, description = "Forgotten"),
         (status = "4XX", response = super::Refused),

@@ -18,7 +18,7 @@ use super::body::{Patch, Whole};
 use super::etag::tagged;
 use super::gate::RequestId;
 use super::page::{Page, PageQuery};
-use super::params::{IfMatch, OfTenant};
+use super::params::IfMatch;
 use super::problem::Problem;
 use super::write::{Write, set};
 use crate::daemon::{
@@ -264,7 +264,7 @@ impl Shared {
 
 /// Tenants by name.
 #[utoipa::path(
-    get, path = "/v1/vms", tag = "vms", params(PageQuery),
+    get, path = "/v1/vms", operation_id = "list_vms", tag = "vms", params(PageQuery),
     responses(
         (status = 200, description = "A page of tenants", body = Page<Vm>),
         (status = "4XX", response = super::Refused),
@@ -279,7 +279,7 @@ pub(super) async fn list(
 
 /// One tenant.
 #[utoipa::path(
-    get, path = "/v1/vms/{name}", tag = "vms", params(OfTenant),
+    get, path = "/v1/vms/{name}", operation_id = "get_vm", tag = "vms", params(("name" = String, Path, description = "Name of the tenant")),
     responses(
         (status = 200, description = "The tenant", body = Vm, headers(("ETag" = String))),
         (status = 304, description = "As in If-None-Match"),
@@ -296,7 +296,7 @@ pub(super) async fn get(
 
 /// How a tenant is scheduled.
 #[utoipa::path(
-    get, path = "/v1/vms/{name}/scheduling", tag = "vms", params(OfTenant),
+    get, path = "/v1/vms/{name}/scheduling", operation_id = "get_scheduling", tag = "vms", params(("name" = String, Path, description = "Name of the tenant")),
     responses(
         (status = 200, description = "Weight and limit", body = Scheduling, headers(("ETag" = String))),
         (status = 304, description = "As in If-None-Match"),
@@ -314,7 +314,7 @@ pub(super) async fn scheduling(
 /// Sets how a tenant is scheduled; holds from the next decision on.
 #[utoipa::path(
     put, path = "/v1/vms/{name}/scheduling", tag = "vms",
-    params(OfTenant, IfMatch),
+    params(("name" = String, Path, description = "Name of the tenant"), IfMatch),
     request_body(content = Scheduling, content_type = "application/json"),
     responses(
         (status = 200, description = "As it is now", body = Scheduling, headers(("ETag" = String))),
@@ -344,7 +344,7 @@ pub(super) async fn put_scheduling(
 /// Changes how a tenant is scheduled, by merge patch (RFC 7396); holds from the next decision on.
 #[utoipa::path(
     patch, path = "/v1/vms/{name}/scheduling", tag = "vms",
-    params(OfTenant, IfMatch),
+    params(("name" = String, Path, description = "Name of the tenant"), IfMatch),
     request_body(content = SchedulingPatch, content_type = "application/merge-patch+json"),
     responses(
         (status = 200, description = "As it is now", body = Scheduling, headers(("ETag" = String))),
