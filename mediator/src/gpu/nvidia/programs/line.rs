@@ -3,9 +3,10 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred, socket_type};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{socket_peercred, socket_type};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketType, recvmsg, sendmsg, shutdown,
@@ -40,7 +41,6 @@ impl Line {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         rustix::io::ioctl_fionbio(&socket, false)?;
-        set_socket_timeout(&socket, Timeout::Send, Some(SEND_LIMIT))?;
         let pid = socket_peercred(&socket)?.pid.as_raw_pid().unsigned_abs();
         Ok(Self { socket, pid })
     }
@@ -85,10 +85,14 @@ impl Line {
             return false;
         }
         let frame = message.encode();
+        // For each call by itself: whoever handed this end over may have kept it, and could have others wait on it as long as he likes.
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let begin = Instant::now();
         let sent = loop {
             let parts = [IoSlice::new(&frame)];
-            match sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+            match sendmsg(&self.socket, &parts, &mut control, flags) {
                 Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) if self.has_room_within(SEND_LIMIT, begin) => {}
                 sent => break sent,
             }
         };
@@ -99,8 +103,50 @@ impl Line {
         said
     }
 
+    /// Whether a frame may find room before so long has passed since then; it is waited for.
+    fn has_room_within(&self, limit: Duration, begin: Instant) -> bool {
+        let left = limit.checked_sub(begin.elapsed());
+        let Some(Ok(left)) = left.map(Timespec::try_from) else {
+            return false;
+        };
+        let mut fds = [PollFd::from_borrowed_fd(
+            self.socket.as_fd(),
+            PollFlags::OUT,
+        )];
+        match poll(&mut fds, Some(&left)) {
+            Ok(ready) => ready > 0,
+            Err(error) => error == rustix::io::Errno::INTR,
+        }
+    }
+
     /// The thread that hears sees its end.
     pub(super) fn end(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    use rustix::net::{AddressFamily, SocketFlags, socketpair};
+
+    #[test]
+    fn who_has_kept_the_end_that_it_handed_over_has_nobody_wait() {
+        let kind = SocketType::SEQPACKET;
+        let flags = SocketFlags::CLOEXEC;
+        let (ours, _theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let kept = ours.try_clone().unwrap();
+        let line = Line::new(ours).unwrap();
+        rustix::io::ioctl_fionbio(&kept, false).unwrap();
+        set_socket_timeout(&kept, Timeout::Send, None).unwrap();
+        // In a thread of its own, so that the test fails and does not hang.
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let message = ToLibrary::Granted { chunk: 0 };
+            while line.say(&message, None) {}
+            done.send(()).unwrap();
+        });
+        ended.recv_timeout(10 * SEND_LIMIT).unwrap();
     }
 }
