@@ -187,6 +187,8 @@ fn a_stranger_says_nothing_before_its_greeting() {
             reader: FrameReader::new(),
         };
         launcher.say(&message, Vec::new());
+        let told = launcher.hear();
+        assert!(matches!(told, Some(ToVmm::Refused { .. })), "{told:?}");
         assert_eq!(launcher.hear(), None);
     }
     let mut launcher = Launcher {
