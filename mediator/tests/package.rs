@@ -1,6 +1,8 @@
 //! What a package installs: built, listed, installed into a folder, its units checked, and its daemon started as they would.
 
 mod common;
+#[path = "common/library.rs"]
+mod library;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,6 +12,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::{PATIENCE, Process};
+use library::library;
 
 const TURNSTILE: &str = env!("CARGO_BIN_EXE_turnstile");
 
@@ -37,16 +40,6 @@ fn run(command: &mut Command) -> String {
         text(&output.stdout)
     );
     text(&output.stdout)
-}
-
-/// The library of `turnstile run`: beside the tests, or above them.
-fn library() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let folders = own.ancestors().skip(1).take(2);
-    folders
-        .map(|folder| folder.join("libturnstile_preload.so"))
-        .find(|path| path.is_file())
-        .expect("cargo builds the library for the tests")
 }
 
 fn build(out: &Path) -> PathBuf {

@@ -92,9 +92,12 @@ pub enum ExportError {
 // What the output itself refused is told as that, whoever wrote to it.
 impl From<csv::Error> for ExportError {
     fn from(error: csv::Error) -> Self {
+        if !error.is_io_error() {
+            return Self::Csv(error);
+        }
         match error.into_kind() {
             csv::ErrorKind::Io(error) => Self::Output(error),
-            kind => Self::Csv(std::io::Error::other(format!("{kind:?}")).into()),
+            kind => Self::Output(std::io::Error::other(format!("{kind:?}"))),
         }
     }
 }

@@ -1,16 +1,20 @@
 //! Whole programs under the library, over a driver whose GPU is none (libcuda.c): how they get at the driver's functions, what
 //! they are answered, and their memory going and coming while they do not look.
 
+#[path = "../../tests/common/library.rs"]
+mod library;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use library::library;
 use rustix::fs::MemfdFlags;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -20,16 +24,6 @@ use turnstile_preload_wire::{Denial, FRAME_BYTES, Pin, ToDaemon, ToLibrary, VARI
 
 /// TIMEOUT: programs of milliseconds on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
-
-fn library() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    // Beside the tests, or above them.
-    let folders = own.ancestors().skip(1).take(2);
-    folders
-        .map(|folder| folder.join("libturnstile_preload.so"))
-        .find(|path| path.is_file())
-        .expect("cargo builds the library with its tests")
-}
 
 fn compile(arguments: &[&str]) {
     let status = Command::new("cc")

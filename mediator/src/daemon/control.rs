@@ -16,7 +16,9 @@ use event_manager::{
     EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps,
 };
 use turnstile_accounting::TenantId;
-use turnstile_vmm::wire::{Frame, FrameReader, FrameWriter, Read, ToDaemon, ToVmm, WireError};
+use turnstile_vmm::wire::{
+    Frame, FrameReader, FrameWriter, Read, ToDaemon, ToVmm, WireError, peer_uid,
+};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -24,7 +26,6 @@ use super::dma::Change;
 use super::error::{HostError, chain};
 use super::host::Host;
 use super::mailbox::Letter;
-use super::sys::peer_uid;
 
 /// VMs that are taken in at a time.
 const STARTING_MAX: usize = 32;

@@ -25,7 +25,6 @@ mod recorder;
 mod registry;
 mod settings;
 mod snapshot;
-mod sys;
 mod timings;
 mod untracked;
 

@@ -2,6 +2,8 @@
 //! program asks the driver for, of a file that refuses it.
 
 mod gpu;
+#[path = "../common/library.rs"]
+mod library;
 mod movable;
 mod moved;
 mod moving;

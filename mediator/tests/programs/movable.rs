@@ -11,17 +11,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use turnstile_accounting::TenantId;
 use turnstile_mediator::gpu::nvidia::programs::ProgramPlace;
 
+use super::library::library;
 use super::{Bench, until};
-
-pub(crate) fn library() -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    // Beside the tests, or above them.
-    let folders = own.ancestors().skip(1).take(2);
-    folders
-        .map(|folder| folder.join("libturnstile_preload.so"))
-        .find(|path| path.is_file())
-        .expect("cargo builds the library for the tests")
-}
 
 fn compile(arguments: &[&str]) {
     let built = Command::new("cc").arg("-O1").args(arguments).status();

@@ -11,7 +11,8 @@ use turnstile_accounting::TenantId;
 use turnstile_mediator::daemon::{Homecoming, TenantSnapshot};
 
 use super::gpu::FakeGpu;
-use super::movable::{build, library};
+use super::library::library;
+use super::movable::build;
 use super::moving::Moves;
 use super::{Bench, kill, start, until};
 

@@ -52,6 +52,22 @@ pub(crate) fn receive(
 /// # Errors
 /// As getsockopt(2); `NotFound` for a process that has no number in this namespace.
 pub fn peer_pid(stream: &UnixStream) -> io::Result<u32> {
+    u32::try_from(peer(stream)?.pid)
+        .ok()
+        .filter(|pid| *pid != 0)
+        .ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// The user that the other end of a socket was when it connected.
+///
+/// # Errors
+/// As getsockopt(2).
+pub fn peer_uid(stream: &UnixStream) -> io::Result<u32> {
+    peer(stream).map(|credentials| credentials.uid)
+}
+
+/// Who connected. (rustix has no value for the process of another namespace, which the kernel numbers 0.)
+fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred {
         pid: 0,
         uid: 0,
@@ -72,8 +88,5 @@ pub fn peer_pid(stream: &UnixStream) -> io::Result<u32> {
     if rc != 0 {
         return Err(io::Error::last_os_error());
     }
-    u32::try_from(credentials.pid)
-        .ok()
-        .filter(|pid| *pid != 0)
-        .ok_or_else(|| io::ErrorKind::NotFound.into())
+    Ok(credentials)
 }

@@ -194,6 +194,8 @@ fn what_a_launcher_says_fits_a_frame_and_comes_out_as_it_went_in() {
 fn the_peer_of_a_socket_is_who_made_it() {
     let (a, _b) = UnixStream::pair().unwrap();
     assert_eq!(crate::wire::peer_pid(&a).unwrap(), std::process::id());
+    let own = rustix::process::geteuid().as_raw();
+    assert_eq!(crate::wire::peer_uid(&a).unwrap(), own);
 }
 
 proptest! {

@@ -12,7 +12,7 @@
 
 mod frame;
 
-pub use crate::sys::scm::peer_pid;
+pub use crate::sys::scm::{peer_pid, peer_uid};
 pub use frame::{Frame, FrameReader, FrameWriter, QUEUE_FRAMES_MAX, Read, WireError, encode, send};
 
 use crate::gate::GateState;

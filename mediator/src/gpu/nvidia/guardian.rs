@@ -24,6 +24,7 @@ use turnstile_accounting::{Moment, Nanos};
 
 use super::hold::{Channel, ChannelSwitch, resume_all};
 use super::lease::Lease;
+use super::line::has_room;
 
 /// A daemon that says nothing for so long is taken as hung: half of the second that we promise.
 pub const LIMIT: Nanos = Nanos::from_ms(500);
@@ -202,13 +203,8 @@ fn write_line(orders: &mut ChildStdin, mut line: &[u8]) -> io::Result<()> {
             Ok(count) => line = &line[count..],
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                // CAST: milliseconds.
-                let limit = timespec(Nanos(FULL_LIMIT.as_nanos() as u64));
-                let mut fds = [PollFd::new(&*orders, PollFlags::OUT)];
-                match poll(&mut fds, Some(&limit)) {
-                    Ok(0) => return Err(error),
-                    Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                    Err(error) => return Err(error.into()),
+                if !has_room(&*orders, FULL_LIMIT)? {
+                    return Err(error);
                 }
             }
             Err(error) => return Err(error),

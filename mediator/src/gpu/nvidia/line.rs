@@ -32,6 +32,16 @@ pub(super) fn start(mut command: Command, theirs: OwnedFd) -> io::Result<Child> 
     command.spawn()
 }
 
+/// Whether a descriptor takes more before so long has passed, which is waited for. (Interrupted, it may.)
+pub(super) fn has_room(fd: impl AsFd, limit: Duration) -> io::Result<bool> {
+    let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
+    match poll(&mut [PollFd::new(&fd, PollFlags::OUT)], Some(&limit)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Waits for an answer. Time in which `stopped` says that the process cannot answer does not count. Precondition: the stream
 /// does not block.
 pub(super) fn answer<A: DeserializeOwned>(

@@ -5,13 +5,14 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{socket_peercred, socket_type};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, SocketType, recvmsg, sendmsg, shutdown,
 };
 use turnstile_preload_wire::{FRAME_BYTES, FrameError, ToDaemon, ToLibrary};
+
+use crate::gpu::nvidia::line::has_room;
 
 /// TIMEOUT: the library has a thread that reads; one that does not for so long is not spoken with any more.
 const SEND_LIMIT: Duration = Duration::from_secs(2);
@@ -106,17 +107,7 @@ impl Line {
     /// Whether a frame may find room before so long has passed since then; it is waited for.
     fn has_room_within(&self, limit: Duration, begin: Instant) -> bool {
         let left = limit.checked_sub(begin.elapsed());
-        let Some(Ok(left)) = left.map(Timespec::try_from) else {
-            return false;
-        };
-        let mut fds = [PollFd::from_borrowed_fd(
-            self.socket.as_fd(),
-            PollFlags::OUT,
-        )];
-        match poll(&mut fds, Some(&left)) {
-            Ok(ready) => ready > 0,
-            Err(error) => error == rustix::io::Errno::INTR,
-        }
+        left.is_some_and(|left| matches!(has_room(&self.socket, left), Ok(true)))
     }
 
     /// The thread that hears sees its end.

@@ -25,9 +25,13 @@ impl Watch {
             self.assign(pid, tenant);
         }
         self.changes += 1;
+        let others = self.pids(tenant).filter(|other| *other != pid);
+        let others: usize = others.map(|other| self.handles.count(other)).sum();
         let mut any = false;
         for change in changes {
-            if matches!(change, ObjectChange::Made(_)) && self.is_full(tenant) {
+            let made = matches!(change, ObjectChange::Made(_));
+            if made && others + self.handles.count(pid) >= OBJECTS_MAX {
+                self.tell_crowded(tenant);
                 continue;
             }
             match self.handles.apply(pid, change) {
@@ -38,16 +42,13 @@ impl Watch {
         any
     }
 
-    /// Whether a tenant has as much as is kept, which is told once.
-    fn is_full(&mut self, tenant: TenantId) -> bool {
-        let count: usize = self.pids(tenant).map(|pid| self.handles.count(pid)).sum();
-        let full = count >= OBJECTS_MAX;
-        if full && self.crowded.insert(tenant) {
+    /// Says once that a tenant has as much as is kept.
+    fn tell_crowded(&mut self, tenant: TenantId) {
+        if self.crowded.insert(tenant) {
             log::warn!(
                 "{tenant} says that it has more than {OBJECTS_MAX} channels and groups; it is not held by the others"
             );
         }
-        full
     }
 
     /// Channels by which a tenant is held: those on the compute engine, of all its processes.
@@ -59,9 +60,7 @@ impl Watch {
 
     /// All of its channels: those that copy have to be stopped too before its memory is taken.
     pub(in crate::gpu::nvidia) fn all_channels(&self, tenant: TenantId) -> Vec<Channel> {
-        let pids = self.pids(tenant);
-        pids.flat_map(|pid| self.handles.all_channels(pid))
-            .collect()
+        self.channels_but(tenant, &BTreeSet::new())
     }
 
     /// The same, but for those of these processes.
