@@ -94,6 +94,7 @@ fn main() {
                 id: ids::tenant_id("bench", Uuid::nil(), turnstile_accounting::TenantId(n)),
                 name: format!("vm-{n}"),
                 kind: TenantKind::Vm,
+                account: Some("bench".to_owned()),
             })
             .collect();
         tenants.sort_by_key(|tenant| tenant.id);

@@ -418,7 +418,10 @@ mod tests {
     fn extrapolated_time_is_marked() {
         let mut ledger = Ledger::new([GR], 4);
         let poll = usage(0, 100, 1, 50);
-        let nonpoll = poll.extrapolate(Window::starting(Moment(100), Nanos(500)), |_| true);
+        let nonpoll = Usage {
+            signals: Signals::Extrapolated,
+            ..usage(100, 500, 1, 250)
+        };
         ledger.append(poll).unwrap();
         ledger.append(nonpoll).unwrap();
         let totals = ledger.tenant(TenantId(1)).totals;

@@ -51,6 +51,9 @@ pub struct TenantIdentity {
     pub name: String,
     /// What it is.
     pub kind: TenantKind,
+    /// Name of its account; none where it is not known, as in entries from before accounts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
 }
 
 /// An upper limit in force: so much engine time in each period.
@@ -379,9 +382,22 @@ impl Bytes {
                 self.text(cause.as_str());
             }
             Body::Window { tenants, engines } => {
-                self.text("window");
+                // Without accounts an entry is sealed as it was before there were any.
+                let accounts = tenants.iter().any(|record| record.tenant.account.is_some());
+                self.text(if accounts {
+                    "window of accounts"
+                } else {
+                    "window"
+                });
                 self.number(tenants.len() as u64);
-                tenants.iter().for_each(|record| self.tenant(record));
+                for record in tenants {
+                    self.tenant(record);
+                    if accounts {
+                        let account = record.tenant.account.as_deref();
+                        self.0.push(account.is_some().into());
+                        self.text(account.unwrap_or_default());
+                    }
+                }
                 self.number(engines.len() as u64);
                 engines.iter().for_each(|record| self.engine(record));
             }

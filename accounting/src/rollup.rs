@@ -49,6 +49,8 @@ pub struct Standing<'a> {
     pub name: &'a str,
     /// What it is.
     pub kind: TenantKind,
+    /// Name of its account; the same for as long as it is connected.
+    pub account: Option<&'a str>,
     /// Weight in force.
     pub weight: u32,
     /// Cap in force.
@@ -241,6 +243,7 @@ impl Rollup {
                 id: tenant_id(&config.gpu.node, config.boot, standing.tenant),
                 name: standing.name.to_owned(),
                 kind: standing.kind,
+                account: standing.account.map(str::to_owned),
             },
             weight: 0,
             cap: None,
@@ -465,6 +468,7 @@ impl Rollup {
                 id: unnamed_id(&gpu.node, self.config.boot, tenant),
                 name: format!("tenant-{}", tenant.0),
                 kind: TenantKind::Vm,
+                account: None,
             },
             |seat| seat.identity.clone(),
         );

@@ -32,6 +32,7 @@ fn standing(tenant: u32) -> Standing<'static> {
         tenant: TenantId(tenant),
         name: "vm",
         kind: TenantKind::Vm,
+        account: None,
         weight: 100,
         cap: None,
         held_total_ns: Nanos::ZERO,
@@ -275,8 +276,11 @@ fn polled_periods_are_marked_and_their_estimates_kept_apart() {
     let mut metered = EVENTS.metered();
     let mut polled = metered.usage(1);
     polled.signals = Signals::Polled;
-    let before = Window::starting(Moment(0), EVENTS.period_ns);
-    let extrapolated = polled.extrapolate(before, |_| true);
+    let extrapolated = Usage {
+        window: Window::starting(Moment(0), EVENTS.period_ns),
+        signals: Signals::Extrapolated,
+        ..polled.clone()
+    };
     rollup
         .period(&[&extrapolated, &polled], label(1), &[standing(1)])
         .unwrap();

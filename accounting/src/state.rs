@@ -53,6 +53,33 @@ pub enum EngineState {
     Fault(TenantId),
 }
 
+/// What work a tenant has for one engine: commands that the engine could start now, or executes. A
+/// wait that is not over, a fence and a copy are no work of a compute engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Demand {
+    /// None: the tenant is idle on this engine.
+    #[default]
+    Nothing,
+    /// The engine executes a command of it, and no other could be started.
+    Executes,
+    /// A command of it could be started.
+    Queued,
+}
+
+/// A tenant's demand for an engine changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DemandEvent {
+    /// When it changed.
+    pub at: Moment,
+    /// The engine.
+    pub engine: EngineId,
+    /// The tenant.
+    pub tenant: TenantId,
+    /// What it is from then on.
+    pub demand: Demand,
+}
+
 /// A record of a context-switch log: from `at` on, the engine is in `state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchEvent {

@@ -104,6 +104,18 @@ impl fmt::Display for TenantId {
     }
 }
 
+/// An account: the tenants that share one weight, one cap and one debt. Unique for the life of a
+/// daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct AccountId(pub u32);
+
+impl fmt::Display for AccountId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "account {}", self.0)
+    }
+}
+
 /// An engine of one GPU, by its index in the GPU's register file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

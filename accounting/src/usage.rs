@@ -1,6 +1,5 @@
 //! What one window of time was used for.
 
-use crate::share::apportion;
 use crate::units::{EngineId, Nanos, TenantId};
 use crate::window::Window;
 use serde::Serialize;
@@ -15,7 +14,8 @@ pub enum Signals {
     Events,
     /// Every context switch was logged, and counters of the whole engine say how much of the residencies was idle.
     EventsAndCounters,
-    /// Nothing was observed: the window is scaled from a poll phase before it.
+    /// The engine was not observed: finished commands and their mean length in poll phases stand
+    /// for it.
     Extrapolated,
 }
 
@@ -77,8 +77,8 @@ pub struct Anomalies {
 
 /// What one window of one GPU was used for.
 ///
-/// A polled usage covers its poll phase and nothing else: [`Usage::extrapolate`] makes the separate
-/// usage of the phase that was not polled, and says so in [`Usage::signals`].
+/// A polled usage covers its poll phase and nothing else: [`crate::meter::Unobserved`] makes the
+/// separate usage of the part that was not polled, marked as such in [`Usage::signals`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// The time it covers.
@@ -163,84 +163,11 @@ impl Usage {
         };
         self.engines.iter().filter_map(part).sum()
     }
-
-    /// The usage of the non-poll phase `nonpoll` that follows this poll phase (A1.3, A1.4).
-    ///
-    /// Each engine's time is divided as it was here, among idle, switching and those tenants that
-    /// `admitted` let in; a tenant shut out is charged nothing (law 5). Nothing of it was observed,
-    /// so the error bound is the whole window; an engine that nobody admitted was seen on, and that
-    /// was not idle either, is left unobserved.
-    pub fn extrapolate(&self, nonpoll: Window, admitted: impl Fn(TenantId) -> bool) -> Self {
-        let length = nonpoll.length();
-        let engine = |seen: &EngineUsage| {
-            let let_in = || seen.tenants.iter().filter(|t| admitted(t.tenant));
-            let mut parts = vec![seen.idle_ns.0, seen.switching_ns.0];
-            parts.extend(let_in().flat_map(|t| [t.used_ns.0, t.fault_ns.0]));
-            let mut scaled = EngineUsage::empty(seen.engine);
-            scaled.error_bound_ns = length;
-            if parts.iter().all(|&part| part == 0) {
-                scaled.unobserved_ns = length;
-                return scaled;
-            }
-            let parts = apportion(length.0, &parts);
-            scaled.idle_ns = Nanos(parts[0]);
-            scaled.switching_ns = Nanos(parts[1]);
-            scaled.tenants = let_in()
-                .zip(parts[2..].chunks_exact(2))
-                .map(|(t, part)| TenantUsage {
-                    tenant: t.tenant,
-                    used_ns: Nanos(part[0]),
-                    fault_ns: Nanos(part[1]),
-                    turns: 0,
-                    begun: 0,
-                })
-                .collect();
-            scaled
-        };
-        Self {
-            window: nonpoll,
-            signals: Signals::Extrapolated,
-            engines: self.engines.iter().map(engine).collect(),
-            anomalies: Anomalies::default(),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Moment;
-
-    fn poll_phase() -> Usage {
-        let mut engine = EngineUsage::empty(EngineId(0));
-        engine.idle_ns = Nanos(10);
-        engine.entry(TenantId(2)).used_ns = Nanos(60);
-        engine.entry(TenantId(1)).used_ns = Nanos(30);
-        Usage {
-            window: Window::starting(Moment(0), Nanos(100)),
-            signals: Signals::Polled,
-            engines: vec![engine],
-            anomalies: Anomalies::default(),
-        }
-    }
-
-    #[test]
-    fn extrapolation_keeps_the_ratio_and_the_sum() {
-        let after = poll_phase().extrapolate(Window::starting(Moment(100), Nanos(501)), |_| true);
-        assert_eq!(after.tenant_ns(TenantId(1), Metric::Total), Nanos(150));
-        assert_eq!(after.tenant_ns(TenantId(2), Metric::Total), Nanos(301));
-        assert_eq!(after.engines[0].accounted_ns(), Nanos(501));
-    }
-
-    #[test]
-    fn who_was_shut_out_is_not_charged() {
-        let after = poll_phase().extrapolate(Window::starting(Moment(100), Nanos(400)), |t| {
-            t == TenantId(1)
-        });
-        assert_eq!(after.tenant_ns(TenantId(2), Metric::Total), Nanos::ZERO);
-        assert_eq!(after.tenant_ns(TenantId(1), Metric::Total), Nanos(300));
-        assert_eq!(after.engines[0].accounted_ns(), Nanos(400));
-    }
 
     #[test]
     fn time_per_turn_is_the_mean() {

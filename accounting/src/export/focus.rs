@@ -219,16 +219,10 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
         Cell::text(&c.sku.price_id)
     }),
     ("SubAccountId", Kind::Text, In::Both, |c| {
-        Cell::maybe(
-            c.account
-                .and_then(|account| account.sub_account_id.as_ref()),
-        )
+        sub_account(c, |account| account.sub_account_id.as_ref())
     }),
     ("SubAccountName", Kind::Text, In::Both, |c| {
-        Cell::maybe(
-            c.account
-                .and_then(|account| account.sub_account_name.as_ref()),
-        )
+        sub_account(c, |account| account.sub_account_name.as_ref())
     }),
     ("Tags", Kind::Text, In::Both, |c| {
         c.account.map_or(Cell::Null, |account| json(&account.tags))
@@ -269,6 +263,12 @@ pub fn columns(version: FocusVersion) -> Vec<(&'static str, Kind)> {
     chosen
         .map(|column| -> Column { (column.0, column.1) })
         .collect()
+}
+
+/// The sub-account that the price list names for the tenant, or the tenant's account.
+fn sub_account(charge: &Charge<'_>, named: fn(&Account) -> Option<&String>) -> Cell {
+    let named = charge.account.and_then(named);
+    Cell::maybe(named.or(charge.sums.tenant.account.as_ref()))
 }
 
 fn description(charge: &Charge<'_>) -> Cell {

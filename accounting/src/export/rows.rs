@@ -6,7 +6,7 @@ use crate::record::{Body, Entry, GpuIdentity, TenantRecord};
 use crate::units::Nanos;
 
 /// The columns.
-pub(super) const COLUMNS: [Column; 26] = [
+pub(super) const COLUMNS: [Column; 27] = [
     ("event_id", Kind::Text),
     ("node", Kind::Text),
     ("gpu", Kind::Text),
@@ -33,6 +33,7 @@ pub(super) const COLUMNS: [Column; 26] = [
     ("signals", Kind::Text),
     ("error_bound_ns", Kind::Integer),
     ("turns", Kind::Integer),
+    ("account", Kind::Text),
 ];
 
 pub(super) struct Rows<'a> {
@@ -85,6 +86,7 @@ fn cells(gpu: &GpuIdentity, entry: &Entry, record: &TenantRecord) -> [Cell; COLU
         Cell::text(record.signals.to_string()),
         ns(record.error_bound_ns),
         Cell::Integer(record.turns),
+        Cell::maybe(record.tenant.account.as_ref()),
     ]
 }
 

@@ -11,6 +11,8 @@ mod lag;
 mod pace;
 mod phases;
 mod polled;
+mod rate;
+mod unobserved;
 
 pub use events::EventMeter;
 pub use idle::{IdleShares, Launched, Stay};
@@ -18,6 +20,7 @@ pub use lag::{Idled, LaggedShares};
 pub use pace::Pace;
 pub use phases::{ChannelCount, PhasePlan, Phases};
 pub use polled::PolledMeter;
+pub use unobserved::{ChannelReading, Look, Unobserved};
 
 use crate::state::{Sample, SwitchEvent};
 use crate::units::EngineId;

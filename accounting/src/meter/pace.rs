@@ -1,52 +1,73 @@
-//! How long to look away between two samples: polling without a pause costs a processor for the whole phase.
+//! Pauses between two reads of the status registers: without a pause a poll phase costs a whole
+//! core.
 
-use crate::units::{Moment, Nanos};
+use crate::units::Nanos;
+use crate::usage::Usage;
 
-/// The part of the time that the engines have been as they are for which they are not looked at.
-const PART: u64 = 8;
+/// Reads of a state of mean length.
+const READS: u64 = 8;
 /// Longest pause.
-const LONGEST: Nanos = Nanos::from_us(200);
-/// Below this a pause is not worth its system call.
-const SHORTEST: Nanos = Nanos::from_us(10);
+const PAUSE_MAX: Nanos = Nanos::from_us(200);
+/// Shortest pause that is worth its system call.
+const PAUSE_MIN: Nanos = Nanos::from_us(10);
 
-/// Adapts the pause to how long states last.
+/// The pause of a poll phase, from the mean length of an engine's states in the phase before.
 ///
-/// A state that has lasted for *t* is looked at again after *t*/8: its end is noticed late by an eighth of its length at most, as
-/// is its beginning by an eighth of that of the one before. Late ends and late beginnings cancel on average, as they do for
-/// samples without a pause (A1.2).
-#[derive(Clone, Copy, Debug)]
+/// The pause is one for all of a phase. Reads at even intervals meet each state in proportion to
+/// its length, whether it is longer than the interval or shorter. A pause that grows with the age
+/// of a state does not: it finds the beginning of what follows a long state late, or misses a short
+/// state.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
-    since: Moment,
+    pause: Nanos,
 }
 
 impl Pace {
-    /// Begins with a state that began now.
-    pub fn new(at: Moment) -> Self {
-        Self { since: at }
+    /// The pause of the next phase, after a phase with this usage.
+    pub fn next(observed: &Usage) -> Self {
+        let states = |engine: &crate::EngineUsage| {
+            // At most one state of the engine's own is between two tenants.
+            2 * engine.tenants.iter().map(|part| part.turns).sum::<u64>() + 1
+        };
+        let states = observed.engines.iter().map(states).max().unwrap_or(1);
+        let pause = Nanos(observed.window.length().0 / (states * READS)).min(PAUSE_MAX);
+        let worth = pause >= PAUSE_MIN;
+        Self {
+            pause: if worth { pause } else { Nanos::ZERO },
+        }
     }
 
-    /// The pause after samples that were taken at `at`, of which some showed another state than before, or none did.
-    pub fn pause(&mut self, at: Moment, changed: bool) -> Option<Nanos> {
-        if changed {
-            self.since = at;
-        }
-        let pause = Nanos(at.since(self.since).0 / PART).min(LONGEST);
-        (pause >= SHORTEST).then_some(pause)
+    /// From one read to the next; zero: no pause.
+    pub const fn pause(self) -> Nanos {
+        self.pause
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::meter::{Meter, Observation, PolledMeter};
+    use crate::{EngineId, Moment, Sample, TenantId, Window};
+
+    fn pause(states: u64, length_ns: u64) -> Nanos {
+        let engine = EngineId(0);
+        let mut meter = PolledMeter::new([engine]);
+        for state in 0..states {
+            let at = Moment(length_ns * state / states);
+            let occupant = (state % 2 == 1).then_some(TenantId(1));
+            meter.observe(Observation::Sample(engine, Sample { at, occupant }));
+        }
+        let window = Window::starting(Moment(0), Nanos(length_ns));
+        Pace::next(&meter.close(window)).pause()
+    }
 
     #[test]
-    fn the_pause_grows_with_the_state_and_falls_with_a_change() {
-        let mut pace = Pace::new(Moment(1_000));
-        assert_eq!(pace.pause(Moment(1_000), false), None);
-        assert_eq!(pace.pause(Moment(41_000), false), None);
-        assert_eq!(pace.pause(Moment(801_000), false), Some(Nanos(100_000)));
-        assert_eq!(pace.pause(Moment(90_001_000), false), Some(LONGEST));
-        assert_eq!(pace.pause(Moment(90_002_000), true), None);
-        assert_eq!(pace.pause(Moment(90_162_000), false), Some(Nanos(20_000)));
+    fn the_pause_is_a_part_of_the_mean_state() {
+        assert_eq!(Pace::default().pause(), Nanos::ZERO);
+        assert_eq!(pause(1, 1_000_000), Nanos(125_000));
+        assert_eq!(pause(2, 1_200_000), Nanos(50_000));
+        assert_eq!(pause(1, 9_000_000), PAUSE_MAX);
+        assert_eq!(pause(1, 80_000), PAUSE_MIN);
+        assert_eq!(pause(1, 79_999), Nanos::ZERO);
     }
 }

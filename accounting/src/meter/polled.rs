@@ -11,11 +11,13 @@ use crate::units::{EngineId, Moment, Nanos, TenantId};
 use crate::usage::{Anomalies, EngineUsage, Signals, Usage};
 use crate::window::Window;
 
-/// Accounts poll phases; what happens between them is not its matter.
+/// Accounts poll phases; [`super::Unobserved`] accounts the time between them.
 #[derive(Debug)]
 pub struct PolledMeter {
     engines: Vec<PolledEngine>,
     anomalies: Anomalies,
+    /// Engine time that may lie unseen between two equal samples of the phase.
+    hidden_ns: Nanos,
 }
 
 /// The phase in progress on one engine.
@@ -40,7 +42,16 @@ impl PolledMeter {
         Self {
             engines,
             anomalies: Anomalies::default(),
+            hidden_ns: Nanos::ZERO,
         }
+    }
+
+    /// In the phase under way `finished` commands finished (`None`: not known), and two successive
+    /// samples were at most `gap` apart. Between two equal samples an engine was otherwise occupied
+    /// only if a command finished there.
+    pub fn sampled(&mut self, finished: Option<u64>, gap: Nanos) {
+        let finished = finished.unwrap_or(u64::MAX);
+        self.hidden_ns = Nanos(finished.saturating_mul(gap.0));
     }
 }
 
@@ -65,12 +76,15 @@ impl Meter for PolledMeter {
         }
     }
 
-    /// The usage of the poll phase `window`; begin it with a sample at its first moment.
+    /// The usage of the poll phase `window`; begin it with a sample at its first moment, and end it
+    /// with [`PolledMeter::sampled`].
     fn close(&mut self, window: Window) -> Usage {
+        let hidden_ns = core::mem::take(&mut self.hidden_ns);
+        let engines = self.engines.iter_mut();
         Usage {
             window,
             signals: Signals::Polled,
-            engines: self.engines.iter_mut().map(|e| e.close(window)).collect(),
+            engines: engines.map(|e| e.close(window, hidden_ns)).collect(),
             anomalies: core::mem::take(&mut self.anomalies),
         }
     }
@@ -90,7 +104,7 @@ impl PolledEngine {
         }
     }
 
-    fn close(&mut self, window: Window) -> EngineUsage {
+    fn close(&mut self, window: Window, hidden_ns: Nanos) -> EngineUsage {
         let mut usage = EngineUsage::empty(self.engine);
         let inside = |at: Moment| at.clamp(window.from(), window.to());
         let mut current: Option<TenantId> = None;
@@ -126,7 +140,10 @@ impl PolledEngine {
             }
             Some(begun) => charge(&mut usage, current, window.to().since(begun)),
         }
-        usage.error_bound_ns = late + usage.unobserved_ns;
+        // What began after the last sample is not seen in this phase.
+        let known_ns = late + window.to().since(seen) + usage.unobserved_ns;
+        let bound = known_ns.0.saturating_add(hidden_ns.0);
+        usage.error_bound_ns = Nanos(bound).min(window.length());
         self.samples.retain(|s| s.at >= window.to());
         usage
     }
@@ -181,7 +198,7 @@ mod tests {
         assert_eq!(usage.tenant_ns(TenantId(1), Metric::PerTurn), Nanos(15));
         assert_eq!(usage.tenant_ns(TenantId(2), Metric::Total), Nanos(10));
         assert_eq!(usage.engines[0].idle_ns, Nanos(10));
-        assert_eq!(usage.engines[0].error_bound_ns, Nanos(30));
+        assert_eq!(usage.engines[0].error_bound_ns, Nanos(40));
     }
 
     #[test]
@@ -189,6 +206,25 @@ mod tests {
         let usage = phase(&[(3, Some(7)), (9, Some(7))], 0, 10);
         assert_eq!(usage.tenant_ns(TenantId(7), Metric::Total), Nanos(10));
         assert_eq!(usage.engines[0].unobserved_ns, Nanos::ZERO);
+    }
+
+    #[test]
+    fn each_finished_command_may_hide_one_gap() {
+        let mut meter = PolledMeter::new([GR]);
+        for at in [0, 40] {
+            let occupant = Some(TenantId(1));
+            let sample = Sample {
+                at: Moment(at),
+                occupant,
+            };
+            meter.observe(Observation::Sample(GR, sample));
+        }
+        meter.sampled(Some(3), Nanos(5));
+        let first = meter.close(Window::starting(Moment(0), Nanos(41)));
+        assert_eq!(first.engines[0].error_bound_ns, Nanos(1 + 3 * 5));
+        meter.sampled(None, Nanos(5));
+        let second = meter.close(Window::starting(Moment(41), Nanos(9)));
+        assert_eq!(second.engines[0].error_bound_ns, Nanos(9));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io::Write as _;
 use std::time::Duration;
 
-use postgres::{Client, Config, NoTls, Row};
+use postgres::{Client, Config, GenericClient, NoTls, Row};
 
 use super::rows::{self, Columns, damaged, stored, stored_ns};
 use super::shell::{Ledger, Open, Tables, VisitEntry};
@@ -17,7 +17,9 @@ use crate::record::{
 };
 
 /// Version of the tables.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
+const TO_VERSION_2: &str =
+    "ALTER TABLE tenant ADD COLUMN account TEXT; UPDATE ledger_version SET version = 2";
 
 /// Entries read, or discarded, at a time.
 const PAGE: i64 = 1_024;
@@ -32,6 +34,8 @@ pub type PostgresStore = Ledger<Postgres>;
 pub struct Postgres {
     config: Config,
     client: Client,
+    /// What the tables are of.
+    version: i64,
 }
 
 impl fmt::Debug for Postgres {
@@ -96,7 +100,7 @@ impl PostgresStore {
         tables
             .client
             .batch_execute("SET default_transaction_read_only = on")?;
-        tables.check_version()?;
+        tables.check_version(1)?;
         Ok(Self::over(tables))
     }
 }
@@ -124,7 +128,11 @@ impl Postgres {
         config.tcp_user_timeout(Duration::from_secs(20));
         config.application_name("turnstile");
         let client = Self::connected(&config)?;
-        Ok(Self { config, client })
+        Ok(Self {
+            config,
+            client,
+            version: VERSION,
+        })
     }
 
     fn connected(config: &Config) -> Result<Client, StoreError> {
@@ -149,25 +157,27 @@ impl Postgres {
             .get(0);
         if !there {
             tx.batch_execute(SCHEMA)?;
+        } else if version_of(&mut tx)? == 1 {
+            tx.batch_execute(TO_VERSION_2)?;
         }
         tx.batch_execute(CHANGES)?;
         tx.commit()?;
-        self.check_version()
+        self.check_version(VERSION)
     }
 
-    fn check_version(&mut self) -> Result<(), StoreError> {
+    /// Takes tables of versions from `least` on.
+    fn check_version(&mut self, least: i64) -> Result<(), StoreError> {
         let there = "SELECT to_regclass('ledger_version') IS NOT NULL";
         let there: bool = self.client.query_one(there, &[])?.try_get(0)?;
-        let found = if there {
-            let version = "SELECT max(version) FROM ledger_version";
-            self.client.query_one(version, &[])?.try_get(0)?
+        self.version = if there {
+            version_of(&mut self.client)?
         } else {
             0
         };
-        if found != VERSION {
+        if !(least..=VERSION).contains(&self.version) {
             return Err(StoreError::Version {
                 expected: VERSION,
-                found,
+                found: self.version,
             });
         }
         Ok(())
@@ -187,10 +197,14 @@ impl Postgres {
             .iter()
             .map(|record| record.tenant.kind.as_str())
             .collect();
+        let accounts: Vec<Option<&str>> = records
+            .iter()
+            .map(|record| record.tenant.account.as_deref())
+            .collect();
         self.client.execute(
-            "INSERT INTO tenant(id, name, kind) SELECT * FROM unnest($1::bytea[], $2::text[], $3::text[])
-             ON CONFLICT(id) DO NOTHING",
-            &[&ids, &names, &kinds],
+            "INSERT INTO tenant(id, name, kind, account)
+             SELECT * FROM unnest($1::bytea[], $2::text[], $3::text[], $4::text[]) ON CONFLICT(id) DO NOTHING",
+            &[&ids, &names, &kinds, &accounts],
         )?;
         let rows = self.client.query(
             "SELECT tenant_key FROM unnest($1::bytea[]) WITH ORDINALITY AS asked(id, place) JOIN tenant USING(id) ORDER BY place",
@@ -209,12 +223,17 @@ impl Postgres {
     }
 
     fn records(&mut self, key: i64, seq: i64) -> Result<Vec<TenantRecord>, StoreError> {
-        let found = self.client.query(
+        let account = if self.version > 1 {
+            "t.account"
+        } else {
+            "NULL::text"
+        };
+        let text = format!(
             "SELECT u.id, t.id, t.name, t.kind, engine_ns, estimated_ns, fault_ns, copy_ns, copy_bytes, held_ns, waiting_ns,
-             memory_byte_ns::text, weight, quota_ns, period_ns, signals, error_bound_ns, turns
+             memory_byte_ns::text, weight, quota_ns, period_ns, signals, error_bound_ns, turns, {account}
              FROM usage u JOIN tenant t USING(tenant_key) WHERE gpu_key = $1 AND seq = $2 ORDER BY t.id",
-            &[&key, &seq],
-        )?;
+        );
+        let found = self.client.query(&text, &[&key, &seq])?;
         found.iter().map(rows::tenant_record).collect()
     }
 
@@ -226,6 +245,12 @@ impl Postgres {
         let found = self.client.query(&text, &[&key, &seq])?;
         found.iter().map(rows::engine_record).collect()
     }
+}
+
+/// Version of tables that are there.
+fn version_of(client: &mut impl GenericClient) -> Result<i64, StoreError> {
+    let version = "SELECT max(version) FROM ledger_version";
+    Ok(client.query_one(version, &[])?.try_get(0)?)
 }
 
 impl Tables for Postgres {

@@ -1,4 +1,4 @@
--- The ledgers of a fleet, version 1. As the file's (sqlite.sql), with one row per GPU of every node.
+-- The ledgers of a fleet, version 2. As the file's (sqlite.sql), with one row per GPU of every node.
 CREATE TABLE gpu (
     gpu_key BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     node TEXT COLLATE "C" NOT NULL,
@@ -13,7 +13,8 @@ CREATE TABLE tenant (
     tenant_key BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id BYTEA NOT NULL UNIQUE,
     name TEXT NOT NULL,
-    kind TEXT NOT NULL
+    kind TEXT NOT NULL,
+    account TEXT
 );
 CREATE TABLE entry (
     gpu_key BIGINT NOT NULL REFERENCES gpu,
@@ -64,4 +65,4 @@ CREATE TABLE engine (
     PRIMARY KEY (gpu_key, seq, engine)
 );
 CREATE TABLE ledger_version (version BIGINT NOT NULL);
-INSERT INTO ledger_version VALUES (1);
+INSERT INTO ledger_version VALUES (2);

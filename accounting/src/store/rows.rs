@@ -74,6 +74,7 @@ pub(super) fn tenant_record(row: &impl Columns) -> Result<TenantRecord, StoreErr
             id: read_uuid("tenant", &row.bytes(1)?)?,
             name: row.text(2)?,
             kind: read_kind(&row.text(3)?)?,
+            account: row.text_or_null(18)?,
         },
         engine_ns: read_ns("engine_ns", row.number(4)?)?,
         estimated_ns: read_ns("estimated_ns", row.number(5)?)?,

@@ -20,8 +20,10 @@ use crate::record::{
 };
 use uuid::Uuid;
 
-/// Version of the tables, kept in the file's `user_version`.
-const VERSION: i64 = 1;
+/// Version of the tables, kept in the file's `user_version`. Version 1 has no accounts: it is read
+/// as it is, and becomes version 2 when it is opened to write.
+const VERSION: i64 = 2;
+const TO_VERSION_2: &str = "ALTER TABLE tenant ADD COLUMN account TEXT";
 
 /// Marks the file as a ledger: "TSLG", kept in its `application_id`.
 const APPLICATION: i64 = 0x5453_4c47;
@@ -42,6 +44,8 @@ pub type SqliteStore = Ledger<Sqlite>;
 #[derive(Debug)]
 pub struct Sqlite {
     connection: Connection,
+    /// What the tables are of.
+    version: i64,
 }
 
 impl Columns for Row<'_> {
@@ -97,8 +101,8 @@ impl SqliteStore {
     pub fn read(path: &Path) -> Result<Self, StoreError> {
         File::open(path).map_err(|error| told(path, error))?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
-        let tables = Sqlite::over(Connection::open_with_flags(path, flags)?)?;
-        tables.check_version()?;
+        let mut tables = Sqlite::over(Connection::open_with_flags(path, flags)?)?;
+        tables.check_version(1)?;
         Ok(Self::over(tables))
     }
 
@@ -125,7 +129,10 @@ impl Sqlite {
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, false)?;
         // In WAL mode FULL means: the log is fsynced at each commit.
         connection.pragma_update(None, "synchronous", "FULL")?;
-        Ok(Self { connection })
+        Ok(Self {
+            connection,
+            version: VERSION,
+        })
     }
 
     fn make_tables(&mut self) -> Result<(), StoreError> {
@@ -139,23 +146,22 @@ impl Sqlite {
             tx.execute_batch(SCHEMA)?;
             tx.pragma_update(None, "application_id", APPLICATION)?;
             tx.pragma_update(None, "user_version", VERSION)?;
+        } else if version_of(&tx)? == 1 {
+            tx.execute_batch(TO_VERSION_2)?;
+            tx.pragma_update(None, "user_version", VERSION)?;
         }
         tx.commit()?;
-        self.check_version()?;
+        self.check_version(VERSION)?;
         Ok(self.connection.execute_batch(CHANGES)?)
     }
 
-    fn check_version(&self) -> Result<(), StoreError> {
-        let pragma = |name| {
-            self.connection
-                .pragma_query_value(None, name, |row| row.get::<_, i64>(0))
-        };
-        let ours = pragma("application_id")? == APPLICATION;
-        let found = if ours { pragma("user_version")? } else { 0 };
-        if found != VERSION {
+    /// Takes tables of versions from `least` on.
+    fn check_version(&mut self, least: i64) -> Result<(), StoreError> {
+        self.version = version_of(&self.connection)?;
+        if !(least..=VERSION).contains(&self.version) {
             return Err(StoreError::Version {
                 expected: VERSION,
-                found,
+                found: self.version,
             });
         }
         Ok(())
@@ -181,8 +187,16 @@ impl Sqlite {
             .optional()?;
         let Some((key, same)) = known else {
             self.connection
-                .prepare_cached("INSERT INTO tenant(id, name, kind, boot) VALUES(?1, ?2, ?3, ?4)")?
-                .execute(params![id, tenant.name, tenant.kind.as_str(), boot])?;
+                .prepare_cached(
+                    "INSERT INTO tenant(id, name, kind, account, boot) VALUES(?1, ?2, ?3, ?4, ?5)",
+                )?
+                .execute(params![
+                    id,
+                    tenant.name,
+                    tenant.kind.as_str(),
+                    tenant.account,
+                    boot
+                ])?;
             return Ok(self.connection.last_insert_rowid());
         };
         if !same {
@@ -200,11 +214,17 @@ impl Sqlite {
     }
 
     fn records(&self, key: i64, seq: i64) -> Result<Vec<TenantRecord>, StoreError> {
-        let mut statement = self.connection.prepare_cached(
+        let account = if self.version > 1 {
+            "t.account"
+        } else {
+            "NULL"
+        };
+        let text = format!(
             "SELECT u.id, t.id, t.name, t.kind, engine_ns, estimated_ns, fault_ns, copy_ns, copy_bytes, held_ns, waiting_ns,
-             memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns
+             memory_byte_ns, weight, quota_ns, period_ns, signals, error_bound_ns, turns, {account}
              FROM usage u JOIN tenant t USING(tenant_key) WHERE gpu_key = ?1 AND seq = ?2 ORDER BY t.id",
-        )?;
+        );
+        let mut statement = self.connection.prepare_cached(&text)?;
         let mut found = statement.query([key, seq])?;
         let mut records = Vec::new();
         while let Some(row) = found.next()? {
@@ -226,6 +246,13 @@ impl Sqlite {
         }
         Ok(engines)
     }
+}
+
+/// Version of a file's tables; 0 if it is no ledger.
+fn version_of(connection: &Connection) -> Result<i64, StoreError> {
+    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let ours = pragma("application_id")? == APPLICATION;
+    Ok(if ours { pragma("user_version")? } else { 0 })
 }
 
 fn told(path: &Path, error: std::io::Error) -> StoreError {

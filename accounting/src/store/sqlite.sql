@@ -1,4 +1,4 @@
--- The ledger, version 1. Times are nanoseconds; *_ns of `entry` but from_ns and length_ns are since 1970 (UTC).
+-- The ledger, version 2. Times are nanoseconds; *_ns of `entry` but from_ns and length_ns are since 1970 (UTC).
 CREATE TABLE gpu (
     gpu_key INTEGER PRIMARY KEY,
     node TEXT NOT NULL,
@@ -14,6 +14,8 @@ CREATE TABLE tenant (
     id BLOB NOT NULL UNIQUE,
     name TEXT NOT NULL,
     kind TEXT NOT NULL,
+    -- Name of its account; null in what version 1 wrote.
+    account TEXT,
     -- The run that wrote of it last: with the last entry of that run it may go.
     boot BLOB NOT NULL
 ) STRICT;

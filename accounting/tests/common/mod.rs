@@ -47,6 +47,7 @@ pub(crate) fn standings(period: u64) -> [Standing<'static>; 5] {
         } else {
             TenantKind::Vm
         },
+        account: (index < 4).then_some(["gold", "silver"][index % 2]),
         weight: 100 * (index as u32 + 1),
         cap: (index == 2).then_some(CapInForce {
             quota_ns: Nanos(25_000_000),

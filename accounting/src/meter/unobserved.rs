@@ -1,0 +1,283 @@
+//! Estimates which tenants used the engines while the status registers were not polled.
+//!
+//! Input: what the GPU shows at both ends of the unobserved part ([`Look`]: occupants of the
+//! engines, put and get of every channel), and the usage of the poll phase that follows. Output:
+//! the usage of the unobserved part with its error bound.
+//!
+//! A tenant's engine time per finished command is learnt in poll phases, as a ratio of two sums
+//! that forget slowly. A tenant owes the commands that it finished since the last charge at that
+//! length, whether it was admitted or not: what drains after a hold is charged to its owner (LoGA
+//! 4.3). What was charged ahead for a command that still runs is subtracted when the command
+//! finishes.
+//!
+//! # Invariants
+//! - *Conservation* (law 1): the parts of an engine add up to the length.
+//! - *Bound*: no tenant's time is off by more than the error bound, which is at most the length. It
+//!   is smaller where put and get leave one tenant only, and zero where they leave no doubt.
+//!
+//! A tenant of which put and get are unknown is charged its portion of recent poll phases.
+
+use super::rate::Rates;
+use crate::share::apportion;
+use crate::units::{EngineId, Nanos, TenantId};
+use crate::usage::{Anomalies, EngineUsage, Signals, Usage};
+use crate::window::Window;
+
+/// The counters of one channel at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelReading {
+    /// Owner of the channel.
+    pub tenant: TenantId,
+    /// Number of the channel.
+    pub channel: u32,
+    /// Commands finished since the channel was opened, modulo 2^32; `None` if get is unknown.
+    pub finished: Option<u32>,
+    /// Changes between able and unable to use the compute engine: odd while the channel waits for a
+    /// value or for another engine.
+    pub stalls: u32,
+    /// Commands announced and not finished.
+    pub pending: u32,
+}
+
+/// What the GPU shows at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// The tenant on each engine; `None` while the engine is idle or switches.
+    pub occupants: Vec<(EngineId, Option<TenantId>)>,
+    /// All channels.
+    pub channels: Vec<ChannelReading>,
+}
+
+impl Look {
+    pub(super) fn occupant(&self, engine: EngineId) -> Option<TenantId> {
+        let of = self.occupants.iter().find(|(id, _)| *id == engine);
+        of.and_then(|(_, occupant)| *occupant)
+    }
+
+    /// Commands finished of all tenants from this look to a later one; `None` if not known.
+    pub fn finished_until(&self, later: &Self) -> Option<u64> {
+        let parts = progress(self, later);
+        parts.iter().map(|part| part.finished).sum()
+    }
+}
+
+/// What one tenant did between two looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub(super) tenant: TenantId,
+    /// Commands finished; `None` if not known.
+    pub(super) finished: Option<u64>,
+    /// Commands ended without being counted as finished.
+    lost: bool,
+    /// Commands were pending at either end.
+    pending: bool,
+    /// At every moment a command for the compute engine was pending.
+    queued: bool,
+}
+
+/// The progress of every tenant that has a channel in either look, by ascending id.
+fn progress(begin: &Look, end: &Look) -> Vec<Progress> {
+    let mut parts: Vec<Progress> = Vec::new();
+    let mut add = |part: Progress| match parts.binary_search_by_key(&part.tenant, |p| p.tenant) {
+        Err(index) => parts.insert(index, part),
+        Ok(index) => {
+            let sum = &mut parts[index];
+            sum.finished = sum.finished.zip(part.finished).map(|(a, b)| a + b);
+            sum.lost |= part.lost;
+            sum.pending |= part.pending;
+            sum.queued |= part.queued;
+        }
+    };
+    let same =
+        |a: &ChannelReading, b: &ChannelReading| (a.tenant, a.channel) == (b.tenant, b.channel);
+    for now in &end.channels {
+        let opened = ChannelReading {
+            finished: Some(0),
+            stalls: 0,
+            pending: 0,
+            ..*now
+        };
+        let before = begin.channels.iter().find(|before| same(before, now));
+        let before = before.unwrap_or(&opened);
+        let count = now.finished.zip(before.finished);
+        let count = count.map(|(now, before)| now.wrapping_sub(before));
+        // A count that goes back is of a channel that was opened anew.
+        let finished = count.filter(|count| *count <= u32::MAX / 2).map(u64::from);
+        let stalled = now.stalls != before.stalls || now.stalls % 2 == 1;
+        add(Progress {
+            tenant: now.tenant,
+            finished,
+            lost: finished == Some(0) && before.pending > 0 && now.pending == 0,
+            pending: before.pending > 0 || now.pending > 0,
+            queued: !stalled && finished.is_some_and(|n| u64::from(before.pending) > n),
+        });
+    }
+    let closed = |before: &&ChannelReading| !end.channels.iter().any(|now| same(before, now));
+    for before in begin.channels.iter().filter(closed) {
+        add(Progress {
+            tenant: before.tenant,
+            finished: None,
+            lost: true,
+            pending: true,
+            queued: false,
+        });
+    }
+    parts
+}
+
+/// The unobserved part under way, and what is known of the tenants' commands.
+#[derive(Debug)]
+pub struct Unobserved {
+    /// The engine of [`ChannelReading::stalls`].
+    compute: EngineId,
+    /// Whether a command can leave an engine before it has finished.
+    preemptible: bool,
+    begin: Look,
+    /// Tenants with pending commands that the GPU did not start, as of `begin`.
+    suspended: Vec<TenantId>,
+    end: Look,
+    rates: Rates,
+}
+
+impl Unobserved {
+    /// Of a GPU with `stalls` that are those of the engine `compute`. `preemptible`: the GPU can stop a
+    /// command and continue it later.
+    pub fn new(compute: EngineId, preemptible: bool) -> Self {
+        Self {
+            compute,
+            preemptible,
+            begin: Look::default(),
+            suspended: Vec::new(),
+            end: Look::default(),
+            rates: Rates::default(),
+        }
+    }
+
+    /// An unobserved part began with `look`; its occupants were read after its channels.
+    /// `suspended`: the GPU starts no command of this tenant, although some may be pending.
+    pub fn begin(&mut self, look: Look, suspended: impl Fn(TenantId) -> bool) {
+        self.suspended.clear();
+        let owners = look.channels.iter().map(|channel| channel.tenant);
+        self.suspended
+            .extend(owners.filter(|tenant| suspended(*tenant)));
+        self.begin = look;
+    }
+
+    /// The unobserved part ended, and a poll phase began, with `look`; its occupants were read
+    /// before its channels.
+    pub fn end(&mut self, look: Look) {
+        self.end = look;
+    }
+
+    /// Commands finished in the poll phase that ends with `look`; `None` if not known.
+    pub fn finished_in_phase(&self, look: &Look) -> Option<u64> {
+        self.end.finished_until(look)
+    }
+
+    /// The usage of the unobserved part `window`. The poll phase after it has the usage `observed`
+    /// and ended with `look`.
+    pub fn charge(&mut self, window: Window, observed: &Usage, look: &Look) -> Usage {
+        let seen = progress(&self.end, look);
+        self.rates.learn(observed, &seen, [&self.end, look]);
+        let unseen = progress(&self.begin, &self.end);
+        let engines = observed.engines.iter();
+        let engines = engines
+            .map(|engine| self.engine(engine.engine, window.length(), &unseen))
+            .collect();
+        self.rates.charge_observed(observed, &seen);
+        Usage {
+            window,
+            signals: Signals::Extrapolated,
+            engines,
+            anomalies: Anomalies::default(),
+        }
+    }
+
+    /// Divides an engine's time among those that may have used it.
+    fn engine(&mut self, engine: EngineId, length: Nanos, parts: &[Progress]) -> EngineUsage {
+        let (first, last) = (self.begin.occupant(engine), self.end.occupant(engine));
+        let mut usage = EngineUsage::empty(engine);
+        let stayed = |part: &&Progress| {
+            let still = part.finished == Some(0) && !part.lost && !self.preemptible;
+            still && first == Some(part.tenant) && last == first
+        };
+        if let Some(part) = parts.iter().find(stayed) {
+            // One command ran from end to end.
+            usage.entry(part.tenant).used_ns = length;
+            self.rates.charge(engine, part, length, length);
+            return usage;
+        }
+        let absent = |part: &Progress| {
+            let still = part.finished == Some(0) && !part.lost;
+            let off = last != Some(part.tenant) && !self.preemptible;
+            still && (off || !part.pending)
+        };
+        let able: Vec<&Progress> = parts.iter().filter(|part| !absent(part)).collect();
+        let busy = |part: &Progress| {
+            let suspended = self.suspended.contains(&part.tenant) || self.preemptible;
+            engine == self.compute && part.queued && !suspended
+        };
+        let queued = able.iter().any(|part| busy(part));
+        let full = queued || self.rates.is_busy(engine);
+        let owed: Vec<u64> = able
+            .iter()
+            .map(|part| {
+                let suspended = self.suspended.contains(&part.tenant);
+                self.rates.owed(engine, part, length, suspended).0
+            })
+            .collect();
+        let alone = match able[..] {
+            [only] if queued && first == Some(only.tenant) => Some(length.0),
+            _ => None,
+        };
+        let sum = owed.iter().map(|&owed| u128::from(owed)).sum::<u128>();
+        let fits = sum <= u128::from(length.0);
+        // CAST: it fits.
+        let mut rest = if fits { length.0 - sum as u64 } else { 0 };
+        let mut charges = if fits {
+            owed
+        } else {
+            apportion(length.0, &owed)
+        };
+        let mut ahead = None;
+        if let Some(index) = able.iter().position(|part| Some(part.tenant) == last) {
+            // The command that still runs: on average half of it is in the unobserved part.
+            let part = self.rates.command(engine, able[index].tenant);
+            let part = part.unwrap_or(if full { rest } else { 0 }).min(rest);
+            charges[index] += part;
+            rest -= part;
+            ahead = Some((index, Nanos(part)));
+        }
+        if full && rest > 0 {
+            // The engine was not idle: the rest is of the same commands.
+            let more = apportion(rest, &charges);
+            rest -= more.iter().sum::<u64>();
+            charges
+                .iter_mut()
+                .zip(more)
+                .for_each(|(sum, more)| *sum += more);
+        }
+        usage.idle_ns = Nanos(if alone.is_some() { 0 } else { rest });
+        for (index, (part, charge)) in able.iter().zip(charges).enumerate() {
+            let charge = Nanos(alone.unwrap_or(charge));
+            if charge > Nanos::ZERO {
+                usage.entry(part.tenant).used_ns = charge;
+            }
+            if alone.is_none() {
+                let most = charge.max(Nanos(length.0 - charge.0));
+                usage.error_bound_ns = usage.error_bound_ns.max(most);
+            }
+            let ahead = ahead.filter(|(running, _)| full && *running == index);
+            let ahead = ahead.map_or(Nanos::ZERO, |(_, ahead)| ahead);
+            if full && part.finished > Some(0) {
+                self.rates.settle(engine, part.tenant, ahead);
+            } else {
+                self.rates.charge(engine, part, charge, length);
+            }
+        }
+        usage
+    }
+}
+
+#[cfg(test)]
+mod tests;
