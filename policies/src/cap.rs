@@ -1,7 +1,7 @@
 //! The state of a cap: how much of the quota is used.
 
 use crate::params::Cap;
-use turnstile_accounting::Nanos;
+use turnstile_accounting::{Moment, Nanos};
 
 /// Usage against a cap.
 ///
@@ -13,15 +13,56 @@ pub(crate) struct Quota {
     used: Nanos,
     /// Time since the cap period began.
     elapsed: Nanos,
+    /// Up to when time has passed.
+    at: Moment,
 }
 
 impl Quota {
     pub(crate) const fn new(cap: Cap) -> Self {
+        Self::starting(cap, Moment(0))
+    }
+
+    /// An unused quota; its first period begins at `at`.
+    pub(crate) const fn starting(cap: Cap, at: Moment) -> Self {
         Self {
             cap,
             used: Nanos::ZERO,
             elapsed: Nanos::ZERO,
+            at,
         }
+    }
+
+    /// Its cap.
+    pub(crate) const fn cap(&self) -> Cap {
+        self.cap
+    }
+
+    /// `used` was used.
+    pub(crate) fn charge(&mut self, used: Nanos) {
+        self.used += used;
+    }
+
+    /// Time passed until `now`.
+    pub(crate) fn advance_to(&mut self, now: Moment) {
+        self.pass(now.since(self.at), Nanos::ZERO);
+        self.at = self.at.max(now);
+    }
+
+    /// What is left of the quota in this period.
+    pub(crate) fn left(&self) -> Nanos {
+        self.cap.quota_ns().saturating_sub(self.used)
+    }
+
+    /// When the quota has something left again, if nothing more is used.
+    pub(crate) fn renews_at(&self) -> Moment {
+        let over = self.used.saturating_sub(self.cap.quota_ns());
+        let periods = over.0 / self.cap.quota_ns().0 + 1;
+        let until = periods.saturating_mul(self.cap.period_ns().0);
+        Moment(
+            self.at
+                .0
+                .saturating_add(until.saturating_sub(self.elapsed.0)),
+        )
     }
 
     /// Time passed, in which `used` was used.
@@ -60,5 +101,46 @@ mod tests {
         quota.pass(Nanos(1_000), Nanos(0));
         quota.pass(Nanos(10), Nanos(20));
         assert!(quota.exhausted(), "ten idle periods bought nothing");
+    }
+
+    #[test]
+    fn a_quota_is_exhausted_at_its_last_nanosecond() {
+        let mut quota = quota();
+        quota.charge(Nanos(19));
+        assert!(!quota.exhausted());
+        assert_eq!(quota.left(), Nanos(1));
+        quota.charge(Nanos(1));
+        assert!(quota.exhausted());
+        assert_eq!(quota.left(), Nanos(0));
+        quota.charge(Nanos(5));
+        assert_eq!(quota.left(), Nanos(0));
+        assert_eq!(quota.cap(), Cap::new(Nanos(20), Nanos(100)).unwrap());
+    }
+
+    #[test]
+    fn a_quota_is_renewed_at_each_end_of_a_period() {
+        let mut quota = Quota::starting(Cap::new(Nanos(20), Nanos(100)).unwrap(), Moment(1_000));
+        quota.charge(Nanos(20));
+        assert_eq!(quota.renews_at(), Moment(1_100));
+        quota.advance_to(Moment(1_040));
+        assert_eq!(quota.renews_at(), Moment(1_100));
+        quota.charge(Nanos(19));
+        assert_eq!(quota.renews_at(), Moment(1_100), "39 less 20");
+        quota.charge(Nanos(1));
+        assert_eq!(quota.renews_at(), Moment(1_200), "40 less 20");
+        quota.advance_to(Moment(1_030));
+        quota.advance_to(Moment(1_099));
+        assert_eq!(quota.left(), Nanos(0));
+        quota.advance_to(Moment(1_200));
+        assert_eq!(quota.left(), Nanos(20));
+        assert!(!quota.exhausted());
+    }
+
+    #[test]
+    fn no_length_overflows() {
+        let largest = Nanos(u64::MAX);
+        let mut quota = Quota::starting(Cap::new(Nanos(1), largest).unwrap(), Moment(5));
+        quota.charge(Nanos(9));
+        assert_eq!(quota.renews_at(), Moment(u64::MAX));
     }
 }

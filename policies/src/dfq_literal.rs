@@ -11,7 +11,7 @@
 //! phase too, so that it may be held for ever; a tenant that uses little holds all others back; and a
 //! tenant that waits behind its gate counts as idle. Weights and caps are unknown to it.
 
-use crate::params::{Cap, TenantParams, Weight};
+use crate::params::{Cap, Membership, TenantParams, Weight};
 use crate::policy::{Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision};
 use crate::roster::Roster;
 use turnstile_accounting::share::apportion;
@@ -47,7 +47,13 @@ impl Policy for DfqLiteral {
         "dfq-literal"
     }
 
-    fn add(&mut self, id: TenantId, _: TenantParams) -> Result<(), PolicyError> {
+    fn add(
+        &mut self,
+        id: TenantId,
+        _: Membership<'_>,
+        _: TenantParams,
+        _: Moment,
+    ) -> Result<(), PolicyError> {
         let tenant = Tenant {
             virtual_ns: self.system_ns,
             active: false,
@@ -56,7 +62,7 @@ impl Policy for DfqLiteral {
         self.tenants.add(id, tenant)
     }
 
-    fn remove(&mut self, tenant: TenantId) -> Result<(), PolicyError> {
+    fn remove(&mut self, tenant: TenantId, _: Moment) -> Result<(), PolicyError> {
         self.tenants.remove(tenant).map(drop)
     }
 
@@ -114,10 +120,14 @@ impl Policy for DfqLiteral {
 mod tests {
     use super::*;
     use crate::policy::{Basis, TenantPeriod};
-    use turnstile_accounting::Nanos;
+    use turnstile_accounting::{AccountId, Nanos};
 
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
+    const VM: Membership<'_> = Membership {
+        account: AccountId(0),
+        name: "vm",
+    };
 
     fn end(policy: &mut DfqLiteral, used: &[(TenantId, u64)]) -> Vec<(TenantId, u128, bool)> {
         let tenants: Vec<_> = used
@@ -125,6 +135,7 @@ mod tests {
             .map(|&(tenant, used)| TenantPeriod {
                 tenant,
                 used_ns: Nanos(used),
+                charged_ns: Nanos(used),
                 admitted: true,
                 backlogged: true,
                 overcharged_ns: 0,
@@ -146,8 +157,12 @@ mod tests {
 
     fn both() -> DfqLiteral {
         let mut policy = DfqLiteral::default();
-        policy.add(A, TenantParams::default()).unwrap();
-        policy.add(B, TenantParams::default()).unwrap();
+        policy
+            .add(A, VM, TenantParams::default(), Moment(0))
+            .unwrap();
+        policy
+            .add(B, VM, TenantParams::default(), Moment(0))
+            .unwrap();
         policy
     }
 
@@ -186,5 +201,56 @@ mod tests {
             end(&mut policy, &[(A, 0), (B, 0)]),
             [(A, 0, false), (B, 0, false)]
         );
+    }
+
+    #[test]
+    fn a_period_ahead_is_not_held_yet() {
+        let mut policy = both();
+        end(&mut policy, &[(A, 75), (B, 25)]);
+        // A is at 450 + 450, B at 150 + 150: A is 600 ahead, as long as a period.
+        let held = end(&mut policy, &[(A, 75), (B, 25)]);
+        assert_eq!(held, [(A, 900, false), (B, 300, false)]);
+    }
+
+    #[test]
+    fn a_held_tenant_stays_so_until_the_end_of_a_period() {
+        let mut policy = both();
+        end(&mut policy, &[(A, 90), (B, 10)]);
+        end(&mut policy, &[(A, 90), (B, 10)]);
+        let hold = Ok(Decision::Hold(HoldReason::Ahead));
+        assert_eq!(policy.woke(A, Moment(0)), hold);
+        assert_eq!(policy.woke(B, Moment(0)), Ok(Decision::Admit));
+        assert_eq!(policy.ran_dry(&[A], Moment(0)), None);
+        assert_eq!(policy.decide(Moment(0)), []);
+        assert_eq!(policy.decide_at(), None);
+    }
+
+    /// The least virtual time is that of tenants that were seen to run.
+    #[test]
+    fn one_that_did_not_run_holds_back_no_other() {
+        let mut policy = both();
+        end(&mut policy, &[(A, 50)]);
+        end(&mut policy, &[(A, 50)]);
+        let after = end(&mut policy, &[(A, 0), (B, 50)]);
+        assert_eq!(after, [(A, 1_800, false), (B, 1_800, false)], "A is lifted");
+        end(&mut policy, &[(A, 50)]);
+        let after = end(&mut policy, &[(A, 50), (B, 0)]);
+        assert_eq!(after, [(A, 3_000, false), (B, 3_000, false)]);
+    }
+
+    #[test]
+    fn unknown_tenants_are_refused_and_parameters_ignored() {
+        let mut policy = both();
+        let known = policy.add(A, VM, TenantParams::default(), Moment(0));
+        assert_eq!(known, Err(PolicyError::Known(A)));
+        assert_eq!(policy.set_weight(A, Weight::DEFAULT), Ok(()));
+        assert_eq!(policy.set_cap(A, None), Ok(()));
+        assert_eq!(policy.remove(A, Moment(0)), Ok(()));
+        let unknown = PolicyError::Unknown(A);
+        assert_eq!(policy.remove(A, Moment(0)), Err(unknown));
+        assert_eq!(policy.set_weight(A, Weight::DEFAULT), Err(unknown));
+        assert_eq!(policy.set_cap(A, None), Err(unknown));
+        assert_eq!(policy.woke(A, Moment(0)), Err(unknown));
+        assert!(policy.decides_when_dry());
     }
 }

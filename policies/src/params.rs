@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use turnstile_accounting::Nanos;
+use turnstile_accounting::{AccountId, Nanos};
 
 /// A share relative to the others' shares, as in cgroup `cpu.weight`: 1 to 10,000, 100 by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -31,6 +31,15 @@ pub struct TenantParams {
     pub weight: Weight,
     /// Its upper limit; `None` is `max`.
     pub cap: Option<Cap>,
+}
+
+/// Where a tenant belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Membership<'a> {
+    /// Its account.
+    pub account: AccountId,
+    /// Its name within the account: virtual time is kept under it when the tenant leaves.
+    pub name: &'a str,
 }
 
 /// Why a parameter is refused.
@@ -145,5 +154,30 @@ mod tests {
     fn a_cap_of_nothing_is_refused() {
         assert!(Cap::new(Nanos(0), Nanos(1)).is_err());
         assert!(Cap::new(Nanos(1), Nanos(0)).is_err());
+    }
+
+    #[test]
+    fn a_cap_within_a_length_is_its_part_of_it() {
+        let cap = Cap::new(Nanos(30), Nanos(100)).unwrap();
+        assert_eq!((cap.quota_ns(), cap.period_ns()), (Nanos(30), Nanos(100)));
+        let within = [0, 1, 3, 10, 100, 1_000].map(|length| cap.within(Nanos(length)));
+        assert_eq!(within, [0, 0, 0, 3, 30, 300].map(Nanos));
+        let large = Cap::new(Nanos(u64::MAX), Nanos(2)).unwrap();
+        assert_eq!(large.within(Nanos(2)), Nanos(u64::MAX));
+        assert_eq!(large.within(Nanos(3)), Nanos(u64::MAX), "more is no bound");
+        assert_eq!(large.within(Nanos(1)), Nanos(u64::MAX / 2));
+    }
+
+    #[test]
+    fn parameters_are_read_as_they_are_written_and_checked() {
+        assert_eq!(Weight::default().get(), 100);
+        assert_eq!(Weight::try_from(7).map(u32::from), Ok(7));
+        assert!(Weight::try_from(0).is_err());
+        let raw = |quota, period| RawCap {
+            quota_ns: Nanos(quota),
+            period_ns: Nanos(period),
+        };
+        assert_eq!(Cap::try_from(raw(1, 2)), Cap::new(Nanos(1), Nanos(2)));
+        assert!(Cap::try_from(raw(0, 2)).is_err());
     }
 }

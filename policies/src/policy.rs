@@ -1,10 +1,10 @@
 //! The events a policy is told and the decisions it answers with.
 
-use crate::params::{Cap, TenantParams, Weight};
+use crate::params::{Cap, Membership, TenantParams, Weight};
 use core::fmt;
 use serde::Serialize;
 use thiserror::Error;
-use turnstile_accounting::{Moment, Nanos, TenantId};
+use turnstile_accounting::{AccountId, Demand, EngineState, Moment, Nanos, TenantId};
 
 /// How a period's `used_ns` came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -23,6 +23,8 @@ pub struct TenantPeriod {
     pub tenant: TenantId,
     /// Engine time in the poll phase ([`Basis::PollSample`]) or in the period ([`Basis::Measured`]).
     pub used_ns: Nanos,
+    /// Engine time in the whole period as the ledger charges it.
+    pub charged_ns: Nanos,
     /// Its gates were open at some time in the part of the period that was not polled.
     pub admitted: bool,
     /// At the end of the period it had commands queued or executing, before or behind its gates.
@@ -99,7 +101,16 @@ pub enum PolicyError {
     Unknown(TenantId),
 }
 
-/// Decides who may run on one engine.
+/// Something that happened on the engine of a policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineEvent {
+    /// From now on the tenant has this work for the engine.
+    Demand(TenantId, Demand),
+    /// From now on the engine is in this state.
+    State(EngineState),
+}
+
+/// Decides which tenants may run on one engine.
 ///
 /// Calls come from one thread, in the order in which things happened. A policy that knows no weights
 /// or caps (see its row in [`crate::POLICIES`]) accepts and ignores them.
@@ -107,35 +118,74 @@ pub trait Policy: fmt::Debug + Send {
     /// Its name in [`crate::POLICIES`].
     fn name(&self) -> &'static str;
 
-    /// A tenant appeared; idle until it wakes.
-    fn add(&mut self, tenant: TenantId, params: TenantParams) -> Result<(), PolicyError>;
+    /// Sets weight and cap of an account, present or to come. An account that was never set has the
+    /// default weight and no cap.
+    fn set_account(&mut self, _account: AccountId, _params: TenantParams) {}
 
-    /// A tenant is gone; nothing of it stays.
-    fn remove(&mut self, tenant: TenantId) -> Result<(), PolicyError>;
+    /// A tenant appears in its account; idle until it wakes.
+    ///
+    /// # Errors
+    /// If it is known.
+    fn add(
+        &mut self,
+        tenant: TenantId,
+        membership: Membership<'_>,
+        params: TenantParams,
+        now: Moment,
+    ) -> Result<(), PolicyError>;
 
-    /// From now on its share is this one; what it is ahead or behind by stays as it is.
+    /// A tenant leaves. What it is ahead by stays with its account, under its name.
+    ///
+    /// # Errors
+    /// If it is unknown.
+    fn remove(&mut self, tenant: TenantId, now: Moment) -> Result<(), PolicyError>;
+
+    /// Drops what a name of an account is ahead by.
+    fn forget_name(&mut self, _account: AccountId, _name: &str) {}
+
+    /// From now on its share of its account is this one; what it is ahead or behind by stays.
+    ///
+    /// # Errors
+    /// If it is unknown.
     fn set_weight(&mut self, tenant: TenantId, weight: Weight) -> Result<(), PolicyError>;
 
     /// From now on its limit is this one; `None` lifts it. A new cap begins with an unused quota.
+    ///
+    /// # Errors
+    /// If it is unknown.
     fn set_cap(&mut self, tenant: TenantId, cap: Option<Cap>) -> Result<(), PolicyError>;
+
+    /// Something happened at `at`, no earlier than what was observed before. Policies that decide
+    /// by periods alone ignore it.
+    fn observe(&mut self, _at: Moment, _event: EngineEvent) {}
+
+    /// The decisions that differ from those that stand, as of `now`.
+    fn decide(&mut self, _now: Moment) -> &[TenantDecision] {
+        &[]
+    }
 
     /// A doorbell write of this tenant was trapped, at a watched or a closed gate: it has work.
     ///
     /// The decision stands until the next one. Calling it again for a tenant known to have work
     /// changes nothing.
+    ///
+    /// # Errors
+    /// If it is unknown.
     fn woke(&mut self, tenant: TenantId, now: Moment) -> Result<Decision, PolicyError>;
 
-    /// The engine has nothing to execute, while these tenants have work behind closed gates: whom to
-    /// admit at once (law 4). `None` if all of them have to stay (caps). Whoever may run wants nothing any more, and who is let in may
-    /// have no use for it: everybody who waits comes before anybody a second time.
-    fn ran_dry(&mut self, waiting: &[TenantId], now: Moment) -> Option<TenantId>;
+    /// The engine has nothing to execute, while these tenants have work and are held: the one to
+    /// admit at once, for policies that decide by periods.
+    fn ran_dry(&mut self, _waiting: &[TenantId], _now: Moment) -> Option<TenantId> {
+        None
+    }
 
     /// Whether there is something to be decided because of that, beyond who is admitted: the period ends.
     fn decides_when_dry(&self) -> bool {
         true
     }
 
-    /// A period ended: one decision for every tenant, by ascending id.
+    /// A period ended: its charges, and decisions about the tenants for which they may differ, by
+    /// ascending id.
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision];
 
     /// When the next decision is due at the latest, if that is before the end of a period.

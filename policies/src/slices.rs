@@ -29,14 +29,15 @@
 //! - *Work conserving*: one who waits alone is never held; [`Policy::ran_dry`] ends a slice that is not used, and lets in everyone who waits before anyone a second time who had no use for it.
 
 use crate::member::Member;
-use crate::params::{Cap, TenantParams, Weight};
+use crate::params::{Cap, Membership, TenantParams, Weight};
 use crate::policy::{
     Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision, TenantPeriod,
 };
 use crate::roster::Roster;
 use crate::table::Tuning;
 use crate::virtual_time::{VirtualTime, pour};
-use turnstile_accounting::{Moment, Nanos, TenantId};
+use std::collections::BTreeMap;
+use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
 
 /// No slice is shorter. SOURCE: twice the time in which one tenant is stopped and another begins on an H200 (a suspending and
 /// a resuming call of 430 us each).
@@ -81,6 +82,8 @@ pub struct Slices {
     /// Until then slices are as long as first ones.
     first_until: Moment,
     tenants: Roster<Tenant>,
+    /// Weights of the accounts for which one was set.
+    accounts: BTreeMap<AccountId, Weight>,
     /// Virtual time of whoever waits and is furthest behind.
     system: VirtualTime,
     /// Nobody may be further ahead who does not wait; none while nobody waits.
@@ -127,6 +130,7 @@ fn is_due(tenant: &Tenant, level: VirtualTime) -> bool {
 /// What this policy keeps of a tenant.
 #[derive(Debug)]
 struct Own {
+    account: AccountId,
     /// It was charged so much too much; negative: too little.
     overcharged_ns: i64,
     /// It had its slice of this frame, or has none in it.
@@ -172,6 +176,7 @@ impl Slices {
             many_until: Moment(0),
             first_until: Moment(0),
             tenants: Roster::default(),
+            accounts: BTreeMap::new(),
             system: VirtualTime::default(),
             level: None,
             turn: None,
@@ -234,11 +239,27 @@ impl Slices {
         if let Some(lately) = before.map(lately).min() {
             let begins = |tenant: &&mut Tenant| tenant.waits() && tenant.own.since.is_none();
             let new = self.tenants.values_mut().filter(begins);
-            new.for_each(|tenant| tenant.clock.lift(lately));
+            new.for_each(|tenant| tenant.clock.raise(lately));
+        }
+    }
+
+    /// Divides the weight of each account among those of its tenants that wait.
+    fn set_shares(&mut self) {
+        let mut waiting: BTreeMap<AccountId, u64> = BTreeMap::new();
+        for (_, tenant) in self.waits() {
+            *waiting.entry(tenant.own.account).or_default() += u64::from(tenant.weight.get());
+        }
+        let divided = waiting.len() > 1;
+        for tenant in self.tenants.values_mut() {
+            let account = self.accounts.get(&tenant.own.account).copied();
+            let all = waiting.get(&tenant.own.account).copied();
+            let divided = all.filter(|_| divided);
+            tenant.divide(divided.map(|all| (account.unwrap_or_default(), all)));
         }
     }
 
     fn advance(&mut self, now: Moment) {
+        self.set_shares();
         self.begin(now);
         let behind = self.waits().map(|(_, tenant)| tenant.clock.now()).min();
         // When nobody waits, nobody was hurt by those ahead: all start evenly again.
@@ -264,7 +285,7 @@ impl Slices {
             }
             tenant.own.stops(now);
             if tenant.own.stopped.is_none() {
-                tenant.clock.lift(self.system);
+                tenant.clock.raise(self.system);
             }
         }
         if any_resumed {
@@ -470,7 +491,7 @@ impl Slices {
         })
     }
 
-    fn decide(&self, id: TenantId, tenant: &Tenant) -> Decision {
+    fn decision_of(&self, id: TenantId, tenant: &Tenant) -> Decision {
         if tenant.capped() {
             return Decision::Hold(HoldReason::Capped);
         }
@@ -493,8 +514,19 @@ impl Policy for Slices {
         "slices"
     }
 
-    fn add(&mut self, id: TenantId, params: TenantParams) -> Result<(), PolicyError> {
+    fn set_account(&mut self, account: AccountId, params: TenantParams) {
+        self.accounts.insert(account, params.weight);
+    }
+
+    fn add(
+        &mut self,
+        id: TenantId,
+        membership: Membership<'_>,
+        params: TenantParams,
+        _: Moment,
+    ) -> Result<(), PolicyError> {
         let own = Own {
+            account: membership.account,
             overcharged_ns: 0,
             served: false,
             met: false,
@@ -510,14 +542,14 @@ impl Policy for Slices {
         self.tenants.add(id, tenant)
     }
 
-    fn remove(&mut self, id: TenantId) -> Result<(), PolicyError> {
+    fn remove(&mut self, id: TenantId, _: Moment) -> Result<(), PolicyError> {
         self.tenants.remove(id)?;
         self.turn = self.turn.filter(|turn| turn.holder != id);
         Ok(())
     }
 
     fn set_weight(&mut self, id: TenantId, weight: Weight) -> Result<(), PolicyError> {
-        self.tenants.get_mut(id)?.weight = weight;
+        self.tenants.get_mut(id)?.set_weight(weight);
         Ok(())
     }
 
@@ -531,7 +563,7 @@ impl Policy for Slices {
         let tenant = self.tenants.get_mut(id)?;
         if !tenant.backlogged {
             if tenant.own.stopped.is_none() {
-                tenant.clock.lift(system);
+                tenant.clock.raise(system);
             }
             let ahead = level.is_some_and(|level| tenant.clock.now() > level);
             tenant.own.decision = match (tenant.capped(), ahead) {
@@ -577,7 +609,7 @@ impl Policy for Slices {
         decisions.clear();
         decisions.extend(self.tenants.iter().map(|(id, tenant)| TenantDecision {
             tenant: id,
-            decision: self.decide(id, tenant),
+            decision: self.decision_of(id, tenant),
         }));
         for (tenant, decided) in self.tenants.values_mut().zip(&decisions) {
             tenant.own.decision = decided.decision;

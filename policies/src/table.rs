@@ -12,10 +12,16 @@ use turnstile_accounting::Nanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tuning {
-    /// The least service for which tenants may be ahead of each other where usage is measured
-    /// throughout; the period, if that is longer. Larger means fewer gate changes and larger share
-    /// errors.
+    /// The service by which one tenant may be ahead of another when its command starts; the
+    /// patience, if that is longer. Larger means fewer changes of holds and larger share errors.
     pub slack_ns: Nanos,
+    /// The longest pause of a tenant that launches and waits for which its place is kept, and for
+    /// which an engine that cannot be preempted is left idle. Zero reserves nothing.
+    pub patience_ns: Nanos,
+    /// How long it takes to stop a running kernel and start another; none where kernels cannot be
+    /// stopped. The mediator sets it from what the GPU can do.
+    #[serde(skip)]
+    pub preemption_ns: Option<Nanos>,
     /// Length of the frames of `slices`, in which each who waits has one turn. Longer means fewer switches and a longer wait
     /// for a turn. It should divide a second.
     pub frame_ns: Nanos,
@@ -28,6 +34,8 @@ impl Default for Tuning {
     fn default() -> Self {
         Self {
             slack_ns: Nanos::from_ms(1),
+            patience_ns: Nanos::from_ms(1),
+            preemption_ns: None,
             frame_ns: Nanos(1_000_000_000 / 6),
             first_slice_ns: Nanos::ZERO,
         }
@@ -45,6 +53,8 @@ pub struct PolicyRow {
     pub weights: bool,
     /// Caps have an effect.
     pub caps: bool,
+    /// It schedules copy engines as well, each with its own instance.
+    pub every_engine: bool,
     /// Makes one without tenants.
     pub make: fn(&Tuning) -> Box<dyn Policy>,
 }
@@ -61,16 +71,18 @@ pub const DEFAULT_POLICY: &str = "dfq";
 pub const POLICIES: &[PolicyRow] = &[
     PolicyRow {
         name: "none",
-        about: "Admit everybody: account, but do not schedule",
+        about: "Admit every tenant: account, but do not schedule",
         weights: false,
         caps: false,
+        every_engine: false,
         make: |_| Box::new(AdmitAll::default()),
     },
     PolicyRow {
         name: "dfq",
-        about: "Disengaged fair queuing: weighted, capped, charges only what was admitted",
+        about: "Disengaged fair queuing with patience: weighted and capped, by account and tenant",
         weights: true,
         caps: true,
+        every_engine: true,
         make: |tuning| Box::new(Dfq::new(tuning)),
     },
     PolicyRow {
@@ -78,6 +90,7 @@ pub const POLICIES: &[PolicyRow] = &[
         about: "Disengaged fair queuing as the LoGA paper prints it",
         weights: false,
         caps: false,
+        every_engine: false,
         make: |_| Box::new(DfqLiteral::default()),
     },
     PolicyRow {
@@ -85,6 +98,7 @@ pub const POLICIES: &[PolicyRow] = &[
         about: "Disengaged fair queuing in exclusive slices, for GPUs on which a switch is dear",
         weights: true,
         caps: true,
+        every_engine: false,
         make: |tuning| Box::new(Slices::new(tuning)),
     },
 ];

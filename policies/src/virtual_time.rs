@@ -1,6 +1,7 @@
 //! Virtual time: service divided by weight, without losing any of it.
 
 use crate::params::Weight;
+use core::ops::Add;
 use turnstile_accounting::Nanos;
 
 /// A point of virtual time, in 2^-20 ns of service to a tenant of the default weight.
@@ -8,6 +9,37 @@ use turnstile_accounting::Nanos;
 /// 128 bits last for ever; the fraction keeps the smallest charge to the largest weight visible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VirtualTime(u128);
+
+/// A stretch of virtual time, in the same unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct VirtualSpan(u128);
+
+impl VirtualSpan {
+    pub(crate) const ZERO: Self = Self(0);
+
+    /// What entities of `weight` in all advance by while they are served for `service`.
+    pub(crate) fn of(service: Nanos, weight: u64) -> Self {
+        Self(u128::from(service.0) * PER_NS / u128::from(weight.max(1)))
+    }
+
+    pub(crate) fn saturating_sub(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl Add for VirtualSpan {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0 + other.0)
+    }
+}
+
+impl Add<VirtualSpan> for VirtualTime {
+    type Output = Self;
+    fn add(self, span: VirtualSpan) -> Self {
+        Self(self.0 + span.0)
+    }
+}
 
 const FRACTION_BITS: u32 = 20;
 
@@ -17,7 +49,12 @@ const PER_NS: u128 = (Weight::DEFAULT.get() as u128) << FRACTION_BITS;
 impl VirtualTime {
     /// The point that is reached after serving tenants of `weight` in all for `service` of engine time.
     pub(crate) fn after(self, service: Nanos, weight: u64) -> Self {
-        Self(self.0 + u128::from(service.0) * PER_NS / u128::from(weight.max(1)))
+        self + VirtualSpan::of(service, weight)
+    }
+
+    /// The point that is earlier by `span`.
+    pub(crate) fn back(self, span: VirtualSpan) -> Self {
+        Self(self.0.saturating_sub(span.0))
     }
 
     /// The point that tenants of `weight` in all would have reached with so much less service; negative: more.
@@ -57,11 +94,16 @@ impl VirtualClock {
     }
 
     /// Charges `service`; over any charges at one weight, no fraction is lost.
-    pub(crate) fn charge(&mut self, service: Nanos, weight: Weight) {
-        let weight = u128::from(weight.get());
+    pub(crate) fn charge(&mut self, service: Nanos, weight: u64) {
+        let weight = u128::from(weight);
         let units = u128::from(service.0) * PER_NS + self.remainder;
         self.now.0 += units / weight;
         self.remainder = units % weight;
+    }
+
+    /// Advances by `span`, which no engine time stands for.
+    pub(crate) fn skip(&mut self, span: VirtualSpan) {
+        self.now = self.now + span;
     }
 
     /// Moves back to `time`, if it is ahead of that.
@@ -72,7 +114,7 @@ impl VirtualClock {
     }
 
     /// Moves forward to `time`; never back.
-    pub(crate) fn lift(&mut self, time: VirtualTime) {
+    pub(crate) fn raise(&mut self, time: VirtualTime) {
         if self.now < time {
             *self = Self::at(time);
         }
@@ -106,9 +148,8 @@ mod tests {
         /// Many charges are worth as much as their sum.
         #[test]
         fn no_time_is_lost_in_division(
-            charges in prop::collection::vec(0u64..1 << 40, 1..50), weight in 1u32..=10_000,
+            charges in prop::collection::vec(0u64..1 << 40, 1..50), weight in 1u64..=10_000,
         ) {
-            let weight = Weight::new(weight).unwrap();
             let (mut many, mut one) = (VirtualClock::default(), VirtualClock::default());
             charges.iter().for_each(|&ns| many.charge(Nanos(ns), weight));
             one.charge(Nanos(charges.iter().sum()), weight);
@@ -125,13 +166,68 @@ mod tests {
     }
 
     #[test]
-    fn lifting_goes_forward_only() {
+    fn raising_goes_forward_only() {
         let mut clock = VirtualClock::default();
-        clock.charge(Nanos(10), Weight::DEFAULT);
+        clock.charge(Nanos(10), 100);
         let there = clock;
-        clock.lift(VirtualTime::default());
+        clock.raise(VirtualTime::default());
         assert_eq!(clock, there);
-        clock.lift(VirtualTime::default().after(Nanos(11), 100));
+        clock.raise(VirtualTime::default().after(Nanos(11), 100));
         assert!(clock.now() > there.now());
+    }
+
+    fn point(ns: u64) -> VirtualTime {
+        VirtualTime::default().after(Nanos(ns), 100)
+    }
+
+    #[test]
+    fn spans_and_points_are_service_over_weight() {
+        let (one, two) = (
+            VirtualSpan::of(Nanos(10), 100),
+            VirtualSpan::of(Nanos(20), 100),
+        );
+        assert_eq!(VirtualSpan::of(Nanos(10), 50), two);
+        assert_eq!(VirtualSpan::of(Nanos(10), 0), VirtualSpan::of(Nanos(10), 1));
+        assert_eq!(one + one, two);
+        assert_eq!(two.saturating_sub(one), one);
+        assert_eq!(one.saturating_sub(two), VirtualSpan::ZERO);
+        assert_eq!(point(5) + one, point(15));
+        assert_eq!(point(25).back(two), point(5));
+        assert_eq!(point(5).back(two), point(0));
+        assert_eq!(point(10).without(0, 100), point(10));
+        assert_eq!(point(10).without(-5, 50), point(20));
+        assert_eq!(point(20).service_until(point(10), 100), Nanos(0));
+        let heavy = point(0).service_until(VirtualTime(u128::MAX), 10_000);
+        assert_eq!(heavy, Nanos(u64::MAX));
+    }
+
+    #[test]
+    fn a_clock_skips_and_is_capped() {
+        let mut clock = VirtualClock::at(point(10));
+        clock.skip(VirtualSpan::of(Nanos(5), 100));
+        assert_eq!(clock.now(), point(15));
+        clock.cap(point(16));
+        assert_eq!(clock.now(), point(15));
+        clock.cap(point(12));
+        assert_eq!(clock.now(), point(12));
+        clock.charge(Nanos(1), 3);
+        let with_rest = clock;
+        clock.cap(with_rest.now());
+        clock.raise(with_rest.now());
+        assert_eq!(clock, with_rest, "what the division left over stays");
+    }
+
+    #[test]
+    fn service_is_poured_over_those_furthest_behind() {
+        let pour = |service, tenants: &mut [(VirtualTime, u64)]| pour(Nanos(service), tenants);
+        assert_eq!(pour(10, &mut []), None);
+        assert_eq!(pour(10, &mut [(point(5), 100)]), Some(point(15)));
+        let three = || [(point(30), 200), (point(10), 100), (point(20), 100)];
+        assert_eq!(pour(0, &mut three()), Some(point(10)));
+        assert_eq!(pour(5, &mut three()), Some(point(15)));
+        assert_eq!(pour(10, &mut three()), Some(point(20)));
+        assert_eq!(pour(20, &mut three()), Some(point(25)));
+        assert_eq!(pour(30, &mut three()), Some(point(30)));
+        assert_eq!(pour(70, &mut three()), Some(point(40)));
     }
 }

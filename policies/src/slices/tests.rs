@@ -23,7 +23,13 @@ fn policy_with(weights: &[u32], first_slice_ns: Nanos) -> Slices {
     for (index, weight) in weights.iter().enumerate() {
         let weight = Weight::new(*weight).unwrap();
         let params = TenantParams { weight, cap: None };
-        policy.add(TenantId(index as u32 + 1), params).unwrap();
+        let vm = Membership {
+            account: AccountId(0),
+            name: "vm",
+        };
+        policy
+            .add(TenantId(index as u32 + 1), vm, params, Moment(0))
+            .unwrap();
     }
     policy
 }
@@ -52,6 +58,7 @@ fn period_charged(
         .map(|&(tenant, used, backlogged, overcharged_ns)| TenantPeriod {
             tenant,
             used_ns: Nanos(used),
+            charged_ns: Nanos(used),
             admitted: true,
             backlogged,
             overcharged_ns,

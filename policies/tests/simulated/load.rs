@@ -28,35 +28,82 @@ pub(crate) enum Load {
     },
     /// Has commands to submit from given moments on, (at, length), but keeps at most `depth` submitted.
     Open { depth: usize, work: Vec<(u64, u64)> },
+    /// A program that goes through lists of kernels and pauses again and again.
+    Program(Program),
+}
+
+/// Kernels and pauses of a program, in nanoseconds.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    pub(crate) kernels_ns: Vec<u64>,
+    pub(crate) pauses_ns: Vec<u64>,
+    pub(crate) depth: usize,
+    /// It waits until all of its commands have ended before it pauses.
+    pub(crate) batch: bool,
+    pub(crate) start_ns: u64,
+    /// Pauses are longer by up to this.
+    pub(crate) jitter_ns: u64,
+}
+
+/// Whether a guest leaves after each of its commands, and after which time it is back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Leave {
+    Never,
+    /// Under the same name.
+    Return(u64),
+    /// Under a new one.
+    Rename(u64),
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Guest {
     pub(crate) weight: u32,
     pub(crate) cap: Option<(u64, u64)>,
+    /// None for an account of its own.
+    pub(crate) account: Option<u32>,
+    pub(crate) account_weight: u32,
+    pub(crate) leave: Leave,
     pub(crate) load: Load,
 }
 
 impl Guest {
-    pub(crate) fn saturating(weight: u32, depth: usize, command_us: (u64, u64)) -> Self {
-        let command_ns = (command_us.0 * 1_000, command_us.1 * 1_000);
+    /// A tenant with an account of its own, of the same weight.
+    fn of(weight: u32, load: Load) -> Self {
         Self {
             weight,
             cap: None,
-            load: Load::Closed {
-                depth,
-                command_ns,
-                think_ns: 0,
-            },
+            account: None,
+            account_weight: weight,
+            leave: Leave::Never,
+            load,
         }
     }
 
+    /// A program of one kernel length and one pause, in microseconds.
+    pub(crate) fn program(kernel_us: u64, depth: usize, pause_us: u64) -> Self {
+        let program = Program {
+            kernels_ns: vec![kernel_us * 1_000],
+            pauses_ns: vec![pause_us * 1_000],
+            depth,
+            batch: false,
+            start_ns: 0,
+            jitter_ns: 0,
+        };
+        Self::of(100, Load::Program(program))
+    }
+
+    pub(crate) fn saturating(weight: u32, depth: usize, command_us: (u64, u64)) -> Self {
+        let command_ns = (command_us.0 * 1_000, command_us.1 * 1_000);
+        let load = Load::Closed {
+            depth,
+            command_ns,
+            think_ns: 0,
+        };
+        Self::of(weight, load)
+    }
+
     pub(crate) fn open(weight: u32, depth: usize, work: Vec<(u64, u64)>) -> Self {
-        Self {
-            weight,
-            cap: None,
-            load: Load::Open { depth, work },
-        }
+        Self::of(weight, Load::Open { depth, work })
     }
 
     pub(crate) fn idle() -> Self {
@@ -84,4 +131,13 @@ impl Guest {
         }
         Self::open(100, 2, submissions)
     }
+}
+
+/// The guest, with its program changed.
+pub(crate) fn with(guest: Guest, change: impl FnOnce(&mut Program)) -> Guest {
+    let mut guest = guest;
+    if let Load::Program(program) = &mut guest.load {
+        change(program);
+    }
+    guest
 }

@@ -1,6 +1,11 @@
-//! The policies on a simulated GPU: laws, shares, and what the paper's literal rule does.
+//! The policies on a simulated GPU: laws, shares, attacks, and what the paper's literal rule does.
 
+mod accounts;
+mod adversary;
+mod attacks;
+mod found;
 mod laws;
 mod load;
+mod patience;
 mod shares;
 mod sim;

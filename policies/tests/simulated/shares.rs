@@ -12,7 +12,8 @@ pub(crate) fn run(policy: &str, guests: &[Guest], period_ns: u64, seed: u64) -> 
     let mut policy = (policy_by_name(policy).unwrap().make)(&Tuning::default());
     let setup = Setup {
         period_ns,
-        dry_ns: Some(50_000),
+        reaction_ns: 50_000,
+        stops: false,
         switch_ns: 2_000,
         seed,
     };
@@ -139,13 +140,12 @@ fn survey() {
 #[test]
 fn a_thinking_tenant_is_not_starved() {
     let thinking = Guest {
-        weight: 100,
-        cap: None,
         load: Load::Closed {
             depth: 1,
             command_ns: (900_000, 1_100_000),
             think_ns: 100_000,
         },
+        ..Guest::saturating(100, 1, (900, 1_100))
     };
     let totals = run(
         "dfq",

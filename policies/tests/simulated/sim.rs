@@ -1,53 +1,84 @@
-//! A small deterministic GPU: non-preemptive commands, round-robin over channels, gates, periods.
+//! A small deterministic GPU: one engine, a round-robin dispatcher that holds tenants, a mediator.
 //!
-//! One engine, one channel per tenant. Closed-loop tenants keep `depth` commands submitted and replace
-//! each as it ends; open-loop ones submit at given moments. A submission at a closed gate waits behind
-//! it; what is in the channel already drains. Usage comes from an [`EventMeter`] over the engine's own
-//! log, so the meter is tested along with the policy.
+//! The mediator decides while the engine is idle though a held tenant has work, and when the policy
+//! has it; always a reaction later. It also decides at each end of a period, and as work arrives
+//! where kernels can be stopped. Usage comes from an [`EventMeter`] over the engine's own log.
 
-use crate::load::{Guest, Load, Random};
+mod compare;
+mod guests;
+
+use crate::load::{Guest, Random};
+pub(crate) use compare::{Outcome, compare};
 use std::collections::{BTreeSet, VecDeque};
-use turnstile_accounting::gps::{Arrival, FluidTenant, fluid_service};
-use turnstile_accounting::share::max_share_error_points;
 use turnstile_accounting::{
-    EngineId, EngineState, EventMeter, Meter, Metric, Moment, Nanos, Observation, SwitchEvent,
-    TenantId, Window,
+    AccountId, Demand, EngineId, EngineState, EventMeter, Meter, Metric, Moment, Nanos,
+    Observation, SwitchEvent, TenantId, Window,
 };
 use turnstile_policies::{
-    Basis, Cap, Decision, PeriodUsage, Policy, TenantParams, TenantPeriod, Weight,
+    Basis, Decision, EngineEvent, PeriodUsage, Policy, TenantParams, TenantPeriod, Weight,
 };
 
 const ENGINE: EngineId = EngineId(0);
+const SECOND_NS: u64 = 1_000_000_000;
+const BILLION: i128 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Finish,
     Submit(usize),
-    Dry(u64),
+    /// The engine's command of this number ends.
+    Finish(u64),
+    /// The context of this number is loaded.
+    Switched(u64),
+    Decide,
     PeriodEnd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Engine {
+    Idle,
+    Switching(usize),
+    Running { guest: usize, since: u64 },
 }
 
 #[derive(Debug)]
 struct Channel {
     guest: Guest,
-    open: bool,
+    /// None while it is away.
+    tenant: Option<TenantId>,
     held: bool,
-    behind_gate: VecDeque<u64>,
+    demand: Demand,
     queued: VecDeque<u64>,
-    admitted_in_period: bool,
-    /// Commands that the guest's program has or will have: (from when on, length).
+    /// Commands that the guest has or will have: (from when on, length).
     future: VecDeque<(u64, u64)>,
+    /// Commands in flight or to be submitted of the batch under way.
+    batch: usize,
+    kernel: usize,
+    pause: usize,
+    /// When it last had work after it had none.
+    arrived_at: u64,
+    arrivals: u64,
+    /// Time in which it had work, until its work last ended.
+    wanted_ns: u64,
 }
 
-/// How the simulated mediator works.
+/// How the simulated mediator and engine work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) period_ns: u64,
-    /// How long a dry engine waits for the mediator; `None`: until the next decision.
-    pub(crate) dry_ns: Option<u64>,
+    /// From what happens until a decision about it.
+    pub(crate) reaction_ns: u64,
     /// Time to load another context.
     pub(crate) switch_ns: u64,
+    /// Running kernels can be stopped.
+    pub(crate) stops: bool,
     pub(crate) seed: u64,
+}
+
+/// The worst window of one guest: how much of `entitled` of what all are served it lacks.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shortfall {
+    least: i128,
+    worst: i128,
 }
 
 #[derive(Debug)]
@@ -57,20 +88,31 @@ pub(crate) struct Sim {
     random: Random,
     channels: Vec<Channel>,
     events: BTreeSet<(u64, Event)>,
-    running: Option<usize>,
+    engine: Engine,
     last: usize,
-    idle_epoch: u64,
+    command: u64,
+    length: u64,
     seq: u64,
+    next_tenant: u32,
+    next_name: u32,
+    decides_at: Option<u64>,
     meter: EventMeter,
     period_begin: u64,
-    /// `[window][tenant]` in windows of one second.
+    /// `[window][guest]` in windows of one second.
     pub(crate) service: Vec<Vec<Nanos>>,
     second: Vec<Nanos>,
     pub(crate) totals: Vec<u64>,
-    pub(crate) gate_changes: u64,
-    /// Longest stretch in which the engine was idle although somebody had work and no cap.
+    pub(crate) preemptions: u64,
+    pub(crate) switching_ns: u64,
+    /// Idle time that ended without the arrival of the work that was started then, less reactions.
+    pub(crate) expired_ns: u64,
+    /// Longest stretch in which the engine was idle though a tenant without a cap had work.
     pub(crate) idle_held_max_ns: u64,
     idle_since: Option<u64>,
+    /// Part of the first guest, in billionths, for [`Sim::shortfall_ns`].
+    entitled_ppb: i128,
+    forgiven_ns: u64,
+    shortfall: Shortfall,
 }
 
 impl Sim {
@@ -81,55 +123,84 @@ impl Sim {
             random: Random(setup.seed),
             channels: Vec::new(),
             events: BTreeSet::new(),
-            running: None,
+            engine: Engine::Idle,
             last: 0,
-            idle_epoch: 0,
+            command: 0,
+            length: 0,
             seq: 0,
+            next_tenant: 0,
+            next_name: 0,
+            decides_at: None,
             meter: EventMeter::new([ENGINE]),
             period_begin: 0,
             service: Vec::new(),
             second: vec![Nanos::ZERO; guests.len()],
             totals: vec![0; guests.len()],
-            gate_changes: 0,
+            preemptions: 0,
+            switching_ns: 0,
+            expired_ns: 0,
             idle_held_max_ns: 0,
-            idle_since: Some(0),
+            idle_since: None,
+            entitled_ppb: BILLION / 2,
+            forgiven_ns: 0,
+            shortfall: Shortfall::default(),
         };
-        sim.log(EngineState::Idle);
         for (index, guest) in guests.iter().enumerate() {
-            let cap = guest
-                .cap
-                .map(|(quota, period)| Cap::new(Nanos(quota), Nanos(period)).unwrap());
-            let params = TenantParams {
-                weight: Weight::new(guest.weight).unwrap(),
-                cap,
-            };
-            policy.add(TenantId(index as u32), params).unwrap();
-            let mut future = VecDeque::new();
-            match &guest.load {
-                Load::Open { work, .. } => future.extend(work),
-                Load::Closed {
-                    depth, command_ns, ..
-                } => {
-                    for _ in 0..*depth {
-                        future.push_back((0, sim.random.within(command_ns.0, command_ns.1)));
-                    }
-                }
-            }
-            if let Some(first) = future.front() {
-                sim.events.insert((first.0, Event::Submit(index)));
-            }
+            let account = AccountId(guest.account.unwrap_or(1_000 + index as u32));
+            let weight = Weight::new(guest.account_weight).unwrap();
+            policy.set_account(account, TenantParams { weight, cap: None });
             sim.channels.push(Channel {
                 guest: guest.clone(),
-                open: false,
+                tenant: None,
                 held: false,
-                behind_gate: VecDeque::new(),
+                demand: Demand::Nothing,
                 queued: VecDeque::new(),
-                admitted_in_period: false,
-                future,
+                future: VecDeque::new(),
+                batch: 0,
+                kernel: index,
+                pause: 0,
+                arrived_at: 0,
+                arrivals: 0,
+                wanted_ns: 0,
             });
+            sim.join(policy, index, true);
+            sim.fill(index);
         }
+        sim.log(policy, EngineState::Idle);
         sim.events.insert((setup.period_ns, Event::PeriodEnd));
         sim
+    }
+
+    /// The first guest's part of what all are served, for the worst window.
+    ///
+    /// For each arrival of its work `per_arrival_ns` are forgiven.
+    pub(crate) fn entitle(&mut self, part: f64, per_arrival_ns: u64) {
+        self.forgiven_ns = per_arrival_ns;
+        // CAST: a part of one has at most ten digits in billionths.
+        self.entitled_ppb = (part * BILLION as f64) as i128;
+        self.shortfall = Shortfall {
+            least: self.lacks(),
+            worst: 0,
+        };
+    }
+
+    /// How much the first guest lacked in the worst window.
+    pub(crate) fn shortfall_ns(&self) -> u64 {
+        u64::try_from(self.shortfall.worst / BILLION).unwrap_or(0)
+    }
+
+    /// How often a guest's work arrived, and for how long it had work.
+    pub(crate) fn wanted(&self, index: usize) -> (u64, u64) {
+        let channel = &self.channels[index];
+        let wants = channel.demand != Demand::Nothing;
+        let since = if wants { channel.arrived_at } else { self.now };
+        (channel.arrivals, channel.wanted_ns + self.now - since)
+    }
+
+    fn lacks(&self) -> i128 {
+        let all: u64 = self.totals.iter().sum();
+        let forgiven = self.forgiven_ns * self.channels[0].arrivals;
+        i128::from(all) * self.entitled_ppb - i128::from(self.totals[0] + forgiven) * BILLION
     }
 
     /// Runs until `end`.
@@ -141,16 +212,32 @@ impl Sim {
             self.events.pop_first();
             self.now = at;
             match event {
-                Event::Finish => self.finish(policy),
                 Event::Submit(index) => self.submit(policy, index),
-                Event::Dry(epoch) => self.dry(policy, epoch),
+                Event::Finish(command) => self.finish(policy, command),
+                Event::Switched(command) => self.begin(policy, command),
+                Event::Decide => {
+                    if self.decides_at == Some(at) {
+                        self.decides_at = None;
+                        self.decide(policy);
+                    }
+                }
                 Event::PeriodEnd => self.period_end(policy),
             }
-            self.dispatch();
+            self.dispatch(policy);
         }
+        self.now = end;
     }
 
-    fn log(&mut self, state: EngineState) {
+    /// What guests were served until now.
+    pub(crate) fn served_until_now(&self) -> Vec<u64> {
+        let mut totals = self.totals.clone();
+        if let Engine::Running { guest, since } = self.engine {
+            totals[guest] += self.now - since;
+        }
+        totals
+    }
+
+    fn log(&mut self, policy: &mut dyn Policy, state: EngineState) {
         let event = SwitchEvent {
             at: Moment(self.now),
             engine: ENGINE,
@@ -159,161 +246,210 @@ impl Sim {
         };
         self.seq += 1;
         self.meter.observe(Observation::Switch(event));
+        policy.observe(Moment(self.now), EngineEvent::State(state));
     }
 
-    fn submit(&mut self, policy: &mut dyn Policy, index: usize) {
-        while let Some(&(at, length)) = self.channels[index].future.front() {
-            if self.full(index) {
-                break; // resumed by the end of a command
-            }
-            if at > self.now {
-                self.events.insert((at, Event::Submit(index)));
-                break;
-            }
-            self.channels[index].future.pop_front();
-            self.channels[index].behind_gate.push_back(length);
-        }
-        // Both a watched and a closed gate trap.
-        if !self.channels[index].open && !self.channels[index].behind_gate.is_empty() {
-            let decision = policy
-                .woke(TenantId(index as u32), Moment(self.now))
-                .unwrap();
-            self.apply(index, decision);
-            if self.running.is_none() && !self.channels[index].open {
-                self.wait_for_mediator();
-            }
-        }
-        self.deliver(index);
-    }
-
-    /// The guest keeps as many commands submitted as it ever does.
-    fn full(&self, index: usize) -> bool {
-        let channel = &self.channels[index];
-        let submitted = channel.queued.len() + channel.behind_gate.len();
-        match channel.guest.load {
-            Load::Open { depth, .. } => {
-                submitted + usize::from(self.running == Some(index)) >= depth
-            }
-            Load::Closed { .. } => false,
-        }
-    }
-
-    fn apply(&mut self, index: usize, decision: Decision) {
+    /// Reports to the policy what work the guest has.
+    fn update_demand(&mut self, policy: &mut dyn Policy, index: usize) {
         let channel = &mut self.channels[index];
-        let open = decision == Decision::Admit;
-        self.gate_changes += u64::from(channel.open != open);
-        channel.open = open;
-        channel.held = !open;
-        channel.admitted_in_period |= open;
-        self.deliver(index);
-    }
-
-    fn deliver(&mut self, index: usize) {
-        let channel = &mut self.channels[index];
-        if channel.open {
-            channel.queued.append(&mut channel.behind_gate);
+        let runs = matches!(self.engine, Engine::Running { guest, .. } if guest == index);
+        let loads = self.engine == Engine::Switching(index);
+        let demand = match (loads || !channel.queued.is_empty(), runs) {
+            (true, _) => Demand::Queued,
+            (false, true) => Demand::Executes,
+            (false, false) => Demand::Nothing,
+        };
+        let Some(tenant) = channel.tenant.filter(|_| channel.demand != demand) else {
+            return;
+        };
+        let before = std::mem::replace(&mut channel.demand, demand);
+        if demand == Demand::Nothing {
+            channel.wanted_ns += self.now - channel.arrived_at;
+        }
+        let now = Moment(self.now);
+        if before != Demand::Nothing {
+            return policy.observe(now, EngineEvent::Demand(tenant, demand));
+        }
+        (channel.arrived_at, channel.arrivals) = (self.now, channel.arrivals + 1);
+        let decision = policy.woke(tenant, now).unwrap();
+        channel.held = decision != Decision::Admit;
+        if self.setup.stops && self.engine != Engine::Idle {
+            self.notice();
         }
     }
 
-    fn dispatch(&mut self) {
-        if self.running.is_some() {
+    /// The mediator is to decide a reaction later.
+    fn notice(&mut self) {
+        self.decide_by(self.now + self.setup.reaction_ns);
+    }
+
+    fn decide_by(&mut self, at: u64) {
+        let at = at.max(self.now);
+        if self.decides_at.is_none_or(|then| at < then) {
+            self.decides_at = Some(at);
+            self.events.insert((at, Event::Decide));
+        }
+    }
+
+    fn dispatch(&mut self, policy: &mut dyn Policy) {
+        if self.engine != Engine::Idle {
             return;
         }
         let n = self.channels.len();
-        let next = (1..=n)
-            .map(|step| (self.last + step) % n)
-            .find(|&i| !self.channels[i].queued.is_empty());
-        let wanted = self
-            .channels
-            .iter()
-            .any(|c| c.held && c.guest.cap.is_none() && !c.behind_gate.is_empty());
-        match next {
-            Some(index) => {
-                self.count_idle();
-                let length = self.channels[index].queued.pop_front().unwrap();
-                let switch = if index == self.last {
-                    0
-                } else {
-                    self.setup.switch_ns
-                };
-                if switch > 0 {
-                    self.log(EngineState::Switching);
+        let ready = |i: &usize| !self.channels[*i].queued.is_empty() && !self.channels[*i].held;
+        let next = (1..=n).map(|step| (self.last + step) % n).find(ready);
+        let Some(index) = next else {
+            let held = |c: &Channel| c.held && !c.queued.is_empty();
+            if self.channels.iter().any(held) {
+                if self.decides_at.is_none() {
+                    self.notice();
                 }
-                let begin = self.now + switch;
-                let event = SwitchEvent {
-                    at: Moment(begin),
-                    engine: ENGINE,
-                    seq: self.seq,
-                    state: EngineState::Running(TenantId(index as u32)),
-                };
-                self.seq += 1;
-                self.meter.observe(Observation::Switch(event));
-                self.running = Some(index);
-                self.last = index;
-                self.idle_epoch += 1;
-                self.events.insert((begin + length, Event::Finish));
+                let uncapped = |c: &Channel| held(c) && c.guest.cap.is_none();
+                if self.idle_since.is_none() && self.channels.iter().any(uncapped) {
+                    self.idle_since = Some(self.now);
+                }
             }
-            None if wanted && self.idle_since.is_none() => self.idle_since = Some(self.now),
-            None => {}
+            return;
+        };
+        self.count_idle(index);
+        self.command += 1;
+        self.length = self.channels[index].queued.pop_front().unwrap();
+        let switch = if index == self.last {
+            0
+        } else {
+            self.setup.switch_ns
+        };
+        self.engine = Engine::Switching(index);
+        self.last = index;
+        self.switching_ns += switch;
+        if switch > 0 {
+            self.log(policy, EngineState::Switching);
+            self.events
+                .insert((self.now + switch, Event::Switched(self.command)));
+        } else {
+            self.begin(policy, self.command);
         }
     }
 
-    fn count_idle(&mut self) {
+    fn begin(&mut self, policy: &mut dyn Policy, command: u64) {
+        let Engine::Switching(guest) = self.engine else {
+            return;
+        };
+        if command != self.command {
+            return;
+        }
+        let since = self.now;
+        self.engine = Engine::Running { guest, since };
+        let tenant = self.channels[guest].tenant.unwrap();
+        self.log(policy, EngineState::Running(tenant));
+        self.update_demand(policy, guest);
+        self.events
+            .insert((self.now + self.length, Event::Finish(self.command)));
+        self.notice_last();
+    }
+
+    /// The dispatcher reports that it has nothing more to start though held tenants have work.
+    fn notice_last(&mut self) {
+        let queued = || self.channels.iter().filter(|c| !c.queued.is_empty());
+        if queued().all(|c| c.held) && queued().next().is_some() {
+            self.notice();
+        }
+    }
+
+    fn count_idle(&mut self, started: usize) {
         if let Some(since) = self.idle_since.take() {
             let idle = self.now - since;
             self.idle_held_max_ns = self.idle_held_max_ns.max(idle);
-        }
-    }
-
-    fn finish(&mut self, policy: &mut dyn Policy) {
-        let index = self.running.take().expect("a command ran");
-        if let Load::Open { .. } = self.channels[index].guest.load {
-            self.submit(policy, index);
-        }
-        if let Load::Closed {
-            command_ns,
-            think_ns,
-            ..
-        } = self.channels[index].guest.load
-        {
-            let length = self.random.within(command_ns.0, command_ns.1);
-            if think_ns == 0 {
-                self.channels[index].behind_gate.push_back(length);
-                self.deliver(index);
-            } else {
-                self.channels[index]
-                    .future
-                    .push_back((self.now + think_ns, length));
-                self.events
-                    .insert((self.now + think_ns, Event::Submit(index)));
+            if self.channels[started].arrived_at < since {
+                self.expired_ns += idle.saturating_sub(self.setup.reaction_ns);
             }
         }
-        if self.channels.iter().all(|c| c.queued.is_empty()) {
-            self.log(EngineState::Idle);
-            self.wait_for_mediator();
-        }
     }
 
-    /// The mediator notices a dry engine after its reaction time.
-    fn wait_for_mediator(&mut self) {
-        if let Some(after) = self.setup.dry_ns {
-            self.events
-                .insert((self.now + after, Event::Dry(self.idle_epoch)));
-        }
+    /// The engine served a guest until now.
+    fn served(&mut self, guest: usize, since: u64) {
+        self.totals[guest] += self.now - since;
+        let lacks = self.lacks();
+        self.shortfall.least = self.shortfall.least.min(lacks);
+        self.shortfall.worst = self.shortfall.worst.max(lacks - self.shortfall.least);
     }
 
-    fn dry(&mut self, policy: &mut dyn Policy, epoch: u64) {
-        if self.running.is_some() || epoch != self.idle_epoch {
+    fn finish(&mut self, policy: &mut dyn Policy, command: u64) {
+        let Engine::Running {
+            guest: index,
+            since,
+        } = self.engine
+        else {
             return;
+        };
+        if command != self.command {
+            return; // it was stopped
         }
-        let held = self
+        self.served(index, since);
+        self.engine = Engine::Idle;
+        self.complete(policy, index);
+        let any = self
             .channels
             .iter()
-            .enumerate()
-            .filter(|(_, c)| c.held && !c.behind_gate.is_empty());
-        let waiting: Vec<_> = held.map(|(index, _)| TenantId(index as u32)).collect();
-        if let Some(tenant) = policy.ran_dry(&waiting, Moment(self.now)) {
-            self.apply(tenant.0 as usize, Decision::Admit);
+            .any(|c| !c.held && !c.queued.is_empty());
+        if !any {
+            self.log(policy, EngineState::Idle);
+        }
+        self.update_demand(policy, index);
+        if self.channels[index].tenant.is_some() && self.leaves(index) {
+            let tenant = self.channels[index].tenant.take().unwrap();
+            policy.remove(tenant, Moment(self.now)).unwrap();
+        }
+    }
+
+    fn decide(&mut self, policy: &mut dyn Policy) {
+        let decisions = policy.decide(Moment(self.now)).to_vec();
+        for decided in decisions {
+            self.apply(policy, decided.tenant, decided.decision);
+        }
+        // Policies by periods let one in where the engine is idle.
+        let waits = |c: &&Channel| c.held && !c.queued.is_empty();
+        let waiting = self.channels.iter().filter(waits);
+        let waiting: Vec<TenantId> = waiting.filter_map(|c| c.tenant).collect();
+        let may_run = self
+            .channels
+            .iter()
+            .any(|c| !c.held && !c.queued.is_empty());
+        if self.engine == Engine::Idle
+            && !may_run
+            && let Some(tenant) = policy.ran_dry(&waiting, Moment(self.now))
+        {
+            self.apply(policy, tenant, Decision::Admit);
+        }
+        self.decided(policy);
+    }
+
+    fn decided(&mut self, policy: &mut dyn Policy) {
+        if let Some(at) = policy.decide_at() {
+            self.decide_by(at.0.max(self.now + 1));
+        }
+    }
+
+    fn apply(&mut self, policy: &mut dyn Policy, tenant: TenantId, decision: Decision) {
+        let find = |c: &Channel| c.tenant == Some(tenant);
+        let Some(index) = self.channels.iter().position(find) else {
+            return;
+        };
+        let held = decision != Decision::Admit;
+        self.channels[index].held = held;
+        if held
+            && self.setup.stops
+            && let Engine::Running { guest, since } = self.engine
+            && guest == index
+        {
+            let left = self.length - (self.now - since);
+            self.served(index, since);
+            self.channels[index].queued.push_front(left);
+            self.engine = Engine::Idle;
+            self.command += 1;
+            self.preemptions += 1;
+            self.log(policy, EngineState::Idle);
+            self.decide_by(self.now);
         }
     }
 
@@ -322,25 +458,23 @@ impl Sim {
         let usage = self.meter.close(window);
         assert_eq!(usage.engines[0].accounted_ns(), window.length(), "law 1");
         assert_eq!(usage.engines[0].unobserved_ns, Nanos::ZERO);
-        let tenants: Vec<_> = self
-            .channels
-            .iter()
-            .enumerate()
-            .map(|(index, channel)| TenantPeriod {
-                tenant: TenantId(index as u32),
-                used_ns: usage.tenant_ns(TenantId(index as u32), Metric::Total),
-                admitted: channel.admitted_in_period,
-                backlogged: self.running == Some(index)
-                    || !channel.queued.is_empty()
-                    || !channel.behind_gate.is_empty(),
+        let mut tenants = Vec::new();
+        for (index, channel) in self.channels.iter().enumerate() {
+            let Some(tenant) = channel.tenant else {
+                continue;
+            };
+            let used_ns = usage.tenant_ns(tenant, Metric::Total);
+            tenants.push(TenantPeriod {
+                tenant,
+                used_ns,
+                charged_ns: used_ns,
+                admitted: !channel.held,
+                backlogged: channel.demand != Demand::Nothing,
                 overcharged_ns: 0,
-            })
-            .collect();
-        for (index, tenant) in tenants.iter().enumerate() {
-            self.second[index] += tenant.used_ns;
-            self.totals[index] += tenant.used_ns.0;
+            });
+            self.second[index] += used_ns;
         }
-        if self.now.is_multiple_of(1_000_000_000) {
+        if self.now.is_multiple_of(SECOND_NS) {
             self.service.push(self.second.clone());
             self.second.fill(Nanos::ZERO);
         }
@@ -352,102 +486,12 @@ impl Sim {
             tenants: &tenants,
         };
         let decisions = policy.period_end(&period).to_vec();
-        assert_eq!(
-            decisions.len(),
-            self.channels.len(),
-            "one decision for every tenant"
-        );
-        for (index, decided) in decisions.iter().enumerate() {
-            self.channels[index].admitted_in_period = false;
-            let wants = tenants[index].backlogged;
-            if decided.decision == Decision::Admit && !wants {
-                // Watched: the next doorbell traps and asks.
-                self.channels[index].open = false;
-                self.channels[index].held = false;
-            } else {
-                self.apply(index, decided.decision);
-            }
+        for decided in decisions {
+            self.apply(policy, decided.tenant, decided.decision);
         }
-        if self.running.is_none() {
-            self.wait_for_mediator();
-        }
+        self.decided(policy);
         self.period_begin = self.now;
         self.events
             .insert((self.now + self.setup.period_ns, Event::PeriodEnd));
-    }
-}
-
-/// What came of a run.
-#[derive(Clone, Debug)]
-pub(crate) struct Outcome {
-    /// Worst share error in percentage points of each one-second window, the first included.
-    pub(crate) errors: Vec<f64>,
-    /// The same of absolute service, as points of the window: idle time counts too.
-    pub(crate) service_errors: Vec<f64>,
-    pub(crate) totals: Vec<u64>,
-    pub(crate) gate_changes: u64,
-    pub(crate) idle_held_max_ns: u64,
-}
-
-impl Outcome {
-    /// The worst of all windows after the first.
-    pub(crate) fn worst(&self) -> f64 {
-        self.errors[1..].iter().copied().fold(0.0, f64::max)
-    }
-
-    pub(crate) fn worst_service(&self) -> f64 {
-        self.service_errors[1..].iter().copied().fold(0.0, f64::max)
-    }
-}
-
-/// Runs `guests` under `policy` for `seconds` and compares with the fluid server.
-pub(crate) fn compare(
-    policy: &mut dyn Policy,
-    guests: &[Guest],
-    setup: Setup,
-    seconds: u64,
-) -> Outcome {
-    let end = seconds * 1_000_000_000;
-    let mut sim = Sim::new(policy, guests, setup);
-    sim.run(policy, end);
-    let fluid: Vec<_> = guests
-        .iter()
-        .map(|g| FluidTenant {
-            weight: g.weight,
-            saturating: matches!(g.load, Load::Closed { .. }),
-        })
-        .collect();
-    let mut arrivals: Vec<_> = guests
-        .iter()
-        .enumerate()
-        .filter_map(|(tenant, g)| match &g.load {
-            Load::Open { work, .. } => Some((tenant, work)),
-            Load::Closed { .. } => None,
-        })
-        .flat_map(|(tenant, submissions)| {
-            submissions.iter().map(move |&(at, work)| Arrival {
-                tenant,
-                at: Moment(at),
-                work_ns: Nanos(work),
-            })
-        })
-        .collect();
-    arrivals.sort_by_key(|a| a.at);
-    let ideal = fluid_service(&fluid, &arrivals, Nanos(1_000_000_000), seconds as usize).unwrap();
-    let pairs = || sim.service.iter().zip(&ideal);
-    let service_error = |(got, due): (&Vec<Nanos>, &Vec<Nanos>)| {
-        let pairs = got.iter().zip(due);
-        pairs
-            .map(|(g, d)| g.0.abs_diff(d.0) as f64 / 1e7)
-            .fold(0.0, f64::max)
-    };
-    Outcome {
-        errors: pairs()
-            .map(|(got, due)| max_share_error_points(got, due))
-            .collect(),
-        service_errors: pairs().map(service_error).collect(),
-        totals: sim.totals,
-        gate_changes: sim.gate_changes,
-        idle_held_max_ns: sim.idle_held_max_ns,
     }
 }

@@ -1,0 +1,496 @@
+//! An account and its tenants: the second level of the tree.
+
+use super::entity::{Entity, Standing};
+use super::level::{Level, Part, Rules};
+use super::pauses::{Allowance, Pauses};
+use crate::cap::Quota;
+use crate::params::{Cap, TenantParams};
+use crate::virtual_time::VirtualTime;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use turnstile_accounting::{Demand, Moment, Nanos, TenantId};
+
+/// A new name starts where the account's tenants are that ran within this time.
+const RENAME_WINDOW: Nanos = Nanos::from_ms(10_000);
+/// Names of tenants that left, kept for each account. A name that is dropped counts as new.
+const NAMES_MAX: usize = 1_024;
+/// Time for reservations that expire, saved up at most.
+const RESERVED_MAX: Nanos = Nanos::from_ms(10);
+/// Below this a place is kept for twice the usual pause only.
+const RESERVED_LOW: Nanos = Nanos::from_ms(5);
+/// Preemptions that an account may save up.
+const PREEMPTIONS_MAX: u64 = 10;
+/// An account earns one part in so many of what it runs for preemptions.
+const PREEMPTION_PART: u64 = 8;
+
+/// A tenant.
+#[derive(Clone, Debug)]
+pub(crate) struct Tenant {
+    pub(crate) name: Arc<str>,
+    pub(crate) entity: Entity,
+    pub(crate) quota: Option<Quota>,
+    pub(crate) pauses: Pauses,
+    /// What it wants of the engine, whether or not its cap lets it take part.
+    pub(crate) demand: Demand,
+    /// When its work ended, if it has none.
+    idle_since: Option<Moment>,
+    /// When its place expires, if it keeps one.
+    place_until: Option<Moment>,
+    /// How long the engine was idle for it in this pause.
+    reserved_ns: Nanos,
+    /// When it last ran.
+    ran_at: Option<Moment>,
+}
+
+/// What stays of a tenant that left, under its name.
+#[derive(Clone, Debug)]
+struct Retired {
+    at: VirtualTime,
+    pauses: Pauses,
+    ran_at: Option<Moment>,
+}
+
+/// An account.
+#[derive(Clone, Debug)]
+pub(crate) struct Account {
+    pub(crate) entity: Entity,
+    pub(crate) quota: Option<Quota>,
+    pub(crate) tenants: BTreeMap<TenantId, Tenant>,
+    /// The tenants that take part.
+    pub(crate) present: BTreeSet<TenantId>,
+    pub(crate) level: Level<TenantId>,
+    /// The least virtual time of the tenants that take part; never decreases.
+    system: VirtualTime,
+    names: BTreeMap<Arc<str>, Retired>,
+    reservations: Allowance,
+    preemptions: Allowance,
+    /// When the first place expires, if some tenant keeps one.
+    expires_at: Option<Moment>,
+    /// Quotas of the account and its tenants.
+    limited: usize,
+    /// Something changed since the last update.
+    stale: bool,
+}
+
+impl Account {
+    /// An account without tenants.
+    pub(crate) fn new(params: TenantParams, rules: &Rules, at: VirtualTime, now: Moment) -> Self {
+        let latency = rules.preemption.unwrap_or(Nanos::ZERO);
+        let preemptions_max = Nanos(latency.0 * PREEMPTIONS_MAX);
+        Self {
+            entity: Entity::new(params.weight, at),
+            quota: params.cap.map(|cap| Quota::starting(cap, now)),
+            tenants: BTreeMap::new(),
+            present: BTreeSet::new(),
+            level: Level::default(),
+            system: VirtualTime::default(),
+            names: BTreeMap::new(),
+            reservations: Allowance::new(RESERVED_MAX, RESERVED_MAX, now),
+            preemptions: Allowance::new(Nanos::ZERO, preemptions_max, now),
+            expires_at: None,
+            limited: usize::from(params.cap.is_some()),
+            stale: true,
+        }
+    }
+
+    /// A tenant comes. A known name goes on where it left; a new one starts at the highest virtual
+    /// time that a tenant of the account had lately.
+    pub(crate) fn add(&mut self, id: TenantId, name: Arc<str>, params: TenantParams, now: Moment) {
+        let lately =
+            |ran_at: Option<Moment>| ran_at.is_some_and(|at| now.since(at) <= RENAME_WINDOW);
+        let (at, pauses, ran_at) = match self.names.remove(&name) {
+            Some(retired) => (retired.at, retired.pauses, retired.ran_at),
+            None => {
+                let here = self.tenants.values().map(|t| (t.entity.at(), t.ran_at));
+                let gone = self.names.values().map(|r| (r.at, r.ran_at));
+                let highest = here.chain(gone).filter(|(_, ran_at)| lately(*ran_at));
+                let at = highest.map(|(at, _)| at).max().unwrap_or(self.system);
+                (at, Pauses::default(), None)
+            }
+        };
+        let tenant = Tenant {
+            name,
+            entity: Entity::new(params.weight, at),
+            quota: params.cap.map(|cap| Quota::starting(cap, now)),
+            pauses,
+            demand: Demand::Nothing,
+            idle_since: None,
+            place_until: None,
+            reserved_ns: Nanos::ZERO,
+            ran_at,
+        };
+        self.tenants.insert(id, tenant);
+        self.count_quotas();
+    }
+
+    /// A tenant leaves; its name keeps its virtual time.
+    pub(crate) fn remove(&mut self, id: TenantId) {
+        self.present.remove(&id);
+        let Some(tenant) = self.tenants.remove(&id) else {
+            return;
+        };
+        let known = self.names.remove(&tenant.name);
+        if self.names.len() == NAMES_MAX {
+            // The name with the least debt: as a new one it starts no earlier.
+            let least = self.names.iter().min_by_key(|(_, retired)| retired.at);
+            if let Some(name) = least.map(|(name, _)| name.clone()) {
+                self.names.remove(&name);
+            }
+        }
+        // Of tenants with one name the debt of the one furthest ahead stays.
+        let (at, ran_at) = (tenant.entity.at(), tenant.ran_at);
+        let known = known.map_or((at, ran_at), |known| (known.at, known.ran_at));
+        let retired = Retired {
+            at: at.max(known.0),
+            pauses: tenant.pauses,
+            ran_at: ran_at.max(known.1),
+        };
+        self.names.insert(tenant.name, retired);
+        self.count_quotas();
+        self.changed();
+    }
+
+    /// Drops the debt of a name.
+    pub(crate) fn forget_name(&mut self, name: &str) {
+        self.names.remove(name);
+    }
+
+    /// A tenant has work from now on. True if it had none before.
+    pub(crate) fn wake(&mut self, id: TenantId, demand: Demand, now: Moment) -> bool {
+        let Some(tenant) = self.tenants.get_mut(&id) else {
+            return false;
+        };
+        let had_none = !tenant.wants();
+        tenant.demand = demand;
+        self.stale = true;
+        if !had_none {
+            return false;
+        }
+        if let Some(since) = tenant.idle_since.take() {
+            tenant.pauses.push(now.since(since));
+        }
+        if !tenant.is_capped() {
+            self.enter(id, now);
+        }
+        true
+    }
+
+    fn enter(&mut self, id: TenantId, now: Moment) {
+        let system = self.system;
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            tenant.entity.arrive(now, system);
+            (tenant.place_until, tenant.reserved_ns) = (None, Nanos::ZERO);
+            self.present.insert(id);
+        }
+        self.changed();
+    }
+
+    /// A tenant has no work from now on; its place is kept if its pauses are short.
+    pub(crate) fn sleep(&mut self, id: TenantId, now: Moment, rules: &Rules) {
+        let allowed = self.reservations.left(now);
+        let Some(tenant) = self.tenants.get_mut(&id).filter(|tenant| tenant.wants()) else {
+            return;
+        };
+        (tenant.demand, tenant.idle_since) = (Demand::Nothing, Some(now));
+        let usual = tenant.pauses.usual().unwrap_or(rules.patience);
+        let keeps = rules.patience > Nanos::ZERO
+            && usual <= rules.patience
+            && allowed > rules.patience
+            && tenant.entity.is_runnable();
+        if keeps {
+            let long = if allowed < RESERVED_LOW {
+                rules.patience.min(Nanos(2 * usual.0))
+            } else {
+                rules.patience
+            };
+            tenant.entity.pause(now);
+            tenant.place_until = Some(now + long);
+            self.changed();
+        } else {
+            self.drop_place(id, now);
+        }
+    }
+
+    /// A tenant takes part no longer.
+    pub(crate) fn drop_place(&mut self, id: TenantId, now: Moment) {
+        self.present.remove(&id);
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            tenant.entity.leave(now);
+            tenant.place_until = None;
+        }
+        self.changed();
+    }
+
+    /// When the next place expires.
+    pub(crate) const fn expires_at(&self) -> Option<Moment> {
+        self.expires_at
+    }
+
+    /// Something changed in which tenants take part, or how.
+    fn changed(&mut self) {
+        self.stale = true;
+        let present = self.present.iter().filter_map(|id| self.tenants.get(id));
+        self.expires_at = present.filter_map(|tenant| tenant.place_until).min();
+    }
+
+    /// Sets the account's own cap.
+    pub(crate) fn set_cap(&mut self, cap: Option<Cap>, now: Moment) {
+        if self.quota.map(|quota| quota.cap()) != cap {
+            self.quota = cap.map(|cap| Quota::starting(cap, now));
+            self.count_quotas();
+        }
+    }
+
+    /// Sets a tenant's cap.
+    pub(crate) fn set_tenant_cap(&mut self, id: TenantId, cap: Option<Cap>, now: Moment) {
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            tenant.quota = cap.map(|cap| Quota::starting(cap, now));
+        }
+        self.count_quotas();
+        // A tenant that its cap kept out takes part again.
+        let wants = self.tenants.get(&id).is_some_and(Tenant::wants);
+        if cap.is_none() && wants {
+            self.enter(id, now);
+        }
+    }
+
+    fn count_quotas(&mut self) {
+        let quotas = self
+            .tenants
+            .values()
+            .filter_map(|tenant| tenant.quota.as_ref());
+        self.limited = quotas.chain(self.quota.as_ref()).count();
+        self.stale = true;
+    }
+
+    /// Ends the places that have expired by now.
+    pub(crate) fn expire(&mut self, now: Moment, rules: &Rules) {
+        let over = |id: &TenantId| {
+            let until = self.tenants.get(id).and_then(|tenant| tenant.place_until);
+            until.is_some_and(|until| until <= now)
+        };
+        for id in self
+            .present
+            .iter()
+            .copied()
+            .filter(over)
+            .collect::<Vec<_>>()
+        {
+            let reserved = self.tenants.get(&id).map_or(Nanos::ZERO, |t| t.reserved_ns);
+            self.drop_place(id, now);
+            self.reservations.spend(now, reserved);
+            if self.reservations.left(now) <= rules.patience {
+                self.drop_all_places(now);
+            }
+        }
+    }
+
+    fn drop_all_places(&mut self, now: Moment) {
+        let pausing = |id: &TenantId| {
+            let tenant = self.tenants.get(id);
+            tenant.is_some_and(|tenant| tenant.entity.standing() == Standing::Pausing)
+        };
+        for id in self
+            .present
+            .iter()
+            .copied()
+            .filter(pausing)
+            .collect::<Vec<_>>()
+        {
+            self.drop_place(id, now);
+        }
+    }
+
+    /// Takes tenants with a used-up quota out, and in again once it is renewed.
+    fn update_caps(&mut self, now: Moment) {
+        if self.limited == 0 {
+            return;
+        }
+        if let Some(quota) = &mut self.quota {
+            quota.advance_to(now);
+        }
+        let limited = self.tenants.iter_mut().filter(|(_, t)| t.quota.is_some());
+        let mut changes = Vec::new();
+        for (id, tenant) in limited {
+            if let Some(quota) = &mut tenant.quota {
+                quota.advance_to(now);
+            }
+            let capped = tenant.is_capped();
+            if capped && tenant.entity.is_present() {
+                changes.push((*id, false));
+            } else if !capped && tenant.wants() && !tenant.entity.is_runnable() {
+                changes.push((*id, true));
+            }
+        }
+        for (id, takes_part) in changes {
+            if takes_part {
+                self.enter(id, now);
+            } else {
+                self.drop_place(id, now);
+            }
+        }
+    }
+
+    /// The tenants that a decision may be about: those that take part, and those with a cap.
+    pub(crate) fn decided(&self) -> impl Iterator<Item = TenantId> + '_ {
+        let limited = self.tenants.iter().filter(|(_, t)| t.quota.is_some());
+        self.present
+            .iter()
+            .chain(limited.map(|(id, _)| id))
+            .copied()
+    }
+
+    /// Whether its quota is used up.
+    pub(crate) fn is_capped(&self) -> bool {
+        self.quota.as_ref().is_some_and(Quota::exhausted)
+    }
+
+    /// Whether [`Account::update`] may find anything new. `busy`: the engine runs one of its
+    /// tenants.
+    pub(crate) fn may_have_changed(&self, busy: bool) -> bool {
+        busy || self.stale || self.limited > 0 || self.level.any_pausing()
+    }
+
+    /// Takes the tenants that take part as they are, and what that makes of the account. `busy`:
+    /// the engine runs one of them; `system` is the least virtual time among accounts.
+    pub(crate) fn update(
+        &mut self,
+        now: Moment,
+        rules: &Rules,
+        engine_idle: bool,
+        busy: bool,
+        system: VirtualTime,
+    ) {
+        // Once more after the engine has turned to another account.
+        self.stale = busy;
+        self.update_caps(now);
+        let tenants = &self.tenants;
+        let present = self.present.iter().filter_map(|id| {
+            let tenant = tenants.get(id)?;
+            Some(Part {
+                key: *id,
+                entity: &tenant.entity,
+                queued: tenant.is_queued(),
+                longest: tenant.pauses.longest(),
+            })
+        });
+        self.level.update(rules, now, engine_idle, present);
+        let runs = busy || self.may_start().next().is_some();
+        let standing = self.entity.standing();
+        if self.is_capped() {
+            if standing != Standing::Absent {
+                self.entity.leave(now);
+            }
+        } else if runs {
+            self.entity.go_on(now, system);
+        } else if self.level.any_pausing() && standing != Standing::Absent {
+            if standing != Standing::Pausing {
+                self.entity.pause(now);
+            }
+        } else if standing != Standing::Absent {
+            self.entity.leave(now);
+        }
+    }
+
+    /// Tenants with work that the account lets start now.
+    pub(crate) fn may_start(&self) -> impl Iterator<Item = TenantId> + '_ {
+        let present = self.present.iter().copied();
+        present.filter(|id| {
+            let tenant = self.tenants.get(id);
+            tenant.is_some_and(|t| t.entity.is_runnable() && self.allows(t))
+        })
+    }
+
+    /// Whether a command of one of its tenants waits to be started.
+    pub(crate) fn is_queued(&self) -> bool {
+        let mut present = self.present.iter().filter_map(|id| self.tenants.get(id));
+        self.entity.is_runnable() && present.any(Tenant::is_queued)
+    }
+
+    /// Whether the account lets a command of the tenant start.
+    pub(crate) fn allows(&self, tenant: &Tenant) -> bool {
+        self.level.allows(tenant.entity.at(), tenant.entity.share())
+    }
+
+    /// The longest remembered pause among those of its tenants that keep their places.
+    pub(crate) fn longest_pause(&self) -> Option<Nanos> {
+        let pausing = |tenant: &&Tenant| tenant.entity.standing() == Standing::Pausing;
+        let present = self.present.iter().filter_map(|id| self.tenants.get(id));
+        let longest = present.filter(pausing).map(|t| t.pauses.longest());
+        // One without a history may pause for any time.
+        longest
+            .reduce(|one, other| Some(one?.max(other?)))
+            .flatten()
+    }
+
+    /// The tenant ran for `service`.
+    pub(crate) fn serve(&mut self, id: TenantId, now: Moment, service: Nanos) {
+        self.stale = true;
+        self.entity.serve(service);
+        self.preemptions
+            .earn(now, Nanos(service.0 / PREEMPTION_PART));
+        if let Some(quota) = &mut self.quota {
+            quota.charge(service);
+        }
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            tenant.entity.serve(service);
+            tenant.ran_at = Some(now);
+            if let Some(quota) = &mut tenant.quota {
+                quota.charge(service);
+            }
+        }
+    }
+
+    /// System virtual time follows the tenant that is furthest behind.
+    pub(crate) fn raise_system(&mut self) {
+        let present = self.present.iter().filter_map(|id| self.tenants.get(id));
+        if let Some(least) = present.map(|tenant| tenant.entity.at()).min() {
+            self.system = self.system.max(least);
+        }
+    }
+
+    /// The engine was idle for the account for `length`: its pausing tenants answer for it.
+    pub(crate) fn note_reserved(&mut self, length: Nanos) {
+        for id in &self.present {
+            if let Some(tenant) = self.tenants.get_mut(id)
+                && tenant.entity.standing() == Standing::Pausing
+            {
+                tenant.reserved_ns += length;
+            }
+        }
+    }
+
+    /// Takes the cost of one preemption, if the account can pay it.
+    pub(crate) fn pay_preemption(&mut self, now: Moment, latency: Nanos) -> bool {
+        let pays = self.preemptions.left(now) >= latency;
+        if pays {
+            self.preemptions.spend(now, latency);
+        }
+        pays
+    }
+
+    /// When it can pay for a preemption.
+    pub(crate) fn pays_at(&self, now: Moment, latency: Nanos) -> Moment {
+        self.preemptions.reaches(now, latency)
+    }
+}
+
+impl Tenant {
+    /// Whether it has work.
+    pub(crate) fn wants(&self) -> bool {
+        self.demand != Demand::Nothing
+    }
+
+    /// Whether a command of it waits to be started.
+    pub(crate) fn is_queued(&self) -> bool {
+        self.demand == Demand::Queued && self.entity.is_runnable()
+    }
+
+    /// Whether its quota is used up.
+    pub(crate) fn is_capped(&self) -> bool {
+        self.quota.as_ref().is_some_and(Quota::exhausted)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! How long a tenant's pauses usually are, and the allowances that bound what a wrong guess costs.
+
+use std::collections::VecDeque;
+use turnstile_accounting::{Moment, Nanos};
+
+/// Pauses that are remembered.
+const REMEMBERED: usize = 16;
+/// One in so many of them may be longer than usual.
+const OUTLIER_EVERY: usize = 8;
+
+/// A tenant's last pauses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Pauses {
+    lengths: VecDeque<Nanos>,
+}
+
+impl Pauses {
+    /// A pause has ended.
+    pub(crate) fn push(&mut self, length: Nanos) {
+        if self.lengths.len() == REMEMBERED {
+            self.lengths.pop_front();
+        }
+        self.lengths.push_back(length);
+    }
+
+    /// The longest pause but for the outliers; none without a history.
+    pub(crate) fn usual(&self) -> Option<Nanos> {
+        let mut sorted: Vec<Nanos> = self.lengths.iter().copied().collect();
+        sorted.sort_unstable();
+        let outliers = sorted.len() / OUTLIER_EVERY;
+        sorted.iter().rev().nth(outliers).copied()
+    }
+
+    /// The longest pause; none without a history.
+    pub(crate) fn longest(&self) -> Option<Nanos> {
+        self.lengths.iter().max().copied()
+    }
+}
+
+/// Time that an account may spend on something: a hundredth of the time that passes, saved up to a
+/// bound.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowance {
+    saved: Nanos,
+    max: Nanos,
+    at: Moment,
+}
+
+/// One part in so many of the time that passes.
+const PART: u64 = 100;
+
+impl Allowance {
+    /// An allowance of at most `max`, of which `saved` is there at `now`.
+    pub(crate) const fn new(saved: Nanos, max: Nanos, now: Moment) -> Self {
+        Self {
+            saved,
+            max,
+            at: now,
+        }
+    }
+
+    /// What is left at `now`.
+    pub(crate) fn left(&self, now: Moment) -> Nanos {
+        let earned = Nanos(now.since(self.at).0 / PART);
+        (self.saved + earned).min(self.max)
+    }
+
+    fn set(&mut self, now: Moment, saved: Nanos) {
+        // Time too short to earn a nanosecond is not lost.
+        let rest = Nanos(now.since(self.at).0 % PART);
+        let full = saved >= self.max;
+        self.saved = saved.min(self.max);
+        self.at = Moment(now.0 - if full { 0 } else { rest.0 });
+    }
+
+    /// Spends `length`, or all that is left.
+    pub(crate) fn spend(&mut self, now: Moment, length: Nanos) {
+        self.set(now, self.left(now).saturating_sub(length));
+    }
+
+    /// Earns `length` besides.
+    pub(crate) fn earn(&mut self, now: Moment, length: Nanos) {
+        self.set(now, self.left(now) + length);
+    }
+
+    /// When `length` will be left, if nothing is spent before.
+    pub(crate) fn reaches(&self, now: Moment, length: Nanos) -> Moment {
+        now + Nanos(length.saturating_sub(self.left(now)).0 * PART)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn of(lengths: &[u64]) -> Pauses {
+        let mut pauses = Pauses::default();
+        lengths.iter().for_each(|ns| pauses.push(Nanos(*ns)));
+        pauses
+    }
+
+    #[test]
+    fn two_of_sixteen_pauses_may_be_longer_than_usual() {
+        assert_eq!(of(&[]).usual(), None);
+        assert_eq!(of(&[5, 3]).usual(), Some(Nanos(5)));
+        assert_eq!(
+            of(&[9, 1, 1, 1, 1, 1, 1]).usual(),
+            Some(Nanos(9)),
+            "seven have no outlier"
+        );
+        assert_eq!(of(&[9, 2, 1, 1, 1, 1, 1, 1]).usual(), Some(Nanos(2)));
+        let mut lengths = vec![1; 14];
+        lengths.extend([8, 9]);
+        assert_eq!(of(&lengths).usual(), Some(Nanos(1)));
+        assert_eq!(of(&lengths).longest(), Some(Nanos(9)));
+        lengths.push(7);
+        assert_eq!(
+            of(&lengths).usual(),
+            Some(Nanos(7)),
+            "three of the last sixteen"
+        );
+        lengths.extend([1; 14]);
+        assert_eq!(of(&lengths).longest(), Some(Nanos(9)));
+        lengths.push(1);
+        assert_eq!(
+            of(&lengths).longest(),
+            Some(Nanos(7)),
+            "the nine is forgotten"
+        );
+    }
+
+    #[test]
+    fn an_allowance_earns_a_hundredth_and_saves_up_to_its_bound() {
+        let mut allowance = Allowance::new(Nanos(10), Nanos(50), Moment(0));
+        assert_eq!(allowance.left(Moment(1_000)), Nanos(20));
+        assert_eq!(allowance.reaches(Moment(1_000), Nanos(30)), Moment(2_000));
+        assert_eq!(allowance.reaches(Moment(1_000), Nanos(20)), Moment(1_000));
+        allowance.spend(Moment(1_000), Nanos(15));
+        assert_eq!(allowance.left(Moment(1_000)), Nanos(5));
+        allowance.earn(Moment(1_000), Nanos(7));
+        assert_eq!(allowance.left(Moment(1_000)), Nanos(12));
+        assert_eq!(allowance.left(Moment(1_000_000)), Nanos(50));
+        allowance.spend(Moment(1_000_000), Nanos(60));
+        assert_eq!(allowance.left(Moment(1_000_000)), Nanos::ZERO);
+        allowance.earn(Moment(1_000_000), Nanos(70));
+        assert_eq!(allowance.left(Moment(1_000_000)), Nanos(50));
+    }
+
+    proptest! {
+        /// However often it is looked at, an allowance earns the same.
+        #[test]
+        fn nothing_is_lost_between_two_readings(steps in prop::collection::vec(1u64..1_000, 1..100)) {
+            let mut allowance = Allowance::new(Nanos::ZERO, Nanos(u64::MAX), Moment(0));
+            let mut now = Moment(0);
+            for step in steps {
+                now = now + Nanos(step);
+                allowance.spend(now, Nanos::ZERO);
+            }
+            prop_assert_eq!(allowance.left(now), Nanos(now.0 / PART));
+        }
+    }
+}

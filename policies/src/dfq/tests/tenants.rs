@@ -1,0 +1,131 @@
+//! Tenants that come, leave and are named.
+
+use super::*;
+
+#[test]
+fn known_and_unknown_tenants_are_refused() {
+    let mut run = Run::new();
+    run.add(A, 0, 100);
+    let membership = Membership {
+        account: AccountId(0),
+        name: "x",
+    };
+    let again = run.dfq.add(A, membership, TenantParams::default(), run.now);
+    assert_eq!(again, Err(PolicyError::Known(A)));
+    let unknown = PolicyError::Unknown(B);
+    assert_eq!(run.dfq.remove(B, run.now), Err(unknown));
+    assert_eq!(run.dfq.set_weight(B, Weight::DEFAULT), Err(unknown));
+    assert_eq!(run.dfq.set_cap(B, None), Err(unknown));
+    assert_eq!(run.dfq.woke(B, run.now), Err(unknown));
+    assert_eq!(run.dfq.name(), "dfq");
+}
+
+#[test]
+fn a_tenant_that_leaves_bounds_no_other() {
+    let mut run = Run::new();
+    run.add(A, 0, 100)
+        .add(B, 1, 100)
+        .queue(A)
+        .queue(B)
+        .run(A)
+        .at(3_000)
+        .idle();
+    assert_eq!(run.held(), [A]);
+    run.dfq.remove(B, run.now).unwrap();
+    assert_eq!(run.held(), []);
+    assert!(!run.dfq.owners.contains_key(&B));
+    assert!(!run.dfq.accounts[&AccountId(1)].tenants.contains_key(&B));
+}
+
+#[test]
+fn a_held_tenant_that_leaves_is_decided_about_no_longer() {
+    let mut run = Run::new();
+    run.add(A, 0, 100)
+        .add(B, 1, 100)
+        .queue(A)
+        .queue(B)
+        .run(A)
+        .at(3_000)
+        .idle();
+    assert_eq!(run.held(), [A]);
+    run.dfq.remove(A, run.now).unwrap();
+    assert_eq!(run.dfq.decide(run.now), []);
+    assert_eq!(run.dfq.held.len(), 0);
+}
+
+#[test]
+fn a_tenant_that_leaves_while_it_runs_is_charged_to_the_end() {
+    let mut run = Run::new();
+    run.add_named(A, 0, 100, "a").queue(A).run(A).at(500);
+    run.dfq.remove(A, run.now).unwrap();
+    assert!(run.dfq.owners.contains_key(&A), "its command runs on");
+    run.at(700).state(EngineState::Running(A)).at(900).idle();
+    assert!(!run.dfq.owners.contains_key(&A));
+    assert_eq!(run.account_at(0), 900);
+    run.add_named(B, 0, 100, "a");
+    assert_eq!(run.tenant_at(B), 900, "kept under its name");
+}
+
+#[test]
+fn a_name_keeps_its_virtual_time_until_it_is_forgotten() {
+    let mut run = Run::new();
+    run.add_named(A, 0, 100, "a")
+        .add_named(B, 0, 100, "b")
+        .queue(A)
+        .queue(B);
+    run.run(A).at(5_000).run(B).at(5_400).idle();
+    run.dfq.remove(A, run.now).unwrap();
+    run.dfq.remove(B, run.now).unwrap();
+    run.add_named(A, 0, 100, "b");
+    assert_eq!(run.tenant_at(A), 400);
+    // After ten seconds a new name starts at the account's system time.
+    run.at(20_000_000);
+    run.dfq.forget_name(AccountId(7), "a");
+    run.dfq.forget_name(AccountId(0), "a");
+    run.add_named(B, 0, 100, "a");
+    assert_eq!(run.tenant_at(B), 400);
+}
+
+#[test]
+fn a_new_name_starts_at_the_highest_of_its_account() {
+    let mut run = Run::new();
+    run.add_named(A, 0, 100, "a")
+        .queue(A)
+        .run(A)
+        .at(5_000)
+        .idle();
+    run.add_named(B, 0, 100, "b").add(C, 1, 100);
+    assert_eq!((run.tenant_at(B), run.tenant_at(C)), (5_000, 0));
+}
+
+/// Work arrives that a running command of another is ahead of.
+#[test]
+fn woke_says_whether_the_command_may_start() {
+    let mut run = Run::new();
+    run.add(A, 0, 100)
+        .add(B, 1, 100)
+        .queue(A)
+        .queue(B)
+        .run(A)
+        .at(3_000)
+        .rest(A)
+        .run(B);
+    assert_eq!(run.held(), [A], "its next command");
+    let hold = Ok(Decision::Hold(HoldReason::Ahead));
+    assert_eq!(run.dfq.woke(A, run.now), hold);
+    assert_eq!(run.dfq.woke(A, run.now), hold, "once more changes nothing");
+    assert_eq!(run.dfq.held.get(&A), Some(&HoldReason::Ahead));
+    assert_eq!(run.dfq.decide(run.now), [], "woke was a decision");
+}
+
+#[test]
+fn decisions_are_by_ascending_id_and_only_changes() {
+    let mut run = Run::new();
+    run.account(1, 100, None);
+    run.add(C, 0, 100).add(A, 0, 100).add(B, 1, 100);
+    run.queue(A).queue(B).queue(C).run(A).at(3_000).idle();
+    let tenants =
+        |decisions: &[TenantDecision]| decisions.iter().map(|d| d.tenant).collect::<Vec<_>>();
+    assert_eq!(tenants(run.dfq.decide(run.now)), [A, C]);
+    assert_eq!(tenants(run.dfq.decide(run.now)), []);
+}
