@@ -1,6 +1,7 @@
 //! The Turnstile daemon: GPUs, gates, accounting, scheduling.
 #![deny(unsafe_code)]
 
+pub mod accounts;
 pub mod api;
 pub mod bench;
 pub mod config;

@@ -27,6 +27,8 @@ enum Command {
     Demo(cli::demo::Args),
     /// Tenants of a running daemon: list them, and set their weights and limits
     Vm(cli::vm::Args),
+    /// Accounts of a running daemon, which tenants belong to, and what is set of them
+    Account(cli::account::Args),
     /// Show who uses the GPU, and what each is entitled to
     Top(cli::top::Args),
     /// Open the dashboard to a browser on this machine
@@ -125,6 +127,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Usage(args) => return Ok(cli::usage::run(&args)),
         Command::Top(args) => return Ok(cli::top::run(&args)),
         Command::Vm(args) => return Ok(cli::vm::run(&args)),
+        Command::Account(args) => return Ok(cli::account::run(&args)),
         Command::Gpu(args) => return Ok(cli::gpu::run(&args)),
         Command::Completions(args) => {
             cli::completions::run(&args, Args::command());

@@ -98,7 +98,7 @@ fn object(bytes: &[u8]) -> Result<Value, Problem> {
 }
 
 fn typed<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
-    // Derived code takes an array for a structure, member by member; nothing here is one.
+    // Derived code takes an array for a structure, member by member; only lists of texts are taken.
     if let Some(pointer) = array(&value) {
         return Err(Problem::field(pointer, "No array is taken here"));
     }
@@ -117,13 +117,18 @@ fn typed<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
     })
 }
 
-/// Where the first array is, if there is one.
+/// The member that is a list of texts; no structure has its name.
+const TEXTS: &str = "match";
+
+/// Where the first array is that is not taken, if there is one.
 fn array(value: &Value) -> Option<String> {
     match value {
         Value::Array(_) => Some(String::new()),
-        Value::Object(members) => members.iter().find_map(|(key, member)| {
-            array(member).map(|below| format!("/{}{below}", escaped(key)))
-        }),
+        Value::Object(members) => {
+            (members.iter().filter(|(key, _)| *key != TEXTS)).find_map(|(key, member)| {
+                array(member).map(|below| format!("/{}{below}", escaped(key)))
+            })
+        }
         _ => None,
     }
 }

@@ -10,6 +10,7 @@
 //! host's lock for that copy or for one change. What may take long (a file, an export) is done on threads beside it.
 
 mod access;
+pub mod accounts;
 mod body;
 pub mod client;
 mod connections;
@@ -49,7 +50,7 @@ pub use body::MERGE_PATCH;
 pub use in_force::ReloadError;
 pub use router::openapi;
 pub use server::{Api, ApiError};
-pub use state_file::{StateFile, StateFileError};
+pub use state_file::{Kept, StateFile, StateFileError};
 pub use tls::TlsError;
 
 use in_force::Current;

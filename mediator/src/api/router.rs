@@ -11,8 +11,8 @@ use utoipa_axum::routes;
 
 use super::problem::{FieldError, Problem};
 use super::{
-    Refused, Shared, events, exposition, gate, gpus, limits, live, meta, pages, registry, usage,
-    vms,
+    Refused, Shared, accounts, events, exposition, gate, gpus, limits, live, meta, pages, registry,
+    usage, vms,
 };
 
 #[derive(utoipa::OpenApi)]
@@ -25,6 +25,7 @@ use super::{
     components(responses(Refused), schemas(Problem, FieldError)),
     tags(
         (name = "vms", description = "Tenants: virtual machines, and programs that are shared like them"),
+        (name = "accounts", description = "What tenants belong to: accounts have weights and limits"),
         (name = "gpus", description = "GPUs of this host"),
         (name = "live", description = "What happens now, as the dashboard and top show it"),
         (name = "usage", description = "What the durable ledger says"),
@@ -45,6 +46,8 @@ fn routes() -> OpenApiRouter<Arc<Shared>> {
             vms::put_scheduling,
             vms::patch_scheduling
         ))
+        .routes(routes!(accounts::list, accounts::make))
+        .routes(routes!(accounts::get, accounts::patch, accounts::forget))
         .routes(routes!(live::host))
         .routes(routes!(live::sample))
         .routes(routes!(live::history))

@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::accounts::Entry;
 use crate::daemon::Settings;
 
-/// Of the file's format.
-const VERSION: u32 = 1;
+/// Of the file's format. Version 1, which has no accounts, is read as well.
+const VERSION: u32 = 2;
 
-/// A file is not larger: some 4,096 tenants with everything set.
+/// A file is not larger: some 4,096 tenants with everything set, and as many names as the book of
+/// accounts keeps.
 const BYTES_MAX: u64 = 4 << 20;
 
 /// Where settings are kept.
@@ -21,11 +23,27 @@ pub struct StateFile {
     path: PathBuf,
 }
 
+/// What is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// What was set of tenants, by name.
+    pub tenants: BTreeMap<String, Settings>,
+    /// Accounts that the API made, by name.
+    pub accounts: BTreeMap<String, Entry>,
+    /// Tenant names, and the accounts that they belong to.
+    pub names: BTreeMap<String, String>,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
     version: u32,
     tenants: BTreeMap<String, Settings>,
+    /// Version 1 has neither.
+    #[serde(default)]
+    accounts: BTreeMap<String, Entry>,
+    #[serde(default)]
+    names: BTreeMap<String, String>,
 }
 
 /// Why settings cannot be read or kept.
@@ -75,13 +93,13 @@ impl StateFile {
     ///
     /// # Errors
     /// If it cannot be read, or is no state file of this version.
-    pub fn load(&self) -> Result<BTreeMap<String, Settings>, StateFileError> {
+    pub fn load(&self) -> Result<Kept, StateFileError> {
         let path = self.path.clone();
         let mut text = String::new();
         let read =
             File::open(&path).and_then(|file| file.take(BYTES_MAX + 1).read_to_string(&mut text));
         match read {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Kept::default()),
             Err(source) => return Err(StateFileError::Read { path, source }),
             Ok(_) => {}
         }
@@ -93,23 +111,26 @@ impl StateFile {
             Ok(content) => content,
             Err(source) => return Err(StateFileError::Content { path, source }),
         };
-        if content.version != VERSION {
+        if !(1..=VERSION).contains(&content.version) {
             let what = format!("its version is {}", content.version);
             return Err(StateFileError::Foreign { path, what });
         }
-        Ok(content.tenants)
+        Ok(Kept {
+            tenants: content.tenants,
+            accounts: content.accounts,
+            names: content.names,
+        })
     }
 
     /// Keeps these; when it has returned, they are on the disk.
-    pub(super) fn save(&self, settings: &BTreeMap<String, Settings>) -> Result<(), StateFileError> {
-        self.replace(settings)
-            .map_err(|source| StateFileError::Write {
-                path: self.path.clone(),
-                source,
-            })
+    pub(super) fn save(&self, kept: &Kept) -> Result<(), StateFileError> {
+        self.replace(kept).map_err(|source| StateFileError::Write {
+            path: self.path.clone(),
+            source,
+        })
     }
 
-    fn replace(&self, settings: &BTreeMap<String, Settings>) -> io::Result<()> {
+    fn replace(&self, kept: &Kept) -> io::Result<()> {
         let folder = self
             .path
             .parent()
@@ -117,7 +138,9 @@ impl StateFile {
         let folder = folder.unwrap_or(Path::new("."));
         let content = Content {
             version: VERSION,
-            tenants: settings.clone(),
+            tenants: kept.tenants.clone(),
+            accounts: kept.accounts.clone(),
+            names: kept.names.clone(),
         };
         let mut text = serde_json::to_vec_pretty(&content)?;
         text.push(b'\n');
@@ -145,19 +168,40 @@ mod tests {
     fn what_was_kept_is_read_back_and_nothing_else_is_left() {
         let folder = tempfile::tempdir().unwrap();
         let file = StateFile::new(folder.path().join("state.json"));
-        assert!(file.load().unwrap().is_empty());
-        let mut settings = BTreeMap::new();
+        assert_eq!(file.load().unwrap(), Kept::default());
+        let mut kept = Kept::default();
+        kept.names.insert("a".to_owned(), "gold".to_owned());
         for weight in [7, 300] {
             let set = Settings {
                 weight: Weight::new(weight).ok(),
                 cap: Cap::new(Nanos(5_000), Nanos(9_000)).ok(),
                 ..Settings::default()
             };
-            settings.insert("a".to_owned(), set);
-            file.save(&settings).unwrap();
-            assert_eq!(file.load().unwrap(), settings);
+            kept.tenants.insert("a".to_owned(), set);
+            let entry = Entry {
+                patterns: vec!["a*".parse().unwrap()],
+                cap: set.cap,
+                ..Entry::default()
+            };
+            kept.accounts.insert("gold".to_owned(), entry);
+            file.save(&kept).unwrap();
+            assert_eq!(file.load().unwrap(), kept);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn file_of_version_1_has_no_accounts() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = StateFile::new(folder.path().join("state.json"));
+        fs::write(
+            &file.path,
+            "{\"version\":1,\"tenants\":{\"a\":{\"weight\":7}}}",
+        )
+        .unwrap();
+        let kept = file.load().unwrap();
+        assert_eq!(kept.tenants["a"].weight, Weight::new(7).ok());
+        assert!(kept.accounts.is_empty() && kept.names.is_empty());
     }
 
     #[test]
@@ -168,14 +212,14 @@ mod tests {
             "",
             "{}",
             "{\"version\":1,\"tenants\":{\"a\":{\"weight\":0}}}",
-            "{\"version\":2,\"tenants\":{}}",
+            "{\"version\":3,\"tenants\":{}}",
         ] {
             fs::write(&file.path, text).unwrap();
             assert!(file.load().is_err(), "{text}");
         }
         let nowhere = StateFile::new(folder.path().join("missing/state.json"));
         assert!(matches!(
-            nowhere.save(&BTreeMap::new()),
+            nowhere.save(&Kept::default()),
             Err(StateFileError::Write { .. })
         ));
     }
@@ -183,12 +227,15 @@ mod tests {
     fn what_would_not_be_read_back_is_not_kept() {
         let folder = tempfile::tempdir().unwrap();
         let file = StateFile::new(folder.path().join("state.json"));
-        let kept = BTreeMap::from([("a".to_owned(), Settings::default())]);
+        let of = |name: String| Kept {
+            tenants: BTreeMap::from([(name, Settings::default())]),
+            ..Kept::default()
+        };
+        let kept = of("a".to_owned());
         file.save(&kept).unwrap();
         // CAST: 4 MiB
         let name = "b".repeat(BYTES_MAX as usize);
-        let large = BTreeMap::from([(name, Settings::default())]);
-        let refused = file.save(&large).unwrap_err();
+        let refused = file.save(&of(name)).unwrap_err();
         assert!(matches!(refused, StateFileError::Write { .. }));
         assert_eq!(file.load().unwrap(), kept);
     }

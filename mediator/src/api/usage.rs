@@ -96,6 +96,9 @@ pub struct TenantUsed {
     pub name: String,
     /// `vm` or `program`.
     pub kind: String,
+    /// Name of its account; null in what was written before there were accounts.
+    #[serde(default)]
+    pub account: Option<String>,
     /// Host.
     pub node: String,
     /// GPU.
@@ -277,6 +280,7 @@ pub(super) async fn sums(
         id: sum.tenant.id,
         name: sum.tenant.name,
         kind: sum.tenant.kind.as_str().into(),
+        account: sum.tenant.account,
         node: sum.gpu.node,
         gpu: sum.gpu.gpu,
         windows: sum.windows,

@@ -21,9 +21,7 @@ use super::page::{Page, PageQuery};
 use super::params::IfMatch;
 use super::problem::Problem;
 use super::write::{Write, set};
-use crate::daemon::{
-    HostSnapshot, MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot,
-};
+use crate::daemon::{MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot};
 
 /// Shortest and longest period of a cap, and shortest quota.
 /// SOURCE: kernel/sched/core.c, min_cfs_quota_period, max_cfs_quota_period, min_bw_runtime of the same order
@@ -105,13 +103,16 @@ pub struct Vm {
     pub name: String,
     /// `vm` or `program`; null if it is not connected.
     pub kind: Option<String>,
+    /// Account that it belongs to; null before it first came.
+    pub account: Option<String>,
     /// Whether it is there. One that is not is listed if something is set of it.
     pub connected: bool,
     /// Number in this run of the daemon.
     pub number: Option<u32>,
     /// How it is scheduled, now or when it comes.
     pub scheduling: Scheduling,
-    /// Part of the engine that it has a right to while all who are connected want it, from 0 to 1.
+    /// Part of the compute engine's last second that it was entitled to, from 0 to 1; null before
+    /// its first second.
     pub entitled_ratio: Option<f64>,
     /// Whether it is let through now.
     pub admitted: Option<bool>,
@@ -124,7 +125,7 @@ pub struct Vm {
 }
 
 impl Scheduling {
-    fn of(weight: u32, cap: Option<Cap>) -> Self {
+    pub(super) fn of(weight: u32, cap: Option<Cap>) -> Self {
         Self {
             weight,
             quota_us: cap.map(|cap| cap.quota_ns().0 / 1_000),
@@ -132,7 +133,7 @@ impl Scheduling {
         }
     }
 
-    fn cap(&self) -> Result<Option<Cap>, Problem> {
+    pub(super) fn cap(&self) -> Result<Option<Cap>, Problem> {
         let period = self.period_us.unwrap_or(PERIOD_DEFAULT_US);
         if !PERIOD_US.contains(&period) {
             let detail = format!(
@@ -189,7 +190,7 @@ fn residence(memory: MemorySnapshot) -> VmResidence {
     }
 }
 
-fn connected(tenant: &TenantSnapshot, entitled: f64, limits: MemoryLimits) -> Vm {
+fn connected(tenant: &TenantSnapshot, entitled: Option<f64>, limits: MemoryLimits) -> Vm {
     let kind = match tenant.kind {
         TenantKind::Vm => "vm",
         TenantKind::Program { .. } => "program",
@@ -197,10 +198,11 @@ fn connected(tenant: &TenantSnapshot, entitled: f64, limits: MemoryLimits) -> Vm
     Vm {
         name: tenant.name.clone(),
         kind: Some(kind.into()),
+        account: Some(tenant.account.clone()),
         connected: true,
         number: Some(tenant.tenant.0),
         scheduling: Scheduling::of(tenant.weight, tenant.cap),
-        entitled_ratio: Some(entitled),
+        entitled_ratio: entitled,
         admitted: Some(tenant.admitted),
         usage: Some(VmUsage {
             compute_ns: tenant.compute_ns.0,
@@ -214,11 +216,12 @@ fn connected(tenant: &TenantSnapshot, entitled: f64, limits: MemoryLimits) -> Vm
     }
 }
 
-fn absent(name: &str, settings: &Settings, default: Weight) -> Vm {
+fn absent(name: &str, settings: &Settings, default: Weight, account: Option<String>) -> Vm {
     let weight = settings.weight.unwrap_or(default).get();
     Vm {
         name: name.to_owned(),
         kind: None,
+        account,
         connected: false,
         number: None,
         scheduling: Scheduling::of(weight, settings.cap),
@@ -230,35 +233,36 @@ fn absent(name: &str, settings: &Settings, default: Weight) -> Vm {
     }
 }
 
-/// All tenants by name: those that are connected, and those of which something is set.
-fn all(
-    snapshot: &HostSnapshot,
-    settings: &BTreeMap<String, Settings>,
-    default: Weight,
-) -> BTreeMap<String, Vm> {
-    let named =
-        |(name, settings): (&String, &Settings)| (name.clone(), absent(name, settings, default));
-    let mut vms: BTreeMap<String, Vm> = settings.iter().map(named).collect();
-    for (tenant, entitled) in snapshot.tenants.iter().zip(snapshot.entitled_ratios()) {
-        let set = settings.get(&tenant.name).copied().unwrap_or_default();
-        let vm = connected(tenant, entitled, set.memory);
-        vms.insert(tenant.name.clone(), vm);
-    }
-    vms
-}
-
 impl Shared {
+    /// All tenants by name: those that are connected, and those of which something is set.
     pub(super) fn vms(&self) -> BTreeMap<String, Vm> {
-        let host = &self.host;
-        all(
-            &self.snapshots.get(),
-            &host.settings(),
-            host.default_weight(),
-        )
+        let (host, snapshot) = (&self.host, self.snapshots.get());
+        let (settings, default) = (host.settings(), host.default_weight());
+        let named = |(name, settings): (&String, &Settings)| {
+            let vm = absent(name, settings, default, host.owner(name));
+            (name.clone(), vm)
+        };
+        let mut vms: BTreeMap<String, Vm> = settings.iter().map(named).collect();
+        let last = self.live.last();
+        let rows = last.iter().flat_map(|view| &view.tenants);
+        let entitled: BTreeMap<u32, f64> = rows.map(|row| (row.tenant, row.entitled)).collect();
+        for tenant in &snapshot.tenants {
+            let entitled = entitled.get(&tenant.tenant.0).copied();
+            let set = settings.get(&tenant.name).copied().unwrap_or_default();
+            let vm = connected(tenant, entitled, set.memory);
+            vms.insert(tenant.name.clone(), vm);
+        }
+        vms
     }
 
+    /// A tenant that is listed, or has a name that belongs to an account.
     pub(super) fn vm(&self, name: &str) -> Result<Vm, Problem> {
-        self.vms().remove(name).ok_or_else(|| Problem::no_vm(name))
+        let known = self.vms().remove(name).or_else(|| {
+            let owner = self.host.owner(name)?;
+            let default = self.host.default_weight();
+            Some(absent(name, &Settings::default(), default, Some(owner)))
+        });
+        known.ok_or_else(|| Problem::no_vm(name))
     }
 }
 

@@ -1,28 +1,38 @@
 //! A write: one at a time, whole or not at all, told to the audit, and over when what it set is on the disk and in force.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::Serialize;
+use serde_json::Value;
 
 use super::Shared;
 use super::access::Caller;
 use super::etag::{expect, tagged};
 use super::gate::RequestId;
 use super::problem::Problem;
+use super::state_file::Kept;
 use super::vms::Vm;
 use crate::daemon::{Changed, Host, Settings, SettingsError};
+
+/// Names that tenants have taken are written to the state file this often.
+const KEEP_EVERY: Duration = Duration::from_secs(1);
+
+/// TIMEOUT: after a write of them that failed; each failure is a line of the log.
+const KEEP_AGAIN: Duration = Duration::from_secs(60);
 
 /// Who writes what.
 #[derive(Clone, Debug)]
 pub(super) struct Write {
     pub(super) caller: Caller,
     pub(super) id: RequestId,
-    /// Which part of the tenant.
+    /// What is written: `vm` or `account`.
+    of: &'static str,
+    /// Which part of the tenant, or `account`.
     pub(super) part: &'static str,
-    /// Which tenant.
+    /// Which tenant or account.
     pub(super) name: String,
 }
 
@@ -36,8 +46,16 @@ impl Write {
         Self {
             caller,
             id,
+            of: "vm",
             part,
             name,
+        }
+    }
+
+    pub(super) fn of_account(caller: Caller, id: RequestId, name: String) -> Self {
+        Self {
+            of: "account",
+            ..Self::new(caller, id, "account", name)
         }
     }
 }
@@ -72,6 +90,17 @@ pub(super) async fn set<T: Serialize + 'static>(
     Ok(tagged(&HeaderMap::new(), &vm.as_ref().map(part)))
 }
 
+/// Carries a write out on a task of its own: a caller that hangs up does not leave half a write.
+pub(super) async fn detached<T: Send + 'static>(
+    write: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
+    tokio::spawn(write).await.unwrap_or_else(|error| {
+        log::error!("API: a write failed: {error}");
+        let status = StatusCode::INTERNAL_SERVER_ERROR;
+        Err(Problem::new(status, "The write failed; the log says why"))
+    })
+}
+
 impl From<SettingsError> for Problem {
     fn from(error: SettingsError) -> Self {
         Self::new(StatusCode::CONFLICT, error.to_string())
@@ -87,13 +116,7 @@ impl Shared {
         decide: impl FnOnce(Option<&Vm>, Option<Settings>) -> Decided + Send + 'static,
     ) -> Result<Option<Vm>, Problem> {
         let shared = self.clone();
-        // On a task of its own: a caller who hangs up does not leave half a write.
-        let written = tokio::spawn(async move { shared.carry_out(&write, decide).await });
-        written.await.unwrap_or_else(|error| {
-            log::error!("API: a write failed: {error}");
-            let status = StatusCode::INTERNAL_SERVER_ERROR;
-            Err(Problem::new(status, "The write failed; the log says why"))
-        })
+        detached(async move { shared.carry_out(&write, decide).await }).await
     }
 
     async fn carry_out(
@@ -104,37 +127,76 @@ impl Shared {
         let _one_at_a_time = self.writes.lock().await;
         self.snapshots.renew();
         let name = &write.name;
-        let mut all = self.host.settings();
+        let mut kept = self.kept();
         let vm = self.vm(name).ok();
-        let before = all.get(name).copied();
+        let before = kept.tenants.get(name).copied();
         let (wanted, meant) = decide(vm.as_ref(), before)?;
         self.host.check_settings(name, wanted.as_ref())?;
         meant?;
-        if wanted == before {
+        // A tenant that is forgotten gives its name back, whether something is set of it or not.
+        let freed = wanted.is_none().then(|| kept.names.remove(name)).flatten();
+        if wanted == before && freed.is_none() {
             return Ok(vm);
         }
-        let audit = self.audit(write, before.as_ref(), wanted.as_ref())?;
+        let mut audit = self.audit(write, before.as_ref(), wanted.as_ref())?;
+        if let (Some(account), Value::Null) = (&freed, &audit.change.old) {
+            audit.change.old = serde_json::json!({ "account": account });
+        }
         match wanted {
-            Some(settings) => all.insert(name.clone(), settings),
-            None => all.remove(name),
+            Some(settings) => kept.tenants.insert(name.clone(), settings),
+            None => kept.tenants.remove(name),
         };
-        self.keep(all).await?;
+        self.keep(kept).await?;
         if let Err(error) = self.host.set_settings(name, wanted) {
             // A tenant came or went meanwhile, and it does not fit any more.
-            self.keep(self.host.settings()).await?;
+            self.keep(self.kept()).await?;
             return Err(error.into());
+        }
+        if freed.is_some() {
+            self.host.forget_name(name);
         }
         self.snapshots.renew();
         audit.tell(&self.host);
         Ok(self.vm(name).ok())
     }
 
-    /// Makes settings durable.
-    async fn keep(&self, settings: BTreeMap<String, Settings>) -> Result<(), Problem> {
+    /// What a state file keeps, as it is now.
+    pub(super) fn kept(&self) -> Kept {
+        let tenants = self.host.settings();
+        let (accounts, names) = self.host.kept_accounts();
+        Kept {
+            tenants,
+            accounts,
+            names,
+        }
+    }
+
+    /// Writes names that tenants have taken to the state file, every [`KEEP_EVERY`], for as long as
+    /// the API runs. A name that was taken after the last write is free after a crash.
+    pub(super) async fn keep_names(self: Arc<Self>) {
+        let mut written = 0;
+        loop {
+            tokio::time::sleep(KEEP_EVERY).await;
+            let changes = self.host.account_changes();
+            if changes == written {
+                continue;
+            }
+            let writes = self.writes.lock().await;
+            let kept = self.keep(self.kept()).await;
+            drop(writes);
+            match kept {
+                Ok(()) => written = changes,
+                Err(_) => tokio::time::sleep(KEEP_AGAIN).await,
+            }
+        }
+    }
+
+    /// Makes what is set durable.
+    pub(super) async fn keep(&self, kept: Kept) -> Result<(), Problem> {
         let Some(file) = self.state.clone() else {
             return Ok(());
         };
-        let saved = tokio::task::spawn_blocking(move || file.save(&settings)).await;
+        let saved = tokio::task::spawn_blocking(move || file.save(&kept)).await;
         let error: Box<dyn std::error::Error + Send + Sync> = match saved {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(error)) => error.into(),
@@ -148,11 +210,11 @@ impl Shared {
     }
 
     /// What is told of a write, once it is done.
-    fn audit(
+    pub(super) fn audit<T: Serialize>(
         &self,
         write: &Write,
-        old: Option<&Settings>,
-        new: Option<&Settings>,
+        old: Option<&T>,
+        new: Option<&T>,
     ) -> Result<Audit, Problem> {
         if !self.host.can_note() {
             return Err(Problem::new(
@@ -160,10 +222,10 @@ impl Shared {
                 "Nothing was changed: the ledger, which notes every change, is not written (is the disk full?)",
             ));
         }
-        let value =
-            |settings: Option<&Settings>| serde_json::to_value(settings).unwrap_or_default();
+        let value = |set: Option<&T>| serde_json::to_value(set).unwrap_or_default();
         Ok(Audit {
-            vm: write.name.clone(),
+            of: write.of,
+            name: write.name.clone(),
             change: Changed {
                 by: write.caller.name.clone(),
                 request: write.id.0,
@@ -177,23 +239,24 @@ impl Shared {
 
 /// A write that was carried out, for the log, those who watch, and the ledger.
 #[derive(Debug)]
-struct Audit {
-    vm: String,
+pub(super) struct Audit {
+    of: &'static str,
+    name: String,
     change: Changed,
 }
 
 impl Audit {
-    fn tell(self, host: &Host) {
-        let Self { vm, change } = self;
+    pub(super) fn tell(self, host: &Host) {
+        let Self { of, name, change } = self;
         log::info!(
             target: "turnstile::audit",
-            "request={} by=\"{}\" vm={vm} {}: {} -> {}",
+            "request={} by=\"{}\" {of}={name} {}: {} -> {}",
             change.request,
             change.by,
             change.part,
             change.old,
             change.new,
         );
-        host.note(&vm, change);
+        host.note(&format!("{of}_set"), &name, change);
     }
 }

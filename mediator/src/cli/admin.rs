@@ -6,10 +6,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use axum::http::Method;
 use clap::ValueEnum;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use turnstile_mediator::api::client::{Client, ClientError, DEFAULT_SOCKET};
+use serde_json::{Map, Value};
+use turnstile_mediator::api::MERGE_PATCH;
+use turnstile_mediator::api::client::{Ask, Client, ClientError, DEFAULT_SOCKET};
 use turnstile_mediator::api::page::Page;
 
 /// Which daemon, and how it is shown.
@@ -69,6 +72,55 @@ impl Admin {
     ) -> Result<(), ClientError> {
         let one: T = self.client().get(path)?;
         self.show(&one, |one| table(std::slice::from_ref(one)));
+        Ok(())
+    }
+
+    /// Changes a resource by a merge patch, of the version that there is. One that is not there is
+    /// made first, if `made` has the place and the body.
+    pub(crate) fn patch(
+        &self,
+        path: &str,
+        changes: Map<String, Value>,
+        made: Option<(&str, Value)>,
+    ) -> Result<(), ClientError> {
+        let client = self.client();
+        let get = Ask {
+            method: Method::GET,
+            path,
+            body: None,
+            if_match: None,
+        };
+        // A change that another caller makes between these two is not overwritten.
+        let etag = match (client.ask(&get), made) {
+            (Err(ClientError::Refused(problem)), Some((all, body))) if problem.status == 404 => {
+                client.ask(&Ask {
+                    method: Method::POST,
+                    path: all,
+                    body: Some(("application/json", body.to_string().into_bytes())),
+                    if_match: None,
+                })?;
+                client.ask(&get)?.etag
+            }
+            (answer, _) => answer?.etag,
+        };
+        let body = Value::Object(changes).to_string().into_bytes();
+        client.ask(&Ask {
+            method: Method::PATCH,
+            body: Some((MERGE_PATCH, body)),
+            if_match: etag.as_deref(),
+            ..get
+        })?;
+        Ok(())
+    }
+
+    /// Deletes a resource, whatever its version.
+    pub(crate) fn delete(&self, path: &str) -> Result<(), ClientError> {
+        self.client().ask(&Ask {
+            method: Method::DELETE,
+            path,
+            body: None,
+            if_match: Some("*"),
+        })?;
         Ok(())
     }
 

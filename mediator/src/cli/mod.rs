@@ -1,5 +1,6 @@
 //! The subcommands.
 
+pub(crate) mod account;
 mod admin;
 pub(crate) mod bench;
 pub(crate) mod completions;

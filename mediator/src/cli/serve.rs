@@ -18,7 +18,9 @@ use turnstile_mediator::config::{
     Config, Effective, GpuKind, Meter, Reloaded, SuspendKind, changed,
 };
 use turnstile_mediator::daemon::confine::{self, Files, Plan};
-use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, MeterKind, Timing};
+use turnstile_mediator::daemon::{
+    AccountsConfig, Daemon, DaemonConfig, HostConfig, MeterKind, Timing, resolve_all,
+};
 use turnstile_mediator::gpu::nvidia::device::{self, Moving, NvidiaGpu};
 use turnstile_mediator::gpu::nvidia::identity;
 use turnstile_mediator::gpu::nvidia::worker::WorkerConfig;
@@ -183,7 +185,8 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     // First: settings that cannot be read, or a ledger that cannot be written, are no reason to touch a GPU, and tenants that
     // connect before the API is there come under what was set of them.
     let state = config.api.state.clone().map(StateFile::new);
-    let settings = state.map(|state| state.load()).transpose()?;
+    let kept = state.map(|state| state.load()).transpose()?;
+    let kept = kept.unwrap_or_default();
     let ledger = ledger::open(&config.ledger, || identity(config))?;
     let Chosen { gpu, mut timing } = match config.gpu.kind {
         GpuKind::Soft => soft(config)?,
@@ -201,6 +204,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
         Meter::Adaptive => MeterKind::Adaptive,
     };
     let tuning = Tuning {
+        patience_ns: Nanos::from_us(scheduling.patience_us),
         frame_ns: Nanos(1_000_000_000 / scheduling.frames_per_s),
         first_slice_ns: match config.gpu.kind {
             GpuKind::Nvidia => device::FIRST_SLICE,
@@ -221,7 +225,12 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
         host,
         meter,
         timing,
-        settings: settings.unwrap_or_default(),
+        settings: kept.tenants,
+        accounts: AccountsConfig {
+            made: kept.accounts,
+            names: kept.names,
+            ..config.accounts()
+        },
     };
     Ok(Daemon::with_ledger(daemon, gpu, ledger)?)
 }
@@ -359,7 +368,12 @@ fn reload(
     let config = &now.config;
     let weight = Weight::new(config.scheduling.default_weight)?;
     let prices = config.ledger.prices.as_deref();
+    let AccountsConfig {
+        entries, fronts, ..
+    } = config.accounts();
+    let entries = resolve_all(entries)?;
     api.reload(&config.api, &config.metrics, prices)?;
+    daemon.host().configure_accounts(entries, fronts);
     daemon.host().set_default_weight(weight);
     let list = |keys: &[&str]| match keys {
         [] => "nothing".to_owned(),

@@ -317,6 +317,7 @@ fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
                 vec![
                     sum.name.clone(),
                     sum.kind.clone(),
+                    sum.account.clone().unwrap_or_else(|| "-".into()),
                     sum.gpu.clone(),
                     seconds(sum.engine_ns),
                     seconds(sum.copy_ns),
@@ -329,6 +330,7 @@ fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
         let head = [
             "NAME",
             "KIND",
+            "ACCOUNT",
             "GPU",
             "GPU-SEC",
             "COPY-SEC",
@@ -494,6 +496,7 @@ fn run_synthesise(ledger: &Path, args: &SynthesiseArgs) -> anyhow::Result<()> {
                 tenant: TenantId(number),
                 name,
                 kind: TenantKind::Vm,
+                account: None,
                 weight: 100,
                 cap: None,
                 held_total_ns: Nanos(period * 1_000),

@@ -3,11 +3,9 @@
 use std::process::ExitCode;
 use std::str::FromStr;
 
-use axum::http::Method;
 use clap::Subcommand;
 use serde_json::{Map, Value, json};
-use turnstile_mediator::api::MERGE_PATCH;
-use turnstile_mediator::api::client::{Ask, ClientError};
+use turnstile_mediator::api::client::ClientError;
 use turnstile_mediator::api::vms::Vm;
 
 use super::admin::{Admin, escaped, table};
@@ -32,7 +30,7 @@ enum Command {
     },
     /// Set something of a tenant, from the next decision on
     Set(SetArgs),
-    /// Forget what is set of a tenant that is not connected
+    /// Forget what is set of a tenant that is not connected, and free its name for other accounts
     Forget {
         /// Its name
         name: String,
@@ -68,7 +66,13 @@ struct SetArgs {
 
 /// Memory in MiB, or no bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mib(Option<u32>);
+pub(super) struct Mib(Option<u32>);
+
+impl Mib {
+    pub(super) fn bytes(self) -> Option<u64> {
+        self.0.map(|mib| u64::from(mib) << 20)
+    }
+}
 
 impl FromStr for Mib {
     type Err = std::num::ParseIntError;
@@ -82,7 +86,7 @@ impl FromStr for Mib {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Quota {
+pub(super) enum Quota {
     Max,
     Percent(f64),
 }
@@ -90,7 +94,7 @@ enum Quota {
 /// Period of a quota that comes without one, in microseconds.
 const PERIOD_US: u64 = 100_000;
 
-fn quota(text: &str) -> Result<Quota, String> {
+pub(super) fn quota(text: &str) -> Result<Quota, String> {
     if text == "max" {
         return Ok(Quota::Max);
     }
@@ -104,10 +108,9 @@ fn quota(text: &str) -> Result<Quota, String> {
 impl SetArgs {
     /// The changes to the limits of its memory.
     fn memory(&self) -> Map<String, Value> {
-        let bytes = |mib: Mib| mib.0.map(|mib| u64::from(mib) << 20);
         let mut changes = Map::new();
         if let Some(min) = self.memory_min {
-            changes.insert("min_bytes".into(), json!(bytes(min).unwrap_or(0)));
+            changes.insert("min_bytes".into(), json!(min.bytes().unwrap_or(0)));
         }
         let others = [
             ("high_bytes", self.memory_high),
@@ -115,7 +118,7 @@ impl SetArgs {
         ];
         for (name, limit) in others {
             if let Some(limit) = limit {
-                changes.insert(name.into(), json!(bytes(limit)));
+                changes.insert(name.into(), json!(limit.bytes()));
             }
         }
         changes
@@ -127,21 +130,27 @@ impl SetArgs {
         if let Some(weight) = self.weight {
             changes.insert("weight".into(), json!(weight));
         }
-        match self.quota {
-            None => {}
-            Some(Quota::Max) => {
-                changes.insert("quota_us".into(), Value::Null);
-                changes.insert("period_us".into(), Value::Null);
-            }
-            Some(Quota::Percent(percent)) => {
-                let period_us = self.period_ms.map_or(PERIOD_US, |ms| ms * 1_000);
-                // CAST: at most a second's microseconds
-                let quota_us = (period_us as f64 * percent / 100.0).round() as u64;
-                changes.insert("quota_us".into(), json!(quota_us));
-                changes.insert("period_us".into(), json!(period_us));
-            }
+        if let Some(quota) = self.quota {
+            quota.enter(self.period_ms, &mut changes);
         }
         changes
+    }
+}
+
+impl Quota {
+    /// Puts it into a patch, counted in periods of so many milliseconds.
+    pub(super) fn enter(self, period_ms: Option<u64>, changes: &mut Map<String, Value>) {
+        let (quota_us, period_us) = match self {
+            Self::Max => (None, None),
+            Self::Percent(percent) => {
+                let period_us = period_ms.map_or(PERIOD_US, |ms| ms * 1_000);
+                // CAST: at most a second's microseconds
+                let quota_us = (period_us as f64 * percent / 100.0).round() as u64;
+                (Some(quota_us), Some(period_us))
+            }
+        };
+        changes.insert("quota_us".into(), json!(quota_us));
+        changes.insert("period_us".into(), json!(period_us));
     }
 }
 
@@ -151,7 +160,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Command::List => admin.list("/v1/vms", show),
         Command::Get { name } => admin.get(&path(name, ""), show),
         Command::Set(set) => run_set(admin, set),
-        Command::Forget { name } => forget(admin, name),
+        Command::Forget { name } => admin.delete(&path(name, "")),
     })
 }
 
@@ -161,66 +170,33 @@ fn path(name: &str, below: &str) -> String {
 }
 
 fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
-    let (client, name) = (admin.client(), &args.name);
+    let name = &args.name;
     let parts = [("scheduling", args.scheduling()), ("memory", args.memory())];
     for (part, changes) in parts {
         if changes.is_empty() {
             continue;
         }
-        let path = path(name, &format!("/{part}"));
-        let get = Ask {
-            method: Method::GET,
-            path: &path,
-            body: None,
-            if_match: None,
-        };
-        // Whoever changes it between these two is not overwritten.
-        let etag = match client.ask(&get) {
-            Err(ClientError::Refused(problem)) if problem.status == 404 && args.expect => {
-                expect(admin, name)?;
-                client.ask(&get)?.etag
-            }
-            answer => answer?.etag,
-        };
-        let body = Value::Object(changes).to_string().into_bytes();
-        client.ask(&Ask {
-            method: Method::PATCH,
-            body: Some((MERGE_PATCH, body)),
-            if_match: etag.as_deref(),
-            ..get
-        })?;
+        let body = args.expect.then(|| json!({ "name": name }));
+        let made = body.map(|body| ("/v1/vms", body));
+        admin.patch(&path(name, &format!("/{part}")), changes, made)?;
     }
     admin.get(&path(name, ""), show)
 }
 
-/// Names a tenant that has not come yet.
-fn expect(admin: &Admin, name: &str) -> Result<(), ClientError> {
-    let body = json!({ "name": name }).to_string().into_bytes();
-    admin.client().ask(&Ask {
-        method: Method::POST,
-        path: "/v1/vms",
-        body: Some(("application/json", body)),
-        if_match: None,
-    })?;
-    Ok(())
-}
-
-fn forget(admin: &Admin, name: &str) -> Result<(), ClientError> {
-    admin.client().ask(&Ask {
-        method: Method::DELETE,
-        path: &path(name, ""),
-        body: None,
-        if_match: Some("*"),
-    })?;
-    Ok(())
-}
-
-fn percent(part: f64) -> String {
+pub(super) fn percent(part: f64) -> String {
     format!("{:.2}%", part * 100.0)
 }
 
-fn seconds(ns: u64) -> String {
+pub(super) fn seconds(ns: u64) -> String {
     format!("{:.3}", ns as f64 / 1e9)
+}
+
+/// A quota as a part of the engine.
+pub(super) fn cap(quota_us: Option<u64>, period_us: Option<u64>) -> String {
+    match (quota_us, period_us) {
+        (Some(quota), Some(period)) => percent(quota as f64 / period as f64),
+        _ => "max".into(),
+    }
 }
 
 fn show(vms: &[Vm]) {
@@ -229,10 +205,7 @@ fn show(vms: &[Vm]) {
         .iter()
         .map(|vm| {
             let scheduling = &vm.scheduling;
-            let cap = match (scheduling.quota_us, scheduling.period_us) {
-                (Some(quota), Some(period)) => percent(quota as f64 / period as f64),
-                _ => "max".into(),
-            };
+            let cap = cap(scheduling.quota_us, scheduling.period_us);
             let state = match vm.admitted {
                 None => "absent",
                 Some(true) => "admitted",
@@ -242,6 +215,7 @@ fn show(vms: &[Vm]) {
                 vm.name.clone(),
                 vm.kind.clone().unwrap_or_else(absent),
                 state.into(),
+                vm.account.clone().unwrap_or_else(absent),
                 scheduling.weight.to_string(),
                 cap,
                 vm.entitled_ratio.map_or_else(absent, percent),
@@ -253,7 +227,16 @@ fn show(vms: &[Vm]) {
         })
         .collect();
     let head = [
-        "NAME", "KIND", "STATE", "WEIGHT", "CAP", "ENTITLED", "GPU-SEC", "COPY-SEC", "HELD-SEC",
+        "NAME",
+        "KIND",
+        "STATE",
+        "ACCOUNT",
+        "WEIGHT",
+        "CAP",
+        "ENTITLED-1S",
+        "GPU-SEC",
+        "COPY-SEC",
+        "HELD-SEC",
     ];
     table(&head, &rows);
 }

@@ -1,12 +1,24 @@
-//! A VM of a stock VMM, as the configuration names it: `NAME` or `NAME:WEIGHT`.
+//! A VM of a stock VMM, as the configuration names it: `NAME[:WEIGHT][@ACCOUNT]`.
 
 use std::fmt;
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use turnstile_policies::Weight;
 
 use crate::daemon::is_tenant_name;
+
+/// How doorbell writes of a stock VMM's guest come: no message takes a mapping back from it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum DoorbellKind {
+    /// Each as a message
+    #[default]
+    Trapped,
+    /// To a page that the daemon looks at
+    Mapped,
+}
 
 /// A VM that a stock VMM brings.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -16,6 +28,8 @@ pub struct FrontVm {
     pub name: String,
     /// Weight; the default where absent.
     pub weight: Option<Weight>,
+    /// Account; that of the daemon's user where absent.
+    pub account: Option<String>,
 }
 
 /// Why a text names no VM.
@@ -24,6 +38,9 @@ pub enum FrontVmError {
     /// The name.
     #[error("{0:?} is no name of a VM: 1 to 64 of A-Z a-z 0-9 . _ -, not beginning with a dot")]
     Name(String),
+    /// The account.
+    #[error("{0:?} is no name of an account: 1 to 64 of A-Z a-z 0-9 . _ -")]
+    Account(String),
     /// The weight.
     #[error("{0:?} is no weight: 1 to 10000")]
     Weight(String),
@@ -33,6 +50,13 @@ impl FromStr for FrontVm {
     type Err = FrontVmError;
 
     fn from_str(text: &str) -> Result<Self, FrontVmError> {
+        let (text, account) = match text.split_once('@') {
+            Some((text, account)) => (text, Some(account)),
+            None => (text, None),
+        };
+        if let Some(account) = account.filter(|account| !is_tenant_name(account)) {
+            return Err(FrontVmError::Account(account.chars().take(64).collect()));
+        }
         let (name, weight) = match text.split_once(':') {
             Some((name, weight)) => (name, Some(weight)),
             None => (text, None),
@@ -48,6 +72,7 @@ impl FromStr for FrontVm {
         Ok(Self {
             name: name.to_owned(),
             weight: weight.transpose()?,
+            account: account.map(str::to_owned),
         })
     }
 }
@@ -62,9 +87,13 @@ impl TryFrom<String> for FrontVm {
 
 impl fmt::Display for FrontVm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.weight {
-            Some(weight) => write!(f, "{}:{}", self.name, weight.get()),
-            None => f.write_str(&self.name),
+        f.write_str(&self.name)?;
+        if let Some(weight) = self.weight {
+            write!(f, ":{}", weight.get())?;
+        }
+        match &self.account {
+            Some(account) => write!(f, "@{account}"),
+            None => Ok(()),
         }
     }
 }
@@ -81,11 +110,11 @@ mod tests {
 
     #[test]
     fn names_and_weights_are_checked() {
-        for text in ["a", "web-1.x_y:300", "A:1"] {
+        for text in ["a", "web-1.x_y:300", "A:1", "a@gold", "a:3@uid-7"] {
             assert_eq!(text.parse::<FrontVm>().unwrap().to_string(), text);
         }
         for text in [
-            "", ":3", "a/b", "..", ".a", "a:0", "a:10001", "a:x", "a:", "ä",
+            "", ":3", "a/b", "..", ".a", "a:0", "a:10001", "a:x", "a:", "ä", "a@", "a@g/d", "a@b:3",
         ] {
             assert!(text.parse::<FrontVm>().is_err(), "{text}");
         }

@@ -85,6 +85,16 @@ impl Effective {
         // A section's own keys stand before its sub-sections.
         keys.sort_by_key(|((section, key), _)| (*section, *key));
         let (mut text, mut at) = (String::new(), "");
+        let alone = self.settings.iter().filter(|(key, _)| !key.contains('.'));
+        for (key, setting) in alone {
+            if let Some(value) = &setting.value {
+                text.push_str(&format!("{key} = {value}"));
+            }
+            if setting.origin != Origin::Default {
+                text.push_str(&format!("  # {}", setting.origin));
+            }
+            text.push_str("\n\n");
+        }
         for ((section, key), setting) in keys {
             if section != at {
                 let gap = if at.is_empty() { "" } else { "\n" };

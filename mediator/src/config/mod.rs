@@ -7,6 +7,7 @@
 //! The defaults stand here and nowhere else. A key that is not known is an error wherever it stands, and every error says
 //! where: file and line, variable or option.
 
+mod account;
 mod error;
 mod front;
 mod layers;
@@ -25,8 +26,9 @@ use crate::daemon::HostConfig;
 use crate::daemon::confine::Seccomp;
 use crate::gpu::soft::SoftConfig;
 
+pub use account::AccountSection;
 pub use error::{ConfigError, Problem};
-pub use front::FrontVm;
+pub use front::{DoorbellKind, FrontVm};
 pub use layers::{Effective, Layers, Origin, Setting, known_keys};
 pub use principal::{Principal, PrincipalError};
 pub use reload::{LIVE, Reloaded, changed};
@@ -35,6 +37,8 @@ pub use reload::{LIVE, Reloaded, changed};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
+    /// Accounts: which tenants belong to which, and their limits.
+    pub account: Vec<AccountSection>,
     /// Which GPU, and how it is read.
     pub gpu: GpuSection,
     /// Who may run.
@@ -124,6 +128,9 @@ pub struct SchedulingSection {
     pub policy: Option<String>,
     /// Longest time between two decisions with the event meter, in milliseconds; unset: what suits the GPU.
     pub period_ms: Option<u64>,
+    /// The longest pause of a tenant that launches and waits for which its place is kept, in
+    /// microseconds; 0 keeps none.
+    pub patience_us: u64,
     /// Frames of the policy `slices` in a second, one more where more than two wait; in each of them, each who waits has one turn.
     pub frames_per_s: u64,
     /// Weight of a tenant that names none, 1 to 10000.
@@ -140,6 +147,7 @@ impl Default for SchedulingSection {
         Self {
             policy: None,
             period_ms: None,
+            patience_us: host.tuning.patience_ns.0 / 1_000,
             frames_per_s: 6,
             default_weight: host.weight.get(),
             tenants_max: host.tenants_max,
@@ -193,7 +201,7 @@ impl Default for SocketsSection {
 pub struct VfioUserSection {
     /// Folder of the sockets; each is called as its VM, with `.sock` behind.
     pub folder: Option<PathBuf>,
-    /// The VMs, each as `NAME` or `NAME:WEIGHT`.
+    /// The VMs, each as `NAME`, `NAME:WEIGHT` or either with `@ACCOUNT` behind.
     pub vms: Vec<FrontVm>,
     /// How their doorbell writes come.
     pub doorbells: DoorbellKind,
@@ -354,17 +362,6 @@ pub enum SuspendKind {
     MidKernel,
 }
 
-/// How doorbell writes of a stock VMM's guest come: no message takes a mapping back from it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum DoorbellKind {
-    /// Each as a message
-    #[default]
-    Trapped,
-    /// To a page that the daemon looks at
-    Mapped,
-}
-
 impl GpuKind {
     /// What it is called.
     pub const fn name(self) -> &'static str {
@@ -433,6 +430,9 @@ impl Config {
         );
         let tls = &self.api.tls;
         let files = [&tls.certificate, &tls.key, &tls.client_ca];
+        for text in account::problems(&self.account) {
+            say(true, "account", &text);
+        }
         let names = || self.vfio_user.vms.iter().map(|vm| &vm.name);
         let twice = names().any(|name| names().filter(|other| *other == name).count() > 1);
         say(twice, "vfio_user.vms", "a VM is named twice");
@@ -465,6 +465,7 @@ impl Config {
             within("scheduling.period_ms", ms, 1, 1_000);
         }
         within("scheduling.frames_per_s", scheduling.frames_per_s, 1, 100);
+        within("scheduling.patience_us", scheduling.patience_us, 0, 100_000);
         let weight = scheduling.default_weight.into();
         // SOURCE: `Weight::new`.
         within("scheduling.default_weight", weight, 1, 10_000);

@@ -3,7 +3,8 @@
 use super::Effective;
 
 /// Keys that are taken over by a reload. The files that these name are read anew whether the key changed or not.
-pub const LIVE: [&str; 9] = [
+pub const LIVE: [&str; 10] = [
+    "account",
     "api.operators",
     "api.require_if_match",
     "api.tls.certificate",

@@ -193,3 +193,35 @@ fn the_packaged_file_shows_every_key_and_its_default() {
         );
     }
 }
+
+#[test]
+fn accounts_are_read_in_their_order_and_refused_with_their_name() {
+    let text = "[[account]]\nname = \"victims\"\nmatch = [\"victim*\"]\nweight_max = 1000\nquota = \"50%\"\n\
+                [[account]]\nname = \"rest\"\nuser = \"root\"\nmemory_max_mib = 2\n\
+                [vfio_user]\nfolder = \"/x\"\nvms = [\"web:300@gold\", \"db\"]\n";
+    let effective = from(text).unwrap();
+    let accounts = effective.config.accounts();
+    let names: Vec<_> = accounts
+        .entries
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect();
+    assert_eq!(names, ["victims", "rest"]);
+    let (victims, rest) = (&accounts.entries[0].1, &accounts.entries[1].1);
+    assert_eq!(victims.weight_max.get(), 1_000);
+    assert_eq!(victims.cap.unwrap().quota_ns().0, 50_000_000);
+    assert_eq!(rest.memory_max_bytes, Some(2 << 20));
+    assert_eq!(accounts.fronts, [("web".into(), "gold".into())].into());
+    let shown = from(&effective.to_toml()).unwrap();
+    assert_eq!(shown.config.account, effective.config.account);
+
+    let twice = told("[[account]]\nname = \"a\"\n[[account]]\nname = \"a\"\n");
+    assert_eq!(twice, "t.toml:1: account: a is there twice");
+    assert!(told("[[account]]\nweight = 7\n").contains("account: \"\": a name has"));
+    assert!(told("[[account]]\nname = \"a\"\nquota = \"7\"\n").contains("no part of the engine"));
+    assert!(
+        told("[[account]]\nname = \"a\"\nmatch = [\"ä\"]\n").contains("matches no tenant name")
+    );
+    assert!(told("[[account]]\nname = \"a\"\nweigth = 7\n").contains("weigth"));
+    assert!(told("[account]\nname = \"a\"\n").starts_with("t.toml:1: account"));
+}

@@ -9,14 +9,15 @@ use std::thread;
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use turnstile_accounting::meter::{Pace, PhasePlan, Phases};
+use turnstile_accounting::meter::{Look, Pace, PhasePlan, Phases, Unobserved};
 use turnstile_accounting::{
-    EngineUsage, EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample, TenantId,
-    TenantUsage, Usage, Window,
+    DemandEvent, EngineId, EngineUsage, EventMeter, Meter, Moment, Nanos, Observation, PolledMeter,
+    Sample, TenantId, TenantUsage, Usage, Window,
 };
 
 use super::host::{Dry, Host, engines};
 use super::timings::Seen;
+use crate::gpu::Suspend;
 use crate::mediation::COMPUTE;
 
 /// How engine state is read.
@@ -26,7 +27,7 @@ pub enum MeterKind {
     Events,
     /// From status registers, in poll phases (LoGA).
     Polled,
-    /// The same, looking away between two samples for a part of the time that the engines have been as they are.
+    /// The same, with a pause between two reads by the mean length of the states of the engines.
     Adaptive,
 }
 
@@ -63,6 +64,10 @@ impl Default for Timing {
 
 /// From one decision to the next at least.
 const PERIOD_MIN: Nanos = Nanos::from_us(250);
+/// From one decision that the policy asks for to the next at least.
+const REACTION_MIN: Nanos = Nanos::from_us(50);
+/// A period while no tenant has work.
+const IDLE_PERIOD: Nanos = Nanos::from_ms(5);
 /// The engine is shared for so long after two were seen on it.
 const SHARED_FOR: Nanos = Nanos::from_ms(1_000);
 /// From one decision to the next while there is nobody to decide about.
@@ -86,8 +91,12 @@ pub(super) fn run(
         seen: Seen::default(),
         channels: Vec::new(),
         shared_until: Moment(0),
+        demand: Vec::new(),
+        demand_known: host.gpu().capabilities().demand,
+        polls: kind != MeterKind::Events,
     };
     match kind {
+        MeterKind::Events if thread.demand_known => thread.by_demand(),
         MeterKind::Events => thread.by_events(),
         MeterKind::Polled => thread.by_polling(false),
         MeterKind::Adaptive => thread.by_polling(true),
@@ -117,6 +126,10 @@ struct Accounting<'a> {
     seen: Seen,
     channels: Vec<crate::gpu::ChannelActivity>,
     shared_until: Moment,
+    demand: Vec<DemandEvent>,
+    demand_known: bool,
+    /// The policy is charged by a polled meter.
+    polls: bool,
 }
 
 impl Accounting<'_> {
@@ -210,7 +223,13 @@ impl Accounting<'_> {
     }
 
     fn read_log(&mut self) {
+        self.host.gpu().read_demand(&mut self.demand);
         let complete = self.host.gpu().read_events(&mut self.events);
+        if self.host.schedules_by_events() {
+            let switches: &[_] = if self.polls { &[] } else { &self.events };
+            self.host.observe(switches, &self.demand);
+            self.demand.clear();
+        }
         for event in self.events.drain(..) {
             self.seen.event(&event);
             self.truth.observe(Observation::Switch(event));
@@ -244,7 +263,7 @@ impl Accounting<'_> {
         let mut from = final_now(self);
         while !self.stopped() {
             self.sleep(from, behind);
-            // The end is read first: whatever is logged after that lies behind it.
+            // The end is read first: whatever is logged after that is later.
             let to = final_now(self).max(from);
             self.read_log();
             let mut usage = self.truth.close(window(from, to));
@@ -258,14 +277,72 @@ impl Accounting<'_> {
         }
     }
 
-    fn by_polling(&mut self, adaptive: bool) {
-        let gpu = self.host.gpu().clone();
-        let mut meter = PolledMeter::new(engines(&*gpu));
-        let mut seen: Vec<Option<TenantId>> = engines(&*gpu).map(|_| None).collect();
-        let mut random = SmallRng::seed_from_u64(self.timing.seed);
+    /// For a GPU that reports demand: between the ends of periods a decision is taken when the GPU
+    /// has a notice, and when the policy has it.
+    fn by_demand(&mut self) {
         self.read_log();
         let mut from = self.now();
         while !self.stopped() {
+            self.wait(from + self.demand_period());
+            // The end is read first: whatever is logged after that is later.
+            let to = self.now().max(from);
+            self.read_log();
+            let usage = self.truth.close(window(from, to));
+            from = to;
+            self.host.period_end(None, usage, None, &mut self.channels);
+            self.periods.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn demand_period(&self) -> Nanos {
+        if self.host.is_empty() {
+            EMPTY_PERIOD
+        } else if self.host.any_wants() || self.host.memory_is_busy() {
+            self.timing.period
+        } else {
+            self.timing.period.max(IDLE_PERIOD)
+        }
+    }
+
+    /// Waits until `end`, and decides when that is due.
+    fn wait(&mut self, end: Moment) {
+        let mut decided = self.now();
+        loop {
+            let now = self.now();
+            if now >= end || self.stopped() {
+                return;
+            }
+            let due = self.host.decide_at();
+            let due = due.map(|due| due.max(decided + REACTION_MIN));
+            let looks = self.host.looks_at_held() || self.host.memory_is_busy();
+            let tick = looks.then(|| now + self.timing.tick);
+            let until = due.into_iter().chain(tick).fold(end, Moment::min);
+            let noticed = self.host.gpu().nap(until.since(now)).is_some();
+            if self.host.memory_is_busy() {
+                self.host.memory_tick();
+            }
+            let now = self.now();
+            if noticed || looks || due.is_some_and(|due| due <= now) {
+                self.read_log();
+                self.host.decide();
+                decided = now;
+            }
+        }
+    }
+
+    /// LoGA's cycle: a part in which the registers are not read, and a poll phase.
+    fn by_polling(&mut self, adaptive: bool) {
+        let gpu = self.host.gpu().clone();
+        let preemptible = gpu.capabilities().suspend == Suspend::MidKernel;
+        let mut meter = PolledMeter::new(engines(&*gpu));
+        let mut unobserved = Unobserved::new(COMPUTE, preemptible);
+        let mut pace = Pace::default();
+        let mut random = SmallRng::seed_from_u64(self.timing.seed);
+        self.read_log();
+        let mut from = self.now();
+        let mut look = self.look_at_end();
+        while !self.stopped() {
+            unobserved.begin(look, |tenant| self.host.is_suspended(tenant));
             let (used, allocated) = self.host.channel_counts();
             let Phases {
                 poll_ns,
@@ -274,46 +351,80 @@ impl Accounting<'_> {
                 .timing
                 .phases
                 .randomised(used, allocated, random.random());
-            self.sleep_until(from + nonpoll_ns);
+            if self.demand_known {
+                self.wait(from + nonpoll_ns);
+            } else {
+                self.sleep_until(from + nonpoll_ns);
+            }
             let begin = self.now();
-            let (mut end, mut looked_at) = (begin, begin);
-            let mut pace = Pace::new(begin);
+            self.sample(&mut meter);
+            unobserved.end(self.look_at_begin());
+            let (mut end, mut gap, mut looked_at) = (begin, Nanos::ZERO, begin);
             while end.since(begin) < poll_ns && !self.stopped() {
-                let mut changed = false;
-                for (engine, seen) in engines(&*gpu).zip(&mut seen) {
-                    let occupant = gpu.engine_status(engine).running;
-                    changed |= std::mem::replace(seen, occupant) != occupant;
-                    end = gpu.now();
-                    let sample = Sample { at: end, occupant };
-                    meter.observe(Observation::Sample(engine, sample));
-                    if engine == COMPUTE
-                        && occupant.is_none()
-                        && end.since(looked_at) >= self.timing.tick
-                    {
-                        looked_at = end;
-                        self.host.memory_tick();
-                        self.host.ran_dry();
-                    }
+                if pace.pause() > Nanos::ZERO {
+                    thread::park_timeout(Duration::from_nanos(pace.pause().0));
                 }
-                if adaptive && let Some(pause) = pace.pause(end, changed) {
-                    thread::park_timeout(Duration::from_nanos(pause.0));
+                let (at, idle) = self.sample(&mut meter);
+                (gap, end) = (gap.max(at.since(end)), at);
+                if idle && end.since(looked_at) >= self.timing.tick {
+                    looked_at = end;
+                    self.host.memory_tick();
+                    self.host.ran_dry();
                 }
             }
+            look = self.look_at_end();
+            meter.sampled(unobserved.finished_in_phase(&look), gap);
             let observed = meter.close(window(begin, end));
-            let nonpoll = window(from, begin);
-            let host = self.host;
-            // Gates move at the end of a poll phase: the non-poll phase before it ran under the same ones.
-            let extrapolated = observed.extrapolate(nonpoll, |tenant| host.was_admitted(tenant));
+            let estimated = unobserved.charge(window(from, begin), &observed, &look);
+            if adaptive {
+                pace = Pace::next(&observed);
+            }
             self.read_log();
             let truth = self.truth.close(window(from, end));
             from = end;
-            self.host.period_end(
-                Some(extrapolated),
-                observed,
-                Some(truth),
-                &mut self.channels,
-            );
+            self.host
+                .period_end(Some(estimated), observed, Some(truth), &mut self.channels);
             self.periods.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads the registers once. Returns when, and whether the compute engine was idle.
+    fn sample(&self, meter: &mut PolledMeter) -> (Moment, bool) {
+        let gpu = self.host.gpu();
+        let (mut at, mut idle) = (gpu.now(), false);
+        for engine in engines(&**gpu) {
+            let occupant = gpu.engine_status(engine).running;
+            at = gpu.now();
+            idle |= engine == COMPUTE && occupant.is_none();
+            meter.observe(Observation::Sample(engine, Sample { at, occupant }));
+        }
+        (at, idle)
+    }
+
+    fn occupants(&self) -> Vec<(EngineId, Option<TenantId>)> {
+        let gpu = self.host.gpu();
+        let of = |engine| (engine, gpu.engine_status(engine).running);
+        engines(&**gpu).map(of).collect()
+    }
+
+    /// What the GPU shows where a poll phase begins. A command on an engine that is not counted as
+    /// finished afterwards was on it in all of the part before.
+    fn look_at_begin(&self) -> Look {
+        let occupants = self.occupants();
+        let channels = self.host.read_channels();
+        Look {
+            occupants,
+            channels,
+        }
+    }
+
+    /// What the GPU shows where a poll phase ends; read in the other order for the same reason.
+    fn look_at_end(&self) -> Look {
+        let channels = self.host.read_channels();
+        let occupants = self.occupants();
+        Look {
+            occupants,
+            channels,
         }
     }
 }
@@ -334,7 +445,7 @@ fn window(from: Moment, to: Moment) -> Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use turnstile_accounting::{EngineId, EngineState};
+    use turnstile_accounting::EngineState;
 
     #[test]
     fn an_engine_is_shared_by_two_that_used_it() {

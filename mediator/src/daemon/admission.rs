@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::regs::features;
 use turnstile_abi::{CHUNK_BYTES, pci};
 use turnstile_accounting::TenantId;
-use turnstile_policies::Weight;
+use turnstile_policies::{Membership, Weight};
 use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
 use super::dma::MemoryDesk;
@@ -19,7 +19,8 @@ use super::host::{Host, State};
 use super::mailbox::Mailbox;
 use super::peer::{Kind, Peer, Tenant, Vm};
 use super::settings::Brought;
-use crate::gpu::TenantResources;
+use crate::accounts::Claim;
+use crate::gpu::{Gpu, TenantResources};
 use crate::tenant::gates::GateBook;
 use crate::tenant::interrupts::PassedInterrupts;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
@@ -31,16 +32,18 @@ pub(crate) fn is_tenant_name(name: &str) -> bool {
 }
 
 impl Host {
-    /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. Returns its number and the kick
-    /// that its VMM signals.
+    /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. `uid` is the
+    /// user of its VMM.
+    /// Returns its number and the kick that its VMM signals.
     pub(super) fn admit(
         self: &Arc<Self>,
         hello: ToDaemon,
         mut fds: Vec<OwnedFd>,
         stream: UnixStream,
+        uid: u32,
     ) -> Result<(TenantId, File), HostError> {
         let mut writer = FrameWriter::new();
-        let taken = self.take_in(hello, &mut fds, &stream, &mut writer);
+        let taken = self.take_in(hello, &mut fds, &stream, uid, &mut writer);
         if let Err(error) = &taken {
             let text = chain(error);
             if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
@@ -50,13 +53,13 @@ impl Host {
         taken
     }
 
-    /// Checks what every tenant says first; returns its weight.
+    /// Checks what every tenant sends first; returns the weight that it claims.
     pub(super) fn permitted(
         &self,
         protocol: u32,
         name: &str,
         weight: Option<u32>,
-    ) -> Result<Weight, HostError> {
+    ) -> Result<Option<Weight>, HostError> {
         if protocol != PROTOCOL {
             return Err(HostError::Protocol { theirs: protocol });
         }
@@ -64,7 +67,7 @@ impl Host {
             let name = name.chars().take(64).collect();
             return Err(HostError::BadName { name });
         }
-        Ok(weight.map_or(Ok(self.default_weight()), Weight::new)?)
+        Ok(weight.map(Weight::new).transpose()?)
     }
 
     /// Whether there is room for one more tenant, of this name.
@@ -87,6 +90,7 @@ impl Host {
         hello: ToDaemon,
         fds: &mut Vec<OwnedFd>,
         stream: &UnixStream,
+        uid: u32,
         writer: &mut FrameWriter,
     ) -> Result<(TenantId, File), HostError> {
         let ToDaemon::Hello {
@@ -122,17 +126,24 @@ impl Host {
         let kick = File::from(kick);
         let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
 
-        let tenant = {
+        let (tenant, granted) = {
             let mut state = self.lock();
             self.room(&state, &name)?;
+            let claim = Claim {
+                weight,
+                default_weight: self.default_weight(),
+                memory_bytes: Some(memory_bytes),
+            };
+            let granted = state.join(&name, uid, claim)?;
             let tenant = state.number();
             state.starting.insert(name.clone(), tenant);
-            tenant
+            (tenant, granted)
         };
         // A GPU may take long over it: the others go on meanwhile.
         let _starting = Starting {
             host: self.as_ref(),
             name: name.clone(),
+            tenant,
         };
         let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
         let own = self.gpu.doorbells(tenant, self.config.channels);
@@ -195,13 +206,20 @@ impl Host {
         let peer = Peer { stream, writer };
         let mut state = self.lock();
         let brought = Brought {
-            weight,
+            weight: granted.weight,
             memory_bytes,
             min_bytes: 0,
             high_bytes: None,
         };
         self.journal().add("vm_connected", &name, None);
-        state.insert(tenant, name, brought, peer, Kind::Vm(Box::new(vm)));
+        state.insert(
+            &*self.gpu,
+            tenant,
+            name,
+            brought,
+            peer,
+            Kind::Vm(Box::new(vm)),
+        );
         Ok((tenant, kick))
     }
 }
@@ -210,11 +228,16 @@ impl Host {
 struct Starting<'a> {
     host: &'a Host,
     name: String,
+    tenant: TenantId,
 }
 
 impl Drop for Starting<'_> {
     fn drop(&mut self) {
-        self.host.lock().starting.remove(&self.name);
+        let mut state = self.host.lock();
+        state.starting.remove(&self.name);
+        if !state.tenants.contains_key(&self.tenant) {
+            state.accounts.book.leave(&self.name);
+        }
     }
 }
 
@@ -229,6 +252,7 @@ impl State {
     /// Takes a tenant in that the GPU has taken in; what was set of its name holds for it.
     pub(super) fn insert(
         &mut self,
+        gpu: &dyn Gpu,
         tenant: TenantId,
         name: String,
         brought: Brought,
@@ -243,16 +267,26 @@ impl State {
                 memory.comes_back(tenant);
             }
         }
-        if let Err(error) = self.mediation.add(tenant, params) {
+        let account = self.accounts.of(&name);
+        let membership = Membership {
+            account: account.0,
+            name: &name,
+        };
+        if let Err(error) = self.mediation.add(tenant, membership, params, gpu.now()) {
             log::error!("Policy: {error}");
         }
-        log::info!("{tenant} is {name}, weight {}", params.weight.get());
+        let weight = params.weight.get();
+        log::info!("{tenant} is {name}, account {}, weight {weight}", account.1);
         let entry = Tenant {
             name,
+            account,
             peer,
             kind,
             brought,
         };
         self.tenants.insert(tenant, entry);
+        // A name with a debt is held before its first command.
+        let orders = self.mediation.decide(gpu.now());
+        self.carry_out(gpu, &orders);
     }
 }

@@ -448,7 +448,7 @@ impl Control {
                 let stream = session.stream.try_clone().map_err(WireError::Socket)?;
                 let tenant = self
                     .host
-                    .admit_program(program, stream)
+                    .admit_program(program, stream, session.uid)
                     .map_err(|error| SessionError::Refused(chain(&error)))?;
                 let processes = BTreeMap::new();
                 session.role = Some(Role::Program { tenant, processes });
@@ -548,11 +548,11 @@ impl Control {
         };
         let stream = session.stream.try_clone().map_err(WireError::Socket)?;
         let wake = self.wake.try_clone().map_err(WireError::Socket)?;
-        let (host, admitted) = (self.host.clone(), self.admitted.clone());
+        let (host, admitted, uid) = (self.host.clone(), self.admitted.clone(), session.uid);
         thread::Builder::new()
             .name("turnstile-admit".into())
             .spawn(move || {
-                let admission = host.admit(hello, fds, stream);
+                let admission = host.admit(hello, fds, stream, uid);
                 // The loop is gone only with the daemon.
                 if admitted.send((number, admission)).is_ok() {
                     let _ = wake.write(1);

@@ -45,6 +45,12 @@ pub enum HostError {
         /// The limit.
         max: usize,
     },
+    /// Its account does not take it, or not what it claims.
+    #[error(transparent)]
+    Account(#[from] crate::accounts::AccountsError),
+    /// Accounts of the configuration cannot be used.
+    #[error(transparent)]
+    User(#[from] super::accounts::UserError),
     /// Weight out of range.
     #[error(transparent)]
     Params(#[from] turnstile_policies::ParamsError),

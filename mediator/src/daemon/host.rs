@@ -7,11 +7,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_abi::regs::status;
 use turnstile_accounting::ledger::TenantTotals;
-use turnstile_accounting::{EngineId, Ledger, LedgerError, Moment, Nanos, TenantId, Usage};
+use turnstile_accounting::meter::ChannelReading;
+use turnstile_accounting::{
+    AccountId, DemandEvent, EngineId, Ledger, LedgerError, Moment, Nanos, SwitchEvent, TenantId,
+    Usage,
+};
 use turnstile_policies::{Tuning, Weight, policy_by_name};
 use turnstile_vmm::wire::ToVmm;
 use uuid::Uuid;
 
+use super::accounts::Accounts;
 use super::error::HostError;
 use super::journal::{Changed, Journal};
 use super::mailbox::Letter;
@@ -23,7 +28,7 @@ use super::settings::Settings;
 use super::timings::Timings;
 use super::untracked::Told;
 use crate::gpu::{ChannelActivity, Gpu, Suspend};
-use crate::mediation::{Activity, COMPUTE, GateOrder, Mediation};
+use crate::mediation::{Activity, COMPUTE, Control, GateOrder, HoldOrder, Mediation};
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::StatusView;
 use crate::tenant::requests::{Account, Effect};
@@ -69,6 +74,14 @@ impl Default for HostConfig {
     }
 }
 
+/// A tenant that has left and is not settled yet.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    pub(super) tenant: TenantId,
+    pub(super) account: AccountId,
+    left: Moment,
+}
+
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) mediation: Mediation,
@@ -79,12 +92,14 @@ pub(super) struct State {
     pub(super) tenants: BTreeMap<TenantId, Tenant>,
     /// What an operator set, by name.
     pub(super) settings: BTreeMap<String, Settings>,
+    /// Which account each tenant belongs to.
+    pub(super) accounts: Accounts,
     /// Processes of those that are programs.
     pub(super) registry: Registry,
     /// Processes that are nobody's and were spoken of.
     told: Told,
     /// Gone, but perhaps not yet from the engines: settled a period after.
-    leaving: Vec<(TenantId, Moment)>,
+    pub(super) leaving: Vec<Leaving>,
     pub(super) next: u32,
     /// Names of VMs that are being taken in.
     pub(super) starting: BTreeMap<String, TenantId>,
@@ -116,13 +131,14 @@ impl Host {
         let row = policy_by_name(&config.policy).ok_or_else(|| HostError::UnknownPolicy {
             name: config.policy.clone(),
         })?;
-        let mediation = Mediation::new((row.make)(&config.tuning), engines(&*gpu));
+        let mediation = Mediation::for_gpu(row, &config.tuning, &gpu.capabilities());
         let state = State {
             mediation,
             memory: Memory::of(&*gpu),
             truth: None,
             tenants: BTreeMap::new(),
             settings: BTreeMap::new(),
+            accounts: Accounts::default(),
             registry: Registry::default(),
             told: Told::default(),
             leaving: Vec::new(),
@@ -182,13 +198,19 @@ impl Host {
         let mut state = self.lock();
         if let Some(gone) = state.tenants.remove(&tenant) {
             self.journal.add("vm_left", &gone.name, None);
-            let _ = state.mediation.remove(tenant);
+            let _ = state.mediation.remove(tenant, self.gpu.now());
             if let Some(memory) = &mut state.memory {
                 memory.remove(tenant);
             }
             state.registry.left(tenant);
             state.timings.forget(tenant);
-            state.leaving.push((tenant, self.gpu.now()));
+            state.accounts.book.leave(&gone.name);
+            let (account, left) = (gone.account.0, self.gpu.now());
+            state.leaving.push(Leaving {
+                tenant,
+                account,
+                left,
+            });
         }
         drop(state);
         self.gpu.destroy_context(tenant);
@@ -317,6 +339,38 @@ impl Host {
         }
     }
 
+    /// Takes what was logged of the engines and of tenants' demand. The policy does not get the
+    /// switches where a meter polls.
+    pub(super) fn observe(&self, switches: &[SwitchEvent], demand: &[DemandEvent]) {
+        if !(switches.is_empty() && demand.is_empty()) {
+            self.lock().mediation.observe(switches, demand);
+        }
+    }
+
+    /// Decides anew from what was observed, and carries it out.
+    pub(super) fn decide(&self) {
+        let mut state = self.lock();
+        let orders = state.mediation.decide(self.gpu.now());
+        state.carry_out(&*self.gpu, &orders);
+    }
+
+    /// Whether the policy takes what the engines do, and not only the usage of periods.
+    pub(super) fn schedules_by_events(&self) -> bool {
+        policy_by_name(&self.config.policy).is_some_and(|row| row.every_engine)
+            || self.gpu.capabilities().demand
+    }
+
+    /// Whether any tenant has work.
+    pub(super) fn any_wants(&self) -> bool {
+        self.lock().mediation.any_wants()
+    }
+
+    /// Whether held tenants have to be looked at within a period: the GPU gives no notice of them.
+    pub(super) fn looks_at_held(&self) -> bool {
+        let state = self.lock();
+        state.mediation.control() == Control::Gates && state.mediation.held().next().is_some()
+    }
+
     /// Whether there is no tenant.
     pub(super) fn is_empty(&self) -> bool {
         self.lock().tenants.is_empty()
@@ -423,7 +477,8 @@ impl Host {
                 {
                     let usages: Vec<&Usage> = extrapolated.iter().chain([observed]).collect();
                     let (tenants, starting) = (&state.tenants, &state.starting);
-                    recorder.period(&*self.gpu, &state.mediation, tenants, starting, &usages);
+                    let (mediation, book) = (&state.mediation, &state.accounts.book);
+                    recorder.period(&*self.gpu, mediation, tenants, starting, book, &usages);
                 }
                 orders
             }
@@ -447,14 +502,14 @@ impl Host {
             tenant.peer.flush();
         }
         state.told.look(end, || self.gpu.untracked());
-        let mediation = &mut state.mediation;
-        state.leaving.retain(|(tenant, left)| {
-            let wait = end.since(*left) < SETTLE_AFTER;
-            if !wait {
-                mediation.settle(*tenant);
-            }
-            wait
-        });
+        let due = |gone: &mut Leaving| end.since(gone.left) >= SETTLE_AFTER;
+        let settled: Vec<Leaving> = state.leaving.extract_if(.., due).collect();
+        for Leaving {
+            tenant, account, ..
+        } in settled
+        {
+            state.settle(tenant, account);
+        }
     }
 
     /// Begins to make what is charged durable.
@@ -479,17 +534,31 @@ impl Host {
         self.lock().recorder.as_ref().is_none_or(Recorder::can_note)
     }
 
-    /// Tells of a change that was made: those who watch, and the ledger.
-    pub(crate) fn note(&self, tenant: &str, changed: Changed) {
+    /// Notes a change that was made, in the journal (as an event of this kind) and in the ledger.
+    /// `name` is the tenant's or the account's.
+    pub(crate) fn note(&self, kind: &str, name: &str, changed: Changed) {
         if let Some(recorder) = &self.lock().recorder {
-            recorder.note(tenant, &changed);
+            recorder.note(name, &changed);
         }
-        self.journal.add("vm_set", tenant, Some(changed));
+        self.journal.add(kind, name, Some(changed));
     }
 
-    /// Whether a tenant was let in at some time of the period under way.
-    pub(super) fn was_admitted(&self, tenant: TenantId) -> bool {
-        self.lock().mediation.was_admitted(tenant)
+    /// Reads put and get of all channels.
+    pub(super) fn read_channels(&self) -> Vec<ChannelReading> {
+        let (mut readings, mut channels) = (Vec::new(), Vec::new());
+        for tenant in self.lock().tenants.keys() {
+            channels.clear();
+            self.gpu.activity(*tenant, &mut channels);
+            readings.extend(channels.iter().map(|channel| channel.reading(*tenant)));
+        }
+        readings
+    }
+
+    /// Whether the GPU may leave commands of a tenant pending: the tenant is held, or its memory
+    /// moves.
+    pub(super) fn is_suspended(&self, tenant: TenantId) -> bool {
+        let state = self.lock();
+        !self.drains() && (state.memory.is_some() || !state.mediation.admitted(tenant))
     }
 
     /// Channels in use and open, for the lengths of poll phases.
@@ -560,9 +629,21 @@ pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
 
 impl State {
     /// VMs' gates move, then what is queued is stopped or goes on.
-    fn carry_out(&mut self, gpu: &dyn Gpu, orders: &[GateOrder]) {
+    pub(super) fn carry_out(&mut self, gpu: &dyn Gpu, orders: &[GateOrder]) {
         let orders = orders.iter().filter_map(|order| self.gates(gpu, *order));
-        let orders: Vec<(TenantId, bool)> = orders.collect();
+        let mut orders: Vec<(TenantId, bool)> = orders.collect();
+        if self.mediation.control() == Control::Holds {
+            // Gates are watched or open: what is queued is the dispatcher's.
+            orders.clear();
+        }
+        for HoldOrder {
+            tenant,
+            engine,
+            held,
+        } in self.mediation.take_holds()
+        {
+            gpu.hold(tenant, engine, held);
+        }
         if !orders.is_empty() {
             gpu.carry_out(&orders);
         }

@@ -21,24 +21,24 @@ pub struct Event {
     pub seq: u64,
     /// When, by the calendar.
     pub at: String,
-    /// What: `vm_connected`, `vm_left`, `vm_set`.
+    /// What: `vm_connected`, `vm_left`, `vm_set`, `account_set`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Name of the tenant.
+    /// Name of the tenant; of `account_set`, of the account.
     pub vm: String,
     /// Of a change: who made it, with which request, and what was set before and is now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<Changed>,
 }
 
-/// What somebody set of a tenant.
+/// What was set of a tenant or an account.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Changed {
     /// Who, as `uid:0 pid:17` or `cert:NAME`.
     pub by: String,
     /// Number of the request.
     pub request: Uuid,
-    /// Which part: `scheduling`, `memory`, `vm`.
+    /// Which part: `scheduling`, `memory`, `vm`, `account`.
     pub part: String,
     /// What was set before; null if nothing was.
     pub old: serde_json::Value,

@@ -105,7 +105,7 @@ impl Memory {
         {
             manager.used(part.tenant, part.metric_ns(Metric::Total));
         }
-        mediation.memory_waits(|tenant| manager.waits(tenant));
+        mediation.memory_waits(observed.window.to(), |tenant| manager.waits(tenant));
     }
 
     /// The manager is told who wants the engine.
@@ -125,7 +125,7 @@ impl Memory {
     pub(super) fn step(&mut self, mediation: &mut Mediation, gpu: &dyn Gpu, now: Moment) {
         let news = self
             .keeper
-            .step(gpu, now, |tenant| mediation.admitted(tenant));
+            .step(gpu, now, |tenant| mediation.may_go_on(tenant));
         for (tenant, bytes, took) in &news.charged {
             mediation.charge_moved(*tenant, *bytes, *took);
         }

@@ -59,7 +59,8 @@ fn enter(host: &Arc<Host>, name: &str, program: bool, chunks: u64) -> TenantId {
         }))
     };
     let peer = Peer { stream, writer };
-    host.lock().insert(tenant, name.into(), brought, peer, kind);
+    host.lock()
+        .insert(&*host.gpu, tenant, name.into(), brought, peer, kind);
     host.gpu().allocate(tenant, chunks * CHUNK_BYTES).unwrap();
     host.memory_tick();
     tenant

@@ -9,6 +9,7 @@
 //! ```
 
 mod accounting;
+mod accounts;
 mod admission;
 pub mod confine;
 mod control;
@@ -38,6 +39,7 @@ use std::thread::{self, JoinHandle};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 pub use accounting::{MeterKind, Timing};
+pub use accounts::{AccountSnapshot, AccountsConfig, UserError, resolve, resolve_all};
 pub(crate) use admission::is_tenant_name;
 pub use control::ControlError;
 pub use error::HostError;
@@ -66,6 +68,8 @@ pub struct DaemonConfig {
     pub timing: Timing,
     /// What was set of tenants before: in force from the first that connects.
     pub settings: BTreeMap<String, Settings>,
+    /// Accounts, and which tenants belong to them.
+    pub accounts: AccountsConfig,
 }
 
 impl DaemonConfig {
@@ -77,6 +81,7 @@ impl DaemonConfig {
             meter: MeterKind::Events,
             timing: Timing::default(),
             settings: BTreeMap::new(),
+            accounts: AccountsConfig::default(),
         }
     }
 }
@@ -135,6 +140,8 @@ impl Daemon {
         let tenants_max = config.host.tenants_max;
         let host = Arc::new(Host::new(gpu, config.host)?);
         host.restore_settings(config.settings);
+        host.begin_accounts(config.accounts)
+            .map_err(HostError::from)?;
         if let Some(ledger) = ledger {
             host.open_ledger(ledger)?;
         }

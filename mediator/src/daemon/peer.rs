@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
+use turnstile_accounting::AccountId;
 use turnstile_vmm::wire::{FrameWriter, ToVmm};
 
 use super::dma::MemoryDesk;
@@ -15,6 +16,8 @@ use crate::tenant::pages::StatusPage;
 #[derive(Debug)]
 pub(super) struct Tenant {
     pub(super) name: String,
+    /// Number and name of its account.
+    pub(super) account: (AccountId, String),
     pub(super) peer: Peer,
     pub(super) kind: Kind,
     /// What holds where nothing was set.

@@ -7,21 +7,24 @@ use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{CHANGES_MAX, FrameWriter, ObjectChange, ToDaemon, ToVmm, peer_pid};
 
 use super::error::{HostError, chain};
-use super::host::Host;
+use super::host::{Host, State};
 use super::peer::{Kind, Peer, Tenant};
 use super::registry::ProcessError;
 use super::settings::Brought;
+use crate::accounts::Claim;
 use crate::process::{self, Identity};
 
 impl Host {
-    /// Takes a program in: the tenant is what descends from the process at the other end.
+    /// Takes a program in: the tenant is what descends from the process at the other end, a process
+    /// of `uid`.
     pub(super) fn admit_program(
         &self,
         program: ToDaemon,
         stream: UnixStream,
+        uid: u32,
     ) -> Result<TenantId, HostError> {
         let mut writer = FrameWriter::new();
-        let taken = self.take_program(program, &stream, &mut writer);
+        let taken = self.take_program(program, &stream, uid, &mut writer);
         if let Err(error) = &taken {
             let text = chain(error);
             if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
@@ -35,6 +38,7 @@ impl Host {
         &self,
         program: ToDaemon,
         stream: &UnixStream,
+        uid: u32,
         writer: &mut FrameWriter,
     ) -> Result<TenantId, HostError> {
         let ToDaemon::Program {
@@ -65,9 +69,18 @@ impl Host {
             let name = outer.name.clone();
             return Err(HostError::Nested { name });
         }
+        let claim = Claim {
+            weight,
+            default_weight: self.default_weight(),
+            memory_bytes: memory_max_bytes,
+        };
+        let granted = state.join(&name, uid, claim)?;
+        let memory_max_bytes = granted.memory_bytes;
+        let mut seat = Seat::of(&mut state, &name);
+        let state = &mut *seat.state;
         let tenant = state.number();
         let brought = Brought {
-            weight,
+            weight: granted.weight,
             memory_bytes: match &state.memory {
                 Some(memory) if movable => {
                     let most = memory.unreserved_bytes();
@@ -99,7 +112,9 @@ impl Host {
         let writer = std::mem::take(writer);
         let peer = Peer { stream, writer };
         self.journal().add("vm_connected", &name, None);
-        state.insert(tenant, name, brought, peer, Kind::Program(root));
+        let kind = Kind::Program(root);
+        state.insert(&*self.gpu, tenant, name.clone(), brought, peer, kind);
+        seat.taken = true;
         Ok(tenant)
     }
 
@@ -193,6 +208,31 @@ impl Host {
         let known = self.lock().registry.exited(tenant, pid);
         if known {
             self.gpu().program_exited(tenant, pid);
+        }
+    }
+}
+
+/// A seat in an account that is given back where the program is not taken in.
+struct Seat<'a> {
+    state: &'a mut State,
+    name: &'a str,
+    taken: bool,
+}
+
+impl<'a> Seat<'a> {
+    const fn of(state: &'a mut State, name: &'a str) -> Self {
+        Self {
+            state,
+            name,
+            taken: false,
+        }
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        if !self.taken {
+            self.state.accounts.book.leave(self.name);
         }
     }
 }

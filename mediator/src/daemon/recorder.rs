@@ -30,6 +30,7 @@ use super::confine::{Role, enter};
 use super::error::chain;
 use super::journal::Changed;
 use super::peer::{Kind, Tenant};
+use crate::accounts::Book;
 use crate::gpu::Gpu;
 use crate::mediation::Mediation;
 
@@ -203,6 +204,7 @@ impl Recorder {
         mediation: &Mediation,
         tenants: &BTreeMap<TenantId, Tenant>,
         starting: &BTreeMap<String, TenantId>,
+        accounts: &Book,
         usages: &[&Usage],
     ) {
         let Some(last) = usages.last() else { return };
@@ -220,6 +222,7 @@ impl Recorder {
                 tenant: *tenant,
                 name,
                 kind: TenantKind::Vm,
+                account: accounts.owner(name).map(|account| &**account),
                 weight: Weight::DEFAULT.get(),
                 cap: None,
                 held_total_ns: Nanos::ZERO,
@@ -236,6 +239,7 @@ impl Recorder {
                     Kind::Vm(_) => TenantKind::Vm,
                     Kind::Program(_) => TenantKind::Program,
                 },
+                account: Some(&entry.account.1),
                 weight: mediation.weight(*tenant).map_or(0, Weight::get),
                 cap: mediation.cap(*tenant).map(|cap| CapInForce {
                     quota_ns: cap.quota_ns(),

@@ -140,6 +140,7 @@ impl Bench {
             tenant: TenantId(tenant),
             name: "vm",
             kind: TenantKind::Vm,
+            account: None,
             weight: 100,
             cap: None,
             held_total_ns: Nanos::ZERO,

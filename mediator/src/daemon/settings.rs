@@ -176,19 +176,7 @@ impl Host {
             }
         }
         let settings = &settings.copied().unwrap_or_default();
-        let row = policy_by_name(&self.config.policy);
-        let knows = |what, known: bool| {
-            let policy = self.config.policy.clone();
-            known
-                .then_some(())
-                .ok_or(SettingsError::Policy { policy, what })
-        };
-        if settings.weight.is_some() {
-            knows("weights", row.is_some_and(|row| row.weights))?;
-        }
-        if settings.cap.is_some() {
-            knows("caps", row.is_some_and(|row| row.caps))?;
-        }
+        self.check_policy(settings.weight, settings.cap)?;
         settings.memory.check()?;
         let state = self.lock();
         let limits = &settings.memory;
@@ -206,6 +194,28 @@ impl Host {
         }
         if limits.max_bytes.is_some() && self.gpu.memory_held_bytes(tenant).is_none() {
             return Err(SettingsError::Untold);
+        }
+        Ok(())
+    }
+
+    /// Whether the policy knows weights, if there is one, and caps, if there is one.
+    pub(super) fn check_policy(
+        &self,
+        weight: Option<Weight>,
+        cap: Option<Cap>,
+    ) -> Result<(), SettingsError> {
+        let row = policy_by_name(&self.config.policy);
+        let knows = |what, known: bool| {
+            let policy = self.config.policy.clone();
+            known
+                .then_some(())
+                .ok_or(SettingsError::Policy { policy, what })
+        };
+        if weight.is_some() {
+            knows("weights", row.is_some_and(|row| row.weights))?;
+        }
+        if cap.is_some() {
+            knows("caps", row.is_some_and(|row| row.caps))?;
         }
         Ok(())
     }

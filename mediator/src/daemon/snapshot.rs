@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::ledger::EngineSnapshot;
-use turnstile_accounting::share::{Claim, water_fill};
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
 use turnstile_policies::{Cap, Weight};
 
+use super::accounts::AccountSnapshot;
 use super::host::{Host, split};
 use super::peer::Kind;
 use crate::gpu::Untracked;
@@ -37,6 +37,8 @@ pub struct TenantSnapshot {
     pub tenant: TenantId,
     /// Name.
     pub name: String,
+    /// Name of its account.
+    pub account: String,
     /// What it is.
     #[serde(flatten)]
     pub kind: TenantKind,
@@ -54,7 +56,7 @@ pub struct TenantSnapshot {
     pub engine_ns: Nanos,
     /// Time held back.
     pub held_ns: Nanos,
-    /// Compute time by the weights of those who wanted it (`turnstile_accounting::entitled`).
+    /// Compute time that it was entitled to (`turnstile_accounting::entitled`).
     pub entitled_ns: Nanos,
     /// Time in which it had work and did not run.
     pub waited_ns: Nanos,
@@ -115,6 +117,8 @@ pub struct HostSnapshot {
     pub memory_bytes: u64,
     /// The VMs and programs.
     pub tenants: Vec<TenantSnapshot>,
+    /// Accounts of which a tenant has connected, by name.
+    pub accounts: Vec<AccountSnapshot>,
     /// Where the engines' time went, by their own log.
     pub engines: Vec<EngineSnapshot>,
     /// Wall time less everything accounted for, all engines: zero, or time was lost (law 1).
@@ -126,23 +130,6 @@ pub struct HostSnapshot {
     /// Lengths of the compute engine's switches.
     #[serde(skip)]
     pub switches: Histogram,
-}
-
-impl HostSnapshot {
-    /// Part of the engine for each tenant, from 0 to 1, if all of them want it.
-    pub fn entitled_ratios(&self) -> Vec<f64> {
-        const WHOLE: u128 = 1 << 40;
-        let claim = |tenant: &TenantSnapshot| Claim {
-            weight: tenant.weight,
-            demand: tenant.cap.map(|cap| {
-                WHOLE * u128::from(cap.quota_ns().0) / u128::from(cap.period_ns().0.max(1))
-            }),
-        };
-        let claims: Vec<Claim> = self.tenants.iter().map(claim).collect();
-        // CAST: below 2^53
-        let ratio = |part: u128| part as f64 / WHOLE as f64;
-        water_fill(WHOLE, &claims).into_iter().map(ratio).collect()
-    }
 }
 
 impl Host {
@@ -165,6 +152,7 @@ impl Host {
                 TenantSnapshot {
                     tenant: *tenant,
                     name: entry.name.clone(),
+                    account: entry.account.1.clone(),
                     weight: state.mediation.weight(*tenant).map_or(0, Weight::get),
                     cap: state.mediation.cap(*tenant),
                     admitted: state.mediation.admitted(*tenant),
@@ -208,6 +196,7 @@ impl Host {
             at,
             memory_bytes: self.gpu.capabilities().memory_bytes,
             tenants,
+            accounts: state.account_snapshots(),
             engines: total.engines,
             conservation_error_ns,
             untracked: self.gpu.untracked(),

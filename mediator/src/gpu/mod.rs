@@ -2,6 +2,7 @@
 //!
 //! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
 
+mod capabilities;
 mod guest;
 mod layout;
 mod moves;
@@ -22,59 +23,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 use turnstile_abi::{CHUNK_BYTES, ErrorCode};
-use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
+use turnstile_accounting::meter::ChannelReading;
+use turnstile_accounting::{DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::wire::ObjectChange;
 
+pub use capabilities::{Capabilities, EngineStatus, Suspend};
 pub use guest::GuestMemory;
 pub use moves::{ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport};
-
-/// What a GPU can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Engines, by index: how many, and which of them compute (the rest copy).
-    pub compute_engines: u8,
-    /// Copy engines; their indices follow the compute engines'.
-    pub copy_engines: u8,
-    /// How a tenant's work can be stopped once it is queued.
-    pub suspend: Suspend,
-    /// Whether status registers can be polled ([`Gpu::engine_status`]).
-    pub status_registers: bool,
-    /// Whether context switches are logged ([`Gpu::read_events`]).
-    pub switch_events: bool,
-    /// Streaming multiprocessors.
-    pub multiprocessors: u32,
-    /// Most shared memory of a block.
-    pub shared_bytes_max: u32,
-    /// GPU memory in bytes.
-    pub memory_bytes: u64,
-    /// Memory of suspended tenants can be moved to the host and back ([`Gpu::move_memory`]), and tenants may own more
-    /// than there is. Their apertures show nothing.
-    pub movable_memory: bool,
-    /// Bytes that the host takes in of it; zero where memory does not move.
-    pub host_pool_bytes: u64,
-    /// Kernels run in software.
-    pub software: bool,
-    /// A VM can see its GPU memory through the aperture.
-    pub aperture: bool,
-}
-
-/// How a tenant's queued work can be stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Suspend {
-    /// Not at all: what was announced through the doorbell runs and is charged (LoGA 4.3).
-    Drains,
-    /// The running command ends, the next is not started.
-    BetweenCommands,
-    /// A running kernel stops and later goes on.
-    MidKernel,
-}
-
-/// What an engine's status register and the channel table say, read together (LoGA 4.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EngineStatus {
-    /// The tenant whose channel the engine is executing, or None while it is idle or switching.
-    pub running: Option<TenantId>,
-}
 
 /// What one channel has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +38,26 @@ pub struct ChannelActivity {
     pub channel: u32,
     /// Commands announced and not finished.
     pub pending: u32,
+    /// Commands finished since the channel was opened, modulo 2^32; `None` if get is not known.
+    pub finished: Option<u32>,
+    /// Changes between able and unable to use the compute engine, modulo 2^32: odd while the
+    /// channel waits for a value or for another engine.
+    pub stalls: u32,
     /// When the last command finished or was announced, whichever is later.
     pub last_active: Moment,
+}
+
+impl ChannelActivity {
+    /// What the polled meter takes of it.
+    pub const fn reading(&self, tenant: TenantId) -> ChannelReading {
+        ChannelReading {
+            tenant,
+            channel: self.channel,
+            finished: self.finished,
+            stalls: self.stalls,
+            pending: self.pending,
+        }
+    }
 }
 
 /// Signals a VM's interrupt vectors. Never blocks those who serve other VMs as well.
@@ -337,7 +310,10 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Some(tick)
     }
 
-    /// Sleeps for so long; less if woken, or if something was told of a tenant. How soon that is to be decided about is returned, if it is to be.
+    /// Sleeps for `length`; less if woken, or if the GPU has a notice. How soon a decision about that
+    /// is due is returned, if one is. A GPU with [`Capabilities::engine_holds`] has a notice when an
+    /// engine has nothing more to start while held tenants have work for it. One that stops running
+    /// kernels also has a notice when a tenant without work for an occupied engine gets some.
     fn nap(&self, length: Nanos) -> Option<Nanos> {
         thread::park_timeout(Duration::from_nanos(length.0));
         None
@@ -349,6 +325,15 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
     /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
+
+    /// Moves the changes of tenants' demand since the last call to the end of `events`, oldest
+    /// first. After a loss the present state of every tenant stands at the end.
+    fn read_demand(&self, _events: &mut Vec<DemandEvent>) {}
+
+    /// Holds a tenant on an engine, or lets it go on ([`Capabilities::engine_holds`]): no further
+    /// command of it is started there, and a running kernel stops where [`Suspend::MidKernel`] is
+    /// possible. The order of commands within a channel stays.
+    fn hold(&self, _tenant: TenantId, _engine: EngineId, _held: bool) {}
 
     /// Whether something may have been logged, or be known better, since events were last read. Cheaper than to read, account and decide.
     fn has_events(&self) -> bool {

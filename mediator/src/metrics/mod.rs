@@ -1,5 +1,6 @@
 //! What Prometheus reads: a snapshot as metrics. Every series of a tenant is there from the moment it is taken in, at zero.
 
+mod accounts;
 mod dcgm;
 mod make;
 mod tenants;
@@ -95,6 +96,7 @@ pub fn families(
         vec![lengths(of_gpu, &host.switches)],
     ));
     all.extend(tenants::families(gpu, host, names));
+    all.extend(accounts::families(gpu, host));
     if let Some(ledger) = ledger {
         all.extend(durable(ledger));
     }
@@ -181,5 +183,7 @@ pub fn text(families: &[MetricFamily]) -> Result<String, prometheus::Error> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
+#[cfg(test)]
+mod alerts;
 #[cfg(test)]
 pub(crate) mod tests;

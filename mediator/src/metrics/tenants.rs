@@ -34,7 +34,7 @@ pub(super) const ROWS: [Row; 18] = [
     ),
     counter(
         "turnstile_vm_entitled_seconds_total",
-        "Engine time by the weights of those who wanted the engine.",
+        "Engine time entitled to, by weights, quotas and what each tenant wanted.",
         |t| seconds(t.entitled_ns),
     ),
     counter(
@@ -178,7 +178,14 @@ pub(super) fn families(gpu: &str, host: &HostSnapshot, names: &Names) -> Vec<Met
                 TenantKind::Vm => "vm",
                 TenantKind::Program { .. } => "program",
             };
-            let labels = [("vm", vm), ("gpu", gpu), ("name", &t.name), ("kind", kind)];
+            let (name, account) = (t.name.as_str(), t.account.as_str());
+            let labels = [
+                ("vm", vm),
+                ("gpu", gpu),
+                ("name", name),
+                ("kind", kind),
+                ("account", account),
+            ];
             vec![metric(MetricType::GAUGE, &labels, 1.0)]
         }),
     )];
@@ -196,17 +203,6 @@ pub(super) fn families(gpu: &str, host: &HostSnapshot, names: &Names) -> Vec<Met
         });
         all.push(family(row.name, row.help, row.kind, metrics));
     }
-    let entitled = tenants.iter().zip(host.entitled_ratios());
-    let entitled = entitled.map(|(t, ratio)| {
-        let labels = [("vm", uuid(t)), ("gpu", gpu)];
-        metric(MetricType::GAUGE, &labels, ratio)
-    });
-    all.push(family(
-        "turnstile_vm_entitled_ratio",
-        "Part of the engine that it has a right to while all who are connected want it.",
-        MetricType::GAUGE,
-        entitled.collect(),
-    ));
     all.push(family(
         "turnstile_vm_preemptions_total",
         "Times that it was held back: ahead of its share, another's turn, or its quota used up.",

@@ -6,11 +6,11 @@ use std::process::{Command, Stdio};
 
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::ledger::{EngineSnapshot, EngineTotals};
-use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
+use turnstile_accounting::{AccountId, EngineId, Moment, Nanos, TenantId};
 
 use super::tenants::ROWS;
 use super::*;
-use crate::daemon::{MemorySnapshot, TenantKind, TenantSnapshot};
+use crate::daemon::{AccountSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 use crate::histogram::Histogram;
 use crate::mediation::Tally;
 
@@ -28,6 +28,7 @@ pub(crate) fn host() -> HostSnapshot {
     let tenant = |number, name: &str| TenantSnapshot {
         tenant: TenantId(number),
         name: name.into(),
+        account: "gold".into(),
         kind: TenantKind::Vm,
         weight: 300,
         cap: None,
@@ -58,6 +59,15 @@ pub(crate) fn host() -> HostSnapshot {
         at: Moment(2_000_000_000_000),
         memory_bytes: 1 << 30,
         tenants: vec![busy, tenant(2, "new")],
+        accounts: vec![AccountSnapshot {
+            id: AccountId(1),
+            name: "gold".into(),
+            weight: 300,
+            cap: None,
+            tenants: 2,
+            compute_ns: Nanos(1_600_000_000_000),
+            copy_ns: Nanos(0),
+        }],
         engines: vec![
             EngineSnapshot {
                 engine: COMPUTE,
@@ -80,16 +90,19 @@ pub(crate) fn host() -> HostSnapshot {
 }
 
 fn written() -> String {
-    let uuids = [
-        (TenantId(1), "vm-one".to_owned()),
-        (TenantId(2), "vm-two".to_owned()),
-    ];
+    exposed(&host())
+}
+
+/// What is exposed of a host.
+pub(super) fn exposed(host: &HostSnapshot) -> String {
+    let tenants = host.tenants.iter().map(|tenant| tenant.tenant);
+    let uuids = tenants.map(|tenant| (tenant, format!("vm-{}", tenant.0)));
     let ledger = LedgerHealth::default();
     let names = Names {
-        uuids: uuids.into(),
+        uuids: uuids.collect(),
         projects: [("batch".to_owned(), "proj-9".to_owned())].into(),
     };
-    let mut all = families(&identity(), &host(), Some(&ledger), &names);
+    let mut all = families(&identity(), host, Some(&ledger), &names);
     all.extend(crate::api::measured_for_tests());
     text(&all).unwrap()
 }
@@ -98,8 +111,10 @@ fn written() -> String {
 fn what_is_billed_is_told_in_seconds() {
     let text = written();
     let line =
-        r#"turnstile_vm_gpu_seconds_total{vm="vm-one",gpu="GPU-1111",project_id="proj-9"} 1512.25"#;
+        r#"turnstile_vm_gpu_seconds_total{vm="vm-1",gpu="GPU-1111",project_id="proj-9"} 1512.25"#;
     assert!(text.lines().any(|seen| seen == line), "{text}");
+    let of_account = r#"turnstile_account_gpu_seconds_total{account="gold",gpu="GPU-1111"} 1600"#;
+    assert!(text.lines().any(|seen| seen == of_account), "{text}");
     let sum: f64 = text
         .lines()
         .filter(|line| line.starts_with("turnstile_gpu_time_seconds_total{"))
@@ -112,7 +127,7 @@ fn what_is_billed_is_told_in_seconds() {
 fn a_tenant_that_did_nothing_is_there_at_zero() {
     let text = written();
     for row in &ROWS {
-        let start = format!("{}{{vm=\"vm-two\"", row.name);
+        let start = format!("{}{{vm=\"vm-2\"", row.name);
         assert!(
             text.lines().any(|line| line.starts_with(&start)),
             "{}",

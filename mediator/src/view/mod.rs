@@ -1,5 +1,6 @@
-//! What an operator sees: what happened between two samples, as parts of the time between them. Pure; `turnstile top`, the page
-//! at `/ui` and whoever reads the stream show the same figures.
+//! What an operator sees: what happened between two samples, as parts of the time between. Pure.
+//! `turnstile top`, `turnstile vm list`, the page at `/ui`, the stream and the metrics show
+//! differences of the same totals, over the interval that each of them states.
 
 mod sample;
 
@@ -8,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use sample::{EngineTime, LedgerSample, MemorySample, Sample, TenantSample};
+pub use sample::{AccountSample, EngineTime, LedgerSample, MemorySample, Sample, TenantSample};
 
 /// One GPU over an interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -31,6 +32,9 @@ pub struct View {
     pub memory_held_bytes: u64,
     /// The tenants, by number.
     pub tenants: Vec<Row>,
+    /// Accounts of which a tenant has connected, by name.
+    #[serde(default)]
+    pub accounts: Vec<AccountRow>,
     /// Processes on the GPU that belong to no tenant.
     pub untracked: usize,
     /// The durable ledger; none if the daemon keeps none.
@@ -83,6 +87,9 @@ pub struct Row {
     pub tenant: u32,
     /// Name.
     pub name: String,
+    /// Name of its account.
+    #[serde(default)]
+    pub account: String,
     /// A VM, or a program with so many processes on the GPU.
     pub processes: Option<usize>,
     /// Weight in force.
@@ -91,7 +98,7 @@ pub struct Row {
     pub cap: Option<f64>,
     /// What it does at the end.
     pub doing: Doing,
-    /// Compute time that it was entitled to.
+    /// Compute time that it was entitled to, by weights, quotas and what each tenant wanted.
     pub entitled: f64,
     /// Compute time that it received.
     pub received: f64,
@@ -111,6 +118,25 @@ pub struct Row {
     pub memory: Option<MemorySample>,
 }
 
+/// An account over an interval. Parts are of the interval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct AccountRow {
+    /// Name.
+    pub name: String,
+    /// Share relative to other accounts.
+    pub weight: u32,
+    /// Tenants connected.
+    pub tenants: u32,
+    /// Compute time that its tenants were entitled to.
+    pub entitled: f64,
+    /// Compute time that its tenants received, those that have left included.
+    pub received: f64,
+    /// Copy time, likewise.
+    pub copying: f64,
+    /// Compute time charged since the daemon began, in seconds.
+    pub gpu_seconds: f64,
+}
+
 impl View {
     /// What happened from one sample to a later one. A tenant that came meanwhile is seen from its first moment on; if the
     /// daemon began anew meanwhile (its totals are lower), everything is.
@@ -126,7 +152,7 @@ impl View {
             .map(|tenant| (tenant.tenant, tenant))
             .collect();
         let new = TenantSample::default();
-        let tenants = after
+        let tenants: Vec<Row> = after
             .tenants
             .iter()
             .map(|now| {
@@ -134,6 +160,7 @@ impl View {
                 Row {
                     tenant: now.tenant,
                     name: now.name.clone(),
+                    account: now.account.clone(),
                     processes: now.processes,
                     weight: now.weight,
                     // CAST: a ratio
@@ -155,6 +182,22 @@ impl View {
                 }
             })
             .collect();
+        let account = |now: &AccountSample| {
+            let was = before.accounts.iter().find(|was| was.name == now.name);
+            let was = was.cloned().unwrap_or_default();
+            let own = tenants.iter().filter(|row| row.account == now.name);
+            AccountRow {
+                name: now.name.clone(),
+                weight: now.weight,
+                tenants: now.tenants,
+                // The sum of no parts would be -0.
+                entitled: own.fold(0.0, |sum, row| sum + row.entitled),
+                received: part(was.compute_ns, now.compute_ns),
+                copying: part(was.copy_ns, now.copy_ns),
+                gpu_seconds: now.compute_ns as f64 / 1e9,
+            }
+        };
+        let accounts = after.accounts.iter().map(account).collect();
         Self {
             at_ns: after.at_ns,
             interval_ns: interval.ns,
@@ -171,6 +214,7 @@ impl View {
             memory_bytes: after.memory_bytes,
             memory_held_bytes: after.tenants.iter().map(TenantSample::on_the_gpu).sum(),
             tenants,
+            accounts,
             untracked: after.untracked,
             ledger: after.ledger,
         }
@@ -263,6 +307,30 @@ mod tests {
         let view = View::between(&before, &after);
         assert_eq!(view.interval_ns, 500_000_000);
         assert_eq!(view.tenants[0].received, 0.2);
+    }
+
+    #[test]
+    fn account_received_what_tenants_that_left_received() {
+        let with = |mut sample: Sample, compute_ms: u64| {
+            for tenant in &mut sample.tenants {
+                tenant.account = "a".to_owned();
+            }
+            sample.accounts = vec![AccountSample {
+                name: "a".to_owned(),
+                weight: 100,
+                tenants: 1,
+                compute_ns: compute_ms * 1_000_000,
+                copy_ns: 0,
+            }];
+            sample
+        };
+        let before = with(
+            sample(1_000, 500, vec![tenant(1, 300, 250), tenant(2, 200, 250)]),
+            500,
+        );
+        let after = with(sample(2_000, 1_300, vec![tenant(2, 800, 450)]), 1_300);
+        let accounts = View::between(&before, &after).accounts;
+        assert_eq!((accounts[0].received, accounts[0].entitled), (0.8, 0.2));
     }
 
     #[test]

@@ -24,6 +24,9 @@ pub struct Sample {
     pub memory_bytes: u64,
     /// The tenants, by number.
     pub tenants: Vec<TenantSample>,
+    /// Accounts of which a tenant has connected, by name.
+    #[serde(default)]
+    pub accounts: Vec<AccountSample>,
     /// Processes on the GPU that belong to no tenant.
     pub untracked: usize,
     /// The durable ledger; none if the daemon keeps none.
@@ -52,6 +55,21 @@ impl EngineTime {
     }
 }
 
+/// One account's totals.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AccountSample {
+    /// Name.
+    pub name: String,
+    /// Share relative to other accounts.
+    pub weight: u32,
+    /// Tenants connected.
+    pub tenants: u32,
+    /// Compute time charged since the daemon began, tenants that have left included.
+    pub compute_ns: u64,
+    /// Copy time charged, likewise.
+    pub copy_ns: u64,
+}
+
 /// One tenant's totals.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TenantSample {
@@ -59,6 +77,9 @@ pub struct TenantSample {
     pub tenant: u32,
     /// Name.
     pub name: String,
+    /// Name of its account.
+    #[serde(default)]
+    pub account: String,
     /// A VM, or a program with so many processes on the GPU.
     pub processes: Option<usize>,
     /// Weight in force.
@@ -73,7 +94,7 @@ pub struct TenantSample {
     pub compute_ns: u64,
     /// Copy time charged.
     pub copy_ns: u64,
-    /// Compute time by the weights of those who wanted it.
+    /// Compute time that it was entitled to, by weights, quotas and what each tenant wanted.
     pub entitled_ns: u64,
     /// Time with work and without the engine.
     pub waited_ns: u64,
@@ -141,6 +162,7 @@ impl Sample {
             slices,
             memory_bytes: host.memory_bytes,
             tenants: host.tenants.iter().map(TenantSample::from).collect(),
+            accounts: host.accounts.iter().map(AccountSample::from).collect(),
             untracked: host.untracked.len(),
             ledger: ledger.map(|ledger| LedgerSample {
                 written: ledger.written,
@@ -159,11 +181,24 @@ impl TenantSample {
     }
 }
 
+impl From<&crate::daemon::AccountSnapshot> for AccountSample {
+    fn from(account: &crate::daemon::AccountSnapshot) -> Self {
+        Self {
+            name: account.name.clone(),
+            weight: account.weight,
+            tenants: account.tenants,
+            compute_ns: account.compute_ns.0,
+            copy_ns: account.copy_ns.0,
+        }
+    }
+}
+
 impl From<&crate::daemon::TenantSnapshot> for TenantSample {
     fn from(tenant: &crate::daemon::TenantSnapshot) -> Self {
         Self {
             tenant: tenant.tenant.0,
             name: tenant.name.clone(),
+            account: tenant.account.clone(),
             processes: match tenant.kind {
                 TenantKind::Vm => None,
                 TenantKind::Program { processes } => Some(processes),

@@ -1,5 +1,6 @@
 //! The admin API as its callers see it: over its sockets, beside a running daemon.
 
+mod accounts;
 #[path = "../common/mod.rs"]
 mod common;
 mod document;
@@ -18,7 +19,7 @@ use turnstile_accounting::record::GpuIdentity;
 use turnstile_accounting::store::SqliteStore;
 use turnstile_mediator::api::{Api, ApiConfig, StateFile};
 use turnstile_mediator::config::{ApiSection, MetricsSection};
-use turnstile_mediator::daemon::{Daemon, DaemonConfig, LedgerConfig};
+use turnstile_mediator::daemon::{AccountsConfig, Daemon, DaemonConfig, LedgerConfig};
 use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 
 /// A daemon with its API, in a folder of its own.
@@ -73,8 +74,14 @@ impl Bench {
             keep_ns: None,
         };
         let state = section.state.clone().map(StateFile::new);
+        let kept = state.map(|state| state.load().unwrap()).unwrap_or_default();
         let config = DaemonConfig {
-            settings: state.map(|state| state.load().unwrap()).unwrap_or_default(),
+            settings: kept.tenants,
+            accounts: AccountsConfig {
+                made: kept.accounts,
+                names: kept.names,
+                ..AccountsConfig::default()
+            },
             ..DaemonConfig::new(self.path("vmm.sock"))
         };
         let soft = Arc::new(SoftGpu::new(SoftConfig::default()).unwrap());

@@ -75,6 +75,27 @@ fn until(what: &str, folder: &Path, good: impl Fn(f64) -> bool) {
     }
 }
 
+/// Reads what both were entitled to in the last second until it is right.
+fn entitled(what: &str, folder: &Path, good: impl Fn(f64, f64) -> bool) {
+    let begin = Instant::now();
+    loop {
+        let [a, b] = ["a", "b"].map(|name| {
+            let (_, printed) = command(folder, &["vm", "get", name, "-o", "json"]);
+            let vm: Value = serde_json::from_str(&printed).unwrap();
+            vm["entitled_ratio"].as_f64().unwrap_or(0.0)
+        });
+        if good(a, b) {
+            return;
+        }
+        assert!(
+            begin.elapsed() < PATIENCE,
+            "{what}: entitled to {a} and {b}"
+        );
+        // TIMEOUT: half of the time between two figures
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
 #[test]
 fn weights_and_caps_change_shares_of_running_vms() {
     let folder = tempfile::tempdir().unwrap();
@@ -86,12 +107,14 @@ fn weights_and_caps_change_shares_of_running_vms() {
     let (code, printed) = command(folder, &["vm", "set", "a", "--weight", "300", "-o", "json"]);
     let vm: Value = serde_json::from_str(&printed).unwrap();
     assert_eq!((code, &vm["scheduling"]["weight"]), (0, &Value::from(300)));
-    assert_eq!(vm["entitled_ratio"], 0.75);
     until("3 to 1", folder, |share| (share - 0.75).abs() < 0.03);
+    entitled("3 to 1", folder, |a, b| (a / (a + b) - 0.75).abs() < 0.03);
 
     let (code, _) = command(folder, &["vm", "set", "a", "--quota", "20%"]);
     assert_eq!(code, 0);
     until("a cap", folder, |share| share < 0.3);
+    // Of the whole second and not of what was used.
+    entitled("a cap", folder, |a, b| (a - 0.2).abs() < 0.02 && b > a);
     let (code, printed) = command(folder, &["gpu", "list", "-o", "json"]);
     let gpus: Value = serde_json::from_str(&printed).unwrap();
     assert_eq!(
@@ -105,6 +128,59 @@ fn weights_and_caps_change_shares_of_running_vms() {
     );
     assert_eq!(code, 0);
     until("no cap", folder, |share| (share - 0.75).abs() < 0.03);
+}
+
+#[test]
+fn accounts_of_a_configuration_share_by_their_weights_and_claims_divide_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let config = folder.join("turnstile.toml");
+    let text = "[[account]]\nname = \"ours\"\nmatch = [\"a*\"]\nweight_max = 500\n\
+                [[account]]\nname = \"theirs\"\nmatch = [\"*\"]\n";
+    std::fs::write(&config, text).unwrap();
+    let _serving = serve(folder, &["--config", config.to_str().unwrap()]);
+    // A weight of 10,000 divides the tenant's own account, which has no other tenant.
+    let weights = ["100", "10000"];
+    let _vms = [("a", weights[0]), ("b", weights[1])].map(|(name, weight)| {
+        common::vm(folder, name, &["--kernel-us", "500", "--weight", weight])
+    });
+    until("equal accounts", folder, |share| (share - 0.5).abs() < 0.03);
+    let vms = list(folder);
+    assert_eq!(
+        (&vms[0]["account"], &vms[1]["account"]),
+        (&"ours".into(), &"theirs".into())
+    );
+
+    let set = ["account", "set", "ours", "--weight", "300", "-o", "json"];
+    let (code, printed) = command(folder, &set);
+    let account: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!((code, &account["weight"]), (0, &Value::from(300)));
+    until("3 to 1", folder, |share| (share - 0.75).abs() < 0.03);
+    assert_eq!(
+        command(folder, &["account", "forget", "ours"]).0,
+        5,
+        "it has a tenant"
+    );
+    assert_eq!(
+        command(folder, &["account", "set", "none", "--weight", "7"]).0,
+        3
+    );
+    let new = ["account", "set", "none", "--weight", "7", "--new"];
+    assert_eq!(command(folder, &new).0, 0);
+    assert_eq!(command(folder, &["account", "forget", "none"]).0, 0);
+    assert_eq!(command(folder, &["account", "get", "none"]).0, 3);
+    let (code, printed) = command(folder, &["account", "list"]);
+    assert!(code == 0 && printed.contains("configuration"), "{printed}");
+    let refused = turnstile()
+        .args([
+            "vmm", "--native", "--name", "a2", "--weight", "501", "--socket",
+        ])
+        .arg(folder.join("vmm.sock"))
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success());
+    assert!(told.contains("Weight 501 is beyond the 500"), "{told}");
 }
 
 #[test]
@@ -180,7 +256,10 @@ fn what_was_set_holds_for_who_comes_before_the_api_and_is_not_lost_by_a_patch() 
     let path = "/v1/vms/a/scheduling";
     let patched = send(&socket, "PATCH", path, PATCH, "{\"weight\":7}");
     assert_eq!(patched.status, 200, "{patched:?}");
-    let kept = StateFile::new(folder.join("state.json")).load().unwrap();
+    let kept = StateFile::new(folder.join("state.json"))
+        .load()
+        .unwrap()
+        .tenants;
     assert_eq!(
         (kept["a"].weight, kept["a"].cap),
         (Weight::new(7).ok(), set.cap)

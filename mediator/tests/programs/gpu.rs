@@ -159,7 +159,12 @@ impl Gpu for FakeGpu {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let capabilities = self.soft.capabilities();
+        // Of programs only objects and memory are known.
+        let capabilities = Capabilities {
+            engine_holds: false,
+            demand: false,
+            ..self.soft.capabilities()
+        };
         let moves = self.moves.as_ref();
         moves.map_or(capabilities, |moves| moves.capabilities(capabilities))
     }

@@ -157,6 +157,8 @@ impl Moves {
             channels.push(ChannelActivity {
                 channel: 0,
                 pending: wants.into(),
+                finished: None,
+                stalls: 0,
                 last_active: Moment(0),
             });
         }

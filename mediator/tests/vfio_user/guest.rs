@@ -11,7 +11,9 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use turnstile_abi::pci::{BAR_DOORBELLS, BAR_REGS, VECTORS};
 use turnstile_guest::Platform;
-use turnstile_guest::boot::{BOOT_GPA, BootInfo, FILE_BYTES, File as BootFile, file_entry};
+use turnstile_guest::boot::{
+    BOOT_GPA, BootInfo, FILE_BYTES, File as BootFile, STOP_GPA, file_entry,
+};
 use turnstile_images::{ARGS_BYTES, Report, Workload};
 use turnstile_vmm::vfio_user::{Client, irq, region};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};
@@ -90,6 +92,11 @@ impl Guest {
     /// The guest's memory file.
     pub(crate) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Requests the end of the workload, as a VMM does.
+    pub(crate) fn stop(&self) {
+        self.write_u32(STOP_GPA, 1);
     }
 
     /// Runs a workload to its end.

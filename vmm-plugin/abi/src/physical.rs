@@ -171,8 +171,10 @@ pub mod area {
     pub const LOG_PUT: u64 = 0;
     /// The channel table: an entry for each doorbell page.
     pub const CHANNELS: u64 = PAGE_BYTES;
-    /// Bytes of an entry: u32 context, u32 commands announced and not finished, u64 the time when the last one was
-    /// announced or finished, 16 bytes of zeroes.
+    /// Bytes of an entry: u32 context, u32 commands announced and not finished, u64 the time when
+    /// the last one was announced or finished. Then u32 commands finished (modulo 2^32), u32
+    /// stalls, 8 bytes of zeroes. A stall is a change between able and unable to use the compute
+    /// engine; the count is odd while unable.
     pub const CHANNEL_BYTES: u64 = 32;
     /// Text of a refused command, the device's.
     pub const REPLY: u64 = CHANNELS + super::PAGES as u64 * CHANNEL_BYTES;

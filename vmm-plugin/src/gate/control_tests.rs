@@ -2,6 +2,7 @@ use super::*;
 use crate::gate::pages::{SharedPages, ThreadMap};
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::time::{Duration, Instant};
 
 type Control = GateControl<ThreadMap, SharedPages>;
 
@@ -313,9 +314,13 @@ impl Drop for Ends<'_> {
 
 /// One thread rings with rising values, another moves the gate: what the page shows never falls, nothing reaches it
 /// while the gate is closed, what is parked follows it, and nothing is missing when the gate is open again.
+///
+/// Each round gives the core away: for microseconds, or for milliseconds beside busy processes. So
+/// time ends the test; a few rounds always run.
 #[test]
 fn nothing_is_lost_between_two_threads() {
-    const ROUNDS: u32 = 20_000;
+    const TIME: Duration = Duration::from_millis(500);
+    const ROUNDS_MIN: u32 = 100;
     for leaves in ALL {
         let control = control(1);
         // The numbers run over within the test.
@@ -339,7 +344,11 @@ fn nothing_is_lost_between_two_threads() {
                 shown = page;
                 page
             };
-            for round in 0..ROUNDS {
+            let begin = Instant::now();
+            for round in 0.. {
+                if round >= ROUNDS_MIN && begin.elapsed() >= TIME {
+                    break;
+                }
                 control.set(0, GateState::Closed).unwrap();
                 let page = look();
                 std::thread::yield_now();

@@ -181,3 +181,40 @@ impl<W: PageWords> GateControl<ThreadMap, W> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmm_sys_util::tempfile::TempFile;
+
+    #[test]
+    fn memory_file_that_can_shrink_is_refused() {
+        let file = TempFile::new().unwrap().into_file();
+        file.set_len(2 * PAGE_BYTES).unwrap();
+        let error = SharedPages::from_file(file, 2).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("not sealed"), "{error}");
+    }
+
+    #[test]
+    fn memory_file_shorter_than_its_pages_is_refused() {
+        let file = || sealed_memory(c"short", 2 * PAGE_BYTES).unwrap();
+        let channels = |pages: io::Result<SharedPages>| pages.map(|pages| pages.channels()).ok();
+        assert_eq!(channels(SharedPages::from_file(file(), 2)), Some(2));
+        assert_eq!(channels(SharedPages::from_file(file(), 3)), None);
+        // The offset counts.
+        assert_eq!(
+            channels(SharedPages::from_file_at(file(), PAGE_BYTES, 1)),
+            Some(1)
+        );
+        assert_eq!(
+            channels(SharedPages::from_file_at(file(), PAGE_BYTES, 2)),
+            None
+        );
+        assert_eq!(
+            channels(SharedPages::from_file_at(file(), 2 * PAGE_BYTES, 1)),
+            None
+        );
+        assert_eq!(channels(SharedPages::from_file_at(file(), 1, 1)), None);
+    }
+}

@@ -177,7 +177,7 @@ function line(row) {
   if (lines.has(row.tenant)) return lines.get(row.tenant);
   const tr = element("tr");
   tr.dataset.tenant = row.name;
-  const cells = Array.from({ length: 10 }, (_, index) => element("td", index > 1 ? "n" : ""));
+  const cells = Array.from({ length: 11 }, (_, index) => element("td", index > 2 ? "n" : ""));
   tr.append(...cells);
   const input = element("input");
   input.type = "number";
@@ -196,17 +196,18 @@ function rows(view) {
     here.add(row.tenant);
     const { tr, cells, input } = line(row);
     cells[0].textContent = row.name + (row.processes === null ? "" : " (" + row.processes + " processes)");
-    cells[1].textContent = row.doing;
-    cells[1].className = row.doing;
+    cells[1].textContent = row.account;
+    cells[2].textContent = row.doing;
+    cells[2].className = row.doing;
     if (operator) {
-      if (!input.isConnected) cells[2].replaceChildren(input);
+      if (!input.isConnected) cells[3].replaceChildren(input);
       if (document.activeElement !== input) input.value = row.weight;
     } else {
-      cells[2].textContent = row.weight;
+      cells[3].textContent = row.weight;
     }
     const figures = [percent(row.entitled), percent(row.received), percent(row.waiting), percent(row.held)];
     figures.push(bytes(row.memory?.resident_bytes ?? row.held_bytes), bytes(row.memory?.swapped_bytes), row.gpu_seconds.toFixed(2));
-    figures.forEach((text, index) => (cells[index + 3].textContent = text));
+    figures.forEach((text, index) => (cells[index + 4].textContent = text));
     if (!tr.isConnected) at("rows").append(tr);
   }
   for (const [tenant, { tr }] of lines) {
@@ -214,6 +215,19 @@ function rows(view) {
     tr.remove();
     lines.delete(tenant);
   }
+}
+
+// One account alone says nothing that its tenants do not say.
+function accounts(view) {
+  at("accounts-card").hidden = view.accounts.length < 2;
+  const lines = view.accounts.map((row) => {
+    const tr = element("tr");
+    tr.append(element("td", "", row.name));
+    const figures = [row.tenants, row.weight, percent(row.entitled), percent(row.received), row.gpu_seconds.toFixed(2)];
+    tr.append(...figures.map((text) => element("td", "n", text)));
+    return tr;
+  });
+  at("account-rows").replaceChildren(...lines);
 }
 
 function say(text, bad) {
@@ -253,6 +267,7 @@ function show() {
   tiles(last);
   bars(last);
   rows(last);
+  accounts(last);
   draw();
 }
 

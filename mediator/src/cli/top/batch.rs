@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use turnstile_mediator::view::View;
 
 use super::Output;
-use super::columns::{COLUMNS, bytes, percent};
+use super::columns::{self, COLUMNS, bytes, percent};
 
 /// Writes intervals one after the other.
 pub(super) struct Batch<W: Write> {
@@ -51,14 +51,18 @@ impl<W: Write> Batch<W> {
         if self.heads {
             writeln!(
                 self.out,
-                "GPU used {}% switching {}% idle {}%, {:.0} switches/s, {} of {} used",
+                "GPU used {}% switching {}% idle {}%, {:.0} switches/s, {} of {} used, last {:.1} s",
                 percent(view.engine.used),
                 percent(view.engine.switching),
                 percent(view.engine.idle),
                 view.switches_per_s,
                 bytes(Some(view.memory_held_bytes)),
                 bytes(Some(view.memory_bytes)),
+                view.interval_ns as f64 / 1e9,
             )?;
+            if let Some(accounts) = columns::accounts(view) {
+                writeln!(self.out, "{accounts}")?;
+            }
             let heads: Vec<String> = COLUMNS
                 .iter()
                 .map(|column| column.padded(column.head))

@@ -1,6 +1,6 @@
 //! What a row of `turnstile top` says: one table, for the screen, for text and for CSV.
 
-use turnstile_mediator::view::Row;
+use turnstile_mediator::view::{AccountRow, Row, View};
 
 /// A column.
 pub(super) struct Column {
@@ -22,7 +22,7 @@ pub(super) struct Column {
 pub(super) const BARS_AFTER: usize = 6;
 
 /// The columns, from left to right.
-pub(super) const COLUMNS: [Column; 14] = [
+pub(super) const COLUMNS: [Column; 15] = [
     text("TENANT", 20, 0, |row| row.name.clone()),
     text("STATE", 5, 0, |row| row.doing.name().to_owned()),
     number(
@@ -95,7 +95,21 @@ pub(super) const COLUMNS: [Column; 14] = [
         |row| row.gpu_seconds,
         |row| format!("{:.1}", row.gpu_seconds),
     ),
+    text("ACCOUNT", 14, 180, |row| row.account.clone()),
 ];
+
+/// What accounts received of what they were entitled to, where there are several.
+pub(super) fn accounts(view: &View) -> Option<String> {
+    if view.accounts.len() < 2 {
+        return None;
+    }
+    let account = |row: &AccountRow| {
+        let (received, entitled) = (percent(row.received), percent(row.entitled));
+        format!("{} {received} of {entitled}%", row.name)
+    };
+    let accounts: Vec<String> = view.accounts.iter().map(account).collect();
+    Some(format!("accounts: {}", accounts.join(", ")))
+}
 
 const fn text(
     head: &'static str,

@@ -7,7 +7,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::Paragraph;
 use turnstile_mediator::view::{Doing, Row, View};
 
-use super::columns::{BARS_AFTER, COLUMNS, bytes, percent};
+use super::columns::{self, BARS_AFTER, COLUMNS, bytes, percent};
 
 /// Characters of a bar, if there is room for two.
 const BAR: usize = 18;
@@ -37,7 +37,7 @@ impl Screen {
 
     /// Draws everything.
     pub(super) fn draw(&self, frame: &mut Frame) {
-        let [head, engine, gap, table, foot] = Layout::vertical([
+        let [head, engine, accounts, table, foot] = Layout::vertical([
             Constraint::Length(1),
             Constraint::Length(1),
             Constraint::Length(1),
@@ -45,9 +45,11 @@ impl Screen {
             Constraint::Length(1),
         ])
         .areas(frame.area());
-        let _ = gap;
         frame.render_widget(Paragraph::new(self.head()), head);
         frame.render_widget(Paragraph::new(self.engine(engine.width)), engine);
+        if let Some(line) = self.view.as_ref().and_then(columns::accounts) {
+            frame.render_widget(Paragraph::new(line), accounts);
+        }
         self.table(frame, table);
         frame.render_widget(Paragraph::new(self.foot()), foot);
     }
@@ -70,7 +72,8 @@ impl Screen {
         }
         let wants = view.tenants.iter().filter(|row| row.doing != Doing::Idle);
         spans.push(Span::raw(format!(
-            "  {} tenants, {} want the GPU",
+            "  last {:.1} s: {} tenants, {} want the GPU",
+            view.interval_ns as f64 / 1e9,
             view.tenants.len(),
             wants.count()
         )));

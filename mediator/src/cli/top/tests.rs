@@ -17,6 +17,7 @@ fn row(tenant: u32, name: &str, weight: u32, parts: [f64; 4], doing: Doing) -> R
     Row {
         tenant,
         name: name.to_owned(),
+        account: "uid-0".to_owned(),
         processes: (tenant == 4).then_some(3),
         weight,
         doing,

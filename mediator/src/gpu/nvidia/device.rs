@@ -275,6 +275,8 @@ impl NvidiaGpu {
             compute_engines: 1,
             copy_engines: 0,
             suspend: Suspend::MidKernel,
+            engine_holds: false,
+            demand: false,
             status_registers: true,
             switch_events: true,
             multiprocessors: facts.multiprocessors,
@@ -633,6 +635,8 @@ impl Gpu for NvidiaGpu {
                     channels.push(ChannelActivity {
                         channel: u32::MAX,
                         pending: 1,
+                        finished: None,
+                        stalls: 0,
                         last_active: Moment(0),
                     });
                 }
@@ -655,6 +659,8 @@ impl Gpu for NvidiaGpu {
         channels.push(ChannelActivity {
             channel: 0,
             pending: (wants || asks).into(),
+            finished: None,
+            stalls: 0,
             last_active: Moment(0),
         });
     }

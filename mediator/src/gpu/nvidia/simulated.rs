@@ -16,9 +16,9 @@ mod together;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use turnstile_accounting::{
-    EventMeter, Meter, Metric, Moment, Nanos, Observation, TenantId, Window,
+    AccountId, EventMeter, Meter, Metric, Moment, Nanos, Observation, TenantId, Window,
 };
-use turnstile_policies::{TenantParams, Tuning, Weight, policy_by_name};
+use turnstile_policies::{Membership, TenantParams, Tuning, Weight, policy_by_name};
 use turnstile_vmm::gate::GateState;
 
 use super::device::{ALONE, FIRST_SLICE, PERIOD, QUIET, TICK};
@@ -226,7 +226,11 @@ impl Daemon {
             watch.add(id(tenant), tenant as u32, Moment(0));
             let weight = Weight::new(load.weight).unwrap();
             let params = TenantParams { weight, cap: None };
-            mediation.add(id(tenant), params).unwrap();
+            let vm = Membership {
+                account: AccountId(0),
+                name: "vm",
+            };
+            mediation.add(id(tenant), vm, params, Moment(0)).unwrap();
         }
         Self {
             engine: Engine::new(loads),

@@ -20,7 +20,7 @@ use turnstile_accounting::{Moment, TenantId};
 
 use super::board::Board;
 use super::context::Context;
-use super::work::{Job, Kernel, Progress, Work};
+use super::work::{Class, Job, Kernel, Progress, Work};
 use crate::gpu::ring::{ChannelFault, Ring, word_reached};
 use crate::gpu::{ChannelActivity, ChannelConfig, GuestMemory, TenantResources};
 
@@ -68,6 +68,8 @@ pub(super) struct Channel {
     /// In the core's queue of channels that the front end has to look at.
     pub(super) in_line: bool,
     last_active: Moment,
+    /// As [`ChannelActivity::stalls`].
+    stalls: u32,
     board: Option<Arc<dyn Board>>,
 }
 
@@ -93,6 +95,7 @@ impl Channel {
             closing: false,
             in_line: false,
             last_active: now,
+            stalls: 0,
             board,
         };
         channel.show();
@@ -133,6 +136,8 @@ impl Channel {
         ChannelActivity {
             channel: self.number,
             pending,
+            finished: Some(self.ring.get()),
+            stalls: self.stalls,
             last_active: self.last_active,
         }
     }
@@ -155,6 +160,7 @@ impl Channel {
     /// Counts the command at `get` as finished and tells the guest.
     pub(super) fn complete(&mut self, now: Moment) {
         self.last_active = now;
+        self.stall(false);
         // First: whoever sees that all is finished finds nothing pending.
         self.ring.count();
         self.show();
@@ -243,6 +249,7 @@ impl Channel {
                     self.complete(now);
                 } else {
                     self.phase = Phase::Waiting { gpa, value };
+                    self.stall(true);
                 }
             }
             Command::Copy {
@@ -272,7 +279,16 @@ impl Channel {
         Ok(())
     }
 
+    /// From now on the channel can use the compute engine, or cannot.
+    fn stall(&mut self, stalled: bool) {
+        if (self.stalls % 2 == 1) != stalled {
+            self.stalls = self.stalls.wrapping_add(1);
+            self.show();
+        }
+    }
+
     fn enqueue(&mut self, work: Work) {
+        self.stall(work.class() != Class::Compute);
         self.phase = Phase::Queued(Job {
             work: Arc::new(work),
             progress: Progress::default(),

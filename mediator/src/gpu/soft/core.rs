@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use turnstile_abi::{CHANNELS_MAX, ErrorCode};
-use turnstile_accounting::{EngineState, Moment, SwitchEvent, TenantId};
+use turnstile_accounting::{Demand, EngineState, Moment, SwitchEvent, TenantId};
 
 use super::board::Board;
 use super::channel::{Channel, Phase, Turn};
 use super::config::{ENGINES, SoftConfig};
 use super::context::Context;
+use super::demand::DemandLog;
 use super::dispatch::Engine;
 use super::moves::Moves;
 use super::registers::Registers;
@@ -55,10 +56,21 @@ pub(super) struct Tenant {
     /// Slot by channel number.
     numbers: Vec<Option<u32>>,
     pub(super) suspended: bool,
+    /// No command of it is started on these engines.
+    pub(super) held: [bool; ENGINES],
+    /// Its demand as it was last logged.
+    pub(super) demand: [Demand; ENGINES],
     /// Chunks of it that are queued to be moved, or moving.
     pub(super) moving: usize,
     /// Some gate is open: doorbells are to be looked at without being told.
     unwatched: bool,
+}
+
+impl Tenant {
+    /// Slots of its open channels.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.numbers.iter().flatten().copied()
+    }
 }
 
 /// Something in a VM's memory that has to be looked at again and again. Looking takes no lock.
@@ -112,6 +124,7 @@ pub(super) struct Core {
     pub(super) logged: [EngineState; ENGINES],
     pub(super) registers: Arc<Registers>,
     pub(super) log: SwitchLog,
+    pub(super) demand: DemandLog,
     /// Counts up whenever [`Core::watched`] would answer differently.
     changes: Arc<AtomicU64>,
     pub(super) moves: Moves,
@@ -137,6 +150,7 @@ impl Core {
             logged: [EngineState::Idle; ENGINES],
             registers: Arc::default(),
             log: SwitchLog::new(config.log_capacity, now),
+            demand: DemandLog::default(),
             changes: Arc::default(),
             moves: Moves::default(),
             memory_log: None,
@@ -198,6 +212,8 @@ impl Core {
             resources,
             numbers: vec![None; channels],
             suspended: false,
+            held: [false; ENGINES],
+            demand: [Demand::Nothing; ENGINES],
             moving: 0,
             unwatched: false,
         };
@@ -230,6 +246,7 @@ impl Core {
         entry.generation += 1;
         if let Some(channel) = entry.channel.take() {
             channel.show_gone();
+            self.touch(channel.tenant);
         }
         self.changed();
     }
@@ -391,7 +408,9 @@ impl Core {
         self.cancel_switch_to(slot);
         self.unqueue(slot);
         if let Some(channel) = &mut self.slots[slot as usize].channel {
+            let tenant = channel.tenant;
             channel.fault(now, fault);
+            self.touch(tenant);
             self.changed();
         }
     }
@@ -458,6 +477,7 @@ impl Core {
             }
             if let Some(class) = queued {
                 self.ready[class as usize].insert(slot);
+                self.touch(tenant);
             }
             if fenced {
                 self.queue_waits(Some(tenant));

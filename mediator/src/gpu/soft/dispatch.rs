@@ -109,8 +109,10 @@ impl Core {
         if self.memory_log.is_some() {
             self.assign_moves(now, self.copies_wait(), starts);
         }
+        let mut started = [false; ENGINES];
         for class in [Class::Compute, Class::Copy] {
             while let Some((slot, engine)) = self.next_match(class) {
+                started[engine] = true;
                 self.assign(now, slot, engine, class, starts);
             }
         }
@@ -118,6 +120,7 @@ impl Core {
             self.assign_moves(now, false, starts);
         }
         self.settle(now);
+        self.notice_starved(started);
     }
 
     /// What time alone does to an engine.
@@ -148,21 +151,37 @@ impl Core {
             Class::Copy => COMPUTE + 1..ENGINES,
         };
         let free = |engine: &usize| matches!(self.engines[*engine].state, State::Idle);
-        let any = engines.clone().find(free)?;
+        if !engines.clone().any(|engine| free(&engine)) {
+            return None;
+        }
         let ready = &self.ready[class as usize];
         let after = self.cursor[class as usize].saturating_add(1);
-        let mut in_turn = ready.range(after..).chain(ready.range(..after));
-        let slot = *in_turn.find(|slot| !self.is_held(**slot))?;
-        let tenant = self.slots[slot as usize].channel.as_ref()?.tenant;
-        let warm = |engine: &usize| self.engines[*engine].context == Some(tenant);
-        Some((slot, engines.clone().filter(free).find(warm).unwrap_or(any)))
+        let in_turn = ready.range(after..).chain(ready.range(..after));
+        in_turn.copied().find_map(|slot| {
+            let tenant = self.slots[slot as usize].channel.as_ref()?.tenant;
+            if self.is_away(slot) {
+                return None;
+            }
+            let may = |engine: &usize| free(engine) && !self.is_held_on(slot, *engine);
+            let warm = |engine: &usize| self.engines[*engine].context == Some(tenant);
+            let mut all = engines.clone().filter(may);
+            let any = engines.clone().find(may)?;
+            Some((slot, all.find(warm).unwrap_or(any)))
+        })
     }
 
-    /// Whether the channel's tenant is suspended, or not all of its memory is there to stay.
-    pub(super) fn is_held(&self, slot: u32) -> bool {
+    /// Whether the channel's tenant is suspended, or not all of its memory is on the card.
+    pub(super) fn is_away(&self, slot: u32) -> bool {
         let channel = self.slots[slot as usize].channel.as_ref();
         let tenant = channel.and_then(|channel| self.tenants.get(&channel.tenant));
         tenant.is_none_or(|t| t.suspended || t.moving > 0 || t.context.space.absent() > 0)
+    }
+
+    /// Whether the channel's tenant is held on an engine.
+    pub(super) fn is_held_on(&self, slot: u32, engine: usize) -> bool {
+        let channel = self.slots[slot as usize].channel.as_ref();
+        let tenant = channel.and_then(|channel| self.tenants.get(&channel.tenant));
+        tenant.is_none_or(|tenant| tenant.held[engine])
     }
 
     /// Gives the queued work of a channel to an engine.
@@ -192,8 +211,9 @@ impl Core {
                 return;
             }
         };
+        let tenant = channel.tenant;
         let load = Load {
-            tenant: channel.tenant,
+            tenant,
             channel: Some(channel_ref),
             job,
             stop: Arc::default(),
@@ -206,10 +226,12 @@ impl Core {
         } else {
             self.begin(now, index, load, starts);
         }
+        self.touch(tenant);
     }
 
     /// An engine begins to execute.
     fn begin(&mut self, now: Moment, index: usize, load: Load, starts: &mut Vec<Start>) {
+        self.touch(load.tenant);
         let slot = load.channel.map(|channel| channel.slot);
         let Some((channel, slot)) = self.find(load.channel).zip(slot) else {
             return;
@@ -271,6 +293,7 @@ impl Core {
         if let Work::Move(moving) = &*job.work {
             return self.moved(moving, now.since(since));
         }
+        self.touch(tenant);
         if self.memory_log.is_some() {
             self.settle_limbo(tenant);
         }
@@ -324,21 +347,41 @@ impl Core {
             return;
         };
         entry.suspended = suspended;
-        for index in 0..ENGINES {
-            let engine = &self.engines[index];
-            if engine.load().is_none_or(|load| load.tenant != tenant) {
-                continue;
-            }
-            match &engine.state {
-                State::Switching { .. } if suspended => self.cancel_switch(index),
-                State::Running { load, .. } if self.config.suspend == Suspend::MidKernel => {
-                    let is_kernel = load.job.work.class() == Class::Compute;
-                    load.stop.set_pause(suspended && is_kernel);
-                }
-                _ => {}
-            }
+        for engine in 0..ENGINES {
+            self.stop_or_go_on(engine, tenant);
         }
         self.settle(now);
+    }
+
+    /// Holds a tenant on one engine, or lets it go on, as far as this GPU can.
+    pub(super) fn set_held(&mut self, now: Moment, tenant: TenantId, engine: usize, held: bool) {
+        let now = self.tick(now);
+        let holds = self.config.suspend != Suspend::Drains && engine < ENGINES;
+        let Some(entry) = self.tenants.get_mut(&tenant).filter(|_| holds) else {
+            return;
+        };
+        entry.held[engine] = held;
+        self.stop_or_go_on(engine, tenant);
+        self.settle(now);
+    }
+
+    /// What an engine is at for the tenant is stopped if the tenant may not run, as far as it can
+    /// be.
+    fn stop_or_go_on(&mut self, engine: usize, tenant: TenantId) {
+        let entry = self.tenants.get(&tenant);
+        let stops = entry.is_some_and(|entry| entry.suspended || entry.held[engine]);
+        match &self.engines[engine].state {
+            State::Switching { load, .. } if stops && load.tenant == tenant => {
+                self.cancel_switch(engine);
+            }
+            State::Running { load, .. }
+                if load.tenant == tenant && self.config.suspend == Suspend::MidKernel =>
+            {
+                let is_kernel = load.job.work.class() == Class::Compute;
+                load.stop.set_pause(stops && is_kernel);
+            }
+            _ => {}
+        }
     }
 
     /// The engine is not switched after all; its work goes back into the queue, if its channel is still there.
@@ -355,6 +398,7 @@ impl Core {
             let class = load.job.work.class();
             channel.phase = Phase::Queued(load.job);
             self.ready[class as usize].insert(slot);
+            self.touch(load.tenant);
         }
     }
 
@@ -434,5 +478,6 @@ impl Core {
                 }
             }
         }
+        self.log_demand(now);
     }
 }

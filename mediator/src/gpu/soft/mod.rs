@@ -23,6 +23,7 @@ mod clock;
 mod config;
 mod context;
 mod core;
+mod demand;
 mod dispatch;
 mod execute;
 mod kernel;

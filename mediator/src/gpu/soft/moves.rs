@@ -153,7 +153,7 @@ impl Core {
     /// Whether a guest's copy waits for an engine.
     pub(super) fn copies_wait(&self) -> bool {
         let ready = &self.ready[Class::Copy as usize];
-        ready.iter().any(|slot| !self.is_held(*slot))
+        ready.iter().any(|slot| !self.is_away(*slot))
     }
 
     /// A move has ended: tells of each chunk.

@@ -9,14 +9,14 @@
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::Duration;
 use std::{hint, io};
 
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::Moment;
+use turnstile_accounting::{Moment, Nanos};
 
 use super::board::Board;
 use super::clock::Clock;
@@ -41,6 +41,10 @@ struct Shared {
     registers: Arc<Registers>,
     changes: Arc<AtomicU64>,
     state: Mutex<State>,
+    /// The core had a notice that was not taken yet.
+    noticed: AtomicBool,
+    /// The thread that waits for notices.
+    waiter: Mutex<Option<Thread>>,
     /// Tells an engine's thread that there is work in its inbox.
     begin: [Condvar; ENGINES],
 }
@@ -73,6 +77,11 @@ impl Shared {
             let engine = start.engine;
             state.inbox[engine] = Some(start);
             self.begin[engine].notify_one();
+        }
+        if state.core.take_notice() {
+            self.noticed.store(true, Ordering::Release);
+            let waiter = self.waiter.lock().unwrap_or_else(PoisonError::into_inner);
+            waiter.iter().for_each(Thread::unpark);
         }
         let due = state.core.next_wakeup();
         let early = due.is_some_and(|due| state.watcher_until.is_none_or(|until| due < until));
@@ -227,6 +236,8 @@ impl SoftGpu {
             swap,
             registers: core.registers.clone(),
             changes: core.changes(),
+            noticed: AtomicBool::new(false),
+            waiter: Mutex::new(None),
             state: Mutex::new(State {
                 core,
                 inbox: Default::default(),
@@ -293,6 +304,19 @@ impl Driver for SoftGpu {
 
     fn look<R>(&self, look: impl FnOnce(&mut Core) -> R) -> R {
         look(&mut self.shared.lock().core)
+    }
+
+    fn wait_for_notice(&self, length: Nanos) -> bool {
+        let shared = &self.shared;
+        let mut waiter = shared.waiter.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiter.as_ref().map(Thread::id) != Some(thread::current().id()) {
+            *waiter = Some(thread::current());
+        }
+        drop(waiter);
+        if !shared.noticed.load(Ordering::Acquire) {
+            thread::park_timeout(Duration::from_nanos(length.0));
+        }
+        shared.noticed.swap(false, Ordering::AcqRel)
     }
 }
 

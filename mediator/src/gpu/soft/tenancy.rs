@@ -5,7 +5,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use turnstile_abi::ErrorCode;
-use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use turnstile_accounting::{DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId};
 
 use super::address_space::AddressSpace;
 use super::config::SoftConfig;
@@ -16,7 +16,7 @@ use super::registers::Registers;
 use super::swap::Swap;
 use crate::gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
-    MoveError, MoveOrder, Refusal, TenantResources,
+    MoveError, MoveOrder, Refusal, Suspend, TenantResources,
 };
 
 /// Whoever holds the core and knows the time.
@@ -36,6 +36,10 @@ pub(super) trait Driver: Send + Sync + std::fmt::Debug {
     /// Lets `look` see the core.
     fn look<R>(&self, look: impl FnOnce(&mut Core) -> R) -> R;
 
+    /// Waits for `length`, or until the core has a notice or the thread is woken; whether it had
+    /// one.
+    fn wait_for_notice(&self, length: Nanos) -> bool;
+
     /// The context of a tenant.
     fn context(&self, tenant: TenantId) -> Result<Arc<Context>, Refusal> {
         self.look(|core| core.context(tenant))
@@ -53,6 +57,8 @@ impl<D: Driver> Gpu for D {
             compute_engines: 1,
             copy_engines: 2,
             suspend: config.suspend,
+            engine_holds: config.suspend != Suspend::Drains,
+            demand: true,
             status_registers: true,
             switch_events: true,
             multiprocessors: config.multiprocessors,
@@ -187,6 +193,18 @@ impl<D: Driver> Gpu for D {
         self.look(|core| core.read_events(events));
         // It counts what it drops, and the next record shows it.
         true
+    }
+
+    fn read_demand(&self, events: &mut Vec<DemandEvent>) {
+        self.look(|core| core.read_demand(events));
+    }
+
+    fn hold(&self, tenant: TenantId, engine: EngineId, held: bool) {
+        self.drive(|core, now| core.set_held(now, tenant, usize::from(engine.0), held));
+    }
+
+    fn nap(&self, length: Nanos) -> Option<Nanos> {
+        self.wait_for_notice(length).then_some(Nanos::ZERO)
     }
 
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {

@@ -66,7 +66,8 @@ struct State {
 /// for (tenant, ns) in [(TenantId(1), 2_000_000u64), (TenantId(2), 200_000)] {
 ///     let vm = Arc::new(plain::PlainVm::new(1 << 20));
 ///     gpu.create_context(tenant, vm.resources(0, 1))?;
-///     policy.add(tenant, TenantParams::default())?;
+///     let membership = Membership { account: AccountId(tenant.0), name: "vm" };
+///     policy.add(tenant, membership, TenantParams::default(), gpu.now())?;
 ///     policy.woke(tenant, gpu.now())?;
 ///     let (params_gpa, one) = (vm.put(&ns.to_le_bytes()), Dim3::line(1));
 ///     let launch = Launch { module: 0, function: 0, grid: one, block: one, shared_bytes: 0, param_bytes: 8, params_gpa };
@@ -86,20 +87,31 @@ struct State {
 ///         gpu.advance_to(gpu.next_event().map_or(window.to(), |at| at.min(window.to())));
 ///     }
 ///     gpu.read_events(&mut events);
-///     events.drain(..).for_each(|event| meter.observe(Observation::Switch(event)));
+///     for event in events.drain(..) {
+///         meter.observe(Observation::Switch(event));
+///         if event.engine == engine {
+///             policy.observe(event.at, EngineEvent::State(event.state));
+///         }
+///     }
 ///     let usage = meter.close(window);
-///     let tenants: Vec<_> = guests.iter().map(|(channel, _, admitted)| TenantPeriod {
-///         tenant: channel.tenant,
-///         used_ns: usage.engine(engine).map_or(Nanos::ZERO, |e| e.tenants.iter().filter(|t| t.tenant == channel.tenant).map(|t| t.used_ns).sum()),
-///         admitted: *admitted,
-///         backlogged: true,
-///         overcharged_ns: 0,
+///     let tenants: Vec<_> = guests.iter().map(|(channel, _, admitted)| {
+///         let parts = usage.engine(engine).into_iter().flat_map(|e| &e.tenants);
+///         let used_ns = parts.filter(|t| t.tenant == channel.tenant).map(|t| t.used_ns).sum();
+///         TenantPeriod {
+///             tenant: channel.tenant,
+///             used_ns,
+///             charged_ns: used_ns,
+///             admitted: *admitted,
+///             backlogged: true,
+///             overcharged_ns: 0,
+///         }
 ///     }).collect();
 ///     let (poll_ns, nonpoll_ns) = (window.length(), Nanos::ZERO);
 ///     let usage = PeriodUsage { end: window.to(), basis: Basis::Measured, poll_ns, nonpoll_ns, tenants: &tenants };
-///     for (decided, guest) in policy.period_end(&usage).iter().zip(&mut guests) {
-///         guest.2 = decided.decision == Decision::Admit;
-///         if guest.2 { gpu.resume(decided.tenant) } else { gpu.suspend(decided.tenant) }
+///     for decided in policy.period_end(&usage) {
+///         let held = decided.decision != Decision::Admit;
+///         gpu.hold(decided.tenant, engine, held);
+///         guests.iter_mut().filter(|g| g.0.tenant == decided.tenant).for_each(|g| g.2 = !held);
 ///     }
 ///     used.iter_mut().zip(&tenants).for_each(|(sum, tenant)| *sum += tenant.used_ns.0);
 /// }
@@ -171,6 +183,11 @@ impl VirtualGpu {
             state.now = to;
             state.drive(&self.config, |core, now| core.poll(now));
         }
+    }
+
+    /// Takes the notice that a decision is due (see [`crate::gpu::Gpu::nap`]).
+    pub fn take_notice(&self) -> bool {
+        self.lock().core.take_notice()
     }
 
     /// Lets time pass until the GPU waits for its guests, but not beyond `limit`.
@@ -326,5 +343,10 @@ impl Driver for VirtualGpu {
 
     fn look<R>(&self, look: impl FnOnce(&mut Core) -> R) -> R {
         look(&mut self.lock().core)
+    }
+
+    /// No time passes here: [`VirtualGpu::take_notice`] is for the code that moves the clock.
+    fn wait_for_notice(&self, _: Nanos) -> bool {
+        self.take_notice()
     }
 }

@@ -7,6 +7,7 @@ use turnstile_abi::physical::{PAGES, area, switch_state};
 use turnstile_accounting::{EngineId, EngineState, Moment, SwitchEvent, TenantId};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
+use crate::gpu::ChannelActivity;
 use crate::memory_file::memory_file;
 
 /// Records that the device may be writing while they are read.
@@ -41,13 +42,21 @@ impl HostArea {
         u64::from_le(word.unwrap_or(0))
     }
 
-    /// What a page's channel has to do, if it is the context's: commands, and since when.
-    pub(super) fn channel(&self, page: u32, context: u32) -> Option<(u32, Moment)> {
+    /// What the channel of a page has to do, if it is the context's; its number is the page.
+    pub(super) fn channel(&self, page: u32, context: u32) -> Option<ChannelActivity> {
         let at = area::CHANNELS + u64::from(page.min(PAGES - 1)) * area::CHANNEL_BYTES;
         let word = self.word(at);
         // CAST: two halves.
         let (owner, pending) = (word as u32, (word >> 32) as u32);
-        (owner == context).then(|| (pending, Moment(self.word(at + 8))))
+        let progress = self.word(at + 16);
+        (owner == context).then(|| ChannelActivity {
+            channel: page,
+            pending,
+            // CAST: two halves.
+            finished: Some(progress as u32),
+            stalls: (progress >> 32) as u32,
+            last_active: Moment(self.word(at + 8)),
+        })
     }
 
     /// Moves records from `get` on to the end of `events`; `get` is the first not read. Records that were overwritten show

@@ -84,6 +84,8 @@ fn capabilities(admin: &Admin) -> Result<Capabilities, BusError> {
             1 => Suspend::BetweenCommands,
             _ => Suspend::MidKernel,
         },
+        engine_holds: false,
+        demand: false,
         status_registers: true,
         switch_events: true,
         multiprocessors: admin.read32(regs::MULTIPROCESSORS)?,
@@ -408,12 +410,17 @@ impl Gpu for VfioGpu {
         };
         for channel in &known.open {
             let shown = self.admin.area.channel(known.first + channel, tenant.0);
-            let (pending, last_active) = shown.unwrap_or((0, Moment(0)));
-            channels.push(ChannelActivity {
+            let none = ChannelActivity {
                 channel: *channel,
-                pending,
-                last_active,
-            });
+                pending: 0,
+                finished: None,
+                stalls: 0,
+                last_active: Moment(0),
+            };
+            channels.push(shown.map_or(none, |shown| ChannelActivity {
+                channel: *channel,
+                ..shown
+            }));
         }
     }
 

@@ -356,6 +356,8 @@ impl Worker {
             channels.push(ChannelActivity {
                 channel,
                 pending,
+                finished: None,
+                stalls: 0,
                 last_active: Moment(last_active_ns),
             });
         }

@@ -177,6 +177,8 @@ impl Board for Shown {
         let page = u64::from(first + activity.channel);
         let at = area::CHANNELS + page * area::CHANNEL_BYTES;
         let (time, count) = (GuestAddress(at + 8), GuestAddress(at));
+        let progress = u64::from(activity.finished.unwrap_or(0)) | u64::from(activity.stalls) << 32;
+        let _ = memory.store(progress.to_le(), GuestAddress(at + 16), Ordering::Relaxed);
         let word = u64::from(tenant.0) | u64::from(activity.pending) << 32;
         let _ = memory.store(activity.last_active.0.to_le(), time, Ordering::Relaxed);
         let _ = memory.store(word.to_le(), count, Ordering::Release);

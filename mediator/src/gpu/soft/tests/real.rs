@@ -101,12 +101,17 @@ fn an_open_gate_needs_no_ringing_and_a_wait_is_ended_by_the_guest() {
     wait("announcement", || {
         let mut open = Vec::new();
         gpu.activity(A, &mut open);
-        open.len() == 1 && open[0].pending == 2
+        open.len() == 1 && open[0].pending == 2 && open[0].stalls == 1
     });
     assert_eq!(channel.state().get, 0);
     gpu.set_unwatched(A, false);
     vm.guest.write_obj(7u64, GuestAddress(word)).unwrap();
     wait("fence", || channel.fence().value == 1);
+    wait("progress", || {
+        let mut open = Vec::new();
+        gpu.activity(A, &mut open);
+        (open[0].finished, open[0].stalls) == (Some(2), 2)
+    });
     channel.push_fence(false);
     channel.ring();
     std::thread::sleep(Duration::from_millis(5));

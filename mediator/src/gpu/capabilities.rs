@@ -1,0 +1,55 @@
+//! What a GPU can do, and what its status registers show.
+
+use turnstile_accounting::TenantId;
+
+/// What a GPU can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Engines, by index: how many, and which of them compute (the rest copy).
+    pub compute_engines: u8,
+    /// Copy engines; their indices follow the compute engines'.
+    pub copy_engines: u8,
+    /// How a tenant's work can be stopped once it is queued.
+    pub suspend: Suspend,
+    /// Whether the dispatcher holds a tenant on one engine ([`super::Gpu::hold`]).
+    pub engine_holds: bool,
+    /// Whether tenants' demand for each engine is reported ([`super::Gpu::read_demand`]).
+    pub demand: bool,
+    /// Whether status registers can be polled ([`super::Gpu::engine_status`]).
+    pub status_registers: bool,
+    /// Whether context switches are logged ([`super::Gpu::read_events`]).
+    pub switch_events: bool,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Most shared memory of a block.
+    pub shared_bytes_max: u32,
+    /// GPU memory in bytes.
+    pub memory_bytes: u64,
+    /// Memory of suspended tenants can be moved to the host and back ([`super::Gpu::move_memory`]),
+    /// and tenants may own more than there is. Their apertures show nothing.
+    pub movable_memory: bool,
+    /// Bytes that the host takes in of it; zero where memory does not move.
+    pub host_pool_bytes: u64,
+    /// Kernels run in software.
+    pub software: bool,
+    /// A VM can see its GPU memory through the aperture.
+    pub aperture: bool,
+}
+
+/// How a tenant's queued work can be stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspend {
+    /// Not at all: what was announced through the doorbell runs and is charged (LoGA 4.3).
+    Drains,
+    /// The running command ends, the next is not started.
+    BetweenCommands,
+    /// A running kernel stops and later goes on.
+    MidKernel,
+}
+
+/// What an engine's status register and the channel table say, read together (LoGA 4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineStatus {
+    /// The tenant whose channel the engine is executing, or None while it is idle or switching.
+    pub running: Option<TenantId>,
+}

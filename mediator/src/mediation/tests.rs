@@ -1,0 +1,193 @@
+//! The loop with a meter as the daemon feeds it.
+
+use super::*;
+use turnstile_accounting::{EngineState, EventMeter, Meter, Observation, SwitchEvent, Window};
+use turnstile_policies::{Tuning, policy_by_name};
+
+const A: TenantId = TenantId(1);
+const B: TenantId = TenantId(2);
+const PERIOD: Nanos = Nanos::from_ms(10);
+
+/// A mediation with the default policy, fed by an event meter as the daemon feeds it.
+struct Bench {
+    mediation: Mediation,
+    meter: EventMeter,
+    at: Moment,
+    seq: u64,
+}
+
+impl Bench {
+    fn new(policy: &str) -> Self {
+        let policy = (policy_by_name(policy).unwrap().make)(&Tuning::default());
+        let mut mediation = Mediation::new(policy, [COMPUTE]);
+        for tenant in [A, B] {
+            let membership = Membership {
+                account: AccountId(0),
+                name: "vm",
+            };
+            mediation
+                .add(tenant, membership, TenantParams::default(), Moment(0))
+                .unwrap();
+        }
+        Self {
+            mediation,
+            meter: EventMeter::new([COMPUTE]),
+            at: Moment(0),
+            seq: 0,
+        }
+    }
+
+    fn log(&mut self, at: Moment, state: EngineState) {
+        let event = SwitchEvent {
+            at,
+            engine: COMPUTE,
+            seq: self.seq,
+            state,
+        };
+        self.seq += 1;
+        self.meter.observe(Observation::Switch(event));
+        self.mediation.observe(&[event], &[]);
+    }
+
+    /// A period in which `used` ran one after the other; those in `busy` have work at its end.
+    fn period(&mut self, used: &[(TenantId, u64)], busy: &[TenantId]) -> Vec<GateOrder> {
+        let mut at = self.at;
+        for (tenant, ms) in used {
+            self.log(at, EngineState::Running(*tenant));
+            at = at + Nanos::from_ms(*ms);
+        }
+        self.log(at, EngineState::Idle);
+        let usage = self.meter.close(Window::starting(self.at, PERIOD));
+        self.at = self.at + PERIOD;
+        let activity = [A, B].map(|tenant| Activity {
+            tenant,
+            pending: busy.contains(&tenant).into(),
+            last_active: busy.contains(&tenant).then_some(self.at),
+            overcharged_ns: 0,
+        });
+        self.mediation
+            .period_end(None, usage, &activity)
+            .unwrap()
+            .to_vec()
+    }
+}
+
+fn order(tenant: TenantId, state: GateState) -> GateOrder {
+    GateOrder { tenant, state }
+}
+
+/// The one tenant of the two that is held.
+fn held(bench: &Bench) -> TenantId {
+    let held: Vec<TenantId> = bench.mediation.held().collect();
+    assert_eq!(held.len(), 1, "{held:?}");
+    held[0]
+}
+
+#[test]
+fn gates_of_a_tenant_that_is_ahead_close_until_both_are_even() {
+    let mut bench = Bench::new("dfq");
+    for tenant in [A, B] {
+        let woke = bench.mediation.woke(tenant, bench.at);
+        assert_eq!(woke, Some(order(tenant, GateState::Open)));
+    }
+    let orders = bench.period(&[(A, 9), (B, 1)], &[A, B]);
+    assert_eq!(orders, [order(A, GateState::Closed)], "8 ms ahead");
+    let orders = bench.period(&[(B, 8)], &[A, B]);
+    assert_eq!(orders, [order(A, GateState::Open)]);
+    let held = bench.mediation.ledger().tenant(A).held_ns;
+    assert_eq!(held, PERIOD);
+}
+
+#[test]
+fn what_is_due_follows_weights_and_waiting_is_time_with_work_off_the_engine() {
+    let mut bench = Bench::new("dfq");
+    bench
+        .mediation
+        .set_weight(A, Weight::new(300).unwrap())
+        .unwrap();
+    bench.period(&[(A, 2), (B, 6)], &[A, B]);
+    bench.period(&[(B, 5)], &[B]);
+    let due = |tenant| {
+        let due = bench.mediation.due(tenant);
+        (due.entitled_ns.0 / 1_000_000, due.waited_ns.0 / 1_000_000)
+    };
+    assert_eq!(due(A), (6, 8));
+    assert_eq!(due(B), (2 + 5, 4 + 5));
+}
+
+#[test]
+fn without_a_policy_all_gates_stay_open() {
+    let mut bench = Bench::new("none");
+    for _ in 0..5 {
+        let orders = bench.period(&[(A, 9), (B, 1)], &[A, B]);
+        assert!(
+            orders.iter().all(|order| order.state == GateState::Open),
+            "{orders:?}"
+        );
+    }
+}
+
+#[test]
+fn an_idle_tenant_is_watched_and_opens_when_it_wakes() {
+    let mut bench = Bench::new("dfq");
+    bench.mediation.woke(A, bench.at);
+    bench.period(&[(A, 1)], &[A]);
+    let mut orders = Vec::new();
+    for _ in 0..4 {
+        orders.extend(bench.period(&[], &[]));
+    }
+    assert!(orders.contains(&order(A, GateState::Watched)), "{orders:?}");
+    assert_eq!(
+        bench.mediation.woke(A, bench.at),
+        Some(order(A, GateState::Open))
+    );
+    assert_eq!(bench.mediation.woke(A, bench.at), None, "it stands open");
+}
+
+#[test]
+fn an_engine_that_ran_dry_admits_a_tenant_that_waits_behind_a_closed_gate() {
+    let mut bench = Bench::new("slices");
+    bench.period(&[(A, 9), (B, 1)], &[A, B]);
+    let waits = held(&bench);
+    assert!(!bench.mediation.anyone_waits());
+    assert_eq!(bench.mediation.ran_dry(bench.at), None, "none waits");
+    assert_eq!(
+        bench.mediation.woke(waits, bench.at),
+        None,
+        "it stays closed"
+    );
+    assert!(bench.mediation.anyone_waits());
+    assert_eq!(
+        bench.mediation.ran_dry(bench.at),
+        Some(order(waits, GateState::Open))
+    );
+    assert!(!bench.mediation.anyone_waits());
+}
+
+#[test]
+fn a_tenant_that_stopped_in_a_period_is_entitled_to_what_it_used_in_it() {
+    let mut bench = Bench::new("slices");
+    bench.period(&[(A, 9), (B, 1)], &[A, B]);
+    let waits = held(&bench);
+    let stops = if waits == A { B } else { A };
+    bench.mediation.woke(waits, bench.at);
+    let due_ms = |bench: &Bench| bench.mediation.due(stops).entitled_ns.0 / 1_000_000;
+    let before = due_ms(&bench);
+    // One has nothing to do, and the other is admitted.
+    bench.mediation.ran_dry(bench.at).unwrap();
+    bench.period(&[(stops, 1), (waits, 6)], &[A, B]);
+    assert_eq!(due_ms(&bench), before + 1);
+    bench.period(&[(stops, 1), (waits, 6)], &[A, B]);
+    assert_eq!(due_ms(&bench), before + 1 + 3, "half of the seven again");
+}
+
+#[test]
+fn a_usage_that_does_not_balance_charges_nothing() {
+    let mut bench = Bench::new("dfq");
+    bench.period(&[(A, 5)], &[A]);
+    let before = bench.mediation.ledger().tenant(A);
+    let mut usage = bench.meter.close(Window::starting(bench.at, PERIOD));
+    usage.engines[0].idle_ns += Nanos(1);
+    assert!(bench.mediation.period_end(None, usage, &[]).is_err());
+    assert_eq!(bench.mediation.ledger().tenant(A), before);
+}
