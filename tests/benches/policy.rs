@@ -1,9 +1,9 @@
 //! How long a decision takes: `cargo bench -p turnstile-tests --bench policy`.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use turnstile_accounting::{Moment, Nanos, TenantId};
+use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
 use turnstile_policies::{
-    Basis, POLICIES, PeriodUsage, TenantParams, TenantPeriod, Tuning, Weight,
+    Basis, Membership, POLICIES, PeriodUsage, TenantParams, TenantPeriod, Tuning, Weight,
 };
 
 fn period_end(c: &mut Criterion) {
@@ -13,14 +13,20 @@ fn period_end(c: &mut Criterion) {
             let mut policy = (row.make)(&Tuning::default());
             for id in 0..tenants {
                 let weight = Weight::new(1 + id * 7 % 1000).unwrap();
+                let membership = Membership {
+                    account: AccountId(id),
+                    name: "vm",
+                };
+                let params = TenantParams { weight, cap: None };
                 policy
-                    .add(TenantId(id), TenantParams { weight, cap: None })
+                    .add(TenantId(id), membership, params, Moment(0))
                     .unwrap();
             }
             let mut seen: Vec<TenantPeriod> = (0..tenants)
                 .map(|id| TenantPeriod {
                     tenant: TenantId(id),
                     used_ns: Nanos::ZERO,
+                    charged_ns: Nanos::ZERO,
                     admitted: true,
                     backlogged: true,
                     overcharged_ns: 0,

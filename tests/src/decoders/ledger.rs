@@ -39,6 +39,7 @@ fn sound() -> &'static [u8] {
             tenant: TenantId(1),
             name: "vm",
             kind: TenantKind::Vm,
+            account: None,
             weight: 100,
             cap: None,
             held_total_ns: Nanos::ZERO,

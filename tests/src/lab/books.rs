@@ -71,6 +71,7 @@ impl Books {
                 tenant: *tenant,
                 name,
                 kind: TenantKind::Vm,
+                account: None,
                 weight: mediation.weight(*tenant).map_or(0, Weight::get),
                 cap: None,
                 held_total_ns: mediation.ledger().held_ns(*tenant)

@@ -80,6 +80,18 @@ pub enum Load {
         /// Kernels submitted at a time.
         depth: u32,
     },
+    /// From `start` on keeps `depth` kernels submitted; their lengths go through a list again and
+    /// again. The next one is submitted a pause after one has ended.
+    Program {
+        /// Lengths of its kernels, in turn.
+        kernels_ns: Vec<Nanos>,
+        /// Kernels submitted at a time.
+        depth: u32,
+        /// From the end of a kernel to the next submission.
+        pauses: Lengths,
+        /// When it begins.
+        start: Moment,
+    },
 }
 
 impl Load {
@@ -98,6 +110,16 @@ impl Load {
             kernels: Lengths::of(kernel_ns),
             depth: 1,
             think: Lengths::of(sleep_ns),
+        }
+    }
+
+    /// Kernels of one length in microseconds, and a pause of `pause_us` before each next one.
+    pub fn program(kernel_us: u64, depth: u32, pause_us: u64) -> Self {
+        Self::Program {
+            kernels_ns: vec![Nanos::from_us(kernel_us)],
+            depth,
+            pauses: Lengths::of(Nanos::from_us(pause_us)),
+            start: Moment(0),
         }
     }
 
@@ -135,13 +157,20 @@ impl Load {
     /// Kernels submitted at a time.
     pub const fn depth(&self) -> u32 {
         match self {
-            Self::Closed { depth, .. } | Self::Open { depth, .. } => *depth,
+            Self::Closed { depth, .. } | Self::Open { depth, .. } | Self::Program { depth, .. } => {
+                *depth
+            }
         }
     }
 
     /// Whether it has work at every moment.
     pub fn is_saturating(&self) -> bool {
-        matches!(self, Self::Closed { think, .. } if think.longest_ns == Nanos::ZERO)
+        match self {
+            Self::Closed { think: pauses, .. } | Self::Program { pauses, .. } => {
+                pauses.longest_ns == Nanos::ZERO
+            }
+            Self::Open { .. } => false,
+        }
     }
 
     /// The longest that its queued kernels can take.
@@ -149,6 +178,9 @@ impl Load {
         let longest = match self {
             Self::Closed { kernels, .. } => kernels.longest_ns.0,
             Self::Open { work, .. } => work.iter().map(|(_, length)| length.0).max().unwrap_or(0),
+            Self::Program { kernels_ns, .. } => {
+                kernels_ns.iter().map(|length| length.0).max().unwrap_or(0)
+            }
         };
         Nanos(u64::from(self.depth()) * longest)
     }
@@ -234,6 +266,15 @@ impl Guest {
                 .map(|_| (Moment(0), kernels.draw(&mut random)))
                 .collect(),
             Load::Open { work, .. } => work.iter().copied().collect(),
+            Load::Program {
+                kernels_ns,
+                depth,
+                start,
+                ..
+            } => {
+                let kernels_ns = kernels_ns.iter().cycle().take(*depth as usize);
+                kernels_ns.map(|length| (*start, *length)).collect()
+            }
         };
         Ok(Self {
             id,
@@ -293,16 +334,32 @@ impl Guest {
                 interrupts,
             });
         }
-        if let Load::Closed { kernels, think, .. } = self.load
-            && !self.stopped
-        {
-            for _ in self.completed..fence.value {
-                let at = now + think.draw(&mut self.random);
-                self.ready.push_back((at, kernels.draw(&mut self.random)));
+        if !self.stopped {
+            for number in self.completed..fence.value {
+                self.follow(number, now);
             }
         }
         self.completed = fence.value;
         Ok(())
+    }
+
+    /// Prepares the launch that follows the end of a launch.
+    fn follow(&mut self, number: u64, now: Moment) {
+        let random = &mut self.random;
+        let (pause, length) = match &self.load {
+            Load::Closed { kernels, think, .. } => (think.draw(random), kernels.draw(random)),
+            Load::Program {
+                kernels_ns,
+                depth,
+                pauses,
+                ..
+            } => {
+                let next = (number + u64::from(*depth)) as usize % kernels_ns.len();
+                (pauses.draw(random), kernels_ns[next])
+            }
+            Load::Open { .. } => return,
+        };
+        self.ready.push_back((now + pause, length));
     }
 
     fn has_room(&self) -> bool {

@@ -2,9 +2,11 @@
 //!
 //! - *Conservation* (law 1): for every engine, the log's own sum is the time passed; meter and ledger agree with it to
 //!   the nanosecond; and the log agrees with the lengths of the kernels that were executed.
+//! - *Error bound*: no charge of a window is off by more than the usage states, which is at most
+//!   its length.
 //! - *No saving up, bounded lag* (laws 2 and 3): while a tenant is backlogged, no other's service by weight grows by more
-//!   than a stated bound ([`Lag`]) against its own, over any stretch of time in which the mediator let nobody in because
-//!   the engine ran dry: what nobody else could use is not measured by weight. Whoever comes back with saved-up time
+//!   than a stated bound ([`Lag`]) against its own, over any stretch of time. Whoever comes back
+//!   with saved-up time
 //!   breaks this.
 //! - *Work conserving* (law 4): the engine is not idle for longer than the mediator's reaction while a doorbell write is
 //!   kept behind a gate.
@@ -69,6 +71,18 @@ pub enum BrokenLaw {
         metered_ns: Nanos,
         /// The log's.
         logged_ns: Nanos,
+    },
+    /// A charge is off by more than its error bound, or the bound exceeds the window.
+    #[error("{tenant} was charged {charged_ns} of {logged_ns}, error bound {bound_ns}")]
+    Bound {
+        /// Tenant.
+        tenant: TenantId,
+        /// The meter's.
+        charged_ns: Nanos,
+        /// The log's.
+        logged_ns: Nanos,
+        /// As the usage states.
+        bound_ns: Nanos,
     },
     /// The ledger refused a usage.
     #[error("Ledger: {0}")]
@@ -243,13 +257,6 @@ impl Lag {
             }
         }
         Ok(())
-    }
-
-    /// Somebody was let in because the engine ran dry: stretches begin anew.
-    pub(super) fn restart(&mut self, service: &[Nanos]) {
-        for pair in &mut self.pairs {
-            pair.least = difference(&self.claimants, pair, service);
-        }
     }
 
     pub(super) fn worst_permille(&self) -> u64 {

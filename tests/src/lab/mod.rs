@@ -10,8 +10,8 @@
 //! the mediation, the policies. Simulated: time, the mapping of pages, what the guests want. A run is a function of its
 //! [`Setup`] and its tenants: the same twice leaves the same log and the same decisions.
 //!
-//! By default a run does as the daemon does, its period and ticks included; [`Setup::kick_when_kept`] and [`Setup::dry`]
-//! take away what a law needs, so that a test can see the law broken.
+//! By default a run does as the daemon does, its period and ticks included;
+//! [`Setup::kick_when_kept`] takes away what a law needs, so that a test can see the law broken.
 //!
 //! After every step a run checks the laws of fair sharing ([`laws`]); a law that is broken ends it with seed and moment.
 
@@ -30,4 +30,4 @@ pub mod world;
 pub use books::BookKeeping;
 pub use guest::{Lengths, Load};
 pub use laws::{BrokenLaw, Violation};
-pub use world::{Dry, MeterSetup, Outcome, Participant, Setup, World, run, run_with_books};
+pub use world::{MeterSetup, Outcome, Participant, Setup, World, run, run_with_books};

@@ -11,17 +11,29 @@ pub(super) struct Sampler {
     next: Moment,
     end: Moment,
     iteration_ns: Nanos,
+    pause_ns: Nanos,
 }
 
 impl Sampler {
     /// A phase from `begin` to `end`. One iteration lasts `iteration_ns`, more or less by a tenth: on real hardware no
-    /// read is as long as the next.
-    pub(super) const fn new(begin: Moment, end: Moment, iteration_ns: Nanos) -> Self {
+    /// read is as long as the next. `pause_ns` lie between two.
+    pub(super) const fn new(
+        begin: Moment,
+        end: Moment,
+        iteration_ns: Nanos,
+        pause_ns: Nanos,
+    ) -> Self {
         Self {
             next: begin,
             end,
             iteration_ns,
+            pause_ns,
         }
+    }
+
+    /// The longest time between two reads.
+    pub(super) const fn gap(&self) -> Nanos {
+        Nanos(self.iteration_ns.0 + self.iteration_ns.0 / 10 + self.pause_ns.0)
     }
 
     /// Reads until just before `until`, up to which the GPU stays as it is. Of reads that show the same, the meter
@@ -43,7 +55,7 @@ impl Sampler {
         while self.next < until {
             last = self.next;
             let length = self.iteration_ns.0 - tenth + random.random_range(0..=2 * tenth);
-            self.next = last + Nanos(length.max(1));
+            self.next = last + Nanos(length.max(1)) + self.pause_ns;
         }
         for &engine in engines {
             let occupant = gpu.engine_status(engine).running;

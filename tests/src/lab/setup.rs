@@ -2,7 +2,8 @@
 
 use turnstile_accounting::meter::PhasePlan;
 use turnstile_accounting::{Moment, Nanos};
-use turnstile_policies::{DECISION_PERIOD_NS, DEFAULT_POLICY, PolicyRow, policy_by_name};
+use turnstile_mediator::gpu::Suspend;
+use turnstile_policies::{DECISION_PERIOD_NS, DEFAULT_POLICY, PolicyRow, Tuning, policy_by_name};
 
 use super::guest::Load;
 
@@ -22,6 +23,8 @@ pub enum MeterSetup {
         randomised: bool,
         /// Length of one read of the registers.
         iteration_ns: Nanos,
+        /// Whether the meter pauses between two reads, by the mean length of the engine's states.
+        adaptive: bool,
     },
 }
 
@@ -32,6 +35,17 @@ impl MeterSetup {
             phases: PhasePlan::default(),
             randomised: true,
             iteration_ns: Nanos::from_us(1),
+            adaptive: false,
+        }
+    }
+
+    /// The same phases, with pauses between the reads.
+    pub fn adaptive() -> Self {
+        Self::Polled {
+            phases: PhasePlan::default(),
+            randomised: true,
+            iteration_ns: Nanos::from_us(1),
+            adaptive: true,
         }
     }
 
@@ -46,18 +60,9 @@ impl MeterSetup {
             },
             randomised: false,
             iteration_ns: Nanos::from_us(1),
+            adaptive: false,
         }
     }
-}
-
-/// When the daemon takes the engine to have run dry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dry {
-    /// The status register shows nobody. That is so while contexts are changed and while the gate of whoever is due is
-    /// still opening, too; who is let in then gets what nobody would have given it: laws 2 and 3 do not hold.
-    NobodyRuns,
-    /// Nobody runs, no channel has anything to do, and no gate is opening.
-    NothingPending,
 }
 
 /// A run.
@@ -72,16 +77,17 @@ pub struct Setup {
     /// From a request of the daemon until the gate has moved. SOURCE: 60 us, about what closing
     /// one takes under KVM (`cargo bench -p turnstile-vmm --bench gates`).
     pub gate_move_ns: Nanos,
-    /// From a trapped doorbell until the daemon knows. An assumption: one wake-up of a thread.
+    /// From a trapped doorbell, or a notice of the GPU, until the daemon acts. An assumption: one
+    /// wake-up of a thread.
     pub kick_ns: Nanos,
     /// Whether the daemon is told of writes that are kept at closed gates, not only of those let through at watched
     /// ones. Law 4 needs it.
     pub kick_when_kept: bool,
-    /// When the engine has run dry.
-    pub dry: Dry,
     /// Polled meter: whether held tenants are let in while the registers are polled, as LoGA's text has it; the daemon,
     /// like LoGA's code, keeps them out.
     pub admit_while_polling: bool,
+    /// How queued work of a held tenant can be stopped.
+    pub suspend: Suspend,
     /// What an engine spends on changing from one tenant to another.
     pub switch_ns: Nanos,
     /// Seed of all that is random.
@@ -108,8 +114,8 @@ impl Setup {
             tick_ns: Nanos::from_us(250),
             gate_move_ns: Nanos::from_us(60),
             kick_ns: Nanos::from_us(10),
+            suspend: Suspend::BetweenCommands,
             kick_when_kept: true,
-            dry: Dry::NothingPending,
             admit_while_polling: false,
             switch_ns: Nanos::from_us(2),
             seed,
@@ -144,8 +150,9 @@ impl Setup {
         }
     }
 
-    /// What the mediator may take to let somebody in when the engine runs dry: it has to be told of the kept write, to
-    /// look (twice, if a gate was opening at first), and to wait for two gate moves, as one in the other direction may be
+    /// How long the engine may be idle while a held tenant has work: the patience, and the
+    /// mediator's reaction. It has to learn of the kept write, to look (twice, if a gate was
+    /// opening at first), and to wait for two gate moves, as one in the other direction may be
     /// under way. While it polls it does not look.
     pub fn reaction_ns(&self, tenants: usize) -> Nanos {
         let moves = Nanos(2 * self.gate_move_ns.0);
@@ -157,15 +164,18 @@ impl Setup {
                 Nanos(mean.poll_ns.0 / 2 * 3)
             }
         };
-        self.kick_ns + Nanos(2 * self.tick_ns.0) + moves + polling
+        let patience = Tuning::default().patience_ns;
+        self.kick_ns + Nanos(2 * self.tick_ns.0) + moves + polling + patience
     }
 }
 
 /// A tenant of a run; ids are 1, 2, and so on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Participant {
-    /// Its weight.
+    /// Its weight within its account.
     pub weight: u32,
+    /// Its account; none for one of its own, which has the same weight.
+    pub account: Option<u32>,
     /// What it wants.
     pub load: Load,
 }
@@ -173,7 +183,11 @@ pub struct Participant {
 impl Participant {
     /// A tenant.
     pub const fn new(weight: u32, load: Load) -> Self {
-        Self { weight, load }
+        Self {
+            weight,
+            account: None,
+            load,
+        }
     }
 }
 
@@ -184,7 +198,7 @@ pub struct Outcome {
     pub windows: Vec<Vec<Nanos>>,
     /// The same, of the whole run.
     pub service_ns: Vec<Nanos>,
-    /// What the ledger charges: with the polled meter a part of it is extrapolated.
+    /// What the ledger charges: with the polled meter a part of it is estimated.
     pub charged_ns: Vec<Nanos>,
     /// What the meter observed itself.
     pub observed_ns: Vec<Nanos>,
@@ -209,9 +223,7 @@ pub struct Outcome {
     /// Requests to gates.
     pub gate_moves: u64,
     /// Doorbell writes that trapped.
-    pub traps: u64,
-    /// How often somebody was let in because the engine had run dry.
-    pub dry_admissions: u64,
+    pub traps: Vec<u64>,
     /// Decisions taken at ends of periods.
     pub periods: u64,
     /// Steps of the run, after each of which the laws were checked.
@@ -221,6 +233,28 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// Doorbell writes of tenant `place` that trapped, for each launch that ended.
+    pub fn traps_per_launch(&self, place: usize) -> f64 {
+        self.traps[place] as f64 / self.launches[place].max(1) as f64
+    }
+
+    /// Compute engine time after the first window.
+    pub fn settled_ns(&self) -> Vec<Nanos> {
+        let places = 0..self.service_ns.len();
+        let settled = || self.windows.iter().skip(1);
+        places
+            .map(|place| settled().map(|window| window[place]).sum())
+            .collect()
+    }
+
+    /// The same in percent of that time.
+    pub fn settled_percent(&self, setup: &Setup) -> Vec<f64> {
+        let windows = self.windows.len().saturating_sub(1).max(1) as f64;
+        let wall_ns = windows * setup.window_ns.0 as f64;
+        let all = self.settled_ns();
+        all.iter().map(|ns| ns.0 as f64 / wall_ns * 100.0).collect()
+    }
+
     /// Engine time of all tenants.
     pub fn busy_ns(&self) -> Nanos {
         self.service_ns.iter().copied().sum()

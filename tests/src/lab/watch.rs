@@ -1,16 +1,19 @@
 //! The daemon's accounting thread in virtual time: the same calls in the same order, without the thread.
 
-use turnstile_accounting::meter::Phases;
+use turnstile_accounting::meter::{Look, Pace, Phases, Unobserved};
 use turnstile_accounting::{Meter, Metric, Moment, Nanos, PolledMeter, Usage, Window};
-use turnstile_mediator::gpu::Gpu;
-use turnstile_mediator::mediation::{COMPUTE, GateOrder};
+use turnstile_mediator::gpu::{Gpu, Suspend};
+use turnstile_mediator::mediation::{COMPUTE, Control, GateOrder, HoldOrder};
 use turnstile_vmm::gate::GateState;
 
 use super::laws::{BrokenLaw, id};
 use super::sampler::Sampler;
-use super::setup::{Dry, MeterSetup};
+use super::setup::MeterSetup;
 use super::world::{Event, World, engines, failed};
 use rand::Rng;
+
+/// From one decision to the next that the policy asks for at least, as the daemon has it.
+const REACTION_MIN: Nanos = Nanos::from_us(50);
 
 /// The period under way, and what was seen so far.
 #[derive(Debug)]
@@ -19,27 +22,31 @@ pub(super) struct Watch {
     from: Moment,
     /// Beginning of its observed part.
     begin: Moment,
-    /// Service at `begin`.
+    /// Service at `from` and at `begin`.
+    service_at_from: Vec<Nanos>,
     service_at_begin: Vec<Nanos>,
     poll_ns: Nanos,
     polled: PolledMeter,
+    unobserved: Unobserved,
+    pace: Pace,
     sampler: Option<Sampler>,
-    last: Option<Usage>,
     pub(super) observed_ns: Vec<Nanos>,
     pub(super) observable_ns: Vec<Nanos>,
     pub(super) observed_wall_ns: Nanos,
 }
 
 impl Watch {
-    pub(super) fn new(tenants: usize) -> Self {
+    pub(super) fn new(tenants: usize, suspend: Suspend) -> Self {
         Self {
             from: Moment(0),
             begin: Moment(0),
+            service_at_from: vec![Nanos::ZERO; tenants],
             service_at_begin: vec![Nanos::ZERO; tenants],
             poll_ns: Nanos::ZERO,
             polled: PolledMeter::new(engines()),
+            unobserved: Unobserved::new(COMPUTE, suspend == Suspend::MidKernel),
+            pace: Pace::default(),
             sampler: None,
-            last: None,
             observed_ns: vec![Nanos::ZERO; tenants],
             observable_ns: vec![Nanos::ZERO; tenants],
             observed_wall_ns: Nanos::ZERO,
@@ -51,6 +58,8 @@ impl World {
     /// A period begins now.
     pub(super) fn begin_period(&mut self) {
         self.watch.from = self.now;
+        let service = self.timeline.service();
+        self.watch.service_at_from.copy_from_slice(service);
         match self.setup.meter {
             MeterSetup::Events { period_ns } => {
                 self.begin_observing();
@@ -69,6 +78,10 @@ impl World {
                     phases.mean(used, allocated)
                 };
                 self.watch.poll_ns = poll_ns;
+                let look = self.look();
+                let (stops, mediation) = (self.stops(), &self.mediation);
+                let suspended = |tenant| stops && !mediation.admitted(tenant);
+                self.watch.unobserved.begin(look, suspended);
                 self.sleep_until(self.now + nonpoll_ns, Event::PollBegin);
             }
         }
@@ -94,31 +107,77 @@ impl World {
         (used.count() as u32, activity.len() as u32)
     }
 
+    /// Whether the GPU does not run what is pending of a held tenant.
+    fn stops(&self) -> bool {
+        self.setup.suspend != Suspend::Drains
+    }
+
+    /// What the GPU shows now.
+    fn look(&mut self) -> Look {
+        let occupant = |engine| (engine, self.gpu.engine_status(engine).running);
+        let occupants = engines().map(occupant).to_vec();
+        let mut channels = Vec::new();
+        for seat in &self.seats {
+            self.channels.clear();
+            self.gpu.activity(seat.guest.id, &mut self.channels);
+            channels.extend(self.channels.iter().map(|of| of.reading(seat.guest.id)));
+        }
+        Look {
+            occupants,
+            channels,
+        }
+    }
+
     fn begin_observing(&mut self) {
         self.watch.begin = self.now;
         let service = self.timeline.service();
         self.watch.service_at_begin.copy_from_slice(service);
     }
 
-    pub(super) fn tick(&mut self) {
-        let nobody_runs = self.gpu.engine_status(COMPUTE).running.is_none();
-        if !nobody_runs || !self.mediation.anyone_waits() {
-            return;
+    /// The daemon is to decide at this moment at the latest.
+    pub(super) fn decide_by(&mut self, at: Moment) {
+        if self.decides_at.is_none_or(|then| at < then) {
+            self.decides_at = Some(at);
+            self.schedule(at, Event::Decide);
         }
-        let dry = match self.setup.dry {
-            Dry::NobodyRuns => true,
-            Dry::NothingPending => {
-                let opening = self.seats.iter().any(|seat| seat.gate.is_opening());
-                !opening && self.activity().iter().all(|seen| seen.pending == 0)
-            }
-        };
-        if dry {
-            let order = self.mediation.ran_dry(self.now);
-            if order.is_some() {
-                self.dry_admissions += 1;
-                self.lag.restart(self.timeline.service());
-            }
-            self.carry_out(order);
+    }
+
+    /// Decides anew, as the daemon does on a notice of the GPU and when the policy has it.
+    pub(super) fn decide(&mut self) {
+        self.decides_at = None;
+        let orders = self.mediation.decide(self.now);
+        for order in orders {
+            self.carry_out(Some(order));
+        }
+        self.carry_out_holds();
+    }
+
+    /// The dispatcher holds tenants as was decided; the next decision is scheduled.
+    fn carry_out_holds(&mut self) {
+        for HoldOrder {
+            tenant,
+            engine,
+            held,
+        } in self.mediation.take_holds()
+        {
+            let note = [
+                self.now.0,
+                u64::from(tenant.0),
+                u64::from(engine.0),
+                u64::from(held),
+            ];
+            self.timeline.note(&note);
+            self.hold_changes += 1;
+            self.gpu.hold(tenant, engine, held);
+        }
+        if let Some(at) = self.mediation.decide_at() {
+            self.decide_by(at.max(self.now + REACTION_MIN));
+        }
+    }
+
+    pub(super) fn tick(&mut self) {
+        if self.mediation.control() == Control::Gates && self.mediation.held().next().is_some() {
+            self.decide();
         }
     }
 
@@ -126,7 +185,11 @@ impl World {
         self.begin_observing();
         let end = self.now + self.watch.poll_ns;
         if let MeterSetup::Polled { iteration_ns, .. } = self.setup.meter {
-            self.watch.sampler = Some(Sampler::new(self.now, end, iteration_ns));
+            let pause_ns = self.watch.pace.pause();
+            let sampler = Sampler::new(self.now, end, iteration_ns, pause_ns);
+            self.watch.sampler = Some(sampler);
+            let look = self.look();
+            self.watch.unobserved.end(look);
         }
         self.schedule(end, Event::PeriodEnd);
         self.move_held(GateState::Open);
@@ -156,32 +219,33 @@ impl World {
     pub(super) fn period_end(&mut self) -> Result<(), BrokenLaw> {
         let (from, begin, end) = (self.watch.from, self.watch.begin, self.now);
         let truth = self.truth.close(window(from, end));
-        let (extrapolated, observed) = match self.setup.meter {
+        let (estimated, observed) = match self.setup.meter {
             MeterSetup::Events { .. } => (None, truth),
-            MeterSetup::Polled { .. } => {
-                self.watch.sampler = None;
-                let observed = self.watch.polled.close(window(begin, end));
+            MeterSetup::Polled { adaptive, .. } => {
+                let look = self.look();
+                let watch = &mut self.watch;
+                let gap = watch.sampler.take().map_or(Nanos::ZERO, |s| s.gap());
+                let finished = watch.unobserved.finished_in_phase(&look);
+                watch.polled.sampled(finished, gap);
+                let observed = watch.polled.close(window(begin, end));
                 let nonpoll = window(from, begin);
-                let mediation = &self.mediation;
-                let extrapolated = match &self.watch.last {
-                    Some(seen) => {
-                        seen.extrapolate(nonpoll, |tenant| mediation.was_admitted(tenant))
-                    }
-                    None => observed.extrapolate(nonpoll, |_| true),
-                };
-                self.watch.last = Some(observed.clone());
-                (Some(extrapolated), observed)
+                let estimated = watch.unobserved.charge(nonpoll, &observed, &look);
+                if adaptive {
+                    watch.pace = Pace::next(&observed);
+                }
+                (Some(estimated), observed)
             }
         };
-        self.compare(&observed, extrapolated.is_none())?;
+        self.check_bounds(estimated.as_ref(), &observed)?;
+        self.compare(&observed, estimated.is_none())?;
         let activity = self.activity();
-        let usages = (self.books.is_some()).then(|| (extrapolated.clone(), observed.clone()));
+        let usages = (self.books.is_some()).then(|| (estimated.clone(), observed.clone()));
         let orders = self
             .mediation
-            .period_end(extrapolated, observed, &activity)?
+            .period_end(estimated, observed, &activity)?
             .to_vec();
-        if let (Some(books), Some((extrapolated, observed))) = (&mut self.books, &usages) {
-            let usages: Vec<&Usage> = extrapolated.iter().chain([observed]).collect();
+        if let (Some(books), Some((estimated, observed))) = (&mut self.books, &usages) {
+            let usages: Vec<&Usage> = estimated.iter().chain([observed]).collect();
             let kept = books.period(&usages, &self.mediation, &activity, self.now);
             kept.map_err(failed)?;
         }
@@ -190,8 +254,36 @@ impl World {
         for order in orders {
             self.carry_out(Some(order));
         }
+        self.carry_out_holds();
         self.move_held(GateState::Closed);
         self.begin_period();
+        Ok(())
+    }
+
+    /// The error bound of each usage of the period, against the log.
+    fn check_bounds(&self, estimated: Option<&Usage>, observed: &Usage) -> Result<(), BrokenLaw> {
+        let watch = &self.watch;
+        let (from, begin) = (&watch.service_at_from[..], &watch.service_at_begin[..]);
+        let first = estimated.map(|usage| (usage, from, begin));
+        let second = (observed, begin, self.timeline.service());
+        for (usage, before, after) in first.into_iter().chain([second]) {
+            let bound_ns = usage
+                .engine(COMPUTE)
+                .map_or(Nanos::ZERO, |e| e.error_bound_ns);
+            for (place, (before, after)) in before.iter().zip(after).enumerate() {
+                let (tenant, logged_ns) = (id(place), *after - *before);
+                let charged_ns = usage.tenant_ns(tenant, Metric::Total);
+                let error_ns = charged_ns.0.abs_diff(logged_ns.0);
+                if error_ns > bound_ns.0 || bound_ns > usage.window.length() {
+                    return Err(BrokenLaw::Bound {
+                        tenant,
+                        charged_ns,
+                        logged_ns,
+                        bound_ns,
+                    });
+                }
+            }
+        }
         Ok(())
     }
 
@@ -245,6 +337,9 @@ impl World {
             .note(&[self.now.0, u64::from(tenant.0), state as u64]);
         let request = self.seats[place].gate.want(state);
         self.send(place, request);
+        if self.mediation.control() == Control::Holds {
+            return;
+        }
         match state {
             GateState::Closed => self.gpu.suspend(tenant),
             GateState::Open | GateState::Watched => self.gpu.resume(tenant),

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use turnstile_accounting::record::Entry;
-use turnstile_accounting::{EngineId, EventMeter, Meter, Moment, Nanos, Observation, SwitchEvent};
+use turnstile_accounting::{
+    AccountId, DemandEvent, EngineId, EventMeter, Meter, Moment, Nanos, Observation, SwitchEvent,
+};
 use turnstile_mediator::gpu::soft::{ENGINES, SoftConfig, VirtualGpu};
 use turnstile_mediator::gpu::{ChannelActivity, Gpu};
 use turnstile_mediator::mediation::{Activity, Mediation};
 use turnstile_mediator::tenant::gates::GateMove;
-use turnstile_policies::{TenantParams, Tuning, Weight};
+use turnstile_policies::{Membership, TenantParams, Tuning, Weight};
 use turnstile_vmm::gate::GateState;
 
 use super::books::{BookKeeping, Books};
@@ -20,7 +22,10 @@ use super::laws::{BrokenLaw, Claimant, Idleness, Lag, Launches, Violation, id};
 use super::timeline::Timeline;
 use super::watch::Watch;
 
-pub use super::setup::{Dry, MeterSetup, Outcome, Participant, Setup};
+pub use super::setup::{MeterSetup, Outcome, Participant, Setup};
+
+/// Numbers of the accounts that are a tenant's own begin here.
+const OWN_ACCOUNTS: u32 = 1_000;
 
 /// Something that happens at a moment known before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +38,8 @@ pub(super) enum Event {
     Due(usize),
     /// The daemon looks for an engine without work.
     Tick,
+    /// The daemon decides anew.
+    Decide,
     /// A poll phase begins.
     PollBegin,
     /// A period ends.
@@ -62,9 +69,12 @@ pub struct World {
     pub(super) watch: Watch,
     pub(super) random: SmallRng,
     pub(super) periods: u64,
-    pub(super) dry_admissions: u64,
+    pub(super) hold_changes: u64,
     /// The daemon is gone.
     over: bool,
+    /// When the next decision is scheduled.
+    pub(super) decides_at: Option<Moment>,
+    demand: Vec<DemandEvent>,
     queue: BTreeMap<(Moment, u64), Event>,
     next_event: u64,
     execution: Execution,
@@ -74,7 +84,7 @@ pub struct World {
     steps: u64,
     executed: Vec<Executed>,
     log: Vec<SwitchEvent>,
-    channels: Vec<ChannelActivity>,
+    pub(super) channels: Vec<ChannelActivity>,
     /// Its ledger, if one is kept.
     pub(super) books: Option<Books>,
 }
@@ -135,17 +145,28 @@ impl World {
         let execution = Execution::default();
         let config = SoftConfig {
             switch: setup.switch_ns,
+            suspend: setup.suspend,
             seed: setup.seed,
             ..SoftConfig::default()
         };
         let gpu = VirtualGpu::with_cost(config, Box::new(execution.clone()));
         let tuning = Tuning::default();
-        let mut mediation = Mediation::new((setup.policy.make)(&tuning), engines());
+        let mut mediation = Mediation::for_gpu(&setup.policy, &tuning, &gpu.capabilities());
         let mut seats = Vec::new();
         for (place, participant) in participants.iter().enumerate() {
             let weight = Weight::new(participant.weight).map_err(failed)?;
             let params = TenantParams { weight, cap: None };
-            mediation.add(id(place), params).map_err(failed)?;
+            let account = participant.account.unwrap_or(OWN_ACCOUNTS + place as u32);
+            let membership = Membership {
+                account: AccountId(account),
+                name: &format!("tenant{place}"),
+            };
+            if participant.account.is_none() {
+                mediation.set_account(membership.account, params);
+            }
+            mediation
+                .add(id(place), membership, params, Moment(0))
+                .map_err(failed)?;
             let load = participant.load.clone();
             let guest = Guest::start(&gpu, id(place), load, setup.seed).map_err(failed)?;
             let doorbells = guest.vm.doorbells.clone();
@@ -177,11 +198,13 @@ impl World {
             now: Moment(0),
             timeline: Timeline::new(tenants, setup.window_ns),
             truth: EventMeter::new(engines()),
-            watch: Watch::new(tenants),
+            watch: Watch::new(tenants, setup.suspend),
             random: SmallRng::seed_from_u64(setup.seed),
             periods: 0,
-            dry_admissions: 0,
+            hold_changes: 0,
             over: false,
+            decides_at: None,
+            demand: Vec::new(),
             queue: BTreeMap::new(),
             next_event: 0,
             execution,
@@ -224,13 +247,16 @@ impl World {
         Ok(outcome)
     }
 
-    /// The daemon leaves, and all gates open: what was announced must end.
+    /// The daemon leaves, all gates open, and all tenants are resumed: what was announced must end.
     fn drain(&mut self) -> Result<(), BrokenLaw> {
         self.over = true;
         for place in 0..self.seats.len() {
             self.seats[place].guest.stop();
             let request = self.seats[place].gate.want(GateState::Open);
             self.send(place, request);
+            for engine in engines() {
+                self.gpu.hold(id(place), engine, false);
+            }
         }
         while let Some(at) = self.next_moment() {
             self.step(at)?;
@@ -338,8 +364,14 @@ impl World {
                 self.gpu.ring(id(place));
             }
             Event::Due(place) => self.seats[place].due = None,
-            Event::Tick | Event::PollBegin | Event::PeriodEnd if self.over => {}
+            Event::Tick | Event::Decide | Event::PollBegin | Event::PeriodEnd if self.over => {}
             Event::Tick => self.tick(),
+            Event::Decide => {
+                // A later one was scheduled for an earlier moment meanwhile.
+                if self.decides_at == Some(self.now) {
+                    self.decide();
+                }
+            }
             Event::PollBegin => self.poll_begin(),
             Event::PeriodEnd => self.period_end()?,
         }
@@ -347,7 +379,17 @@ impl World {
     }
 
     pub(super) fn read_log(&mut self) -> Result<(), BrokenLaw> {
+        self.gpu.read_demand(&mut self.demand);
         self.gpu.read_events(&mut self.log);
+        if !self.over {
+            let polls = matches!(self.setup.meter, MeterSetup::Polled { .. });
+            let switches: &[_] = if polls { &[] } else { &self.log };
+            self.mediation.observe(switches, &self.demand);
+        }
+        self.demand.clear();
+        if self.gpu.take_notice() {
+            self.decide_by(self.now + self.setup.kick_ns);
+        }
         for event in self.log.drain(..) {
             self.timeline.take(event)?;
             self.truth.observe(Observation::Switch(event));
@@ -370,7 +412,14 @@ impl World {
         if self.setup.enforce_lag && !self.over {
             self.lag.check(service)?;
         }
-        let waits = self.seats.iter().find(|seat| seat.gate.keeps());
+        let held = |seat: &&Seat| {
+            let pending = seat.guest.submitted() > seat.guest.completed();
+            pending && !self.mediation.admitted(seat.guest.id)
+        };
+        let waits = self
+            .seats
+            .iter()
+            .find(|seat| seat.gate.keeps() || held(seat));
         let waits = waits.map(|seat| seat.guest.id);
         self.idleness.look(self.now, self.timeline.is_idle(), waits);
         Ok(())
@@ -420,8 +469,7 @@ impl World {
             idle_behind_gate_max_ns: self.idleness.longest_ns(),
             lag_permille: self.lag.worst_permille(),
             gate_moves: gates().map(SimulatedGate::moves).sum(),
-            traps: gates().map(|gate| gate.counters().trapped).sum(),
-            dry_admissions: self.dry_admissions,
+            traps: gates().map(|gate| gate.counters().trapped).collect(),
             periods: self.periods,
             steps: self.steps,
             hash: self.timeline.hash(),

@@ -123,7 +123,7 @@ pub fn report(seeds: u64) -> Result<Report, Violation> {
         rows,
         notes: vec![
             "ReadmittedToPoll: kernels of 2 ms against 200 us, both 1 deep; who is held runs in poll phases all the same (A1.4). The printed rule charges it for the non-poll phase as well and never lets it in.".to_owned(),
-            "DeepQueues: kernels of 2 ms, 8 deep, against 200 us, 1 deep. What a held tenant has queued runs on unseen in non-poll phases: the printed rule happens to charge it for them, the repaired one does not, and is further off. LightTenant: two saturating tenants and one that uses about 1 %.".to_owned(),
+            "DeepQueues: kernels of 2 ms, 8 deep, against 200 us, 1 deep. What a held tenant has queued runs on unseen in non-poll phases: the repaired rule charges it for the commands that finished there, the printed one by the poll phase alone. LightTenant: two saturating tenants and one that uses about 1 %.".to_owned(),
             "The paper prints no figure for any of these; it leaves the engine idle until the next decision, and its minimum counts tenants that do not wait.".to_owned(),
         ],
         chart: Chart {

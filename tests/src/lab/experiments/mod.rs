@@ -1,7 +1,11 @@
 //! Experiments: each is a function from seeds to rows, a table beside the paper's numbers, and a chart.
 
+pub mod adversary;
+pub mod charged;
+pub mod launch_wait;
 pub mod literal;
 pub mod loga;
+pub mod loga11;
 pub mod share;
 pub mod swap;
 pub mod unfair;
@@ -87,6 +91,30 @@ pub const EXPERIMENTS: &[Experiment] = &[
         about: "LoGA Fig. 10: measured load, polling all the time and one sixth of it",
         seeds: 10,
         run: loga::load_report,
+    },
+    Experiment {
+        name: "loga-charged",
+        about: "LoGA 4.3: charges against what ran, by policy, meter, depth and suspension",
+        seeds: 2,
+        run: charged::report,
+    },
+    Experiment {
+        name: "loga-11",
+        about: "LoGA Fig. 11: six programs beside four that launch and wait",
+        seeds: 1,
+        run: loga11::report,
+    },
+    Experiment {
+        name: "launch-wait",
+        about: "pairs of which one or both launch and wait, every policy",
+        seeds: 1,
+        run: launch_wait::report,
+    },
+    Experiment {
+        name: "adversary",
+        about: "a victim's worst window beside tenants of one account, by seed",
+        seeds: 200,
+        run: adversary::report,
     },
     Experiment {
         name: "unfair",

@@ -136,7 +136,6 @@ pub fn report(seeds: u64) -> Result<Report, Violation> {
             let lag = of().map(|result| result.0.lag_permille).max().unwrap_or(0);
             let idle = of().map(|result| result.0.idle_behind_gate_max_ns).max();
             let moves = of().map(|result| result.0.gate_moves).sum::<u64>();
-            let dry = of().map(|result| result.0.dry_admissions).max();
             let seconds = seeds.max(1) * END.0 / 1_000_000_000;
             rows.push(vec![
                 format!("{}:{}", weights.0 / 100, weights.1 / 100),
@@ -146,7 +145,6 @@ pub fn report(seeds: u64) -> Result<Report, Violation> {
                 format!("{BOUND_POINTS:.1}"),
                 format!("{}", lag / 10),
                 format!("{}", idle.unwrap_or_default().0 / 1_000),
-                format!("{}", dry.unwrap_or(0)),
                 format!("{}", moves / seconds),
             ]);
             series.push(Series {
@@ -178,7 +176,6 @@ pub fn report(seeds: u64) -> Result<Report, Violation> {
             "bound",
             "lag, % of law 3",
             "idle behind gate, us",
-            "let in dry, most",
             "gate moves/s",
         ],
         rows,

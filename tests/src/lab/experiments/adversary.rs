@@ -1,0 +1,174 @@
+//! Adversary: one account's tenants against a victim of another, programs drawn by seed.
+//!
+//! In: a seed. Out: the victim's worst window in served time: by how much its service falls short
+//! of half of what all were served, over any stretch of the run. Victims saturate or pause less
+//! than they run, so that half is what they are entitled to. Tenants that leave and return, and
+//! work that is not a kernel, are covered by the policies' own tests.
+
+use rand::rngs::SmallRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use turnstile_accounting::{Moment, Nanos};
+
+use super::{Report, over_seeds};
+use crate::lab::chart::{Chart, Series};
+use crate::lab::guest::{Lengths, Load};
+use crate::lab::laws::Violation;
+use crate::lab::world::{Outcome, Participant, Setup, run};
+
+/// Length of a run.
+pub const END: Moment = Moment(4_000_000_000);
+/// Lengths of attackers' kernels, in microseconds.
+const KERNELS_US: [u64; 7] = [10, 50, 200, 1_000, 10_000, 100_000, 1_000_000];
+/// Pauses of attackers, in microseconds; 950 and 990 are just below the patience.
+const PAUSES_US: [u64; 7] = [0, 100, 950, 990, 1_000, 5_000, 30_000];
+/// Tenants of the attacking account.
+const CROWDS: [usize; 3] = [1, 4, 40];
+/// From one sample of the services to the next.
+const SAMPLE: Nanos = Nanos::from_us(250);
+/// The bound on being ahead, and the reaction.
+const ALLOWED: Nanos = Nanos::from_us(2_000);
+
+/// A victim beside attackers.
+#[derive(Clone, Debug)]
+pub struct Attack {
+    /// Kernel in microseconds, depth and pause in microseconds of the victim.
+    pub victim: (u64, u32, u64),
+    /// Loads of the attacking account's tenants.
+    pub attackers: Vec<Load>,
+    /// The longest kernel of an attacker.
+    pub longest: Nanos,
+}
+
+impl Attack {
+    /// The attack of this seed.
+    pub fn of(seed: u64) -> Self {
+        let mut random = SmallRng::seed_from_u64(seed);
+        let victims = [(1_000, 4, 0), (1_000, 1, 0), (200, 1, 100)];
+        let crowd = *CROWDS.choose(&mut random).unwrap_or(&1);
+        let mut longest = Nanos::ZERO;
+        let attackers = (0..crowd).map(|_| {
+            let kernels = random.random_range(1..=3);
+            let mut kernel = || Nanos::from_us(*KERNELS_US.choose(&mut random).unwrap_or(&10));
+            let kernels_ns: Vec<Nanos> = (0..kernels).map(|_| kernel()).collect();
+            longest = kernels_ns.iter().copied().fold(longest, Nanos::max);
+            let pause = *PAUSES_US.choose(&mut random).unwrap_or(&0);
+            Load::Program {
+                kernels_ns,
+                depth: *[1, 1, 2, 8].choose(&mut random).unwrap_or(&1),
+                pauses: Lengths::of(Nanos::from_us(pause)),
+                start: Moment(random.random_range(0..20_000_000)),
+            }
+        });
+        let attackers = attackers.collect();
+        Self {
+            victim: *victims.choose(&mut random).unwrap_or(&victims[0]),
+            attackers,
+            longest,
+        }
+    }
+
+    /// One run.
+    ///
+    /// # Errors
+    /// A law was broken.
+    pub fn run(&self, seed: u64, policy: &str) -> Result<Outcome, Violation> {
+        let (kernel_us, depth, pause_us) = self.victim;
+        let victim = Participant::new(100, Load::program(kernel_us, depth, pause_us));
+        let attackers = self.attackers.iter().map(|load| Participant {
+            account: Some(1),
+            ..Participant::new(100, load.clone())
+        });
+        let tenants: Vec<_> = std::iter::once(victim).chain(attackers).collect();
+        let setup = Setup {
+            window_ns: SAMPLE,
+            ..Setup::new(seed, END)
+        };
+        let setup = Setup {
+            // The law weighs tenants against each other, and the attackers share one account.
+            enforce_lag: false,
+            ..setup.with_policy(policy)
+        };
+        run(setup, &tenants)
+    }
+
+    /// What the victim may fall short by.
+    pub fn allowed_ns(&self) -> u64 {
+        self.longest.0 + ALLOWED.0
+    }
+}
+
+/// By how much the victim, the first tenant, falls short of half of what all were served, in the
+/// worst stretch between two samples, in nanoseconds.
+pub fn worst_window_ns(outcome: &Outcome) -> u64 {
+    // Twice the shortfall: what the others were served beyond the victim.
+    let (mut now, mut least, mut worst) = (0i64, 0, 0);
+    for window in &outcome.windows {
+        let others: u64 = window[1..].iter().map(|ns| ns.0).sum();
+        now += others as i64 - window[0].0 as i64;
+        least = least.min(now);
+        worst = worst.max(now - least);
+    }
+    (worst / 2) as u64
+}
+
+/// The experiment.
+///
+/// # Errors
+/// A law was broken.
+pub fn report(seeds: u64) -> Result<Report, Violation> {
+    let (mut rows, mut series) = (Vec::new(), Vec::new());
+    for policy in ["none", "dfq"] {
+        let mut of_seeds = over_seeds(seeds, |seed| {
+            let attack = Attack::of(seed);
+            let outcome = attack.run(seed, policy)?;
+            let (short, allowed) = (worst_window_ns(&outcome), attack.allowed_ns());
+            let part = outcome.service_ns[0].0 as f64 / outcome.busy_ns().0 as f64;
+            Ok((seed, attack, short, short as f64 / allowed as f64, part))
+        })?;
+        let points = of_seeds.iter().map(|of| (of.0 as f64, of.3)).collect();
+        series.push(Series {
+            name: policy.to_owned(),
+            points,
+        });
+        of_seeds.sort_by(|a, b| b.3.total_cmp(&a.3));
+        for (seed, attack, short, over, part) in of_seeds.iter().take(8) {
+            rows.push(vec![
+                policy.to_owned(),
+                seed.to_string(),
+                format!("{:?}", attack.victim),
+                attack.attackers.len().to_string(),
+                format!("{:.2}", attack.longest.0 as f64 / 1e6),
+                format!("{:.2}", *short as f64 / 1e6),
+                format!("{over:.3}"),
+                format!("{:.1}", part * 100.0),
+            ]);
+        }
+    }
+    Ok(Report {
+        title: format!(
+            "A victim beside tenants of one other account, seeds 0..{seeds}, 4 s each: the 8 worst of each policy"
+        ),
+        head: vec![
+            "policy",
+            "seed",
+            "victim: us, depth, pause",
+            "attackers",
+            "longest kernel, ms",
+            "worst window, ms",
+            "of what is allowed",
+            "victim, % of served",
+        ],
+        rows,
+        notes: vec![
+            "Allowed: one attacker kernel, 1 ms ahead and 1 ms of reaction, in served time."
+                .to_owned(),
+        ],
+        chart: Chart {
+            title: "Worst window over what is allowed".to_owned(),
+            x: "seed".to_owned(),
+            y: "of what is allowed".to_owned(),
+            series,
+        },
+    })
+}

@@ -1,0 +1,209 @@
+//! LoGA Fig. 11: a program beside four throttles, which run a kernel of 200 us, wait for it and
+//! pause.
+//!
+//! In: a policy, a program, how kernels are suspended, the pauses. Out: what the throttles and the
+//! program get of the engine, and the program's turnaround against the fair line.
+//!
+//! The fair line is `(n + 1) t_b / (t_b + sum t_i)` times the program's turnaround without a
+//! policy, over its turnaround alone. Here `t` are the engine times of the run without a policy,
+//! `b` is the program and `i` the `n` throttles.
+
+use turnstile_accounting::{Moment, Nanos};
+use turnstile_mediator::gpu::Suspend;
+
+use super::{Report, over_seeds};
+use crate::lab::chart::{Chart, Series};
+use crate::lab::guest::{Lengths, Load};
+use crate::lab::laws::Violation;
+use crate::lab::setup::MeterSetup;
+use crate::lab::world::{Participant, Setup, run};
+
+/// Length of a run; the first second does not count.
+pub const END: Moment = Moment(6_000_000_000);
+/// Policies that are compared, each with its own meter.
+pub const POLICIES: [&str; 3] = ["none", "dfq", "dfq-literal"];
+/// How kernels are suspended, and by how much the pauses of 800 us vary, in microseconds.
+pub const SCENES: [(Suspend, u64); 3] = [
+    (Suspend::BetweenCommands, 0),
+    (Suspend::BetweenCommands, 50),
+    (Suspend::MidKernel, 0),
+];
+/// Throttles.
+const THROTTLES: u64 = 4;
+/// From the start of one throttle to that of the next.
+const STAGGER: Nanos = Nanos::from_us(137);
+
+/// The six programs.
+pub fn programs() -> [(&'static str, Load); 6] {
+    let mixed = Load::Program {
+        kernels_ns: vec![Nanos::from_us(50), Nanos::from_us(5_000)],
+        depth: 1,
+        pauses: Lengths::of(Nanos::ZERO),
+        start: Moment(0),
+    };
+    [
+        ("500 us", Load::program(500, 1, 0)),
+        ("2 ms", Load::program(2_000, 1, 0)),
+        ("10 ms", Load::program(10_000, 1, 0)),
+        ("50 us and 5 ms", mixed),
+        ("2 ms, half I/O", Load::program(2_000, 1, 2_000)),
+        ("2 ms, 8 deep", Load::program(2_000, 8, 0)),
+    ]
+}
+
+/// What came of a run, in percent of the time.
+#[derive(Clone, Debug)]
+pub struct Figures {
+    /// The throttle that got the least.
+    pub throttle: f64,
+    /// The program.
+    pub program: f64,
+    /// All tenants.
+    pub busy: f64,
+    /// The program's turnaround over its turnaround alone.
+    pub turnaround: f64,
+    /// The same over the fair line.
+    pub over_fair_line: f64,
+}
+
+/// A program under a policy, beside the throttles and without a policy for comparison.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    /// Name of the program.
+    pub name: &'static str,
+    /// The program.
+    pub program: Load,
+    /// How kernels are suspended.
+    pub suspend: Suspend,
+    /// By how much pauses vary, in microseconds.
+    pub jitter_us: u64,
+}
+
+impl Scene {
+    fn percent(&self, seed: u64, policy: &str, throttles: u64) -> Result<Vec<f64>, Violation> {
+        let throttle = |place: u64| Load::Program {
+            kernels_ns: vec![Nanos::from_us(200)],
+            depth: 1,
+            pauses: Lengths::between_us(800, 800 + self.jitter_us),
+            start: Moment(place * STAGGER.0),
+        };
+        let loads = std::iter::once(self.program.clone()).chain((1..=throttles).map(throttle));
+        let tenants: Vec<_> = loads.map(|load| Participant::new(100, load)).collect();
+        let setup = Setup {
+            suspend: self.suspend,
+            ..Setup::new(seed, END)
+        };
+        let setup = if policy == "dfq-literal" {
+            setup.with_meter(MeterSetup::loga())
+        } else {
+            setup
+        };
+        let setup = setup.with_policy(policy);
+        Ok(run(setup, &tenants)?.settled_percent(&setup))
+    }
+
+    /// What each policy gives, in the order of `policies`.
+    ///
+    /// # Errors
+    /// A law was broken.
+    pub fn figures(&self, seed: u64, policies: &[&str]) -> Result<Vec<Figures>, Violation> {
+        let alone = self.percent(seed, "none", 0)?[0];
+        let none = self.percent(seed, "none", THROTTLES)?;
+        let fair_line = (THROTTLES + 1) as f64 * none[0] / none.iter().sum::<f64>() / none[0];
+        let figures = |policy: &&str| {
+            let got = self.percent(seed, policy, THROTTLES)?;
+            Ok(Figures {
+                throttle: got[1..].iter().copied().fold(f64::MAX, f64::min),
+                program: got[0],
+                busy: got.iter().sum(),
+                turnaround: alone / got[0],
+                over_fair_line: 1.0 / got[0] / fair_line,
+            })
+        };
+        policies.iter().map(figures).collect()
+    }
+}
+
+/// All scenes.
+pub fn scenes() -> Vec<Scene> {
+    let of = |(suspend, jitter_us)| {
+        programs().map(|(name, program)| Scene {
+            name,
+            program,
+            suspend,
+            jitter_us,
+        })
+    };
+    SCENES.into_iter().flat_map(of).collect()
+}
+
+/// What the paper prints for a throttle, in percent.
+fn paper(scene: &Scene, policy: &str) -> &'static str {
+    match (scene.name, policy, scene.jitter_us) {
+        ("2 ms", "dfq-literal", 0) if scene.suspend == Suspend::BetweenCommands => "16.0",
+        _ => "-",
+    }
+}
+
+/// The experiment: of several seeds the figures that are worst for the throttles.
+///
+/// # Errors
+/// A law was broken.
+pub fn report(seeds: u64) -> Result<Report, Violation> {
+    let mut rows = Vec::new();
+    let mut series: Vec<Series> = POLICIES
+        .map(|policy| Series {
+            name: policy.to_owned(),
+            points: Vec::new(),
+        })
+        .into();
+    for (place, scene) in scenes().iter().enumerate() {
+        let of_seeds = over_seeds(seeds, |seed| scene.figures(seed, &POLICIES))?;
+        for (index, policy) in POLICIES.into_iter().enumerate() {
+            let all = of_seeds.iter().map(|figures| &figures[index]);
+            let Some(figures) = all.min_by(|a, b| a.throttle.total_cmp(&b.throttle)) else {
+                continue;
+            };
+            series[index].points.push((place as f64, figures.throttle));
+            rows.push(vec![
+                policy.to_owned(),
+                scene.name.to_owned(),
+                format!("{:?}", scene.suspend),
+                format!("800..{}", 800 + scene.jitter_us),
+                format!("{:.2}", figures.throttle),
+                format!("{:.2}", figures.program),
+                format!("{:.2}", figures.busy),
+                format!("{:.3}", figures.turnaround),
+                format!("{:.3}", figures.over_fair_line),
+                paper(scene, policy).to_owned(),
+            ]);
+        }
+    }
+    Ok(Report {
+        title: format!(
+            "A program beside four throttles (200 us, pauses of 800 us), equal weights, {seeds} runs of 5 s after the first second"
+        ),
+        head: vec![
+            "policy",
+            "program",
+            "suspend",
+            "pauses, us",
+            "least throttle, %",
+            "program, %",
+            "busy, %",
+            "turnaround over alone",
+            "over the fair line",
+            "paper, %",
+        ],
+        rows,
+        notes: vec![
+            "dfq and none by the engine's events; dfq-literal polls 1 ms and 5 ms per channel, as the paper has it.".to_owned(),
+        ],
+        chart: Chart {
+            title: "Least throttle by scene".to_owned(),
+            x: "scene, in the order of the table".to_owned(),
+            y: "percent of the time".to_owned(),
+            series,
+        },
+    })
+}
