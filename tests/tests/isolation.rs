@@ -47,6 +47,12 @@ fn each_misbehaviour_is_answered_and_harms_nobody_else() {
                 left.console
             );
         }
+        let worked = |name: &str| {
+            host.tenant(name)
+                .is_ok_and(|tenant| tenant.compute_ns > Nanos::from_ms(200))
+        };
+        let all = || GOOD.iter().all(|(name, ..)| worked(name));
+        assert!(wait_for(GRACE, all), "{guests:?}: no progress");
         for (vm, (name, ..)) in good.into_iter().zip(GOOD) {
             assert!(end_well(vm, name) > 100, "{guests:?}: {name} did little");
         }

@@ -9,6 +9,7 @@ use crate::lab::guest::{Lengths, Load};
 use crate::lab::laws::Violation;
 use crate::lab::setup::MeterSetup;
 use crate::lab::world::{Outcome, Participant, Setup, run};
+use turnstile_mediator::gpu::Suspend;
 
 /// Length of a run.
 pub const END: Moment = Moment(10_000_000_000);
@@ -60,6 +61,7 @@ pub fn tenants(scene: Scene, seed: u64) -> Vec<Participant> {
 pub fn run_with(seed: u64, policy: &str, scene: Scene) -> Result<Outcome, Violation> {
     let setup = Setup {
         admit_while_polling: scene == Scene::ReadmittedToPoll,
+        suspend: Suspend::Drains,
         ..Setup::new(seed, END)
     };
     let setup = setup.with_meter(MeterSetup::loga()).with_policy(policy);
