@@ -93,6 +93,7 @@ pub(super) fn run(
         shared_until: Moment(0),
         demand: Vec::new(),
         demand_known: host.gpu().capabilities().demand,
+        feeds_policy: host.schedules_by_events(),
         polls: kind != MeterKind::Events,
     };
     match kind {
@@ -128,6 +129,8 @@ struct Accounting<'a> {
     shared_until: Moment,
     demand: Vec<DemandEvent>,
     demand_known: bool,
+    /// The policy takes what the engines do.
+    feeds_policy: bool,
     /// The policy is charged by a polled meter.
     polls: bool,
 }
@@ -225,7 +228,7 @@ impl Accounting<'_> {
     fn read_log(&mut self) {
         self.host.gpu().read_demand(&mut self.demand);
         let complete = self.host.gpu().read_events(&mut self.events);
-        if self.host.schedules_by_events() {
+        if self.feeds_policy {
             let switches: &[_] = if self.polls { &[] } else { &self.events };
             self.host.observe(switches, &self.demand);
             self.demand.clear();
