@@ -53,17 +53,18 @@ pub enum EngineState {
     Fault(TenantId),
 }
 
-/// What work a tenant has for one engine: commands that the engine could start now, or executes. A
-/// wait that is not over, a fence and a copy are no work of a compute engine.
+/// What work a tenant has for one engine: commands that the engine could start now or as soon as a
+/// command of the same channel ends, or executes. A wait that is not over, a fence and a copy are
+/// no work of a compute engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Demand {
     /// None: the tenant is idle on this engine.
     #[default]
     Nothing,
-    /// The engine executes a command of it, and no other could be started.
+    /// The engine executes a command of it, and no other could be started then.
     Executes,
-    /// A command of it could be started.
+    /// A command of it could be started, or directly follows the one that is executed.
     Queued,
 }
 

@@ -17,14 +17,11 @@ fn all_pass<T: Sync>(list: &[T], check: impl Fn(&T) -> Vec<String> + Sync) {
 
 /// LoGA Fig. 11, by the events of the engine.
 #[test]
-#[ignore = "not met in the lab yet: lab loga-11 prints the figures"]
 fn throttles_beside_six_programs_get_their_part() {
     all_pass(&loga11::scenes(), |scene| {
-        let figures = scene.figures(0, &["none", "dfq"]).unwrap();
-        let [none, dfq] = &figures[..] else {
-            panic!("two policies")
-        };
         let (throttle, busy) = match (scene.suspend, scene.jitter_us) {
+            // Short of 19: kernels collide, and each collision costs a pause of 100 to 200 us.
+            (Suspend::MidKernel, _) if scene.name.ends_with("half I/O") => (18.5, 94.0),
             (Suspend::MidKernel, _) => (19.0, 94.0),
             (_, 0) => (16.0, 83.0),
             _ => (15.5, 81.5),
@@ -33,6 +30,13 @@ fn throttles_beside_six_programs_get_their_part() {
             "{}, {:?}, {} us",
             scene.name, scene.suspend, scene.jitter_us
         );
+        let figures = match scene.figures(0, &["none", "dfq"]) {
+            Ok(figures) => figures,
+            Err(violation) => return vec![format!("{case}: {violation}")],
+        };
+        let [none, dfq] = &figures[..] else {
+            panic!("two policies")
+        };
         let checks = [
             ("throttle", dfq.throttle, dfq.throttle >= throttle),
             ("busy", dfq.busy, dfq.busy >= busy),
@@ -54,17 +58,21 @@ fn throttles_beside_six_programs_get_their_part() {
     });
 }
 
-fn pairs_get_their_entitlement(suspend: Suspend, both_pause_points: f64) {
-    // One in eight: `lab launch-wait` prints all.
-    let pairs: Vec<_> = launch_wait::pairs(suspend).into_iter().step_by(8).collect();
+/// Of the pairs one in `step`.
+fn pairs_get_their_entitlement(suspend: Suspend, both_pause_points: f64, step: usize) {
+    let pairs = launch_wait::pairs(suspend).into_iter();
+    let pairs: Vec<_> = pairs.step_by(step).collect();
     all_pass(&pairs, |pair| {
-        let figures = pair.figures(0, &["dfq"]).unwrap();
-        let dfq = &figures[0];
         let [first, second] = pair.programs;
         let case = format!(
             "{suspend:?}, weights {:?}: {first} beside {second}",
             pair.weights
         );
+        let figures = match pair.figures(0, &["dfq"]) {
+            Ok(figures) => figures,
+            Err(violation) => return vec![format!("{case}: {violation}")],
+        };
+        let dfq = &figures[0];
         let points = match pair.one_keeps_queued() || second.keeps_queued() {
             true => 3.0,
             false => both_pause_points,
@@ -88,15 +96,21 @@ fn pairs_get_their_entitlement(suspend: Suspend, both_pause_points: f64) {
 }
 
 #[test]
-#[ignore = "not met in the lab yet: lab launch-wait prints the figures"]
 fn pairs_between_commands_get_their_entitlement() {
-    pairs_get_their_entitlement(Suspend::BetweenCommands, 8.0);
+    pairs_get_their_entitlement(Suspend::BetweenCommands, 8.0, 17);
 }
 
 #[test]
-#[ignore = "not met in the lab yet: lab launch-wait prints the figures"]
 fn pairs_mid_kernel_get_their_entitlement() {
-    pairs_get_their_entitlement(Suspend::MidKernel, 10.0);
+    pairs_get_their_entitlement(Suspend::MidKernel, 10.0, 17);
+}
+
+/// Seven minutes on two cores.
+#[test]
+#[ignore = "in full"]
+fn all_pairs_get_their_entitlement() {
+    pairs_get_their_entitlement(Suspend::BetweenCommands, 8.0, 1);
+    pairs_get_their_entitlement(Suspend::MidKernel, 10.0, 1);
 }
 
 /// Whatever the kernels, pauses and tenants of one account, the victim of another falls short by at

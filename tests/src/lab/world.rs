@@ -9,7 +9,7 @@ use turnstile_accounting::{
     AccountId, DemandEvent, EngineId, EventMeter, Meter, Moment, Nanos, Observation, SwitchEvent,
 };
 use turnstile_mediator::gpu::soft::{ENGINES, SoftConfig, VirtualGpu};
-use turnstile_mediator::gpu::{ChannelActivity, Gpu};
+use turnstile_mediator::gpu::{ChannelActivity, Gpu, Suspend};
 use turnstile_mediator::mediation::{Activity, Mediation};
 use turnstile_mediator::tenant::gates::GateMove;
 use turnstile_policies::{Membership, TenantParams, Tuning, Weight};
@@ -17,7 +17,7 @@ use turnstile_vmm::gate::GateState;
 
 use super::books::{BookKeeping, Books};
 use super::gates::{Rang, SimulatedGate};
-use super::guest::{Executed, Execution, Guest};
+use super::guest::{Executed, Execution, Guest, Load};
 use super::laws::{BrokenLaw, Claimant, Idleness, Lag, Launches, Violation, id};
 use super::timeline::Timeline;
 use super::watch::Watch;
@@ -178,9 +178,11 @@ impl World {
                 due: None,
             });
         }
+        // One that launches and waits pays for its preemptions in virtual time.
+        let pays = |load: &Load| setup.suspend == Suspend::MidKernel && load.depth() == 1;
         let claimant = |participant: &Participant| Claimant {
             weight: participant.weight,
-            saturating: participant.load.is_saturating(),
+            saturating: participant.load.is_saturating() && !pays(&participant.load),
             queued_ns_max: participant.load.queued_ns_max(),
         };
         let period_ns = match setup.meter {
@@ -208,7 +210,7 @@ impl World {
             queue: BTreeMap::new(),
             next_event: 0,
             execution,
-            launches: Launches::new(tenants),
+            launches: Launches::new(tenants, setup.suspend == Suspend::MidKernel),
             lag: Lag::new(claimants, period_ns, move_ns),
             idleness: Idleness::new(setup.reaction_ns(tenants)),
             steps: 0,

@@ -24,6 +24,9 @@ use super::work::{Class, Job, Kernel, Progress, Work};
 use crate::gpu::ring::{ChannelFault, Ring, word_reached};
 use crate::gpu::{ChannelActivity, ChannelConfig, GuestMemory, TenantResources};
 
+/// Commands behind a running one among which the next piece of work is looked for.
+const LOOK_AHEAD: u32 = 4;
+
 /// What a channel is at.
 #[derive(Debug)]
 pub(super) enum Phase {
@@ -225,6 +228,22 @@ impl Channel {
             Phase::Queued(_) => Turn::Queued,
             Phase::Faulted => Turn::Faulted,
             Phase::Fetching | Phase::Running => Turn::Empty,
+        }
+    }
+
+    /// Whether work of this class follows the running command: it can start as soon as that ends.
+    pub(super) fn is_followed_by(&self, class: Class) -> bool {
+        let ahead = 1..self.ring.pending().min(LOOK_AHEAD + 1);
+        let commands = ahead.map_while(|ahead| {
+            let command = self.ring.command(self.ring.get().wrapping_add(ahead));
+            command.ok()
+        });
+        let mut commands =
+            commands.skip_while(|command| matches!(command, Command::Nop | Command::Fence { .. }));
+        match commands.next() {
+            Some(Command::Launch(_)) => class == Class::Compute,
+            Some(Command::Copy { .. } | Command::Fill { .. }) => class == Class::Copy,
+            _ => false,
         }
     }
 

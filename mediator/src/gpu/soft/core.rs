@@ -380,12 +380,12 @@ impl Core {
         self.front_end(now);
     }
 
-    fn poll_doorbells(&mut self, now: Moment, tenant: TenantId) {
+    fn poll_doorbells(&mut self, now: Moment, owner: TenantId) {
         let now = self.tick(now);
-        let Some(tenant) = self.tenants.get(&tenant) else {
+        let Some(entry) = self.tenants.get(&owner) else {
             return;
         };
-        let slots: Vec<u32> = tenant.numbers.iter().flatten().copied().collect();
+        let slots: Vec<u32> = entry.numbers.iter().flatten().copied().collect();
         for slot in slots {
             let Some(channel) = &mut self.slots[slot as usize].channel else {
                 continue;
@@ -394,8 +394,10 @@ impl Core {
                 continue;
             }
             let put = channel.doorbell();
+            let running = matches!(channel.phase, Phase::Running);
             match channel.announce(now, put) {
                 Ok(false) => continue,
+                Ok(true) if running => self.touch(owner),
                 Ok(true) => self.line_up(slot),
                 Err(fault) => self.fault_channel(now, slot, fault),
             }

@@ -97,7 +97,13 @@ impl Core {
         match &self.engines[engine].state {
             _ if entry.slots().any(|slot| queued(&slot)) => Demand::Queued,
             State::Switching { load, .. } if load.is_command_of(tenant) => Demand::Queued,
-            State::Running { load, .. } if load.is_command_of(tenant) => Demand::Executes,
+            State::Running { load, .. } if load.is_command_of(tenant) => {
+                let channel = self.find(load.channel);
+                match channel.is_some_and(|channel| channel.is_followed_by(class)) {
+                    true => Demand::Queued,
+                    false => Demand::Executes,
+                }
+            }
             _ => Demand::Nothing,
         }
     }

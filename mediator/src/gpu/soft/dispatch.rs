@@ -27,7 +27,7 @@ pub(super) struct Load {
     /// Who is charged.
     pub(super) tenant: TenantId,
     /// The channel it came from, which may be gone; none for what the mediator has moved.
-    channel: Option<SlotRef>,
+    pub(super) channel: Option<SlotRef>,
     job: Job,
     pub(super) stop: Arc<Stop>,
 }
@@ -258,7 +258,8 @@ impl Core {
         };
     }
 
-    fn find(&self, channel: Option<SlotRef>) -> Option<&super::channel::Channel> {
+    /// The channel, if it is still there.
+    pub(super) fn find(&self, channel: Option<SlotRef>) -> Option<&super::channel::Channel> {
         let channel = channel?;
         let slot = &self.slots[channel.slot as usize];
         slot.channel
