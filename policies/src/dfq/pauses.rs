@@ -37,10 +37,10 @@ impl Pauses {
     }
 }
 
-/// Time that an account may spend on something: a hundredth of the time that passes, saved up to a
+/// Time that may be spent on something: a hundredth of the time that passes, saved up to a
 /// bound.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Allowance {
+pub struct Allowance {
     saved: Nanos,
     max: Nanos,
     at: Moment,
@@ -51,7 +51,7 @@ const PART: u64 = 100;
 
 impl Allowance {
     /// An allowance of at most `max`, of which `saved` is there at `now`.
-    pub(crate) const fn new(saved: Nanos, max: Nanos, now: Moment) -> Self {
+    pub const fn new(saved: Nanos, max: Nanos, now: Moment) -> Self {
         Self {
             saved,
             max,
@@ -60,7 +60,7 @@ impl Allowance {
     }
 
     /// What is left at `now`.
-    pub(crate) fn left(&self, now: Moment) -> Nanos {
+    pub fn left(&self, now: Moment) -> Nanos {
         let earned = Nanos(now.since(self.at).0 / PART);
         (self.saved + earned).min(self.max)
     }
@@ -74,17 +74,17 @@ impl Allowance {
     }
 
     /// Spends `length`, or all that is left.
-    pub(crate) fn spend(&mut self, now: Moment, length: Nanos) {
+    pub fn spend(&mut self, now: Moment, length: Nanos) {
         self.set(now, self.left(now).saturating_sub(length));
     }
 
     /// Earns `length` besides.
-    pub(crate) fn earn(&mut self, now: Moment, length: Nanos) {
+    pub fn earn(&mut self, now: Moment, length: Nanos) {
         self.set(now, self.left(now) + length);
     }
 
     /// When `length` will be left, if nothing is spent before.
-    pub(crate) fn reaches(&self, now: Moment, length: Nanos) -> Moment {
+    pub fn reaches(&self, now: Moment, length: Nanos) -> Moment {
         now + Nanos(length.saturating_sub(self.left(now)).0 * PART)
     }
 }

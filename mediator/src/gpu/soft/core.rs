@@ -13,11 +13,12 @@ use turnstile_abi::{CHANNELS_MAX, ErrorCode};
 use turnstile_accounting::{Demand, EngineState, Moment, SwitchEvent, TenantId};
 
 use super::board::Board;
-use super::channel::{Channel, Phase, Turn};
+use super::channel::{Channel, Phase};
 use super::config::{ENGINES, SoftConfig};
 use super::context::Context;
 use super::demand::DemandLog;
 use super::dispatch::Engine;
+use super::front_end::Budget;
 use super::moves::Moves;
 use super::registers::Registers;
 use super::swap::MemoryLog;
@@ -29,10 +30,6 @@ use crate::gpu::{
 
 /// Slots of the channel table.
 pub(super) const SLOTS: usize = CHANNELS_MAX as usize;
-/// Commands that the front end takes of one channel before it looks at the next.
-const TURN_BUDGET: u32 = 16;
-/// Commands that the front end takes in one go: bounds how long the core is held.
-const PASS_BUDGET: u32 = 256;
 
 /// A slot of the channel table; the generation tells its occupants apart.
 #[derive(Debug, Default)]
@@ -64,6 +61,8 @@ pub(super) struct Tenant {
     pub(super) moving: usize,
     /// Some gate is open: doorbells are to be looked at without being told.
     unwatched: bool,
+    /// For its commands that need no engine.
+    pub(super) budget: Budget,
 }
 
 impl Tenant {
@@ -112,9 +111,9 @@ pub(super) struct Core {
     pub(super) tenants: BTreeMap<TenantId, Tenant>,
     pub(super) slots: Vec<Slot>,
     /// Channels that the front end has to look at.
-    line: VecDeque<u32>,
+    pub(super) line: VecDeque<u32>,
     /// Channels that wait for a word.
-    waits: BTreeSet<u32>,
+    pub(super) waits: BTreeSet<u32>,
     /// Channels that wait for an engine, by [`super::work::Class`].
     pub(super) ready: [BTreeSet<u32>; 2],
     /// The slot last served, by class.
@@ -199,7 +198,7 @@ impl Core {
         context: Arc<Context>,
         resources: TenantResources,
     ) -> Result<(), Refusal> {
-        let id = context.tenant;
+        let (id, now) = (context.tenant, self.now);
         if self.tenants.contains_key(&id) {
             return Err(Refusal {
                 code: ErrorCode::BadArgument,
@@ -216,6 +215,7 @@ impl Core {
             demand: [Demand::Nothing; ENGINES],
             moving: 0,
             unwatched: false,
+            budget: Budget::new(self.config.cost.front_end, now),
         };
         self.tenants.insert(id, tenant);
         Ok(())
@@ -246,6 +246,9 @@ impl Core {
         entry.generation += 1;
         if let Some(channel) = entry.channel.take() {
             channel.show_gone();
+            if let Some(owner) = self.tenants.get_mut(&channel.tenant) {
+                owner.budget.forget(slot);
+            }
             self.touch(channel.tenant);
         }
         self.changed();
@@ -356,7 +359,10 @@ impl Core {
             let Some(channel) = &self.slots[*slot as usize].channel else {
                 continue;
             };
-            if let Phase::Waiting { gpa, value } = channel.phase {
+            // One in line is fetched from next; while its tenant has no budget, watching would spin.
+            if let Phase::Waiting { gpa, value } = channel.phase
+                && !channel.in_line
+            {
                 let guest = channel.guest().clone();
                 list.push(Watched::Word { guest, gpa, value });
             }
@@ -417,75 +423,14 @@ impl Core {
         }
     }
 
-    /// The front end is to look at this channel.
-    pub(super) fn line_up(&mut self, slot: u32) {
-        if let Some(channel) = &mut self.slots[slot as usize].channel
-            && !channel.in_line
-        {
-            channel.in_line = true;
-            self.line.push_back(slot);
-        }
-    }
-
     /// The front end is to look at those that wait for a word (of one tenant, or all) which has come.
-    fn queue_waits(&mut self, tenant: Option<TenantId>) {
+    pub(super) fn queue_waits(&mut self, tenant: Option<TenantId>) {
         let over = |slot: &&u32| {
             let channel = self.slots[**slot as usize].channel.as_ref();
             channel.is_some_and(|c| tenant.is_none_or(|t| t == c.tenant) && c.wait_is_over())
         };
         for slot in self.waits.iter().filter(over).copied().collect::<Vec<_>>() {
             self.line_up(slot);
-        }
-    }
-
-    /// Whether the front end stopped for its budget and has more to do at once.
-    pub(super) fn has_backlog(&self) -> bool {
-        !self.line.is_empty()
-    }
-
-    /// Fetches commands of the channels in line, some of each in turn.
-    pub(super) fn front_end(&mut self, now: Moment) {
-        let now = self.tick(now);
-        let mut left = PASS_BUDGET;
-        while left > 0
-            && let Some(slot) = self.line.pop_front()
-        {
-            let Some(channel) = &mut self.slots[slot as usize].channel else {
-                continue;
-            };
-            channel.in_line = false;
-            let tenant = channel.tenant;
-            let mut budget = TURN_BUDGET.min(left);
-            left -= budget;
-            let mut fenced = false;
-            let turn = channel.turn(now, &mut budget, &mut fenced);
-            left += budget;
-            let queued = match &channel.phase {
-                Phase::Queued(job) => Some(job.work.class()),
-                _ => None,
-            };
-            if (turn == Turn::Waits) != self.waits.contains(&slot) {
-                self.changed();
-            }
-            if turn == Turn::Waits {
-                self.waits.insert(slot);
-            } else {
-                self.waits.remove(&slot);
-            }
-            match turn {
-                Turn::More => self.line_up(slot),
-                Turn::Faulted => self.changed(),
-                Turn::Empty | Turn::Waits | Turn::Queued => {}
-            }
-            if let Some(class) = queued {
-                self.ready[class as usize].insert(slot);
-                self.touch(tenant);
-            }
-            if fenced {
-                self.queue_waits(Some(tenant));
-            }
-            // Even a turn that fetched nothing is one.
-            left = left.saturating_sub(1);
         }
     }
 }

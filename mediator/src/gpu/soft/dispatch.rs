@@ -317,6 +317,9 @@ impl Core {
                 drop(job);
                 channel.phase = Phase::Fetching;
                 channel.complete(now);
+                if let Some(owner) = self.tenants.get_mut(&tenant) {
+                    owner.budget.engine_finished(now);
+                }
                 self.line_up(slot);
             }
             Outcome::Preempted(mut progress) => {
@@ -461,7 +464,7 @@ impl Core {
                 State::Running { deadline, load, .. } => deadline.filter(|_| !load.stop.is_ended()),
                 State::Idle => None,
             });
-        due.min()
+        due.chain(self.next_refill()).min()
     }
 
     /// Logs what has changed by now, so that states of no length leave no record, and sets the registers.

@@ -26,6 +26,7 @@ mod core;
 mod demand;
 mod dispatch;
 mod execute;
+mod front_end;
 mod kernel;
 mod memory;
 mod moves;

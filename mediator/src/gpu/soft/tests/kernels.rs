@@ -125,6 +125,7 @@ fn vecadd_in_virtual_time_costs_what_the_model_says() {
         sector_ps: 10_000,
         launch: Nanos(5_000),
         transfer: Nanos::ZERO,
+        ..CostModel::default()
     };
     let length = |multiprocessors, block_slots| {
         let gpu = VirtualGpu::new(SoftConfig {
