@@ -25,6 +25,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::dma::Change;
 use super::error::{HostError, chain};
 use super::host::Host;
+use super::kicks::Kick;
 use super::mailbox::Letter;
 
 /// VMs that are taken in at a time.
@@ -116,6 +117,7 @@ impl ControlLoop {
             admissions,
             accept_again: None,
             look: None,
+            unmute: None,
             told_full: None,
             told_short: None,
             told_silent: None,
@@ -183,7 +185,7 @@ enum Role {
     Starting,
     Vm {
         tenant: TenantId,
-        kick: File,
+        kick: Kick,
     },
     Program {
         tenant: TenantId,
@@ -233,12 +235,6 @@ enum SessionError {
 /// A VM was taken in, or refused.
 type Admission = (u32, Result<(TenantId, File), HostError>);
 
-/// Every write to a kick, without reading it: its VMM has it open as well and could have a read wait, with the loop and all others behind it. So it is
-/// never taken back, which 2^64 kicks would be the first to notice.
-fn kick_events(kick: &File, data: u32) -> Events {
-    Events::with_data(kick, data, EventSet::IN | EventSet::EDGE_TRIGGERED)
-}
-
 struct Control {
     listener: UnixListener,
     wake: EventFd,
@@ -256,6 +252,8 @@ struct Control {
     accept_again: Option<Instant>,
     /// When connections that have said nothing are looked for.
     look: Option<Instant>,
+    /// When the first muted kick is watched again.
+    unmute: Option<Instant>,
     /// When it was last told that there is no place, that the kernel gives none, and that somebody said nothing.
     told_full: Option<Instant>,
     told_short: Option<Instant>,
@@ -290,7 +288,7 @@ impl MutEventSubscriber for Control {
                 if (data - FIRST_SESSION).is_multiple_of(2) {
                     self.hear(number, ops);
                 } else {
-                    self.kicked(number);
+                    self.kicked(number, ops);
                 }
             }
         }
@@ -300,7 +298,8 @@ impl MutEventSubscriber for Control {
 impl Control {
     /// When something is to be done next that nobody rings for.
     fn due(&self) -> Option<Instant> {
-        self.accept_again.into_iter().chain(self.look).min()
+        let due = [self.accept_again, self.look, self.unmute];
+        due.into_iter().flatten().min()
     }
 
     /// Does what is due.
@@ -315,6 +314,9 @@ impl Control {
         }
         if self.look.is_some_and(|at| at <= now) {
             self.end_silent(now, ops);
+        }
+        if self.unmute.is_some_and(|at| at <= now) {
+            self.unmute(now, ops);
         }
     }
 
@@ -395,13 +397,23 @@ impl Control {
         }
     }
 
-    fn kicked(&mut self, number: u32) {
-        if let Some(Session {
-            role: Some(Role::Vm { tenant, .. }),
-            ..
-        }) = self.sessions.get(&number)
-        {
+    fn kicked(&mut self, number: u32, ops: &mut EventOps) {
+        let session = self.sessions.get_mut(&number);
+        if let Some(Role::Vm { tenant, kick }) = session.and_then(|one| one.role.as_mut()) {
             self.host.kicked(*tenant);
+            kick.kicked(Instant::now(), ops);
+            self.unmute = self.unmute.into_iter().chain(kick.due()).min();
+        }
+    }
+
+    /// Watches muted kicks again.
+    fn unmute(&mut self, now: Instant, ops: &mut EventOps) {
+        self.unmute = None;
+        for session in self.sessions.values_mut() {
+            if let Some(Role::Vm { kick, .. }) = &mut session.role {
+                kick.tick(now, ops);
+                self.unmute = self.unmute.into_iter().chain(kick.due()).min();
+            }
         }
     }
 
@@ -585,9 +597,10 @@ impl Control {
             return;
         };
         let data = FIRST_SESSION + 2 * number;
+        let kick = Kick::new(kick, data + 1, Instant::now());
         let watched = ops
             .add(Events::with_data(&session.stream, data, EventSet::IN))
-            .and_then(|()| ops.add(kick_events(&kick, data + 1)));
+            .and_then(|()| kick.watch(ops));
         session.role = Some(Role::Vm { tenant, kick });
         if watched.is_err() {
             let error = SessionError::Refused("watching the VM's kick failed".into());
@@ -612,7 +625,7 @@ impl Control {
         let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
         let Some(role) = session.role else { return };
         if let Role::Vm { kick, .. } = &role {
-            let _ = ops.remove(Events::empty_raw(kick.as_raw_fd()));
+            kick.forget(ops);
         }
         if let Some(tenant) = role.tenant() {
             self.host.leave(tenant);

@@ -1,10 +1,9 @@
-//! Connections that say nothing, or find no room; kicks.
+//! Connections that say nothing, or find no room.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, eventfd};
 use turnstile_vmm::wire::PROTOCOL;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 
@@ -133,48 +132,4 @@ fn one_user_leaves_places_to_others_and_all_of_them_some_to_root() {
     assert!(!place(9, &others) && place(0, &others) && place(OWN, &others));
     others.resize(bounds.sessions, OWN);
     assert!(!place(0, &others));
-}
-
-struct Counts {
-    kick: File,
-    kicked: Arc<std::sync::atomic::AtomicU32>,
-}
-
-impl MutEventSubscriber for Counts {
-    fn init(&mut self, ops: &mut EventOps) {
-        ops.add(kick_events(&self.kick, 7)).unwrap();
-    }
-
-    fn process(&mut self, events: Events, _: &mut EventOps) {
-        assert_eq!(events.data(), 7);
-        self.kicked.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-#[test]
-fn each_kick_is_heard_once_and_none_is_read() {
-    // As its VMM may have it: whoever reads or writes waits.
-    let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
-    let vmm = kick.try_clone().unwrap();
-    let kicked = Arc::new(std::sync::atomic::AtomicU32::new(0));
-    let mut manager: EventManager<Counts> = EventManager::new().unwrap();
-    let counts = kicked.clone();
-    manager.add_subscriber(Counts {
-        kick,
-        kicked: counts,
-    });
-    for number in 0..5 {
-        manager.run_with_timeout(0).unwrap();
-        assert_eq!(kicked.load(Ordering::Relaxed), number);
-        rustix::io::write(&vmm, &1u64.to_ne_bytes()).unwrap();
-        manager.run_with_timeout(10_000).unwrap();
-        assert_eq!(kicked.load(Ordering::Relaxed), number + 1);
-    }
-    // The VMM takes them back itself: the next one is heard all the same.
-    rustix::io::read(&vmm, &mut [0; 8]).unwrap();
-    manager.run_with_timeout(0).unwrap();
-    assert_eq!(kicked.load(Ordering::Relaxed), 5);
-    rustix::io::write(&vmm, &1u64.to_ne_bytes()).unwrap();
-    manager.run_with_timeout(10_000).unwrap();
-    assert_eq!(kicked.load(Ordering::Relaxed), 6);
 }

@@ -18,6 +18,7 @@ mod error;
 mod fronts;
 mod host;
 mod journal;
+mod kicks;
 mod mailbox;
 mod memory;
 mod peer;
