@@ -44,8 +44,12 @@ pub(crate) struct Args {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// A VM as NAME:WEIGHT:KERNEL_US[:DEPTH]; give it once for each VM
-    #[arg(long = "vm", value_name = "SPEC", default_values = ["batch:100:2000", "interactive:100:200", "render:200:300"])]
+    /// The VMs: saturating (three keep their queues full) or launch-and-wait (two with one kernel in flight)
+    #[arg(long, value_name = "NAME", default_value = SCENES[0].name, conflicts_with = "vms",
+        value_parser = SCENES.iter().map(|scene| scene.name).collect::<Vec<_>>())]
+    scene: String,
+    /// A VM as NAME:WEIGHT:KERNEL_US[:DEPTH], instead of a scene's; give it once for each VM
+    #[arg(long = "vm", value_name = "SPEC")]
     vms: Vec<VmSpec>,
     /// Let the guests fill all the GPU memory that they own, on a card with so many times less of it than they own together
     #[arg(long, value_name = "FACTOR", value_parser = factor)]
@@ -55,6 +59,43 @@ pub(crate) struct Args {
     native: bool,
     #[command(flatten)]
     scheduling: Scheduling,
+}
+
+/// A choice of VMs.
+struct Scene {
+    name: &'static str,
+    /// What its VMs do.
+    what: &'static str,
+    vms: &'static [&'static str],
+}
+
+/// The first is the default.
+const SCENES: &[Scene] = &[
+    Scene {
+        name: "saturating",
+        what: "each VM keeps its queue full",
+        vms: &["batch:100:2000", "interactive:100:200", "render:200:300"],
+    },
+    Scene {
+        name: "launch-and-wait",
+        what: "each VM launches one kernel, waits for it and pauses until it launches the next",
+        vms: &["a:100:2000:1", "b:100:200:1"],
+    },
+];
+
+impl Args {
+    /// What the VMs do, where a scene says so, and the VMs.
+    fn vms(&self) -> anyhow::Result<(Option<&'static str>, Vec<VmSpec>)> {
+        if !self.vms.is_empty() {
+            return Ok((None, self.vms.clone()));
+        }
+        let mut scenes = SCENES.iter();
+        let scene = scenes.find(|scene| scene.name == self.scene);
+        let scene = scene.with_context(|| format!("There is no scene {}", self.scene))?;
+        let vms = scene.vms.iter().map(|spec| spec.parse::<VmSpec>());
+        let vms: Result<Vec<_>, String> = vms.collect();
+        Ok((Some(scene.what), vms.map_err(anyhow::Error::msg)?))
+    }
 }
 
 fn factor(text: &str) -> Result<f64, String> {
@@ -126,6 +167,7 @@ impl Drop for Vm {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let (scene, specs) = args.vms()?;
     let kvm_missing = if args.native {
         Some("--native was given".to_owned())
     } else {
@@ -138,13 +180,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut config = args.scheduling.config()?;
     config.sockets.vmm = socket.clone();
     if let Some(factor) = args.oversubscribe {
-        serve::oversubscribe(&mut config, factor, args.vms.len() as u64)?;
+        serve::oversubscribe(&mut config, factor, specs.len() as u64)?;
     }
     let daemon = serve::start(&config)?;
     let progress = progress(args);
     let (said, heard) = channel();
     let mut vms = Vec::new();
-    for (index, spec) in args.vms.iter().enumerate() {
+    for (index, spec) in specs.iter().enumerate() {
         let native = kvm_missing.is_some();
         let fill = args.oversubscribe.is_some();
         let vm = spawn(spec, &socket, native, fill, index, said.clone())
@@ -187,6 +229,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let end = daemon.host().snapshot();
     progress.finish_and_clear();
     let mut report = report(&config, kvm_missing, &vms, &before, &after, &end);
+    report.scene = scene;
     report.worst_second_points = readings.and_then(|readings| worst_second_points(&vms, &readings));
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
@@ -401,6 +444,7 @@ fn report(
         compute.map_or(0, |engine| engine.totals.used_ns.0)
     };
     DemoReport {
+        scene: None,
         kvm: !lines.is_empty() && lines.iter().all(|line| line.guest.kvm),
         kvm_missing,
         gpu: config.gpu.kind.name(),
@@ -422,6 +466,34 @@ fn report(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_scene_has_vms_and_a_given_vm_takes_the_place_of_a_scene() {
+        use clap::Parser;
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: Args,
+        }
+        let vms = |line: &[&str]| {
+            let words = ["demo"].into_iter().chain(line.iter().copied());
+            let line = Line::try_parse_from(words).ok()?;
+            let (what, vms) = line.args.vms().ok()?;
+            let spec = |vm: &VmSpec| (vm.name.clone(), vm.kernel_us, vm.depth);
+            Some((what, vms.iter().map(spec).collect::<Vec<_>>()))
+        };
+        for scene in SCENES {
+            let (what, vms) = vms(&["--scene", scene.name]).unwrap();
+            assert_eq!((what, vms.len()), (Some(scene.what), scene.vms.len()));
+        }
+        assert_eq!(vms(&[]), vms(&["--scene", "saturating"]));
+        let (a, b) = (("a".to_owned(), 2000, 1), ("b".to_owned(), 200, 1));
+        assert_eq!(vms(&["--scene", "launch-and-wait"]).unwrap().1, [a, b]);
+        let own = vms(&["--vm", "c:1:100:2"]).unwrap();
+        assert_eq!(own, (None, vec![("c".to_owned(), 100, 2)]));
+        assert_eq!(vms(&["--scene", "saturating", "--vm", "c:1:100"]), None);
+        assert_eq!(vms(&["--scene", "unknown"]), None);
+    }
 
     #[test]
     fn a_vm_is_named_weighed_and_given_a_depth() {

@@ -63,6 +63,8 @@ pub(crate) struct MemoryLine {
 /// The whole demo.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DemoReport {
+    /// What the VMs do, where a scene chose them.
+    pub(crate) scene: Option<&'static str>,
     /// All guests ran under KVM.
     pub(crate) kvm: bool,
     /// Why not, if they did not.
@@ -113,20 +115,33 @@ impl DemoReport {
             self.meter,
             self.window_ns as f64 / 1e9
         );
+        if let Some(scene) = self.scene {
+            println!("Scene: {scene}");
+        }
         if let Some(reason) = &self.kvm_missing {
             println!("KVM is not used: {reason}");
         }
         println!();
         println!(
-            "{:<12} {:>6} {:>9} {:>9} {:>9}  {:<42} {:>8} {:>8} {:>9}",
-            "VM", "weight", "kernel", "entitled", "received", "", "held", "launches", "verified"
+            "{:<12} {:>6} {:>9} {:>5} {:>9} {:>9}  {:<42} {:>8} {:>8} {:>9}",
+            "VM",
+            "weight",
+            "kernel",
+            "depth",
+            "entitled",
+            "received",
+            "",
+            "held",
+            "launches",
+            "verified"
         );
         for vm in &self.vms {
             println!(
-                "{:<12} {:>6} {:>6} us {:>7.1} % {:>7.1} %  {:<42} {:>6.2} s {:>8} {:>9}",
+                "{:<12} {:>6} {:>6} us {:>5} {:>7.1} % {:>7.1} %  {:<42} {:>6.2} s {:>8} {:>9}",
                 vm.name,
                 vm.weight,
                 vm.kernel_us,
+                vm.depth,
                 vm.entitled_share_percent,
                 vm.share_percent,
                 bar(vm.share_percent, vm.entitled_share_percent),
@@ -149,6 +164,8 @@ impl DemoReport {
             }
         }
         println!();
+        println!("{COLUMNS}");
+        println!();
         println!(
             "largest share error   {:.2} points",
             self.max_share_error_points
@@ -168,6 +185,13 @@ impl DemoReport {
         println!("conservation error    {} ns", self.conservation_error_ns);
     }
 }
+
+/// What the table's columns are.
+const COLUMNS: &str = "\
+kernel: length of a kernel; depth: kernels that the guest keeps in flight
+entitled: its weight, of all weights; received: compute time that it got, of what all VMs got
+bar: received, with | at entitled; held: time in which it was not permitted to run
+launches: kernels since its load began; verified: results that the guest compared";
 
 /// Forty cells for 100 %: filled as far as received, with a mark at what was entitled.
 fn bar(received: f64, entitled: f64) -> String {
