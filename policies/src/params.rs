@@ -119,17 +119,6 @@ impl Cap {
     pub const fn period_ns(self) -> Nanos {
         self.period_ns
     }
-
-    /// Engine time in so long, in the mean.
-    pub const fn within(self, length: Nanos) -> Nanos {
-        let time = self.quota_ns.0 as u128 * length.0 as u128 / self.period_ns.0 as u128;
-        // CAST: more than a u64 of nanoseconds is no bound
-        Nanos(if time > u64::MAX as u128 {
-            u64::MAX
-        } else {
-            time as u64
-        })
-    }
 }
 
 impl TryFrom<RawCap> for Cap {
@@ -154,18 +143,6 @@ mod tests {
     fn a_cap_of_nothing_is_refused() {
         assert!(Cap::new(Nanos(0), Nanos(1)).is_err());
         assert!(Cap::new(Nanos(1), Nanos(0)).is_err());
-    }
-
-    #[test]
-    fn a_cap_within_a_length_is_its_part_of_it() {
-        let cap = Cap::new(Nanos(30), Nanos(100)).unwrap();
-        assert_eq!((cap.quota_ns(), cap.period_ns()), (Nanos(30), Nanos(100)));
-        let within = [0, 1, 3, 10, 100, 1_000].map(|length| cap.within(Nanos(length)));
-        assert_eq!(within, [0, 0, 0, 3, 30, 300].map(Nanos));
-        let large = Cap::new(Nanos(u64::MAX), Nanos(2)).unwrap();
-        assert_eq!(large.within(Nanos(2)), Nanos(u64::MAX));
-        assert_eq!(large.within(Nanos(3)), Nanos(u64::MAX), "more is no bound");
-        assert_eq!(large.within(Nanos(1)), Nanos(u64::MAX / 2));
     }
 
     #[test]

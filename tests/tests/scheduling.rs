@@ -81,7 +81,9 @@ fn pairs_get_their_entitlement(suspend: Suspend, both_pause_points: f64, step: u
         if dfq.off_points().abs() > points {
             failed.push(format!("{case}: off by {:.2} points", dfq.off_points()));
         }
-        if dfq.bound.is_some_and(|bound| dfq.busy < 0.97 * bound) {
+        // Of deeper programs the bound is of bursts, which is too much by up to 2 %.
+        let part = if second.depth == 1 { 0.97 } else { 0.95 };
+        if dfq.bound.is_some_and(|bound| dfq.busy < part * bound) {
             let bound = dfq.bound.unwrap_or_default();
             failed.push(format!("{case}: busy {:.1} of {bound:.1} %", dfq.busy));
         }
@@ -105,11 +107,15 @@ fn pairs_mid_kernel_get_their_entitlement() {
     pairs_get_their_entitlement(Suspend::MidKernel, 10.0, 17);
 }
 
-/// Seven minutes on two cores.
 #[test]
 #[ignore = "in full"]
-fn all_pairs_get_their_entitlement() {
+fn all_pairs_between_commands() {
     pairs_get_their_entitlement(Suspend::BetweenCommands, 8.0, 1);
+}
+
+#[test]
+#[ignore = "in full"]
+fn all_pairs_mid_kernel() {
     pairs_get_their_entitlement(Suspend::MidKernel, 10.0, 1);
 }
 

@@ -18,7 +18,7 @@ use turnstile_accounting::{
 use super::host::{Dry, Host, engines};
 use super::timings::Seen;
 use crate::gpu::Suspend;
-use crate::mediation::COMPUTE;
+use crate::mediation::{COMPUTE, REACTION_MIN};
 
 /// How engine state is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,8 +64,6 @@ impl Default for Timing {
 
 /// From one decision to the next at least.
 const PERIOD_MIN: Nanos = Nanos::from_us(250);
-/// From one decision that the policy asks for to the next at least.
-const REACTION_MIN: Nanos = Nanos::from_us(50);
 /// A period while no tenant has work.
 const IDLE_PERIOD: Nanos = Nanos::from_ms(5);
 /// The engine is shared for so long after two were seen on it.

@@ -49,6 +49,9 @@ pub const WATCH_AFTER: Nanos = Nanos::from_ms(20);
 /// period counts as runnable.
 pub const GRACE: Nanos = Nanos::from_us(500);
 
+/// From one decision that a policy asks for to the next at least.
+pub const REACTION_MIN: Nanos = Nanos::from_us(50);
+
 /// How long it takes to stop a running kernel and start another. SOURCE: 3 to 13 us on an H200
 /// (`turnstile bench suspend`), with room.
 pub const PREEMPTION_NS: Nanos = Nanos::from_us(20);

@@ -4,7 +4,7 @@ use super::entity::{Entity, Standing};
 use super::level::{Level, Part, Rules};
 use super::pauses::{Allowance, Pauses};
 use crate::cap::Quota;
-use crate::params::{Cap, TenantParams};
+use crate::params::{Cap, TenantParams, Weight};
 use crate::virtual_time::VirtualTime;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -96,15 +96,10 @@ impl Account {
     /// A tenant comes. A known name goes on where it left; a new one starts at the highest virtual
     /// time that a tenant of the account had lately.
     pub(crate) fn add(&mut self, id: TenantId, name: Arc<str>, params: TenantParams, now: Moment) {
-        let lately =
-            |ran_at: Option<Moment>| ran_at.is_some_and(|at| now.since(at) <= RENAME_WINDOW);
         let (at, pauses, ran_at) = match self.names.remove(&name) {
             Some(retired) => (retired.at, retired.pauses, retired.ran_at),
             None => {
-                let here = self.tenants.values().map(|t| (t.entity.at(), t.ran_at));
-                let gone = self.names.values().map(|r| (r.at, r.ran_at));
-                let highest = here.chain(gone).filter(|(_, ran_at)| lately(*ran_at));
-                let at = highest.map(|(at, _)| at).max().unwrap_or(self.system);
+                let at = self.highest_lately(now).unwrap_or(self.system);
                 (at, Pauses::default(), None)
             }
         };
@@ -121,6 +116,16 @@ impl Account {
         };
         self.tenants.insert(id, tenant);
         self.count_quotas();
+    }
+
+    /// The highest virtual time of the account's tenants that ran lately, here or gone.
+    fn highest_lately(&self, now: Moment) -> Option<VirtualTime> {
+        let here = self.tenants.values().map(|t| (t.entity.at(), t.ran_at));
+        let gone = self.names.values().map(|r| (r.at, r.ran_at));
+        let lately = |(_, ran_at): &(VirtualTime, Option<Moment>)| {
+            ran_at.is_some_and(|at| now.since(at) <= RENAME_WINDOW)
+        };
+        here.chain(gone).filter(lately).map(|(at, _)| at).max()
     }
 
     /// A tenant leaves; its name keeps its virtual time.
@@ -176,7 +181,12 @@ impl Account {
     }
 
     fn enter(&mut self, id: TenantId, now: Moment) {
-        let system = self.system;
+        let mut system = self.system;
+        let fresh = self.tenants.get(&id).is_some_and(|t| t.ran_at.is_none());
+        if fresh {
+            // A tenant that was added early gains nothing by it.
+            system = system.max(self.highest_lately(now).unwrap_or(system));
+        }
         if let Some(tenant) = self.tenants.get_mut(&id) {
             tenant.entity.arrive(now, system);
             (tenant.place_until, tenant.reserved_ns) = (None, Nanos::ZERO);
@@ -238,6 +248,14 @@ impl Account {
         if self.quota.map(|quota| quota.cap()) != cap {
             self.quota = cap.map(|cap| Quota::starting(cap, now));
             self.count_quotas();
+        }
+    }
+
+    /// Sets a tenant's weight.
+    pub(crate) fn set_weight(&mut self, id: TenantId, weight: Weight) {
+        if let Some(tenant) = self.tenants.get_mut(&id) {
+            tenant.entity.weight = weight;
+            self.stale = true;
         }
     }
 

@@ -225,6 +225,7 @@ impl Dfq {
 
     /// When decisions change though nothing is observed before.
     pub(super) fn next_decision(&self) -> Option<Moment> {
+        // The end of the period is soon enough for the first hold: it costs no engine time.
         if self.held.is_empty() && self.rules.preemption.is_none() {
             return self.quota_ends();
         }

@@ -220,7 +220,11 @@ impl Policy for Dfq {
     }
 
     fn set_weight(&mut self, tenant: TenantId, weight: Weight) -> Result<(), PolicyError> {
-        self.tenant(tenant)?.entity.weight = weight;
+        self.tenant(tenant)?;
+        if let Some(account) = self.account_of(tenant) {
+            account.set_weight(tenant, weight);
+        }
+        self.changed = true;
         Ok(())
     }
 

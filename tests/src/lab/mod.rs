@@ -10,8 +10,7 @@
 //! the mediation, the policies. Simulated: time, the mapping of pages, what the guests want. A run is a function of its
 //! [`Setup`] and its tenants: the same twice leaves the same log and the same decisions.
 //!
-//! By default a run does as the daemon does, its period and ticks included;
-//! [`Setup::kick_when_kept`] takes away what a law needs, so that a test can see the law broken.
+//! By default a run does as the daemon does, its period and ticks included.
 //!
 //! After every step a run checks the laws of fair sharing ([`laws`]); a law that is broken ends it with seed and moment.
 

@@ -80,9 +80,6 @@ pub struct Setup {
     /// From a trapped doorbell, or a notice of the GPU, until the daemon acts. An assumption: one
     /// wake-up of a thread.
     pub kick_ns: Nanos,
-    /// Whether the daemon is told of writes that are kept at closed gates, not only of those let through at watched
-    /// ones. Law 4 needs it.
-    pub kick_when_kept: bool,
     /// Polled meter: whether held tenants are let in while the registers are polled, as LoGA's text has it; the daemon,
     /// like LoGA's code, keeps them out.
     pub admit_while_polling: bool,
@@ -115,7 +112,6 @@ impl Setup {
             gate_move_ns: Nanos::from_us(60),
             kick_ns: Nanos::from_us(10),
             suspend: Suspend::BetweenCommands,
-            kick_when_kept: true,
             admit_while_polling: false,
             switch_ns: Nanos::from_us(2),
             seed,

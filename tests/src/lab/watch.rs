@@ -3,7 +3,7 @@
 use turnstile_accounting::meter::{Look, Pace, Phases, Unobserved};
 use turnstile_accounting::{Meter, Metric, Moment, Nanos, PolledMeter, Usage, Window};
 use turnstile_mediator::gpu::{Gpu, Suspend};
-use turnstile_mediator::mediation::{COMPUTE, Control, GateOrder, HoldOrder};
+use turnstile_mediator::mediation::{COMPUTE, Control, GateOrder, HoldOrder, REACTION_MIN};
 use turnstile_vmm::gate::GateState;
 
 use super::laws::{BrokenLaw, id};
@@ -11,9 +11,6 @@ use super::sampler::Sampler;
 use super::setup::MeterSetup;
 use super::world::{Event, World, engines, failed};
 use rand::Rng;
-
-/// From one decision to the next that the policy asks for at least, as the daemon has it.
-const REACTION_MIN: Nanos = Nanos::from_us(50);
 
 /// The period under way, and what was seen so far.
 #[derive(Debug)]

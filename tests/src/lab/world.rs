@@ -16,7 +16,7 @@ use turnstile_policies::{Membership, TenantParams, Tuning, Weight};
 use turnstile_vmm::gate::GateState;
 
 use super::books::{BookKeeping, Books};
-use super::gates::{Rang, SimulatedGate};
+use super::gates::SimulatedGate;
 use super::guest::{Executed, Execution, Guest, Load};
 use super::laws::{BrokenLaw, Claimant, Idleness, Lag, Launches, Violation, id};
 use super::timeline::Timeline;
@@ -319,9 +319,9 @@ impl World {
 
     fn ring(&mut self, place: usize, put: u32) {
         let seat = &self.seats[place];
-        let kept = seat.gate.ring(put) == Rang::Kept;
+        seat.gate.ring(put);
         let kicked = seat.gate.take_kick();
-        if kicked && (!kept || self.setup.kick_when_kept) {
+        if kicked {
             self.kick(place);
         }
     }

@@ -1,7 +1,6 @@
 //! Tenants within an account: places, names, allowances.
 
 use super::*;
-use crate::params::Weight;
 
 const MS: u64 = 1_000_000;
 const A: TenantId = TenantId(1);
@@ -185,6 +184,17 @@ fn only_names_that_ran_within_ten_seconds_bound_new_ones() {
         [false, true].map(|left| start(Moment(MS), later, left)),
         [0; 2]
     );
+}
+
+#[test]
+fn a_tenant_that_was_added_early_starts_no_earlier() {
+    let mut account = with_work(&[A]);
+    add(&mut account, B, "b", Moment(0));
+    account.serve(A, Moment(200 * MS), Nanos(200 * MS));
+    account.sleep(A, Moment(200 * MS), &RULES);
+    account.remove(A);
+    assert!(account.wake(B, Demand::Queued, Moment(200 * MS)));
+    assert_eq!(at_ms(&account, B), 200);
 }
 
 #[test]
