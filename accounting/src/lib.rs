@@ -22,6 +22,7 @@
 //! counted in whole nanoseconds, so that sums are exact.
 #![forbid(unsafe_code)]
 
+mod allowance;
 pub mod audit;
 pub mod change;
 pub mod entitled;
@@ -42,6 +43,7 @@ mod units;
 mod usage;
 mod window;
 
+pub use allowance::Allowance;
 pub use ledger::{Ledger, LedgerError};
 pub use meter::{EventMeter, Meter, Observation, PolledMeter};
 pub use rollup::Rollup;

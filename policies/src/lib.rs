@@ -60,7 +60,7 @@ mod slices;
 mod table;
 mod virtual_time;
 
-pub use dfq::{Allowance, Dfq};
+pub use dfq::Dfq;
 pub use dfq_literal::DfqLiteral;
 pub use none::AdmitAll;
 pub use params::{Cap, Membership, ParamsError, TenantParams, Weight};

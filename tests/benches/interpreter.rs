@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use turnstile_images::KERNELS;
-use turnstile_mediator::gpu::soft::ptx::{
+use turnstile_ptx::{
     Control, DeviceMemory, Launch, Limits, MemoryFault, Module, Scratch, Timer, run_block,
 };
 

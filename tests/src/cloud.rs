@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use turnstile_guest::boot::module::head as module_head;
 use turnstile_guest::boot::{FILE_BYTES, File as BootFile, file_entry};
+use turnstile_host::memory_file::{inherited, memory_file};
 use turnstile_images::Workload;
-use turnstile_mediator::memory_file::{inherited, memory_file};
 
 use crate::machine::{Ended, Lab};
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use turnstile_accounting::{Nanos, TenantId};
+use turnstile_gpu::Suspend;
 use turnstile_images::{Load, Report, Workload};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, HostSnapshot, TenantSnapshot};
-use turnstile_mediator::gpu::Suspend;
-use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_soft::{SoftConfig, SoftGpu};
 use turnstile_vmm::vmm::{self, VmConfig, VmError, VmHandle, VmReport};
 
 /// A guest that was asked to end has this long.

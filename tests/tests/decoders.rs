@@ -166,7 +166,7 @@ fn frames_of_a_programs_memory() {
 fn context_switch_records() {
     // SOURCE: `RawRecord::decode`: type 2, tag 6 or 7, number at 10.
     let record = |seq: u16, tag: u8| {
-        let mut bytes = [0_u8; turnstile_mediator::gpu::nvidia::events::RECORD_BYTES];
+        let mut bytes = [0_u8; turnstile_nvidia::events::RECORD_BYTES];
         (bytes[0], bytes[8]) = (2, tag);
         bytes[10..12].copy_from_slice(&seq.to_le_bytes());
         bytes

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use turnstile_gpu::Suspend;
 use turnstile_mediator::daemon::MeterKind;
-use turnstile_mediator::gpu::Suspend;
-use turnstile_mediator::gpu::soft::SoftConfig;
-use turnstile_mediator::gpu::soft::pci::PciGpu;
-use turnstile_mediator::gpu::vfio::Bus;
-use turnstile_mediator::gpu::vfio::fake::FakeBus;
+use turnstile_soft::SoftConfig;
+use turnstile_soft::pci::PciGpu;
 use turnstile_tests::nested::gates::Use;
 use turnstile_tests::nested::{Line, checks, gates};
+use turnstile_vfio::Bus;
+use turnstile_vfio::fake::FakeBus;
 
 fn bus() -> Arc<dyn Bus> {
     let config = SoftConfig {

@@ -1,6 +1,6 @@
 //! What the scheduling rule promises to tenants that launch and wait, in virtual time.
 
-use turnstile_mediator::gpu::Suspend;
+use turnstile_gpu::Suspend;
 use turnstile_tests::lab::experiments::{adversary, launch_wait, loga11, over_seeds};
 
 /// Does `check` for each of a list on all cores, and names all that fail.

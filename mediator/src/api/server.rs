@@ -26,8 +26,8 @@ use super::tls::{Network, Renewal};
 use super::{ApiConfig, Shared};
 use crate::config::{ApiSection, MetricsSection};
 use crate::daemon::Host;
-use crate::daemon::confine;
 use crate::socket::{ListenError, listen};
+use turnstile_host::confine;
 
 /// Threads for what may take long: files and exports.
 const BLOCKING_THREADS: usize = 4;

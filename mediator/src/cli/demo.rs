@@ -12,12 +12,12 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use turnstile_accounting::Nanos;
 use turnstile_accounting::share::max_share_error_points;
-use turnstile_mediator::bench::BUCKETS_PER_SECOND;
-use turnstile_mediator::bench::readings::Readings;
-use turnstile_mediator::bench::windows::worst;
+use turnstile_figures::BUCKETS_PER_SECOND;
+use turnstile_figures::readings::Readings;
+use turnstile_figures::windows::worst;
+use turnstile_mediation::COMPUTE;
 use turnstile_mediator::config::{Config, GpuKind};
 use turnstile_mediator::daemon::{HostSnapshot, TenantSnapshot};
-use turnstile_mediator::mediation::COMPUTE;
 use turnstile_policies::Weight;
 
 use super::options::Scheduling;

@@ -6,10 +6,10 @@ use std::path::Path;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::Serialize;
-use turnstile_mediator::daemon::confine;
-use turnstile_mediator::gpu::nvidia::probe;
-use turnstile_mediator::gpu::nvidia::rm::CONTROL_DEVICE;
-use turnstile_mediator::gpu::nvidia::version::{self, DriverAbi, VersionError};
+use turnstile_host::confine;
+use turnstile_nvidia::probe;
+use turnstile_nvidia::rm::CONTROL_DEVICE;
+use turnstile_nvidia::version::{self, DriverAbi, VersionError};
 
 /// Arguments of `doctor`.
 #[derive(clap::Args, Debug)]
@@ -146,7 +146,7 @@ fn notification() -> Finding {
         needed_for: "programs",
         remedy: "A kernel of 5.5 or later with CONFIG_SECCOMP_FILTER; until then turnstile run preloads a library",
     }
-    .found(if turnstile_mediator::gpu::nvidia::notify::is_available() {
+    .found(if turnstile_nvidia::notify::is_available() {
         Ok("seccomp: what the driver hands out is seen without a library".into())
     } else {
         Err("seccomp does not know it".into())

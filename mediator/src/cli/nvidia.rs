@@ -6,13 +6,13 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use turnstile_mediator::gpu::nvidia::guardian::{self, Guardian};
-use turnstile_mediator::gpu::nvidia::hold::HardwareSwitch;
-use turnstile_mediator::gpu::nvidia::mover;
-use turnstile_mediator::gpu::nvidia::rm::RmClient;
-use turnstile_mediator::gpu::nvidia::swapped;
-use turnstile_mediator::gpu::nvidia::usher::{self, Usher};
-use turnstile_mediator::gpu::nvidia::version;
+use turnstile_nvidia::guardian::{self, Guardian};
+use turnstile_nvidia::hold::HardwareSwitch;
+use turnstile_nvidia::mover;
+use turnstile_nvidia::rm::RmClient;
+use turnstile_nvidia::swapped;
+use turnstile_nvidia::usher::{self, Usher};
+use turnstile_nvidia::version;
 
 /// Arguments of `nvidia-guardian`.
 #[derive(clap::Args, Debug)]

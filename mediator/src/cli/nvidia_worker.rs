@@ -18,14 +18,14 @@ use turnstile_abi::{
     ChannelStatus, Command as Ring, CopyDirection, Dim3, ErrorCode, Launch, TRANSFER_BYTES_MAX,
 };
 use turnstile_accounting::{Nanos, TenantId};
+use turnstile_gpu::Allocation;
 use turnstile_images::{KERNELS, Misbehaviour, Outcome, Report, Workload};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig};
-use turnstile_mediator::gpu::Allocation;
-use turnstile_mediator::gpu::nvidia::device::NvidiaGpu;
-use turnstile_mediator::gpu::nvidia::notify::Listener;
-use turnstile_mediator::gpu::nvidia::probe;
-use turnstile_mediator::gpu::nvidia::worker::{self, Worker, WorkerConfig};
-use turnstile_mediator::gpu::soft::plain::{PlainChannel, PlainVm};
+use turnstile_nvidia::device::NvidiaGpu;
+use turnstile_nvidia::notify::Listener;
+use turnstile_nvidia::probe;
+use turnstile_nvidia::worker::{self, Worker, WorkerConfig};
+use turnstile_soft::plain::{PlainChannel, PlainVm};
 use turnstile_vmm::vmm::{self, VmConfig};
 
 use super::nvidia::guardian_command;

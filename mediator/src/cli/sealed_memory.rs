@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::Context;
 use turnstile_abi::PAGE_BYTES;
-use turnstile_mediator::memory_file::{inherited, memory_file};
+use turnstile_host::memory_file::{inherited, memory_file};
 
 /// Arguments of `sealed-memory`.
 #[derive(clap::Args, Debug)]

@@ -13,25 +13,25 @@ use signal_hook::iterator::Signals;
 use turnstile_abi::CHUNK_BYTES;
 use turnstile_accounting::Nanos;
 use turnstile_accounting::record::GpuIdentity;
+use turnstile_gpu::{Gpu, Suspend};
+use turnstile_host::confine::{self, Files, Plan};
 use turnstile_mediator::api::{Api, ApiConfig, StateFile};
 use turnstile_mediator::config::{
     Config, Effective, GpuKind, Meter, Reloaded, SuspendKind, changed,
 };
-use turnstile_mediator::daemon::confine::{self, Files, Plan};
 use turnstile_mediator::daemon::{
     AccountsConfig, Daemon, DaemonConfig, HostConfig, MeterKind, Timing, resolve_all,
 };
-use turnstile_mediator::gpu::nvidia::device::{self, Moving, NvidiaGpu};
-use turnstile_mediator::gpu::nvidia::identity;
-use turnstile_mediator::gpu::nvidia::worker::WorkerConfig;
-use turnstile_mediator::gpu::soft::pci::PciGpu;
-use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
-use turnstile_mediator::gpu::vfio::fake::FakeBus;
-use turnstile_mediator::gpu::vfio::kernel::KernelBus;
-use turnstile_mediator::gpu::vfio::user::UserBus;
-use turnstile_mediator::gpu::vfio::{Bus, VfioGpu};
-use turnstile_mediator::gpu::{Gpu, Suspend};
+use turnstile_nvidia::device::{self, Moving, NvidiaGpu};
+use turnstile_nvidia::identity;
+use turnstile_nvidia::worker::WorkerConfig;
 use turnstile_policies::{Tuning, Weight};
+use turnstile_soft::pci::PciGpu;
+use turnstile_soft::{SoftConfig, SoftGpu};
+use turnstile_vfio::fake::FakeBus;
+use turnstile_vfio::kernel::KernelBus;
+use turnstile_vfio::user::UserBus;
+use turnstile_vfio::{Bus, VfioGpu};
 use turnstile_vmm::front::Front;
 
 use super::ledger;

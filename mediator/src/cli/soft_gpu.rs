@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
-use turnstile_mediator::gpu::soft::SoftConfig;
-use turnstile_mediator::gpu::soft::pci::{PciGpu, serve};
+use turnstile_soft::SoftConfig;
+use turnstile_soft::pci::{PciGpu, serve};
 
 use super::serve::soft_config;
 use turnstile_mediator::config::Config;

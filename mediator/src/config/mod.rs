@@ -23,8 +23,8 @@ use turnstile_abi::CHANNELS_MAX;
 use turnstile_policies::{DEFAULT_POLICY, POLICIES};
 
 use crate::daemon::HostConfig;
-use crate::daemon::confine::Seccomp;
-use crate::gpu::soft::SoftConfig;
+use turnstile_host::confine::Seccomp;
+use turnstile_soft::SoftConfig;
 
 pub use account::AccountSection;
 pub use error::{ConfigError, Problem};

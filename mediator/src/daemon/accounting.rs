@@ -17,8 +17,8 @@ use turnstile_accounting::{
 
 use super::host::{Dry, Host, engines};
 use super::timings::Seen;
-use crate::gpu::Suspend;
-use crate::mediation::{COMPUTE, REACTION_MIN};
+use turnstile_gpu::Suspend;
+use turnstile_mediation::{COMPUTE, REACTION_MIN};
 
 /// How engine state is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ struct Accounting<'a> {
     truth: EventMeter,
     events: Vec<turnstile_accounting::SwitchEvent>,
     seen: Seen,
-    channels: Vec<crate::gpu::ChannelActivity>,
+    channels: Vec<turnstile_gpu::ChannelActivity>,
     shared_until: Moment,
     demand: Vec<DemandEvent>,
     demand_known: bool,

@@ -13,7 +13,7 @@ use turnstile_vmm::wire::{FrameReader, PROTOCOL, Read, ToDaemon, ToVmm};
 use super::*;
 use crate::accounts::Origin;
 use crate::daemon::HostConfig;
-use crate::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_soft::{SoftConfig, SoftGpu};
 
 fn host() -> Arc<Host> {
     let gpu = SoftGpu::new(SoftConfig::default()).unwrap();

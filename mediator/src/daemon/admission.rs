@@ -20,10 +20,10 @@ use super::mailbox::Mailbox;
 use super::peer::{Kind, Peer, Tenant, Vm};
 use super::settings::Brought;
 use crate::accounts::Claim;
-use crate::gpu::{Gpu, TenantResources};
 use crate::tenant::gates::GateBook;
-use crate::tenant::interrupts::PassedInterrupts;
 use crate::tenant::pages::{StatusPage, doorbell_pages};
+use turnstile_gpu::interrupts::PassedInterrupts;
+use turnstile_gpu::{Gpu, TenantResources};
 
 /// Whether a tenant may have this name.
 pub(crate) fn is_tenant_name(name: &str) -> bool {

@@ -9,7 +9,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 
 use super::*;
 use crate::daemon::host::HostConfig;
-use crate::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_soft::{SoftConfig, SoftGpu};
 
 /// TIMEOUT: of a test on a machine that builds at the same time.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -13,8 +13,8 @@ use vm_memory::GuestAddress;
 use super::error::{HostError, chain};
 use super::host::Host;
 use super::peer::Tenant;
-use crate::gpu::GuestMemory;
 use crate::tenant::guest_memory::{self, GuestMemoryError};
+use turnstile_gpu::GuestMemory;
 
 /// A change of a VM's memory.
 #[derive(Debug)]

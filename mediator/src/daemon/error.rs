@@ -5,10 +5,10 @@ use std::io;
 use turnstile_abi::{CHUNK_BYTES, pci};
 use turnstile_vmm::wire::{PROTOCOL, WireError};
 
-use crate::gpu::{ProgramRefusal, Refusal};
 use crate::tenant::guest_memory::GuestMemoryError;
-use crate::tenant::interrupts::InterruptsError;
 use crate::tenant::pages::PagesError;
+use turnstile_gpu::interrupts::InterruptsError;
+use turnstile_gpu::{ProgramRefusal, Refusal};
 
 /// Why a host or a tenant was refused.
 #[derive(Debug, thiserror::Error)]

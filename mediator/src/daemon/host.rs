@@ -27,11 +27,11 @@ use super::registry::Registry;
 use super::settings::Settings;
 use super::timings::Timings;
 use super::untracked::Told;
-use crate::gpu::{ChannelActivity, Gpu, Suspend};
-use crate::mediation::{Activity, COMPUTE, Control, GateOrder, HoldOrder, Mediation};
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::StatusView;
 use crate::tenant::requests::{Account, Effect};
+use turnstile_gpu::{ChannelActivity, Gpu, Suspend};
+use turnstile_mediation::{Activity, COMPUTE, Control, GateOrder, HoldOrder, Mediation};
 
 /// What came of an engine without work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::ToVmm;
 
 use super::host::Host;
-use crate::gpu::GuestMemory;
 use crate::tenant::requests::{self, Effect};
+use turnstile_gpu::GuestMemory;
 
 /// A request as it came over the socket.
 #[derive(Clone, Copy, Debug)]

@@ -6,9 +6,9 @@ use turnstile_policies::Weight;
 use super::host::Host;
 use super::peer::Kind;
 use super::snapshot::MemorySnapshot;
-use crate::gpu::Gpu;
-use crate::mediation::{COMPUTE, Mediation};
 use crate::memory::{Entitlement, EntitlementError, MemoryKeeper};
+use turnstile_gpu::Gpu;
+use turnstile_mediation::{COMPUTE, Mediation};
 
 /// Of refused allocations, one line in so long is logged: guests cause them.
 const TELL_EVERY: Nanos = Nanos::from_ms(10_000);

@@ -14,12 +14,12 @@ use crate::daemon::host::HostConfig;
 use crate::daemon::mailbox::Mailbox;
 use crate::daemon::peer::{Peer, Vm};
 use crate::daemon::settings::Brought;
-use crate::gpu::Suspend;
-use crate::gpu::soft::plain::PlainVm;
-use crate::gpu::soft::{SoftConfig, SoftGpu};
-use crate::process::Identity;
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::StatusPage;
+use turnstile_gpu::Suspend;
+use turnstile_host::process::Identity;
+use turnstile_soft::plain::PlainVm;
+use turnstile_soft::{SoftConfig, SoftGpu};
 
 const CARD_CHUNKS: u64 = 8;
 /// TIMEOUT: chunks to which nothing was written come at once.

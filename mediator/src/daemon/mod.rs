@@ -11,7 +11,6 @@
 mod accounting;
 mod accounts;
 mod admission;
-pub mod confine;
 mod control;
 mod dma;
 mod error;
@@ -53,8 +52,9 @@ pub use recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
 pub use settings::{MemoryLimits, Settings, SettingsError};
 pub use snapshot::{HostSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 
-use crate::gpu::Gpu;
 use crate::socket::{ListenError, listen};
+use turnstile_gpu::Gpu;
+use turnstile_host::confine;
 
 /// What a daemon is started with.
 #[derive(Clone, Debug)]

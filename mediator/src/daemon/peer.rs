@@ -8,9 +8,9 @@ use turnstile_vmm::wire::{FrameWriter, ToVmm};
 use super::dma::MemoryDesk;
 use super::mailbox::Mailbox;
 use super::settings::Brought;
-use crate::process::Identity;
 use crate::tenant::gates::{GateBook, GateMove};
 use crate::tenant::pages::StatusPage;
+use turnstile_host::process::Identity;
 
 /// One tenant.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use super::peer::{Kind, Peer, Tenant};
 use super::registry::ProcessError;
 use super::settings::Brought;
 use crate::accounts::Claim;
-use crate::process::{self, Identity};
+use turnstile_host::process::{self, Identity};
 
 impl Host {
     /// Takes a program in: the tenant is what descends from the process at the other end, a process

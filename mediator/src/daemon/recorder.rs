@@ -26,13 +26,13 @@ use turnstile_accounting::{Moment, Nanos, Rollup, TenantId, Usage};
 use turnstile_policies::Weight;
 use uuid::Uuid;
 
-use super::confine::{Role, enter};
 use super::error::chain;
 use super::journal::Changed;
 use super::peer::{Kind, Tenant};
 use crate::accounts::Book;
-use crate::gpu::Gpu;
-use crate::mediation::Mediation;
+use turnstile_gpu::Gpu;
+use turnstile_host::confine::{Role, enter};
+use turnstile_mediation::Mediation;
 
 /// Batches of closed entries on their way to the disk.
 const QUEUE: usize = 8;

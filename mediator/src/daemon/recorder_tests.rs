@@ -8,7 +8,7 @@ use turnstile_accounting::record::{
 use turnstile_accounting::store::{Kept, Retained, Selection, SqliteStore, Visit, VisitChanges};
 use turnstile_accounting::synthetic::Synthetic;
 
-use crate::gpu::soft::{ENGINES, SoftConfig, SoftGpu};
+use turnstile_soft::{ENGINES, SoftConfig, SoftGpu};
 
 const EVENTS: Synthetic = Synthetic {
     seed: 5,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::ObjectChange;
 
-use crate::process::Identity;
+use turnstile_host::process::Identity;
 
 /// Processes of one program that use the GPU at a time.
 const PROCESSES_MAX: usize = 1024;

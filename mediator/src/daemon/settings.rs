@@ -257,7 +257,7 @@ mod tests {
 
     use super::*;
     use crate::daemon::HostConfig;
-    use crate::gpu::soft::{SoftConfig, SoftGpu};
+    use turnstile_soft::{SoftConfig, SoftGpu};
 
     #[test]
     fn limits_that_do_not_fit_a_tenant_are_cut_down() {

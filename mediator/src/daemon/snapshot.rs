@@ -12,10 +12,10 @@ use turnstile_policies::{Cap, Weight};
 use super::accounts::AccountSnapshot;
 use super::host::{Host, split};
 use super::peer::Kind;
-use crate::gpu::Untracked;
 use crate::histogram::Histogram;
-use crate::mediation::Tally;
 use crate::tenant::gates::GateBook;
+use turnstile_gpu::Untracked;
+use turnstile_mediation::Tally;
 
 /// What a tenant is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

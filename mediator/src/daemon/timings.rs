@@ -6,7 +6,7 @@ use turnstile_accounting::{EngineState, Moment, SwitchEvent, TenantId};
 
 use super::host::Host;
 use crate::histogram::Histogram;
-use crate::mediation::COMPUTE;
+use turnstile_mediation::COMPUTE;
 
 /// What the accounting thread has seen in the compute engine's log since it last told the host.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use turnstile_accounting::{Moment, Nanos};
 
-use crate::gpu::Untracked;
+use turnstile_gpu::Untracked;
 
 /// How often is looked.
 const EVERY: Nanos = Nanos::from_ms(1000);

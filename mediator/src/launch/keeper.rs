@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::LaunchError;
-use crate::gpu::nvidia::notify::Listener;
+use turnstile_nvidia::notify::Listener;
 
 /// Keeps `listener` until no process needs it; `launcher` closes when the launcher is gone.
 ///

@@ -12,8 +12,8 @@ use tempfile::TempDir;
 
 use super::sys;
 use super::{LaunchError, Learn};
-use crate::gpu::nvidia::handles;
-use crate::gpu::nvidia::notify::{Learning, Listener, Seen};
+use turnstile_nvidia::handles;
+use turnstile_nvidia::notify::{Learning, Listener, Seen};
 
 /// The library, beside the binary.
 const LIBRARY: &str = "libturnstile_preload.so";

@@ -28,10 +28,10 @@ use std::process::Command;
 pub use keeper::serve as keep;
 use turnstile_vmm::wire::{PROTOCOL, ToDaemon, WireError};
 
-use crate::gpu::nvidia::notify::NotifyError;
 use door::Door;
 use link::Link;
 use supervisor::Supervisor;
+use turnstile_nvidia::notify::NotifyError;
 
 /// How the driver's objects are learnt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

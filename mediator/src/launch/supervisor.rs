@@ -17,8 +17,8 @@ use super::door::Door;
 use super::learner::{Learner, Started};
 use super::link::{Link, Turn};
 use super::sys::{Received, Signals};
-use crate::gpu::nvidia::handles::Handles;
-use crate::gpu::nvidia::notify::Seen;
+use turnstile_nvidia::handles::Handles;
+use turnstile_nvidia::notify::Seen;
 
 /// Signals that the launcher takes: those that are passed on, and its children's.
 pub(super) const TAKEN: [i32; 7] = [
@@ -385,7 +385,7 @@ fn line(pid: u32, change: &ObjectChange) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::nvidia::handles::parse;
+    use turnstile_nvidia::handles::parse;
     use turnstile_vmm::wire::ProgramObject;
 
     #[test]

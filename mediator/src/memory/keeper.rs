@@ -4,7 +4,7 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 
 use super::entitlement::{Entitlement, EntitlementError};
 use super::manager::{Action, MemoryConfig, MemoryManager};
-use crate::gpu::{Gpu, MemoryEvent, MoveError, MoveFailure, MoveReport};
+use turnstile_gpu::{Gpu, MemoryEvent, MoveError, MoveFailure, MoveReport};
 
 /// Who is to be charged for copies, and whose allocations were refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,7 +114,7 @@ impl MemoryKeeper {
     }
 
     /// The GPU took nothing of an order: all is where it was.
-    fn not_moved(&mut self, now: Moment, order: &crate::gpu::MoveOrder, error: MoveError) {
+    fn not_moved(&mut self, now: Moment, order: &turnstile_gpu::MoveOrder, error: MoveError) {
         let failure = match error {
             MoveError::NoSuchTenant(_) => MoveFailure::Gone,
             MoveError::NoRoom(_) => MoveFailure::NoRoom,

@@ -10,7 +10,7 @@ use super::entitlement::{Entitlement, EntitlementError, all_fit, shares};
 use super::link::LinkRate;
 use super::owner::{Bytes, Owner, Run, weighed};
 use super::turns::{Candidate, FORGET_AFTER, PAUSE_MIN, Turn, members, order};
-use crate::gpu::{ChunkId, Direction, MemoryEvent, MoveFailure, MoveOrder, MoveReport};
+use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveFailure, MoveOrder, MoveReport};
 
 /// A card and what is behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

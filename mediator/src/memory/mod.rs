@@ -38,7 +38,6 @@ mod keeper;
 mod link;
 mod manager;
 mod owner;
-pub mod pool;
 #[cfg(test)]
 mod tests;
 mod turns;

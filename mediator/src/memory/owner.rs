@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use turnstile_accounting::{Moment, Nanos};
 
 use super::entitlement::Entitlement;
-use crate::gpu::{ChunkId, Direction};
+use turnstile_gpu::{ChunkId, Direction};
 
 /// Where a chunk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

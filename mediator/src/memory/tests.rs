@@ -8,7 +8,7 @@ use turnstile_policies::Weight;
 
 use super::owner::Place;
 use super::*;
-use crate::gpu::{ChunkId, Direction, MemoryEvent, MoveFailure, MoveOrder, MoveReport};
+use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveFailure, MoveOrder, MoveReport};
 
 const CHUNK: u64 = 1 << 20;
 /// What a chunk takes on the link of this GPU.

@@ -9,8 +9,8 @@ use prometheus::proto::{MetricFamily, MetricType};
 use prometheus::{Encoder as _, TextEncoder};
 
 use crate::daemon::{HostSnapshot, LedgerHealth};
-use crate::mediation::COMPUTE;
 use make::{family, lengths, metric, single};
+use turnstile_mediation::COMPUTE;
 
 pub use dcgm::compat;
 pub use tenants::Names;

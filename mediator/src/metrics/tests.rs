@@ -12,7 +12,7 @@ use super::tenants::ROWS;
 use super::*;
 use crate::daemon::{AccountSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
 use crate::histogram::Histogram;
-use crate::mediation::Tally;
+use turnstile_mediation::Tally;
 
 fn identity() -> Identity {
     Identity {

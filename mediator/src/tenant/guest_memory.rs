@@ -13,7 +13,7 @@ use vm_memory::{
     GuestRegionMmap,
 };
 
-use crate::gpu::GuestMemory;
+use turnstile_gpu::GuestMemory;
 
 /// Most regions of one VM's memory.
 pub const REGIONS_MAX: usize = 16;
@@ -168,7 +168,7 @@ fn map_region(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory_file::memory_file;
+    use turnstile_host::memory_file::memory_file;
 
     fn region(gpa: u64, bytes: u64, file_offset: u64) -> Region {
         Region {

@@ -2,6 +2,5 @@
 
 pub mod gates;
 pub mod guest_memory;
-pub mod interrupts;
 pub mod pages;
 pub mod requests;

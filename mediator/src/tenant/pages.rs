@@ -5,12 +5,11 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use turnstile_abi::{PAGE_BYTES, regs::status};
-use turnstile_vmm::gate::{PageWords, SharedPages};
+use turnstile_vmm::gate::SharedPages;
 use vm_memory::mmap::MmapRegionError;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-use crate::gpu::Doorbells;
-use crate::memory_file::memory_file;
+use turnstile_host::memory_file::memory_file;
 
 /// Why a shared page could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -53,20 +52,6 @@ fn map(file: &File, bytes: u64) -> Result<MmapRegion, PagesError> {
 pub fn doorbell_pages(channels: u32) -> Result<SharedPages, PagesError> {
     let bytes = u64::from(channels) * PAGE_BYTES;
     SharedPages::new(channels).map_err(|source| PagesError::Create { bytes, source })
-}
-
-impl Doorbells for SharedPages {
-    fn put(&self, channel: u32) -> u32 {
-        self.load(channel)
-    }
-
-    fn clear(&self, channel: u32) {
-        self.store(channel, 0);
-    }
-
-    fn file(&self) -> Option<&File> {
-        Some(SharedPages::file(self))
-    }
 }
 
 /// What a status page says ([`turnstile_abi::regs::status`]).
@@ -140,6 +125,7 @@ impl StatusPage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use turnstile_gpu::Doorbells;
 
     #[test]
     fn a_guest_write_is_what_the_device_reads() {

@@ -4,7 +4,7 @@ use turnstile_abi::{ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS, QueryItem, Request
 use turnstile_accounting::TenantId;
 use vm_memory::GuestAddress;
 
-use crate::gpu::{ChannelConfig, Gpu, GuestMemory, Refusal, within_limit};
+use turnstile_gpu::{ChannelConfig, Gpu, GuestMemory, Refusal, within_limit};
 
 /// What a request may ask beside the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

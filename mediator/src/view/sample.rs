@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::daemon::{HostSnapshot, LedgerHealth, TenantKind};
-use crate::mediation::COMPUTE;
+use turnstile_mediation::COMPUTE;
 
 /// Totals of one GPU and its tenants. All of them only grow while the daemon runs, so that the difference of two samples is
 /// what happened between them.

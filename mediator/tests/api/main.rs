@@ -20,7 +20,7 @@ use turnstile_accounting::store::SqliteStore;
 use turnstile_mediator::api::{Api, ApiConfig, StateFile};
 use turnstile_mediator::config::{ApiSection, MetricsSection};
 use turnstile_mediator::daemon::{AccountsConfig, Daemon, DaemonConfig, LedgerConfig};
-use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_soft::{SoftConfig, SoftGpu};
 
 /// A daemon with its API, in a folder of its own.
 struct Bench {

@@ -14,8 +14,8 @@ use turnstile_accounting::record::GpuIdentity;
 use turnstile_mediator::api::{Api, ApiConfig, StateFile};
 use turnstile_mediator::config::{ApiSection, MetricsSection};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, Settings};
-use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
 use turnstile_policies::{Cap, Weight};
+use turnstile_soft::{SoftConfig, SoftGpu};
 
 use super::common::{self, PATIENCE, Process, serve, turnstile};
 use super::http::{PATCH, send};

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostSnapshot, serve_fronts};
-use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_soft::{SoftConfig, SoftGpu};
 use turnstile_vmm::front::{Doorbells, Front, FrontConfig};
 
 /// A daemon over a software GPU.

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
-use turnstile_mediator::gpu::nvidia::programs::{Backing, Grant, ProgramMemory, ProgramPlace};
-use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
-use turnstile_mediator::gpu::{
+use turnstile_gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
     MoveError, MoveOrder, ProgramRefusal, Refusal, TenantResources, Untracked,
 };
+use turnstile_nvidia::programs::{Backing, Grant, ProgramMemory, ProgramPlace};
 use turnstile_preload_wire::Denial;
+use turnstile_soft::{SoftConfig, SoftGpu};
 use turnstile_vmm::wire::ObjectChange;
 
 use super::moving::Moves;

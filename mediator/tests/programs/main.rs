@@ -22,9 +22,9 @@ use gpu::{FakeGpu, Told};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use turnstile_accounting::{Nanos, TenantId};
+use turnstile_gpu::Gpu;
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, TenantKind};
-use turnstile_mediator::gpu::Gpu;
-use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_soft::{SoftConfig, SoftGpu};
 
 const CLIENT: u32 = 0xc1d0_0019;
 

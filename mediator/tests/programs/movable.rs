@@ -9,7 +9,7 @@ use std::process::Command;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use turnstile_accounting::TenantId;
-use turnstile_mediator::gpu::nvidia::programs::ProgramPlace;
+use turnstile_nvidia::programs::ProgramPlace;
 
 use super::library::library;
 use super::{Bench, until};

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use turnstile_accounting::{Moment, TenantId};
-use turnstile_mediator::gpu::nvidia::mover::{Mover, MoverConfig};
-use turnstile_mediator::gpu::nvidia::programs::{ProgramChunks, ProgramMemory};
-use turnstile_mediator::gpu::nvidia::sets::{Copies, Sets};
-use turnstile_mediator::gpu::{Capabilities, ChannelActivity};
+use turnstile_gpu::{Capabilities, ChannelActivity};
+use turnstile_nvidia::mover::{Mover, MoverConfig};
+use turnstile_nvidia::programs::{ProgramChunks, ProgramMemory};
+use turnstile_nvidia::sets::{Copies, Sets};
 
 /// Who did nothing for so long wants nothing.
 const IDLE: Duration = Duration::from_millis(20);

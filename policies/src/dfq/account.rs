@@ -2,13 +2,13 @@
 
 use super::entity::{Entity, Standing};
 use super::level::{Level, Part, Rules};
-use super::pauses::{Allowance, Pauses};
+use super::pauses::Pauses;
 use crate::cap::Quota;
 use crate::params::{Cap, TenantParams, Weight};
 use crate::virtual_time::VirtualTime;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use turnstile_accounting::{Demand, Moment, Nanos, TenantId};
+use turnstile_accounting::{Allowance, Demand, Moment, Nanos, TenantId};
 
 /// A new name starts where the account's tenants are that ran within this time.
 const RENAME_WINDOW: Nanos = Nanos::from_ms(10_000);

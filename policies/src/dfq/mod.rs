@@ -44,7 +44,6 @@ use crate::table::Tuning;
 use crate::virtual_time::VirtualTime;
 use account::{Account, Tenant};
 use level::{Level, Rules};
-pub use pauses::Allowance;
 use std::collections::BTreeMap;
 use turnstile_accounting::{AccountId, Demand, EngineState, Moment, Nanos, TenantId};
 

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use clap::Parser;
 use kvm_ioctls::{Kvm, VmFd};
+use turnstile_gpu::Suspend;
 use turnstile_mediator::daemon::MeterKind;
-use turnstile_mediator::gpu::Suspend;
-use turnstile_mediator::gpu::soft::SoftConfig;
-use turnstile_mediator::gpu::soft::pci::{PciGpu, serve};
-use turnstile_mediator::gpu::vfio::Bus;
-use turnstile_mediator::gpu::vfio::fake::FakeBus;
-use turnstile_mediator::gpu::vfio::kernel::KernelBus;
-use turnstile_mediator::gpu::vfio::user::UserBus;
+use turnstile_soft::SoftConfig;
+use turnstile_soft::pci::{PciGpu, serve};
 use turnstile_tests::cloud::Cloud;
 use turnstile_tests::linux;
 use turnstile_tests::machine::Lab;
 use turnstile_tests::nested::gates::Use;
 use turnstile_tests::nested::{Line, Lost, checks, gates};
+use turnstile_vfio::Bus;
+use turnstile_vfio::fake::FakeBus;
+use turnstile_vfio::kernel::KernelBus;
+use turnstile_vfio::user::UserBus;
 
 /// Runs the checks and prints their figures.
 #[derive(Debug, Parser)]

@@ -11,7 +11,7 @@ use turnstile_accounting::record::GpuIdentity;
 use turnstile_mediator::api::{Api, ApiConfig};
 use turnstile_mediator::config::{ApiSection, MetricsSection, Principal};
 use turnstile_mediator::daemon::{Host, HostConfig};
-use turnstile_mediator::gpu::soft::{SoftConfig, SoftGpu};
+use turnstile_soft::{SoftConfig, SoftGpu};
 
 /// TIMEOUT: longer than the API lets a slow client be.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,6 +1,6 @@
 //! What lies in a ring that the vendor's driver writes: context-switch records, numbered.
 
-use turnstile_mediator::gpu::nvidia::events::{RECORD_BYTES, RawRecord, Sequence};
+use turnstile_nvidia::events::{RECORD_BYTES, RawRecord, Sequence};
 
 /// Records one after the other. Whatever they say, numbers of switches only rise, and each record is used or counted as not.
 ///

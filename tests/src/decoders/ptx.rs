@@ -1,7 +1,7 @@
 //! Modules: loading refuses or succeeds, and what was loaded runs to an end within its budget.
 use std::sync::atomic::AtomicBool;
 
-use turnstile_mediator::gpu::soft::ptx::{
+use turnstile_ptx::{
     Control, DeviceMemory, Launch, Limits, MemoryFault, Module, Scratch, Timer, run_block,
 };
 

@@ -3,7 +3,7 @@
 use turnstile_accounting::record::{Entry, GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
 use turnstile_accounting::{EngineId, Moment, Nanos, Rollup, Usage};
-use turnstile_mediator::mediation::{Activity, COMPUTE, Mediation};
+use turnstile_mediation::{Activity, COMPUTE, Mediation};
 use turnstile_policies::Weight;
 use uuid::Uuid;
 

@@ -6,9 +6,9 @@
 use std::io;
 use std::sync::Arc;
 
-use turnstile_mediator::gpu::Doorbells;
-use turnstile_mediator::gpu::soft::plain::PlainDoorbells;
+use turnstile_gpu::Doorbells;
 use turnstile_mediator::tenant::gates::{GateBook, GateMove};
+use turnstile_soft::plain::PlainDoorbells;
 use turnstile_vmm::gate::{
     GateControl, GateCounters, GateState, PageMapError, PageWords, ThreadMap, newer,
 };
@@ -175,7 +175,7 @@ impl SimulatedGate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use turnstile_mediator::gpu::soft::plain::PlainVm;
+    use turnstile_soft::plain::PlainVm;
 
     #[test]
     fn a_kept_value_is_delivered_on_opening_and_a_watched_gate_kicks() {

@@ -10,9 +10,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use turnstile_abi::{ChannelStatus, Command, Dim3, Launch};
 use turnstile_accounting::{Moment, Nanos, TenantId};
-use turnstile_mediator::gpu::soft::KernelCost;
-use turnstile_mediator::gpu::soft::plain::{PlainChannel, PlainVm};
-use turnstile_mediator::gpu::{Gpu, Refusal};
+use turnstile_gpu::{Gpu, Refusal};
+use turnstile_soft::KernelCost;
+use turnstile_soft::plain::{PlainChannel, PlainVm};
 use vm_memory::GuestAddress;
 
 use super::laws::BrokenLaw;

@@ -3,7 +3,7 @@
 use rand::Rng;
 use rand::rngs::SmallRng;
 use turnstile_accounting::{EngineId, Meter, Moment, Nanos, Observation, PolledMeter, Sample};
-use turnstile_mediator::gpu::Gpu;
+use turnstile_gpu::Gpu;
 
 /// The reads of one poll phase.
 #[derive(Debug)]

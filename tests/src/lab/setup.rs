@@ -2,7 +2,7 @@
 
 use turnstile_accounting::meter::PhasePlan;
 use turnstile_accounting::{Moment, Nanos};
-use turnstile_mediator::gpu::Suspend;
+use turnstile_gpu::Suspend;
 use turnstile_policies::{DECISION_PERIOD_NS, DEFAULT_POLICY, PolicyRow, Tuning, policy_by_name};
 
 use super::guest::Load;

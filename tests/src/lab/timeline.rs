@@ -1,7 +1,7 @@
 //! The engines' own log, added up apart from the meters: who had which engine for how long.
 
 use turnstile_accounting::{EngineState, Moment, Nanos, SwitchEvent};
-use turnstile_mediator::gpu::soft::{COMPUTE, ENGINES};
+use turnstile_soft::{COMPUTE, ENGINES};
 
 use super::laws::BrokenLaw;
 

@@ -2,8 +2,8 @@
 
 use turnstile_accounting::meter::{Look, Pace, Phases, Unobserved};
 use turnstile_accounting::{Meter, Metric, Moment, Nanos, PolledMeter, Usage, Window};
-use turnstile_mediator::gpu::{Gpu, Suspend};
-use turnstile_mediator::mediation::{COMPUTE, Control, GateOrder, HoldOrder, REACTION_MIN};
+use turnstile_gpu::{Gpu, Suspend};
+use turnstile_mediation::{COMPUTE, Control, GateOrder, HoldOrder, REACTION_MIN};
 use turnstile_vmm::gate::GateState;
 
 use super::laws::{BrokenLaw, id};

@@ -7,11 +7,11 @@ use anyhow::{Context, bail, ensure};
 use turnstile_abi::physical::{BAR_REGS, regs};
 use turnstile_abi::{ChannelStatus, Command, CopyDirection, ErrorCode};
 use turnstile_accounting::{EngineId, Nanos, TenantId};
+use turnstile_gpu::Gpu;
 use turnstile_images::{GUEST_ELF, Load, Misbehaviour, Outcome, Report, Workload, files};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostSnapshot, MeterKind, TenantSnapshot};
-use turnstile_mediator::gpu::Gpu;
-use turnstile_mediator::gpu::soft::plain::PlainVm;
-use turnstile_mediator::gpu::vfio::{Bus, Region, VfioGpu};
+use turnstile_soft::plain::PlainVm;
+use turnstile_vfio::{Bus, Region, VfioGpu};
 use turnstile_vmm::vmm::{self, VmConfig, VmHandle};
 use vm_memory::GuestAddress;
 

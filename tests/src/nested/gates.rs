@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use turnstile_abi::PAGE_BYTES;
 use turnstile_images::{GUEST_ELF, Report, Workload, files};
-use turnstile_mediator::gpu::vfio::Bus;
+use turnstile_vfio::Bus;
 use turnstile_vmm::gate::{GateState, newer};
 use turnstile_vmm::vmm::{self, VmConfig, VmHandle, VmReport};
 

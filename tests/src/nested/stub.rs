@@ -14,7 +14,7 @@ use anyhow::{Context, bail};
 use turnstile_abi::physical::BAR_DOORBELLS;
 use turnstile_abi::regs::features;
 use turnstile_abi::{CHUNK_BYTES, ErrorCode, MAILBOX_RESULTS, PAGE_BYTES, Request};
-use turnstile_mediator::gpu::vfio::{Bus, Region};
+use turnstile_vfio::{Bus, Region};
 use turnstile_vmm::gate::{GateState, PageWords, SharedPages};
 use turnstile_vmm::wire::{FrameReader, Read, ToDaemon, ToVmm, send};
 

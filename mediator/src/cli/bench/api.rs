@@ -17,8 +17,8 @@ use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::time::{Instant, sleep_until};
+use turnstile_figures::percentile::Percentiles;
 use turnstile_mediator::api::client::{Client, DEFAULT_SOCKET};
-use turnstile_mediator::bench::percentile::Percentiles;
 use turnstile_mediator::view::Sample;
 
 /// Arguments of `bench api`.

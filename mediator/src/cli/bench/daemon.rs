@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use turnstile_mediator::bench::cell::WARNINGS_MAX;
+use turnstile_figures::cell::WARNINGS_MAX;
 
 use super::ending::{end, ended_within};
 

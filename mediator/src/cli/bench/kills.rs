@@ -19,9 +19,9 @@ use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 use serde_json::Value;
-use turnstile_mediator::bench::FINE_NS;
-use turnstile_mediator::bench::load::LoadReport;
-use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
+use turnstile_figures::FINE_NS;
+use turnstile_figures::load::LoadReport;
+use turnstile_figures::matrix::{Length, Pattern, Tenant};
 
 use super::daemon::Daemon;
 use super::processes::{Common, Load, words};

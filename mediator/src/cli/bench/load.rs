@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use turnstile_mediator::bench::load::{Calibration, LoadSpec};
-use turnstile_mediator::bench::matrix::{Length, Pattern};
-use turnstile_mediator::gpu::nvidia::load as generator;
+use turnstile_figures::load::{Calibration, LoadSpec};
+use turnstile_figures::matrix::{Length, Pattern};
+use turnstile_nvidia::load as generator;
 
 /// Arguments of `nvidia-load`.
 #[derive(clap::Args, Debug)]

@@ -22,10 +22,10 @@ use anyhow::{Context, bail};
 use rustix::process::Signal;
 use serde::Serialize;
 use tempfile::TempDir;
-use turnstile_mediator::bench::load::Block;
-use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
-use turnstile_mediator::bench::pairs::Excess;
-use turnstile_mediator::bench::percentile::median;
+use turnstile_figures::load::Block;
+use turnstile_figures::matrix::{Length, Pattern, Tenant};
+use turnstile_figures::pairs::Excess;
+use turnstile_figures::percentile::median;
 
 use super::daemon::{Daemon, SAY_LIMIT};
 use super::processes::{Common, Load, words};

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use turnstile_mediator::bench::load::{Block, Calibration, LoadReport, Said};
-use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
+use turnstile_figures::load::{Block, Calibration, LoadReport, Said};
+use turnstile_figures::matrix::{Length, Pattern, Tenant};
 
 use super::ending::{end, ended_within};
 

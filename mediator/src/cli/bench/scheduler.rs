@@ -11,11 +11,11 @@ use anyhow::{Context, bail};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
-use turnstile_mediator::bench::cell::{Charge, SchedulerSays};
-use turnstile_mediator::bench::load::LoadReport;
-use turnstile_mediator::bench::matrix::{Cell, Tenant};
-use turnstile_mediator::bench::recording::{TRACED, recording};
-use turnstile_mediator::bench::spans::Span;
+use turnstile_figures::cell::{Charge, SchedulerSays};
+use turnstile_figures::load::LoadReport;
+use turnstile_figures::matrix::{Cell, Tenant};
+use turnstile_figures::recording::{TRACED, recording};
+use turnstile_figures::spans::Span;
 
 use super::daemon::Daemon;
 use super::xsched::{Server, Xsched};

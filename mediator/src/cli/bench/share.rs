@@ -12,10 +12,10 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use turnstile_mediator::bench::cell::{CellLine, line};
-use turnstile_mediator::bench::load::{Calibration, LoadReport};
-use turnstile_mediator::bench::matrix::{Cell, Length, Pattern, Tenant, matrix};
-use turnstile_mediator::gpu::nvidia::version;
+use turnstile_figures::cell::{CellLine, line};
+use turnstile_figures::load::{Calibration, LoadReport};
+use turnstile_figures::matrix::{Cell, Length, Pattern, Tenant, matrix};
+use turnstile_nvidia::version;
 
 use super::processes::{Common, Load, words};
 use super::scheduler::{DaemonArgs, Scheduler, first_line};
@@ -83,7 +83,7 @@ fn cell(text: &str) -> Result<Cell, String> {
             .next()
             .ok_or("a kernel length is missing")?
             .parse()
-            .map_err(|error: turnstile_mediator::bench::matrix::LengthError| error.to_string())?;
+            .map_err(|error: turnstile_figures::matrix::LengthError| error.to_string())?;
         let pattern = match parts.next() {
             Some(pattern) => <Pattern as clap::ValueEnum>::from_str(pattern, false)?,
             None => Pattern::Busy,

@@ -17,16 +17,16 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Serialize;
 use turnstile_accounting::TenantId;
-use turnstile_mediator::bench::matrix::{Length, Pattern, Tenant};
-use turnstile_mediator::bench::spans::Span;
-use turnstile_mediator::bench::suspend::{Suspensions, Trial, suspensions};
-use turnstile_mediator::gpu::nvidia::guardian::Guardian;
-use turnstile_mediator::gpu::nvidia::handles::Handles;
-use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch};
-use turnstile_mediator::gpu::nvidia::holder::{Holder, OwnedSwitch};
-use turnstile_mediator::gpu::nvidia::rm::{RmClient, RmError};
-use turnstile_mediator::gpu::nvidia::usher::Usher;
-use turnstile_mediator::gpu::nvidia::version;
+use turnstile_figures::matrix::{Length, Pattern, Tenant};
+use turnstile_figures::spans::Span;
+use turnstile_figures::suspend::{Suspensions, Trial, suspensions};
+use turnstile_nvidia::guardian::Guardian;
+use turnstile_nvidia::handles::Handles;
+use turnstile_nvidia::hold::{Channel, ChannelSwitch};
+use turnstile_nvidia::holder::{Holder, OwnedSwitch};
+use turnstile_nvidia::rm::{RmClient, RmError};
+use turnstile_nvidia::usher::Usher;
+use turnstile_nvidia::version;
 
 use super::processes::{Common, Load, words};
 use super::{GpuArg, progress, wall_ns};
@@ -373,7 +373,7 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
 fn report(
     args: &SuspendArgs,
     driver: &'static str,
-    load: &turnstile_mediator::bench::load::LoadReport,
+    load: &turnstile_figures::load::LoadReport,
     done: Vec<(String, usize, Vec<Trial>)>,
 ) -> anyhow::Result<()> {
     if load.gaps_unrecorded > 0 {
@@ -419,7 +419,7 @@ fn report(
         "resume call"
     );
     for kind in &report.kinds {
-        let us = |of: &turnstile_mediator::bench::percentile::Percentiles| {
+        let us = |of: &turnstile_figures::percentile::Percentiles| {
             let us = |ns: u64| ns as f64 / 1e3;
             format!(
                 "{:.0} / {:.0} / {:.0}",

@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use serde::Serialize;
 use turnstile_accounting::Nanos;
-use turnstile_mediator::gpu::nvidia::handles::Handles;
-use turnstile_mediator::gpu::nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
-use turnstile_mediator::gpu::nvidia::mover::{
+use turnstile_nvidia::handles::Handles;
+use turnstile_nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
+use turnstile_nvidia::mover::{
     Away, Back, EXTENT_BYTES_MAX, Mover, MoverConfig, MoverError, Resident, Stayed, parts,
     parts_from,
 };
-use turnstile_mediator::gpu::nvidia::rm::RmClient;
-use turnstile_mediator::gpu::nvidia::swapped::{Swapped, checkpoint, link_rates};
-use turnstile_mediator::gpu::nvidia::version::{self, DriverAbi};
+use turnstile_nvidia::rm::RmClient;
+use turnstile_nvidia::swapped::{Swapped, checkpoint, link_rates};
+use turnstile_nvidia::version::{self, DriverAbi};
 
 use super::GpuArg;
 use crate::cli::nvidia::mover_command;

@@ -1,7 +1,7 @@
 //! Lines of cells for people.
 
-use turnstile_mediator::bench::cell::CellLine;
-use turnstile_mediator::bench::windows::Worst;
+use turnstile_figures::cell::CellLine;
+use turnstile_figures::windows::Worst;
 
 fn points(worst: Option<Worst>) -> String {
     worst.map_or_else(|| "-".into(), |worst| format!("{:.2}", worst.points))

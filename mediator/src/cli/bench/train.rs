@@ -13,10 +13,10 @@ use anyhow::{Context, bail, ensure};
 use indicatif::ProgressBar;
 use rustix::process::Signal;
 use serde::Serialize;
-use turnstile_mediator::bench::train::{
+use turnstile_figures::train::{
     Sample, Stretch, Trained, pool_bytes, serial_s, stretches, together_s, turn_s,
 };
-use turnstile_mediator::gpu::nvidia::{probe, version};
+use turnstile_nvidia::{probe, version};
 
 use super::daemon::Daemon;
 use super::ending::end;

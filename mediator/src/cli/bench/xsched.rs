@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tempfile::TempDir;
-use turnstile_mediator::bench::matrix::Tenant;
+use turnstile_figures::matrix::Tenant;
 
 use super::ending::end;
 
@@ -196,7 +196,7 @@ impl Drop for Server {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use turnstile_mediator::bench::matrix::{Length, Pattern};
+    use turnstile_figures::matrix::{Length, Pattern};
 
     fn args(xsched: Option<PathBuf>) -> XschedArgs {
         XschedArgs {

@@ -1,7 +1,7 @@
 //! LoGA 4.3: charges of a tenant with a deep queue, against what ran, by policy, meter and depth.
 
 use turnstile_accounting::{Moment, Nanos};
-use turnstile_mediator::gpu::Suspend;
+use turnstile_gpu::Suspend;
 use turnstile_policies::DECISION_PERIOD_NS;
 
 use super::{Report, over_seeds};

@@ -12,7 +12,7 @@
 
 use turnstile_accounting::Moment;
 use turnstile_accounting::share::{Claim, shares, water_fill};
-use turnstile_mediator::gpu::Suspend;
+use turnstile_gpu::Suspend;
 
 use super::{Report, over_seeds};
 use crate::lab::chart::{Chart, Series};

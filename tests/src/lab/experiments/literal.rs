@@ -9,7 +9,7 @@ use crate::lab::guest::{Lengths, Load};
 use crate::lab::laws::Violation;
 use crate::lab::setup::MeterSetup;
 use crate::lab::world::{Outcome, Participant, Setup, run};
-use turnstile_mediator::gpu::Suspend;
+use turnstile_gpu::Suspend;
 
 /// Length of a run.
 pub const END: Moment = Moment(10_000_000_000);

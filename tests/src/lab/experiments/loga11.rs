@@ -9,7 +9,7 @@
 //! `b` is the program and `i` the `n` throttles.
 
 use turnstile_accounting::{Moment, Nanos};
-use turnstile_mediator::gpu::Suspend;
+use turnstile_gpu::Suspend;
 
 use super::{Report, over_seeds};
 use crate::lab::chart::{Chart, Series};

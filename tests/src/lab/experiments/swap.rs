@@ -17,11 +17,11 @@ use turnstile_abi::{CHUNK_BYTES, ChannelStatus, Command, CopyDirection, Dim3, La
 use turnstile_accounting::{
     EngineId, EventMeter, Meter, Metric, Moment, Nanos, Observation, SwitchEvent, TenantId, Window,
 };
-use turnstile_mediator::gpu::soft::plain::{PlainChannel, PlainVm};
-use turnstile_mediator::gpu::soft::{ENGINES, Kernels, SoftConfig, VirtualGpu};
-use turnstile_mediator::gpu::{ChannelActivity, Gpu, Suspend};
+use turnstile_gpu::{ChannelActivity, Gpu, Suspend};
 use turnstile_mediator::memory::{Entitlement, MemoryConfig, MemoryKeeper};
 use turnstile_policies::Weight;
+use turnstile_soft::plain::{PlainChannel, PlainVm};
+use turnstile_soft::{ENGINES, Kernels, SoftConfig, VirtualGpu};
 use vm_memory::GuestAddress;
 
 use super::{Report, over_seeds};

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use turnstile_mediator::bench::load::Block;
-use turnstile_mediator::bench::pairs::order;
+use turnstile_figures::load::Block;
+use turnstile_figures::pairs::order;
 
 use super::super::processes::Load;
 

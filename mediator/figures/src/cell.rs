@@ -1,0 +1,526 @@
+//! What one run of a cell comes to.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use turnstile_accounting::gps::GpsError;
+
+use super::entitlement::{entitlement, lossless};
+use super::load::LoadReport;
+use super::matrix::{Cell, Length, Pattern, Tenant};
+use super::percentile::Percentiles;
+use super::spans::{Span, coarser, within};
+use super::windows::{Worst, is_unpaused, worst_of};
+use super::{BUCKET_NS, BUCKETS_PER_SECOND, FINE_NS, FINE_PER_BUCKET};
+
+/// What the daemon's ledger says of a tenant, in a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Charge {
+    /// Compute time charged.
+    pub compute_ns: u64,
+    /// Time on the engine by the engine's own log.
+    pub engine_ns: u64,
+    /// Time held back.
+    pub held_ns: u64,
+}
+
+/// So many warnings of a daemon stand with a run.
+pub const WARNINGS_MAX: usize = 20;
+
+/// What a scheduler says of itself after a run; nothing for the driver's own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SchedulerSays {
+    /// The window of the charges, on the GPU's clock.
+    pub window: Option<Span>,
+    /// Charges, one for each tenant of the cell in its order, where they are known.
+    pub charges: Vec<Option<Charge>>,
+    /// Processor time of the daemon in the run, of one core.
+    pub cpu_percent: Option<f64>,
+    /// Of that, what it took to suspend and resume.
+    pub gate_cpu_percent: Option<f64>,
+    /// What its GPU counts, at the beginning and at the end of the window.
+    pub figures: BTreeMap<String, [u64; 2]>,
+    /// What it warned of, at most [`WARNINGS_MAX`].
+    pub warnings: Vec<String>,
+}
+
+/// One tenant's line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TenantLine {
+    /// What it does.
+    pub load: String,
+    /// Its weight.
+    pub weight: u32,
+    /// Entitled part of what all executed, after the first second: see [`super::entitlement`].
+    pub entitled_percent: f64,
+    /// Part of what all executed, after the first second.
+    pub share_percent: f64,
+    /// What it executed in each 10 ms of the worst sliding window and the second before it; empty if there is none.
+    #[serde(default)]
+    pub executed_at_worst_ns: Vec<u64>,
+    /// Executed time of the wall's.
+    pub executed_percent: f64,
+    /// The same with its own pauses between kernels.
+    pub occupied_percent: f64,
+    /// Kernels that ended times their length alone, of the wall's; none for an endless one.
+    pub work_percent: Option<f64>,
+    /// Kernels that ended, per second of the whole run.
+    pub kernels_per_second: f64,
+    /// From launch to the return of the wait for it.
+    pub latency: Percentiles,
+    /// Engine time per kernel.
+    pub kernel_length: Percentiles,
+    /// Times it was off the engine in the middle of a kernel, per second.
+    pub gaps_per_second: f64,
+    /// What the daemon's ledger says.
+    #[serde(flatten)]
+    pub charge: Option<Charge>,
+    /// Executed in the window of the charge, by its own time stamps.
+    pub truth_ns: Option<u64>,
+    /// The same with pauses.
+    pub truth_occupied_ns: Option<u64>,
+    /// The same with the processing of launches.
+    pub truth_worked_ns: Option<u64>,
+    /// Charged less worked, of the latter.
+    pub charge_error_worked_percent: Option<f64>,
+    /// Charged less executed, of the latter.
+    pub charge_error_percent: Option<f64>,
+    /// Charged less occupied, of the latter.
+    pub charge_error_occupied_percent: Option<f64>,
+    /// How far its clock may be off.
+    pub clock_error_ns: u64,
+    /// Wall clock less the GPU's.
+    pub clock_offset_ns: i64,
+    /// When its host was not at it, on the wall clock: see [`LoadReport::host_pauses`].
+    #[serde(default)]
+    pub host_pauses: Vec<Span>,
+    /// How long its thread waited for a processor.
+    #[serde(default)]
+    pub host_waited_ns: Option<u64>,
+}
+
+/// One run of a cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CellLine {
+    /// Loads.
+    pub loads: String,
+    /// Weights; the native driver does not know them.
+    pub weights: String,
+    /// Who scheduled.
+    pub scheduler: String,
+    /// Its tenants.
+    pub tenants: Vec<TenantLine>,
+    /// Largest share error of any window of 1 s that begins after the first second, on a grid of 10 ms; parts of what all executed in
+    /// the window, received and entitled.
+    pub worst_sliding: Option<Worst>,
+    /// The same of whole seconds only.
+    pub worst_aligned: Option<Worst>,
+    /// As `worst_sliding`, of the windows in which, and in the second before which, no load's host paused; none if there is no such window.
+    #[serde(default)]
+    pub worst_sliding_unpaused: Option<Worst>,
+    /// As `worst_sliding`, from occupied time.
+    pub worst_sliding_occupied: Option<Worst>,
+    /// As `worst_aligned`, from occupied time.
+    pub worst_aligned_occupied: Option<Worst>,
+    /// As `worst_sliding`, from the time in which the engine worked: executed, and the processing of launches.
+    pub worst_sliding_worked: Option<Worst>,
+    /// As `worst_aligned`, from the same.
+    pub worst_aligned_worked: Option<Worst>,
+    /// Executed time of all tenants, of the wall's, after the first second.
+    pub useful_percent: f64,
+    /// Where some tenants are at times idle: executed time of the busy ones while the others want nothing and have nothing, of the
+    /// wall's.
+    pub busy_while_others_idle_percent: Option<f64>,
+    /// Processor time of the daemon, of one core.
+    pub daemon_cpu_percent: Option<f64>,
+    /// Of that, what it took to suspend and resume.
+    #[serde(default)]
+    pub gate_cpu_percent: Option<f64>,
+    /// What the daemon's GPU counts, at the beginning and at the end of the run.
+    #[serde(default)]
+    pub figures: BTreeMap<String, [u64; 2]>,
+    /// What the daemon warned of.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+}
+
+/// Why a run has no line.
+#[derive(Debug, thiserror::Error)]
+pub enum CellError {
+    /// A load reported too little.
+    #[error("{0} loads reported for {1} tenants")]
+    Reports(usize, usize),
+    /// A load did not record all that it did.
+    #[error("Load {0} has {1} kernels or gaps without a record")]
+    Unrecorded(String, u64),
+    /// The yardstick refused.
+    #[error("There is no entitlement")]
+    Entitlement(#[from] GpsError),
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        return 0.0;
+    }
+    100.0 * part as f64 / whole as f64
+}
+
+fn error_percent(charged: Option<Charge>, truth: Option<u64>) -> Option<f64> {
+    let (charged, truth) = (charged?.compute_ns, truth.filter(|&truth| truth > 0)?);
+    Some(100.0 * (charged as f64 - truth as f64) / truth as f64)
+}
+
+/// One of the three figures of a cell: what each tenant received and what it was entitled to of what all received,
+/// `[tenant][bucket]` in buckets of [`BUCKET_NS`].
+#[derive(Debug)]
+struct Side {
+    received: Vec<Vec<u64>>,
+    due: Vec<Vec<u64>>,
+}
+
+impl Side {
+    /// Of buckets of [`FINE_NS`].
+    fn new(tenants: &[Tenant], received: &[&[u64]], executed: &[&[u64]]) -> Result<Self, GpsError> {
+        let due = entitlement(tenants, FINE_NS, received, executed)?;
+        Ok(Self {
+            received: received
+                .iter()
+                .map(|fine| coarser(fine, FINE_PER_BUCKET))
+                .collect(),
+            due: due
+                .iter()
+                .map(|fine| coarser(fine, FINE_PER_BUCKET))
+                .collect(),
+        })
+    }
+
+    fn sliding(&self) -> Option<Worst> {
+        self.worst(1, |_| true)
+    }
+
+    /// The same of windows that count, by their first bucket.
+    fn sliding_of(&self, counts: impl Fn(usize) -> bool) -> Option<Worst> {
+        self.worst(1, counts)
+    }
+
+    fn aligned(&self) -> Option<Worst> {
+        self.worst(BUCKETS_PER_SECOND, |_| true)
+    }
+
+    fn worst(&self, step: usize, counts: impl Fn(usize) -> bool) -> Option<Worst> {
+        let second = BUCKETS_PER_SECOND;
+        worst_of(&self.received, &self.due, second, second, step, counts)
+    }
+}
+
+/// Puts together what the loads of `cell` and the scheduler reported.
+///
+/// # Errors
+/// If a report is missing or incomplete.
+pub fn line(
+    cell: &Cell,
+    scheduler: &str,
+    loads: &[LoadReport],
+    says: &SchedulerSays,
+) -> Result<CellLine, CellError> {
+    if loads.len() != cell.tenants.len() {
+        return Err(CellError::Reports(loads.len(), cell.tenants.len()));
+    }
+    for (load, tenant) in loads.iter().zip(&cell.tenants) {
+        let unrecorded = load.unrecorded + load.gaps_unrecorded;
+        if unrecorded > 0 {
+            return Err(CellError::Unrecorded(tenant.load(), unrecorded));
+        }
+    }
+    let count = loads.iter().map(|load| load.executed_ns.len()).min();
+    let count = count.unwrap_or(0) / FINE_PER_BUCKET;
+    let fine = |of: fn(&LoadReport) -> &[u64]| -> Vec<&[u64]> {
+        loads
+            .iter()
+            .map(|load| &of(load)[..count * FINE_PER_BUCKET])
+            .collect()
+    };
+    let fine_executed = fine(|load| &load.executed_ns);
+    let side = |received: &[&[u64]]| Side::new(&cell.tenants, received, &fine_executed);
+    let executed = side(&fine_executed)?;
+    let occupied = side(&fine(|load| &load.occupied_ns))?;
+    let worked = side(&fine(|load| &load.worked_ns))?;
+    // The first second is for settling, unless there is no other.
+    let from = if count > BUCKETS_PER_SECOND {
+        BUCKETS_PER_SECOND
+    } else {
+        0
+    };
+    let wall_ns = BUCKET_NS * (count - from) as u64;
+    let is_unpaused = |bucket: usize| {
+        loads
+            .iter()
+            .all(|load| is_unpaused(&load.host_pauses, load.start_ns + BUCKET_NS * bucket as u64))
+    };
+    let worst_sliding = executed.sliding();
+    let at_worst = worst_sliding.map_or(0..0, |worst| {
+        worst.bucket.saturating_sub(BUCKETS_PER_SECOND)..worst.bucket + BUCKETS_PER_SECOND
+    });
+    let sum = |buckets: &[u64]| buckets[from..].iter().sum::<u64>();
+    let all_executed: u64 = executed.received.iter().map(|buckets| sum(buckets)).sum();
+    let all_due: u64 = executed.due.iter().map(|buckets| sum(buckets)).sum();
+    let tenants = loads
+        .iter()
+        .zip(&cell.tenants)
+        .enumerate()
+        .map(|(index, (load, tenant))| {
+            let charge = says.charges.get(index).copied().flatten();
+            let window = says
+                .window
+                .map(|window| window.on_a_clock_ahead(load.clock_offset_ns));
+            let truth = |buckets: &[u64]| within(buckets, load.start_ns, FINE_NS, window?);
+            let truth_ns = truth(&load.executed_ns);
+            let truth_occupied_ns = truth(&load.occupied_ns);
+            let truth_worked_ns = truth(&load.worked_ns);
+            let seconds = (BUCKET_NS * count as u64) as f64 / 1e9;
+            let work_percent = match tenant.kernel {
+                Length::Us(us) => Some(load.kernels as f64 * us as f64 / seconds / 1e4),
+                Length::Endless => None,
+            };
+            TenantLine {
+                load: tenant.load(),
+                weight: tenant.weight,
+                entitled_percent: percent(sum(&executed.due[index]), all_due),
+                share_percent: percent(sum(&executed.received[index]), all_executed),
+                executed_at_worst_ns: executed.received[index][at_worst.clone()].to_vec(),
+                executed_percent: percent(sum(&executed.received[index]), wall_ns),
+                occupied_percent: percent(sum(&occupied.received[index]), wall_ns),
+                work_percent,
+                kernels_per_second: load.kernels as f64 / seconds,
+                latency: load.latency,
+                kernel_length: load.kernel_length,
+                gaps_per_second: load.gaps as f64 / seconds,
+                charge,
+                truth_ns,
+                truth_occupied_ns,
+                truth_worked_ns,
+                charge_error_worked_percent: error_percent(charge, truth_worked_ns),
+                charge_error_percent: error_percent(charge, truth_ns),
+                charge_error_occupied_percent: error_percent(charge, truth_occupied_ns),
+                clock_error_ns: load.clock_error_ns,
+                clock_offset_ns: load.clock_offset_ns,
+                host_pauses: load.host_pauses.clone(),
+                host_waited_ns: load.host_waited_ns,
+            }
+        })
+        .collect();
+    Ok(CellLine {
+        loads: cell.loads(),
+        weights: cell.weights(),
+        scheduler: scheduler.to_owned(),
+        tenants,
+        worst_sliding,
+        worst_aligned: executed.aligned(),
+        worst_sliding_unpaused: executed.sliding_of(is_unpaused),
+        worst_sliding_occupied: occupied.sliding(),
+        worst_aligned_occupied: occupied.aligned(),
+        worst_sliding_worked: worked.sliding(),
+        worst_aligned_worked: worked.aligned(),
+        useful_percent: percent(all_executed, wall_ns),
+        busy_while_others_idle_percent: alone(
+            cell,
+            &executed.received,
+            &lossless(&cell.tenants, count)?,
+            from,
+        ),
+        daemon_cpu_percent: says.cpu_percent,
+        gate_cpu_percent: says.gate_cpu_percent,
+        figures: says.figures.clone(),
+        warnings: says.warnings.clone(),
+    })
+}
+
+/// Executed time of the busy tenants, of the wall's, in the buckets in which nobody else wants or has anything: `wanted` is what a
+/// GPU without losses serves, so that a bucket in which it gave nothing is not one in which nobody wanted any.
+fn alone(cell: &Cell, executed: &[Vec<u64>], wanted: &[Vec<u64>], from: usize) -> Option<f64> {
+    let modest: Vec<usize> = (0..cell.tenants.len())
+        .filter(|&index| matches!(cell.tenants[index].pattern, Pattern::Bursty | Pattern::Idle))
+        .collect();
+    let count = executed.first().map_or(0, Vec::len);
+    if modest.is_empty() || modest.len() == cell.tenants.len() {
+        return None;
+    }
+    let quiet = |bucket: &usize| {
+        modest
+            .iter()
+            .all(|&index| executed[index][*bucket] == 0 && wanted[index][*bucket] == 0)
+    };
+    let buckets: Vec<usize> = (from..count).filter(quiet).collect();
+    let received: u64 = buckets
+        .iter()
+        .flat_map(|&bucket| executed.iter().map(move |tenant| tenant[bucket]))
+        .sum();
+    (!buckets.is_empty()).then(|| percent(received, BUCKET_NS * buckets.len() as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::Tenant;
+
+    fn cell(patterns: &[(u32, Pattern)]) -> Cell {
+        let tenant = |&(weight, pattern)| Tenant {
+            weight,
+            kernel: Length::Us(2_000),
+            pattern,
+            seed: 3,
+        };
+        Cell {
+            tenants: patterns.iter().map(tenant).collect(),
+        }
+    }
+
+    fn load(bucket_ns: u64, seconds: usize) -> LoadReport {
+        let buckets = vec![bucket_ns / 10; 10 * seconds * BUCKETS_PER_SECOND];
+        LoadReport {
+            executed_ns: buckets.clone(),
+            occupied_ns: buckets.clone(),
+            worked_ns: buckets,
+            kernels: 100 * seconds as u64,
+            start_ns: 7_000_000_000,
+            ..LoadReport::default()
+        }
+    }
+
+    #[test]
+    fn shares_errors_and_charges_stand_in_the_line() {
+        let cell = cell(&[(300, Pattern::Busy), (100, Pattern::Busy)]);
+        let loads = [load(6_000_000, 4), load(3_000_000, 4)];
+        let says = SchedulerSays {
+            window: Some(Span::new(8_000_000_000, 10_000_000_000)),
+            charges: vec![
+                Some(Charge {
+                    compute_ns: 1_212_000_000,
+                    ..Charge::default()
+                }),
+                None,
+            ],
+            cpu_percent: Some(0.4),
+            gate_cpu_percent: Some(0.3),
+            ..SchedulerSays::default()
+        };
+        let line = line(&cell, "dfq", &loads, &says).unwrap();
+        assert_eq!(line.weights, "3:1");
+        let first = &line.tenants[0];
+        assert!((first.share_percent - 66.667).abs() < 0.01);
+        assert!((first.entitled_percent - 75.0).abs() < 1e-6);
+        assert!((first.executed_percent - 60.0).abs() < 1e-6);
+        assert!((first.work_percent.unwrap() - 20.0).abs() < 1e-6);
+        assert!((first.charge_error_percent.unwrap() - 1.0).abs() < 1e-6);
+        assert_eq!(line.tenants[1].charge_error_percent, None);
+        assert!((line.worst_sliding.unwrap().points - 8.333).abs() < 0.01);
+        assert!((line.useful_percent - 90.0).abs() < 1e-6);
+        assert_eq!(line.busy_while_others_idle_percent, None);
+    }
+
+    /// An H200's clock is set when the driver starts, and is 5.5 us a second apart from then on: ms after some minutes.
+    #[test]
+    fn charges_are_of_the_gpus_clock_and_spans_of_the_wall_clock() {
+        let cell = cell(&[(100, Pattern::Busy)]);
+        let mut load = load(9_000_000, 4);
+        // He executed nothing for the first 20 ms of the window, by the wall clock.
+        load.executed_ns[1_000..1_020].fill(0);
+        load.clock_offset_ns = -20_000_000;
+        let begin = load.start_ns + 1_000_000_000 + 20_000_000;
+        let says = SchedulerSays {
+            window: Some(Span::new(begin, begin + 1_000_000_000)),
+            charges: vec![Some(Charge::default())],
+            ..SchedulerSays::default()
+        };
+        let line = line(&cell, "dfq", &[load], &says).unwrap();
+        assert_eq!(line.tenants[0].truth_ns, Some(980 * 900_000));
+    }
+
+    #[test]
+    fn what_a_busy_tenant_gets_beside_an_idle_one_is_shown() {
+        let cell = cell(&[(100, Pattern::Idle), (100, Pattern::Busy)]);
+        let line = line(
+            &cell,
+            "dfq",
+            &[load(0, 2), load(9_900_000, 2)],
+            &SchedulerSays::default(),
+        )
+        .unwrap();
+        assert!((line.busy_while_others_idle_percent.unwrap() - 99.0).abs() < 1e-6);
+        assert_eq!(line.worst_aligned.unwrap().points, 0.0);
+    }
+
+    #[test]
+    fn entitlements_and_errors_are_of_what_all_received_in_the_same_figure() {
+        let cell = cell(&[(100, Pattern::Busy), (100, Pattern::Bursty)]);
+        let mut loads = [load(8_700_000, 6), load(0, 6)];
+        loads[0].occupied_ns.fill(950_000);
+        let line = line(&cell, "dfq", &loads, &SchedulerSays::default()).unwrap();
+        let lacks = line.tenants[1].entitled_percent;
+        let wanted = 100.0 * 0.3 / 0.87;
+        assert!((lacks - wanted).abs() < 5.0, "{lacks}, not {wanted}");
+        assert!((line.tenants[0].entitled_percent + lacks - 100.0).abs() < 1e-3);
+        assert_eq!(line.tenants[1].share_percent, 0.0);
+        let points = |worst: Option<Worst>| worst.unwrap().points;
+        let executed = points(line.worst_aligned);
+        assert!((lacks..50.1).contains(&executed), "{executed}");
+        // Of what took longer the same work is less.
+        let occupied = points(line.worst_aligned_occupied);
+        assert!(occupied < executed - 1.0, "{occupied} {executed}");
+        assert_eq!(points(line.worst_aligned_worked), executed);
+    }
+
+    #[test]
+    fn windows_near_a_pause_of_a_host_are_left_out() {
+        let cell = cell(&[(100, Pattern::Busy), (100, Pattern::Busy)]);
+        let mut loads = [load(5_000_000, 8), load(5_000_000, 8)];
+        let (second, ms) = (1_000_000_000, 1_000_000);
+        let pause = loads[0].start_ns + 3_500 * ms;
+        // It lacks 20 ms there and 10 in the seventh second.
+        loads[0].executed_ns[3_500..3_540].fill(0);
+        loads[0].executed_ns[6_000..6_020].fill(0);
+        let points = |loads: &[LoadReport]| {
+            let line = line(&cell, "dfq", loads, &SchedulerSays::default()).unwrap();
+            let worst = line.worst_sliding_unpaused;
+            (
+                line.worst_sliding.unwrap().points,
+                worst.map(|worst| worst.points),
+            )
+        };
+        let (worst, unpaused) = points(&loads);
+        assert_eq!(Some(worst), unpaused);
+        let line = line(&cell, "dfq", &loads, &SchedulerSays::default()).unwrap();
+        let seen = &line.tenants[0].executed_at_worst_ns;
+        assert_eq!(seen.len(), 2 * BUCKETS_PER_SECOND);
+        let lacks = |buckets: &[u64]| buckets.iter().filter(|&&bucket| bucket == 0).count();
+        let (before, window) = seen.split_at(BUCKETS_PER_SECOND);
+        assert_eq!((lacks(before), lacks(window)), (0, 4), "{seen:?}");
+        loads[0].host_pauses = vec![Span::new(pause, pause + 40 * ms)];
+        let (all, unpaused) = points(&loads);
+        assert_eq!(all, worst);
+        let unpaused = unpaused.unwrap();
+        assert!(
+            unpaused > 0.4 && unpaused < worst - 0.4,
+            "{unpaused} {worst}"
+        );
+        let (begin, end) = (loads[1].start_ns, loads[1].start_ns + 8 * second);
+        loads[1].host_pauses = vec![Span::new(begin, end)];
+        assert_eq!(points(&loads), (worst, None), "there is no other");
+    }
+
+    #[test]
+    fn an_incomplete_report_is_refused() {
+        let cell = cell(&[(100, Pattern::Busy)]);
+        let mut broken = load(1, 2);
+        broken.gaps_unrecorded = 1;
+        let says = SchedulerSays::default();
+        assert!(matches!(
+            line(&cell, "native", &[broken], &says),
+            Err(CellError::Unrecorded(_, 1))
+        ));
+        assert!(matches!(
+            line(&cell, "native", &[], &says),
+            Err(CellError::Reports(0, 1))
+        ));
+    }
+}

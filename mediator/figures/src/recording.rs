@@ -1,0 +1,67 @@
+//! What a daemon was told of its GPU in a run, with the truth: what `mediator/nvidia/src/recorded.rs` replays without a GPU.
+
+use super::FINE_PER_BUCKET;
+use super::load::LoadReport;
+use super::spans::coarser;
+
+/// What a daemon has to trace for it, as `RUST_LOG` says it.
+pub const TRACED: &str = "warn,turnstile::record=trace";
+
+/// What its lines of the log have before what is said.
+const TARGET: &str = " turnstile::record] ";
+
+/// The loads begin so long after the first moment of a recording.
+const LEAD_NS: u64 = 3_000_000_000;
+
+/// A recording of what `messages` have of a daemon's log; loads began at `start_ns` of the wall clock, and did this as these tenants. `title` is its first line. Moments are of
+/// the GPU's clock, which all of them are on.
+pub fn recording(
+    title: &str,
+    messages: &str,
+    start_ns: u64,
+    loads: &[(u64, &LoadReport)],
+) -> String {
+    let offset_ns = loads.first().map_or(0, |(_, load)| load.clock_offset_ns);
+    let start_ns = start_ns.saturating_sub_signed(offset_ns);
+    let base_ns = start_ns.saturating_sub(LEAD_NS);
+    // Moments are of this century; no length is as long.
+    let relative = |word: &str| match word.parse::<u64>() {
+        Ok(number) if number > start_ns / 2 => number.saturating_sub(base_ns).to_string(),
+        _ => word.to_owned(),
+    };
+    let mut lines = vec![format!("# {title}")];
+    let said = messages.lines().filter_map(|line| line.split_once(TARGET));
+    lines.extend(said.map(|(_, said)| {
+        let words: Vec<String> = said.split(' ').map(relative).collect();
+        words.join(" ")
+    }));
+    for (tenant, load) in loads {
+        let whole = load.executed_ns.len() / FINE_PER_BUCKET * FINE_PER_BUCKET;
+        let steps = coarser(&load.executed_ns[..whole], FINE_PER_BUCKET);
+        let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
+        lines.push(format!("executed {tenant} {}", steps.join(" ")));
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_from_the_beginning_and_all_else_is_as_it_was_said() {
+        let messages = "[2026-11-22T01:00:00Z TRACE turnstile::record] active 7 1795302236974611520 552 314\n\
+            [2026-11-22T01:00:00Z WARN  other] something\n\
+            [2026-11-22T01:00:00Z TRACE turnstile::record] seen 2 true 1795302237000000000\n";
+        let load = LoadReport {
+            executed_ns: vec![100; 25],
+            clock_offset_ns: -500,
+            ..LoadReport::default()
+        };
+        let recorded = recording("a cell", messages, 1_795_302_236_999_999_500, &[(2, &load)]);
+        let expected =
+            "# a cell\nactive 7 2974611520 552 314\nseen 2 true 3000000000\nexecuted 2 1000 1000\n";
+        assert_eq!(recorded, expected);
+    }
+}

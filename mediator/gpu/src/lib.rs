@@ -1,0 +1,476 @@
+//! GPUs behind one trait.
+//!
+//! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
+#![deny(unsafe_code)]
+
+mod capabilities;
+mod guest;
+pub mod interrupts;
+pub mod layout;
+mod moves;
+pub mod pace;
+pub mod pool;
+pub mod ring;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use serde::Serialize;
+use turnstile_abi::{CHUNK_BYTES, ErrorCode};
+use turnstile_accounting::meter::ChannelReading;
+use turnstile_accounting::{DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
+use turnstile_vmm::gate::{PageWords, SharedPages};
+use turnstile_vmm::wire::ObjectChange;
+
+pub use capabilities::{Capabilities, EngineStatus, Suspend};
+pub use guest::GuestMemory;
+pub use moves::{ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport};
+
+/// The engine of kernels.
+pub const COMPUTE: EngineId = EngineId(0);
+
+/// What one channel has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelActivity {
+    /// Channel of the tenant.
+    pub channel: u32,
+    /// Commands announced and not finished.
+    pub pending: u32,
+    /// Commands finished since the channel was opened, modulo 2^32; `None` if get is not known.
+    pub finished: Option<u32>,
+    /// Changes between able and unable to use the compute engine, modulo 2^32: odd while the
+    /// channel waits for a value or for another engine.
+    pub stalls: u32,
+    /// When the last command finished or was announced, whichever is later.
+    pub last_active: Moment,
+}
+
+impl ChannelActivity {
+    /// What the polled meter takes of it.
+    pub const fn reading(&self, tenant: TenantId) -> ChannelReading {
+        ChannelReading {
+            tenant,
+            channel: self.channel,
+            finished: self.finished,
+            stalls: self.stalls,
+            pending: self.pending,
+        }
+    }
+}
+
+/// Signals a VM's interrupt vectors. Never blocks those who serve other VMs as well.
+pub trait Interrupts: Send + Sync + fmt::Debug {
+    /// Raises `vector`; a vector that the VM does not have is ignored.
+    fn raise(&self, vector: u16);
+
+    /// Eventfds by which another process can raise the vectors, in their order.
+    ///
+    /// # Errors
+    /// When the vectors are of this process alone, or it has no descriptors left.
+    fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Doorbell pages of one VM as the device sees them: the last put index that came through each gate.
+pub trait Doorbells: Send + Sync + fmt::Debug {
+    /// The put index of `channel`; zero for a channel that has no page.
+    fn put(&self, channel: u32) -> u32;
+    /// Sets the page of a channel that is being opened to zero.
+    fn clear(&self, channel: u32);
+    /// The memory file of the pages, or the device, if they are in one that another process can map.
+    fn file(&self) -> Option<&File> {
+        None
+    }
+    /// Where the page of channel 0 lies in it.
+    fn offset(&self) -> u64 {
+        0
+    }
+}
+
+impl Doorbells for SharedPages {
+    fn put(&self, channel: u32) -> u32 {
+        self.load(channel)
+    }
+
+    fn clear(&self, channel: u32) {
+        self.store(channel, 0);
+    }
+
+    fn file(&self) -> Option<&File> {
+        Some(SharedPages::file(self))
+    }
+}
+
+/// What a tenant brings along.
+#[derive(Clone, Debug)]
+pub struct TenantResources {
+    /// Its memory.
+    pub guest: Arc<GuestMemory>,
+    /// Its doorbells.
+    pub doorbells: Arc<dyn Doorbells>,
+    /// Its interrupts.
+    pub interrupts: Arc<dyn Interrupts>,
+    /// GPU memory that it may own, a multiple of the chunk size.
+    pub memory_bytes: u64,
+    /// Channels that it may have open.
+    pub channels: u32,
+}
+
+/// A refusal for the guest: the code, and a text where the code's own does not say enough.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}{}{detail}", code.text(), if detail.is_empty() { "" } else { ": " })]
+pub struct Refusal {
+    /// The code that the guest sees.
+    pub code: ErrorCode,
+    /// More of it, or empty.
+    pub detail: String,
+}
+
+impl From<ErrorCode> for Refusal {
+    fn from(code: ErrorCode) -> Self {
+        Self {
+            code,
+            detail: String::new(),
+        }
+    }
+}
+
+/// Refuses what would go beyond the limit that an operator set; what the tenant has already is left to it.
+pub fn within_limit(held_bytes: u64, bytes: u64, max_bytes: Option<u64>) -> Result<(), Refusal> {
+    // As the GPU rounds it up.
+    let chunks = bytes.div_ceil(CHUNK_BYTES).saturating_mul(CHUNK_BYTES);
+    match max_bytes {
+        Some(max) if held_bytes.saturating_add(chunks) > max => Err(Refusal {
+            code: ErrorCode::OutOfGpuMemory,
+            detail: format!("{} bytes are left", max.saturating_sub(held_bytes)),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Why a GPU does not take a program as a tenant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProgramRefusal {
+    /// It takes none.
+    #[error(
+        "this GPU is shared by VMs alone: programs need an NVIDIA GPU (turnstile serve --gpu nvidia; turnstile doctor says what is missing)"
+    )]
+    Unsupported,
+    /// It does not take this one, or none now.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A process that uses the GPU and belongs to no tenant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Untracked {
+    /// Its number in the daemon's namespace.
+    pub pid: u32,
+    /// Its name, as it gave itself; empty if it is gone.
+    pub name: String,
+    /// Times that it was switched to.
+    pub switches: u64,
+}
+
+/// Ring and notification of a channel to be opened; addresses were found to lie in the VM's memory by the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelConfig {
+    /// Guest-physical address of the ring.
+    pub ring_gpa: u64,
+    /// Entries, a power of two.
+    pub entries: u32,
+    /// Guest-physical address of the state block.
+    pub state_gpa: u64,
+    /// Vector of fences and faults.
+    pub vector: u16,
+}
+
+/// GPU memory given to a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// First GPU virtual address.
+    pub va: u64,
+    /// Where it begins in the aperture.
+    pub aperture_offset: u64,
+    /// Bytes, rounded up to chunks.
+    pub bytes: u64,
+}
+
+/// A GPU. All calls are made by the mediator, none blocks on a tenant's work.
+pub trait Gpu: Send + Sync + fmt::Debug {
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The GPU's clock: that of events, fences and kernels.
+    fn now(&self) -> Moment;
+
+    /// Doorbell pages of the GPU's own for a tenant that is about to come, if it has some: they are to be laid into the
+    /// guest, and given to [`Gpu::create_context`], which takes them back where it fails.
+    ///
+    /// # Errors
+    /// When it has none left.
+    fn doorbells(
+        &self,
+        _tenant: TenantId,
+        _channels: u32,
+    ) -> Result<Option<Arc<dyn Doorbells>>, Refusal> {
+        Ok(None)
+    }
+
+    /// Makes an address space for a tenant. Returns the memory file behind its aperture.
+    ///
+    /// # Errors
+    /// When the host has no memory or descriptors for it.
+    fn create_context(&self, tenant: TenantId, resources: TenantResources)
+    -> Result<File, Refusal>;
+
+    /// Ends a tenant: its running commands are stopped (or end by themselves within the kernel limit), its memory is
+    /// scrubbed and freed. A program is no tenant any more and runs on, resumed if it was suspended. Unknown tenants are
+    /// ignored.
+    fn destroy_context(&self, tenant: TenantId);
+
+    /// Opens a channel and returns its number, which is also its doorbell page.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal>;
+
+    /// Closes a channel; queued commands are dropped, a running one ends first (without delay to the caller).
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal>;
+
+    /// Whether a tenant's memory may gain and lose regions while it is one. If not, it is taken as it is at first.
+    fn follows_guest_memory(&self) -> bool {
+        false
+    }
+
+    /// Allocates zeroed GPU memory.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal>;
+
+    /// Frees and scrubs the allocation that begins at `va`.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal>;
+
+    /// Bytes that the tenant may still allocate.
+    fn memory_free_bytes(&self, tenant: TenantId) -> u64;
+
+    /// GPU memory that the tenant holds, where that is known.
+    fn memory_held_bytes(&self, _tenant: TenantId) -> Option<u64> {
+        None
+    }
+
+    /// Loads a module; returns its handle and the number of its functions.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees; for unsupported PTX it names the line.
+    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal>;
+
+    /// As [`Self::load_module`], where an operator limits what [`Self::memory_held_bytes`] tells: variables of modules count.
+    ///
+    /// # Errors
+    /// As there, and if the module's variables would go beyond the limit.
+    fn load_module_within(
+        &self,
+        tenant: TenantId,
+        ptx: &str,
+        _max_bytes: Option<u64>,
+    ) -> Result<(u32, u32), Refusal> {
+        self.load_module(tenant, ptx)
+    }
+
+    /// Unloads a module.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal>;
+
+    /// Number and parameter bytes of a module's function.
+    ///
+    /// # Errors
+    /// The refusal that the guest sees.
+    fn find_function(
+        &self,
+        tenant: TenantId,
+        module: u32,
+        name: &str,
+    ) -> Result<(u32, u32), Refusal>;
+
+    /// Reads an engine's status register and the channel table (LoGA 4.1). Cheap: called every microsecond while the
+    /// meter polls.
+    fn engine_status(&self, engine: EngineId) -> EngineStatus;
+
+    /// Whether the compute engine has nothing to do, as far as those go who may run. May take a millisecond to find out.
+    fn has_run_dry(&self) -> bool {
+        self.engine_status(EngineId(0)).running.is_none()
+    }
+
+    /// When to ask [`Gpu::has_run_dry`] again while somebody is held, to let him in: after `tick`, or never before the next
+    /// decision, where the engine is known to have work. A GPU may wake the thread that asks, to be asked again.
+    fn look_again(&self, tick: Nanos) -> Option<Nanos> {
+        Some(tick)
+    }
+
+    /// Sleeps for `length`; less if woken, or if the GPU has a notice. How soon a decision about that
+    /// is due is returned, if one is. A GPU with [`Capabilities::engine_holds`] has a notice when an
+    /// engine has nothing more to start while held tenants have work for it. One that stops running
+    /// kernels also has a notice when a tenant without work for an occupied engine gets some.
+    fn nap(&self, length: Nanos) -> Option<Nanos> {
+        thread::park_timeout(Duration::from_nanos(length.0));
+        None
+    }
+
+    /// Ends a nap of another thread, where unparking it does not.
+    fn wake(&self) {}
+
+    /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
+    /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.
+    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
+
+    /// Moves the changes of tenants' demand since the last call to the end of `events`, oldest
+    /// first. After a loss the present state of every tenant stands at the end.
+    fn read_demand(&self, _events: &mut Vec<DemandEvent>) {}
+
+    /// Holds a tenant on an engine, or lets it go on ([`Capabilities::engine_holds`]): no further
+    /// command of it is started there, and a running kernel stops where [`Suspend::MidKernel`] is
+    /// possible. The order of commands within a channel stays.
+    fn hold(&self, _tenant: TenantId, _engine: EngineId, _held: bool) {}
+
+    /// Whether something may have been logged, or be known better, since events were last read. Cheaper than to read, account and decide.
+    fn has_events(&self) -> bool {
+        true
+    }
+
+    /// Whether another may stop than who was found to have: then what is known of this one is read before.
+    fn another_may_stop(&self) -> bool {
+        true
+    }
+
+    /// For how long, from now, nobody is expected to begin, by what they did lately.
+    fn rests_on(&self) -> Nanos {
+        Nanos::ZERO
+    }
+
+    /// What [`Gpu::read_events`] moved is final up to so long before it was called: what comes later lies behind that.
+    fn events_behind(&self) -> Nanos {
+        Nanos::ZERO
+    }
+
+    /// Says of a usage that was closed over the events just read which other signals it rests on, and what they leave open.
+    fn qualify(&self, _usage: &mut Usage) {}
+
+    /// What the tenant was charged too much until now, in ns, as is known by now: so much less it will be charged of what it uses next; negative: too little, and more. None where
+    /// a charge is known at once.
+    fn overcharged_ns(&self, _tenant: TenantId) -> i64 {
+        0
+    }
+
+    /// Fills in what each open channel of the tenant has to do.
+    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);
+
+    /// Stops the tenant's queued work as far as [`Capabilities::suspend`] says; returns at once.
+    fn suspend(&self, tenant: TenantId);
+
+    /// Lets it go on.
+    fn resume(&self, tenant: TenantId);
+
+    /// Suspends (`true`) and resumes tenants as one decision says, in this order.
+    fn carry_out(&self, orders: &[(TenantId, bool)]) {
+        for (tenant, suspended) in orders {
+            if *suspended {
+                self.suspend(*tenant);
+            } else {
+                self.resume(*tenant);
+            }
+        }
+    }
+
+    /// Whether a suspended tenant executes nothing any more: only then its memory can be moved.
+    fn is_quiet(&self, _tenant: TenantId) -> bool {
+        false
+    }
+
+    /// Begins to move chunks of a quiet tenant, and returns at once; what comes of each is told by
+    /// [`Gpu::read_memory_events`]. Until then the tenant runs nothing, resumed or not.
+    ///
+    /// # Errors
+    /// If nothing of the order will be done.
+    fn move_memory(&self, _order: MoveOrder) -> Result<(), MoveError> {
+        Err(MoveError::Unsupported)
+    }
+
+    /// Bytes that are best on their way in one direction at most; no chunk is longer than a quarter of it.
+    fn move_window_bytes(&self) -> u64 {
+        64 << 20
+    }
+
+    /// Moves what happened to tenants' memory since the last call to the end of `events`, in the order in which it
+    /// happened. Nothing is told where memory does not move.
+    fn read_memory_events(&self, _events: &mut Vec<MemoryEvent>) {}
+
+    /// Looks at the tenant's doorbells now: a gate let a write through, or was opened. A GPU that sleeps because all
+    /// gates are watched or closed wakes up by this.
+    fn ring(&self, tenant: TenantId);
+
+    /// Tells whether any gate of the tenant is open, so that its doorbells must be looked at without being told.
+    fn set_unwatched(&self, tenant: TenantId, open: bool);
+
+    /// Makes a program a tenant: the process `root`, all that descend from it, and those whose objects are reported. It is
+    /// ended by [`Gpu::destroy_context`]. What it has to do is told by [`Gpu::activity`] as far as it can be known. Of memory
+    /// that can move it may have so many bytes, if that is said.
+    ///
+    /// # Errors
+    /// If the GPU takes no programs.
+    fn add_program(
+        &self,
+        _tenant: TenantId,
+        _root: u32,
+        _memory_max_bytes: Option<u64>,
+    ) -> Result<(), ProgramRefusal> {
+        Err(ProgramRefusal::Unsupported)
+    }
+
+    /// A process of a program, which is its by the kernel's word, has memory that can move, and a connection of the protocol
+    /// `turnstile-preload-wire` for it.
+    ///
+    /// # Errors
+    /// If the GPU does not hear it, and why.
+    fn program_memory(&self, _tenant: TenantId, _connection: OwnedFd) -> Result<(), String> {
+        Err("this GPU does not move memory of programs".into())
+    }
+
+    /// A process of a program, which is its by the kernel's word, was handed objects by the driver, or freed some. No
+    /// other process has named these clients; that the objects exist is an allegation.
+    fn program_changed(&self, _tenant: TenantId, _pid: u32, _changes: &[ObjectChange]) {}
+
+    /// A process of a program is gone, and what it had.
+    fn program_exited(&self, _tenant: TenantId, _pid: u32) {}
+
+    /// Faults of the tenant's channels so far, by kind; empty where they are not counted.
+    fn faults(&self, _tenant: TenantId) -> BTreeMap<ErrorCode, u64> {
+        BTreeMap::new()
+    }
+
+    /// Figures of its own work, by name; those that end in `_ns` are times. They only grow.
+    fn figures(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
+
+    /// Processes that use the GPU and belong to no tenant, bounded.
+    fn untracked(&self) -> Vec<Untracked> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,525 @@
+//! What the daemon gives up. Guests and API clients reach its threads with what they send; whoever finds a way to run code
+//! in one of them finds little there.
+//!
+//! | what | when | how |
+//! | --- | --- | --- |
+//! | capabilities | before any thread | none are kept, nor can be had again; no new privileges |
+//! | files | before any thread | reads system folders, writes where ledger, state and sockets are, executes nothing (Landlock) |
+//! | system calls | each thread as it begins | the list of its [`Role`] (seccomp); others fail with EPERM |
+//!
+//! With a GPU in hardware the process as a whole keeps the first two: NVIDIA's driver gives its records and suspensions to the
+//! superuser alone, workers become users of their own (`CAP_SETUID`), are started and ended by the daemon, and programs are
+//! looked at through `/proc`. There each thread gives up what it can: the API's thread, which hears who is furthest away, has
+//! its own Landlock, the capabilities for files in those folders and no others, and its list; the ledger's writer and the
+//! accounting thread have their lists, the latter with the device's calls. Threads that start workers, and those that serve
+//! the driver's objects, keep all.
+//!
+//! Threads that nobody planned for ([`plan`]) are left as they are: tests and `demo` share a process with what they measure.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use landlock::{
+    ABI, Access, AccessFs, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
+    RulesetStatus,
+};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set,
+    set_capabilities, set_no_new_privs,
+};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, apply_filter,
+};
+use serde::{Deserialize, Serialize};
+
+/// What becomes of system calls that are not on a thread's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Seccomp {
+    /// They fail with EPERM
+    Enforce,
+    /// They are done, and the kernel's audit log has them
+    Log,
+    /// There are no lists
+    Off,
+}
+
+/// What threads of this process are to give up.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Whether calls that are not on a list are refused.
+    pub seccomp: Seccomp,
+    /// The GPU is the software GPU: no device files, no worker processes.
+    pub software: bool,
+    /// Files that are left to the API's thread, if it is to give up the others by itself.
+    pub api_files: Option<Files>,
+    /// Whether threads keep all capabilities that the process has.
+    pub keep_capabilities: bool,
+}
+
+/// Folders that are left, beside the system's to be read.
+#[derive(Clone, Debug, Default)]
+pub struct Files {
+    /// To be read.
+    pub readable: Vec<PathBuf>,
+    /// To be read and written.
+    pub writable: Vec<PathBuf>,
+}
+
+/// What a thread is there for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Reads engine state, decides, moves gates and memory.
+    Accounting,
+    /// Talks to VMMs; takes VMs in and serves their mailboxes in threads that it begins.
+    Control,
+    /// An engine of the software GPU, or its watcher: runs guests' kernels.
+    Engine,
+    /// Writes the ledger.
+    Writer,
+    /// Serves the admin API.
+    Api,
+}
+
+static PLAN: OnceLock<Plan> = OnceLock::new();
+
+/// Where libraries, names and what the kernel says of processes lie.
+const READABLE: [&str; 7] = ["/usr", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev"];
+
+/// Makes threads that begin from now on give up what their role does not need.
+pub fn plan(plan: Plan) {
+    // A process has one daemon; a second plan changes nothing.
+    let _ = PLAN.set(plan);
+}
+
+/// Gives up every capability, now and for good, for this thread and those that it begins.
+///
+/// # Errors
+/// The kernel's.
+pub fn give_up_capabilities() -> io::Result<()> {
+    keep_capabilities(CapabilitySet::empty())
+}
+
+/// Gives up all capabilities but these, which are kept as far as they are there.
+fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
+    set_no_new_privs(true)?;
+    for capability in CapabilitySet::all().difference(kept).iter() {
+        // Those that this kernel does not know, or that this process may not take away as it has none.
+        let _ = remove_capability_from_bounding_set(capability);
+    }
+    let kept = capabilities(None)?.permitted.intersection(kept);
+    let sets = CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    Ok(set_capabilities(None, sets)?)
+}
+
+/// Leaves system folders and `readable` ones to be read, and `writable` ones to be written, for this thread and those that it
+/// begins. Tells whether this kernel has Landlock.
+///
+/// # Errors
+/// When the kernel has it and refuses.
+pub fn restrict_files(files: &Files) -> io::Result<bool> {
+    let Files { readable, writable } = files;
+    let all = AccessFs::from_all(ABI::V1);
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let system = READABLE.iter().map(Path::new);
+    let rules = (system.chain(readable.iter().map(PathBuf::as_path)))
+        .map(|path| (path, read))
+        .chain(
+            writable
+                .iter()
+                .map(|path| (path.as_path(), all & !AccessFs::Execute)),
+        );
+    let rules = rules.filter_map(|(path, access)| {
+        // What is not there need not be permitted.
+        let fd = PathFd::new(path).ok()?;
+        Some(Ok(PathBeneath::new(fd, access)))
+    });
+    let restricted = Ruleset::default()
+        .handle_access(all)
+        .and_then(Ruleset::create)
+        .and_then(|ruleset| ruleset.add_rules(rules))
+        .and_then(|ruleset| ruleset.restrict_self());
+    let status = restricted.map_err(io::Error::other)?;
+    Ok(status.ruleset != RulesetStatus::NotEnforced)
+}
+
+/// Whether lists of system calls can be had here, found out by a thread that then ends.
+///
+/// # Errors
+/// Why not.
+pub fn probe_seccomp() -> io::Result<()> {
+    let refused = std::thread::spawn(|| -> io::Result<bool> {
+        let filter = filter(Role::Engine, Seccomp::Enforce, true)?;
+        apply_filter(&filter).map_err(|error| io::Error::other(error.to_string()))?;
+        // On no list, and refused to nobody otherwise.
+        Ok(rustix::fs::statvfs("/").is_err())
+    });
+    match refused.join() {
+        Ok(Ok(true)) => Ok(()),
+        Ok(Ok(false)) => Err(io::Error::other("a list was taken and is not kept to")),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(io::Error::other("the thread that tried it ended")),
+    }
+}
+
+/// Whether this kernel has Landlock, found out by a thread that then ends.
+///
+/// # Errors
+/// When it has it and refuses.
+pub fn probe_landlock() -> io::Result<bool> {
+    let probed = std::thread::spawn(|| restrict_files(&Files::default())).join();
+    probed.unwrap_or_else(|_| Err(io::Error::other("the thread that tried it ended")))
+}
+
+/// The folder in which a file lies.
+pub fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// First in a thread: what it may still ask of the kernel.
+pub fn enter(role: Role) {
+    let Some(plan) = PLAN.get() else { return };
+    if role == Role::Api && !plan.software {
+        give_up_alone(plan);
+    }
+    if plan.seccomp == Seccomp::Off || !role.is_confined(plan.software) {
+        return;
+    }
+    let confined = filter(role, plan.seccomp, plan.software).and_then(|filter| {
+        apply_filter(&filter).map_err(|error| io::Error::other(error.to_string()))
+    });
+    if let Err(error) = confined {
+        log::error!("A thread ({role:?}) keeps all system calls: {error}");
+    }
+}
+
+/// The API's thread, and those that it begins, give up files and capabilities where the process cannot.
+fn give_up_alone(plan: &Plan) {
+    if !plan.keep_capabilities {
+        // The folder of the state file may be another user's: within Landlock's folders that is no matter.
+        let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER | CapabilitySet::CHOWN;
+        let kept = if plan.api_files.is_some() {
+            files
+        } else {
+            CapabilitySet::empty()
+        };
+        if let Err(error) = keep_capabilities(kept) {
+            log::error!("The API's thread keeps its capabilities: {error}");
+        }
+    }
+    let Some(files) = &plan.api_files else { return };
+    match restrict_files(files) {
+        Ok(true) => {}
+        Ok(false) => {
+            log::info!("This kernel has no Landlock: the API's thread can reach all files")
+        }
+        Err(error) => log::error!("The API's thread can reach all files: {error}"),
+    }
+}
+
+/// What every thread does: memory, time, waiting, its end.
+#[rustfmt::skip]
+const EVERY: &[libc::c_long] = &[
+    libc::SYS_munmap, libc::SYS_mremap, libc::SYS_brk, libc::SYS_madvise, libc::SYS_futex, libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity, libc::SYS_gettid, libc::SYS_getpid, libc::SYS_set_robust_list, libc::SYS_rseq,
+    libc::SYS_clock_gettime, libc::SYS_clock_nanosleep, libc::SYS_nanosleep, libc::SYS_restart_syscall, libc::SYS_getrandom,
+    libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn, libc::SYS_sigaltstack, libc::SYS_exit, libc::SYS_exit_group,
+    libc::SYS_tgkill, libc::SYS_getcpu,
+    // its descriptors, among them standard error
+    libc::SYS_read, libc::SYS_preadv2, libc::SYS_write, libc::SYS_writev, libc::SYS_close, libc::SYS_fcntl,
+];
+
+/// Threads of its own.
+#[rustfmt::skip]
+const THREADS: &[libc::c_long] = &[libc::SYS_clone, libc::SYS_clone3];
+
+/// Sockets that are there.
+#[rustfmt::skip]
+const SOCKETS: &[libc::c_long] = &[
+    libc::SYS_sendmsg, libc::SYS_recvmsg, libc::SYS_sendto, libc::SYS_recvfrom, libc::SYS_shutdown, libc::SYS_accept4,
+    libc::SYS_getsockopt, libc::SYS_setsockopt, libc::SYS_getsockname, libc::SYS_getpeername, libc::SYS_ppoll,
+    libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_eventfd2, libc::SYS_readv,
+    #[cfg(target_arch = "x86_64")] libc::SYS_epoll_wait, #[cfg(target_arch = "x86_64")] libc::SYS_poll,
+];
+
+/// Memory that is shared with guests, and what is moved of it.
+#[rustfmt::skip]
+const SHARED_MEMORY: &[libc::c_long] = &[
+    libc::SYS_memfd_create, libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_fstat, libc::SYS_fstatfs, libc::SYS_lseek, libc::SYS_pread64,
+    libc::SYS_pwrite64, libc::SYS_statx, libc::SYS_newfstatat,
+];
+
+/// Files: of the ledger and of the state, and what the kernel says of processes. Which, is Landlock's.
+#[rustfmt::skip]
+const FILES: &[libc::c_long] = &[
+    libc::SYS_openat, libc::SYS_fstat, libc::SYS_statx, libc::SYS_newfstatat, libc::SYS_lseek, libc::SYS_pread64,
+    libc::SYS_pwrite64, libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_unlinkat,
+    libc::SYS_renameat, libc::SYS_renameat2, libc::SYS_faccessat, libc::SYS_faccessat2, libc::SYS_fchmod, libc::SYS_fchown,
+    libc::SYS_geteuid, libc::SYS_getuid, libc::SYS_readlinkat, libc::SYS_getcwd, libc::SYS_getdents64,
+    #[cfg(target_arch = "x86_64")] libc::SYS_open, #[cfg(target_arch = "x86_64")] libc::SYS_stat,
+    #[cfg(target_arch = "x86_64")] libc::SYS_lstat, #[cfg(target_arch = "x86_64")] libc::SYS_unlink,
+    #[cfg(target_arch = "x86_64")] libc::SYS_rename, #[cfg(target_arch = "x86_64")] libc::SYS_access,
+    #[cfg(target_arch = "x86_64")] libc::SYS_readlink,
+];
+
+/// A server of the ledger's.
+#[rustfmt::skip]
+const CONNECTIONS: &[libc::c_long] =
+    &[libc::SYS_socket, libc::SYS_connect, libc::SYS_bind, libc::SYS_epoll_create1, libc::SYS_sendmmsg, libc::SYS_uname];
+
+/// Who is at the other end of a socket.
+#[rustfmt::skip]
+const PEERS: &[libc::c_long] = &[libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal];
+
+/// A GPU in hardware: its driver, and the processes that use it.
+#[rustfmt::skip]
+const DEVICE: &[libc::c_long] =
+    &[libc::SYS_ioctl, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_pidfd_getfd, libc::SYS_perf_event_open];
+
+impl Role {
+    /// Whether its threads have a list: those that start workers have none.
+    fn is_confined(self, software: bool) -> bool {
+        software || matches!(self, Self::Accounting | Self::Writer | Self::Api)
+    }
+
+    fn lists(self, software: bool) -> &'static [&'static [libc::c_long]] {
+        match self {
+            Self::Accounting if !software => &[EVERY, SOCKETS, SHARED_MEMORY, FILES, DEVICE],
+            Self::Engine => &[EVERY, SHARED_MEMORY],
+            Self::Accounting => &[EVERY, SOCKETS, SHARED_MEMORY],
+            Self::Control => &[EVERY, THREADS, SOCKETS, SHARED_MEMORY, FILES, PEERS],
+            Self::Writer => &[EVERY, THREADS, SOCKETS, FILES, CONNECTIONS],
+            Self::Api => &[EVERY, THREADS, SOCKETS, SHARED_MEMORY, FILES],
+        }
+    }
+}
+
+fn filter(role: Role, seccomp: Seccomp, software: bool) -> io::Result<BpfProgram> {
+    let other = io::Error::other::<seccompiler::BackendError>;
+    let when = |argument, mask: u64, value: u64| {
+        let operator = SeccompCmpOp::MaskedEq(mask);
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)
+            .and_then(|condition| SeccompRule::new(vec![condition]))
+            .map_err(other)
+    };
+    let calls = role.lists(software).iter().flat_map(|list| list.iter());
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
+        calls.map(|call| (*call, Vec::new())).collect();
+    // CAST: constants of the kernel's interface, none negative.
+    let exec = libc::PROT_EXEC as u64;
+    // Nothing that is not code already becomes code.
+    rules.insert(libc::SYS_mmap, vec![when(2, exec, 0)?]);
+    rules.insert(libc::SYS_mprotect, vec![when(2, exec, 0)?]);
+    const WORD: u64 = u32::MAX as u64;
+    // CAST: as above; threads name themselves, their memory's purpose, and (madvise's kin) nothing else.
+    let permitted = [libc::PR_SET_NAME, libc::PR_SET_VMA].map(|what| when(0, WORD, what as u64));
+    rules.insert(
+        libc::SYS_prctl,
+        permitted.into_iter().collect::<Result<_, _>>()?,
+    );
+    // FIONBIO, by which the standard library makes a socket not wait.
+    let nonblocking = when(1, WORD, libc::FIONBIO)?;
+    rules.entry(libc::SYS_ioctl).or_insert(vec![nonblocking]);
+    // Another filter, for threads of another role that it begins.
+    rules.insert(libc::SYS_seccomp, Vec::new());
+    let refuse = match seccomp {
+        // CAST: a small number of the kernel's interface.
+        Seccomp::Enforce => SeccompAction::Errno(libc::EPERM as u32),
+        Seccomp::Log | Seccomp::Off => SeccompAction::Log,
+    };
+    let architecture = std::env::consts::ARCH.try_into().map_err(other)?;
+    let filter =
+        SeccompFilter::new(rules, refuse, SeccompAction::Allow, architecture).map_err(other)?;
+    filter.try_into().map_err(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    const ALL: [Role; 5] = [
+        Role::Accounting,
+        Role::Control,
+        Role::Engine,
+        Role::Writer,
+        Role::Api,
+    ];
+
+    /// Runs `act` in a thread of this role.
+    fn within<R: Send + 'static>(role: Role, act: impl FnOnce() -> R + Send + 'static) -> R {
+        within_on(role, true, act)
+    }
+
+    fn within_on<R: Send + 'static>(
+        role: Role,
+        software: bool,
+        act: impl FnOnce() -> R + Send + 'static,
+    ) -> R {
+        let thread = thread::spawn(move || {
+            let filter = filter(role, Seccomp::Enforce, software).unwrap();
+            apply_filter(&filter).unwrap();
+            act()
+        });
+        thread.join().unwrap()
+    }
+
+    #[test]
+    fn every_role_works_and_none_can_run_programs() {
+        for role in ALL {
+            let (sum, ran) = within(role, || {
+                let sum: u64 = (0..100_000).collect::<Vec<u64>>().iter().sum();
+                let ran = std::process::Command::new("/bin/true").status();
+                (sum, ran.map_err(|error| error.kind()))
+            });
+            assert_eq!(sum, 4_999_950_000);
+            assert_eq!(
+                ran.unwrap_err(),
+                io::ErrorKind::PermissionDenied,
+                "{role:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn guests_kernels_run_where_no_file_and_no_socket_can_be_had() {
+        let (file, socket) = within(Role::Engine, || {
+            let file = std::fs::File::open("/etc/hostname").map_err(|error| error.kind());
+            let socket = std::net::UdpSocket::bind("127.0.0.1:0").map_err(|error| error.kind());
+            (file.map(drop), socket.map(drop))
+        });
+        assert_eq!(file, Err(io::ErrorKind::PermissionDenied));
+        assert_eq!(socket, Err(io::ErrorKind::PermissionDenied));
+        let socket = within(Role::Api, || {
+            std::net::UdpSocket::bind("127.0.0.1:0")
+                .map(drop)
+                .map_err(|error| error.kind())
+        });
+        assert_eq!(socket, Err(io::ErrorKind::PermissionDenied));
+    }
+
+    #[test]
+    fn with_hardware_who_accounts_asks_its_driver_and_runs_no_programs() {
+        for role in ALL.into_iter().filter(|role| role.is_confined(false)) {
+            let ran = within_on(role, false, || {
+                let ran = std::process::Command::new("/bin/true").status();
+                ran.map_err(|error| error.kind())
+            });
+            let denied = io::ErrorKind::PermissionDenied;
+            assert_eq!(ran.unwrap_err(), denied, "{role:?}");
+        }
+        let asked = |software| {
+            within_on(Role::Accounting, software, || {
+                // Not a terminal: refused by the file, if the call is done.
+                let file = std::fs::File::from(rustix::event::eventfd(
+                    0,
+                    rustix::event::EventfdFlags::empty(),
+                )?);
+                rustix::termios::tcgetattr(&file).map(drop)
+            })
+        };
+        // It reads what tenants' channels say, which takes a file of theirs.
+        let files = |software| {
+            within_on(Role::Accounting, software, || {
+                use rustix::process::{
+                    PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open,
+                };
+                let own = pidfd_open(getpid(), PidfdFlags::empty())?;
+                pidfd_getfd(own, 2, PidfdGetfdFlags::empty()).map(drop)
+            })
+        };
+        assert_eq!(files(false), Ok(()));
+        assert_eq!(files(true), Err(rustix::io::Errno::PERM));
+        assert_eq!(asked(false), Err(rustix::io::Errno::NOTTY));
+        assert_eq!(asked(true), Err(rustix::io::Errno::PERM));
+        assert!(!Role::Control.is_confined(false), "it starts workers");
+    }
+
+    #[test]
+    fn the_api_gives_up_by_itself_what_the_process_keeps() {
+        let folder = tempfile::tempdir().unwrap();
+        let mine = folder.path().join("mine");
+        std::fs::create_dir(&mine).unwrap();
+        let plan = Plan {
+            seccomp: Seccomp::Enforce,
+            software: false,
+            api_files: Some(Files {
+                writable: vec![mine.clone()],
+                ..Files::default()
+            }),
+            keep_capabilities: false,
+        };
+        let other = folder.path().join("other");
+        let (kept, wrote) = thread::spawn(move || {
+            give_up_alone(&plan);
+            let write = |path: &Path| std::fs::write(path, "x").is_ok();
+            let wrote = (write(&mine.join("file")), write(&other));
+            (capabilities(None).unwrap().permitted, wrote)
+        })
+        .join()
+        .unwrap();
+        assert!(!kept.intersects(CapabilitySet::SYS_ADMIN | CapabilitySet::SETUID));
+        assert!(wrote.0);
+        if probe_landlock().unwrap() {
+            assert!(!wrote.1, "a file outside of its folders");
+        } else {
+            println!("SKIPPED: this kernel has no Landlock");
+        }
+    }
+
+    #[test]
+    fn memory_does_not_become_code() {
+        let denied = within(Role::Engine, || {
+            let memory = vm_memory::MmapRegion::<()>::build(
+                None,
+                4096,
+                libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            );
+            memory.is_err()
+        });
+        assert!(denied);
+    }
+
+    #[test]
+    fn files_are_out_of_reach_where_the_kernel_has_landlock() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mine, other) = (folder.path().join("mine"), folder.path().join("other"));
+        std::fs::create_dir(&mine).unwrap();
+        std::fs::create_dir(&other).unwrap();
+        let wrote = thread::spawn(move || {
+            let has = restrict_files(&Files {
+                writable: vec![mine.clone()],
+                ..Files::default()
+            })
+            .unwrap();
+            let write = |folder: &Path| std::fs::write(folder.join("file"), "x").is_ok();
+            (has, write(&mine), write(&other))
+        });
+        match wrote.join().unwrap() {
+            (true, mine, other) => assert_eq!((mine, other), (true, false)),
+            (false, ..) => println!("SKIPPED: this kernel has no Landlock"),
+        }
+    }
+
+    #[test]
+    fn capabilities_go_for_good() {
+        let left = thread::spawn(|| {
+            give_up_capabilities().unwrap();
+            rustix::thread::capabilities(None).unwrap()
+        });
+        let left = left.join().unwrap();
+        let none = CapabilitySet::empty();
+        assert_eq!((left.effective, left.permitted), (none, none));
+    }
+}

@@ -1,0 +1,12 @@
+//! What processes of the mediator share of the host.
+//!
+//! - [`memory_file`]: memory that another process maps.
+//! - [`process`]: identity and ancestry of processes, from `/proc`.
+//! - [`confine`]: capabilities, files and system calls that the daemon's threads give up.
+//!
+//! No state, no threads.
+#![deny(unsafe_code)]
+
+pub mod confine;
+pub mod memory_file;
+pub mod process;

@@ -1,0 +1,469 @@
+//! A load of the bench: a plain CUDA process that keeps the GPU busy in a given way and says when it really ran.
+//!
+//! ```text
+//!   ready -> (the bench says when to start) -> kernels, launched as the pattern wants -> records -> report
+//! ```
+//!
+//! The kernels (`images/load/truth.cu`) leave time stamps of the device; the clock is read against the wall clock before and
+//! after. Whatever the process launches is recorded, its calibration as well, so that the sum is what a ledger has to charge.
+
+mod blocks;
+mod rig;
+
+use std::io::{self, BufRead, Write};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::models;
+use super::sys::CudaFailure;
+pub use blocks::blocks;
+use rig::{Records, Rig};
+use turnstile_figures::bursts::bursts;
+use turnstile_figures::load::{Calibration, LoadReport, LoadSpec, Said};
+use turnstile_figures::matrix::{Length, Pattern};
+use turnstile_figures::percentile::Percentiles;
+use turnstile_figures::spans::{
+    Clock, Reading, Span, buckets, executed, occupied, total_ns, worked,
+};
+use turnstile_figures::{FINE_NS, HOST_PAUSE_NS};
+
+/// Pauses shorter than this are the load's own: nobody else ran in them. SOURCE: measured: a switch to another context and back
+/// takes about 160 us.
+const PAUSE_NS: u64 = 40_000;
+
+/// Launch times that are kept.
+const LAUNCHES_MAX: usize = 1 << 22;
+
+/// Pauses of the host that are told.
+const HOST_PAUSES_MAX: usize = 1_000;
+
+/// Work until clocks are up, in turns of 2 ms. SOURCE: measured: an idle H200 reaches its clock within some milliseconds.
+const WARM_UP_KERNELS: u32 = 20;
+
+/// Why a load ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// CUDA said no.
+    #[error("CUDA refused")]
+    Cuda(#[from] CudaFailure),
+    /// The kernels were not taken.
+    #[error("The load's kernels were refused: {0}")]
+    Module(String),
+    /// The device did not answer.
+    #[error("The device's clock cannot be read: no answer for {} s", rig::SILENCE.as_secs())]
+    Clock,
+    /// Work does not take longer when there is more.
+    #[error("Work cannot be calibrated: {0} turns took {1} ns, {2} took {3} ns")]
+    Calibration(u64, u64, u64, u64),
+    /// An endless kernel has no bursts.
+    #[error("An endless kernel has no bursts and no depth")]
+    Pattern,
+    /// Somebody who starts it said something else.
+    #[error(
+        "The order is {0:?}, not a number: the moment to start in nanoseconds of the wall clock, or how many kernels"
+    )]
+    Order(String),
+    /// The kernels of a block have to have a length.
+    #[error("A block is of kernels that end, 1 to {} of them", blocks::BLOCK_MAX)]
+    Block,
+    /// A thread that is to be filtered is not.
+    #[error("A thread cannot be filtered as a tenant's are")]
+    Filter(#[source] io::Error),
+    /// Its input or output is broken.
+    #[error("The load is not heard")]
+    Io(#[from] io::Error),
+    /// Its lines cannot be written.
+    #[error("The load cannot say what it found")]
+    Json(#[from] serde_json::Error),
+}
+
+/// What is measured on the host.
+#[derive(Debug, Default)]
+struct Told {
+    latencies_ns: Vec<u64>,
+    /// Of those that were launched as soon as the one before had ended: number of the record, and the wall clock.
+    launched_ns: Vec<(u64, u64)>,
+    /// How long the thread waited for a processor.
+    waited_ns: Option<u64>,
+}
+
+/// Runs the load. Says [`Said::Ready`] and then [`Said::Done`] on `say`, a line each. With `orders` it starts when a line with
+/// the wall clock in nanoseconds comes, and after its report stays until they end.
+///
+/// # Errors
+/// If the GPU or whoever started it does not do their part.
+pub fn run(
+    spec: &LoadSpec,
+    mut orders: Option<impl BufRead>,
+    mut say: impl Write,
+) -> Result<(), LoadError> {
+    let bounded = matches!(spec.pattern, Pattern::Busy | Pattern::Idle);
+    if spec.kernel == Length::Endless && !bounded {
+        return Err(LoadError::Pattern);
+    }
+    let mut rig = Rig::open(spec)?;
+    let calibration = warm_up(&mut rig, spec)?;
+    let clock_step_ns = rig.clock_step_ns()?;
+    let first = rig.read_clock()?;
+    let pid = std::process::id();
+    let ready = Said::Ready {
+        pid,
+        calibration: Some(calibration),
+    };
+    tell(&mut say, &ready)?;
+    let start_ns = match &mut orders {
+        Some(orders) => match ordered(orders)? {
+            Some(start_ns) => start_ns,
+            None => return Ok(()),
+        },
+        None => wall_ns() + 1_000_000,
+    };
+    let end = in_wall_ns(start_ns + spec.length_ns);
+    thread::sleep(in_wall_ns(start_ns).saturating_duration_since(Instant::now()));
+    let waited_ns = waited_ns();
+    let mut told = load(&mut rig, spec, &calibration, in_wall_ns(start_ns), end)?;
+    told.waited_ns = waited_ns
+        .zip(self::waited_ns())
+        .map(|(first, last)| last.saturating_sub(first));
+    let last = rig.read_clock()?;
+    let records = rig.records()?;
+    let mut report = report(spec, start_ns, &records, first, last, &calibration, told);
+    report.clock_step_ns = clock_step_ns;
+    tell(&mut say, &Said::Done(Box::new(report)))?;
+    if let Some(orders) = orders {
+        for line in orders.lines() {
+            line?;
+        }
+    }
+    Ok(())
+}
+
+fn tell(say: &mut impl Write, said: &Said) -> Result<(), LoadError> {
+    serde_json::to_writer(&mut *say, said)?;
+    say.write_all(b"\n")?;
+    Ok(say.flush()?)
+}
+
+/// A number: when to start, or how much to do; `None` if nobody wants anything any more.
+fn ordered(orders: &mut impl BufRead) -> Result<Option<u64>, LoadError> {
+    let mut line = String::new();
+    if io::Read::take(orders, 64).read_line(&mut line)? == 0 {
+        return Ok(None);
+    }
+    match line.trim_end().parse() {
+        Ok(moment) => Ok(Some(moment)),
+        Err(_) => Err(LoadError::Order(line)),
+    }
+}
+
+/// Runs until clocks are up, and finds out how long work takes if nobody has.
+fn warm_up(rig: &mut Rig, spec: &LoadSpec) -> Result<Calibration, LoadError> {
+    const FEW: u64 = 1_000;
+    const MANY: u64 = 20_000;
+    for _ in 0..WARM_UP_KERNELS {
+        rig.launch(MANY)?;
+        rig.wait()?;
+    }
+    if let Some(calibration) = spec.calibration {
+        return Ok(calibration);
+    }
+    // The shortest of some, so that one that was interrupted does not count.
+    let mut shortest = |turns| -> Result<u64, LoadError> {
+        let lengths: Vec<u64> = (0..20)
+            .map(|_| {
+                let slot = rig.launch(turns)?;
+                rig.wait()?;
+                Ok(rig.launch_record(slot)?.length_ns())
+            })
+            .collect::<Result<_, LoadError>>()?;
+        Ok(Percentiles::of(lengths).min_ns)
+    };
+    let (few, many) = (shortest(FEW)?, shortest(MANY)?);
+    Calibration::through((FEW, few), (MANY, many))
+        .ok_or(LoadError::Calibration(FEW, few, MANY, many))
+}
+
+/// Launches kernels as the pattern wants.
+fn load(
+    rig: &mut Rig,
+    spec: &LoadSpec,
+    calibration: &Calibration,
+    start: Instant,
+    end: Instant,
+) -> Result<Told, LoadError> {
+    let mut told = Told::default();
+    let sleep_until = |moment: Instant| {
+        thread::sleep(moment.min(end).saturating_duration_since(Instant::now()));
+    };
+    let us = match (spec.pattern, spec.kernel) {
+        (Pattern::Idle, _) => {
+            sleep_until(end);
+            return Ok(told);
+        }
+        (_, Length::Endless) => {
+            rig.launch_endless()?;
+            sleep_until(end);
+            rig.stop();
+            rig.wait()?;
+            return Ok(told);
+        }
+        (_, Length::Us(us)) => us,
+    };
+    let turns = calibration.turns(us * 1_000);
+    let mut launch_and_wait = |rig: &mut Rig, follows: bool| -> Result<(), LoadError> {
+        let begin = Instant::now();
+        let slot = rig.launch(turns)?;
+        let launched_ns = wall_ns();
+        rig.wait()?;
+        if told.latencies_ns.len() < LAUNCHES_MAX {
+            // CAST: 584 years.
+            told.latencies_ns.push(begin.elapsed().as_nanos() as u64);
+            if follows {
+                told.launched_ns.push((slot, launched_ns));
+            }
+        }
+        Ok(())
+    };
+    match spec.pattern {
+        Pattern::Busy | Pattern::Idle => {
+            let mut follows = false;
+            while Instant::now() < end {
+                launch_and_wait(rig, follows)?;
+                follows = true;
+            }
+        }
+        Pattern::Deep => {
+            let mut marks = Vec::new();
+            for index in (0..spec.in_flight as usize).cycle() {
+                if Instant::now() >= end {
+                    break;
+                }
+                rig.wait_mark(&mut marks, index)?;
+                rig.launch(turns)?;
+                rig.mark(&mut marks, index)?;
+            }
+            rig.wait()?;
+        }
+        Pattern::Bursty => {
+            for burst in bursts(spec.seed, us * 1_000, spec.length_ns) {
+                sleep_until(start + Duration::from_nanos(burst.at_ns));
+                for kernel in 0..burst.kernels {
+                    if Instant::now() >= end {
+                        break;
+                    }
+                    launch_and_wait(rig, kernel > 0)?;
+                }
+            }
+        }
+    }
+    Ok(told)
+}
+
+fn report(
+    spec: &LoadSpec,
+    start_ns: u64,
+    records: &Records,
+    first: Reading,
+    last: Reading,
+    calibration: &Calibration,
+    told: Told,
+) -> LoadReport {
+    let clock = Clock::new(first, last);
+    let step_ns = calibration.turns_ns(rig::STEP_TURNS.into());
+    let on_device = executed(&records.launches, &records.gaps, step_ns);
+    let served = worked(&on_device, &records.launches, models::of(spec.gpu).launch.0);
+    let wall = |spans: Vec<Span>| -> Vec<Span> {
+        spans.into_iter().map(|span| clock.wall(span)).collect()
+    };
+    let (pieces, served) = (wall(on_device), wall(served));
+    let held = occupied(&pieces, PAUSE_NS);
+    // CAST: a run has minutes.
+    let count = (spec.length_ns / FINE_NS) as usize;
+    let window = start_ns..start_ns + spec.length_ns;
+    let in_window: Vec<_> = records
+        .launches
+        .iter()
+        .filter(|launch| launch.length_ns() > 0 && window.contains(&clock.wall_ns(launch.end_ns)))
+        .collect();
+    let kernel_lengths = in_window.iter().map(|launch| {
+        let own = executed(&[**launch], records.gaps_within(launch), step_ns);
+        total_ns(&own)
+    });
+    LoadReport {
+        pid: std::process::id(),
+        start_ns,
+        executed_ns: buckets(&pieces, start_ns, FINE_NS, count),
+        occupied_ns: buckets(&held, start_ns, FINE_NS, count),
+        worked_ns: buckets(&served, start_ns, FINE_NS, count),
+        kernels: in_window.len() as u64,
+        unrecorded: records.launches_unrecorded,
+        life_executed_ns: total_ns(&pieces),
+        life_occupied_ns: total_ns(&held),
+        gaps: records
+            .gaps
+            .iter()
+            .filter(|gap| window.contains(&clock.wall_ns(gap.begin_ns)))
+            .count() as u64,
+        gaps_unrecorded: records.gaps_unrecorded,
+        gap_ns: total_ns(&records.gaps),
+        gap_list: if spec.list_gaps {
+            records.gaps.iter().map(|gap| clock.wall(*gap)).collect()
+        } else {
+            Vec::new()
+        },
+        pause_list: if spec.list_gaps {
+            pauses(&records.launches)
+                .map(|pause| clock.wall(pause))
+                .collect()
+        } else {
+            Vec::new()
+        },
+        host_pauses: host_pauses(&records.launches, &told.launched_ns, &clock),
+        host_waited_ns: told.waited_ns,
+        latency: Percentiles::of(told.latencies_ns),
+        kernel_length: Percentiles::of(kernel_lengths.collect()),
+        clock_error_ns: first.error_ns.max(last.error_ns),
+        // CAST: the difference of two clocks that count from the same epoch, or else saturated.
+        clock_offset_ns: clock.offset_ns().clamp(i64::MIN.into(), i64::MAX.into()) as i64,
+        clock_drift_ppb: clock.drift_ppb(),
+        clock_step_ns: 0,
+        step_ns,
+    }
+}
+
+/// Pauses between launches that are no shorter than [`PAUSE_NS`].
+fn pauses(launches: &[Span]) -> impl Iterator<Item = Span> + '_ {
+    launches
+        .windows(2)
+        .map(|pair| Span::new(pair[0].end_ns, pair[1].begin_ns))
+        .filter(|pause| pause.begin_ns > 0 && (PAUSE_NS..u64::MAX / 2).contains(&pause.length_ns()))
+}
+
+/// Where a launch came late after the end of the kernel before it.
+fn host_pauses(launches: &[Span], launched_ns: &[(u64, u64)], clock: &Clock) -> Vec<Span> {
+    let pause = |(slot, launched_ns): &(u64, u64)| {
+        let before = usize::try_from(slot.checked_sub(1)?).ok()?;
+        let ended = launches
+            .get(before)
+            .filter(|launch| launch.length_ns() > 0)?;
+        Some(Span::new(clock.wall_ns(ended.end_ns), *launched_ns))
+    };
+    let pauses = launched_ns.iter().filter_map(pause);
+    let long = pauses.filter(|pause| pause.length_ns() >= HOST_PAUSE_NS);
+    long.take(HOST_PAUSES_MAX).collect()
+}
+
+/// How long the calling thread was ready and had no processor. SOURCE: Documentation/scheduler/sched-stats.rst: the second figure of schedstat.
+fn waited_ns() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split_ascii_whitespace().nth(1)?.parse().ok()
+}
+
+/// The wall clock, which the driver's records are on as well.
+fn wall_ns() -> u64 {
+    // CAST: until the year 2554.
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_nanos() as u64
+}
+
+/// The instant at which the wall clock will show this.
+fn in_wall_ns(at_ns: u64) -> Instant {
+    let now = Instant::now();
+    match at_ns.checked_sub(wall_ns()) {
+        Some(left) => now + Duration::from_nanos(left),
+        None => now,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_counts_what_lies_within_the_run_and_sums_up_all() {
+        let ms = 1_000_000;
+        let spec = LoadSpec {
+            gpu: 0,
+            kernel: Length::Us(2_000),
+            pattern: Pattern::Busy,
+            seed: 1,
+            in_flight: 1,
+            length_ns: 30 * ms,
+            blocks: 0,
+            calibration: None,
+            list_gaps: true,
+        };
+        let calibration = Calibration {
+            turns_per_ms: 10_000.0,
+            fixed_ns: 0.0,
+        };
+        let at = |device_ns| Reading {
+            device_ns,
+            wall_ns: device_ns + 500 * ms,
+            error_ns: 700,
+        };
+        let records = Records {
+            launches: vec![
+                Span::new(95 * ms, 97 * ms),
+                Span::new(101 * ms, 103 * ms),
+                Span::new(105 * ms, 119 * ms),
+                Span::UNTOUCHED,
+            ],
+            gaps: vec![Span::new(106 * ms, 118 * ms)],
+            launches_unrecorded: 0,
+            gaps_unrecorded: 0,
+        };
+        let told = Told {
+            launched_ns: vec![(1, 600 * ms), (2, 604 * ms), (3, 620 * ms)],
+            ..Told::default()
+        };
+        let report = report(
+            &spec,
+            600 * ms,
+            &records,
+            at(90 * ms),
+            at(200 * ms),
+            &calibration,
+            told,
+        );
+        assert_eq!((report.kernels, report.gaps, report.step_ns), (2, 1, 1_600));
+        let mut expected = [0; 30];
+        (expected[1], expected[2], expected[5]) = (ms, ms, ms);
+        (expected[6], expected[18]) = (1_600, ms);
+        assert_eq!(
+            report.executed_ns, expected,
+            "the gap is not executed but for a step"
+        );
+        assert_eq!(report.life_executed_ns, 6 * ms + 1_600);
+        assert_eq!(report.gap_list, [Span::new(606 * ms, 618 * ms)]);
+        let pauses = [(597, 601), (603, 605)].map(|(from, to)| Span::new(from * ms, to * ms));
+        assert_eq!(report.pause_list, pauses);
+        assert_eq!(
+            report.host_pauses,
+            [Span::new(597 * ms, 600 * ms)],
+            "the others were launched within a millisecond"
+        );
+        assert_eq!(report.kernel_length.max_ns, 2 * ms + 1_600);
+        assert_eq!(report.clock_offset_ns, 500_000_000);
+    }
+
+    #[test]
+    fn who_waits_for_a_processor_is_told_so() {
+        let Some(before) = waited_ns() else {
+            eprintln!("SKIPPED: this kernel has no schedstat");
+            return;
+        };
+        assert!(waited_ns().unwrap() >= before);
+    }
+
+    #[test]
+    fn the_moment_to_start_is_a_number() {
+        assert_eq!(ordered(&mut &b"123\nrest"[..]).unwrap(), Some(123));
+        assert_eq!(ordered(&mut &b""[..]).unwrap(), None);
+        for bad in [&b"now\n"[..], b"-1\n"] {
+            assert!(matches!(ordered(&mut &bad[..]), Err(LoadError::Order(_))));
+        }
+    }
+}

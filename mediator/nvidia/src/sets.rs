@@ -1,0 +1,758 @@
+//! Whose memory is where, and what moves it.
+//!
+//! ```text
+//!            unmapped by its owner, copied, handles closed
+//!   Here ----------------------------------------------------> Away ----.
+//!    ^                                                                  |
+//!    '--- made, filled, mapped by its owner at the same place <--- Blank (nothing was written yet)
+//! ```
+//!
+//! An owner is whoever has memory mapped, behind [`Mapper`]: a VM's worker, or the processes of a program, which make what the
+//! card has room for themselves (`grants.rs`). What keeps it right:
+//!
+//! - Memory is copied only while nobody has it mapped: its owner unmaps first and maps last. Whoever ran all the same, by
+//!   somebody's mistake, would fault; no byte could change behind a copy.
+//! - An owner of whose memory something is not `Here`, or is to move, is not let run ([`Sets::release`]). Chunks change their
+//!   state in one function, which counts them.
+//! - Whose memory is away or moving is *fastened*: nobody else resumes it, not the guardian either, since it could only
+//!   fault. It ends with the daemon: a VM's worker, or a program, whose library sees to that. A program is no longer fastened just
+//!   before the last of its memory is mapped again: whoever lacks something is known to its library, who does not is resumed.
+//! - A move that fails leaves the bytes where they were. An owner that cannot be given its memory is ended with a reason.
+//! - What came back is still at the host until its owner may run: if it is to go again before, it is not copied again.
+//! - What one has freed or left behind is closed, or scrubbed at the host. Nobody gets memory that is not zero or wholly
+//!   overwritten.
+//!
+//! Locks, outermost first: an owner's turn (over a move or a change of its memory), whatever its mapper takes, the table.
+
+mod grants;
+mod moves;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Debug;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use turnstile_abi::{CHUNK_BYTES, ErrorCode};
+use turnstile_accounting::{Nanos, TenantId};
+
+use super::mover::{Away, Back, EXTENT_BYTES_MAX, Kept, MoverError, Resident, Stayed};
+use grants::Wishes;
+use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveError, MoveOrder, Refusal};
+
+/// Where memory lies at its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Its first address, or whatever its owner knows it by.
+    pub at: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Whoever has memory mapped. It is suspended whenever it is asked, and answers all the same.
+pub trait Mapper: Send + Sync + Debug {
+    /// It has nothing mapped at these places any more, and no handle, when this returns. One that is gone has nothing.
+    ///
+    /// # Errors
+    /// If it may still have.
+    fn unmap(&self, places: &[Place]) -> Result<(), String>;
+
+    /// It maps memory by its handle, which it closes, or knows that there is nothing yet. One that is gone, and will be started
+    /// again, is given what it has then.
+    ///
+    /// # Errors
+    /// If it does not.
+    fn map(&self, memory: Vec<(Place, Option<OwnedFd>)>) -> Result<(), String>;
+
+    /// It is ended, for this reason: it cannot have its memory.
+    fn end(&self, reason: &str);
+}
+
+/// What copies: the mover, or a stand-in for tests.
+pub trait Copies: Send + Sync + Debug {
+    /// As [`super::mover::Mover::create`].
+    ///
+    /// # Errors
+    /// As there.
+    fn create(&self, bytes: u64) -> Result<Resident, MoverError>;
+    /// As [`super::mover::Mover::out`].
+    fn out(&self, memory: Vec<Resident>) -> Vec<Result<(Away, Nanos), Stayed>>;
+    /// As [`super::mover::Mover::back`].
+    fn back(&self, copies: Vec<Away>) -> Vec<Result<Back, Kept>>;
+}
+
+impl Copies for super::mover::Mover {
+    fn create(&self, bytes: u64) -> Result<Resident, MoverError> {
+        Self::create(self, bytes)
+    }
+
+    fn out(&self, memory: Vec<Resident>) -> Vec<Result<(Away, Nanos), Stayed>> {
+        Self::out(self, memory)
+    }
+
+    fn back(&self, copies: Vec<Away>) -> Vec<Result<Back, Kept>> {
+        Self::back(self, copies)
+    }
+}
+
+/// Keeps a suspended owner suspended, whatever happens to this process, until it is released (`true`); or leaves it to whoever ends
+/// suspensions when this process is gone (`false`).
+pub type Fasten = Box<dyn Fn(TenantId, bool) -> Result<(), String> + Send + Sync>;
+
+#[derive(Debug)]
+enum State {
+    Here(Resident),
+    Away(Away),
+    Blank,
+    /// Its owner makes it, and then tells.
+    Granted,
+    /// In the hands of whoever has the owner's turn.
+    Taken,
+}
+
+impl State {
+    /// It takes up room on the card, and nothing of it is missing to its owner.
+    const fn is_here(&self) -> bool {
+        matches!(self, Self::Here(_) | Self::Granted)
+    }
+}
+
+#[derive(Debug)]
+struct Chunk {
+    place: Place,
+    state: State,
+    /// It takes up room on the card, or is to.
+    on_card: bool,
+    /// It is to move.
+    ordered: bool,
+    /// What the host has of it, since it came back and its owner has not run.
+    spare: Option<Away>,
+}
+
+#[derive(Debug)]
+struct Owner {
+    mapper: Arc<dyn Mapper>,
+    turn: Arc<Mutex<()>>,
+    chunks: BTreeMap<ChunkId, Chunk>,
+    by_place: BTreeMap<u64, ChunkId>,
+    /// Chunks that are not `Here`, or are to move.
+    absent: usize,
+    /// Chunks that have a spare.
+    spares: usize,
+    /// Bytes on the card beside the chunks.
+    fixed_bytes: u64,
+    /// Of a program, whose submissions nobody sees: what is known of its wishes.
+    wishes: Option<Wishes>,
+    /// It is suspended.
+    still: bool,
+    /// Requests of it that need the GPU: those that are served, which nobody interrupts, and all.
+    served: usize,
+    asked: usize,
+}
+
+impl Owner {
+    fn is_absent(chunk: &Chunk) -> bool {
+        chunk.ordered || !chunk.state.is_here()
+    }
+
+    /// The only place where a chunk changes.
+    fn put(&mut self, id: ChunkId, change: impl FnOnce(&mut Chunk)) {
+        if let Some(chunk) = self.chunks.get_mut(&id) {
+            self.absent -= usize::from(Self::is_absent(chunk));
+            self.spares -= usize::from(chunk.spare.is_some());
+            change(chunk);
+            self.absent += usize::from(Self::is_absent(chunk));
+            self.spares += usize::from(chunk.spare.is_some());
+        }
+    }
+
+    /// What the host has though it need not, to be dropped without the lock.
+    fn take_spares(&mut self) -> Vec<Away> {
+        if self.spares == 0 {
+            return Vec::new();
+        }
+        self.spares = 0;
+        let chunks = self.chunks.values_mut();
+        chunks.filter_map(|chunk| chunk.spare.take()).collect()
+    }
+
+    fn insert(&mut self, id: ChunkId, place: Place, state: State) {
+        let chunk = Chunk {
+            place,
+            on_card: state.is_here(),
+            state,
+            ordered: false,
+            spare: None,
+        };
+        self.absent += usize::from(Self::is_absent(&chunk));
+        self.by_place.insert(place.at, id);
+        self.chunks.insert(id, chunk);
+    }
+
+    fn remove(&mut self, at: u64) -> Option<(ChunkId, Chunk)> {
+        let id = self.by_place.remove(&at)?;
+        let chunk = self.chunks.remove(&id)?;
+        self.absent -= usize::from(Self::is_absent(&chunk));
+        self.spares -= usize::from(chunk.spare.is_some());
+        Some((id, chunk))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    owners: BTreeMap<TenantId, Owner>,
+    events: Vec<MemoryEvent>,
+    next: u64,
+    /// Bytes on the card, and bytes promised in all.
+    on_card: u64,
+    promised: u64,
+    queues: [VecDeque<MoveOrder>; 2],
+    ended: bool,
+}
+
+impl Table {
+    fn owner(&mut self, tenant: TenantId) -> Result<&mut Owner, MoveError> {
+        let none = MoveError::NoSuchTenant(tenant);
+        self.owners.get_mut(&tenant).ok_or(none)
+    }
+
+    /// A chunk is there, which was promised nothing before.
+    fn entered(&mut self, owner: TenantId, first: ChunkId, chunk_bytes: u64, resident: bool) {
+        self.next = first.0 + 1;
+        self.promised += chunk_bytes;
+        self.on_card += u64::from(resident) * chunk_bytes;
+        self.events.push(MemoryEvent::Allocated {
+            owner,
+            first,
+            count: 1,
+            chunk_bytes,
+            resident,
+        });
+    }
+
+    /// A chunk that was is none any more.
+    fn forget(&mut self, chunk: &Chunk) {
+        self.promised -= chunk.place.bytes;
+        if chunk.on_card {
+            self.on_card -= chunk.place.bytes;
+        }
+    }
+
+    /// Puts down what was taken; what is nobody's any more is returned, to be closed or scrubbed without the lock.
+    fn put(&mut self, tenant: TenantId, id: ChunkId, state: State) -> Option<State> {
+        let Some(owner) = self.owners.get_mut(&tenant) else {
+            return Some(state);
+        };
+        let (mut left, mut before, mut after) = (Some(state), 0, 0);
+        owner.put(id, |chunk| {
+            let Some(state) = left.take() else { return };
+            before = u64::from(chunk.on_card) * chunk.place.bytes;
+            chunk.on_card = state.is_here();
+            after = u64::from(chunk.on_card) * chunk.place.bytes;
+            chunk.state = state;
+        });
+        self.on_card = self.on_card - before + after;
+        left
+    }
+}
+
+struct Shared {
+    copies: Arc<dyn Copies>,
+    fasten: Fasten,
+    card_bytes: u64,
+    pool_bytes: u64,
+    extent_bytes: u64,
+    table: Mutex<Table>,
+    changed: Condvar,
+    /// When a failure was last told of.
+    told: Mutex<Option<Instant>>,
+}
+
+impl Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Updates under these locks are complete, or concern one owner, which a panic leaves suspended.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// All owners' memory. A thread for each direction carries orders out.
+#[derive(Debug)]
+pub struct Sets {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// A request that needs the GPU is served: its owner is not suspended until this is dropped.
+#[derive(Debug)]
+pub struct Served<'a> {
+    shared: &'a Shared,
+    tenant: TenantId,
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        if let Ok(owner) = lock(&self.shared.table).owner(self.tenant) {
+            owner.served -= 1;
+            owner.asked -= 1;
+        }
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Sets {
+    /// Nobody has memory on a card of so many bytes, behind which the host takes in so many.
+    ///
+    /// # Errors
+    /// When there is no thread.
+    pub fn new(
+        copies: Arc<dyn Copies>,
+        fasten: Fasten,
+        card_bytes: u64,
+        pool_bytes: u64,
+    ) -> std::io::Result<Self> {
+        // Small pools are not to be filled by a few.
+        let extent_bytes =
+            (pool_bytes / 16 / CHUNK_BYTES * CHUNK_BYTES).clamp(CHUNK_BYTES, EXTENT_BYTES_MAX);
+        let shared = Arc::new(Shared {
+            copies,
+            fasten,
+            card_bytes,
+            pool_bytes,
+            extent_bytes,
+            table: Mutex::default(),
+            changed: Condvar::new(),
+            told: Mutex::default(),
+        });
+        let thread = |direction| {
+            let own = shared.clone();
+            let name = format!("gpu-move-{direction:?}").to_lowercase();
+            thread::Builder::new()
+                .name(name)
+                .spawn(move || own.work(direction))
+        };
+        let threads = vec![thread(Direction::Out)?, thread(Direction::In)?];
+        Ok(Self { shared, threads })
+    }
+
+    /// Bytes of the longest chunk.
+    pub fn extent_bytes(&self) -> u64 {
+        self.shared.extent_bytes
+    }
+
+    /// An owner appears, and may run.
+    pub fn add(&self, tenant: TenantId, mapper: Arc<dyn Mapper>) {
+        self.insert(tenant, mapper, None);
+    }
+
+    fn insert(&self, tenant: TenantId, mapper: Arc<dyn Mapper>, wishes: Option<Wishes>) {
+        let owner = Owner {
+            mapper,
+            turn: Arc::default(),
+            chunks: BTreeMap::new(),
+            by_place: BTreeMap::new(),
+            absent: 0,
+            spares: 0,
+            fixed_bytes: 0,
+            wishes,
+            still: false,
+            served: 0,
+            asked: 0,
+        };
+        lock(&self.shared.table).owners.insert(tenant, owner);
+    }
+
+    /// An owner is gone, and its memory: what was at the host is scrubbed.
+    pub fn remove(&self, tenant: TenantId) {
+        let mut table = lock(&self.shared.table);
+        let gone = table.owners.remove(&tenant);
+        for chunk in gone.iter().flat_map(|owner| owner.chunks.values()) {
+            table.forget(chunk);
+        }
+        table.on_card -= gone.as_ref().map_or(0, |owner| owner.fixed_bytes);
+        drop(table);
+        self.shared.changed.notify_all();
+        // Closing many descriptors takes a while.
+        drop(gone);
+    }
+
+    /// Whether memory of this tenant moves at all.
+    pub fn knows(&self, tenant: TenantId) -> bool {
+        lock(&self.shared.table).owners.contains_key(&tenant)
+    }
+
+    /// Puts memory behind an owner's places from `at` on: zeroed memory where the card has room, else nothing yet. A turn of the
+    /// owner's is taken: it waits for a move of its memory.
+    ///
+    /// # Errors
+    /// The refusal for the guest; nothing is there then.
+    pub fn allocate(&self, tenant: TenantId, at: u64, bytes: u64) -> Result<(), Refusal> {
+        self.shared.allocate(tenant, at, bytes)
+    }
+
+    /// The places of what lies in a range, to be given back with [`Sets::free`] when its owner has nothing mapped there.
+    pub fn places(&self, tenant: TenantId, at: u64, bytes: u64) -> Vec<Place> {
+        let table = lock(&self.shared.table);
+        let owner = table.owners.get(&tenant);
+        let within = |owner: &Owner| -> Vec<Place> {
+            let ids = owner.by_place.range(at..at.saturating_add(bytes));
+            ids.filter_map(|(_, id)| Some(owner.chunks.get(id)?.place))
+                .collect()
+        };
+        owner.map(within).unwrap_or_default()
+    }
+
+    /// Frees an owner's memory, wherever it is; `unmap` has the owner unmap it, and may refuse.
+    ///
+    /// # Errors
+    /// That of `unmap`; nothing is freed then.
+    pub fn free(
+        &self,
+        tenant: TenantId,
+        at: u64,
+        bytes: u64,
+        unmap: impl FnOnce(&[Place]) -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let turn = self.shared.turn(tenant)?;
+        let _turn = lock(&turn);
+        let places = self.places(tenant, at, bytes);
+        unmap(&places)?;
+        self.shared.drop_places(tenant, &places);
+        Ok(())
+    }
+
+    /// What an owner that was started again is to map: handles of what is here, nothing for the rest.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn again(&self, tenant: TenantId) -> std::io::Result<Vec<(Place, Option<OwnedFd>)>> {
+        let table = lock(&self.shared.table);
+        let chunks = table.owners.get(&tenant).into_iter();
+        let chunks = chunks.flat_map(|owner| owner.chunks.values());
+        chunks
+            .map(|chunk| match &chunk.state {
+                State::Here(memory) => Ok((chunk.place, Some(memory.share()?))),
+                _ => Ok((chunk.place, None)),
+            })
+            .collect()
+    }
+
+    /// The owner was suspended: its memory may move. False if a request of it came in between: it is to be resumed until that was
+    /// served.
+    pub fn held(&self, tenant: TenantId) -> bool {
+        match lock(&self.shared.table).owner(tenant) {
+            Ok(owner) => {
+                owner.still = owner.served == 0;
+                owner.still
+            }
+            Err(_) => true,
+        }
+    }
+
+    /// The owner runs, though nobody released it.
+    pub fn runs(&self, tenant: TenantId) {
+        if let Ok(owner) = lock(&self.shared.table).owner(tenant) {
+            owner.still = false;
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// Whether the owner may be resumed: all of its memory is there. From then on none of it moves, until it is held again. One
+    /// that is not known may always.
+    pub fn release(&self, tenant: TenantId) -> bool {
+        let mut table = lock(&self.shared.table);
+        let (whole, spares) = match table.owner(tenant) {
+            Ok(owner) if owner.absent > 0 => (false, Vec::new()),
+            Ok(owner) => {
+                owner.still = false;
+                if let Some(wishes) = &mut owner.wishes {
+                    wishes.granted(Instant::now());
+                }
+                (true, owner.take_spares())
+            }
+            Err(_) => (true, Vec::new()),
+        };
+        drop(table);
+        self.shared.changed.notify_all();
+        drop(spares);
+        whole
+    }
+
+    /// Whether the owner is suspended, so that its memory can move, and lacks none of it.
+    pub fn is_still(&self, tenant: TenantId) -> bool {
+        lock(&self.shared.table)
+            .owner(tenant)
+            .is_ok_and(|owner| owner.still && owner.served == 0)
+    }
+
+    /// Whether all of the owner's memory is here.
+    pub fn is_whole(&self, tenant: TenantId) -> bool {
+        lock(&self.shared.table)
+            .owner(tenant)
+            .is_ok_and(|owner| owner.absent == 0)
+    }
+
+    /// Whether a request of the owner is served, during which it is not to be suspended.
+    pub fn is_served(&self, tenant: TenantId) -> bool {
+        lock(&self.shared.table)
+            .owner(tenant)
+            .is_ok_and(|owner| owner.served > 0)
+    }
+
+    /// Whether a request of the owner waits, or is served; or it is a program that lacks memory and may have work.
+    pub fn asks(&self, tenant: TenantId) -> bool {
+        lock(&self.shared.table).owner(tenant).is_ok_and(|owner| {
+            let lacks = owner.absent > 0;
+            let wishes = owner.wishes.as_ref();
+            owner.asked > 0 || wishes.is_some_and(|it| it.wants(lacks, Instant::now()))
+        })
+    }
+
+    /// A request of the owner's needs the GPU: waits until it runs with all of its memory, and keeps it so.
+    ///
+    /// # Errors
+    /// If it is gone, or did not get its turn within `limit`.
+    pub fn serve(&self, tenant: TenantId, limit: Duration) -> Result<Served<'_>, Refusal> {
+        let deadline = Instant::now() + limit;
+        let lost = |_| Refusal::from(ErrorCode::DeviceLost);
+        let mut table = lock(&self.shared.table);
+        table.owner(tenant).map_err(lost)?.asked += 1;
+        loop {
+            let owner = table.owner(tenant).map_err(lost)?;
+            if !owner.still && owner.absent == 0 {
+                owner.served += 1;
+                let shared = &self.shared;
+                return Ok(Served { shared, tenant });
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                owner.asked -= 1;
+                return Err(Refusal {
+                    code: ErrorCode::HostLimit,
+                    detail: "the VM did not get its memory in time".into(),
+                });
+            }
+            let waited = self.shared.changed.wait_timeout(table, left);
+            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Takes an order.
+    ///
+    /// # Errors
+    /// If nothing of it will be done.
+    pub fn order(&self, order: MoveOrder) -> Result<(), MoveError> {
+        let mut table = lock(&self.shared.table);
+        let tenant = order.owner;
+        let room = self.shared.card_bytes.saturating_sub(table.on_card);
+        let owner = table.owner(tenant)?;
+        if !owner.still || owner.served > 0 {
+            return Err(MoveError::MayRun(tenant));
+        }
+        let mut coming = 0;
+        if order.direction == Direction::In {
+            let chunks = order.chunks.iter().filter_map(|id| owner.chunks.get(id));
+            coming = chunks
+                .filter(|chunk| !chunk.on_card)
+                .map(|chunk| chunk.place.bytes)
+                .sum();
+            if coming > room {
+                return Err(MoveError::NoRoom(tenant));
+            }
+        }
+        for id in &order.chunks {
+            owner.put(*id, |chunk| {
+                chunk.ordered = true;
+                chunk.on_card |= order.direction == Direction::In;
+            });
+        }
+        // From now on nobody is promised this room.
+        table.on_card += coming;
+        table.queues[order.direction as usize].push_back(order);
+        drop(table);
+        self.shared.changed.notify_all();
+        Ok(())
+    }
+
+    /// Moves what happened to the end of `events`.
+    pub fn read_events(&self, events: &mut Vec<MemoryEvent>) {
+        events.append(&mut lock(&self.shared.table).events);
+    }
+}
+
+impl Sets {
+    /// Nothing moves any more, and nothing waits.
+    pub fn end(&self) {
+        let mut table = lock(&self.shared.table);
+        table.ended = true;
+        let owners = std::mem::take(&mut table.owners);
+        drop(table);
+        self.shared.changed.notify_all();
+        drop(owners);
+    }
+}
+
+impl Drop for Sets {
+    fn drop(&mut self) {
+        self.end();
+        for thread in self.threads.drain(..) {
+            // Its panic, if it had one, was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn turn(&self, tenant: TenantId) -> Result<Arc<Mutex<()>>, Refusal> {
+        let mut table = lock(&self.table);
+        let owner = table.owner(tenant);
+        let lost = |_| Refusal::from(ErrorCode::DeviceLost);
+        Ok(owner.map_err(lost)?.turn.clone())
+    }
+
+    /// Bytes that all owners may have together.
+    fn room_bytes(&self) -> u64 {
+        // Without some of the pool nothing could move.
+        let reserve = 4 * self.extent_bytes;
+        self.card_bytes + self.pool_bytes.saturating_sub(reserve)
+    }
+
+    /// Takes room, if there is some: whether all of it is on the card.
+    fn promise(&self, tenant: TenantId, bytes: u64) -> Result<bool, ErrorCode> {
+        let room = self.room_bytes();
+        let mut table = lock(&self.table);
+        if table.promised + bytes > room {
+            let owner = tenant;
+            table.events.push(MemoryEvent::Refused { owner, bytes });
+            return Err(ErrorCode::OutOfGpuMemory);
+        }
+        table.promised += bytes;
+        let here = table.on_card + bytes <= self.card_bytes;
+        if here {
+            table.on_card += bytes;
+        }
+        Ok(here)
+    }
+
+    fn allocate(&self, tenant: TenantId, at: u64, bytes: u64) -> Result<(), Refusal> {
+        let turn = self.turn(tenant)?;
+        let _turn = lock(&turn);
+        let mut here = self.promise(tenant, bytes)?;
+        let mut next = at;
+        let place = |bytes| {
+            let at = next;
+            next += bytes;
+            Place { at, bytes }
+        };
+        let parts = super::mover::parts(bytes, self.extent_bytes);
+        let places: Vec<Place> = parts.into_iter().map(place).collect();
+        let made: Result<Vec<Resident>, MoverError> = if here {
+            let make = |place: &Place| self.copies.create(place.bytes);
+            places.iter().map(make).collect()
+        } else {
+            Ok(Vec::new())
+        };
+        let unpromise = |here: bool, detail: String| {
+            let mut table = lock(&self.table);
+            table.promised -= bytes;
+            table.on_card -= if here { bytes } else { 0 };
+            let code = ErrorCode::HostLimit;
+            Refusal { code, detail }
+        };
+        let made = match made {
+            Ok(made) => made,
+            Err(MoverError::NoRoom) => {
+                // Somebody else has it. It comes when there is some.
+                lock(&self.table).on_card -= bytes;
+                here = false;
+                Vec::new()
+            }
+            Err(error) => return Err(unpromise(here, error.to_string())),
+        };
+        let shared: std::io::Result<Vec<_>> = if here {
+            let with = places.iter().zip(&made);
+            with.map(|(place, memory)| Ok((*place, Some(memory.share()?))))
+                .collect()
+        } else {
+            Ok(places.iter().map(|place| (*place, None)).collect())
+        };
+        let shared = shared.map_err(|error| unpromise(here, error.to_string()))?;
+        // Before it is mapped: whoever is started again meanwhile is to have it. Nobody knows of the address yet.
+        let mapper = self.enter(tenant, &places, made)?;
+        mapper.map(shared).map_err(|detail| {
+            self.drop_places(tenant, &places);
+            let code = ErrorCode::HostLimit;
+            Refusal { code, detail }
+        })
+    }
+
+    /// Chunks of an allocation are there, and told of: one event for those of the same length.
+    fn enter(
+        &self,
+        tenant: TenantId,
+        places: &[Place],
+        made: Vec<Resident>,
+    ) -> Result<Arc<dyn Mapper>, Refusal> {
+        let mut table = lock(&self.table);
+        let resident = !made.is_empty();
+        let mut made = made.into_iter();
+        let Ok(owner) = table.owner(tenant) else {
+            // It left meanwhile: what it was promised for this was in none of its chunks.
+            let bytes: u64 = places.iter().map(|place| place.bytes).sum();
+            table.promised -= bytes;
+            table.on_card -= if resident { bytes } else { 0 };
+            return Err(ErrorCode::DeviceLost.into());
+        };
+        let mapper = owner.mapper.clone();
+        for same in places.chunk_by(|a, b| a.bytes == b.bytes) {
+            let first = table.next;
+            let count = same.len() as u64;
+            table.next += count;
+            if let Ok(owner) = table.owner(tenant) {
+                for (id, place) in (first..).map(ChunkId).zip(same) {
+                    let state = made.next().map_or(State::Blank, State::Here);
+                    owner.insert(id, *place, state);
+                }
+            }
+            table.events.push(MemoryEvent::Allocated {
+                owner: tenant,
+                first: ChunkId(first),
+                count,
+                chunk_bytes: same[0].bytes,
+                resident,
+            });
+        }
+        Ok(mapper)
+    }
+
+    /// Forgets memory that nobody has mapped any more.
+    fn drop_places(&self, tenant: TenantId, places: &[Place]) {
+        let mut gone = Vec::new();
+        let mut table = lock(&self.table);
+        for place in places {
+            let Ok(owner) = table.owner(tenant) else {
+                break;
+            };
+            let Some((first, chunk)) = owner.remove(place.at) else {
+                continue;
+            };
+            table.forget(&chunk);
+            gone.push(chunk);
+            table.events.push(MemoryEvent::Freed {
+                owner: tenant,
+                first,
+                count: 1,
+            });
+        }
+        drop(table);
+        // Closed, or scrubbed, without the lock.
+        drop(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+//! Memory that its owner makes itself, if the card has room: that of programs, whose allocation calls wait for the answer.
+//!
+//! Nothing here waits for a move: whoever tells of a program's memory is who hears that it has unmapped it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use turnstile_accounting::{Nanos, TenantId};
+
+use super::{Mapper, Owner, Place, Sets, State, lock};
+use crate::mover::Resident;
+use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveReport};
+
+/// Whoever is given its memory because it has work counts as wanting the engine for so long: it is seen at work then. SOURCE:
+/// `demand.rs`: STEADY and an arrival.
+const GRACE: Duration = Duration::from_millis(12);
+/// A program that lacks memory is looked in on after so long, though it has said nothing: work that was queued long ago is seen by
+/// nobody. Each time that it had nothing to do it is left for twice as long.
+const LOOK_IN: Duration = Duration::from_secs(10);
+const LOOK_IN_MAX: Duration = Duration::from_secs(640);
+
+/// Whether a program wants the engine, as far as that is not seen on the engine. Pure.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wishes {
+    /// It has said so since its memory went.
+    said: bool,
+    /// Since when it lacks memory.
+    lacks_since: Option<Instant>,
+    /// After how long it is looked in on.
+    patience: Duration,
+    /// When it was last given what it wanted.
+    granted_at: Option<Instant>,
+}
+
+impl Wishes {
+    const fn new() -> Self {
+        Self {
+            said: false,
+            lacks_since: None,
+            patience: LOOK_IN,
+            granted_at: None,
+        }
+    }
+
+    pub(super) fn lacks(&mut self, now: Instant) {
+        self.lacks_since.get_or_insert(now);
+    }
+
+    /// It may run with all that it has.
+    pub(super) fn granted(&mut self, now: Instant) {
+        let Some(since) = self.lacks_since.take() else {
+            return;
+        };
+        let looked_in = !self.said && now.duration_since(since) >= self.patience;
+        self.patience = if looked_in {
+            (self.patience * 2).min(LOOK_IN_MAX)
+        } else {
+            LOOK_IN
+        };
+        self.said = false;
+        self.granted_at = Some(now);
+    }
+
+    pub(super) fn wants(&self, lacks: bool, now: Instant) -> bool {
+        let since = |at: Option<Instant>| at.map(|at| now.duration_since(at));
+        if lacks {
+            self.said || since(self.lacks_since).is_some_and(|long| long >= self.patience)
+        } else {
+            since(self.granted_at).is_some_and(|long| long < GRACE)
+        }
+    }
+}
+
+impl Sets {
+    /// An owner appears that makes its memory itself, and may run.
+    pub fn add_program(&self, tenant: TenantId, mapper: Arc<dyn Mapper>) {
+        self.insert(tenant, mapper, Some(Wishes::new()));
+    }
+
+    /// May there be memory at this place? True if its owner is to make it now ([`Self::made`]); else it is given to it when it is
+    /// its turn. None if GPU and host have no room.
+    pub fn grant(&self, tenant: TenantId, place: Place) -> Option<bool> {
+        let room_bytes = self.shared.room_bytes();
+        let mut table = lock(&self.shared.table);
+        if table.promised.saturating_add(place.bytes) > room_bytes {
+            return None;
+        }
+        let here = table.on_card + place.bytes <= self.shared.card_bytes;
+        let first = ChunkId(table.next);
+        let owner = table.owner(tenant).ok()?;
+        let state = if here { State::Granted } else { State::Blank };
+        owner.insert(first, place, state);
+        if let Some(wishes) = owner.wishes.as_mut().filter(|_| !here) {
+            wishes.said = true;
+            wishes.lacks(Instant::now());
+        }
+        table.entered(tenant, first, place.bytes, here);
+        drop(table);
+        self.shared.changed.notify_all();
+        Some(here)
+    }
+
+    /// An owner has made memory, which may be more than it was granted: what it had before it was known.
+    pub fn made(&self, tenant: TenantId, place: Place, memory: Resident) {
+        let mut table = lock(&self.shared.table);
+        let first = ChunkId(table.next);
+        let Ok(owner) = table.owner(tenant) else {
+            return;
+        };
+        let Some(id) = owner.by_place.get(&place.at).copied() else {
+            owner.insert(first, place, State::Here(memory));
+            return table.entered(tenant, first, place.bytes, true);
+        };
+        let late = owner.chunks.get(&id).is_some_and(Owner::is_absent);
+        let gone = table.put(tenant, id, State::Here(memory));
+        if late {
+            // It was taken for what is to come.
+            table.events.push(MemoryEvent::Moved(MoveReport {
+                owner: tenant,
+                cause: tenant,
+                direction: Direction::In,
+                chunk: id,
+                copied_bytes: 0,
+                took: Nanos::ZERO,
+                result: Ok(()),
+            }));
+        }
+        drop(table);
+        drop(gone);
+    }
+
+    /// Memory at a place is of no interest any more, wherever it is. Its owner has nothing mapped there, or is what is left of it.
+    pub fn forget(&self, tenant: TenantId, place: Place) {
+        self.shared.drop_places(tenant, &[place]);
+    }
+
+    /// So much of an owner's is on the card beside its chunks and cannot move.
+    pub fn fix(&self, tenant: TenantId, bytes: u64) {
+        let mut table = lock(&self.shared.table);
+        let Ok(owner) = table.owner(tenant) else {
+            return;
+        };
+        let before = std::mem::replace(&mut owner.fixed_bytes, bytes);
+        table.on_card = table.on_card - before + bytes;
+        let owner = tenant;
+        table.events.push(MemoryEvent::Fixed { owner, bytes });
+    }
+
+    /// A program that lacks memory has work.
+    pub fn wants(&self, tenant: TenantId) {
+        if let Ok(owner) = lock(&self.shared.table).owner(tenant)
+            && let Some(wishes) = &mut owner.wishes
+        {
+            wishes.said = true;
+            wishes.lacks(Instant::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_says_nothing_is_looked_in_on_more_and_more_rarely() {
+        let begin = Instant::now();
+        let mut wishes = Wishes::new();
+        assert!(!wishes.wants(true, begin) && !wishes.wants(false, begin));
+        let mut now = begin;
+        for nth in 0..3 {
+            wishes.lacks(now);
+            let patience = LOOK_IN * 2_u32.pow(nth);
+            assert!(!wishes.wants(true, now + patience - GRACE));
+            now += patience;
+            assert!(wishes.wants(true, now));
+            wishes.granted(now);
+            assert!(
+                wishes.wants(false, now),
+                "it is seen at work, if it has some"
+            );
+            assert!(!wishes.wants(false, now + GRACE));
+        }
+        wishes.lacks(now);
+        wishes.said = true;
+        assert!(wishes.wants(true, now), "at once");
+        wishes.granted(now);
+        wishes.lacks(now);
+        assert!(wishes.wants(true, now + LOOK_IN), "as at first");
+    }
+}

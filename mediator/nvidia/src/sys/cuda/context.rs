@@ -1,0 +1,539 @@
+//! Contexts, modules, streams, events.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use super::api::{Api, Handle};
+use super::{CudaFailure, codes};
+
+/// What the objects of a context share.
+#[derive(Debug)]
+pub(super) struct Primary {
+    pub(super) api: Arc<Api>,
+    pub(super) device: i32,
+    handle: Handle,
+}
+
+// SAFETY: the driver's handles are not bound to a thread; every call makes the context current in its own thread first, and
+// the driver locks what it shares. SOURCE: CUDA C programming guide, "Driver API", thread safety of contexts.
+unsafe impl Send for Primary {}
+// SAFETY: as above.
+unsafe impl Sync for Primary {}
+
+impl Primary {
+    /// Makes the context current in this thread and checks the answer of `call`.
+    pub(super) fn call(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(&Api) -> i32,
+    ) -> Result<(), CudaFailure> {
+        // SAFETY: the handle is that of a context which `self` keeps retained.
+        let code = unsafe { (self.api.context_set_current)(self.handle) };
+        self.api.check("cuCtxSetCurrent", code)?;
+        self.api.check(name, call(&self.api))
+    }
+
+    /// Waits for the GPU to finish everything of this context. True if it has.
+    pub(super) fn is_drained(&self) -> bool {
+        // SAFETY: takes nothing.
+        self.call("cuCtxSynchronize", |api| unsafe {
+            (api.context_synchronize)()
+        })
+        .is_ok()
+    }
+}
+
+impl Drop for Primary {
+    fn drop(&mut self) {
+        // SAFETY: retained once when this was made; objects of the context hold `self`, so that none is left.
+        unsafe { (self.api.context_release)(self.device) };
+    }
+}
+
+/// A context: an address space on a GPU and what runs in it.
+#[derive(Clone, Debug)]
+pub(crate) struct Context {
+    pub(super) primary: Arc<Primary>,
+}
+
+/// Limits of a context. SOURCE: cuda.h, `CUlimit`.
+#[derive(Clone, Copy, Debug)]
+#[repr(i32)]
+pub(crate) enum Limit {
+    /// Buffer behind the device's printf.
+    PrintfBytes = 1,
+    /// Heap behind the device's malloc.
+    HeapBytes = 2,
+}
+
+/// Why a module was not loaded.
+#[derive(Debug, thiserror::Error)]
+#[error("{failure}{}{log}", if log.is_empty() { "" } else { ": " })]
+pub(crate) struct ModuleFailure {
+    /// What the driver says.
+    #[source]
+    pub(crate) failure: CudaFailure,
+    /// What its compiler says, with line numbers.
+    pub(crate) log: String,
+}
+
+impl From<CudaFailure> for ModuleFailure {
+    fn from(failure: CudaFailure) -> Self {
+        let log = String::new();
+        Self { failure, log }
+    }
+}
+
+impl Context {
+    pub(super) fn new(api: Arc<Api>, device: i32) -> Result<Self, CudaFailure> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is borrowed for the whole call.
+        let code = unsafe { (api.context_retain)(&mut handle, device) };
+        api.check("cuDevicePrimaryCtxRetain", code)?;
+        let primary = Primary {
+            api,
+            device,
+            handle,
+        };
+        let primary = Arc::new(primary);
+        Ok(Self { primary })
+    }
+
+    /// Sets a limit; only before the first kernel.
+    pub(crate) fn set_limit(&self, limit: Limit, bytes: usize) -> Result<(), CudaFailure> {
+        // SAFETY: takes numbers alone.
+        let set = |api: &Api| unsafe { (api.context_set_limit)(limit as i32, bytes) };
+        self.primary.call("cuCtxSetLimit", set)
+    }
+
+    /// Waits until the GPU has finished everything.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaFailure> {
+        // SAFETY: takes nothing.
+        let wait = |api: &Api| unsafe { (api.context_synchronize)() };
+        self.primary.call("cuCtxSynchronize", wait)
+    }
+
+    /// Free and all memory of the GPU, in bytes.
+    pub(crate) fn memory_info(&self) -> Result<(u64, u64), CudaFailure> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are borrowed for the whole call.
+        let get = |api: &Api| unsafe { (api.memory_info)(&mut free, &mut total) };
+        self.primary.call("cuMemGetInfo", get)?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Compiles and loads PTX.
+    pub(crate) fn load_module(&self, ptx: &str) -> Result<Module, ModuleFailure> {
+        /// SOURCE: cuda.h: CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES.
+        const OPTIONS: [i32; 2] = [5, 6];
+        const LOG_BYTES: usize = 4096;
+        let text = CString::new(ptx).map_err(|_| ModuleFailure {
+            failure: CudaFailure::Outside("A zero byte"),
+            log: String::new(),
+        })?;
+        let mut log = vec![0u8; LOG_BYTES];
+        let mut options = OPTIONS;
+        // CAST: the driver takes the length in place of an address.
+        let mut values = [
+            log.as_mut_ptr().cast::<c_void>(),
+            ptr::without_provenance_mut(LOG_BYTES - 1),
+        ];
+        let mut handle = ptr::null_mut();
+        // SAFETY: the text ends with a zero; options and values are two each, the first value is a buffer of the length
+        // that the second gives; all are borrowed for the whole call.
+        let loaded = self.primary.call("cuModuleLoadDataEx", |api| unsafe {
+            (api.module_load)(
+                &mut handle,
+                text.as_ptr().cast(),
+                2,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        });
+        if let Err(failure) = loaded {
+            let text = CStr::from_bytes_until_nul(&log).unwrap_or_default();
+            let log = text.to_string_lossy().trim().to_owned();
+            return Err(ModuleFailure { failure, log });
+        }
+        let shared = ModuleHandle {
+            primary: self.primary.clone(),
+            handle,
+        };
+        Ok(Module(Arc::new(shared)))
+    }
+
+    /// Makes a stream that does not wait for the default stream.
+    pub(crate) fn stream(&self) -> Result<Stream, CudaFailure> {
+        /// SOURCE: cuda.h: CU_STREAM_NON_BLOCKING.
+        const NON_BLOCKING: u32 = 1;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is borrowed for the whole call.
+        let create = |api: &Api| unsafe { (api.stream_create)(&mut handle, NON_BLOCKING) };
+        self.primary.call("cuStreamCreate", create)?;
+        let primary = self.primary.clone();
+        Ok(Stream { primary, handle })
+    }
+
+    /// Makes an event; `timed` ones cost a little more and can be compared.
+    pub(crate) fn event(&self, timed: bool) -> Result<Event, CudaFailure> {
+        /// SOURCE: cuda.h: CU_EVENT_DISABLE_TIMING.
+        const NO_TIME: u32 = 2;
+        let flags = if timed { 0 } else { NO_TIME };
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is borrowed for the whole call.
+        let create = |api: &Api| unsafe { (api.event_create)(&mut handle, flags) };
+        self.primary.call("cuEventCreate", create)?;
+        let primary = self.primary.clone();
+        Ok(Event { primary, handle })
+    }
+}
+
+#[derive(Debug)]
+struct ModuleHandle {
+    primary: Arc<Primary>,
+    handle: Handle,
+}
+
+// SAFETY: as for `Primary`.
+unsafe impl Send for ModuleHandle {}
+// SAFETY: as for `Primary`.
+unsafe impl Sync for ModuleHandle {}
+
+impl Drop for ModuleHandle {
+    fn drop(&mut self) {
+        // A refusal means that the context is gone, and the module with it.
+        // SAFETY: this value made the module, and functions of it hold this value.
+        let unload = |api: &Api| unsafe { (api.module_unload)(self.handle) };
+        let _ = self.primary.call("cuModuleUnload", unload);
+    }
+}
+
+/// A loaded module. It stays loaded while a function of it is there. Whoever drops the last one sees to it that no kernel of
+/// it runs.
+#[derive(Clone, Debug)]
+pub(crate) struct Module(Arc<ModuleHandle>);
+
+/// A kernel of a module.
+#[derive(Clone, Debug)]
+pub(crate) struct Function {
+    module: Module,
+    handle: Handle,
+}
+
+// SAFETY: as for `Primary`.
+unsafe impl Send for Function {}
+// SAFETY: as for `Primary`.
+unsafe impl Sync for Function {}
+
+/// Grid, block and dynamic shared memory of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LaunchShape {
+    /// Blocks along x, y, z.
+    pub(crate) grid: [u32; 3],
+    /// Threads along x, y, z.
+    pub(crate) block: [u32; 3],
+    /// Bytes.
+    pub(crate) shared_bytes: u32,
+}
+
+impl Module {
+    fn function_of(&self, handle: Handle) -> Function {
+        let module = self.clone();
+        Function { module, handle }
+    }
+
+    /// The function of this name.
+    pub(crate) fn function(&self, name: &str) -> Result<Function, CudaFailure> {
+        let name = CString::new(name).map_err(|_| CudaFailure::Outside("A zero byte"))?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the module is loaded while `self` is there; the name ends with a zero.
+        let get =
+            |api: &Api| unsafe { (api.module_function)(&mut handle, self.0.handle, name.as_ptr()) };
+        self.0.primary.call("cuModuleGetFunction", get)?;
+        Ok(self.function_of(handle))
+    }
+
+    /// All functions with their names.
+    pub(crate) fn functions(&self) -> Result<Vec<(String, Function)>, CudaFailure> {
+        let (primary, mut count) = (&self.0.primary, 0);
+        let (Some(get_count), Some(get_all), Some(get_name)) = (
+            primary.api.module_function_count,
+            primary.api.module_functions,
+            primary.api.function_name,
+        ) else {
+            let call = "cuModuleEnumerateFunctions";
+            return Err(CudaFailure::Lacks { call });
+        };
+        // SAFETY: the module is loaded while `self` is there; `count` is borrowed for the whole call.
+        primary.call("cuModuleGetFunctionCount", |_| unsafe {
+            get_count(&mut count, self.0.handle)
+        })?;
+        let mut handles = vec![ptr::null_mut(); count as usize];
+        // SAFETY: as above; the driver writes at most `count` handles.
+        primary.call("cuModuleEnumerateFunctions", |_| unsafe {
+            get_all(handles.as_mut_ptr(), count, self.0.handle)
+        })?;
+        let named = handles.into_iter().map(|handle| {
+            let mut name = ptr::null();
+            // SAFETY: the function is of this module; `name` is borrowed for the whole call.
+            primary.call("cuFuncGetName", |_| unsafe { get_name(&mut name, handle) })?;
+            // SAFETY: the driver gives a C string that lasts as long as the module.
+            let name = unsafe { CStr::from_ptr(name) };
+            Ok((
+                name.to_string_lossy().into_owned(),
+                self.function_of(handle),
+            ))
+        });
+        named.collect()
+    }
+}
+
+impl Function {
+    /// Bytes of its parameters: where the last one ends.
+    pub(crate) fn param_bytes(&self) -> Result<u32, CudaFailure> {
+        let call = "cuFuncGetParamInfo";
+        let primary = &self.module.0.primary;
+        let get = primary
+            .api
+            .function_param
+            .ok_or(CudaFailure::Lacks { call })?;
+        let mut end = 0;
+        // SOURCE: cuda.h: an index behind the last is refused with CUDA_ERROR_INVALID_VALUE.
+        for index in 0.. {
+            let (mut offset, mut bytes) = (0, 0);
+            // SAFETY: the module is loaded while `self` is there; both are borrowed for the whole call.
+            let got = primary.call(call, |_| unsafe {
+                get(self.handle, index, &mut offset, &mut bytes)
+            });
+            match got {
+                Ok(()) => end = offset + bytes,
+                Err(failure) if failure.code() == Some(1) => break,
+                Err(failure) => return Err(failure),
+            }
+        }
+        Ok(u32::try_from(end).unwrap_or(u32::MAX))
+    }
+
+    /// Most threads of a block, by its registers.
+    pub(crate) fn threads_max(&self) -> Result<u32, CudaFailure> {
+        self.attribute(0)
+    }
+
+    /// Static shared memory of a block in bytes.
+    pub(crate) fn shared_bytes(&self) -> Result<u32, CudaFailure> {
+        self.attribute(1)
+    }
+
+    /// SOURCE of the numbers: cuda.h, `CUfunction_attribute`.
+    fn attribute(&self, attribute: i32) -> Result<u32, CudaFailure> {
+        let mut value = 0;
+        // SAFETY: the module is loaded while `self` is there; `value` is borrowed for the whole call.
+        let get =
+            |api: &Api| unsafe { (api.function_attribute)(&mut value, attribute, self.handle) };
+        self.module.0.primary.call("cuFuncGetAttribute", get)?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    /// Permits so much dynamic shared memory of a block; more than 48 KiB must be.
+    pub(crate) fn permit_shared(&self, bytes: u32) -> Result<(), CudaFailure> {
+        /// SOURCE: cuda.h: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
+        const DYNAMIC_SHARED: i32 = 8;
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        // SAFETY: the module is loaded while `self` is there.
+        let set =
+            |api: &Api| unsafe { (api.function_set_attribute)(self.handle, DYNAMIC_SHARED, bytes) };
+        self.module.0.primary.call("cuFuncSetAttribute", set)
+    }
+}
+
+/// What a stream waits for. SOURCE: cuda.h, `CUstreamWaitValue_flags`.
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+pub(crate) enum WaitUntil {
+    /// (word - value) is not negative, as a signed number.
+    AtLeast = 0,
+    /// word is the value.
+    Equal = 1,
+}
+
+/// Work in order.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(super) primary: Arc<Primary>,
+    pub(super) handle: Handle,
+}
+
+// SAFETY: as for `Primary`.
+unsafe impl Send for Stream {}
+// SAFETY: as for `Primary`.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// Launches a kernel with parameters as laid out in its PTX `.param` space; they are copied.
+    pub(crate) fn launch(
+        &self,
+        function: &Function,
+        shape: LaunchShape,
+        params: &[u8],
+    ) -> Result<(), CudaFailure> {
+        /// SOURCE: cuda.h: CU_LAUNCH_PARAM_END, _BUFFER_POINTER, _BUFFER_SIZE.
+        const END: usize = 0;
+        const BUFFER: usize = 1;
+        const SIZE: usize = 2;
+        let mut bytes = params.len();
+        let mut extra = [
+            ptr::without_provenance_mut(BUFFER),
+            params.as_ptr().cast_mut().cast::<c_void>(),
+            ptr::without_provenance_mut(SIZE),
+            (&raw mut bytes).cast(),
+            ptr::without_provenance_mut(END),
+        ];
+        let LaunchShape {
+            grid,
+            block,
+            shared_bytes,
+        } = shape;
+        // SAFETY: function and stream are kept by their values; the driver reads `bytes` bytes of parameters, which are
+        // borrowed for the whole call, and keeps none of the addresses. What the kernel does: see the module's page.
+        self.primary.call("cuLaunchKernel", |api| unsafe {
+            (api.launch)(
+                function.handle,
+                grid[0],
+                grid[1],
+                grid[2],
+                block[0],
+                block[1],
+                block[2],
+                shared_bytes,
+                self.handle,
+                ptr::null_mut(),
+                extra.as_mut_ptr(),
+            )
+        })
+    }
+
+    /// Whether everything in it has finished.
+    pub(crate) fn is_done(&self) -> Result<bool, CudaFailure> {
+        // SAFETY: the stream is kept by this value.
+        let query = |api: &Api| unsafe { (api.stream_query)(self.handle) };
+        match self.primary.call("cuStreamQuery", query) {
+            Ok(()) => Ok(true),
+            Err(failure) if failure.code() == Some(codes::NOT_READY) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Waits until everything in it has finished.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaFailure> {
+        // SAFETY: the stream is kept by this value.
+        let wait = |api: &Api| unsafe { (api.stream_synchronize)(self.handle) };
+        self.primary.call("cuStreamSynchronize", wait)
+    }
+
+    /// Writes a word once everything before has finished and is visible.
+    pub(crate) fn write_word(&self, address: u64, value: u64) -> Result<(), CudaFailure> {
+        // SAFETY: takes numbers; for the address see the module's page.
+        let write = |api: &Api| unsafe { (api.stream_write)(self.handle, address, value, 0) };
+        self.primary.call("cuStreamWriteValue64", write)
+    }
+
+    /// Holds the stream until a word fulfils the condition.
+    pub(crate) fn wait_word(
+        &self,
+        address: u64,
+        value: u64,
+        until: WaitUntil,
+    ) -> Result<(), CudaFailure> {
+        // SAFETY: takes numbers; for the address see the module's page.
+        let wait =
+            |api: &Api| unsafe { (api.stream_wait)(self.handle, address, value, until as u32) };
+        self.primary.call("cuStreamWaitValue64", wait)
+    }
+
+    /// Holds the stream until the event's record has been reached.
+    pub(crate) fn wait_event(&self, event: &Event) -> Result<(), CudaFailure> {
+        // SAFETY: both are kept by their values.
+        let wait = |api: &Api| unsafe { (api.stream_wait_event)(self.handle, event.handle, 0) };
+        self.primary.call("cuStreamWaitEvent", wait)
+    }
+
+    /// Copies within the GPU.
+    pub(crate) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CudaFailure> {
+        // SAFETY: takes numbers; for the addresses see the module's page.
+        let copy = |api: &Api| unsafe { (api.copy_on_device)(to, from, bytes, self.handle) };
+        self.primary.call("cuMemcpyDtoDAsync", copy)
+    }
+
+    /// Writes `words` times the pattern.
+    pub(crate) fn fill(&self, address: u64, pattern: u32, words: usize) -> Result<(), CudaFailure> {
+        // SAFETY: takes numbers; for the address see the module's page.
+        let fill = |api: &Api| unsafe { (api.fill_words)(address, pattern, words, self.handle) };
+        self.primary.call("cuMemsetD32Async", fill)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // What is queued goes on; a refusal means that the context is gone.
+        // SAFETY: this value made the stream.
+        let destroy = |api: &Api| unsafe { (api.stream_destroy)(self.handle) };
+        let _ = self.primary.call("cuStreamDestroy", destroy);
+    }
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub(crate) struct Event {
+    primary: Arc<Primary>,
+    handle: Handle,
+}
+
+// SAFETY: as for `Primary`.
+unsafe impl Send for Event {}
+// SAFETY: as for `Primary`.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Marks the end of what is in the stream now.
+    pub(crate) fn record(&self, stream: &Stream) -> Result<(), CudaFailure> {
+        // SAFETY: both are kept by their values.
+        let record = |api: &Api| unsafe { (api.event_record)(self.handle, stream.handle) };
+        self.primary.call("cuEventRecord", record)
+    }
+
+    /// Whether it was reached.
+    pub(crate) fn is_reached(&self) -> Result<bool, CudaFailure> {
+        // SAFETY: the event is kept by this value.
+        let query = |api: &Api| unsafe { (api.event_query)(self.handle) };
+        match self.primary.call("cuEventQuery", query) {
+            Ok(()) => Ok(true),
+            Err(failure) if failure.code() == Some(codes::NOT_READY) => Ok(false),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Waits until it was reached.
+    pub(crate) fn synchronize(&self) -> Result<(), CudaFailure> {
+        // SAFETY: the event is kept by this value.
+        let wait = |api: &Api| unsafe { (api.event_synchronize)(self.handle) };
+        self.primary.call("cuEventSynchronize", wait)
+    }
+
+    /// Milliseconds since an earlier one; both timed and reached.
+    pub(crate) fn ms_since(&self, earlier: &Self) -> Result<f32, CudaFailure> {
+        let mut ms = 0.0;
+        // SAFETY: both are kept by their values; `ms` is borrowed for the whole call.
+        let get = |api: &Api| unsafe { (api.event_elapsed)(&mut ms, earlier.handle, self.handle) };
+        self.primary.call("cuEventElapsedTime", get)?;
+        Ok(ms)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: this value made the event.
+        let destroy = |api: &Api| unsafe { (api.event_destroy)(self.handle) };
+        let _ = self.primary.call("cuEventDestroy", destroy);
+    }
+}

@@ -1,0 +1,136 @@
+//! The VMs of an NVIDIA GPU: a worker each.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use turnstile_abi::ErrorCode;
+use turnstile_accounting::{Moment, TenantId};
+use turnstile_vmm::wire::ObjectChange;
+
+use super::notify::Listener;
+use super::worker::{Worker, WorkerConfig};
+use turnstile_gpu::{Refusal, TenantResources};
+
+/// What a worker of this GPU is started with, and told to whom.
+pub(super) struct Vms {
+    config: WorkerConfig,
+    command: Arc<dyn Fn() -> Command + Send + Sync>,
+    workers: RwLock<BTreeMap<TenantId, Arc<Worker>>>,
+}
+
+impl fmt::Debug for Vms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vms").finish_non_exhaustive()
+    }
+}
+
+impl Vms {
+    /// No VMs. `command` starts a process that ends up in [`super::worker::run`].
+    pub(super) fn new(
+        config: WorkerConfig,
+        command: impl Fn() -> Command + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            config,
+            command: Arc::new(command),
+            workers: RwLock::default(),
+        }
+    }
+
+    /// Starts a VM's worker; `changed` hears what the driver hands out to its processes, this one and those after it, and
+    /// when one has ended. Returns the file behind its aperture, which has nothing in it: memory of a real GPU is not
+    /// seen through one.
+    ///
+    /// # Errors
+    /// The refusal for the VM.
+    pub(super) fn start(
+        &self,
+        tenant: TenantId,
+        resources: TenantResources,
+        changed: impl Fn(u32, Option<&[ObjectChange]>) + Send + Sync + 'static,
+    ) -> Result<File, Refusal> {
+        let changed = Arc::new(changed);
+        let on_listener = move |pid, listener| {
+            let changed = changed.clone();
+            let listening = thread::Builder::new()
+                .name("gpu-listen".into())
+                .spawn(move || listen(pid, listener, &*changed));
+            if let Err(error) = listening {
+                // Its calls fail then, and it ends.
+                log::error!("Listening to a worker failed: {error}");
+            }
+        };
+        let command = self.command.clone();
+        let config = self.config.clone();
+        let worker = Worker::start(tenant, resources, config, move || command(), on_listener)?;
+        let file = empty_aperture().map_err(|error| Refusal {
+            code: ErrorCode::HostLimit,
+            detail: error.to_string(),
+        })?;
+        self.workers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(tenant, Arc::new(worker));
+        Ok(file)
+    }
+
+    /// The worker of a VM.
+    ///
+    /// # Errors
+    /// If the tenant is no VM.
+    pub(super) fn of(&self, tenant: TenantId) -> Result<Arc<Worker>, Refusal> {
+        let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
+        let lost = || Refusal::from(ErrorCode::DeviceLost);
+        workers.get(&tenant).cloned().ok_or_else(lost)
+    }
+
+    /// Ends a VM's worker; what is no VM is ignored.
+    pub(super) fn end(&self, tenant: TenantId) {
+        let ended = self
+            .workers
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&tenant);
+        if let Some(worker) = ended {
+            worker.end();
+        }
+    }
+
+    /// Ends all of them.
+    pub(super) fn end_all(&self) {
+        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
+        for worker in std::mem::take(&mut *workers).into_values() {
+            worker.end();
+        }
+    }
+
+    /// All workers' fences bear this clock.
+    pub(super) fn set_clock(&self, now: Moment) {
+        let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
+        workers.values().for_each(|worker| worker.set_clock(now));
+    }
+}
+
+/// Answers a worker's calls until it has ended.
+fn listen(pid: u32, listener: Listener, changed: &impl Fn(u32, Option<&[ObjectChange]>)) {
+    // At the first sign of the worker, before it was handed anything.
+    changed(pid, Some(&[]));
+    listener.serve(|seen| changed(pid, Some(&[seen.change])));
+    changed(pid, None);
+}
+
+fn empty_aperture() -> rustix::io::Result<File> {
+    let fd: OwnedFd = rustix::fs::memfd_create(
+        "turnstile-no-aperture",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?;
+    rustix::fs::ftruncate(&fd, 4096)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK)?;
+    Ok(File::from(fd))
+}

@@ -1,0 +1,506 @@
+//! A tenant's GPU memory: addresses, allocations, bytes.
+//!
+//! ```text
+//! GPU address  --base-->  offset in the tenant's file = aperture offset  --page table-->  chunk of the card
+//! ```
+//!
+//! Each tenant's bytes live in a file of its own, so that the aperture which its VMM maps cannot show anybody else's. The
+//! page table says which chunk of the card stands behind a page; a page without one faults.
+//!
+//! Where memory moves ([`super::swap`]) the bytes lie in the frames of the card's chunks instead, anywhere on the card, and a
+//! page keeps its address when its chunk is taken away and its bytes go to the host's pool. The tenant's file then has
+//! nothing in it: its aperture is blind.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use turnstile_abi::{CHUNK_BYTES, ErrorCode, GPU_VA_BASE};
+use turnstile_accounting::TenantId;
+use vm_memory::{
+    AtomicInteger, Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileMemoryError,
+    VolatileSlice,
+};
+use vmm_sys_util::fallocate::{FallocateMode, fallocate};
+
+use super::memory::CardMemory;
+use super::swap::{Swap, Swapped};
+use turnstile_gpu::Allocation;
+use turnstile_gpu::layout::Layout;
+use turnstile_host::memory_file::memory_file;
+use turnstile_ptx::{DeviceMemory, MemoryFault};
+
+/// Why a tenant's memory could not be made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AddressSpaceError {
+    /// No file for it.
+    #[error("Cannot make a file of {bytes} bytes for GPU memory")]
+    File { bytes: u64, source: io::Error },
+    /// No room to map it.
+    #[error("Cannot map {bytes} bytes of GPU memory")]
+    Map {
+        bytes: u64,
+        source: vm_memory::mmap::MmapRegionError,
+    },
+}
+
+/// A GPU address behind which there is no memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PageFault {
+    /// The address.
+    pub(super) va: u64,
+}
+
+/// What is where.
+#[derive(Debug)]
+pub(super) struct Pages {
+    pub(super) allocations: Layout,
+    /// Of those, what is not on the card, and what the host has.
+    pub(super) swapped: Swapped,
+}
+
+/// The address space of one tenant. Lookups take no lock.
+#[derive(Debug)]
+pub(super) struct AddressSpace {
+    pub(super) tenant: TenantId,
+    pub(super) card: CardMemory,
+    file: File,
+    /// The file, or all frames of the card.
+    pub(super) region: Arc<MmapRegion>,
+    /// For each page its chunk plus one, or zero.
+    pub(super) pages: Box<[AtomicU32]>,
+    /// Held while the card's lock is taken, and no other.
+    layout: Mutex<Pages>,
+    /// Pages allocated, resident or not.
+    used: AtomicU64,
+    /// Pages allocated and not resident.
+    pub(super) absent: AtomicU64,
+    /// Counts up whenever a command of the tenant begins, which may write anywhere.
+    pub(super) ran: AtomicU64,
+    pub(super) swap: Option<Swap>,
+    /// There are chunks in limbo.
+    pub(super) in_limbo: AtomicBool,
+}
+
+impl AddressSpace {
+    /// An empty space of `bytes`, rounded down to chunks.
+    pub(super) fn new(
+        tenant: TenantId,
+        card: CardMemory,
+        bytes: u64,
+        allocations_max: usize,
+        swap: Option<Swap>,
+    ) -> Result<Self, AddressSpaceError> {
+        let pages = bytes / CHUNK_BYTES;
+        // A file that is mapped is at least one page of the host.
+        let bytes = (pages * CHUNK_BYTES).max(CHUNK_BYTES);
+        let no_file = |source| AddressSpaceError::File { bytes, source };
+        let no_map = |source| AddressSpaceError::Map { bytes, source };
+        let file = memory_file("turnstile-gpu", bytes).map_err(no_file)?;
+        let mapped = file.try_clone().map_err(no_file)?;
+        let size =
+            usize::try_from(bytes).map_err(|_| no_file(io::ErrorKind::OutOfMemory.into()))?;
+        let region = match card.frames() {
+            Some(frames) => frames.clone(),
+            None => {
+                let own = MmapRegion::from_file(FileOffset::new(mapped, 0), size);
+                Arc::new(own.map_err(no_map)?)
+            }
+        };
+        Ok(Self {
+            tenant,
+            card,
+            file,
+            region,
+            pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
+            // CAST: as many as the table above has.
+            layout: Mutex::new(Pages {
+                allocations: Layout::new(pages as usize, allocations_max),
+                swapped: Swapped::default(),
+            }),
+            used: AtomicU64::new(0),
+            absent: AtomicU64::new(0),
+            ran: AtomicU64::new(0),
+            swap,
+            in_limbo: AtomicBool::new(false),
+        })
+    }
+
+    /// Another descriptor of the file behind the aperture.
+    pub(super) fn aperture(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
+    /// Bytes that may still be allocated: by the tenant's limit, and by what the card (and the pool behind it) has left.
+    pub(super) fn free_bytes(&self) -> u64 {
+        let limit = self.pages.len() as u64 - self.used.load(Ordering::Relaxed);
+        limit.min(self.card.unpromised() as u64) * CHUNK_BYTES
+    }
+
+    /// Bytes that are allocated.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed) * CHUNK_BYTES
+    }
+
+    pub(super) fn layout(&self) -> MutexGuard<'_, Pages> {
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Allocates zeroed memory.
+    pub(super) fn allocate(&self, bytes: u64) -> Result<Allocation, ErrorCode> {
+        let mut layout = self.layout();
+        let pages = layout.allocations.find(bytes)?;
+        let count = pages.len();
+        if !self.card.promise(count) {
+            self.refused(bytes);
+            return Err(ErrorCode::OutOfGpuMemory);
+        }
+        let chunks = self.card.take(self.tenant, count);
+        // A VM can write where it has allocated nothing: its VMM maps the whole file.
+        let scrubbed = self.swap.is_some() || self.scrub(pages.clone()).is_ok();
+        self.card.clean(chunks.as_deref().unwrap_or_default());
+        if !scrubbed || (chunks.is_none() && self.swap.is_none()) {
+            self.card.release(self.tenant, chunks.into_iter().flatten());
+            self.card.unpromise(count);
+            return Err(ErrorCode::OutOfGpuMemory);
+        }
+        let resident = chunks.is_some();
+        for (page, chunk) in self.pages[pages.clone()]
+            .iter()
+            .zip(chunks.into_iter().flatten())
+        {
+            page.store(chunk + 1, Ordering::Release);
+        }
+        self.number(&mut layout.swapped, &pages, resident);
+        self.used.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(layout.allocations.insert(&pages))
+    }
+
+    /// Addresses of the allocation that begins at `va`.
+    pub(super) fn allocation(&self, va: u64) -> Result<Range<u64>, ErrorCode> {
+        let pages = self.layout().allocations.allocation(va)?;
+        Ok(va..va + pages.len() as u64 * CHUNK_BYTES)
+    }
+
+    /// Frees and scrubs the allocation that begins at `va`. Whoever still uses it faults.
+    pub(super) fn free(&self, va: u64) -> Result<(), ErrorCode> {
+        let mut layout = self.layout();
+        let pages = layout.allocations.remove(va)?;
+        let count = pages.len();
+        self.used.fetch_sub(count as u64, Ordering::Relaxed);
+        if self.swap.is_some() {
+            let own = &self.pages[pages.clone()];
+            let chunks = own.iter().map(|page| page.swap(0, Ordering::AcqRel));
+            let chunks = chunks.filter_map(|chunk| chunk.checked_sub(1));
+            layout.swapped.limbo.extend(chunks);
+            self.in_limbo.store(true, Ordering::Release);
+        } else {
+            self.drop_pages(pages.clone());
+        }
+        self.forget(&mut layout.swapped, &pages);
+        self.card.unpromise(count);
+        Ok(())
+    }
+
+    /// Unmaps, scrubs, and gives the chunks back. What cannot be scrubbed is never given back. Frames are scrubbed when they
+    /// are taken, so that what is overwritten as a whole need not be.
+    fn drop_pages(&self, range: Range<usize>) {
+        let chunks: Vec<u32> = self.pages[range.clone()]
+            .iter()
+            .filter_map(|page| page.swap(0, Ordering::AcqRel).checked_sub(1))
+            .collect();
+        if self.swap.is_some() {
+            for chunk in &chunks {
+                self.card.release_dirty(self.tenant, *chunk);
+            }
+        } else if self.scrub(range).is_ok() {
+            self.card.release(self.tenant, chunks);
+        }
+    }
+
+    /// Makes the bytes of these pages zero and gives their memory back to the host.
+    fn scrub(&self, range: Range<usize>) -> Result<(), vmm_sys_util::errno::Error> {
+        let (offset, bytes) = (
+            range.start as u64 * CHUNK_BYTES,
+            range.len() as u64 * CHUNK_BYTES,
+        );
+        fallocate(&self.file, FallocateMode::PunchHole, true, offset, bytes)
+    }
+
+    /// The page of an address, allocated or not.
+    fn page(&self, va: u64) -> Option<&AtomicU32> {
+        let offset = va.checked_sub(GPU_VA_BASE)?;
+        self.pages.get(usize::try_from(offset / CHUNK_BYTES).ok()?)
+    }
+
+    /// Offset in the file of `bytes` bytes from `va` on, all of them mapped.
+    fn offset(&self, va: u64, bytes: usize) -> Result<usize, PageFault> {
+        let mapped = |va| {
+            self.page(va)
+                .filter(|page| page.load(Ordering::Acquire) != 0)
+                .ok_or(PageFault { va })
+        };
+        mapped(va)?;
+        let last = va.saturating_add((bytes as u64).saturating_sub(1));
+        let mut next = (va | (CHUNK_BYTES - 1)) + 1;
+        while next <= last {
+            mapped(next)?;
+            next += CHUNK_BYTES;
+        }
+        // CAST: the page exists, so that the offset is within the region.
+        if self.swap.is_none() {
+            return Ok((va - GPU_VA_BASE) as usize);
+        }
+        let chunk = self.page(va).map_or(0, |page| page.load(Ordering::Acquire));
+        let chunk = chunk.checked_sub(1).ok_or(PageFault { va })?;
+        Ok((u64::from(chunk) * CHUNK_BYTES + va % CHUNK_BYTES) as usize)
+    }
+
+    /// Bytes from `va` on that certainly lie one after the other.
+    pub(super) fn reach(&self, va: u64) -> u64 {
+        match self.swap {
+            Some(_) => CHUNK_BYTES - va % CHUNK_BYTES,
+            None => u64::MAX,
+        }
+    }
+
+    /// Whether all of a range has memory.
+    ///
+    /// # Errors
+    /// The first address without memory.
+    pub(super) fn check(&self, va: u64, bytes: usize) -> Result<(), PageFault> {
+        self.offset(va, bytes).map(|_| ())
+    }
+
+    /// The bytes from `va` on, which are not more than [`Self::reach`].
+    ///
+    /// # Errors
+    /// The first address without memory.
+    pub(super) fn slice(&self, va: u64, bytes: usize) -> Result<VolatileSlice<'_>, PageFault> {
+        let offset = self.offset(va, bytes)?;
+        debug_assert!(bytes as u64 <= self.reach(va));
+        self.region
+            .get_slice(offset, bytes)
+            .map_err(|_| PageFault { va })
+    }
+
+    /// An aligned word.
+    ///
+    /// # Errors
+    /// The address has no memory, or is not aligned.
+    fn atomic<T: AtomicInteger>(&self, va: u64) -> Result<&T, MemoryFault> {
+        let offset = self.offset(va, 1)?;
+        self.region.get_atomic_ref::<T>(offset).map_err(refused)
+    }
+}
+
+impl From<PageFault> for MemoryFault {
+    fn from(_: PageFault) -> Self {
+        Self::Unmapped
+    }
+}
+
+/// The fault of a kernel whose access the mapping refused.
+fn refused(error: VolatileMemoryError) -> MemoryFault {
+    match error {
+        VolatileMemoryError::Misaligned { .. } => MemoryFault::Misaligned,
+        _ => MemoryFault::Unmapped,
+    }
+}
+
+/// What kernels see. Words are read and written in one access, in no order: the interpreter's instructions run one after
+/// another, and what other engines see of them in between is as undefined as on hardware.
+impl DeviceMemory for AddressSpace {
+    fn load(&self, va: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
+        let reach = self.reach(va);
+        if out.len() as u64 > reach {
+            // CAST: less than the length.
+            let (here, there) = out.split_at_mut(reach as usize);
+            self.slice(va, here.len())?
+                .read_slice(here, 0)
+                .map_err(refused)?;
+            return self.load(va.wrapping_add(reach), there);
+        }
+        self.slice(va, out.len())?
+            .read_slice(out, 0)
+            .map_err(refused)
+    }
+
+    fn store(&self, va: u64, data: &[u8]) -> Result<(), MemoryFault> {
+        let reach = self.reach(va);
+        if data.len() as u64 > reach {
+            self.check(va, data.len())?;
+            // CAST: less than the length.
+            let (here, there) = data.split_at(reach as usize);
+            self.slice(va, here.len())?
+                .write_slice(here, 0)
+                .map_err(refused)?;
+            return self.store(va.wrapping_add(reach), there);
+        }
+        self.slice(va, data.len())?
+            .write_slice(data, 0)
+            .map_err(refused)
+    }
+
+    fn update_u32(&self, va: u64, f: &dyn Fn(u32) -> u32) -> Result<u32, MemoryFault> {
+        let word = self.atomic::<AtomicU32>(va)?;
+        let change = |old| Some(f(u32::from_le(old)).to_le());
+        let old = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        Ok(u32::from_le(old.unwrap_or_else(|old| old)))
+    }
+
+    fn update_u64(&self, va: u64, f: &dyn Fn(u64) -> u64) -> Result<u64, MemoryFault> {
+        let word = self.atomic::<AtomicU64>(va)?;
+        let change = |old| Some(f(u64::from_le(old)).to_le());
+        let old = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
+        Ok(u64::from_le(old.unwrap_or_else(|old| old)))
+    }
+
+    fn load_u32(&self, va: u64) -> Result<u32, MemoryFault> {
+        let word = self.atomic::<AtomicU32>(va)?;
+        Ok(u32::from_le(word.load(Ordering::Relaxed)))
+    }
+
+    fn load_u64(&self, va: u64) -> Result<u64, MemoryFault> {
+        let word = self.atomic::<AtomicU64>(va)?;
+        Ok(u64::from_le(word.load(Ordering::Relaxed)))
+    }
+
+    fn store_u32(&self, va: u64, value: u32) -> Result<(), MemoryFault> {
+        let word = self.atomic::<AtomicU32>(va)?;
+        word.store(value.to_le(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn store_u64(&self, va: u64, value: u64) -> Result<(), MemoryFault> {
+        let word = self.atomic::<AtomicU64>(va)?;
+        word.store(value.to_le(), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for AddressSpace {
+    fn drop(&mut self) {
+        self.drop_pages(0..self.pages.len());
+        self.settle_limbo();
+        // CAST: pages of a space were counted by a usize.
+        self.card
+            .unpromise(self.used.load(Ordering::Relaxed) as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const A: TenantId = TenantId(1);
+
+    fn space(pages: u64, card: u64) -> AddressSpace {
+        let card = CardMemory::new(card * CHUNK_BYTES);
+        AddressSpace::new(A, card, pages * CHUNK_BYTES, 16, None).unwrap()
+    }
+
+    #[test]
+    fn memory_is_zero_whoever_wrote_before() {
+        let space = space(4, 4);
+        let mine = space.allocate(1).unwrap();
+        space
+            .slice(mine.va, 8)
+            .unwrap()
+            .write_slice(&[7; 8], 0)
+            .unwrap();
+        space.free(mine.va).unwrap();
+        assert_eq!(
+            space.slice(mine.va, 1).unwrap_err(),
+            PageFault { va: mine.va }
+        );
+        // The VMM writes where nothing is allocated.
+        space
+            .region
+            .get_slice(0, 8)
+            .unwrap()
+            .write_slice(&[9; 8], 0)
+            .unwrap();
+        let again = space.allocate(1).unwrap();
+        assert_eq!(again.va, mine.va);
+        let mut bytes = [1; 8];
+        space
+            .slice(again.va, 8)
+            .unwrap()
+            .read_slice(&mut bytes, 0)
+            .unwrap();
+        assert_eq!(bytes, [0; 8]);
+    }
+
+    #[test]
+    fn limits_of_tenant_card_and_table() {
+        let card = CardMemory::new(6 * CHUNK_BYTES);
+        let a = AddressSpace::new(A, card.clone(), 4 * CHUNK_BYTES, 2, None).unwrap();
+        let b = AddressSpace::new(TenantId(2), card.clone(), 4 * CHUNK_BYTES, 9, None).unwrap();
+        assert_eq!(a.allocate(5 * CHUNK_BYTES), Err(ErrorCode::OutOfGpuMemory));
+        assert_eq!(a.allocate(u64::MAX), Err(ErrorCode::OutOfGpuMemory));
+        assert_eq!(a.allocate(0), Err(ErrorCode::BadArgument));
+        a.allocate(CHUNK_BYTES + 1).unwrap();
+        a.allocate(1).unwrap();
+        assert_eq!(a.allocate(1), Err(ErrorCode::HostLimit));
+        assert_eq!(b.free_bytes(), 3 * CHUNK_BYTES);
+        assert_eq!(b.allocate(4 * CHUNK_BYTES), Err(ErrorCode::OutOfGpuMemory));
+        drop(a);
+        b.allocate(4 * CHUNK_BYTES).unwrap();
+        assert_eq!(card.free_chunks(), 2);
+        assert_eq!(b.free(GPU_VA_BASE + 1), Err(ErrorCode::NoSuchAllocation));
+        assert_eq!(b.free(0), Err(ErrorCode::NoSuchAllocation));
+        assert_eq!(
+            b.allocation(GPU_VA_BASE),
+            Ok(GPU_VA_BASE..GPU_VA_BASE + 4 * CHUNK_BYTES)
+        );
+    }
+
+    #[test]
+    fn ranges_fault_at_the_first_address_without_memory() {
+        let space = space(4, 4);
+        let va = space.allocate(2 * CHUNK_BYTES).unwrap().va;
+        assert!(space.slice(va, 2 * CHUNK_BYTES as usize).is_ok());
+        let end = va + 2 * CHUNK_BYTES;
+        for (from, bytes, fault) in [
+            (va, 2 * CHUNK_BYTES as usize + 1, end),
+            (va + 5, usize::MAX, end),
+            (end, 1, end),
+            (0, 1, 0),
+            (u64::MAX, 9, u64::MAX),
+        ] {
+            assert_eq!(
+                space.slice(from, bytes).unwrap_err(),
+                PageFault { va: fault }
+            );
+        }
+        assert!(space.atomic::<AtomicU64>(end - 8).is_ok());
+        assert!(space.atomic::<AtomicU64>(end - 4).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn allocations_never_overlap_and_nothing_leaks(steps in proptest::collection::vec((any::<bool>(), 1u64..6), 1..60)) {
+            let space = space(12, 10);
+            let mut live: Vec<Allocation> = Vec::new();
+            for (allocate, size) in steps {
+                if allocate {
+                    if let Ok(new) = space.allocate(size * CHUNK_BYTES) {
+                        let apart = |a: &Allocation| a.va + a.bytes <= new.va || new.va + new.bytes <= a.va;
+                        prop_assert!(live.iter().all(apart));
+                        live.push(new);
+                    }
+                } else if !live.is_empty() {
+                    let gone = live.swap_remove(size as usize % live.len());
+                    prop_assert_eq!(space.free(gone.va), Ok(()));
+                }
+                let used: u64 = live.iter().map(|a| a.bytes / CHUNK_BYTES).sum();
+                prop_assert_eq!(space.card.free_chunks() as u64, 10 - used);
+                prop_assert_eq!(space.card.owned_chunks(A) as u64, used);
+            }
+        }
+    }
+}

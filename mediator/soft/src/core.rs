@@ -1,0 +1,436 @@
+//! The GPU as a state machine: tenants, the channel table, the front end. Reads no clock, does no work of engines.
+//!
+//! Whoever drives it (in real or in virtual time) holds it alone, tells it what happened and when, and takes from
+//! [`Core::dispatch`] what the engines are to begin. Engines and the dispatcher are in [`super::dispatch`].
+//!
+//! Law: the log of every engine is a complete timeline; the status registers always say the same as its last record.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use turnstile_abi::{CHANNELS_MAX, ErrorCode};
+use turnstile_accounting::{Demand, EngineState, Moment, SwitchEvent, TenantId};
+
+use super::board::Board;
+use super::channel::{Channel, Phase};
+use super::config::{ENGINES, SoftConfig};
+use super::context::Context;
+use super::demand::DemandLog;
+use super::dispatch::Engine;
+use super::front_end::Budget;
+use super::moves::Moves;
+use super::registers::Registers;
+use super::swap::MemoryLog;
+use super::switch_log::SwitchLog;
+use turnstile_gpu::ring::{ChannelFault, check_channel, word_reached};
+use turnstile_gpu::{
+    ChannelActivity, ChannelConfig, Doorbells, GuestMemory, Refusal, TenantResources,
+};
+
+/// Slots of the channel table.
+pub(super) const SLOTS: usize = CHANNELS_MAX as usize;
+
+/// A slot of the channel table; the generation tells its occupants apart.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    pub(super) generation: u64,
+    pub(super) channel: Option<Channel>,
+}
+
+/// A channel that may be gone by the time it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SlotRef {
+    pub(super) slot: u32,
+    pub(super) generation: u64,
+}
+
+/// A tenant.
+#[derive(Debug)]
+pub(super) struct Tenant {
+    pub(super) context: Arc<Context>,
+    resources: TenantResources,
+    /// Slot by channel number.
+    numbers: Vec<Option<u32>>,
+    pub(super) suspended: bool,
+    /// No command of it is started on these engines.
+    pub(super) held: [bool; ENGINES],
+    /// Its demand as it was last logged.
+    pub(super) demand: [Demand; ENGINES],
+    /// Chunks of it that are queued to be moved, or moving.
+    pub(super) moving: usize,
+    /// Some gate is open: doorbells are to be looked at without being told.
+    unwatched: bool,
+    /// For its commands that need no engine.
+    pub(super) budget: Budget,
+}
+
+impl Tenant {
+    /// Slots of its open channels.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.numbers.iter().flatten().copied()
+    }
+}
+
+/// Something in a VM's memory that has to be looked at again and again. Looking takes no lock.
+#[derive(Clone, Debug)]
+pub(super) enum Watched {
+    /// A doorbell page behind an open gate.
+    Doorbell {
+        doorbells: Arc<dyn Doorbells>,
+        channel: u32,
+        seen: u32,
+    },
+    /// The word that a channel waits for.
+    Word {
+        guest: Arc<GuestMemory>,
+        gpa: u64,
+        value: u64,
+    },
+}
+
+impl Watched {
+    /// Whether the core has to be told.
+    pub(super) fn has_changed(&self) -> bool {
+        match self {
+            Self::Doorbell {
+                doorbells,
+                channel,
+                seen,
+            } => doorbells.put(*channel) != *seen,
+            Self::Word { guest, gpa, value } => word_reached(guest, *gpa, *value),
+        }
+    }
+}
+
+/// The GPU.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) config: SoftConfig,
+    pub(super) now: Moment,
+    pub(super) tenants: BTreeMap<TenantId, Tenant>,
+    pub(super) slots: Vec<Slot>,
+    /// Channels that the front end has to look at.
+    pub(super) line: VecDeque<u32>,
+    /// Channels that wait for a word.
+    pub(super) waits: BTreeSet<u32>,
+    /// Channels that wait for an engine, by [`super::work::Class`].
+    pub(super) ready: [BTreeSet<u32>; 2],
+    /// The slot last served, by class.
+    pub(super) cursor: [u32; 2],
+    pub(super) engines: [Engine; ENGINES],
+    /// The last record of each engine.
+    pub(super) logged: [EngineState; ENGINES],
+    pub(super) registers: Arc<Registers>,
+    pub(super) log: SwitchLog,
+    pub(super) demand: DemandLog,
+    /// Counts up whenever [`Core::watched`] would answer differently.
+    changes: Arc<AtomicU64>,
+    pub(super) moves: Moves,
+    /// Where moves are told of; none where memory stays where it is.
+    pub(super) memory_log: Option<Arc<MemoryLog>>,
+    /// Where all of it is shown, if somewhere.
+    pub(super) board: Option<Arc<dyn Board>>,
+}
+
+impl Core {
+    pub(super) fn new(config: SoftConfig, now: Moment) -> Self {
+        Self {
+            config,
+            now,
+            tenants: BTreeMap::new(),
+            slots: (0..SLOTS).map(|_| Slot::default()).collect(),
+            line: VecDeque::new(),
+            waits: BTreeSet::new(),
+            ready: Default::default(),
+            // So that slot 0 is served first.
+            cursor: [SLOTS as u32; 2],
+            engines: Default::default(),
+            logged: [EngineState::Idle; ENGINES],
+            registers: Arc::default(),
+            log: SwitchLog::new(config.log_capacity, now),
+            demand: DemandLog::default(),
+            changes: Arc::default(),
+            moves: Moves::default(),
+            memory_log: None,
+            board: None,
+        }
+    }
+
+    /// Time never falls: callers that race for the core may have read the clock in another order.
+    pub(super) fn tick(&mut self, now: Moment) -> Moment {
+        self.now = self.now.max(now);
+        self.now
+    }
+
+    /// Shows everything on `board`, from what is known now on.
+    pub(super) fn show_on(&mut self, board: Arc<dyn Board>) {
+        self.registers.show_on(board.clone());
+        for event in self.log.records() {
+            board.switched(event);
+        }
+        self.board = Some(board);
+    }
+
+    /// Counts up whenever there is something else to watch.
+    pub(super) fn changes(&self) -> Arc<AtomicU64> {
+        self.changes.clone()
+    }
+
+    /// Makes whoever watches look again.
+    pub(super) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    pub(super) fn tenant(&self, tenant: TenantId) -> Result<&Tenant, Refusal> {
+        self.tenants.get(&tenant).ok_or_else(|| Refusal {
+            code: ErrorCode::BadArgument,
+            detail: format!("{tenant} has no context"),
+        })
+    }
+
+    pub(super) fn context(&self, tenant: TenantId) -> Result<Arc<Context>, Refusal> {
+        Ok(self.tenant(tenant)?.context.clone())
+    }
+
+    pub(super) fn add_tenant(
+        &mut self,
+        context: Arc<Context>,
+        resources: TenantResources,
+    ) -> Result<(), Refusal> {
+        let (id, now) = (context.tenant, self.now);
+        if self.tenants.contains_key(&id) {
+            return Err(Refusal {
+                code: ErrorCode::BadArgument,
+                detail: format!("{id} has a context already"),
+            });
+        }
+        let channels = resources.channels.min(CHANNELS_MAX) as usize;
+        let tenant = Tenant {
+            context,
+            resources,
+            numbers: vec![None; channels],
+            suspended: false,
+            held: [false; ENGINES],
+            demand: [Demand::Nothing; ENGINES],
+            moving: 0,
+            unwatched: false,
+            budget: Budget::new(self.config.cost.front_end, now),
+        };
+        self.tenants.insert(id, tenant);
+        Ok(())
+    }
+
+    /// Ends a tenant. What runs on an engine is told to stop, and is charged until it does.
+    pub(super) fn remove_tenant(&mut self, now: Moment, tenant: TenantId) {
+        let now = self.tick(now);
+        if self.tenants.remove(&tenant).is_none() {
+            return;
+        }
+        for slot in 0..SLOTS as u32 {
+            let channel = self.slots[slot as usize].channel.as_ref();
+            if channel.is_some_and(|channel| channel.tenant == tenant) {
+                self.vacate(slot);
+            }
+        }
+        self.stop_engines_of(tenant);
+        self.forget_moves_of(tenant);
+        self.settle(now);
+    }
+
+    /// Takes a channel out of the table.
+    pub(super) fn vacate(&mut self, slot: u32) {
+        self.unqueue(slot);
+        self.line.retain(|other| *other != slot);
+        let entry = &mut self.slots[slot as usize];
+        entry.generation += 1;
+        if let Some(channel) = entry.channel.take() {
+            channel.show_gone();
+            if let Some(owner) = self.tenants.get_mut(&channel.tenant) {
+                owner.budget.forget(slot);
+            }
+            self.touch(channel.tenant);
+        }
+        self.changed();
+    }
+
+    /// Takes a channel out of whatever it waits in.
+    fn unqueue(&mut self, slot: u32) {
+        self.waits.remove(&slot);
+        for ready in &mut self.ready {
+            ready.remove(&slot);
+        }
+    }
+
+    pub(super) fn open_channel(
+        &mut self,
+        now: Moment,
+        tenant: TenantId,
+        config: ChannelConfig,
+    ) -> Result<u32, Refusal> {
+        let now = self.tick(now);
+        let free = self.slots.iter().position(|slot| slot.channel.is_none());
+        let owner = self.tenant(tenant)?;
+        check_channel(&owner.resources.guest, &config)?;
+        let number = owner.numbers.iter().position(Option::is_none);
+        let number = number.ok_or(ErrorCode::TooManyChannels)?;
+        let slot = free.ok_or(ErrorCode::HostLimit)?;
+        let channel = Channel::new(
+            now,
+            // CAST: both are below CHANNELS_MAX.
+            number as u32,
+            owner.context.clone(),
+            owner.resources.clone(),
+            config,
+            self.board.clone(),
+        );
+        self.slots[slot].channel = Some(channel);
+        if let Some(owner) = self.tenants.get_mut(&tenant) {
+            owner.numbers[number] = Some(slot as u32);
+        }
+        self.changed();
+        Ok(number as u32)
+    }
+
+    pub(super) fn close_channel(
+        &mut self,
+        now: Moment,
+        tenant: TenantId,
+        number: u32,
+    ) -> Result<(), Refusal> {
+        let now = self.tick(now);
+        self.tenant(tenant)?;
+        let owner = self.tenants.get_mut(&tenant);
+        let entry = owner.and_then(|owner| owner.numbers.get_mut(number as usize));
+        let slot = entry.and_then(Option::take);
+        let slot = slot.ok_or(ErrorCode::NoSuchChannel)?;
+        self.cancel_switch_to(slot);
+        let on_engine = self.is_on_engine(slot);
+        if let Some(channel) = &mut self.slots[slot as usize].channel {
+            if on_engine {
+                channel.closing = true;
+                self.changed();
+            } else {
+                channel.report_closed();
+                self.vacate(slot);
+            }
+        }
+        self.settle(now);
+        Ok(())
+    }
+
+    /// Fills in what each open channel of the tenant has to do.
+    pub(super) fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
+        let slots = self.tenants.get(&tenant).into_iter();
+        let slots = slots.flat_map(|tenant| tenant.numbers.iter().flatten());
+        let open = slots.filter_map(|slot| self.slots[*slot as usize].channel.as_ref());
+        channels.extend(open.map(Channel::activity));
+    }
+
+    pub(super) fn set_unwatched(&mut self, tenant: TenantId, open: bool) {
+        if let Some(tenant) = self.tenants.get_mut(&tenant) {
+            tenant.unwatched = open;
+            self.changed();
+        }
+    }
+
+    pub(super) fn read_events(&mut self, events: &mut Vec<SwitchEvent>) {
+        self.log.drain(events);
+    }
+
+    /// What has to be looked at without being told.
+    pub(super) fn watched(&self, list: &mut Vec<Watched>) {
+        list.clear();
+        for tenant in self.tenants.values().filter(|tenant| tenant.unwatched) {
+            for slot in tenant.numbers.iter().flatten() {
+                let Some(channel) = &self.slots[*slot as usize].channel else {
+                    continue;
+                };
+                if !matches!(channel.phase, Phase::Faulted) {
+                    list.push(Watched::Doorbell {
+                        doorbells: channel.resources().doorbells.clone(),
+                        channel: channel.number,
+                        seen: channel.put(),
+                    });
+                }
+            }
+        }
+        for slot in &self.waits {
+            let Some(channel) = &self.slots[*slot as usize].channel else {
+                continue;
+            };
+            // One in line is fetched from next; while its tenant has no budget, watching would spin.
+            if let Phase::Waiting { gpa, value } = channel.phase
+                && !channel.in_line
+            {
+                let guest = channel.guest().clone();
+                list.push(Watched::Word { guest, gpa, value });
+            }
+        }
+    }
+
+    /// Looks at the doorbells of open gates, and at the words that channels wait for.
+    pub(super) fn poll(&mut self, now: Moment) {
+        let unwatched = self.tenants.iter().filter(|(_, t)| t.unwatched);
+        for tenant in unwatched.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.poll_doorbells(now, tenant);
+        }
+        self.queue_waits(None);
+        self.front_end(now);
+    }
+
+    /// Looks at the tenant's doorbells.
+    pub(super) fn ring(&mut self, now: Moment, tenant: TenantId) {
+        self.poll_doorbells(now, tenant);
+        self.queue_waits(Some(tenant));
+        self.front_end(now);
+    }
+
+    fn poll_doorbells(&mut self, now: Moment, owner: TenantId) {
+        let now = self.tick(now);
+        let Some(entry) = self.tenants.get(&owner) else {
+            return;
+        };
+        let slots: Vec<u32> = entry.numbers.iter().flatten().copied().collect();
+        for slot in slots {
+            let Some(channel) = &mut self.slots[slot as usize].channel else {
+                continue;
+            };
+            if matches!(channel.phase, Phase::Faulted) {
+                continue;
+            }
+            let put = channel.doorbell();
+            let running = matches!(channel.phase, Phase::Running);
+            match channel.announce(now, put) {
+                Ok(false) => continue,
+                Ok(true) if running => self.touch(owner),
+                Ok(true) => self.line_up(slot),
+                Err(fault) => self.fault_channel(now, slot, fault),
+            }
+            self.changed();
+        }
+    }
+
+    /// Ends a channel with an error.
+    pub(super) fn fault_channel(&mut self, now: Moment, slot: u32, fault: ChannelFault) {
+        self.cancel_switch_to(slot);
+        self.unqueue(slot);
+        if let Some(channel) = &mut self.slots[slot as usize].channel {
+            let tenant = channel.tenant;
+            channel.fault(now, fault);
+            self.touch(tenant);
+            self.changed();
+        }
+    }
+
+    /// The front end is to look at those that wait for a word (of one tenant, or all) which has come.
+    pub(super) fn queue_waits(&mut self, tenant: Option<TenantId>) {
+        let over = |slot: &&u32| {
+            let channel = self.slots[**slot as usize].channel.as_ref();
+            channel.is_some_and(|c| tenant.is_none_or(|t| t == c.tenant) && c.wait_is_over())
+        };
+        for slot in self.waits.iter().filter(over).copied().collect::<Vec<_>>() {
+            self.line_up(slot);
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The software GPU: behaves as channel hardware does, and runs real kernels.
+//!
+//! ```text
+//!  doorbells, words          commands             work                bytes, kernels
+//!  ----------------> poll -> front end -> ready -> dispatcher -> engines -> address space
+//!                    (core)  (channel)             (dispatch)    (execute)       |
+//!                               ^                      |             |         card
+//!                               +----------------------+- outcome ---+       (memory)
+//!                                                      v
+//!                                     registers, context-switch log
+//! ```
+//!
+//! The core is a state machine that is told the time. [`SoftGpu`] drives it with threads and a clock, for real guests;
+//! [`VirtualGpu`] drives it event by event, exact and repeatable, for the lab and the tests.
+//!
+//! Machine model (LoGA 4.1): channels are served round-robin, one command each, without preemption, so that whoever has
+//! the longer commands gets more of an engine. One kernel has the compute engine at a time. Two engines copy.
+#![deny(unsafe_code)]
+
+mod address_space;
+mod board;
+mod channel;
+mod clock;
+mod config;
+mod context;
+mod core;
+mod demand;
+mod dispatch;
+mod execute;
+mod front_end;
+mod kernel;
+mod memory;
+mod moves;
+pub mod pci;
+pub mod plain;
+mod realtime;
+mod registers;
+mod swap;
+mod switch_log;
+mod tenancy;
+#[cfg(test)]
+mod tests;
+mod virtual_time;
+mod work;
+
+pub use board::Board;
+pub use config::{COMPUTE, CostModel, ENGINES, Kernels, SoftConfig};
+pub use realtime::SoftGpu;
+pub use virtual_time::{KernelCost, VirtualGpu};

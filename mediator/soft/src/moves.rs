@@ -1,0 +1,179 @@
+//! Moves of memory as work of the copy engines: queued by the mediator's orders, one engine for each direction, in turn
+//! with what the guests copy on it.
+//!
+//! Law: no engine executes a command of a tenant of whose chunks one is queued, moving or away. It holds by construction:
+//! an order is taken only for a tenant that is suspended and on no engine, and from then until its last chunk is done
+//! [`Core::is_held`] holds the tenant, as it does while a page is absent.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+use super::config::{COMPUTE, ENGINES};
+use super::context::Context;
+use super::core::Core;
+use super::dispatch::{Load, State};
+use super::swap::Moving;
+use super::work::{Class, Job, Progress, Start, Work};
+use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveError, MoveOrder, MoveReport};
+
+/// Chunks that are moved in one go: a guest's copy waits behind so many at most.
+const BATCH: usize = 4;
+
+/// A chunk that is to be moved.
+#[derive(Debug)]
+struct Queued {
+    owner: TenantId,
+    cause: TenantId,
+    chunk: ChunkId,
+    context: Arc<Context>,
+}
+
+/// Chunks that are to be moved, and whose turn it is.
+#[derive(Debug, Default)]
+pub(super) struct Moves {
+    queues: [VecDeque<Queued>; 2],
+    /// The engine of this direction moved last, and copies for a guest next.
+    guests_turn: [bool; 2],
+}
+
+/// The copy engine of a direction.
+const fn engine(direction: Direction) -> usize {
+    COMPUTE + 1 + direction as usize
+}
+
+const _: () = assert!(engine(Direction::In) < ENGINES);
+
+impl Core {
+    /// Whether a suspended tenant is on no engine.
+    pub(super) fn is_quiet(&self, tenant: TenantId) -> bool {
+        let suspended = self.tenants.get(&tenant).is_some_and(|t| t.suspended);
+        let loads = self.engines.iter().filter_map(|engine| engine.load());
+        suspended && !loads.into_iter().any(|load| load.is_command_of(tenant))
+    }
+
+    /// Gives back what a tenant has freed, unless a command of it executes, which does so when it ends.
+    pub(super) fn settle_limbo(&self, tenant: TenantId) {
+        let loads = self.engines.iter().filter_map(|engine| engine.load());
+        if let Some(entry) = self.tenants.get(&tenant)
+            && !loads.into_iter().any(|load| load.is_command_of(tenant))
+        {
+            entry.context.space.settle_limbo();
+        }
+    }
+
+    /// Queues an order.
+    pub(super) fn order_move(&mut self, order: MoveOrder) -> Result<(), MoveError> {
+        let MoveOrder {
+            owner,
+            cause,
+            direction,
+            chunks,
+        } = order;
+        if self.config.pool_bytes().is_none() {
+            return Err(MoveError::Unsupported);
+        }
+        let quiet = self.is_quiet(owner);
+        let tenant = self.tenants.get_mut(&owner);
+        let tenant = tenant.ok_or(MoveError::NoSuchTenant(owner))?;
+        if !quiet {
+            return Err(MoveError::MayRun(owner));
+        }
+        tenant.moving += chunks.len();
+        let context = &tenant.context;
+        let queued = chunks.into_iter().map(|chunk| Queued {
+            owner,
+            cause,
+            chunk,
+            context: context.clone(),
+        });
+        self.moves.queues[direction as usize].extend(queued);
+        Ok(())
+    }
+
+    /// Forgets what was to be moved of a tenant that is gone.
+    pub(super) fn forget_moves_of(&mut self, tenant: TenantId) {
+        for queue in &mut self.moves.queues {
+            queue.retain(|queued| queued.owner != tenant);
+        }
+    }
+
+    /// Gives queued moves to free copy engines; `yielding`: only where it is not a guest's turn.
+    pub(super) fn assign_moves(&mut self, now: Moment, yielding: bool, starts: &mut Vec<Start>) {
+        for direction in [Direction::Out, Direction::In] {
+            let index = engine(direction);
+            if !matches!(self.engines[index].state, State::Idle) {
+                continue;
+            }
+            if yielding && std::mem::take(&mut self.moves.guests_turn[direction as usize]) {
+                continue;
+            }
+            let queue = &mut self.moves.queues[direction as usize];
+            let Some(first) = queue.pop_front() else {
+                continue;
+            };
+            self.moves.guests_turn[direction as usize] = true;
+            let mut chunks = vec![first.chunk];
+            let same = |next: &mut Queued| next.owner == first.owner && next.cause == first.cause;
+            while chunks.len() < BATCH
+                && let Some(next) = queue.pop_front_if(same)
+            {
+                chunks.push(next.chunk);
+            }
+            let moving = Moving::new(first.owner, first.cause, direction, chunks);
+            let work = Arc::new(Work::Move(moving));
+            let load = Load::for_mediator(
+                first.cause,
+                Job {
+                    work: work.clone(),
+                    progress: Progress::default(),
+                },
+            );
+            // The host's own channel: whoever comes next loads his context anew.
+            self.engines[index].context = None;
+            starts.push(Start {
+                engine: index,
+                starts_at: now,
+                work,
+                progress: Progress::default(),
+                context: first.context,
+                stop: load.stop.clone(),
+            });
+            let host = super::core::SLOTS as u32;
+            self.registers.set_busy(index, host, first.cause);
+            self.engines[index].state = State::Running {
+                since: now,
+                deadline: None,
+                load,
+            };
+        }
+    }
+
+    /// Whether a guest's copy waits for an engine.
+    pub(super) fn copies_wait(&self) -> bool {
+        let ready = &self.ready[Class::Copy as usize];
+        ready.iter().any(|slot| !self.is_away(*slot))
+    }
+
+    /// A move has ended: tells of each chunk.
+    pub(super) fn moved(&mut self, moving: &Moving, took: Nanos) {
+        let count = moving.chunks.len();
+        if let Some(tenant) = self.tenants.get_mut(&moving.owner) {
+            tenant.moving = tenant.moving.saturating_sub(count);
+        }
+        let Some(log) = &self.memory_log else { return };
+        let each = Nanos(took.0 / count.max(1) as u64);
+        for (chunk, outcome) in moving.outcomes() {
+            log.push(MemoryEvent::Moved(MoveReport {
+                owner: moving.owner,
+                cause: moving.cause,
+                direction: moving.direction,
+                chunk,
+                copied_bytes: outcome.unwrap_or(0),
+                took: each,
+                result: outcome.map(|_| ()),
+            }));
+        }
+    }
+}

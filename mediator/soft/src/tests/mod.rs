@@ -1,0 +1,31 @@
+//! Tests of the GPU as a whole, in both times.
+
+mod front_end;
+mod kernels;
+mod moves;
+mod real;
+mod timeline;
+mod virtual_random;
+mod virtual_runs;
+
+use std::sync::Arc;
+
+use turnstile_abi::{Command, Dim3, Launch};
+use turnstile_accounting::{Nanos, TenantId};
+
+use super::plain::{PlainChannel, PlainVm, given_length as kernel};
+use turnstile_gpu::Gpu;
+
+const A: TenantId = TenantId(1);
+const B: TenantId = TenantId(2);
+
+/// A VM with a context on the GPU.
+fn tenant(gpu: &dyn Gpu, tenant: TenantId) -> Arc<PlainVm> {
+    PlainVm::enter(gpu, tenant, 16 << 20, 64 << 20, 8).unwrap()
+}
+
+/// A tenant with one channel.
+fn channel(gpu: &dyn Gpu, id: TenantId, entries: u32) -> PlainChannel {
+    let vm = tenant(gpu, id);
+    vm.open_channel(gpu, id, entries, 3).unwrap()
+}

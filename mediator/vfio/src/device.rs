@@ -1,0 +1,461 @@
+//! The backend: [`Gpu`] over a device on a [`Bus`].
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use turnstile_abi::physical::{AdminOp, BAR_DOORBELLS, BAR_REGS, DEVICE_ID, RESULTS, regs, status};
+use turnstile_abi::{ErrorCode, PAGE_BYTES, pci};
+use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use turnstile_vmm::gate::SharedPages;
+use vm_memory::{Bytes, FileOffset, GuestMemoryBackend, MmapRegion, VolatileMemory};
+
+use super::admin::Admin;
+use super::area::HostArea;
+use super::bus::{Bus, BusError, Region};
+use super::clock::Clock;
+use super::pages::DevicePages;
+use super::tenants::{Tenants, Windows};
+use turnstile_gpu::{
+    Allocation, Capabilities, ChannelActivity, ChannelConfig, Doorbells, EngineStatus, Gpu,
+    Refusal, Suspend, TenantResources,
+};
+use turnstile_host::memory_file::memory_file;
+
+/// Where the device finds the host area. Low, so that one access of 4 bytes tells it; off the addresses that x86 hosts
+/// keep for interrupts.
+const AREA_IOVA: u32 = 0x1000_0000;
+/// Bits of the command register in configuration space: memory decoding, bus mastering.
+const COMMAND_ENABLE: u16 = 0x0006;
+/// Offset of that register.
+const COMMAND: u64 = 0x04;
+
+/// Why a device cannot be driven.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The bus failed.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// It is another device.
+    #[error(
+        "The device is {vendor:04x}:{device:04x}, contract version {version:#x}; a Turnstile GPU is 7a51:0002, version 1.x"
+    )]
+    Foreign {
+        /// Vendor.
+        vendor: u16,
+        /// Device.
+        device: u16,
+        /// What it says of its contract.
+        version: u32,
+    },
+    /// It cannot reach memory that was mapped for it.
+    #[error("The device does not reach the host's memory through the IOMMU")]
+    NoDma,
+    /// The host gave no memory.
+    #[error("The host area could not be made")]
+    Memory(#[source] io::Error),
+}
+
+/// A GPU behind a bus.
+#[derive(Debug)]
+pub struct VfioGpu {
+    bus: Arc<dyn Bus>,
+    admin: Admin,
+    capabilities: Capabilities,
+    status: MmapRegion<()>,
+    clock: Clock,
+    log_get: Mutex<u64>,
+    tenants: Mutex<Tenants>,
+    /// Accesses that failed; a device that is gone is said so once.
+    errors: AtomicU64,
+    said: AtomicBool,
+}
+
+fn capabilities(admin: &Admin) -> Result<Capabilities, BusError> {
+    let engines = admin.read32(regs::ENGINES)?;
+    Ok(Capabilities {
+        // CAST: fields of 8 bits.
+        compute_engines: engines as u8,
+        copy_engines: (engines >> 8) as u8,
+        suspend: match engines >> 16 & 3 {
+            0 => Suspend::Drains,
+            1 => Suspend::BetweenCommands,
+            _ => Suspend::MidKernel,
+        },
+        engine_holds: false,
+        demand: false,
+        status_registers: true,
+        switch_events: true,
+        multiprocessors: admin.read32(regs::MULTIPROCESSORS)?,
+        shared_bytes_max: admin.read32(regs::SHARED_BYTES_MAX)?,
+        memory_bytes: admin.read64(regs::MEMORY_BYTES)?,
+        movable_memory: false,
+        host_pool_bytes: 0,
+        software: engines & regs::ENGINES_SIMULATED != 0,
+        aperture: false,
+    })
+}
+
+impl VfioGpu {
+    /// Takes the device on a bus: resets it and gives it a host area.
+    ///
+    /// # Errors
+    /// When it is another device, or does not do what it must.
+    pub fn new(bus: Arc<dyn Bus>) -> Result<Self, StartError> {
+        let mut ids = [0; 4];
+        bus.read(Region::Config, 0, &mut ids)?;
+        let mut command = [0; 2];
+        bus.read(Region::Config, COMMAND, &mut command)?;
+        let enabled = u16::from_le_bytes(command) | COMMAND_ENABLE;
+        bus.write(Region::Config, COMMAND, &enabled.to_le_bytes())?;
+        let area = HostArea::new().map_err(StartError::Memory)?;
+        let admin = Admin::new(bus.clone(), area);
+        let vendor = u16::from_le_bytes([ids[0], ids[1]]);
+        let device = u16::from_le_bytes([ids[2], ids[3]]);
+        let identity = admin.read32(regs::IDENTITY)?;
+        let version = admin.read32(regs::VERSION)?;
+        if (vendor, device) != (pci::VENDOR_ID, DEVICE_ID)
+            || identity != regs::IDENTITY_VALUE
+            || version >> 16 != regs::VERSION_VALUE >> 16
+        {
+            return Err(StartError::Foreign {
+                vendor,
+                device,
+                version,
+            });
+        }
+        admin.write32(regs::RESET, 1)?;
+        bus.dma_map(AREA_IOVA.into(), admin.area.region())?;
+        let page = bus.file(Region::Bar(BAR_REGS), status::PAGE, PAGE_BYTES)?;
+        let file = FileOffset::new(page.file, page.offset);
+        let map = MmapRegion::build(
+            Some(file),
+            PAGE_BYTES as usize,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+        );
+        let map = map.map_err(|error| BusError::Map {
+            region: Region::Bar(BAR_REGS),
+            offset: status::PAGE,
+            source: io::Error::other(error),
+        })?;
+        let gpu = Self {
+            capabilities: capabilities(&admin)?,
+            clock: Clock::new(Moment(admin.read64(regs::TIME)?)),
+            bus,
+            admin,
+            status: map,
+            log_get: Mutex::new(0),
+            tenants: Mutex::new(Tenants::new()),
+            errors: AtomicU64::new(0),
+            said: AtomicBool::new(false),
+        };
+        gpu.admin.write32(regs::HOST_AREA, AREA_IOVA)?;
+        if gpu.admin.read64(regs::HOST_AREA)? != u64::from(AREA_IOVA) {
+            return Err(StartError::NoDma);
+        }
+        log::info!("GPU: {}", gpu.bus.describe());
+        Ok(gpu)
+    }
+
+    /// The bus that it hangs on.
+    pub fn bus(&self) -> &Arc<dyn Bus> {
+        &self.bus
+    }
+
+    #[cfg(test)]
+    pub(super) fn admin(&self) -> &Admin {
+        &self.admin
+    }
+
+    /// Accesses beyond what contexts may reach, as the device counts them.
+    pub fn dma_faults(&self) -> u32 {
+        self.told(self.admin.read32(regs::DMA_FAULTS)).unwrap_or(0)
+    }
+
+    fn tenants(&self) -> MutexGuard<'_, Tenants> {
+        self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A bus that fails is told of once: the device is gone, and will be at every access.
+    fn told<T>(&self, result: Result<T, BusError>) -> Option<T> {
+        let error = match result {
+            Ok(value) => return Some(value),
+            Err(error) => error,
+        };
+        self.errors.fetch_add(1, Ordering::Relaxed);
+        if !self.said.swap(true, Ordering::Relaxed) {
+            log::error!("GPU: {error}");
+        }
+        None
+    }
+
+    fn command(
+        &self,
+        op: AdminOp,
+        tenant: TenantId,
+        args: &[u64],
+    ) -> Result<[u64; RESULTS], Refusal> {
+        let words: Vec<u64> = [u64::from(tenant.0)].iter().chain(args).copied().collect();
+        self.admin.command(op, &words)
+    }
+
+    /// Maps a tenant's memory and makes its context.
+    fn enter(
+        &self,
+        tenant: TenantId,
+        first: u32,
+        resources: &TenantResources,
+    ) -> Result<(), Refusal> {
+        let windows = self.tenants().place(tenant, &resources.guest)?;
+        for (region, [_, iova, _]) in resources.guest.now().iter().zip(&windows) {
+            self.bus.dma_map(*iova, region)?;
+        }
+        let turn = self.admin.turn();
+        self.admin.area.leave_windows(&windows);
+        let args = [
+            tenant.0.into(),
+            first.into(),
+            resources.channels.into(),
+            resources.memory_bytes,
+            windows.len() as u64,
+        ];
+        turn.command(AdminOp::CreateContext, &args)?;
+        Ok(())
+    }
+
+    /// Takes a tenant's memory away from the device, and gives back what it had.
+    fn clear_away(&self, tenant: TenantId) {
+        let windows: Option<Windows> = self.tenants().remove(&*self.bus, tenant);
+        let Some(windows) = windows else { return };
+        let mut free = true;
+        for [_, iova, bytes] in &windows.list {
+            free &= self.told(self.bus.dma_unmap(*iova, *bytes)).is_some();
+        }
+        // What may still be mapped is not given to another, and the memory stays.
+        if free {
+            self.tenants().unplace(&windows);
+        } else {
+            std::mem::forget(windows);
+        }
+    }
+
+    fn read_clock(&self) {
+        let asked = Instant::now();
+        if let Some(time) = self.told(self.admin.read64(regs::TIME)) {
+            self.clock.set(asked, Moment(time));
+        }
+    }
+}
+
+impl Gpu for VfioGpu {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    fn doorbells(
+        &self,
+        tenant: TenantId,
+        channels: u32,
+    ) -> Result<Option<Arc<dyn Doorbells>>, Refusal> {
+        let first = self.tenants().promise(tenant, channels)?;
+        let pages = (|| {
+            let offset = u64::from(first) * PAGE_BYTES;
+            let bytes = u64::from(channels) * PAGE_BYTES;
+            let part = self.bus.file(Region::Bar(BAR_DOORBELLS), offset, bytes)?;
+            SharedPages::from_file_at(part.file, part.offset, channels).map_err(|error| Refusal {
+                code: ErrorCode::HostLimit,
+                detail: format!("mapping doorbell pages: {error}"),
+            })
+        })();
+        match pages {
+            Ok(pages) => Ok(Some(Arc::new(DevicePages(pages)))),
+            Err(refusal) => {
+                self.clear_away(tenant);
+                Err(refusal)
+            }
+        }
+    }
+
+    fn create_context(
+        &self,
+        tenant: TenantId,
+        resources: TenantResources,
+    ) -> Result<File, Refusal> {
+        let first = self.tenants().promised(tenant)?;
+        let entered = self.enter(tenant, first, &resources).and_then(|()| {
+            memory_file("turnstile-no-aperture", PAGE_BYTES).map_err(|error| Refusal {
+                code: ErrorCode::HostLimit,
+                detail: error.to_string(),
+            })
+        });
+        match &entered {
+            Ok(_) => self.tenants().insert(tenant, first, &resources),
+            Err(_) => {
+                // It may not have come so far.
+                let _ = self.command(AdminOp::DestroyContext, tenant, &[]);
+                self.clear_away(tenant);
+            }
+        }
+        entered
+    }
+
+    fn destroy_context(&self, tenant: TenantId) {
+        if !self.tenants().known.contains_key(&tenant) {
+            return;
+        }
+        if let Err(refusal) = self.command(AdminOp::DestroyContext, tenant, &[]) {
+            log::error!("GPU: {tenant} could not be ended: {refusal}");
+        }
+        self.clear_away(tenant);
+    }
+
+    fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal> {
+        let vector = self.tenants().vector(&*self.bus, tenant, config.vector)?;
+        let args = [
+            config.ring_gpa,
+            config.entries.into(),
+            config.state_gpa,
+            vector.into(),
+        ];
+        let opened = self.command(AdminOp::OpenChannel, tenant, &args)?;
+        // CAST: the device has a thousand.
+        let channel = opened[0] as u32;
+        self.tenants().tenant(tenant)?.open.insert(channel);
+        Ok(channel)
+    }
+
+    fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal> {
+        self.command(AdminOp::CloseChannel, tenant, &[channel.into()])?;
+        self.tenants().tenant(tenant)?.open.remove(&channel);
+        Ok(())
+    }
+
+    fn allocate(&self, tenant: TenantId, bytes: u64) -> Result<Allocation, Refusal> {
+        let given = self.command(AdminOp::Allocate, tenant, &[bytes])?;
+        Ok(Allocation {
+            va: given[0],
+            aperture_offset: given[1],
+            bytes: given[2],
+        })
+    }
+
+    fn free(&self, tenant: TenantId, va: u64) -> Result<(), Refusal> {
+        self.command(AdminOp::Free, tenant, &[va]).map(|_| ())
+    }
+
+    fn memory_free_bytes(&self, tenant: TenantId) -> u64 {
+        self.command(AdminOp::Memory, tenant, &[])
+            .map_or(0, |words| words[0])
+    }
+
+    fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal> {
+        let turn = self.admin.turn();
+        self.admin.area.leave_text(ptx);
+        let args = [tenant.0.into(), ptx.len() as u64];
+        let loaded = turn.command(AdminOp::LoadModule, &args)?;
+        // CAST: both are numbers of 4 bytes.
+        Ok((loaded[0] as u32, loaded[1] as u32))
+    }
+
+    fn unload_module(&self, tenant: TenantId, module: u32) -> Result<(), Refusal> {
+        self.command(AdminOp::UnloadModule, tenant, &[module.into()])
+            .map(|_| ())
+    }
+
+    fn find_function(
+        &self,
+        tenant: TenantId,
+        module: u32,
+        name: &str,
+    ) -> Result<(u32, u32), Refusal> {
+        let turn = self.admin.turn();
+        self.admin.area.leave_text(name);
+        let args = [tenant.0.into(), module.into(), name.len() as u64];
+        let found = turn.command(AdminOp::FindFunction, &args)?;
+        // CAST: both are numbers of 4 bytes.
+        Ok((found[0] as u32, found[1] as u32))
+    }
+
+    fn engine_status(&self, engine: EngineId) -> EngineStatus {
+        let at = status::engine(engine.0) as usize;
+        let word = self.status.as_volatile_slice();
+        let word = u64::from_le(word.load(at, Ordering::Acquire).unwrap_or(0));
+        EngineStatus {
+            // CAST: the context is in the low half.
+            running: (word & status::BUSY != 0).then_some(TenantId(word as u32)),
+        }
+    }
+
+    fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
+        let mut get = self.log_get.lock().unwrap_or_else(PoisonError::into_inner);
+        self.admin.area.read_log(&mut get, events);
+        if self.clock.is_stale() {
+            self.read_clock();
+        }
+        // What was written over shows as a gap in front of what is left.
+        true
+    }
+
+    fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
+        let mut tenants = self.tenants();
+        let Ok(known) = tenants.tenant(tenant) else {
+            return;
+        };
+        for channel in &known.open {
+            let shown = self.admin.area.channel(known.first + channel, tenant.0);
+            let none = ChannelActivity {
+                channel: *channel,
+                pending: 0,
+                finished: None,
+                stalls: 0,
+                last_active: Moment(0),
+            };
+            channels.push(shown.map_or(none, |shown| ChannelActivity {
+                channel: *channel,
+                ..shown
+            }));
+        }
+    }
+
+    fn suspend(&self, tenant: TenantId) {
+        self.told(self.admin.write32(regs::SUSPEND, tenant.0));
+    }
+
+    fn resume(&self, tenant: TenantId) {
+        self.told(self.admin.write32(regs::RESUME, tenant.0));
+    }
+
+    /// Nothing: the device sees its doorbells.
+    fn ring(&self, _: TenantId) {}
+
+    /// Nothing, as above.
+    fn set_unwatched(&self, _: TenantId, _: bool) {}
+
+    fn figures(&self) -> std::collections::BTreeMap<&'static str, u64> {
+        [
+            ("dma_faults", self.dma_faults().into()),
+            ("bus_errors", self.errors.load(Ordering::Relaxed)),
+        ]
+        .into()
+    }
+}
+
+impl Drop for VfioGpu {
+    /// The device forgets its contexts before the memory that they use goes.
+    fn drop(&mut self) {
+        self.told(self.admin.write32(regs::RESET, 1));
+        let tenants: Vec<TenantId> = self.tenants().known.keys().copied().collect();
+        for tenant in tenants {
+            self.clear_away(tenant);
+        }
+        let bytes = turnstile_abi::physical::area::BYTES;
+        self.told(self.bus.dma_unmap(AREA_IOVA.into(), bytes));
+    }
+}

@@ -1,0 +1,31 @@
+//! A PCI GPU that implements the device contract itself (`docs/DEVICE.md`, second part), driven through VFIO.
+//!
+//! ```text
+//!   guest --> doorbell page (BAR 1, laid into the guest by the gate) --------> device
+//!   mediator -- commands, suspend, resume (BAR 0) ---------------------------> device
+//!   mediator <-- status page (BAR 0, mapped: polled as LoGA does) ------------ device
+//!   mediator <-- switch log, channel table (host area, by DMA) --------------- device
+//!   guest memory <-- windows of its context, through the IOMMU -------------- device
+//!   guest <-- MSI-X, as an eventfd of the VM's own --------------------------- device
+//! ```
+//!
+//! The device hangs on a [`Bus`]; the mediator says which context sees which memory, and the device's IOMMU and the host's
+//! hold it to that. [`VfioGpu`] is a [`turnstile_gpu::Gpu`] as any other.
+#![deny(unsafe_code)]
+
+mod admin;
+mod area;
+mod bus;
+mod clock;
+mod device;
+pub mod fake;
+pub mod kernel;
+mod pages;
+mod sys;
+mod tenants;
+#[cfg(test)]
+mod tests;
+pub mod user;
+
+pub use bus::{Bus, BusError, Region, RegionFile};
+pub use device::{StartError, VfioGpu};

@@ -1,0 +1,89 @@
+//! Doorbell pages of one tenant: a run of the device's, which are laid into its guest.
+
+use std::fs::File;
+
+use turnstile_vmm::gate::{PageWords, SharedPages};
+
+use turnstile_gpu::Doorbells;
+
+/// The pages as the mediator maps them.
+#[derive(Debug)]
+pub(super) struct DevicePages(pub(super) SharedPages);
+
+impl Doorbells for DevicePages {
+    fn put(&self, channel: u32) -> u32 {
+        self.0.load(channel)
+    }
+
+    /// Nothing: the device sets the page of a channel that it opens.
+    fn clear(&self, _: u32) {}
+
+    fn file(&self) -> Option<&File> {
+        Some(self.0.file())
+    }
+
+    fn offset(&self) -> u64 {
+        self.0.offset()
+    }
+}
+
+/// Which runs of pages are whose.
+#[derive(Debug)]
+pub(super) struct Runs {
+    /// First page and number, in order.
+    taken: Vec<(u32, u32)>,
+    pages: u32,
+}
+
+impl Runs {
+    /// So many pages, all free.
+    pub(super) fn new(pages: u32) -> Self {
+        Self {
+            taken: Vec::new(),
+            pages,
+        }
+    }
+
+    /// Takes a run: the first gap that has room.
+    pub(super) fn take(&mut self, count: u32) -> Option<u32> {
+        let mut first = 0;
+        let gap = self.taken.iter().position(|(begin, length)| {
+            let fits = begin - first >= count;
+            if !fits {
+                first = begin + length;
+            }
+            fits
+        });
+        if count == 0 || (gap.is_none() && self.pages - first < count) {
+            return None;
+        }
+        let at = gap.unwrap_or(self.taken.len());
+        self.taken.insert(at, (first, count));
+        Some(first)
+    }
+
+    /// Gives a run back.
+    pub(super) fn give_back(&mut self, first: u32) {
+        self.taken.retain(|(begin, _)| *begin != first);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_do_not_overlap_and_come_back() {
+        let mut runs = Runs::new(10);
+        assert_eq!(runs.take(4), Some(0));
+        assert_eq!(runs.take(4), Some(4));
+        assert_eq!(runs.take(4), None);
+        assert_eq!(runs.take(2), Some(8));
+        runs.give_back(4);
+        assert_eq!(runs.take(5), None);
+        assert_eq!(runs.take(3), Some(4));
+        assert_eq!(runs.take(1), Some(7));
+        assert_eq!(runs.take(1), None);
+        assert_eq!(Runs::new(3).take(0), None);
+    }
+}

@@ -1,0 +1,204 @@
+//! What the mediator keeps of each tenant: its pages, its memory's addresses, its vectors.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use turnstile_abi::physical::{PAGES, VECTORS};
+use turnstile_abi::{CHUNK_BYTES, ErrorCode};
+use turnstile_accounting::TenantId;
+use vm_memory::GuestMemoryBackend;
+
+use super::bus::{Bus, BusError};
+use super::pages::Runs;
+use turnstile_gpu::layout::Layout;
+use turnstile_gpu::{GuestMemory, Refusal, TenantResources};
+
+/// Addresses for the device, in chunks: up to what the narrowest common IOMMU has, 39 bits, less where they begin.
+const IOVA_CHUNKS: usize = ((1 << 39) - turnstile_abi::GPU_VA_BASE as usize) / CHUNK_BYTES as usize;
+/// Windows of all tenants at most.
+const WINDOWS_MAX: usize = 4096;
+
+/// A tenant.
+#[derive(Debug)]
+pub(super) struct Tenant {
+    /// First doorbell page.
+    pub(super) first: u32,
+    /// Its channels that are open.
+    pub(super) open: BTreeSet<u32>,
+    /// The device's vector for each of its own.
+    vectors: BTreeMap<u16, u16>,
+    eventfds: Vec<OwnedFd>,
+}
+
+/// A tenant's memory as the device reaches it. The memory is kept for as long.
+#[derive(Debug)]
+pub(super) struct Windows {
+    /// gpa, address, bytes.
+    pub(super) list: Vec<[u64; 3]>,
+    _guest: Arc<GuestMemory>,
+}
+
+/// All tenants, and what is left for others.
+#[derive(Debug)]
+pub(super) struct Tenants {
+    pub(super) known: BTreeMap<TenantId, Tenant>,
+    windows: BTreeMap<TenantId, Windows>,
+    /// Pages promised to tenants that are about to come.
+    promised: BTreeMap<TenantId, u32>,
+    runs: Runs,
+    iovas: Layout,
+    vectors: Vec<u16>,
+}
+
+impl Tenants {
+    pub(super) fn new() -> Self {
+        Self {
+            known: BTreeMap::new(),
+            windows: BTreeMap::new(),
+            promised: BTreeMap::new(),
+            runs: Runs::new(PAGES),
+            iovas: Layout::new(IOVA_CHUNKS, WINDOWS_MAX),
+            vectors: (0..VECTORS).rev().collect(),
+        }
+    }
+
+    pub(super) fn tenant(&mut self, tenant: TenantId) -> Result<&mut Tenant, Refusal> {
+        self.known.get_mut(&tenant).ok_or_else(|| Refusal {
+            code: ErrorCode::BadArgument,
+            detail: format!("{tenant} has no context"),
+        })
+    }
+
+    /// Promises doorbell pages; returns the first.
+    pub(super) fn promise(&mut self, tenant: TenantId, count: u32) -> Result<u32, Refusal> {
+        if self.promised.contains_key(&tenant) || self.known.contains_key(&tenant) {
+            return Err(ErrorCode::BadArgument.into());
+        }
+        let first = self.runs.take(count).ok_or_else(|| Refusal {
+            code: ErrorCode::HostLimit,
+            detail: format!("the GPU has no {count} doorbell pages left in a row"),
+        })?;
+        self.promised.insert(tenant, first);
+        Ok(first)
+    }
+
+    /// The pages that were promised.
+    pub(super) fn promised(&self, tenant: TenantId) -> Result<u32, Refusal> {
+        self.promised.get(&tenant).copied().ok_or_else(|| Refusal {
+            code: ErrorCode::BadArgument,
+            detail: format!("{tenant} was promised no doorbell pages"),
+        })
+    }
+
+    /// Finds addresses for a tenant's memory.
+    pub(super) fn place(
+        &mut self,
+        tenant: TenantId,
+        guest: &Arc<GuestMemory>,
+    ) -> Result<Vec<[u64; 3]>, Refusal> {
+        let mut list = Vec::new();
+        for region in guest.now().iter() {
+            use vm_memory::GuestMemoryRegion;
+            let bytes = region.len();
+            let pages = match self.iovas.find(bytes) {
+                Ok(pages) => pages,
+                Err(code) => {
+                    self.forget(&list);
+                    return Err(code.into());
+                }
+            };
+            let given = self.iovas.insert(&pages);
+            list.push([region.start_addr().0, given.va, bytes]);
+        }
+        let windows = Windows {
+            list: list.clone(),
+            _guest: guest.clone(),
+        };
+        self.windows.insert(tenant, windows);
+        Ok(list)
+    }
+
+    fn forget(&mut self, windows: &[[u64; 3]]) {
+        for [_, iova, _] in windows {
+            // It was given by `place`.
+            let _ = self.iovas.remove(*iova);
+        }
+    }
+
+    /// Takes a tenant in that the device has taken in.
+    pub(super) fn insert(&mut self, id: TenantId, first: u32, resources: &TenantResources) {
+        self.promised.remove(&id);
+        let eventfds = resources.interrupts.descriptors();
+        let tenant = Tenant {
+            first,
+            open: BTreeSet::new(),
+            vectors: BTreeMap::new(),
+            // A VM without vectors polls.
+            eventfds: eventfds.unwrap_or_default(),
+        };
+        self.known.insert(id, tenant);
+    }
+
+    /// The device's vector that raises the tenant's `vector`; connects one if there is none yet.
+    pub(super) fn vector(
+        &mut self,
+        bus: &dyn Bus,
+        id: TenantId,
+        vector: u16,
+    ) -> Result<u16, Refusal> {
+        let tenant = self.tenant(id)?;
+        if let Some(known) = tenant.vectors.get(&vector) {
+            return Ok(*known);
+        }
+        if usize::from(vector) >= tenant.eventfds.len() {
+            // It stays silent, as one that the VM does not have.
+            return Ok(u16::MAX);
+        }
+        let device = self.vectors.pop().ok_or_else(|| Refusal {
+            code: ErrorCode::HostLimit,
+            detail: "the GPU's interrupt vectors are used up".into(),
+        })?;
+        let tenant = self.known.get_mut(&id);
+        let connected = tenant.map(|tenant| {
+            let eventfd = tenant.eventfds[usize::from(vector)].as_fd();
+            let connected = bus.connect(device, Some(eventfd));
+            connected.map(|()| tenant.vectors.insert(vector, device))
+        });
+        match connected {
+            Some(Ok(_)) => Ok(device),
+            failed => {
+                self.vectors.push(device);
+                Err(failed.and_then(Result::err).map_or_else(
+                    || ErrorCode::BadArgument.into(),
+                    |error: BusError| error.into(),
+                ))
+            }
+        }
+    }
+
+    /// Forgets a tenant that the device has forgotten: its vectors are disconnected. Its memory is to be unmapped.
+    pub(super) fn remove(&mut self, bus: &dyn Bus, id: TenantId) -> Option<Windows> {
+        let promised = self.promised.remove(&id);
+        let tenant = self.known.remove(&id);
+        let first = promised.or(tenant.as_ref().map(|tenant| tenant.first));
+        if let Some(first) = first {
+            self.runs.give_back(first);
+        }
+        for device in tenant
+            .into_iter()
+            .flat_map(|tenant| tenant.vectors.into_values())
+        {
+            // One that could not be disconnected is never used again.
+            if bus.connect(device, None).is_ok() {
+                self.vectors.push(device);
+            }
+        }
+        self.windows.remove(&id)
+    }
+
+    /// Addresses are free again: nothing is mapped there.
+    pub(super) fn unplace(&mut self, windows: &Windows) {
+        self.forget(&windows.list);
+    }
+}
