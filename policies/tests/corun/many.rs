@@ -1,0 +1,52 @@
+//! Sixteen tenants, and eight programs at once.
+
+use crate::pairs::{EIGHT, least, no_failures, owed};
+use crate::sim::{Program, SEC, native, program};
+
+fn tenants(count: usize, mix: &[&'static str]) -> Vec<Program> {
+    (0..count)
+        .map(|index| program(mix[index % mix.len()]))
+        .collect()
+}
+
+#[test]
+fn sixteen_tenants_that_saturate_have_their_part() {
+    let mut failures = Vec::new();
+    let mixes: [&[&'static str]; 3] = [&["50us"], &["2ms-deep"], &["50us", "50ms"]];
+    for mix in mixes {
+        let outcome = owed(&tenants(16, mix), 30 * SEC);
+        let parts = [1.0 / 16.0; 16];
+        let progress = least(&outcome.progress, &parts);
+        let worst = least(&outcome.worst_2s, &parts);
+        let hold = outcome.longest_hold.iter().max();
+        println!("16 x {mix:?}: least {progress:.2}, worst 2 s {worst:.2}, longest hold {hold:?}");
+        if progress < 0.9 || worst < 0.75 {
+            failures.push(format!("{mix:?}: {progress:.2} {worst:.2}"));
+        }
+    }
+    no_failures(failures);
+}
+
+#[test]
+fn sixteen_of_four_kinds_have_their_part() {
+    let outcome = owed(
+        &tenants(16, &["50us", "2ms-deep", "decode", "train"]),
+        30 * SEC,
+    );
+    let progress = least(&outcome.progress, &[1.0 / 16.0; 16]);
+    println!(
+        "16 of four kinds: least {progress:.2}, sum {:.2}",
+        outcome.sum()
+    );
+    assert!(progress >= 0.9, "{outcome:?}");
+}
+
+#[test]
+fn eight_programs_fit_together_as_natively() {
+    let programs = tenants(8, &EIGHT);
+    let (outcome, native) = (owed(&programs, 30 * SEC), native(&programs));
+    let progress = least(&outcome.progress, &[0.125; 8]);
+    let ratio = outcome.sum() / native.sum();
+    println!("eight programs: least {progress:.2}, sum over native's {ratio:.3}");
+    assert!(progress >= 0.9 && ratio >= 0.97, "{outcome:?} {native:?}");
+}
