@@ -1,7 +1,7 @@
 //! Sixteen tenants, and eight programs at once.
 
 use crate::pairs::{EIGHT, least, no_failures, owed};
-use crate::sim::{Program, SEC, native, program};
+use crate::sim::{MS, Program, SEC, native, program};
 
 fn tenants(count: usize, mix: &[&'static str]) -> Vec<Program> {
     (0..count)
@@ -20,7 +20,8 @@ fn sixteen_tenants_that_saturate_have_their_part() {
         let worst = least(&outcome.worst_2s, &parts);
         let hold = outcome.longest_hold.iter().max();
         println!("16 x {mix:?}: least {progress:.2}, worst 2 s {worst:.2}, longest hold {hold:?}");
-        if progress < 0.9 || worst < 0.75 {
+        let held = hold.is_some_and(|hold| *hold > 700 * MS);
+        if progress < 0.9 || worst < 0.75 || held {
             failures.push(format!("{mix:?}: {progress:.2} {worst:.2}"));
         }
     }
@@ -49,4 +50,17 @@ fn eight_programs_fit_together_as_natively() {
     let ratio = outcome.sum() / native.sum();
     println!("eight programs: least {progress:.2}, sum over native's {ratio:.3}");
     assert!(progress >= 0.9 && ratio >= 0.97, "{outcome:?} {native:?}");
+}
+
+/// Beside one program that launches and waits the latency is the hardware's. Beside four and more
+/// own turns go round, and the inference is held like all others: its latency is printed only.
+#[test]
+fn inference_beside_launches_that_wait() {
+    for count in [1, 4, 8] {
+        let programs = [tenants(1, &["infer"]), tenants(count, &["50us"])].concat();
+        let (outcome, native) = (owed(&programs, 30 * SEC), native(&programs));
+        let (ours, theirs) = (outcome.p99_ms[0], native.p99_ms[0]);
+        println!("inference beside {count} x 50us: p99 {ours:.1} ms, natively {theirs:.1} ms");
+        assert!(count > 1 || ours <= 1.2 * theirs, "{outcome:?} {native:?}");
+    }
 }
