@@ -39,7 +39,7 @@ impl Quota {
 
     /// `used` was used.
     pub(crate) fn charge(&mut self, used: Nanos) {
-        self.used += used;
+        self.used = Nanos(self.used.0.saturating_add(used.0));
     }
 
     /// Time passed until `now`.
@@ -56,7 +56,7 @@ impl Quota {
     /// When the quota has something left again, if nothing more is used.
     pub(crate) fn renews_at(&self) -> Moment {
         let over = self.used.saturating_sub(self.cap.quota_ns());
-        let periods = over.0 / self.cap.quota_ns().0 + 1;
+        let periods = (over.0 / self.cap.quota_ns().0).saturating_add(1);
         let until = periods.saturating_mul(self.cap.period_ns().0);
         Moment(
             self.at

@@ -15,6 +15,9 @@
 //! - `dfq-literal`: the same as the LoGA paper prints it, for comparison;
 //! - `slices`: fair queuing in exclusive slices, for GPUs on which a switch between tenants is dear.
 //!
+//! [`Owed`] is the rule of hardware that slices by itself. It has no row: it takes looks instead of
+//! events, and gives time slices besides holds.
+//!
 //! One period of a mediator:
 //!
 //! ```
@@ -53,6 +56,7 @@ mod dfq;
 mod dfq_literal;
 mod member;
 mod none;
+mod owed;
 mod params;
 mod policy;
 mod roster;
@@ -63,6 +67,7 @@ mod virtual_time;
 pub use dfq::Dfq;
 pub use dfq_literal::DfqLiteral;
 pub use none::AdmitAll;
+pub use owed::{LOOK_INTERVAL, Measured, Orders, Owed, Reading, Seen, Standing, TenantOrder};
 pub use params::{Cap, Membership, ParamsError, TenantParams, Weight};
 pub use policy::{
     Basis, Decision, EngineEvent, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision,

@@ -67,7 +67,11 @@ pub const DECISION_PERIOD_NS: Nanos = Nanos::from_ms(1);
 /// The policy of a GPU for which none was chosen.
 pub const DEFAULT_POLICY: &str = "dfq";
 
-/// Every policy there is.
+/// Every policy of channel hardware.
+///
+/// The rule of hardware that slices by itself is [`crate::Owed`]. It has no row, as it is no
+/// [`Policy`]: it takes looks instead of events, and gives time slices besides holds. The core of
+/// such a GPU makes it with [`crate::Owed::new`].
 pub const POLICIES: &[PolicyRow] = &[
     PolicyRow {
         name: "none",

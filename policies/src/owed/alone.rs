@@ -1,0 +1,199 @@
+//! What a node would work if it were alone: learnt in own turns, slowly forgotten, doubted when
+//! its load changes.
+//!
+//! In: what own turns measured, and each half second what the node worked. Out: `Node::alone`.
+//! Called by `settle.rs`.
+
+use super::fraction::Fraction;
+use super::node::Node;
+use turnstile_accounting::Nanos;
+
+/// `alone` grows by itself in this time, so that it is measured again when it matters.
+/// SOURCE: simulation `lab corun`.
+const FORGET_TIME: Nanos = Nanos::from_ms(60_000);
+/// Above this `alone` is a first guess, and a measurement replaces most of it.
+/// SOURCE: simulation `lab corun`.
+const GUESS: Fraction = Fraction::percent(95);
+/// Step towards the first measurement. SOURCE: simulation `lab corun`.
+const FIRST_STEP: Fraction = Fraction::percent(70);
+/// Step towards each later measurement. SOURCE: simulation `lab corun`.
+const STEP: Fraction = Fraction::percent(30);
+/// The least `alone` of a node that worked: less could not grow again between two looks.
+const ALONE_MIN_PPM: u64 = 2;
+/// Loads are judged over this time. SOURCE: simulation `lab corun`.
+pub(crate) const LOAD_WINDOW: Nanos = Nanos::from_ms(500);
+/// A change of less than this is none: half a hundredth of the engine.
+/// SOURCE: simulation `lab corun`.
+const RATE_NOISE_PERMILLE: u64 = 5;
+/// Step of the usual rate towards that of a window. SOURCE: simulation `lab corun`.
+const USUAL_STEP: Fraction = Fraction::percent(20);
+
+/// What an own turn measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Alone {
+    /// It worked this fraction of the time.
+    Works(Fraction),
+    /// It had the engine and never worked.
+    OnlyWaits,
+}
+
+/// What a node works in windows in which all tenants run together.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Load {
+    /// None while no window counted.
+    usual: Option<Fraction>,
+    /// In the window that is open.
+    worked: Nanos,
+    /// In the window that is open: time with work, but not resident.
+    pub(crate) waited: Nanos,
+}
+
+/// A window of [`LOAD_WINDOW`] that has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub(crate) length: Nanos,
+    /// Own turns took so little of it that loads can be compared.
+    pub(crate) calm: bool,
+}
+
+impl Load {
+    pub(crate) fn add(&mut self, worked: Nanos, waited: Nanos) {
+        self.worked = Nanos(self.worked.0.saturating_add(worked.0));
+        self.waited = Nanos(self.waited.0.saturating_add(waited.0));
+    }
+
+    /// Drops the window that is open.
+    pub(crate) fn restart(&mut self) {
+        (self.worked, self.waited) = (Nanos::ZERO, Nanos::ZERO);
+    }
+
+    /// Ends the window; returns whether the load has changed, or was harmed.
+    fn close(&mut self, window: Window, judged: bool) -> bool {
+        let rate = Fraction::ratio(self.worked.0, window.length.0);
+        let waits = self.waited.0.saturating_mul(2) > window.length.0;
+        self.restart();
+        if !window.calm {
+            self.usual = None;
+            return false;
+        }
+        let Some(usual) = self.usual else {
+            self.usual = Some(rate);
+            return false;
+        };
+        let noise = Fraction::ratio(RATE_NOISE_PERMILLE, 1_000);
+        let fell = rate.plus(noise) < usual.times(Fraction::percent(50));
+        let rose = rate > usual.plus(usual).plus(noise);
+        let changed = judged && waits && (fell || rose);
+        self.usual = Some(if changed {
+            rate
+        } else {
+            usual.toward(rate, USUAL_STEP)
+        });
+        changed
+    }
+}
+
+impl Node {
+    /// Lets `alone` grow for `length`.
+    pub(crate) fn forget_alone(&mut self, length: Nanos) {
+        let growth = Fraction::ratio(length.0, FORGET_TIME.0);
+        let grown = self.alone.plus(self.alone.times(growth));
+        self.alone = grown.min(Fraction::ONE);
+    }
+
+    /// Takes in what an own turn measured.
+    pub(crate) fn learn(&mut self, measured: Alone) {
+        self.alone = match measured {
+            Alone::OnlyWaits => Fraction::ZERO,
+            Alone::Works(rate) => {
+                let step = if self.alone > GUESS { FIRST_STEP } else { STEP };
+                let alone = self.alone.toward(rate.min(Fraction::ONE), step);
+                alone.max(Fraction::ratio(ALONE_MIN_PPM, 1_000_000))
+            }
+        };
+    }
+
+    /// Ends a window of its load. After a change it is taken to saturate until it is measured.
+    pub(crate) fn close_window(&mut self, window: Window) {
+        let judged = !self.is_capped();
+        if self.load.close(window, judged) {
+            self.alone = Fraction::ONE;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Nanos = Nanos::from_ms(1_000);
+
+    fn half() -> Fraction {
+        Fraction::percent(50)
+    }
+
+    fn window(node: &mut Node, worked_ms: u64, waited_ms: u64, calm: bool) {
+        node.load
+            .add(Nanos::from_ms(worked_ms), Nanos::from_ms(waited_ms));
+        node.close_window(Window {
+            length: LOAD_WINDOW,
+            calm,
+        });
+    }
+
+    #[test]
+    fn the_first_measurement_counts_most_and_is_slowly_forgotten() {
+        let mut node = Node::new(0, None);
+        node.learn(Alone::Works(half()));
+        assert_eq!(node.alone.permille(), 650);
+        node.learn(Alone::Works(half()));
+        assert_eq!(node.alone.permille(), 605);
+        (0..60).for_each(|_| node.forget_alone(SECOND));
+        assert_eq!(node.alone, Fraction::ONE);
+        node.learn(Alone::Works(Fraction::ratio(3, 1)));
+        assert_eq!(node.alone, Fraction::ONE);
+    }
+
+    #[test]
+    fn a_node_that_worked_is_never_taken_to_wait_only() {
+        let mut node = Node::new(0, None);
+        (0..200).for_each(|_| node.learn(Alone::Works(Fraction::ZERO)));
+        assert!(node.alone > Fraction::ZERO);
+        let least = node.alone;
+        node.forget_alone(Nanos::from_ms(1));
+        assert!(node.alone > least, "and it is forgotten");
+        node.learn(Alone::OnlyWaits);
+        node.forget_alone(SECOND);
+        assert_eq!(node.alone, Fraction::ZERO);
+    }
+
+    #[test]
+    fn a_load_that_changes_while_it_waits_is_measured_anew() {
+        for (worked_ms, waited_ms, calm, anew) in [
+            (40, 400, true, true),
+            (250, 400, true, true),
+            (60, 400, true, false),
+            (180, 400, true, false),
+            (40, 100, true, false),
+            (40, 400, false, false),
+        ] {
+            let mut node = Node::new(0, None);
+            node.learn(Alone::Works(half()));
+            window(&mut node, 100, 0, true);
+            window(&mut node, worked_ms, waited_ms, calm);
+            assert_eq!(node.alone == Fraction::ONE, anew, "{worked_ms} {waited_ms}");
+        }
+    }
+
+    #[test]
+    fn no_load_is_judged_by_a_window_of_own_turns() {
+        let mut node = Node::new(0, None);
+        node.learn(Alone::Works(half()));
+        window(&mut node, 100, 0, true);
+        window(&mut node, 100, 0, false);
+        window(&mut node, 10, 400, true);
+        assert_ne!(node.alone, Fraction::ONE, "there was no usual rate");
+        window(&mut node, 100, 400, true);
+        assert_eq!(node.alone, Fraction::ONE, "ten times the usual");
+    }
+}

@@ -1,0 +1,331 @@
+//! Disengaged fair queuing on hardware that slices by itself: the rule of NVIDIA GPUs.
+//!
+//! In: at each look the state of each tenant ([`Seen`]) and what it worked since the look before
+//! ([`Reading`]). Out: for each tenant whether it is held and its time slice, and when the next
+//! look is due ([`Orders`]). The hardware shares the engine in time slices between looks, and the
+//! mediator is not involved.
+//!
+//! All tenants run together. A *node* is an account or a tenant. Each node is *owed* its part of
+//! what it would work if it were *alone*, less what it worked. A node that is owed a turn's length
+//! has an *own turn*: the other tenants are held for 20 ms. The second half of an own turn measures
+//! `alone`. The worked time of a tenant is the GPU's own reading, so nothing that a tenant writes
+//! decides for a tenant of another account.
+//!
+//! `node.rs` has what is owed, `alone.rs` what is learnt, `turn.rs` the own turn, `choose.rs` which
+//! node has it, `settle.rs` the charges, `spell.rs` when owed time is void.
+//!
+//! # Invariants
+//! - *Bounded*: a node is owed at most 3 units of 4 to 20 ms, and has at most one turn in advance.
+//! - *One own turn* runs at most.
+//! - *Work conserving but for looks*: a tenant is held only in an own turn of another, or by a cap.
+//!   An own turn of a tenant without work ends at the next look, at most 10 ms later.
+//! - *Let in again*: own turns that take most of the time end after 60 s, and owed time is void.
+//! - *Charge what worked*: time that is not known is neither owed nor charged.
+//!
+//! Called by the core of a GPU that slices by itself, from one thread. This rule is no
+//! [`crate::Policy`]: that one decides by the events of a dispatcher that the mediator holds.
+
+mod account;
+mod alone;
+mod choose;
+mod fraction;
+mod look;
+mod node;
+mod orders;
+mod settle;
+mod slices;
+mod spell;
+mod target;
+mod turn;
+
+use crate::params::{Cap, Membership, TenantParams, Weight};
+use crate::policy::PolicyError;
+use crate::table::Tuning;
+use account::{Account, Tenant, set_quota};
+use choose::Ending;
+pub use look::{Measured, Orders, Reading, Seen, Standing, TenantOrder};
+use settle::{LoadWindow, Past};
+use spell::Spell;
+use std::collections::{BTreeMap, VecDeque};
+use target::Credit;
+use turn::{Holder, Turns};
+use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
+
+/// Longest time between two looks. SOURCE: simulation `lab corun`.
+pub const LOOK_INTERVAL: Nanos = Nanos::from_ms(20);
+/// Tenants run together, and a tenant that is owed a turn has one.
+#[derive(Debug)]
+pub struct Owed {
+    accounts: BTreeMap<AccountId, Account>,
+    owners: BTreeMap<TenantId, AccountId>,
+    turns: Turns,
+    spell: Spell,
+    /// Time up to looks of which the readings are not known yet.
+    past: VecDeque<Past>,
+    /// The look up to which all readings are known.
+    settled: Moment,
+    /// Age of the last readings when they came.
+    lag: Nanos,
+    window: LoadWindow,
+    /// The last look; none before the first.
+    looked_at: Option<Moment>,
+    orders: Orders,
+}
+
+impl Owed {
+    /// A rule without tenants. It has no tunable constants of its own yet.
+    pub fn new(_tuning: &Tuning) -> Self {
+        Self {
+            accounts: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            turns: Turns::default(),
+            spell: Spell::default(),
+            past: VecDeque::new(),
+            settled: Moment(0),
+            lag: Nanos::ZERO,
+            window: LoadWindow::default(),
+            looked_at: None,
+            orders: Orders::default(),
+        }
+    }
+
+    /// Sets weight and cap of an account, present or to come.
+    pub fn set_account(&mut self, id: AccountId, params: TenantParams) {
+        let now = self.now();
+        let account = self.accounts.entry(id).or_insert_with(Account::new);
+        account.weight = params.weight;
+        set_quota(&mut account.node, params.cap, now);
+    }
+
+    /// A tenant appears in its account. A name that its account knows goes on where it left.
+    /// Returns what holds for it until the next look.
+    ///
+    /// # Errors
+    /// If it is known.
+    pub fn add(
+        &mut self,
+        id: TenantId,
+        membership: Membership<'_>,
+        params: TenantParams,
+        now: Moment,
+    ) -> Result<TenantOrder, PolicyError> {
+        if self.owners.contains_key(&id) {
+            return Err(PolicyError::Known(id));
+        }
+        let now = now.max(self.now());
+        let account = self.accounts.entry(membership.account);
+        let account = account.or_insert_with(Account::new);
+        account.add(id, membership.name.into(), params, now);
+        self.owners.insert(id, membership.account);
+        Ok(self.order_of_new(id, now))
+    }
+
+    /// A tenant leaves. What it is owed stays under its name; its last readings are still charged.
+    /// Its id is known until then.
+    ///
+    /// # Errors
+    /// If it is unknown.
+    pub fn remove(&mut self, id: TenantId, now: Moment) -> Result<(), PolicyError> {
+        self.tenant(id)?;
+        let now = now.max(self.now());
+        if let Some(account) = self.account_of(id) {
+            account.leave(id, now);
+        }
+        Ok(())
+    }
+
+    /// Drops what is kept under a name of an account.
+    pub fn forget_name(&mut self, account: AccountId, name: &str) {
+        if let Some(account) = self.accounts.get_mut(&account) {
+            account.forget_name(name);
+        }
+    }
+
+    /// From now on its share of its account is this one.
+    ///
+    /// # Errors
+    /// If it is unknown.
+    pub fn set_weight(&mut self, id: TenantId, weight: Weight) -> Result<(), PolicyError> {
+        self.tenant(id)?.weight = weight;
+        Ok(())
+    }
+
+    /// From now on its limit is this one; `None` lifts it. A new cap begins with an unused quota.
+    ///
+    /// # Errors
+    /// If it is unknown.
+    pub fn set_cap(&mut self, id: TenantId, cap: Option<Cap>) -> Result<(), PolicyError> {
+        let now = self.now();
+        set_quota(&mut self.tenant(id)?.node, cap, now);
+        Ok(())
+    }
+
+    /// From now on it has a latency target, or none.
+    ///
+    /// # Errors
+    /// If it is unknown.
+    pub fn set_target(&mut self, id: TenantId, target: bool) -> Result<(), PolicyError> {
+        let tenant = self.tenant(id)?;
+        tenant.credit = match tenant.credit {
+            Some(credit) if target => Some(credit),
+            _ => target.then(Credit::new),
+        };
+        Ok(())
+    }
+
+    /// What is kept of a tenant; none if it is unknown.
+    pub fn standing(&self, id: TenantId) -> Option<Standing> {
+        let account_id = *self.owners.get(&id)?;
+        let tenant = self.accounts.get(&account_id)?.tenants.get(&id)?;
+        Some(Standing {
+            owed_ns: tenant.node.owed,
+            alone_permille: tenant.node.alone.permille(),
+            own_turn: self
+                .turns
+                .holder()
+                .is_some_and(|h| h.admits(account_id, id)),
+        })
+    }
+
+    /// What holds until the next look.
+    pub const fn orders(&self) -> &Orders {
+        &self.orders
+    }
+
+    /// When the next look is due. A look may be earlier; one that is late decides late.
+    pub const fn next_look(&self) -> Moment {
+        self.orders.next_look
+    }
+
+    /// Looks at the engine. `measured` has what became known since the last look, in order of time.
+    ///
+    /// A look that is earlier than the last one counts as at the same time.
+    pub fn look(&mut self, now: Moment, seen: &[Seen], measured: &[Measured<'_>]) -> &Orders {
+        let last = self.looked_at.unwrap_or(now);
+        let now = now.max(last);
+        self.looked_at = Some(now);
+        self.see(now, seen);
+        if now > last {
+            self.note_past(last, now);
+        }
+        let unknown = self.settle(now, measured);
+        self.renew_quotas(now);
+        let in_turn = self.turns.current().is_some();
+        self.end_turn(now, unknown);
+        if self.spell.pass(now, now.since(last), in_turn) {
+            self.void();
+        }
+        if !unknown
+            && self.turns.current().is_none()
+            && let Some(holder) = self.choose()
+        {
+            self.turns.begin(holder, now, self.turn_length());
+        }
+        self.give_orders(now);
+        self.retire(now);
+        &self.orders
+    }
+
+    fn now(&self) -> Moment {
+        self.looked_at.unwrap_or(Moment(0))
+    }
+
+    fn account_of(&mut self, tenant: TenantId) -> Option<&mut Account> {
+        let account = self.owners.get(&tenant)?;
+        self.accounts.get_mut(account)
+    }
+
+    fn tenant(&mut self, id: TenantId) -> Result<&mut Tenant, PolicyError> {
+        let account = self.account_of(id);
+        let tenant = account.and_then(|account| account.tenants.get_mut(&id));
+        let connected = tenant.filter(|tenant| tenant.is_connected());
+        connected.ok_or(PolicyError::Unknown(id))
+    }
+
+    /// Takes in the state of all tenants, and divides the engine among those that take part.
+    fn see(&mut self, now: Moment, seen: &[Seen]) {
+        let seen: BTreeMap<TenantId, &Seen> = seen.iter().map(|seen| (seen.tenant, seen)).collect();
+        for (id, account) in &self.owners {
+            if let Some(account) = self.accounts.get_mut(account) {
+                let state = seen.get(id).map(|seen| (seen.has_work, seen.idle));
+                account.see(*id, state, now);
+            }
+        }
+        let weight = |account: &Account| u64::from(account.weight.get());
+        let live = self.accounts.values().filter(|account| account.live() > 0);
+        let all: u64 = live.map(weight).sum();
+        for account in self.accounts.values_mut() {
+            let own = if account.live() > 0 {
+                weight(account)
+            } else {
+                0
+            };
+            account.divide(all.saturating_sub(own));
+        }
+    }
+
+    fn renew_quotas(&mut self, now: Moment) {
+        for account in self.accounts.values_mut() {
+            let tenants = account.tenants.values_mut().map(|tenant| &mut tenant.node);
+            for node in tenants.chain([&mut account.node]) {
+                if let Some(quota) = &mut node.quota {
+                    quota.advance_to(now);
+                }
+            }
+        }
+    }
+
+    /// Ends the own turn, or its first half, if that is due at this look.
+    fn end_turn(&mut self, now: Moment, unknown: bool) {
+        let Some(turn) = self.turns.current() else {
+            return;
+        };
+        let (holder, half) = (turn.holder, turn.is_half_over(now));
+        let ending = self.ending(turn, now);
+        if half {
+            self.turns.half(now);
+        }
+        if unknown {
+            self.turns.cut();
+        } else if let Some(ending) = ending {
+            self.turns.end(now, ending == Ending::Rested);
+        } else {
+            return;
+        }
+        if let Some(account) = self.accounts.get_mut(&holder.account()) {
+            match holder {
+                Holder::Account(_) => account.node.own_turn_at = Some(now),
+                Holder::Tenant(_, id) => {
+                    if let Some(tenant) = account.tenants.get_mut(&id) {
+                        tenant.node.own_turn_at = Some(now);
+                    }
+                }
+            }
+        }
+        self.learn_alone();
+    }
+
+    /// All owed time is void, and no own turn runs.
+    fn void(&mut self) {
+        self.turns.cut();
+        for account in self.accounts.values_mut() {
+            let tenants = account.tenants.values_mut().map(|tenant| &mut tenant.node);
+            for node in tenants.chain([&mut account.node]) {
+                node.owed = node.owed.min(0);
+            }
+        }
+    }
+
+    /// Removes tenants that left, once their readings are known.
+    fn retire(&mut self, now: Moment) {
+        for account in self.accounts.values_mut() {
+            account.note_least(now);
+            for id in account.retire(self.settled) {
+                self.owners.remove(&id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

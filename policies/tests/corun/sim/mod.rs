@@ -1,0 +1,46 @@
+//! One engine with the hardware's time slices, the programs on it, and the mediator that looks.
+//!
+//! `programs.rs` has what programs do, `engine.rs` the engine, `host.rs` their hosts, `mediator.rs`
+//! what drives the rule, `outcome.rs` what is measured of a run.
+
+mod engine;
+mod host;
+mod mediator;
+mod outcome;
+mod programs;
+
+pub(crate) use engine::Sim;
+pub(crate) use mediator::{Mediator, Silence, Sources};
+pub(crate) use outcome::{Outcome, alone, native, observe};
+pub(crate) use programs::{Program, program};
+
+/// Nanoseconds of the model.
+pub(crate) type Ns = i64;
+pub(crate) const US: Ns = 1_000;
+pub(crate) const MS: Ns = 1_000_000;
+pub(crate) const SEC: Ns = 1_000_000_000;
+/// Later than any run.
+pub(crate) const NEVER: Ns = i64::MAX / 4;
+
+/// A seeded generator (xorshift).
+#[derive(Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed * 7_919 + 88_172_645_463_325_252)
+    }
+
+    /// From zero up to one.
+    pub(crate) fn uniform(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Around zero with a deviation of one.
+    pub(crate) fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
+    }
+}

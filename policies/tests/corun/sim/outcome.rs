@@ -1,0 +1,138 @@
+//! What is measured of a run: progress against being alone, worst windows, latencies.
+
+use super::engine::{BIN, Looks, Native};
+use super::{MS, Ns, Program, SEC, Sim, program};
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+/// The figures of a run, by tenant unless noted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcome {
+    /// Rate over rate alone; for an open loop median latency alone over median latency.
+    pub(crate) progress: Vec<f64>,
+    /// 99th percentile of a step, in milliseconds.
+    pub(crate) p99_ms: Vec<f64>,
+    /// Resident time, as a fraction of the engine's.
+    pub(crate) resident: Vec<f64>,
+    pub(crate) worked: Vec<f64>,
+    /// Worked time in the worst 2 s over that alone.
+    pub(crate) worst_2s: Vec<f64>,
+    pub(crate) longest_hold: Vec<Ns>,
+    /// Of the run.
+    pub(crate) looks_per_s: f64,
+}
+
+impl Outcome {
+    pub(crate) fn sum(&self) -> f64 {
+        self.progress.iter().sum()
+    }
+}
+
+/// The figures of a program alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Alone {
+    rate: f64,
+    p50_ms: f64,
+    pub(crate) p99_ms: f64,
+    pub(crate) worked: f64,
+}
+
+thread_local! {
+    static ALONE: RefCell<HashMap<&'static str, Alone>> = RefCell::default();
+}
+
+fn percentile_ms(sorted: &[Ns], percentile: f64) -> f64 {
+    let last = sorted.len().saturating_sub(1);
+    let index = (last as f64 * percentile).round() as usize;
+    sorted
+        .get(index)
+        .map_or(f64::NAN, |&length| length as f64 / MS as f64)
+}
+
+fn sorted_latencies(sim: &Sim, index: usize) -> Vec<Ns> {
+    let mut latencies = sim.groups[index].host.latencies.clone();
+    latencies.sort_unstable();
+    latencies
+}
+
+/// The program without others, for 20 s.
+pub(crate) fn alone(name: &'static str) -> Alone {
+    if let Some(known) = ALONE.with_borrow(|known| known.get(name).copied()) {
+        return known;
+    }
+    let mut sim = Sim::new(&[program(name)], 5);
+    sim.run(20 * SEC, &mut Native);
+    let latencies = sorted_latencies(&sim, 0);
+    let alone = Alone {
+        rate: sim.groups[0].host.steps as f64 / 20.0,
+        p50_ms: percentile_ms(&latencies, 0.5),
+        p99_ms: percentile_ms(&latencies, 0.99),
+        worked: sim.groups[0].worked as f64 / (20 * SEC) as f64,
+    };
+    ALONE.with_borrow_mut(|known| known.insert(name, alone));
+    alone
+}
+
+/// Runs the programs for `warm` and then `length`, and measures the latter.
+pub(crate) fn observe(
+    programs: &[Program],
+    looks: &mut dyn Looks,
+    warm: Ns,
+    length: Ns,
+    seed: u64,
+) -> Outcome {
+    let mut sim = Sim::new(programs, seed);
+    sim.run(warm, looks);
+    let groups = sim.groups.iter();
+    let before: Vec<_> = groups
+        .map(|g| (g.host.steps, g.resident, g.worked))
+        .collect();
+    for group in &mut sim.groups {
+        group.host.latencies.clear();
+        group.longest_hold = 0;
+    }
+    sim.run(warm + length, looks);
+    let mut outcome = Outcome {
+        looks_per_s: sim.looks as f64 / (warm + length) as f64 * SEC as f64,
+        ..Outcome::default()
+    };
+    for (index, (steps, resident, worked)) in before.into_iter().enumerate() {
+        let latencies = sorted_latencies(&sim, index);
+        let group = &sim.groups[index];
+        let alone = alone(group.host.program.name);
+        let rate = (group.host.steps - steps) as f64 / length as f64 * SEC as f64;
+        let latency = alone.p50_ms / percentile_ms(&latencies, 0.5);
+        let open_loop = group.host.program.is_open_loop();
+        let progress = if open_loop {
+            latency.min(1.2)
+        } else {
+            rate / alone.rate
+        };
+        outcome.progress.push(progress);
+        outcome.p99_ms.push(percentile_ms(&latencies, 0.99));
+        let fraction = |after: Ns, before: Ns| (after - before) as f64 / length as f64;
+        outcome.resident.push(fraction(group.resident, resident));
+        outcome.worked.push(fraction(group.worked, worked));
+        outcome
+            .worst_2s
+            .push(worst_2s(&group.bins, warm, warm + length) / alone.worked);
+        outcome.longest_hold.push(group.longest_hold);
+    }
+    outcome
+}
+
+/// The least worked time of 2 s, as a fraction.
+fn worst_2s(bins: &[Ns], from: Ns, to: Ns) -> f64 {
+    let wide = (2 * SEC / BIN) as usize;
+    let at = |bin: usize| bins.get(bin).copied().unwrap_or(0);
+    let (from, to) = ((from / BIN) as usize, (to / BIN) as usize);
+    let windows = (from..to.saturating_sub(wide)).map(|bin| (bin..bin + wide).map(at).sum::<Ns>());
+    windows
+        .min()
+        .map_or(0.0, |worked| worked as f64 / (2 * SEC) as f64)
+}
+
+/// The programs on the hardware alone.
+pub(crate) fn native(programs: &[Program]) -> Outcome {
+    observe(programs, &mut Native, SEC, 15 * SEC, 1)
+}
