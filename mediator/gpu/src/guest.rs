@@ -9,10 +9,11 @@ use vm_memory::{
     GuestMemoryError, GuestMemoryMmap, GuestRegionCollectionError, GuestRegionMmap,
 };
 
-/// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and written.
+/// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and
+/// written.
 ///
-/// Each access is to the memory as it is when it begins. One that has begun ends as it began, in the same VM's memory, also if that is
-/// taken away meanwhile.
+/// Each access is to the memory as it is when it begins. One that has begun ends as it began, in
+/// the same VM's memory, also if that is taken away meanwhile.
 #[derive(Debug)]
 pub struct GuestMemory {
     now: RwLock<Arc<GuestMemoryMmap<()>>>,

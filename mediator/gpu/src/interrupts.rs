@@ -1,7 +1,8 @@
 //! A VM's interrupt vectors: eventfds of its VMM.
 //!
-//! Whoever has an eventfd open can have every write to it wait, whatever was set before (O_NONBLOCK is of the open file, which all of them share),
-//! and can fill its counter. So the daemon's threads write to none: they note what is raised, and a thread of the VM's passes it on.
+//! Whoever has an eventfd open can have every write to it wait, whatever was set before (O_NONBLOCK
+//! is of the open file, which all of them share), and can fill its counter. So the daemon's threads
+//! write to none: they note what is raised, and a thread of the VM's passes it on.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -39,8 +40,8 @@ pub enum InterruptsError {
     Thread(#[source] io::Error),
 }
 
-/// One eventfd per vector; the VMM has tied each to an interrupt of its VM. Who raises writes, and may be made to wait: for a process or a thread that
-/// serves this VM alone.
+/// One eventfd per vector; the VMM has tied each to an interrupt of its VM. Who raises writes, and
+/// may be made to wait: for a process or a thread that serves this VM alone.
 #[derive(Debug)]
 pub struct EventfdInterrupts {
     vectors: Vec<File>,
@@ -70,7 +71,8 @@ impl EventfdInterrupts {
 }
 
 impl EventfdInterrupts {
-    /// The eventfds, in the order of vectors; writing to them does not block unless the VMM has it so.
+    /// The eventfds, in the order of vectors; writing to them does not block unless the VMM has it
+    /// so.
     pub fn into_files(self) -> Vec<File> {
         self.vectors
     }
@@ -79,7 +81,8 @@ impl EventfdInterrupts {
 impl Interrupts for EventfdInterrupts {
     fn raise(&self, vector: u16) {
         if let Some(mut file) = self.vectors.get(usize::from(vector)) {
-            // Full (WouldBlock) means that the interrupt is pending many times over: nothing is lost.
+            // Full (WouldBlock) means that the interrupt is pending many times over: nothing is
+            // lost.
             let _ = file.write(&1u64.to_ne_bytes());
         }
     }
@@ -180,7 +183,8 @@ impl Interrupts for PassedInterrupts {
 }
 
 impl Drop for PassedInterrupts {
-    /// Ends the thread, out of a write that the VMM has wait as well: a VMM that comes and goes would leave one behind each time.
+    /// Ends the thread, out of a write that the VMM has wait as well: a VMM that comes and goes
+    /// would leave one behind each time.
     fn drop(&mut self) {
         self.0.raised().ended = true;
         self.0.changed.notify_one();

@@ -1,4 +1,5 @@
-//! Where allocations lie in a tenant's GPU address space: pages of [`CHUNK_BYTES`] from [`GPU_VA_BASE`] on, first fit.
+//! Where allocations lie in a tenant's GPU address space: pages of [`CHUNK_BYTES`] from
+//! [`GPU_VA_BASE`] on, first fit.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

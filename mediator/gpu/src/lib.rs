@@ -1,6 +1,7 @@
 //! GPUs behind one trait.
 //!
-//! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One folder per GPU.
+//! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One
+//! folder per GPU.
 #![deny(unsafe_code)]
 
 mod capabilities;
@@ -78,13 +79,15 @@ pub trait Interrupts: Send + Sync + fmt::Debug {
     }
 }
 
-/// Doorbell pages of one VM as the device sees them: the last put index that came through each gate.
+/// Doorbell pages of one VM as the device sees them: the last put index that came through each
+/// gate.
 pub trait Doorbells: Send + Sync + fmt::Debug {
     /// The put index of `channel`; zero for a channel that has no page.
     fn put(&self, channel: u32) -> u32;
     /// Sets the page of a channel that is being opened to zero.
     fn clear(&self, channel: u32);
-    /// The memory file of the pages, or the device, if they are in one that another process can map.
+    /// The memory file of the pages, or the device, if they are in one that another process can
+    /// map.
     fn file(&self) -> Option<&File> {
         None
     }
@@ -142,7 +145,8 @@ impl From<ErrorCode> for Refusal {
     }
 }
 
-/// Refuses what would go beyond the limit that an operator set; what the tenant has already is left to it.
+/// Refuses what would go beyond the limit that an operator set; what the tenant has already is left
+/// to it.
 pub fn within_limit(held_bytes: u64, bytes: u64, max_bytes: Option<u64>) -> Result<(), Refusal> {
     // As the GPU rounds it up.
     let chunks = bytes.div_ceil(CHUNK_BYTES).saturating_mul(CHUNK_BYTES);
@@ -179,7 +183,8 @@ pub struct Untracked {
     pub switches: u64,
 }
 
-/// Ring and notification of a channel to be opened; addresses were found to lie in the VM's memory by the GPU.
+/// Ring and notification of a channel to be opened; addresses were found to lie in the VM's memory
+/// by the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelConfig {
     /// Guest-physical address of the ring.
@@ -211,8 +216,9 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// The GPU's clock: that of events, fences and kernels.
     fn now(&self) -> Moment;
 
-    /// Doorbell pages of the GPU's own for a tenant that is about to come, if it has some: they are to be laid into the
-    /// guest, and given to [`Gpu::create_context`], which takes them back where it fails.
+    /// Doorbell pages of the GPU's own for a tenant that is about to come, if it has some: they are
+    /// to be laid into the guest, and given to [`Gpu::create_context`], which takes them back where
+    /// it fails.
     ///
     /// # Errors
     /// When it has none left.
@@ -231,9 +237,9 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     fn create_context(&self, tenant: TenantId, resources: TenantResources)
     -> Result<File, Refusal>;
 
-    /// Ends a tenant: its running commands are stopped (or end by themselves within the kernel limit), its memory is
-    /// scrubbed and freed. A program is no tenant any more and runs on, resumed if it was suspended. Unknown tenants are
-    /// ignored.
+    /// Ends a tenant: its running commands are stopped (or end by themselves within the kernel
+    /// limit), its memory is scrubbed and freed. A program is no tenant any more and runs on,
+    /// resumed if it was suspended. Unknown tenants are ignored.
     fn destroy_context(&self, tenant: TenantId);
 
     /// Opens a channel and returns its number, which is also its doorbell page.
@@ -242,13 +248,15 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// The refusal that the guest sees.
     fn open_channel(&self, tenant: TenantId, config: ChannelConfig) -> Result<u32, Refusal>;
 
-    /// Closes a channel; queued commands are dropped, a running one ends first (without delay to the caller).
+    /// Closes a channel; queued commands are dropped, a running one ends first (without delay to
+    /// the caller).
     ///
     /// # Errors
     /// The refusal that the guest sees.
     fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal>;
 
-    /// Whether a tenant's memory may gain and lose regions while it is one. If not, it is taken as it is at first.
+    /// Whether a tenant's memory may gain and lose regions while it is one. If not, it is taken as
+    /// it is at first.
     fn follows_guest_memory(&self) -> bool {
         false
     }
@@ -279,7 +287,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// The refusal that the guest sees; for unsupported PTX it names the line.
     fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal>;
 
-    /// As [`Self::load_module`], where an operator limits what [`Self::memory_held_bytes`] tells: variables of modules count.
+    /// As [`Self::load_module`], where an operator limits what [`Self::memory_held_bytes`] tells:
+    /// variables of modules count.
     ///
     /// # Errors
     /// As there, and if the module's variables would go beyond the limit.
@@ -309,25 +318,28 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         name: &str,
     ) -> Result<(u32, u32), Refusal>;
 
-    /// Reads an engine's status register and the channel table (LoGA 4.1). Cheap: called every microsecond while the
-    /// meter polls.
+    /// Reads an engine's status register and the channel table (LoGA 4.1). Cheap: called every
+    /// microsecond while the meter polls.
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
 
-    /// Whether the compute engine has nothing to do, as far as those go who may run. May take a millisecond to find out.
+    /// Whether the compute engine has nothing to do, as far as those go who may run. May take a
+    /// millisecond to find out.
     fn has_run_dry(&self) -> bool {
         self.engine_status(EngineId(0)).running.is_none()
     }
 
-    /// When to ask [`Gpu::has_run_dry`] again while somebody is held, to let him in: after `tick`, or never before the next
-    /// decision, where the engine is known to have work. A GPU may wake the thread that asks, to be asked again.
+    /// When to ask [`Gpu::has_run_dry`] again while somebody is held, to let him in: after `tick`,
+    /// or never before the next decision, where the engine is known to have work. A GPU may wake
+    /// the thread that asks, to be asked again.
     fn look_again(&self, tick: Nanos) -> Option<Nanos> {
         Some(tick)
     }
 
-    /// Sleeps for `length`; less if woken, or if the GPU has a notice. How soon a decision about that
-    /// is due is returned, if one is. A GPU with [`Capabilities::engine_holds`] has a notice when an
-    /// engine has nothing more to start while held tenants have work for it. One that stops running
-    /// kernels also has a notice when a tenant without work for an occupied engine gets some.
+    /// Sleeps for `length`; less if woken, or if the GPU has a notice. How soon a decision about
+    /// that is due is returned, if one is. A GPU with [`Capabilities::engine_holds`] has a notice
+    /// when an engine has nothing more to start while held tenants have work for it. One that stops
+    /// running kernels also has a notice when a tenant without work for an occupied engine gets
+    /// some.
     fn nap(&self, length: Nanos) -> Option<Nanos> {
         thread::park_timeout(Duration::from_nanos(length.0));
         None
@@ -336,8 +348,9 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Ends a nap of another thread, where unparking it does not.
     fn wake(&self) {}
 
-    /// Moves the context switches logged since the last call to the end of `events`, oldest first. Dropped records show
-    /// as gaps in the sequence numbers. False if some were dropped behind the last one: what it began may have ended.
+    /// Moves the context switches logged since the last call to the end of `events`, oldest first.
+    /// Dropped records show as gaps in the sequence numbers. False if some were dropped behind the
+    /// last one: what it began may have ended.
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
 
     /// Moves the changes of tenants' demand since the last call to the end of `events`, oldest
@@ -349,12 +362,14 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// possible. The order of commands within a channel stays.
     fn hold(&self, _tenant: TenantId, _engine: EngineId, _held: bool) {}
 
-    /// Whether something may have been logged, or be known better, since events were last read. Cheaper than to read, account and decide.
+    /// Whether something may have been logged, or be known better, since events were last read.
+    /// Cheaper than to read, account and decide.
     fn has_events(&self) -> bool {
         true
     }
 
-    /// Whether another may stop than who was found to have: then what is known of this one is read before.
+    /// Whether another may stop than who was found to have: then what is known of this one is read
+    /// before.
     fn another_may_stop(&self) -> bool {
         true
     }
@@ -364,16 +379,19 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Nanos::ZERO
     }
 
-    /// What [`Gpu::read_events`] moved is final up to so long before it was called: what comes later lies behind that.
+    /// What [`Gpu::read_events`] moved is final up to so long before it was called: what comes
+    /// later lies behind that.
     fn events_behind(&self) -> Nanos {
         Nanos::ZERO
     }
 
-    /// Says of a usage that was closed over the events just read which other signals it rests on, and what they leave open.
+    /// Says of a usage that was closed over the events just read which other signals it rests on,
+    /// and what they leave open.
     fn qualify(&self, _usage: &mut Usage) {}
 
-    /// What the tenant was charged too much until now, in ns, as is known by now: so much less it will be charged of what it uses next; negative: too little, and more. None where
-    /// a charge is known at once.
+    /// What the tenant was charged too much until now, in ns, as is known by now: so much less it
+    /// will be charged of what it uses next; negative: too little, and more. None where a charge is
+    /// known at once.
     fn overcharged_ns(&self, _tenant: TenantId) -> i64 {
         0
     }
@@ -412,25 +430,28 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Err(MoveError::Unsupported)
     }
 
-    /// Bytes that are best on their way in one direction at most; no chunk is longer than a quarter of it.
+    /// Bytes that are best on their way in one direction at most; no chunk is longer than a quarter
+    /// of it.
     fn move_window_bytes(&self) -> u64 {
         64 << 20
     }
 
-    /// Moves what happened to tenants' memory since the last call to the end of `events`, in the order in which it
-    /// happened. Nothing is told where memory does not move.
+    /// Moves what happened to tenants' memory since the last call to the end of `events`, in the
+    /// order in which it happened. Nothing is told where memory does not move.
     fn read_memory_events(&self, _events: &mut Vec<MemoryEvent>) {}
 
-    /// Looks at the tenant's doorbells now: a gate let a write through, or was opened. A GPU that sleeps because all
-    /// gates are watched or closed wakes up by this.
+    /// Looks at the tenant's doorbells now: a gate let a write through, or was opened. A GPU that
+    /// sleeps because all gates are watched or closed wakes up by this.
     fn ring(&self, tenant: TenantId);
 
-    /// Tells whether any gate of the tenant is open, so that its doorbells must be looked at without being told.
+    /// Tells whether any gate of the tenant is open, so that its doorbells must be looked at
+    /// without being told.
     fn set_unwatched(&self, tenant: TenantId, open: bool);
 
-    /// Makes a program a tenant: the process `root`, all that descend from it, and those whose objects are reported. It is
-    /// ended by [`Gpu::destroy_context`]. What it has to do is told by [`Gpu::activity`] as far as it can be known. Of memory
-    /// that can move it may have so many bytes, if that is said.
+    /// Makes a program a tenant: the process `root`, all that descend from it, and those whose
+    /// objects are reported. It is ended by [`Gpu::destroy_context`]. What it has to do is told by
+    /// [`Gpu::activity`] as far as it can be known. Of memory that can move it may have so many
+    /// bytes, if that is said.
     ///
     /// # Errors
     /// If the GPU takes no programs.
@@ -443,8 +464,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Err(ProgramRefusal::Unsupported)
     }
 
-    /// A process of a program, which is its by the kernel's word, has memory that can move, and a connection of the protocol
-    /// `turnstile-preload-wire` for it.
+    /// A process of a program, which is its by the kernel's word, has memory that can move, and a
+    /// connection of the protocol `turnstile-preload-wire` for it.
     ///
     /// # Errors
     /// If the GPU does not hear it, and why.
@@ -452,8 +473,9 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Err("this GPU does not move memory of programs".into())
     }
 
-    /// A process of a program, which is its by the kernel's word, was handed objects by the driver, or freed some. No
-    /// other process has named these clients; that the objects exist is an allegation.
+    /// A process of a program, which is its by the kernel's word, was handed objects by the driver,
+    /// or freed some. No other process has named these clients; that the objects exist is an
+    /// allegation.
     fn program_changed(&self, _tenant: TenantId, _pid: u32, _changes: &[ObjectChange]) {}
 
     /// A process of a program is gone, and what it had.

@@ -1,9 +1,9 @@
 //! Memory that moves between a GPU and the host: what is asked of a GPU, and what it tells.
 //!
-//! A GPU numbers the chunks of its tenants. It tells in one order what was allocated, freed and moved
-//! ([`crate::Gpu::read_memory_events`]), so that whoever keeps account never has to ask. Chunks keep their addresses.
-//! A GPU runs nothing of a tenant of whose chunks one is away or on its way, whatever it is told: a wrong order makes a
-//! tenant wait, and never lets it fault.
+//! A GPU numbers the chunks of its tenants. It tells in one order what was allocated, freed and
+//! moved ([`crate::Gpu::read_memory_events`]), so that whoever keeps account never has to ask.
+//! Chunks keep their addresses. A GPU runs nothing of a tenant of whose chunks one is away or on
+//! its way, whatever it is told: a wrong order makes a tenant wait, and never lets it fault.
 
 use turnstile_accounting::{Nanos, TenantId};
 
@@ -81,7 +81,8 @@ pub struct MoveReport {
     pub direction: Direction,
     /// Which.
     pub chunk: ChunkId,
-    /// Bytes that were copied for it; none where the host had them already, or the chunk was never written.
+    /// Bytes that were copied for it; none where the host had them already, or the chunk was never
+    /// written.
     pub copied_bytes: u64,
     /// Engine time that it took.
     pub took: Nanos,

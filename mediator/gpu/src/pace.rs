@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use turnstile_accounting::Nanos;
 
-/// How long a watcher pauses between two looks, by how long nothing has happened. The last holds for ever after: a
-/// doorbell behind an open gate is seen within it.
+/// How long a watcher pauses between two looks, by how long nothing has happened. The last holds
+/// for ever after: a doorbell behind an open gate is seen within it.
 const PAUSES: [(Nanos, Duration); 3] = [
     (Nanos(2_000_000), Duration::from_micros(20)),
     (Nanos(20_000_000), Duration::from_micros(50)),

@@ -1,8 +1,10 @@
-//! The host's pool: where chunks lie that are not on the GPU. The only part of the memory manager that touches memory.
+//! The host's pool: where chunks lie that are not on the GPU. The only part of the memory manager
+//! that touches memory.
 //!
-//! A file in memory of bounded size, in huge pages where the host has set some aside, cut into slots of one chunk. A slot
-//! is zero when it is taken and zeroed when it is given back, so that nothing in it outlives its owner. Of a chunk that was
-//! brought back the slot may be kept as a *spare* copy; the pool takes spares back, oldest first, when slots run out.
+//! A file in memory of bounded size, in huge pages where the host has set some aside, cut into
+//! slots of one chunk. A slot is zero when it is taken and zeroed when it is given back, so that
+//! nothing in it outlives its owner. Of a chunk that was brought back the slot may be kept as a
+//! *spare* copy; the pool takes spares back, oldest first, when slots run out.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -62,7 +64,8 @@ pub struct Slot {
     index: u32,
 }
 
-/// A slot that is kept for as long as the pool can spare it; dropped, it is scrubbed like any other.
+/// A slot that is kept for as long as the pool can spare it; dropped, it is scrubbed like any
+/// other.
 #[derive(Debug)]
 pub struct Spare {
     pool: Arc<HostPool>,
@@ -122,7 +125,8 @@ impl HostPool {
         let index = slots.oldest_spare()?;
         drop(slots);
         let slot = Slot { pool, index };
-        // Of another owner, perhaps: scrubbed before it is anybody's. One that cannot be is lost to the pool.
+        // Of another owner, perhaps: scrubbed before it is anybody's. One that cannot be is lost to
+        // the pool.
         if slot.pool.scrub(index).is_ok() {
             return Some(slot);
         }
@@ -243,8 +247,8 @@ pub struct Chunks {
     huge: bool,
 }
 
-/// Memory of so many bytes, rounded down to chunks, in huge pages where the host has set some aside; and how many chunks
-/// those are.
+/// Memory of so many bytes, rounded down to chunks, in huge pages where the host has set some
+/// aside; and how many chunks those are.
 pub fn chunk_memory(name: &str, bytes: u64) -> Result<(Chunks, u32), PoolError> {
     let count = u32::try_from(bytes / CHUNK_BYTES).unwrap_or(u32::MAX);
     // A file that is mapped has a page at least.
@@ -261,7 +265,8 @@ pub fn chunk_memory(name: &str, bytes: u64) -> Result<(Chunks, u32), PoolError> 
     Ok((Chunks { file, region, huge }, count))
 }
 
-/// A file in huge pages, all of them allocated now: one that is missing later would kill whoever touches it.
+/// A file in huge pages, all of them allocated now: one that is missing later would kill whoever
+/// touches it.
 fn huge_file(name: &str, bytes: u64) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let fd: OwnedFd = memfd_create(name, flags)?;

@@ -1,6 +1,7 @@
 //! A channel's side in guest memory: ring, state block, fences. The same for every GPU.
 //!
-//! What the guest wrote is copied once and checked; what does not hold ends the channel with a [`ChannelFault`].
+//! What the guest wrote is copied once and checked; what does not hold ends the channel with a
+//! [`ChannelFault`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -42,7 +43,8 @@ pub fn extents(dim: Dim3) -> [u32; 3] {
     [dim.x, dim.y, dim.z]
 }
 
-/// Whether grid and block are within the limits of the hardware, beyond what the decoder has checked.
+/// Whether grid and block are within the limits of the hardware, beyond what the decoder has
+/// checked.
 pub fn launch_fits(launch: &Launch) -> bool {
     let grid = extents(launch.grid);
     grid.iter().zip(GRID_MAX).all(|(n, max)| *n <= max) && launch.block.z <= BLOCK_Z_MAX
@@ -119,8 +121,8 @@ impl Ring {
         }
     }
 
-    /// Writes a word of the state block. The block was checked when the channel was opened, and a VM's memory does not
-    /// shrink; should it all the same, the VM alone misses the news.
+    /// Writes a word of the state block. The block was checked when the channel was opened, and a
+    /// VM's memory does not shrink; should it all the same, the VM alone misses the news.
     fn report(&self, offset: u64, value: u32) {
         let at = GuestAddress(self.config.state_gpa + offset);
         let _ = self.guest.store(value.to_le(), at, Ordering::Release);
@@ -202,7 +204,8 @@ impl Ring {
         self.interrupts.raise(self.config.vector);
     }
 
-    /// Copies the command of this index out of the ring, once, and checks the copy, the guest's ranges in it included.
+    /// Copies the command of this index out of the ring, once, and checks the copy, the guest's
+    /// ranges in it included.
     pub fn command(&self, index: u32) -> Result<Command, ChannelFault> {
         let entry = u64::from(index % self.config.entries);
         let at = GuestAddress(self.config.ring_gpa + entry * COMMAND_BYTES as u64);

@@ -1,5 +1,5 @@
-//! What the daemon gives up. Guests and API clients reach its threads with what they send; whoever finds a way to run code
-//! in one of them finds little there.
+//! What the daemon gives up. Guests and API clients reach its threads with what they send; whoever
+//! finds a way to run code in one of them finds little there.
 //!
 //! | what | when | how |
 //! | --- | --- | --- |
@@ -7,14 +7,16 @@
 //! | files | before any thread | reads system folders, writes where ledger, state and sockets are, executes nothing (Landlock) |
 //! | system calls | each thread as it begins | the list of its [`Role`] (seccomp); others fail with EPERM |
 //!
-//! With a GPU in hardware the process as a whole keeps the first two: NVIDIA's driver gives its records and suspensions to the
-//! superuser alone, workers become users of their own (`CAP_SETUID`), are started and ended by the daemon, and programs are
-//! looked at through `/proc`. There each thread gives up what it can: the API's thread, which hears who is furthest away, has
-//! its own Landlock, the capabilities for files in those folders and no others, and its list; the ledger's writer and the
-//! accounting thread have their lists, the latter with the device's calls. Threads that start workers, and those that serve
-//! the driver's objects, keep all.
+//! With a GPU in hardware the process as a whole keeps the first two: NVIDIA's driver gives its
+//! records and suspensions to the superuser alone, workers become users of their own
+//! (`CAP_SETUID`), are started and ended by the daemon, and programs are looked at through `/proc`.
+//! There each thread gives up what it can: the API's thread, which hears who is furthest away, has
+//! its own Landlock, the capabilities for files in those folders and no others, and its list; the
+//! ledger's writer and the accounting thread have their lists, the latter with the device's calls.
+//! Threads that start workers, and those that serve the driver's objects, keep all.
 //!
-//! Threads that nobody planned for ([`plan`]) are left as they are: tests and `demo` share a process with what they measure.
+//! Threads that nobody planned for ([`plan`]) are left as they are: tests and `demo` share a
+//! process with what they measure.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -107,7 +109,8 @@ pub fn give_up_capabilities() -> io::Result<()> {
 fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     set_no_new_privs(true)?;
     for capability in CapabilitySet::all().difference(kept).iter() {
-        // Those that this kernel does not know, or that this process may not take away as it has none.
+        // Those that this kernel does not know, or that this process may not take away as it has
+        // none.
         let _ = remove_capability_from_bounding_set(capability);
     }
     let kept = capabilities(None)?.permitted.intersection(kept);
@@ -119,8 +122,8 @@ fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Leaves system folders and `readable` ones to be read, and `writable` ones to be written, for this thread and those that it
-/// begins. Tells whether this kernel has Landlock.
+/// Leaves system folders and `readable` ones to be read, and `writable` ones to be written, for
+/// this thread and those that it begins. Tells whether this kernel has Landlock.
 ///
 /// # Errors
 /// When the kernel has it and refuses.
@@ -203,10 +206,12 @@ pub fn enter(role: Role) {
     }
 }
 
-/// The API's thread, and those that it begins, give up files and capabilities where the process cannot.
+/// The API's thread, and those that it begins, give up files and capabilities where the process
+/// cannot.
 fn give_up_alone(plan: &Plan) {
     if !plan.keep_capabilities {
-        // The folder of the state file may be another user's: within Landlock's folders that is no matter.
+        // The folder of the state file may be another user's: within Landlock's folders that is no
+        // matter.
         let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER | CapabilitySet::CHOWN;
         let kept = if plan.api_files.is_some() {
             files
@@ -259,7 +264,8 @@ const SHARED_MEMORY: &[libc::c_long] = &[
     libc::SYS_pwrite64, libc::SYS_statx, libc::SYS_newfstatat,
 ];
 
-/// Files: of the ledger and of the state, and what the kernel says of processes. Which, is Landlock's.
+/// Files: of the ledger and of the state, and what the kernel says of processes. Which, is
+/// Landlock's.
 #[rustfmt::skip]
 const FILES: &[libc::c_long] = &[
     libc::SYS_openat, libc::SYS_fstat, libc::SYS_statx, libc::SYS_newfstatat, libc::SYS_lseek, libc::SYS_pread64,
@@ -321,7 +327,8 @@ fn filter(role: Role, seccomp: Seccomp, software: bool) -> io::Result<BpfProgram
     rules.insert(libc::SYS_mmap, vec![when(2, exec, 0)?]);
     rules.insert(libc::SYS_mprotect, vec![when(2, exec, 0)?]);
     const WORD: u64 = u32::MAX as u64;
-    // CAST: as above; threads name themselves, their memory's purpose, and (madvise's kin) nothing else.
+    // CAST: as above; threads name themselves, their memory's purpose, and (madvise's kin) nothing
+    // else.
     let permitted = [libc::PR_SET_NAME, libc::PR_SET_VMA].map(|what| when(0, WORD, what as u64));
     rules.insert(
         libc::SYS_prctl,

@@ -9,8 +9,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
 use vm_memory::{AtomicAccess, Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-/// Makes a file of `bytes` zero bytes that lives in memory, closes on exec, and can neither shrink nor grow any more: a
-/// peer that maps it cannot be killed by a truncation.
+/// Makes a file of `bytes` zero bytes that lives in memory, closes on exec, and can neither shrink
+/// nor grow any more: a peer that maps it cannot be killed by a truncation.
 ///
 /// # Errors
 /// The host's, when it has no descriptor or memory left.

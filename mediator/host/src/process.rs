@@ -79,7 +79,8 @@ fn stat(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/stat")).ok()
 }
 
-/// A field of `/proc/PID/stat`, counted from 1 as proc(5) does, behind the name, which may hold anything.
+/// A field of `/proc/PID/stat`, counted from 1 as proc(5) does, behind the name, which may hold
+/// anything.
 fn field<T: std::str::FromStr>(stat: &str, number: usize) -> Option<T> {
     const FIRST_BEHIND_NAME: usize = 3;
     stat.rsplit_once(')')?

@@ -1,15 +1,17 @@
 //! A tenant's GPU memory: addresses, allocations, bytes.
 //!
 //! ```text
-//! GPU address  --base-->  offset in the tenant's file = aperture offset  --page table-->  chunk of the card
+//! GPU address  --base-->  offset in the tenant's file = aperture offset  --page table-->  chunk of
+//! the card
 //! ```
 //!
-//! Each tenant's bytes live in a file of its own, so that the aperture which its VMM maps cannot show anybody else's. The
-//! page table says which chunk of the card stands behind a page; a page without one faults.
+//! Each tenant's bytes live in a file of its own, so that the aperture which its VMM maps cannot
+//! show anybody else's. The page table says which chunk of the card stands behind a page; a page
+//! without one faults.
 //!
-//! Where memory moves ([`super::swap`]) the bytes lie in the frames of the card's chunks instead, anywhere on the card, and a
-//! page keeps its address when its chunk is taken away and its bytes go to the host's pool. The tenant's file then has
-//! nothing in it: its aperture is blind.
+//! Where memory moves ([`super::swap`]) the bytes lie in the frames of the card's chunks instead,
+//! anywhere on the card, and a page keeps its address when its chunk is taken away and its bytes go
+//! to the host's pool. The tenant's file then has nothing in it: its aperture is blind.
 
 use std::fs::File;
 use std::io;
@@ -133,7 +135,8 @@ impl AddressSpace {
         self.file.try_clone()
     }
 
-    /// Bytes that may still be allocated: by the tenant's limit, and by what the card (and the pool behind it) has left.
+    /// Bytes that may still be allocated: by the tenant's limit, and by what the card (and the pool
+    /// behind it) has left.
     pub(super) fn free_bytes(&self) -> u64 {
         let limit = self.pages.len() as u64 - self.used.load(Ordering::Relaxed);
         limit.min(self.card.unpromised() as u64) * CHUNK_BYTES
@@ -204,8 +207,8 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Unmaps, scrubs, and gives the chunks back. What cannot be scrubbed is never given back. Frames are scrubbed when they
-    /// are taken, so that what is overwritten as a whole need not be.
+    /// Unmaps, scrubs, and gives the chunks back. What cannot be scrubbed is never given back.
+    /// Frames are scrubbed when they are taken, so that what is overwritten as a whole need not be.
     fn drop_pages(&self, range: Range<usize>) {
         let chunks: Vec<u32> = self.pages[range.clone()]
             .iter()
@@ -310,8 +313,9 @@ fn refused(error: VolatileMemoryError) -> MemoryFault {
     }
 }
 
-/// What kernels see. Words are read and written in one access, in no order: the interpreter's instructions run one after
-/// another, and what other engines see of them in between is as undefined as on hardware.
+/// What kernels see. Words are read and written in one access, in no order: the interpreter's
+/// instructions run one after another, and what other engines see of them in between is as
+/// undefined as on hardware.
 impl DeviceMemory for AddressSpace {
     fn load(&self, va: u64, out: &mut [u8]) -> Result<(), MemoryFault> {
         let reach = self.reach(va);

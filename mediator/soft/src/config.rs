@@ -12,10 +12,11 @@ pub const ENGINES: usize = 3;
 /// Where a kernel's length comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernels {
-    /// The module's PTX is interpreted; the results are right. In real time it takes as long as it takes, in virtual
-    /// time what the [`CostModel`] says.
+    /// The module's PTX is interpreted; the results are right. In real time it takes as long as it
+    /// takes, in virtual time what the [`CostModel`] says.
     Interpreted,
-    /// Nothing is computed and no module is needed: the first u64 of the parameters is the length in nanoseconds.
+    /// Nothing is computed and no module is needed: the first u64 of the parameters is the length
+    /// in nanoseconds.
     GivenLength,
 }
 
@@ -24,21 +25,22 @@ pub enum Kernels {
 pub struct CostModel {
     /// Picoseconds that a block spends on one warp instruction.
     pub warp_instruction_ps: u64,
-    /// Picoseconds that a block spends more for each 32-byte sector of global memory that it touches.
+    /// Picoseconds that a block spends more for each 32-byte sector of global memory that it
+    /// touches.
     pub sector_ps: u64,
     /// From the front end to the first block.
     pub launch: Nanos,
     /// From the front end to the first byte of a copy or fill.
     pub transfer: Nanos,
-    /// What a command that needs no engine takes of its tenant's front-end budget, in real time as well;
-    /// 0 for no budget. A tenant earns 1 % of time and this for 4 commands at each command that an engine
-    /// finished for it, and saves up to 1 ms.
+    /// What a command that needs no engine takes of its tenant's front-end budget, in real time as
+    /// well; 0 for no budget. A tenant earns 1 % of time and this for 4 commands at each command
+    /// that an engine finished for it, and saves up to 1 ms.
     pub front_end: Nanos,
 }
 
 impl Default for CostModel {
-    /// About one Hopper multiprocessor at 1.755 GHz that issues one warp instruction of a block per cycle; a sector
-    /// costs four cycles of it. A model to reason with, not a measurement.
+    /// About one Hopper multiprocessor at 1.755 GHz that issues one warp instruction of a block per
+    /// cycle; a sector costs four cycles of it. A model to reason with, not a measurement.
     fn default() -> Self {
         Self {
             warp_instruction_ps: 570,
@@ -55,7 +57,8 @@ impl Default for CostModel {
 pub struct SoftConfig {
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Blocks that a multiprocessor holds at most. SOURCE: CUDA C programming guide, compute capability 9.0: 32.
+    /// Blocks that a multiprocessor holds at most. SOURCE: CUDA C programming guide, compute
+    /// capability 9.0: 32.
     pub block_slots: u32,
     /// Warps that a multiprocessor holds at most. SOURCE: as above: 64.
     pub warp_slots: u32,
@@ -71,11 +74,12 @@ pub struct SoftConfig {
     pub fault: Nanos,
     /// Memory of the card in bytes, a multiple of the chunk size.
     pub memory_bytes: u64,
-    /// Bytes of the host's pool for memory that is not on the card; zero for memory that stays where it is. Memory moves only
-    /// where queued work can be stopped.
+    /// Bytes of the host's pool for memory that is not on the card; zero for memory that stays
+    /// where it is. Memory moves only where queued work can be stopped.
     pub host_pool_bytes: u64,
-    /// What a kernel may run before it is ended. In virtual time an endless kernel is computed up to here: at the default
-    /// costs a second of it is two thousand million instructions, which take minutes.
+    /// What a kernel may run before it is ended. In virtual time an endless kernel is computed up
+    /// to here: at the default costs a second of it is two thousand million instructions, which
+    /// take minutes.
     pub kernel_limit: Nanos,
     /// How queued work can be stopped.
     pub suspend: Suspend,

@@ -1,9 +1,12 @@
-//! The GPU as a state machine: tenants, the channel table, the front end. Reads no clock, does no work of engines.
+//! The GPU as a state machine: tenants, the channel table, the front end. Reads no clock, does no
+//! work of engines.
 //!
-//! Whoever drives it (in real or in virtual time) holds it alone, tells it what happened and when, and takes from
-//! [`Core::dispatch`] what the engines are to begin. Engines and the dispatcher are in [`super::dispatch`].
+//! Whoever drives it (in real or in virtual time) holds it alone, tells it what happened and when,
+//! and takes from [`Core::dispatch`] what the engines are to begin. Engines and the dispatcher are
+//! in [`super::dispatch`].
 //!
-//! Law: the log of every engine is a complete timeline; the status registers always say the same as its last record.
+//! Law: the log of every engine is a complete timeline; the status registers always say the same as
+//! its last record.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -359,7 +362,8 @@ impl Core {
             let Some(channel) = &self.slots[*slot as usize].channel else {
                 continue;
             };
-            // One in line is fetched from next; while its tenant has no budget, watching would spin.
+            // One in line is fetched from next; while its tenant has no budget, watching would
+            // spin.
             if let Phase::Waiting { gpa, value } = channel.phase
                 && !channel.in_line
             {
@@ -423,7 +427,8 @@ impl Core {
         }
     }
 
-    /// The front end is to look at those that wait for a word (of one tenant, or all) which has come.
+    /// The front end is to look at those that wait for a word (of one tenant, or all) which has
+    /// come.
     pub(super) fn queue_waits(&mut self, tenant: Option<TenantId>) {
         let over = |slot: &&u32| {
             let channel = self.slots[**slot as usize].channel.as_ref();

@@ -1,12 +1,13 @@
 //! The front end: fetches commands of all channels in turn, within a budget of each tenant.
 //!
-//! In: channels in line (a doorbell was rung, a command finished, a word was reached). Out: work queued
-//! for the engines, fences written, channels that wait.
+//! In: channels in line (a doorbell was rung, a command finished, a word was reached). Out: work
+//! queued for the engines, fences written, channels that wait.
 //!
-//! A command that needs no engine (NOP, FENCE, WAIT) spends [`CostModel::front_end`] of its tenant's
-//! budget. A command for an engine spends nothing, and earns the cost of [`EARNED`] commands when it is
-//! done: a tenant with at most [`EARNED`] such commands for each launch or copy is never limited. Once
-//! the budget is spent, the tenant's channels are parked until it has grown to one turn.
+//! A command that needs no engine (NOP, FENCE, WAIT) spends [`CostModel::front_end`] of its
+//! tenant's budget. A command for an engine spends nothing, and earns the cost of [`EARNED`]
+//! commands when it is done: a tenant with at most [`EARNED`] such commands for each launch or copy
+//! is never limited. Once the budget is spent, the tenant's channels are parked until it has grown
+//! to one turn.
 //!
 //! # Invariants
 //! - A tenant executes at most (1 ms + 1 % of time) / cost + [`EARNED`] for each engine command.
@@ -95,7 +96,7 @@ impl Core {
         }
     }
 
-    /// Whether a channel is in line whose tenant has budget.
+    /// Whether a channel of a tenant with budget is in line.
     pub(super) fn has_backlog(&self) -> bool {
         !self.line.is_empty()
     }
@@ -106,7 +107,7 @@ impl Core {
         budgets.filter_map(|budget| budget.refill(self.now)).min()
     }
 
-    /// Puts channels back in line whose tenant's budget has grown to a turn.
+    /// Puts channels back in line once the budget of the tenant has grown to a turn.
     fn unpark(&mut self, now: Moment) {
         let waiting = self.line.len();
         for tenant in self.tenants.values_mut() {

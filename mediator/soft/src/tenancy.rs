@@ -21,7 +21,7 @@ use turnstile_gpu::{
     MoveError, MoveOrder, Refusal, Suspend, TenantResources,
 };
 
-/// Whoever holds the core and knows the time.
+/// The holder of the core and of the time.
 pub(super) trait Driver: Send + Sync + std::fmt::Debug {
     /// What it was made from.
     fn config(&self) -> &SoftConfig;

@@ -1,10 +1,11 @@
 //! The software GPU in virtual time: a discrete-event run of the same core, exact and repeatable.
 //!
-//! Nothing happens between events, and events of one moment happen in the order of the engines. Kernels are computed when
-//! they begin, so that results are right, and end when the cost model says. The same calls on a GPU of the same
-//! configuration leave the same log, word for word.
+//! Nothing happens between events, and events of one moment happen in the order of the engines.
+//! Kernels are computed when they begin, so that results are right, and end when the cost model
+//! says. The same calls on a GPU of the same configuration leave the same log, word for word.
 //!
-//! Doorbells and waited-for words are looked at whenever the GPU is asked or told something, and at every event.
+//! Doorbells and waited-for words are looked at whenever the GPU is asked or told something, and at
+//! every event.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -48,7 +49,8 @@ struct State {
     rng: SmallRng,
 }
 
-/// A software GPU on a virtual clock, which begins at zero and moves only by [`VirtualGpu::advance_to`].
+/// A software GPU on a virtual clock, which begins at zero and moves only by
+/// [`VirtualGpu::advance_to`].
 ///
 /// With a meter and a policy, two tenants whose commands last 2 ms and 200 us share it evenly:
 ///
@@ -60,11 +62,11 @@ struct State {
 /// use turnstile_soft::*;
 /// use turnstile_policies::*;
 ///
-/// let gpu = VirtualGpu::new(SoftConfig { kernels: Kernels::GivenLength, suspend: Suspend::BetweenCommands, ..SoftConfig::default() });
-/// let (engine, period) = (EngineId(0), DECISION_PERIOD_NS);
-/// let mut policy = (policy_by_name("dfq").unwrap().make)(&Tuning::default());
-/// let mut guests = Vec::new();
-/// for (tenant, ns) in [(TenantId(1), 2_000_000u64), (TenantId(2), 200_000)] {
+/// let gpu = VirtualGpu::new(SoftConfig { kernels: Kernels::GivenLength, suspend:
+/// Suspend::BetweenCommands, ..SoftConfig::default() }); let (engine, period) = (EngineId(0),
+/// DECISION_PERIOD_NS); let mut policy = (policy_by_name("dfq").unwrap().make)(&Tuning::default());
+/// let mut guests = Vec::new(); for (tenant, ns) in [(TenantId(1), 2_000_000u64), (TenantId(2),
+/// 200_000)] {
 ///     let vm = Arc::new(plain::PlainVm::new(1 << 20));
 ///     gpu.create_context(tenant, vm.resources(0, 1))?;
 ///     let membership = Membership { account: AccountId(tenant.0), name: "vm" };
@@ -172,7 +174,8 @@ impl VirtualGpu {
         state.next_event()
     }
 
-    /// Lets time pass until `to`, and everything happen that happens until then, that moment included.
+    /// Lets time pass until `to`, and everything happen that happens until then, that moment
+    /// included.
     pub fn advance_to(&self, to: Moment) {
         let mut state = self.lock();
         state.drive(&self.config, |core, now| core.poll(now));

@@ -1,12 +1,12 @@
 //! One VM's kick: an eventfd that its VMM writes after a doorbell write, and the bound on its cost.
 //!
-//! In: events of the control loop's epoll. Out: when to read the VM's doorbells. At most [`KICKS_MAX`]
-//! events in [`WINDOW`] are taken (one in 50 us); then the kick is muted until the window ends, so that
-//! a storm of kicks takes no more of the control loop. The kick stays readable once it was written, so
-//! that watching it again yields an event: the last kick is never lost.
+//! In: events of the control loop's epoll. Out: when to read the VM's doorbells. At most
+//! [`KICKS_MAX`] events in [`WINDOW`] are taken (one in 50 us); then the kick is muted until the
+//! window ends, so that a storm of kicks takes no more of the control loop. The kick stays readable
+//! once it was written, so that watching it again yields an event: the last kick is never lost.
 //!
-//! The daemon never reads a kick: its VMM has it open as well, and could make the read block the loop.
-//! The count overflows after 2^64 kicks.
+//! The daemon never reads a kick: its VMM has it open as well, and could make the read block the
+//! loop. The count overflows after 2^64 kicks.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -32,7 +32,7 @@ pub(super) struct Kick {
 }
 
 impl Kick {
-    /// A kick whose events carry `data`.
+    /// A kick with events that carry `data`.
     pub(super) fn new(file: File, data: u32, now: Instant) -> Self {
         Self {
             file,

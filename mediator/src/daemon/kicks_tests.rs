@@ -40,7 +40,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        // As its VMM may have it: whoever reads or writes waits.
+        // As its VMM may have it: reading and writing block.
         let event = || File::from(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
         let (kick, tick) = (event(), event());
         let now = Instant::now();

@@ -2,6 +2,7 @@
 
 use super::entity::{Entity, Standing};
 use super::level::{Level, Part, Rules};
+use super::names::{Names, Retired};
 use super::pauses::Pauses;
 use crate::cap::Quota;
 use crate::params::{Cap, TenantParams, Weight};
@@ -10,10 +11,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use turnstile_accounting::{Allowance, Demand, Moment, Nanos, TenantId};
 
-/// A new name starts where the account's tenants are that ran within this time.
-const RENAME_WINDOW: Nanos = Nanos::from_ms(10_000);
-/// Names of tenants that left, kept for each account. A name that is dropped counts as new.
-const NAMES_MAX: usize = 1_024;
 /// Time for reservations that expire, saved up at most.
 const RESERVED_MAX: Nanos = Nanos::from_ms(10);
 /// Below this a place is kept for twice the usual pause only.
@@ -42,14 +39,6 @@ pub(crate) struct Tenant {
     ran_at: Option<Moment>,
 }
 
-/// What stays of a tenant that left, under its name.
-#[derive(Clone, Debug)]
-struct Retired {
-    at: VirtualTime,
-    pauses: Pauses,
-    ran_at: Option<Moment>,
-}
-
 /// An account.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
@@ -61,7 +50,7 @@ pub(crate) struct Account {
     pub(crate) level: Level<TenantId>,
     /// The least virtual time of the tenants that take part; never decreases.
     system: VirtualTime,
-    names: BTreeMap<Arc<str>, Retired>,
+    names: Names,
     reservations: Allowance,
     preemptions: Allowance,
     /// When the first place expires, if some tenant keeps one.
@@ -84,7 +73,7 @@ impl Account {
             present: BTreeSet::new(),
             level: Level::default(),
             system: VirtualTime::default(),
-            names: BTreeMap::new(),
+            names: Names::default(),
             reservations: Allowance::new(RESERVED_MAX, RESERVED_MAX, now),
             preemptions: Allowance::new(Nanos::ZERO, preemptions_max, now),
             expires_at: None,
@@ -96,7 +85,7 @@ impl Account {
     /// A tenant comes. A known name goes on where it left; a new one starts at the highest virtual
     /// time that a tenant of the account had lately.
     pub(crate) fn add(&mut self, id: TenantId, name: Arc<str>, params: TenantParams, now: Moment) {
-        let (at, pauses, ran_at) = match self.names.remove(&name) {
+        let (at, pauses, ran_at) = match self.names.take(&name) {
             Some(retired) => (retired.at, retired.pauses, retired.ran_at),
             None => {
                 let at = self.highest_lately(now).unwrap_or(self.system);
@@ -121,11 +110,7 @@ impl Account {
     /// The highest virtual time of the account's tenants that ran lately, here or gone.
     fn highest_lately(&self, now: Moment) -> Option<VirtualTime> {
         let here = self.tenants.values().map(|t| (t.entity.at(), t.ran_at));
-        let gone = self.names.values().map(|r| (r.at, r.ran_at));
-        let lately = |(_, ran_at): &(VirtualTime, Option<Moment>)| {
-            ran_at.is_some_and(|at| now.since(at) <= RENAME_WINDOW)
-        };
-        here.chain(gone).filter(lately).map(|(at, _)| at).max()
+        self.names.highest_lately(here, now)
     }
 
     /// A tenant leaves; its name keeps its virtual time.
@@ -134,30 +119,19 @@ impl Account {
         let Some(tenant) = self.tenants.remove(&id) else {
             return;
         };
-        let known = self.names.remove(&tenant.name);
-        if self.names.len() == NAMES_MAX {
-            // The name with the least debt: as a new one it starts no earlier.
-            let least = self.names.iter().min_by_key(|(_, retired)| retired.at);
-            if let Some(name) = least.map(|(name, _)| name.clone()) {
-                self.names.remove(&name);
-            }
-        }
-        // Of tenants with one name the debt of the one furthest ahead stays.
-        let (at, ran_at) = (tenant.entity.at(), tenant.ran_at);
-        let known = known.map_or((at, ran_at), |known| (known.at, known.ran_at));
         let retired = Retired {
-            at: at.max(known.0),
+            at: tenant.entity.at(),
             pauses: tenant.pauses,
-            ran_at: ran_at.max(known.1),
+            ran_at: tenant.ran_at,
         };
-        self.names.insert(tenant.name, retired);
+        self.names.retire(tenant.name, retired);
         self.count_quotas();
         self.changed();
     }
 
     /// Drops the debt of a name.
     pub(crate) fn forget_name(&mut self, name: &str) {
-        self.names.remove(name);
+        self.names.take(name);
     }
 
     /// A tenant has work from now on. True if it had none before.

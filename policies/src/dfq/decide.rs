@@ -1,4 +1,5 @@
-//! The decisions: which tenants are held, when a running kernel is stopped, and when to decide again.
+//! The decisions: which tenants are held, when a running kernel is stopped, and when to decide
+//! again.
 
 use super::Dfq;
 use super::account::Account;

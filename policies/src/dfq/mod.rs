@@ -33,6 +33,7 @@ mod account;
 mod decide;
 mod entity;
 mod level;
+mod names;
 mod pauses;
 mod time;
 
@@ -72,8 +73,8 @@ pub struct Dfq {
     decisions: Vec<TenantDecision>,
 }
 
-/// By how much an entity may be ahead of one with a waiting command. It sets the order in which queued
-/// commands start; a late decision costs no engine time.
+/// By how much an entity may be ahead of one with a waiting command. It sets the order in which
+/// queued commands start; a late decision costs no engine time.
 const ORDER: Nanos = Nanos::from_us(100);
 
 impl Dfq {

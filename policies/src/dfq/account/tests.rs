@@ -1,6 +1,7 @@
 //! Tenants within an account: places, names, allowances.
 
 use super::*;
+use crate::dfq::names::RENAME_WINDOW;
 
 const MS: u64 = 1_000_000;
 const A: TenantId = TenantId(1);
@@ -253,11 +254,11 @@ fn of_1024_names_the_one_with_the_least_debt_is_dropped() {
             Entity::new(Weight::DEFAULT, VirtualTime::default());
         account.serve(A, Moment(0), Nanos(debt));
         account.remove(A);
-        assert_eq!(account.names.len(), 1_024.min(number as usize + 1));
+        assert_eq!(account.names.known(), 1_024.min(number as usize + 1));
     }
     // Number 525 had the least debt.
-    assert!(!account.names.contains_key("525"));
-    assert!(account.names.contains_key("524") && account.names.contains_key("526"));
+    assert!(!account.names.knows("525"));
+    assert!(account.names.knows("524") && account.names.knows("526"));
 }
 
 #[test]
