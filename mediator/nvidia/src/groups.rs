@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use turnstile_accounting::TenantId;
 
-use super::registers::Group;
+use super::observe::Group;
 
 /// Readings of the log that agree: the last record may not be there yet.
 const AGREED: u32 = 2;

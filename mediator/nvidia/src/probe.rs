@@ -4,7 +4,7 @@ use std::io;
 
 use super::clock::GpuClock;
 use super::events::EventLog;
-use super::registers::Registers;
+use super::observe::Registers;
 use super::rm::{INVALID_PARAM_STRUCT, RmClient, RmError};
 pub use super::sys::CudaFailure as CudaError;
 use super::sys::abi::{DisableChannelsParams, STATUS_BUSY, STATUS_REGISTER};

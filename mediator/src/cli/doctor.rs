@@ -7,6 +7,7 @@ use std::path::Path;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::Serialize;
 use turnstile_host::confine;
+use turnstile_nvidia::observe::Signals;
 use turnstile_nvidia::probe;
 use turnstile_nvidia::rm::CONTROL_DEVICE;
 use turnstile_nvidia::version::{self, DriverAbi, VersionError};
@@ -232,6 +233,16 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         needed_for: "letting another in when a tenant goes idle",
         remedy: "Run as root",
     };
+    let busy = Feature {
+        name: "Busy counter",
+        needed_for: "knowing when engines work (optional)",
+        remedy: "Run as root on a GPU model that docs/NVIDIA.md names",
+    };
+    let channels = Feature {
+        name: "Channel status",
+        needed_for: "knowing what a held tenant has queued (optional)",
+        remedy: "Run as root on a GPU model that docs/NVIDIA.md names",
+    };
     let counters = Feature {
         name: "Performance counters",
         needed_for: "not charging idle time within residency",
@@ -260,6 +271,8 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
             suspension.not_probed(because),
             usher.not_probed(because),
             status.not_probed(because),
+            busy.not_probed(because),
+            channels.not_probed(because),
             counters.not_probed(because),
             hosts.not_probed(because),
             memory.not_probed(because),
@@ -309,6 +322,16 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         let works = if status.works { "at work" } else { "idle" };
         Ok(format!("{works}; {how}"))
     }));
+    let signals = Signals::of(gpu).map_err(|error| told(&error));
+    let tested = |test: fn(&Signals) -> Result<(), &str>| match &signals {
+        Ok(signals) => match test(signals) {
+            Ok(()) => Ok("mapped, and passes its self-test".into()),
+            Err(reason) => Err(reason.to_owned()),
+        },
+        Err(error) => Err(error.clone()),
+    };
+    findings.push(busy.found(tested(Signals::busy_counter)));
+    findings.push(channels.found(tested(Signals::channel_status)));
     findings.push(probed(counters, &|abi| {
         probe::counters(gpu, abi)
             .map(|()| "latched 10 times a second, on the clock of the events".into())

@@ -176,9 +176,10 @@ impl Dfq {
             let account = policy.accounts.get_mut(&id);
             account.is_some_and(|account| account.pay_preemption(now, latency))
         };
-        let payer = arrived
-            .filter(|id| pays(self, *id))
-            .or_else(|| self.overtaken(running, own).filter(|id| pays(self, *id)));
+        let overtaken = self.overtaken(running, own);
+        // Another may pay where the first cannot.
+        let mut payers = arrived.into_iter().chain(overtaken);
+        let payer = payers.find(|id| pays(self, *id));
         self.preemption.under_way = payer.map(|payer| (running, payer));
         if payer.is_some() {
             // If it was held when its command started, it is to be stopped all the same.
@@ -211,17 +212,17 @@ impl Dfq {
         tenant != running && new.2 && before
     }
 
-    /// The account of an entity with work that the running one is a quantum ahead of.
-    fn overtaken(&self, running: TenantId, own: AccountId) -> Option<AccountId> {
-        let account = self.accounts.get(&own)?;
+    /// The accounts of the entities with work that the running one is a quantum ahead of.
+    fn overtaken(&self, running: TenantId, own: AccountId) -> Vec<AccountId> {
+        let Some(account) = self.accounts.get(&own) else {
+            return Vec::new();
+        };
         let passed = self.level.overtaken(own, &account.entity, QUANTUM);
-        passed.or_else(|| {
-            let runner = &account.tenants.get(&running)?.entity;
-            account
-                .level
-                .overtaken(running, runner, QUANTUM)
-                .map(|_| own)
-        })
+        let within = account.tenants.get(&running).and_then(|runner| {
+            let mut passed = account.level.overtaken(running, &runner.entity, QUANTUM);
+            passed.next().map(|_| own)
+        });
+        passed.chain(within).collect()
     }
 
     /// When decisions change though nothing is observed before.
@@ -271,8 +272,11 @@ impl Dfq {
         let running = self
             .running()
             .filter(|_| self.preemption.under_way.is_none())?;
-        let payer = self.overtaken(running, *self.owners.get(&running)?)?;
-        Some(self.accounts.get(&payer)?.pays_at(self.now, latency))
+        let payers = self.overtaken(running, *self.owners.get(&running)?);
+        let accounts = payers.iter().filter_map(|id| self.accounts.get(id));
+        accounts
+            .map(|account| account.pays_at(self.now, latency))
+            .min()
     }
 
     /// When a quota is used up by the running tenant, or renewed.

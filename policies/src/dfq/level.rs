@@ -271,12 +271,17 @@ impl<K: Copy + PartialEq> Level<K> {
             .map(|then| at.service_until(then, weight) + Nanos(1))
     }
 
-    /// One with work that `running` is a `quantum` ahead of.
-    pub(crate) fn overtaken(&self, running: K, entity: &Entity, quantum: Nanos) -> Option<K> {
-        let mut waiting = self.runnable().filter(|c| c.key != running);
-        let passed =
-            |c: &&Contender<K>| entity.at() >= c.at + lead(quantum, c.weight, entity.share());
-        waiting.find(passed).map(|c| c.key)
+    /// Those with work that `running` is a `quantum` ahead of.
+    pub(crate) fn overtaken(
+        &self,
+        running: K,
+        entity: &Entity,
+        quantum: Nanos,
+    ) -> impl Iterator<Item = K> {
+        let (at, weight) = (entity.at(), entity.share());
+        let waiting = self.runnable().filter(move |c| c.key != running);
+        let passed = move |c: &&Contender<K>| at >= c.at + lead(quantum, c.weight, weight);
+        waiting.filter(passed).map(|c| c.key)
     }
 }
 

@@ -244,3 +244,42 @@ fn where_kernels_can_be_stopped_the_engine_is_idle_for_tiny_pauses_only() {
     ];
     case(2, true, true, &attackers).check("200 us");
 }
+
+/// Kernels just longer than a preemption, beside long ones: a kernel that was stopped waits like
+/// any other.
+#[test]
+fn a_stopped_kernel_holds_others_that_are_ahead() {
+    let attackers = [
+        Attacker {
+            kernels: &[(1, 21_080)],
+            batch: true,
+            start_ns: 15_078_565,
+            ..ONE
+        },
+        Attacker {
+            kernels: &[(1, 48_150_000)],
+            pauses: &[(1, 840_600)],
+            depth: 2,
+            start_ns: 18_410_733,
+            ..ONE
+        },
+    ];
+    case(1, true, true, &attackers).check("1 ms");
+    let attackers = [
+        Attacker {
+            kernels: &[(1, 20_000)],
+            pauses: &[(1, 500_000)],
+            start_ns: 5_727_210,
+            leave: Leave::Return(0),
+            ..ONE
+        },
+        Attacker {
+            kernels: &[(1, 1_000 * MS)],
+            pauses: &[(2, 50_000), (1, 1_100_000)],
+            depth: 8,
+            start_ns: 10_453_037,
+            ..ONE
+        },
+    ];
+    case(3, true, true, &attackers).check("1 ms, pauses");
+}

@@ -449,6 +449,7 @@ impl Sim {
             self.command += 1;
             self.preemptions += 1;
             self.log(policy, EngineState::Idle);
+            self.update_demand(policy, index);
             self.decide_by(self.now);
         }
     }

@@ -11,7 +11,7 @@ use crate::costs::{Cost, Work};
 use crate::events::{EventLog, SwitchRecord};
 use crate::groups::Groups;
 use crate::models::Model;
-use crate::registers::{Group, Registers};
+use crate::observe::{Group, Registers};
 use crate::rm::{RmClient, RmError};
 use crate::watch::Watch;
 

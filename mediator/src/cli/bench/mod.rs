@@ -9,6 +9,7 @@ mod overhead;
 mod processes;
 mod scheduler;
 mod share;
+mod signals;
 mod suspend;
 mod swap;
 mod table;
@@ -36,6 +37,8 @@ enum What {
     Api(api::ApiArgs),
     /// Shares of the matrix: kernel lengths, weights, patterns; native and under DFQ
     Share(share::ShareArgs),
+    /// What the GPU shows of its engines and channels, read without a pause
+    Signals(signals::SignalsArgs),
     /// From the call that suspends a tenant to the last instruction of its kernel
     Suspend(suspend::SuspendArgs),
     /// A tenant's memory to the host and back in the middle of its kernel
@@ -59,6 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
         What::Api(args) => api::run(args),
         What::Share(args) => share::run(args),
+        What::Signals(args) => signals::run(args),
         What::Suspend(args) => suspend::run(args),
         What::Swap(args) => swap::run(args),
         What::Train(args) => train::run(args),

@@ -272,26 +272,27 @@ fn decisions_change_when_the_running_entity_has_come_near_one_that_waits() {
 fn a_running_entity_is_overtaken_by_one_that_waits_a_quantum_behind() {
     let overtaken = |of: &[(u64, u32, Does)]| {
         let running = entity(of[0].0, of[0].1, Executes);
-        level(&STOPS, false, of).overtaken(0, &running, QUANTUM)
+        let level = level(&STOPS, false, of);
+        level.overtaken(0, &running, QUANTUM).collect::<Vec<_>>()
     };
     assert_eq!(
         overtaken(&[(2_500, 100, Executes), (500, 100, Queued)]),
-        Some(1)
+        [1]
     );
-    assert_eq!(
-        overtaken(&[(2_499, 100, Executes), (500, 100, Queued)]),
-        None
-    );
+    assert_eq!(overtaken(&[(2_499, 100, Executes), (500, 100, Queued)]), []);
     assert_eq!(
         overtaken(&[(2_500, 100, Executes), (500, 100, PausesFirst)]),
-        None
+        []
     );
+    assert_eq!(overtaken(&[(2_500, 100, Executes), (500, 50, Queued)]), []);
+    assert_eq!(overtaken(&[(4_500, 100, Executes), (500, 50, Queued)]), [1]);
     assert_eq!(
-        overtaken(&[(2_500, 100, Executes), (500, 50, Queued)]),
-        None
-    );
-    assert_eq!(
-        overtaken(&[(4_500, 100, Executes), (500, 50, Queued)]),
-        Some(1)
+        overtaken(&[
+            (4_500, 100, Executes),
+            (500, 100, Queued),
+            (400, 100, Queued)
+        ]),
+        [1, 2],
+        "another may pay where the first cannot"
     );
 }

@@ -1,101 +1,106 @@
-//! The GPU's registers, read where a process sees them: a microsecond each. The driver reads them as well, but has the GPU's own processor do it, which takes a quarter of a millisecond, all of
-//! it ours.
+//! Engine status: whether the compute engine works, and the channel group on each engine.
 //!
-//! The driver maps them for whoever is privileged (an object of class NV01_MEMORY_LOCAL_PRIVILEGED is the GPU's first BAR). Mapped are single pages, for reading: that of the status
-//! register, and that of the runlist whose engine it is, which says whose context is on it.
+//! One page of the status register, and one for the runlist of each engine. 1.1 us a reading.
 //!
-//! SOURCE: measured on an H200 (580.159.04): 1.0 us a reading; the status register, the clock, the table of engines and the runlist's page can be read, where others say [`REFUSED`].
+//! SOURCE: measured on an H200 (580.159.04): 48 rows in the table of engines, all pages readable.
 
 use std::fmt;
 
 use turnstile_accounting::Moment;
 
-use super::clock::PAGE_BYTES;
-use super::rm::{Handle, RmClient, RmError};
-use super::sys::abi::{
-    CLASS_REGISTERS, ENGINES, ENGINES_CONFIG, ENGINES_MAX, STATUS_BUSY, STATUS_REGISTER, TIME_HIGH,
-    TIME_LOW,
+use super::page::{Bar, Page, RegistersError};
+use crate::rm::RmClient;
+use crate::sys::abi::{
+    ENGINES, ENGINES_CONFIG, ENGINES_MAX, STATUS_BUSY, STATUS_REGISTER, TIME_HIGH, TIME_LOW,
 };
-use super::sys::{Caching, SharedPages};
 
 /// Two ways to read the clock are of the same one if they are not further apart. SOURCE: a mapping takes 0.1 ms.
 const SAME_NS: u64 = 10_000_000;
 
-/// Why registers are not mapped.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum RegistersError {
-    /// The driver does not map them.
-    #[error(transparent)]
-    Rm(#[from] RmError),
-    /// They are not what they should be.
-    #[error("The GPU's registers are mapped, but {0}")]
-    Unlike(&'static str),
-}
-
-/// What a register that may not be read says, in its upper half. SOURCE: measured: 0xbadf5040 and 0xbadf1100.
-const REFUSED: u32 = 0xbadf;
-
-/// What was read, if that may be.
-fn told(word: u32) -> Option<u32> {
-    let gone = word == u32::MAX;
-    (word >> 16 != REFUSED && !gone).then_some(word)
-}
-
-/// A page of them.
-struct Page {
-    pages: SharedPages,
-    from: u32,
-}
-
-impl Page {
-    /// The one in which a register is.
-    fn of(client: &RmClient, registers: Handle, register: u32) -> Result<Self, RmError> {
-        // CAST: a page is small.
-        let from = register - register % PAGE_BYTES as u32;
-        let pages = client.map_gpu(registers, (from.into(), PAGE_BYTES), Caching::Own)?;
-        Ok(Self { pages, from })
-    }
-
-    fn read(&self, register: u32) -> Option<u32> {
-        // CAST: within a page.
-        let word = self
-            .pages
-            .read((register.checked_sub(self.from)?) as usize)?;
-        told(u32::from_le_bytes(word))
-    }
-}
-
 /// A group of channels, as the host engine numbers them while it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Group(u16);
+pub(crate) struct Group(u16);
 
-#[cfg(test)]
 impl Group {
-    pub(super) const fn new(number: u16) -> Self {
+    /// Its number.
+    pub(crate) const fn number(self) -> u16 {
+        self.0
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn new(number: u16) -> Self {
         Self(number)
     }
 }
 
 /// What the host engine says of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct EngineStatus(u32);
+pub(crate) struct EngineStatus(u32);
 
 impl EngineStatus {
     /// SOURCE: `NV_RUNLIST_ENGINE_STATUS0`, CTX_STATUS: a context is on the engine, and none is being switched.
     const VALID: u32 = 1;
 
-    /// Whose context is on it, if it is not being switched.
-    fn group(self) -> Option<Group> {
+    /// The group on the engine, if it is not being switched.
+    pub(crate) fn group(self) -> Option<Group> {
         // CAST: twelve bits.
         let (group, next) = (self.0 as u16 & 0xfff, (self.0 >> 16) as u16 & 0xfff);
         let state = self.0 >> 13 & 7;
         (state == Self::VALID && group == next).then_some(Group(group))
     }
+
+    /// Whether the engine works.
+    pub(crate) const fn is_busy(self) -> bool {
+        self.0 >> 31 != 0
+    }
+}
+
+/// An engine with its own runlist.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    row: Row,
+    page: Page,
+}
+
+impl Engine {
+    /// The compute engine first, then the copy engines with a runlist of their own; none where the
+    /// table of engines cannot be read.
+    ///
+    /// # Errors
+    /// The driver's refusal.
+    pub(crate) fn all(bar: &Bar<'_>) -> Result<Vec<Self>, RegistersError> {
+        let table = bar.page(ENGINES)?;
+        let count = bar.page(ENGINES_CONFIG)?.read(ENGINES_CONFIG);
+        let count = count.map_or(0, |config| config >> 20).min(ENGINES_MAX);
+        let words = (0..count).map_while(|index| table.read(ENGINES + 4 * index));
+        let rows = Row::all(words);
+        let Some(compute) = rows.iter().find(|row| row.is_compute()).copied() else {
+            return Ok(Vec::new());
+        };
+        let copies = rows.into_iter().filter(|row| row.is_copy_beside(&compute));
+        std::iter::once(compute)
+            .chain(copies)
+            .map(|row| {
+                let page = bar.page(row.status())?;
+                Ok(Self { row, page })
+            })
+            .collect()
+    }
+
+    /// Its status; none if it may not be read.
+    pub(crate) fn status(&self) -> Option<EngineStatus> {
+        self.page.read(self.row.status()).map(EngineStatus)
+    }
+
+    /// A register of its runlist, by its place.
+    pub(crate) fn runlist_register(&self, at: u32) -> Option<u32> {
+        self.page.read(self.row.runlist + at)
+    }
 }
 
 /// A row of the table of engines: what it is, and where its runlist is. SOURCE: `NV_PTOP_DEVICE_INFO2`; measured on an H200: 48 rows, the compute engine the first of runlist 0xc00000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Row {
+pub(crate) struct Row {
     kind: u32,
     instance: u32,
     runlist: u32,
@@ -133,10 +138,16 @@ impl Row {
     const fn is_compute(&self) -> bool {
         self.kind == 0 && self.instance == 0 && self.runlist != 0
     }
+
+    /// Whether it is a copy engine with another runlist than this compute engine.
+    const fn is_copy_beside(&self, compute: &Self) -> bool {
+        const COPY: u32 = 0x13;
+        self.kind == COPY && self.runlist != 0 && self.runlist != compute.runlist
+    }
 }
 
 /// The registers that are mapped.
-pub(super) struct Registers {
+pub(crate) struct Registers {
     status: Page,
     /// None where the table of engines says nothing.
     runlist: Option<(Page, u32)>,
@@ -153,12 +164,12 @@ impl Registers {
     ///
     /// # Errors
     /// If the driver does not, or they are not what they should be.
-    pub(super) fn map(
+    pub(crate) fn map(
         client: &RmClient,
         now: impl FnOnce() -> Moment,
     ) -> Result<Self, RegistersError> {
-        let registers = client.alloc_plain("map registers", client.device(), CLASS_REGISTERS)?;
-        let page = |register| Page::of(client, registers, register);
+        let bar = Bar::open(client)?;
+        let page = |register| bar.page(register);
         let clock = page(TIME_LOW)?;
         let read = || Some((clock.read(TIME_HIGH)?, clock.read(TIME_LOW)?));
         let (high, low) = read().ok_or(RegistersError::Unlike("the clock may not be read"))?;
@@ -176,7 +187,8 @@ impl Registers {
         let count = table.read(ENGINES_CONFIG).map_or(0, |config| config >> 20);
         let words = (0..count.min(ENGINES_MAX)).map_while(|index| table.read(ENGINES + 4 * index));
         let compute = Row::all(words).into_iter().find(Row::is_compute);
-        let runlist = compute.map(|row| Ok::<_, RmError>((page(row.status())?, row.status())));
+        let runlist =
+            compute.map(|row| Ok::<_, RegistersError>((page(row.status())?, row.status())));
         let runlist = runlist.transpose()?;
         let runlist = runlist.filter(|(page, at)| page.read(*at).is_some());
         if runlist.is_none() {
@@ -188,13 +200,13 @@ impl Registers {
     }
 
     /// Whether the compute engine works; none if that may not be read.
-    pub(super) fn works(&self) -> Option<bool> {
+    pub(crate) fn works(&self) -> Option<bool> {
         let status = self.status.read(STATUS_REGISTER)?;
         Some(status & STATUS_BUSY != 0)
     }
 
     /// Whose context is on the compute engine, if that is known, and it is not being switched.
-    pub(super) fn group(&self) -> Option<Group> {
+    pub(crate) fn group(&self) -> Option<Group> {
         let (page, at) = self.runlist.as_ref()?;
         EngineStatus(page.read(*at)?).group()
     }
@@ -253,13 +265,6 @@ mod tests {
         let compute = rows.iter().find(|row| row.is_compute()).unwrap();
         assert_eq!(compute.status(), 0xc0_0200);
         assert_eq!(rows[2].status(), 0xc0_0240);
-    }
-
-    #[test]
-    fn what_may_not_be_read_tells_nothing() {
-        assert_eq!(told(0xbadf_5040), None);
-        assert_eq!(told(u32::MAX), None, "the GPU is gone");
-        assert_eq!(told(0x0124_2001), Some(0x0124_2001));
     }
 
     proptest! {

@@ -1,0 +1,167 @@
+//! What the GPU shows of its engines and channels: signals that the driver lets a root daemon read,
+//! without writing anything.
+//!
+//! | signal | says | file |
+//! |---|---|---|
+//! | context-switch log | the tenant on the compute engine, from when to when | `events.rs` |
+//! | engine status | the channel group on each engine now, and whether the engine works | [`engine_status`] |
+//! | busy counter | for how long compute or copy engines worked | [`busy_counter`] |
+//! | latched counter | for how long kernels ran, each 100 ms | `counters.rs` |
+//! | channel status | what each channel has queued, also while it is held | [`channel_status`] |
+//!
+//! Each signal has a self-test. A signal that fails it is absent, with the reason; what takes its
+//! place stands in its file.
+
+pub mod busy_counter;
+pub mod channel_status;
+pub(crate) mod engine_status;
+pub(crate) mod page;
+
+use serde::Serialize;
+use turnstile_accounting::Moment;
+
+use crate::rm::{RmClient, RmError};
+use busy_counter::BusyCounter;
+pub use busy_counter::BusyTime;
+pub use channel_status::ChannelStatus;
+use channel_status::ChannelTable;
+use engine_status::Engine;
+pub(crate) use engine_status::{Group, Registers};
+use page::Bar;
+
+/// Something that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Observation {
+    /// When, by the caller's clock.
+    pub at: Moment,
+    /// What.
+    #[serde(flatten)]
+    pub kind: Kind,
+}
+
+/// A signal and its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "signal")]
+pub enum Kind {
+    /// Engine status.
+    Engine {
+        /// 0 for compute, then the copy engines.
+        engine: u8,
+        /// The channel group on it; none without one, and while it is being switched.
+        group: Option<u16>,
+        /// Whether it works.
+        busy: bool,
+    },
+    /// Busy counter.
+    Busy {
+        /// Its count, in its lower 31 bits.
+        count: u32,
+    },
+    /// Channel status, of the compute engine's runlist.
+    Channel {
+        /// Number in the runlist.
+        channel: u32,
+        /// Its word.
+        word: u32,
+    },
+}
+
+/// The signals of a GPU that passed their self-tests.
+#[derive(Debug)]
+pub struct Signals {
+    engines: Vec<Engine>,
+    busy: Result<BusyCounter, String>,
+    channels: Result<ChannelTable, String>,
+    /// The mappings are its.
+    _client: RmClient,
+}
+
+impl Signals {
+    /// Maps the signals of GPU `index`.
+    ///
+    /// # Errors
+    /// The driver maps no registers.
+    pub fn of(index: u32) -> Result<Self, RmError> {
+        let client = RmClient::open(index)?;
+        let bar = Bar::open(&client)?;
+        let engines = Engine::all(&bar).unwrap_or_default();
+        let busy = BusyCounter::map(&bar).map_err(|error| error.to_string());
+        let channels = match engines.first() {
+            Some(compute) => ChannelTable::map(&bar, compute).map_err(|error| error.to_string()),
+            None => Err("the table of engines may not be read".to_owned()),
+        };
+        Ok(Self {
+            engines,
+            busy,
+            channels,
+            _client: client,
+        })
+    }
+
+    /// Engines with a status: the compute engine and the copy engines.
+    pub fn engines(&self) -> usize {
+        self.engines.len()
+    }
+
+    /// Why there is no busy counter.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn busy_counter(&self) -> Result<(), &str> {
+        self.busy.as_ref().map(drop).map_err(String::as_str)
+    }
+
+    /// Why there is no channel status.
+    ///
+    /// # Errors
+    /// The reason.
+    pub fn channel_status(&self) -> Result<(), &str> {
+        self.channels.as_ref().map(drop).map_err(String::as_str)
+    }
+
+    /// The channels of the compute engine that are in use now.
+    pub fn used_channels(&self) -> Vec<u32> {
+        self.channels
+            .as_ref()
+            .map_or_else(|_| Vec::new(), ChannelTable::used)
+    }
+
+    /// Reads all signals: the busy counter first, at the moment of the observations, then the status
+    /// of each engine, and these channels.
+    pub fn read(
+        &self,
+        channels: &[u32],
+        clock: impl Fn() -> Moment,
+        mut take: impl FnMut(Observation),
+    ) {
+        let at = clock();
+        if let Some(count) = self.busy.as_ref().ok().and_then(BusyCounter::read) {
+            let kind = Kind::Busy { count };
+            take(Observation { at, kind });
+        }
+        for (engine, status) in (0..).zip(self.engines.iter().map(Engine::status)) {
+            if let Some(status) = status {
+                let group = status.group().map(Group::number);
+                let busy = status.is_busy();
+                let kind = Kind::Engine {
+                    engine,
+                    group,
+                    busy,
+                };
+                take(Observation { at, kind });
+            }
+        }
+        let Ok(table) = &self.channels else {
+            return;
+        };
+        for channel in channels {
+            if let Some(status) = table.read(*channel) {
+                let kind = Kind::Channel {
+                    channel: *channel,
+                    word: status.0,
+                };
+                take(Observation { at, kind });
+            }
+        }
+    }
+}
