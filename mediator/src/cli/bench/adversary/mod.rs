@@ -43,6 +43,8 @@ const SLACK_NS: u64 = 2_000_000;
 /// The part of its entitlement that a victim has where kernels can be stopped. Also the part of its
 /// time that it has where the attacker has no kernels.
 const PART: f64 = 0.93;
+/// The same on a machine on which the daemon and the victim wait for a processor.
+const PART_LATE: f64 = 0.85;
 /// The part of its entitlement that a victim has over a whole run, where its worst window is late.
 const PART_IN_ALL: f64 = 0.98;
 /// How long a daemon and a victim may wait for a processor, on a machine that is shared.
@@ -308,8 +310,8 @@ fn line(args: &AdversaryArgs, attack: &Attack, victim: Victim) -> anyhow::Result
 #[serde(rename_all = "lowercase")]
 enum Verdict {
     Passed,
-    /// All in all it had, and in its worst window only later: the daemon or the victim waited for
-    /// a processor.
+    /// All in all it had, and in its worst window only later, or a little less: the daemon or the
+    /// victim waited for a processor.
     Late,
     Short,
 }
@@ -322,16 +324,18 @@ fn allowed_ns(rules: Rules) -> Option<u64> {
 
 fn verdict(measured: &Measured, rules: Rules) -> Verdict {
     let victim = measured.victim_ns as f64;
-    let judge = |holds| match holds {
-        true => Verdict::Passed,
-        false => Verdict::Short,
+    // Also late where the machine is: a kernel of 1 ms is launched and noticed within 0.05 ms.
+    let judge = |part: f64| match part {
+        part if part >= PART => Verdict::Passed,
+        part if part >= PART_LATE => Verdict::Late,
+        _ => Verdict::Short,
     };
     let Some(allowed) = allowed_ns(rules) else {
         if rules.longest_ns == 0 {
-            return judge(victim >= PART * measured.has_work_ns as f64);
+            return judge(victim / measured.has_work_ns as f64);
         }
         let excused = (measured.returns * SLACK_NS) as f64;
-        return judge(victim + excused >= PART * measured.entitled_ns as f64);
+        return judge((victim + excused) / measured.entitled_ns as f64);
     };
     if measured.worst_ns <= allowed {
         return Verdict::Passed;
