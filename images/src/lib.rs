@@ -4,7 +4,8 @@
 //! [`Report`]. Where there is no KVM, [`run`] is the same workload as a host thread.
 
 pub use turnstile_workload::{
-    ARGS_BYTES, FILES, Load, Misbehaviour, Outcome, REPORT_BYTES, Report, Test, Workload, run,
+    ARGS_BYTES, During, FILES, Fail, Load, Misbehaviour, Outcome, PATIENCE_NS, REPORT_BYTES,
+    Report, Session, Test, Workload, run,
 };
 
 /// The freestanding guest, for the reference VMM.

@@ -52,7 +52,7 @@ enum Command {
     RunKeeper,
     /// Say what this host can do, and what to do about what it cannot
     Doctor(cli::doctor::Args),
-    /// Measure how a real GPU is shared, by the loads' own time stamps
+    /// Measure how a GPU is shared, by the loads' own time stamps or the GPU's log
     Bench(cli::bench::Args),
     /// Write manual pages
     #[command(hide = true)]

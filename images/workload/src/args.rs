@@ -1,5 +1,7 @@
 //! What the guest is to do: eight little-endian words.
 
+use turnstile_abi::TRANSFER_BYTES_MAX;
+
 /// Bytes of the arguments.
 pub const ARGS_BYTES: usize = 64;
 
@@ -103,6 +105,14 @@ pub enum Workload {
         /// From one word to the next; a multiple of 8.
         step_bytes: u64,
     },
+    /// Runs every kernel once, copies from guest memory to the GPU until the VMM requests the end,
+    /// and runs every kernel once more.
+    Copies {
+        /// Bytes of a copy, at least 8.
+        bytes: u64,
+        /// Copies in the queue at most, 1 to 64.
+        depth: u32,
+    },
     /// Misbehaves, expects the documented error, and checks that the device still works.
     Bad(Misbehaviour),
 }
@@ -128,6 +138,7 @@ impl Workload {
             ],
             Self::Doorbells { count, paced } => [3, count, paced.into(), 0, 0, 0, 0, 0],
             Self::Touch { bytes, step_bytes } => [7, bytes, step_bytes, 0, 0, 0, 0, 0],
+            Self::Copies { bytes, depth } => [8, bytes, depth.into(), 0, 0, 0, 0, 0],
             Self::Bad(kind) => [4, kind as u64, 0, 0, 0, 0, 0, 0],
         };
         let mut bytes = [0; ARGS_BYTES];
@@ -185,6 +196,11 @@ impl Workload {
                 let fits = step_bytes > 0 && step_bytes.is_multiple_of(8);
                 fits.then_some(Self::Touch { bytes, step_bytes })
             }
+            [8, bytes, depth, ..] => {
+                let depth = small(depth)?;
+                let fits = (8..=TRANSFER_BYTES_MAX).contains(&bytes) && (1..=64).contains(&depth);
+                fits.then_some(Self::Copies { bytes, depth })
+            }
             [4, kind, ..] => Misbehaviour::from_u64(kind).map(Self::Bad),
             _ => None,
         }
@@ -215,6 +231,10 @@ mod tests {
             Workload::Touch {
                 bytes: 64 << 20,
                 step_bytes: 4096,
+            },
+            Workload::Copies {
+                bytes: 8 << 20,
+                depth: 4,
             },
         ];
         let bad = Misbehaviour::ALL.iter().map(|kind| Workload::Bad(*kind));

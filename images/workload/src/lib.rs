@@ -11,6 +11,7 @@ extern crate std;
 mod args;
 mod bad;
 mod bench;
+mod copies;
 mod doorbells;
 mod filled;
 mod kernels;
@@ -25,8 +26,8 @@ mod verify;
 pub use args::{ARGS_BYTES, Load, Misbehaviour, Workload};
 pub use kernels::{FILES, Test};
 pub use report::{Outcome, REPORT_BYTES, Report};
+pub use session::{During, Fail, PATIENCE_NS, Session};
 
-use session::{Fail, Session};
 use turnstile_guest::Platform;
 use turnstile_guest::boot::BootInfo;
 
@@ -70,6 +71,12 @@ fn perform<P: Platform>(
         Workload::Doorbells { count, paced } => doorbells::run(&mut session, count, paced, report),
         Workload::Touch { bytes, step_bytes } => {
             touch::run(&mut session, bytes, step_bytes, report)
+        }
+        Workload::Copies { bytes, depth } => {
+            verify::run(&mut session, 1, report)?;
+            report.publish(platform, &boot);
+            copies::run(&mut session, bytes, depth, report)?;
+            verify::run(&mut session, 1, report)
         }
         Workload::Bad(kind) => bad::run(&mut session, kind, report),
     }

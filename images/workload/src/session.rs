@@ -5,11 +5,11 @@ use turnstile_guest::boot::{BootInfo, stop_requested};
 use turnstile_guest::{Bump, Channel, ChannelMemory, Device, DriverError, Kernel, Platform};
 
 /// Longest that a workload waits for the device. TIMEOUT: a VM that is held back may wait for seconds.
-pub(crate) const PATIENCE_NS: u64 = 60_000_000_000;
+pub const PATIENCE_NS: u64 = 60_000_000_000;
 
 /// Why a workload failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fail {
+pub enum Fail {
     /// The driver reported an error.
     Driver {
         /// During what.
@@ -31,7 +31,8 @@ pub(crate) enum Fail {
 }
 
 impl Fail {
-    pub(crate) const fn text(text: &'static str) -> Self {
+    /// The device did not do what it must.
+    pub const fn text(text: &'static str) -> Self {
         Self::Text(text)
     }
 
@@ -59,7 +60,11 @@ impl fmt::Display for Fail {
 }
 
 /// Says during what an error came.
-pub(crate) trait During<T> {
+pub trait During<T> {
+    /// Adds what was done when the error came.
+    ///
+    /// # Errors
+    /// The error, with `what`.
     fn during(self, what: &'static str) -> Result<T, Fail>;
 }
 
@@ -72,16 +77,26 @@ impl<T> During<T> for Result<T, DriverError> {
     }
 }
 
-pub(crate) struct Session<'p, P> {
-    pub(crate) platform: &'p P,
-    pub(crate) boot: BootInfo,
-    pub(crate) device: Device<'p, P>,
-    pub(crate) heap: Bump,
+/// A device that was found, and guest memory for what it reads and writes.
+#[derive(Debug)]
+pub struct Session<'p, P> {
+    /// What the guest runs on.
+    pub platform: &'p P,
+    /// What the VMM laid into guest memory.
+    pub boot: BootInfo,
+    /// The device.
+    pub device: Device<'p, P>,
+    /// Guest memory that is free.
+    pub heap: Bump,
     scratch_gpa: u64,
 }
 
 impl<'p, P: Platform> Session<'p, P> {
-    pub(crate) fn new(platform: &'p P, boot: BootInfo) -> Result<Self, Fail> {
+    /// Finds the device.
+    ///
+    /// # Errors
+    /// When there is none, or no guest memory.
+    pub fn new(platform: &'p P, boot: BootInfo) -> Result<Self, Fail> {
         let device = Device::probe(platform).during("Probing the device")?;
         let bytes = boot.memory_bytes.saturating_sub(boot.heap_gpa);
         let mut heap = Bump::new(boot.heap_gpa, bytes);
@@ -96,12 +111,15 @@ impl<'p, P: Platform> Session<'p, P> {
     }
 
     /// Whether the VMM wants the guest to end.
-    pub(crate) fn stop(&self) -> bool {
+    pub fn stop(&self) -> bool {
         stop_requested(self.platform)
     }
 
     /// Opens a channel with its interrupts on a vector of its own as far as there are any.
-    pub(crate) fn channel(&mut self, entries: u32, vector: u16) -> Result<Channel<'p, P>, Fail> {
+    ///
+    /// # Errors
+    /// When guest memory or channels are used up.
+    pub fn channel(&mut self, entries: u32, vector: u16) -> Result<Channel<'p, P>, Fail> {
         let gpa = self
             .heap
             .take(ChannelMemory::bytes(entries), ChannelMemory::ALIGN)
@@ -112,7 +130,10 @@ impl<'p, P: Platform> Session<'p, P> {
     }
 
     /// Loads a file as a module.
-    pub(crate) fn module(&self, file: &'static str) -> Result<u32, Fail> {
+    ///
+    /// # Errors
+    /// When there is no such file, or the device refuses it.
+    pub fn module(&self, file: &'static str) -> Result<u32, Fail> {
         let text = self
             .boot
             .file(self.platform, file)
@@ -121,7 +142,10 @@ impl<'p, P: Platform> Session<'p, P> {
     }
 
     /// Finds a function of a module.
-    pub(crate) fn kernel(&self, module: u32, name: &'static str) -> Result<Kernel, Fail> {
+    ///
+    /// # Errors
+    /// When the module has none of this name.
+    pub fn kernel(&self, module: u32, name: &'static str) -> Result<Kernel, Fail> {
         self.device
             .find_function(module, name, self.scratch_gpa)
             .during(name)

@@ -1,9 +1,10 @@
 //! `turnstile demo`: a daemon, several VMs, and what each received against what it was entitled to.
 
+mod scenes;
+
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::str::FromStr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,8 +19,8 @@ use turnstile_figures::windows::worst;
 use turnstile_mediation::COMPUTE;
 use turnstile_mediator::config::{Config, GpuKind};
 use turnstile_mediator::daemon::{HostSnapshot, TenantSnapshot};
-use turnstile_policies::Weight;
 
+use self::scenes::{SCENES, VmSpec, Work};
 use super::options::Scheduling;
 use super::report::{DemoReport, GuestReport, MemoryLine, VmLine};
 use super::serve;
@@ -28,7 +29,7 @@ use super::vmm::Said;
 /// How long guests may take to verify all kernels and begin their load, or to end.
 /// TIMEOUT: measured 2 s for three guests on two cores in a release build; a debug build is 20 times slower.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Left out at the beginning: queues fill, and the mediator gets to know who wants what.
+/// Left out at the beginning: queues fill, and the mediator learns what tenants want.
 const SETTLE: Duration = Duration::from_secs(1);
 /// From one step of the progress bar to the next.
 const SHOW_EVERY: Duration = Duration::from_millis(100);
@@ -44,11 +45,13 @@ pub(crate) struct Args {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-    /// The VMs: saturating (three keep their queues full) or launch-and-wait (two with one kernel in flight)
+    /// The VMs: saturating (three keep their queues full), launch-and-wait (two with one kernel in
+    /// flight) or copies (one copies to the GPU all the time, beside two with kernels)
     #[arg(long, value_name = "NAME", default_value = SCENES[0].name, conflicts_with = "vms",
         value_parser = SCENES.iter().map(|scene| scene.name).collect::<Vec<_>>())]
     scene: String,
-    /// A VM as NAME:WEIGHT:KERNEL_US[:DEPTH], instead of a scene's; give it once for each VM
+    /// A VM as NAME:WEIGHT:KERNEL_US[:DEPTH] or NAME:WEIGHT:copies[:DEPTH], instead of a scene's;
+    /// give it once for each VM
     #[arg(long = "vm", value_name = "SPEC")]
     vms: Vec<VmSpec>,
     /// Let the guests fill all the GPU memory that they own, on a card with so many times less of it than they own together
@@ -61,30 +64,8 @@ pub(crate) struct Args {
     scheduling: Scheduling,
 }
 
-/// A choice of VMs.
-struct Scene {
-    name: &'static str,
-    /// What its VMs do.
-    what: &'static str,
-    vms: &'static [&'static str],
-}
-
-/// The first is the default.
-const SCENES: &[Scene] = &[
-    Scene {
-        name: "saturating",
-        what: "each VM keeps its queue full",
-        vms: &["batch:100:2000", "interactive:100:200", "render:200:300"],
-    },
-    Scene {
-        name: "launch-and-wait",
-        what: "each VM launches one kernel, waits for it and pauses until it launches the next",
-        vms: &["a:100:2000:1", "b:100:200:1"],
-    },
-];
-
 impl Args {
-    /// What the VMs do, where a scene says so, and the VMs.
+    /// What the VMs do, where a scene states it, and the VMs.
     fn vms(&self) -> anyhow::Result<(Option<&'static str>, Vec<VmSpec>)> {
         if !self.vms.is_empty() {
             return Ok((None, self.vms.clone()));
@@ -103,55 +84,7 @@ fn factor(text: &str) -> Result<f64, String> {
     factor.ok_or_else(|| format!("{text:?} is not within 1 and 64"))
 }
 
-/// One VM of the demo.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct VmSpec {
-    name: String,
-    weight: Weight,
-    kernel_us: u64,
-    depth: u32,
-}
-
-impl FromStr for VmSpec {
-    type Err = String;
-
-    fn from_str(spec: &str) -> Result<Self, String> {
-        let form = "NAME:WEIGHT:KERNEL_US[:DEPTH], as in batch:100:2000";
-        let mut parts = spec.split(':');
-        let name = parts
-            .next()
-            .filter(|name| !name.is_empty())
-            .ok_or(form)?
-            .to_owned();
-        let mut number = |what: &str, max: u64| -> Result<Option<u64>, String> {
-            parts
-                .next()
-                .map(|text| match text.parse::<u64>() {
-                    Ok(number) if (1..=max).contains(&number) => Ok(number),
-                    _ => Err(format!("{what} {text:?} is not within 1 and {max}; {form}")),
-                })
-                .transpose()
-        };
-        let weight = number("weight", 10_000)?.ok_or(form)?;
-        let kernel_us = number("kernel length", 1_000_000)?.ok_or(form)?;
-        // A guest that wants all it can get: deep enough to ride out its wake-ups, which take milliseconds on a host with
-        // more vCPUs than cores.
-        let depth = number("depth", 256)?.unwrap_or((8_000 / kernel_us).clamp(4, 64));
-        if parts.next().is_some() {
-            return Err(form.into());
-        }
-        // CAST: both were bounded above
-        let weight = Weight::new(weight as u32).map_err(|error| error.to_string())?;
-        Ok(Self {
-            name,
-            weight,
-            kernel_us,
-            depth: depth as u32,
-        })
-    }
-}
-
-/// A VMM process and what it says.
+/// A VMM process and its output.
 struct Vm {
     child: Child,
     spec: VmSpec,
@@ -281,8 +214,11 @@ fn spawn(
         .arg(socket)
         .args(["--name", &spec.name])
         .args(["--weight", &spec.weight.get().to_string()])
-        .args(["--kernel-us", &spec.kernel_us.to_string()])
         .args(["--depth", &spec.depth.to_string()]);
+    match spec.work {
+        Work::Kernels { us } => command.args(["--kernel-us", &us.to_string()]),
+        Work::Copies => command.args(["--copy-kib", &scenes::COPY_KIB.to_string()]),
+    };
     if native {
         command.arg("--native");
     }
@@ -378,7 +314,7 @@ fn received(vms: &[Vm], snapshot: &HostSnapshot) -> Vec<Nanos> {
 fn worst_second_points(vms: &[Vm], readings: &Readings) -> Option<f64> {
     let received = readings.buckets();
     let entitled =
-        |(vm, received): (&Vm, &Vec<u64>)| vec![u64::from(vm.spec.weight.get()); received.len()];
+        |(vm, received): (&Vm, &Vec<u64>)| vec![vm.spec.compute_weight(); received.len()];
     let entitled: Vec<Vec<u64>> = vms.iter().zip(received).map(entitled).collect();
     let worst = worst(received, &entitled, BUCKETS_PER_SECOND, 0, 1);
     worst.map(|worst| worst.points)
@@ -393,7 +329,7 @@ fn report(
     end: &HostSnapshot,
 ) -> DemoReport {
     let window = after.at.since(before.at);
-    let weights: u64 = vms.iter().map(|vm| u64::from(vm.spec.weight.get())).sum();
+    let weights: u64 = vms.iter().map(|vm| vm.spec.compute_weight()).sum();
     let mut lines = Vec::new();
     let (mut received, mut entitled) = (Vec::new(), Vec::new());
     let mut charge_error: f64 = 0.0;
@@ -409,15 +345,16 @@ fn report(
             charge_error = charge_error.max(100.0 * difference);
         }
         received.push(gpu_ns);
-        entitled.push(Nanos(u64::from(vm.spec.weight.get())));
+        entitled.push(Nanos(vm.spec.compute_weight()));
         lines.push(VmLine {
             name: vm.spec.name.clone(),
             weight: vm.spec.weight.get(),
-            kernel_us: vm.spec.kernel_us,
+            kernel_us: vm.spec.kernel_us(),
+            copied_ns: (vm.spec.work == Work::Copies).then_some(copy_ns.0),
             depth: vm.spec.depth,
             gpu_ns: gpu_ns.0,
             charged_ns: charged_ns.0,
-            entitled_share_percent: 100.0 * f64::from(vm.spec.weight.get()) / weights as f64,
+            entitled_share_percent: 100.0 * vm.spec.compute_weight() as f64 / weights.max(1) as f64,
             share_percent: 0.0,
             held_ns: (to.held_ns.saturating_sub(from.held_ns)).0,
             gate_moves: to.gate_moves - from.gate_moves,
@@ -479,7 +416,7 @@ mod tests {
             let words = ["demo"].into_iter().chain(line.iter().copied());
             let line = Line::try_parse_from(words).ok()?;
             let (what, vms) = line.args.vms().ok()?;
-            let spec = |vm: &VmSpec| (vm.name.clone(), vm.kernel_us, vm.depth);
+            let spec = |vm: &VmSpec| (vm.name.clone(), vm.kernel_us(), vm.depth);
             Some((what, vms.iter().map(spec).collect::<Vec<_>>()))
         };
         for scene in SCENES {
@@ -493,27 +430,5 @@ mod tests {
         assert_eq!(own, (None, vec![("c".to_owned(), 100, 2)]));
         assert_eq!(vms(&["--scene", "saturating", "--vm", "c:1:100"]), None);
         assert_eq!(vms(&["--scene", "unknown"]), None);
-    }
-
-    #[test]
-    fn a_vm_is_named_weighed_and_given_a_depth() {
-        let spec: VmSpec = "batch:100:2000".parse().unwrap();
-        assert_eq!(
-            (spec.name.as_str(), spec.kernel_us, spec.depth),
-            ("batch", 2000, 4)
-        );
-        assert_eq!("a:1:100:7".parse::<VmSpec>().unwrap().depth, 7);
-        for bad in [
-            "",
-            "a",
-            "a:0:1",
-            "a:1:0",
-            "a:1:1:0",
-            "a:1:1:1:1",
-            "a:x:1",
-            ":1:1",
-        ] {
-            assert!(bad.parse::<VmSpec>().is_err(), "{bad:?}");
-        }
     }
 }

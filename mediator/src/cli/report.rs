@@ -26,7 +26,11 @@ pub(crate) struct GuestReport {
 pub(crate) struct VmLine {
     pub(crate) name: String,
     pub(crate) weight: u32,
+    /// Length of its kernels; 0 where it launches none.
     pub(crate) kernel_us: u64,
+    /// Time of copy engines charged in the window to a VM that copies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) copied_ns: Option<u64>,
     pub(crate) depth: u32,
     /// Compute time in the measured window, by the engine's own log.
     pub(crate) gpu_ns: u64,
@@ -41,6 +45,15 @@ pub(crate) struct VmLine {
     pub(crate) memory: Option<MemoryLine>,
     #[serde(flatten)]
     pub(crate) guest: GuestReport,
+}
+
+impl VmLine {
+    fn work(&self) -> String {
+        match self.copied_ns {
+            Some(_) => "copies".to_owned(),
+            None => format!("{} us", self.kernel_us),
+        }
+    }
 }
 
 /// What became of a VM's memory in the measured window.
@@ -137,10 +150,10 @@ impl DemoReport {
         );
         for vm in &self.vms {
             println!(
-                "{:<12} {:>6} {:>6} us {:>5} {:>7.1} % {:>7.1} %  {:<42} {:>6.2} s {:>8} {:>9}",
+                "{:<12} {:>6} {:>9} {:>5} {:>7.1} % {:>7.1} %  {:<42} {:>6.2} s {:>8} {:>9}",
                 vm.name,
                 vm.weight,
-                vm.kernel_us,
+                vm.work(),
                 vm.depth,
                 vm.entitled_share_percent,
                 vm.share_percent,
@@ -157,6 +170,12 @@ impl DemoReport {
                     mib(memory.resident_bytes),
                     mib(memory.swapped_out_bytes),
                     mib(memory.swapped_in_bytes),
+                );
+            }
+            if let Some(ns) = vm.copied_ns {
+                println!(
+                    "             copies took {:.2} s of copy engines",
+                    ns as f64 / 1e9
                 );
             }
             if let Some(error) = &vm.guest.error {
@@ -188,8 +207,8 @@ impl DemoReport {
 
 /// What the table's columns are.
 const COLUMNS: &str = "\
-kernel: length of a kernel; depth: kernels that the guest keeps in flight
-entitled: its weight, of all weights; received: compute time that it got, of what all VMs got
+kernel: length of a kernel; depth: kernels, or copies, that the guest keeps in flight
+entitled: its weight, of the weights of all VMs with kernels; received: compute time that it got, of what all VMs got
 bar: received, with | at entitled; held: time in which it was not permitted to run
 launches: kernels since its load began; verified: results that the guest compared";
 

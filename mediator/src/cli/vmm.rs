@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(60);
 /// TIMEOUT: between two attempts to reach a daemon that is gone; nobody waits for more than that after it is back.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// What is said on standard output, one JSON object a line.
+/// What the command prints on standard output, one JSON object a line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "said", rename_all = "snake_case")]
 pub(crate) enum Said {
@@ -51,7 +51,11 @@ pub(crate) struct Args {
     /// Length of a kernel in microseconds
     #[arg(long, default_value_t = 1000)]
     kernel_us: u64,
-    /// Kernels in the queue, 1 to 256
+    /// Instead of kernels, copy so many KiB from the guest to the GPU again and again, 1 to 65536
+    #[arg(long, conflicts_with_all = ["kernel_us", "burst", "fill_memory", "load_only"],
+        value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    copy_kib: Option<u64>,
+    /// Kernels in the queue, 1 to 256; copies, 1 to 64
     #[arg(long, default_value_t = 2)]
     depth: u32,
     /// Kernels between two pauses; no pauses if absent
@@ -117,7 +121,12 @@ fn start(args: &Args) -> anyhow::Result<VmHandle> {
         pause_ns: args.pause_us.unwrap_or(0).saturating_mul(1_000),
         ..Load::default()
     };
-    let workload = if args.fill_memory {
+    let workload = if let Some(kib) = args.copy_kib {
+        Workload::Copies {
+            bytes: kib << 10,
+            depth: args.depth,
+        }
+    } else if args.fill_memory {
         Workload::Filled(load)
     } else if args.load_only {
         Workload::Load(load)

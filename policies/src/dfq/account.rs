@@ -323,12 +323,14 @@ impl Account {
         }
     }
 
-    /// The tenants that a decision may be about: those that take part, and those with a cap.
-    pub(crate) fn decided(&self) -> impl Iterator<Item = TenantId> + '_ {
-        let limited = self.tenants.iter().filter(|(_, t)| t.quota.is_some());
+    /// The tenants that a decision may be about: those that take part, and those with a cap. Where
+    /// the account is `ahead`, also those without work: their next command is not to start.
+    pub(crate) fn decided(&self, ahead: bool) -> impl Iterator<Item = TenantId> + '_ {
+        let concerned = self.tenants.iter();
+        let concerned = concerned.filter(move |(_, t)| ahead || t.quota.is_some());
         self.present
             .iter()
-            .chain(limited.map(|(id, _)| id))
+            .chain(concerned.map(|(id, _)| id))
             .copied()
     }
 

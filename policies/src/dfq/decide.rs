@@ -129,7 +129,12 @@ impl Dfq {
         self.changed = true;
         self.update();
         self.preempt();
-        let present = self.accounts.values().flat_map(Account::decided);
+        let ahead = |account: &Account| {
+            let entity = &account.entity;
+            !self.level.allows(entity.at(), entity.share())
+        };
+        let accounts = self.accounts.values();
+        let present = accounts.flat_map(|account| account.decided(ahead(account)));
         let held = self.held.keys().copied();
         let mut all: Vec<TenantId> = present.chain(held).chain(self.fresh.drain(..)).collect();
         all.sort_unstable();

@@ -428,7 +428,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         parks
     }
 
-    fn kick(&self) {
+    pub(crate) fn kick(&self) {
         // A full counter means that the daemon has been told and has not looked yet.
         let _ = self.kick.write(1);
     }

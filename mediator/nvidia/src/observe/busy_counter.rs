@@ -1,7 +1,7 @@
 //! Busy counter: for how long the compute engine or any copy engine has worked.
 //!
 //! One of 16 counters of the power unit, as the firmware has set it. Copies count as work; the
-//! difference to the latched counter, which counts kernels alone, tells their part. 1.1 us a
+//! difference to the latched counter, which counts kernels alone, is their part. 1.1 us a
 //! reading.
 //!
 //! SOURCE: places as in nvgpu's public header `hw_pwr_ga10b.h`; measured on H100 and H200
@@ -135,7 +135,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is read, hardly more than the time that passed is said to have been worked.
+        /// Whatever is read, the work is hardly more than the time that passed.
         #[test]
         fn worked_is_at_most_the_time(readings in prop::collection::vec((0u64..5_000_000, any::<u32>()), 1..50)) {
             let (mut busy, mut at) = (BusyTime::default(), Moment(0));

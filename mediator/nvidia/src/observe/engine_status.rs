@@ -33,7 +33,7 @@ impl Group {
     }
 }
 
-/// What the host engine says of an engine.
+/// What the host engine reports of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EngineStatus(u32);
 
@@ -108,7 +108,8 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// The rows of a table whose words are these: up to three each, of which the highest bit says that another follows; zero words between them are none.
+    /// The rows of a table with these words: up to three each. The highest bit of a word is set if
+    /// another follows. Zero words between rows are no rows.
     fn all(words: impl Iterator<Item = u32>) -> Vec<Self> {
         let mut rows = Vec::new();
         let mut row: Vec<u32> = Vec::new();
@@ -130,7 +131,7 @@ impl Row {
         rows
     }
 
-    /// Where the host engine says what this engine does. SOURCE: `NV_RUNLIST_ENGINE_STATUS0`.
+    /// Where the host engine reports this engine. SOURCE: `NV_RUNLIST_ENGINE_STATUS0`.
     const fn status(self) -> u32 {
         self.runlist + 0x200 + self.engine * 0x40
     }
@@ -149,7 +150,7 @@ impl Row {
 /// The registers that are mapped.
 pub(crate) struct Registers {
     status: Page,
-    /// None where the table of engines says nothing.
+    /// None where the table of engines cannot be read.
     runlist: Option<(Page, u32)>,
 }
 
@@ -160,7 +161,7 @@ impl fmt::Debug for Registers {
 }
 
 impl Registers {
-    /// Maps them. `now` is what the GPU's clock says: if theirs is the same, they are this GPU's.
+    /// Maps them. They are this GPU's if their clock is the same as `now`.
     ///
     /// # Errors
     /// If the driver does not, or they are not what they should be.
@@ -205,7 +206,7 @@ impl Registers {
         Some(status & STATUS_BUSY != 0)
     }
 
-    /// Whose context is on the compute engine, if that is known, and it is not being switched.
+    /// The group on the compute engine, if it is known, and not being switched.
     pub(crate) fn group(&self) -> Option<Group> {
         let (page, at) = self.runlist.as_ref()?;
         EngineStatus(page.read(*at)?).group()

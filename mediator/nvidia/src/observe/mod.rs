@@ -1,13 +1,11 @@
 //! What the GPU shows of its engines and channels: signals that the driver lets a root daemon read,
 //! without writing anything.
 //!
-//! | signal | says | file |
-//! |---|---|---|
-//! | context-switch log | the tenant on the compute engine, from when to when | `events.rs` |
-//! | engine status | the channel group on each engine now, and whether the engine works | [`engine_status`] |
-//! | busy counter | for how long compute or copy engines worked | [`busy_counter`] |
-//! | latched counter | for how long kernels ran, each 100 ms | `counters.rs` |
-//! | channel status | what each channel has queued, also while it is held | [`channel_status`] |
+//! - Context-switch log (`events.rs`): the tenant on the compute engine, from when to when.
+//! - Engine status ([`engine_status`]): the channel group on each engine, and whether it works.
+//! - Busy counter ([`busy_counter`]): for how long compute or copy engines worked.
+//! - Latched counter (`counters.rs`): for how long kernels ran, each 100 ms.
+//! - Channel status ([`channel_status`]): what each channel has queued, also while it is held.
 //!
 //! Each signal has a self-test. A signal that fails it is absent, with the reason; what takes its
 //! place stands in its file.

@@ -19,7 +19,7 @@ pub(crate) enum RegistersError {
     Unlike(&'static str),
 }
 
-/// What a register that may not be read says, in its upper half. SOURCE: measured: 0xbadf5040 and
+/// The upper half of a register that may not be read. SOURCE: measured: 0xbadf5040 and
 /// 0xbadf1100.
 const REFUSED: u32 = 0xbadf;
 

@@ -1,5 +1,6 @@
-//! `turnstile bench`: what sharing a real GPU is like, by the loads' own time stamps.
+//! `turnstile bench`: what sharing a GPU is like, by the loads' own time stamps or the GPU's log.
 
+mod adversary;
 mod api;
 mod daemon;
 mod ending;
@@ -33,6 +34,8 @@ pub(crate) struct Args {
 
 #[derive(Subcommand, Debug)]
 enum What {
+    /// A victim beside attackers of another account, against a daemon with the software GPU
+    Adversary(adversary::AdversaryArgs),
     /// Latency of the admin API of a running daemon, at a fixed rate of requests
     Api(api::ApiArgs),
     /// Shares of the matrix: kernel lengths, weights, patterns; native and under DFQ
@@ -60,6 +63,7 @@ enum GpuArg {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     match &args.what {
+        What::Adversary(args) => adversary::run(args),
         What::Api(args) => api::run(args),
         What::Share(args) => share::run(args),
         What::Signals(args) => signals::run(args),

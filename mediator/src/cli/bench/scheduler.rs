@@ -166,6 +166,12 @@ pub(super) fn spawn(
         command.env("RUST_LOG", TRACED);
     }
     let mut daemon = Daemon::spawn(&mut command, folder)?;
+    listening(&mut daemon, &socket)?;
+    Ok((daemon, socket))
+}
+
+/// Waits until the daemon listens on its socket.
+pub(super) fn listening(daemon: &mut Daemon, socket: &Path) -> anyhow::Result<()> {
     let deadline = Instant::now() + START_LIMIT;
     while !socket.exists() {
         if let Some(status) = daemon.ended()? {
@@ -179,7 +185,7 @@ pub(super) fn spawn(
         }
         thread::sleep(Duration::from_millis(5));
     }
-    Ok((daemon, socket))
+    Ok(())
 }
 
 /// Name of tenant `index` at the daemon.

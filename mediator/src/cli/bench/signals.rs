@@ -49,7 +49,7 @@ struct Channel {
     off_schedule_ns: u64,
 }
 
-/// What was seen. What a reading says counts until the next one.
+/// What was seen. A reading counts until the next one.
 #[derive(Debug, Default, Serialize)]
 struct Summary {
     rounds: u64,
@@ -60,7 +60,7 @@ struct Summary {
     resident_ns: BTreeMap<u16, u64>,
     /// By the busy counter.
     counted_ns: u64,
-    /// Time of which the busy counter tells nothing.
+    /// Time of which the busy counter shows nothing.
     uncounted_ns: u64,
     /// Between readings that all found some engine at work: the time, and what was counted.
     surely_busy_ns: u64,

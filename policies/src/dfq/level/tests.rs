@@ -275,23 +275,22 @@ fn a_running_entity_is_overtaken_by_one_that_waits_a_quantum_behind() {
         let level = level(&STOPS, false, of);
         level.overtaken(0, &running, QUANTUM).collect::<Vec<_>>()
     };
-    assert_eq!(
-        overtaken(&[(2_500, 100, Executes), (500, 100, Queued)]),
-        [1]
-    );
-    assert_eq!(overtaken(&[(2_499, 100, Executes), (500, 100, Queued)]), []);
-    assert_eq!(
-        overtaken(&[(2_500, 100, Executes), (500, 100, PausesFirst)]),
-        []
-    );
-    assert_eq!(overtaken(&[(2_500, 100, Executes), (500, 50, Queued)]), []);
+    let behind = [(2_500, 100, Executes), (500, 100, Queued)];
+    assert_eq!(overtaken(&behind), [1]);
+    let nearer = [(2_499, 100, Executes), (500, 100, Queued)];
+    assert!(overtaken(&nearer).is_empty());
+    let pauses = [(2_500, 100, Executes), (500, 100, PausesFirst)];
+    assert!(overtaken(&pauses).is_empty());
+    let lighter = [(2_500, 100, Executes), (500, 50, Queued)];
+    assert!(overtaken(&lighter).is_empty(), "in service of the lighter");
     assert_eq!(overtaken(&[(4_500, 100, Executes), (500, 50, Queued)]), [1]);
+    let two = [
+        (4_500, 100, Executes),
+        (500, 100, Queued),
+        (400, 100, Queued),
+    ];
     assert_eq!(
-        overtaken(&[
-            (4_500, 100, Executes),
-            (500, 100, Queued),
-            (400, 100, Queued)
-        ]),
+        overtaken(&two),
         [1, 2],
         "another may pay where the first cannot"
     );

@@ -129,3 +129,14 @@ fn decisions_are_by_ascending_id_and_only_changes() {
     assert_eq!(tenants(run.dfq.decide(run.now)), [A, C]);
     assert_eq!(tenants(run.dfq.decide(run.now)), []);
 }
+
+#[test]
+fn a_tenant_added_early_is_held_while_its_account_is_ahead() {
+    let mut run = Run::new();
+    run.add(A, 1, 100).add(B, 2, 100);
+    // C connects before a kernel of B starts, and has no work yet.
+    run.queue(A).queue(B).add(C, 2, 100);
+    assert_eq!(run.held(), [], "its account is not ahead");
+    run.run(B).at(50_000);
+    assert_eq!(run.held(), [B, C], "its account is 50 ms ahead");
+}
