@@ -37,6 +37,8 @@ pub(crate) struct Tenant {
     reserved_ns: Nanos,
     /// When it last ran.
     ran_at: Option<Moment>,
+    /// It has not taken part since it came.
+    fresh: bool,
 }
 
 /// An account.
@@ -82,8 +84,8 @@ impl Account {
         }
     }
 
-    /// A tenant comes. A known name goes on where it left; a new one starts at the highest virtual
-    /// time that a tenant of the account had lately.
+    /// A tenant comes. It starts at the highest virtual time that a tenant of the account had
+    /// lately, or at what is kept under its name if that is more.
     pub(crate) fn add(&mut self, id: TenantId, name: Arc<str>, params: TenantParams, now: Moment) {
         let (at, pauses, ran_at) = match self.names.take(&name) {
             Some(retired) => (retired.at, retired.pauses, retired.ran_at),
@@ -102,6 +104,7 @@ impl Account {
             place_until: None,
             reserved_ns: Nanos::ZERO,
             ran_at,
+            fresh: true,
         };
         self.tenants.insert(id, tenant);
         self.count_quotas();
@@ -156,13 +159,14 @@ impl Account {
 
     fn enter(&mut self, id: TenantId, now: Moment) {
         let mut system = self.system;
-        let fresh = self.tenants.get(&id).is_some_and(|t| t.ran_at.is_none());
+        let fresh = self.tenants.get(&id).is_some_and(|tenant| tenant.fresh);
         if fresh {
-            // A tenant that was added early gains nothing by it.
+            // Nothing is gained by coming early, nor by coming back under another name.
             system = system.max(self.highest_lately(now).unwrap_or(system));
         }
         if let Some(tenant) = self.tenants.get_mut(&id) {
             tenant.entity.arrive(now, system);
+            tenant.fresh = false;
             (tenant.place_until, tenant.reserved_ns) = (None, Nanos::ZERO);
             self.present.insert(id);
         }

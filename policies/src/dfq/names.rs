@@ -1,7 +1,8 @@
 //! What stays of tenants that left an account, under their names.
 //!
-//! A tenant that leaves keeps its virtual time under its name. A new name starts at the highest
-//! virtual time that a tenant of the account had lately. The number of names is bounded.
+//! A tenant that leaves keeps its virtual time under its name. One that comes starts at the highest
+//! virtual time that a tenant of the account had lately, at least: many names used in turn would
+//! else each have a first kernel at once. The number of names is bounded.
 
 use super::pauses::Pauses;
 use crate::virtual_time::VirtualTime;

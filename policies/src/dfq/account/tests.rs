@@ -199,6 +199,18 @@ fn a_tenant_that_was_added_early_starts_no_earlier() {
 }
 
 #[test]
+fn a_known_name_starts_no_earlier_than_a_new_one() {
+    let mut account = with_work(&[A, B]);
+    account.serve(A, Moment(5 * MS), Nanos(5 * MS));
+    account.sleep(A, Moment(5 * MS), &RULES);
+    account.remove(A);
+    account.serve(B, Moment(205 * MS), Nanos(200 * MS));
+    add(&mut account, A, &A.to_string(), Moment(205 * MS));
+    assert!(account.wake(A, Demand::Queued, Moment(205 * MS)));
+    assert_eq!(at_ms(&account, A), 200);
+}
+
+#[test]
 fn a_known_name_goes_on_with_its_time_and_its_pauses() {
     let mut account = with_work(&[A, B]);
     account.serve(A, Moment(MS), Nanos(7 * MS));
