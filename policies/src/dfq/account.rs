@@ -4,6 +4,7 @@ use super::entity::{Entity, Standing};
 use super::level::{Level, Part, Rules};
 use super::names::{Names, Retired};
 use super::pauses::Pauses;
+use super::tenant::Tenant;
 use crate::cap::Quota;
 use crate::params::{Cap, TenantParams, Weight};
 use crate::virtual_time::VirtualTime;
@@ -20,27 +21,6 @@ const PREEMPTIONS_MAX: u64 = 10;
 /// An account earns one part in so many of what it runs for preemptions.
 const PREEMPTION_PART: u64 = 8;
 
-/// A tenant.
-#[derive(Clone, Debug)]
-pub(crate) struct Tenant {
-    pub(crate) name: Arc<str>,
-    pub(crate) entity: Entity,
-    pub(crate) quota: Option<Quota>,
-    pub(crate) pauses: Pauses,
-    /// What it wants of the engine, whether or not its cap lets it take part.
-    pub(crate) demand: Demand,
-    /// When its work ended, if it has none.
-    idle_since: Option<Moment>,
-    /// When its place expires, if it keeps one.
-    place_until: Option<Moment>,
-    /// How long the engine was idle for it in this pause.
-    reserved_ns: Nanos,
-    /// When it last ran.
-    ran_at: Option<Moment>,
-    /// It has not taken part since it came.
-    fresh: bool,
-}
-
 /// An account.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
@@ -49,6 +29,10 @@ pub(crate) struct Account {
     pub(crate) tenants: BTreeMap<TenantId, Tenant>,
     /// The tenants that take part.
     pub(crate) present: BTreeSet<TenantId>,
+    /// Those that have not taken part since they came.
+    fresh: BTreeSet<TenantId>,
+    /// They would be ahead if they did now.
+    fresh_ahead: bool,
     pub(crate) level: Level<TenantId>,
     /// The least virtual time of the tenants that take part; never decreases.
     system: VirtualTime,
@@ -73,6 +57,8 @@ impl Account {
             quota: params.cap.map(|cap| Quota::starting(cap, now)),
             tenants: BTreeMap::new(),
             present: BTreeSet::new(),
+            fresh: BTreeSet::new(),
+            fresh_ahead: false,
             level: Level::default(),
             system: VirtualTime::default(),
             names: Names::default(),
@@ -104,9 +90,9 @@ impl Account {
             place_until: None,
             reserved_ns: Nanos::ZERO,
             ran_at,
-            fresh: true,
         };
         self.tenants.insert(id, tenant);
+        self.fresh.insert(id);
         self.count_quotas();
     }
 
@@ -119,6 +105,7 @@ impl Account {
     /// A tenant leaves; its name keeps its virtual time.
     pub(crate) fn remove(&mut self, id: TenantId) {
         self.present.remove(&id);
+        self.fresh.remove(&id);
         let Some(tenant) = self.tenants.remove(&id) else {
             return;
         };
@@ -159,14 +146,12 @@ impl Account {
 
     fn enter(&mut self, id: TenantId, now: Moment) {
         let mut system = self.system;
-        let fresh = self.tenants.get(&id).is_some_and(|tenant| tenant.fresh);
-        if fresh {
+        if self.fresh.remove(&id) {
             // Nothing is gained by coming early, nor by coming back under another name.
             system = system.max(self.highest_lately(now).unwrap_or(system));
         }
         if let Some(tenant) = self.tenants.get_mut(&id) {
             tenant.entity.arrive(now, system);
-            tenant.fresh = false;
             (tenant.place_until, tenant.reserved_ns) = (None, Nanos::ZERO);
             self.present.insert(id);
         }
@@ -297,6 +282,20 @@ impl Account {
         }
     }
 
+    /// Puts those that have not taken part yet where they would start now, if that is ahead: their
+    /// first command is not to start then.
+    fn raise_fresh(&mut self, now: Moment) {
+        let start = (!self.fresh.is_empty()).then(|| self.highest_lately(now));
+        let ahead = |at: &VirtualTime| !self.level.allows(*at, Weight::DEFAULT.get().into());
+        let start = start.flatten().filter(ahead);
+        self.fresh_ahead = start.is_some();
+        for id in start.iter().flat_map(|_| &self.fresh) {
+            if let Some((tenant, at)) = self.tenants.get_mut(id).zip(start) {
+                tenant.entity.clock.raise(at);
+            }
+        }
+    }
+
     /// Takes tenants with a used-up quota out, and in again once it is renewed.
     fn update_caps(&mut self, now: Moment) {
         if self.limited == 0 {
@@ -332,9 +331,11 @@ impl Account {
     pub(crate) fn decided(&self, ahead: bool) -> impl Iterator<Item = TenantId> + '_ {
         let concerned = self.tenants.iter();
         let concerned = concerned.filter(move |(_, t)| ahead || t.quota.is_some());
+        let fresh = self.fresh.iter().filter(|_| self.fresh_ahead);
         self.present
             .iter()
             .chain(concerned.map(|(id, _)| id))
+            .chain(fresh)
             .copied()
     }
 
@@ -373,6 +374,7 @@ impl Account {
             })
         });
         self.level.update(rules, now, engine_idle, present);
+        self.raise_fresh(now);
         let runs = busy || self.may_start().next().is_some();
         let standing = self.entity.standing();
         if self.is_capped() {
@@ -470,23 +472,6 @@ impl Account {
     /// When it can pay for a preemption.
     pub(crate) fn pays_at(&self, now: Moment, latency: Nanos) -> Moment {
         self.preemptions.reaches(now, latency)
-    }
-}
-
-impl Tenant {
-    /// Whether it has work.
-    pub(crate) fn wants(&self) -> bool {
-        self.demand != Demand::Nothing
-    }
-
-    /// Whether a command of it waits to be started.
-    pub(crate) fn is_queued(&self) -> bool {
-        self.demand == Demand::Queued && self.entity.is_runnable()
-    }
-
-    /// Whether its quota is used up.
-    pub(crate) fn is_capped(&self) -> bool {
-        self.quota.as_ref().is_some_and(Quota::exhausted)
     }
 }
 

@@ -35,6 +35,7 @@ mod entity;
 mod level;
 mod names;
 mod pauses;
+mod tenant;
 mod time;
 
 use crate::params::{Cap, Membership, TenantParams, Weight};
@@ -43,9 +44,10 @@ use crate::policy::{
 };
 use crate::table::Tuning;
 use crate::virtual_time::VirtualTime;
-use account::{Account, Tenant};
+use account::Account;
 use level::{Level, Rules};
 use std::collections::BTreeMap;
+use tenant::Tenant;
 use turnstile_accounting::{AccountId, Demand, EngineState, Moment, Nanos, TenantId};
 
 /// Weighted, capped, disengaged fair queuing over accounts and tenants.

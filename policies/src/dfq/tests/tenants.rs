@@ -140,3 +140,26 @@ fn a_tenant_added_early_is_held_while_its_account_is_ahead() {
     run.run(B).at(50_000);
     assert_eq!(run.held(), [B, C], "its account is 50 ms ahead");
 }
+
+/// Names that are used in turn: each is known, and ran a long time ago.
+#[test]
+fn names_used_in_turn_wait_for_the_others_of_their_account() {
+    const V: TenantId = TenantId(9);
+    let mut run = Run::new();
+    for name in ["a0", "a1"] {
+        run.add_named(A, 0, 100, name).queue(A).run(A);
+        let now = run.now.0 / 1_000;
+        run.at(now + 50_000).rest(A).idle();
+        run.dfq.remove(A, run.now).unwrap();
+    }
+    run.add_named(V, 0, 100, "v").queue(V).run(V).at(2_300_000);
+    run.add_named(A, 0, 100, "a0").queue(A);
+    run.run(A).at(2_300_010).add_named(B, 0, 100, "a1");
+    assert_eq!(run.held(), []);
+    run.at(2_500_000);
+    assert_eq!(run.held(), [A, B], "before its first command");
+    run.rest(A).idle();
+    run.dfq.remove(A, run.now).unwrap();
+    run.run(V).at(2_504_000).queue(B).at(2_504_100);
+    assert_eq!((run.tenant_at(V), run.tenant_at(B)), (2_304_000, 2_500_000));
+}
