@@ -200,6 +200,7 @@ impl Context {
             params,
             id: self.launches.fetch_add(1, Ordering::Relaxed),
             module: None,
+            paused: Mutex::default(),
         };
         if self.config.kernels == Kernels::Interpreted {
             let module = self.modules().loaded.get(&launch.module).cloned();

@@ -82,7 +82,7 @@ fn fault(error: &ExecError, stop: &Stop) -> Outcome {
         }
         ExecError::Deadlock { .. } => (ErrorCode::KernelTrap, 0),
         ExecError::Budget => (ErrorCode::KernelTimeout, 0),
-        ExecError::Aborted => return stop.outcome(),
+        ExecError::Aborted | ExecError::Paused => return stop.outcome(),
     };
     Outcome::Fault { code, info }
 }
@@ -100,7 +100,9 @@ impl Timer for RealTimer<'_> {
 
     fn sleep(&mut self, ns: u64) {
         let until = self.clock.now() + Nanos(ns);
-        self.clock.sleep_unless_ended(until, self.stop);
+        let stop = self.stop;
+        self.clock
+            .sleep_until(until, || stop.is_ended() || stop.is_paused());
     }
 }
 
@@ -127,20 +129,15 @@ fn run_blocks(
     let stop = &*start.stop;
     let control = Control {
         abort: &stop.ended,
+        pause: &stop.pause,
         budget: u64::MAX,
     };
     let sms = config.multiprocessors.max(1);
     let mut timer = RealTimer { clock, stop };
-    let mut scratch = Scratch::new();
+    let mut scratch = kernel.paused().take().unwrap_or_default();
     for block in start.progress.blocks..kernel.launch.grid.count() {
         if stop.is_ended() {
             return stop.outcome();
-        }
-        if stop.is_paused() {
-            return Outcome::Preempted(Progress {
-                blocks: block,
-                ..start.progress
-            });
         }
         // CAST: a remainder of a u32.
         let sm = (block % u64::from(sms)) as u32;
@@ -148,8 +145,16 @@ fn run_blocks(
         let index = block_index(launch.grid, block);
         let space = &start.context.space;
         let ran = run_block(&launch, index, space, &mut timer, &control, &mut scratch);
-        if let Err(error) = ran {
-            return fault(&error, stop);
+        match ran {
+            Ok(_) => {}
+            Err(ExecError::Paused) => {
+                *kernel.paused() = Some(scratch);
+                return Outcome::Preempted(Progress {
+                    blocks: block,
+                    ..start.progress
+                });
+            }
+            Err(error) => return fault(&error, stop),
         }
     }
     Outcome::Done
@@ -250,6 +255,7 @@ pub(super) fn run_virtual(config: &SoftConfig, start: &Start, kernel: &Kernel) -
         let affordable = limit_ps.saturating_sub(from_ps).checked_div(each_ps);
         let control = Control {
             abort: &exceeded,
+            pause: &AtomicBool::new(false),
             // One more, so that the limit is exceeded and not just met.
             budget: affordable.map_or(u64::MAX, |n| n.saturating_add(1)),
         };
@@ -271,7 +277,7 @@ pub(super) fn run_virtual(config: &SoftConfig, start: &Start, kernel: &Kernel) -
             &mut scratch,
         ) {
             Ok(done) => timer.pass(done.global_sectors + done.atomics, config.cost.sector_ps),
-            Err(ExecError::Budget | ExecError::Aborted) => return timeout(),
+            Err(ExecError::Budget | ExecError::Aborted | ExecError::Paused) => return timeout(),
             Err(error) => return (length(timer.ps), fault(&error, &start.stop)),
         }
         if exceeded.load(Ordering::Relaxed) {

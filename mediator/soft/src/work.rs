@@ -1,7 +1,7 @@
 //! What engines are given to do, and what comes of it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_abi::{CopyDirection, ErrorCode, Launch};
 use turnstile_accounting::{Moment, Nanos};
@@ -9,6 +9,7 @@ use turnstile_accounting::{Moment, Nanos};
 use super::context::{Context, LoadedModule};
 use super::swap::Moving;
 use turnstile_gpu::ring::ChannelFault;
+use turnstile_ptx::Scratch;
 
 /// A kernel launch whose module, function and parameters were looked up.
 #[derive(Debug)]
@@ -21,6 +22,15 @@ pub(super) struct Kernel {
     pub(super) id: u64,
     /// Its module; None where lengths are given and nothing is computed.
     pub(super) module: Option<Arc<LoadedModule>>,
+    /// The block that was stopped in its middle, if one was.
+    pub(super) paused: Mutex<Option<Scratch>>,
+}
+
+impl Kernel {
+    /// The block that was stopped, for the thread that goes on with it.
+    pub(super) fn paused(&self) -> MutexGuard<'_, Option<Scratch>> {
+        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Work for an engine.

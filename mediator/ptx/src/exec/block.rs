@@ -82,6 +82,9 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
                     return Err(ExecError::Budget);
                 }
             }
+            if control.pause.load(Ordering::Relaxed) {
+                return Err(ExecError::Paused);
+            }
         }
     }
 

@@ -96,6 +96,9 @@ impl<'a> Launch<'a> {
 pub struct Control<'a> {
     /// Set to end the block with [`ExecError::Aborted`]; read every few thousand instructions.
     pub abort: &'a AtomicBool,
+    /// Set to stop the block with [`ExecError::Paused`]; it goes on when it is run again with the
+    /// same scratch. Read as often.
+    pub pause: &'a AtomicBool,
     /// Warp instructions that the block may execute, helpers of the lowering included.
     pub budget: u64,
 }
@@ -131,7 +134,8 @@ pub enum ExecError {
     Fault {
         /// What is wrong with the address.
         fault: MemoryFault,
-        /// The address as the instruction had it (an offset, for shared, local and parameter memory).
+        /// The address as the instruction had it (an offset, for shared, local and parameter
+        /// memory).
         va: u64,
         /// Block index.
         block: [u32; 3],
@@ -167,18 +171,45 @@ pub enum ExecError {
     /// [`Control::abort`] was set.
     #[error("Aborted")]
     Aborted,
+    /// [`Control::pause`] was set.
+    #[error("Paused")]
+    Paused,
     /// [`Control::budget`] is used up.
     #[error("Instruction budget is used up")]
     Budget,
 }
 
-/// Buffers that blocks reuse: registers, shared and local memory. Each block finds them zeroed, so nothing
-/// passes from one tenant's block to another's (cf. LeftoverLocals, CVE-2023-4969).
+/// Buffers that blocks reuse: registers, shared and local memory. Each block finds them zeroed, so
+/// nothing passes from one tenant's block to another's (cf. LeftoverLocals, CVE-2023-4969).
 #[derive(Debug, Default)]
 pub struct Scratch {
     warps: Vec<Warp>,
     shared: Vec<u8>,
     local: Vec<u8>,
+    /// The block that was stopped, of which the buffers are.
+    paused: Option<Paused>,
+}
+
+/// What is left of a stopped block beside its buffers.
+#[derive(Debug)]
+struct Paused {
+    index: [u32; 3],
+    barriers: [u32; 16],
+    outcome: BlockOutcome,
+    executed: u64,
+    unreported: u64,
+}
+
+impl Paused {
+    fn before(index: [u32; 3]) -> Self {
+        Self {
+            index,
+            barriers: [0; 16],
+            outcome: BlockOutcome::default(),
+            executed: 0,
+            unreported: 0,
+        }
+    }
 }
 
 impl Scratch {
@@ -204,11 +235,13 @@ impl Scratch {
 
 /// Runs one block to its end.
 ///
-/// Blocks of a grid may run in any order and at the same time, each with its own scratch. A block that waits for
-/// another one through memory needs that one to run at the same time, as on hardware.
+/// Blocks of a grid may run in any order and at the same time, each with its own scratch. A block
+/// that waits for another one through memory needs that one to run at the same time, as on
+/// hardware.
 ///
 /// # Errors
-/// The launch does not fit, an access failed, `trap`, or [`Control`] ended it.
+/// The launch does not fit, an access failed, `trap`, or [`Control`] ended or stopped it. A block
+/// that was stopped goes on if it is run again with the same launch and scratch.
 pub fn run_block<M: DeviceMemory, T: Timer>(
     launch: &Launch<'_>,
     block_index: [u32; 3],
@@ -225,7 +258,14 @@ pub fn run_block<M: DeviceMemory, T: Timer>(
     }
     // CAST: checked against the 32-bit limit.
     let shared_bytes = (entry.static_shared_bytes + launch.dynamic_shared_bytes) as usize;
-    scratch.prepare(entry, launch.block, threads, shared_bytes);
+    let paused = scratch.paused.take();
+    let begun = match paused.filter(|paused| paused.index == block_index) {
+        Some(paused) => paused,
+        None => {
+            scratch.prepare(entry, launch.block, threads, shared_bytes);
+            Paused::before(block_index)
+        }
+    };
     let mut block = Block {
         launch,
         code: &entry.code,
@@ -236,13 +276,23 @@ pub fn run_block<M: DeviceMemory, T: Timer>(
         shared: &mut scratch.shared,
         local: &mut scratch.local,
         local_bytes: entry.local_bytes as usize,
-        barriers: [0; 16],
-        outcome: BlockOutcome::default(),
-        executed: 0,
-        unreported: 0,
+        barriers: begun.barriers,
+        outcome: begun.outcome,
+        executed: begun.executed,
+        unreported: begun.unreported,
     };
     let result = block.run(&mut scratch.warps, control);
     // Also of a block that failed: its time was used.
     block.now_ns();
-    result.map(|()| block.outcome)
+    let outcome = block.outcome;
+    if result == Err(ExecError::Paused) {
+        scratch.paused = Some(Paused {
+            index: block_index,
+            barriers: block.barriers,
+            outcome,
+            executed: block.executed,
+            unreported: block.unreported,
+        });
+    }
+    result.map(|()| outcome)
 }

@@ -262,6 +262,7 @@ fn endless_and_stuck_blocks_end() {
     let abort = AtomicBool::new(true);
     let control = Control {
         abort: &abort,
+        pause: &AtomicBool::new(false),
         budget: u64::MAX,
     };
     let (memory, mut timer) = (Flat::new(0), Virtual::default());
@@ -333,6 +334,7 @@ fn nothing_is_left_for_the_next_block() {
     let abort = AtomicBool::new(false);
     let control = Control {
         abort: &abort,
+        pause: &AtomicBool::new(false),
         budget: 1 << 20,
     };
     for module in [&dirty, &look] {

@@ -125,7 +125,8 @@ pub(super) fn load(text: &str) -> Module {
     Module::load(text, &Limits::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// All blocks of a launch, one after another; sums what they did.
+/// All blocks of a launch, one after another, each stopped as often as it can be; sums what they
+/// did.
 pub(super) fn run_grid(launch: &Launch<'_>, memory: &Flat) -> Result<BlockOutcome, ExecError> {
     run_timed(launch, memory, &mut Virtual::default(), 1 << 32)
 }
@@ -139,6 +140,7 @@ pub(super) fn run_timed(
     let abort = AtomicBool::new(false);
     let control = Control {
         abort: &abort,
+        pause: &AtomicBool::new(true),
         budget,
     };
     let mut scratch = Scratch::new();
@@ -146,7 +148,13 @@ pub(super) fn run_timed(
     let [x, y, z] = launch.grid;
     for at in 0..x * y * z {
         let index = [at % x, at / x % y, at / x / y];
-        let outcome = run_block(launch, index, memory, timer, &control, &mut scratch)?;
+        let mut run = || run_block(launch, index, memory, timer, &control, &mut scratch);
+        let outcome = loop {
+            match run() {
+                Err(ExecError::Paused) => {}
+                ended => break ended?,
+            }
+        };
         sum.warp_instructions += outcome.warp_instructions;
         sum.lane_instructions += outcome.lane_instructions;
         sum.global_sectors += outcome.global_sectors;

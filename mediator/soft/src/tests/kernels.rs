@@ -8,6 +8,7 @@ use vm_memory::GuestAddress;
 
 use super::*;
 use crate::{CostModel, SoftConfig, SoftGpu, VirtualGpu};
+use turnstile_gpu::Suspend;
 
 const VECADD: &str = include_str!("../../../../images/kernels/vecadd.ptx");
 const SPIN: &str = include_str!("../../../../images/kernels/spin.ptx");
@@ -154,6 +155,41 @@ fn vecadd_in_virtual_time_costs_what_the_model_says() {
     assert_eq!(length(8, 1), 2 * one);
     assert_eq!(length(1, 1), 16 * one);
     assert_eq!(length(2, 2), 4 * one);
+}
+
+/// A kernel of one block that spins for `ns`, and a fence.
+fn push_spin(gpu: &SoftGpu, id: TenantId, channel: &mut PlainChannel, ns: u64) {
+    channel.vm.take(64);
+    let (module, _) = gpu.load_module(id, SPIN).unwrap();
+    let (function, _) = gpu.find_function(id, module, "spin").unwrap();
+    let out = gpu.allocate(id, 64).unwrap().va;
+    let params = [ns, out, 0x99 << 32 | 1];
+    channel.push(&launch(&channel.vm, (module, function), 1, 1, &params));
+    channel.push_fence(false);
+    channel.ring_watched(gpu);
+}
+
+#[test]
+fn a_kernel_of_one_block_is_stopped_in_its_middle() {
+    let gpu = SoftGpu::new(SoftConfig {
+        suspend: Suspend::MidKernel,
+        ..SoftConfig::default()
+    })
+    .unwrap();
+    let (mut long, mut short) = (channel(&gpu, A, 8), channel(&gpu, B, 8));
+    push_spin(&gpu, A, &mut long, 10_000_000_000);
+    let runs = |id| gpu.engine_status(EngineId(0)).running == Some(id);
+    for round in 1..=3 {
+        wait("kernel", || runs(A));
+        gpu.suspend(A);
+        wait("stop", || !runs(A));
+        push_spin(&gpu, B, &mut short, 100_000);
+        wait("other tenant", || short.fence().value == round);
+        assert_eq!(long.fence().value, 0, "its kernel is of ten seconds");
+        gpu.resume(A);
+    }
+    gpu.destroy_context(A);
+    assert_eq!(long.state().error, 0);
 }
 
 #[test]
