@@ -394,7 +394,7 @@ mod tests {
     fn every_host_gets_every_line_and_what_is_missing_a_remedy() {
         // No host has a GPU of this number.
         let findings = examine(4_000_000);
-        assert_eq!(findings.len(), 16);
+        assert_eq!(findings.len(), 18);
         for finding in &findings {
             let has_remedy = !finding.remedy.is_empty();
             assert_eq!(has_remedy, finding.state == State::Missing, "{finding:?}");
