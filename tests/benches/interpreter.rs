@@ -90,6 +90,7 @@ fn block(c: &mut Criterion) {
         launch.block = threads;
         let mut run = || {
             let control = Control {
+                pause: &AtomicBool::new(false),
                 abort: &abort,
                 budget: u64::MAX,
             };

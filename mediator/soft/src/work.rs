@@ -23,12 +23,12 @@ pub(super) struct Kernel {
     /// Its module; None where lengths are given and nothing is computed.
     pub(super) module: Option<Arc<LoadedModule>>,
     /// The block that was stopped in its middle, if one was.
-    pub(super) paused: Mutex<Option<Scratch>>,
+    pub(super) paused: Mutex<Option<Box<Scratch>>>,
 }
 
 impl Kernel {
     /// The block that was stopped, for the thread that goes on with it.
-    pub(super) fn paused(&self) -> MutexGuard<'_, Option<Scratch>> {
+    pub(super) fn paused(&self) -> MutexGuard<'_, Option<Box<Scratch>>> {
         self.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

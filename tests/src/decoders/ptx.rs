@@ -57,6 +57,7 @@ pub fn ptx(text: &str) {
         let mut launch = Launch::new(&module, index, &params);
         launch.block = [33, 1, 1];
         let control = Control {
+            pause: &AtomicBool::new(false),
             abort: &abort,
             budget: 10_000,
         };
