@@ -69,22 +69,18 @@ impl Engine {
     /// # Errors
     /// The driver's refusal.
     pub(crate) fn all(bar: &Bar<'_>) -> Result<Vec<Self>, RegistersError> {
-        let table = bar.page(ENGINES)?;
-        let count = bar.page(ENGINES_CONFIG)?.read(ENGINES_CONFIG);
-        let count = count.map_or(0, |config| config >> 20).min(ENGINES_MAX);
-        let words = (0..count).map_while(|index| table.read(ENGINES + 4 * index));
-        let rows = Row::all(words);
+        let rows = Row::read_all(bar)?;
         let Some(compute) = rows.iter().find(|row| row.is_compute()).copied() else {
             return Ok(Vec::new());
         };
         let copies = rows.into_iter().filter(|row| row.is_copy_beside(&compute));
-        std::iter::once(compute)
-            .chain(copies)
-            .map(|row| {
-                let page = bar.page(row.status())?;
-                Ok(Self { row, page })
-            })
-            .collect()
+        let engines = std::iter::once(compute).chain(copies);
+        engines.map(|row| Self::of(row, bar)).collect()
+    }
+
+    fn of(row: Row, bar: &Bar<'_>) -> Result<Self, RegistersError> {
+        let page = bar.page(row.status())?;
+        Ok(Self { row, page })
     }
 
     /// Its status; none if it may not be read.
@@ -108,6 +104,14 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// The rows of the GPU's table. Its configuration lies in the same page.
+    fn read_all(bar: &Bar<'_>) -> Result<Vec<Self>, RegistersError> {
+        let table = bar.page(ENGINES)?;
+        let count = table.read(ENGINES_CONFIG).map_or(0, |config| config >> 20);
+        let words = (0..count.min(ENGINES_MAX)).map_while(|index| table.read(ENGINES + 4 * index));
+        Ok(Self::all(words))
+    }
+
     /// The rows of a table with these words: up to three each. The highest bit of a word is set if
     /// another follows. Zero words between rows are no rows.
     fn all(words: impl Iterator<Item = u32>) -> Vec<Self> {
@@ -151,7 +155,7 @@ impl Row {
 pub(crate) struct Registers {
     status: Page,
     /// None where the table of engines cannot be read.
-    runlist: Option<(Page, u32)>,
+    compute: Option<Engine>,
 }
 
 impl fmt::Debug for Registers {
@@ -184,20 +188,15 @@ impl Registers {
                 "the status register may not be read",
             ));
         }
-        let table = page(ENGINES)?;
-        let count = table.read(ENGINES_CONFIG).map_or(0, |config| config >> 20);
-        let words = (0..count.min(ENGINES_MAX)).map_while(|index| table.read(ENGINES + 4 * index));
-        let compute = Row::all(words).into_iter().find(Row::is_compute);
-        let runlist =
-            compute.map(|row| Ok::<_, RegistersError>((page(row.status())?, row.status())));
-        let runlist = runlist.transpose()?;
-        let runlist = runlist.filter(|(page, at)| page.read(*at).is_some());
-        if runlist.is_none() {
+        let row = Row::read_all(&bar)?.into_iter().find(Row::is_compute);
+        let compute = row.map(|row| Engine::of(row, &bar)).transpose()?;
+        let compute = compute.filter(|engine| engine.status().is_some());
+        if compute.is_none() {
             log::warn!(
                 "The GPU's registers do not say whose context is on the engine; the log does, 50 us a reading"
             );
         }
-        Ok(Self { status, runlist })
+        Ok(Self { status, compute })
     }
 
     /// Whether the compute engine works; none if that may not be read.
@@ -208,8 +207,7 @@ impl Registers {
 
     /// The group on the compute engine, if it is known, and not being switched.
     pub(crate) fn group(&self) -> Option<Group> {
-        let (page, at) = self.runlist.as_ref()?;
-        EngineStatus(page.read(*at)?).group()
+        self.compute.as_ref()?.status()?.group()
     }
 }
 
