@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Extension, Path, Query, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use turnstile_policies::Weight;
@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use super::Shared;
 use super::access::Caller;
 use super::body::{Patch, Whole};
-use super::etag::{expect, tagged};
+use super::etag::{expect, tagged, tagged_at};
 use super::gate::RequestId;
 use super::limits::LIMIT_MAX;
 use super::page::{Page, PageQuery};
@@ -339,14 +339,8 @@ pub(super) async fn make(
     };
     let write = Write::of_account(caller, id, name.clone());
     let account = shared.write_account(write, decide).await?;
-    let mut response = tagged(&HeaderMap::new(), &account);
-    if !there {
-        *response.status_mut() = StatusCode::CREATED;
-        if let Ok(location) = HeaderValue::from_str(&format!("/v1/accounts/{name}")) {
-            response.headers_mut().insert(header::LOCATION, location);
-        }
-    }
-    Ok(response)
+    let place = format!("/v1/accounts/{name}");
+    Ok(tagged_at(&place, !there, &account))
 }
 
 /// Changes an account, by merge patch (RFC 7396). Weight and quota apply at the next decision, the

@@ -38,6 +38,18 @@ pub(super) fn tagged(headers: &HeaderMap, content: &impl Serialize) -> Response 
     ([(header::ETAG, value)], Json(content)).into_response()
 }
 
+/// A representation with its tag and, if the caller `made` it now, with its place.
+pub(super) fn tagged_at(place: &str, made: bool, content: &impl Serialize) -> Response {
+    let mut response = tagged(&HeaderMap::new(), content);
+    if made {
+        *response.status_mut() = StatusCode::CREATED;
+        if let Ok(location) = HeaderValue::from_str(place) {
+            response.headers_mut().insert(header::LOCATION, location);
+        }
+    }
+    response
+}
+
 /// Whether a list of tags names this one. Weak ones are compared weakly, as only `If-None-Match` may have them.
 fn names(list: &str, tag: &str) -> bool {
     let mut tags = list.split(',').map(str::trim);

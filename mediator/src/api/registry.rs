@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Extension, Path, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 use super::Shared;
 use super::access::Caller;
 use super::body::Whole;
-use super::etag::{expect, tagged};
+use super::etag::{expect, tagged_at};
 use super::gate::RequestId;
 use super::limits::check;
 use super::params::IfMatch;
@@ -88,14 +88,8 @@ pub(super) async fn register(
     };
     let write = Write::new(caller, id, "vm", name.clone());
     let vm = shared.write(write, decide).await?;
-    let mut response = tagged(&HeaderMap::new(), &vm);
-    if before.is_none() {
-        *response.status_mut() = StatusCode::CREATED;
-        if let Ok(location) = HeaderValue::from_str(&format!("/v1/vms/{name}")) {
-            response.headers_mut().insert(header::LOCATION, location);
-        }
-    }
-    Ok(response)
+    let place = format!("/v1/vms/{name}");
+    Ok(tagged_at(&place, before.is_none(), &vm))
 }
 
 /// Forgets what is set of a tenant that is not connected.
