@@ -1,17 +1,13 @@
 //! Kernels that are computed, in both times.
 
-use std::time::{Duration, Instant};
-
 use turnstile_abi::{Command, CopyDirection, ErrorCode};
 use turnstile_accounting::{EngineId, Moment};
 use vm_memory::GuestAddress;
 
 use super::*;
 use crate::{CostModel, SoftConfig, SoftGpu, VirtualGpu};
-use turnstile_gpu::Suspend;
 
 const VECADD: &str = include_str!("../../../../images/kernels/vecadd.ptx");
-const SPIN: &str = include_str!("../../../../images/kernels/spin.ptx");
 const HEADER: &str = ".version 8.0\n.target sm_90\n.address_size 64\n";
 
 /// A module with one entry `k` of one u64 parameter, which is in %rd0.
@@ -23,7 +19,7 @@ fn small(body: &str) -> String {
     )
 }
 
-fn launch(
+pub(super) fn launch(
     vm: &PlainVm,
     (module, function): (u32, u32),
     blocks: u32,
@@ -48,14 +44,6 @@ fn small_launch(gpu: &dyn Gpu, channel: &PlainChannel, body: &str, param: u64) -
     let (function, bytes) = gpu.find_function(channel.tenant, module, "k").unwrap();
     assert_eq!(bytes, 8);
     launch(&channel.vm, (module, function), 1, 1, &[param])
-}
-
-fn wait(what: &str, done: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !done() {
-        assert!(begin.elapsed() < Duration::from_secs(10), "no {what}");
-        std::thread::sleep(Duration::from_micros(100));
-    }
 }
 
 /// Pushes copies to the card, the kernel, a copy back and a fence; returns where the result will be.
@@ -155,95 +143,6 @@ fn vecadd_in_virtual_time_costs_what_the_model_says() {
     assert_eq!(length(8, 1), 2 * one);
     assert_eq!(length(1, 1), 16 * one);
     assert_eq!(length(2, 2), 4 * one);
-}
-
-/// A kernel of one block that spins for `ns`, and a fence.
-fn push_spin(gpu: &SoftGpu, id: TenantId, channel: &mut PlainChannel, ns: u64) {
-    channel.vm.take(64);
-    let (module, _) = gpu.load_module(id, SPIN).unwrap();
-    let (function, _) = gpu.find_function(id, module, "spin").unwrap();
-    let out = gpu.allocate(id, 64).unwrap().va;
-    let params = [ns, out, 0x99 << 32 | 1];
-    channel.push(&launch(&channel.vm, (module, function), 1, 1, &params));
-    channel.push_fence(false);
-    channel.ring_watched(gpu);
-}
-
-#[test]
-fn a_kernel_of_one_block_is_stopped_in_its_middle() {
-    let gpu = SoftGpu::new(SoftConfig {
-        suspend: Suspend::MidKernel,
-        ..SoftConfig::default()
-    })
-    .unwrap();
-    let (mut long, mut short) = (channel(&gpu, A, 8), channel(&gpu, B, 8));
-    push_spin(&gpu, A, &mut long, 10_000_000_000);
-    let runs = |id| gpu.engine_status(EngineId(0)).running == Some(id);
-    for round in 1..=3 {
-        wait("kernel", || runs(A));
-        gpu.suspend(A);
-        wait("stop", || !runs(A));
-        push_spin(&gpu, B, &mut short, 100_000);
-        wait("other tenant", || short.fence().value == round);
-        assert_eq!(long.fence().value, 0, "its kernel is of ten seconds");
-        gpu.resume(A);
-    }
-    gpu.destroy_context(A);
-    assert_eq!(long.state().error, 0);
-}
-
-#[test]
-fn a_spinning_kernel_takes_its_time_in_both_times() {
-    let spin = |gpu: &dyn Gpu, channel: &mut PlainChannel, ns: u64| {
-        let (module, _) = gpu.load_module(A, SPIN).unwrap();
-        let (function, bytes) = gpu.find_function(A, module, "spin").unwrap();
-        assert_eq!(bytes, 24);
-        let out = gpu.allocate(A, 64).unwrap().va;
-        channel.push(&launch(
-            &channel.vm,
-            (module, function),
-            1,
-            1,
-            &[ns, out, 0x99 << 32 | 1],
-        ));
-        channel.push(&Command::Copy {
-            direction: CopyDirection::GpuToGuest,
-            source: out + 4,
-            destination: channel.fence_gpa + 16,
-            bytes: 4,
-        });
-        channel.push_fence(false);
-        channel.ring_watched(gpu);
-    };
-    let check = |gpu: &dyn Gpu, channel: &PlainChannel, lengths: std::ops::Range<u64>| {
-        let mut events = Vec::new();
-        gpu.read_events(&mut events);
-        let at: Vec<_> = events
-            .iter()
-            .filter(|e| e.engine == EngineId(0))
-            .map(|e| e.at.0)
-            .collect();
-        assert!(lengths.contains(&(at[2] - at[1])), "{at:?}");
-        let token: u32 = channel
-            .vm
-            .guest
-            .read_obj(GuestAddress(channel.fence_gpa + 16))
-            .unwrap();
-        assert_eq!(token, 0x99);
-    };
-    let gpu = SoftGpu::new(SoftConfig::default()).unwrap();
-    let mut real = channel(&gpu, A, 8);
-    real.vm.take(64);
-    spin(&gpu, &mut real, 5_000_000);
-    wait("fence", || real.fence().value == 1);
-    check(&gpu, &real, 5_000_000..200_000_000);
-
-    let gpu = VirtualGpu::new(SoftConfig::default());
-    let mut virt = channel(&gpu, A, 8);
-    virt.vm.take(64);
-    spin(&gpu, &mut virt, 5_000_000);
-    gpu.run_until_quiet(Moment(1 << 40));
-    check(&gpu, &virt, 5_000_000..5_010_000);
 }
 
 #[test]

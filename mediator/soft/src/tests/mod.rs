@@ -4,11 +4,13 @@ mod front_end;
 mod kernels;
 mod moves;
 mod real;
+mod spin;
 mod timeline;
 mod virtual_random;
 mod virtual_runs;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use turnstile_abi::{Command, Dim3, Launch};
 use turnstile_accounting::{Nanos, TenantId};
@@ -28,4 +30,13 @@ fn tenant(gpu: &dyn Gpu, tenant: TenantId) -> Arc<PlainVm> {
 fn channel(gpu: &dyn Gpu, id: TenantId, entries: u32) -> PlainChannel {
     let vm = tenant(gpu, id);
     vm.open_channel(gpu, id, entries, 3).unwrap()
+}
+
+/// Waits until `done`, at most ten seconds.
+fn wait(what: &str, done: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !done() {
+        assert!(begin.elapsed() < Duration::from_secs(10), "no {what}");
+        std::thread::sleep(Duration::from_micros(100));
+    }
 }

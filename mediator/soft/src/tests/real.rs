@@ -19,15 +19,6 @@ fn given() -> SoftConfig {
     }
 }
 
-/// Waits until `done`, at most ten seconds.
-fn wait(what: &str, done: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !done() {
-        assert!(begin.elapsed() < Duration::from_secs(10), "no {what}");
-        std::thread::sleep(Duration::from_micros(100));
-    }
-}
-
 fn status(channel: &PlainChannel) -> (Option<ChannelStatus>, Option<ErrorCode>) {
     let state = channel.state();
     (
