@@ -69,57 +69,30 @@ fn the_payer_pays_for_the_switch_after_an_idle_moment_too() {
     assert_eq!(run.account_at(1), 520, "one switch of two");
 }
 
+/// B, of `account`, runs until `ran_us`, then A, of account 0. At `at_us` work of B arrives.
+fn b_returns(account: u32, ran_us: u64, at_us: u64) -> Run {
+    let mut run = Run::that_stops();
+    run.add(A, 0, 100).add(B, account, 100);
+    run.queue(A).queue(B).run(B).at(ran_us);
+    run.rest(B).run(A).at(at_us).queue(B);
+    run
+}
+
 #[test]
 fn work_that_arrives_at_the_place_of_the_running_kernel_stops_it_if_it_can_pay() {
-    let mut run = Run::that_stops();
-    run.add(A, 0, 100).add(B, 1, 100);
     // B runs for 160 us: it earns 20 us.
-    run.queue(A)
-        .queue(B)
-        .run(B)
-        .at(160)
-        .rest(B)
-        .run(A)
-        .at(320)
-        .queue(B);
+    let mut run = b_returns(1, 160, 320);
     assert_eq!(run.held(), [A]);
     // A is at 160 us, as B is.
-    let mut run = Run::that_stops();
-    run.add(A, 0, 100).add(B, 1, 100);
-    run.queue(A)
-        .queue(B)
-        .run(B)
-        .at(160)
-        .rest(B)
-        .run(A)
-        .at(319)
-        .queue(B);
+    let mut run = b_returns(1, 160, 319);
     assert_eq!(run.held(), [], "A is behind B");
-    let mut run = Run::that_stops();
-    run.add(A, 0, 100).add(B, 1, 100);
-    run.queue(A)
-        .queue(B)
-        .run(B)
-        .at(120)
-        .rest(B)
-        .run(A)
-        .at(240)
-        .queue(B);
+    let mut run = b_returns(1, 120, 240);
     assert_eq!(run.held(), [], "B has earned 15 and 2.4 us");
 }
 
 #[test]
 fn an_arrival_counts_at_the_next_decision_only() {
-    let mut run = Run::that_stops();
-    run.add(A, 0, 100).add(B, 1, 100);
-    run.queue(A)
-        .queue(B)
-        .run(B)
-        .at(160)
-        .rest(B)
-        .run(A)
-        .at(310)
-        .queue(B);
+    let mut run = b_returns(1, 160, 310);
     assert_eq!(run.held(), [], "A is behind B");
     run.at(330);
     assert_eq!(run.held(), [], "no arrival");
@@ -135,27 +108,9 @@ fn work_that_was_withdrawn_before_the_decision_stops_nothing() {
 
 #[test]
 fn tenants_of_one_account_preempt_each_other_by_their_own_places() {
-    let mut run = Run::that_stops();
-    run.add(A, 0, 100).add(B, 0, 100);
-    run.queue(A)
-        .queue(B)
-        .run(B)
-        .at(160)
-        .rest(B)
-        .run(A)
-        .at(320)
-        .queue(B);
+    let mut run = b_returns(0, 160, 320);
     assert_eq!(run.held(), [A]);
-    let mut run = Run::that_stops();
-    run.add(A, 0, 100).add(B, 0, 100);
-    run.queue(A)
-        .queue(B)
-        .run(B)
-        .at(160)
-        .rest(B)
-        .run(A)
-        .at(300)
-        .queue(B);
+    let mut run = b_returns(0, 160, 300);
     assert_eq!(run.held(), []);
     run.at(2_159);
     assert_eq!(run.held(), []);
