@@ -104,7 +104,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// The rows of the GPU's table. Its configuration lies in the same page.
+    /// The rows of the GPU's table. Its configuration is in the same page.
     fn read_all(bar: &Bar<'_>) -> Result<Vec<Self>, RegistersError> {
         let table = bar.page(ENGINES)?;
         let count = table.read(ENGINES_CONFIG).map_or(0, |config| config >> 20);
