@@ -61,10 +61,11 @@ pub fn entry_id(gpu: &GpuIdentity, stretch: &Stretch) -> Uuid {
     )
 }
 
-/// Id of a row that sums a tenant's windows on a GPU over the charge period that begins at `start`.
-pub fn charge_id(gpu: &GpuIdentity, tenant: Uuid, start: UnixNanos) -> Uuid {
+/// Id of a row that sums a quantity of a tenant's windows on a GPU, over the charge period that
+/// begins at `start`. `kind` is one of the quantity.
+pub fn charge_id(kind: &str, gpu: &GpuIdentity, tenant: Uuid, start: UnixNanos) -> Uuid {
     name(
-        "charge",
+        kind,
         &[
             &gpu.node,
             &gpu.gpu,

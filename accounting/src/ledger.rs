@@ -101,6 +101,8 @@ pub struct Ledger {
     tenants: BTreeMap<(TenantId, EngineId), TenantTotals>,
     held: BTreeMap<TenantId, Nanos>,
     moved: BTreeMap<TenantId, (u64, Nanos)>,
+    /// None until a usage has them.
+    copied: Option<BTreeMap<TenantId, u64>>,
     recent: VecDeque<Record>,
     keep: usize,
     opened: Option<Moment>,
@@ -142,6 +144,8 @@ pub struct TenantSnapshot {
     pub moved_bytes: u64,
     /// Time of the link that this took.
     pub moved_ns: Nanos,
+    /// Bytes that copy engines moved in its time; none where the GPU does not count them.
+    pub copy_bytes: Option<u64>,
     /// Per engine that it used.
     pub engines: Vec<(EngineId, TenantTotals)>,
 }
@@ -192,6 +196,7 @@ impl Ledger {
             tenants: BTreeMap::new(),
             held: BTreeMap::new(),
             moved: BTreeMap::new(),
+            copied: None,
             recent: VecDeque::new(),
             keep,
             opened: None,
@@ -225,6 +230,13 @@ impl Ledger {
                         turns: part.turns,
                         begun: part.begun,
                     });
+            }
+        }
+        if let Some(copied) = &usage.copied {
+            let sums = self.copied.get_or_insert_default();
+            for (tenant, bytes) in copied {
+                let sum = sums.entry(*tenant).or_default();
+                *sum = sum.saturating_add(*bytes);
             }
         }
         self.opened.get_or_insert(window.from());
@@ -299,7 +311,16 @@ impl Ledger {
         }
         self.held.remove(&tenant);
         self.moved.remove(&tenant);
+        if let Some(copied) = &mut self.copied {
+            copied.remove(&tenant);
+        }
         settled
+    }
+
+    /// Bytes that copy engines moved in the tenant's time; none where the GPU does not count them.
+    fn copy_bytes(&self, tenant: TenantId) -> Option<u64> {
+        let copied = self.copied.as_ref()?;
+        Some(copied.get(&tenant).copied().unwrap_or_default())
     }
 
     /// One tenant's totals; zero if it never ran.
@@ -320,6 +341,7 @@ impl Ledger {
             held_ns,
             moved_bytes,
             moved_ns,
+            copy_bytes: self.copy_bytes(tenant),
             engines,
         }
     }
@@ -337,6 +359,7 @@ impl Ledger {
             .map(|key| key.0)
             .chain(self.held.keys().copied())
             .chain(self.moved.keys().copied())
+            .chain(self.copied.iter().flat_map(BTreeMap::keys).copied())
             .collect();
         ids.sort_unstable();
         ids.dedup();
@@ -372,6 +395,7 @@ mod tests {
             window: Window::starting(Moment(from), Nanos(length)),
             signals: Signals::Events,
             engines: vec![engine],
+            copied: None,
             anomalies: Anomalies::default(),
         }
     }

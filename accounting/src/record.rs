@@ -101,7 +101,7 @@ pub struct TenantRecord {
     pub fault_ns: Nanos,
     /// Time on the copy engines.
     pub copy_ns: Nanos,
-    /// Bytes copied; none where the GPU does not tell.
+    /// Bytes that copy engines moved in that time; none where the GPU does not count them.
     pub copy_bytes: Option<u64>,
     /// Time for which it was held back.
     pub held_ns: Nanos,

@@ -61,8 +61,6 @@ pub struct Standing<'a> {
     pub backlogged: bool,
     /// GPU memory that it holds, where that is known.
     pub memory_bytes: Option<u64>,
-    /// Bytes copied since it was added, where that is known.
-    pub copied_total_bytes: Option<u64>,
 }
 
 /// Why a period was not taken in; it becomes a gap of the open window.
@@ -107,7 +105,6 @@ struct Seat {
     weight: u32,
     cap: Option<CapInForce>,
     held_total_ns: Nanos,
-    copied_total_bytes: u64,
     /// Windows closed since it was last named.
     absent: u8,
 }
@@ -119,7 +116,7 @@ struct Sums {
     estimated_ns: Nanos,
     fault_ns: Nanos,
     copy_ns: Nanos,
-    copy_bytes: Option<u64>,
+    copy_bytes: u64,
     held_ns: Nanos,
     waiting_ns: Nanos,
     memory_byte_ns: Option<u128>,
@@ -137,6 +134,8 @@ struct Open {
     to: Moment,
     engines: Vec<EngineRecord>,
     tenants: BTreeMap<TenantId, Sums>,
+    /// The GPU counts bytes of copies.
+    counts_bytes: bool,
     overflow: bool,
 }
 
@@ -216,11 +215,6 @@ impl Rollup {
             let sums = open.tenants.entry(standing.tenant).or_default();
             sums.held_ns += standing.held_total_ns.saturating_sub(seat.held_total_ns);
             seat.held_total_ns = standing.held_total_ns;
-            if let Some(total) = standing.copied_total_bytes {
-                let copied = total.saturating_sub(seat.copied_total_bytes);
-                *sums.copy_bytes.get_or_insert(0) += copied;
-                seat.copied_total_bytes = total;
-            }
         }
         if open.tenants.len() <= TENANTS_MAX {
             return taken;
@@ -248,7 +242,6 @@ impl Rollup {
             weight: 0,
             cap: None,
             held_total_ns: Nanos::ZERO,
-            copied_total_bytes: 0,
             absent: 0,
         });
         seat.weight = standing.weight;
@@ -336,6 +329,11 @@ impl Rollup {
                 own.signals = own.signals.with(usage.signals);
             }
         }
+        open.counts_bytes |= usage.copied.is_some();
+        for (tenant, bytes) in usage.copied.iter().flatten() {
+            let own = open.tenants.entry(*tenant).or_default();
+            own.copy_bytes = own.copy_bytes.saturating_add(*bytes);
+        }
         for standing in standings {
             let own = open.tenants.entry(standing.tenant).or_default();
             own.signals = own.signals.with(usage.signals);
@@ -382,6 +380,7 @@ impl Rollup {
             to: from,
             engines: self.config.engines.iter().map(empty).collect(),
             tenants: BTreeMap::new(),
+            counts_bytes: false,
             overflow: false,
         });
     }
@@ -444,7 +443,7 @@ impl Rollup {
         } else {
             let records = open.tenants.into_iter();
             let mut tenants: Vec<TenantRecord> = records
-                .map(|(tenant, sums)| self.record(&stretch, tenant, sums))
+                .map(|(tenant, sums)| self.record(&stretch, tenant, sums, open.counts_bytes))
                 .collect();
             tenants.sort_unstable_by_key(|record| record.tenant.id);
             Body::Window {
@@ -459,7 +458,13 @@ impl Rollup {
         });
     }
 
-    fn record(&self, stretch: &Stretch, tenant: TenantId, sums: Sums) -> TenantRecord {
+    fn record(
+        &self,
+        stretch: &Stretch,
+        tenant: TenantId,
+        sums: Sums,
+        counts_bytes: bool,
+    ) -> TenantRecord {
         let gpu = &self.config.gpu;
         let seat = self.seats.get(&tenant);
         let identity = seat.map_or_else(
@@ -479,7 +484,7 @@ impl Rollup {
             estimated_ns: sums.estimated_ns,
             fault_ns: sums.fault_ns,
             copy_ns: sums.copy_ns,
-            copy_bytes: sums.copy_bytes,
+            copy_bytes: counts_bytes.then_some(sums.copy_bytes),
             held_ns: sums.held_ns,
             waiting_ns: sums.waiting_ns,
             memory_byte_ns: sums.memory_byte_ns,

@@ -38,7 +38,6 @@ fn standing(tenant: u32) -> Standing<'static> {
         held_total_ns: Nanos::ZERO,
         backlogged: false,
         memory_bytes: None,
-        copied_total_bytes: None,
     }
 }
 
@@ -234,7 +233,7 @@ fn a_usage_that_does_not_balance_is_a_gap() {
 }
 
 #[test]
-fn held_waiting_memory_and_copies_are_integrated() {
+fn held_and_waiting_time_and_memory_are_integrated() {
     let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
     let mut metered = EVENTS.metered();
     let cap = CapInForce {
@@ -248,7 +247,6 @@ fn held_waiting_memory_and_copies_are_integrated() {
             held_total_ns: Nanos(7 * (period + 1)),
             backlogged: true,
             memory_bytes: Some(1 << 40),
-            copied_total_bytes: Some(5 * (period + 1)),
             ..standing(4)
         };
         rollup
@@ -265,9 +263,35 @@ fn held_waiting_memory_and_copies_are_integrated() {
     assert_eq!(record.held_ns, Nanos(70));
     assert_eq!(record.waiting_ns, Nanos(length), "it never ran");
     assert_eq!(record.memory_byte_ns, Some((1 << 40) * u128::from(length)));
-    assert_eq!(record.copy_bytes, Some(50));
     assert_eq!((record.weight, record.cap), (300, Some(cap)));
     assert_eq!(record.signals.to_string(), "events");
+}
+
+#[test]
+fn copied_bytes_are_charged_where_they_are_counted_also_to_tenants_that_left() {
+    let copied = |counted: bool| {
+        let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
+        let mut metered = EVENTS.metered();
+        for period in 0..2 {
+            let mut usage = metered.usage(period);
+            // Tenant 1 has left at the end of the second period, tenant 9 never copied.
+            let here: &[_] = match period {
+                0 => &[standing(1), standing(9)],
+                _ => &[standing(9)],
+            };
+            usage.copied = counted.then(|| [(TenantId(1), 5 + period)].into());
+            rollup.period(&[&usage], label(period), here).unwrap();
+        }
+        rollup.finish(&mut entries);
+        let id = |tenant| tenant_id("node-17", config(1).boot, TenantId(tenant));
+        [1, 9].map(|tenant| {
+            let mut records = tenants(&entries[0]).iter();
+            let own = records.find(|record| record.tenant.id == id(tenant));
+            own.unwrap().copy_bytes
+        })
+    };
+    assert_eq!(copied(true), [Some(11), Some(0)]);
+    assert_eq!(copied(false), [None, None]);
 }
 
 #[test]
@@ -429,11 +453,13 @@ proptest! {
         let mut metered = events.metered();
         let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
         let (mut period, mut expected, mut first) = (0, Nanos::ZERO, None);
+        let mut copied = 0;
         for (skip, take, step) in steps {
             period += if skip < 280 { 1 } else { skip };
             first.get_or_insert(period);
             let usage = metered.usage(period);
             expected += usage.tenant_ns(TenantId(1), Metric::Total);
+            copied += events.copied_bytes(period, TenantId(1));
             let end = UnixNanos(label(period).0.saturating_add_signed(step));
             prop_assert!(rollup.period(&[&usage], end, &[standing(1)]).is_ok());
             if take {
@@ -446,7 +472,9 @@ proptest! {
         prop_assert_eq!(report.window_ns + report.gap_ns, u128::from(wall));
         let id = tenant_id("node-17", config(1).boot, TenantId(1));
         let own = entries.iter().flat_map(tenants).filter(|record| record.tenant.id == id);
-        let got: Nanos = own.map(|record| record.engine_ns + record.copy_ns).sum();
+        let got: Nanos = own.clone().map(|record| record.engine_ns + record.copy_ns).sum();
         prop_assert_eq!(got, expected);
+        let bytes: u64 = own.filter_map(|record| record.copy_bytes).sum();
+        prop_assert_eq!(bytes, copied);
     }
 }

@@ -16,6 +16,9 @@ pub const COPY: EngineId = EngineId(1);
 /// The engines, and whether each computes.
 pub const ENGINES: [(EngineId, bool); 2] = [(COMPUTE, true), (COPY, false)];
 
+/// Bytes that the copy engine moves in a nanosecond.
+pub const COPY_RATE: u64 = 16;
+
 /// A GPU's events, period by period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Synthetic {
@@ -99,6 +102,11 @@ impl Synthetic {
             .sum()
     }
 
+    /// Bytes of a tenant's copies in a period, added up from its parts alone.
+    pub fn copied_bytes(&self, period: u64, tenant: TenantId) -> u64 {
+        self.ran_ns(period, COPY, tenant).0 * COPY_RATE
+    }
+
     /// A source of usages: these events, read by the meter that reads a GPU's.
     pub fn metered(self) -> Metered {
         let meter = EventMeter::new(ENGINES.map(|engine| engine.0));
@@ -119,7 +127,7 @@ pub struct Metered {
 }
 
 impl Metered {
-    /// What the meter says of a period; periods go forward.
+    /// What the meter reports of a period, and what was copied in it; periods go forward.
     pub fn usage(&mut self, period: u64) -> Usage {
         for part in self.events.parts(period) {
             let seq = &mut self.seq[usize::from(part.engine.0)];
@@ -132,7 +140,12 @@ impl Metered {
             }));
             *seq += 1;
         }
-        self.meter.close(self.events.window(period))
+        let tenants = (1..=self.events.tenants).map(TenantId);
+        let copied = |tenant| (tenant, self.events.copied_bytes(period, tenant));
+        Usage {
+            copied: Some(tenants.map(copied).collect()),
+            ..self.meter.close(self.events.window(period))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::units::{EngineId, Nanos, TenantId};
 use crate::window::Window;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// Which signals a usage rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -87,6 +88,10 @@ pub struct Usage {
     pub signals: Signals,
     /// All engines of the meter, by ascending id.
     pub engines: Vec<EngineUsage>,
+    /// Bytes that copy engines moved, by the tenant that their time is charged to. A command counts
+    /// as a whole, in the window in which it finished. None: the GPU does not count them. Meters
+    /// report none; the daemon adds what the GPU counted in the period.
+    pub copied: Option<BTreeMap<TenantId, u64>>,
     /// Trouble with observations since the window before.
     pub anomalies: Anomalies,
 }

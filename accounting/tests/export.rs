@@ -8,9 +8,9 @@ use rust_decimal::Decimal;
 use std::collections::{BTreeMap, BTreeSet};
 use turnstile_accounting::export::{
     Container, ExportError, Exported, FocusVersion, Format, PriceList, Request, export,
-    focus_schema,
+    focus_schema, summary,
 };
-use turnstile_accounting::record::{Body, Entry, GpuIdentity, UnixNanos};
+use turnstile_accounting::record::{Body, Entry, GpuIdentity, TenantRecord, UnixNanos};
 use turnstile_accounting::store::{SqliteStore, Store};
 
 const PRICES: &str = include_str!("prices.toml");
@@ -59,19 +59,25 @@ fn csv_rows(bytes: &[u8]) -> Vec<BTreeMap<String, String>> {
         .collect()
 }
 
+/// Records in the ledger of windows that begin in the request.
+fn records<'a>(
+    entries: &'a [Entry],
+    request: &Request,
+) -> impl Iterator<Item = &'a TenantRecord> + use<'a> {
+    let range = request.from..request.to;
+    let chosen = entries
+        .iter()
+        .filter(move |e| range.contains(&e.stretch.start));
+    chosen.flat_map(|entry| match &entry.body {
+        Body::Window { tenants, .. } => &tenants[..],
+        Body::Gap { .. } => &[],
+    })
+}
+
 /// Engine time in the ledger of windows that begin in the request.
 fn ledger_ns(entries: &[Entry], request: &Request) -> u128 {
-    entries
-        .iter()
-        .filter(|entry| (request.from..request.to).contains(&entry.stretch.start))
-        .map(|entry| match &entry.body {
-            Body::Window { tenants, .. } => tenants
-                .iter()
-                .map(|record| u128::from(record.engine_ns.0))
-                .sum(),
-            Body::Gap { .. } => 0,
-        })
-        .sum()
+    let all = records(entries, request);
+    all.map(|record| u128::from(record.engine_ns.0)).sum()
 }
 
 fn formats() -> Vec<Format> {
@@ -204,6 +210,12 @@ fn a_bill_needs_prices_of_all_and_full_hours() {
         attempt(Some(&prices), &half),
         Err(ExportError::NotAnHour { .. })
     ));
+    let time_alone = PRICES.split("# Without one, bytes").next().unwrap();
+    let time_alone = PriceList::from_toml(time_alone).unwrap();
+    let bill = attempt(Some(&time_alone), &request()).unwrap();
+    let whole = attempt(Some(&prices), &request()).unwrap();
+    assert!(bill.rows < whole.rows, "without a price copies are no rows");
+    assert_eq!(bill.engine_ns, whole.engine_ns);
     let odd =
         PriceList::from_toml(&PRICES.replace("0.00058", "0.00000000000000000000000001")).unwrap();
     assert!(matches!(
@@ -236,7 +248,8 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
             );
             Decimal::from_str_exact(text).unwrap()
         };
-        let (mut ids, mut places, mut total) = (BTreeSet::new(), BTreeSet::new(), Decimal::ZERO);
+        let (mut ids, mut places) = (BTreeSet::new(), BTreeSet::new());
+        let mut totals = BTreeMap::<&str, Decimal>::new();
         for row in &rows {
             let quantity = number(row, "ConsumedQuantity");
             assert_eq!(row["PricingQuantity"], row["ConsumedQuantity"]);
@@ -250,7 +263,15 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
             );
             assert_eq!(row["BilledCost"], row["ContractedCost"]);
             assert_eq!(row["EffectiveCost"], row["ContractedCost"]);
-            assert_eq!(number(row, "ListUnitPrice").to_string(), "0.00058");
+            let (unit, beside) = (&*row["ConsumedUnit"], &*row["x_WaitSeconds"]);
+            let (price, meter) = match unit {
+                "GPU-Seconds" => ("0.00058", "GPU time"),
+                _ => ("0.002", "GPU copies"),
+            };
+            assert_eq!(number(row, "ListUnitPrice").to_string(), price);
+            assert_eq!(row["SkuMeter"], meter);
+            assert_eq!(row["PricingUnit"], unit);
+            assert_eq!(beside.is_empty(), unit == "GB", "waiting time stands once");
             for name in [
                 "ChargePeriodStart",
                 "ChargePeriodEnd",
@@ -276,7 +297,6 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
                 row["SubAccountId"].is_empty(),
                 row["SubAccountName"].is_empty()
             );
-            assert_eq!(row["ConsumedUnit"], "GPU-Seconds");
             for json in ["SkuPriceDetails", "Tags"]
                 .map(|name| &row[name])
                 .into_iter()
@@ -292,14 +312,28 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
             }
             assert!(ids.insert(row["x_UsageEventId"].clone()), "an id twice");
             assert!(
-                places.insert((row["ResourceId"].clone(), row["ChargePeriodStart"].clone())),
+                places.insert((&row["ResourceId"], &row["ChargePeriodStart"], unit)),
                 "a charge twice"
             );
-            total += quantity;
+            *totals.entry(unit).or_default() += quantity;
         }
         let ledger =
             Decimal::from_i128_with_scale(ledger_ns(&entries, &request()).try_into().unwrap(), 9);
-        assert_eq!(total, ledger, "to the nanosecond");
+        let counted = |record: &TenantRecord| Some(i128::from(record.copy_bytes?));
+        let bytes = records(&entries, &request()).filter_map(counted).sum();
+        let copied = Decimal::from_i128_with_scale(bytes, 9);
+        let expected = [("GB", copied), ("GPU-Seconds", ledger)].into();
+        assert_eq!(totals, expected, "to the nanosecond and to the byte");
+        let counting: BTreeSet<_> = records(&entries, &request())
+            .filter_map(|record| record.copy_bytes.and(Some(record.tenant.id.to_string())))
+            .collect();
+        let billed = rows.iter().filter(|row| row["ConsumedUnit"] == "GB");
+        let billed = billed.map(|row| row["ResourceId"].rsplit('/').next().unwrap().to_owned());
+        assert_eq!(
+            billed.collect::<BTreeSet<_>>(),
+            counting,
+            "of those that are counted"
+        );
         let first: BTreeSet<&str> = rows
             .iter()
             .filter(|row| row["ChargePeriodStart"] == "2026-11-20T13:00:00Z")
@@ -386,6 +420,24 @@ fn events_are_cloudevents_with_stable_ids_and_the_windows_end() {
     }
     assert_eq!((ids.len() as u64, gaps), (exported.rows, 1));
     assert_eq!(sum, ledger_ns(&entries, &request()));
+}
+
+#[test]
+fn sum_of_a_tenant_has_its_bytes_of_copies_or_none() {
+    let entries = two_hours();
+    let sums = summary(&mut ledger(&entries), &request(), 100, &|| true).unwrap();
+    let mut counted = 0;
+    for sum in &sums.tenants {
+        let own = records(&entries, &request()).filter(|r| r.tenant.id == sum.tenant.id);
+        let bytes = own.map(|record| record.copy_bytes.map(u128::from)).sum();
+        assert_eq!(sum.copy_bytes, bytes, "{sum:?}");
+        counted += usize::from(bytes.is_some());
+    }
+    assert_eq!(
+        (counted, sums.tenants.len()),
+        (5, 10),
+        "the first run's GPU counts"
+    );
 }
 
 #[test]

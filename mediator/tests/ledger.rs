@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -160,6 +161,60 @@ fn a_killed_daemon_goes_on_with_its_ledger_and_the_bill_is_what_was_charged() {
         4,
         "VMs of two runs with the same names are not the same VMs"
     );
+}
+
+#[test]
+fn bytes_in_the_ledger_are_those_that_guests_copied() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut daemon = serve(folder);
+    let sizes = [("a", 64_u64), ("b", 1_024)];
+    let vms = sizes.map(|(name, kib)| {
+        let kib = kib.to_string();
+        common::vm_that_reports(folder, name, &["--copy-kib", &kib, "--depth", "4"])
+    });
+    until("windows", || (windows(folder) >= 3).then_some(()));
+    let copies = vms.map(|mut vm| {
+        drop(vm.0.stdin.take());
+        let mut output = String::new();
+        let mut stdout = vm.0.stdout.take().unwrap();
+        stdout.read_to_string(&mut output).unwrap();
+        let last = output.lines().last().unwrap();
+        let report: Value = serde_json::from_str(last).unwrap();
+        assert!(vm.0.wait().unwrap().success(), "{output}");
+        // One doorbell for each copy.
+        report["doorbells"].as_u64().unwrap()
+    });
+    let before = windows(folder);
+    until("a window without VMs", || {
+        (windows(folder) >= before + 2).then_some(())
+    });
+    daemon.signal(rustix::process::Signal::TERM);
+    let mut output = String::new();
+    let mut stdout = daemon.0.stdout.take().unwrap();
+    stdout.read_to_string(&mut output).unwrap();
+    assert!(daemon.0.wait().unwrap().success());
+    let told: Value = serde_json::from_str(&output).unwrap();
+    let closed = verify(folder).unwrap()["closed_until"].clone();
+    let from = ["--from", "2020-01-01T00:00:00Z", "--to"];
+    let export = ["export", "--format", "csv"].into_iter().chain(from);
+    let export: Vec<&str> = export.chain(closed.as_str()).collect();
+    let rows = rows(&usage(folder, &export).stdout);
+    let of = |name: &str| {
+        let own = rows.iter().filter(|row| row["tenant"] == name);
+        let bytes = own.map(|row| row["copy_bytes"].parse::<u64>().unwrap());
+        bytes.sum::<u64>()
+    };
+    let charged = told["accounts"][0]["copy_bytes"].as_u64();
+    assert_eq!(charged, Some(of("a") + of("b")), "{told:#}");
+    // Beside its load each guest copies the same, as it verifies the GPU and its last copy.
+    let beside = [0, 1].map(|place| {
+        let (name, kib) = sizes[place];
+        assert!(copies[place] > 0);
+        of(name).checked_sub(copies[place] * (kib << 10)).unwrap()
+    });
+    assert!(beside[0] > 0);
+    assert_eq!(beside[0], beside[1], "{copies:?}");
 }
 
 #[test]

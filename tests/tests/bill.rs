@@ -155,12 +155,20 @@ fn check(bill: &[u8]) -> Decimal {
             (number("BilledCost"), number("EffectiveCost")),
             (contracted, contracted)
         );
-        let name = row["ResourceName"].clone();
+        let (name, unit) = (row["ResourceName"].clone(), row["ConsumedUnit"].clone());
         assert!(
-            quantities.insert(name, quantity).is_none(),
+            quantities.insert((name, unit), quantity).is_none(),
             "one row for each"
         );
     }
+    for name in ["batch", "interactive", "train"] {
+        let copied = quantities.remove(&(name.to_owned(), "GB".to_owned()));
+        assert_eq!(copied, Some(Decimal::ZERO), "none of them copies");
+    }
+    let quantities: BTreeMap<String, Decimal> = quantities
+        .into_iter()
+        .map(|((name, _), quantity)| (name, quantity))
+        .collect();
     let of = |name: &str| quantities[name];
     let sum: Decimal = quantities.values().sum();
     // Weights 1:1:2, to half a point of the hour.

@@ -43,13 +43,13 @@ pub enum ExportError {
     #[error("FOCUS needs prices: a file with costs left out is none (--prices FILE)")]
     NoPrices,
     /// Time that nobody priced is not reported as if it cost nothing.
-    #[error("The price list has no SKU for a {model}")]
+    #[error("The price list has no SKU in GPU-Seconds for a {model}")]
     NoSku {
         /// Model of the GPU.
         model: String,
     },
     /// A cost that the decimals do not hold exactly is not rounded.
-    #[error("{quantity} GPU seconds at {price} have no exact cost")]
+    #[error("{quantity} at {price} have no exact cost")]
     Inexact {
         /// How much.
         quantity: String,

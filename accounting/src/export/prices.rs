@@ -71,7 +71,7 @@ pub(super) struct Billing {
     pub(super) region_name: Option<String>,
 }
 
-/// What one GPU second costs on some model.
+/// What one unit of a quantity costs on some model.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Sku {
@@ -79,7 +79,7 @@ pub(super) struct Sku {
     pub(super) price_id: String,
     pub(super) gpu_model: String,
     pub(super) meter: Option<String>,
-    pub(super) unit: String,
+    pub(super) unit: Unit,
     pub(super) list_unit_price: Price,
     pub(super) contracted_unit_price: Option<Price>,
     #[serde(default)]
@@ -121,8 +121,46 @@ impl TryFrom<String> for Price {
     }
 }
 
-/// The unit in which GPU time is measured, priced and billed.
-pub(super) const UNIT: &str = "GPU-Seconds";
+/// A quantity that is priced and billed, by the unit that FOCUS has for it. What the ledger counts
+/// is an exact part of the unit, a billionth: nothing is rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub(super) enum Unit {
+    /// Time on the compute engines, counted in nanoseconds.
+    #[serde(rename = "GPU-Seconds")]
+    Seconds,
+    /// What copy engines moved, counted in bytes.
+    #[serde(rename = "GB")]
+    Gigabytes,
+}
+
+impl Unit {
+    /// All of them, in the order of a bill's rows.
+    pub(super) const ALL: [Self; 2] = [Self::Seconds, Self::Gigabytes];
+
+    /// FOCUS's name of the unit.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Seconds => "GPU-Seconds",
+            Self::Gigabytes => "GB",
+        }
+    }
+
+    /// The quantity's name, where the price list has none.
+    pub(super) const fn meter(self) -> &'static str {
+        match self {
+            Self::Seconds => "GPU time",
+            Self::Gigabytes => "GPU copies",
+        }
+    }
+
+    /// The billionth that the ledger counts.
+    pub(super) const fn counted(self) -> &'static str {
+        match self {
+            Self::Seconds => "ns",
+            Self::Gigabytes => "bytes",
+        }
+    }
+}
 
 impl PriceList {
     /// Reads a file: JSON if it is called so, else TOML.
@@ -215,13 +253,6 @@ impl PriceList {
         }
         let (mut models, mut price_ids) = (BTreeSet::new(), BTreeMap::new());
         for sku in &self.skus {
-            if sku.unit != UNIT {
-                return wrong(
-                    "sku.unit",
-                    &sku.unit,
-                    "has to be GPU-Seconds, in which time is measured: nothing is rounded then",
-                );
-            }
             for (what, text) in [
                 ("sku.id", &sku.id),
                 ("sku.price_id", &sku.price_id),
@@ -231,8 +262,8 @@ impl PriceList {
                     return wrong(what, text, "has to say something");
                 }
             }
-            if !models.insert(&sku.gpu_model) {
-                return wrong("sku.gpu_model", &sku.gpu_model, "has a SKU already");
+            if !models.insert((&sku.gpu_model, sku.unit)) {
+                return wrong("sku.gpu_model", &sku.gpu_model, "has a SKU of this unit");
             }
             if price_ids
                 .insert(&sku.price_id, &sku.id)
@@ -276,9 +307,10 @@ impl PriceList {
         Ok(self)
     }
 
-    /// The SKU of a GPU: that of its model, or the one for `*`.
-    pub(super) fn sku(&self, gpu: &GpuIdentity) -> Option<&Sku> {
-        let of = |model: &str| self.skus.iter().find(|sku| sku.gpu_model == model);
+    /// A GPU's SKU of this unit: that of its model, or the one for `*`.
+    pub(super) fn sku(&self, gpu: &GpuIdentity, unit: Unit) -> Option<&Sku> {
+        let has = |sku: &Sku, model: &str| sku.unit == unit && sku.gpu_model == model;
+        let of = |model: &str| self.skus.iter().find(|sku| has(sku, model));
         of(&gpu.model).or_else(|| of("*"))
     }
 
@@ -326,6 +358,7 @@ mod tests {
             ("\"0.00058\"", "\"\""),
             ("\"0.00058\"", "\"0.00000000000000000000000000000000001\""),
             ("GPU-Seconds", "GPU-Hours"),
+            ("GPU-Seconds", "GiB"),
             ("\"acct-0042\"", "\"\""),
             ("\"gpu-std\"", "\" \""),
             ("currency =", "curency ="),
@@ -338,6 +371,14 @@ mod tests {
                 "{bad}"
             );
         }
+        let sku = GOOD.split_once("[[sku]]").unwrap().1;
+        let copies = sku
+            .replace("GPU-Seconds", "GB")
+            .replace("gpu-std", "copies");
+        let both = format!("{GOOD}\n[[sku]]{copies}");
+        assert_eq!(PriceList::from_toml(&both).unwrap().skus.len(), 2);
+        let twice = format!("{both}\n[[sku]]{copies}");
+        assert!(PriceList::from_toml(&twice).is_err());
         let half = format!("{GOOD}\n[[tenant]]\nname = \"vm-a\"\nsub_account_id = \"p\"");
         assert!(PriceList::from_toml(&half).is_err());
     }

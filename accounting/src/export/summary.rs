@@ -20,6 +20,8 @@ pub struct TenantSum {
     pub engine_ns: u128,
     /// Time on the copy engines.
     pub copy_ns: u128,
+    /// Bytes that copy engines moved; none where a window has none.
+    pub copy_bytes: Option<u128>,
     /// Time for which it was held back.
     pub held_ns: u128,
     /// Time with work to do in which it did not run.
@@ -90,6 +92,7 @@ fn add(sums: &mut Sums, request: &Request, gpu: &GpuIdentity, entry: &Entry) {
                 windows: 0,
                 engine_ns: 0,
                 copy_ns: 0,
+                copy_bytes: Some(0),
                 held_ns: 0,
                 waiting_ns: 0,
                 memory_byte_ns: Some(0),
@@ -97,6 +100,8 @@ fn add(sums: &mut Sums, request: &Request, gpu: &GpuIdentity, entry: &Entry) {
         sum.windows += 1;
         sum.engine_ns += u128::from(record.engine_ns.0);
         sum.copy_ns += u128::from(record.copy_ns.0);
+        let bytes = sum.copy_bytes.zip(record.copy_bytes);
+        sum.copy_bytes = bytes.map(|(sum, more)| sum + u128::from(more));
         sum.held_ns += u128::from(record.held_ns.0);
         sum.waiting_ns += u128::from(record.waiting_ns.0);
         sum.memory_byte_ns = sum

@@ -96,6 +96,7 @@ impl Meter for EventMeter {
                 .iter_mut()
                 .map(|line| line.close(window))
                 .collect(),
+            copied: None,
             anomalies: core::mem::take(&mut self.anomalies),
         }
     }

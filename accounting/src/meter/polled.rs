@@ -85,6 +85,7 @@ impl Meter for PolledMeter {
             window,
             signals: Signals::Polled,
             engines: engines.map(|e| e.close(window, hidden_ns)).collect(),
+            copied: None,
             anomalies: core::mem::take(&mut self.anomalies),
         }
     }

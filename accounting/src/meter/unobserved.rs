@@ -189,6 +189,7 @@ impl Unobserved {
             window,
             signals: Signals::Extrapolated,
             engines,
+            copied: None,
             anomalies: Anomalies::default(),
         }
     }

@@ -11,6 +11,7 @@ pub mod layout;
 mod moves;
 pub mod pace;
 pub mod pool;
+mod refusal;
 pub mod ring;
 
 use std::collections::BTreeMap;
@@ -23,7 +24,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde::Serialize;
-use turnstile_abi::{CHUNK_BYTES, ErrorCode};
+use turnstile_abi::ErrorCode;
 use turnstile_accounting::meter::ChannelReading;
 use turnstile_accounting::{DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
 use turnstile_vmm::gate::{PageWords, SharedPages};
@@ -32,6 +33,7 @@ use turnstile_vmm::wire::ObjectChange;
 pub use capabilities::{Capabilities, EngineStatus, Suspend};
 pub use guest::GuestMemory;
 pub use moves::{ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport};
+pub use refusal::{ProgramRefusal, Refusal, within_limit};
 
 /// The engine of kernels.
 pub const COMPUTE: EngineId = EngineId(0);
@@ -124,52 +126,6 @@ pub struct TenantResources {
     pub memory_bytes: u64,
     /// Channels that it may have open.
     pub channels: u32,
-}
-
-/// A refusal for the guest: the code, and a text where the code's own does not say enough.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}{}{detail}", code.text(), if detail.is_empty() { "" } else { ": " })]
-pub struct Refusal {
-    /// The code that the guest sees.
-    pub code: ErrorCode,
-    /// More of it, or empty.
-    pub detail: String,
-}
-
-impl From<ErrorCode> for Refusal {
-    fn from(code: ErrorCode) -> Self {
-        Self {
-            code,
-            detail: String::new(),
-        }
-    }
-}
-
-/// Refuses what would go beyond the limit that an operator set; what the tenant has already is left
-/// to it.
-pub fn within_limit(held_bytes: u64, bytes: u64, max_bytes: Option<u64>) -> Result<(), Refusal> {
-    // As the GPU rounds it up.
-    let chunks = bytes.div_ceil(CHUNK_BYTES).saturating_mul(CHUNK_BYTES);
-    match max_bytes {
-        Some(max) if held_bytes.saturating_add(chunks) > max => Err(Refusal {
-            code: ErrorCode::OutOfGpuMemory,
-            detail: format!("{} bytes are left", max.saturating_sub(held_bytes)),
-        }),
-        _ => Ok(()),
-    }
-}
-
-/// Why a GPU does not take a program as a tenant.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ProgramRefusal {
-    /// It takes none.
-    #[error(
-        "this GPU is shared by VMs alone: programs need an NVIDIA GPU (turnstile serve --gpu nvidia; turnstile doctor says what is missing)"
-    )]
-    Unsupported,
-    /// It does not take this one, or none now.
-    #[error("{0}")]
-    Refused(String),
 }
 
 /// A process that uses the GPU and belongs to no tenant.
@@ -321,6 +277,13 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Reads an engine's status register and the channel table (LoGA 4.1). Cheap: called every
     /// microsecond while the meter polls.
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
+
+    /// Bytes that copy engines have moved since the last call, by the tenant that their time is
+    /// charged to: those of commands and moves that have finished. None: the GPU does not count
+    /// them.
+    fn take_copied(&self) -> Option<BTreeMap<TenantId, u64>> {
+        None
+    }
 
     /// Whether the compute engine has nothing to do, as far as those go who may run. May take a
     /// millisecond to find out.

@@ -127,6 +127,8 @@ pub(super) struct Core {
     pub(super) registers: Arc<Registers>,
     pub(super) log: SwitchLog,
     pub(super) demand: DemandLog,
+    /// Bytes that copy engines have moved, until they are taken.
+    pub(super) copied: BTreeMap<TenantId, u64>,
     /// Counts up whenever [`Core::watched`] would answer differently.
     changes: Arc<AtomicU64>,
     pub(super) moves: Moves,
@@ -153,6 +155,7 @@ impl Core {
             registers: Arc::default(),
             log: SwitchLog::new(config.log_capacity, now),
             demand: DemandLog::default(),
+            copied: BTreeMap::new(),
             changes: Arc::default(),
             moves: Moves::default(),
             memory_log: None,

@@ -17,6 +17,7 @@ use turnstile_accounting::{EngineState, Moment, Nanos, TenantId};
 use super::channel::Phase;
 use super::config::{COMPUTE, ENGINES};
 use super::core::{Core, SlotRef};
+use super::execute::transfer_bytes;
 use super::work::{Class, Job, Outcome, Start, Stop, Work};
 use turnstile_gpu::Suspend;
 use turnstile_gpu::ring::ChannelFault;
@@ -291,6 +292,11 @@ impl Core {
             job,
             ..
         } = load;
+        let bytes = transfer_bytes(&job.work);
+        if outcome == Outcome::Done && bytes > 0 {
+            let copied = self.copied.entry(tenant).or_default();
+            *copied = copied.saturating_add(bytes);
+        }
         if let Work::Move(moving) = &*job.work {
             return self.moved(moving, now.since(since));
         }

@@ -194,6 +194,10 @@ macro_rules! impl_gpu {
                 }
             }
 
+            fn take_copied(&self) -> Option<BTreeMap<TenantId, u64>> {
+                Some(self.look(|core| std::mem::take(&mut core.copied)))
+            }
+
             fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
                 self.look(|core| core.read_events(events));
                 // It counts what it drops, and the next record shows it.

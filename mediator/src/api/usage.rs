@@ -109,6 +109,8 @@ pub struct TenantUsed {
     pub engine_ns: u64,
     /// Time on the copy engines.
     pub copy_ns: u64,
+    /// Bytes that the copy engines moved in that time; null where the GPU does not count them.
+    pub copy_bytes: Option<u64>,
     /// Time for which it was held back.
     pub held_ns: u64,
     /// Time with work to do in which it did not run.
@@ -286,6 +288,8 @@ pub(super) async fn sums(
         windows: sum.windows,
         engine_ns: ns(sum.engine_ns),
         copy_ns: ns(sum.copy_ns),
+        // CAST: of 32 days and some engines
+        copy_bytes: sum.copy_bytes.map(|bytes| bytes as u64),
         held_ns: ns(sum.held_ns),
         waiting_ns: ns(sum.waiting_ns),
         memory_byte_ns: sum.memory_byte_ns.map(|sum| sum.to_string()),

@@ -69,6 +69,8 @@ pub struct VmUsage {
     pub compute_ns: u64,
     /// Time on the copy engines that was charged.
     pub copy_ns: u64,
+    /// Bytes that the copy engines moved in that time; null where the GPU does not count them.
+    pub copy_bytes: Option<u64>,
     /// Time for which it was held back.
     pub held_ns: u64,
     /// Doorbell writes that trapped.
@@ -207,6 +209,7 @@ fn connected(tenant: &TenantSnapshot, entitled: Option<f64>, limits: MemoryLimit
         usage: Some(VmUsage {
             compute_ns: tenant.compute_ns.0,
             copy_ns: tenant.copy_ns.0,
+            copy_bytes: tenant.copy_bytes,
             held_ns: tenant.held_ns.0,
             doorbells_trapped: tenant.doorbells_trapped,
             gate_moves: tenant.gate_moves,

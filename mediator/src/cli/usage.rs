@@ -28,6 +28,7 @@ use uuid::Uuid;
 
 use super::admin::{Admin, escaped, table};
 use super::ledger::Source;
+use super::vm::gigabytes;
 
 /// Arguments of `usage`.
 #[derive(clap::Args, Debug)]
@@ -321,6 +322,7 @@ fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
                     sum.gpu.clone(),
                     seconds(sum.engine_ns),
                     seconds(sum.copy_ns),
+                    gigabytes(sum.copy_bytes),
                     seconds(sum.held_ns),
                     seconds(sum.waiting_ns),
                     sum.pinned_bytes.map_or("-".into(), mib),
@@ -334,6 +336,7 @@ fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
             "GPU",
             "GPU-SEC",
             "COPY-SEC",
+            "COPY-GB",
             "HELD-SEC",
             "WAIT-SEC",
             "PINNED-MIB",
@@ -502,7 +505,6 @@ fn run_synthesise(ledger: &Path, args: &SynthesiseArgs) -> anyhow::Result<()> {
                 held_total_ns: Nanos(period * 1_000),
                 backlogged: true,
                 memory_bytes: Some(1 << 30),
-                copied_total_bytes: None,
             })
             .collect();
         let end = UnixNanos(args.from.0 + (period + 1) * PERIOD.0);

@@ -191,6 +191,14 @@ pub(super) fn seconds(ns: u64) -> String {
     format!("{:.3}", ns as f64 / 1e9)
 }
 
+/// Bytes in units of 10^9, as bills have them.
+pub(super) fn gigabytes(bytes: Option<u64>) -> String {
+    bytes.map_or_else(
+        || "-".to_owned(),
+        |bytes| format!("{:.3}", bytes as f64 / 1e9),
+    )
+}
+
 /// A quota as a part of the engine.
 pub(super) fn cap(quota_us: Option<u64>, period_us: Option<u64>) -> String {
     match (quota_us, period_us) {
@@ -222,6 +230,8 @@ fn show(vms: &[Vm]) {
                 vm.usage
                     .map_or_else(absent, |usage| seconds(usage.compute_ns)),
                 vm.usage.map_or_else(absent, |usage| seconds(usage.copy_ns)),
+                vm.usage
+                    .map_or_else(absent, |usage| gigabytes(usage.copy_bytes)),
                 vm.usage.map_or_else(absent, |usage| seconds(usage.held_ns)),
             ]
         })
@@ -236,6 +246,7 @@ fn show(vms: &[Vm]) {
         "ENTITLED-1S",
         "GPU-SEC",
         "COPY-SEC",
+        "COPY-GB",
         "HELD-SEC",
     ];
     table(&head, &rows);

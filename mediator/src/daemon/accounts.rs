@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use turnstile_accounting::{AccountId, Nanos, TenantId};
+use turnstile_accounting::{AccountId, Nanos, TenantId, ledger};
 use turnstile_policies::{Cap, Weight};
 
 use super::host::{Host, State, split};
@@ -34,11 +34,23 @@ pub struct UserError {
     why: String,
 }
 
-/// Charged time of tenants, in nanoseconds.
+/// What tenants were charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Charged {
     compute_ns: Nanos,
     copy_ns: Nanos,
+    copy_bytes: Option<u64>,
+}
+
+impl Charged {
+    fn add(&mut self, totals: &ledger::TenantSnapshot) {
+        let (compute, copy) = split(&totals.engines);
+        self.compute_ns += compute.used_ns;
+        self.copy_ns += copy.used_ns;
+        if let Some(bytes) = totals.copy_bytes {
+            *self.copy_bytes.get_or_insert_default() += bytes;
+        }
+    }
 }
 
 /// The book, and what tenants that have left were charged.
@@ -67,6 +79,8 @@ pub struct AccountSnapshot {
     pub compute_ns: Nanos,
     /// Copy time charged, likewise.
     pub copy_ns: Nanos,
+    /// Bytes that copy engines moved in that time, where the GPU counts them.
+    pub copy_bytes: Option<u64>,
 }
 
 /// Finds the number of the entry's user; calls the host's name service, which may block.
@@ -135,10 +149,8 @@ impl State {
 
     /// A tenant's last window is closed: what it was charged stays with its account.
     pub(super) fn settle(&mut self, tenant: TenantId, account: AccountId) {
-        let (compute, copy) = split(&self.mediation.ledger().tenant(tenant).engines);
-        let past = self.accounts.past.entry(account).or_default();
-        past.compute_ns += compute.used_ns;
-        past.copy_ns += copy.used_ns;
+        let totals = self.mediation.ledger().tenant(tenant);
+        self.accounts.past.entry(account).or_default().add(&totals);
         self.mediation.settle(tenant);
     }
 
@@ -158,10 +170,8 @@ impl State {
             .iter()
             .map(|(id, tenant)| (*id, tenant.account.0));
         for (tenant, account) in leaving.chain(present) {
-            let (compute, copy) = split(&self.mediation.ledger().tenant(tenant).engines);
-            let sum = charged.entry(account).or_default();
-            sum.compute_ns += compute.used_ns;
-            sum.copy_ns += copy.used_ns;
+            let totals = self.mediation.ledger().tenant(tenant);
+            charged.entry(account).or_default().add(&totals);
         }
         let shown = |(name, id, entry, tenants): (&str, AccountId, &Entry, u32)| {
             let charged = charged.get(&id).copied().unwrap_or_default();
@@ -173,6 +183,7 @@ impl State {
                 tenants,
                 compute_ns: charged.compute_ns,
                 copy_ns: charged.copy_ns,
+                copy_bytes: charged.copy_bytes,
             }
         };
         self.accounts.book.used().map(shown).collect()

@@ -428,13 +428,14 @@ impl Host {
     pub(super) fn period_end(
         &self,
         extrapolated: Option<Usage>,
-        observed: Usage,
+        mut observed: Usage,
         truth: Option<Usage>,
         channels: &mut Vec<ChannelActivity>,
     ) {
         let mut state = self.lock();
         let state = &mut *state;
         let end = observed.window.to();
+        observed.copied = self.gpu.take_copied();
         if let Some(usage) = truth {
             let kept = 1;
             let ledger = state

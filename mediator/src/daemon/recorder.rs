@@ -228,7 +228,6 @@ impl Recorder {
                 held_total_ns: Nanos::ZERO,
                 backlogged: false,
                 memory_bytes: None,
-                copied_total_bytes: None,
             });
         let standings: Vec<Standing<'_>> = tenants
             .iter()
@@ -249,7 +248,6 @@ impl Recorder {
                     + mediation.held_now(*tenant, end),
                 backlogged: mediation.backlogged(*tenant),
                 memory_bytes: gpu.memory_held_bytes(*tenant),
-                copied_total_bytes: None,
             })
             .chain(arriving)
             .collect();

@@ -146,7 +146,6 @@ impl Bench {
             held_total_ns: Nanos::ZERO,
             backlogged: true,
             memory_bytes: None,
-            copied_total_bytes: None,
         };
         for _ in 0..count {
             let mut usage = EVENTS.metered().usage(self.next);

@@ -52,6 +52,8 @@ pub struct TenantSnapshot {
     pub compute_ns: Nanos,
     /// Copy time charged.
     pub copy_ns: Nanos,
+    /// Bytes that copy engines moved in that time, where the GPU counts them.
+    pub copy_bytes: Option<u64>,
     /// Compute time by the engine's own log.
     pub engine_ns: Nanos,
     /// Time held back.
@@ -145,7 +147,8 @@ impl Host {
             .tenants
             .iter()
             .map(|(tenant, entry)| {
-                let (compute, copy) = split(&charged.tenant(*tenant).engines);
+                let totals = charged.tenant(*tenant);
+                let (compute, copy) = split(&totals.engines);
                 let (engine, _) = split(&truth.tenant(*tenant).engines);
                 let set = state.set_of(&entry.name);
                 let limit = set.memory.max_bytes.unwrap_or(entry.brought.memory_bytes);
@@ -158,9 +161,9 @@ impl Host {
                     admitted: state.mediation.admitted(*tenant),
                     compute_ns: compute.used_ns,
                     copy_ns: copy.used_ns,
+                    copy_bytes: totals.copy_bytes,
                     engine_ns: engine.used_ns,
-                    held_ns: charged.tenant(*tenant).held_ns
-                        + state.mediation.held_now(*tenant, at),
+                    held_ns: totals.held_ns + state.mediation.held_now(*tenant, at),
                     entitled_ns: state.mediation.due(*tenant).entitled_ns,
                     waited_ns: state.mediation.due(*tenant).waited_ns,
                     backlogged: state.mediation.backlogged(*tenant),

@@ -26,7 +26,7 @@ pub(super) struct Row {
 }
 
 /// Those of tenants; the labels are `vm` and `gpu`.
-pub(super) const ROWS: [Row; 18] = [
+pub(super) const ROWS: [Row; 19] = [
     counter(
         "turnstile_vm_gpu_seconds_total",
         "Engine time charged: what is billed.",
@@ -66,6 +66,11 @@ pub(super) const ROWS: [Row; 18] = [
         "turnstile_vm_copy_seconds_total",
         "Time of copy engines charged.",
         |t| seconds(t.copy_ns),
+    ),
+    counter(
+        "turnstile_vm_copy_bytes_total",
+        "Bytes that copy engines moved in that time, where the GPU counts them.",
+        |t| t.copy_bytes.map(|bytes| bytes as f64),
     ),
     counter(
         "turnstile_vm_doorbells_trapped_total",

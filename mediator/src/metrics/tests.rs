@@ -35,6 +35,7 @@ pub(crate) fn host() -> HostSnapshot {
         admitted: number == 1,
         compute_ns: Nanos(0),
         copy_ns: Nanos(0),
+        copy_bytes: Some(0),
         engine_ns: Nanos(0),
         held_ns: Nanos(0),
         entitled_ns: Nanos(0),
@@ -67,6 +68,7 @@ pub(crate) fn host() -> HostSnapshot {
             tenants: 2,
             compute_ns: Nanos(1_600_000_000_000),
             copy_ns: Nanos(0),
+            copy_bytes: None,
         }],
         engines: vec![
             EngineSnapshot {

@@ -63,6 +63,15 @@ pub(crate) fn serve(folder: &Path, args: &[&str]) -> Process {
 
 /// A VM of that daemon; a thread stands in for its guest.
 pub(crate) fn vm(folder: &Path, name: &str, args: &[&str]) -> Process {
+    spawn_vm(folder, name, args, Stdio::null())
+}
+
+/// The same; its standard output can be read.
+pub(crate) fn vm_that_reports(folder: &Path, name: &str, args: &[&str]) -> Process {
+    spawn_vm(folder, name, args, Stdio::piped())
+}
+
+fn spawn_vm(folder: &Path, name: &str, args: &[&str], stdout: Stdio) -> Process {
     let child = turnstile()
         .arg("vmm")
         .arg("--socket")
@@ -70,7 +79,7 @@ pub(crate) fn vm(folder: &Path, name: &str, args: &[&str]) -> Process {
         .args(["--native", "--name", name])
         .args(args)
         .stdin(Stdio::piped())
-        .stdout(Stdio::null())
+        .stdout(stdout)
         .stderr(Stdio::null())
         .spawn()
         .unwrap();

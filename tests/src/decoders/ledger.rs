@@ -45,7 +45,6 @@ fn sound() -> &'static [u8] {
             held_total_ns: Nanos::ZERO,
             backlogged: true,
             memory_bytes: Some(1 << 30),
-            copied_total_bytes: Some(1),
         };
         for period in 0..35 {
             let end = UnixNanos((period + 1) * 100_000_000);

@@ -78,7 +78,6 @@ impl Books {
                     + mediation.held_now(*tenant, now),
                 backlogged: *backlogged,
                 memory_bytes: None,
-                copied_total_bytes: None,
             })
             .collect();
         let end = UnixNanos(self.begins.0 + now.0);

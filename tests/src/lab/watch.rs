@@ -216,7 +216,7 @@ impl World {
     pub(super) fn period_end(&mut self) -> Result<(), BrokenLaw> {
         let (from, begin, end) = (self.watch.from, self.watch.begin, self.now);
         let truth = self.truth.close(window(from, end));
-        let (estimated, observed) = match self.setup.meter {
+        let (estimated, mut observed) = match self.setup.meter {
             MeterSetup::Events { .. } => (None, truth),
             MeterSetup::Polled { adaptive, .. } => {
                 let look = self.look();
@@ -233,6 +233,7 @@ impl World {
                 (Some(estimated), observed)
             }
         };
+        observed.copied = self.gpu.take_copied();
         self.check_bounds(estimated.as_ref(), &observed)?;
         self.compare(&observed, estimated.is_none())?;
         let activity = self.activity();

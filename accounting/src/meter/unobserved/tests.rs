@@ -41,6 +41,7 @@ fn phase() -> Usage {
         window: window(5_000, 7_000),
         signals: Signals::Polled,
         engines: vec![engine],
+        copied: None,
         anomalies: Anomalies::default(),
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of the GPU as a whole, in both times.
 
+mod copied;
 mod front_end;
 mod kernels;
 mod moves;

@@ -113,6 +113,8 @@ fn nothing_moves_of_a_tenant_that_may_run_and_nothing_runs_of_one_whose_memory_m
     assert_eq!(engines[1].of(B), 4_000_000);
     assert_eq!(engines[2].of(A), 4_000_000);
     assert_eq!(engines[2].of(B), 0);
+    let bytes = [(A, 4 * CHUNK_BYTES), (B, 4 * CHUNK_BYTES)];
+    assert_eq!(gpu.take_copied(), Some(bytes.into()));
 }
 
 #[test]
