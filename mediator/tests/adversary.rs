@@ -61,3 +61,20 @@ fn attackers_do_not_take_the_victims_share() {
         "without a policy the bench shows what is lost: {share} %"
     );
 }
+
+/// The front end has one budget for all tenants of an account.
+#[test]
+fn eight_flooding_tenants_of_one_account_have_what_one_has() {
+    let attacks = ["nops", "nops-8"];
+    let args = ["--victims", "depth-4", "--attack", &attacks.join(",")];
+    let lines = lines(&args);
+    let submitted = |line: &Value| -> u64 {
+        let text = line["note"].as_str().unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    };
+    let [one, eight] = [&lines[0], &lines[1]].map(submitted);
+    // Submitted, not executed: each has a ring of commands that are not.
+    assert!(one > 50_000, "{lines:#?}");
+    assert!(eight < one * 3 / 2 + 8 * 4_096, "{one} and {eight}");
+    assert!(number(&lines[1], "share_percent") >= 99.0, "{lines:#?}");
+}

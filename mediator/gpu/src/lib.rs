@@ -26,7 +26,9 @@ use std::time::Duration;
 use serde::Serialize;
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::meter::ChannelReading;
-use turnstile_accounting::{DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage};
+use turnstile_accounting::{
+    AccountId, DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage,
+};
 use turnstile_vmm::gate::{PageWords, SharedPages};
 use turnstile_vmm::wire::ObjectChange;
 
@@ -116,6 +118,9 @@ impl Doorbells for SharedPages {
 /// What a tenant brings along.
 #[derive(Clone, Debug)]
 pub struct TenantResources {
+    /// Its account; stays the same while it is a tenant. What hardware bounds for each tenant's
+    /// owner, as work that is never billed, it bounds for the account.
+    pub account: AccountId,
     /// Its memory.
     pub guest: Arc<GuestMemory>,
     /// Its doorbells.

@@ -32,9 +32,9 @@ pub struct CostModel {
     pub launch: Nanos,
     /// From the front end to the first byte of a copy or fill.
     pub transfer: Nanos,
-    /// What a command that needs no engine takes of its tenant's front-end budget, in real time as
-    /// well; 0 for no budget. A tenant earns 1 % of time and this for 4 commands at each command
-    /// that an engine finished for it, and saves up to 1 ms.
+    /// What a command that needs no engine takes of its account's front-end budget, in real time
+    /// as well; 0 for no budget. An account earns 1 % of time and saves up to 1 ms. A tenant is
+    /// granted 4 such commands at each command that an engine finished for it.
     pub front_end: Nanos,
 }
 

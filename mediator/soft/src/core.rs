@@ -21,7 +21,7 @@ use super::config::{ENGINES, SoftConfig};
 use super::context::Context;
 use super::demand::DemandLog;
 use super::dispatch::Engine;
-use super::front_end::Budget;
+use super::front_end::{Budgets, Part};
 use super::moves::Moves;
 use super::registers::Registers;
 use super::swap::MemoryLog;
@@ -65,7 +65,7 @@ pub(super) struct Tenant {
     /// Some gate is open: doorbells are to be looked at without being told.
     unwatched: bool,
     /// For its commands that need no engine.
-    pub(super) budget: Budget,
+    pub(super) front_end: Part,
 }
 
 impl Tenant {
@@ -113,6 +113,8 @@ pub(super) struct Core {
     pub(super) now: Moment,
     pub(super) tenants: BTreeMap<TenantId, Tenant>,
     pub(super) slots: Vec<Slot>,
+    /// For commands that need no engine.
+    pub(super) budgets: Budgets,
     /// Channels that the front end has to look at.
     pub(super) line: VecDeque<u32>,
     /// Channels that wait for a word.
@@ -145,6 +147,7 @@ impl Core {
             now,
             tenants: BTreeMap::new(),
             slots: (0..SLOTS).map(|_| Slot::default()).collect(),
+            budgets: Budgets::default(),
             line: VecDeque::new(),
             waits: BTreeSet::new(),
             ready: Default::default(),
@@ -212,6 +215,8 @@ impl Core {
             });
         }
         let channels = resources.channels.min(CHANNELS_MAX) as usize;
+        let cost = self.config.cost.front_end;
+        let front_end = self.budgets.add(resources.account, cost, now);
         let tenant = Tenant {
             context,
             resources,
@@ -221,7 +226,7 @@ impl Core {
             demand: [Demand::Nothing; ENGINES],
             moving: 0,
             unwatched: false,
-            budget: Budget::new(self.config.cost.front_end, now),
+            front_end,
         };
         self.tenants.insert(id, tenant);
         Ok(())
@@ -230,9 +235,10 @@ impl Core {
     /// Ends a tenant. What runs on an engine is told to stop, and is charged until it does.
     pub(super) fn remove_tenant(&mut self, now: Moment, tenant: TenantId) {
         let now = self.tick(now);
-        if self.tenants.remove(&tenant).is_none() {
+        let Some(gone) = self.tenants.remove(&tenant) else {
             return;
-        }
+        };
+        self.budgets.remove(tenant, &gone.front_end);
         for slot in 0..SLOTS as u32 {
             let channel = self.slots[slot as usize].channel.as_ref();
             if channel.is_some_and(|channel| channel.tenant == tenant) {
@@ -253,7 +259,8 @@ impl Core {
         if let Some(channel) = entry.channel.take() {
             channel.show_gone();
             if let Some(owner) = self.tenants.get_mut(&channel.tenant) {
-                owner.budget.forget(slot);
+                let part = &mut owner.front_end;
+                self.budgets.forget(channel.tenant, part, slot);
             }
             self.touch(channel.tenant);
         }

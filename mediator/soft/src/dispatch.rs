@@ -323,9 +323,7 @@ impl Core {
                 drop(job);
                 channel.phase = Phase::Fetching;
                 channel.complete(now);
-                if let Some(owner) = self.tenants.get_mut(&tenant) {
-                    owner.budget.engine_finished(now);
-                }
+                self.engine_finished(tenant);
                 self.line_up(slot);
             }
             Outcome::Preempted(mut progress) => {

@@ -11,7 +11,7 @@ use turnstile_abi::{
     CHANNEL_STATE_BYTES, CHANNELS_MAX, COMMAND_BYTES, ChannelStateBlock, Command, Dim3,
     FENCE_BYTES, FenceRecord, Launch, pci,
 };
-use turnstile_accounting::{Nanos, TenantId};
+use turnstile_accounting::{AccountId, Nanos, TenantId};
 use turnstile_vmm::gate::{PageWords, SharedPages};
 use vm_memory::{FileOffset, GuestAddress};
 
@@ -144,7 +144,8 @@ impl PlainVm {
         }
     }
 
-    /// Makes a context on a GPU for a VM with so many bytes of memory, which rings the GPU's own doorbells where it has some.
+    /// Makes a context on a GPU for a VM with so many bytes of memory, which is an account of its
+    /// own. The VM rings the GPU's own doorbells where it has some.
     ///
     /// # Errors
     /// The GPU's refusal.
@@ -156,7 +157,7 @@ impl PlainVm {
         channels: u32,
     ) -> Result<Arc<Self>, Refusal> {
         let mut vm = Self::new(bytes);
-        let mut resources = vm.resources(memory_bytes, channels);
+        let mut resources = vm.resources(AccountId(tenant.0), memory_bytes, channels);
         if let Some(own) = gpu.doorbells(tenant, channels)? {
             vm.doorbells = Arc::new(PlainDoorbells::of(&*own, channels));
             resources.doorbells = own;
@@ -166,8 +167,14 @@ impl PlainVm {
     }
 
     /// What the GPU is told of the VM.
-    pub fn resources(&self, memory_bytes: u64, channels: u32) -> TenantResources {
+    pub fn resources(
+        &self,
+        account: AccountId,
+        memory_bytes: u64,
+        channels: u32,
+    ) -> TenantResources {
         TenantResources {
+            account,
             guest: self.guest.clone(),
             doorbells: self.doorbells.clone(),
             interrupts: self.interrupts.clone(),

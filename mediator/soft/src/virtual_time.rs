@@ -68,7 +68,7 @@ struct State {
 /// let mut guests = Vec::new(); for (tenant, ns) in [(TenantId(1), 2_000_000u64), (TenantId(2),
 /// 200_000)] {
 ///     let vm = Arc::new(plain::PlainVm::new(1 << 20));
-///     gpu.create_context(tenant, vm.resources(0, 1))?;
+///     gpu.create_context(tenant, vm.resources(AccountId(tenant.0), 0, 1))?;
 ///     let membership = Membership { account: AccountId(tenant.0), name: "vm" };
 ///     policy.add(tenant, membership, TenantParams::default(), gpu.now())?;
 ///     policy.woke(tenant, gpu.now())?;

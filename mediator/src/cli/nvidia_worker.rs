@@ -17,7 +17,7 @@ use serde::Serialize;
 use turnstile_abi::{
     ChannelStatus, Command as Ring, CopyDirection, Dim3, ErrorCode, Launch, TRANSFER_BYTES_MAX,
 };
-use turnstile_accounting::{Nanos, TenantId};
+use turnstile_accounting::{AccountId, Nanos, TenantId};
 use turnstile_gpu::Allocation;
 use turnstile_images::{KERNELS, Misbehaviour, Outcome, Report, Workload};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig};
@@ -190,7 +190,7 @@ impl Rig {
         let config = WorkerConfig::default();
         let worker = Worker::start(
             tenant,
-            vm.resources(1 << 30, 8),
+            vm.resources(AccountId(tenant.0), 1 << 30, 8),
             config,
             worker_command,
             answer_calls,

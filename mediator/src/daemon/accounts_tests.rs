@@ -36,7 +36,7 @@ fn admit(host: &Arc<Host>, uid: u32, name: &str, weight: Option<u32>) -> Result<
         panic!("the VMM was not answered");
     };
     match (taken, frame.message) {
-        (Ok((tenant, _)), ToVmm::Welcome { .. }) => Ok(tenant),
+        (Ok((tenant, ..)), ToVmm::Welcome { .. }) => Ok(tenant),
         (Err(_), ToVmm::Refused { text }) => Err(text),
         (taken, told) => panic!("{taken:?} and {told:?}"),
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::regs::features;
 use turnstile_abi::{CHUNK_BYTES, pci};
-use turnstile_accounting::TenantId;
+use turnstile_accounting::{AccountId, TenantId};
 use turnstile_policies::{Membership, Weight};
 use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
@@ -34,14 +34,14 @@ pub(crate) fn is_tenant_name(name: &str) -> bool {
 impl Host {
     /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. `uid` is the
     /// user of its VMM.
-    /// Returns its number and the kick that its VMM signals.
+    /// Returns its number, its account and the kick that its VMM signals.
     pub(super) fn admit(
         self: &Arc<Self>,
         hello: ToDaemon,
         mut fds: Vec<OwnedFd>,
         stream: UnixStream,
         uid: u32,
-    ) -> Result<(TenantId, File), HostError> {
+    ) -> Result<(TenantId, AccountId, File), HostError> {
         let mut writer = FrameWriter::new();
         let taken = self.take_in(hello, &mut fds, &stream, uid, &mut writer);
         if let Err(error) = &taken {
@@ -92,7 +92,7 @@ impl Host {
         stream: &UnixStream,
         uid: u32,
         writer: &mut FrameWriter,
-    ) -> Result<(TenantId, File), HostError> {
+    ) -> Result<(TenantId, AccountId, File), HostError> {
         let ToDaemon::Hello {
             protocol,
             name,
@@ -126,7 +126,7 @@ impl Host {
         let kick = File::from(kick);
         let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
 
-        let (tenant, granted) = {
+        let (tenant, account, granted) = {
             let mut state = self.lock();
             self.room(&state, &name)?;
             let claim = Claim {
@@ -137,7 +137,7 @@ impl Host {
             let granted = state.join(&name, uid, claim)?;
             let tenant = state.number();
             state.starting.insert(name.clone(), tenant);
-            (tenant, granted)
+            (tenant, state.accounts.of(&name).0, granted)
         };
         // A GPU may take long over it: the others go on meanwhile.
         let _starting = Starting {
@@ -152,6 +152,7 @@ impl Host {
             None => Arc::new(doorbell_pages(self.config.channels)?),
         };
         let resources = TenantResources {
+            account,
             guest,
             doorbells: doorbells.clone(),
             interrupts,
@@ -220,7 +221,7 @@ impl Host {
             peer,
             Kind::Vm(Box::new(vm)),
         );
-        Ok((tenant, kick))
+        Ok((tenant, account, kick))
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use event_manager::{
     EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps,
 };
-use turnstile_accounting::TenantId;
+use turnstile_accounting::{AccountId, TenantId};
 use turnstile_vmm::wire::{
     Frame, FrameReader, FrameWriter, Read, ToDaemon, ToVmm, WireError, peer_uid,
 };
@@ -25,7 +25,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::dma::Change;
 use super::error::{HostError, chain};
 use super::host::Host;
-use super::kicks::Kick;
+use super::kicks::{Kick, KickBudgets};
 use super::mailbox::Letter;
 
 /// VMs that are taken in at a time.
@@ -117,6 +117,7 @@ impl ControlLoop {
             admissions,
             accept_again: None,
             look: None,
+            kicks: KickBudgets::default(),
             unmute: None,
             told_full: None,
             told_short: None,
@@ -233,7 +234,7 @@ enum SessionError {
 }
 
 /// A VM was taken in, or refused.
-type Admission = (u32, Result<(TenantId, File), HostError>);
+type Admission = (u32, Result<(TenantId, AccountId, File), HostError>);
 
 struct Control {
     listener: UnixListener,
@@ -252,6 +253,8 @@ struct Control {
     accept_again: Option<Instant>,
     /// When connections that have said nothing are looked for.
     look: Option<Instant>,
+    /// What the kicks of each account may cost.
+    kicks: KickBudgets,
     /// When the first muted kick is watched again.
     unmute: Option<Instant>,
     /// When it was last told that there is no place, that the kernel gives none, and that somebody said nothing.
@@ -401,7 +404,7 @@ impl Control {
         let session = self.sessions.get_mut(&number);
         if let Some(Role::Vm { tenant, kick }) = session.and_then(|one| one.role.as_mut()) {
             self.host.kicked(*tenant);
-            kick.kicked(Instant::now(), ops);
+            kick.kicked(&mut self.kicks, Instant::now(), ops);
             self.unmute = self.unmute.into_iter().chain(kick.due()).min();
         }
     }
@@ -581,10 +584,10 @@ impl Control {
     fn admitted(
         &mut self,
         number: u32,
-        admission: Result<(TenantId, File), HostError>,
+        admission: Result<(TenantId, AccountId, File), HostError>,
         ops: &mut EventOps,
     ) {
-        let (tenant, kick) = match admission {
+        let (tenant, account, kick) = match admission {
             Ok(admitted) => admitted,
             Err(error) => {
                 let error = SessionError::Refused(chain(&error));
@@ -597,7 +600,7 @@ impl Control {
             return;
         };
         let data = FIRST_SESSION + 2 * number;
-        let kick = Kick::new(kick, data + 1, Instant::now());
+        let kick = Kick::new(kick, data + 1, account);
         let watched = ops
             .add(Events::with_data(&session.stream, data, EventSet::IN))
             .and_then(|()| kick.watch(ops));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use turnstile_abi::physical::{AdminOp, BAR_REGS, regs};
 use turnstile_abi::{ChannelStatus, Command, CopyDirection, ErrorCode};
-use turnstile_accounting::{EngineId, EngineState, Nanos, TenantId};
+use turnstile_accounting::{AccountId, EngineId, EngineState, Nanos, TenantId};
 use turnstile_vmm::vfio_user::Client;
 use vm_memory::GuestAddress;
 
@@ -245,8 +245,11 @@ fn commands_that_cannot_be_are_refused_by_the_device() {
     let (_bus, gpu) = gpu();
     let _a = vm(&gpu, A);
     assert!(
-        gpu.create_context(B, PlainVm::new(1 << 20).resources(2 << 20, 8))
-            .is_err()
+        gpu.create_context(
+            B,
+            PlainVm::new(1 << 20).resources(AccountId(B.0), 2 << 20, 8)
+        )
+        .is_err()
     );
     // Over the other's doorbell pages, without windows, and an operation that does not exist.
     let create = |context: u64, first: u64, windows: u64| {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use turnstile_abi::{ChannelStatus, Command, Dim3, Launch};
-use turnstile_accounting::{Moment, Nanos, TenantId};
+use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
 use turnstile_gpu::{Gpu, Refusal};
 use turnstile_soft::KernelCost;
 use turnstile_soft::plain::{PlainChannel, PlainVm};
@@ -250,14 +250,20 @@ impl Guest {
     ///
     /// # Errors
     /// The GPU's refusal.
-    pub fn start(gpu: &dyn Gpu, id: TenantId, load: Load, seed: u64) -> Result<Self, Refusal> {
+    pub fn start(
+        gpu: &dyn Gpu,
+        id: TenantId,
+        account: AccountId,
+        load: Load,
+        seed: u64,
+    ) -> Result<Self, Refusal> {
         assert!(
             (1..=DEPTH_MAX).contains(&load.depth()),
             "{} launches do not fit into the ring",
             load.depth()
         );
         let vm = Arc::new(PlainVm::new(MEMORY_BYTES));
-        gpu.create_context(id, vm.resources(GPU_MEMORY_BYTES, 1))?;
+        gpu.create_context(id, vm.resources(account, GPU_MEMORY_BYTES, 1))?;
         let channel = vm.open_channel(gpu, id, RING_ENTRIES, VECTOR)?;
         let params_gpa = vm.take(u64::from(DEPTH_MAX) * 64);
         let mut random = SmallRng::seed_from_u64(seed ^ u64::from(id.0).rotate_left(32));

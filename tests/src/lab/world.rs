@@ -168,7 +168,8 @@ impl World {
                 .add(id(place), membership, params, Moment(0))
                 .map_err(failed)?;
             let load = participant.load.clone();
-            let guest = Guest::start(&gpu, id(place), load, setup.seed).map_err(failed)?;
+            let account = membership.account;
+            let guest = Guest::start(&gpu, id(place), account, load, setup.seed).map_err(failed)?;
             let doorbells = guest.vm.doorbells.clone();
             let gate = SimulatedGate::new(doorbells, guest.channel()).map_err(failed)?;
             seats.push(Seat {

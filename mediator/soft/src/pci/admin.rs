@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use turnstile_abi::physical::{self, AdminOp, CONTEXTS_MAX, PAGES, WINDOWS_MAX, area};
 use turnstile_abi::regs::mailbox_status;
 use turnstile_abi::{ErrorCode, FUNCTION_NAME_BYTES_MAX, MODULE_TEXT_BYTES_MAX, PAGE_BYTES};
-use turnstile_accounting::TenantId;
+use turnstile_accounting::{AccountId, TenantId};
 use turnstile_vmm::gate::{PageWords, SharedPages};
 use vm_memory::GuestAddress;
 
@@ -256,6 +256,8 @@ impl Device {
             count: pages,
         };
         let resources = TenantResources {
+            // The contract has no accounts: each context is one.
+            account: AccountId(context),
             guest,
             doorbells: Arc::new(doorbells),
             interrupts: self.vectors.clone(),

@@ -1,7 +1,7 @@
 //! The front end's budget, in virtual time.
 
 use turnstile_abi::Command;
-use turnstile_accounting::Moment;
+use turnstile_accounting::{AccountId, Moment};
 
 use super::virtual_runs::given;
 use super::*;
@@ -169,11 +169,128 @@ fn parked_channel_that_goes_leaves_its_slot_to_others() {
     let mut other = channel(&gpu, B, 8);
     other.push_fence(false);
     other.ring_watched(&gpu);
-    assert_eq!(other.fence().value, 1, "each tenant has its own budget");
+    assert_eq!(other.fence().value, 1, "each account has its own budget");
     gpu.run_until_quiet(Moment(TURN));
     assert_eq!(second.fence().value, 1);
     let _nops = flood(&gpu, &vm, A);
     assert!(gpu.next_event().is_some());
     gpu.destroy_context(A);
     assert_eq!(gpu.next_event(), None);
+}
+
+/// A tenant of `account` with one channel.
+fn channel_in(gpu: &VirtualGpu, account: u32, id: TenantId) -> PlainChannel {
+    let vm = PlainVm::new(1 << 20);
+    let resources = vm.resources(AccountId(account), 2 << 20, 8);
+    gpu.create_context(id, resources).unwrap();
+    let vm = Arc::new(vm);
+    vm.open_channel(gpu, id, 64, 3).unwrap()
+}
+
+/// An account with tenants that flood.
+const FLOODED: u32 = 7;
+
+/// Tenants of [`FLOODED`], from number 100 on.
+fn flooders(gpu: &VirtualGpu, count: u32) -> Vec<PlainChannel> {
+    let numbers = (100..100 + count).map(TenantId);
+    numbers.map(|id| channel_in(gpu, FLOODED, id)).collect()
+}
+
+/// Kernels of 50 us that a tenant of `account` completes in 50 ms with 4 of them queued, each with
+/// `others` commands that need no engine, beside flooders. Returns also what each flooder executed.
+fn beside(account: u32, others: usize, flooding: u32) -> (u64, Vec<u64>) {
+    let gpu = VirtualGpu::new(given());
+    let mut victim = channel_in(&gpu, account, A);
+    let launch = kernel(&victim.vm, Nanos::from_us(50));
+    let mut flood = flooders(&gpu, flooding);
+    run(&gpu, Moment(50_000_000), |gpu| {
+        for channel in &mut flood {
+            refill(gpu, channel, &Command::Nop);
+        }
+        let pushed = 1 + others as u32;
+        while victim.put.wrapping_sub(victim.state().get) < 4 * pushed {
+            victim.push(&launch);
+            (1..others).for_each(|_| victim.push(&Command::Nop));
+            victim.push_fence(false);
+        }
+        victim.ring_watched(gpu);
+    });
+    let executed = flood.iter().map(|channel| u64::from(channel.state().get));
+    (victim.fence().value, executed.collect())
+}
+
+#[test]
+fn flooding_tenants_of_one_account_share_the_budget_of_one() {
+    let fair = SAVED + 50_000_000 / INTERVAL;
+    let (alone, _) = beside(1, 1, 0);
+    for count in [1, 8] {
+        let (kernels, executed) = beside(1, 1, count);
+        assert_eq!(kernels, alone, "the victim of another account");
+        let all: u64 = executed.iter().sum();
+        assert!((fair - 16..=fair).contains(&all), "{all} of {fair}");
+        let refilled = 50_000_000 / INTERVAL / u64::from(count);
+        let least = *executed.iter().min().unwrap();
+        assert!(least + 32 >= refilled, "each has its turn: {executed:?}");
+    }
+    assert!(alone >= 999, "{alone}");
+}
+
+#[test]
+fn launches_with_a_few_fences_each_are_not_limited_by_tenants_of_their_account() {
+    // Its first command may wait for one turn of each flooder.
+    let turns = 9 * TURN / 50_000;
+    for others in [1, 4] {
+        let (alone, _) = beside(FLOODED, others, 0);
+        let (kernels, executed) = beside(FLOODED, others, 8);
+        assert!(kernels + turns + 1 >= alone, "{kernels} of {alone}");
+        assert!(executed.iter().sum::<u64>() > SAVED / 2);
+    }
+}
+
+#[test]
+fn fence_is_written_beside_tenants_of_its_account_that_always_have_new_commands() {
+    let gpu = VirtualGpu::new(given());
+    let mut flood = flooders(&gpu, 8);
+    let mut late = channel_in(&gpu, FLOODED, A);
+    // One command at a time: a channel of these is hardly ever parked for long.
+    let trickle = |gpu: &VirtualGpu, flood: &mut [PlainChannel]| {
+        for channel in flood {
+            if channel.state().get == channel.put {
+                channel.push(&Command::Nop);
+                channel.ring_watched(gpu);
+            }
+        }
+    };
+    run(&gpu, Moment(20_000_000), |gpu| trickle(gpu, &mut flood));
+    late.push_fence(false);
+    late.ring_watched(&gpu);
+    let end = Moment(20_000_000 + 10 * TURN);
+    run(&gpu, end, |gpu| trickle(gpu, &mut flood));
+    assert_eq!(late.fence().value, 1);
+}
+
+#[test]
+fn tenants_that_come_and_go_have_no_more_than_one_that_stays() {
+    let gpu = VirtualGpu::new(given());
+    let mut executed = 0;
+    for number in 0..50 {
+        let mut channel = channel_in(&gpu, FLOODED, TenantId(200 + number));
+        let end = Moment(u64::from(number + 1) * 1_000_000);
+        run(&gpu, end, |gpu| refill(gpu, &mut channel, &Command::Nop));
+        executed += u64::from(channel.state().get);
+        gpu.destroy_context(channel.tenant);
+    }
+    let fair = SAVED + 50_000_000 / INTERVAL;
+    let lost = 50 * 2 * 16;
+    assert!(
+        (fair - lost..=fair).contains(&executed),
+        "{executed} of {fair}"
+    );
+    // An account that stays away for long enough finds its budget full again.
+    gpu.advance_to(Moment(200_000_000));
+    let mut channel = channel_in(&gpu, FLOODED, A);
+    let end = Moment(201_000_000);
+    run(&gpu, end, |gpu| refill(gpu, &mut channel, &Command::Nop));
+    let fair = SAVED + 1_000_000 / INTERVAL;
+    assert!((fair - 16..=fair).contains(&u64::from(channel.state().get)));
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use turnstile_abi::{ChannelStatus, Command, CopyDirection, ErrorCode};
-use turnstile_accounting::{EngineId, EngineState};
+use turnstile_accounting::{AccountId, EngineId, EngineState};
 use vm_memory::GuestAddress;
 
 use super::*;
@@ -207,7 +207,7 @@ fn a_context_can_go_while_its_kernel_runs() {
     // The memory came back as well, once the engine let go of it.
     wait("memory", || gpu.memory_free_bytes(B) == 64 << 20);
     gpu.allocate(B, 64 << 20).unwrap();
-    gpu.create_context(A, of_a.vm.resources(64 << 20, 1))
+    gpu.create_context(A, of_a.vm.resources(AccountId(A.0), 64 << 20, 1))
         .unwrap();
     wait("memory", || gpu.allocate(A, 64 << 20).is_ok());
     assert!(gpu.open_channel(TenantId(9), of_a.config).is_err());

@@ -15,7 +15,8 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use turnstile_abi::{CHUNK_BYTES, ChannelStatus, Command, CopyDirection, Dim3, Launch};
 use turnstile_accounting::{
-    EngineId, EventMeter, Meter, Metric, Moment, Nanos, Observation, SwitchEvent, TenantId, Window,
+    AccountId, EngineId, EventMeter, Meter, Metric, Moment, Nanos, Observation, SwitchEvent,
+    TenantId, Window,
 };
 use turnstile_gpu::{ChannelActivity, Gpu, Suspend};
 use turnstile_mediator::memory::{Entitlement, MemoryConfig, MemoryKeeper};
@@ -165,7 +166,7 @@ impl World {
             let vm = Arc::new(PlainVm::new(4 << 20));
             let limit = OWN_CHUNKS * CHUNK_BYTES;
             let gpu = &world.gpu;
-            gpu.create_context(id, vm.resources(limit, 1))
+            gpu.create_context(id, vm.resources(AccountId(id.0), limit, 1))
                 .map_err(broken)?;
             if let Some(keeper) = &mut world.keeper {
                 let weight = Weight::new(100 * (place as u32 + 1)).map_err(broken)?;

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use turnstile_abi::{
     CHUNK_BYTES, ChannelStatus, Command as Ring, CopyDirection, Dim3, ErrorCode, Launch,
 };
-use turnstile_accounting::{Nanos, TenantId};
+use turnstile_accounting::{AccountId, Nanos, TenantId};
 use vm_memory::GuestAddress;
 
 use super::protocol::Answer;
@@ -75,7 +75,7 @@ struct Rig {
 impl Rig {
     fn new(config: WorkerConfig) -> Self {
         let vm = Arc::new(PlainVm::new(16 << 20));
-        let resources = vm.resources(8 * CHUNK_BYTES, 4);
+        let resources = vm.resources(AccountId(TENANT.0), 8 * CHUNK_BYTES, 4);
         let worker = Worker::start(TENANT, resources, config, command, |_, _| {}).unwrap();
         worker.set_unwatched(true);
         Self { vm, worker }
@@ -578,7 +578,7 @@ fn a_vm_that_is_gone_has_no_worker() {
 fn a_program_that_is_no_worker_is_refused() {
     let vm = PlainVm::new(1 << 20);
     for program in ["/bin/false", "/no/such/program"] {
-        let resources = vm.resources(CHUNK_BYTES, 1);
+        let resources = vm.resources(AccountId(TENANT.0), CHUNK_BYTES, 1);
         let refused = Worker::start(
             TENANT,
             resources,

@@ -36,8 +36,8 @@ enum Move {
     Reopen(u64),
     /// Queues a wait that is never over.
     Wait,
-    /// Keeps a channel full of NOPs, or of fences.
-    Flood { fences: bool },
+    /// So many tenants of one account keep a channel each full of NOPs, or of fences.
+    Flood { tenants: u32, fences: bool },
     /// Writes doorbells and kicks without work.
     Storm,
     /// Makes mailbox requests.
@@ -117,8 +117,9 @@ pub(super) const ATTACKS: &[Attack] = &[
     other("copies-64k", "copies of 64 KiB", 0, Move::Streams(1, COPIES_64K)),
     other("copies-8m", "copies of 8 MiB", 0, Move::Streams(1, COPIES_8M)),
     other("fills", "fills of 8 MiB", 0, Move::Streams(1, FILLS)),
-    other("nops", "a ring full of NOPs", 0, Move::Flood { fences: false }),
-    other("fences", "a ring full of fences", 0, Move::Flood { fences: true }),
+    other("nops", "a ring full of NOPs", 0, Move::Flood { tenants: 1, fences: false }),
+    other("nops-8", "the same of 8 tenants of one account", 0, Move::Flood { tenants: 8, fences: false }),
+    other("fences", "a ring full of fences", 0, Move::Flood { tenants: 1, fences: true }),
     other("doorbells", "doorbell writes and kicks without work", 0, Move::Storm),
     other("mailbox", "mailbox requests", 0, Move::Mailbox),
 ];
@@ -152,7 +153,7 @@ impl Attack {
                 let run = tenant::start(scene.attacker("attacker"), move |session, begun| {
                     tenant::reopen(session, us, begun)
                 });
-                scene.counted(run?, "channels opened")
+                scene.counted(vec![run?], "channels opened")
             }
             Move::Wait => {
                 let run = tenant::start(scene.attacker("attacker"), move |session, begun| {
@@ -161,19 +162,23 @@ impl Attack {
                 scene.hold(&[run?])?;
                 Ok(String::new())
             }
-            Move::Flood { fences } => {
-                let run = tenant::start(scene.attacker("attacker"), move |session, begun| {
-                    tenant::flood(session, fences, begun)
-                });
-                scene.counted(run?, "commands submitted")
+            Move::Flood { tenants, fences } => {
+                let start = |index: u32| {
+                    let name = format!("attacker{index}");
+                    tenant::start(scene.attacker(&name), move |session, begun| {
+                        tenant::flood(session, fences, begun)
+                    })
+                };
+                let tenants: Result<_, _> = (0..tenants).map(start).collect();
+                scene.counted(tenants?, "commands submitted")
             }
             Move::Storm => {
                 let run = tenant::start(scene.attacker("attacker"), tenant::storm);
-                scene.counted(run?, "kicks")
+                scene.counted(vec![run?], "kicks")
             }
             Move::Mailbox => {
                 let run = tenant::start(scene.attacker("attacker"), tenant::mailbox);
-                scene.counted(run?, "requests answered")
+                scene.counted(vec![run?], "requests answered")
             }
         }
     }
@@ -201,12 +206,13 @@ impl Scene<'_> {
         Ok(())
     }
 
-    /// The same for one tenant that counts something.
-    fn counted(&self, tenant: Tenant<u64>, what: &str) -> anyhow::Result<String> {
-        let tenants = [tenant];
+    /// The same for tenants that count something.
+    fn counted(&self, tenants: Vec<Tenant<u64>>, what: &str) -> anyhow::Result<String> {
         self.hold(&tenants)?;
-        let [tenant] = tenants;
-        let (count, _) = tenant.end()?;
+        let mut count = 0;
+        for tenant in tenants {
+            count += tenant.end()?.0;
+        }
         Ok(format!("{count} {what}"))
     }
 
