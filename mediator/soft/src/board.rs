@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use turnstile_accounting::{SwitchEvent, TenantId};
+use turnstile_accounting::{DemandEvent, SwitchEvent, TenantId};
 
 use turnstile_gpu::ChannelActivity;
 
@@ -12,6 +12,10 @@ pub trait Board: Send + Sync + fmt::Debug {
     fn status(&self, engine: usize, register: u64);
     /// An engine has changed its state.
     fn switched(&self, event: &SwitchEvent);
+    /// A tenant's demand for an engine has changed.
+    fn demand(&self, event: &DemandEvent);
+    /// The mediator is to be woken.
+    fn notice(&self);
     /// A channel has more to do, or less. One that is gone has nothing.
     fn channel(&self, tenant: TenantId, activity: ChannelActivity);
     /// A command named memory that is not its VM's; its channel has ended.

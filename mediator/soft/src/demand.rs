@@ -76,6 +76,9 @@ impl Core {
             tenant,
             demand,
         };
+        if let Some(board) = &self.board {
+            board.demand(&event);
+        }
         if self.demand.records.len() == self.config.log_capacity {
             self.demand.records.pop_front();
             self.demand.lost = true;

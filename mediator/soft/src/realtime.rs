@@ -80,6 +80,9 @@ impl Shared {
         }
         if state.core.take_notice() {
             self.noticed.store(true, Ordering::Release);
+            if let Some(board) = &state.core.board {
+                board.notice();
+            }
             let waiter = self.waiter.lock().unwrap_or_else(PoisonError::into_inner);
             waiter.iter().for_each(Thread::unpark);
         }

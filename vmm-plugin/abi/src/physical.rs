@@ -29,6 +29,8 @@ pub const MSIX_PBA: u64 = 0x3000;
 pub const CONTEXTS_MAX: u32 = 256;
 /// Windows of a context at most.
 pub const WINDOWS_MAX: usize = 64;
+/// Engines at most.
+pub const ENGINES_MAX: u8 = 16;
 
 /// Registers of BAR 0, page 0. Accesses are 4 or 8 bytes, naturally aligned; others read as zero and write nothing.
 pub mod regs {
@@ -40,11 +42,16 @@ pub mod regs {
     pub const IDENTITY_VALUE: u32 = 0x4750_5354;
     /// u32: contract version, major << 16 | minor.
     pub const VERSION: u64 = 0x004;
-    /// Value of [`VERSION`]: 1.0.
-    pub const VERSION_VALUE: u32 = 0x0001_0000;
+    /// Value of [`VERSION`]: 1.1.
+    pub const VERSION_VALUE: u32 = 0x0001_0001;
     /// u32: bits 7..0 compute engines, 15..8 copy engines, 17..16 how queued work can be stopped (0 not, 1 between
-    /// commands, 2 within a kernel), bit 31: the device is simulated in software.
+    /// commands, 2 within a kernel), bit 31: the device is simulated in software. From version 1.1
+    /// on bit 18: [`HOLD`], [`RELEASE`] and [`NOTICE`] exist, and bit 19: [`DEMAND_AREA`] exists.
     pub const ENGINES: u64 = 0x008;
+    /// Bit of [`ENGINES`], only where queued work can be stopped.
+    pub const ENGINES_HOLDS: u32 = 1 << 18;
+    /// Bit of [`ENGINES`].
+    pub const ENGINES_DEMAND: u32 = 1 << 19;
     /// Bit of [`ENGINES`].
     pub const ENGINES_SIMULATED: u32 = 1 << 31;
     /// u32: streaming multiprocessors.
@@ -69,6 +76,12 @@ pub mod regs {
     /// gives it up. Reads as zero
     /// where the area could not be reached.
     pub const HOST_AREA: u64 = 0x038;
+    /// u32, write: arms this vector for one notice; a vector that does not exist disarms. A notice
+    /// while the vector is not armed again is kept and raised by the next write. Disarmed by a
+    /// reset; then none is kept.
+    pub const NOTICE: u64 = 0x040;
+    /// u64: address of the [`super::demand`] area, as [`HOST_AREA`].
+    pub const DEMAND_AREA: u64 = 0x048;
 
     /// u32, write: starts the command of this number ([`super::AdminOp`]); arguments are taken at that moment.
     pub const COMMAND: u64 = 0x080;
@@ -82,6 +95,13 @@ pub mod regs {
     pub const COMMAND_ARG: u64 = 0x0c0;
     /// Results, [`super::RESULTS`] words of 8 bytes.
     pub const COMMAND_RESULT: u64 = 0x100;
+
+    /// u32, write, one for each engine: the context of this number is held on the engine.
+    pub const HOLD: u64 = 0x200;
+    /// u32, write, one for each engine: the context of this number goes on there.
+    pub const RELEASE: u64 = 0x204;
+    /// From the registers of one engine to those of the next.
+    pub const HOLD_STRIDE: u64 = 8;
 }
 
 /// Words of arguments.
@@ -197,6 +217,44 @@ pub mod area {
     pub const BYTES: u64 = LOG + LOG_ENTRIES * RECORD_BYTES;
 }
 
+/// The demand area: memory of the mediator's in which the device logs what contexts have for each
+/// engine.
+pub mod demand {
+    use super::{PAGES, area};
+    use crate::PAGE_BYTES;
+
+    /// u64, the device's: records of the log written since the area was taken into use.
+    pub const LOG_PUT: u64 = 0;
+    /// The present demand of each context: a u64 for each doorbell page, of which the one of a
+    /// context's first page counts. Bits 31..0 are the context, two bits for each engine follow.
+    /// Zero without a context.
+    pub const CONTEXTS: u64 = PAGE_BYTES;
+    /// Bytes of an entry.
+    pub const CONTEXT_BYTES: u64 = 8;
+    /// The log: record *n* is in entry *n mod* [`LOG_ENTRIES`].
+    pub const LOG: u64 = CONTEXTS + PAGES as u64 * CONTEXT_BYTES;
+    /// Entries of the log.
+    pub const LOG_ENTRIES: u64 = area::LOG_ENTRIES;
+    /// Bytes of a record: u64 time, u32 context, u16 engine, u16 demand.
+    pub const RECORD_BYTES: u64 = 16;
+    /// Bytes of the whole.
+    pub const BYTES: u64 = LOG + LOG_ENTRIES * RECORD_BYTES;
+
+    /// No command for the engine.
+    pub const NOTHING: u32 = 0;
+    /// A command that the engine executes, alone.
+    pub const EXECUTES: u32 = 1;
+    /// A command that could start now, or as soon as the executing one ends.
+    pub const QUEUED: u32 = 2;
+
+    /// Where an engine's two bits begin in an entry of [`CONTEXTS`].
+    pub const fn shift(engine: u8) -> u32 {
+        32 + 2 * engine as u32
+    }
+}
+
+const _: () = assert!(demand::shift(ENGINES_MAX) <= 64);
+const _: () = assert!(demand::BYTES.is_multiple_of(PAGE_BYTES));
 const _: () = assert!(WINDOWS_MAX as u64 * area::WINDOW_BYTES <= PAGE_BYTES);
 const _: () = assert!(area::BYTES.is_multiple_of(PAGE_BYTES));
 

@@ -5,12 +5,14 @@
 //!  configuration space, BAR 0 --> registers --> commands (a thread) --> software GPU --> status page, host area
 //!  BAR 1 (doorbells) ----------------------------------------------------^    |
 //!  IOMMU mappings --> windows of a context = its guest memory ----------------+--> MSI-X
+//!                                          demand area, notices --------------+
 //! ```
 //!
 //! Whoever holds it is the bus: an in-process fake, or a vfio-user server. A context reaches the memory that its windows
 //! name and nothing else; when a mapping goes that a context uses, the context goes.
 
 mod admin;
+mod demand;
 mod dma;
 mod serve;
 mod shown;
@@ -21,9 +23,11 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use turnstile_abi::physical::{self, VECTORS, area, regs, status};
+use turnstile_abi::physical::{
+    self, ENGINES_MAX, VECTORS, area, demand as demand_area, regs, status,
+};
 use turnstile_abi::{PAGE_BYTES, regs::mailbox_status};
-use turnstile_accounting::TenantId;
+use turnstile_accounting::{EngineId, TenantId};
 use turnstile_vmm::device::ConfigSpace;
 use turnstile_vmm::gate::{PageWords, SharedPages};
 
@@ -66,6 +70,26 @@ impl Interrupts for Vectors {
     }
 }
 
+/// Memory of the mediator's that the device writes to, beside windows of contexts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shared {
+    /// The host area.
+    Host,
+    /// The demand area.
+    Demand,
+}
+
+impl Shared {
+    const ALL: [Self; 2] = [Self::Host, Self::Demand];
+
+    const fn bytes(self) -> u64 {
+        match self {
+            Self::Host => area::BYTES,
+            Self::Demand => demand_area::BYTES,
+        }
+    }
+}
+
 /// Registers that hold something.
 #[derive(Debug)]
 struct Registers {
@@ -73,7 +97,8 @@ struct Registers {
     command: u32,
     verdict: Verdict,
     status: u32,
-    host_area: u64,
+    /// Where each [`Shared`] area is; zero for none.
+    areas: [u64; 2],
     /// High half of the clock, kept when the low half was read.
     time_high: u32,
 }
@@ -114,12 +139,13 @@ impl PciGpu {
             host_pool_bytes: 0,
             ..config
         };
-        let shown = Arc::new(Shown::new()?);
+        let vectors = Arc::new(Vectors(Mutex::new((0..VECTORS).map(|_| None).collect())));
+        let shown = Arc::new(Shown::new(vectors.clone())?);
         let device = Arc::new(Device {
             gpu: SoftGpu::with_board(config, shown.clone())?,
             shown,
             doorbells: Arc::new(SharedPages::new(physical::PAGES)?),
-            vectors: Arc::new(Vectors(Mutex::new((0..VECTORS).map(|_| None).collect()))),
+            vectors,
             dma: Mutex::default(),
             contexts: Mutex::default(),
             registers: Mutex::new(Registers {
@@ -127,7 +153,7 @@ impl PciGpu {
                 command: 0,
                 verdict: Verdict::default(),
                 status: mailbox_status::IDLE,
-                host_area: 0,
+                areas: [0; 2],
                 time_high: 0,
             }),
             config: Mutex::new(ConfigSpace::physical()),
@@ -146,6 +172,11 @@ impl PciGpu {
             orders: Some(orders),
             thread: Some(thread),
         })
+    }
+
+    /// The GPU behind the registers.
+    pub fn software(&self) -> &SoftGpu {
+        &self.device.gpu
     }
 
     /// The memory file of the status page, which lies at [`status::PAGE`] of it as of BAR 0.
@@ -288,10 +319,11 @@ impl Device {
                 let engines = u32::from(capability.compute_engines)
                     | u32::from(capability.copy_engines) << 8
                     | suspend << 16;
-                pair(
-                    engines | regs::ENGINES_SIMULATED,
-                    capability.multiprocessors,
-                )
+                let bit = |has: bool, bit: u32| if has { bit } else { 0 };
+                let features = regs::ENGINES_SIMULATED
+                    | bit(capability.engine_holds, regs::ENGINES_HOLDS)
+                    | bit(capability.demand, regs::ENGINES_DEMAND);
+                pair(engines | features, capability.multiprocessors)
             }
             regs::MEMORY_BYTES => half(capability.memory_bytes),
             regs::SHARED_BYTES_MAX => pair(capability.shared_bytes_max, self.shown.faults()),
@@ -302,7 +334,8 @@ impl Device {
             }
             regs::TIME => registers.time_high.into(),
             regs::RESUME => pair(0, contexts),
-            regs::HOST_AREA => half(registers.host_area),
+            regs::HOST_AREA => half(registers.areas[Shared::Host as usize]),
+            regs::DEMAND_AREA => half(registers.areas[Shared::Demand as usize]),
             regs::COMMAND => pair(registers.command, registers.status),
             regs::COMMAND_ERROR => {
                 pair(registers.verdict.error as u32, registers.verdict.text_bytes)
@@ -341,9 +374,12 @@ impl Device {
                     args: registers.args,
                 });
             }
+            regs::NOTICE => self.shown.arm(low),
             _ if offset & !7 == regs::HOST_AREA => {
-                let old = lock(&self.registers).host_area;
-                self.take_area(merge(old, offset, bytes, value));
+                self.write_area(Shared::Host, offset, bytes, value);
+            }
+            _ if offset & !7 == regs::DEMAND_AREA => {
+                self.write_area(Shared::Demand, offset, bytes, value);
             }
             _ => {
                 if let Some(n) =
@@ -351,28 +387,35 @@ impl Device {
                 {
                     let mut registers = lock(&self.registers);
                     registers.args[n] = merge(registers.args[n], offset, bytes, value);
+                } else if let Some((engine, held)) = hold(offset) {
+                    self.gpu.hold(TenantId(low), engine, held);
                 }
             }
         }
         None
     }
 
-    /// Takes the host area at this address into use.
-    fn take_area(&self, iova: u64) {
+    fn write_area(&self, shared: Shared, offset: u64, bytes: usize, value: u64) {
+        let old = lock(&self.registers).areas[shared as usize];
+        self.take_area(shared, merge(old, offset, bytes, value));
+    }
+
+    /// Takes the area at this address into use.
+    fn take_area(&self, shared: Shared, iova: u64) {
         let window = dma::Window {
             gpa: 0,
             iova,
-            bytes: area::BYTES,
+            bytes: shared.bytes(),
         };
         let contexts = lock(&self.contexts);
         let memory = (iova != 0).then(|| lock(&self.dma).memory(&[window]));
         let memory = memory.and_then(|memory| {
             memory
-                .inspect_err(|error| log::debug!("host area: {error}"))
+                .inspect_err(|error| log::debug!("{shared:?} area: {error}"))
                 .ok()
         });
-        lock(&self.registers).host_area = if memory.is_some() { iova } else { 0 };
-        self.shown.use_area(memory);
+        lock(&self.registers).areas[shared as usize] = if memory.is_some() { iova } else { 0 };
+        self.shown.use_area(shared, memory);
         drop(contexts);
     }
 
@@ -382,15 +425,17 @@ impl Device {
             self.end(&mut contexts, context);
             self.shown.count_fault();
         }
-        let area = lock(&self.registers).host_area;
-        let window = dma::Window {
-            gpa: 0,
-            iova: area,
-            bytes: area::BYTES,
-        };
-        if area != 0 && window.touches(iova, bytes) {
-            lock(&self.registers).host_area = 0;
-            self.shown.use_area(None);
+        for shared in Shared::ALL {
+            let area = lock(&self.registers).areas[shared as usize];
+            let window = dma::Window {
+                gpa: 0,
+                iova: area,
+                bytes: shared.bytes(),
+            };
+            if area != 0 && window.touches(iova, bytes) {
+                lock(&self.registers).areas[shared as usize] = 0;
+                self.shown.use_area(shared, None);
+            }
         }
         lock(&self.dma).unmap(iova, bytes);
     }
@@ -400,9 +445,17 @@ impl Device {
         for context in contexts.using(0, u64::MAX) {
             self.end(&mut contexts, context);
         }
-        lock(&self.registers).host_area = 0;
+        lock(&self.registers).areas = [0; 2];
         self.shown.reset();
     }
+}
+
+/// The engine of a register [`regs::HOLD`] (true) or [`regs::RELEASE`] (false).
+fn hold(offset: u64) -> Option<(EngineId, bool)> {
+    let at = offset.checked_sub(regs::HOLD)?;
+    let engine = u8::try_from(at / regs::HOLD_STRIDE).ok()?;
+    let held = at % regs::HOLD_STRIDE == 0;
+    (engine < ENGINES_MAX).then_some((EngineId(engine), held))
 }
 
 /// The number of a word in an array of words of 8 bytes that begins at `first`.

@@ -1,22 +1,24 @@
-//! What the device shows of itself without being asked: the status page, and the host area's log and channel table.
+//! What the device shows of itself: the status page, the host area's log and channel table, the
+//! demand area, notices.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use turnstile_abi::PAGE_BYTES;
 use turnstile_abi::physical::{area, status, switch_state};
-use turnstile_accounting::{EngineState, SwitchEvent, TenantId};
+use turnstile_accounting::{DemandEvent, EngineState, SwitchEvent, TenantId};
 use vm_memory::{Bytes, FileOffset, GuestAddress, MmapRegion, VolatileMemory};
 
+use super::demand::{DemandArea, Notice, Places};
+use super::{Shared, Vectors};
 use crate::board::Board;
 use crate::config::ENGINES;
-use turnstile_gpu::{ChannelActivity, GuestMemory};
+use turnstile_gpu::{ChannelActivity, GuestMemory, Interrupts};
 use turnstile_host::memory_file::memory_file;
 
-/// What the host area's writer knows.
+/// What the writer of the mediator's memory knows.
 #[derive(Debug, Default)]
 struct Area {
     memory: Option<GuestMemory>,
@@ -24,11 +26,12 @@ struct Area {
     put: u64,
     /// The last record of each engine, with which a log begins.
     last: [Option<SwitchEvent>; ENGINES],
-    /// First doorbell page by context.
-    pages: BTreeMap<u32, u32>,
+    places: Places,
+    demand: DemandArea,
+    notice: Notice,
 }
 
-/// Status page and host area.
+/// Status page, shared areas, notices.
 #[derive(Debug)]
 pub(super) struct Shown {
     status: MmapRegion,
@@ -36,10 +39,11 @@ pub(super) struct Shown {
     /// Innermost of all locks.
     area: Mutex<Area>,
     faults: AtomicU32,
+    vectors: Arc<Vectors>,
 }
 
 impl Shown {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(super) fn new(vectors: Arc<Vectors>) -> io::Result<Self> {
         // As far in the file as in the BAR, so that the BAR begins where the file does.
         let file = memory_file("turnstile-gpu-status", status::PAGE + PAGE_BYTES)?;
         let mapped = FileOffset::new(file.try_clone()?, status::PAGE);
@@ -50,6 +54,7 @@ impl Shown {
             file,
             area: Mutex::default(),
             faults: AtomicU32::new(0),
+            vectors,
         })
     }
 
@@ -72,27 +77,29 @@ impl Shown {
         self.faults.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes a host area into use, or none; the log begins with the states that the engines are in.
-    pub(super) fn use_area(&self, memory: Option<GuestMemory>) {
-        let mut area = self.area();
-        area.memory = memory;
-        area.put = 0;
-        for event in area.last.into_iter().flatten() {
-            area.log(&event);
-        }
-        if let Some(memory) = &area.memory {
-            let _ = memory.store(
-                area.put.to_le(),
-                GuestAddress(area::LOG_PUT),
-                Ordering::Release,
-            );
+    /// Takes a shared area into use, or none.
+    pub(super) fn use_area(&self, shared: Shared, memory: Option<GuestMemory>) {
+        let area = &mut *self.area();
+        match shared {
+            Shared::Host => area.use_memory(memory),
+            Shared::Demand => area.demand.use_memory(memory, &area.places),
         }
     }
 
     /// Forgets what was counted.
     pub(super) fn reset(&self) {
-        self.use_area(None);
+        self.use_area(Shared::Host, None);
+        self.use_area(Shared::Demand, None);
+        self.area().notice = Notice::Off;
         self.faults.store(0, Ordering::Relaxed);
+    }
+
+    /// Arms a vector for the next notice, or none.
+    pub(super) fn arm(&self, vector: u32) {
+        let kept = self.area().notice.arm(vector);
+        if let Some(kept) = kept {
+            self.vectors.raise(kept);
+        }
     }
 
     /// Lets `act` use the host area, if there is one.
@@ -100,13 +107,16 @@ impl Shown {
         self.area().memory.as_ref().map(act)
     }
 
-    /// A context's channels are shown from this page on, or no more.
+    /// A context is shown from this page on, or no more.
     pub(super) fn place(&self, context: u32, first: Option<u32>) {
-        let mut area = self.area();
-        match first {
-            Some(first) => area.pages.insert(context, first),
-            None => area.pages.remove(&context),
-        };
+        let area = &mut *self.area();
+        if let Some(gone) = area.places.remove(&context) {
+            area.demand.clear(gone);
+        }
+        if let Some(first) = first {
+            let placed = area.demand.place(context, first);
+            area.places.insert(context, placed);
+        }
     }
 
     /// The word of the status page at `offset`; zero outside.
@@ -121,6 +131,23 @@ impl Shown {
 }
 
 impl Area {
+    /// Takes a host area into use, or none; the log begins with the states that the engines are in.
+    fn use_memory(&mut self, memory: Option<GuestMemory>) {
+        self.memory = memory;
+        self.put = 0;
+        for event in self.last.into_iter().flatten() {
+            self.log(&event);
+        }
+        self.show_put();
+    }
+
+    fn show_put(&self) {
+        if let Some(memory) = &self.memory {
+            let at = GuestAddress(area::LOG_PUT);
+            let _ = memory.store(self.put.to_le(), at, Ordering::Release);
+        }
+    }
+
     /// Writes a record; the count that makes it valid follows.
     fn log(&mut self, event: &SwitchEvent) {
         let Some(memory) = &self.memory else { return };
@@ -160,21 +187,27 @@ impl Board for Shown {
             *last = Some(*event);
         }
         area.log(event);
-        if let Some(memory) = &area.memory {
-            let _ = memory.store(
-                area.put.to_le(),
-                GuestAddress(area::LOG_PUT),
-                Ordering::Release,
-            );
+        area.show_put();
+    }
+
+    fn demand(&self, event: &DemandEvent) {
+        let area = &mut *self.area();
+        area.demand.log(event, &mut area.places);
+    }
+
+    fn notice(&self) {
+        let vector = self.area().notice.give();
+        if let Some(vector) = vector {
+            self.vectors.raise(vector);
         }
     }
 
     fn channel(&self, tenant: TenantId, activity: ChannelActivity) {
         let area = self.area();
-        let (Some(memory), Some(first)) = (&area.memory, area.pages.get(&tenant.0)) else {
+        let (Some(memory), Some(placed)) = (&area.memory, area.places.get(&tenant.0)) else {
             return;
         };
-        let page = u64::from(first + activity.channel);
+        let page = u64::from(placed.first + activity.channel);
         let at = area::CHANNELS + page * area::CHANNEL_BYTES;
         let (time, count) = (GuestAddress(at + 8), GuestAddress(at));
         let progress = u64::from(activity.finished.unwrap_or(0)) | u64::from(activity.stalls) << 32;
