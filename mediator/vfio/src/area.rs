@@ -1,19 +1,47 @@
-//! The host area: memory of the mediator's in which the device shows its log and its channels.
+//! Memory of the mediator's in which the device shows its log and its channels (the host area),
+//! and demand (the demand area, which follows it).
 
 use std::io;
 use std::sync::atomic::Ordering;
 
-use turnstile_abi::physical::{PAGES, area, switch_state};
+use turnstile_abi::physical::{PAGES, area, demand, switch_state};
 use turnstile_accounting::{EngineId, EngineState, Moment, SwitchEvent, TenantId};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
+use super::demand::Record;
 use turnstile_gpu::ChannelActivity;
 use turnstile_host::memory_file::memory_file;
 
 /// Records that the device may be writing while they are read.
 const GUARD: u64 = 8;
+/// Where the demand area begins.
+pub(super) const DEMAND: u64 = area::BYTES;
+/// Bytes of both areas.
+pub(super) const BYTES: u64 = DEMAND + demand::BYTES;
 
-/// The area.
+/// A log of the device: record *n* is in entry *n mod* `entries`.
+struct Log {
+    put: u64,
+    first: u64,
+    entries: u64,
+    record_bytes: u64,
+}
+
+const SWITCHES: Log = Log {
+    put: area::LOG_PUT,
+    first: area::LOG,
+    entries: area::LOG_ENTRIES,
+    record_bytes: area::RECORD_BYTES,
+};
+
+const CHANGES: Log = Log {
+    put: DEMAND + demand::LOG_PUT,
+    first: DEMAND + demand::LOG,
+    entries: demand::LOG_ENTRIES,
+    record_bytes: demand::RECORD_BYTES,
+};
+
+/// Both areas.
 #[derive(Debug)]
 pub(super) struct HostArea {
     region: MmapRegion<()>,
@@ -21,9 +49,9 @@ pub(super) struct HostArea {
 
 impl HostArea {
     pub(super) fn new() -> io::Result<Self> {
-        let file = memory_file("turnstile-host-area", area::BYTES)?;
+        let file = memory_file("turnstile-host-area", BYTES)?;
         // CAST: some MiB.
-        let region = MmapRegion::from_file(FileOffset::new(file, 0), area::BYTES as usize);
+        let region = MmapRegion::from_file(FileOffset::new(file, 0), BYTES as usize);
         let region = region.map_err(io::Error::other)?;
         Ok(Self { region })
     }
@@ -59,30 +87,49 @@ impl HostArea {
         })
     }
 
-    /// Moves records from `get` on to the end of `events`; `get` is the first not read. Records that were overwritten show
-    /// as gaps in the engines' numbers.
+    /// Moves switch records from `get` on to the end of `events`; `get` is the first not read.
+    /// Records that were overwritten show as gaps in the engines' numbers.
     pub(super) fn read_log(&self, get: &mut u64, events: &mut Vec<SwitchEvent>) {
-        let put = self.word(area::LOG_PUT);
-        // The device has begun anew.
-        if put < *get {
-            *get = 0;
+        self.read(&SWITCHES, get, events, record);
+    }
+
+    /// Moves records of demand from `get` on to the end of `records`; whether some were lost.
+    pub(super) fn read_demand(&self, get: &mut u64, records: &mut Vec<Record>) -> bool {
+        self.read(&CHANGES, get, records, Record)
+    }
+
+    /// The word of the context with this first page; 0 if it is another's.
+    pub(super) fn demand(&self, page: u32, context: u32) -> u64 {
+        let at = demand::CONTEXTS + u64::from(page.min(PAGES - 1)) * demand::CONTEXT_BYTES;
+        let word = self.word(DEMAND + at);
+        // CAST: the context is in the low half.
+        if word as u32 == context { word } else { 0 }
+    }
+
+    fn read<const WORDS: usize, T>(
+        &self,
+        log: &Log,
+        get: &mut u64,
+        records: &mut Vec<T>,
+        record: impl Fn([u64; WORDS]) -> T,
+    ) -> bool {
+        let put = self.word(log.put);
+        let began_anew = put < *get;
+        let next = if began_anew { 0 } else { *get };
+        let first = records.len();
+        let from = next.max(put.saturating_sub(log.entries - GUARD));
+        for number in from..put {
+            let at = log.first + number % log.entries * log.record_bytes;
+            let word = |index| self.word(at + 8 * index as u64);
+            records.push(record(std::array::from_fn(word)));
         }
-        *get = (*get).max(put.saturating_sub(area::LOG_ENTRIES - GUARD));
-        let first = events.len();
-        let from = *get;
-        while *get < put {
-            let at = area::LOG + *get % area::LOG_ENTRIES * area::RECORD_BYTES;
-            let words = [0, 8, 16, 24].map(|offset| self.word(at + offset));
-            *get += 1;
-            events.push(record(words));
-        }
-        // What the device may have written over meanwhile is not to be believed.
-        let oldest = self
-            .word(area::LOG_PUT)
-            .saturating_sub(area::LOG_ENTRIES - GUARD);
+        *get = put;
+        // The device may have written over the oldest of these meanwhile.
+        let oldest = self.word(log.put).saturating_sub(log.entries - GUARD);
         let torn = usize::try_from(oldest.saturating_sub(from)).unwrap_or(usize::MAX);
-        let end = first.saturating_add(torn).min(events.len());
-        events.drain(first..end);
+        let end = first.saturating_add(torn).min(records.len());
+        records.drain(first..end);
+        began_anew || from > next || end > first
     }
 
     /// Leaves a context's windows: gpa, address, bytes.
@@ -103,6 +150,11 @@ impl HostArea {
     fn leave(&self, at: u64, bytes: &[u8]) {
         // What does not fit is cut off, and the device finds less than it was told.
         let _ = self.region.as_volatile_slice().write(bytes, at as usize);
+    }
+
+    #[cfg(test)]
+    pub(super) fn leave_demand(&self, at: u64, word: u64) {
+        self.leave(DEMAND + at, &word.to_le_bytes());
     }
 
     /// The device's text, of so many bytes.

@@ -4,59 +4,40 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use turnstile_abi::physical::{AdminOp, BAR_DOORBELLS, BAR_REGS, DEVICE_ID, RESULTS, regs, status};
+use turnstile_abi::physical::{
+    AdminOp, BAR_DOORBELLS, BAR_REGS, DEVICE_ID, RESULTS, VECTORS, regs, status,
+};
 use turnstile_abi::{ErrorCode, PAGE_BYTES, pci};
-use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use turnstile_accounting::{DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId};
 use turnstile_vmm::gate::SharedPages;
 use vm_memory::{Bytes, FileOffset, GuestMemoryBackend, MmapRegion, VolatileMemory};
 
 use super::admin::Admin;
-use super::area::HostArea;
+use super::area::{self, HostArea};
 use super::bus::{Bus, BusError, Region};
 use super::clock::Clock;
+use super::demand::DemandReader;
+use super::error::StartError;
+use super::features::capabilities;
+use super::notices::{self, Notices};
 use super::pages::DevicePages;
 use super::tenants::{Tenants, Windows};
 use turnstile_gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, Doorbells, EngineStatus, Gpu,
-    Refusal, Suspend, TenantResources,
+    Refusal, TenantResources,
 };
 use turnstile_host::memory_file::memory_file;
 
-/// Where the device finds the host area. Low, so that one access of 4 bytes tells it; off the addresses that x86 hosts
+/// Where the device finds the host area, and the demand area behind it. Low, so that one access of 4 bytes tells it; off the addresses that x86 hosts
 /// keep for interrupts.
 const AREA_IOVA: u32 = 0x1000_0000;
 /// Bits of the command register in configuration space: memory decoding, bus mastering.
 const COMMAND_ENABLE: u16 = 0x0006;
 /// Offset of that register.
 const COMMAND: u64 = 0x04;
-
-/// Why a device cannot be driven.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The bus failed.
-    #[error(transparent)]
-    Bus(#[from] BusError),
-    /// It is another device.
-    #[error(
-        "The device is {vendor:04x}:{device:04x}, contract version {version:#x}; a Turnstile GPU is 7a51:0002, version 1.x"
-    )]
-    Foreign {
-        /// Vendor.
-        vendor: u16,
-        /// Device.
-        device: u16,
-        /// What it says of its contract.
-        version: u32,
-    },
-    /// It cannot reach memory that was mapped for it.
-    #[error("The device does not reach the host's memory through the IOMMU")]
-    NoDma,
-    /// The host gave no memory.
-    #[error("The host area could not be made")]
-    Memory(#[source] io::Error),
-}
 
 /// A GPU behind a bus.
 #[derive(Debug)]
@@ -67,35 +48,14 @@ pub struct VfioGpu {
     status: MmapRegion<()>,
     clock: Clock,
     log_get: Mutex<u64>,
+    /// None where the device does not report demand.
+    demand: Option<Mutex<DemandReader>>,
+    /// None where the device has no holds.
+    notices: Option<Notices>,
     tenants: Mutex<Tenants>,
     /// Accesses that failed; a device that is gone is said so once.
     errors: AtomicU64,
     said: AtomicBool,
-}
-
-fn capabilities(admin: &Admin) -> Result<Capabilities, BusError> {
-    let engines = admin.read32(regs::ENGINES)?;
-    Ok(Capabilities {
-        // CAST: fields of 8 bits.
-        compute_engines: engines as u8,
-        copy_engines: (engines >> 8) as u8,
-        suspend: match engines >> 16 & 3 {
-            0 => Suspend::Drains,
-            1 => Suspend::BetweenCommands,
-            _ => Suspend::MidKernel,
-        },
-        engine_holds: false,
-        demand: false,
-        status_registers: true,
-        switch_events: true,
-        multiprocessors: admin.read32(regs::MULTIPROCESSORS)?,
-        shared_bytes_max: admin.read32(regs::SHARED_BYTES_MAX)?,
-        memory_bytes: admin.read64(regs::MEMORY_BYTES)?,
-        movable_memory: false,
-        host_pool_bytes: 0,
-        software: engines & regs::ENGINES_SIMULATED != 0,
-        aperture: false,
-    })
 }
 
 impl VfioGpu {
@@ -126,8 +86,8 @@ impl VfioGpu {
                 version,
             });
         }
+        let capabilities = capabilities(&admin, version)?;
         admin.write32(regs::RESET, 1)?;
-        bus.dma_map(AREA_IOVA.into(), admin.area.region())?;
         let page = bus.file(Region::Bar(BAR_REGS), status::PAGE, PAGE_BYTES)?;
         let file = FileOffset::new(page.file, page.offset);
         let map = MmapRegion::build(
@@ -141,23 +101,45 @@ impl VfioGpu {
             offset: status::PAGE,
             source: io::Error::other(error),
         })?;
+        let engines = capabilities.compute_engines + capabilities.copy_engines;
+        let reader = capabilities.demand.then(|| DemandReader::new(engines));
+        let notices = capabilities
+            .engine_holds
+            .then(|| Notices::new(&*bus, &admin));
+        let notices = notices.transpose()?;
+        let vectors = notices.as_ref().map_or(VECTORS, |_| notices::VECTOR);
+        let clock = Clock::new(Moment(admin.read64(regs::TIME)?));
+        // Last: from here on what fails drops the backend, which takes the mapping back.
+        bus.dma_map(AREA_IOVA.into(), admin.area.region())?;
         let gpu = Self {
-            capabilities: capabilities(&admin)?,
-            clock: Clock::new(Moment(admin.read64(regs::TIME)?)),
+            capabilities,
+            clock,
             bus,
             admin,
             status: map,
             log_get: Mutex::new(0),
-            tenants: Mutex::new(Tenants::new()),
+            demand: reader.map(Mutex::new),
+            notices,
+            tenants: Mutex::new(Tenants::new(vectors)),
             errors: AtomicU64::new(0),
             said: AtomicBool::new(false),
         };
-        gpu.admin.write32(regs::HOST_AREA, AREA_IOVA)?;
-        if gpu.admin.read64(regs::HOST_AREA)? != u64::from(AREA_IOVA) {
-            return Err(StartError::NoDma);
+        gpu.take_area(regs::HOST_AREA, AREA_IOVA)?;
+        if gpu.demand.is_some() {
+            // CAST: some MiB.
+            gpu.take_area(regs::DEMAND_AREA, AREA_IOVA + area::DEMAND as u32)?;
         }
         log::info!("GPU: {}", gpu.bus.describe());
         Ok(gpu)
+    }
+
+    /// Has the device take an area into use.
+    fn take_area(&self, register: u64, iova: u32) -> Result<(), StartError> {
+        self.admin.write32(register, iova)?;
+        match self.admin.read64(register)? == u64::from(iova) {
+            true => Ok(()),
+            false => Err(StartError::NoDma),
+        }
     }
 
     /// The bus that it hangs on.
@@ -173,6 +155,14 @@ impl VfioGpu {
     /// Accesses beyond what contexts may reach, as the device counts them.
     pub fn dma_faults(&self) -> u32 {
         self.told(self.admin.read32(regs::DMA_FAULTS)).unwrap_or(0)
+    }
+
+    fn demand_losses(&self) -> u64 {
+        let lock = |reader: &Mutex<DemandReader>| {
+            let reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+            reader.losses()
+        };
+        self.demand.as_ref().map_or(0, lock)
     }
 
     fn tenants(&self) -> MutexGuard<'_, Tenants> {
@@ -403,6 +393,44 @@ impl Gpu for VfioGpu {
         true
     }
 
+    fn read_demand(&self, events: &mut Vec<DemandEvent>) {
+        let Some(reader) = &self.demand else { return };
+        if self.clock.is_stale() {
+            self.read_clock();
+        }
+        let tenants = self.tenants();
+        let known = tenants.known.iter();
+        let known = known.map(|(tenant, known)| (*tenant, known.first));
+        let mut reader = reader.lock().unwrap_or_else(PoisonError::into_inner);
+        reader.read(&self.admin.area, self.clock.now(), known, events);
+    }
+
+    /// One write of 4 bytes, which on a bus in hardware no thread waits for.
+    fn hold(&self, tenant: TenantId, engine: EngineId, held: bool) {
+        let register = if held { regs::HOLD } else { regs::RELEASE };
+        let engines = self.capabilities.compute_engines + self.capabilities.copy_engines;
+        if self.capabilities.engine_holds && engine.0 < engines {
+            let at = register + u64::from(engine.0) * regs::HOLD_STRIDE;
+            self.told(self.admin.write32(at, tenant.0));
+        }
+    }
+
+    fn nap(&self, length: Nanos) -> Option<Nanos> {
+        let Some(notices) = &self.notices else {
+            thread::park_timeout(Duration::from_nanos(length.0));
+            return None;
+        };
+        let noticed = notices.wait(length);
+        if noticed {
+            self.told(notices.arm(&self.admin));
+        }
+        noticed.then_some(Nanos::ZERO)
+    }
+
+    fn wake(&self) {
+        self.notices.iter().for_each(Notices::wake);
+    }
+
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
         let mut tenants = self.tenants();
         let Ok(known) = tenants.tenant(tenant) else {
@@ -442,6 +470,7 @@ impl Gpu for VfioGpu {
         [
             ("dma_faults", self.dma_faults().into()),
             ("bus_errors", self.errors.load(Ordering::Relaxed)),
+            ("demand_losses", self.demand_losses()),
         ]
         .into()
     }
@@ -455,7 +484,6 @@ impl Drop for VfioGpu {
         for tenant in tenants {
             self.clear_away(tenant);
         }
-        let bytes = turnstile_abi::physical::area::BYTES;
-        self.told(self.bus.dma_unmap(AREA_IOVA.into(), bytes));
+        self.told(self.bus.dma_unmap(AREA_IOVA.into(), area::BYTES));
     }
 }

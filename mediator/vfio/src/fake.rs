@@ -5,26 +5,65 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use turnstile_abi::PAGE_BYTES;
-use turnstile_abi::physical::{BAR_DOORBELLS, BAR_REGS, status};
+use turnstile_abi::physical::{BAR_DOORBELLS, BAR_REGS, regs, status};
 use vm_memory::MmapRegion;
 
 use super::bus::{Bus, BusError, Region, RegionFile};
 use turnstile_soft::pci::{PciGpu, Region as Part};
 
+/// The version of the contract that the device is shown with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contract {
+    Present,
+    /// Without the registers for holds, demand and notices.
+    V1_0,
+}
+
 /// A [`PciGpu`] that hangs on nothing.
 #[derive(Debug)]
-pub struct FakeBus(PciGpu);
+pub struct FakeBus {
+    device: PciGpu,
+    contract: Contract,
+}
 
 impl FakeBus {
     /// Plugs a device in.
     pub fn new(device: PciGpu) -> Self {
-        Self(device)
+        let contract = Contract::Present;
+        Self { device, contract }
+    }
+
+    /// Plugs a device in that has version 1.0 of the contract.
+    pub fn version_1_0(device: PciGpu) -> Self {
+        let contract = Contract::V1_0;
+        Self { device, contract }
     }
 
     /// The device.
     pub fn device(&self) -> &PciGpu {
-        &self.0
+        &self.device
     }
+
+    /// Whether a register exists.
+    fn exists(&self, region: Region, offset: u64) -> bool {
+        let is_new = matches!(offset & !7, regs::NOTICE | regs::DEMAND_AREA)
+            || (regs::HOLD..status::PAGE).contains(&offset);
+        self.contract == Contract::Present || region != Region::Bar(BAR_REGS) || !is_new
+    }
+}
+
+/// What a register of 4 bytes reads as in version 1.0.
+fn version_1_0(offset: u64, data: &mut [u8]) {
+    let Ok(word) = <[u8; 4]>::try_from(&*data) else {
+        return;
+    };
+    let word = u32::from_le_bytes(word);
+    let word = match offset {
+        regs::VERSION => 0x1_0000,
+        regs::ENGINES => word & !(regs::ENGINES_HOLDS | regs::ENGINES_DEMAND),
+        _ => word,
+    };
+    data.copy_from_slice(&word.to_le_bytes());
 }
 
 fn part(region: Region) -> Option<Part> {
@@ -39,15 +78,19 @@ fn part(region: Region) -> Option<Part> {
 impl Bus for FakeBus {
     fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), BusError> {
         match part(region) {
-            Some(part) => self.0.read(part, offset, data),
+            Some(part) if self.exists(region, offset) => self.device.read(part, offset, data),
+            Some(_) => data.fill(0),
             None => data.fill(0xff),
+        }
+        if (region, self.contract) == (Region::Bar(BAR_REGS), Contract::V1_0) {
+            version_1_0(offset, data);
         }
         Ok(())
     }
 
     fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), BusError> {
-        if let Some(part) = part(region) {
-            self.0.write(part, offset, data);
+        if let Some(part) = part(region).filter(|_| self.exists(region, offset)) {
+            self.device.write(part, offset, data);
         }
         Ok(())
     }
@@ -60,9 +103,9 @@ impl Bus for FakeBus {
         };
         let (file, offset) = match region {
             Region::Bar(BAR_REGS) if offset == status::PAGE && bytes <= PAGE_BYTES => {
-                (self.0.status_file(), offset)
+                (self.device.status_file(), offset)
             }
-            Region::Bar(BAR_DOORBELLS) => (self.0.doorbells_file(), offset),
+            Region::Bar(BAR_DOORBELLS) => (self.device.doorbells_file(), offset),
             _ => return Err(failed(io::ErrorKind::Unsupported.into())),
         };
         let file = file.try_clone().map_err(failed)?;
@@ -72,7 +115,7 @@ impl Bus for FakeBus {
     fn connect(&self, vector: u16, eventfd: Option<BorrowedFd<'_>>) -> Result<(), BusError> {
         let copy = eventfd.map(|fd| fd.try_clone_to_owned()).transpose();
         let copy = copy.map_err(|source| BusError::Vector { vector, source })?;
-        self.0.connect(vector, copy.map(File::from));
+        self.device.connect(vector, copy.map(File::from));
         Ok(())
     }
 
@@ -86,13 +129,13 @@ impl Bus for FakeBus {
         let behind = memory.file_offset();
         let behind = behind.ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
         let file = behind.file().try_clone().map_err(failed)?;
-        self.0
+        self.device
             .dma_map(iova, bytes, file, behind.start())
             .map_err(|error| failed(error.into()))
     }
 
     fn dma_unmap(&self, iova: u64, bytes: u64) -> Result<(), BusError> {
-        self.0.dma_unmap(iova, bytes);
+        self.device.dma_unmap(iova, bytes);
         Ok(())
     }
 

@@ -4,7 +4,8 @@
 //!   guest --> doorbell page (BAR 1, laid into the guest by the gate) --------> device
 //!   mediator -- commands, suspend, resume (BAR 0) ---------------------------> device
 //!   mediator <-- status page (BAR 0, mapped: polled as LoGA does) ------------ device
-//!   mediator <-- switch log, channel table (host area, by DMA) --------------- device
+//!   mediator <-- switch log, channel table, demand (host memory, by DMA) ----- device
+//!   mediator -- holds (BAR 0) --> device -- notices (MSI-X, an eventfd) --> mediator
 //!   guest memory <-- windows of its context, through the IOMMU -------------- device
 //!   guest <-- MSI-X, as an eventfd of the VM's own --------------------------- device
 //! ```
@@ -17,9 +18,13 @@ mod admin;
 mod area;
 mod bus;
 mod clock;
+mod demand;
 mod device;
+mod error;
 pub mod fake;
+mod features;
 pub mod kernel;
+mod notices;
 mod pages;
 mod sys;
 mod tenants;
@@ -28,4 +33,5 @@ mod tests;
 pub mod user;
 
 pub use bus::{Bus, BusError, Region, RegionFile};
-pub use device::{StartError, VfioGpu};
+pub use device::VfioGpu;
+pub use error::StartError;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use turnstile_abi::physical::{PAGES, VECTORS};
+use turnstile_abi::physical::PAGES;
 use turnstile_abi::{CHUNK_BYTES, ErrorCode};
 use turnstile_accounting::TenantId;
 use vm_memory::GuestMemoryBackend;
@@ -52,14 +52,15 @@ pub(super) struct Tenants {
 }
 
 impl Tenants {
-    pub(super) fn new() -> Self {
+    /// No tenants, for a device with so many vectors for them.
+    pub(super) fn new(vectors: u16) -> Self {
         Self {
             known: BTreeMap::new(),
             windows: BTreeMap::new(),
             promised: BTreeMap::new(),
             runs: Runs::new(PAGES),
             iovas: Layout::new(IOVA_CHUNKS, WINDOWS_MAX),
-            vectors: (0..VECTORS).rev().collect(),
+            vectors: (0..vectors).rev().collect(),
         }
     }
 

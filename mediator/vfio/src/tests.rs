@@ -1,5 +1,8 @@
 //! The backend against simulated hardware in this process.
 
+mod altered;
+mod holds;
+
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
@@ -11,6 +14,7 @@ use turnstile_accounting::{AccountId, EngineId, EngineState, Nanos, TenantId};
 use turnstile_vmm::vfio_user::Client;
 use vm_memory::GuestAddress;
 
+use self::altered::Altered;
 use super::fake::FakeBus;
 use super::user::UserBus;
 use super::{Bus, Region, StartError, VfioGpu};
@@ -64,7 +68,7 @@ fn channel(gpu: &VfioGpu, tenant: TenantId) -> PlainChannel {
 }
 
 /// Waits until `done`, at most ten seconds.
-fn wait(what: &str, done: impl Fn() -> bool) {
+fn wait(what: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
         assert!(begin.elapsed() < Duration::from_secs(10), "no {what}");
@@ -274,54 +278,12 @@ fn commands_that_cannot_be_are_refused_by_the_device() {
 fn another_device_is_refused() {
     let (bus, gpu) = gpu();
     drop(gpu);
-    #[derive(Debug)]
-    struct Other(Arc<FakeBus>);
-    impl Bus for Other {
-        fn read(
-            &self,
-            region: Region,
-            offset: u64,
-            data: &mut [u8],
-        ) -> Result<(), super::BusError> {
-            self.0.read(region, offset, data)?;
-            if region == Region::Config && offset == 0 {
-                data[2] ^= 1;
-            }
-            Ok(())
+    let other = Altered::new(bus.clone(), |region, offset, data| {
+        if region == Region::Config && offset == 0 {
+            data[2] ^= 1;
         }
-        fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), super::BusError> {
-            self.0.write(region, offset, data)
-        }
-        fn file(
-            &self,
-            region: Region,
-            offset: u64,
-            bytes: u64,
-        ) -> Result<super::RegionFile, super::BusError> {
-            self.0.file(region, offset, bytes)
-        }
-        fn connect(
-            &self,
-            vector: u16,
-            fd: Option<std::os::fd::BorrowedFd<'_>>,
-        ) -> Result<(), super::BusError> {
-            self.0.connect(vector, fd)
-        }
-        fn dma_map(
-            &self,
-            iova: u64,
-            memory: &vm_memory::MmapRegion<()>,
-        ) -> Result<(), super::BusError> {
-            self.0.dma_map(iova, memory)
-        }
-        fn dma_unmap(&self, iova: u64, bytes: u64) -> Result<(), super::BusError> {
-            self.0.dma_unmap(iova, bytes)
-        }
-        fn describe(&self) -> String {
-            "another".into()
-        }
-    }
-    let refused = VfioGpu::new(Arc::new(Other(bus.clone())));
+    });
+    let refused = VfioGpu::new(Arc::new(other));
     assert!(matches!(
         refused,
         Err(StartError::Foreign { device: 3, .. })
