@@ -10,6 +10,7 @@ mod guest;
 #[path = "../../../vmm-plugin/tests/vfio_user/messages.rs"]
 #[allow(dead_code, reason = "each test uses what it needs")]
 mod messages;
+mod pci;
 mod processes;
 
 use std::os::fd::AsFd;
