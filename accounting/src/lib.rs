@@ -31,6 +31,7 @@ pub mod export;
 pub mod gps;
 pub mod ids;
 pub mod ledger;
+mod look;
 pub mod meter;
 pub mod record;
 pub mod rollup;
@@ -45,6 +46,7 @@ mod window;
 
 pub use allowance::Allowance;
 pub use ledger::{Ledger, LedgerError};
+pub use look::{Reading, Seen};
 pub use meter::{EventMeter, Meter, Observation, PolledMeter};
 pub use rollup::Rollup;
 pub use state::{Demand, DemandEvent, EngineState, Sample, SwitchEvent};

@@ -18,10 +18,6 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    pub(crate) const fn new(cap: Cap) -> Self {
-        Self::starting(cap, Moment(0))
-    }
-
     /// An unused quota; its first period begins at `at`.
     pub(crate) const fn starting(cap: Cap, at: Moment) -> Self {
         Self {
@@ -86,7 +82,7 @@ mod tests {
     use super::*;
 
     fn quota() -> Quota {
-        Quota::new(Cap::new(Nanos(20), Nanos(100)).unwrap())
+        Quota::starting(Cap::new(Nanos(20), Nanos(100)).unwrap(), Moment(0))
     }
 
     #[test]

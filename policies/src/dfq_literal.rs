@@ -138,7 +138,6 @@ mod tests {
                 charged_ns: Nanos(used),
                 admitted: true,
                 backlogged: true,
-                overcharged_ns: 0,
             })
             .collect();
         policy.period_end(&PeriodUsage {
@@ -251,6 +250,5 @@ mod tests {
         assert_eq!(policy.set_weight(A, Weight::DEFAULT), Err(unknown));
         assert_eq!(policy.set_cap(A, None), Err(unknown));
         assert_eq!(policy.woke(A, Moment(0)), Err(unknown));
-        assert!(policy.decides_when_dry());
     }
 }

@@ -13,10 +13,7 @@
 //! - `none` admits every tenant: the hardware's own round-robin, accounted but not scheduled;
 //! - `dfq` (default): disengaged fair queuing with patience, over accounts and their tenants;
 //! - `dfq-literal`: the same as the LoGA paper prints it, for comparison;
-//! - `slices`: fair queuing in exclusive slices, for GPUs on which a switch between tenants is dear.
-//!
-//! [`Owed`] is the rule of hardware that slices by itself. It has no row: it takes looks instead of
-//! events, and gives time slices besides holds.
+//! - `owed`: for hardware that slices by itself; it takes looks instead of events ([`Owed`]).
 //!
 //! One period of a mediator:
 //!
@@ -27,7 +24,7 @@
 //! let (engine, tenant) = (EngineId(0), TenantId(1));
 //! let mut meter = EventMeter::new([engine]);
 //! let mut ledger = Ledger::new([engine], 1_000);
-//! let mut policy = (policy_by_name(DEFAULT_POLICY).unwrap().make)(&Tuning::default());
+//! let mut policy = policy_by_name(DEFAULT_POLICY).unwrap().policy(&Tuning::default()).unwrap();
 //! let membership = Membership { account: AccountId(0), name: "vm" };
 //! policy.add(tenant, membership, TenantParams::default(), Moment(0))?;
 //! policy.woke(tenant, Moment(0))?; // its first doorbell: Admit, so open its gates
@@ -40,7 +37,7 @@
 //! let usage = meter.close(window);
 //! let used_ns = usage.tenant_ns(tenant, Metric::Total);
 //! let tenants = [TenantPeriod { tenant, used_ns, charged_ns: used_ns, admitted: true, backlogged:
-//! true, overcharged_ns: 0 }];
+//! true }];
 //! ledger.append(usage)?;
 //! let (poll_ns, nonpoll_ns) = (window.length(), Nanos::ZERO);
 //! let period = PeriodUsage { end: window.to(), basis: Basis::Measured, poll_ns, nonpoll_ns, tenants: &tenants };
@@ -54,24 +51,23 @@
 mod cap;
 mod dfq;
 mod dfq_literal;
-mod member;
 mod none;
 mod owed;
 mod params;
 mod policy;
 mod roster;
-mod slices;
 mod table;
 mod virtual_time;
 
 pub use dfq::Dfq;
 pub use dfq_literal::DfqLiteral;
 pub use none::AdmitAll;
-pub use owed::{LOOK_INTERVAL, Measured, Orders, Owed, Reading, Seen, Standing, TenantOrder};
+pub use owed::{CALM_INTERVAL, LOOK_INTERVAL, Measured, Orders, Owed, Standing, TenantOrder};
 pub use params::{Cap, Membership, ParamsError, TenantParams, Weight};
 pub use policy::{
     Basis, Decision, EngineEvent, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision,
     TenantPeriod,
 };
-pub use slices::{SLICE_MIN, Slices};
-pub use table::{DECISION_PERIOD_NS, DEFAULT_POLICY, POLICIES, PolicyRow, Tuning, policy_by_name};
+pub use table::{
+    DECISION_PERIOD_NS, DEFAULT_POLICY, POLICIES, PolicyRow, Rule, Tuning, policy_by_name,
+};

@@ -29,9 +29,6 @@ pub struct TenantPeriod {
     pub admitted: bool,
     /// At the end of the period it had commands queued or executing, before or behind its gates.
     pub backlogged: bool,
-    /// It was charged so much more than it used, as is known by now, and will be charged so much less of what it uses next; negative: less, and more. A policy may plan with it, and
-    /// charges it no one.
-    pub overcharged_ns: i64,
 }
 
 /// What happened in a period that has just ended.
@@ -177,11 +174,6 @@ pub trait Policy: fmt::Debug + Send {
     /// admit at once, for policies that decide by periods.
     fn ran_dry(&mut self, _waiting: &[TenantId], _now: Moment) -> Option<TenantId> {
         None
-    }
-
-    /// Whether there is something to be decided because of that, beyond who is admitted: the period ends.
-    fn decides_when_dry(&self) -> bool {
-        true
     }
 
     /// A period ended: its charges, and decisions about the tenants for which they may differ, by

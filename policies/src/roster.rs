@@ -51,10 +51,6 @@ impl<T> Roster<T> {
         self.entries.iter().map(|(id, tenant)| (*id, tenant))
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (TenantId, &mut T)> + '_ {
-        self.entries.iter_mut().map(|(id, tenant)| (*id, tenant))
-    }
-
     pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> + '_ {
         self.entries.iter_mut().map(|(_, tenant)| tenant)
     }

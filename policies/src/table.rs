@@ -3,8 +3,8 @@
 use crate::dfq::Dfq;
 use crate::dfq_literal::DfqLiteral;
 use crate::none::AdmitAll;
+use crate::owed::Owed;
 use crate::policy::Policy;
-use crate::slices::Slices;
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::Nanos;
 
@@ -22,12 +22,6 @@ pub struct Tuning {
     /// stopped. The mediator sets it from what the GPU can do.
     #[serde(skip)]
     pub preemption_ns: Option<Nanos>,
-    /// Length of the frames of `slices`, in which each who waits has one turn. Longer means fewer switches and a longer wait
-    /// for a turn. It should divide a second.
-    pub frame_ns: Nanos,
-    /// In the first half second in which a tenant waits beside others, slices of `slices` are of about this length: long enough for
-    /// counters of the whole GPU to tell the tenants apart. Zero for none.
-    pub first_slice_ns: Nanos,
 }
 
 impl Default for Tuning {
@@ -36,8 +30,6 @@ impl Default for Tuning {
             slack_ns: Nanos::from_ms(1),
             patience_ns: Nanos::from_ms(1),
             preemption_ns: None,
-            frame_ns: Nanos(1_000_000_000 / 6),
-            first_slice_ns: Nanos::ZERO,
         }
     }
 }
@@ -56,7 +48,26 @@ pub struct PolicyRow {
     /// It schedules copy engines as well, each with its own instance.
     pub every_engine: bool,
     /// Makes one without tenants.
-    pub make: fn(&Tuning) -> Box<dyn Policy>,
+    pub make: fn(&Tuning) -> Rule,
+}
+
+impl PolicyRow {
+    /// A policy that decides by the events of a dispatcher; none if it decides by looks.
+    pub fn policy(&self, tuning: &Tuning) -> Option<Box<dyn Policy>> {
+        match (self.make)(tuning) {
+            Rule::Events(policy) => Some(policy),
+            Rule::Looks(_) => None,
+        }
+    }
+}
+
+/// A policy, by what it decides by.
+#[derive(Debug)]
+pub enum Rule {
+    /// The events of a dispatcher that the mediator holds.
+    Events(Box<dyn Policy>),
+    /// Looks at an engine that divides its time by itself.
+    Looks(Box<Owed>),
 }
 
 /// How often to decide where usage is measured throughout. In the simulator of `tests/simulated`
@@ -67,11 +78,7 @@ pub const DECISION_PERIOD_NS: Nanos = Nanos::from_ms(1);
 /// The policy of a GPU for which none was chosen.
 pub const DEFAULT_POLICY: &str = "dfq";
 
-/// Every policy of channel hardware.
-///
-/// The rule of hardware that slices by itself is [`crate::Owed`]. It has no row, as it is no
-/// [`Policy`]: it takes looks instead of events, and gives time slices besides holds. The core of
-/// such a GPU makes it with [`crate::Owed::new`].
+/// Every policy.
 pub const POLICIES: &[PolicyRow] = &[
     PolicyRow {
         name: "none",
@@ -79,7 +86,7 @@ pub const POLICIES: &[PolicyRow] = &[
         weights: false,
         caps: false,
         every_engine: false,
-        make: |_| Box::new(AdmitAll::default()),
+        make: |_| Rule::Events(Box::new(AdmitAll::default())),
     },
     PolicyRow {
         name: "dfq",
@@ -87,7 +94,7 @@ pub const POLICIES: &[PolicyRow] = &[
         weights: true,
         caps: true,
         every_engine: true,
-        make: |tuning| Box::new(Dfq::new(tuning)),
+        make: |tuning| Rule::Events(Box::new(Dfq::new(tuning))),
     },
     PolicyRow {
         name: "dfq-literal",
@@ -95,15 +102,15 @@ pub const POLICIES: &[PolicyRow] = &[
         weights: false,
         caps: false,
         every_engine: false,
-        make: |_| Box::new(DfqLiteral::default()),
+        make: |_| Rule::Events(Box::new(DfqLiteral::default())),
     },
     PolicyRow {
-        name: "slices",
-        about: "Disengaged fair queuing in exclusive slices, for GPUs on which a switch is dear",
+        name: "owed",
+        about: "All tenants together, and a turn for the tenant that is owed one, for NVIDIA GPUs",
         weights: true,
         caps: true,
         every_engine: false,
-        make: |tuning| Box::new(Slices::new(tuning)),
+        make: |tuning| Rule::Looks(Box::new(Owed::new(tuning))),
     },
 ];
 
@@ -119,7 +126,9 @@ mod tests {
     #[test]
     fn every_row_makes_the_policy_it_names() {
         for row in POLICIES {
-            assert_eq!((row.make)(&Tuning::default()).name(), row.name);
+            if let Some(policy) = row.policy(&Tuning::default()) {
+                assert_eq!(policy.name(), row.name);
+            }
             assert_eq!(policy_by_name(row.name).unwrap().about, row.about);
         }
         assert!(policy_by_name(DEFAULT_POLICY).is_some());

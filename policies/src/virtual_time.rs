@@ -47,23 +47,9 @@ const FRACTION_BITS: u32 = 20;
 const PER_NS: u128 = (Weight::DEFAULT.get() as u128) << FRACTION_BITS;
 
 impl VirtualTime {
-    /// The point that is reached after serving tenants of `weight` in all for `service` of engine time.
-    pub(crate) fn after(self, service: Nanos, weight: u64) -> Self {
-        self + VirtualSpan::of(service, weight)
-    }
-
     /// The point that is earlier by `span`.
     pub(crate) fn back(self, span: VirtualSpan) -> Self {
         Self(self.0.saturating_sub(span.0))
-    }
-
-    /// The point that tenants of `weight` in all would have reached with so much less service; negative: more.
-    pub(crate) fn without(self, service_ns: i64, weight: u64) -> Self {
-        let service = Nanos(service_ns.unsigned_abs());
-        if service_ns < 0 {
-            return self.after(service, weight);
-        }
-        Self(self.0.saturating_sub(Self(0).after(service, weight).0))
     }
 
     /// The engine time that takes tenants of `weight` in all from here to `later`, rounded down.
@@ -121,24 +107,6 @@ impl VirtualClock {
     }
 }
 
-/// The virtual time that those furthest behind reach together with `service`: `(now, weight)` each.
-pub(crate) fn pour(service: Nanos, tenants: &mut [(VirtualTime, u64)]) -> Option<VirtualTime> {
-    tenants.sort_unstable();
-    let mut level = tenants.first()?.0;
-    let mut left = service;
-    let mut weight = 0;
-    for &(next, own) in &*tenants {
-        let needed = level.service_until(next, weight);
-        if weight > 0 && needed >= left {
-            break;
-        }
-        left -= needed;
-        level = next;
-        weight += own;
-    }
-    Some(level.after(left, weight))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,26 +126,18 @@ mod tests {
     }
 
     #[test]
-    fn a_point_is_told_without_what_was_charged_wrongly() {
-        let there = VirtualTime::default().after(Nanos(1_000), 100);
-        let (less, more) = (there.without(400, 100), there.without(-400, 100));
-        assert_eq!(less.service_until(more, 100), Nanos(800));
-        assert_eq!(there.without(2_000, 100), VirtualTime::default());
-    }
-
-    #[test]
     fn raising_goes_forward_only() {
         let mut clock = VirtualClock::default();
         clock.charge(Nanos(10), 100);
         let there = clock;
         clock.raise(VirtualTime::default());
         assert_eq!(clock, there);
-        clock.raise(VirtualTime::default().after(Nanos(11), 100));
+        clock.raise(point(11));
         assert!(clock.now() > there.now());
     }
 
     fn point(ns: u64) -> VirtualTime {
-        VirtualTime::default().after(Nanos(ns), 100)
+        VirtualTime::default() + VirtualSpan::of(Nanos(ns), 100)
     }
 
     #[test]
@@ -194,8 +154,6 @@ mod tests {
         assert_eq!(point(5) + one, point(15));
         assert_eq!(point(25).back(two), point(5));
         assert_eq!(point(5).back(two), point(0));
-        assert_eq!(point(10).without(0, 100), point(10));
-        assert_eq!(point(10).without(-5, 50), point(20));
         assert_eq!(point(20).service_until(point(10), 100), Nanos(0));
         let heavy = point(0).service_until(VirtualTime(u128::MAX), 10_000);
         assert_eq!(heavy, Nanos(u64::MAX));
@@ -215,19 +173,5 @@ mod tests {
         clock.cap(with_rest.now());
         clock.raise(with_rest.now());
         assert_eq!(clock, with_rest, "what the division left over stays");
-    }
-
-    #[test]
-    fn service_is_poured_over_those_furthest_behind() {
-        let pour = |service, tenants: &mut [(VirtualTime, u64)]| pour(Nanos(service), tenants);
-        assert_eq!(pour(10, &mut []), None);
-        assert_eq!(pour(10, &mut [(point(5), 100)]), Some(point(15)));
-        let three = || [(point(30), 200), (point(10), 100), (point(20), 100)];
-        assert_eq!(pour(0, &mut three()), Some(point(10)));
-        assert_eq!(pour(5, &mut three()), Some(point(15)));
-        assert_eq!(pour(10, &mut three()), Some(point(20)));
-        assert_eq!(pour(20, &mut three()), Some(point(25)));
-        assert_eq!(pour(30, &mut three()), Some(point(30)));
-        assert_eq!(pour(70, &mut three()), Some(point(40)));
     }
 }

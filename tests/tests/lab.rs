@@ -7,7 +7,7 @@ use turnstile_accounting::meter::PhasePlan;
 use turnstile_accounting::{Demand, Moment, Nanos, TenantId};
 use turnstile_policies::{
     Cap, Decision, EngineEvent, HoldReason, Membership, PeriodUsage, Policy, PolicyError,
-    PolicyRow, TenantDecision, TenantParams, Weight,
+    PolicyRow, Rule, TenantDecision, TenantParams, Weight,
 };
 use turnstile_tests::lab::experiments::charged::{self, DEPTHS, KERNELS_US, POLICIES, SUSPENDS};
 use turnstile_tests::lab::experiments::share::{self, BOUND_POINTS, Heavier, WEIGHTS};
@@ -150,7 +150,7 @@ fn saved_up_time_is_seen() {
     let policy = PolicyRow {
         name: "saving",
         every_engine: false,
-        make: |_| Box::new(Saving::default()),
+        make: |_| Rule::Events(Box::new(Saving::default())),
         ..dfq
     };
     let saving = Setup {

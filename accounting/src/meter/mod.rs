@@ -1,26 +1,25 @@
 //! Meters: from engine state to usage.
 //!
-//! A meter is given observations as they come and closes windows one after the other. Two kinds:
-//! [`PolledMeter`] reads status registers as LoGA does, [`EventMeter`] a log of context switches.
+//! A meter is given observations as they come and closes windows one after the other. Three kinds:
+//! [`PolledMeter`] reads status registers as LoGA does, [`EventMeter`] a log of context switches,
+//! [`WorkedMeter`] such a log and a busy counter.
 //! Every nanosecond of a window that is not a tenant's, idle, switching or fault is said to be
 //! unobserved; nothing is made up.
 
 mod events;
-mod idle;
-mod lag;
 mod pace;
 mod phases;
 mod polled;
 mod rate;
 mod unobserved;
+mod worked;
 
 pub use events::EventMeter;
-pub use idle::{IdleShares, Launched, Stay};
-pub use lag::{Idled, LaggedShares};
 pub use pace::Pace;
 pub use phases::{ChannelCount, PhasePlan, Phases};
 pub use polled::PolledMeter;
 pub use unobserved::{ChannelReading, Look, Unobserved};
+pub use worked::{Case, Worked, WorkedMeter};
 
 use crate::state::{Sample, SwitchEvent};
 use crate::units::EngineId;

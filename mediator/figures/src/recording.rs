@@ -1,14 +1,14 @@
-//! What a daemon was told of its GPU in a run, with the truth: what `mediator/nvidia/src/recorded.rs` replays without a GPU.
+//! What a daemon read at its looks in a run, beside the truth by the loads' time stamps.
 
 use super::FINE_PER_BUCKET;
 use super::load::LoadReport;
 use super::spans::coarser;
 
 /// What a daemon has to trace for it, as `RUST_LOG` says it.
-pub const TRACED: &str = "warn,turnstile::record=trace";
+pub const TRACED: &str = "warn,turnstile::looks=trace";
 
 /// What its lines of the log have before what is said.
-const TARGET: &str = " turnstile::record] ";
+const TARGET: &str = " turnstile::looks] ";
 
 /// The loads begin so long after the first moment of a recording.
 const LEAD_NS: u64 = 3_000_000_000;
@@ -51,9 +51,9 @@ mod tests {
 
     #[test]
     fn moments_are_from_the_beginning_and_all_else_is_as_it_was_said() {
-        let messages = "[2026-11-22T01:00:00Z TRACE turnstile::record] active 7 1795302236974611520 552 314\n\
+        let messages = "[2026-11-22T01:00:00Z TRACE turnstile::looks] active 7 1795302236974611520 552 314\n\
             [2026-11-22T01:00:00Z WARN  other] something\n\
-            [2026-11-22T01:00:00Z TRACE turnstile::record] seen 2 true 1795302237000000000\n";
+            [2026-11-22T01:00:00Z TRACE turnstile::looks] seen 2 true 1795302237000000000\n";
         let load = LoadReport {
             executed_ns: vec![100; 25],
             clock_offset_ns: -500,

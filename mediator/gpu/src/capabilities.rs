@@ -15,6 +15,9 @@ pub struct Capabilities {
     pub engine_holds: bool,
     /// Whether tenants' demand for each engine is reported ([`super::Gpu::read_demand`]).
     pub demand: bool,
+    /// The engine divides its time among tenants by itself, in time slices, and shows at looks what
+    /// each worked ([`super::Gpu::read_look`]).
+    pub time_slices: bool,
     /// Whether status registers can be polled ([`super::Gpu::engine_status`]).
     pub status_registers: bool,
     /// Whether context switches are logged ([`super::Gpu::read_events`]).

@@ -8,6 +8,7 @@ mod capabilities;
 mod guest;
 pub mod interrupts;
 pub mod layout;
+mod look;
 mod moves;
 pub mod pace;
 pub mod pool;
@@ -27,13 +28,14 @@ use serde::Serialize;
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::meter::ChannelReading;
 use turnstile_accounting::{
-    AccountId, DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId, Usage,
+    AccountId, DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId,
 };
 use turnstile_vmm::gate::{PageWords, SharedPages};
 use turnstile_vmm::wire::ObjectChange;
 
 pub use capabilities::{Capabilities, EngineStatus, Suspend};
 pub use guest::GuestMemory;
+pub use look::Look;
 pub use moves::{ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport};
 pub use refusal::{ProgramRefusal, Refusal, within_limit};
 
@@ -296,13 +298,6 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         self.engine_status(EngineId(0)).running.is_none()
     }
 
-    /// When to ask [`Gpu::has_run_dry`] again while somebody is held, to let him in: after `tick`,
-    /// or never before the next decision, where the engine is known to have work. A GPU may wake
-    /// the thread that asks, to be asked again.
-    fn look_again(&self, tick: Nanos) -> Option<Nanos> {
-        Some(tick)
-    }
-
     /// Sleeps for `length`; less if woken, or if the GPU has a notice. How soon a decision about
     /// that is due is returned, if one is. A GPU with [`Capabilities::engine_holds`] has a notice
     /// when an engine has nothing more to start while held tenants have work for it. One that stops
@@ -330,39 +325,14 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// possible. The order of commands within a channel stays.
     fn hold(&self, _tenant: TenantId, _engine: EngineId, _held: bool) {}
 
-    /// Whether something may have been logged, or be known better, since events were last read.
-    /// Cheaper than to read, account and decide.
-    fn has_events(&self) -> bool {
-        true
+    /// Looks at the compute engine ([`Capabilities::time_slices`]). False where the engine does not
+    /// divide its time by itself.
+    fn read_look(&self, _look: &mut Look) -> bool {
+        false
     }
 
-    /// Whether another may stop than who was found to have: then what is known of this one is read
-    /// before.
-    fn another_may_stop(&self) -> bool {
-        true
-    }
-
-    /// For how long, from now, nobody is expected to begin, by what they did lately.
-    fn rests_on(&self) -> Nanos {
-        Nanos::ZERO
-    }
-
-    /// What [`Gpu::read_events`] moved is final up to so long before it was called: what comes
-    /// later lies behind that.
-    fn events_behind(&self) -> Nanos {
-        Nanos::ZERO
-    }
-
-    /// Says of a usage that was closed over the events just read which other signals it rests on,
-    /// and what they leave open.
-    fn qualify(&self, _usage: &mut Usage) {}
-
-    /// What the tenant was charged too much until now, in ns, as is known by now: so much less it
-    /// will be charged of what it uses next; negative: too little, and more. None where a charge is
-    /// known at once.
-    fn overcharged_ns(&self, _tenant: TenantId) -> i64 {
-        0
-    }
+    /// Sets the time slice of a tenant's channel groups ([`Capabilities::time_slices`]).
+    fn set_slice(&self, _tenant: TenantId, _slice: Nanos) {}
 
     /// Fills in what each open channel of the tenant has to do.
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);

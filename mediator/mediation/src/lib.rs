@@ -16,6 +16,7 @@
 //! lock.
 #![deny(unsafe_code)]
 
+mod look;
 mod orders;
 mod period;
 mod standing;
@@ -30,11 +31,12 @@ use turnstile_accounting::{
     Nanos, Signals, SwitchEvent, TenantId, Usage,
 };
 use turnstile_policies::{
-    Basis, Cap, Decision, EngineEvent, Membership, PeriodUsage, Policy, PolicyError, PolicyRow,
-    TenantParams, TenantPeriod, Tuning, Weight,
+    Basis, Cap, Decision, EngineEvent, Membership, Owed, PeriodUsage, Policy, PolicyError,
+    PolicyRow, Rule, TenantParams, TenantPeriod, Tuning, Weight,
 };
 use turnstile_vmm::gate::GateState;
 
+pub use look::Looked;
 pub use orders::{Activity, Control, GateOrder, HoldOrder};
 use standing::Standing;
 pub use standing::Tally;
@@ -68,6 +70,10 @@ pub struct Mediation {
     control: Control,
     /// The compute engine first.
     scheduled: Vec<Scheduled>,
+    /// The rule of a GPU that divides its engine by itself, in place of policies.
+    owed: Option<Box<Owed>>,
+    /// Time slices that were ordered.
+    slices: BTreeMap<TenantId, Nanos>,
     /// The GPU reports what work tenants have for each engine.
     demand_known: bool,
     ledger: Ledger,
@@ -117,12 +123,19 @@ impl Mediation {
         let schedules = |engine: &&EngineId| {
             **engine == COMPUTE || row.every_engine && control == Control::Holds
         };
-        let policy = |engine: &EngineId| Scheduled {
-            engine: *engine,
-            policy: (row.make)(if *engine == COMPUTE { &compute } else { &copy }),
-        };
-        let scheduled = engines.iter().filter(schedules).map(policy).collect();
-        Self::of(control, gpu.demand, scheduled, engines)
+        let (mut scheduled, mut owed) = (Vec::new(), None);
+        for engine in engines.iter().filter(schedules) {
+            match (row.make)(if *engine == COMPUTE { &compute } else { &copy }) {
+                Rule::Events(policy) => scheduled.push(Scheduled {
+                    engine: *engine,
+                    policy,
+                }),
+                Rule::Looks(rule) => owed = Some(rule),
+            }
+        }
+        let mut this = Self::of(control, gpu.demand, scheduled, engines);
+        this.owed = owed;
+        this
     }
 
     fn of(
@@ -134,6 +147,8 @@ impl Mediation {
         Self {
             control,
             scheduled,
+            owed: None,
+            slices: BTreeMap::new(),
             demand_known,
             ledger: Ledger::new(engines, RECORDS_KEPT),
             tenants: BTreeMap::new(),
@@ -158,12 +173,18 @@ impl Mediation {
         for scheduled in &mut self.scheduled {
             scheduled.policy.set_account(account, params);
         }
+        if let Some(owed) = &mut self.owed {
+            owed.set_account(account, params);
+        }
     }
 
     /// Drops what a name of an account is ahead by.
     pub fn forget_name(&mut self, account: AccountId, name: &str) {
         for scheduled in &mut self.scheduled {
             scheduled.policy.forget_name(account, name);
+        }
+        if let Some(owed) = &mut self.owed {
+            owed.forget_name(account, name);
         }
     }
 
@@ -181,6 +202,9 @@ impl Mediation {
         for scheduled in &mut self.scheduled {
             scheduled.policy.add(tenant, membership, params, now)?;
         }
+        if let Some(owed) = &mut self.owed {
+            owed.add(tenant, membership, params, now)?;
+        }
         let standing = Standing::new(membership.account, params, self.periods);
         self.tenants.insert(tenant, standing);
         Ok(())
@@ -192,6 +216,10 @@ impl Mediation {
     /// If it is not known.
     pub fn remove(&mut self, tenant: TenantId, now: Moment) -> Result<(), PolicyError> {
         self.tenants.remove(&tenant);
+        self.slices.remove(&tenant);
+        if let Some(owed) = &mut self.owed {
+            owed.remove(tenant, now)?;
+        }
         for scheduled in &mut self.scheduled {
             scheduled.policy.remove(tenant, now)?;
         }
@@ -212,6 +240,9 @@ impl Mediation {
         for scheduled in &mut self.scheduled {
             scheduled.policy.set_weight(tenant, weight)?;
         }
+        if let Some(owed) = &mut self.owed {
+            owed.set_weight(tenant, weight)?;
+        }
         if let Some(standing) = self.tenants.get_mut(&tenant) {
             standing.weight = weight;
         }
@@ -229,6 +260,9 @@ impl Mediation {
         }
         for scheduled in &mut self.scheduled {
             scheduled.policy.set_cap(tenant, cap)?;
+        }
+        if let Some(owed) = &mut self.owed {
+            owed.set_cap(tenant, cap)?;
         }
         if let Some(standing) = self.tenants.get_mut(&tenant) {
             standing.cap = cap;
@@ -391,12 +425,6 @@ impl Mediation {
         self.decide_compute(tenant, Decision::Admit, now)
     }
 
-    /// Whether the policy has more to decide when the engine ran dry.
-    pub fn decides_when_dry(&self) -> bool {
-        let compute = self.scheduled.first();
-        compute.is_some_and(|compute| compute.policy.decides_when_dry())
-    }
-
     /// When a decision is due, if before the end of the period.
     pub fn decide_at(&self) -> Option<Moment> {
         let all = self.scheduled.iter();
@@ -416,57 +444,6 @@ impl Mediation {
             }
         }
         orders
-    }
-
-    /// Moves the orders for the dispatcher out, in their order.
-    pub fn take_holds(&mut self) -> Vec<HoldOrder> {
-        std::mem::take(&mut self.holds)
-    }
-
-    fn carry_out(
-        &mut self,
-        engine: EngineId,
-        tenant: TenantId,
-        decision: Decision,
-        now: Moment,
-    ) -> Option<GateOrder> {
-        if self.control == Control::Holds {
-            let held = decision != Decision::Admit;
-            self.holds.push(HoldOrder {
-                tenant,
-                engine,
-                held,
-            });
-        }
-        match engine {
-            COMPUTE => self.decide_compute(tenant, decision, now),
-            _ => None,
-        }
-    }
-
-    /// Notes a decision about the compute engine, and moves gates where they carry it out.
-    fn decide_compute(
-        &mut self,
-        tenant: TenantId,
-        decision: Decision,
-        now: Moment,
-    ) -> Option<GateOrder> {
-        let standing = self.tenants.get_mut(&tenant)?;
-        if let Some(held_ns) = standing.decide(decision, now) {
-            self.ledger.add_held(tenant, held_ns);
-        }
-        let state = match (self.control, decision) {
-            (Control::Gates, Decision::Hold(_)) => GateState::Closed,
-            _ if standing.is_idle_at(now) => GateState::Watched,
-            _ => GateState::Open,
-        };
-        self.move_gates(tenant, state)
-    }
-
-    fn move_gates(&mut self, tenant: TenantId, state: GateState) -> Option<GateOrder> {
-        let standing = self.tenants.get_mut(&tenant)?;
-        let moved = std::mem::replace(&mut standing.gates, state) != state;
-        moved.then_some(GateOrder { tenant, state })
     }
 }
 

@@ -1,7 +1,10 @@
 //! What goes into the mediation at the end of a period, and the orders that come out.
 
 use turnstile_accounting::{EngineId, Moment, TenantId};
+use turnstile_policies::Decision;
 use turnstile_vmm::gate::GateState;
+
+use super::{COMPUTE, Mediation};
 
 /// How decisions reach a tenant's commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +44,57 @@ pub struct Activity {
     pub pending: u64,
     /// When one was last announced or finished; none before the first.
     pub last_active: Option<Moment>,
-    /// By how much it was charged too much, as is known by now; negative: too little.
-    pub overcharged_ns: i64,
+}
+
+impl Mediation {
+    /// Moves the orders for the dispatcher out, in their order.
+    pub fn take_holds(&mut self) -> Vec<HoldOrder> {
+        std::mem::take(&mut self.holds)
+    }
+
+    pub(super) fn carry_out(
+        &mut self,
+        engine: EngineId,
+        tenant: TenantId,
+        decision: Decision,
+        now: Moment,
+    ) -> Option<GateOrder> {
+        if self.control == Control::Holds {
+            let held = decision != Decision::Admit;
+            self.holds.push(HoldOrder {
+                tenant,
+                engine,
+                held,
+            });
+        }
+        match engine {
+            COMPUTE => self.decide_compute(tenant, decision, now),
+            _ => None,
+        }
+    }
+
+    /// Notes a decision about the compute engine, and moves gates where they carry it out.
+    pub(super) fn decide_compute(
+        &mut self,
+        tenant: TenantId,
+        decision: Decision,
+        now: Moment,
+    ) -> Option<GateOrder> {
+        let standing = self.tenants.get_mut(&tenant)?;
+        if let Some(held_ns) = standing.decide(decision, now) {
+            self.ledger.add_held(tenant, held_ns);
+        }
+        let state = match (self.control, decision) {
+            (Control::Gates, Decision::Hold(_)) => GateState::Closed,
+            _ if standing.is_idle_at(now) => GateState::Watched,
+            _ => GateState::Open,
+        };
+        self.move_gates(tenant, state)
+    }
+
+    pub(super) fn move_gates(&mut self, tenant: TenantId, state: GateState) -> Option<GateOrder> {
+        let standing = self.tenants.get_mut(&tenant)?;
+        let moved = std::mem::replace(&mut standing.gates, state) != state;
+        moved.then_some(GateOrder { tenant, state })
+    }
 }

@@ -62,7 +62,6 @@ impl Mediation {
                 charged_ns: used + used_ns(unseen, seen.tenant),
                 admitted: standing.was_admitted,
                 backlogged: standing.backlogged && !standing.memory_waits,
-                overcharged_ns: seen.overcharged_ns,
             });
         }
         let poll_ns = observed.window.length();

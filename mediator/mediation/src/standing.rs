@@ -82,6 +82,11 @@ impl Standing {
         }
     }
 
+    /// Whether this is the decision that stands.
+    pub(super) fn stands_at(&self, decision: Decision) -> bool {
+        self.decision == decision
+    }
+
     pub(super) fn is_admitted(&self) -> bool {
         self.decision == Decision::Admit
     }

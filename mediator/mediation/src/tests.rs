@@ -18,7 +18,10 @@ struct Bench {
 
 impl Bench {
     fn new(policy: &str) -> Self {
-        let policy = (policy_by_name(policy).unwrap().make)(&Tuning::default());
+        let policy = policy_by_name(policy)
+            .unwrap()
+            .policy(&Tuning::default())
+            .unwrap();
         let mut mediation = Mediation::new(policy, [COMPUTE]);
         for tenant in [A, B] {
             let membership = Membership {
@@ -63,7 +66,6 @@ impl Bench {
             tenant,
             pending: busy.contains(&tenant).into(),
             last_active: busy.contains(&tenant).then_some(self.at),
-            overcharged_ns: 0,
         });
         self.mediation
             .period_end(None, usage, &activity)

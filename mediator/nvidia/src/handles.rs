@@ -13,13 +13,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use turnstile_vmm::wire::{ObjectChange, ProgramObject, Userd};
+use turnstile_vmm::wire::{ObjectChange, ProgramObject};
 
 use super::hold::Channel;
 use super::sys::abi::{CLASS_CHANNEL_GROUP, CLASS_CHANNEL_LOW_BYTE};
 
 /// NV2080_ENGINE_TYPE_GRAPHICS: graphics and compute. SOURCE: `class/cl2080_notification.h`.
-const ENGINE_GRAPHICS: u32 = 1;
+pub(super) const ENGINE_GRAPHICS: u32 = 1;
 
 /// Objects per process that are kept; a CUDA context has about 24.
 const OBJECTS_MAX: usize = 4096;
@@ -174,19 +174,6 @@ impl Handles {
         })
     }
 
-    /// Where the process's channels on the compute engine say how far they are, of which client; of those for which that was seen.
-    pub fn compute_userds(&self, pid: u32) -> Vec<(u32, Userd)> {
-        let channels = self.compute_channels(pid).into_iter();
-        let userd = |channel: Channel| {
-            let object = self
-                .objects
-                .get(&pid)?
-                .get(&(channel.client, channel.handle))?;
-            Some((channel.client, object.userd?))
-        };
-        channels.filter_map(userd).collect()
-    }
-
     /// All channels of the process.
     pub fn all_channels(&self, pid: u32) -> Vec<Channel> {
         self.channels(pid, |_| true)
@@ -291,30 +278,6 @@ mod tests {
         assert_eq!(handles.apply(5, &made(0xa06c, 1)), Ok(false));
         assert_eq!(handles.apply(5, &made(0xa06c, 2)), Ok(true));
         assert_eq!(handles.objects(5).len(), 1);
-    }
-
-    #[test]
-    fn channels_of_the_compute_group_say_where_they_say_how_far_they_are() {
-        let mut handles = handles();
-        let userd = |offset| Userd {
-            memory: 0x5c00_0030,
-            offset,
-            entries: 1024,
-        };
-        for (handle, parent) in [(0x5c00_0012, 0x5c00_0010), (0x5c00_0021, 0x5c00_0020)] {
-            let made = ObjectChange::Made(ProgramObject {
-                client: 0xc1d0_0001,
-                handle,
-                class: 0xc86f,
-                parent,
-                engine: 0,
-                userd: Some(userd(u64::from(handle))),
-            });
-            assert_eq!(handles.apply(77, &made), Ok(true));
-        }
-        let expected = (0xc1d0_0001, userd(0x5c00_0012));
-        assert_eq!(handles.compute_userds(77), [expected]);
-        assert_eq!(handles.compute_userds(78), []);
     }
 
     #[test]

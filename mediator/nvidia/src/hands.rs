@@ -263,13 +263,9 @@ impl Hands {
     }
 
     /// Whether a tenant is held.
+    #[cfg(test)]
     pub(super) fn is_held(&self, tenant: TenantId) -> bool {
         lock(&self.held).contains(&tenant)
-    }
-
-    /// Whether it is, once all is done that was asked for.
-    pub(super) fn is_to_be_held(&self, tenant: TenantId) -> bool {
-        lock(&self.wanted).to_be_held.contains(&tenant)
     }
 
     pub(super) fn is_anyone_held(&self) -> bool {

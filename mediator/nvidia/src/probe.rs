@@ -1,15 +1,12 @@
 //! What this host's GPU and driver let us do, found out without touching anybody's work.
 
-use std::io;
-
 use super::clock::GpuClock;
 use super::events::EventLog;
-use super::observe::Registers;
+use super::observe::engine_status;
 use super::rm::{INVALID_PARAM_STRUCT, RmClient, RmError};
+use super::sys::Cuda;
 pub use super::sys::CudaFailure as CudaError;
 use super::sys::abi::{DisableChannelsParams, STATUS_BUSY, STATUS_REGISTER};
-use super::sys::{Cuda, ThreadEvent};
-use super::utilisation::{Utilisation, UtilisationError};
 use super::version::DriverAbi;
 
 /// Memory of GPU `index`, in bytes.
@@ -69,49 +66,11 @@ pub fn engine_status(index: u32, driver: &DriverAbi) -> Result<EngineStatus, RmE
     let client = RmClient::open(index)?;
     let status = client.register(driver.read_registers, STATUS_REGISTER)?;
     let clock = GpuClock::start(&client, driver)?;
-    let mapped = Registers::map(&client, || clock.now());
+    let mapped = engine_status::self_test(&client, || clock.now());
     Ok(EngineStatus {
         works: status & STATUS_BUSY != 0,
         unmapped: mapped.err().map(|error| error.to_string()),
     })
-}
-
-/// Listens to this thread as to those of tenants, and is never told: nothing is written.
-///
-/// # Errors
-/// The kernel's: no right, or no breakpoints.
-pub fn thread_events() -> io::Result<()> {
-    // CAST: numbers of threads are positive.
-    let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-    let word = 0_u32;
-    // CAST: an address.
-    let address = std::ptr::from_ref(&word) as u64;
-    ThreadEvent::switches(own)?;
-    let writes = ThreadEvent::writes(own, address)?;
-    writes.set(true)?;
-    writes.set(false)
-}
-
-/// Why there are no counters.
-#[derive(Debug, thiserror::Error)]
-pub enum CountersError {
-    /// The GPU's clock cannot be read.
-    #[error("The GPU's clock cannot be read")]
-    Clock(#[from] RmError),
-    /// The library.
-    #[error(transparent)]
-    Utilisation(#[from] UtilisationError),
-}
-
-/// Reads the performance counters once.
-///
-/// # Errors
-/// If there are none.
-pub fn counters(index: u32, driver: &DriverAbi) -> Result<(), CountersError> {
-    let client = RmClient::open(index)?;
-    let now = GpuClock::start(&client, driver)?.now();
-    Utilisation::start(index, &client, driver.counters, now)?;
-    Ok(())
 }
 
 /// Whether memory of GPU `index` can be handed to another process, which swapping needs.

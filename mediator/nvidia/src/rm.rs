@@ -98,6 +98,21 @@ fn open_gpu(index: u32, control: &File) -> Result<File, RmError> {
     Ok(gpu)
 }
 
+/// Calls a control of an object of the client that was made by `file`, which may be another
+/// process's.
+///
+/// # Errors
+/// The driver's refusal.
+pub(super) fn control_by<P: ControlParams>(
+    file: &File,
+    client: u32,
+    what: &'static str,
+    (object, command): (u32, u32),
+    params: &mut P,
+) -> Result<(), RmError> {
+    accepted(what, sys::control(file, client, object, command, params))
+}
+
 /// A client with a device and a subdevice of one GPU.
 #[derive(Debug)]
 pub struct RmClient {
@@ -282,27 +297,6 @@ impl RmClient {
         let bytes = (0, Doorbells::BYTES);
         self.prepare(&window, self.subdevice, bells, bytes, Caching::Written)?;
         Doorbells::of_file(&window).map_err(|source| RmError::Call { what: MAP, source })
-    }
-
-    /// Duplicates memory of the GPU that is another client's, `theirs` being the file by which that was made: its owner is made to permit that.
-    pub(super) fn duplicate(
-        &self,
-        theirs: &File,
-        client: u32,
-        memory: u32,
-    ) -> Result<Handle, RmError> {
-        let what = "share a channel's memory";
-        accepted(what, sys::share(theirs, client, memory, self.client.0))?;
-        let what = "duplicate a channel's memory";
-        let (status, object) = sys::duplicate(
-            &self.control,
-            self.client.0,
-            self.device.0,
-            (client, memory),
-        )
-        .map_err(|source| RmError::Call { what, source })?;
-        accepted(what, Ok(status))?;
-        Ok(Handle(object))
     }
 
     /// Maps so many bytes from there of memory of the GPU, or of its registers, for reading.

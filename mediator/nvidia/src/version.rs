@@ -22,43 +22,7 @@ pub struct DriverAbi {
     pub disable_channels: u32,
     /// NV2080_CTRL_CMD_GPU_EXEC_REG_OPS: reading registers.
     pub read_registers: u32,
-    /// Where the GPU's counters are.
-    pub counters: CounterLayout,
 }
-
-/// Words of 8 bytes in the pages of the GPU's counters, which nobody describes; the management library's samples have them as well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CounterLayout {
-    /// Cycles in which any kernel was active: the numerator of the library's metric 1.
-    pub busy_at: usize,
-    /// Cycles: its denominator.
-    pub cycles_at: usize,
-    /// Nanoseconds by the counters' own clock. SOURCE: measured: in 12 s no further than 60 us from the device's timer, by kernels of known
-    /// begin and end; the time stamps drift by 1.4 ms in it, and intervals between them are up to 0.1 ms longer or shorter.
-    pub clock_at: usize,
-    /// Grows by one for each [`LAUNCHES`] kernels, copies or fills that a program has launched; not for events and waits. SOURCE: measured: 0.252
-    /// for each kernel that is waited for, 0.252 of 100 kernels and a wait, 0.25 for a copy either way, none for events, 0.30 for a graph of 20.
-    pub launches_at: usize,
-    /// In a sample they are so many bytes further on.
-    pub sample_at: usize,
-    /// The moment of a sample, in wall clock ns: the stamps on either side of the counters.
-    pub sample_time_at: usize,
-}
-
-impl CounterLayout {
-    /// Where busy cycles, cycles, the clock and launches are.
-    pub(super) const fn places(self) -> [usize; 4] {
-        [
-            self.busy_at,
-            self.cycles_at,
-            self.clock_at,
-            self.launches_at,
-        ]
-    }
-}
-
-/// Launches for each step of their word.
-pub const LAUNCHES: u64 = 4;
 
 /// Why a driver's privileged calls are not used.
 #[derive(Debug, thiserror::Error)]
@@ -87,14 +51,6 @@ const fn v580_159_04() -> DriverAbi {
         bind_events: 0x2080_1238,
         disable_channels: 0x2080_110b,
         read_registers: 0x2080_0122,
-        counters: CounterLayout {
-            busy_at: 5_896,
-            cycles_at: 648,
-            clock_at: 1_032,
-            launches_at: 1_160,
-            sample_at: 168,
-            sample_time_at: 8,
-        },
     }
 }
 

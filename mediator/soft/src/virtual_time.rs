@@ -64,7 +64,7 @@ struct State {
 ///
 /// let gpu = VirtualGpu::new(SoftConfig { kernels: Kernels::GivenLength, suspend:
 /// Suspend::BetweenCommands, ..SoftConfig::default() }); let (engine, period) = (EngineId(0),
-/// DECISION_PERIOD_NS); let mut policy = (policy_by_name("dfq").unwrap().make)(&Tuning::default());
+/// DECISION_PERIOD_NS); let mut policy = policy_by_name("dfq").unwrap().policy(&Tuning::default()).unwrap();
 /// let mut guests = Vec::new(); for (tenant, ns) in [(TenantId(1), 2_000_000u64), (TenantId(2),
 /// 200_000)] {
 ///     let vm = Arc::new(plain::PlainVm::new(1 << 20));
@@ -106,7 +106,6 @@ struct State {
 ///             charged_ns: used_ns,
 ///             admitted: *admitted,
 ///             backlogged: true,
-///             overcharged_ns: 0,
 ///         }
 ///     }).collect();
 ///     let (poll_ns, nonpoll_ns) = (window.length(), Nanos::ZERO);

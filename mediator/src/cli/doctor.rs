@@ -243,16 +243,6 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         needed_for: "knowing what a held tenant has queued (optional)",
         remedy: "Run as root on a GPU model that docs/NVIDIA.md names",
     };
-    let counters = Feature {
-        name: "Performance counters",
-        needed_for: "not charging idle time within residency",
-        remedy: "A Hopper GPU or later, the vendor's libnvidia-ml.so.1, and root",
-    };
-    let hosts = Feature {
-        name: "Events of programs' threads",
-        needed_for: "hearing at once who begins and stops (optional)",
-        remedy: "A kernel with CONFIG_PERF_EVENTS and hardware breakpoints, and CAP_PERFMON or root; without, tenants are looked at more often",
-    };
     let memory = Feature {
         name: "Exportable GPU memory",
         needed_for: "swapping on a real GPU",
@@ -273,8 +263,6 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
             status.not_probed(because),
             busy.not_probed(because),
             channels.not_probed(because),
-            counters.not_probed(because),
-            hosts.not_probed(because),
             memory.not_probed(because),
         ];
     }
@@ -332,15 +320,6 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
     };
     findings.push(busy.found(tested(Signals::busy_counter)));
     findings.push(channels.found(tested(Signals::channel_status)));
-    findings.push(probed(counters, &|abi| {
-        probe::counters(gpu, abi)
-            .map(|()| "latched 10 times a second, on the clock of the events".into())
-            .map_err(|error| told(&error))
-    }));
-    findings.push(hosts.found(match probe::thread_events() {
-        Ok(()) => Ok("a thread that writes to a word, and one that sleeps, can be heard".into()),
-        Err(error) => Err(told(&error)),
-    }));
     findings.push(memory.found(match probe::exportable_memory(gpu) {
         Ok(true) => Ok("as file descriptors".into()),
         Ok(false) => Err("this GPU cannot".into()),

@@ -21,9 +21,9 @@ use turnstile_accounting::{AccountId, Nanos, TenantId};
 use turnstile_gpu::Allocation;
 use turnstile_images::{KERNELS, Misbehaviour, Outcome, Report, Workload};
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig};
-use turnstile_nvidia::device::NvidiaGpu;
 use turnstile_nvidia::notify::Listener;
 use turnstile_nvidia::probe;
+use turnstile_nvidia::sharing::SharedGpu;
 use turnstile_nvidia::worker::{self, Worker, WorkerConfig};
 use turnstile_soft::plain::{PlainChannel, PlainVm};
 use turnstile_vmm::vmm::{self, VmConfig};
@@ -124,7 +124,7 @@ fn guests(args: &CheckArgs, checked: &mut Checked) -> anyhow::Result<()> {
         ..WorkerConfig::default()
     };
     let guardian = guardian_command(workers.device)?;
-    let gpu = NvidiaGpu::start(workers, guardian, worker_command, None, None)?;
+    let gpu = SharedGpu::start(workers, guardian, worker_command, None, None)?;
     let config = DaemonConfig {
         host: HostConfig {
             policy: "none".into(),

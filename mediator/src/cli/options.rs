@@ -24,19 +24,15 @@ pub(crate) struct Scheduling {
     /// Which PCI GPU: its address for vfio (0000:65:00.0), its server's socket for vfio-user
     #[arg(long, value_name = "ADDRESS")]
     device: Option<String>,
-    /// Scheduling policy; dfq for the software GPU and slices for NVIDIA's, unless said otherwise
+    /// Scheduling policy; dfq for the software GPU and owed for NVIDIA's, unless said otherwise
     #[arg(long, value_parser = POLICIES.iter().map(|row| row.name).collect::<Vec<_>>())]
     policy: Option<String>,
     /// How engine state is read; events, unless said otherwise
     #[arg(long, value_enum)]
     meter: Option<Meter>,
-    /// Longest time between two decisions with the event meter, in milliseconds; 1 for the software GPU and 10 for NVIDIA's,
-    /// unless said otherwise
+    /// Longest time between two decisions with the event meter, in milliseconds; 1 unless said otherwise
     #[arg(long)]
     period_ms: Option<u64>,
-    /// Frames of the policy slices, in which each who waits has one turn: so many in a second, one more where more than two wait
-    #[arg(long)]
-    frames: Option<u64>,
     /// What the software GPU can do with queued commands of a VM that is held back; between-commands, unless said otherwise
     #[arg(long, value_enum)]
     suspend: Option<SuspendKind>,
@@ -67,7 +63,6 @@ impl Scheduling {
         layers.option("--policy", "scheduling.policy", self.policy.as_ref());
         layers.option("--meter", "gpu.meter", self.meter);
         layers.option("--period-ms", "scheduling.period_ms", self.period_ms);
-        layers.option("--frames", "scheduling.frames_per_s", self.frames);
         layers.option("--suspend", "gpu.soft.suspend", self.suspend);
         layers.option(
             "--gpu-memory-mib",

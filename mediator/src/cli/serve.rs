@@ -22,8 +22,9 @@ use turnstile_mediator::config::{
 use turnstile_mediator::daemon::{
     AccountsConfig, Daemon, DaemonConfig, HostConfig, MeterKind, Timing, resolve_all,
 };
-use turnstile_nvidia::device::{self, Moving, NvidiaGpu};
+
 use turnstile_nvidia::identity;
+use turnstile_nvidia::sharing::{Moving, SharedGpu};
 use turnstile_nvidia::worker::WorkerConfig;
 use turnstile_policies::{Tuning, Weight};
 use turnstile_soft::pci::PciGpu;
@@ -128,7 +129,6 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
     let index = config.gpu.index;
     let workers = WorkerConfig {
         device: index,
-        channel_words: config.gpu.channel_words,
         ..WorkerConfig::default()
     };
     let memory = &config.memory;
@@ -149,19 +149,9 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
         usher.map_err(refused).ok()
     });
     let guardian = guardian_command(index)?;
-    let gpu = NvidiaGpu::start(workers, guardian, worker_command, usher, moving)
+    let gpu = SharedGpu::start(workers, guardian, worker_command, usher, moving)
         .context("The NVIDIA GPU cannot be shared")?;
-    let timing = Timing {
-        period: device::PERIOD,
-        alone: device::ALONE,
-        quiet: device::QUIET,
-        tick: device::TICK,
-        ..Timing::default()
-    };
-    Ok(Chosen {
-        gpu: Arc::new(gpu),
-        timing,
-    })
+    Ok(Chosen::plain(Arc::new(gpu)))
 }
 
 /// Identity and model of the GPU, for the ledger.
@@ -196,7 +186,6 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     let scheduling = &config.scheduling;
     if let Some(ms) = scheduling.period_ms {
         timing.period = Nanos::from_ms(ms);
-        (timing.alone, timing.quiet) = (timing.period, timing.period);
     }
     let meter = match config.gpu.meter {
         Meter::Events => MeterKind::Events,
@@ -205,11 +194,6 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     };
     let tuning = Tuning {
         patience_ns: Nanos::from_us(scheduling.patience_us),
-        frame_ns: Nanos(1_000_000_000 / scheduling.frames_per_s),
-        first_slice_ns: match config.gpu.kind {
-            GpuKind::Nvidia => device::FIRST_SLICE,
-            _ => Nanos::ZERO,
-        },
         ..Tuning::default()
     };
     let host = HostConfig {

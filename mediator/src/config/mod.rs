@@ -71,8 +71,6 @@ pub struct GpuSection {
     pub device: Option<String>,
     /// How engine state is read.
     pub meter: Meter,
-    /// Whether an NVIDIA GPU's tenants are asked by their channels' own words whether they have work.
-    pub channel_words: bool,
     /// Whether a context of the daemon's own takes an NVIDIA GPU from a tenant that is to stop at once: some 0.3 ms sooner, for about
     /// 520 MiB of GPU memory.
     pub usher: bool,
@@ -87,7 +85,6 @@ impl Default for GpuSection {
             index: 0,
             device: None,
             meter: Meter::Events,
-            channel_words: true,
             usher: true,
             soft: SoftSection::default(),
         }
@@ -131,8 +128,6 @@ pub struct SchedulingSection {
     /// The longest pause of a tenant that launches and waits for which its place is kept, in
     /// microseconds; 0 keeps none.
     pub patience_us: u64,
-    /// Frames of the policy `slices` in a second, one more where more than two wait; in each of them, each who waits has one turn.
-    pub frames_per_s: u64,
     /// Weight of a tenant that names none, 1 to 10000.
     pub default_weight: u32,
     /// Tenants at a time.
@@ -148,7 +143,6 @@ impl Default for SchedulingSection {
             policy: None,
             period_ms: None,
             patience_us: host.tuning.patience_ns.0 / 1_000,
-            frames_per_s: 6,
             default_weight: host.weight.get(),
             tenants_max: host.tenants_max,
             channels_per_vm: host.channels,
@@ -390,7 +384,7 @@ impl Config {
     /// Name of the policy: the one asked for, or the one that suits the GPU.
     pub fn policy(&self) -> &str {
         let suits = match self.gpu.kind {
-            GpuKind::Nvidia => "slices",
+            GpuKind::Nvidia => "owed",
             GpuKind::Soft | GpuKind::Vfio | GpuKind::VfioUser | GpuKind::VfioFake => DEFAULT_POLICY,
         };
         self.scheduling.policy.as_deref().unwrap_or(suits)
@@ -413,6 +407,12 @@ impl Config {
             "scheduling.policy",
             &format!("there is no such policy; there are: {}", names.join(", ")),
         );
+        let fits = match self.policy() {
+            "none" => true,
+            policy => (policy == "owed") == (self.gpu.kind == GpuKind::Nvidia),
+        };
+        let text = "an NVIDIA GPU takes owed or none, other GPUs all but owed";
+        say(!fits, "scheduling.policy", text);
         say(
             self.gpu.kind == GpuKind::Nvidia && self.gpu.meter != Meter::Events,
             "gpu.meter",
@@ -464,7 +464,6 @@ impl Config {
         if let Some(ms) = scheduling.period_ms {
             within("scheduling.period_ms", ms, 1, 1_000);
         }
-        within("scheduling.frames_per_s", scheduling.frames_per_s, 1, 100);
         within("scheduling.patience_us", scheduling.patience_us, 0, 100_000);
         let weight = scheduling.default_weight.into();
         // SOURCE: `Weight::new`.

@@ -24,7 +24,7 @@ fn later_layers_win_key_by_key() {
     let files = [
         (
             main.clone(),
-            "[ledger]\nwindow_ms = 100\nkeep_days = 1\nnode = \"a\"\n[scheduling]\nframes_per_s = 1",
+            "[ledger]\nwindow_ms = 100\nkeep_days = 1\nnode = \"a\"\n[scheduling]\npatience_us = 1",
         ),
         (drop_ins.join("20-b.toml"), "[ledger]\nwindow_ms = 300"),
         (
@@ -46,21 +46,21 @@ fn later_layers_win_key_by_key() {
         ("PATH", "/bin"),
     ];
     layers.variables(variables.map(|(k, v)| (k.into(), v.into())).into_iter());
-    layers.option("--frames", "scheduling.frames_per_s", Some(5));
+    layers.option("--period-ms", "scheduling.period_ms", Some(5));
     layers.option("--ledger", "ledger.path", None::<PathBuf>);
     layers.assignment("api.viewers=[\"gid:7\"]");
     let effective = layers.finish().unwrap();
     let ledger = &effective.config.ledger;
     assert_eq!((ledger.window_ms, ledger.keep_days), (300, 2));
     assert_eq!(ledger.node.as_deref(), Some("17"), "a text of digits");
-    assert_eq!(effective.config.scheduling.frames_per_s, 5);
+    assert_eq!(effective.config.scheduling.period_ms, Some(5));
     assert_eq!(effective.config.api.viewers, [Principal::Gid(7)]);
     assert_eq!(effective.files.len(), 3);
     let origin = |key| effective.settings[key].origin.to_string();
     assert!(origin("ledger.window_ms").ends_with("conf.d/20-b.toml:2"));
     assert!(origin("ledger.keep_days").ends_with("10-a.toml:3"));
     assert_eq!(origin("ledger.node"), "TURNSTILE_LEDGER_NODE");
-    assert_eq!(origin("scheduling.frames_per_s"), "--frames");
+    assert_eq!(origin("scheduling.period_ms"), "--period-ms");
     assert_eq!(origin("gpu.kind"), "default");
     assert_eq!(effective.settings["ledger.path"].value, None);
 }

@@ -9,15 +9,15 @@ use std::thread;
 use std::time::Duration;
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use turnstile_accounting::meter::{Look, Pace, PhasePlan, Phases, Unobserved};
+use turnstile_accounting::meter::{Look as ChannelLook, Pace, PhasePlan, Phases, Unobserved};
 use turnstile_accounting::{
-    DemandEvent, EngineId, EngineUsage, EventMeter, Meter, Moment, Nanos, Observation, PolledMeter,
-    Sample, TenantId, TenantUsage, Usage, Window,
+    DemandEvent, EngineId, EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample,
+    TenantId, Window,
 };
 
-use super::host::{Dry, Host, engines};
+use super::host::{Host, engines};
 use super::timings::Seen;
-use turnstile_gpu::Suspend;
+use turnstile_gpu::{Look, Suspend};
 use turnstile_mediation::{COMPUTE, REACTION_MIN};
 
 /// How engine state is read.
@@ -36,10 +36,6 @@ pub enum MeterKind {
 pub struct Timing {
     /// Event meter: from one decision to the next.
     pub period: Nanos,
-    /// The same while nobody shares the engine.
-    pub alone: Nanos,
-    /// The same while, beyond that, nobody is held and nothing is told by the GPU, in steps of `period` or `alone`.
-    pub quiet: Nanos,
     /// Event meter: how often, within a period, an engine without work is looked for.
     pub tick: Nanos,
     /// Polled meter: lengths per channel.
@@ -52,8 +48,6 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             period: turnstile_policies::DECISION_PERIOD_NS,
-            alone: turnstile_policies::DECISION_PERIOD_NS,
-            quiet: turnstile_policies::DECISION_PERIOD_NS,
             // SOURCE: the lab's setting, with which shares are within 0.5 points in every second.
             tick: Nanos::from_us(250),
             phases: PhasePlan::default(),
@@ -66,10 +60,11 @@ impl Default for Timing {
 const PERIOD_MIN: Nanos = Nanos::from_us(250);
 /// A period while no tenant has work.
 const IDLE_PERIOD: Nanos = Nanos::from_ms(5);
-/// The engine is shared for so long after two were seen on it.
-const SHARED_FOR: Nanos = Nanos::from_ms(1_000);
 /// From one decision to the next while there is nobody to decide about.
 const EMPTY_PERIOD: Nanos = Nanos::from_ms(20);
+/// From one look at a GPU that divides its engine by itself to the next, without tenants. The busy
+/// counter goes round in 3.98 s.
+const EMPTY_LOOK: Nanos = Nanos::from_ms(100);
 
 /// Runs until `stop`.
 pub(super) fn run(
@@ -88,29 +83,18 @@ pub(super) fn run(
         events: Vec::new(),
         seen: Seen::default(),
         channels: Vec::new(),
-        shared_until: Moment(0),
         demand: Vec::new(),
         demand_known: host.gpu().capabilities().demand,
         feeds_policy: host.schedules_by_events(),
         polls: kind != MeterKind::Events,
     };
     match kind {
+        MeterKind::Events if host.gpu().capabilities().time_slices => thread.by_looks(),
         MeterKind::Events if thread.demand_known => thread.by_demand(),
         MeterKind::Events => thread.by_events(),
         MeterKind::Polled => thread.by_polling(false),
         MeterKind::Adaptive => thread.by_polling(true),
     }
-}
-
-/// Why a sleep is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slept {
-    /// It is time.
-    Over,
-    /// Something is to be decided.
-    Decide,
-    /// Who was held is let in where the engine ran dry, and nobody else waits.
-    LetIn,
 }
 
 struct Accounting<'a> {
@@ -124,7 +108,6 @@ struct Accounting<'a> {
     events: Vec<turnstile_accounting::SwitchEvent>,
     seen: Seen,
     channels: Vec<turnstile_gpu::ChannelActivity>,
-    shared_until: Moment,
     demand: Vec<DemandEvent>,
     demand_known: bool,
     /// The policy takes what the engines do.
@@ -142,85 +125,34 @@ impl Accounting<'_> {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Sleeps until `until`; while somebody is held back, in ticks, to let him in when the engine is found without work. What is told meanwhile ends it sooner if it is to be decided about.
-    fn sleep_until(&self, mut until: Moment) -> Slept {
-        let mut slept = Slept::Over;
+    /// Sleeps until `until`. While a tenant is held, in ticks: the sleep ends when one is let in
+    /// because the engine was found without work.
+    fn sleep_until(&self, until: Moment) {
         loop {
             let left = until.since(self.now());
             if left == Nanos::ZERO || self.stopped() {
-                return slept;
+                return;
             }
             let gpu = self.host.gpu();
             let held = self.host.anyone_held();
-            let look = held.then(|| gpu.look_again(self.timing.tick)).flatten();
-            let memory = self.host.memory_is_busy().then_some(self.timing.tick);
-            let nap = look.into_iter().chain(memory).min().unwrap_or(left);
-            if let Some(within) = gpu.nap(left.min(nap)) {
-                until = until.min(self.now() + within);
-                slept = Slept::Decide;
-            }
-            if memory.is_some() {
+            let moves = self.host.memory_is_busy();
+            let tick = (held || moves).then_some(self.timing.tick);
+            gpu.nap(tick.map_or(left, |tick| left.min(tick)));
+            if moves {
                 self.host.memory_tick();
             }
-            // What was in doubt may have been seen since.
-            let doubt = || gpu.look_again(self.timing.tick).is_some();
-            if held && doubt() && gpu.has_run_dry() {
-                match self.host.ran_dry() {
-                    Dry::Nobody => {}
-                    Dry::Decide => return Slept::Decide,
-                    Dry::LetIn => return Slept::LetIn,
-                }
-            }
-        }
-    }
-
-    /// Sleeps until the policy is to be asked again, in a period that began then: if it does not say when, for a whole one, and on while there is nothing to decide.
-    fn sleep(&mut self, mut from: Moment, behind: Nanos) {
-        loop {
-            let decide_at = self.host.decide_at();
-            // Never at once again, whatever it says.
-            let end = decide_at.unwrap_or_else(|| from + self.period(from));
-            let slept = match self.sleep_until(end.max(from + PERIOD_MIN) + behind) {
-                Slept::Over if decide_at.is_none() => self.doze(from + behind),
-                slept => slept,
-            };
-            if slept != Slept::LetIn || self.stopped() {
+            if held && gpu.has_run_dry() && self.host.ran_dry() {
                 return;
             }
-            // Who stopped is charged when there is something to decide; what is known of him is taken before another stops.
-            if self.host.gpu().another_may_stop() {
-                self.read_log();
-            }
-            from = Moment(self.now().0.saturating_sub(behind.0));
         }
     }
 
-    /// Goes on sleeping while nobody is held and the GPU tells nothing: nobody has come, so that there is nothing to decide.
-    fn doze(&self, from: Moment) -> Slept {
-        let until = from + self.timing.quiet;
-        let mut end = self.now();
-        while end < until && self.may_doze() && !self.stopped() && !self.host.gpu().has_events() {
-            end = until.min(end + self.step(end));
-            let slept = self.sleep_until(end);
-            if slept != Slept::Over {
-                return slept;
-            }
-        }
-        Slept::Over
-    }
-
-    fn may_doze(&self) -> bool {
-        !self.host.is_empty() && self.host.has_nothing_to_decide()
-    }
-
-    /// From one look to the next where there is nothing to decide.
-    fn step(&self, now: Moment) -> Nanos {
-        let step = if now > self.shared_until {
-            self.timing.alone
-        } else {
-            self.host.gpu().rests_on()
-        };
-        step.max(self.timing.period)
+    /// Sleeps until the policy is to be asked again, in a period that began at `from`.
+    fn sleep(&self, from: Moment) {
+        let due = self.host.decide_at();
+        let end = due.unwrap_or_else(|| from + self.period());
+        // Never at once again.
+        self.sleep_until(end.max(from + PERIOD_MIN));
     }
 
     fn read_log(&mut self) {
@@ -246,32 +178,22 @@ impl Accounting<'_> {
     }
 
     /// From one decision to the next, if the policy does not say.
-    fn period(&self, now: Moment) -> Nanos {
-        if self.host.is_empty() {
-            EMPTY_PERIOD
-        } else if self.may_doze() {
-            self.step(now)
-        } else {
-            self.timing.period
+    fn period(&self) -> Nanos {
+        match self.host.is_empty() {
+            true => EMPTY_PERIOD,
+            false => self.timing.period,
         }
     }
 
     fn by_events(&mut self) {
-        // Windows end where the log is final: what is told later of what lies before would be lost.
-        let behind = self.host.gpu().events_behind();
-        let final_now = |thread: &Self| Moment(thread.now().0.saturating_sub(behind.0));
         self.read_log();
-        let mut from = final_now(self);
+        let mut from = self.now();
         while !self.stopped() {
-            self.sleep(from, behind);
+            self.sleep(from);
             // The end is read first: whatever is logged after that is later.
-            let to = final_now(self).max(from);
+            let to = self.now().max(from);
             self.read_log();
-            let mut usage = self.truth.close(window(from, to));
-            self.host.gpu().qualify(&mut usage);
-            if is_shared(&usage) {
-                self.shared_until = to + SHARED_FOR;
-            }
+            let usage = self.truth.close(window(from, to));
             from = to;
             self.host.period_end(None, usage, None, &mut self.channels);
             self.periods.fetch_add(1, Ordering::Relaxed);
@@ -291,6 +213,32 @@ impl Accounting<'_> {
             let usage = self.truth.close(window(from, to));
             from = to;
             self.host.period_end(None, usage, None, &mut self.channels);
+            self.periods.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// For a GPU that divides its engine by itself: looks as often as the rule wants.
+    fn by_looks(&mut self) {
+        let mut look = Look::default();
+        let mut next = self.now();
+        while !self.stopped() {
+            let due = match self.host.is_empty() {
+                true => next.max(look.at + EMPTY_LOOK),
+                false => next,
+            };
+            let left = due.since(self.now());
+            if left > Nanos::ZERO {
+                let moves = self.host.memory_is_busy();
+                let tick = if moves { self.timing.tick } else { left };
+                self.host.gpu().nap(left.min(tick));
+                if moves {
+                    self.host.memory_tick();
+                }
+                continue;
+            }
+            self.host.gpu().read_look(&mut look);
+            next = self.host.look(&mut look, &mut self.channels);
+            next = next.max(look.at + PERIOD_MIN);
             self.periods.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -410,65 +358,27 @@ impl Accounting<'_> {
 
     /// What the GPU shows where a poll phase begins. A command on an engine that is not counted as
     /// finished afterwards was on it in all of the part before.
-    fn look_at_begin(&self) -> Look {
+    fn look_at_begin(&self) -> ChannelLook {
         let occupants = self.occupants();
         let channels = self.host.read_channels();
-        Look {
+        ChannelLook {
             occupants,
             channels,
         }
     }
 
     /// What the GPU shows where a poll phase ends; read in the other order for the same reason.
-    fn look_at_end(&self) -> Look {
+    fn look_at_end(&self) -> ChannelLook {
         let channels = self.host.read_channels();
         let occupants = self.occupants();
-        Look {
+        ChannelLook {
             occupants,
             channels,
         }
     }
 }
 
-/// Whether two tenants used the compute engine.
-fn is_shared(usage: &Usage) -> bool {
-    let of = |engine: &&EngineUsage| engine.engine == COMPUTE;
-    let used = |tenant: &&TenantUsage| tenant.used_ns > Nanos::ZERO;
-    let compute = usage.engines.iter().find(of);
-    compute.is_some_and(|compute| compute.tenants.iter().filter(used).count() > 1)
-}
-
 /// A window between two moments that were read in this order.
 fn window(from: Moment, to: Moment) -> Window {
     Window::starting(from, to.since(from))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use turnstile_accounting::EngineState;
-
-    #[test]
-    fn an_engine_is_shared_by_two_that_used_it() {
-        let copy = EngineId(7);
-        let mut meter = EventMeter::new([COMPUTE, copy]);
-        let used = |meter: &mut EventMeter, seq, engine, tenant| {
-            meter.observe(Observation::Switch(turnstile_accounting::SwitchEvent {
-                at: Moment(seq * 10),
-                engine,
-                seq,
-                state: EngineState::Running(TenantId(tenant)),
-            }));
-        };
-        used(&mut meter, 0, COMPUTE, 1);
-        used(&mut meter, 0, copy, 2);
-        used(&mut meter, 1, COMPUTE, 3);
-        let alone = meter.close(window(Moment(0), Moment(10)));
-        assert!(!is_shared(&alone), "{alone:?}");
-        let shared = meter.close(window(Moment(5), Moment(20)));
-        assert!(!is_shared(&shared), "only what is new: {shared:?}");
-        used(&mut meter, 2, COMPUTE, 1);
-        used(&mut meter, 3, COMPUTE, 3);
-        assert!(is_shared(&meter.close(window(Moment(20), Moment(40)))));
-    }
 }

@@ -30,19 +30,8 @@ use super::untracked::Told;
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::StatusView;
 use crate::tenant::requests::{Account, Effect};
-use turnstile_gpu::{ChannelActivity, Gpu, Suspend};
+use turnstile_gpu::{ChannelActivity, Gpu, Look, Suspend};
 use turnstile_mediation::{Activity, COMPUTE, Control, GateOrder, HoldOrder, Mediation};
-
-/// What came of an engine without work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dry {
-    /// Nobody is let in.
-    Nobody,
-    /// Somebody is, and there is more to decide.
-    Decide,
-    /// Somebody is, and that is all.
-    LetIn,
-}
 
 /// Tenants and policy of a host.
 #[derive(Clone, Debug)]
@@ -299,8 +288,8 @@ impl Host {
 
     /// Lets a waiting tenant in, if the compute engine has nothing to do: nobody runs (the caller has seen that), nothing
     /// is pending that may run, and no gate is opening behind which something was kept. An engine that is being
-    /// switched has not run dry.
-    pub(super) fn ran_dry(&self) -> Dry {
+    /// switched has not run dry. Whether a tenant was let in.
+    pub(super) fn ran_dry(&self) -> bool {
         let mut state = self.lock();
         let state = &mut *state;
         if state
@@ -309,7 +298,7 @@ impl Host {
             .filter_map(Tenant::gates)
             .any(GateBook::any_opening)
         {
-            return Dry::Nobody;
+            return false;
         }
         for tenant in state.tenants.keys() {
             if state.memory.as_ref().is_some_and(|m| m.waits(*tenant)) {
@@ -317,26 +306,20 @@ impl Host {
             }
             if self.pending(*tenant) > 0 {
                 if self.drains() || state.mediation.admitted(*tenant) {
-                    return Dry::Nobody;
+                    return false;
                 }
                 state.mediation.queued(*tenant);
             }
         }
         if !state.mediation.anyone_waits() {
-            return Dry::Nobody;
+            return false;
         }
         let now = self.gpu.now();
         let Some(order) = state.mediation.ran_dry(now) else {
-            return Dry::Nobody;
+            return false;
         };
         state.carry_out(&*self.gpu, &[order]);
-        // Gates of a VM that has stopped are watched again from the end of a period on.
-        let any_gates = state.tenants.values().any(|of| of.gates().is_some());
-        if any_gates || state.mediation.decides_when_dry() {
-            Dry::Decide
-        } else {
-            Dry::LetIn
-        }
+        true
     }
 
     /// Takes what was logged of the engines and of tenants' demand. The policy does not get the
@@ -352,6 +335,32 @@ impl Host {
         let mut state = self.lock();
         let orders = state.mediation.decide(self.gpu.now());
         state.carry_out(&*self.gpu, &orders);
+    }
+
+    /// Takes a look at an engine that divides its time by itself, and carries out what comes of it.
+    /// Returns when the next look is due.
+    pub(super) fn look(&self, look: &mut Look, channels: &mut Vec<ChannelActivity>) -> Moment {
+        let mut state = self.lock();
+        let looked = state.mediation.look(look);
+        if log::log_enabled!(target: LOOKS, log::Level::Trace) {
+            for seen in &look.seen {
+                let owed = state.mediation.owed(seen.tenant);
+                let admitted = state.mediation.admitted(seen.tenant);
+                log::trace!(target: LOOKS, "{} {seen:?} {admitted} {owed:?}", look.at.0);
+            }
+            for window in &look.windows {
+                log::trace!(target: LOOKS, "{} {:?}", window.usage.window.to().0, window.readings);
+            }
+        }
+        state.carry_out(&*self.gpu, &looked.gates);
+        for (tenant, slice) in looked.slices {
+            self.gpu.set_slice(tenant, slice);
+        }
+        drop(state);
+        for window in look.windows.drain(..) {
+            self.period_end(None, window.usage, None, channels);
+        }
+        looked.next
     }
 
     /// Whether the policy takes what the engines do, and not only the usage of periods.
@@ -374,15 +383,6 @@ impl Host {
     /// Whether there is no tenant.
     pub(super) fn is_empty(&self) -> bool {
         self.lock().tenants.is_empty()
-    }
-
-    /// Whether nobody is held or limited, and no memory moves: who comes may be seen a little later.
-    pub(super) fn has_nothing_to_decide(&self) -> bool {
-        let state = self.lock();
-        let capped = |tenant: &TenantId| state.mediation.cap(*tenant).is_some();
-        state.memory.is_none()
-            && state.mediation.held().next().is_none()
-            && !state.tenants.keys().any(capped)
     }
 
     /// When the next decision is due, if before the end of the period.
@@ -458,7 +458,6 @@ impl Host {
                         .map(|channel| u64::from(channel.pending))
                         .sum(),
                     last_active: channels.iter().map(|channel| channel.last_active).max(),
-                    overcharged_ns: self.gpu.overcharged_ns(*tenant),
                 }
             })
             .collect();
@@ -596,6 +595,9 @@ impl Host {
         state.mediation.set_weight(tenant, weight)
     }
 }
+
+/// Looks are traced under this name.
+const LOOKS: &str = "turnstile::looks";
 
 /// By then the engines have let go of a tenant that left: the kernel limit of a GPU is below it.
 const SETTLE_AFTER: Nanos = Nanos::from_ms(60_000);

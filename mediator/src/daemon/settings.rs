@@ -58,7 +58,7 @@ pub(super) struct Brought {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
     /// The policy has no such thing.
-    #[error("The policy {policy} knows no {what}; serve --policy dfq or slices does")]
+    #[error("The policy {policy} knows no {what}; dfq and owed do")]
     Policy {
         /// The policy.
         policy: String,

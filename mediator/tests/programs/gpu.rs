@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
@@ -51,10 +50,6 @@ pub(crate) struct FakeGpu {
     pub(crate) memory: ProgramMemory,
     pub(crate) backing: Arc<Handles>,
     pub(crate) moves: Option<Moves>,
-    /// It has no events to tell of.
-    pub(crate) quiet: AtomicBool,
-    /// How often they were read.
-    reads: AtomicU64,
 }
 
 impl FakeGpu {
@@ -66,8 +61,6 @@ impl FakeGpu {
             memory: ProgramMemory::new(1 << 40, Arc::new(moves.chunks.clone())),
             backing: Arc::default(),
             moves: Some(moves),
-            quiet: AtomicBool::new(false),
-            reads: AtomicU64::new(0),
         })
     }
 
@@ -79,13 +72,7 @@ impl FakeGpu {
             memory: ProgramMemory::new(1 << 30, backing.clone()),
             backing,
             moves: None,
-            quiet: AtomicBool::new(false),
-            reads: AtomicU64::new(0),
         })
-    }
-
-    pub(crate) fn reads(&self) -> u64 {
-        self.reads.load(Ordering::Acquire)
     }
 
     pub(crate) fn told(&self) -> Vec<Told> {
@@ -226,11 +213,7 @@ impl Gpu for FakeGpu {
     fn engine_status(&self, engine: EngineId) -> EngineStatus {
         self.soft.engine_status(engine)
     }
-    fn has_events(&self) -> bool {
-        !self.quiet.load(Ordering::Acquire)
-    }
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool {
-        self.reads.fetch_add(1, Ordering::AcqRel);
         self.soft.read_events(events)
     }
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {

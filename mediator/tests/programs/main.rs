@@ -14,14 +14,13 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use gpu::{FakeGpu, Told};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use turnstile_accounting::{Nanos, TenantId};
+use turnstile_accounting::TenantId;
 use turnstile_gpu::Gpu;
 use turnstile_mediator::daemon::{Daemon, DaemonConfig, TenantKind};
 use turnstile_soft::{SoftConfig, SoftGpu};
@@ -155,30 +154,6 @@ fn a_program_is_a_tenant_and_what_it_is_handed_is_told() {
             .tenants
             .is_empty()
     });
-}
-
-/// Where one is alone, there is nothing to decide.
-#[test]
-fn a_period_goes_on_while_one_is_alone_and_the_gpu_has_nothing_to_tell() {
-    let mut bench = Bench::new();
-    bench.daemon = None;
-    let mut config = DaemonConfig::new(bench.socket());
-    config.timing.alone = Nanos::from_ms(2);
-    (config.timing.period, config.timing.quiet) = (config.timing.alone, Nanos::from_ms(60_000));
-    bench.daemon = Some(Daemon::start(config, bench.gpu.clone()).unwrap());
-    let mut actor = bench.actor(&[], CLIENT);
-    until("two objects", || bench.gpu.made().len() == 2);
-    bench.gpu.quiet.store(true, Ordering::Release);
-    until("it goes on for fifty", || {
-        let reads = bench.gpu.reads();
-        thread::sleep(Duration::from_millis(100));
-        bench.gpu.reads() == reads
-    });
-    bench.gpu.quiet.store(false, Ordering::Release);
-    let reads = bench.gpu.reads();
-    until("it ends", || bench.gpu.reads() > reads + 5);
-    bench.go();
-    assert_eq!(actor.wait().unwrap().code(), Some(7));
 }
 
 #[test]

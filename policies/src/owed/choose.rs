@@ -89,9 +89,10 @@ impl Owed {
     }
 }
 
-/// Whether the account is owed a turn and can use it.
+/// Whether the account is owed a turn and can use it. The only live account has the whole engine.
 fn is_due(account: &Account, turn: Nanos) -> bool {
-    account.live() > 0 && account.any_present() && account.node.is_owed_turn(account.part, turn)
+    let beside_others = account.live() > 0 && account.part < Fraction::ONE;
+    beside_others && account.any_present() && account.node.is_owed_turn(account.part, turn)
 }
 
 /// The tenant of the account that is owed most, of those that are owed a turn and can use it.

@@ -5,37 +5,7 @@
 
 use crate::policy::HoldReason;
 use serde::Serialize;
-use turnstile_accounting::{Moment, Nanos, TenantId};
-
-/// The state of one tenant at a look. A tenant that is not listed has no work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// The tenant.
-    pub tenant: TenantId,
-    /// A channel of it has work queued or executing: bit 3 of the channel status.
-    pub has_work: bool,
-    /// Time since it last had work; [`Seen::NEVER`] if it never had any.
-    pub idle: Nanos,
-}
-
-impl Seen {
-    /// `idle` of a tenant that never had work.
-    pub const NEVER: Nanos = Nanos(u64::MAX);
-}
-
-/// What one tenant did between two looks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reading {
-    /// The tenant. One that has left in this time may be listed, and is charged.
-    pub tenant: TenantId,
-    /// Time in which it kept the engine busy; none where the meter is silent.
-    pub worked: Option<Nanos>,
-    /// Time in which it was on the engine; none where the log is silent. Stands for `worked` where
-    /// that is not known.
-    pub resident: Option<Nanos>,
-    /// Time in which it had work and was not resident.
-    pub waited: Nanos,
-}
+use turnstile_accounting::{Moment, Nanos, Reading, TenantId};
 
 /// Readings of the time that ended with one look. Tenants that are not listed did nothing in it.
 ///

@@ -102,6 +102,16 @@ impl Node {
         self.alone > Fraction::ZERO && self.owed > signed(threshold)
     }
 
+    /// The least time until it is owed a turn, if it works nothing.
+    pub(crate) fn until_owed(&self, part: Fraction, turn: Nanos) -> Nanos {
+        let threshold = part.of(self.alone.of(turn)).max(THRESHOLD_MIN);
+        let missing = signed(threshold).saturating_sub(self.owed).max(0);
+        let earns = PROMISED.times(part).times(self.alone);
+        let until = earns.divide(missing);
+        // CAST: not negative.
+        Nanos(until.min(i128::from(i64::MAX)) as u64)
+    }
+
     /// Its quota is used up.
     pub(crate) fn is_capped(&self) -> bool {
         self.quota.as_ref().is_some_and(Quota::exhausted)

@@ -7,7 +7,7 @@ use super::fraction::Fraction;
 use super::look::TenantOrder;
 use super::target::Credit;
 use super::turn::EARLY;
-use super::{LOOK_INTERVAL, Owed, slices};
+use super::{CALM_INTERVAL, LOOK_INTERVAL, Owed, slices};
 use crate::policy::HoldReason;
 use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
 
@@ -91,9 +91,24 @@ impl Owed {
         least.unwrap_or(Fraction::ONE)
     }
 
+    /// The least time in which a node can be owed a turn; the longest time where at most one tenant
+    /// takes part.
+    fn until_owed(&self) -> Nanos {
+        let turn = self.turn_length();
+        let live: usize = self.accounts.values().map(Account::live).sum();
+        let accounts = self.accounts.values().filter(|account| account.live() > 0);
+        let nodes = accounts.flat_map(|account| {
+            let tenants = account.connected().filter(|(_, tenant)| tenant.state.live);
+            let tenants = tenants.map(|(_, tenant)| (&tenant.node, tenant.state.part));
+            tenants.chain([(&account.node, account.part)])
+        });
+        let until = nodes.map(|(node, part)| node.until_owed(part, turn)).min();
+        until.filter(|_| live > 1).unwrap_or(CALM_INTERVAL)
+    }
+
     /// The next look after this one: of an own turn, of a quota, or the usual one.
     fn next_look_after(&self, now: Moment) -> Moment {
-        let mut wait = LOOK_INTERVAL;
+        let mut wait = self.until_owed().clamp(LOOK_INTERVAL, CALM_INTERVAL);
         if let Some(turn) = self.turns.current() {
             let passed = now.since(turn.from);
             let to_half = Nanos(turn.length.0 / 2).saturating_sub(passed);

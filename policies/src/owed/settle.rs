@@ -8,11 +8,11 @@ use super::Owed;
 use super::account::{Account, Tenant};
 use super::alone::{Alone, LOAD_WINDOW, Window};
 use super::fraction::Fraction;
-use super::look::{Measured, Reading};
+use super::look::Measured;
 use super::node::{Node, Stretch, Worked, signed};
 use super::turn::{Holder, LAG_MAX, LONG_TURN, Sums, TURN};
 use std::collections::BTreeMap;
-use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
+use turnstile_accounting::{AccountId, Moment, Nanos, Reading, TenantId};
 
 /// Readings that are later than this are not waited for: their time is unknown.
 const WAIT_MAX: Nanos = Nanos::from_ms(1_000);
@@ -217,7 +217,12 @@ impl Owed {
             worked,
             turn,
         };
+        let before = account.node.owed;
         charge(&mut account.node, &stretch, account_worked);
+        if share.part == Fraction::ONE {
+            // What the only account did not work, changes between its own tenants took.
+            account.node.owed = account.node.owed.min(before.max(0));
+        }
         account.node.load.add(account_worked, Nanos::ZERO);
     }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::policy::HoldReason;
+use turnstile_accounting::Reading;
 
 const A: TenantId = TenantId(1);
 const B: TenantId = TenantId(2);

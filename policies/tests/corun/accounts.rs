@@ -157,3 +157,28 @@ fn tenants_divide_their_account_by_weight() {
     println!("inside an account: least {least:.2}, the account beside it {least_other:.2}");
     no_failures(failures);
 }
+
+/// No tenant of another account could be held, so an account alone is owed nothing.
+#[test]
+fn tenants_of_the_only_account_have_their_parts() {
+    let rows: [&[&'static str]; 5] = [
+        &["train", "200us"],
+        &["50us", "50ms"],
+        &["2ms-deep", "50us"],
+        &["train", "decode"],
+        &["50us", "2ms", "train", "decode"],
+    ];
+    let mut failures = Vec::new();
+    for names in rows {
+        let tenants = names.iter().map(|name| program(name).account(0));
+        let programs: Vec<Program> = tenants.collect();
+        let outcome = run(&programs, &[1]);
+        let part = 1.0 / names.len() as f64;
+        let ratios = outcome.progress.iter().map(|progress| progress / part);
+        let low = ratios.fold(f64::MAX, f64::min);
+        if low < 0.9 {
+            failures.push(format!("{names:?}: {:.2?}", outcome.progress));
+        }
+    }
+    no_failures(failures);
+}

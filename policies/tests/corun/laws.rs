@@ -5,10 +5,9 @@
 
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
+use turnstile_accounting::{AccountId, Moment, Nanos, Reading, Seen, TenantId};
 use turnstile_policies::{
-    Cap, HoldReason, LOOK_INTERVAL, Measured, Membership, Owed, Reading, Seen, TenantParams,
-    Tuning, Weight,
+    CALM_INTERVAL, Cap, HoldReason, Measured, Membership, Owed, TenantParams, Tuning, Weight,
 };
 
 const MS: u64 = 1_000_000;
@@ -137,7 +136,7 @@ impl Checked {
         let orders = self.rule.look(self.now, seen, &measured).clone();
         let next = orders.next_look;
         assert!(
-            self.now < next && next <= self.now + LOOK_INTERVAL,
+            self.now < next && next <= self.now + CALM_INTERVAL,
             "{next:?}"
         );
         let listed: BTreeSet<_> = orders.tenants.iter().map(|order| order.tenant).collect();

@@ -49,7 +49,7 @@ pub(crate) fn policy(name: &str, stops: bool) -> Box<dyn Policy> {
         preemption_ns: stops.then_some(Nanos::from_us(20)),
         ..Tuning::default()
     };
-    (policy_by_name(name).unwrap().make)(&tuning)
+    policy_by_name(name).unwrap().policy(&tuning).unwrap()
 }
 
 pub(crate) fn setup(stops: bool) -> Setup {

@@ -29,7 +29,7 @@ proptest! {
         guests in prop::collection::vec(any_saturating(), 1..6),
         period_us in 500u64..5_000, reaction_us in 0u64..200, seed: u64,
     ) {
-        let mut policy = (policy_by_name("dfq").unwrap().make)(&Tuning::default());
+        let mut policy = policy_by_name("dfq").unwrap().policy(&Tuning::default()).unwrap();
         let setup = Setup {
             period_ns: period_us * 1_000,
             reaction_ns: reaction_us * 1_000,
@@ -72,7 +72,10 @@ fn alone_a_tenant_has_the_whole_engine() {
 #[test]
 fn a_thousand_tenants_share() {
     let guests = vec![Guest::saturating(100, 1, (50, 150)); 1_000];
-    let mut policy = (policy_by_name("dfq").unwrap().make)(&Tuning::default());
+    let mut policy = policy_by_name("dfq")
+        .unwrap()
+        .policy(&Tuning::default())
+        .unwrap();
     let setup = Setup {
         period_ns: 10_000_000,
         reaction_ns: 50_000,
@@ -118,7 +121,6 @@ fn sampled(policy: &mut dyn Policy, cycles: u64) -> (u64, u64, u64) {
             charged_ns: Nanos(charged),
             admitted,
             backlogged: true,
-            overcharged_ns: 0,
         };
         let nonpoll = match (admitted, light_admitted) {
             (true, true) => (NONPOLL_NS / 10 * 9, NONPOLL_NS / 10),
@@ -157,7 +159,10 @@ fn sampled(policy: &mut dyn Policy, cycles: u64) -> (u64, u64, u64) {
 /// Law 5 broken: charged for phases from which it was shut out, a tenant is shut out for ever.
 #[test]
 fn the_literal_rule_starves_whom_it_holds() {
-    let mut policy = (policy_by_name("dfq-literal").unwrap().make)(&Tuning::default());
+    let mut policy = policy_by_name("dfq-literal")
+        .unwrap()
+        .policy(&Tuning::default())
+        .unwrap();
     let (heavy, light, held) = sampled(policy.as_mut(), 400);
     assert_eq!(held, 200, "held in every cycle");
     assert!(heavy * 5 < light, "{heavy} against {light}");
@@ -165,7 +170,10 @@ fn the_literal_rule_starves_whom_it_holds() {
 
 #[test]
 fn the_repaired_rule_does_not() {
-    let mut policy = (policy_by_name("dfq").unwrap().make)(&Tuning::default());
+    let mut policy = policy_by_name("dfq")
+        .unwrap()
+        .policy(&Tuning::default())
+        .unwrap();
     let (heavy, light, held) = sampled(policy.as_mut(), 400);
     assert!(held > 0 && held < 200);
     assert!(

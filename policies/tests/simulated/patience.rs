@@ -23,7 +23,7 @@ fn shares(policy: &str, guests: &[Guest], stops: bool) -> Shares {
         preemption_ns: stops.then_some(Nanos::from_us(20)),
         ..Tuning::default()
     };
-    let mut policy = (policy_by_name(policy).unwrap().make)(&tuning);
+    let mut policy = policy_by_name(policy).unwrap().policy(&tuning).unwrap();
     let setup = Setup {
         period_ns: 1_000_000,
         reaction_ns: 10_000,

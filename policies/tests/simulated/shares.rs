@@ -9,7 +9,10 @@ const END_NS: u64 = 6_000_000_000;
 pub(crate) const PERIOD_NS: u64 = DECISION_PERIOD_NS.0;
 
 pub(crate) fn run(policy: &str, guests: &[Guest], period_ns: u64, seed: u64) -> Outcome {
-    let mut policy = (policy_by_name(policy).unwrap().make)(&Tuning::default());
+    let mut policy = policy_by_name(policy)
+        .unwrap()
+        .policy(&Tuning::default())
+        .unwrap();
     let setup = Setup {
         period_ns,
         reaction_ns: 50_000,

@@ -471,7 +471,6 @@ impl Sim {
                 charged_ns: used_ns,
                 admitted: !channel.held,
                 backlogged: channel.demand != Demand::Nothing,
-                overcharged_ns: 0,
             });
             self.second[index] += used_ns;
         }

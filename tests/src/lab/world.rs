@@ -438,7 +438,6 @@ impl World {
                 tenant: seat.guest.id,
                 pending: self.channels.iter().map(|c| u64::from(c.pending)).sum(),
                 last_active: self.channels.iter().map(|c| c.last_active).max(),
-                overcharged_ns: self.gpu.overcharged_ns(seat.guest.id),
             });
         }
         list

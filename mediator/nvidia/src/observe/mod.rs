@@ -12,6 +12,7 @@
 
 pub mod busy_counter;
 pub mod channel_status;
+pub(crate) mod context_switches;
 pub(crate) mod engine_status;
 pub(crate) mod page;
 
@@ -23,8 +24,8 @@ use busy_counter::BusyCounter;
 pub use busy_counter::BusyTime;
 pub use channel_status::ChannelStatus;
 use channel_status::ChannelTable;
-use engine_status::Engine;
-pub(crate) use engine_status::{Group, Registers};
+pub(crate) use engine_status::Group;
+use engine_status::{Engine, EngineStatus};
 use page::Bar;
 
 /// Something that was read.
@@ -115,6 +116,29 @@ impl Signals {
     /// The reason.
     pub fn channel_status(&self) -> Result<(), &str> {
         self.channels.as_ref().map(drop).map_err(String::as_str)
+    }
+
+    /// The busy counter's count; none without one.
+    pub(crate) fn busy_count(&self) -> Option<u32> {
+        self.busy.as_ref().ok().and_then(BusyCounter::read)
+    }
+
+    /// The channel group on the compute engine, if one is and none is being switched, and whether
+    /// the engine works; none where its status may not be read.
+    pub(crate) fn compute(&self) -> Option<(Option<Group>, bool)> {
+        let status = self.engines.first()?.status()?;
+        Some((status.group(), status.is_busy()))
+    }
+
+    /// Whether any copy engine works now.
+    pub(crate) fn copies(&self) -> bool {
+        let copies = self.engines.iter().skip(1).filter_map(Engine::status);
+        copies.into_iter().any(EngineStatus::is_busy)
+    }
+
+    /// The status of a channel of the compute engine; none where it may not be read.
+    pub(crate) fn channel(&self, channel: u32) -> Option<ChannelStatus> {
+        self.channels.as_ref().ok()?.read(channel)
     }
 
     /// The channels of the compute engine that are in use now.

@@ -25,8 +25,6 @@ pub(crate) mod escape {
     pub(crate) const FREE: u8 = 0x29;
     pub(crate) const CONTROL: u8 = 0x2a;
     pub(crate) const ALLOC: u8 = 0x2b;
-    pub(in crate::sys) const DUPLICATE: u8 = 0x34;
-    pub(in crate::sys) const SHARE: u8 = 0x35;
     pub(in crate::sys) const MAP_MEMORY: u8 = 0x4e;
     pub(in crate::sys) const REGISTER_FD: u8 = 201;
     /// Another call by way of its number, length and address: nv_ioctl_xfer_t. SOURCE: `nv-ioctl.h`.
@@ -39,11 +37,6 @@ pub(crate) const CLASS_CLIENT: u32 = 0x41;
 pub(crate) const CLASS_CHANNEL_GROUP: u32 = 0xa06c;
 /// Channel classes of all chips end in this byte. SOURCE: `class/cl*6f.h`; HOPPER_CHANNEL_GPFIFO_A is 0xc86f.
 pub(crate) const CLASS_CHANNEL_LOW_BYTE: u32 = 0x6f;
-
-/// NV_COUNTER_COLLECTION_UNIT. SOURCE: `class/clcbca.h`.
-pub(crate) const CLASS_COUNTERS: u32 = 0xcbca;
-/// NV_COUNTER_COLLECTION_UNIT_CTRL_CMD_SUBSCRIBE. SOURCE: `ctrl/ctrlcbca.h`.
-pub(crate) const COUNTERS_SUBSCRIBE: u32 = 0xcbca_0101;
 
 /// NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS. SOURCE: `ctrl/ctrl90cd.h`.
 pub(crate) const EVENTS_ENABLE: u32 = 0x90cd_0101;
@@ -131,9 +124,13 @@ rm_params! {
     UpdateGetParams: ControlParams {
         record_get: u32, vardata_get: u32,
     }
-    /// NV_COUNTER_COLLECTION_UNIT_SUBSCRIBE_PARAMS. SOURCE: `ctrl/ctrlcbca.h`.
-    SubscribeParams: ControlParams {
-        buffer_bytes: u64, block_bytes: u32, pad: u32,
+    /// NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN_PARAMS. SOURCE: `ctrl/ctrlc36f.h`.
+    TokenParams: ControlParams {
+        token: u32,
+    }
+    /// NVA06C_CTRL_TIMESLICE_PARAMS. SOURCE: `ctrl/ctrla06c.h`.
+    SliceParams: ControlParams {
+        slice_us: u64,
     }
     /// NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080fifo.h`. The event is for callers in the
     /// kernel; zero here.
@@ -186,31 +183,6 @@ pub(super) struct Free {
     pub(super) root: u32,
     pub(super) parent: u32,
     pub(super) old: u32,
-    pub(super) status: u32,
-}
-
-/// NVOS55_PARAMETERS. SOURCE: `nvos.h`.
-#[repr(C)]
-pub(super) struct Duplicate {
-    pub(super) client: u32,
-    pub(super) parent: u32,
-    pub(super) object: u32,
-    pub(super) source_client: u32,
-    pub(super) source: u32,
-    pub(super) flags: u32,
-    pub(super) status: u32,
-}
-
-/// NVOS57_PARAMETERS with its RS_SHARE_POLICY. SOURCE: `nvos.h`, `rs_access.h`.
-#[repr(C)]
-pub(super) struct Share {
-    pub(super) client: u32,
-    pub(super) object: u32,
-    pub(super) target: u32,
-    pub(super) access: u32,
-    pub(super) kind: u16,
-    pub(super) action: u8,
-    pub(super) pad: u8,
     pub(super) status: u32,
 }
 
@@ -275,11 +247,6 @@ mod tests {
         assert_eq!(size_of::<Control>(), 32);
         assert_eq!(offset_of!(Control, status), 28);
         assert_eq!(size_of::<Free>(), 16);
-        assert_eq!(size_of::<Duplicate>(), 28);
-        assert_eq!(offset_of!(Duplicate, status), 24);
-        assert_eq!(size_of::<Share>(), 24);
-        assert_eq!(offset_of!(Share, kind), 16);
-        assert_eq!(offset_of!(Share, status), 20);
         assert_eq!(size_of::<MapMemory>(), 56);
         assert_eq!(offset_of!(MapMemory, linear_address), 32);
         assert_eq!(offset_of!(MapMemory, fd), 48);

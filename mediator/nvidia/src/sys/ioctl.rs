@@ -6,8 +6,8 @@ use std::mem::size_of;
 use std::os::fd::AsRawFd;
 
 use super::abi::{
-    Alloc, AllocParams, Control, ControlParams, Duplicate, Free, MapMemory, RegisterList,
-    RegisterOperation, Share, escape,
+    Alloc, AllocParams, Control, ControlParams, Free, MapMemory, RegisterList, RegisterOperation,
+    escape,
 };
 
 /// RM's status of a call.
@@ -119,54 +119,11 @@ pub(crate) fn free(file: &File, root: u32, object: u32) -> io::Result<Status> {
     Ok(argument.status)
 }
 
-/// Lets `target`, another client, duplicate an object of `client`, whose own file this is.
-pub(crate) fn share(file: &File, client: u32, object: u32, target: u32) -> io::Result<Status> {
-    /// RS_SHARE_TYPE_CLIENT, and RS_ACCESS_DUP_OBJECT as a mask. SOURCE: `rs_access.h`.
-    const TO_CLIENT: u16 = 3;
-    const DUPLICATION: u32 = 1;
-    let mut argument = Share {
-        client,
-        object,
-        target,
-        access: DUPLICATION,
-        kind: TO_CLIENT,
-        action: 0,
-        pad: 0,
-        status: 0,
-    };
-    // SAFETY: this is NVOS57, which holds no address.
-    unsafe { call(file, escape::SHARE, &mut argument)? };
-    Ok(argument.status)
-}
-
-/// Duplicates an object of another client below `parent`; returns the handle, which the driver chooses.
-pub(crate) fn duplicate(
-    file: &File,
-    client: u32,
-    parent: u32,
-    (source_client, source): (u32, u32),
-) -> io::Result<(Status, u32)> {
-    let mut argument = Duplicate {
-        client,
-        parent,
-        object: 0,
-        source_client,
-        source,
-        flags: 0,
-        status: 0,
-    };
-    // SAFETY: this is NVOS55, which holds no address.
-    unsafe { call(file, escape::DUPLICATE, &mut argument)? };
-    Ok((argument.status, argument.object))
-}
-
 /// How the processor accesses what is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caching {
     /// As befits it: registers one after the other, each before the next begins.
     Own,
-    /// Several at a time, for memory on the GPU in which reading changes nothing.
-    Combined,
     /// It only writes, one word after the other.
     Written,
 }
@@ -184,13 +141,10 @@ pub(crate) fn map_memory(
 ) -> io::Result<Status> {
     /// SOURCE: `nvos.h`: NVOS33_FLAGS_ACCESS_READ_ONLY.
     const READ_ONLY: u32 = 1;
-    /// SOURCE: `nvos.h`: NVOS33_FLAGS_CACHING_TYPE, bits 23 to 25; NVOS33_FLAGS_CACHING_TYPE_WRITECOMBINED.
-    const COMBINED: u32 = 2 << 23;
     /// SOURCE: `nvos.h`: NVOS33_FLAGS_ACCESS_WRITE_ONLY.
     const WRITE_ONLY: u32 = 2;
     let flags = match caching {
         Caching::Own => READ_ONLY,
-        Caching::Combined => READ_ONLY | COMBINED,
         Caching::Written => WRITE_ONLY,
     };
     let mut argument = MapMemory {

@@ -60,6 +60,12 @@ impl SharedPages {
             // SAFETY: as above.
             let word = unsafe { at.cast::<u64>().read_volatile() };
             bytes.copy_from_slice(&word.to_ne_bytes());
+        } else if N.is_multiple_of(8) && (at as usize).is_multiple_of(8) {
+            for (index, part) in bytes.chunks_exact_mut(8).enumerate() {
+                // SAFETY: `offset + 8 * index + 8 <= end <= length`, and aligned as above.
+                let word = unsafe { at.cast::<u64>().wrapping_add(index).read_volatile() };
+                part.copy_from_slice(&word.to_ne_bytes());
+            }
         } else {
             for (index, byte) in bytes.iter_mut().enumerate() {
                 // SAFETY: `offset + index < end <= length`, within the mapping.

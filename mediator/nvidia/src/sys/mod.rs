@@ -12,8 +12,6 @@ mod cuda;
 mod ioctl;
 mod map;
 pub(super) mod notify;
-mod nvml;
-mod perf;
 
 pub(super) use bell::{Doorbells, Muffled};
 pub(super) use confine::{become_user, is_superuser, no_new_privileges};
@@ -24,9 +22,6 @@ pub(super) use cuda::{
     LaunchShape, Limit, Mapping, Module, ModuleFailure, Reservation, Stream, WaitUntil,
 };
 pub(super) use ioctl::{
-    Caching, alloc, control, control_empty, duplicate, free, map_memory, read_register,
-    register_fd, share,
+    Caching, alloc, control, control_empty, free, map_memory, read_register, register_fd,
 };
 pub(super) use map::SharedPages;
-pub(super) use nvml::{Nvml, NvmlFailure, UtilisationSample};
-pub(super) use perf::{ThreadEvent, Whereabouts};

@@ -13,8 +13,6 @@ pub struct WorkerConfig {
     pub own_user: bool,
     /// Listen to what the driver hands out to the process, so that its channels can be suspended.
     pub learn: bool,
-    /// Whether the channels of VMs, and of programs, are read to see who has work.
-    pub channel_words: bool,
     /// What a command may run, while the VM is not held back, before the VM's work is ended. Of commands that one mark tells of (16 at most),
     /// the sum counts.
     pub kernel_limit: Nanos,
@@ -40,7 +38,6 @@ impl Default for WorkerConfig {
             device: 0,
             own_user: true,
             learn: true,
-            channel_words: true,
             kernel_limit: Nanos::from_ms(10_000),
             modules_max: 64,
             module_text_bytes_max: 16 << 20,

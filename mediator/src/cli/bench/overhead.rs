@@ -29,7 +29,7 @@ use turnstile_figures::percentile::median;
 
 use super::daemon::{Daemon, SAY_LIMIT};
 use super::processes::{Common, Load, words};
-use super::scheduler::{DaemonArgs, settled, spawn, tenant_of};
+use super::scheduler::{DaemonArgs, spawn, tenant_of};
 use super::{GpuArg, progress};
 use groups::{Group, Groups, Round, Side, Work};
 
@@ -208,7 +208,6 @@ impl<'a> Host<'a> {
             .prefix("turnstile-bench")
             .tempdir()?;
         let (daemon, socket) = spawn(&args.daemon, args.device, folder.path())?;
-        settled(&daemon)?;
         Ok(Self {
             args,
             _folder: folder,

@@ -120,25 +120,12 @@ pub(super) enum Running {
 
 fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Running> {
     let (daemon, socket) = spawn(args, device, folder.path())?;
-    settled(&daemon)?;
     Ok(Running::Serve {
         daemon,
         socket,
         record: args.record.clone(),
         _folder: folder,
     })
-}
-
-/// Waits until a daemon knows how old its counters are, or has given that up.
-pub(super) fn settled(daemon: &Daemon) -> anyhow::Result<()> {
-    let deadline = Instant::now() + START_LIMIT;
-    while daemon.snapshot()?["gpu"]["age_looked_for"] == 1 {
-        if Instant::now() > deadline {
-            return Err(daemon.failed("The daemon's measurement does not end"));
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    Ok(())
 }
 
 /// Starts a daemon whose socket is in `folder`, and waits until it listens.

@@ -10,7 +10,6 @@ fn part(tenant: TenantId, charged_us: u64) -> TenantPeriod {
         charged_ns: Nanos::from_us(charged_us),
         admitted: true,
         backlogged: true,
-        overcharged_ns: 0,
     }
 }
 

@@ -3,10 +3,8 @@
 use super::engine::Looks;
 use super::{NEVER, Ns, Program, Random, Sim};
 use std::collections::VecDeque;
-use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
-use turnstile_policies::{
-    Cap, Measured, Membership, Owed, Reading, Seen, TenantParams, Tuning, Weight,
-};
+use turnstile_accounting::{AccountId, Moment, Nanos, Reading, Seen, TenantId};
+use turnstile_policies::{Cap, Measured, Membership, Owed, TenantParams, Tuning, Weight};
 
 /// Weight of a program of weight 1.
 const WEIGHT: u32 = 100;

@@ -1,0 +1,406 @@
+//! What is read at a look, and what it says of each tenant.
+//!
+//! In: the signals of [`crate::observe`], and which processes, channels and groups are whose. Out: a
+//! [`Look`]. One owner, under one lock; the lock is held for the time of a look.
+//!
+//! A window goes from one look to the next. It is closed at once where the log and the engine's
+//! status agree on the resident tenant: then no record is missing. Else it is closed at a later
+//! look, as records come up to [`SETTLED`] late; [`SHOWN`] where the log was not flushed.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use turnstile_accounting::meter::{Case, WorkedMeter};
+use turnstile_accounting::{Moment, Nanos, Seen, TenantId, Window};
+use turnstile_gpu::{COMPUTE, Look};
+use turnstile_host::process;
+use turnstile_vmm::wire::ObjectChange;
+
+use crate::costs::{Cost, Work};
+use crate::events::{Change, EventLog, SwitchRecord};
+use crate::groups::Groups as EngineGroups;
+use crate::models::Edges;
+use crate::observe::context_switches::UNTRACKED;
+use crate::observe::context_switches::{ContextSwitches, Owner};
+use crate::observe::{BusyTime, Group, Signals};
+use crate::rm::{RmClient, RmError};
+use crate::tenant::groups::{ControlFiles, Groups};
+use crate::tenant::processes::Processes;
+use crate::tenant::state::{Event, State, Tenant};
+
+/// Records of the log are complete up to this long before it was read. SOURCE: the log is flushed
+/// before it is read; a switch takes 0.15 ms.
+const SETTLED: Nanos = Nanos::from_us(600);
+/// The driver moves records to where they are read 30 times a second without a flush.
+const SHOWN: Nanos = Nanos::from_ms(50);
+
+/// Readings of the engine's status at a look while copies run, and from one to the next. Kernels
+/// behind copies are as short as 13 us.
+const READINGS: u32 = 8;
+const READING_INTERVAL: Duration = Duration::from_micros(15);
+
+/// Copies are taken to run for this long after a look that found a copy engine at work.
+const COPIES: Nanos = Nanos::from_ms(500);
+
+/// A time between two looks of which not all is known yet.
+#[derive(Debug)]
+struct Open {
+    window: Window,
+    busy: Option<Nanos>,
+    case: Case,
+    /// Tenants that had work at both ends.
+    with_work: BTreeSet<TenantId>,
+}
+
+/// Reads the engine.
+#[derive(Debug)]
+pub(super) struct Looker {
+    client: Arc<RmClient>,
+    log: EventLog,
+    signals: Signals,
+    switches: ContextSwitches,
+    meter: WorkedMeter,
+    busy: BusyTime,
+    pub(super) processes: Processes,
+    pub(super) groups: Groups,
+    files: ControlFiles,
+    engine_groups: EngineGroups,
+    pub(super) tenants: BTreeMap<TenantId, Tenant>,
+    preemptor: Option<u32>,
+    last: Option<Moment>,
+    /// When a copy engine was last seen at work.
+    copied: Option<Moment>,
+    open: VecDeque<Open>,
+    records: Vec<SwitchRecord>,
+    pub(super) looks: Cost,
+    /// Of these, reading the log and the channels.
+    pub(super) log_reads: Cost,
+    pub(super) channel_reads: Cost,
+    pub(super) switched: u64,
+    pub(super) split: u64,
+}
+
+impl Looker {
+    pub(super) fn new(
+        client: Arc<RmClient>,
+        log: EventLog,
+        signals: Signals,
+        edges: Edges,
+    ) -> Self {
+        Self {
+            client,
+            log,
+            signals,
+            switches: ContextSwitches::new(edges, UNTRACKED),
+            meter: WorkedMeter::new(COMPUTE),
+            busy: BusyTime::default(),
+            processes: Processes::default(),
+            groups: Groups::default(),
+            files: ControlFiles::default(),
+            engine_groups: EngineGroups::default(),
+            tenants: BTreeMap::new(),
+            preemptor: None,
+            last: None,
+            copied: None,
+            open: VecDeque::new(),
+            records: Vec::new(),
+            looks: Cost::default(),
+            log_reads: Cost::default(),
+            channel_reads: Cost::default(),
+            switched: 0,
+            split: 0,
+        }
+    }
+
+    /// A tenant appears with its first process.
+    pub(super) fn add(&mut self, tenant: TenantId, pid: u32) {
+        self.tenants.entry(tenant).or_default();
+        self.processes.assign(pid, tenant);
+    }
+
+    /// A tenant is gone.
+    pub(super) fn remove(&mut self, tenant: TenantId) {
+        self.tenants.remove(&tenant);
+        self.groups.forget(tenant);
+        self.engine_groups.forget(tenant);
+        self.meter.forget(tenant);
+        for pid in self.processes.remove(tenant) {
+            self.switches.forget(pid);
+        }
+    }
+
+    /// A process of a tenant was handed objects by the driver, or freed some. Whether the tenant has
+    /// other channels than before.
+    pub(super) fn changed(&mut self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) -> bool {
+        self.processes.changed(tenant, pid, changes)
+    }
+
+    /// A process has ended.
+    pub(super) fn exited(&mut self, pid: u32) {
+        self.processes.exited(pid);
+        self.switches.forget(pid);
+    }
+
+    /// The preemptor is this process.
+    pub(super) fn set_preemptor(&mut self, pid: Option<u32>) {
+        self.preemptor = pid;
+    }
+
+    /// Something happens to a tenant.
+    pub(super) fn apply(&mut self, tenant: TenantId, event: Event) {
+        if let Some(tenant) = self.tenants.get_mut(&tenant) {
+            tenant.apply(event);
+        }
+    }
+
+    /// The tenant whose group is on the engine now; none while it is being switched, or not known.
+    pub(super) fn resident(&self) -> Option<TenantId> {
+        let (group, _) = self.signals.compute()?;
+        self.engine_groups.tenant(group?)
+    }
+
+    /// Whether a tenant's context is on the engine, and no other tenant that may run has work: then
+    /// the hardware does not take the engine from it at the end of its slice.
+    pub(super) fn stays_resident(&self, tenant: TenantId) -> bool {
+        let others = self.tenants.iter().filter(|(other, _)| **other != tenant);
+        let mut waiting = others.filter(|(_, of)| of.has_work && !of.state.needs_lease());
+        self.resident() == Some(tenant) && waiting.next().is_none()
+    }
+
+    /// Whether a channel of a tenant has something queued; none where that is not known.
+    pub(super) fn has_work(&self, tenant: TenantId) -> Option<bool> {
+        for channel in self.groups.channels(tenant)? {
+            if self.signals.channel(*channel)?.is_queued() {
+                return Some(true);
+            }
+        }
+        Some(false)
+    }
+
+    /// Looks at `now`. A tenant that `asks` has a request that needs its memory, which is work.
+    ///
+    /// # Errors
+    /// If the log cannot be read. Then nothing of it is known until the next look.
+    pub(super) fn look(
+        &mut self,
+        now: impl Fn() -> Moment,
+        asks: impl Fn(TenantId) -> bool,
+        look: &mut Look,
+    ) -> Result<(), RmError> {
+        let work = Work::begin();
+        look.seen.clear();
+        look.windows.clear();
+        let count = self.signals.busy_count();
+        let at = now().max(self.last.unwrap_or(Moment(0)));
+        look.at = at;
+        let busy = count.and_then(|count| self.busy.take(at, count));
+        if self.signals.copies() {
+            self.copied = Some(at);
+        }
+        let case = Case {
+            copies: self.copied.is_some_and(|copied| at.since(copied) < COPIES),
+            beside: self.compete(),
+        };
+        let group = self.read_engine(case);
+        let before = self.with_work();
+        let tenants = self.tenants.keys().copied();
+        self.groups
+            .follow(tenants, &self.processes, &mut self.files, Instant::now());
+        let reading = Work::brief();
+        self.read_channels(at, asks);
+        self.channel_reads.add(&reading);
+        // The records of an own turn are few, and are needed at once.
+        let any_held = self.tenants.values().any(|of| of.state.needs_lease());
+        let reading = Work::brief();
+        let read = self.read_log(any_held);
+        self.log_reads.add(&reading);
+        let agree = self.learn_group(group);
+        if let Some(from) = self.last.replace(at)
+            && at > from
+        {
+            let with_work = self.with_work().intersection(&before).copied().collect();
+            self.open.push_back(Open {
+                window: Window::starting(from, at.since(from)),
+                busy,
+                case,
+                with_work,
+            });
+        }
+        let settled = match (any_held, agree) {
+            (true, true) => at,
+            (true, false) => Moment(at.0.saturating_sub(SETTLED.0)),
+            (false, _) => Moment(at.0.saturating_sub(SHOWN.0)),
+        };
+        self.close(settled, look);
+        look.seen
+            .extend(self.tenants.iter().map(|(tenant, of)| Seen {
+                tenant: *tenant,
+                has_work: of.has_work,
+                idle: of.idle(at),
+            }));
+        self.looks.add(&work);
+        read
+    }
+
+    /// Whether several tenants that may run have work.
+    fn compete(&self) -> bool {
+        let may_run = |of: &&Tenant| of.has_work && !of.state.needs_lease();
+        self.tenants.values().filter(may_run).nth(1).is_some()
+    }
+
+    /// Reads the status of the engine: the group on it. A resident tenant is found at work or not.
+    /// Where the readings have to stand for the counter, they are more.
+    fn read_engine(&mut self, case: Case) -> Option<Group> {
+        let count = if case.copies { READINGS } else { 1 };
+        let mut found = None;
+        for reading in 0..count {
+            let begun = Instant::now();
+            while reading > 0 && begun.elapsed() < READING_INTERVAL {
+                std::hint::spin_loop();
+            }
+            let (group, works) = self.signals.compute()?;
+            if let Some(tenant) = group.and_then(|group| self.engine_groups.tenant(group)) {
+                self.meter.read(tenant, works, case);
+            }
+            found = group;
+        }
+        found
+    }
+
+    /// Reads the log: all of it, or what the driver has moved by itself.
+    fn read_log(&mut self, all: bool) -> Result<(), RmError> {
+        let read = match all {
+            true => self.log.read(&self.client, &mut self.records),
+            false => self.log.read_shown(&self.client, &mut self.records),
+        };
+        let mut records = std::mem::take(&mut self.records);
+        self.switched += records.len() as u64;
+        for record in records.drain(..) {
+            let owner = self.owner(record);
+            if let Owner::Tenant { tenant, .. } = owner
+                && let Some(of) = self.tenants.get_mut(&tenant)
+            {
+                // A context is loaded because it has work.
+                of.worked_at(record.at);
+                of.apply(match record.change {
+                    Change::Active => Event::SchedIn,
+                    Change::Saved => Event::Saved,
+                });
+            }
+            self.switches.take(record, owner);
+        }
+        self.records = records;
+        let complete = *read.as_ref().unwrap_or(&false);
+        if !complete {
+            self.switches.lose();
+        }
+        for event in self.switches.drain() {
+            self.meter.switched(event);
+        }
+        if !complete {
+            self.meter.lost();
+        }
+        read.map(drop)
+    }
+
+    /// The owner of a record's process; a child of a tenant becomes the tenant's.
+    fn owner(&mut self, SwitchRecord { pid, change, .. }: SwitchRecord) -> Owner {
+        if self.preemptor == Some(pid) {
+            return Owner::Preemptor;
+        }
+        let known = self.processes.tenant(pid);
+        let tenant = match (known, change) {
+            (Some(tenant), _) => Some(tenant),
+            (None, Change::Active) => self.processes.adopt(pid, process::parent),
+            (None, Change::Saved) => None,
+        };
+        let Some(tenant) = tenant else {
+            return Owner::Unknown;
+        };
+        let state = self.tenants.get(&tenant).map(|of| of.state);
+        Owner::Tenant {
+            tenant,
+            slice: self.groups.slice(tenant),
+            held: state.is_some_and(State::needs_lease),
+        }
+    }
+
+    /// The group was on the engine before the log was read: it is the tenant's that was resident by
+    /// the log, if it still is. Whether the log and the status agreed before.
+    fn learn_group(&mut self, before: Option<Group>) -> bool {
+        let after = self.signals.compute().and_then(|(group, _)| group);
+        let stayed = before.filter(|_| before == after);
+        let resident = self.switches.resident();
+        let tenant = resident.and_then(|(pid, _)| self.processes.tenant(pid));
+        let (Some(group), Some(tenant)) = (stayed, tenant) else {
+            return false;
+        };
+        let agree = self.engine_groups.tenant(group) == Some(tenant);
+        self.engine_groups.learn(group, tenant);
+        agree
+    }
+
+    fn with_work(&self) -> BTreeSet<TenantId> {
+        let with_work = self.tenants.iter().filter(|(_, of)| of.has_work);
+        with_work.map(|(tenant, _)| *tenant).collect()
+    }
+
+    /// Reads the channels of each tenant. Where they are not known, a tenant has work while it is
+    /// resident, and while it is held.
+    fn read_channels(&mut self, at: Moment, asks: impl Fn(TenantId) -> bool) {
+        let all: Vec<TenantId> = self.tenants.keys().copied().collect();
+        for tenant in all {
+            let read = self.has_work(tenant);
+            if let Some(of) = self.tenants.get_mut(&tenant) {
+                let assumed = of.state == State::Resident || of.state.needs_lease();
+                of.look(read.unwrap_or(assumed) || asks(tenant), at);
+            }
+        }
+    }
+
+    /// Closes the windows that end by `settled`, up to which the log is complete.
+    fn close(&mut self, settled: Moment, look: &mut Look) {
+        self.switches.settle(settled);
+        for event in self.switches.drain() {
+            self.meter.switched(event);
+        }
+        while self
+            .open
+            .front()
+            .is_some_and(|open| open.window.to() <= settled)
+        {
+            let Some(open) = self.open.pop_front() else {
+                return;
+            };
+            let mut worked = self.meter.close(open.window, open.busy, open.case);
+            self.split += u64::from(worked.split);
+            for tenant in self.tenants.keys() {
+                let known = worked.readings.iter_mut().find(|of| of.tenant == *tenant);
+                if let (Some(reading), true) = (known, open.with_work.contains(tenant)) {
+                    let resident = reading.resident.unwrap_or_default();
+                    reading.waited = open.window.length().saturating_sub(resident);
+                }
+            }
+            let absent = open.with_work.iter().filter(|tenant| {
+                let listed = |of: &turnstile_accounting::Reading| of.tenant == **tenant;
+                !worked.readings.iter().any(listed)
+            });
+            let waits = absent.map(|tenant| turnstile_accounting::Reading {
+                tenant: *tenant,
+                worked: Some(Nanos::ZERO),
+                resident: Some(Nanos::ZERO),
+                waited: open.window.length(),
+            });
+            let waits: Vec<_> = waits.collect();
+            worked.readings.extend(waits);
+            look.windows.push(worked);
+        }
+        self.files.follow(&self.processes);
+    }
+
+    /// Records that the log lost, and that found no room.
+    pub(super) fn losses(&self) -> (u64, u64) {
+        (self.log.losses().missing, self.log.dropped())
+    }
+}

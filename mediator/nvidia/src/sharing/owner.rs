@@ -1,0 +1,113 @@
+//! What the executor of holds asks of the GPU, and reports to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use turnstile_accounting::TenantId;
+
+use super::{Shared, lock};
+use crate::arrivals::{self, Rung};
+use crate::hands::Owner;
+use crate::hold::Channel;
+use crate::sets::Sets;
+use crate::tenant::state::Event;
+
+impl arrivals::Eyes for Shared {
+    fn rung(&self, tenant: TenantId) -> Option<Rung> {
+        let looker = lock(&self.looker);
+        let waits = looker.has_work(tenant)?;
+        let taken = looker.tenants.get(&tenant)?.active.map_or(0, |at| at.0);
+        Some(Rung { taken, waits })
+    }
+
+    fn was_there(&self, tenant: TenantId, within: Duration) -> bool {
+        let looker = lock(&self.looker);
+        let active = looker.tenants.get(&tenant).and_then(|of| of.active);
+        // CAST: less than a second.
+        let within = within.as_nanos() as u64;
+        active.is_some_and(|at| self.now().since(at).0 <= within)
+            || looker.resident() == Some(tenant)
+    }
+}
+
+impl Owner for Shared {
+    fn holding(&self, tenant: TenantId) -> Vec<Channel> {
+        let mut looker = lock(&self.looker);
+        looker.apply(tenant, Event::Hold);
+        match self.lacks_memory(tenant) {
+            true => looker.processes.all_channels(tenant),
+            false => looker.processes.compute_channels(tenant),
+        }
+    }
+
+    fn everything(&self, tenant: TenantId) -> Vec<Channel> {
+        lock(&self.looker).processes.all_channels(tenant)
+    }
+
+    fn able(&self, tenant: TenantId) -> Vec<Channel> {
+        let able = self.able.get().and_then(|able| able.get(&tenant));
+        able.cloned().unwrap_or_default()
+    }
+
+    fn suspended(&self, tenant: TenantId) {
+        lock(&self.looker).apply(tenant, Event::Stopped);
+    }
+
+    fn take_engine(&self, tenant: TenantId) {
+        if !lock(&self.looker).stays_resident(tenant) {
+            return;
+        }
+        let mut preemptor = lock(&self.preemptor);
+        if let Some(preemptor) = &mut *preemptor {
+            preemptor.take();
+        }
+    }
+
+    fn leave_engine(&self) {
+        if let Some(preemptor) = &mut *lock(&self.preemptor) {
+            preemptor.leave();
+        }
+    }
+
+    fn mend(&self) {
+        let pid = lock(&self.preemptor).as_mut().and_then(|preemptor| {
+            preemptor.mend();
+            preemptor.pid()
+        });
+        lock(&self.looker).set_preemptor(pid);
+    }
+
+    fn runs(&self, tenant: TenantId) {
+        if let Some(sets) = self.sets() {
+            sets.runs(tenant);
+        }
+        if let Ok(worker) = self.vms.of(tenant) {
+            worker.set_suspended(false);
+        }
+        lock(&self.looker).apply(tenant, Event::Release);
+    }
+
+    /// A tenant of which not all memory is on the card stays held.
+    fn may_run(&self, tenant: TenantId) -> bool {
+        self.sets().is_none_or(|sets| sets.release(tenant))
+    }
+
+    fn is_served(&self, tenant: TenantId) -> bool {
+        let sets = self.sets();
+        sets.is_some_and(|sets| sets.is_served(tenant))
+    }
+
+    fn held(&self, tenant: TenantId) -> bool {
+        lock(&self.looker).apply(tenant, Event::Stopped);
+        self.sets().is_none_or(|sets| sets.held(tenant))
+    }
+
+    fn lacks_memory(&self, tenant: TenantId) -> bool {
+        let lacks = |sets: &Arc<Sets>| sets.knows(tenant) && !sets.is_whole(tenant);
+        self.sets().is_some_and(lacks)
+    }
+
+    fn on_the_engine(&self) -> Option<TenantId> {
+        lock(&self.looker).resident()
+    }
+}

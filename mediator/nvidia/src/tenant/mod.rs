@@ -1,0 +1,9 @@
+//! What is known of the tenants of a GPU that divides its engine by itself.
+//!
+//! - [`processes`]: the processes of each tenant, and the channels that the driver made for them.
+//! - [`groups`]: the numbers that the hardware gives to channels and channel groups.
+//! - [`state`]: one state per tenant, by what was read and what was ordered.
+
+pub(crate) mod groups;
+pub(crate) mod processes;
+pub(crate) mod state;
