@@ -1,7 +1,11 @@
 //! The loop with a meter as the daemon feeds it.
 
 use super::*;
-use turnstile_accounting::{EngineState, EventMeter, Meter, Observation, SwitchEvent, Window};
+use turnstile_accounting::meter::{Case, WorkedMeter};
+use turnstile_accounting::{
+    EngineState, EventMeter, Meter, Observation, Seen, SwitchEvent, Window,
+};
+use turnstile_gpu::Look;
 use turnstile_policies::{Tuning, policy_by_name};
 
 const A: TenantId = TenantId(1);
@@ -78,13 +82,6 @@ fn order(tenant: TenantId, state: GateState) -> GateOrder {
     GateOrder { tenant, state }
 }
 
-/// The one tenant of the two that is held.
-fn held(bench: &Bench) -> TenantId {
-    let held: Vec<TenantId> = bench.mediation.held().collect();
-    assert_eq!(held.len(), 1, "{held:?}");
-    held[0]
-}
-
 #[test]
 fn gates_of_a_tenant_that_is_ahead_close_until_both_are_even() {
     let mut bench = Bench::new("dfq");
@@ -147,43 +144,6 @@ fn an_idle_tenant_is_watched_and_opens_when_it_wakes() {
 }
 
 #[test]
-fn an_engine_that_ran_dry_admits_a_tenant_that_waits_behind_a_closed_gate() {
-    let mut bench = Bench::new("slices");
-    bench.period(&[(A, 9), (B, 1)], &[A, B]);
-    let waits = held(&bench);
-    assert!(!bench.mediation.anyone_waits());
-    assert_eq!(bench.mediation.ran_dry(bench.at), None, "none waits");
-    assert_eq!(
-        bench.mediation.woke(waits, bench.at),
-        None,
-        "it stays closed"
-    );
-    assert!(bench.mediation.anyone_waits());
-    assert_eq!(
-        bench.mediation.ran_dry(bench.at),
-        Some(order(waits, GateState::Open))
-    );
-    assert!(!bench.mediation.anyone_waits());
-}
-
-#[test]
-fn a_tenant_that_stopped_in_a_period_is_entitled_to_what_it_used_in_it() {
-    let mut bench = Bench::new("slices");
-    bench.period(&[(A, 9), (B, 1)], &[A, B]);
-    let waits = held(&bench);
-    let stops = if waits == A { B } else { A };
-    bench.mediation.woke(waits, bench.at);
-    let due_ms = |bench: &Bench| bench.mediation.due(stops).entitled_ns.0 / 1_000_000;
-    let before = due_ms(&bench);
-    // One has nothing to do, and the other is admitted.
-    bench.mediation.ran_dry(bench.at).unwrap();
-    bench.period(&[(stops, 1), (waits, 6)], &[A, B]);
-    assert_eq!(due_ms(&bench), before + 1);
-    bench.period(&[(stops, 1), (waits, 6)], &[A, B]);
-    assert_eq!(due_ms(&bench), before + 1 + 3, "half of the seven again");
-}
-
-#[test]
 fn a_usage_that_does_not_balance_charges_nothing() {
     let mut bench = Bench::new("dfq");
     bench.period(&[(A, 5)], &[A]);
@@ -192,4 +152,91 @@ fn a_usage_that_does_not_balance_charges_nothing() {
     usage.engines[0].idle_ns += Nanos(1);
     assert!(bench.mediation.period_end(None, usage, &[]).is_err());
     assert_eq!(bench.mediation.ledger().tenant(A), before);
+}
+
+/// A GPU that divides its engine by itself.
+const SLICING: Capabilities = Capabilities {
+    compute_engines: 1,
+    copy_engines: 0,
+    suspend: Suspend::MidKernel,
+    engine_holds: true,
+    demand: true,
+    time_slices: true,
+    status_registers: true,
+    switch_events: true,
+    multiprocessors: 1,
+    shared_bytes_max: 0,
+    memory_bytes: 0,
+    movable_memory: false,
+    host_pool_bytes: 0,
+    software: false,
+    aperture: false,
+};
+
+/// Looks each 20 ms at an engine on which both tenants have work and only A is served.
+fn looks(count: u64, waits_for_memory: Option<TenantId>) -> (Mediation, Vec<HoldOrder>) {
+    let row = policy_by_name("owed").unwrap();
+    let mut mediation = Mediation::for_gpu(row, &Tuning::default(), &SLICING);
+    for tenant in [A, B] {
+        let account = AccountId(tenant.0);
+        let membership = Membership {
+            account,
+            name: "vm",
+        };
+        mediation
+            .add(tenant, membership, TenantParams::default(), Moment(0))
+            .unwrap();
+    }
+    mediation.memory_waits(Moment(0), |tenant| waits_for_memory == Some(tenant));
+    let mut meter = WorkedMeter::new(COMPUTE);
+    meter.switched(SwitchEvent {
+        at: Moment(0),
+        engine: COMPUTE,
+        seq: 0,
+        state: EngineState::Running(A),
+    });
+    let interval = Nanos::from_ms(20);
+    let mut holds = Vec::new();
+    for index in 0..count {
+        let from = Moment(index * interval.0);
+        let window = Window::starting(from, interval);
+        let seen = [A, B].map(|tenant| Seen {
+            tenant,
+            has_work: true,
+            idle: Nanos::ZERO,
+        });
+        let look = Look {
+            at: from + interval,
+            seen: seen.to_vec(),
+            windows: vec![meter.close(window, Some(interval), Case::default())],
+        };
+        let looked = mediation.look(&look);
+        let closes = |order: &GateOrder| order.state == GateState::Closed;
+        assert!(looked.next > look.at && !looked.gates.iter().any(closes));
+        holds.extend(mediation.take_holds());
+        for window in look.windows {
+            mediation.period_end(None, window.usage, &[]).unwrap();
+        }
+    }
+    (mediation, holds)
+}
+
+#[test]
+fn a_tenant_that_is_owed_a_turn_has_the_other_held_at_a_look() {
+    let (mediation, holds) = looks(4, None);
+    let held = HoldOrder {
+        tenant: A,
+        engine: COMPUTE,
+        held: true,
+    };
+    assert_eq!(holds.first(), Some(&held), "{holds:?}");
+    assert!(mediation.owed(B).unwrap().own_turn);
+    assert!(mediation.ledger().tenant(A).engines[0].1.used_ns >= Nanos::from_ms(60));
+}
+
+#[test]
+fn a_tenant_that_waits_for_its_memory_is_owed_nothing() {
+    let (mediation, holds) = looks(10, Some(B));
+    assert_eq!(holds, []);
+    assert_eq!(mediation.owed(B).unwrap().owed_ns, 0);
 }

@@ -24,7 +24,7 @@ use turnstile_mediator::daemon::{
 };
 
 use turnstile_nvidia::identity;
-use turnstile_nvidia::sharing::{Moving, SharedGpu};
+use turnstile_nvidia::sharing::{MEMORY_TICK, Moving, SharedGpu};
 use turnstile_nvidia::worker::WorkerConfig;
 use turnstile_policies::{Tuning, Weight};
 use turnstile_soft::pci::PciGpu;
@@ -151,7 +151,14 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
     let guardian = guardian_command(index)?;
     let gpu = SharedGpu::start(workers, guardian, worker_command, usher, moving)
         .context("The NVIDIA GPU cannot be shared")?;
-    Ok(Chosen::plain(Arc::new(gpu)))
+    let timing = Timing {
+        tick: MEMORY_TICK,
+        ..Timing::default()
+    };
+    Ok(Chosen {
+        gpu: Arc::new(gpu),
+        timing,
+    })
 }
 
 /// Identity and model of the GPU, for the ledger.

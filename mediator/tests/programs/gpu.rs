@@ -1,17 +1,19 @@
 //! A GPU that takes programs and remembers what it was told; VMs go to a software GPU. Memory of programs moves if it has
 //! [`Moves`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use turnstile_accounting::{EngineId, Moment, SwitchEvent, TenantId};
+use turnstile_accounting::meter::{Case, WorkedMeter};
+use turnstile_accounting::{EngineId, Moment, Nanos, Seen, SwitchEvent, TenantId, Window};
 use turnstile_gpu::{
-    Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
-    MoveError, MoveOrder, ProgramRefusal, Refusal, TenantResources, Untracked,
+    Allocation, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, Look,
+    MemoryEvent, MoveError, MoveOrder, ProgramRefusal, Refusal, TenantResources, Untracked,
 };
 use turnstile_nvidia::programs::{Backing, Grant, ProgramMemory, ProgramPlace};
+use turnstile_nvidia::sharing::{Holds, Reason};
 use turnstile_preload_wire::Denial;
 use turnstile_soft::{SoftConfig, SoftGpu};
 use turnstile_vmm::wire::ObjectChange;
@@ -50,6 +52,8 @@ pub(crate) struct FakeGpu {
     pub(crate) memory: ProgramMemory,
     pub(crate) backing: Arc<Handles>,
     pub(crate) moves: Option<Moves>,
+    tenants: Mutex<BTreeSet<TenantId>>,
+    holds: Mutex<Holds>,
 }
 
 impl FakeGpu {
@@ -61,6 +65,8 @@ impl FakeGpu {
             memory: ProgramMemory::new(1 << 40, Arc::new(moves.chunks.clone())),
             backing: Arc::default(),
             moves: Some(moves),
+            tenants: Mutex::default(),
+            holds: Mutex::default(),
         })
     }
 
@@ -72,6 +78,8 @@ impl FakeGpu {
             memory: ProgramMemory::new(1 << 30, backing.clone()),
             backing,
             moves: None,
+            tenants: Mutex::default(),
+            holds: Mutex::default(),
         })
     }
 
@@ -88,6 +96,17 @@ impl FakeGpu {
             _ => None,
         };
         self.told().iter().filter_map(made).collect()
+    }
+
+    fn hold_for(&self, tenant: TenantId, reason: Reason, on: bool) {
+        let held = self.holds.lock().unwrap().set(tenant, reason, on);
+        match (&self.moves, held) {
+            (Some(moves), Some(true)) => moves.suspend(tenant),
+            (Some(moves), Some(false)) => moves.resume(tenant),
+            (None, Some(true)) => self.soft.suspend(tenant),
+            (None, Some(false)) => self.soft.resume(tenant),
+            (_, None) => {}
+        }
     }
 
     fn tell(&self, told: Told) {
@@ -115,6 +134,7 @@ impl Gpu for FakeGpu {
         if let Some(moves) = &self.moves {
             moves.add(tenant, root, &self.memory);
         }
+        self.tenants.lock().unwrap().insert(tenant);
         self.tell(Told::Program(tenant, root));
         Ok(())
     }
@@ -138,6 +158,8 @@ impl Gpu for FakeGpu {
     }
     fn destroy_context(&self, tenant: TenantId) {
         self.tell(Told::Left(tenant));
+        self.tenants.lock().unwrap().remove(&tenant);
+        self.holds.lock().unwrap().forget(tenant);
         self.memory.remove(tenant);
         if let Some(moves) = &self.moves {
             moves.remove(tenant);
@@ -146,10 +168,11 @@ impl Gpu for FakeGpu {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // Of programs only objects and memory are known.
+        // It divides its engine by itself, as an NVIDIA GPU does.
         let capabilities = Capabilities {
-            engine_holds: false,
-            demand: false,
+            engine_holds: true,
+            demand: true,
+            time_slices: true,
             ..self.soft.capabilities()
         };
         let moves = self.moves.as_ref();
@@ -222,17 +245,34 @@ impl Gpu for FakeGpu {
             None => self.soft.activity(tenant, channels),
         }
     }
-    fn suspend(&self, tenant: TenantId) {
-        match &self.moves {
-            Some(moves) => moves.suspend(tenant),
-            None => self.soft.suspend(tenant),
+    fn read_look(&self, look: &mut Look) -> bool {
+        let last = std::mem::replace(&mut look.at, self.soft.now());
+        look.seen.clear();
+        for tenant in &*self.tenants.lock().unwrap() {
+            let mut channels = Vec::new();
+            self.activity(*tenant, &mut channels);
+            look.seen.push(Seen {
+                tenant: *tenant,
+                has_work: channels.iter().any(|channel| channel.pending > 0),
+                idle: Nanos::ZERO,
+            });
         }
+        let mut meter = WorkedMeter::new(COMPUTE);
+        if last > Moment(0) && look.at > last {
+            let window = Window::starting(last, look.at.since(last));
+            look.windows
+                .push(meter.close(window, None, Case::default()));
+        }
+        true
+    }
+    fn hold(&self, tenant: TenantId, _: EngineId, held: bool) {
+        self.hold_for(tenant, Reason::Rule, held);
+    }
+    fn suspend(&self, tenant: TenantId) {
+        self.hold_for(tenant, Reason::Memory, true);
     }
     fn resume(&self, tenant: TenantId) {
-        match &self.moves {
-            Some(moves) => moves.resume(tenant),
-            None => self.soft.resume(tenant),
-        }
+        self.hold_for(tenant, Reason::Memory, false);
     }
     fn ring(&self, tenant: TenantId) {
         self.soft.ring(tenant);

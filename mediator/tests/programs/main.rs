@@ -111,7 +111,13 @@ impl Bench {
 }
 
 fn start(socket: &Path, gpu: Arc<dyn Gpu>) -> Daemon {
-    Daemon::start(DaemonConfig::new(socket), gpu).unwrap()
+    let policy = match gpu.capabilities().time_slices {
+        true => "owed",
+        false => turnstile_policies::DEFAULT_POLICY,
+    };
+    let mut config = DaemonConfig::new(socket);
+    config.host.policy = policy.into();
+    Daemon::start(config, gpu).unwrap()
 }
 
 fn kill(child: &Child, signal: Signal) {

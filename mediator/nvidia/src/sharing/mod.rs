@@ -9,12 +9,13 @@
 //! The hardware divides the engine in time slices. The core looks at it each 20 ms, and holds
 //! tenants only while another has a turn of its own, by a cap, and while their memory is away.
 
+mod holds;
 mod looker;
 mod moving;
 mod owner;
 mod start;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::process::Command;
@@ -47,11 +48,13 @@ use crate::usher::Usher;
 use crate::version::{self, DriverAbi};
 use crate::vms::Vms;
 use crate::worker::WorkerConfig;
+pub use holds::{Holds, Reason};
 use looker::Looker;
 pub use moving::Moving;
 pub use start::NvidiaError;
 
-/// Lock order: `preemptor`, `looker`, `clock`.
+/// Lock order: `holds`, `preemptor`, `looker`, `clock`. The locks of the working sets are taken
+/// while none of these is held.
 #[derive(Debug)]
 struct Shared {
     client: Arc<RmClient>,
@@ -59,6 +62,7 @@ struct Shared {
     clock: Mutex<GpuClock>,
     looker: Mutex<Looker>,
     hands: Hands,
+    holds: Mutex<Holds>,
     preemptor: Mutex<Option<Usher>>,
     wake: OwnedFd,
     vms: Vms,
@@ -81,6 +85,37 @@ impl Shared {
         lock(&self.clock).now()
     }
 
+    /// Holds or releases a tenant for one reason.
+    fn hold(&self, tenant: TenantId, reason: Reason, on: bool) {
+        let mut holds = lock(&self.holds);
+        let Some(held) = holds.set(tenant, reason, on) else {
+            return;
+        };
+        if let (true, Ok(worker)) = (held, self.vms.of(tenant)) {
+            worker.set_suspended(true);
+        }
+        self.hands.want(tenant, held);
+    }
+
+    /// Tenants that have work which their channels do not show: commands that the worker of a VM
+    /// keeps while the VM is held, and requests that need memory that is away.
+    fn asking(&self) -> BTreeSet<TenantId> {
+        let tenants: Vec<TenantId> = lock(&self.looker).tenants.keys().copied().collect();
+        let asks = |tenant: &TenantId| {
+            self.sets().is_some_and(|sets| sets.asks(*tenant)) || self.pends(*tenant)
+        };
+        tenants.into_iter().filter(asks).collect()
+    }
+
+    /// Whether commands of a VM are pending.
+    fn pends(&self, tenant: TenantId) -> bool {
+        let mut channels = Vec::new();
+        if let Ok(worker) = self.vms.of(tenant) {
+            worker.activity(&mut channels);
+        }
+        channels.iter().any(|channel| channel.pending > 0)
+    }
+
     fn changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
         if lock(&self.looker).changed(tenant, pid, changes) {
             self.hands.has_more(tenant);
@@ -97,6 +132,9 @@ pub struct SharedGpu {
     holding: Arc<Holding<OwnedSwitch, Guardian>>,
     thread: Option<JoinHandle<()>>,
 }
+
+/// How often memory that moves is looked after within a period.
+pub const MEMORY_TICK: Nanos = Nanos::from_ms(3);
 
 impl SharedGpu {
     /// Shares the GPU that `config` names. `guardian` starts a process that ends up in
@@ -140,6 +178,7 @@ impl SharedGpu {
             clock: Mutex::new(clock),
             looker: Mutex::new(looker),
             hands: Hands::default(),
+            holds: Mutex::default(),
             preemptor: Mutex::new(preemptor),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             vms,
@@ -232,6 +271,7 @@ impl Gpu for SharedGpu {
         if let Some(sets) = self.shared.sets() {
             sets.remove(tenant);
         }
+        lock(&self.shared.holds).forget(tenant);
         self.shared.hands.want(tenant, false);
         lock(&self.shared.looker).remove(tenant);
     }
@@ -330,8 +370,9 @@ impl Gpu for SharedGpu {
         shared.hands.see_to(&self.holding, &**shared, false);
         lock(&shared.clock).follow(&shared.client, &shared.driver);
         shared.vms.set_clock(shared.now());
+        let asking = shared.asking();
+        let asks = |tenant| asking.contains(&tenant);
         let mut looker = lock(&shared.looker);
-        let asks = |tenant| shared.sets().is_some_and(|sets| sets.asks(tenant));
         if let Err(error) = looker.look(|| shared.now(), asks, look) {
             log::error!("{error}");
         }
@@ -343,19 +384,13 @@ impl Gpu for SharedGpu {
     }
 
     fn hold(&self, tenant: TenantId, engine: EngineId, held: bool) {
-        if engine != COMPUTE {
-            return;
+        if engine == COMPUTE {
+            self.shared.hold(tenant, Reason::Rule, held);
         }
-        if let (true, Ok(worker)) = (held, self.shared.vms.of(tenant)) {
-            worker.set_suspended(true);
-        }
-        self.shared.hands.want(tenant, held);
     }
 
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>) {
-        if let Ok(worker) = self.shared.vms.of(tenant)
-            && !self.shared.sets().is_some_and(|sets| sets.asks(tenant))
-        {
+        if let Ok(worker) = self.shared.vms.of(tenant) {
             worker.activity(channels);
             return;
         }
@@ -371,11 +406,11 @@ impl Gpu for SharedGpu {
     }
 
     fn suspend(&self, tenant: TenantId) {
-        self.hold(tenant, COMPUTE, true);
+        self.shared.hold(tenant, Reason::Memory, true);
     }
 
     fn resume(&self, tenant: TenantId) {
-        self.hold(tenant, COMPUTE, false);
+        self.shared.hold(tenant, Reason::Memory, false);
     }
 
     fn is_quiet(&self, tenant: TenantId) -> bool {

@@ -32,9 +32,10 @@ impl arrivals::Eyes for Shared {
 
 impl Owner for Shared {
     fn holding(&self, tenant: TenantId) -> Vec<Channel> {
+        let lacks_memory = self.lacks_memory(tenant);
         let mut looker = lock(&self.looker);
         looker.apply(tenant, Event::Hold);
-        match self.lacks_memory(tenant) {
+        match lacks_memory {
             true => looker.processes.all_channels(tenant),
             false => looker.processes.compute_channels(tenant),
         }
