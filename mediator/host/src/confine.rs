@@ -290,7 +290,7 @@ const PEERS: &[libc::c_long] = &[libc::SYS_pidfd_open, libc::SYS_pidfd_send_sign
 /// A GPU in hardware: its driver, and the processes that use it.
 #[rustfmt::skip]
 const DEVICE: &[libc::c_long] =
-    &[libc::SYS_ioctl, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_pidfd_getfd, libc::SYS_perf_event_open];
+    &[libc::SYS_ioctl, libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal, libc::SYS_pidfd_getfd];
 
 impl Role {
     /// Whether its threads have a list: those that start workers have none.

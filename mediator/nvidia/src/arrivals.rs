@@ -1,6 +1,6 @@
 //! Whether those who were resumed run. Pure but for what its [`Eyes`] see.
 //!
-//! Two of some thousands of programs that began beside another never ran again after a release that the driver had acknowledged (decision 049). Where tenants take turns the next turn
+//! Two of some thousands of programs that began beside another never ran again after a release that the driver had acknowledged. Where tenants take turns the next turn
 //! resumes them; where nobody else wants the engine there is no next. So whoever does not come is resumed once more, and then stopped and resumed. Both are no harm to one who
 //! has nothing to do.
 //!

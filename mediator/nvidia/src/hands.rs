@@ -8,7 +8,7 @@
 //!
 //! Who accounts orders most of it, and then sleeps: what is ordered while he is awake he carries out himself before he does ([`Hands::see_to`]), and he
 //! renews the lease. A thread has the rest: what is ordered while he sleeps, what others wait for, another guardian, and the lease if he is not there. To
-//! wake it is 40 us of processor time each time (decision 066).
+//! wake it is 40 us of processor time each time.
 //!
 //! Suspending preempts whoever is on the engine, also the one who has just come. So at a handover the holder is only taken
 //! off the schedule, and runs until the engine goes over: it changes contexts once. SOURCE: measured on an H200: resuming the

@@ -204,6 +204,7 @@ impl Looker {
         };
         let group = self.read_engine(case);
         let before = self.with_work();
+        self.files.begin(&self.processes);
         let tenants = self.tenants.keys().copied();
         self.groups
             .follow(tenants, &self.processes, &mut self.files, Instant::now());
@@ -396,7 +397,6 @@ impl Looker {
             worked.readings.extend(waits);
             look.windows.push(worked);
         }
-        self.files.follow(&self.processes);
     }
 
     /// Records that the log lost, and that found no room.

@@ -3,6 +3,11 @@
 //! The driver gives a number to the file by which a channel was made, and takes a time slice from
 //! it. [`ControlFiles`] duplicates that file from the process (`pidfd_getfd`).
 //!
+//! # Bounds
+//! A tenant reports what it likes. At most [`CALLS_MAX`] calls and [`SCANS_MAX`] scans of a process's
+//! descriptors are made at a look, and the channels of a tenant with more than [`CHANNELS_MAX`] are
+//! not read.
+//!
 //! In: channels and groups that processes report ([`Processes`]), time slices that the rule orders.
 //! Out: numbers of channels, by which channel status is read. Called at each look.
 
@@ -25,6 +30,8 @@ use crate::sys::abi::{CLASS_CHANNEL_GROUP, SliceParams, TokenParams};
 const GET_TOKEN: u32 = 0xc36f_0108;
 /// NVA06C_CTRL_CMD_SET_TIMESLICE. SOURCE: `ctrl/ctrla06c.h`.
 const SET_SLICE: u32 = 0xa06c_0103;
+/// NV_ERR_INVALID_CLIENT. SOURCE: `nvstatuscodes.h`.
+const INVALID_CLIENT: u32 = 0x23;
 /// The channel's number in a token. SOURCE: measured: it is the index of the channel's status.
 const NUMBER: u32 = 0xffff;
 
@@ -33,6 +40,12 @@ pub(crate) const OWN_SLICE: Nanos = Nanos::from_us(2_048);
 
 /// A refused call is tried again after this time.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Calls to the driver at a look.
+const CALLS_MAX: usize = 32;
+/// Processes of which the descriptors are looked through at a look.
+const SCANS_MAX: usize = 2;
+/// Channels of a tenant that are read at a look, 1.1 us each.
+const CHANNELS_MAX: usize = 64;
 /// A program sets the slice of a group after it made the group: the order is given again so often.
 const SLICE_ORDERS: u32 = 4;
 
@@ -85,6 +98,10 @@ fn open_files(pid: u32, path: &Path) -> io::Result<Vec<File>> {
 pub(crate) struct ControlFiles {
     /// The file by which a client of a process was made.
     files: BTreeMap<(u32, u32), File>,
+    /// When the descriptors of a process were looked through.
+    scanned: BTreeMap<u32, Instant>,
+    /// Scans that are left at this look.
+    scans: usize,
 }
 
 impl ControlFiles {
@@ -98,16 +115,34 @@ impl ControlFiles {
     ) -> Result<(), RmError> {
         if let Some(file) = self.files.get(&(pid, client)) {
             let done = rm::control_by(file, client, what, (object, command), params);
-            if done.is_err() {
+            // Another file has the client now. A refusal of the object says nothing of the file.
+            if matches!(
+                done,
+                Err(RmError::Refused {
+                    status: INVALID_CLIENT,
+                    ..
+                })
+            ) {
                 self.files.remove(&(pid, client));
             }
             return done;
         }
+        let now = Instant::now();
+        let refused = RmError::Refused {
+            what,
+            status: INVALID_CLIENT,
+        };
+        let recent = |at: &Instant| now.duration_since(*at) < RETRY_INTERVAL;
+        if self.scans == 0 || self.scanned.get(&pid).is_some_and(recent) {
+            return Err(refused);
+        }
+        self.scans -= 1;
+        self.scanned.insert(pid, now);
         let open = |source| RmError::Open {
             path: format!("/proc/{pid}/fd"),
             source,
         };
-        let mut refused = RmError::Refused { what, status: 0x23 };
+        let mut refused = refused;
         for file in open_files(pid, Path::new(CONTROL_DEVICE)).map_err(open)? {
             match rm::control_by(&file, client, what, (object, command), params) {
                 Ok(()) => {
@@ -123,6 +158,7 @@ impl ControlFiles {
     /// Closes the files of processes that are gone.
     fn keep(&mut self, lives: impl Fn(u32) -> bool) {
         self.files.retain(|(pid, _), _| lives(*pid));
+        self.scanned.retain(|pid, _| lives(*pid));
     }
 }
 
@@ -213,11 +249,13 @@ impl Groups {
             self.take_in(tenants, processes, now);
             self.renumber();
         }
-        let mut found_any = false;
+        let (mut found_any, mut calls) = (false, CALLS_MAX);
         for ((pid, channel), (_, number)) in &mut self.channels {
             if let Number::Unknown(next) = number
                 && *next <= now
+                && calls > 0
             {
+                calls -= 1;
                 *number = match driver.number(*pid, *channel) {
                     Ok(found) => {
                         found_any = true;
@@ -241,9 +279,10 @@ impl Groups {
                     last.slice != wanted || last.orders < SLICE_ORDERS && last.next <= now
                 }
             };
-            if !due {
+            if !due || calls == 0 {
                 continue;
             }
+            calls -= 1;
             if let Err(error) = driver.set_slice(*pid, *group, wanted) {
                 log::debug!("{error}");
             }
@@ -265,7 +304,9 @@ impl Groups {
                 Number::Unknown(_) => drop(unknown.insert(*tenant)),
             }
         }
-        self.numbers.retain(|tenant, _| !unknown.contains(tenant));
+        let readable = |numbers: &[u32]| numbers.len() <= CHANNELS_MAX;
+        self.numbers
+            .retain(|tenant, numbers| !unknown.contains(tenant) && readable(numbers));
     }
 
     fn take_in(
@@ -300,8 +341,9 @@ impl Groups {
 }
 
 impl ControlFiles {
-    /// Closes the files of processes that are no tenant's any more.
-    pub(crate) fn follow(&mut self, processes: &Processes) {
+    /// A look begins: closes the files of processes that are no tenant's any more.
+    pub(crate) fn begin(&mut self, processes: &Processes) {
+        self.scans = SCANS_MAX;
         self.keep(|pid| processes.tenant(pid).is_some());
     }
 }
@@ -388,6 +430,32 @@ mod tests {
         assert_eq!(driver.calls, calls, "a number stays");
         groups.forget(A);
         assert_eq!(groups.channels(A), None);
+    }
+
+    #[test]
+    fn what_a_tenant_reports_is_bounded() {
+        let (mut processes, mut groups) = (processes(), Groups::default());
+        let object = |handle| ProgramObject {
+            client: 7,
+            handle,
+            class: 0xc86f,
+            parent: 1,
+            engine: 0,
+            userd: None,
+        };
+        let many: Vec<ObjectChange> = (100..400)
+            .map(|handle| ObjectChange::Made(object(handle)))
+            .collect();
+        processes.changed(A, 50, &many);
+        let (mut driver, now) = (FakeDriver::default(), Instant::now());
+        groups.follow([A].into_iter(), &processes, &mut driver, now);
+        assert_eq!(driver.calls as usize, CALLS_MAX, "at a look");
+        driver.bound = true;
+        for look in 1..20 {
+            let at = now + RETRY_INTERVAL * look;
+            groups.follow([A].into_iter(), &processes, &mut driver, at);
+        }
+        assert_eq!(groups.channels(A), None, "too many to read");
     }
 
     #[test]
