@@ -1,4 +1,6 @@
-//! Which tenant a group of channels is of, as the host engine numbers it: learnt from the log, and believed once two readings of it have agreed. Pure.
+//! The tenant of each channel group, by the number that the engine status has. Pure.
+//!
+//! It is learnt from the log, and used once two readings agree.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +11,13 @@ use super::observe::Group;
 /// Readings of the log that agree: the last record may not be there yet.
 const AGREED: u32 = 2;
 
-/// Whose groups are.
+/// The tenants of groups.
 #[derive(Debug, Default)]
 pub(super) struct Groups(BTreeMap<Group, (TenantId, u32)>);
 
 impl Groups {
-    /// This group was on the engine before the log was read and after it, and by the log, this tenant was.
+    /// The group was on the engine before the log was read and after it. By the log, this tenant
+    /// was.
     pub(super) fn learn(&mut self, group: Group, tenant: TenantId) {
         let (of, agreed) = self.0.entry(group).or_insert((tenant, 0));
         *agreed = if *of == tenant {
@@ -25,7 +28,7 @@ impl Groups {
         *of = tenant;
     }
 
-    /// Whose it is.
+    /// Its tenant.
     pub(super) fn tenant(&self, group: Group) -> Option<TenantId> {
         let (tenant, agreed) = self.0.get(&group)?;
         (*agreed >= AGREED).then_some(*tenant)

@@ -1,6 +1,6 @@
-//! What is read at a look, and what it says of each tenant.
+//! What is read at a look, and what it shows of each tenant.
 //!
-//! In: the signals of [`crate::observe`], and which processes, channels and groups are whose. Out: a
+//! In: the signals of [`crate::observe`], and the tenant of each process, channel and group. Out: a
 //! [`Look`]. One owner, under one lock; the lock is held for the time of a look.
 //!
 //! A window goes from one look to the next. It is closed at once where the log and the engine's

@@ -4,9 +4,9 @@
 //! it. [`ControlFiles`] duplicates that file from the process (`pidfd_getfd`).
 //!
 //! # Bounds
-//! A tenant reports what it likes. At most [`CALLS_MAX`] calls and [`SCANS_MAX`] scans of a process's
-//! descriptors are made at a look, and the channels of a tenant with more than [`CHANNELS_MAX`] are
-//! not read.
+//! What a tenant reports is not checked before. At most [`CALLS_MAX`] calls and [`SCANS_MAX`] scans of
+//! descriptors are made at a look. The channels of a tenant with more than [`CHANNELS_MAX`] are not
+//! read.
 //!
 //! In: channels and groups that processes report ([`Processes`]), time slices that the rule orders.
 //! Out: numbers of channels, by which channel status is read. Called at each look.
