@@ -15,9 +15,7 @@ use serde_json::Value;
 use turnstile_figures::cell::WARNINGS_MAX;
 
 use super::ending::{end, ended_within};
-
-/// So much of what a daemon said of errors is shown.
-const MESSAGES_MAX: usize = 2_000;
+use super::messages::tail;
 
 /// TIMEOUT: a snapshot is taken and printed within milliseconds.
 pub(super) const SAY_LIMIT: Duration = Duration::from_secs(5);
@@ -79,10 +77,7 @@ impl Daemon {
 
     /// An error with what the daemon said.
     pub(super) fn failed(&self, what: &str) -> anyhow::Error {
-        let said = self.messages();
-        let from = said.len().saturating_sub(MESSAGES_MAX);
-        let tail = said.get(from..).unwrap_or_default();
-        anyhow::anyhow!("{what}; it said: {}", tail.trim_end())
+        anyhow::anyhow!("{what}; it said: {}", tail(&self.messages))
     }
 
     /// What it said besides JSON.

@@ -6,6 +6,7 @@ mod daemon;
 mod ending;
 mod kills;
 mod load;
+mod messages;
 mod overhead;
 mod processes;
 mod scheduler;
@@ -14,6 +15,7 @@ mod signals;
 mod suspend;
 mod swap;
 mod table;
+mod talk;
 mod train;
 mod xsched;
 

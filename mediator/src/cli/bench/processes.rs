@@ -1,29 +1,25 @@
 //! Load processes: started together, told when to begin, heard when they are done.
 
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::thread;
+use std::io;
+use std::process::Command;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use turnstile_figures::load::{Block, Calibration, LoadReport, Said};
 use turnstile_figures::matrix::{Length, Pattern, Tenant};
 
-use super::ending::{end, ended_within};
+use super::ending::ended_within;
+use super::talk::{END_LIMIT, Talk};
 
 /// TIMEOUT: a CUDA process begins within about 2 s; several at once, held back by a daemon, within a few times that; 16 of PyTorch take
 /// up to half a minute.
 const READY_LIMIT: Duration = Duration::from_secs(90);
 /// TIMEOUT: a load ends its last kernel and reports: up to 50 ms of kernel at a tenth of the GPU, and the copy of its records.
 const DONE_LIMIT: Duration = Duration::from_secs(30);
-/// TIMEOUT: a CUDA process that was asked to end takes down its context, PyTorch's within a second.
-const END_LIMIT: Duration = Duration::from_secs(5);
 /// Threads of which it is told where they wait.
 const WAITS_MAX: usize = 32;
-/// Longest line that a load may say: a minute of buckets is 200 KiB, 10,000 gaps 600 KiB.
-const LINE_MAX: u64 = 64 << 20;
 
 /// What is the same for all loads of a bench.
 #[derive(Clone, Debug)]
@@ -64,56 +60,23 @@ pub(super) fn words(tenant: &Tenant, common: &Common) -> Vec<String> {
 /// A load process, or the process that started it.
 #[derive(Debug)]
 pub(super) struct Load {
-    child: Child,
-    orders: Option<ChildStdin>,
-    heard: Receiver<Said>,
+    talk: Talk<Said>,
     /// The load's own process, once it is ready.
     pub(super) pid: u32,
     pub(super) calibration: Option<Calibration>,
 }
 
 impl Load {
-    pub(super) fn spawn(mut command: Command) -> anyhow::Result<Self> {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("Starting {command:?} failed"))?;
-        let orders = child.stdin.take();
-        let output = child.stdout.take().context("The load has no output")?;
-        let (say, heard) = channel();
-        thread::Builder::new()
-            .name("bench-load".into())
-            .spawn(move || {
-                let mut output = BufReader::new(output);
-                let mut line = String::new();
-                while let Ok(length) = (&mut output).take(LINE_MAX).read_line(&mut line) {
-                    if length == 0 {
-                        break;
-                    }
-                    match serde_json::from_str(&line) {
-                        Ok(said) => {
-                            if say.send(said).is_err() {
-                                break;
-                            }
-                        }
-                        Err(_) => eprint!("{line}"),
-                    }
-                    line.clear();
-                }
-            })?;
-        let (pid, calibration) = (0, None);
+    pub(super) fn spawn(command: Command) -> anyhow::Result<Self> {
         Ok(Self {
-            child,
-            orders,
-            heard,
-            pid,
-            calibration,
+            talk: Talk::spawn(command)?,
+            pid: 0,
+            calibration: None,
         })
     }
 
     fn hear(&self, limit: Duration) -> anyhow::Result<Said> {
-        match self.heard.recv_timeout(limit) {
+        match self.talk.answer(limit) {
             Ok(said) => Ok(said),
             Err(RecvTimeoutError::Timeout) => {
                 bail!("A load said nothing for {} s", limit.as_secs())
@@ -138,7 +101,7 @@ impl Load {
     /// Where its threads wait, and those of processes that it started: for who asks why it says nothing.
     pub(super) fn waits(&self) -> String {
         let mut waits = Vec::new();
-        let mut pids = vec![self.child.id()];
+        let mut pids = vec![self.talk.child.id()];
         while let Some(pid) = pids.pop()
             && waits.len() < WAITS_MAX
         {
@@ -170,8 +133,7 @@ impl Load {
     }
 
     fn order(&mut self, number: u64) -> anyhow::Result<()> {
-        let orders = self.orders.as_mut().context("The load was ended")?;
-        writeln!(orders, "{number}").context("A load does not listen")
+        self.talk.order(&number.to_string())
     }
 
     /// Waits for its report; it stays, idle, until it is dropped.
@@ -205,21 +167,13 @@ impl Load {
 
     /// The status with which it ended, if it did, or is about to.
     pub(super) fn ended_with(&mut self) -> io::Result<Option<i32>> {
-        let ended = ended_within(&mut self.child, END_LIMIT)?;
+        let ended = ended_within(&mut self.talk.child, END_LIMIT)?;
         Ok(ended.and_then(|status| status.code()))
     }
 
     /// Has no more orders for it, so that it ends.
     pub(super) fn no_more(&mut self) {
-        drop(self.orders.take());
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        // It ends by itself when nobody has orders for it; one that does not is made to.
-        self.no_more();
-        end(&mut self.child, END_LIMIT);
+        self.talk.close();
     }
 }
 

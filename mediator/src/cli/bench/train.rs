@@ -20,6 +20,7 @@ use turnstile_nvidia::{probe, version};
 
 use super::daemon::Daemon;
 use super::ending::end;
+use super::messages::tail;
 use super::scheduler::{DaemonArgs, spawn};
 use super::{GpuArg, progress};
 
@@ -31,8 +32,6 @@ const SKIPPED: i32 = 77;
 const LOOK: Duration = Duration::from_millis(100);
 /// What the driver and contexts take of the card, unless it is said. SOURCE: `serve --card-mib`.
 const CONTEXTS_BYTES: u64 = 8 << 30;
-/// So much of what a training said of errors is shown.
-const MESSAGES_MAX: usize = 2_000;
 
 /// Arguments of `bench train`.
 #[derive(clap::Args, Debug)]
@@ -174,13 +173,8 @@ impl Training {
 
     /// What it said of errors, as one.
     fn failed(&self, what: &str) -> anyhow::Error {
-        let said = fs::read_to_string(self.path("messages")).unwrap_or_default();
-        let from = said.floor_char_boundary(said.len().saturating_sub(MESSAGES_MAX));
-        let seed = self.seed;
-        anyhow::anyhow!(
-            "Training {seed} {what}; it said: {}",
-            said[from..].trim_end()
-        )
+        let (seed, said) = (self.seed, tail(&self.path("messages")));
+        anyhow::anyhow!("Training {seed} {what}; it said: {said}")
     }
 
     /// How it ended, if it did; an error if it did not end well.
