@@ -160,6 +160,11 @@ impl Daemon {
         self.child.try_wait()
     }
 
+    /// Drops the snapshots: the next one is the first of another window.
+    pub(super) fn clear_marks(&mut self) {
+        self.marks.clear();
+    }
+
     /// Snapshots taken.
     pub(super) fn marks(&self) -> &[Mark] {
         &self.marks

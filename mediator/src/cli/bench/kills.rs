@@ -163,7 +163,7 @@ pub(super) fn run(args: &KillsArgs) -> anyhow::Result<()> {
             pattern: Pattern::Busy,
             seed: 1,
         };
-        let mut command = tenant_of(&socket, index, tenant.weight, &[], &program)?;
+        let mut command = tenant_of(&socket, &name(index), tenant.weight, &[], &program)?;
         command.args(words(&tenant, &common));
         loads.push(Load::spawn(command)?);
     }

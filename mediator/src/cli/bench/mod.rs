@@ -9,6 +9,7 @@ mod load;
 mod messages;
 mod overhead;
 mod processes;
+mod programs;
 mod scheduler;
 mod share;
 mod signals;
@@ -52,6 +53,8 @@ enum What {
     Train(train::TrainArgs),
     /// What the daemon costs a tenant that is alone
     Overhead(overhead::OverheadArgs),
+    /// PyTorch programs alone, in pairs and all together: natively, under the daemon, under MPS
+    Programs(Box<programs::ProgramsArgs>),
     /// What happens when the guardian, the daemon, a tenant are killed
     Kills(kills::KillsArgs),
 }
@@ -73,6 +76,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         What::Swap(args) => swap::run(args),
         What::Train(args) => train::run(args),
         What::Overhead(args) => overhead::run(args),
+        What::Programs(args) => programs::run(args),
         What::Kills(args) => kills::run(args),
     }
 }

@@ -29,7 +29,7 @@ use turnstile_figures::percentile::median;
 
 use super::daemon::{Daemon, SAY_LIMIT};
 use super::processes::{Common, Load, words};
-use super::scheduler::{DaemonArgs, spawn, tenant_of};
+use super::scheduler::{DaemonArgs, name, spawn, tenant_of};
 use super::{GpuArg, progress};
 use groups::{Group, Groups, Round, Side, Work};
 
@@ -250,7 +250,7 @@ impl<'a> Host<'a> {
             None => Command::new(&work.program),
             Some(words) => {
                 self.tenants += 1;
-                tenant_of(&self.socket, self.tenants, 100, words, &work.program)?
+                tenant_of(&self.socket, &name(self.tenants), 100, words, &work.program)?
             }
         };
         command.args(&work.words);

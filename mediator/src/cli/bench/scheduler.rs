@@ -24,7 +24,7 @@ use super::xsched::{Server, Xsched};
 const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// How a daemon is started.
-#[derive(clap::Args, Clone, Debug)]
+#[derive(clap::Args, Clone, Debug, Default)]
 pub(super) struct DaemonArgs {
     /// The daemon's policy; its own choice if not given
     #[arg(long)]
@@ -41,9 +41,14 @@ pub(super) struct DaemonArgs {
 }
 
 impl DaemonArgs {
+    /// The policy that was named.
+    pub(super) fn policy(&self) -> Option<&str> {
+        self.policy.as_deref()
+    }
+
     /// What its runs are called.
     pub(super) fn name(&self) -> &str {
-        self.policy.as_deref().unwrap_or("turnstile")
+        self.policy().unwrap_or("turnstile")
     }
 
     /// The same, whose runs are recorded in this folder, if any.
@@ -180,10 +185,11 @@ pub(super) fn name(index: usize) -> String {
     format!("load{index}")
 }
 
-/// The command that runs `program` as tenant `index` of the daemon at `socket`, with further words for `turnstile run`.
+/// The command that runs `program` as a tenant of the daemon at `socket`, with further words for
+/// `turnstile run`.
 pub(super) fn tenant_of(
     socket: &Path,
-    index: usize,
+    name: &str,
     weight: u32,
     words: &[&str],
     program: &Path,
@@ -192,7 +198,7 @@ pub(super) fn tenant_of(
     command
         .args(["run", "--socket"])
         .arg(socket)
-        .args(["--name", &name(index)])
+        .args(["--name", name])
         .args(["--weight", &weight.to_string()])
         .args(words)
         .arg("--")
@@ -216,7 +222,9 @@ impl Running {
                 xsched.adopt(server, &mut command, percent);
                 command
             }
-            Self::Serve { socket, .. } => tenant_of(socket, index, tenant.weight, &[], program)?,
+            Self::Serve { socket, .. } => {
+                tenant_of(socket, &name(index), tenant.weight, &[], program)?
+            }
         })
     }
 
@@ -256,7 +264,7 @@ impl Running {
             return Ok(());
         };
         let last = daemon.marks().last().context("The daemon was not asked")?;
-        let of = |(index, load)| Some((counter(&last.snapshot, index, "tenant")?, load));
+        let of = |(index, load)| Some((counter(&last.snapshot, &name(index), "tenant")?, load));
         let loads: Option<Vec<(u64, &LoadReport)>> = loads.iter().enumerate().map(of).collect();
         let loads = loads.context("The daemon does not know a tenant")?;
         let file = folder.join(format!("{}.txt", cell.name().replace(' ', "-")));
@@ -282,7 +290,7 @@ impl Running {
                 };
                 if let [first, .., last] = daemon.marks() {
                     let (first, last) = (&first.snapshot, &last.snapshot);
-                    let of = |index| charge(first, last, index);
+                    let of = |index| charge(first, last, &name(index));
                     says.charges = (0..tenants).map(of).collect();
                     let at = |snapshot: &Value| snapshot["at"].as_u64();
                     says.window = at(first)
@@ -295,9 +303,11 @@ impl Running {
     }
 }
 
-/// What the daemon charged tenant `index` between two snapshots.
-fn charge(first: &Value, last: &Value, index: usize) -> Option<Charge> {
-    let between = |name: &str| Some(counter(last, index, name)? - counter(first, index, name)?);
+/// What the daemon charged a tenant between two snapshots.
+pub(super) fn charge(first: &Value, last: &Value, tenant: &str) -> Option<Charge> {
+    let between = |what: &str| {
+        Some(counter(last, tenant, what)?.saturating_sub(counter(first, tenant, what)?))
+    };
     Some(Charge {
         compute_ns: between("compute_ns")?,
         engine_ns: between("engine_ns")?,
@@ -305,12 +315,10 @@ fn charge(first: &Value, last: &Value, index: usize) -> Option<Charge> {
     })
 }
 
-/// A counter of tenant `index` in a snapshot.
-fn counter(snapshot: &Value, index: usize, what: &str) -> Option<u64> {
+/// A counter of a tenant in a snapshot.
+fn counter(snapshot: &Value, name: &str, what: &str) -> Option<u64> {
     let tenants = snapshot["tenants"].as_array()?;
-    let own = tenants
-        .iter()
-        .find(|tenant| tenant["name"] == name(index))?;
+    let own = tenants.iter().find(|tenant| tenant["name"] == name)?;
     own[what].as_u64()
 }
 
@@ -339,8 +347,8 @@ mod tests {
             compute_ns: 7,
             ..Charge::default()
         };
-        assert_eq!(charge(&snapshot(10), &snapshot(17), 0), Some(own));
-        assert_eq!(charge(&snapshot(10), &snapshot(17), 2), None);
-        assert_eq!(charge(&serde_json::json!({}), &snapshot(1), 0), None);
+        assert_eq!(charge(&snapshot(10), &snapshot(17), "load0"), Some(own));
+        assert_eq!(charge(&snapshot(10), &snapshot(17), "load2"), None);
+        assert_eq!(charge(&serde_json::json!({}), &snapshot(1), "load0"), None);
     }
 }

@@ -64,7 +64,7 @@ pub(super) struct ShareArgs {
     xsched: XschedArgs,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+pub(super) fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.1..=600.0).contains(&seconds) => Ok(seconds),
         _ => Err("between 0.1 and 600".into()),
@@ -127,7 +127,7 @@ struct Report {
 }
 
 /// A flag that SIGINT and SIGTERM raise: the run under way is the last one. The second one ends the process at once.
-fn interruption() -> anyhow::Result<Arc<AtomicBool>> {
+pub(super) fn interruption() -> anyhow::Result<Arc<AtomicBool>> {
     let raised = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         flag::register_conditional_default(signal, raised.clone())?;

@@ -7,12 +7,14 @@ fn points(worst: Option<Worst>) -> String {
     worst.map_or_else(|| "-".into(), |worst| format!("{:.2}", worst.points))
 }
 
-fn list<T>(items: &[T], text: impl Fn(&T) -> String) -> String {
+/// Items of one cell.
+pub(super) fn list<T>(items: &[T], text: impl Fn(&T) -> String) -> String {
     let texts: Vec<String> = items.iter().map(text).collect();
     texts.join(" / ")
 }
 
-fn optional(number: Option<f64>, digits: usize) -> String {
+/// A number that may be absent.
+pub(super) fn optional(number: Option<f64>, digits: usize) -> String {
     number.map_or_else(|| "-".into(), |number| format!("{number:.digits$}"))
 }
 
