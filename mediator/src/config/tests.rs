@@ -24,7 +24,7 @@ fn later_layers_win_key_by_key() {
     let files = [
         (
             main.clone(),
-            "[ledger]\nwindow_ms = 100\nkeep_days = 1\nnode = \"a\"\n[scheduling]\npatience_us = 1",
+            "[ledger]\nwindow_ms = 100\nkeep_days = 1\nnode = \"a\"\n[scheduling]\nperiod_ms = 1",
         ),
         (drop_ins.join("20-b.toml"), "[ledger]\nwindow_ms = 300"),
         (
@@ -41,7 +41,7 @@ fn later_layers_win_key_by_key() {
     layers.files(&main, true).unwrap();
     let variables = [
         ("TURNSTILE_LEDGER_NODE", "17"),
-        ("TURNSTILE_SCHEDULING_FRAMES_PER_S", "4"),
+        ("TURNSTILE_SCHEDULING_PERIOD_MS", "4"),
         ("TURNSTILE_CRASHES", "1000"),
         ("PATH", "/bin"),
     ];

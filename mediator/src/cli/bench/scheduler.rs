@@ -32,7 +32,7 @@ pub(super) struct DaemonArgs {
     /// From one decision to the next, in milliseconds; the daemon's own default if not given
     #[arg(long)]
     period_ms: Option<u64>,
-    /// Further words for the daemon, such as --daemon-word=--frames=24
+    /// Further words for the daemon, such as --daemon-word=--tenants-max=24
     #[arg(long = "daemon-word", value_name = "WORD", hide = true)]
     words: Vec<String>,
     /// Where runs are recorded
