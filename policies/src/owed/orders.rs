@@ -108,7 +108,9 @@ impl Owed {
 
     /// The next look after this one: of an own turn, of a quota, or the usual one.
     fn next_look_after(&self, now: Moment) -> Moment {
-        let mut wait = self.until_owed().clamp(LOOK_INTERVAL, CALM_INTERVAL);
+        let intervals = self.until_owed().0 / LOOK_INTERVAL.0;
+        let calm = Nanos(LOOK_INTERVAL.0.saturating_mul(intervals));
+        let mut wait = calm.clamp(LOOK_INTERVAL, CALM_INTERVAL);
         if let Some(turn) = self.turns.current() {
             let passed = now.since(turn.from);
             let to_half = Nanos(turn.length.0 / 2).saturating_sub(passed);

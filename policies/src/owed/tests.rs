@@ -32,7 +32,13 @@ impl Rig {
             now: Moment(0),
             kept: Vec::new(),
         };
-        rig.rule.look(Moment(0), &[], &[]);
+        let with_work = |tenant: &TenantId| Seen {
+            tenant: *tenant,
+            has_work: true,
+            idle: Nanos::ZERO,
+        };
+        let seen: Vec<Seen> = tenants.iter().map(with_work).collect();
+        rig.rule.look(Moment(0), &seen, &[]);
         rig
     }
 
