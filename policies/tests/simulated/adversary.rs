@@ -10,6 +10,8 @@ use turnstile_policies::{Policy, Tuning, policy_by_name};
 const MS: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 const REACTION_NS: u64 = 10_000;
+/// Decisions that may be due for each event of the engine, the guests or the period.
+const DECISIONS_MAX: f64 = 4.0;
 
 /// A victim, which is the first guest, beside attackers.
 #[derive(Clone, Debug)]
@@ -42,6 +44,8 @@ struct Judged {
     expired_ns: u64,
     expired_max_ns: u64,
     idle_max_ns: u64,
+    /// Decisions that were due, for each other event.
+    decisions: f64,
 }
 
 pub(crate) fn policy(name: &str, stops: bool) -> Box<dyn Policy> {
@@ -123,6 +127,7 @@ impl Case {
             expired_ns: sim.expired_ns,
             expired_max_ns: self.accounts * (end_ns / 100 + 10 * MS),
             idle_max_ns: sim.idle_held_max_ns,
+            decisions: sim.decisions as f64 / sim.other_events as f64,
         }
     }
 
@@ -141,6 +146,7 @@ impl Case {
                 "longest reservation",
                 ms((longest_ns + REACTION_NS) as f64 - judged.idle_max_ns as f64),
             ),
+            ("decisions", DECISIONS_MAX - judged.decisions),
         ];
         if self.stops {
             let due_ns =

@@ -283,3 +283,31 @@ fn a_stopped_kernel_holds_others_that_are_ahead() {
     ];
     case(3, true, true, &attackers).check("1 ms, pauses");
 }
+
+/// Those that pause kept pace with a running kernel at the bound, and a decision was due each
+/// nanosecond: 30 million in three seconds.
+#[test]
+fn pausing_tenants_that_keep_pace_with_a_kernel_cost_no_decisions() {
+    let bursts = Attacker {
+        kernels: &[(11, MS), (1, 5 * MS)],
+        pauses: &[(19, 0), (1, 5 * MS)],
+        start_ns: 890_198,
+        ..ONE
+    };
+    let seldom = Attacker {
+        kernels: &[(1, 149_300)],
+        pauses: &[(1, 30 * MS)],
+        start_ns: 645_580,
+        ..ONE
+    };
+    let at_patience = Attacker {
+        kernels: &[(1, 100_000)],
+        pauses: &[(1, MS)],
+        start_ns: 8_945_997,
+        ..ONE
+    };
+    let attackers = [bursts, seldom, at_patience];
+    for victim in 0..victims().len() {
+        case(victim, false, false, &attackers).check("keeping pace with a kernel");
+    }
+}

@@ -6,6 +6,7 @@
 
 mod compare;
 mod guests;
+mod window;
 
 use crate::load::{Guest, Random};
 pub(crate) use compare::{Outcome, compare};
@@ -17,10 +18,10 @@ use turnstile_accounting::{
 use turnstile_policies::{
     Basis, Decision, EngineEvent, PeriodUsage, Policy, TenantParams, TenantPeriod, Weight,
 };
+use window::{BILLION, Shortfall};
 
 const ENGINE: EngineId = EngineId(0);
 const SECOND_NS: u64 = 1_000_000_000;
-const BILLION: i128 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
@@ -74,13 +75,6 @@ pub(crate) struct Setup {
     pub(crate) seed: u64,
 }
 
-/// The worst window of one guest: how much of `entitled` of what all are served it lacks.
-#[derive(Clone, Copy, Debug, Default)]
-struct Shortfall {
-    least: i128,
-    worst: i128,
-}
-
 #[derive(Debug)]
 pub(crate) struct Sim {
     pub(crate) now: u64,
@@ -96,6 +90,8 @@ pub(crate) struct Sim {
     next_tenant: u32,
     next_name: u32,
     decides_at: Option<u64>,
+    /// The dispatcher has reported that it is idle though held tenants have work.
+    noticed: bool,
     meter: EventMeter,
     period_begin: u64,
     /// `[window][guest]` in windows of one second.
@@ -103,6 +99,9 @@ pub(crate) struct Sim {
     second: Vec<Nanos>,
     pub(crate) totals: Vec<u64>,
     pub(crate) preemptions: u64,
+    /// Decisions that were due, and other events.
+    pub(crate) decisions: u64,
+    pub(crate) other_events: u64,
     pub(crate) switching_ns: u64,
     /// Idle time that ended without the arrival of the work that was started then, less reactions.
     pub(crate) expired_ns: u64,
@@ -131,12 +130,15 @@ impl Sim {
             next_tenant: 0,
             next_name: 0,
             decides_at: None,
+            noticed: false,
             meter: EventMeter::new([ENGINE]),
             period_begin: 0,
             service: Vec::new(),
             second: vec![Nanos::ZERO; guests.len()],
             totals: vec![0; guests.len()],
             preemptions: 0,
+            decisions: 0,
+            other_events: 0,
             switching_ns: 0,
             expired_ns: 0,
             idle_held_max_ns: 0,
@@ -171,38 +173,6 @@ impl Sim {
         sim
     }
 
-    /// The first guest's part of what all are served, for the worst window.
-    ///
-    /// For each arrival of its work `per_arrival_ns` are forgiven.
-    pub(crate) fn entitle(&mut self, part: f64, per_arrival_ns: u64) {
-        self.forgiven_ns = per_arrival_ns;
-        // CAST: a part of one has at most ten digits in billionths.
-        self.entitled_ppb = (part * BILLION as f64) as i128;
-        self.shortfall = Shortfall {
-            least: self.lacks(),
-            worst: 0,
-        };
-    }
-
-    /// How much the first guest lacked in the worst window.
-    pub(crate) fn shortfall_ns(&self) -> u64 {
-        u64::try_from(self.shortfall.worst / BILLION).unwrap_or(0)
-    }
-
-    /// How often a guest's work arrived, and for how long it had work.
-    pub(crate) fn wanted(&self, index: usize) -> (u64, u64) {
-        let channel = &self.channels[index];
-        let wants = channel.demand != Demand::Nothing;
-        let since = if wants { channel.arrived_at } else { self.now };
-        (channel.arrivals, channel.wanted_ns + self.now - since)
-    }
-
-    fn lacks(&self) -> i128 {
-        let all: u64 = self.totals.iter().sum();
-        let forgiven = self.forgiven_ns * self.channels[0].arrivals;
-        i128::from(all) * self.entitled_ppb - i128::from(self.totals[0] + forgiven) * BILLION
-    }
-
     /// Runs until `end`.
     pub(crate) fn run(&mut self, policy: &mut dyn Policy, end: u64) {
         while let Some(&(at, event)) = self.events.first() {
@@ -211,6 +181,7 @@ impl Sim {
             }
             self.events.pop_first();
             self.now = at;
+            self.other_events += u64::from(event != Event::Decide);
             match event {
                 Event::Submit(index) => self.submit(policy, index),
                 Event::Finish(command) => self.finish(policy, command),
@@ -218,6 +189,7 @@ impl Sim {
                 Event::Decide => {
                     if self.decides_at == Some(at) {
                         self.decides_at = None;
+                        self.decisions += 1;
                         self.decide(policy);
                     }
                 }
@@ -301,7 +273,8 @@ impl Sim {
         let Some(index) = next else {
             let held = |c: &Channel| c.held && !c.queued.is_empty();
             if self.channels.iter().any(held) {
-                if self.decides_at.is_none() {
+                // One notice as the engine becomes idle, however far off the next decision is.
+                if !std::mem::replace(&mut self.noticed, true) || self.decides_at.is_none() {
                     self.notice();
                 }
                 let uncapped = |c: &Channel| held(c) && c.guest.cap.is_none();
@@ -312,6 +285,7 @@ impl Sim {
             return;
         };
         self.count_idle(index);
+        self.noticed = false;
         self.command += 1;
         self.length = self.channels[index].queued.pop_front().unwrap();
         let switch = if index == self.last {
@@ -364,14 +338,6 @@ impl Sim {
                 self.expired_ns += idle.saturating_sub(self.setup.reaction_ns);
             }
         }
-    }
-
-    /// The engine served a guest until now.
-    fn served(&mut self, guest: usize, since: u64) {
-        self.totals[guest] += self.now - since;
-        let lacks = self.lacks();
-        self.shortfall.least = self.shortfall.least.min(lacks);
-        self.shortfall.worst = self.shortfall.worst.max(lacks - self.shortfall.least);
     }
 
     fn finish(&mut self, policy: &mut dyn Policy, command: u64) {
