@@ -148,6 +148,13 @@ impl Entity {
         }
     }
 
+    /// While it pauses, and its burst pays for nothing more: the virtual time beyond which it
+    /// keeps pace with a running entity ([`Entity::pause_behind`]).
+    pub(crate) fn follows_beyond(&self) -> Option<VirtualTime> {
+        let pays = self.standing != Standing::Pausing || self.credit > VirtualSpan::ZERO;
+        (!pays).then(|| self.beyond_burst())
+    }
+
     /// Where an entity has to be to count as ahead by more than this entity's burst.
     pub(crate) fn beyond_burst(&self) -> VirtualTime {
         self.at() + self.burst

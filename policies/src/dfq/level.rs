@@ -58,6 +58,8 @@ struct Contender<K> {
     standing: Standing,
     /// By how much service others may be ahead of it; none if by any.
     ahead: Option<Nanos>,
+    /// It pauses without credit: it keeps pace with a running entity that is later than this.
+    follows: Option<VirtualTime>,
 }
 
 impl<K> Contender<K> {
@@ -144,6 +146,7 @@ impl<K: Copy + PartialEq> Level<K> {
                 weight: entity.share(),
                 standing: entity.standing(),
                 ahead,
+                follows: entity.follows_beyond().filter(|_| keeps),
             };
             self.contenders.push(contender);
             if let Some(ahead) = ahead {
@@ -255,7 +258,14 @@ impl<K: Copy + PartialEq> Level<K> {
         let waiting = || others().filter(|c| c.standing == Standing::Runnable);
         let own = self.contenders.iter().find(|c| c.key == running);
         let own_ahead = own.and_then(|c| c.ahead);
-        let passes = others().filter_map(|c| c.bound(weight));
+        // The weight at which the running entity gains on another: one that keeps pace is passed
+        // later, and never if it is as fast. A decision would else be due each nanosecond.
+        let total = self.runnable_weight();
+        let gains = |c: &Contender<K>| match c.follows.is_some_and(|beyond| at > beyond) {
+            true => (weight * total).checked_div(total.saturating_sub(weight)),
+            false => Some(weight),
+        };
+        let passes = others().filter_map(|c| Some((c.bound(weight)?, gains(c)?)));
         let preempted = waiting().map(|c| c.at + lead(quantum, c.weight, weight));
         // Another is let in once this one has come so near.
         let lets_in = waiting().filter_map(|c| {
@@ -263,12 +273,11 @@ impl<K: Copy + PartialEq> Level<K> {
             (c.at > at + span).then(|| c.at.back(span))
         });
         passes
-            .chain(preempted)
-            .chain(lets_in)
-            .filter(|then| *then >= at)
-            .min()
+            .chain(preempted.chain(lets_in).map(|then| (then, weight)))
+            .filter(|(then, _)| *then >= at)
             // Rounded up: at the moment itself nothing has changed yet.
-            .map(|then| at.service_until(then, weight) + Nanos(1))
+            .map(|(then, gained)| at.service_until(then, gained) + Nanos(1))
+            .min()
     }
 
     /// Those with work that `running` is a `quantum` ahead of.

@@ -25,20 +25,27 @@ enum Does {
     Pauses(u64),
     /// Pauses for the first time.
     PausesFirst,
+    /// The same, and what it ran for so many microseconds still pays for its pause.
+    PausesPaid(u64),
     IsAway,
 }
-use Does::{Executes, IsAway, Pauses, PausesFirst, Queued};
+use Does::{Executes, IsAway, Pauses, PausesFirst, PausesPaid, Queued};
 
 fn point(us: u64) -> VirtualTime {
     VirtualTime::default() + VirtualSpan::of(Nanos::from_us(us), 100)
 }
 
 fn entity(at_us: u64, weight: u32, does: Does) -> Entity {
-    let mut entity = Entity::new(Weight::new(weight).unwrap(), point(at_us));
+    let ran_us = match does {
+        PausesPaid(us) => us,
+        _ => 0,
+    };
+    let mut entity = Entity::new(Weight::new(weight).unwrap(), point(at_us - ran_us));
     if does != IsAway {
         entity.arrive(Moment(0), point(0));
     }
-    if matches!(does, Pauses(_) | PausesFirst) {
+    entity.serve(Nanos::from_us(ran_us * u64::from(weight) / 100));
+    if matches!(does, Pauses(_) | PausesFirst | PausesPaid(_)) {
         entity.pause(Moment(0));
     }
     entity
@@ -233,7 +240,7 @@ fn changes(rules: &Rules, of: &[(u64, u32, Does)]) -> Option<u64> {
 #[test]
 fn decisions_change_when_the_running_entity_passes_a_bound() {
     assert_eq!(changes(&RULES, &[(500, 100, Executes)]), None);
-    let pauses = [(500, 100, Executes), (300, 100, PausesFirst)];
+    let pauses = [(500, 100, Executes), (300, 100, PausesPaid(1))];
     assert_eq!(changes(&RULES, &pauses), Some(800_001));
     let at_once = [(500, 100, Executes), (400, 100, Queued)];
     assert_eq!(changes(&RULES, &at_once), Some(1));
@@ -243,10 +250,27 @@ fn decisions_change_when_the_running_entity_passes_a_bound() {
         Some(1_800_001),
         "until a quantum ahead"
     );
-    let heavier = [(500, 200, Executes), (300, 100, PausesFirst)];
+    let heavier = [(500, 200, Executes), (300, 100, PausesPaid(1))];
     assert_eq!(changes(&RULES, &heavier), Some(1_600_001));
     let far_behind = [(5_000, 100, Executes), (300, 100, Queued)];
     assert_eq!(changes(&RULES, &far_behind), None);
+}
+
+#[test]
+fn an_entity_that_keeps_pace_with_the_running_one_is_passed_late_or_never() {
+    let pauses = (300, 100, PausesFirst);
+    let at_bound = (1_300, 100, Executes);
+    assert_eq!(changes(&RULES, &[(500, 100, Executes), pauses]), None);
+    assert_eq!(changes(&RULES, &[at_bound, pauses]), None);
+    let not_ahead = [(300, 100, Executes), pauses];
+    assert_eq!(changes(&RULES, &not_ahead), Some(1_000_001));
+    // Others that wait slow it down: it advances by a third of what the running one does.
+    let two = [(500, 100, Executes), (9_000, 200, Queued), pauses];
+    assert_eq!(changes(&RULES, &two), Some(1_200_001));
+    assert_eq!(
+        changes(&STOPS, &[(500, 100, Executes), (300, 100, Pauses(9))]),
+        Some(800_001)
+    );
 }
 
 #[test]
