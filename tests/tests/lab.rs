@@ -49,6 +49,51 @@ fn nine_to_one_of_a_hundred_seeds() {
     shares_are_within_the_bound(WEIGHTS[2]);
 }
 
+/// From the second second of the daemon's life to the end of the third, over seeds: the largest
+/// share error of a second in points, and the largest charge error of the two tenants that saturate
+/// in percent of what ran in both seconds.
+fn early_errors(meter: MeterSetup) -> (f64, f64) {
+    let of = |seed, weights, heavier| {
+        let run = |seconds| {
+            let setup = Setup::new(seed, Moment(seconds * SECOND.0)).with_meter(meter);
+            share::run_seed(setup, weights, heavier).unwrap()
+        };
+        let ((first, _), (third, points)) = (run(1), run(3));
+        let charge = (0..2).map(|place| {
+            let ran = (third.service_ns[place] - first.service_ns[place]).0 as f64;
+            let charged = (third.charged_ns[place] - first.charged_ns[place]).0 as f64;
+            100.0 * (charged - ran).abs() / ran
+        });
+        (points, charge.fold(0.0, f64::max))
+    };
+    let scenes = WEIGHTS[..2].iter().flat_map(|weights| {
+        [Heavier::Long, Heavier::Short]
+            .into_iter()
+            .map(|heavier| (*weights, heavier))
+    });
+    let errors = scenes.flat_map(|(weights, heavier)| {
+        over_seeds(10, |seed| Ok(of(seed, weights, heavier))).unwrap()
+    });
+    errors.fold((0.0, 0.0), |worst: (f64, f64), error| {
+        (worst.0.max(error.0), worst.1.max(error.1))
+    })
+}
+
+#[test]
+fn shares_and_charges_hold_from_the_second_second_on() {
+    for (name, meter) in charged::meters() {
+        let (points, percent) = early_errors(meter);
+        println!("{name}: share {points:.3} points, charge {percent:.2} %");
+        let most = match meter {
+            MeterSetup::Events { .. } => (BOUND_POINTS, 0.0),
+            // A sixth of the time is polled: a sample of a second does not bound the share.
+            MeterSetup::Polled { .. } => (5.0, 10.0),
+        };
+        assert!(points <= most.0, "{name}: {points:.3} points");
+        assert!(percent <= most.1, "{name}: {percent:.2} %");
+    }
+}
+
 #[test]
 fn another_seed_is_another_run() {
     let hashes = [0, 1].map(|seed| {
