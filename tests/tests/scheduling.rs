@@ -99,12 +99,12 @@ fn pairs_get_their_entitlement(suspend: Suspend, both_pause_points: f64, step: u
 
 #[test]
 fn pairs_between_commands_get_their_entitlement() {
-    pairs_get_their_entitlement(Suspend::BetweenCommands, 8.0, 17);
+    pairs_get_their_entitlement(Suspend::BetweenCommands, 8.0, 37);
 }
 
 #[test]
 fn pairs_mid_kernel_get_their_entitlement() {
-    pairs_get_their_entitlement(Suspend::MidKernel, 10.0, 17);
+    pairs_get_their_entitlement(Suspend::MidKernel, 10.0, 37);
 }
 
 #[test]
