@@ -118,11 +118,11 @@ impl WorkedMeter {
             let whole = engine.unobserved_ns == Nanos::ZERO;
             let busy = busy.filter(|_| whole);
             let idle = busy.map(|busy| self.split_idle(engine, busy, case));
-            if idle.is_some() {
+            let counted = idle.is_some();
+            if counted {
                 usage.signals = Signals::EventsAndCounters;
             }
             let idle = idle.unwrap_or_default();
-            let counted = usage.signals == Signals::EventsAndCounters;
             let any_idle = idle.values().any(|idle| *idle > Nanos::ZERO);
             split = any_idle && (engine.tenants.len() > 1 || case.copies);
             for used in &mut engine.tenants {

@@ -325,11 +325,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// possible. The order of commands within a channel stays.
     fn hold(&self, _tenant: TenantId, _engine: EngineId, _held: bool) {}
 
-    /// Looks at the compute engine ([`Capabilities::time_slices`]). False where the engine does not
-    /// divide its time by itself.
-    fn read_look(&self, _look: &mut Look) -> bool {
-        false
-    }
+    /// Looks at the compute engine ([`Capabilities::time_slices`]).
+    fn read_look(&self, _look: &mut Look) {}
 
     /// Sets the time slice of a tenant's channel groups ([`Capabilities::time_slices`]).
     fn set_slice(&self, _tenant: TenantId, _slice: Nanos) {}

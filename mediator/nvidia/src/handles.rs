@@ -45,6 +45,11 @@ pub const fn is_channel(class: u32) -> bool {
     class & 0xff == CLASS_CHANNEL_LOW_BYTE
 }
 
+/// Whether it is a channel group on the compute engine.
+const fn is_compute_group(object: &ProgramObject) -> bool {
+    object.class == CLASS_CHANNEL_GROUP && object.engine == ENGINE_GRAPHICS
+}
+
 /// What a line of the preloaded library says of which process.
 ///
 /// # Errors
@@ -169,9 +174,19 @@ impl Handles {
     /// The process's channels on the compute engine: those in groups of that engine, which is what has to be stopped to
     /// stop its kernels. Copies go on.
     pub fn compute_channels(&self, pid: u32) -> Vec<Channel> {
-        self.channels(pid, |group| {
-            group.is_some_and(|group| group.engine == ENGINE_GRAPHICS)
-        })
+        self.channels(pid, |group| group.is_some_and(is_compute_group))
+    }
+
+    /// The process's channel groups on the compute engine.
+    pub fn compute_groups(&self, pid: u32) -> Vec<Channel> {
+        let objects = self.objects.get(&pid).into_iter().flatten();
+        let groups = objects.filter(|(_, object)| is_compute_group(object));
+        groups
+            .map(|((client, handle), _)| Channel {
+                client: *client,
+                handle: *handle,
+            })
+            .collect()
     }
 
     /// All channels of the process.

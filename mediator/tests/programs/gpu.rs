@@ -245,7 +245,7 @@ impl Gpu for FakeGpu {
             None => self.soft.activity(tenant, channels),
         }
     }
-    fn read_look(&self, look: &mut Look) -> bool {
+    fn read_look(&self, look: &mut Look) {
         let last = std::mem::replace(&mut look.at, self.soft.now());
         look.seen.clear();
         for tenant in &*self.tenants.lock().unwrap() {
@@ -263,7 +263,6 @@ impl Gpu for FakeGpu {
             look.windows
                 .push(meter.close(window, None, Case::default()));
         }
-        true
     }
     fn hold(&self, tenant: TenantId, _: EngineId, held: bool) {
         self.hold_for(tenant, Reason::Rule, held);

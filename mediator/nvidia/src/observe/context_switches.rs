@@ -26,7 +26,7 @@ pub(crate) const UNTRACKED: TenantId = TenantId(u32::MAX);
 /// SOURCE: a switch takes 0.15 ms.
 const SWITCH_MAX: Nanos = Nanos::from_us(300);
 
-/// A context whose time slice ends is saved within this time. SOURCE: 263 residencies of an H200
+/// A context is saved within this time after its slice ended. SOURCE: 263 residencies of an H200
 /// that ended so lasted 2.17 to 2.21 ms of a slice of 2.048 ms.
 const EXPIRY: Nanos = Nanos::from_us(100);
 
@@ -74,7 +74,7 @@ pub(crate) struct ContextSwitches {
 }
 
 impl ContextSwitches {
-    /// Of a GPU whose contexts have these edges. The time of processes without a tenant is that of
+    /// Of a GPU with contexts of these edges. The time of processes without a tenant is that of
     /// the tenant `unknown`.
     pub(crate) const fn new(edges: Edges, unknown: TenantId) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl ContextSwitches {
         }
     }
 
-    /// The process whose context is resident, and since when, by the records so far.
+    /// The process with the resident context, and since when, by the records so far.
     pub(crate) const fn resident(&self) -> Option<(u32, Moment)> {
         match self.occupant {
             Occupant::Resident { pid, from } => Some((pid, from)),
@@ -179,7 +179,7 @@ impl ContextSwitches {
         if stopped {
             self.stopped.push(pid);
         }
-        // A record without the one before it is of a residency whose beginning is not known.
+        // Without the record before it, the beginning of the residency is not known.
         if from.is_some() {
             self.push(Moment(at.0.saturating_sub(edge.0)), EngineState::Switching);
         }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use turnstile_accounting::meter::{Case, WorkedMeter};
-use turnstile_accounting::{Moment, Nanos, Seen, TenantId, Window};
+use turnstile_accounting::{Moment, Nanos, Reading, Seen, TenantId, Window};
 use turnstile_gpu::{COMPUTE, Look};
 use turnstile_host::process;
 use turnstile_vmm::wire::ObjectChange;
@@ -130,8 +130,8 @@ impl Looker {
         }
     }
 
-    /// A process of a tenant was handed objects by the driver, or freed some. Whether the tenant has
-    /// other channels than before.
+    /// The driver made or freed objects for a process of a tenant. Whether the tenant has other
+    /// channels than before.
     pub(super) fn changed(&mut self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) -> bool {
         self.processes.changed(tenant, pid, changes)
     }
@@ -154,7 +154,7 @@ impl Looker {
         }
     }
 
-    /// The tenant whose group is on the engine now; none while it is being switched, or not known.
+    /// The tenant on the engine now; none while contexts are switched, or if it is not known.
     pub(super) fn resident(&self) -> Option<TenantId> {
         let (group, _) = self.signals.compute()?;
         self.engine_groups.tenant(group?)
@@ -376,25 +376,21 @@ impl Looker {
             };
             let mut worked = self.meter.close(open.window, open.busy, open.case);
             self.split += u64::from(worked.split);
-            for tenant in self.tenants.keys() {
-                let known = worked.readings.iter_mut().find(|of| of.tenant == *tenant);
-                if let (Some(reading), true) = (known, open.with_work.contains(tenant)) {
-                    let resident = reading.resident.unwrap_or_default();
-                    reading.waited = open.window.length().saturating_sub(resident);
+            for tenant in open.with_work {
+                let listed = |of: &&mut Reading| of.tenant == tenant;
+                match worked.readings.iter_mut().find(listed) {
+                    Some(reading) => {
+                        let resident = reading.resident.unwrap_or_default();
+                        reading.waited = open.window.length().saturating_sub(resident);
+                    }
+                    None => worked.readings.push(Reading {
+                        tenant,
+                        worked: Some(Nanos::ZERO),
+                        resident: Some(Nanos::ZERO),
+                        waited: open.window.length(),
+                    }),
                 }
             }
-            let absent = open.with_work.iter().filter(|tenant| {
-                let listed = |of: &turnstile_accounting::Reading| of.tenant == **tenant;
-                !worked.readings.iter().any(listed)
-            });
-            let waits = absent.map(|tenant| turnstile_accounting::Reading {
-                tenant: *tenant,
-                worked: Some(Nanos::ZERO),
-                resident: Some(Nanos::ZERO),
-                waited: open.window.length(),
-            });
-            let waits: Vec<_> = waits.collect();
-            worked.readings.extend(waits);
             look.windows.push(worked);
         }
     }

@@ -1,4 +1,4 @@
-//! The sharing core: an NVIDIA GPU whose tenants run together.
+//! The sharing core: an NVIDIA GPU on which tenants run together.
 //!
 //! ```text
 //!   observe: log, engine status, busy counter, channel status -> looker -> Look
@@ -18,36 +18,30 @@ mod start;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use turnstile_accounting::{EngineId, Moment, Nanos, SwitchEvent, TenantId};
 use turnstile_gpu::{
     Allocation, COMPUTE, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, Look,
-    MemoryEvent, MoveError, MoveOrder, ProgramRefusal, Refusal, Suspend, TenantResources,
-    Untracked,
+    MemoryEvent, MoveError, MoveOrder, ProgramRefusal, Refusal, TenantResources, Untracked,
 };
 use turnstile_host::process;
 use turnstile_vmm::wire::ObjectChange;
 
 use crate::clock::GpuClock;
-use crate::events::EventLog;
 use crate::guardian::Guardian;
 use crate::hands::{Hands, Holding};
 use crate::hold::Channel;
-use crate::holder::{Holder, OwnedSwitch};
-use crate::models;
-use crate::observe::Signals;
+use crate::holder::OwnedSwitch;
 use crate::programs::{ProgramChunks, ProgramMemory};
 use crate::rm::RmClient;
 use crate::sets::Sets;
 use crate::usher::Usher;
-use crate::version::{self, DriverAbi};
+use crate::version::DriverAbi;
 use crate::vms::Vms;
-use crate::worker::WorkerConfig;
 pub use holds::{Holds, Reason};
 use looker::Looker;
 pub use moving::Moving;
@@ -124,7 +118,7 @@ impl Shared {
     }
 }
 
-/// An NVIDIA GPU whose tenants run together.
+/// An NVIDIA GPU on which tenants run together.
 #[derive(Debug)]
 pub struct SharedGpu {
     shared: Arc<Shared>,
@@ -135,100 +129,6 @@ pub struct SharedGpu {
 
 /// How often memory that moves is looked after within a period.
 pub const MEMORY_TICK: Nanos = Nanos::from_ms(3);
-
-impl SharedGpu {
-    /// Shares the GPU that `config` names. `guardian` starts a process that ends up in
-    /// [`crate::guardian::serve`], `worker` one that ends up in [`crate::worker::run`]. With a
-    /// preemptor, a tenant that is held stops sooner. With `moving`, tenants may together own more
-    /// memory than there is.
-    ///
-    /// # Errors
-    /// If the driver is not known or refuses, or there is no watchdog.
-    pub fn start(
-        config: WorkerConfig,
-        guardian: impl Fn() -> Command + Send + 'static,
-        worker: impl Fn() -> Command + Send + Sync + 'static,
-        preemptor: Option<Usher>,
-        moving: Option<Moving>,
-    ) -> Result<Self, NvidiaError> {
-        let index = config.device;
-        let vms = Vms::new(config, worker);
-        let driver = version::detect()?;
-        let client = Arc::new(RmClient::open(index)?);
-        let facts = start::facts(index)?;
-        let log = EventLog::start(&client, &driver)?;
-        let clock = GpuClock::start(&client, &driver)?;
-        let signals = Signals::of(index)?;
-        let missing = [signals.busy_counter(), signals.channel_status()];
-        for reason in missing.into_iter().filter_map(Result::err) {
-            log::warn!("{reason}; resident time is charged, or work is assumed, in its place");
-        }
-        let edges = models::of(index).edges;
-        let mut looker = Looker::new(client.clone(), log, signals, edges);
-        looker.set_preemptor(preemptor.as_ref().and_then(Usher::pid));
-        let chunks = ProgramChunks::default();
-        // What all programs may have together.
-        let room_bytes = moving.as_ref().map_or(facts.memory_bytes, |moving| {
-            moving.card_bytes(facts.memory_bytes) + moving.pool_bytes
-        });
-        let first = Guardian::start(guardian())?;
-        let shared = Arc::new(Shared {
-            client: client.clone(),
-            driver,
-            clock: Mutex::new(clock),
-            looker: Mutex::new(looker),
-            hands: Hands::default(),
-            holds: Mutex::default(),
-            preemptor: Mutex::new(preemptor),
-            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
-            vms,
-            programs: ProgramMemory::new(room_bytes, Arc::new(chunks.clone())),
-            chunks,
-            able: OnceLock::new(),
-            sets: OnceLock::new(),
-        });
-        let (mut memory_bytes, mut host_pool_bytes) = (facts.memory_bytes, 0);
-        if let Some(moving) = moving {
-            memory_bytes = moving.card_bytes(facts.memory_bytes);
-            host_pool_bytes = moving.pool_bytes;
-            let sets = moving.start(index, memory_bytes, &shared)?;
-            shared.chunks.move_by(sets.clone());
-            // Empty until here.
-            let _ = shared.sets.set(sets);
-        }
-        let switch = OwnedSwitch { client, driver };
-        let holding = Arc::new(Holding::new(Holder::new(switch, first)));
-        let (owner, held) = (shared.clone(), holding.clone());
-        let another = move || Guardian::start(guardian());
-        let thread = thread::Builder::new()
-            .name("gpu-hold".into())
-            .spawn(move || owner.hands.run(&held, &*owner, another))
-            .map_err(NvidiaError::Thread)?;
-        let capabilities = Capabilities {
-            compute_engines: 1,
-            copy_engines: 0,
-            suspend: Suspend::MidKernel,
-            engine_holds: true,
-            demand: true,
-            time_slices: true,
-            status_registers: true,
-            switch_events: true,
-            multiprocessors: facts.multiprocessors,
-            shared_bytes_max: facts.shared_bytes_max,
-            memory_bytes,
-            movable_memory: host_pool_bytes > 0,
-            host_pool_bytes,
-            software: false,
-            aperture: false,
-        };
-        Ok(Self {
-            shared,
-            capabilities,
-            holding,
-            thread: Some(thread),
-        })
-    }
-}
 
 impl Gpu for SharedGpu {
     fn capabilities(&self) -> Capabilities {
@@ -365,7 +265,7 @@ impl Gpu for SharedGpu {
         true
     }
 
-    fn read_look(&self, look: &mut Look) -> bool {
+    fn read_look(&self, look: &mut Look) {
         let shared = &self.shared;
         shared.hands.see_to(&self.holding, &**shared, false);
         lock(&shared.clock).follow(&shared.client, &shared.driver);
@@ -376,7 +276,6 @@ impl Gpu for SharedGpu {
         if let Err(error) = looker.look(|| shared.now(), asks, look) {
             log::error!("{error}");
         }
-        true
     }
 
     fn set_slice(&self, tenant: TenantId, slice: Nanos) {

@@ -1,16 +1,31 @@
-//! What starting to share a GPU needs: facts of the GPU, and why it fails.
+//! Starting to share a GPU: facts of the GPU, what is opened of it, and why that fails.
 
 use std::io;
+use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
 
+use rustix::event::{EventfdFlags, eventfd};
 use turnstile_abi::CHUNK_BYTES;
+use turnstile_gpu::{Capabilities, Suspend};
 
-use crate::guardian::GuardianError;
+use super::{Looker, Moving, Shared, SharedGpu};
+use crate::clock::GpuClock;
+use crate::events::EventLog;
+use crate::guardian::{Guardian, GuardianError};
+use crate::hands::{Hands, Holding};
+use crate::holder::{Holder, OwnedSwitch};
+use crate::models;
 use crate::mover::MoverError;
+use crate::observe::Signals;
 use crate::probe::CudaError;
-use crate::rm::RmError;
+use crate::programs::{ProgramChunks, ProgramMemory};
+use crate::rm::{RmClient, RmError};
 use crate::sys::Cuda;
-use crate::version::VersionError;
-use crate::worker::Facts;
+use crate::usher::Usher;
+use crate::version::{self, VersionError};
+use crate::vms::Vms;
+use crate::worker::{Facts, WorkerConfig};
 
 /// Why the GPU cannot be shared.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +56,7 @@ pub enum NvidiaError {
 }
 
 /// What the GPU is.
-pub(super) fn facts(index: u32) -> Result<Facts, CudaError> {
+fn facts(index: u32) -> Result<Facts, CudaError> {
     /// SOURCE: cuda.h: CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK.
     const SHARED_BYTES: i32 = 8;
     /// SOURCE: cuda.h: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT.
@@ -57,4 +72,98 @@ pub(super) fn facts(index: u32) -> Result<Facts, CudaError> {
         memory_bytes: cuda.total_bytes(index)? / CHUNK_BYTES * CHUNK_BYTES,
         pinned: false,
     })
+}
+
+impl SharedGpu {
+    /// Shares the GPU that `config` names. `guardian` starts a process that ends up in
+    /// [`crate::guardian::serve`], `worker` one that ends up in [`crate::worker::run`]. With a
+    /// preemptor, a tenant that is held stops sooner. With `moving`, tenants may together own more
+    /// memory than there is.
+    ///
+    /// # Errors
+    /// If the driver is not known or refuses, or there is no watchdog.
+    pub fn start(
+        config: WorkerConfig,
+        guardian: impl Fn() -> Command + Send + 'static,
+        worker: impl Fn() -> Command + Send + Sync + 'static,
+        preemptor: Option<Usher>,
+        moving: Option<Moving>,
+    ) -> Result<Self, NvidiaError> {
+        let index = config.device;
+        let vms = Vms::new(config, worker);
+        let driver = version::detect()?;
+        let client = Arc::new(RmClient::open(index)?);
+        let facts = facts(index)?;
+        let log = EventLog::start(&client, &driver)?;
+        let clock = GpuClock::start(&client, &driver)?;
+        let signals = Signals::of(index)?;
+        let missing = [signals.busy_counter(), signals.channel_status()];
+        for reason in missing.into_iter().filter_map(Result::err) {
+            log::warn!("{reason}; resident time is charged, or work is assumed, in its place");
+        }
+        let edges = models::of(index).edges;
+        let mut looker = Looker::new(client.clone(), log, signals, edges);
+        looker.set_preemptor(preemptor.as_ref().and_then(Usher::pid));
+        let chunks = ProgramChunks::default();
+        // What all programs may have together.
+        let room_bytes = moving.as_ref().map_or(facts.memory_bytes, |moving| {
+            moving.card_bytes(facts.memory_bytes) + moving.pool_bytes
+        });
+        let first = Guardian::start(guardian())?;
+        let shared = Arc::new(Shared {
+            client: client.clone(),
+            driver,
+            clock: Mutex::new(clock),
+            looker: Mutex::new(looker),
+            hands: Hands::default(),
+            holds: Mutex::default(),
+            preemptor: Mutex::new(preemptor),
+            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            vms,
+            programs: ProgramMemory::new(room_bytes, Arc::new(chunks.clone())),
+            chunks,
+            able: OnceLock::new(),
+            sets: OnceLock::new(),
+        });
+        let (mut memory_bytes, mut host_pool_bytes) = (facts.memory_bytes, 0);
+        if let Some(moving) = moving {
+            memory_bytes = moving.card_bytes(facts.memory_bytes);
+            host_pool_bytes = moving.pool_bytes;
+            let sets = moving.start(index, memory_bytes, &shared)?;
+            shared.chunks.move_by(sets.clone());
+            // Empty until here.
+            let _ = shared.sets.set(sets);
+        }
+        let switch = OwnedSwitch { client, driver };
+        let holding = Arc::new(Holding::new(Holder::new(switch, first)));
+        let (owner, held) = (shared.clone(), holding.clone());
+        let another = move || Guardian::start(guardian());
+        let thread = thread::Builder::new()
+            .name("gpu-hold".into())
+            .spawn(move || owner.hands.run(&held, &*owner, another))
+            .map_err(NvidiaError::Thread)?;
+        let capabilities = Capabilities {
+            compute_engines: 1,
+            copy_engines: 0,
+            suspend: Suspend::MidKernel,
+            engine_holds: true,
+            demand: true,
+            time_slices: true,
+            status_registers: true,
+            switch_events: true,
+            multiprocessors: facts.multiprocessors,
+            shared_bytes_max: facts.shared_bytes_max,
+            memory_bytes,
+            movable_memory: host_pool_bytes > 0,
+            host_pool_bytes,
+            software: false,
+            aperture: false,
+        };
+        Ok(Self {
+            shared,
+            capabilities,
+            holding,
+            thread: Some(thread),
+        })
+    }
 }

@@ -4,9 +4,9 @@
 //! it. [`ControlFiles`] duplicates that file from the process (`pidfd_getfd`).
 //!
 //! # Bounds
-//! What a tenant reports is not checked before. At most [`CALLS_MAX`] calls and [`SCANS_MAX`] scans of
-//! descriptors are made at a look. The channels of a tenant with more than [`CHANNELS_MAX`] are not
-//! read.
+//! What a tenant reports is not checked before. At most [`CALLS_MAX`] calls and [`SCANS_MAX`] scans
+//! of descriptors are made at a look. The channels of a tenant with more than [`CHANNELS_MAX`] are
+//! not read.
 //!
 //! In: channels and groups that processes report ([`Processes`]), time slices that the rule orders.
 //! Out: numbers of channels, by which channel status is read. Called at each look.
@@ -21,10 +21,9 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use turnstile_accounting::{Nanos, TenantId};
 
 use super::processes::Processes;
-use crate::handles::{ENGINE_GRAPHICS, is_channel};
 use crate::hold::Channel;
 use crate::rm::{self, CONTROL_DEVICE, RmError};
-use crate::sys::abi::{CLASS_CHANNEL_GROUP, SliceParams, TokenParams};
+use crate::sys::abi::{ControlParams, SliceParams, TokenParams};
 
 /// NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN. SOURCE: `ctrl/ctrlc36f.h`.
 const GET_TOKEN: u32 = 0xc36f_0108;
@@ -106,7 +105,7 @@ pub(crate) struct ControlFiles {
 
 impl ControlFiles {
     /// Calls by the file of a client of a process; which file it is is found by trying.
-    fn call<P: crate::sys::abi::ControlParams>(
+    fn call<P: ControlParams>(
         &mut self,
         (pid, client): (u32, u32),
         what: &'static str,
@@ -128,7 +127,7 @@ impl ControlFiles {
             return done;
         }
         let now = Instant::now();
-        let refused = RmError::Refused {
+        let mut refused = RmError::Refused {
             what,
             status: INVALID_CLIENT,
         };
@@ -142,7 +141,6 @@ impl ControlFiles {
             path: format!("/proc/{pid}/fd"),
             source,
         };
-        let mut refused = refused;
         for file in open_files(pid, Path::new(CONTROL_DEVICE)).map_err(open)? {
             match rm::control_by(&file, client, what, (object, command), params) {
                 Ok(()) => {
@@ -155,8 +153,10 @@ impl ControlFiles {
         Err(refused)
     }
 
-    /// Closes the files of processes that are gone.
-    fn keep(&mut self, lives: impl Fn(u32) -> bool) {
+    /// A look begins: closes the files of processes that are no tenant's any more.
+    pub(crate) fn begin(&mut self, processes: &Processes) {
+        self.scans = SCANS_MAX;
+        let lives = |pid: u32| processes.tenant(pid).is_some();
         self.files.retain(|(pid, _), _| lives(*pid));
         self.scanned.retain(|pid, _| lives(*pid));
     }
@@ -318,21 +318,15 @@ impl Groups {
         let (mut channels, mut groups) = (BTreeMap::new(), BTreeMap::new());
         for tenant in tenants {
             for pid in processes.pids(tenant) {
-                let compute = processes.channels_of(pid);
-                for object in processes.objects(pid) {
-                    let channel = Channel {
-                        client: object.client,
-                        handle: object.handle,
-                    };
+                for channel in processes.channels_of(pid) {
                     let key = (pid, channel);
-                    if is_channel(object.class) && compute.contains(&channel) {
-                        let known = self.channels.get(&key).map(|(_, number)| *number);
-                        channels.insert(key, (tenant, known.unwrap_or(Number::Unknown(now))));
-                    }
-                    if object.class == CLASS_CHANNEL_GROUP && object.engine == ENGINE_GRAPHICS {
-                        let slice = self.groups.get(&key).and_then(|(_, slice)| *slice);
-                        groups.insert(key, (tenant, slice));
-                    }
+                    let known = self.channels.get(&key).map(|(_, number)| *number);
+                    channels.insert(key, (tenant, known.unwrap_or(Number::Unknown(now))));
+                }
+                for group in processes.groups_of(pid) {
+                    let key = (pid, group);
+                    let slice = self.groups.get(&key).and_then(|(_, slice)| *slice);
+                    groups.insert(key, (tenant, slice));
                 }
             }
         }
@@ -340,17 +334,11 @@ impl Groups {
     }
 }
 
-impl ControlFiles {
-    /// A look begins: closes the files of processes that are no tenant's any more.
-    pub(crate) fn begin(&mut self, processes: &Processes) {
-        self.scans = SCANS_MAX;
-        self.keep(|pid| processes.tenant(pid).is_some());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handles::ENGINE_GRAPHICS;
+    use crate::sys::abi::CLASS_CHANNEL_GROUP;
     use turnstile_vmm::wire::{ObjectChange, ProgramObject};
 
     const A: TenantId = TenantId(1);

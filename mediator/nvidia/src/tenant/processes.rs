@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use turnstile_accounting::TenantId;
 use turnstile_host::process;
-use turnstile_vmm::wire::{ObjectChange, ProgramObject};
+use turnstile_vmm::wire::ObjectChange;
 
 use crate::handles::Handles;
 use crate::hold::Channel;
@@ -110,7 +110,7 @@ impl Processes {
 
     /// The channels by which a tenant is held: those on the compute engine.
     pub(crate) fn compute_channels(&self, tenant: TenantId) -> Vec<Channel> {
-        let channels = |pid| self.handles.compute_channels(pid);
+        let channels = |pid| self.channels_of(pid);
         self.pids(tenant).flat_map(channels).collect()
     }
 
@@ -126,14 +126,14 @@ impl Processes {
             .collect()
     }
 
-    /// The channels and groups of a process, groups first.
-    pub(crate) fn objects(&self, pid: u32) -> Vec<ProgramObject> {
-        self.handles.objects(pid)
-    }
-
     /// The compute channels of a process.
     pub(crate) fn channels_of(&self, pid: u32) -> Vec<Channel> {
         self.handles.compute_channels(pid)
+    }
+
+    /// The channel groups of a process on the compute engine.
+    pub(crate) fn groups_of(&self, pid: u32) -> Vec<Channel> {
+        self.handles.compute_groups(pid)
     }
 
     /// The context of a process without a tenant was loaded: it belongs to the tenant of its
@@ -175,6 +175,7 @@ impl Processes {
 mod tests {
     use super::*;
     use crate::sys::abi::CLASS_CHANNEL_GROUP;
+    use turnstile_vmm::wire::ProgramObject;
 
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
