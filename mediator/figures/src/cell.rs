@@ -51,9 +51,9 @@ pub struct TenantLine {
     pub load: String,
     /// Its weight.
     pub weight: u32,
-    /// Entitled part of what all executed, after the first second: see [`super::entitlement`].
+    /// Entitled part of what all executed, after the skipped time: see [`super::entitlement`].
     pub entitled_percent: f64,
-    /// Part of what all executed, after the first second.
+    /// Part of what all executed, after the skipped time.
     pub share_percent: f64,
     /// What it executed in each 10 ms of the worst sliding window and the second before it; empty if there is none.
     #[serde(default)]
@@ -110,7 +110,7 @@ pub struct CellLine {
     pub scheduler: String,
     /// Its tenants.
     pub tenants: Vec<TenantLine>,
-    /// Largest share error of any window of 1 s that begins after the first second, on a grid of 10 ms; parts of what all executed in
+    /// Largest share error of any window of 1 s that begins after the skipped time, on a grid of 10 ms; parts of what all executed in
     /// the window, received and entitled.
     pub worst_sliding: Option<Worst>,
     /// The same of whole seconds only.
@@ -126,7 +126,7 @@ pub struct CellLine {
     pub worst_sliding_worked: Option<Worst>,
     /// As `worst_aligned`, from the same.
     pub worst_aligned_worked: Option<Worst>,
-    /// Executed time of all tenants, of the wall's, after the first second.
+    /// Executed time of all tenants, of the wall's, after the skipped time.
     pub useful_percent: f64,
     /// Where some tenants are at times idle: executed time of the busy ones while the others want nothing and have nothing, of the
     /// wall's.
@@ -194,26 +194,28 @@ impl Side {
         })
     }
 
-    fn sliding(&self) -> Option<Worst> {
-        self.worst(1, |_| true)
+    fn sliding(&self, from: usize) -> Option<Worst> {
+        self.worst(from, 1, |_| true)
     }
 
     /// The same of windows that count, by their first bucket.
-    fn sliding_of(&self, counts: impl Fn(usize) -> bool) -> Option<Worst> {
-        self.worst(1, counts)
+    fn sliding_of(&self, from: usize, counts: impl Fn(usize) -> bool) -> Option<Worst> {
+        self.worst(from, 1, counts)
     }
 
-    fn aligned(&self) -> Option<Worst> {
-        self.worst(BUCKETS_PER_SECOND, |_| true)
+    fn aligned(&self, from: usize) -> Option<Worst> {
+        self.worst(from, BUCKETS_PER_SECOND, |_| true)
     }
 
-    fn worst(&self, step: usize, counts: impl Fn(usize) -> bool) -> Option<Worst> {
+    /// The worst second that begins at bucket `from` or later.
+    fn worst(&self, from: usize, step: usize, counts: impl Fn(usize) -> bool) -> Option<Worst> {
         let second = BUCKETS_PER_SECOND;
-        worst_of(&self.received, &self.due, second, second, step, counts)
+        worst_of(&self.received, &self.due, second, from, step, counts)
     }
 }
 
-/// Puts together what the loads of `cell` and the scheduler reported.
+/// Puts together what the loads of `cell` and the scheduler reported. Figures leave out the first
+/// `skip_ns` of the run, unless it is no longer.
 ///
 /// # Errors
 /// If a report is missing or incomplete.
@@ -222,6 +224,7 @@ pub fn line(
     scheduler: &str,
     loads: &[LoadReport],
     says: &SchedulerSays,
+    skip_ns: u64,
 ) -> Result<CellLine, CellError> {
     if loads.len() != cell.tenants.len() {
         return Err(CellError::Reports(loads.len(), cell.tenants.len()));
@@ -245,19 +248,16 @@ pub fn line(
     let executed = side(&fine_executed)?;
     let occupied = side(&fine(|load| &load.occupied_ns))?;
     let worked = side(&fine(|load| &load.worked_ns))?;
-    // The first second is for settling, unless there is no other.
-    let from = if count > BUCKETS_PER_SECOND {
-        BUCKETS_PER_SECOND
-    } else {
-        0
-    };
+    // CAST: a run has minutes.
+    let skipped = (skip_ns / BUCKET_NS) as usize;
+    let from = if count > skipped { skipped } else { 0 };
     let wall_ns = BUCKET_NS * (count - from) as u64;
     let is_unpaused = |bucket: usize| {
         loads
             .iter()
             .all(|load| is_unpaused(&load.host_pauses, load.start_ns + BUCKET_NS * bucket as u64))
     };
-    let worst_sliding = executed.sliding();
+    let worst_sliding = executed.sliding(from);
     let at_worst = worst_sliding.map_or(0..0, |worst| {
         worst.bucket.saturating_sub(BUCKETS_PER_SECOND)..worst.bucket + BUCKETS_PER_SECOND
     });
@@ -315,12 +315,12 @@ pub fn line(
         scheduler: scheduler.to_owned(),
         tenants,
         worst_sliding,
-        worst_aligned: executed.aligned(),
-        worst_sliding_unpaused: executed.sliding_of(is_unpaused),
-        worst_sliding_occupied: occupied.sliding(),
-        worst_aligned_occupied: occupied.aligned(),
-        worst_sliding_worked: worked.sliding(),
-        worst_aligned_worked: worked.aligned(),
+        worst_aligned: executed.aligned(from),
+        worst_sliding_unpaused: executed.sliding_of(from, is_unpaused),
+        worst_sliding_occupied: occupied.sliding(from),
+        worst_aligned_occupied: occupied.aligned(from),
+        worst_sliding_worked: worked.sliding(from),
+        worst_aligned_worked: worked.aligned(from),
         useful_percent: percent(all_executed, wall_ns),
         busy_while_others_idle_percent: alone(
             cell,
@@ -363,6 +363,8 @@ mod tests {
     use super::*;
     use crate::matrix::Tenant;
 
+    const SKIP_NS: u64 = 1_000_000_000;
+
     fn cell(patterns: &[(u32, Pattern)]) -> Cell {
         let tenant = |&(weight, pattern)| Tenant {
             weight,
@@ -404,7 +406,7 @@ mod tests {
             gate_cpu_percent: Some(0.3),
             ..SchedulerSays::default()
         };
-        let line = line(&cell, "dfq", &loads, &says).unwrap();
+        let line = line(&cell, "dfq", &loads, &says, SKIP_NS).unwrap();
         assert_eq!(line.weights, "3:1");
         let first = &line.tenants[0];
         assert!((first.share_percent - 66.667).abs() < 0.01);
@@ -432,7 +434,7 @@ mod tests {
             charges: vec![Some(Charge::default())],
             ..SchedulerSays::default()
         };
-        let line = line(&cell, "dfq", &[load], &says).unwrap();
+        let line = line(&cell, "dfq", &[load], &says, SKIP_NS).unwrap();
         assert_eq!(line.tenants[0].truth_ns, Some(980 * 900_000));
     }
 
@@ -444,6 +446,7 @@ mod tests {
             "dfq",
             &[load(0, 2), load(9_900_000, 2)],
             &SchedulerSays::default(),
+            SKIP_NS,
         )
         .unwrap();
         assert!((line.busy_while_others_idle_percent.unwrap() - 99.0).abs() < 1e-6);
@@ -455,7 +458,7 @@ mod tests {
         let cell = cell(&[(100, Pattern::Busy), (100, Pattern::Bursty)]);
         let mut loads = [load(8_700_000, 6), load(0, 6)];
         loads[0].occupied_ns.fill(950_000);
-        let line = line(&cell, "dfq", &loads, &SchedulerSays::default()).unwrap();
+        let line = line(&cell, "dfq", &loads, &SchedulerSays::default(), SKIP_NS).unwrap();
         let lacks = line.tenants[1].entitled_percent;
         let wanted = 100.0 * 0.3 / 0.87;
         assert!((lacks - wanted).abs() < 5.0, "{lacks}, not {wanted}");
@@ -480,7 +483,7 @@ mod tests {
         loads[0].executed_ns[3_500..3_540].fill(0);
         loads[0].executed_ns[6_000..6_020].fill(0);
         let points = |loads: &[LoadReport]| {
-            let line = line(&cell, "dfq", loads, &SchedulerSays::default()).unwrap();
+            let line = line(&cell, "dfq", loads, &SchedulerSays::default(), SKIP_NS).unwrap();
             let worst = line.worst_sliding_unpaused;
             (
                 line.worst_sliding.unwrap().points,
@@ -489,7 +492,7 @@ mod tests {
         };
         let (worst, unpaused) = points(&loads);
         assert_eq!(Some(worst), unpaused);
-        let line = line(&cell, "dfq", &loads, &SchedulerSays::default()).unwrap();
+        let line = line(&cell, "dfq", &loads, &SchedulerSays::default(), SKIP_NS).unwrap();
         let seen = &line.tenants[0].executed_at_worst_ns;
         assert_eq!(seen.len(), 2 * BUCKETS_PER_SECOND);
         let lacks = |buckets: &[u64]| buckets.iter().filter(|&&bucket| bucket == 0).count();
@@ -515,11 +518,11 @@ mod tests {
         broken.gaps_unrecorded = 1;
         let says = SchedulerSays::default();
         assert!(matches!(
-            line(&cell, "native", &[broken], &says),
+            line(&cell, "native", &[broken], &says, SKIP_NS),
             Err(CellError::Unrecorded(_, 1))
         ));
         assert!(matches!(
-            line(&cell, "native", &[], &says),
+            line(&cell, "native", &[], &says, SKIP_NS),
             Err(CellError::Reports(0, 1))
         ));
     }

@@ -36,10 +36,24 @@ pub fn recording(
         words.join(" ")
     }));
     for (tenant, load) in loads {
-        let whole = load.executed_ns.len() / FINE_PER_BUCKET * FINE_PER_BUCKET;
-        let steps = coarser(&load.executed_ns[..whole], FINE_PER_BUCKET);
-        let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
-        lines.push(format!("executed {tenant} {}", steps.join(" ")));
+        let truths = [("executed", &load.executed_ns), ("worked", &load.worked_ns)];
+        for (name, fine) in truths {
+            let whole = fine.len() / FINE_PER_BUCKET * FINE_PER_BUCKET;
+            let steps = coarser(&fine[..whole], FINE_PER_BUCKET);
+            let steps: Vec<String> = steps.iter().map(u64::to_string).collect();
+            lines.push(format!("{name} {tenant} {}", steps.join(" ")));
+        }
+        let on_gpu = |at_ns: u64| {
+            at_ns
+                .saturating_sub_signed(offset_ns)
+                .saturating_sub(base_ns)
+        };
+        for (name, spans) in [("gap", &load.gap_list), ("pause", &load.pause_list)] {
+            lines.extend(spans.iter().map(|span| {
+                let (begin, end) = (on_gpu(span.begin_ns), on_gpu(span.end_ns));
+                format!("{name} {tenant} {begin} {end}")
+            }));
+        }
     }
     lines.push(String::new());
     lines.join("\n")
@@ -47,6 +61,7 @@ pub fn recording(
 
 #[cfg(test)]
 mod tests {
+    use super::super::spans::Span;
     use super::*;
 
     #[test]
@@ -56,12 +71,17 @@ mod tests {
             [2026-11-22T01:00:00Z TRACE turnstile::looks] seen 2 true 1795302237000000000\n";
         let load = LoadReport {
             executed_ns: vec![100; 25],
+            worked_ns: vec![101; 25],
+            gap_list: vec![Span::new(
+                1_795_302_237_000_000_000,
+                1_795_302_237_000_000_100,
+            )],
             clock_offset_ns: -500,
             ..LoadReport::default()
         };
         let recorded = recording("a cell", messages, 1_795_302_236_999_999_500, &[(2, &load)]);
-        let expected =
-            "# a cell\nactive 7 2974611520 552 314\nseen 2 true 3000000000\nexecuted 2 1000 1000\n";
+        let expected = "# a cell\nactive 7 2974611520 552 314\nseen 2 true 3000000000\n\
+            executed 2 1000 1000\nworked 2 1010 1010\ngap 2 3000000500 3000000600\n";
         assert_eq!(recorded, expected);
     }
 }

@@ -35,7 +35,7 @@ use turnstile_vmm::wire::ObjectChange;
 
 pub use capabilities::{Capabilities, EngineStatus, Suspend};
 pub use guest::GuestMemory;
-pub use look::Look;
+pub use look::{LOOKS, Look};
 pub use moves::{ChunkId, Direction, MemoryEvent, MoveError, MoveFailure, MoveOrder, MoveReport};
 pub use refusal::{ProgramRefusal, Refusal, within_limit};
 

@@ -15,6 +15,8 @@ pub struct Looked {
     pub slices: Vec<(TenantId, Nanos)>,
     /// When the next look is due.
     pub next: Moment,
+    /// What can be known at the next look is wanted.
+    pub exact: bool,
 }
 
 impl Mediation {
@@ -63,7 +65,7 @@ impl Mediation {
         });
         let measured: Vec<Measured<'_>> = measured.collect();
         let orders = owed.look(look.at, &seen, &measured).clone();
-        looked.next = orders.next_look;
+        (looked.next, looked.exact) = (orders.next_look, orders.exact);
         for order in orders.tenants {
             let decision = order.hold.map_or(Decision::Admit, Decision::Hold);
             let stands = self.tenants.get(&order.tenant);

@@ -207,6 +207,7 @@ fn looks(count: u64, waits_for_memory: Option<TenantId>) -> (Mediation, Vec<Hold
         });
         let look = Look {
             at: from + interval,
+            exact: false,
             seen: seen.to_vec(),
             windows: vec![meter.close(window, Some(interval), Case::default())],
         };

@@ -30,7 +30,7 @@ use super::untracked::Told;
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::StatusView;
 use crate::tenant::requests::{Account, Effect};
-use turnstile_gpu::{ChannelActivity, Gpu, Look, Suspend};
+use turnstile_gpu::{ChannelActivity, Gpu, LOOKS, Look, Suspend};
 use turnstile_mediation::{Activity, COMPUTE, Control, GateOrder, HoldOrder, Mediation};
 
 /// Tenants and policy of a host.
@@ -346,10 +346,17 @@ impl Host {
             for seen in &look.seen {
                 let owed = state.mediation.owed(seen.tenant);
                 let admitted = state.mediation.admitted(seen.tenant);
-                log::trace!(target: LOOKS, "{} {seen:?} {admitted} {owed:?}", look.at.0);
+                let (at, tenant) = (look.at.0, seen.tenant.0);
+                let work = u8::from(seen.has_work);
+                log::trace!(target: LOOKS, "state {at} {tenant} {work} {admitted} {owed:?}");
             }
             for window in &look.windows {
-                log::trace!(target: LOOKS, "{} {:?}", window.usage.window.to().0, window.readings);
+                let to = window.usage.window.to().0;
+                for reading in &window.readings {
+                    let tenant = reading.tenant.0;
+                    let (worked, resident) = (reading.worked, reading.resident);
+                    log::trace!(target: LOOKS, "window {to} {tenant} {worked:?} {resident:?}");
+                }
             }
         }
         state.carry_out(&*self.gpu, &looked.gates);
@@ -357,6 +364,7 @@ impl Host {
             self.gpu.set_slice(tenant, slice);
         }
         drop(state);
+        look.exact = looked.exact;
         for window in look.windows.drain(..) {
             self.period_end(None, window.usage, None, channels);
         }
@@ -595,9 +603,6 @@ impl Host {
         state.mediation.set_weight(tenant, weight)
     }
 }
-
-/// Looks are traced under this name.
-const LOOKS: &str = "turnstile::looks";
 
 /// By then the engines have let go of a tenant that left: the kernel limit of a GPU is below it.
 const SETTLE_AFTER: Nanos = Nanos::from_ms(60_000);

@@ -14,9 +14,10 @@ const FORGET_TIME: Nanos = Nanos::from_ms(60_000);
 /// Above this `alone` is a first guess, and a measurement replaces most of it.
 /// SOURCE: simulation `lab corun`.
 const GUESS: Fraction = Fraction::percent(95);
-/// Step towards the first measurement. SOURCE: simulation `lab corun`.
-const FIRST_STEP: Fraction = Fraction::percent(70);
-/// Step towards each later measurement. SOURCE: simulation `lab corun`.
+/// Step towards the first measurement, and towards one that is higher: a node that was measured as
+/// its program started is owed too little for many more turns. SOURCE: simulation `lab corun`.
+const LONG_STEP: Fraction = Fraction::percent(70);
+/// Step towards each later measurement that is lower. SOURCE: simulation `lab corun`.
 const STEP: Fraction = Fraction::percent(30);
 /// The least `alone` of a node that worked: less could not grow again between two looks.
 const ALONE_MIN_PPM: u64 = 2;
@@ -106,8 +107,14 @@ impl Node {
         self.alone = match measured {
             Alone::OnlyWaits => Fraction::ZERO,
             Alone::Works(rate) => {
-                let step = if self.alone > GUESS { FIRST_STEP } else { STEP };
-                let alone = self.alone.toward(rate.min(Fraction::ONE), step);
+                let rate = rate.min(Fraction::ONE);
+                let rose = rate > self.alone;
+                let step = if rose || self.alone > GUESS {
+                    LONG_STEP
+                } else {
+                    STEP
+                };
+                let alone = self.alone.toward(rate, step);
                 alone.max(Fraction::ratio(ALONE_MIN_PPM, 1_000_000))
             }
         };
@@ -152,6 +159,15 @@ mod tests {
         assert_eq!(node.alone, Fraction::ONE);
         node.learn(Alone::Works(Fraction::ratio(3, 1)));
         assert_eq!(node.alone, Fraction::ONE);
+    }
+
+    #[test]
+    fn a_node_that_was_measured_at_its_start_rises_in_two_turns() {
+        let mut node = Node::new(0, None);
+        node.learn(Alone::Works(Fraction::percent(5)));
+        assert_eq!(node.alone.permille(), 335);
+        (0..2).for_each(|_| node.learn(Alone::Works(Fraction::ONE)));
+        assert!(node.alone.permille() >= 940, "{:?}", node.alone);
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Orders {
     pub tenants: Vec<TenantOrder>,
     /// When the next look is due.
     pub next_look: Moment,
+    /// The next look may begin or end an own turn, or end a quota: it wants all readings up to then.
+    pub exact: bool,
 }
 
 /// What the rule keeps of a tenant, for its operator.

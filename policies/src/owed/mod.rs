@@ -69,7 +69,8 @@ pub struct Owed {
     past: VecDeque<Past>,
     /// The look up to which all readings are known.
     settled: Moment,
-    /// Age of the last readings when they came.
+    /// How much was not known at the last look that asked for all, beside the time since the look
+    /// before.
     lag: Nanos,
     window: LoadWindow,
     /// The last look; none before the first.
@@ -214,6 +215,9 @@ impl Owed {
             self.note_past(last, now);
         }
         let unknown = self.settle(now, measured);
+        if self.orders.exact {
+            self.lag = last.since(self.settled);
+        }
         self.renew_quotas(now);
         let in_turn = self.turns.current().is_some();
         self.end_turn(now, unknown);

@@ -5,6 +5,7 @@
 use super::account::{Account, Tenant};
 use super::fraction::Fraction;
 use super::look::TenantOrder;
+use super::node::Node;
 use super::target::Credit;
 use super::turn::EARLY;
 use super::{CALM_INTERVAL, LOOK_INTERVAL, Owed, slices};
@@ -40,6 +41,8 @@ impl Owed {
         }
         self.orders.tenants = orders;
         self.orders.next_look = self.next_look_after(now);
+        let in_turn = self.turns.current().is_some();
+        self.orders.exact = in_turn || self.accounts.values().any(is_exact);
     }
 
     /// What holds for a tenant that has just appeared.
@@ -134,4 +137,12 @@ impl Owed {
         }
         Moment(now.0.saturating_add(wait.max(LOOK_INTERVAL_MIN).0))
     }
+}
+
+/// Whether a look has to know all of what an account and its tenants worked: one of them is owed
+/// something, or runs on a quota.
+fn is_exact(account: &Account) -> bool {
+    let due = |node: &Node| node.owed > 0 || node.quota.is_some();
+    let mut tenants = account.connected().filter(|(_, tenant)| tenant.state.live);
+    tenants.any(|(_, tenant)| !tenant.held && (due(&tenant.node) || due(&account.node)))
 }

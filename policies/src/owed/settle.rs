@@ -117,7 +117,6 @@ impl Owed {
             while let Some(past) = self.past.pop_front_if(|past| past.until <= measured.until) {
                 let readings = (past.until == measured.until).then_some(measured.tenants);
                 unknown |= !self.settle_one(&past, readings);
-                self.lag = now.since(past.until);
             }
         }
         while let Some(past) = self

@@ -26,9 +26,8 @@ use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
 pub(crate) const TURN: Nanos = Nanos::from_ms(20);
 /// Length of an own turn if readings are later than [`LAG_MAX`]. SOURCE: simulation `lab corun`.
 pub(crate) const LONG_TURN: Nanos = Nanos::from_ms(50);
-/// Readings of a meter that is late by 20 ms are at most this old at a look.
-/// SOURCE: simulation `lab corun`.
-pub(crate) const LAG_MAX: Nanos = Nanos::from_ms(40);
+/// A meter that is late by so much is not yet late. SOURCE: simulation `lab corun`.
+pub(crate) const LAG_MAX: Nanos = Nanos::from_ms(20);
 /// An own turn ends after this even if no other tenant has work. SOURCE: simulation `lab corun`.
 pub(crate) const TURN_MAX: Nanos = Nanos::from_ms(200);
 /// A holder without work for this time ends its turn. SOURCE: simulation `lab corun`.

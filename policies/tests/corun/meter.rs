@@ -47,6 +47,11 @@ fn errors(rows: &[Row]) {
         ..Sources::default()
     };
     table("late by 20 ms", late(20), &parts, rows);
+    let on_request = Sources {
+        on_request: true,
+        ..late(60)
+    };
+    table("late by 60 ms, but on request", on_request, &parts, rows);
     let long_turns = Bounds {
         progress: 0.9,
         worst: 0.8,

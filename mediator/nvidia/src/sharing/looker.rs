@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use turnstile_accounting::meter::{Case, WorkedMeter};
 use turnstile_accounting::{Moment, Nanos, Reading, Seen, TenantId, Window};
-use turnstile_gpu::{COMPUTE, Look};
+use turnstile_gpu::{COMPUTE, LOOKS, Look};
 use turnstile_host::process;
 use turnstile_vmm::wire::ObjectChange;
 
@@ -148,9 +148,9 @@ impl Looker {
     }
 
     /// Something happens to a tenant.
-    pub(super) fn apply(&mut self, tenant: TenantId, event: Event) {
+    pub(super) fn apply(&mut self, tenant: TenantId, event: Event, at: Moment) {
         if let Some(tenant) = self.tenants.get_mut(&tenant) {
-            tenant.apply(event);
+            tenant.apply(event, at);
         }
     }
 
@@ -195,6 +195,9 @@ impl Looker {
         let at = now().max(self.last.unwrap_or(Moment(0)));
         look.at = at;
         let busy = count.and_then(|count| self.busy.take(at, count));
+        if let Some(busy) = busy {
+            log::trace!(target: LOOKS, "busy {} {}", at.0, busy.0);
+        }
         if self.signals.copies() {
             self.copied = Some(at);
         }
@@ -211,10 +214,11 @@ impl Looker {
         let reading = Work::brief();
         self.read_channels(at, asks);
         self.channel_reads.add(&reading);
-        // The records of an own turn are few, and are needed at once.
+        // The records of an own turn, and before one, are needed at once.
         let any_held = self.tenants.values().any(|of| of.state.needs_lease());
+        let exact = look.exact || any_held;
         let reading = Work::brief();
-        let read = self.read_log(any_held);
+        let read = self.read_log(exact);
         self.log_reads.add(&reading);
         let agree = self.learn_group(group);
         if let Some(from) = self.last.replace(at)
@@ -228,7 +232,7 @@ impl Looker {
                 with_work,
             });
         }
-        let settled = match (any_held, agree) {
+        let settled = match (exact, agree) {
             (true, true) => at,
             (true, false) => Moment(at.0.saturating_sub(SETTLED.0)),
             (false, _) => Moment(at.0.saturating_sub(SHOWN.0)),
@@ -263,6 +267,8 @@ impl Looker {
             let (group, works) = self.signals.compute()?;
             if let Some(tenant) = group.and_then(|group| self.engine_groups.tenant(group)) {
                 self.meter.read(tenant, works, case);
+                let (Case { copies, beside }, tenant) = (case, tenant.0);
+                log::trace!(target: LOOKS, "read {tenant} {works} {copies} {beside}");
             }
             found = group;
         }
@@ -279,15 +285,17 @@ impl Looker {
         self.switched += records.len() as u64;
         for record in records.drain(..) {
             let owner = self.owner(record);
+            trace(record, owner);
             if let Owner::Tenant { tenant, .. } = owner
                 && let Some(of) = self.tenants.get_mut(&tenant)
             {
                 // A context is loaded because it has work.
                 of.worked_at(record.at);
-                of.apply(match record.change {
+                let event = match record.change {
                     Change::Active => Event::SchedIn,
                     Change::Saved => Event::Saved,
-                });
+                };
+                of.apply(event, record.at);
             }
             self.switches.take(record, owner);
         }
@@ -319,11 +327,10 @@ impl Looker {
         let Some(tenant) = tenant else {
             return Owner::Unknown;
         };
-        let state = self.tenants.get(&tenant).map(|of| of.state);
         Owner::Tenant {
             tenant,
             slice: self.groups.slice(tenant),
-            held: state.is_some_and(State::needs_lease),
+            held: self.tenants.get(&tenant).and_then(|of| of.held),
         }
     }
 
@@ -399,4 +406,27 @@ impl Looker {
     pub(super) fn losses(&self) -> (u64, u64) {
         (self.log.losses().missing, self.log.dropped())
     }
+}
+
+/// Traces a record of the log as it was taken.
+fn trace(record: SwitchRecord, owner: Owner) {
+    if !log::log_enabled!(target: LOOKS, log::Level::Trace) {
+        return;
+    }
+    let SwitchRecord { seq, at, pid, .. } = record;
+    let change = match record.change {
+        Change::Active => "active",
+        Change::Saved => "saved",
+    };
+    let (tenant, slice, held) = match owner {
+        Owner::Tenant {
+            tenant,
+            slice,
+            held,
+        } => (tenant.0.to_string(), slice.0, held),
+        Owner::Preemptor => ("preemptor".to_owned(), 0, None),
+        Owner::Unknown => ("unknown".to_owned(), 0, None),
+    };
+    let held = held.unwrap_or(Moment(0)).0;
+    log::trace!(target: LOOKS, "{change} {seq} {} {pid} {tenant} {slice} {held}", at.0);
 }

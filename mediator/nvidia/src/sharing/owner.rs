@@ -30,11 +30,19 @@ impl arrivals::Eyes for Shared {
     }
 }
 
+impl Shared {
+    fn happened(&self, tenant: TenantId, event: Event) {
+        let now = self.now();
+        lock(&self.looker).apply(tenant, event, now);
+    }
+}
+
 impl Owner for Shared {
     fn holding(&self, tenant: TenantId) -> Vec<Channel> {
         let lacks_memory = self.lacks_memory(tenant);
+        let now = self.now();
         let mut looker = lock(&self.looker);
-        looker.apply(tenant, Event::Hold);
+        looker.apply(tenant, Event::Hold, now);
         match lacks_memory {
             true => looker.processes.all_channels(tenant),
             false => looker.processes.compute_channels(tenant),
@@ -51,7 +59,7 @@ impl Owner for Shared {
     }
 
     fn suspended(&self, tenant: TenantId) {
-        lock(&self.looker).apply(tenant, Event::Stopped);
+        self.happened(tenant, Event::Stopped);
     }
 
     fn take_engine(&self, tenant: TenantId) {
@@ -85,7 +93,7 @@ impl Owner for Shared {
         if let Ok(worker) = self.vms.of(tenant) {
             worker.set_suspended(false);
         }
-        lock(&self.looker).apply(tenant, Event::Release);
+        self.happened(tenant, Event::Release);
     }
 
     /// A tenant of which not all memory is on the card stays held.
@@ -99,7 +107,7 @@ impl Owner for Shared {
     }
 
     fn held(&self, tenant: TenantId) -> bool {
-        lock(&self.looker).apply(tenant, Event::Stopped);
+        self.happened(tenant, Event::Stopped);
         self.sets().is_none_or(|sets| sets.held(tenant))
     }
 

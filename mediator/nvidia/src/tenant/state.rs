@@ -79,22 +79,27 @@ pub(crate) struct Tenant {
     pub(crate) has_work: bool,
     /// When it last had work; none before the first time.
     pub(crate) active: Option<Moment>,
+    /// Since when it is to be held; none while it runs.
+    pub(crate) held: Option<Moment>,
 }
 
 impl Tenant {
-    /// Something happens to it.
-    pub(crate) fn apply(&mut self, event: Event) {
+    /// Something happens to it at this moment.
+    pub(crate) fn apply(&mut self, event: Event, at: Moment) {
         self.state = self.state.after(event);
+        let holds = self.state.needs_lease();
+        self.held = holds.then(|| self.held.unwrap_or(at));
     }
 
     /// Its channels were read at `now`, with something queued or not.
     pub(crate) fn look(&mut self, has_work: bool, now: Moment) {
         self.has_work = has_work;
-        self.apply(if has_work {
+        let event = if has_work {
             Event::Queued
         } else {
             Event::Empty
-        });
+        };
+        self.apply(event, now);
         if has_work {
             self.worked_at(now);
         }

@@ -37,9 +37,12 @@ pub(super) struct ShareArgs {
     /// Its number
     #[arg(long, default_value_t = 0)]
     device: u32,
-    /// Length of each run; errors are of windows of 1 s after the first
+    /// Length of each run, in seconds
     #[arg(long, default_value_t = 6.0, value_parser = seconds)]
     seconds: f64,
+    /// Seconds of each run that its figures leave out
+    #[arg(long, default_value_t = 1.0, value_parser = seconds)]
+    skip: f64,
     /// Only cells whose names contain this, such as "2ms+200us 3:1"; give it several times for more
     #[arg(long)]
     filter: Vec<String>,
@@ -141,8 +144,9 @@ pub(super) fn run_cell(
     cell: &Cell,
     scheduler: &Scheduler<'_>,
     common: &Common,
+    skip: Duration,
     program: &Path,
-) -> anyhow::Result<(CellLine, Vec<LoadReport>)> {
+) -> anyhow::Result<CellLine> {
     let length = Duration::from_secs_f64(common.seconds);
     let mut running = scheduler.start(common.device)?;
     let mut loads = Vec::new();
@@ -164,9 +168,8 @@ pub(super) fn run_cell(
     for load in &mut loads {
         load.start(start)?;
     }
-    // What the daemon charges is compared within the run, after its first second if it is long.
-    let settled = (length / 3).min(Duration::from_secs(1));
-    for moment in [settled, length.saturating_sub(MARGIN)] {
+    // What the daemon charges is compared in the same time.
+    for moment in [skip, length.saturating_sub(MARGIN)] {
         // CAST: a run has minutes.
         let at_ns = start + moment.as_nanos() as u64;
         thread::sleep(Duration::from_nanos(at_ns.saturating_sub(wall_ns())));
@@ -179,7 +182,9 @@ pub(super) fn run_cell(
     drop(loads);
     running.record(cell, start, &reports)?;
     let says = running.end(cell.tenants.len())?;
-    Ok((line(cell, scheduler.name(), &reports, &says)?, reports))
+    // CAST: minutes.
+    let skip_ns = skip.as_nanos() as u64;
+    Ok(line(cell, scheduler.name(), &reports, &says, skip_ns)?)
 }
 
 /// How long work takes, measured while nobody else is there.
@@ -267,8 +272,12 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         device: args.device,
         seconds: args.seconds,
         calibration: Some(calibration),
-        list_gaps: false,
+        list_gaps: args.record.is_some(),
     };
+    let skip = Duration::from_secs_f64(args.skip);
+    if args.seconds < args.skip + 1.0 {
+        bail!("Nothing is left of a run: --seconds has to be a second more than --skip");
+    }
     let daemon = args.daemon.recorded(args.record.as_deref());
     let part = |name| args.only.as_deref().is_none_or(|only| only == name);
     let natively = if part("native") {
@@ -286,7 +295,8 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
     let stop = interruption()?;
     let mut all = |cells: &[Cell], scheduler: Scheduler<'_>| {
         let cells = cells.iter().take_while(|_| !stop.load(Ordering::Acquire));
-        run_all(cells, &scheduler, &common, &program, &bar, &mut failures)
+        let run = |cell: &Cell| run_cell(cell, &scheduler, &common, skip, &program);
+        run_all(cells, scheduler.name(), run, &bar, &mut failures)
     };
     let report = Report {
         gpu: first_line("/proc/driver/nvidia/gpus/0/information"),
@@ -308,8 +318,8 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         println!(
-            "driver {driver}, runs of {} s, shares by the loads' own time stamps",
-            args.seconds
+            "driver {driver}, runs of {} s without the first {}, shares by the loads' own time stamps",
+            args.seconds, args.skip
         );
         table::print("alone, natively", &report.alone);
         table::print("native", &report.native);
@@ -341,20 +351,19 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
 
 fn run_all<'a>(
     cells: impl Iterator<Item = &'a Cell>,
-    scheduler: &Scheduler<'_>,
-    common: &Common,
-    program: &Path,
+    scheduler: &str,
+    run: impl Fn(&Cell) -> anyhow::Result<CellLine>,
     bar: &ProgressBar,
     failures: &mut Vec<Failure>,
 ) -> Vec<CellLine> {
     let mut lines = Vec::new();
     for cell in cells {
-        bar.set_message(format!("{} {cell}", scheduler.name()));
-        match run_cell(cell, scheduler, common, program) {
-            Ok((line, _)) => lines.push(line),
+        bar.set_message(format!("{scheduler} {cell}"));
+        match run(cell) {
+            Ok(line) => lines.push(line),
             Err(error) => failures.push(Failure {
                 cell: cell.name(),
-                scheduler: scheduler.name().to_owned(),
+                scheduler: scheduler.to_owned(),
                 error: format!("{error:#}"),
             }),
         }

@@ -24,6 +24,8 @@ pub(crate) struct Sources {
     /// Variation of a reading of worked time while tenants run together.
     pub(crate) noise: f64,
     pub(crate) late: Ns,
+    /// Not late at looks that want all readings.
+    pub(crate) on_request: bool,
     /// Factor of the readings of one tenant.
     pub(crate) bias: Option<(usize, f64)>,
     /// From, to, and what is not known.
@@ -37,6 +39,7 @@ impl Default for Sources {
         Self {
             noise: 0.03,
             late: 0,
+            on_request: false,
             bias: None,
             silent: None,
             new_accounts: false,
@@ -232,7 +235,12 @@ impl Looks for Mediator {
         }
         let readings = self.read_all(sim);
         self.readings.push_back((sim.now, readings));
-        let known_by = sim.now - self.sources.late;
+        let requested = self.sources.on_request && self.rule.orders().exact;
+        let known_by = if requested {
+            sim.now
+        } else {
+            sim.now - self.sources.late
+        };
         let ready = self
             .readings
             .partition_point(|(until, _)| *until <= known_by);
