@@ -1,4 +1,7 @@
-"""A TCP port on the loopback address in front of a Unix socket: api_bridge.py SOCKET FILE, which gets the port."""
+"""Forwards a TCP port on the loopback address to a Unix socket.
+
+usage: api_bridge.py SOCKET FILE    the port's number is written to FILE
+"""
 
 import asyncio
 import sys

@@ -20,8 +20,8 @@ const SOURCES: &[&str] = &[
     "../Cargo.toml",
 ];
 
-/// Static, at 1 MiB, pages of 4 KiB. Passed here and not by a `.cargo/config.toml`, which cargo would look for from
-/// the folder that it was called in.
+/// Static, at 1 MiB, pages of 4 KiB. Passed here and not by a `.cargo/config.toml`, which cargo
+/// would look for from the folder that it was called in.
 const RUSTFLAGS: &[&str] = &[
     "-Crelocation-model=static",
     "-Clink-arg=--image-base=0x100000",

@@ -1,7 +1,7 @@
-//! How many records a second the ledger takes, each window on the disk before the next one.
+//! Records per second that the ledger takes, with each window on the disk before the next one.
 //!
-//! `cargo bench -p turnstile-accounting --features store --bench ingest`; `TURNSTILE_LEDGER_DIR` names a folder on the disk
-//! that is to be measured, the system's temporary one otherwise.
+//! `cargo bench -p turnstile-accounting --features store --bench ingest`; `TURNSTILE_LEDGER_DIR`
+//! names a folder on the disk to be measured (default: the system's temporary folder).
 
 use std::time::Instant;
 use turnstile_accounting::record::{

@@ -1,9 +1,8 @@
-//! A bound on what something may cost: a part of the time that passes.
+//! A bound on what an activity may cost: a part of the time that passes.
 
 use crate::units::{Moment, Nanos};
 
-/// Time that may be spent on something: a hundredth of the time that passes, saved up to a
-/// bound.
+/// Time that an activity may use: a hundredth of the time that passes, saved up to a bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
     saved: Nanos,
@@ -11,11 +10,11 @@ pub struct Allowance {
     at: Moment,
 }
 
-/// One part in so many of the time that passes.
+/// An allowance earns one nanosecond for each `PART` nanoseconds that pass.
 const PART: u64 = 100;
 
 impl Allowance {
-    /// An allowance of at most `max`, of which `saved` is there at `now`.
+    /// An allowance of at most `max`, of which `saved` is available at `now`.
     pub const fn new(saved: Nanos, max: Nanos, now: Moment) -> Self {
         Self {
             saved,
@@ -24,31 +23,31 @@ impl Allowance {
         }
     }
 
-    /// What is left at `now`.
+    /// What is available at `now`.
     pub fn left(&self, now: Moment) -> Nanos {
         let earned = Nanos(now.since(self.at).0 / PART);
         (self.saved + earned).min(self.max)
     }
 
     fn set(&mut self, now: Moment, saved: Nanos) {
-        // Time too short to earn a nanosecond is not lost.
+        // The remainder, too short to earn a nanosecond, counts from `at` on.
         let rest = Nanos(now.since(self.at).0 % PART);
         let full = saved >= self.max;
         self.saved = saved.min(self.max);
         self.at = Moment(now.0 - if full { 0 } else { rest.0 });
     }
 
-    /// Spends `length`, or all that is left.
+    /// Spends `length`, or all that is left if that is less.
     pub fn spend(&mut self, now: Moment, length: Nanos) {
         self.set(now, self.left(now).saturating_sub(length));
     }
 
-    /// Earns `length` besides.
+    /// Earns `length` beside what time earns.
     pub fn earn(&mut self, now: Moment, length: Nanos) {
         self.set(now, self.left(now) + length);
     }
 
-    /// When `length` will be left, if nothing is spent before.
+    /// When `length` will be available, if nothing is spent before.
     pub fn reaches(&self, now: Moment, length: Nanos) -> Moment {
         now + Nanos(length.saturating_sub(self.left(now)).0 * PART)
     }
@@ -77,7 +76,7 @@ mod tests {
     }
 
     proptest! {
-        /// However often it is looked at, an allowance earns the same.
+        /// An allowance earns the same, however often it is read.
         #[test]
         fn nothing_is_lost_between_two_readings(steps in prop::collection::vec(1u64..1_000, 1..100)) {
             let mut allowance = Allowance::new(Nanos::ZERO, Nanos(u64::MAX), Moment(0));

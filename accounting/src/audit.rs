@@ -1,6 +1,6 @@
-//! Checks a ledger that comes from a disk: is it whole, does it balance, was it written by us.
+//! Checks a ledger read from a disk: it is complete, it balances, and its digests are intact.
 //!
-//! Entries of one GPU go in one after the other; memory does not grow with them.
+//! Takes the entries of one GPU in order; memory does not grow with their number.
 
 use crate::ids::event_id;
 use crate::record::{Body, Digest, EngineRecord, Entry, GpuIdentity, TenantRecord, UnixNanos};
@@ -15,21 +15,21 @@ const FINDINGS_MAX: usize = 100;
 #[derive(Clone, Debug, PartialEq, Eq, Error, Serialize)]
 #[serde(tag = "law", rename_all = "snake_case")]
 pub enum Finding {
-    /// Entries are missing, or stand there twice.
+    /// Entries are missing or repeated.
     #[error("Entry {found} follows entry {}", expected.wrapping_sub(1))]
     Sequence {
-        /// The number that had to come.
+        /// The number of the next entry in order.
         expected: u64,
-        /// The number that came.
+        /// The number of the entry that was read.
         found: u64,
     },
-    /// Something was changed after it was written.
+    /// An entry was changed after it was written.
     #[error("Entry {seq} does not have the digest it was written with")]
     Digest {
         /// The entry.
         seq: u64,
     },
-    /// A record has another id than its place gives it.
+    /// A record's id is not the one that follows from its position.
     #[error("A record of entry {seq} has the id {found}, not {expected}")]
     Id {
         /// The entry.
@@ -46,9 +46,9 @@ pub enum Finding {
         seq: u64,
         /// The engine.
         engine: EngineId,
-        /// What its parts add up to.
+        /// Sum of its parts.
         accounted_ns: u128,
-        /// What they should.
+        /// The window's length, which the sum has to equal.
         length_ns: Nanos,
     },
     /// Tenants' records do not add up to their engines'.
@@ -80,7 +80,7 @@ pub enum Finding {
         start: UnixNanos,
         /// Its end.
         end: UnixNanos,
-        /// End of the one before.
+        /// End of the entry before it.
         previous: UnixNanos,
     },
     /// Within a run, an entry does not begin where the one before ended on the GPU's clock.
@@ -92,12 +92,12 @@ pub enum Finding {
         seq: u64,
         /// Its beginning.
         from: u64,
-        /// End of the one before.
+        /// End of the entry before it.
         previous: u64,
     },
 }
 
-/// What came out.
+/// Result of an audit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Windows seen.
@@ -106,19 +106,19 @@ pub struct Report {
     pub records: u64,
     /// Gaps seen.
     pub gaps: u64,
-    /// Their length.
+    /// Length of all gaps.
     pub gap_ns: u128,
     /// Length of all windows.
     pub window_ns: u128,
     /// Engine time of all tenants.
     pub engine_ns: u128,
-    /// Laws broken.
+    /// Number of laws broken.
     pub broken: u64,
-    /// The first of them.
+    /// The first of them, at most `FINDINGS_MAX`.
     pub findings: Vec<Finding>,
 }
 
-/// Where a ledger's kept part begins.
+/// Where the kept part of a ledger begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Anchor {
     /// Number of the first entry kept.
@@ -131,13 +131,14 @@ pub struct Anchor {
 #[derive(Debug)]
 pub struct Audit<'a> {
     gpu: &'a GpuIdentity,
-    /// Number and digest that are known to come next; none within a ledger, before the first entry seen.
+    /// Expected number and digest of the next entry; none if the audit begins within a ledger and
+    /// has read no entry yet.
     next: Option<Anchor>,
     previous: Option<Previous>,
     report: Report,
 }
 
-/// What is remembered of the entry before.
+/// Kept of the preceding entry.
 #[derive(Clone, Copy, Debug)]
 struct Previous {
     end: UnixNanos,
@@ -147,7 +148,7 @@ struct Previous {
 }
 
 impl<'a> Audit<'a> {
-    /// An audit of a GPU's ledger from `anchor` on; none is its very beginning.
+    /// An audit from `anchor` on; none is the beginning of the GPU's ledger.
     pub fn new(gpu: &'a GpuIdentity, anchor: Option<Anchor>) -> Self {
         let genesis = || Anchor {
             seq: 0,
@@ -159,7 +160,8 @@ impl<'a> Audit<'a> {
         }
     }
 
-    /// An audit from somewhere within a GPU's ledger on: nothing is known of what precedes the first entry.
+    /// An audit that begins within a GPU's ledger: nothing is known of what precedes the first
+    /// entry.
     pub fn within(gpu: &'a GpuIdentity) -> Self {
         Self {
             gpu,
@@ -304,12 +306,12 @@ impl<'a> Audit<'a> {
         self.report.engine_ns += engine_ns;
     }
 
-    /// The first law found broken so far.
+    /// The first broken law found yet.
     pub fn first_finding(&self) -> Option<&Finding> {
         self.report.findings.first()
     }
 
-    /// What came out.
+    /// The result.
     pub fn finish(self) -> Report {
         self.report
     }

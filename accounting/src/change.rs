@@ -1,28 +1,29 @@
-//! What operators set, and who they were: kept beside the entries for as long as these, and not sealed by them.
+//! Changes to tenants' settings by operators. They are kept beside the entries, as long as these,
+//! and are not part of the entries' digests.
 
 use crate::record::UnixNanos;
 use serde::Serialize;
 use uuid::Uuid;
 
-/// Something was set of a tenant.
+/// A setting of a tenant was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// Number of the request; a change is kept once.
+    /// Number of the request; a change is stored once per number.
     pub request: Uuid,
-    /// When.
+    /// When it was changed.
     pub at: UnixNanos,
-    /// On which host.
+    /// The host.
     pub node: String,
-    /// In which run of its daemon.
+    /// The run of its daemon.
     pub boot: Uuid,
-    /// By whom, as the host's kernel or a certificate says.
+    /// The operator, as the host's kernel or a certificate identifies it.
     pub by: String,
     /// Name of the tenant.
     pub tenant: String,
-    /// Which part of what is set of it.
+    /// The setting.
     pub part: String,
-    /// What was set before, as JSON.
+    /// The value before, as JSON.
     pub old: String,
-    /// What is set now, as JSON.
+    /// The value after, as JSON.
     pub new: String,
 }

@@ -79,8 +79,8 @@ pub struct Entitlements {
 }
 
 impl Entitlements {
-    /// A window of `length_ns` ended, in which these were present, each at most once. Their order
-    /// becomes that of accounts.
+    /// A window of `length_ns` ended in which `claimants` were present, each at most once. Sorts
+    /// them by account.
     pub fn window(&mut self, length_ns: Nanos, claimants: &mut [Claimant]) {
         claimants.sort_by_key(|claimant| claimant.account.id);
         for claimant in &*claimants {
@@ -101,7 +101,7 @@ impl Entitlements {
         self.accounts.pass(length_ns);
     }
 
-    /// The part of each, in their order, which is that of accounts.
+    /// The part of each claimant, in their order. Claimants of one account are adjacent.
     fn divide(&self, length_ns: Nanos, claimants: &[Claimant]) -> Vec<u128> {
         let used = |claimant: &Claimant| u128::from(claimant.used_ns.0);
         let claim = |claimant: &Claimant| {
@@ -128,7 +128,7 @@ impl Entitlements {
         parts
     }
 
-    /// A tenant's totals; nothing for one that was in no window.
+    /// A tenant's totals; zero if it was in no window.
     pub fn of(&self, tenant: TenantId) -> Due {
         self.due.get(&tenant).copied().unwrap_or_default()
     }

@@ -1,21 +1,23 @@
-//! The yardstick: an ideal fluid server (generalised processor sharing).
+//! The reference: an ideal fluid server (generalised processor sharing).
 //!
-//! The fluid GPU serves all backlogged tenants at once, each at a rate in proportion to its weight,
-//! and is never idle while anyone is backlogged. No real schedule of non-preemptive commands can
-//! follow it exactly; how far it stays behind in a window is its share error.
+//! The fluid GPU serves all backlogged tenants at once, each at a rate in proportion to its weight.
+//! It is never idle while a tenant is backlogged. No real schedule of non-preemptive commands can
+//! follow it exactly. How far a schedule stays behind it in a window is the schedule's share error.
 //!
-//! A real engine also loses time (switches, launches), which the fluid one does not know. Against such an engine the fluid server
-//! is given, window by window, just what all tenants together received ([`fluid_service_given`]): then both sides divide the same
-//! sum, and only *whom* it went to is compared.
+//! A real engine also loses time (switches, launches) that the fluid model does not have. For
+//! comparison with such an engine, [`fluid_service_given`] gives the fluid server in each window
+//! only what all tenants together received. Both then divide the same sum, and only its
+//! distribution among the tenants is compared.
 //!
-//! Between two arrivals everybody's service is `min(backlog, weight * V)` for one common `V`, which is
-//! weighted max-min division of the stretch of time by backlogs: so [`water_fill`] is the simulator.
+//! Between two arrivals each tenant's service is `min(backlog, weight * V)` for one common `V`.
+//! That is weighted max-min division of the time by backlogs, so [`water_fill`] is the simulator.
 
 use crate::share::{Claim, water_fill};
 use crate::units::{Moment, Nanos};
 use thiserror::Error;
 
-/// Fluid is divided in units of 2^-20 ns, so that rounding stays below 1 ns over a million arrivals.
+/// Service is divided in units of 2^-20 ns, so that rounding stays below 1 ns over a million
+/// arrivals.
 const SCALE_BITS: u32 = 20;
 
 /// One tenant of the fluid server.
@@ -27,14 +29,14 @@ pub struct FluidTenant {
     pub saturating: bool,
 }
 
-/// Work that arrives whether or not earlier work is done (open loop).
+/// Work that arrives whether or not earlier work has finished (open loop).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// Index of the tenant.
     pub tenant: usize,
-    /// When.
+    /// When it arrives.
     pub at: Moment,
-    /// Engine time that it takes alone.
+    /// Engine time that it takes when it runs alone.
     pub work_ns: Nanos,
 }
 
@@ -44,7 +46,7 @@ pub enum GpsError {
     /// Arrivals have to be in order of time.
     #[error("Arrival {0} is earlier than the one before it")]
     Unordered(usize),
-    /// An arrival of nobody.
+    /// An arrival of an unknown tenant.
     #[error("Arrival {0} names a tenant that does not exist")]
     UnknownTenant(usize),
 }
@@ -52,10 +54,11 @@ pub enum GpsError {
 /// Ideal service of each tenant in each of `windows` windows of `window_ns`, from moment 0 on.
 ///
 /// The result is indexed `[window][tenant]`. A window's services add up to its length unless the
-/// server was idle in it (to one nanosecond per tenant, as each is rounded down over all time).
+/// server was idle in it. The sum is exact to one nanosecond per tenant, as each tenant's service
+/// is rounded down over all time.
 ///
 /// # Errors
-/// Arrivals are out of order, or of nobody.
+/// If arrivals are out of order, or of an unknown tenant.
 pub fn fluid_service(
     tenants: &[FluidTenant],
     arrivals: &[Arrival],
@@ -66,14 +69,17 @@ pub fn fluid_service(
     simulate(tenants, arrivals, window_ns, whole, Unwanted::Lost)
 }
 
-/// The same of a server that has only `given_ns[window]` to give in each window, for comparison with an engine that gave so much.
+/// Ideal service if the server has only `given_ns[window]` to give in each window, as a measured
+/// engine had.
 ///
-/// Within a window it comes evenly. What nobody wants when it comes is given at the window's end to those whose work has arrived
-/// by then: an engine that gave so much in the window gave it after that arrival. So the services of a window add up to the
-/// smaller of what is given and what is pending or arrives in it (rounded as in [`fluid_service`]), and what is pending of all
-/// tenants together is the same as with any other server that does the same work in the same windows, in whatever order.
+/// Within a window the capacity arrives evenly. Capacity that no tenant wants on arrival is given
+/// at the window's end for work that has arrived by then: the measured engine gave it after that
+/// arrival. So the services of a window add up to the smaller of two sums: what is given, and what
+/// is pending or arrives in it (rounded as in [`fluid_service`]). What is pending of all tenants
+/// together equals that of any other server that does the same work in the same windows, in any
+/// order.
 ///
-/// What was given and `window_ns` have to be below 2^53 ns (104 days).
+/// Each of `given_ns`, and `window_ns`, has to be below 2^53 ns (104 days).
 ///
 /// # Errors
 /// As [`fluid_service`].
@@ -87,12 +93,12 @@ pub fn fluid_service_given(
     simulate(tenants, arrivals, window_ns, given, Unwanted::Kept)
 }
 
-/// What becomes of service that nobody wants when it comes.
+/// What happens to capacity that no tenant wants on arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unwanted {
-    /// It was time, and has passed.
+    /// It is lost, as time that passes.
     Lost,
-    /// It is there until the window's end.
+    /// It is kept until the window's end.
     Kept,
 }
 
@@ -168,7 +174,7 @@ impl Fluid {
         }
     }
 
-    /// Divides so many units among those who want them, and returns what nobody wants.
+    /// Divides `units` among the tenants with a backlog; returns what is left over.
     fn serve(&mut self, units: u128) -> u128 {
         let mut left = units;
         if units > 0 {
@@ -258,7 +264,7 @@ mod tests {
 
     #[test]
     fn what_is_given_is_divided_by_weight_and_a_modest_one_leaves_the_rest() {
-        // Of 40 and 60 the burst of 25, beside one of the same weight, has 20 and 5.
+        // Of 40 and 60 the burst of 25, beside a tenant of the same weight, gets 20 and 5.
         let given = [Nanos(40), Nanos(60)];
         let service = fluid_service_given(
             &[SATURATING, OPEN],
@@ -293,7 +299,7 @@ mod tests {
     }
 
     proptest! {
-        /// A server that gives all its time is the one that is never idle.
+        /// A server that is given all time equals the one that is never idle.
         #[test]
         fn given_all_its_time_it_is_the_same_server(arrivals in open_work()) {
             let tenants = [SATURATING, OPEN, OPEN, OPEN];
@@ -302,7 +308,7 @@ mod tests {
             prop_assert_eq!(whole, given);
         }
 
-        /// Given what the whole server did, it is never behind or ahead of it in sum, though nobody saturates it.
+        /// Given what another server did, it does the same in sum, although no tenant saturates it.
         #[test]
         fn given_what_another_did_it_does_as_much(arrivals in open_work()) {
             let tenants = [OPEN; 4];
@@ -314,12 +320,13 @@ mod tests {
             for (window, did) in given.iter().zip(&did) {
                 all += did.0;
                 due += sum(window);
-                // Each rounds down once over all time.
+                // Each service is rounded down once over all time.
                 prop_assert!(due <= all && all - due <= 4 + tenants.len() as u64, "{} of {}", due, all);
             }
         }
 
-        /// A window's services are the smaller of what is given and what is wanted; nobody has more than arrived for him.
+        /// A window's services are the smaller of what is given and what is wanted; no tenant is
+        /// served more work than it submitted.
         #[test]
         fn as_much_is_served_as_is_given_and_wanted(
             arrivals in open_work(),
@@ -345,7 +352,7 @@ mod tests {
             }
         }
 
-        /// Those who always want divide whatever is given by their weights.
+        /// Saturating tenants divide what is given by their weights.
         #[test]
         fn the_saturating_divide_what_is_given_by_weight(
             given in prop::collection::vec(0u64..1_000_000, 1..30),
@@ -362,7 +369,8 @@ mod tests {
             }
         }
 
-        /// With one saturating tenant the server is never idle, and nobody's work is lost.
+        /// With one saturating tenant the server is never idle, and no tenant is served more work
+        /// than it submitted.
         #[test]
         fn windows_are_full(arrivals in open_work()) {
             let service = fluid_service(&[SATURATING, OPEN, OPEN, OPEN], &arrivals, Nanos(1_000), 10).unwrap();

@@ -1,4 +1,5 @@
-//! Ids that anyone can compute again: UUIDs of version 5, so that a second export of the same usage names it the same.
+//! Reproducible ids: UUIDs of version 5, so that a second export of the same usage has the same
+//! ids.
 
 use crate::record::{GpuIdentity, Stretch, UnixNanos};
 use crate::units::TenantId;
@@ -9,7 +10,8 @@ pub const NAMESPACE: Uuid = Uuid::from_bytes([
     0xfe, 0xc1, 0xaa, 0xb2, 0x63, 0x61, 0x52, 0x31, 0xa8, 0x84, 0xfe, 0x8b, 0x9c, 0x76, 0x83, 0x08,
 ]);
 
-/// The UUIDv5 of a kind and its parts, each part after a line feed; parts never contain one, as names are checked.
+/// The UUIDv5 of a kind and its parts, each part after a line feed. Parts never contain one, as
+/// names are checked.
 fn name(kind: &str, parts: &[&str]) -> Uuid {
     let mut text = kind.to_owned();
     for part in parts {
@@ -19,14 +21,15 @@ fn name(kind: &str, parts: &[&str]) -> Uuid {
     Uuid::new_v5(&NAMESPACE, text.as_bytes())
 }
 
-/// Id of a tenant that brought none: by the host, the daemon's run and the tenant's number in it. Not by its name, which
-/// another may have later.
+/// Id of a tenant that has none of its own: from the host, the daemon's run and the tenant's number
+/// in it. The name is no part of it, as another tenant may have the same name later.
 pub fn tenant_id(node: &str, boot: Uuid, tenant: TenantId) -> Uuid {
     let number = tenant.0.to_string();
     name("tenant", &[node, &boot.to_string(), &number])
 }
 
-/// Id of what a tenant used while nobody had said its name: not that of [`tenant_id`], as an id has one name.
+/// Id of what a tenant used before its name was known. It differs from [`tenant_id`], as an id has
+/// one name.
 pub fn unnamed_id(node: &str, boot: Uuid, tenant: TenantId) -> Uuid {
     let number = tenant.0.to_string();
     name("unnamed", &[node, &boot.to_string(), &number])
@@ -47,7 +50,7 @@ pub fn event_id(gpu: &GpuIdentity, tenant: Uuid, stretch: &Stretch) -> Uuid {
     )
 }
 
-/// Id of what an entry says of its GPU: conservation, or a gap.
+/// Id of an entry's record of the GPU: conservation, or a gap.
 pub fn entry_id(gpu: &GpuIdentity, stretch: &Stretch) -> Uuid {
     name(
         "entry",
@@ -62,7 +65,7 @@ pub fn entry_id(gpu: &GpuIdentity, stretch: &Stretch) -> Uuid {
 }
 
 /// Id of a row that sums a quantity of a tenant's windows on a GPU, over the charge period that
-/// begins at `start`. `kind` is one of the quantity.
+/// begins at `start`. `kind` names the quantity.
 pub fn charge_id(kind: &str, gpu: &GpuIdentity, tenant: Uuid, start: UnixNanos) -> Uuid {
     name(
         kind,

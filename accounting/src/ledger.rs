@@ -1,13 +1,14 @@
-//! The ledger: usages added up, each one balanced before it counts.
+//! The ledger: the sum of all usages, each of which has to balance.
 //!
-//! A window is appended once, in order of time. Time between two windows is a gap, kept as a record of
-//! its own, so that per engine, from the first window to the last:
+//! Windows are appended in order of time, each once. Time between two windows is a gap, kept as a
+//! record of its own. So for each engine, from the first window to the last:
 //!
 //! ```text
 //! VM time + fault + switching + idle + unobserved + gaps = wall time
 //! ```
 //!
-//! Totals are kept for ever, records for the last few windows; memory grows with tenants, not time.
+//! Totals are kept for ever, records for the last `keep` windows and gaps; memory grows with
+//! tenants, not time.
 
 use crate::units::{EngineId, Moment, Nanos, TenantId};
 use crate::usage::{EngineUsage, Signals, Usage};
@@ -16,17 +17,17 @@ use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use thiserror::Error;
 
-/// Why a usage was not appended; the ledger is as before.
+/// Why a usage was not appended; the ledger is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LedgerError {
     /// Time was lost or counted twice (law 1).
     #[error("Engine {} accounts for {accounted_ns} of a window of {window_ns}", engine.0)]
     Unbalanced {
-        /// The engine whose time does not add up.
+        /// The engine.
         engine: EngineId,
-        /// What its parts add up to.
+        /// Sum of its parts.
         accounted_ns: Nanos,
-        /// What they should.
+        /// The window's length, which the sum has to equal.
         window_ns: Nanos,
     },
     /// The window begins before the last one ended.
@@ -54,40 +55,40 @@ pub struct TenantTotals {
     pub estimated_ns: Nanos,
     /// Time stalled on its faults; not part of `used_ns`.
     pub fault_ns: Nanos,
-    /// Observed stays on the engine, counted again in each window that they reach into.
+    /// Observed residencies, counted again in each window that they reach into.
     pub turns: u64,
-    /// Observed stays on the engine.
+    /// Observed residencies, each counted once.
     pub begun: u64,
 }
 
 /// Where one engine's time went since the ledger began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EngineTotals {
-    /// All tenants' time, those removed included.
+    /// Time of all tenants, removed ones included.
     pub used_ns: Nanos,
     /// Stalls on faults.
     pub fault_ns: Nanos,
-    /// Between contexts.
+    /// Time between contexts.
     pub switching_ns: Nanos,
-    /// Nothing to execute.
+    /// Time with nothing to execute.
     pub idle_ns: Nanos,
-    /// In a window, but covered by no signal.
+    /// Time in a window that no signal covers.
     pub unobserved_ns: Nanos,
-    /// Between windows.
+    /// Time between windows.
     pub gap_ns: Nanos,
     /// Sum of the windows' error bounds.
     pub error_bound_ns: Nanos,
-    /// Observed stays of tenants.
+    /// Observed residencies of tenants.
     pub begun: u64,
 }
 
-/// One entry of the ledger's recent past.
+/// A record of the recent past.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "record", rename_all = "snake_case")]
 pub enum Record {
     /// A window and what it was used for.
     Window(Usage),
-    /// A stretch that no window covers.
+    /// A stretch of time that no window covers.
     Gap {
         /// The stretch.
         window: Window,
@@ -101,7 +102,7 @@ pub struct Ledger {
     tenants: BTreeMap<(TenantId, EngineId), TenantTotals>,
     held: BTreeMap<TenantId, Nanos>,
     moved: BTreeMap<TenantId, (u64, Nanos)>,
-    /// None until a usage has them.
+    /// None until a usage counts copied bytes.
     copied: Option<BTreeMap<TenantId, u64>>,
     recent: VecDeque<Record>,
     keep: usize,
@@ -140,9 +141,9 @@ pub struct TenantSnapshot {
     pub totals: TenantTotals,
     /// Time for which it was held back.
     pub held_ns: Nanos,
-    /// Bytes of GPU memory, its own or others', that were copied to or from the host because of it.
+    /// Bytes of GPU memory, its own or others', that were copied to or from the host for it.
     pub moved_bytes: u64,
-    /// Time of the link that this took.
+    /// Time of the link that these copies took.
     pub moved_ns: Nanos,
     /// Bytes that copy engines moved in its time; none where the GPU does not count them.
     pub copy_bytes: Option<u64>,
@@ -183,7 +184,7 @@ impl EngineTotals {
 }
 
 impl Ledger {
-    /// An empty ledger of `engines` that remembers the last `keep` records.
+    /// An empty ledger of `engines` that keeps the last `keep` records.
     pub fn new(engines: impl IntoIterator<Item = EngineId>, keep: usize) -> Self {
         let mut engines: Vec<_> = engines
             .into_iter()
@@ -288,22 +289,23 @@ impl Ledger {
         *self.held.entry(tenant).or_default() += held_ns;
     }
 
-    /// Time for which `tenant` was held back, as far as it was added.
+    /// Time for which `tenant` was held back, as added by [`Self::add_held`].
     pub fn held_ns(&self, tenant: TenantId) -> Nanos {
         self.held.get(&tenant).copied().unwrap_or_default()
     }
 
-    /// Adds bytes of GPU memory that were copied to or from the host because of `tenant`, in this time of the link.
+    /// Adds bytes of GPU memory that were copied to or from the host for `tenant`, and the time of
+    /// the link that this took.
     pub fn add_moved(&mut self, tenant: TenantId, bytes: u64, took: Nanos) {
         let (all_bytes, all_took) = self.moved.entry(tenant).or_default();
         *all_bytes = all_bytes.saturating_add(bytes);
         *all_took += took;
     }
 
-    /// Settles a tenant that is gone: returns its totals and forgets it.
+    /// Settles a tenant that has left: removes its totals and returns them.
     ///
-    /// The engines' totals keep its time. Precondition: its last window has been appended, or it
-    /// comes back as an entry of its own.
+    /// The engines' totals keep its time. Precondition: its last window has been appended;
+    /// otherwise that window adds the tenant again, as a new one.
     pub fn settle(&mut self, tenant: TenantId) -> TenantSnapshot {
         let settled = self.tenant(tenant);
         for &(engine, _) in &settled.engines {
@@ -386,7 +388,7 @@ mod tests {
 
     const GR: EngineId = EngineId(0);
 
-    /// A window in which `tenant` used all but `idle`.
+    /// A window in which `tenant` used everything but `idle`.
     fn usage(from: u64, length: u64, tenant: u32, idle: u64) -> Usage {
         let mut engine = EngineUsage::empty(GR);
         engine.idle_ns = Nanos(idle);
@@ -471,7 +473,7 @@ mod tests {
     }
 
     proptest! {
-        /// From the first window to the last nothing is lost, whatever lies between windows.
+        /// From the first window to the last no time is lost, with any gaps between windows.
         #[test]
         fn the_ledger_balances(
             windows in prop::collection::vec((0u64..50, 1u64..100, 0u32..3, 0u64..=100), 1..40),

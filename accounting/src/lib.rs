@@ -5,21 +5,22 @@
 //!      (state)          (meter)  (usage)  (ledger)
 //! ```
 //!
-//! An engine shows who occupies it, either as a register to be polled or as a log of switches
-//! ([`state`]). A [`Meter`] turns either into a [`Usage`]: for one [`Window`] of time and for every
+//! An engine shows its occupant, either as a register to be polled or as a log of switches
+//! ([`state`]). A [`Meter`] turns either into a [`Usage`]: for one [`Window`] of time and for each
 //! engine, how long each tenant ran and where the rest of the time went. The [`Ledger`] adds usages
-//! up and refuses one that does not balance. [`share`], [`gps`] and [`entitled`] say what would have been fair.
+//! up and refuses one that does not balance. [`share`], [`gps`] and [`entitled`] calculate what
+//! would have been fair.
 //!
-//! What is to be billed goes on from there: a [`Rollup`] adds usages up into windows, a [`store`] makes
-//! them durable, an [`export`] shows them, an [`audit`] checks them.
+//! A bill is made from the same usages: a [`Rollup`] adds them up into windows, a [`store`] makes
+//! the windows durable, an [`export`] shows them, an [`audit`] checks them.
 //!
 //! ```text
 //! Usage -> Rollup -> Entry -> Store -> export: CloudEvents, CSV, FOCUS
 //!        (rollup)  (record)  (store)          \-> audit
 //! ```
 //!
-//! Everything but `store` and `export` is pure: no clock, no lock, no I/O; time is a parameter, and what is charged is
-//! counted in whole nanoseconds, so that sums are exact.
+//! Everything but `store` and `export` is pure: no clock, no lock, no I/O. Time is a parameter, and
+//! charges are whole nanoseconds, so that sums are exact.
 #![forbid(unsafe_code)]
 
 mod allowance;

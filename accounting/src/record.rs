@@ -1,4 +1,5 @@
-//! What the durable ledger holds: one entry for each stretch of a GPU's time, a window or a gap.
+//! The content of the durable ledger: one entry for each stretch of a GPU's time, a window or a
+//! gap.
 //!
 //! ```text
 //! entry 41  window  13:00:00 .. 13:01:00   a record per tenant, a record per engine
@@ -6,8 +7,9 @@
 //! entry 43  window  13:04:12 .. 13:05:00   another boot id, the same sequence
 //! ```
 //!
-//! Entries of a GPU follow each other without a hole: sequence numbers count up by one, and one's end is the next one's
-//! beginning. Each carries a digest over itself and the one before it. All amounts are integers.
+//! Entries of a GPU follow each other without a hole: sequence numbers increase by one, and each
+//! entry begins where the one before ends. Each has a digest over itself and the one before it. All
+//! amounts are integers.
 
 use crate::units::{EngineId, Moment, Nanos};
 use crate::usage::Signals;
@@ -21,18 +23,18 @@ use uuid::Uuid;
 #[serde(transparent)]
 pub struct UnixNanos(pub u64);
 
-/// A GPU, as bills name it.
+/// A GPU, as named in bills.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct GpuIdentity {
     /// The host.
     pub node: String,
-    /// The GPU's own identity, unique in the fleet together with the node.
+    /// The GPU's own identity, which together with the node is unique in the fleet.
     pub gpu: String,
-    /// Its model, by which price lists name it.
+    /// Its model, as named in price lists.
     pub model: String,
 }
 
-/// What kind of tenant.
+/// Kind of tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TenantKind {
@@ -42,47 +44,48 @@ pub enum TenantKind {
     Program,
 }
 
-/// A tenant, as bills name it. The id is never used again; the name may be.
+/// A tenant, as named in bills. An id is never used again; a name may be.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct TenantIdentity {
     /// Unique for ever.
     pub id: Uuid,
-    /// What its operator calls it.
+    /// The name that its operator gave it.
     pub name: String,
-    /// What it is.
+    /// Its kind.
     pub kind: TenantKind,
-    /// Name of its account; none where it is not known, as in entries from before accounts.
+    /// Name of its account; none if unknown, as in entries that are older than accounts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub account: Option<String>,
 }
 
-/// An upper limit in force: so much engine time in each period.
+/// An upper limit in force: `quota_ns` of engine time in each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct CapInForce {
     /// Engine time permitted.
     pub quota_ns: Nanos,
-    /// In each stretch of this length.
+    /// Length of a period.
     pub period_ns: Nanos,
 }
 
-/// Which signals a record rests on: some of [`Signals`].
+/// The signals that a record is based on: some of [`Signals`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SignalSet(u8);
 
-/// Where an entry lies.
+/// Position of an entry in the ledger and in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Stretch {
-    /// Number in the GPU's sequence, counted up by one through windows, gaps and restarts.
+    /// Number in the GPU's sequence, which increases by one through windows, gaps and restarts.
     pub seq: u64,
-    /// Which run of the daemon wrote it.
+    /// The run of the daemon that wrote it.
     pub boot: Uuid,
-    /// Its beginning on the calendar; the end of the entry before it.
+    /// Its beginning on the calendar: the end of the entry before it.
     pub start: UnixNanos,
     /// Its end on the calendar. Never before its beginning, even if the host's clock was set back.
     pub end: UnixNanos,
     /// Its beginning on the GPU's clock; zero for a gap between two runs.
     pub from: Moment,
-    /// Its length on the GPU's clock, by which everything is charged; for a gap between two runs the calendar's.
+    /// Its length on the GPU's clock, which is what is charged; for a gap between two runs, on the
+    /// calendar.
     pub length_ns: Nanos,
 }
 
@@ -91,9 +94,9 @@ pub struct Stretch {
 pub struct TenantRecord {
     /// The record's own id; see [`crate::ids::event_id`].
     pub id: Uuid,
-    /// Whose record.
+    /// The tenant.
     pub tenant: TenantIdentity,
-    /// Time on the compute engines: what is billed.
+    /// Time on the compute engines, which is what is billed.
     pub engine_ns: Nanos,
     /// The part of `engine_ns` that was extrapolated rather than observed.
     pub estimated_ns: Nanos,
@@ -105,19 +108,20 @@ pub struct TenantRecord {
     pub copy_bytes: Option<u64>,
     /// Time for which it was held back.
     pub held_ns: Nanos,
-    /// Time with work to do in which it did not run, held back or not; seen at the end of each period.
+    /// Time in which it had work and did not run, held back or not; sampled at the end of each
+    /// period.
     pub waiting_ns: Nanos,
-    /// GPU memory held, integrated over time; none where the GPU does not tell.
+    /// GPU memory held, integrated over time; none where the GPU does not report it.
     pub memory_byte_ns: Option<u128>,
     /// Weight in force at the window's end.
     pub weight: u32,
     /// Cap in force at the window's end.
     pub cap: Option<CapInForce>,
-    /// What it rests on.
+    /// The signals that it is based on.
     pub signals: SignalSet,
-    /// Neither `engine_ns` nor `copy_ns` is off by more than this, as far as the signals can tell.
+    /// Bound on the error of `engine_ns` and of `copy_ns`, as far as the signals show.
     pub error_bound_ns: Nanos,
-    /// Stays on engines.
+    /// Residencies on engines.
     pub turns: u64,
 }
 
@@ -126,25 +130,25 @@ pub struct TenantRecord {
 pub struct EngineRecord {
     /// Which engine.
     pub engine: EngineId,
-    /// It computes; the others copy.
+    /// Whether it is a compute engine; the others are copy engines.
     pub compute: bool,
     /// All tenants' time.
     pub used_ns: Nanos,
     /// Stalls on faults.
     pub fault_ns: Nanos,
-    /// Between contexts.
+    /// Time between contexts.
     pub switching_ns: Nanos,
-    /// Nothing to execute.
+    /// Time with nothing to execute.
     pub idle_ns: Nanos,
-    /// Covered by no signal.
+    /// Time that no signal covers.
     pub unobserved_ns: Nanos,
-    /// Between two periods.
+    /// Time between two periods.
     pub gap_ns: Nanos,
     /// Sum of the periods' error bounds.
     pub error_bound_ns: Nanos,
 }
 
-/// Why nothing is known of a stretch.
+/// Why nothing is known of a stretch of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GapCause {
@@ -152,40 +156,40 @@ pub enum GapCause {
     Down,
     /// It was running and did not account.
     Missed,
-    /// More tenants came and went than a window may hold, while the disk took none.
+    /// More tenants were present than a window may hold, while the disk accepted no entries.
     Overflow,
 }
 
-/// What an entry says of its stretch.
+/// Content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "entry", rename_all = "snake_case")]
 pub enum Body {
-    /// It was accounted.
+    /// The time was accounted.
     Window {
-        /// By ascending id; those with nothing used, too.
+        /// By ascending id, with tenants that used nothing.
         tenants: Vec<TenantRecord>,
         /// By ascending number.
         engines: Vec<EngineRecord>,
     },
-    /// It was not.
+    /// The time was not accounted.
     Gap {
-        /// Why.
+        /// The reason.
         cause: GapCause,
     },
 }
 
-/// A SHA-256 over an entry and all before it.
+/// A SHA-256 over an entry and all entries before it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub [u8; 32]);
 
 /// A window or a gap, numbered and sealed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it lies.
+    /// Its position.
     pub stretch: Stretch,
-    /// What it says.
+    /// Its content.
     pub body: Body,
-    /// Seals it and what precedes it.
+    /// Digest over it and what precedes it.
     pub digest: Digest,
 }
 
@@ -201,7 +205,7 @@ pub struct Tail {
 }
 
 impl TenantKind {
-    /// As it is stored and exported.
+    /// The name in the store and in exports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Vm => "vm",
@@ -218,7 +222,7 @@ impl TenantKind {
 }
 
 impl GapCause {
-    /// As it is stored and exported.
+    /// The name in the store and in exports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Down => "down",
@@ -243,7 +247,7 @@ impl SignalSet {
         (8, "counters"),
     ];
 
-    /// This set and one more signal.
+    /// This set with one more signal.
     #[must_use]
     pub fn with(self, signals: Signals) -> Self {
         let bits = match signals {
@@ -286,7 +290,7 @@ impl Serialize for SignalSet {
 }
 
 impl EngineRecord {
-    /// An engine of which nothing is known yet.
+    /// A record of an engine, with no time yet.
     pub const fn empty(engine: EngineId, compute: bool) -> Self {
         Self {
             engine,
@@ -301,7 +305,8 @@ impl EngineRecord {
         }
     }
 
-    /// Everything that its time went to; equals the window's length (law 1). Wide, as a damaged file may claim anything.
+    /// Sum of all its time; equals the window's length (law 1). Wide, as a damaged file may contain
+    /// any value.
     pub fn accounted_ns(&self) -> u128 {
         [
             self.used_ns,
@@ -318,7 +323,7 @@ impl EngineRecord {
 }
 
 impl Digest {
-    /// What the first entry of a GPU's ledger is chained to.
+    /// The digest that precedes the first entry of a GPU's ledger.
     pub fn genesis(gpu: &GpuIdentity) -> Self {
         let mut bytes = Bytes(b"turnstile ledger 1".to_vec());
         bytes.text(&gpu.node);
@@ -348,7 +353,8 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// The encoding that digests are taken over: fixed order, little-endian numbers, texts with their lengths before them.
+/// The encoding that digests are calculated over: fixed order, little-endian numbers, each text
+/// after its length.
 struct Bytes(Vec<u8>);
 
 impl Bytes {
@@ -382,7 +388,7 @@ impl Bytes {
                 self.text(cause.as_str());
             }
             Body::Window { tenants, engines } => {
-                // Without accounts an entry is sealed as it was before there were any.
+                // Without accounts an entry's encoding is the one from before accounts existed.
                 let accounts = tenants.iter().any(|record| record.tenant.account.is_some());
                 self.text(if accounts {
                     "window of accounts"

@@ -1,11 +1,12 @@
-//! From the periods of a few milliseconds by which policies decide to the windows by which one bills.
+//! Adds the periods of a few milliseconds, in which policies decide, up into billing windows.
 //!
-//! Windows close at the end of the first period that reaches the next multiple of the window's length on the calendar;
-//! so a window begins at most one period after such a multiple. Time is charged by the GPU's clock. The calendar labels
-//! windows: it may be set, and it may drift against the GPU's clock, without a nanosecond being charged more or less.
+//! A window closes at the end of the first period that reaches the next multiple of the window's
+//! length on the calendar. So a window begins at most one period after such a multiple. Time is
+//! charged by the GPU's clock; the calendar only labels windows. If the calendar is set, or drifts
+//! against the GPU's clock, charges do not change.
 //!
-//! What cannot be written stays in the open window, which then grows over more than one length; memory grows with the
-//! tenants in it, up to a bound.
+//! While the store accepts nothing, the open window grows beyond its length. Memory grows with the
+//! tenants in it, up to [`TENANTS_MAX`].
 
 use crate::ids::{event_id, tenant_id, unnamed_id};
 use crate::record::{
@@ -18,68 +19,71 @@ use std::collections::BTreeMap;
 use thiserror::Error;
 use uuid::Uuid;
 
-/// Most tenants in one window; windows with more, which only a disk that takes none for long can bring about, are given up.
+/// Most tenants in one window. A window with more is closed early, or, if `READY_MAX` entries wait
+/// for the disk, dropped as [`GapCause::Overflow`].
 pub const TENANTS_MAX: usize = 16_384;
 
-/// Entries that wait to be taken; with so many a stretch that was missed is taken into the open window.
+/// Most entries that wait to be taken. While they do, missed time is added to the open window, and
+/// a window of too many tenants is dropped.
 const READY_MAX: usize = 16;
 
-/// Windows for which one that left is remembered: its last commands may end after it.
+/// Windows for which a tenant that left is remembered: its last commands may end after it left.
 const REMEMBERED_WINDOWS: u8 = 2;
 
-/// What a rollup is made with.
+/// Configuration of a rollup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RollupConfig {
-    /// Whose time.
+    /// The GPU.
     pub gpu: GpuIdentity,
-    /// Which run of the daemon.
+    /// The run of the daemon.
     pub boot: Uuid,
     /// Length of a billing window; windows begin at its multiples on the calendar.
     pub window_ns: Nanos,
-    /// The GPU's engines, ascending; whether each computes.
+    /// The GPU's engines, ascending, and whether each is a compute engine.
     pub engines: Vec<(EngineId, bool)>,
 }
 
-/// How a tenant stood at the end of a period.
+/// State of a tenant at the end of a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing<'a> {
-    /// Who.
+    /// The tenant.
     pub tenant: TenantId,
     /// Its name.
     pub name: &'a str,
-    /// What it is.
+    /// Its kind.
     pub kind: TenantKind,
-    /// Name of its account; the same for as long as it is connected.
+    /// Name of its account; it does not change while the tenant is connected.
     pub account: Option<&'a str>,
     /// Weight in force.
     pub weight: u32,
     /// Cap in force.
     pub cap: Option<CapInForce>,
-    /// For how long it has been held back since it was added.
+    /// Time for which it was held back since it was added.
     pub held_total_ns: Nanos,
-    /// It had work.
+    /// Whether it had work.
     pub backlogged: bool,
-    /// GPU memory that it holds, where that is known.
+    /// GPU memory that it holds, if known.
     pub memory_bytes: Option<u64>,
 }
 
-/// Why a period was not taken in; it becomes a gap of the open window.
+/// Why a rollup was not made, or a period not taken; the period's time becomes a gap of the open
+/// window.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RollupError {
     /// A name with control characters, which ids and exports cannot carry.
     #[error("{0:?} cannot name a node or a GPU: it is empty or has control characters")]
     Name(String),
-    /// Windows of no length.
+    /// A window of zero length.
     #[error("A billing window has to be longer than nothing")]
     WindowLength,
     /// Time was lost or counted twice (law 1).
     #[error("Engine {} accounts for {accounted_ns} of a period of {period_ns}", engine.0)]
     Unbalanced {
-        /// The engine whose time does not add up.
+        /// The engine.
         engine: EngineId,
-        /// What its parts add up to.
+        /// Sum of its parts.
         accounted_ns: Nanos,
-        /// What they should.
+        /// The period's length, which the sum has to equal.
         period_ns: Nanos,
     },
     /// The period begins before the last one ended.
@@ -87,7 +91,7 @@ pub enum RollupError {
     Overlap {
         /// Beginning of the period refused.
         from: Moment,
-        /// End of the last one.
+        /// End of the last period.
         reached: Moment,
     },
     /// The period does not list the GPU's engines in ascending order.
@@ -98,14 +102,14 @@ pub enum RollupError {
     },
 }
 
-/// A tenant as the rollup knows it.
+/// What the rollup keeps of a tenant.
 #[derive(Debug)]
 struct Seat {
     identity: TenantIdentity,
     weight: u32,
     cap: Option<CapInForce>,
     held_total_ns: Nanos,
-    /// Windows closed since it was last named.
+    /// Windows closed since it was last listed.
     absent: u8,
 }
 
@@ -125,7 +129,7 @@ struct Sums {
     turns: u64,
 }
 
-/// The window under way.
+/// The current window.
 #[derive(Debug)]
 struct Open {
     start: UnixNanos,
@@ -134,12 +138,12 @@ struct Open {
     to: Moment,
     engines: Vec<EngineRecord>,
     tenants: BTreeMap<TenantId, Sums>,
-    /// The GPU counts bytes of copies.
+    /// Whether the GPU counts copied bytes.
     counts_bytes: bool,
     overflow: bool,
 }
 
-/// Adds periods up into windows, numbers and seals them.
+/// Adds periods up into windows; numbers the entries and calculates their digests.
 #[derive(Debug)]
 pub struct Rollup {
     config: RollupConfig,
@@ -155,10 +159,10 @@ pub struct Rollup {
 }
 
 impl Rollup {
-    /// A rollup that goes on behind the last entry of the GPU's ledger.
+    /// A rollup that continues after the last entry of the GPU's ledger.
     ///
     /// # Errors
-    /// If node or GPU have no usable names, or windows no length.
+    /// If node or GPU have no usable name, or windows no length.
     pub fn new(config: RollupConfig, tail: Option<Tail>) -> Result<Self, RollupError> {
         for name in [&config.gpu.node, &config.gpu.gpu] {
             if name.is_empty() || name.chars().any(char::is_control) {
@@ -181,15 +185,17 @@ impl Rollup {
         })
     }
 
-    /// Whose time.
+    /// The GPU.
     pub const fn gpu(&self) -> &GpuIdentity {
         &self.config.gpu
     }
 
-    /// A period ended, at `end` on the calendar: its usages in order of time, and how the tenants stand.
+    /// Takes a period that ended at `end` on the calendar: its usages in order of time, and the
+    /// tenants' states.
     ///
     /// # Errors
-    /// If a usage does not balance or does not follow the one before; it is then not taken in, and its time becomes a gap.
+    /// If a usage does not balance, or does not follow the one before. It is not taken, and its
+    /// time becomes a gap.
     pub fn period(
         &mut self,
         usages: &[&Usage],
@@ -385,7 +391,7 @@ impl Rollup {
         });
     }
 
-    /// Closes what is open, and says that nothing is known of `length` up to `label`.
+    /// Closes the open window and adds a gap of `length` that ends at `label`.
     fn missed(&mut self, length: Nanos, label: UnixNanos) {
         self.close();
         let (Some(end), Some(to)) = (self.end, self.to) else {
@@ -468,7 +474,7 @@ impl Rollup {
         let gpu = &self.config.gpu;
         let seat = self.seats.get(&tenant);
         let identity = seat.map_or_else(
-            // Another than the one that it has once it is named: an id has one name in the ledger, for good.
+            // Not the id that the tenant has once it is named: in the ledger an id has one name.
             || TenantIdentity {
                 id: unnamed_id(&gpu.node, self.config.boot, tenant),
                 name: format!("tenant-{}", tenant.0),
@@ -496,12 +502,13 @@ impl Rollup {
         }
     }
 
-    /// Whether the open window has reached its end, or an entry waits to be taken.
+    /// Whether the open window has reached its end, or an entry is ready to be taken.
     pub fn due(&self) -> bool {
         !self.ready.is_empty() || self.is_over()
     }
 
-    /// Whether the open window has reached the next multiple of a window's length; or, where the calendar was set back, is twice as long.
+    /// Whether the open window has reached the next multiple of its length; or is twice as long,
+    /// which happens where the calendar was set back.
     fn is_over(&self) -> bool {
         let window_ns = self.config.window_ns.0;
         let number = |at: UnixNanos| at.0 / window_ns;
@@ -512,7 +519,8 @@ impl Rollup {
         self.open.as_ref().is_some_and(over)
     }
 
-    /// Closes the open window if it has reached its end; moves what is closed, oldest first, to the end of `entries`.
+    /// Closes the open window if it has reached its end; moves all closed entries, oldest first, to
+    /// the end of `entries`.
     pub fn take(&mut self, entries: &mut Vec<Entry>) {
         if self.is_over() {
             self.close();
@@ -520,14 +528,16 @@ impl Rollup {
         entries.append(&mut self.ready);
     }
 
-    /// Closes the open window as it is, at the end of a run, and moves what is closed to the end of `entries`.
+    /// Closes the open window at the end of a run; moves all closed entries to the end of
+    /// `entries`.
     pub fn finish(&mut self, entries: &mut Vec<Entry>) {
         self.close();
         entries.append(&mut self.ready);
     }
 }
 
-/// For how long a tenant did not wait in a period: the longest that it kept one of the compute engines, stalls included.
+/// The part of a period in which a tenant did not wait: its longest time on a compute engine,
+/// stalls included.
 fn ran_ns(usage: &Usage, tenant: TenantId, engines: &[(EngineId, bool)]) -> Nanos {
     let part = |engine: &crate::usage::EngineUsage| {
         let index = engine

@@ -181,7 +181,7 @@ fn a_clock_set_back_labels_no_window_twice() {
             .unwrap();
         rollup.take(&mut entries);
     }
-    // Windows close all the same, so that a daemon that dies has lost no more than two.
+    // Windows close nevertheless, so that a daemon that dies loses at most two window lengths.
     let window_ns = config(1).window_ns;
     let longest = entries.iter().map(|entry| entry.stretch.length_ns).max();
     assert_eq!(longest, Some(window_ns + window_ns));
@@ -274,7 +274,7 @@ fn copied_bytes_are_charged_where_they_are_counted_also_to_tenants_that_left() {
         let mut metered = EVENTS.metered();
         for period in 0..2 {
             let mut usage = metered.usage(period);
-            // Tenant 1 has left at the end of the second period, tenant 9 never copied.
+            // Tenant 1 has left at the end of the second period; tenant 9 never copied.
             let here: &[_] = match period {
                 0 => &[standing(1), standing(9)],
                 _ => &[standing(9)],
@@ -338,7 +338,7 @@ fn tenants_without_end_close_windows_early_and_where_nothing_is_written_give_one
         for period in 0..periods {
             let first = 10 + CROWD * u32::try_from(period).unwrap();
             let crowd: Vec<_> = (first..first + CROWD).map(standing).collect();
-            // Time stands still, so that no window ends by itself.
+            // The calendar stands still, so that no window ends by itself.
             rollup
                 .period(&[&metered.usage(period)], label(0), &crowd)
                 .unwrap();
@@ -443,7 +443,7 @@ fn names_that_ids_cannot_carry_are_refused() {
 }
 
 proptest! {
-    /// Whenever entries are taken, and whatever is missed between periods, no nanosecond is lost or counted twice.
+    /// Whenever entries are taken and periods are missed, no nanosecond is lost or counted twice.
     #[test]
     fn entries_cover_all_time(
         steps in prop::collection::vec((0u64..300, any::<bool>(), -2_000_000_000i64..2_000_000_000), 1..120),

@@ -1,13 +1,13 @@
-//! Shares: what each tenant is entitled to, and how far what it got is from that.
+//! Shares: what each tenant is entitled to, and how far what it received is from that.
 //!
-//! **Weighted max-min fairness.** Capacity is poured into all tenants in proportion to their weights;
-//! one whose demand is met takes no more, and what it leaves goes to the others. So a tenant that
-//! wants less than its entitlement gets all it wants, and nobody else gets less than its own.
+//! **Weighted max-min fairness.** Capacity is divided in proportion to the tenants' weights. A
+//! tenant gets at most its demand, and what it leaves goes to the others. So a tenant that wants
+//! less than its entitlement gets all it wants, and no other tenant gets less than its own.
 //!
 //! # Properties
 //! - Sums are exact: parts add up to `min(capacity, sum of demands)` (largest remainder).
-//! - Nobody gets more than it demands.
-//! - Raising one's demand never lowers one's own part below the entitlement.
+//! - No tenant gets more than it demands.
+//! - A tenant that raises its demand never lowers its own part below the entitlement.
 
 use crate::units::Nanos;
 use serde::Serialize;
@@ -17,14 +17,15 @@ use serde::Serialize;
 pub struct Claim {
     /// Its weight against the others' weights; 0 gets nothing.
     pub weight: u32,
-    /// The most it can use, in the unit of the capacity; `None` for a tenant that always wants more.
+    /// The most that it can use, in the unit of the capacity; `None` for a tenant that always wants
+    /// more.
     pub demand: Option<u128>,
 }
 
 /// Divides `total` in proportion to `parts`, in whole units that add up to `total`.
 ///
-/// Largest remainder: each gets its quotient rounded down, and the units left over go to the largest
-/// remainders, the earlier of two equal ones first. If all parts are 0, so is the result.
+/// Largest remainder: each part is its quotient rounded down, and the units left over go to the
+/// largest remainders, the earlier of two equal ones first. If all parts are 0, so is the result.
 pub fn apportion(total: u64, parts: &[u64]) -> Vec<u64> {
     let weights: Vec<u128> = parts.iter().map(|&p| u128::from(p)).collect();
     // CAST: no part exceeds `total`, a u64.
@@ -34,7 +35,7 @@ pub fn apportion(total: u64, parts: &[u64]) -> Vec<u64> {
         .collect()
 }
 
-/// `apportion` on wide integers; `total` times any weight has to fit.
+/// `apportion` on wide integers; `total` times any weight has to fit in a `u128`.
 fn apportion_wide(total: u128, weights: &[u128]) -> Vec<u128> {
     let sum: u128 = weights.iter().sum();
     if sum == 0 {
@@ -46,7 +47,8 @@ fn apportion_wide(total: u128, weights: &[u128]) -> Vec<u128> {
     if left > 0 {
         let mut order: Vec<usize> = (0..weights.len()).collect();
         let remainder = |&i: &usize| core::cmp::Reverse(total * weights[i] % sum);
-        // Stable order among equals; selection would be faster, but leaves ties to chance.
+        // A stable sort keeps the order of equal remainders; selection is faster, but its order is
+        // arbitrary.
         order.sort_by_key(remainder);
         for &index in &order[..left] {
             parts[index] += 1;
@@ -61,7 +63,7 @@ pub fn water_fill(capacity: u128, claims: &[Claim]) -> Vec<u128> {
         .filter(|&i| claims[i].weight > 0)
         .collect();
     let mut parts = vec![0; claims.len()];
-    // Those come first who are satisfied at the lowest level, demand / weight.
+    // By fill level, demand / weight: the tenant that is satisfied at the lowest one comes first.
     let capped = |i: usize| claims[i].demand.map(|demand| demand.min(capacity));
     order.sort_by(|&a, &b| match (capped(a), capped(b)) {
         (Some(x), Some(y)) => {
@@ -93,7 +95,7 @@ pub fn water_fill(capacity: u128, claims: &[Claim]) -> Vec<u128> {
     parts
 }
 
-/// Each one's part of the sum, for reports; all 0 if nobody got anything.
+/// Each tenant's part of the sum, for reports; all 0 if the sum is 0.
 pub fn shares(used: &[Nanos]) -> Vec<f64> {
     let sum: u128 = used.iter().map(|n| u128::from(n.0)).sum();
     used.iter()
@@ -109,7 +111,7 @@ pub fn shares(used: &[Nanos]) -> Vec<f64> {
 
 /// The largest difference between a received and an ideal share, in percentage points; for reports.
 ///
-/// Both are shares of their own sum, so that overhead that the ideal does not know (switching) does
+/// Both are shares of their own sum, so that overhead that the ideal does not have (switching) does
 /// not count as unfairness. Precondition: both slices list the same tenants in the same order.
 pub fn max_share_error_points(received: &[Nanos], ideal: &[Nanos]) -> f64 {
     assert_eq!(
@@ -195,7 +197,7 @@ mod tests {
             }
         }
 
-        /// Max-min: whoever did not get its demand is level with (or above) everybody, to one unit.
+        /// Max-min: a tenant with unmet demand is on the highest fill level, to one unit.
         #[test]
         fn the_unsatisfied_are_on_the_highest_level(capacity in 0u128..1 << 42, claims in claims()) {
             let parts = water_fill(capacity, &claims);

@@ -1,7 +1,8 @@
-//! Engine events out of a seed: a GPU's day without a GPU, the same on every run.
+//! Engine events made from a seed: the load of a GPU without a GPU, the same on every run.
 //!
-//! Exports are tried on it, the benchmark writes it, and the crash test compares a ledger that was killed a thousand times
-//! with it. Each period stands for itself: what happened in it can be said without those before it.
+//! Tests of exports use it, the benchmark writes it, and the crash test compares it with a ledger
+//! that was killed many times. Each period is independent: its events do not depend on the periods
+//! before it.
 
 use crate::meter::{EventMeter, Meter, Observation};
 use crate::state::{EngineState, SwitchEvent};
@@ -22,7 +23,7 @@ pub const COPY_RATE: u64 = 16;
 /// A GPU's events, period by period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Synthetic {
-    /// Where all numbers come from.
+    /// The source of all numbers.
     pub seed: u64,
     /// Tenants, numbered from 1 on.
     pub tenants: u32,
@@ -30,20 +31,20 @@ pub struct Synthetic {
     pub period_ns: Nanos,
 }
 
-/// One of the parts of an hour that was made up: an engine in one state.
+/// A part of a synthetic period: one engine in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Which engine.
     pub engine: EngineId,
-    /// From when on.
+    /// When it begins.
     pub at: Moment,
-    /// For how long.
+    /// Its length.
     pub length_ns: Nanos,
-    /// In this state.
+    /// The state.
     pub state: EngineState,
 }
 
-/// SplitMix64, which gives good numbers from any seed.
+/// SplitMix64, which has good output for any seed.
 /// SOURCE: Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators (2014).
 fn mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -59,7 +60,7 @@ impl Synthetic {
         Window::starting(Moment(period * self.period_ns.0), self.period_ns)
     }
 
-    /// What the engines did in a period, in order of time for each engine; the parts fill it.
+    /// What the engines did in a period, in order of time for each engine, without gaps.
     pub fn parts(&self, period: u64) -> Vec<Part> {
         let window = self.window(period);
         let mut random = self.seed ^ mix(&mut period.wrapping_add(1).clone());
@@ -107,7 +108,7 @@ impl Synthetic {
         self.ran_ns(period, COPY, tenant).0 * COPY_RATE
     }
 
-    /// A source of usages: these events, read by the meter that reads a GPU's.
+    /// A source of usages: these events, read by the event meter that also reads a GPU's.
     pub fn metered(self) -> Metered {
         let meter = EventMeter::new(ENGINES.map(|engine| engine.0));
         Metered {
@@ -127,7 +128,7 @@ pub struct Metered {
 }
 
 impl Metered {
-    /// What the meter reports of a period, and what was copied in it; periods go forward.
+    /// What the meter reports of a period, and what was copied in it; `period` has to ascend.
     pub fn usage(&mut self, period: u64) -> Usage {
         for part in self.events.parts(period) {
             let seq = &mut self.seq[usize::from(part.engine.0)];

@@ -1,6 +1,6 @@
-//! Lengths and points of time, and the names of what is accounted.
+//! Lengths and points of time, and the ids of what is accounted.
 //!
-//! Time is never read here: whoever calls passes it in.
+//! The clock is never read here: the caller passes time in.
 
 use core::fmt;
 use core::iter::Sum;
@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Nanos(pub u64);
 
-/// A point in time: nanoseconds since the epoch of the clock in use (the GPU's own for engine state).
+/// A point in time: nanoseconds since the epoch of the clock in use (for engine state, the GPU's
+/// own).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -25,12 +26,12 @@ impl Nanos {
     /// No time at all.
     pub const ZERO: Self = Self(0);
 
-    /// So many microseconds.
+    /// `us` microseconds.
     pub const fn from_us(us: u64) -> Self {
         Self(us * 1_000)
     }
 
-    /// So many milliseconds.
+    /// `ms` milliseconds.
     pub const fn from_ms(ms: u64) -> Self {
         Self(ms * 1_000_000)
     }
@@ -42,7 +43,7 @@ impl Nanos {
 }
 
 impl Moment {
-    /// The length from `earlier` to here; zero if `earlier` is later.
+    /// The length from `earlier` to this moment; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Nanos {
         Nanos(self.0.saturating_sub(earlier.0))
     }

@@ -5,7 +5,7 @@ use crate::window::Window;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Which signals a usage rests on.
+/// The signals that a usage is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Signals {
@@ -13,45 +13,46 @@ pub enum Signals {
     Polled,
     /// Every context switch of the window was logged.
     Events,
-    /// Every context switch was logged, and counters of the whole engine say how much of the residencies was idle.
+    /// Every context switch was logged, and counters of the whole engine give the idle part of the
+    /// residencies.
     EventsAndCounters,
-    /// The engine was not observed: finished commands and their mean length in poll phases stand
-    /// for it.
+    /// The engine was not observed. The time is extrapolated from finished commands and their mean
+    /// length in poll phases.
     Extrapolated,
 }
 
-/// What stands for a tenant's time in a policy's formulas.
+/// The measure of a tenant's time in a policy's formulas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
     /// Time on the engine (LoGA).
     #[default]
     Total,
-    /// Mean time per turn on the engine (LoGA-CL, A1.6); for comparison, never for a bill.
+    /// Mean time per residency (LoGA-CL, A1.6); for comparison, never for a bill.
     PerTurn,
 }
 
 /// One tenant's part of one engine's window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct TenantUsage {
-    /// Whose part.
+    /// The tenant.
     pub tenant: TenantId,
     /// Time executing.
     pub used_ns: Nanos,
     /// Time stalled on this tenant's faults; not part of `used_ns`.
     pub fault_ns: Nanos,
-    /// Stays on the engine that lie at least partly in the window.
+    /// Residencies that lie at least partly in the window.
     pub turns: u64,
-    /// Stays that began in the window: over all windows, each stay once.
+    /// Residencies that began in the window: over all windows, each residency once.
     pub begun: u64,
 }
 
-/// One engine's window: tenants, overhead, and what is not known.
+/// One engine's window: tenants, overhead, and unknown time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EngineUsage {
     /// Which engine.
     pub engine: EngineId,
-    /// Those who used it, by ascending id.
+    /// The tenants that used it, by ascending id.
     pub tenants: Vec<TenantUsage>,
     /// Time between contexts.
     pub switching_ns: Nanos,
@@ -59,11 +60,11 @@ pub struct EngineUsage {
     pub idle_ns: Nanos,
     /// Time that no signal covers.
     pub unobserved_ns: Nanos,
-    /// No tenant's time is off by more than this, as far as the signals can tell.
+    /// Bound on the error of any tenant's time, as far as the signals show.
     pub error_bound_ns: Nanos,
 }
 
-/// What went wrong with the observations; counted, since a guest may cause it.
+/// Faults of the observations; counted, since a guest may cause them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Anomalies {
     /// Records missing from the log.
@@ -79,20 +80,20 @@ pub struct Anomalies {
 /// What one window of one GPU was used for.
 ///
 /// A polled usage covers its poll phase and nothing else: [`crate::meter::Unobserved`] makes the
-/// separate usage of the part that was not polled, marked as such in [`Usage::signals`].
+/// separate usage of the part that was not polled, marked in [`Usage::signals`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// The time it covers.
     pub window: Window,
-    /// What it rests on.
+    /// The signals that it is based on.
     pub signals: Signals,
     /// All engines of the meter, by ascending id.
     pub engines: Vec<EngineUsage>,
-    /// Bytes that copy engines moved, by the tenant that their time is charged to. A command counts
-    /// as a whole, in the window in which it finished. None: the GPU does not count them. Meters
-    /// report none; the daemon adds what the GPU counted in the period.
+    /// Bytes that copy engines moved, by the tenant to which their time is charged. A command
+    /// counts as a whole, in the window in which it finished. None where the GPU does not count
+    /// them. Meters report none; the daemon adds what the GPU counted in the period.
     pub copied: Option<BTreeMap<TenantId, u64>>,
-    /// Trouble with observations since the window before.
+    /// Faults of the observations since the window before.
     pub anomalies: Anomalies,
 }
 
@@ -107,7 +108,7 @@ impl TenantUsage {
 }
 
 impl EngineUsage {
-    /// An engine of which nothing is known yet.
+    /// The usage of an engine, with no time yet.
     pub(crate) const fn empty(engine: EngineId) -> Self {
         Self {
             engine,
@@ -148,7 +149,7 @@ impl EngineUsage {
         self.tenants.iter().map(|t| t.fault_ns).sum()
     }
 
-    /// Everything this engine's window was used for; equals its length (law 1).
+    /// Sum of all its time; equals the window's length (law 1).
     pub fn accounted_ns(&self) -> Nanos {
         self.used_ns() + self.fault_ns() + self.switching_ns + self.idle_ns + self.unobserved_ns
     }

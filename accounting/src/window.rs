@@ -14,12 +14,12 @@ pub struct Window {
 /// Why two points of time make no window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WindowError {
-    /// The end lies before the beginning.
+    /// The end is before the beginning.
     #[error("Window ends at {} ns, before it begins at {} ns", to.0, from.0)]
     Reversed {
-        /// The beginning asked for.
+        /// The beginning that was passed.
         from: Moment,
-        /// The end asked for.
+        /// The end that was passed.
         to: Moment,
     },
 }

@@ -1,6 +1,10 @@
-//! kill -9 at any moment: what a ledger said was closed is there, once, and adds up to what the engines did.
+//! kill -9 at any moment: each window reported as closed is in the ledger, once, and the sums equal
+//! what the engines did.
 //!
-//! `TURNSTILE_CRASHES=1000 cargo test --release -p turnstile-accounting --features store --test crash -- --nocapture`
+//! ```text
+//! TURNSTILE_CRASHES=1000 cargo test --release -p turnstile-accounting --features store \
+//!   --test crash -- --nocapture
+//! ```
 #![cfg(feature = "store")]
 
 mod common;
@@ -25,8 +29,8 @@ const BOOT: &str = "TURNSTILE_CRASH_BOOT";
 /// Periods that pass while no daemon runs.
 const DOWN_PERIODS: u64 = 37;
 
-/// The daemon's part, in a process that its parent kills: appends windows as fast as it can, and says so of each that is
-/// closed.
+/// The daemon's part, in a process that its parent kills: appends windows as fast as it can, and
+/// prints each that is closed.
 #[test]
 fn child() {
     let (Ok(path), Ok(boot)) = (std::env::var(LEDGER), std::env::var(BOOT)) else {
@@ -38,7 +42,7 @@ fn child() {
     let mut config = config(0, SECOND_NS / 10);
     config.boot = uuid::Uuid::from_u128(boot.into());
     let mut rollup = Rollup::new(config, tail).unwrap();
-    // Where the last run ended, by its last window, and some time later.
+    // Begins some time after the end of the last window of the last run.
     let mut period = tail.map_or(0, |tail| {
         (tail.end.0 - common::BEGIN) / EVENTS.period_ns.0 + DOWN_PERIODS
     });
@@ -59,7 +63,7 @@ fn child() {
     }
 }
 
-/// Runs the child until it is killed, `delay` after it began; returns what it said was closed.
+/// Runs the child and kills it after `delay`; returns the entries that it reported as closed.
 fn killed_after(ledger: &Path, boot: u64, delay: Duration) -> Vec<(u64, String)> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture"])
@@ -76,7 +80,8 @@ fn killed_after(ledger: &Path, boot: u64, delay: Duration) -> Vec<(u64, String)>
         for line in lines {
             let line = line.unwrap();
             let words: Vec<&str> = line.split(' ').collect();
-            // The last line may be cut, but a line without its end is not seen as closed.
+            // The last line may be incomplete; a window counts as closed only if its line is
+            // complete.
             if let ["closed", seq, digest] = words[..]
                 && digest.len() == 64
             {
@@ -85,7 +90,7 @@ fn killed_after(ledger: &Path, boot: u64, delay: Duration) -> Vec<(u64, String)>
         }
         said
     });
-    // The moment of the kill is the point of the test, not a wait for something.
+    // The moment of the kill is random by intention; the sleep waits for no event.
     std::thread::sleep(delay);
     child.kill().unwrap();
     let status = child.wait().unwrap();
@@ -97,7 +102,7 @@ fn killed_after(ledger: &Path, boot: u64, delay: Duration) -> Vec<(u64, String)>
     reader.join().unwrap()
 }
 
-/// Engine time by tenant and class as the events have it, over the periods of an entry.
+/// Engine time by tenant and class from the events, over the periods of an entry.
 fn truth(entry: &Entry, sums: &mut BTreeMap<(uuid::Uuid, bool), Nanos>) {
     let period_ns = EVENTS.period_ns.0;
     let (from, length) = (entry.stretch.from.0, entry.stretch.length_ns.0);
@@ -121,7 +126,7 @@ fn a_ledger_survives_kill_9_at_any_moment() {
     let mut random = 1_u64;
     let (mut acknowledged, mut before, mut fell_mid_write) = (Vec::new(), 0, 0);
     for boot in 1..=crashes {
-        // An LCG is enough for moments. SOURCE: Knuth, MMIX.
+        // An LCG is sufficient for random delays. SOURCE: Knuth, MMIX.
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);

@@ -1,4 +1,4 @@
-//! Exports: the same every time, all or nothing, and the sum of the rows is the ledger's.
+//! Exports: equal each time, complete or refused, and the rows add up to the ledger's sum.
 #![cfg(feature = "export")]
 
 mod common;
@@ -24,7 +24,7 @@ fn ledger(entries: &[Entry]) -> SqliteStore {
     store
 }
 
-/// Two hours and a bit of synthetic use in windows of a minute, every period 10 ms.
+/// Somewhat more than two hours of synthetic use in windows of a minute; each period is 10 ms.
 fn two_hours() -> Vec<Entry> {
     let first = common::run(1, 60 * SECOND_NS, None, 0..400_000);
     let behind = common::tail(&first);
@@ -137,7 +137,7 @@ fn what_is_not_closed_or_not_kept_is_refused() {
         ..request()
     };
     assert!(written(&mut store, Format::Events, &exactly).is_ok());
-    // The host has another name since, or somebody else has a GPU of that name.
+    // The host was renamed since, or another host has a GPU of the same identity.
     let other = GpuIdentity {
         node: "node-18".into(),
         ..gpu()
@@ -224,7 +224,8 @@ fn a_bill_needs_prices_of_all_and_full_hours() {
     ));
 }
 
-/// What the official validator skips or does not know: exact products, forms of time, ids, nulls, sums.
+/// Properties that the official validator does not check: exact products, forms of time, ids,
+/// nulls, sums.
 #[test]
 fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
     let entries = two_hours();
@@ -544,7 +545,7 @@ fn parquet_has_the_rows_of_the_csv() {
     }
 }
 
-/// A file that takes so many bytes.
+/// An output that accepts this number of bytes.
 struct Short(usize);
 
 impl std::io::Write for Short {

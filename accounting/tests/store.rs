@@ -1,4 +1,5 @@
-//! What every store owes, asked of each: SQLite, and a PostgreSQL server of the distribution's packages.
+//! Properties of every store, checked for SQLite and for a PostgreSQL server from the
+//! distribution's packages.
 #![cfg(feature = "store")]
 
 mod common;
@@ -83,7 +84,7 @@ fn a_window_is_there_as_a_whole_or_not_at_all(store: &mut dyn Store) {
     assert!(store.gpus().unwrap().is_empty());
     store.open_window(&gpu(), &written[0].stretch).unwrap();
     store.append(&tenants[..2]).unwrap();
-    // The same record again breaks a key, and the window with it.
+    // The same record again violates a key, and the window is abandoned with it.
     assert!(store.append(&tenants[..1]).is_err());
     assert!(store.tail(&gpu()).unwrap().is_none());
     store.open_window(&gpu(), &written[0].stretch).unwrap();
@@ -198,7 +199,7 @@ fn changes_are_kept_once_and_as_long_as_entries(store: &mut dyn Store) {
     assert_eq!(found(store, Selection::default()), noted[1..]);
 }
 
-/// Asks all of it, each of a store that `make` has just emptied.
+/// Checks all properties, each with an empty store from `make`.
 fn owes(mut make: impl FnMut() -> Box<dyn Store>) {
     what_was_put_is_found(&mut *make());
     an_entry_counts_once(&mut *make());
@@ -316,7 +317,7 @@ mod postgres {
     use turnstile_accounting::record::GpuIdentity;
     use turnstile_accounting::store::PostgresStore;
 
-    /// A host that keeps little discards nothing of another.
+    /// Retention of one host discards no entries of another.
     fn others_keep_theirs(store: &mut dyn Store) {
         let other = GpuIdentity {
             node: "node-18".into(),
@@ -398,7 +399,7 @@ fn file_without_accounts_is_read_and_is_made_one_with_accounts_by_the_next_write
     }
     let (first, rest) = known.split_at(2);
     write(&mut SqliteStore::create(&path).unwrap(), first);
-    // What version 1 has not.
+    // What version 1 does not have.
     let connection = rusqlite::Connection::open(&path).unwrap();
     let before = "ALTER TABLE tenant DROP COLUMN account; PRAGMA user_version = 1";
     connection.execute_batch(before).unwrap();

@@ -1,6 +1,8 @@
-//! What the reference VMM tells a guest at [`BOOT_GPA`], and where it takes the guest's report from.
+//! The boot block, in which the reference VMM passes parameters to a guest at [`BOOT_GPA`], and the
+//! place of the guest's report.
 //!
-//! All fields are little-endian u64 but for `stop`. Files are laid into guest memory by name, with a directory.
+//! All fields are little-endian u64 except `stop`. Files are in guest memory by name, with a
+//! directory.
 //!
 //! | offset | field |
 //! |---|---|
@@ -13,12 +15,13 @@
 //! | 56, 64 | report: address, bytes that it may have |
 //! | 72, 80 | directory of files: address, entries |
 //!
-//! A directory entry has [`FILE_BYTES`]: the name, padded with zeroes to [`FILE_NAME_BYTES`], address u64, bytes u64.
+//! A directory entry has [`FILE_BYTES`]: the name, padded with zeroes to [`FILE_NAME_BYTES`],
+//! address u64, bytes u64.
 
 use crate::Platform;
 
-/// What a stock VMM hands to the guest as its first module: this head, then arguments, then a directory of files whose addresses count
-/// from the module's begin, then the files.
+/// The first module that a stock VMM passes to the guest: a head, then arguments, a directory of
+/// files, and the files. Addresses in the directory count from the module's begin.
 pub mod module {
     /// First word of the head; bytes of arguments and number of files follow, each a u64.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"TSMODU01");
@@ -37,8 +40,8 @@ pub mod module {
 
 /// Where the descriptor table is when the guest starts. It is the guest's from then on.
 pub const GDT_GPA: u64 = 0x500;
-/// Segment descriptors, in Linux's order: null, 32-bit code, code, data, 32-bit user code, user data, user code, null, and room for a
-/// TSS (two words).
+/// Segment descriptors, in Linux's order: null, 32-bit code, code, data, 32-bit user code, user
+/// data, user code, null, and room for a TSS (two words).
 pub const GDT: [u64; 10] = [
     0,
     0x00cf_9b00_0000_ffff,
@@ -52,9 +55,9 @@ pub const GDT: [u64; 10] = [
     0,
 ];
 
-/// Where a guest that was started by the PVH protocol leaves its report, and bytes that it may have.
+/// Address at which a guest started by the PVH protocol leaves its report.
 pub const PVH_REPORT_GPA: u64 = 0x3000;
-/// See [`PVH_REPORT_GPA`].
+/// Most bytes of the report at [`PVH_REPORT_GPA`].
 pub const PVH_REPORT_BYTES: u64 = 4096;
 
 /// Where the block is.
@@ -71,7 +74,7 @@ pub const FILE_BYTES: usize = 64;
 pub const FILE_NAME_BYTES: usize = 48;
 /// I/O port that ends the run; the byte written is the guest's exit code.
 pub const PORT_EXIT: u16 = 0xf4;
-/// I/O port whose bytes the VMM collects as console output.
+/// I/O port for console output: the VMM collects the bytes written to it.
 pub const PORT_CONSOLE: u16 = 0xe9;
 
 /// The block, without `stop`.

@@ -2,7 +2,7 @@
 
 use crate::DriverError;
 
-/// Hands out pieces of a range, upwards; they come back all together.
+/// Allocates pieces of a range, upwards; they are freed all together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bump {
     start: u64,

@@ -9,7 +9,7 @@ use turnstile_abi::{
 };
 
 const STATE_BYTES: u64 = 64;
-/// How long a wait for an interrupt lasts before the state is looked at all the same.
+/// Longest wait for an interrupt before the state is polled.
 pub(crate) const WAIT_NS: u64 = 20_000_000;
 
 /// A function of a module.
@@ -34,7 +34,7 @@ impl ChannelMemory {
     /// Alignment of the address.
     pub const ALIGN: u64 = COMMAND_BYTES as u64;
 
-    /// Bytes that a ring of so many entries needs in all.
+    /// Bytes for a ring of `entries` entries in all.
     pub const fn bytes(entries: u32) -> u64 {
         entries as u64 * (COMMAND_BYTES + PARAMS_BYTES_MAX) as u64 + 2 * STATE_BYTES
     }
@@ -153,7 +153,7 @@ impl<'p, P: Platform> Channel<'p, P> {
         let get = self
             .platform
             .read_u32(self.memory.state_gpa() + ChannelStateBlock::GET);
-        // A device that claims to have finished more than was added is not believed.
+        // A count of more commands than were added is ignored.
         if self.put.wrapping_sub(get) <= self.put.wrapping_sub(self.get) {
             self.get = get;
         }
@@ -280,7 +280,8 @@ impl<'p, P: Platform> Channel<'p, P> {
         self.platform.read_u64(self.memory.fence_gpa() + 8)
     }
 
-    /// Sleeps until a fence was reached. The fence must have been added with an interrupt, or a later one.
+    /// Sleeps until a fence is reached. That fence, or a later one, must have been added with an
+    /// interrupt.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], or [`DriverError::Faulted`] where the channel ended before.
@@ -305,7 +306,7 @@ impl<'p, P: Platform> Channel<'p, P> {
         Ok(())
     }
 
-    /// Sleeps until `done`, looked at after every interrupt and at least every `wait_ns`.
+    /// Sleeps until `done`, which is checked after every interrupt and at least every `wait_ns`.
     ///
     /// # Errors
     /// As [`Self::wait_fence`].
@@ -323,7 +324,8 @@ impl<'p, P: Platform> Channel<'p, P> {
             if now.saturating_sub(since) > timeout_ns {
                 return Err(DriverError::Timeout);
             }
-            // Reading a register is an exit, so it is done only where nothing has happened for a while.
+            // Reading a register is an exit, so the status is read only after a while without a
+            // result.
             if now.saturating_sub(looked_at) >= WAIT_NS {
                 looked_at = now;
                 if self.platform.reg_read32(regs::DEVICE_STATUS) & regs::device_status::LOST != 0 {
@@ -335,14 +337,16 @@ impl<'p, P: Platform> Channel<'p, P> {
         Ok(())
     }
 
-    /// Fences and waits until all that was added has finished, and first for room in a ring that is full.
+    /// Adds a fence and waits until all added commands have finished. Waits first for room if the
+    /// ring is full.
     ///
     /// # Errors
-    /// [`DriverError::Faulted`], and as [`Self::wait_fence`]; the time is that of both waits together.
+    /// [`DriverError::Faulted`], and as [`Self::wait_fence`]; `timeout_ns` covers both waits
+    /// together.
     pub fn finish(&mut self, timeout_ns: u64) -> Result<(), DriverError> {
         let since = self.platform.now_ns();
         if self.room() == 0 {
-            // Nobody may have announced what fills it.
+            // The commands that fill the ring may not be announced yet.
             self.ring();
             self.wait_room(1, timeout_ns)?;
         }
@@ -362,7 +366,7 @@ mod tests {
 
     const ENTRIES: u32 = 4;
 
-    /// A device that executes one announced command each time that its guest sleeps, or none at all.
+    /// A device that executes one announced command each time its guest sleeps, or none at all.
     struct Slow {
         memory: RefCell<Vec<u8>>,
         announced: Cell<u32>,

@@ -13,9 +13,10 @@ const MSIX_ENABLE: u32 = 1 << 31;
 const COMMAND_ENABLE: u32 = 0b110;
 /// TIMEOUT: the longest request, loading a module of 4 MiB, takes seconds on a loaded host.
 const MAILBOX_TIMEOUT_NS: u64 = 60_000_000_000;
-/// TIMEOUT: a device that is served by a daemon becomes a tenant of it when it is first touched, which takes a real GPU seconds.
+/// TIMEOUT: a device served by a daemon becomes a tenant at the first access, which takes seconds
+/// with a real GPU.
 const READY_TIMEOUT_NS: u64 = 30_000_000_000;
-/// Between two looks at a device that is not ready.
+/// Poll interval of a device that is not ready.
 const READY_LOOK_NS: u64 = 1_000_000;
 
 /// GPU memory of this VM.
@@ -33,7 +34,7 @@ pub struct Allocation {
 #[derive(Debug)]
 pub struct Device<'p, P> {
     platform: &'p P,
-    /// Arguments as they stand in the mailbox, so that only those that change are written: each write is an exit.
+    /// Arguments in the mailbox. Only changed ones are written, because each write is an exit.
     args: Cell<[u64; MAILBOX_ARGS]>,
     features: u64,
     channels: u32,
@@ -42,7 +43,8 @@ pub struct Device<'p, P> {
 }
 
 impl<'p, P: Platform> Device<'p, P> {
-    /// Looks for the device, checks its version and enables it, its interrupts and vector 0, the mailbox's.
+    /// Finds the device, checks its version, and enables the device, its interrupts and vector 0
+    /// (the mailbox's).
     ///
     /// # Errors
     /// When there is no device or the driver does not know its version.
@@ -112,7 +114,7 @@ impl<'p, P: Platform> Device<'p, P> {
         self.request_raw(op as u32, args)
     }
 
-    /// As [`Self::request`], with an operation and arguments that need not be ones that the device knows.
+    /// As [`Self::request`], with an operation and arguments that the device may not know.
     ///
     /// # Errors
     /// As [`Self::request`].
@@ -166,7 +168,7 @@ impl<'p, P: Platform> Device<'p, P> {
         Text::new(&bytes[..len])
     }
 
-    /// Opens a channel over `memory`, whose interrupts come as `vector`.
+    /// Opens a channel over `memory` with interrupts on `vector`.
     ///
     /// # Errors
     /// As [`Self::request`].
@@ -221,7 +223,7 @@ impl<'p, P: Platform> Device<'p, P> {
         self.request(&Request::Free { va }).map(|_| ())
     }
 
-    /// Loads a module whose text lies in guest memory.
+    /// Loads a module with its text in guest memory.
     ///
     /// # Errors
     /// As [`Self::request`].
@@ -261,7 +263,7 @@ impl<'p, P: Platform> Device<'p, P> {
         })
     }
 
-    /// Asks for a value.
+    /// Reads a value of the device.
     ///
     /// # Errors
     /// As [`Self::request`].

@@ -41,7 +41,7 @@ impl fmt::Debug for Text {
     }
 }
 
-/// Why the driver could not do what it was asked.
+/// Why a request to the driver failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverError {
     /// There is no such device: the identity read is this.
@@ -54,14 +54,14 @@ pub enum DriverError {
     Refused {
         /// Operation of the request.
         op: u32,
-        /// Code as it came.
+        /// Code from the device.
         code: u32,
         /// Text of the device, empty where it has none to add.
         text: Text,
     },
     /// A command of the channel failed, and with it the channel.
     Faulted {
-        /// Code as it came.
+        /// Code from the device.
         code: u32,
         /// Index of the command, modulo 2^32.
         at: u32,

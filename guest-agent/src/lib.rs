@@ -1,7 +1,7 @@
 //! What runs in the guest: the driver core.
 //!
-//! No allocation, no unsafe, no operating system: the driver reaches its surroundings through [`Platform`], which a
-//! kernel module, a freestanding guest or a host thread implements.
+//! No allocation, no unsafe, no operating system: the driver uses [`Platform`] for everything
+//! outside itself. A kernel module, a freestanding guest or a host thread implements it.
 //!
 //! ```text
 //! Device::probe -> load_module, find_function, allocate

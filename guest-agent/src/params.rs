@@ -1,6 +1,6 @@
 //! Kernel parameters, laid out as the PTX `.param` space: each at a multiple of its size.
 
-/// Bytes of parameters that the driver passes with a launch. Kernels may take more; this driver does not pass it.
+/// Most bytes of parameters that this driver passes with a launch. Kernels may take more.
 pub const PARAMS_BYTES_MAX: usize = 256;
 
 /// Parameters of a launch, in the kernel's order.
@@ -37,7 +37,8 @@ impl Params {
         self.u32(value.to_bits())
     }
 
-    /// The bytes, padding included; one more than fits where they do not fit, which no kernel takes.
+    /// Bytes, padding included. Parameters that do not fit count as one byte more than the maximum,
+    /// which no kernel takes.
     pub fn len(&self) -> usize {
         self.len
     }

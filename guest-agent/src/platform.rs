@@ -2,8 +2,8 @@
 
 /// The device's buses and the guest's memory, clock and sleep.
 ///
-/// Addresses of guest memory are guest-physical and naturally aligned. All accesses are volatile: the device writes
-/// the same memory.
+/// Addresses of guest memory are guest-physical and naturally aligned. All accesses are volatile:
+/// the device writes the same memory.
 pub trait Platform {
     /// Reads a word of the device's PCI configuration space; `offset` is a multiple of 4.
     fn config_read(&self, offset: u8) -> u32;
@@ -19,7 +19,8 @@ pub trait Platform {
     /// Writes a 64-bit register of BAR 0.
     fn reg_write64(&self, offset: u64, value: u64);
 
-    /// Writes the doorbell of `channel` in BAR 1; everything written to memory before is visible to the device first.
+    /// Writes the doorbell of `channel` in BAR 1. All earlier writes to memory are visible to the
+    /// device first.
     fn ring_doorbell(&self, channel: u32, put: u32);
 
     /// Reads a word of the aperture, BAR 2.
@@ -27,7 +28,8 @@ pub trait Platform {
     /// Writes a word of the aperture, BAR 2.
     fn aperture_write(&self, offset: u64, value: u64);
 
-    /// Reads a word of guest memory; what the device wrote before it is visible afterwards (acquire).
+    /// Reads a word of guest memory; what the device wrote before it is visible afterwards
+    /// (acquire).
     fn read_u32(&self, gpa: u64) -> u32;
     /// As [`Self::read_u32`], 64 bits.
     fn read_u64(&self, gpa: u64) -> u64;
@@ -42,8 +44,8 @@ pub trait Platform {
 
     /// Address and data of the message that reaches this guest as `vector`.
     fn msi(&self, vector: u16) -> (u64, u32);
-    /// Sleeps until an interrupt, or about `at_most_ns` nanoseconds. An interrupt that came since the last sleep ends
-    /// it at once, so that none is slept through. May return early.
+    /// Sleeps until an interrupt, or about `at_most_ns` nanoseconds. An interrupt since the last
+    /// sleep ends it at once, so that none is missed. May return early.
     fn wait(&self, at_most_ns: u64);
     /// A clock in nanoseconds that never goes back.
     fn now_ns(&self) -> u64;

@@ -18,7 +18,7 @@ if not torch.cuda.is_available():
     print("PyTorch finds no GPU", file=sys.stderr)
     sys.exit(77)
 
-# Before those that are timed: the context is on the engine again, and the processor's caches are its own.
+# Untimed steps before each block: they bring the context back to the engine and warm the caches.
 LEAD = 1
 
 torch.manual_seed(1)

@@ -32,7 +32,7 @@ def wait_for(what):
 
 wait_for("build")
 WIDTH, BATCH = 8192, 512
-# A layer's weights, their gradients and the two moments of AdamW are a gibibyte; activations take some two.
+# A layer's weights, their gradients and the two moments of AdamW take 1 GiB; activations about 2.
 layers = max(gib - 2, 1)
 
 torch.use_deterministic_algorithms(True)

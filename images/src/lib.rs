@@ -1,7 +1,7 @@
 //! Guests and kernels that the tests and the demo run.
 //!
-//! A VM runs [`GUEST_ELF`] with [`files`] in its memory and an encoded [`Workload`] as arguments, and leaves a
-//! [`Report`]. Where there is no KVM, [`run`] is the same workload as a host thread.
+//! A VM runs [`GUEST_ELF`] with [`files`] in its memory and an encoded [`Workload`] as arguments,
+//! and leaves a [`Report`]. Without KVM, [`run`] runs the same workload in a host thread.
 
 pub use turnstile_workload::{
     ARGS_BYTES, During, FILES, Fail, Load, Misbehaviour, Outcome, PATIENCE_NS, REPORT_BYTES,
@@ -11,10 +11,10 @@ pub use turnstile_workload::{
 /// The freestanding guest, for the reference VMM.
 pub static GUEST_ELF: &[u8] = include_bytes!(env!("TURNSTILE_GUEST_ELF"));
 
-/// Loads for a real GPU that say when they ran: PTX of `load/truth.cu`.
+/// Loads for a real GPU that record when they ran: PTX of `load/truth.cu`.
 pub static TRUTH_PTX: &str = include_str!("../load/truth.ptx");
 
-/// A tenant whose memory is moved while a kernel of it runs.
+/// Kernels of a tenant with memory that is moved while a kernel runs.
 pub static SWAP_PTX: &str = include_str!("../load/swap.ptx");
 
 macro_rules! kernels {

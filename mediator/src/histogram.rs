@@ -1,4 +1,4 @@
-//! How long something takes, over and over: counts by upper bound, as Prometheus' histograms have them.
+//! Durations of repeated events: counts by upper bound, as Prometheus' histograms have them.
 
 use turnstile_accounting::Nanos;
 

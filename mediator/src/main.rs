@@ -27,9 +27,9 @@ enum Command {
     Demo(cli::demo::Args),
     /// Tenants of a running daemon: list them, and set their weights and limits
     Vm(cli::vm::Args),
-    /// Accounts of a running daemon, which tenants belong to, and what is set of them
+    /// Accounts of a running daemon, which tenants belong to, and their settings
     Account(cli::account::Args),
-    /// Show who uses the GPU, and what each is entitled to
+    /// Show what each tenant uses of the GPU, and what it is entitled to
     Top(cli::top::Args),
     /// Open the dashboard to a browser on this machine
     Ui(cli::ui::Args),
@@ -41,7 +41,8 @@ enum Command {
     Vmm(cli::vmm::Args),
     /// Serve the devices of stock VMMs' VMs from a process of its own, which outlives the daemon
     VfioUser(cli::vfio_user::Args),
-    /// Start a VMM with memory for its guest that can be neither shrunk nor grown, where it makes none itself (Cloud Hypervisor)
+    /// Start a VMM with memory for its guest that can be neither shrunk nor grown, where it makes
+    /// none itself (Cloud Hypervisor)
     SealedMemory(cli::sealed_memory::Args),
     /// Export what was used, and check the ledger
     Usage(cli::usage::Args),
@@ -50,7 +51,7 @@ enum Command {
     /// Answer a program's calls when its launcher is gone
     #[command(hide = true)]
     RunKeeper,
-    /// Say what this host can do, and what to do about what it cannot
+    /// Show what this host supports, and a remedy for what it lacks
     Doctor(cli::doctor::Args),
     /// Measure how a GPU is shared, by the loads' own time stamps or the GPU's log
     Bench(cli::bench::Args),
@@ -62,14 +63,14 @@ enum Command {
     NvidiaLoad(cli::bench::LoadArgs),
     /// Resume what a daemon that is gone had suspended
     #[command(hide = true)]
-    NvidiaGuardian(cli::nvidia::GuardianArgs),
+    NvidiaWatchdog(cli::nvidia::WatchdogArgs),
     /// Move GPU memory to the host and back; started by the daemon
     #[command(hide = true)]
     NvidiaMover,
-    /// Take the engine from who is to stop at once; started by the daemon
+    /// Preempt a tenant at once; started by the daemon
     #[command(hide = true)]
-    NvidiaUsher(cli::nvidia::UsherArgs),
-    /// One tenant of the bench whose memory is moved
+    NvidiaPreemptor(cli::nvidia::PreemptorArgs),
+    /// One tenant of the bench with movable memory
     #[command(hide = true)]
     NvidiaSwapLoad,
     /// Execute one VM's commands on a real GPU; started by the daemon
@@ -83,10 +84,11 @@ enum Command {
     NvidiaWorkerCheck(cli::nvidia_worker::CheckArgs),
 }
 
-/// Status of a command whose output nobody reads any more: that of one which the signal ended. SOURCE: sh(1): 128 and SIGPIPE's number.
+/// Exit status after the reader of standard output has gone, as of a command that the signal ended.
+/// SOURCE: sh(1): 128 plus SIGPIPE's number.
 const READER_GONE: u8 = 141;
 
-/// Whether somebody panicked since who reads the output has seen enough (`turnstile vm list | head -1`).
+/// Whether a panic comes from printing to a closed pipe (`turnstile vm list | head -1`).
 fn is_reader_gone(panic: &(dyn Any + Send)) -> bool {
     // SOURCE: `print_to` of the standard library.
     const SAYS: &str = "failed printing to stdout: Broken pipe";
@@ -106,7 +108,7 @@ fn main() -> anyhow::Result<ExitCode> {
     )
     .init();
     let command = Args::parse().command;
-    // Unwound and not left at once: what was started for it ends with it.
+    // Unwound instead of left at once, so that what was started for the command ends with it.
     let ended = match panic::catch_unwind(AssertUnwindSafe(|| run(command))) {
         Ok(ended) => ended,
         Err(panic) if is_reader_gone(&*panic) => return Ok(ExitCode::from(READER_GONE)),
@@ -115,7 +117,7 @@ fn main() -> anyhow::Result<ExitCode> {
     if let Err(error) = &ended
         && error.is::<ConfigError>()
     {
-        // As clap says it of a wrong option: another attempt would end as this one.
+        // The status of a wrong option by clap: another attempt would end as this one.
         eprintln!("{error:#}");
         return Ok(ExitCode::from(2));
     }
@@ -146,9 +148,9 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => cli::doctor::run(&args),
         Command::Bench(args) => cli::bench::run(&args),
         Command::NvidiaLoad(args) => cli::bench::load(&args),
-        Command::NvidiaGuardian(args) => cli::nvidia::guard(&args),
+        Command::NvidiaWatchdog(args) => cli::nvidia::guard(&args),
         Command::NvidiaMover => cli::nvidia::move_memory(),
-        Command::NvidiaUsher(args) => cli::nvidia::usher(&args),
+        Command::NvidiaPreemptor(args) => cli::nvidia::preemptor(&args),
         Command::NvidiaSwapLoad => cli::nvidia::be_swapped(),
         Command::NvidiaWorker(args) => cli::nvidia_worker::worker(&args),
         Command::SoftGpu(args) => cli::soft_gpu::run(&args),

@@ -1,5 +1,5 @@
-//! Unix sockets that this daemon listens on: its own, or those that the service manager listens on for it (systemd's socket
-//! units), which outlive it and keep who connects meanwhile waiting.
+//! Unix sockets that this daemon listens on: its own, or those of the service manager (systemd's
+//! socket units). The latter outlive the daemon and keep connecting clients waiting meanwhile.
 
 use std::fs::Permissions;
 use std::io;
@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use listenfd::ListenFd;
 
-/// Why a socket could not be listened on.
+/// Reason why a socket cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Another daemon listens there.
@@ -19,7 +19,7 @@ pub enum ListenError {
         /// The socket.
         path: PathBuf,
     },
-    /// Something else is there, which is not taken away.
+    /// Something else is there, and is not removed.
     #[error("{} is a file and no socket; move it away, or choose another socket", path.display())]
     NoSocket {
         /// The file.
@@ -35,7 +35,7 @@ pub enum ListenError {
     },
 }
 
-/// What the service manager gave, kept open for as long as the process lives.
+/// Sockets from the service manager, open for as long as the process lives.
 fn given() -> &'static [UnixListener] {
     static GIVEN: OnceLock<Vec<UnixListener>> = OnceLock::new();
     GIVEN.get_or_init(|| {
@@ -60,14 +60,15 @@ fn given_at(path: &Path) -> Option<&'static UnixListener> {
     given().iter().find(at)
 }
 
-/// Takes the file of a socket of ours away; one that was given stays, for the next daemon.
+/// Removes the file of the daemon's own socket; one from the service manager stays, for the next
+/// daemon.
 pub(crate) fn remove(path: &Path) {
     if given_at(path).is_none() {
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// Changes the permissions of a socket of ours; one that was given keeps its own.
+/// Changes the permissions of the daemon's own socket; one from the service manager keeps its own.
 pub(crate) fn permit(path: &Path, mode: u32) {
     if given_at(path).is_none()
         && let Err(error) = std::fs::set_permissions(path, Permissions::from_mode(mode))
@@ -76,8 +77,8 @@ pub(crate) fn permit(path: &Path, mode: u32) {
     }
 }
 
-/// Listens on a socket of these permissions; one that the service manager gave has its own. A socket file that
-/// nobody listens on any more is replaced.
+/// Listens on a socket with permissions `mode`; one from the service manager has its own. A socket
+/// file without a listener is replaced.
 pub(crate) fn listen(path: &Path, mode: u32) -> Result<UnixListener, ListenError> {
     let failed = |source| ListenError::Listen {
         path: path.to_owned(),
@@ -92,7 +93,7 @@ pub(crate) fn listen(path: &Path, mode: u32) -> Result<UnixListener, ListenError
                 let path = path.to_owned();
                 return Err(ListenError::InUse { path });
             }
-            // Whatever is no listening socket refuses a connection, a file that a slip of the pen named too.
+            // A file that is no socket, named by mistake, refuses a connection too.
             let kind = std::fs::symlink_metadata(path).map_err(failed)?.file_type();
             if !kind.is_socket() {
                 let path = path.to_owned();

@@ -1,5 +1,5 @@
-//! The dashboard in a real browser: it shows VMs that run, a weight is changed in it, and the shares follow. Screenshots are
-//! left in `target/screens`. `top` looks at the same daemon.
+//! The dashboard in a real browser: it shows running VMs, a weight is changed in it, and the shares
+//! follow. Screenshots stay in `target/screens`. `top` reads the same daemon.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn exchange(port: u16, method: &str, path: &str, body: &Value) -> Option<Value> 
     };
     let length = body.len();
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}").ok()?;
-    // The driver keeps its connections whatever it is asked.
+    // The driver keeps its connections open, despite the header.
     let mut answer = BufReader::new(stream);
     let mut length = 0;
     loop {
@@ -47,7 +47,7 @@ fn exchange(port: u16, method: &str, path: &str, body: &Value) -> Option<Value> 
 }
 
 impl Browser {
-    /// None, aloud, where there is no browser.
+    /// None, with a message, where there is no browser.
     fn start(folder: &Path) -> Option<Self> {
         let driver = Command::new("chromedriver")
             .arg("--port=0")

@@ -26,8 +26,9 @@ fn sound(output: &Output, json: &Value) {
     assert_eq!(json["conservation_error_ns"], 0, "{json:#}");
 }
 
-/// The same with shares within so many points; again, twice at most, where they are not: the software GPU computes on the machine's own processors, and
-/// whoever else works there takes from whoever has his turn.
+/// The same with shares within `points`; repeated, twice at most, where they are not. The software
+/// GPU computes on the machine's own processors, so other processes take time from the tenant that
+/// runs.
 fn fair(args: &[&str], points: f64) -> Value {
     let mut shares = Vec::new();
     for _ in 0..3 {
@@ -41,7 +42,8 @@ fn fair(args: &[&str], points: f64) -> Value {
     panic!("{args:?}: off by {shares:?} points");
 }
 
-/// One test, so that the demos run one after the other: they measure time on a machine of two cores.
+/// One test, so that the demos run one after the other: they measure time on a machine of two
+/// cores.
 #[test]
 fn the_demo_shows_fair_shares_with_the_policy_and_unfair_ones_without() {
     let kvm = turnstile_vmm::vmm::kvm_available().is_ok();

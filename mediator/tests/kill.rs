@@ -1,8 +1,9 @@
-//! kill -9 of the daemon at any moment, with VMs at work that come back when it does: the ledger opens, no window is lost
-//! or counted twice, and it is to the nanosecond what the GPU itself says its engines did.
+//! kill -9 of the daemon at any moment, with working VMs that reconnect. The ledger opens, no
+//! window is lost or counted twice, and its times equal the GPU's own record to the nanosecond.
 //!
-//! What the GPU says is `gpu.soft.trace`: the software GPU appends each context switch to a file before anybody can read it
-//! from its log. So the trace of a killed daemon has all that its accounting can have known, and a little more.
+//! The GPU's own record is `gpu.soft.trace`: the software GPU appends each context switch to a file
+//! before its log can be read. So the trace of a killed daemon has all that its accounting can have
+//! known, and a little more.
 //!
 //! `TURNSTILE_KILLS=1000 cargo test --release -p turnstile-mediator --test kill -- --nocapture`
 
@@ -46,7 +47,7 @@ impl House {
     }
 
     fn serve(&self, run: u64) -> Process {
-        // Windows as short as they can be: as many edges as possible for a kill to fall on.
+        // The shortest windows: as many edges as possible for a kill to fall on.
         let trace = format!("gpu.soft.trace={}", self.trace(run).display());
         let mut command = turnstile();
         quiet(&mut command)
@@ -60,7 +61,7 @@ impl House {
         Process(command.spawn().unwrap())
     }
 
-    /// A VM that comes back whenever the daemon does, until its input ends.
+    /// A VM that reconnects to each new daemon, until its input ends.
     fn vm(&self, name: &str, kernel_us: &str, native: bool) -> Process {
         let mut command = turnstile();
         command
@@ -155,7 +156,7 @@ fn unix_ns() -> u64 {
     since.unwrap().as_nanos() as u64
 }
 
-/// What the tenants of an entry are booked, by the same key as [`Trace::used`]; only what is not zero.
+/// Times of the tenants in an entry, with the keys of [`Trace::used`]; without zeros.
 fn booked(entry: &Entry) -> BTreeMap<(Uuid, bool), u64> {
     let Body::Window { tenants, .. } = &entry.body else {
         return BTreeMap::new();
@@ -247,7 +248,7 @@ fn compare(house: &House, runs: &[Run], seen: &BTreeMap<u64, Digest>) -> Sums {
                         stretch.seq
                     );
                 } else {
-                    // What was not seen is nobody's, and no more than that.
+                    // Time that was not observed is no tenant's, and nothing else is missing.
                     let (ours, truth): (u64, u64) = (ours.values().sum(), truth.values().sum());
                     assert!(
                         ours <= truth && truth - ours <= holes,

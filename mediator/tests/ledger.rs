@@ -1,4 +1,5 @@
-//! The durable ledger as an operator uses it: written by `serve`, killed, gone on with, verified, exported.
+//! The durable ledger as an operator uses it: written by `serve`, killed, continued, verified,
+//! exported.
 
 mod common;
 

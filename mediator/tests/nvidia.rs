@@ -1,5 +1,5 @@
-//! The bench on a real GPU, in short. Without one these tests say that they are skipped. They have the GPU to themselves, so
-//! they take turns.
+//! The bench on a real GPU, in short. Without one these tests print that they are skipped. Each has
+//! the GPU to itself, so they run one after another.
 //!
 //! TURNSTILE names another binary than the one built beside them.
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 static GPU: Mutex<()> = Mutex::new(());
 
-/// The GPU for this test alone; `None`, said aloud, if there is none.
+/// The GPU for this test alone; `None`, with a message, if there is none.
 fn gpu() -> Option<MutexGuard<'static, ()>> {
     if !Path::new("/proc/driver/nvidia/version").exists() {
         eprintln!("SKIPPED: no NVIDIA GPU");

@@ -1,4 +1,5 @@
-//! What a package installs: built, listed, installed into a folder, its units checked, and its daemon started as they would.
+//! What a package installs: built, listed, installed into a folder, its units checked, and its
+//! daemon started as they would.
 
 mod common;
 #[path = "common/library.rs"]
@@ -20,7 +21,7 @@ fn package_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("package")
 }
 
-/// Whether a program is there; says aloud if not.
+/// Whether a program is installed; prints a message if not.
 fn has(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok();
     if !found {
@@ -181,7 +182,7 @@ fn units_are_sound(root: &Path) {
         .args(sockets.map(|socket| unit.with_file_name(socket)))
         .output()
         .unwrap();
-    // What is installed into a folder is not where the unit says, and its pages are not where man looks.
+    // In a test folder the program is not at the unit's path, nor its pages where man searches.
     let said = String::from_utf8_lossy(&verified.stderr).into_owned();
     let meant = |line: &&str| {
         !line.contains("is not executable") && !line.contains("Command 'man ")

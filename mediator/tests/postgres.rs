@@ -95,7 +95,8 @@ fn a_server_keeps_the_ledger_over_kills() {
     usage_reads_it(&database, report.engine_ns);
 }
 
-/// `turnstile usage` over the server: verified, exported twice the same, and to the nanosecond what the audit found.
+/// `turnstile usage` over the server: it verifies, exports the same twice, and agrees with the
+/// audit to the nanosecond.
 fn usage_reads_it(database: &str, engine_ns: u128) {
     let usage = |args: &[&str]| {
         common::turnstile()

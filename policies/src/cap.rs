@@ -5,15 +5,15 @@ use turnstile_accounting::{Moment, Nanos};
 
 /// Usage against a cap.
 ///
-/// At each end of a cap period one quota is forgiven, but nothing is saved up; what was used beyond
-/// the quota, since queued commands cannot be stopped, is taken from the periods after.
+/// At each end of a cap period one quota is subtracted from the usage, but nothing is saved up.
+/// Usage beyond the quota, as queued commands cannot be stopped, counts in the periods after.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Quota {
     cap: Cap,
     used: Nanos,
     /// Time since the cap period began.
     elapsed: Nanos,
-    /// Up to when time has passed.
+    /// The time up to which the state is current.
     at: Moment,
 }
 
@@ -33,12 +33,12 @@ impl Quota {
         self.cap
     }
 
-    /// `used` was used.
+    /// Adds `used` to the usage.
     pub(crate) fn charge(&mut self, used: Nanos) {
         self.used = Nanos(self.used.0.saturating_add(used.0));
     }
 
-    /// Time passed until `now`.
+    /// Advances to `now`.
     pub(crate) fn advance_to(&mut self, now: Moment) {
         self.pass(now.since(self.at), Nanos::ZERO);
         self.at = self.at.max(now);
@@ -49,7 +49,7 @@ impl Quota {
         self.cap.quota_ns().saturating_sub(self.used)
     }
 
-    /// When the quota has something left again, if nothing more is used.
+    /// When the quota has time left again, if nothing more is used.
     pub(crate) fn renews_at(&self) -> Moment {
         let over = self.used.saturating_sub(self.cap.quota_ns());
         let periods = (over.0 / self.cap.quota_ns().0).saturating_add(1);
@@ -61,7 +61,7 @@ impl Quota {
         )
     }
 
-    /// Time passed, in which `used` was used.
+    /// Advances by `length`, in which `used` was used.
     pub(crate) fn pass(&mut self, length: Nanos, used: Nanos) {
         self.used += used;
         self.elapsed += length;

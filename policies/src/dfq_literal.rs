@@ -7,9 +7,9 @@
 //! hold a  iff  vt[a] > t_sys + T
 //! ```
 //!
-//! Kept for comparison: a tenant that was held is charged as if it had been admitted in the non-poll
-//! phase too, so that it may be held for ever; a tenant that uses little holds all others back; and a
-//! tenant that waits behind its gate counts as idle. Weights and caps are unknown to it.
+//! Kept for comparison. A tenant that was held is charged as if it had been admitted in the
+//! non-poll phase too. So it may be held for ever. A tenant that uses little holds all others back,
+//! and a tenant that waits behind its gate counts as idle. It has no weights and caps.
 
 use crate::params::{Cap, Membership, TenantParams, Weight};
 use crate::policy::{Decision, HoldReason, PeriodUsage, Policy, PolicyError, TenantDecision};
@@ -74,7 +74,7 @@ impl Policy for DfqLiteral {
         self.tenants.get(tenant).map(drop)
     }
 
-    /// The paper decides at the end of a poll phase only: what was decided then stands.
+    /// The paper decides at the end of a poll phase only: the last decision stands.
     fn woke(&mut self, tenant: TenantId, _: Moment) -> Result<Decision, PolicyError> {
         self.tenants.get(tenant).map(Tenant::decision)
     }
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(policy.decide_at(), None);
     }
 
-    /// The least virtual time is that of tenants that were seen to run.
+    /// Only tenants that ran in the poll phase define the least virtual time.
     #[test]
     fn one_that_did_not_run_holds_back_no_other() {
         let mut policy = both();

@@ -7,13 +7,13 @@
 //!                                                   holds and gates (mediator)
 //! ```
 //!
-//! A [`Policy`] has no clock, lock, thread or I/O: it takes what happened and decides which tenants
-//! may run until more happens. Each policy is one file or folder and one row of [`POLICIES`]:
+//! A [`Policy`] has no clock, lock, thread or I/O: it takes events and decides which tenants may
+//! run until the next one. Each policy is one file or folder and one row of [`POLICIES`]:
 //!
 //! - `none` admits every tenant: the hardware's own round-robin, accounted but not scheduled;
 //! - `dfq` (default): disengaged fair queuing with patience, over accounts and their tenants;
-//! - `dfq-literal`: the same as the LoGA paper prints it, for comparison;
-//! - `owed`: for hardware that slices by itself; it takes looks instead of events ([`Owed`]).
+//! - `dfq-literal`: disengaged fair queuing as the LoGA paper prints it, for comparison;
+//! - `owed`: for hardware that slices by itself; its input is polls instead of events ([`Owed`]).
 //!
 //! One period of a mediator:
 //!

@@ -1,11 +1,11 @@
-//! No policy: everybody is admitted, and the hardware's dispatcher decides.
+//! No policy: every tenant is admitted, and the hardware's dispatcher decides.
 
 use crate::params::{Cap, Membership, TenantParams, Weight};
 use crate::policy::{Decision, PeriodUsage, Policy, PolicyError, TenantDecision};
 use crate::roster::Roster;
 use turnstile_accounting::{Moment, TenantId};
 
-/// Admits everybody.
+/// Admits every tenant.
 #[derive(Debug, Default)]
 pub struct AdmitAll {
     tenants: Roster<()>,

@@ -1,4 +1,4 @@
-//! What an operator may set per tenant, while it runs.
+//! Parameters that an operator may set per tenant while it runs.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -17,14 +17,14 @@ pub struct Cap {
     period_ns: Nanos,
 }
 
-/// A cap that nobody has checked yet.
+/// A cap before its values are checked.
 #[derive(Deserialize)]
 struct RawCap {
     quota_ns: Nanos,
     period_ns: Nanos,
 }
 
-/// Everything a policy is told about a tenant.
+/// The parameters of a tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantParams {
     /// Its share relative to others.
@@ -33,7 +33,7 @@ pub struct TenantParams {
     pub cap: Option<Cap>,
 }
 
-/// Where a tenant belongs.
+/// The account and the name of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Membership<'a> {
     /// Its account.
@@ -45,21 +45,21 @@ pub struct Membership<'a> {
 /// Why a parameter is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ParamsError {
-    /// Out of range.
+    /// The weight is out of range.
     #[error("Weight {0} is not within 1 and 10000")]
     Weight(u32),
-    /// A tenant that may never run has to be removed instead; a period of no length has no meaning.
+    /// The quota or the period is zero. A tenant that may never run has to be removed instead.
     #[error("Cap of {quota_ns} in {period_ns}: both have to be positive")]
     Cap {
-        /// The quota asked for.
+        /// The quota that was passed.
         quota_ns: Nanos,
-        /// The period asked for.
+        /// The period that was passed.
         period_ns: Nanos,
     },
 }
 
 impl Weight {
-    /// The weight of a tenant for which none was set.
+    /// The default weight.
     pub const DEFAULT: Self = Self(100);
 
     /// A weight from 1 to 10,000.

@@ -1,4 +1,4 @@
-//! The events a policy is told and the decisions it answers with.
+//! The events that a policy takes, and its decisions.
 
 use crate::params::{Cap, Membership, TenantParams, Weight};
 use core::fmt;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use thiserror::Error;
 use turnstile_accounting::{AccountId, Demand, EngineState, Moment, Nanos, TenantId};
 
-/// How a period's `used_ns` came about.
+/// The source of a period's `used_ns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Basis {
@@ -19,9 +19,10 @@ pub enum Basis {
 /// One tenant's part of a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TenantPeriod {
-    /// Whose part.
+    /// The tenant.
     pub tenant: TenantId,
-    /// Engine time in the poll phase ([`Basis::PollSample`]) or in the period ([`Basis::Measured`]).
+    /// Engine time in the poll phase ([`Basis::PollSample`]) or in the period
+    /// ([`Basis::Measured`]).
     pub used_ns: Nanos,
     /// Engine time in the whole period as the ledger charges it.
     pub charged_ns: Nanos,
@@ -31,15 +32,15 @@ pub struct TenantPeriod {
     pub backlogged: bool,
 }
 
-/// What happened in a period that has just ended.
+/// Usage of a period that has ended.
 ///
-/// A policy schedules one engine: the usage is that of the GPU's compute engine, or of whichever
-/// engine the mediator takes to be the contended one. Tenants not listed were idle.
+/// A policy schedules one engine: the usage is that of the GPU's compute engine, or of the engine
+/// that the mediator takes to be the contended one. A tenant that is not listed was idle.
 #[derive(Clone, Copy, Debug)]
 pub struct PeriodUsage<'a> {
     /// When it ended.
     pub end: Moment,
-    /// What `used_ns` means.
+    /// The source of `used_ns`.
     pub basis: Basis,
     /// Measured length of the observed part: the poll phase, or the whole period.
     pub poll_ns: Nanos,
@@ -62,7 +63,7 @@ impl PeriodUsage<'_> {
 pub enum Decision {
     /// Open, or watched while it is idle.
     Admit,
-    /// Closed; what is queued already drains and is charged.
+    /// Closed; commands that are queued already execute and are charged.
     Hold(HoldReason),
 }
 
@@ -70,9 +71,9 @@ pub enum Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HoldReason {
-    /// It had more than its share, and others wait.
+    /// It had more than its share, and others have work.
     Ahead,
-    /// Another has the engine for a slice of time.
+    /// Another tenant has the engine for a slice of time.
     Turn,
     /// It used up its quota; held even if the engine is idle.
     Capped,
@@ -81,24 +82,24 @@ pub enum HoldReason {
 /// A decision about one tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct TenantDecision {
-    /// Whom it is about.
+    /// The tenant.
     pub tenant: TenantId,
     /// What may happen to its doorbells.
     pub decision: Decision,
 }
 
-/// Why an event is refused; the policy is as before.
+/// Why an event is refused; the policy is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PolicyError {
-    /// Added before.
+    /// The tenant was added before.
     #[error("{0} is known already")]
     Known(TenantId),
-    /// Never added, or removed.
+    /// The tenant was never added, or was removed.
     #[error("{0} is unknown")]
     Unknown(TenantId),
 }
 
-/// Something that happened on the engine of a policy.
+/// An event on the engine of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineEvent {
     /// From now on the tenant has this work for the engine.
@@ -109,17 +110,17 @@ pub enum EngineEvent {
 
 /// Decides which tenants may run on one engine.
 ///
-/// Calls come from one thread, in the order in which things happened. A policy that knows no weights
-/// or caps (see its row in [`crate::POLICIES`]) accepts and ignores them.
+/// Calls are made from one thread, in the order of the events. A policy without weights or caps
+/// (see its row in [`crate::POLICIES`]) accepts and ignores them.
 pub trait Policy: fmt::Debug + Send {
     /// Its name in [`crate::POLICIES`].
     fn name(&self) -> &'static str;
 
-    /// Sets weight and cap of an account, present or to come. An account that was never set has the
-    /// default weight and no cap.
+    /// Sets weight and cap of an account, which may be added later. An account without a call has
+    /// the default weight and no cap.
     fn set_account(&mut self, _account: AccountId, _params: TenantParams) {}
 
-    /// A tenant appears in its account; idle until it wakes.
+    /// Adds a tenant to its account; it is idle until it wakes.
     ///
     /// # Errors
     /// If it is known.
@@ -131,7 +132,7 @@ pub trait Policy: fmt::Debug + Send {
         now: Moment,
     ) -> Result<(), PolicyError>;
 
-    /// A tenant leaves. What it is ahead by stays with its account, under its name.
+    /// Removes a tenant. What it is ahead by is kept in its account, under its name.
     ///
     /// # Errors
     /// If it is unknown.
@@ -140,38 +141,38 @@ pub trait Policy: fmt::Debug + Send {
     /// Drops what a name of an account is ahead by.
     fn forget_name(&mut self, _account: AccountId, _name: &str) {}
 
-    /// From now on its share of its account is this one; what it is ahead or behind by stays.
+    /// Sets its weight within its account; what it is ahead or behind by does not change.
     ///
     /// # Errors
     /// If it is unknown.
     fn set_weight(&mut self, tenant: TenantId, weight: Weight) -> Result<(), PolicyError>;
 
-    /// From now on its limit is this one; `None` lifts it. A new cap begins with an unused quota.
+    /// Sets its cap; `None` removes it. A new cap begins with an unused quota.
     ///
     /// # Errors
     /// If it is unknown.
     fn set_cap(&mut self, tenant: TenantId, cap: Option<Cap>) -> Result<(), PolicyError>;
 
-    /// Something happened at `at`, no earlier than what was observed before. Policies that decide
-    /// by periods alone ignore it.
+    /// An event at `at`, no earlier than the one before. Policies that decide by periods alone
+    /// ignore it.
     fn observe(&mut self, _at: Moment, _event: EngineEvent) {}
 
-    /// The decisions that differ from those that stand, as of `now`.
+    /// The decisions that have changed, as of `now`.
     fn decide(&mut self, _now: Moment) -> &[TenantDecision] {
         &[]
     }
 
     /// A doorbell write of this tenant was trapped, at a watched or a closed gate: it has work.
     ///
-    /// The decision stands until the next one. Calling it again for a tenant known to have work
-    /// changes nothing.
+    /// The decision stands until the next one. A repeated call for a tenant that has work changes
+    /// nothing.
     ///
     /// # Errors
     /// If it is unknown.
     fn woke(&mut self, tenant: TenantId, now: Moment) -> Result<Decision, PolicyError>;
 
-    /// The engine has nothing to execute, while these tenants have work and are held: the one to
-    /// admit at once, for policies that decide by periods.
+    /// The engine has nothing to execute, while the given tenants have work and are held. Returns
+    /// the one to admit at once; for policies that decide by periods.
     fn ran_dry(&mut self, _waiting: &[TenantId], _now: Moment) -> Option<TenantId> {
         None
     }

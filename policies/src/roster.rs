@@ -3,7 +3,7 @@
 use crate::policy::PolicyError;
 use turnstile_accounting::TenantId;
 
-/// What a policy keeps of each tenant.
+/// A policy's state of each tenant.
 #[derive(Debug)]
 pub(crate) struct Roster<T> {
     entries: Vec<(TenantId, T)>,

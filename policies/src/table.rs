@@ -8,18 +8,18 @@ use crate::policy::Policy;
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::Nanos;
 
-/// What an operator may tune, whatever the policy.
+/// Parameters that an operator may tune, for any policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tuning {
-    /// The service by which one tenant may be ahead of another when its command starts; the
-    /// patience, if that is longer. Larger means fewer changes of holds and larger share errors.
+    /// Service by which one tenant may be ahead of another when its command starts; the patience,
+    /// if that is longer. A larger value means fewer changes of holds and larger share errors.
     pub slack_ns: Nanos,
-    /// The longest pause of a tenant that launches and waits for which its place is kept, and for
-    /// which an engine that cannot be preempted is left idle. Zero reserves nothing.
+    /// Longest pause for which the place of a tenant is kept, if it launches and waits. An engine
+    /// that cannot be preempted is left idle for at most this time. Zero reserves nothing.
     pub patience_ns: Nanos,
-    /// How long it takes to stop a running kernel and start another; none where kernels cannot be
-    /// stopped. The mediator sets it from what the GPU can do.
+    /// Time to stop a running kernel and start another; none if kernels cannot be stopped. The
+    /// mediator sets it from the GPU's properties.
     #[serde(skip)]
     pub preemption_ns: Option<Nanos>,
 }
@@ -37,7 +37,7 @@ impl Default for Tuning {
 /// One policy.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyRow {
-    /// As in the configuration.
+    /// The name in the configuration.
     pub name: &'static str,
     /// One line of help.
     pub about: &'static str,
@@ -47,12 +47,12 @@ pub struct PolicyRow {
     pub caps: bool,
     /// It schedules copy engines as well, each with its own instance.
     pub every_engine: bool,
-    /// Makes one without tenants.
+    /// Makes an instance without tenants.
     pub make: fn(&Tuning) -> Rule,
 }
 
 impl PolicyRow {
-    /// A policy that decides by the events of a dispatcher; none if it decides by looks.
+    /// A policy that decides by the events of a dispatcher; none if it decides by polls.
     pub fn policy(&self, tuning: &Tuning) -> Option<Box<dyn Policy>> {
         match (self.make)(tuning) {
             Rule::Events(policy) => Some(policy),
@@ -61,21 +61,22 @@ impl PolicyRow {
     }
 }
 
-/// A policy, by what it decides by.
+/// A policy, by its kind of input.
 #[derive(Debug)]
 pub enum Rule {
     /// The events of a dispatcher that the mediator holds.
     Events(Box<dyn Policy>),
-    /// Looks at an engine that divides its time by itself.
+    /// Polls of an engine that divides its time by itself.
     Looks(Box<Owed>),
 }
 
-/// How often to decide where usage is measured throughout. In the simulator of `tests/simulated`
-/// (commands of 50 us to 2 ms, not preempted) shares are within half a percentage point of the fluid
-/// ideal in every second; at twice the period they just miss that for weights of 1 to 9.
+/// Period of decisions where usage is measured throughout. Measured in the simulator of
+/// `tests/simulated`, with commands of 50 us to 2 ms and no preemption: shares are within half a
+/// percentage point of the fluid ideal in every second. At twice the period they just exceed that
+/// for weights of 1 to 9.
 pub const DECISION_PERIOD_NS: Nanos = Nanos::from_ms(1);
 
-/// The policy of a GPU for which none was chosen.
+/// The policy of a GPU without a configured one.
 pub const DEFAULT_POLICY: &str = "dfq";
 
 /// Every policy.

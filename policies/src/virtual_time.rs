@@ -1,4 +1,4 @@
-//! Virtual time: service divided by weight, without losing any of it.
+//! Virtual time: service divided by weight, without rounding loss.
 
 use crate::params::Weight;
 use core::ops::Add;
@@ -6,7 +6,7 @@ use turnstile_accounting::Nanos;
 
 /// A point of virtual time, in 2^-20 ns of service to a tenant of the default weight.
 ///
-/// 128 bits last for ever; the fraction keeps the smallest charge to the largest weight visible.
+/// 128 bits do not overflow; the fraction represents the smallest charge to the largest weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VirtualTime(u128);
 
@@ -17,7 +17,7 @@ pub(crate) struct VirtualSpan(u128);
 impl VirtualSpan {
     pub(crate) const ZERO: Self = Self(0);
 
-    /// What entities of `weight` in all advance by while they are served for `service`.
+    /// Advance of entities with `weight` in total while they are served for `service`.
     pub(crate) fn of(service: Nanos, weight: u64) -> Self {
         Self(u128::from(service.0) * PER_NS / u128::from(weight.max(1)))
     }
@@ -52,7 +52,8 @@ impl VirtualTime {
         Self(self.0.saturating_sub(span.0))
     }
 
-    /// The engine time that takes tenants of `weight` in all from here to `later`, rounded down.
+    /// Engine time in which tenants with `weight` in total advance from here to `later`, rounded
+    /// down.
     pub(crate) fn service_until(self, later: Self, weight: u64) -> Nanos {
         let units = later
             .0
@@ -66,7 +67,7 @@ impl VirtualTime {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VirtualClock {
     now: VirtualTime,
-    /// What the division by the weight left over: virtual time times weight, less than the weight.
+    /// Remainder of the division by the weight: virtual time times weight, less than the weight.
     remainder: u128,
 }
 
@@ -87,12 +88,12 @@ impl VirtualClock {
         self.remainder = units % weight;
     }
 
-    /// Advances by `span`, which no engine time stands for.
+    /// Advances by `span` without engine time.
     pub(crate) fn skip(&mut self, span: VirtualSpan) {
         self.now = self.now + span;
     }
 
-    /// Moves back to `time`, if it is ahead of that.
+    /// Moves back to `time`, if it is ahead of it.
     pub(crate) fn cap(&mut self, time: VirtualTime) {
         if self.now > time {
             *self = Self::at(time);
@@ -113,7 +114,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Many charges are worth as much as their sum.
+        /// Many charges equal their sum.
         #[test]
         fn no_time_is_lost_in_division(
             charges in prop::collection::vec(0u64..1 << 40, 1..50), weight in 1u64..=10_000,

@@ -1,7 +1,8 @@
-//! From the doorbell to the fence, through daemon and software GPU: `cargo bench -p turnstile-tests --bench doorbell`.
+//! Latency from the doorbell to the fence, through daemon and software GPU:
+//! `cargo bench -p turnstile-tests --bench doorbell`.
 //!
-//! The guests measure with their own clock: from the doorbell to their seeing the fence's value, one command in
-//! flight. A benchmark of its own, not criterion's: what is repeated lies within a guest.
+//! The guests measure with their own clock, from the doorbell until they read the fence's value,
+//! with one command in flight. Criterion is not used, as the repetition runs inside a guest.
 
 use turnstile_accounting::Nanos;
 use turnstile_images::{Load, Workload};

@@ -1,4 +1,5 @@
-//! PTX instructions per second, one per lane: `cargo bench -p turnstile-tests --bench interpreter`.
+//! PTX instructions per second, counted once per lane:
+//! `cargo bench -p turnstile-tests --bench interpreter`.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;

@@ -1,4 +1,4 @@
-//! How long a decision takes: `cargo bench -p turnstile-tests --bench policy`.
+//! Duration of a decision: `cargo bench -p turnstile-tests --bench policy`.
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
@@ -39,7 +39,8 @@ fn period_end(c: &mut Criterion) {
                     turn += 1;
                     end = end + Nanos::from_ms(1);
                     for (i, part) in seen.iter_mut().enumerate() {
-                        // A different eighth of the tenants runs in each period, so that the order changes.
+                        // A different eighth of the tenants runs in each period, so that the order
+                        // changes.
                         let runs = (i as u64 + turn).is_multiple_of(8);
                         part.used_ns = Nanos(if runs {
                             8_000_000 / u64::from(tenants)

@@ -1,4 +1,5 @@
-//! Stock Cloud Hypervisor for the tests. No distribution packages it: it is found by `TURNSTILE_CLOUD_HYPERVISOR`, or on the path.
+//! Stock Cloud Hypervisor for the tests. No distribution packages it: its path is in
+//! `TURNSTILE_CLOUD_HYPERVISOR`, or it is on `PATH`.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -17,12 +18,12 @@ use turnstile_images::Workload;
 
 use crate::machine::{Ended, Lab};
 
-/// TIMEOUT: a stock kernel is up after a second where KVM is the hardware's; 20 where eight machines share a core. Under a KVM that
-/// emulates the kernel's privilege level it never is.
+/// TIMEOUT: a stock kernel boots in a second under hardware KVM, in 20 s if eight machines share a
+/// core. Under a KVM that emulates the kernel's privilege level it never boots.
 const PROBE: Duration = Duration::from_secs(20);
-/// TIMEOUT: it listens before it boots.
+/// TIMEOUT: the console's socket exists before the machine boots.
 const CONSOLE: Duration = Duration::from_secs(10);
-/// TIMEOUT: milliseconds; some on a busy host.
+/// TIMEOUT: milliseconds; longer on a busy host.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// The program.
@@ -40,12 +41,12 @@ pub enum Payload<'a> {
     Pvh(&'a Path, &'a Path),
 }
 
-/// A machine that runs.
+/// A running machine.
 #[derive(Debug)]
 pub struct Running {
     /// Its process.
     pub process: Ended,
-    /// Its serial console, to write to; absent where it has none.
+    /// Input of its serial console; none if it has no such console.
     pub input: Option<UnixStream>,
     /// Its memory.
     pub memory: File,
@@ -53,10 +54,10 @@ pub struct Running {
 }
 
 impl Running {
-    /// Has Cloud Hypervisor do something to the machine, over its API; returns what it answers.
+    /// Sends a request to Cloud Hypervisor's API; returns the answer.
     ///
     /// # Errors
-    /// As connect(2); `Other` with the answer when it refuses.
+    /// As connect(2); `Other` with the answer if it is a refusal.
     pub fn ask(&self, method: &str, what: &str, body: &str) -> io::Result<String> {
         let mut stream = UnixStream::connect(&self.api)?;
         stream.set_read_timeout(Some(ANSWER))?;
@@ -92,7 +93,7 @@ impl Running {
         }
     }
 
-    /// Plugs a device in, as `gpu`.
+    /// Plugs a device in, with the id `gpu`.
     ///
     /// # Errors
     /// As [`Self::ask`].
@@ -102,7 +103,7 @@ impl Running {
             .map(drop)
     }
 
-    /// Asks the guest to give the device back.
+    /// Sends the guest a request to release the device.
     ///
     /// # Errors
     /// As [`Self::ask`].
@@ -125,7 +126,7 @@ impl Running {
 }
 
 impl Cloud {
-    /// Where it is.
+    /// Path of the program.
     pub fn program() -> Option<PathBuf> {
         let named = std::env::var_os("TURNSTILE_CLOUD_HYPERVISOR");
         named.map(PathBuf::from).or_else(|| {
@@ -136,10 +137,10 @@ impl Cloud {
         })
     }
 
-    /// Finds it, and says which it is.
+    /// Finds the program, and prints its version.
     ///
     /// # Errors
-    /// Why there is none to be used.
+    /// Why none can be used.
     pub fn find() -> Result<Self, String> {
         let program = Self::program()
             .ok_or("no cloud-hypervisor on the path; TURNSTILE_CLOUD_HYPERVISOR names one")?;
@@ -153,7 +154,7 @@ impl Cloud {
         Ok(Self { program })
     }
 
-    /// Whether the lab's kernel gets to its first program under this machine's KVM.
+    /// Whether the lab's kernel reaches its first program under this machine's KVM.
     ///
     /// # Errors
     /// Why not.
@@ -178,11 +179,12 @@ impl Cloud {
         }
     }
 
-    /// Starts a machine of one processor whose memory is sealed, as `turnstile sealed-memory` makes it. What it says goes to the file
-    /// `console`; beside that are its socket and its own log.
+    /// Starts a machine with one processor and sealed memory, as `turnstile sealed-memory` makes
+    /// it. Its console output goes to the file `console`; beside that are its socket and its own
+    /// log.
     ///
     /// # Errors
-    /// As fork(2) and exec; when there is no memory, or no console.
+    /// As fork(2) and exec; if there is no memory, or no console.
     pub fn start(
         &self,
         name: &str,
@@ -192,7 +194,7 @@ impl Cloud {
         console: &Path,
     ) -> io::Result<Running> {
         let memory = memory_file(name, memory_mib << 20)?;
-        // Somewhere above those of this process.
+        // A number above those of this process.
         let least = 300;
         let open = (least..least + 100)
             .find_map(|number| inherited(&memory, number).ok())
@@ -244,7 +246,7 @@ impl Cloud {
             .stdout(errors.try_clone()?)
             .stderr(errors)
             .spawn()?;
-        // What the machine keeps open.
+        // The machine holds its own copy.
         drop(open);
         let mut process = Ended::from(machine);
         let input = match payload {
@@ -266,7 +268,8 @@ fn option(name: &str, value: &OsStr) -> std::ffi::OsString {
     option
 }
 
-/// Copies what comes from a machine's serial console to a file; what is written to the stream is the machine's input.
+/// Copies the output of a machine's serial console to a file; bytes written to the returned stream
+/// are the machine's input.
 fn listen(socket: &Path, mut said: File, process: &mut Ended) -> io::Result<UnixStream> {
     let until = Instant::now() + CONSOLE;
     let stream = loop {
@@ -295,7 +298,7 @@ fn listen(socket: &Path, mut said: File, process: &mut Ended) -> io::Result<Unix
     Ok(stream)
 }
 
-/// The first module of the freestanding guest: what it is to do, and its files.
+/// The first module of the freestanding guest: its workload and its files.
 ///
 /// # Panics
 /// Never: the files' names are short.

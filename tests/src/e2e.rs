@@ -12,20 +12,20 @@ use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, HostSnapshot,
 use turnstile_soft::{SoftConfig, SoftGpu};
 use turnstile_vmm::vmm::{self, VmConfig, VmError, VmHandle, VmReport};
 
-/// A guest that was asked to end has this long.
+/// Time for a guest to end on request.
 pub const GRACE: Duration = Duration::from_secs(30);
 
-/// What guests run on.
+/// Kinds of guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guests {
     /// Virtual machines.
     Kvm,
-    /// Host threads that stand in for them.
+    /// Host threads in their place.
     Native,
 }
 
 impl Guests {
-    /// Every kind that this host has; says on standard error what it lacks.
+    /// Each kind that this host supports; prints the missing one to standard error.
     pub fn all() -> Vec<Self> {
         match vmm::kvm_available() {
             Ok(()) => vec![Self::Native, Self::Kvm],
@@ -37,10 +37,11 @@ impl Guests {
     }
 }
 
-/// Hosts share the machine's few cores: one at a time in a process, or what they measure is each other.
+/// Hosts share the machine's few cores: one at a time in a process, so that each measures only
+/// itself.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A daemon over a software GPU, on a socket of its own; the only one of its process while it lives.
+/// A daemon over a software GPU, on its own socket; the only one in its process while it exists.
 #[derive(Debug)]
 pub struct TestHost {
     daemon: Daemon,
@@ -50,10 +51,10 @@ pub struct TestHost {
 }
 
 impl TestHost {
-    /// Starts a daemon whose GPU ends kernels after `kernel_limit`.
+    /// Starts a daemon with a GPU that ends kernels after `kernel_limit`.
     ///
     /// # Errors
-    /// When the host gives no socket, threads or memory.
+    /// If the host provides no socket, threads or memory.
     pub fn start(policy: &str, kernel_limit: Nanos) -> anyhow::Result<Self> {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = tempfile::Builder::new().prefix("turnstile").tempdir()?;
@@ -81,7 +82,7 @@ impl TestHost {
         })
     }
 
-    /// Where VMMs connect.
+    /// The socket to which VMMs connect.
     pub fn socket(&self) -> &PathBuf {
         &self.socket
     }
@@ -94,7 +95,7 @@ impl TestHost {
     /// The tenant of this name.
     ///
     /// # Errors
-    /// When there is none.
+    /// If there is none.
     pub fn tenant(&self, name: &str) -> anyhow::Result<TenantSnapshot> {
         let snapshot = self.snapshot();
         let found = snapshot
@@ -107,16 +108,16 @@ impl TestHost {
     /// Changes a weight.
     ///
     /// # Errors
-    /// When there is no such tenant.
+    /// If there is no such tenant.
     pub fn set_weight(&self, tenant: TenantId, weight: u32) -> anyhow::Result<()> {
         let weight = turnstile_policies::Weight::new(weight)?;
         Ok(self.daemon.host().set_weight(tenant, weight)?)
     }
 
-    /// Starts a VM with the test guest in it.
+    /// Starts a VM with the test guest.
     ///
     /// # Errors
-    /// When the daemon or the host does not take it.
+    /// If the daemon or the host refuses it.
     pub fn spawn(
         &self,
         guests: Guests,
@@ -140,7 +141,7 @@ impl TestHost {
     }
 }
 
-/// An endless load of kernels of this length, deep enough to keep its VM's share busy.
+/// An endless load of kernels of this length, deep enough to use its VM's share.
 pub fn load(kernel: Nanos) -> Workload {
     let depth = (8_000_000 / kernel.0).clamp(4, 64) as u32;
     Workload::Load(Load {
@@ -155,13 +156,13 @@ pub fn load(kernel: Nanos) -> Workload {
 /// What the guest of an ended VM reported.
 ///
 /// # Errors
-/// When it left no report.
+/// If it left no report.
 pub fn guest_report(vm: &VmReport) -> anyhow::Result<Report> {
     Report::decode(&vm.report)
         .with_context(|| format!("no report; {:?}, console {:?}", vm.end, vm.console))
 }
 
-/// Waits until `done`, looked at every few milliseconds, for at most `limit`; tells whether it came.
+/// Polls `done` every few milliseconds, for at most `limit`; returns whether it became true.
 pub fn wait_for(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
     let since = std::time::Instant::now();
     while since.elapsed() < limit {

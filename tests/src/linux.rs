@@ -1,4 +1,4 @@
-//! Linux guests of a stock VMM under the software GPU, wherever they run: on this machine, or in the lab's.
+//! Linux guests of a stock VMM under the software GPU, on this machine or in the lab's.
 
 #[path = "../../mediator/tests/common/fronts.rs"]
 mod soft;
@@ -17,21 +17,22 @@ use crate::e2e::wait_for;
 use crate::machine::{Ended, Lab};
 pub use soft::{charged, daemon, fronts};
 
-/// Length of the measurement, as docs/SPECIFICATION.md has it.
+/// Length of the measurement, as in docs/SPECIFICATION.md.
 const MEASURED: Duration = Duration::from_secs(20);
-/// How long guests are under load: the measurement, and what they may be apart in beginning.
+/// Time for which guests are under load: the measurement, and the difference of their starts.
 const LOAD_S: u64 = 27;
 /// Length of a launch.
 pub const KERNEL_US: u64 = 2_000;
-/// The same where a guest's processor is emulated twice over: between two launches it takes milliseconds, and has to have enough in the
-/// queue to want its share at every moment.
+/// Length of a launch if a guest's processor is emulated twice over. Between two launches such a
+/// guest needs milliseconds, and its queue has to last meanwhile, so that it wants its share at
+/// each moment.
 pub const LONG_KERNEL_US: u64 = 20_000;
-/// TIMEOUT: a guest is up after 2.5 s on an idle core, and after 20 s on one that eight share.
+/// TIMEOUT: a guest boots in 2.5 s on an idle core, and in 20 s on one that eight share.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
-/// TIMEOUT: a second; some on a busy host.
+/// TIMEOUT: a second; longer on a busy host.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A machine, and what is written to its console.
+/// A machine, and the input of its console.
 #[allow(missing_debug_implementations)]
 pub struct Guest {
     /// Its VMM.
@@ -40,10 +41,10 @@ pub struct Guest {
     pub input: Box<dyn Write>,
 }
 
-/// Starts a machine: its name, the socket of its device, what it runs, the file for what it says.
+/// Starts a machine: its name, the socket of its device, its commands, the file for its output.
 pub type Start<'a> = &'a dyn Fn(&str, &Path, &str, &Path) -> Guest;
 
-/// What a guest's console says in numbers: launches, verified, failed.
+/// Numbers that a guest's console shows: launches, verified, failed.
 fn workloads(console: &str) -> Vec<[u64; 3]> {
     let lines = console
         .lines()
@@ -59,11 +60,11 @@ fn workloads(console: &str) -> Vec<[u64; 3]> {
         .collect()
 }
 
-/// Two Linux guests at weights 1 to 3 under the software GPU: every result verified in the guests, shares over 20 seconds, ledger and
-/// engine agree.
+/// Runs two Linux guests at weights 1 to 3 under the software GPU. Each result is verified in the
+/// guests, shares are measured over 20 seconds, and the ledger is compared with the engine.
 ///
 /// # Panics
-/// When anything is not as it should be.
+/// If a check fails.
 pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
     let made = begun.elapsed();
     let folder = tempfile::tempdir().unwrap();
@@ -104,7 +105,7 @@ pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
     for guest in &mut guests {
         guest.input.write_all(b"go\n").unwrap();
     }
-    // Both are under load when both were charged more than what came before takes.
+    // Both are under load once both were charged more than the load's start can take.
     let first = used(&snapshot());
     within(LOAD_TIMEOUT, &|| {
         let more = used(&snapshot());
@@ -135,7 +136,7 @@ pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
             .iter()
             .all(|line| line.starts_with("LAB status 0 "));
         assert!(good && statuses.len() == 6, "{said}");
-        // What the guest is told of its account covers what it has counted itself.
+        // The charge that the guest reads is at least what it has counted itself.
         let told = said.lines().find(|line| line.starts_with("compute used"));
         let told = told
             .and_then(|line| line.split_whitespace().nth(2))
@@ -154,7 +155,7 @@ pub fn share(what: &str, kernel_us: u64, begun: Instant, start: Start<'_>) {
     assert!((share - 0.75).abs() < 0.03, "{share}");
 }
 
-/// The same in Cloud Hypervisor.
+/// As [`share`], in Cloud Hypervisor.
 ///
 /// # Panics
 /// As [`share`].
@@ -175,11 +176,12 @@ pub fn share_in_cloud(what: &str, kernel_us: u64, begun: Instant, cloud: &Cloud,
     );
 }
 
-/// A guest in Cloud Hypervisor is up before its device is plugged in. The daemon ends while the front goes on, as in a process of its
-/// own; then both end, as in one process, and the device is taken out and put in again.
+/// A guest in Cloud Hypervisor boots before its device is plugged in. The daemon ends while the
+/// front continues, as if in another process. Then both end, as if in one process, and the device
+/// is unplugged and plugged in again.
 ///
 /// # Panics
-/// When the guest does not verify its results each time.
+/// If the guest does not verify its results each time.
 pub fn comes_back(cloud: &Cloud, lab: &Lab) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("vm/vm.sock");

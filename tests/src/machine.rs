@@ -1,4 +1,5 @@
-//! Stock machines for the tests: QEMU without acceleration, a stock kernel, and what `images/lab/build` puts before it.
+//! Stock machines for the tests: QEMU without acceleration, a stock kernel, and the initramfs of
+//! `images/lab/build`.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,23 +7,25 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// TIMEOUT: packages of 150 MB and a build of the guest; a second where they are kept.
+/// TIMEOUT: packages of 150 MB and a build of the guest; a second if they are cached.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Time on a processor, in hundredths of a second: of a process or thread by its folder in /proc.
+/// Processor time of a process or thread, by its folder in /proc, in hundredths of a second.
 pub fn ticks(folder: &Path) -> u64 {
     let stat = fs::read_to_string(folder.join("stat")).unwrap_or_default();
-    // Behind the name, which may contain anything: utime and stime are fields 14 and 15.
+    // After the name, which may contain anything: utime and stime are fields 14 and 15.
     let fields = stat.rsplit(')').next().unwrap_or_default();
     let times = fields.split_whitespace().skip(11).take(2);
     times.filter_map(|field| field.parse::<u64>().ok()).sum()
 }
 
-/// Time that this machine's processors were busy since its start, in hundredths of a second, and time taken from it.
+/// Busy time of this machine's processors since its start, stolen time included, in hundredths of a
+/// second.
 pub fn busy_ticks() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let all = stat.lines().next().unwrap_or_default();
-    // SOURCE: proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; a guest's are in the first two.
+    // SOURCE: proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal; a guest's time
+    // is in the first two.
     let times = all.split_whitespace().skip(1).take(8).enumerate();
     times
         .filter(|(field, _)| !matches!(field, 3 | 4))
@@ -30,7 +33,7 @@ pub fn busy_ticks() -> u64 {
         .sum()
 }
 
-/// A process that does not outlive its test.
+/// A process that ends with its test.
 #[derive(Debug)]
 pub struct Ended(Child);
 
@@ -53,7 +56,7 @@ impl Ended {
         &mut self.0
     }
 
-    /// How it ended, if it did within the time; 128 for a signal.
+    /// Its status, if it ends within this time; 128 for a signal.
     pub fn ends(&mut self, within: Duration) -> Option<i32> {
         let until = Instant::now() + within;
         loop {
@@ -68,16 +71,16 @@ impl Ended {
     }
 }
 
-/// What machines boot.
+/// The files that machines boot.
 #[derive(Debug)]
 pub struct Lab {
     folder: PathBuf,
 }
 
-/// Why there is none.
+/// Why there are none.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A part cannot be had on this machine, which is no fault.
+    /// A part is not available on this machine, which is no fault.
     #[error("{0}")]
     Skipped(String),
     /// The script failed.
@@ -86,13 +89,14 @@ pub enum LabError {
 }
 
 impl Lab {
-    /// What is in a folder already.
+    /// The files in an existing folder.
     pub fn at(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// Has it made, or finds it made: in the folder that `TURNSTILE_LAB` names, or `target/lab`. `nested` is the program for
-    /// machines that are hosts themselves, `cloud` Cloud Hypervisor, if there is one.
+    /// Makes or finds the files in the folder that `TURNSTILE_LAB` names, or in `target/lab`.
+    /// `nested` is the program for machines that are hosts themselves; `cloud` is Cloud Hypervisor,
+    /// if there is one.
     ///
     /// # Errors
     /// [`LabError`].
@@ -123,7 +127,7 @@ impl Lab {
             None => Err(LabError::Skipped(format!(
                 "the lab was not made in {BUILD_TIMEOUT:?}: {last}"
             ))),
-            // A fault of the script's or the guest's is no reason to skip.
+            // A fault of the script or the guest is no reason to skip.
             Some(_) => Err(LabError::Failed(said)),
         }
     }
@@ -133,7 +137,7 @@ impl Lab {
         self.folder.join("vmlinuz")
     }
 
-    /// What guests boot from.
+    /// The initramfs of guests.
     pub fn initramfs(&self) -> PathBuf {
         self.folder.join("initramfs.gz")
     }
@@ -184,20 +188,20 @@ impl Lab {
 /// A machine to be started.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine<'a> {
-    /// The file in the lab's folder.
+    /// The initramfs, a file in the lab's folder.
     pub initramfs: &'a str,
     /// Processors.
     pub processors: u32,
     /// Memory in MiB.
     pub memory_mib: u32,
-    /// More options of QEMU's, before the devices.
+    /// Additional options of QEMU, before the devices.
     pub options: &'a [&'a str],
-    /// More on the kernel's command line.
+    /// Additions to the kernel's command line.
     pub append: &'a str,
-    /// What `images/lab/init` runs.
+    /// Commands for `images/lab/init`.
     pub commands: &'a str,
     /// Devices served over vfio-user: slot on the bus and socket.
     pub sockets: &'a [(u32, &'a Path)],
-    /// File for what the machine says.
+    /// File for the machine's console output.
     pub console: &'a Path,
 }

@@ -1,8 +1,9 @@
-//! An hour of three VMs, in virtual time, as a bill: the daemon's loop over the software GPU, its ledger, FOCUS.
+//! An hour of three VMs, in virtual time, as a bill: the daemon's loop over the software GPU, its
+//! ledger, FOCUS.
 //!
-//! Time is simulated (the GPU, gates, guests, meters, mediation, policy, rollup, store and export are the real ones): 3,600 s of
-//! it take some seconds of a release build. What comes of it is left in `target/bill` for `.ci/focus`, which has the official
-//! validator look at it.
+//! Time is simulated; the GPU, gates, guests, meters, mediation, policy, rollup, store and export
+//! are the real ones. The 3,600 s take some seconds in a release build. The result is left in
+//! `target/bill` for `.ci/focus`, which runs the official validator on it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,7 +31,8 @@ fn gpu() -> GpuIdentity {
     }
 }
 
-/// Entries of an hour and a little more, and what the engine's own log says of each tenant in all of it.
+/// Entries of somewhat more than an hour, and the engine's own log of each tenant's time in all of
+/// it.
 fn demo_hour() -> (Vec<Entry>, Vec<Nanos>) {
     let kernels = [2_000, 500, 7_000].map(|us| Lengths::of(Nanos::from_us(us)));
     let participants: Vec<Participant> = [100, 100, 200]
@@ -76,7 +78,7 @@ fn an_hour_of_three_vms_is_billed_to_the_nanosecond() {
     entries.iter().for_each(|entry| audit.entry(entry));
     let report = audit.finish();
     assert_eq!(report.broken, 0, "{:?}", report.findings);
-    // All that was booked is all that the engine's log has, the little after the hour included.
+    // The sum of the ledger equals the engine's log, including the time after the hour.
     let all = Request {
         to: turnstile_accounting::record::UnixNanos(u64::MAX),
         ..Request::default()
@@ -140,7 +142,7 @@ fn an_hour_of_three_vms_is_billed_to_the_nanosecond() {
     }
 }
 
-/// Checks the rows of a bill, and returns the GPU time in them.
+/// Checks the rows of a bill; returns the GPU time in them.
 fn check(bill: &[u8]) -> Decimal {
     let mut rows = csv::Reader::from_reader(bill);
     let mut quantities = BTreeMap::new();
@@ -171,7 +173,7 @@ fn check(bill: &[u8]) -> Decimal {
         .collect();
     let of = |name: &str| quantities[name];
     let sum: Decimal = quantities.values().sum();
-    // Weights 1:1:2, to half a point of the hour.
+    // Weights 1:1:2, to half a percentage point of the hour.
     let near = |part: Decimal, percent: i64| {
         let off = part / sum * Decimal::from(100) - Decimal::from(percent);
         off.abs() < Decimal::new(5, 1)

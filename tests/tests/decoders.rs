@@ -1,5 +1,5 @@
-//! A bounded run of each decoder of foreign bytes over what is sound, and over what somebody made of it. The fuzz targets
-//! (`tests/fuzz`) run the same functions for as long as one likes:
+//! A bounded run of each decoder of foreign bytes over valid and over changed input. The fuzz
+//! targets (`tests/fuzz`) run the same functions without a bound:
 //!
 //! `TURNSTILE_DECODER_RUNS=100000 cargo test --release -p turnstile-tests --test decoders`
 
@@ -9,12 +9,12 @@ use turnstile_abi::{Command, MAILBOX_ARGS};
 use turnstile_tests::decoders;
 use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon};
 
-/// Runs of each decoder; those that cost a file or a connection have a tenth.
+/// Runs of each decoder; a tenth for those that need a file or a connection.
 fn runs() -> u64 {
     std::env::var("TURNSTILE_DECODER_RUNS").map_or(2_000, |n| n.parse().unwrap())
 }
 
-/// Changes a few bytes: other values, parts left out, twice, or in another place.
+/// Changes a few bytes: other values, parts removed, repeated or moved.
 fn spoil(bytes: &mut Vec<u8>, random: &mut SmallRng) {
     for _ in 0..random.random_range(0..6) {
         if bytes.is_empty() {
@@ -43,7 +43,7 @@ fn spoil(bytes: &mut Vec<u8>, random: &mut SmallRng) {
     }
 }
 
-/// Gives each of `seeds`, and so many spoilt ones, to a decoder.
+/// Passes each of `seeds`, and `runs` changed ones, to a decoder.
 fn try_out(seeds: &[Vec<u8>], runs: u64, decode: impl Fn(&[u8])) {
     for seed in seeds {
         decode(seed);
@@ -52,7 +52,7 @@ fn try_out(seeds: &[Vec<u8>], runs: u64, decode: impl Fn(&[u8])) {
         let mut random = SmallRng::seed_from_u64(run);
         let mut bytes = seeds[random.random_range(0..seeds.len())].clone();
         spoil(&mut bytes, &mut random);
-        // The seed is the run's number, which a panic's reader wants to know.
+        // The seed is the run's number, and is printed with a panic.
         let decoded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| decode(&bytes)));
         assert!(
             decoded.is_ok(),
@@ -70,7 +70,7 @@ fn text(decode: impl Fn(&str)) -> impl Fn(&[u8]) {
 fn commands() {
     let mut random = SmallRng::seed_from_u64(0);
     let mut seeds = vec![vec![0; 64]];
-    // Whatever decodes of what is small.
+    // Random commands with small values, those that decode.
     while seeds.len() < 64 {
         let mut bytes = [0; 64];
         for at in [0, 8, 16, 24, 32] {
@@ -151,7 +151,7 @@ fn frames_of_a_programs_memory() {
     let hello = ToDaemon::Hello { version: VERSION }.encode();
     let with = |descriptors: u8, frame: &[u8]| [&[descriptors], frame].concat();
     let mut seeds = vec![with(0, &hello), with(1, &hello)];
-    // Every kind of message there may be, with words behind it.
+    // All possible kinds of messages, with zero words after the kind.
     for kind in 0..64_u8 {
         let mut frame = hello;
         for (at, byte) in frame.iter_mut().enumerate() {
@@ -191,7 +191,7 @@ fn price_lists() {
 #[test]
 fn configurations() {
     let packaged = include_str!("../../mediator/package/turnstile.toml");
-    // With every key.
+    // With all keys.
     let shown: String = packaged
         .lines()
         .map(|line| {

@@ -1,4 +1,4 @@
-//! House rules that need no reviewer's memory.
+//! House rules, checked automatically.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ fn root() -> PathBuf {
         .to_owned()
 }
 
-/// Source files of the repository whose names end in one of `endings`, as paths from the root.
+/// Files of the repository with names that end in one of `endings`, as paths from the root.
 fn files(endings: &[&str]) -> Vec<PathBuf> {
     fn walk(folder: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).unwrap() {
@@ -123,8 +123,8 @@ fn no_path_of_one_machine() {
 fn versions_stand_in_the_root_manifest_alone() {
     none(offences(&["Cargo.toml"], |name, line| {
         let names_version = line.contains("version = \"") || line.contains("= \"^");
-        // The freestanding guest has no dependency from a registry, and a manifest of its own; the fuzz targets have the
-        // fuzzer.
+        // The freestanding guest has its own manifest, without a dependency from a registry; the
+        // fuzz targets depend on the fuzzer.
         let own = name == "Cargo.toml"
             || name == "tests/fuzz/Cargo.toml"
             || (name == "images/guest/Cargo.toml"

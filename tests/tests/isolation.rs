@@ -1,4 +1,4 @@
-//! A guest may harm itself and nobody else.
+//! A guest can harm only itself.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use turnstile_images::{Misbehaviour, Outcome, Workload};
 use turnstile_tests::e2e::{GRACE, Guests, TestHost, guest_report, load, wait_for};
 use turnstile_vmm::vmm::{VmEnd, VmHandle};
 
-/// Endless kernels are ended after this.
+/// Endless kernels are ended after this time.
 const KERNEL_LIMIT: Nanos = Nanos::from_ms(200);
-/// Two well-behaved VMs beside every bad one.
+/// Two well-behaved VMs that run beside each bad one.
 const GOOD: [(&str, u32, u64); 2] = [("good-a", 100, 500), ("good-b", 300, 300)];
 
-/// Ends a VM that did nothing wrong: all its results were right. Returns how many.
+/// Ends a VM and checks that all its results were right. Returns their number.
 fn end_well(vm: VmHandle, name: &str) -> u64 {
     assert!(!vm.is_finished(), "{name} has ended by itself");
     vm.stop();
@@ -125,7 +125,8 @@ fn a_vm_that_dies_mid_kernel_is_gone_and_the_others_go_on() {
             wait_for(GRACE, runs),
             "{guests:?}: the endless kernel does not run"
         );
-        // Without preemption the endless kernel holds the engine: the good VM stands still until the other dies.
+        // Without preemption the endless kernel holds the engine: the good VM does not run until
+        // the other dies.
         dying.kill();
         dying.join().unwrap();
         assert!(

@@ -16,8 +16,8 @@ use turnstile_tests::lab::{BrokenLaw, Lengths, Load, MeterSetup, Participant, Se
 
 const SECOND: Moment = Moment(1_000_000_000);
 
-/// Seeds 0..99 of one pair of weights: every window within the bound, every law kept, and every seed gives the same run twice,
-/// to the hash of log and decisions.
+/// Seeds 0..99 of one pair of weights: each window is within the bound, each law holds, and each
+/// seed gives the same run twice, to the hash of log and decisions.
 fn shares_are_within_the_bound(weights: (u32, u32)) {
     let setup = |seed| Setup::new(seed, share::END);
     let results = share::worst_of_seeds(100, weights, setup).unwrap();
@@ -49,9 +49,9 @@ fn nine_to_one_of_a_hundred_seeds() {
     shares_are_within_the_bound(WEIGHTS[2]);
 }
 
-/// From the second second of the daemon's life to the end of the third, over seeds: the largest
-/// share error of a second in points, and the largest charge error of the two tenants that saturate
-/// in percent of what ran in both seconds.
+/// From the second second of the daemon's life to the end of the third, over seeds. Returns two
+/// errors: the largest share error of a second in points; and the largest charge error of the two
+/// saturating tenants in percent of what ran in both seconds.
 fn early_errors(meter: MeterSetup) -> (f64, f64) {
     let of = |seed, weights, heavier| {
         let run = |seconds| {
@@ -104,7 +104,8 @@ fn another_seed_is_another_run() {
     assert_ne!(hashes[0], hashes[1]);
 }
 
-/// The bound can be missed: without a policy by far, in every window and for every seed.
+/// The bound is not trivial: without a policy it is exceeded by far, in each window and for each
+/// seed.
 #[test]
 fn without_a_policy_shares_are_far_off() {
     for seed in 0..5 {
@@ -114,7 +115,7 @@ fn without_a_policy_shares_are_far_off() {
     }
 }
 
-/// Laws 2 and 3 can be broken: without a policy they are.
+/// Laws 2 and 3 are not trivial: without a policy they are broken.
 #[test]
 fn without_a_policy_the_lag_is_not_bounded() {
     let setup = Setup {
@@ -125,7 +126,7 @@ fn without_a_policy_the_lag_is_not_bounded() {
     assert!(matches!(broken.law, BrokenLaw::Lag { .. }), "{broken}");
 }
 
-/// Fairness that saves time up: while the second tenant has work the first is held until both have
+/// A policy that saves time up: while the second tenant has work the first is held until both have
 /// used the same since the beginning.
 #[derive(Debug, Default)]
 struct Saving {
@@ -179,7 +180,7 @@ impl Policy for Saving {
     }
 }
 
-/// Law 2 can be broken: one that returns with saved-up time is seen.
+/// Law 2 is not trivial: a tenant that returns with saved-up time is detected.
 #[test]
 fn saved_up_time_is_seen() {
     let work = vec![(Moment(500_000_000), Nanos::from_us(500)); 1_000];
@@ -205,12 +206,12 @@ fn saved_up_time_is_seen() {
     };
     let broken = run(saving, &tenants).unwrap_err();
     assert!(matches!(broken.law, BrokenLaw::Lag { .. }), "{broken}");
-    // Half of the second half, to a period and what is queued.
+    // Half of the second half, to a period and the queued work.
     let returned = kept.service_ns[1].0;
     assert!(returned.abs_diff(250_000_000) < 5_000_000, "{returned} ns");
 }
 
-/// Law 4 can be broken: by a policy that leaves the engine idle.
+/// Law 4 is not trivial: a policy that leaves the engine idle breaks it.
 #[test]
 fn an_idle_engine_with_work_behind_a_gate_is_seen() {
     let setup = Setup {
@@ -237,7 +238,7 @@ fn kernel_lengths_are_measured() {
     }
 }
 
-/// The bound of Fig. 9 can be missed: by reading every 2 ms where kernels last 100 us.
+/// The bound of Fig. 9 is not trivial: reads every 2 ms exceed it for kernels of 100 us.
 #[test]
 fn slow_reads_do_not_measure_short_kernels() {
     let meter = MeterSetup::Polled {
@@ -255,7 +256,8 @@ fn slow_reads_do_not_measure_short_kernels() {
     assert!(ratios.into_iter().any(|ratio| (ratio - 1.0).abs() > 0.06));
 }
 
-/// LoGA, Fig. 10: within 2.5 % when polled all the time. At one sixth the mean of ten runs is, too.
+/// LoGA, Fig. 10: within 2.5 % when polled all the time. When polled one sixth of the time, the
+/// mean of ten runs is.
 #[test]
 fn load_is_measured() {
     let end = Moment(4_000_000_000);
@@ -269,9 +271,9 @@ fn load_is_measured() {
     }
 }
 
-/// Polled and adaptive: each charge within 10 % of what ran; charge over ran differs by at most 10
-/// % between any two depths or lengths; the registers are polled at most 17 % of the time. The
-/// error bound is checked in the run.
+/// Polled and adaptive: each charge is within 10 % of what ran. The ratio of the two differs by at
+/// most 10 % between any two depths or lengths. The registers are polled at most 17 % of the time.
+/// The run itself checks the error bound.
 #[test]
 fn what_drains_is_charged_to_its_owner() {
     let mut scenes = Vec::new();
@@ -353,7 +355,7 @@ fn the_rule_as_printed_starves_whom_it_polls() {
     assert!(literal.0 < 9_000_000_000 && repaired.0 > 9_900_000_000);
 }
 
-/// A load in few words, for the report of a failure.
+/// A load with few parameters, for the report of a failure.
 #[derive(Clone, Debug)]
 enum Wish {
     Closed(Lengths, u32, Lengths),
@@ -400,7 +402,7 @@ fn any_meter() -> impl Strategy<Value = MeterSetup> {
     ]
 }
 
-/// Memory that moves: whatever guests do on a card too small for them, they read what they would have read on a large one.
+/// Swapped memory: on a card that is too small, guests read the same as on a large one.
 #[test]
 fn swapped_memory_is_the_same_to_the_byte_for_a_hundred_seeds() {
     let results = over_seeds(100, swap::compare).unwrap();
@@ -423,8 +425,8 @@ static WORLDS: AtomicU64 = AtomicU64::new(0);
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Laws 1 and 6 whatever the policy and the meter; law 4 for policies that let in whom a dry engine waits for; laws
-    /// 2 and 3 for fair queuing by events. One in eight is run twice.
+    /// Laws 1 and 6 for any policy and meter; law 4 for policies that admit a waiting tenant when
+    /// the engine is idle; laws 2 and 3 for fair queuing by events. One in eight is run twice.
     #[test]
     fn random_worlds_obey(
         tenants in prop::collection::vec((1u32..=1_000, any_wish()), 1..6),

@@ -1,5 +1,5 @@
-//! The checks of the nested lab on simulated hardware in this process: the same backend, gates and guests, without VFIO in
-//! between.
+//! The checks of the nested lab on simulated hardware in this process: the same backend, gates and
+//! guests, without VFIO.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ fn kept(lines: anyhow::Result<Vec<Line>>) {
     }
 }
 
-/// Whether guests can be run; says so aloud if not.
+/// Whether guests can be run; prints the reason if not.
 fn guests() -> bool {
     let available = turnstile_vmm::vmm::kvm_available();
     if let Err(reason) = &available {

@@ -1,9 +1,9 @@
-//! What the scheduling rule promises to tenants that launch and wait, in virtual time.
+//! The promises of the scheduling rule to tenants that launch and wait, in virtual time.
 
 use turnstile_gpu::Suspend;
 use turnstile_tests::lab::experiments::{adversary, launch_wait, loga11, over_seeds};
 
-/// Does `check` for each of a list on all cores, and names all that fail.
+/// Calls `check` for each element of a list on all cores, and prints all that fail.
 fn all_pass<T: Sync>(list: &[T], check: impl Fn(&T) -> Vec<String> + Sync) {
     let failed = over_seeds(list.len() as u64, |place| Ok(check(&list[place as usize])));
     let failed: Vec<String> = failed.unwrap().into_iter().flatten().collect();
@@ -15,12 +15,12 @@ fn all_pass<T: Sync>(list: &[T], check: impl Fn(&T) -> Vec<String> + Sync) {
     );
 }
 
-/// LoGA Fig. 11, by the events of the engine.
+/// LoGA Fig. 11, with the events of the engine.
 #[test]
 fn throttles_beside_six_programs_get_their_part() {
     all_pass(&loga11::scenes(), |scene| {
         let (throttle, busy) = match (scene.suspend, scene.jitter_us) {
-            // Short of 19: kernels collide, and each collision costs a pause of 100 to 200 us.
+            // Less than 19: kernels collide, and each collision costs a pause of 100 to 200 us.
             (Suspend::MidKernel, _) if scene.name.ends_with("half I/O") => (18.5, 94.0),
             (Suspend::MidKernel, _) => (19.0, 94.0),
             (_, 0) => (16.0, 83.0),
@@ -58,7 +58,7 @@ fn throttles_beside_six_programs_get_their_part() {
     });
 }
 
-/// Of the pairs one in `step`.
+/// Checks one in `step` of the pairs.
 fn pairs_get_their_entitlement(suspend: Suspend, both_pause_points: f64, step: usize) {
     let pairs = launch_wait::pairs(suspend).into_iter();
     let pairs: Vec<_> = pairs.step_by(step).collect();
@@ -81,13 +81,13 @@ fn pairs_get_their_entitlement(suspend: Suspend, both_pause_points: f64, step: u
         if dfq.off_points().abs() > points {
             failed.push(format!("{case}: off by {:.2} points", dfq.off_points()));
         }
-        // Of deeper programs the bound is of bursts, which is too much by up to 2 %.
+        // For deeper programs the bound is of bursts, which is too high by up to 2 %.
         let part = if second.depth == 1 { 0.97 } else { 0.95 };
         if dfq.bound.is_some_and(|bound| dfq.busy < part * bound) {
             let bound = dfq.bound.unwrap_or_default();
             failed.push(format!("{case}: busy {:.1} of {bound:.1} %", dfq.busy));
         }
-        // A tenant that keeps its queue full rings without exits, whatever runs beside it.
+        // A tenant that keeps its queue full writes its doorbell without exits, beside any other.
         for (program, exits) in pair.programs.iter().zip(dfq.exits) {
             if program.keeps_queued() && exits > 0.1 {
                 failed.push(format!("{case}: {exits:.3} exits a kernel of {program}"));
@@ -119,8 +119,8 @@ fn all_pairs_mid_kernel() {
     pairs_get_their_entitlement(Suspend::MidKernel, 10.0, 1);
 }
 
-/// Whatever the kernels, pauses and tenants of one account, the victim of another falls short by at
-/// most one of the kernels, the bound on being ahead and the reaction.
+/// With any kernels, pauses and tenants of one account, the shortfall of another account's victim
+/// is bounded. It is at most one of the kernels, the bound on being ahead and the reaction.
 #[test]
 fn victims_fall_short_by_at_most_one_attacker_kernel() {
     let seeds: Vec<u64> = (0..40).collect();

@@ -1,6 +1,7 @@
 //! What a doorbell costs at each gate: `cargo bench -p turnstile-vmm --bench gates`.
 //!
-//! A benchmark of its own, not criterion's: what is repeated lies within a guest, or needs one that rings meanwhile.
+//! Not a criterion benchmark: the repeated work is inside a guest, or needs a guest that rings
+//! concurrently.
 
 #[path = "../tests/common/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests, which use the rest")]
@@ -59,7 +60,8 @@ fn direct(kind: Kind) {
     );
 }
 
-/// A guest rings for ever; its gate is closed or watched, the first write comes out, the gate is opened again.
+/// A guest rings endlessly. Its gate is closed or watched, the first write is reported, the gate is
+/// opened again.
 fn cycles(kind: Kind, state: GateState, names: [&str; 3]) {
     let daemon = daemon();
     let vm = kind.start(

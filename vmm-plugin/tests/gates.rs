@@ -139,9 +139,9 @@ impl Drop for Busy {
     }
 }
 
-/// The guest rings with a value that rises by one while the gate is closed and opened. The page never moves while the
-/// gate is closed, nor ever back; what is parked follows the page, opening delivers it, and what the page shows at the
-/// end is what the guest wrote last.
+/// The guest rings with a value that rises by one while the gate is closed and opened. The page
+/// does not change while the gate is closed, and never goes back. The parked value follows the page
+/// and is delivered on opening. At the end the page has the value that the guest wrote last.
 fn cycle(kind: Kind, cycles: u32, busy: usize) {
     let daemon = Daemon::start(RINGS);
     let vm = kind.start(&daemon, doorbells(0));

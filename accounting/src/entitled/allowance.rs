@@ -1,12 +1,12 @@
-//! What a quota leaves of each of its periods.
+//! How much of a quota is left in each of its periods.
 
 use std::collections::BTreeMap;
 
 use super::Quota;
 use crate::units::Nanos;
 
-/// A quota and the state of its period under way. Periods follow each other without a gap while the
-/// quota is used; one that is unused begins its period at its next use.
+/// A quota and the state of its current period. While the quota is used, periods follow each other
+/// without a gap; a quota that is unused begins its period at its next use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
     quota: Quota,
@@ -20,11 +20,11 @@ pub(super) struct Allowance {
 
 /// A window, cut where the periods of a quota end.
 struct Cut {
-    /// In the period under way, or all of the window.
+    /// In the current period, or all of the window.
     first_ns: u64,
-    /// Whole periods after it.
+    /// Number of whole periods after it.
     periods: u64,
-    /// In the last period, which goes on after the window.
+    /// In the last period, which continues after the window.
     last_ns: u64,
 }
 
@@ -48,7 +48,7 @@ impl Allowance {
         }
     }
 
-    /// Most of the window that its owner is entitled to, in nanoseconds.
+    /// The most that its owner is entitled to in the window, in nanoseconds.
     fn within(&self, length: Nanos) -> u128 {
         let quota_ns = self.quota.quota_ns.0;
         let Cut {
@@ -61,8 +61,8 @@ impl Allowance {
             + u128::from(last_ns.min(quota_ns))
     }
 
-    /// The window passed. The part of it counts in the period under way first, then in those after
-    /// it. Returns whether the period that goes on has used some of the quota.
+    /// The window passed. The owner's part of it counts in the current period first, then in those
+    /// after it. Returns whether the period that continues has used some of the quota.
     fn pass(&mut self, length: Nanos) -> bool {
         let quota_ns = self.quota.quota_ns.0;
         let part_ns = std::mem::take(&mut self.part_ns);
@@ -82,7 +82,7 @@ impl Allowance {
     }
 }
 
-/// The allowances of tenants, or of accounts: of those with a quota.
+/// The allowances of the tenants or accounts that have a quota.
 #[derive(Clone, Debug)]
 pub(super) struct Allowances<K>(BTreeMap<K, Allowance>);
 
@@ -93,7 +93,7 @@ impl<K> Default for Allowances<K> {
 }
 
 impl<K: Copy + Ord> Allowances<K> {
-    /// A window begins in which this quota is set; one that changes begins unused.
+    /// A window begins in which this quota is set; a quota that changes begins unused.
     pub(super) fn set(&mut self, key: K, quota: Option<Quota>) {
         match quota {
             Some(quota) if self.0.get(&key).is_some_and(|known| known.quota == quota) => {}
@@ -106,7 +106,7 @@ impl<K: Copy + Ord> Allowances<K> {
         }
     }
 
-    /// `demand_ns`, or what the quota allows of the window if that is less.
+    /// `demand_ns`, or what the quota permits in the window if that is less.
     pub(super) fn bound(&self, key: K, length: Nanos, demand_ns: u128) -> u128 {
         let allowance = self.0.get(&key);
         allowance.map_or(demand_ns, |allowance| {
@@ -114,15 +114,15 @@ impl<K: Copy + Ord> Allowances<K> {
         })
     }
 
-    /// In the window that ends this was entitled to so much more.
+    /// Adds `part_ns` to what the owner was entitled to in the window that ends.
     pub(super) fn take(&mut self, key: K, part_ns: u128) {
         if let Some(allowance) = self.0.get_mut(&key) {
             allowance.part_ns += part_ns;
         }
     }
 
-    /// The window ends. A quota is kept until its period ends, also where its owner left, so that
-    /// to leave and return gains nothing.
+    /// The window ends. A quota is kept until its period ends, even if its owner left: leaving and
+    /// returning gains nothing.
     pub(super) fn pass(&mut self, length: Nanos) {
         self.0.retain(|_, allowance| allowance.pass(length));
     }
@@ -134,7 +134,7 @@ mod tests {
 
     const PERIOD: u64 = 100;
 
-    /// A window of so much, in which its owner was entitled to `part`.
+    /// A window of `length` in which the owner was entitled to `part`.
     fn pass(allowance: &mut Allowance, length: u64, part: u128) -> bool {
         allowance.part_ns = part;
         allowance.pass(Nanos(length))
@@ -164,7 +164,7 @@ mod tests {
     fn window_over_several_periods_has_the_quota_of_each() {
         let mut allowance = allowance();
         pass(&mut allowance, 90, 20);
-        // 5 of the first, two whole ones, 15 of the time of the last.
+        // 5 of the first period, two whole quotas, and 15 of the last period.
         assert_eq!(allowance.within(Nanos(10 + 2 * PERIOD + 15)), 5 + 50 + 15);
         assert!(pass(&mut allowance, 10 + 2 * PERIOD + 15, 5 + 50 + 12));
         assert_eq!(allowance.within(Nanos(PERIOD - 15)), 25 - 12);

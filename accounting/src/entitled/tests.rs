@@ -5,7 +5,7 @@ use proptest::prelude::*;
 const MS: u64 = 1_000_000;
 const WINDOW: Nanos = Nanos::from_ms(10);
 
-/// A tenant in an account of its own.
+/// A tenant that is the only one of its account.
 fn alone(tenant: u32, weight: u32, used_ms: u64, wanted_ms: u64) -> Claimant {
     Claimant {
         tenant: TenantId(tenant),
@@ -36,7 +36,7 @@ const fn quota(quota_ms: u64, period_ms: u64) -> Option<Quota> {
     })
 }
 
-/// Entitled and waited milliseconds of each in one window of 100 ms.
+/// Entitled and waited milliseconds of each claimant in one window of 100 ms.
 fn due(claimants: &[Claimant]) -> Vec<(u64, u64)> {
     let mut book = Entitlements::default();
     book.window(Nanos::from_ms(100), &mut claimants.to_vec());
@@ -59,7 +59,7 @@ fn tenant_that_wants_little_leaves_the_rest_and_waits_for_nothing() {
 
 #[test]
 fn starved_tenant_without_work_at_the_end_has_a_shortfall() {
-    // It waited for 40 ms and gave up: entitled to what it used and waited, up to half.
+    // The first tenant had work for less than the window: it is entitled to its demand, up to half.
     let claimants = [alone(1, 100, 5, 45), alone(2, 100, 85, 100)];
     assert_eq!(due(&claimants), [(45, 40), (45, 15)]);
     let claimants = [alone(1, 100, 0, 20), alone(2, 100, 80, 80)];
@@ -68,7 +68,7 @@ fn starved_tenant_without_work_at_the_end_has_a_shortfall() {
 
 #[test]
 fn accounts_divide_first_and_their_tenants_after_them() {
-    // Three tenants of account 1 have one half, at 1:1:2; order of arrival does not matter.
+    // Three tenants of account 1 have one half, at 1:1:2; the order of claimants does not matter.
     let claimants = [
         member(1, 4, 200, 20),
         member(2, 1, 700, 20),
@@ -98,7 +98,7 @@ fn weight_of_zero_is_entitled_to_nothing_and_claims_nothing_for_its_account() {
     assert_eq!(due(&claimants), [(0, 90), (10, 0), (70, 40)]);
 }
 
-/// Runs seconds of windows of 10 ms in which `serve` gives what each uses, and returns the totals.
+/// Totals over windows of 10 ms in which `serve` sets what each claimant used.
 fn totals(
     windows: u64,
     claimants: &[Claimant],
@@ -123,7 +123,7 @@ fn quota_holds_over_its_own_period_however_windows_are_served() {
         alone(3, 100, 0, 10),
     ];
     claimants[0].quota = quota(25, 100);
-    // The quota first, at once, and then the others in turns of a window.
+    // The quota first, in one piece; then the other tenants take turns of a window.
     let at_once = totals(1_000, &claimants, |window, now| {
         let used = match window % 10 {
             0 | 1 => [10, 0, 0],
@@ -164,7 +164,7 @@ fn forgotten_tenant_begins_anew() {
     assert_eq!(book.of(TenantId(1)), Due::default());
 }
 
-/// What a tenant is, and what it used and wanted in each window, as parts of 64.
+/// A tenant, and what it used and wanted in each window, as parts of 64.
 #[derive(Clone, Debug)]
 struct Random {
     account: u32,
@@ -197,7 +197,7 @@ fn any_tenants() -> impl Strategy<Value = (Vec<Random>, Vec<(u32, Option<Quota>)
     (prop::collection::vec(tenant, 1..7), accounts)
 }
 
-/// The claimants of one window; together they used at most all of it.
+/// The claimants of one window; together they used at most its length.
 fn claimants(
     window: usize,
     tenants: &[Random],
@@ -227,7 +227,7 @@ fn demand(claimant: &Claimant) -> u64 {
     claimant.used_ns.max(claimant.wanted_ns).0
 }
 
-/// Most that a quota allows in `windows` windows: one quota in each period that they touch.
+/// The most that a quota permits in `windows` windows: one quota in each period that they touch.
 fn allowed(quota: Option<Quota>, windows: usize) -> u64 {
     quota.map_or(u64::MAX, |quota| {
         let periods = (windows as u64 * WINDOW.0).div_ceil(quota.period_ns.0);
@@ -268,8 +268,8 @@ proptest! {
             if capped {
                 continue;
             }
-            // Fairness on both levels: one that lacks something has at least its weight's part of
-            // what any other has.
+            // Fairness on both levels: a claimant with unmet demand has at least the part of any
+            // other, in proportion to their weights.
             for (a, of_a) in now.iter().zip(&parts) {
                 let same = |b: &Claimant| a.account.id == b.account.id;
                 for (b, of_b) in now.iter().zip(&parts).filter(|(b, _)| same(b)) {
@@ -307,7 +307,7 @@ proptest! {
     }
 }
 
-/// A part over a weight, to compare; exact enough for a nanosecond.
+/// A part over a weight, for comparison; exact to a nanosecond.
 fn level(part: u64, weight: u32) -> f64 {
     part as f64 / f64::from(weight)
 }

@@ -16,7 +16,7 @@ fn nanos(at: OffsetDateTime) -> Option<UnixNanos> {
     u64::try_from(at.unix_timestamp_nanos()).ok().map(UnixNanos)
 }
 
-/// To the second, as FOCUS has it.
+/// To the second, as FOCUS requires.
 pub(super) fn show_second(at: UnixNanos) -> String {
     let t = date_time(at);
     format!(
@@ -37,7 +37,8 @@ pub fn show_time(at: UnixNanos) -> String {
     format!("{text}.{:09}Z", at.0 % SECOND_NS)
 }
 
-/// A point of the calendar in the form of RFC 3339, in any zone; none for another form, or a time before 1970.
+/// A point of the calendar in the form of RFC 3339, in any zone; none for another form, or a time
+/// before 1970.
 pub fn parse_time(text: &str) -> Option<UnixNanos> {
     nanos(OffsetDateTime::parse(text, &Rfc3339).ok()?)
 }

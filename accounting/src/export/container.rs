@@ -1,13 +1,13 @@
-//! The files that tables go into.
+//! The file formats of tables.
 
 use super::ExportError;
 use super::table::{Cell, Column, Table};
 use std::io::Write;
 
-/// What kind of file.
+/// Format of a table's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Container {
-    /// Text with commas, quoted where it has to be (RFC 4180, lines end in a line feed).
+    /// Comma-separated text, quoted where necessary (RFC 4180, lines end in a line feed).
     #[default]
     Csv,
     /// Apache Parquet; needs the feature of this name.

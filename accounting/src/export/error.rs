@@ -7,89 +7,89 @@ use thiserror::Error;
 /// Why an export was refused, or failed.
 #[derive(Debug, Error)]
 pub enum ExportError {
-    /// Nothing lies between its two ends.
+    /// The stretch of time is empty.
     #[error("An export has to begin before it ends")]
     Empty,
     /// No entries of such a GPU.
     #[error("The ledger has no entries of such a GPU")]
     NoGpu,
-    /// It asks for time that is not closed yet.
+    /// The request covers time that is not closed yet.
     #[error("GPU {gpu} of {node} is closed until {}; ask again later, for less, or for other nodes or GPUs", show_time(*until))]
     NotClosed {
-        /// Of which node.
+        /// The node.
         node: String,
-        /// Which GPU.
+        /// The GPU.
         gpu: String,
-        /// Until when its windows are closed.
+        /// The time until which its windows are closed.
         until: UnixNanos,
     },
-    /// It asks for what was discarded.
+    /// The request covers discarded time.
     #[error("GPU {gpu} of {node} is kept from {} on; what was before is discarded", show_time(*from))]
     Discarded {
-        /// Of which node.
+        /// The node.
         node: String,
-        /// Which GPU.
+        /// The GPU.
         gpu: String,
-        /// From when on its windows are kept.
+        /// The time from which on its windows are kept.
         from: UnixNanos,
     },
-    /// FOCUS charges by the hour.
+    /// FOCUS charges by the hour; an end of the request is not a full hour.
     #[error("FOCUS charges by the hour, and {} is not a full one", show_time(*at))]
     NotAnHour {
-        /// The end in question.
+        /// That end.
         at: UnixNanos,
     },
-    /// A FOCUS file has costs.
+    /// A FOCUS export without a price list: the file has to contain costs.
     #[error("FOCUS needs prices: a file with costs left out is none (--prices FILE)")]
     NoPrices,
-    /// Time that nobody priced is not reported as if it cost nothing.
+    /// Time without a price is not reported as if it cost nothing.
     #[error("The price list has no SKU in GPU-Seconds for a {model}")]
     NoSku {
         /// Model of the GPU.
         model: String,
     },
-    /// A cost that the decimals do not hold exactly is not rounded.
+    /// A cost that decimals cannot represent exactly; it is not rounded.
     #[error("{quantity} at {price} have no exact cost")]
     Inexact {
-        /// How much.
+        /// The quantity.
         quantity: String,
-        /// At which price.
+        /// The price.
         price: String,
     },
-    /// The ledger is not what was written.
+    /// The ledger's content is not what was written.
     #[error("The ledger is damaged")]
     Damaged(#[source] Finding),
     /// More tenants than the caller takes.
     #[error("More than {max} tenants; ask for less time, or for one tenant")]
     TooMany {
-        /// How many are taken.
+        /// The most tenants that are accepted.
         max: usize,
     },
-    /// Whoever asked is gone.
+    /// The caller cancelled the request.
     #[error("Given up")]
     GivenUp,
-    /// It was built without.
+    /// The build does not include Parquet.
     #[error("This build writes no Parquet; build it with the feature parquet")]
     NoParquet,
-    /// The store.
+    /// Reading the store failed.
     #[error("The ledger cannot be read")]
     Store(#[source] StoreError),
-    /// The output.
+    /// Writing the output failed.
     #[error("Writing the export failed")]
     Output(#[from] std::io::Error),
-    /// The output, as CSV.
+    /// Writing the CSV failed.
     #[error("Writing the CSV failed")]
     Csv(#[source] csv::Error),
-    /// The output, as JSON.
+    /// Writing the JSON failed.
     #[error("Writing the JSON failed")]
     Json(#[source] serde_json::Error),
-    /// The output, as Parquet.
+    /// Writing the Parquet failed.
     #[cfg(feature = "parquet")]
     #[error("Writing the Parquet failed")]
     Parquet(#[from] parquet::errors::ParquetError),
 }
 
-// What the output itself refused is told as that, whoever wrote to it.
+// An error of the output itself is `Output`, whichever writer returned it.
 impl From<csv::Error> for ExportError {
     fn from(error: csv::Error) -> Self {
         if !error.is_io_error() {

@@ -1,4 +1,5 @@
-//! CloudEvents 1.0 in JSON, one a line. Nanoseconds are strings: JSON's readers take numbers for floats.
+//! CloudEvents 1.0 in JSON, one per line. Nanoseconds are strings, as JSON readers convert numbers
+//! to floats.
 
 use super::{ExportError, Exported, Request, Writer, show_time};
 use crate::ids::entry_id;
@@ -10,7 +11,8 @@ const USAGE: &str = "dev.turnstile.vm.gpu_usage.v1";
 const CONSERVATION: &str = "dev.turnstile.gpu.conservation.v1";
 const GAP: &str = "dev.turnstile.gpu.gap.v1";
 
-/// One event. `time` is the window's end, the same whenever it is sent: some receivers tell copies by id and time.
+/// One event. `time` is the window's end, equal each time the event is sent: some receivers detect
+/// copies by id and time.
 #[derive(Serialize)]
 struct Event<'a, D> {
     specversion: &'a str,
@@ -23,7 +25,7 @@ struct Event<'a, D> {
     data: D,
 }
 
-/// Where and when.
+/// The stretch of time and the GPU.
 #[derive(Serialize)]
 struct Place<'a> {
     window_start: String,

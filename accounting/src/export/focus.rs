@@ -1,7 +1,8 @@
 //! A bill in FOCUS: one row for each tenant, GPU, UTC hour and priced quantity.
 //!
-//! Nothing is rounded: quantities are nanoseconds and bytes with the point moved by nine, costs are exact products or an error.
-//! SOURCE: focus.finops.org, versions 1.2 (ratified 2025-05-29) and 1.4 (2026-06-04). What we leave out is in `docs/LEDGER.md`.
+//! Nothing is rounded: quantities are nanoseconds and bytes with the point moved by nine digits,
+//! costs are exact products or an error. SOURCE: focus.finops.org, versions 1.2 (ratified
+//! 2025-05-29) and 1.4 (2026-06-04). `docs/LEDGER.md` lists what is left out.
 
 mod columns;
 
@@ -20,7 +21,7 @@ use uuid::Uuid;
 /// Version of the specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FocusVersion {
-    /// 1.2, the one that the official validator knows.
+    /// 1.2, which the official validator supports.
     V1_2,
     /// 1.4, the newest.
     V1_4,
@@ -31,7 +32,7 @@ pub enum FocusVersion {
 struct Sums {
     tenant: TenantIdentity,
     engine_ns: u128,
-    /// None: the GPU does not count them.
+    /// None where the GPU does not count them.
     copy_bytes: Option<u128>,
     waiting_ns: u128,
     held_ns: u128,
@@ -45,7 +46,7 @@ fn billionths(count: u128) -> Option<Decimal> {
     Some(whole.normalize())
 }
 
-/// A product without rounding; none where the decimals do not hold it.
+/// A product without rounding; none where decimals cannot represent it.
 fn exact_product(quantity: Decimal, price: Decimal) -> Option<Decimal> {
     let product = quantity.checked_mul(price)?;
     let exact = product.is_zero() == (quantity.is_zero() || price.is_zero())
@@ -53,7 +54,7 @@ fn exact_product(quantity: Decimal, price: Decimal) -> Option<Decimal> {
     exact.then(|| product.normalize())
 }
 
-/// Sums a GPU's windows up, hour by hour: those of one hour are in memory.
+/// Sums up a GPU's windows hour by hour; the sums of one hour are in memory.
 pub(super) struct Focus<'a> {
     request: &'a Request,
     version: FocusVersion,
@@ -100,7 +101,7 @@ impl<'a> Focus<'a> {
         sums.weight = record.weight;
     }
 
-    /// Writes the rows of the hour under way.
+    /// Writes the rows of the current hour.
     fn flush(&mut self) -> Result<(), ExportError> {
         let Some((gpu, hour)) = self.under_way.take() else {
             return Ok(());

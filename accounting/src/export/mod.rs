@@ -1,8 +1,8 @@
-//! What leaves the ledger: events for metering systems, rows for spreadsheets, a bill in FOCUS.
+//! Exports of the ledger: events for metering systems, rows for spreadsheets, a bill in FOCUS.
 //!
-//! An export covers what it was asked for in full, or is refused: up to its end every GPU's entries have to be closed, and
-//! none of them discarded. All of it is a function of the ledger and the price list: exported again, it is the same to the
-//! last byte.
+//! An export covers its request in full, or is refused: each GPU's entries have to be closed up to
+//! the request's end, and none may be discarded. Its content depends on the ledger and the price
+//! list alone. A repeated export is equal to the last byte.
 
 mod calendar;
 mod container;
@@ -32,7 +32,7 @@ use crate::store::{Kept, Selection, Store, StoreError};
 use std::io::Write;
 use uuid::Uuid;
 
-/// What is written.
+/// Format of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// CloudEvents, one JSON object a line: a tenant's window, a GPU's conservation, a gap.
@@ -43,22 +43,22 @@ pub enum Format {
     Focus(FocusVersion, Container),
 }
 
-/// Which part of the ledger.
+/// The part of the ledger that an export covers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// Windows that begin at or after this; for FOCUS a full hour.
     pub from: UnixNanos,
-    /// Windows that begin before this; for FOCUS a full hour. Everything before it has to be closed.
+    /// Windows that begin before this; for FOCUS a full hour. All time before it has to be closed.
     pub to: UnixNanos,
-    /// One node.
+    /// Only this node.
     pub node: Option<String>,
-    /// One GPU, by its identity within its node.
+    /// Only this GPU, by its identity within its node.
     pub gpu: Option<String>,
-    /// One tenant, by its name or its id.
+    /// Only this tenant, by its name or its id.
     pub tenant: Option<String>,
 }
 
-/// What was written.
+/// Amounts that an export wrote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exported {
     /// Events or rows.
@@ -69,13 +69,13 @@ pub struct Exported {
     pub engine_ns: u128,
 }
 
-/// How far an export is, in thousandths.
+/// Receives the progress of an export, in thousandths.
 pub type Progress<'a> = dyn FnMut(u64) + 'a;
 
 /// Takes entries and writes rows.
 trait Writer {
     fn entry(&mut self, gpu: &GpuIdentity, entry: &Entry) -> Result<(), ExportError>;
-    /// Writes what is left, and the end of the file.
+    /// Writes the rest, and the end of the file.
     fn finish(self: Box<Self>) -> Result<Exported, ExportError>;
 }
 
@@ -89,14 +89,14 @@ impl Request {
         }
     }
 
-    /// Whether a tenant is asked for.
+    /// Whether the request includes a tenant.
     fn wants(&self, id: Uuid, name: &str) -> bool {
         let own = |asked: &String| asked == name || *asked == id.to_string();
         self.tenant.as_ref().is_none_or(own)
     }
 }
 
-/// Refuses what is not all there.
+/// The selected GPUs. Refuses a request that is not covered in full.
 fn covered(kept: &[Kept], request: &Request) -> Result<Vec<Kept>, ExportError> {
     if request.from >= request.to {
         return Err(ExportError::Empty);
@@ -163,8 +163,9 @@ fn writer<'a>(
 /// Writes one export.
 ///
 /// # Errors
-/// If the ledger does not cover the request in full, is damaged within it, or has something that the price list does not
-/// price; and when reading or writing fails. What was written to `out` until then is to be thrown away.
+/// If the ledger does not cover the request in full or is damaged within it, or if the price list
+/// lacks a price. Also if reading or writing fails. The content of `out` is then incomplete and has
+/// to be discarded.
 pub fn export(
     store: &mut dyn Store,
     format: Format,
@@ -188,10 +189,10 @@ pub fn export(
     })
 }
 
-/// Takes an entry that is asked for, and is sound.
+/// Takes a requested entry that passed the audit.
 type Take<'a> = dyn FnMut(&GpuIdentity, &Entry) -> Result<(), ExportError> + 'a;
 
-/// Reads all entries that are asked for, or refuses; returns how many there are.
+/// Reads all requested entries in order; returns their number.
 fn read(
     store: &mut dyn Store,
     request: &Request,
@@ -226,7 +227,7 @@ fn read(
             return Err(error);
         }
     }
-    // Retention may have passed by between two queries.
+    // Retention may have discarded entries between two queries.
     covered(&store.gpus()?, request)?;
     Ok(entries)
 }

@@ -1,4 +1,4 @@
-//! Tables as Apache Parquet: the same columns and values as in the CSV, uncompressed, in groups of rows.
+//! Tables as Apache Parquet: columns and values as in the CSV, uncompressed, in groups of rows.
 
 use super::ExportError;
 use super::table::{Cell, Column, Kind, Table};
@@ -12,11 +12,11 @@ use parquet::schema::types::{Type, TypePtr};
 use std::io::Write;
 use std::sync::Arc;
 
-/// Digits behind the point, as a column has one scale: nine of a quantity and nine of a price.
+/// Digits after the point, as a column has one scale: nine of a quantity and nine of a price.
 const SCALE: i32 = 18;
-/// The most that 128 bits hold.
+/// Most decimal digits that 128 bits hold.
 const PRECISION: i32 = 38;
-/// Rows that are in memory.
+/// Rows kept in memory before a group is written.
 const GROUP_ROWS: usize = 16_384;
 
 struct File<W: Write + Send> {

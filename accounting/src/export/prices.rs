@@ -1,7 +1,7 @@
-//! The price list: what an operator says of money and names, which the ledger does not know.
+//! The price list: prices and names from the operator, which the ledger does not have.
 //!
-//! Prices are texts, as a number in TOML or JSON is a binary fraction to most readers. A list is checked as a whole before
-//! anything is exported with it; see `docs/LEDGER.md` for an example.
+//! Prices are strings, as most parsers read a number in TOML or JSON as a binary fraction. A list
+//! is checked as a whole before it is used for an export. `docs/LEDGER.md` has an example.
 
 use crate::record::GpuIdentity;
 use rust_decimal::Decimal;
@@ -18,7 +18,7 @@ pub enum PriceListError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// Not TOML, or not a price list.
@@ -30,11 +30,11 @@ pub enum PriceListError {
     /// A value that FOCUS does not permit.
     #[error("{what} {value:?} {rule}")]
     Value {
-        /// Which value.
+        /// The name of the value.
         what: &'static str,
-        /// What stands there.
+        /// The value in the list.
         value: String,
-        /// What would have been right.
+        /// The rule that it breaks.
         rule: &'static str,
     },
 }
@@ -44,7 +44,7 @@ pub enum PriceListError {
 #[serde(try_from = "String")]
 pub(super) struct Price(pub(super) Decimal);
 
-/// All that a bill needs beside the ledger.
+/// The part of a bill that the ledger does not have.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PriceList {
@@ -55,7 +55,7 @@ pub struct PriceList {
     pub(super) tenants: Vec<Account>,
 }
 
-/// Who bills whom.
+/// The parties of the bill, and its currency.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Billing {
@@ -71,7 +71,7 @@ pub(super) struct Billing {
     pub(super) region_name: Option<String>,
 }
 
-/// What one unit of a quantity costs on some model.
+/// Price of one unit of a quantity on a model.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Sku {
@@ -86,7 +86,7 @@ pub(super) struct Sku {
     pub(super) details: BTreeMap<String, Detail>,
 }
 
-/// A value of a SKU's details: FOCUS wants them flat.
+/// A value of a SKU's details; FOCUS requires them to be flat.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, serde::Serialize)]
 #[serde(untagged)]
 pub(super) enum Detail {
@@ -95,7 +95,7 @@ pub(super) enum Detail {
     Text(String),
 }
 
-/// To whom a tenant's use is charged, by the tenant's name.
+/// The sub-account and the tags of a tenant, by the tenant's name.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Account {
@@ -121,14 +121,14 @@ impl TryFrom<String> for Price {
     }
 }
 
-/// A quantity that is priced and billed, by the unit that FOCUS has for it. What the ledger counts
-/// is an exact part of the unit, a billionth: nothing is rounded.
+/// A quantity that is priced and billed, by its unit in FOCUS. The ledger counts in an exact part
+/// of the unit, a billionth, so that nothing is rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub(super) enum Unit {
     /// Time on the compute engines, counted in nanoseconds.
     #[serde(rename = "GPU-Seconds")]
     Seconds,
-    /// What copy engines moved, counted in bytes.
+    /// Data that copy engines moved, counted in bytes.
     #[serde(rename = "GB")]
     Gigabytes,
 }
@@ -145,7 +145,7 @@ impl Unit {
         }
     }
 
-    /// The quantity's name, where the price list has none.
+    /// The quantity's name where the price list has none.
     pub(super) const fn meter(self) -> &'static str {
         match self {
             Self::Seconds => "GPU time",
@@ -153,7 +153,7 @@ impl Unit {
         }
     }
 
-    /// The billionth that the ledger counts.
+    /// The billionth of the unit, in which the ledger counts.
     pub(super) const fn counted(self) -> &'static str {
         match self {
             Self::Seconds => "ns",
@@ -163,10 +163,10 @@ impl Unit {
 }
 
 impl PriceList {
-    /// Reads a file: JSON if it is called so, else TOML.
+    /// Reads a file: JSON if its extension is `json`, else TOML.
     ///
     /// # Errors
-    /// If it cannot be read, is none, or has what FOCUS does not permit.
+    /// If it cannot be read, is no price list, or has a value that FOCUS does not permit.
     pub fn read(path: &Path) -> Result<Self, PriceListError> {
         let text = std::fs::read_to_string(path).map_err(|source| PriceListError::Read {
             path: path.to_owned(),
@@ -179,7 +179,7 @@ impl PriceList {
         }
     }
 
-    /// To whom tenants are charged, by the tenants' names.
+    /// The sub-accounts by the tenants' names.
     pub fn sub_accounts(&self) -> BTreeMap<String, String> {
         let named = |tenant: &Account| Some((tenant.name.clone(), tenant.sub_account_id.clone()?));
         self.tenants.iter().filter_map(named).collect()
@@ -188,7 +188,7 @@ impl PriceList {
     /// Reads a list in TOML.
     ///
     /// # Errors
-    /// If it is none, or has what FOCUS does not permit.
+    /// If it is no price list, or has a value that FOCUS does not permit.
     pub fn from_toml(text: &str) -> Result<Self, PriceListError> {
         let list: Self =
             toml::from_str(text).map_err(|error| PriceListError::Toml(Box::new(error)))?;
@@ -198,7 +198,7 @@ impl PriceList {
     /// Reads a list in JSON.
     ///
     /// # Errors
-    /// If it is none, or has what FOCUS does not permit.
+    /// If it is no price list, or has a value that FOCUS does not permit.
     pub fn from_json(text: &str) -> Result<Self, PriceListError> {
         let list: Self = serde_json::from_str(text)?;
         list.checked()
@@ -314,7 +314,7 @@ impl PriceList {
         of(&gpu.model).or_else(|| of("*"))
     }
 
-    /// Whom a tenant is charged to.
+    /// The list's entry for a tenant.
     pub(super) fn account(&self, tenant: &str) -> Option<&Account> {
         self.tenants.iter().find(|account| account.name == tenant)
     }

@@ -1,4 +1,4 @@
-//! The ledger's records as a table, one row for each tenant's window, nothing added up and nothing left out.
+//! The ledger's records as a table: one row for each tenant's window, without sums, complete.
 
 use super::table::{Cell, Column, Kind, Table};
 use super::{ExportError, Exported, Request, Writer, show_time};

@@ -1,5 +1,6 @@
-//! What a bill's columns are, for whoever loads it: FOCUS's metadata of a schema.
-//! SOURCE: focus.finops.org, "Metadata", Schema: SchemaId, FocusVersion, CreationDate, DataGenerator, ColumnDefinition.
+//! The columns of a bill, for programs that load it: the schema metadata of FOCUS. SOURCE:
+//! focus.finops.org, "Metadata", Schema: SchemaId, FocusVersion, CreationDate, DataGenerator,
+//! ColumnDefinition.
 
 use super::focus::{FocusVersion, columns};
 use super::table::Kind;
@@ -7,10 +8,10 @@ use crate::ids::NAMESPACE;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-/// When the columns became what they are; changes with them, and so does the id.
+/// Time of the last change of the columns; the id changes with it.
 const CREATED: &str = "2026-11-20T00:00:00Z";
 
-/// The schema of the bills of one version, the same each time.
+/// The schema of the bills of one version, equal each time.
 pub fn schema(version: FocusVersion) -> Value {
     let definitions: Vec<Value> = columns(version)
         .into_iter()

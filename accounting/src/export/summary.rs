@@ -1,4 +1,4 @@
-//! What each tenant used between two times, in one sum.
+//! The sum of what each tenant used between two times.
 
 use super::{ExportError, Request, read};
 use crate::record::{Body, Entry, GpuIdentity, TenantIdentity};
@@ -10,43 +10,43 @@ use uuid::Uuid;
 /// What one tenant used of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TenantSum {
-    /// Of which GPU.
+    /// The GPU.
     pub gpu: GpuIdentity,
-    /// Who.
+    /// The tenant.
     pub tenant: TenantIdentity,
-    /// Windows in which it was there.
+    /// Windows in which it has a record.
     pub windows: u64,
     /// Time on the compute engines: what is billed.
     pub engine_ns: u128,
     /// Time on the copy engines.
     pub copy_ns: u128,
-    /// Bytes that copy engines moved; none where a window has none.
+    /// Bytes that copy engines moved; none if a window does not count them.
     pub copy_bytes: Option<u128>,
     /// Time for which it was held back.
     pub held_ns: u128,
-    /// Time with work to do in which it did not run.
+    /// Time in which it had work and did not run.
     pub waiting_ns: u128,
-    /// GPU memory held, integrated over time; none where the GPU does not tell.
+    /// GPU memory held, integrated over time; none if a window does not have it.
     pub memory_byte_ns: Option<u128>,
 }
 
-/// All tenants' sums, and what they are taken over.
+/// The sums of all tenants, and the entries that were read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// By GPU and tenant's id.
     pub tenants: Vec<TenantSum>,
     /// Windows and gaps.
     pub entries: u64,
-    /// Length of the gaps among them: time of which nothing is known.
+    /// Length of the gaps among them: time that was not accounted.
     pub gap_ns: u128,
 }
 
 type Sums = BTreeMap<(String, String, Uuid), TenantSum>;
 
-/// Sums up.
+/// Sums up the requested entries.
 ///
 /// # Errors
-/// As [`super::export`]; and if `tenants_max` do not suffice, or `go_on` says no.
+/// As [`super::export`]; and if there are more than `tenants_max` sums, or `go_on` returns false.
 pub fn summary(
     store: &mut dyn Store,
     request: &Request,

@@ -1,12 +1,12 @@
-//! Rows of cells, and what takes them.
+//! Rows of cells, and the trait of their files.
 
 use super::ExportError;
 use rust_decimal::Decimal;
 
-/// What a column holds.
+/// Type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Text; times and UUIDs, too.
+    /// Text; also times and UUIDs.
     Text,
     /// A whole number.
     Integer,
@@ -17,7 +17,7 @@ pub enum Kind {
 /// One cell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cell {
-    /// No value: nothing between two commas.
+    /// No value: in CSV an empty field.
     Null,
     /// Text, never empty.
     Text(String),
@@ -37,7 +37,7 @@ pub(super) trait Table {
 }
 
 impl Cell {
-    /// Text, or nothing: an empty text is no value.
+    /// Text, or no value if it is empty.
     pub(super) fn text(text: impl Into<String>) -> Self {
         let text = text.into();
         if text.is_empty() {
@@ -47,12 +47,12 @@ impl Cell {
         }
     }
 
-    /// The text that is there, or nothing.
+    /// The text, or no value.
     pub(super) fn maybe(text: Option<&String>) -> Self {
         text.map_or(Self::Null, Self::text)
     }
 
-    /// As a CSV has it.
+    /// As written to a CSV.
     pub(super) fn shown(&self) -> String {
         match self {
             Self::Null => String::new(),
@@ -63,7 +63,8 @@ impl Cell {
     }
 }
 
-/// A decimal without zeros that say nothing, and with a point: a column of whole numbers would else be taken for integers.
+/// A decimal without trailing zeros, and with a point: a column of whole numbers would otherwise be
+/// read as integers.
 pub(super) fn show_decimal(number: Decimal) -> String {
     let text = number.normalize().to_string();
     if text.contains('.') {

@@ -1,7 +1,7 @@
 //! The event meter: exact time from a log of engine states.
 //!
-//! Each record begins a state that lasts until the next one. Where the log has holes the time between
-//! the records on either side is unobserved: the state known before the hole ended somewhere in it.
+//! Each record begins a state that lasts until the next one. Where the log has a hole, the time
+//! between the records on both sides is unobserved: the known state ended somewhere in it.
 
 use super::{Meter, Observation};
 use crate::state::{EngineState, SwitchEvent};
@@ -10,7 +10,7 @@ use crate::usage::{Anomalies, EngineUsage, Signals, Usage};
 use crate::window::Window;
 use std::collections::VecDeque;
 
-/// Records kept per engine between two windows, unless said otherwise.
+/// Default number of records kept per engine between two windows.
 const CAPACITY: usize = 1 << 20;
 
 /// Accounts a context-switch log.
@@ -21,7 +21,7 @@ pub struct EventMeter {
     anomalies: Anomalies,
 }
 
-/// A state that began at a moment; `None` if it is not known.
+/// A state that began at a moment; `None` if it is unknown.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
     at: Moment,
@@ -32,14 +32,14 @@ struct Mark {
 #[derive(Debug)]
 struct Timeline {
     engine: EngineId,
-    /// The state at `closed`, and since when.
+    /// The state at `closed`, and when it began.
     current: Mark,
     /// The end of the last window.
     closed: Moment,
     /// Marks after `closed`, in order of time.
     ahead: VecDeque<Mark>,
     next_seq: Option<u64>,
-    /// Time that may be in the wrong place because of records that came late or not at all.
+    /// Time that may be charged wrongly because records were late or missing.
     misplaced: Nanos,
 }
 
@@ -49,8 +49,8 @@ impl EventMeter {
         Self::with_capacity(engines, CAPACITY)
     }
 
-    /// The same, keeping at most `capacity` records per engine between two windows; what exceeds it
-    /// is dropped and accounted as a hole in the log.
+    /// A meter that keeps at most `capacity` records per engine between two windows; further
+    /// records are dropped and accounted as a hole in the log.
     pub fn with_capacity(engines: impl IntoIterator<Item = EngineId>, capacity: usize) -> Self {
         let mut engines: Vec<_> = engines.into_iter().map(Timeline::new).collect();
         engines.sort_by_key(|e| e.engine);
@@ -62,7 +62,7 @@ impl EventMeter {
         }
     }
 
-    /// The log of `engine` begins anew (reset, restart of the log): its state is unknown from its
+    /// The log of `engine` begins anew (reset, restart of the log). Its state is unknown from its
     /// last record on, and its sequence numbers may start anywhere.
     pub fn restart(&mut self, engine: EngineId) {
         if let Some(line) = self.engines.iter_mut().find(|e| e.engine == engine) {
@@ -143,12 +143,12 @@ impl Timeline {
         });
     }
 
-    /// What the latest record began has ended at an unknown moment.
+    /// The state that the latest record began has ended at an unknown moment.
     fn lose(&mut self) {
         match self.ahead.back_mut() {
             Some(last) => last.state = None,
             None if self.current.state.is_some() => {
-                // Part of that state may have been accounted in windows already closed.
+                // Part of that state may have been charged in windows that are closed.
                 self.misplaced += self.closed.since(self.current.at);
                 self.current = Mark {
                     at: self.closed,
@@ -161,7 +161,7 @@ impl Timeline {
 
     fn close(&mut self, window: Window) -> EngineUsage {
         let mut usage = EngineUsage::empty(self.engine);
-        // A window that reaches back behind the last one finds that part forgotten.
+        // What a window has before the end of the last one is unobserved.
         let mut now = self.closed.clamp(window.from(), window.to());
         usage.unobserved_ns += now.since(window.from());
         if self.closed < window.from() {
@@ -192,7 +192,7 @@ impl Timeline {
         usage
     }
 
-    /// Forgets what lies before `to`.
+    /// Drops the marks before `to`.
     fn advance(&mut self, to: Moment) {
         while let Some(next) = self.ahead.front().filter(|next| next.at < to).copied() {
             self.current = next;
@@ -202,7 +202,7 @@ impl Timeline {
     }
 }
 
-/// Accounts one stay of `length` in `state`.
+/// Charges `length` in `state`.
 fn charge(usage: &mut EngineUsage, state: Option<EngineState>, length: Nanos) {
     match state {
         None => usage.unobserved_ns += length,
@@ -384,7 +384,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the log and the windows look like, every nanosecond is accounted once.
+        /// Whatever the log and the windows are, every nanosecond is accounted once.
         #[test]
         fn conservation_under_any_log(
             records in prop::collection::vec((0u64..40, 0u64..2_000, any_state()), 0..50),
@@ -397,7 +397,7 @@ mod tests {
             }
         }
 
-        /// Cutting a stretch of time into windows changes nobody's sum.
+        /// Cutting a stretch of time into windows does not change a tenant's sum.
         #[test]
         fn windows_add_up(
             steps in prop::collection::vec((0u64..50, any_state()), 1..60),

@@ -1,10 +1,9 @@
 //! Meters: from engine state to usage.
 //!
-//! A meter is given observations as they come and closes windows one after the other. Three kinds:
+//! A meter takes observations in order of time and closes windows one after the other. Three kinds:
 //! [`PolledMeter`] reads status registers as LoGA does, [`EventMeter`] a log of context switches,
-//! [`WorkedMeter`] such a log and a busy counter.
-//! Every nanosecond of a window that is not a tenant's, idle, switching or fault is said to be
-//! unobserved; nothing is made up.
+//! [`WorkedMeter`] such a log and a busy counter. Time of a window that is not known to be a
+//! tenant's, idle, switching or fault is reported as unobserved.
 
 mod events;
 mod pace;
@@ -38,15 +37,15 @@ pub enum Observation {
 
 /// Turns engine state into usage, window by window.
 pub trait Meter: fmt::Debug + Send {
-    /// Which signals this meter's usages rest on.
+    /// The signals that this meter's usages are based on.
     fn signals(&self) -> Signals;
 
-    /// Takes one observation; those it cannot use are counted in the next usage.
+    /// Takes one observation; observations that it cannot use are counted in the next usage.
     fn observe(&mut self, observation: Observation);
 
-    /// The usage of `window`, in which all that happened has been observed already.
+    /// The usage of `window`. All observations of its time have to be taken before.
     ///
-    /// Windows go forward: what precedes the end of an earlier window is forgotten, and a window that
-    /// reaches back is unobserved there.
+    /// Windows go forward: what precedes the end of an earlier window is dropped, and a window that
+    /// begins before that end is unobserved up to it.
     fn close(&mut self, window: Window) -> Usage;
 }

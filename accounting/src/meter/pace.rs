@@ -4,7 +4,7 @@
 use crate::units::Nanos;
 use crate::usage::Usage;
 
-/// Reads of a state of mean length.
+/// Reads per state of mean length.
 const READS: u64 = 8;
 /// Longest pause.
 const PAUSE_MAX: Nanos = Nanos::from_us(200);
@@ -13,10 +13,9 @@ const PAUSE_MIN: Nanos = Nanos::from_us(10);
 
 /// The pause of a poll phase, from the mean length of an engine's states in the phase before.
 ///
-/// The pause is one for all of a phase. Reads at even intervals meet each state in proportion to
-/// its length, whether it is longer than the interval or shorter. A pause that grows with the age
-/// of a state does not: it finds the beginning of what follows a long state late, or misses a short
-/// state.
+/// The pause is the same for a whole phase. Reads at even intervals meet each state in proportion
+/// to its length, whether it is longer than the interval or shorter. A pause that grows with the
+/// age of a state does not: it detects the end of a long state late, or misses a short state.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     pause: Nanos,
@@ -26,7 +25,7 @@ impl Pace {
     /// The pause of the next phase, after a phase with this usage.
     pub fn next(observed: &Usage) -> Self {
         let states = |engine: &crate::EngineUsage| {
-            // At most one state of the engine's own is between two tenants.
+            // Between two tenants the engine has at most one state without a tenant.
             2 * engine.tenants.iter().map(|part| part.turns).sum::<u64>() + 1
         };
         let states = observed.engines.iter().map(states).max().unwrap_or(1);
@@ -37,7 +36,7 @@ impl Pace {
         }
     }
 
-    /// From one read to the next; zero: no pause.
+    /// From one read to the next; zero for no pause.
     pub const fn pause(self) -> Nanos {
         self.pause
     }

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChannelCount {
-    /// Those that have been rung at least once.
+    /// Channels with at least one doorbell write.
     #[default]
     Used,
-    /// All that exist, as in the paper: 12 per CUDA 6.0 application.
+    /// All channels, as in the paper: 12 per CUDA 6.0 application.
     Allocated,
 }
 
@@ -23,9 +23,9 @@ pub struct Phases {
     pub nonpoll_ns: Nanos,
 }
 
-/// How long the phases are per channel.
+/// The phase lengths per channel.
 ///
-/// Accuracy and cost depend on the ratio of the two lengths alone; 1:5 costs a sixth of a core.
+/// Accuracy and cost depend on the ratio of the two lengths alone; 1:5 takes a sixth of a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhasePlan {
     /// Length of a poll phase per channel.
@@ -48,7 +48,7 @@ impl Default for PhasePlan {
 }
 
 impl PhasePlan {
-    /// The mean lengths for a GPU with so many channels; one channel if there are none.
+    /// The mean lengths for a GPU with this number of channels; one channel if there are none.
     pub fn mean(&self, used: u32, allocated: u32) -> Phases {
         let channels = u64::from(match self.count {
             ChannelCount::Used => used,
@@ -63,8 +63,9 @@ impl PhasePlan {
 
     /// The mean lengths scaled by one factor in [0.5, 1.5), uniform if `random` is.
     ///
-    /// The cycle changes so that a periodic tenant is not always met in the same state; the two
-    /// lengths share the factor so that the ratio, and with it the cost, stays as planned.
+    /// The cycle varies so that a periodic tenant is not always in the same state when it is
+    /// polled. Both lengths have the same factor, so that their ratio, and with it the cost, does
+    /// not change.
     pub fn randomised(&self, used: u32, allocated: u32, random: u64) -> Phases {
         let mean = self.mean(used, allocated);
         let scale = |length: Nanos| {

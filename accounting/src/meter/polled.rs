@@ -1,9 +1,9 @@
 //! The polled meter: LoGA's accounting thread without the thread (A1.2).
 //!
-//! Between two samples the engine is taken to be as the earlier one showed it: a switch is noticed up
-//! to one sample late at both ends of a command, which cancels on average. Two rules complete it:
-//! the interval open at the end of the phase is closed there, and a phase in which the occupant never
-//! changed is wholly that occupant's.
+//! Between two samples the engine is taken to be as in the earlier one. A switch is noticed up to
+//! one sample late at both ends of a command, which cancels on average. Two rules complete it. The
+//! interval open at the end of the phase is closed there. A phase with the same occupant in all
+//! samples is charged to that occupant as a whole.
 
 use super::{Meter, Observation};
 use crate::state::Sample;
@@ -16,7 +16,7 @@ use crate::window::Window;
 pub struct PolledMeter {
     engines: Vec<PolledEngine>,
     anomalies: Anomalies,
-    /// Engine time that may lie unseen between two equal samples of the phase.
+    /// Engine time of other occupants that may lie between two equal samples of the phase.
     hidden_ns: Nanos,
 }
 
@@ -46,8 +46,8 @@ impl PolledMeter {
         }
     }
 
-    /// In the phase under way `finished` commands finished (`None`: not known), and two successive
-    /// samples were at most `gap` apart. Between two equal samples an engine was otherwise occupied
+    /// In the current phase `finished` commands finished (`None`: unknown), and two successive
+    /// samples were at most `gap` apart. Between two equal samples an engine had another occupant
     /// only if a command finished there.
     pub fn sampled(&mut self, finished: Option<u64>, gap: Nanos) {
         let finished = finished.unwrap_or(u64::MAX);
@@ -76,8 +76,8 @@ impl Meter for PolledMeter {
         }
     }
 
-    /// The usage of the poll phase `window`; begin it with a sample at its first moment, and end it
-    /// with [`PolledMeter::sampled`].
+    /// The usage of the poll phase `window`. Precondition: the phase began with a sample at its
+    /// first moment and ended with [`PolledMeter::sampled`].
     fn close(&mut self, window: Window) -> Usage {
         let hidden_ns = core::mem::take(&mut self.hidden_ns);
         let engines = self.engines.iter_mut();
@@ -92,8 +92,8 @@ impl Meter for PolledMeter {
 }
 
 impl PolledEngine {
-    /// Keeps what matters of a run of equal samples, its first and its last, so that memory grows
-    /// with switches and not with polling.
+    /// Keeps the first and the last of a run of equal samples, so that memory grows with switches
+    /// and not with polls.
     fn take(&mut self, sample: Sample) {
         if let [.., before, last] = self.samples.as_mut_slice()
             && before.occupant == last.occupant
@@ -141,7 +141,7 @@ impl PolledEngine {
             }
             Some(begun) => charge(&mut usage, current, window.to().since(begun)),
         }
-        // What began after the last sample is not seen in this phase.
+        // What began after the last sample is not visible in this phase.
         let known_ns = late + window.to().since(seen) + usage.unobserved_ns;
         let bound = known_ns.0.saturating_add(hidden_ns.0);
         usage.error_bound_ns = Nanos(bound).min(window.length());
@@ -150,7 +150,7 @@ impl PolledEngine {
     }
 }
 
-/// Ends a stay of `occupant` on the engine.
+/// Ends a residency of `occupant`.
 fn charge(usage: &mut EngineUsage, occupant: Option<TenantId>, length: Nanos) {
     match occupant {
         None => usage.idle_ns += length,
@@ -267,7 +267,7 @@ mod tests {
             prop_assert_eq!(usage.engines[0].accounted_ns(), Nanos(length));
         }
 
-        /// What the compression of equal samples keeps is enough.
+        /// The samples kept of each run are sufficient.
         #[test]
         fn charges_follow_the_listing_of_the_paper(
             steps in prop::collection::vec((1u64..50, prop::option::of(0u32..3)), 1..80),

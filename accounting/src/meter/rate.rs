@@ -1,16 +1,16 @@
-//! Engine time per finished command of each tenant, and what each tenant was charged ahead of that.
+//! Engine time per finished command of each tenant, and what each tenant was charged in advance.
 
 use super::unobserved::{Look, Progress};
 use crate::units::{EngineId, Nanos, TenantId};
 use crate::usage::Usage;
 
-/// Poll phases after which 1/e of a phase is left in the sums.
+/// Poll phases after which a phase's part of the sums has decayed to 1/e.
 const MEMORY_PHASES: u64 = 64;
-/// Fixed point of the count of commands, so that forgetting does not round it to zero.
+/// Fixed point of the count of commands, so that decay does not round it to zero.
 const COMMAND: u64 = 1 << 16;
 
 /// An engine that was idle for less than this part of recent poll phases is taken to be busy in the
-/// unobserved parts too; switching shows as idle in samples.
+/// unobserved parts too. Samples show switching as idle.
 const IDLE_MAX: u64 = 32;
 
 /// One tenant's use of one engine.
@@ -18,24 +18,24 @@ const IDLE_MAX: u64 = 32;
 struct Rate {
     engine: EngineId,
     tenant: TenantId,
-    /// Engine time seen in poll phases.
+    /// Engine time sampled in poll phases.
     used_ns: u64,
-    /// Commands finished in them, times [`COMMAND`].
+    /// Commands finished in these phases, times [`COMMAND`].
     finished: u64,
     /// Length of these phases.
     length_ns: u64,
-    /// Engine time of finished commands that is not charged; negative: charged ahead.
+    /// Engine time of finished commands that is not charged; negative: charged in advance.
     uncharged_ns: i64,
 }
 
-/// What is known of the tenants' commands.
+/// Rates of all tenants, and the idle time of engines.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     rates: Vec<Rate>,
     idle: Vec<Idle>,
 }
 
-/// How much of recent poll phases an engine was idle, or switched.
+/// Idle time of an engine in recent poll phases, switching included.
 #[derive(Debug)]
 struct Idle {
     engine: EngineId,
@@ -60,18 +60,18 @@ impl Rates {
         &mut self.rates[index]
     }
 
-    /// The length of a tenant's commands.
+    /// Sets the length of a tenant's commands.
     #[cfg(test)]
     pub(super) fn know(&mut self, engine: EngineId, tenant: TenantId, length: Nanos) {
         let rate = self.of(engine, tenant);
         (rate.used_ns, rate.finished) = (length.0, COMMAND);
     }
 
-    /// Adds a poll phase that began and ended with these looks to the sums.
+    /// Adds a poll phase that began and ended with these snapshots to the sums.
     ///
-    /// Of a command that runs across an end of the phase half is counted, taking a launch and its
-    /// fence as two commands: a tenant that is let in or held where a phase ends or begins would
-    /// otherwise be seen to begin more commands than it finishes, or fewer.
+    /// A command that runs across an end of the phase counts as half: a launch and its fence are
+    /// two commands. Otherwise a tenant that is admitted or held where a phase begins or ends would
+    /// seem to begin more commands than it finishes, or fewer.
     pub(super) fn learn(&mut self, observed: &Usage, seen: &[Progress], looks: [&Look; 2]) {
         for engine in &observed.engines {
             let index = self.idle.iter().position(|of| of.engine == engine.engine);
@@ -109,13 +109,13 @@ impl Rates {
         }
     }
 
-    /// Whether an engine was hardly idle in recent poll phases.
+    /// Whether an engine was idle for less than 1/[`IDLE_MAX`] of recent poll phases.
     pub(super) fn is_busy(&self, engine: EngineId) -> bool {
         let mut of = self.idle.iter().filter(|of| of.engine == engine);
         of.any(|of| of.idle_ns < of.length_ns / IDLE_MAX)
     }
 
-    /// What a tenant owes for an unobserved part, at most its length.
+    /// What a tenant has to be charged for an unobserved part, at most its length.
     pub(super) fn owed(
         &mut self,
         engine: EngineId,
@@ -132,13 +132,13 @@ impl Rates {
         Nanos(u64::try_from(owed).unwrap_or(0).min(length.0))
     }
 
-    /// Engine time of a command; `None` if none was seen to finish.
+    /// Engine time of a command; `None` if no command finished in a poll phase.
     pub(super) fn command(&mut self, engine: EngineId, tenant: TenantId) -> Option<u64> {
         let time = self.of(engine, tenant).finished_ns(Some(1))?;
         u64::try_from(time).ok()
     }
 
-    /// A tenant is charged for an unobserved part of this length.
+    /// Charges a tenant for an unobserved part of `length`.
     pub(super) fn charge(
         &mut self,
         engine: EngineId,
@@ -148,18 +148,19 @@ impl Rates {
     ) {
         let rate = self.of(engine, part.tenant);
         rate.account(part.finished, charge);
-        // More is no command that began before, but one that takes less than it did.
+        // A larger remainder is not of a command that began earlier: commands take less time than
+        // they did.
         let most = i64::try_from(length.0).unwrap_or(i64::MAX);
         rate.uncharged_ns = rate.uncharged_ns.min(most);
     }
 
-    /// All that a tenant finished is charged, and `ahead` of the command that runs.
+    /// All finished commands of a tenant are charged, and `ahead` of the one that runs.
     pub(super) fn settle(&mut self, engine: EngineId, tenant: TenantId, ahead: Nanos) {
         let ahead = i64::try_from(ahead.0).unwrap_or(i64::MAX);
         self.of(engine, tenant).uncharged_ns = -ahead;
     }
 
-    /// A poll phase is charged.
+    /// Charges a poll phase.
     pub(super) fn charge_observed(&mut self, observed: &Usage, seen: &[Progress]) {
         self.rates
             .retain(|rate| seen.iter().any(|part| part.tenant == rate.tenant));
@@ -174,7 +175,7 @@ impl Rates {
 }
 
 impl Rate {
-    /// Engine time of so many commands; `None` if their number or length is not known.
+    /// Engine time of `count` commands; `None` if their number or length is unknown.
     fn finished_ns(&self, count: Option<u64>) -> Option<i64> {
         let count = count?;
         if count == 0 {
@@ -199,7 +200,7 @@ impl Rate {
                 let uncharged_ns = finished_ns
                     .saturating_sub(charge)
                     .saturating_add(self.uncharged_ns);
-                // The command that runs began after the last one that finished here.
+                // The command that runs began after the last one that finished in this part.
                 let least = if finished > Some(0) {
                     -charge
                 } else {

@@ -1,21 +1,22 @@
 //! Estimates which tenants used the engines while the status registers were not polled.
 //!
-//! Input: what the GPU shows at both ends of the unobserved part ([`Look`]: occupants of the
-//! engines, put and get of every channel), and the usage of the poll phase that follows. Output:
-//! the usage of the unobserved part with its error bound.
+//! Input: the GPU's state at both ends of the unobserved part ([`Look`]: occupants of the engines,
+//! put and get of every channel), and the usage of the poll phase that follows. Output: the usage
+//! of the unobserved part with its error bound.
 //!
-//! A tenant's engine time per finished command is learnt in poll phases, as a ratio of two sums
-//! that forget slowly. A tenant owes the commands that it finished since the last charge at that
-//! length, whether it was admitted or not: what drains after a hold is charged to its owner (LoGA
-//! 4.3). What was charged ahead for a command that still runs is subtracted when the command
-//! finishes.
+//! A tenant's engine time per finished command is measured in poll phases, as a ratio of two sums
+//! that decay slowly. A tenant is charged this time for each command that it finished since the
+//! last charge, whether it was admitted or not: what drains after a hold is charged to its owner
+//! (LoGA 4.3). What was charged in advance for a command that still runs is subtracted when the
+//! command finishes.
 //!
 //! # Invariants
 //! - *Conservation* (law 1): the parts of an engine add up to the length.
-//! - *Bound*: no tenant's time is off by more than the error bound, which is at most the length. It
-//!   is smaller where put and get leave one tenant only, and zero where they leave no doubt.
+//! - *Bound*: the error of each tenant's time is at most the error bound, which is at most the
+//!   length. The bound is smaller where put and get leave only one tenant, and zero where they
+//!   prove its time.
 //!
-//! A tenant of which put and get are unknown is charged its portion of recent poll phases.
+//! A tenant with unknown put and get is charged its portion of recent poll phases.
 
 use super::rate::Rates;
 use crate::share::apportion;
@@ -35,11 +36,11 @@ pub struct ChannelReading {
     /// Changes between able and unable to use the compute engine: odd while the channel waits for a
     /// value or for another engine.
     pub stalls: u32,
-    /// Commands announced and not finished.
+    /// Commands announced and not yet finished.
     pub pending: u32,
 }
 
-/// What the GPU shows at one moment.
+/// The GPU's state at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Look {
     /// The tenant on each engine; `None` while the engine is idle or switches.
@@ -54,28 +55,28 @@ impl Look {
         of.and_then(|(_, occupant)| *occupant)
     }
 
-    /// Commands finished of all tenants from this look to a later one; `None` if not known.
+    /// Commands of all tenants that finished from this snapshot to a later one; `None` if unknown.
     pub fn finished_until(&self, later: &Self) -> Option<u64> {
         let parts = progress(self, later);
         parts.iter().map(|part| part.finished).sum()
     }
 }
 
-/// What one tenant did between two looks.
+/// What one tenant did between two snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
     pub(super) tenant: TenantId,
-    /// Commands finished; `None` if not known.
+    /// Commands finished; `None` if unknown.
     pub(super) finished: Option<u64>,
-    /// Commands ended without being counted as finished.
+    /// Pending commands ended without being counted as finished.
     lost: bool,
-    /// Commands were pending at either end.
+    /// Commands were pending at the beginning or at the end.
     pending: bool,
     /// At every moment a command for the compute engine was pending.
     queued: bool,
 }
 
-/// The progress of every tenant that has a channel in either look, by ascending id.
+/// The progress of each tenant that has a channel in either snapshot, by ascending id.
 fn progress(begin: &Look, end: &Look) -> Vec<Progress> {
     let mut parts: Vec<Progress> = Vec::new();
     let mut add = |part: Progress| match parts.binary_search_by_key(&part.tenant, |p| p.tenant) {
@@ -101,7 +102,7 @@ fn progress(begin: &Look, end: &Look) -> Vec<Progress> {
         let before = before.unwrap_or(&opened);
         let count = now.finished.zip(before.finished);
         let count = count.map(|(now, before)| now.wrapping_sub(before));
-        // A count that goes back is of a channel that was opened anew.
+        // A count that decreases is of a channel that was reopened.
         let finished = count.filter(|count| *count <= u32::MAX / 2).map(u64::from);
         let stalled = now.stalls != before.stalls || now.stalls % 2 == 1;
         add(Progress {
@@ -125,7 +126,7 @@ fn progress(begin: &Look, end: &Look) -> Vec<Progress> {
     parts
 }
 
-/// The unobserved part under way, and what is known of the tenants' commands.
+/// The current unobserved part, and the rates of the tenants' commands.
 #[derive(Debug)]
 pub struct Unobserved {
     /// The engine of [`ChannelReading::stalls`].
@@ -140,8 +141,8 @@ pub struct Unobserved {
 }
 
 impl Unobserved {
-    /// Of a GPU with `stalls` that are those of the engine `compute`. `preemptible`: the GPU can stop a
-    /// command and continue it later.
+    /// The estimate for a GPU. `compute` is the engine to which `stalls` apply. `preemptible`: the
+    /// GPU can stop a command and continue it later.
     pub fn new(compute: EngineId, preemptible: bool) -> Self {
         Self {
             compute,
@@ -154,7 +155,7 @@ impl Unobserved {
     }
 
     /// An unobserved part began with `look`; its occupants were read after its channels.
-    /// `suspended`: the GPU starts no command of this tenant, although some may be pending.
+    /// `suspended`: the GPU starts no command of this tenant, although commands may be pending.
     pub fn begin(&mut self, look: Look, suspended: impl Fn(TenantId) -> bool) {
         self.suspended.clear();
         let owners = look.channels.iter().map(|channel| channel.tenant);
@@ -169,13 +170,13 @@ impl Unobserved {
         self.end = look;
     }
 
-    /// Commands finished in the poll phase that ends with `look`; `None` if not known.
+    /// Commands finished in the poll phase that ends with `look`; `None` if unknown.
     pub fn finished_in_phase(&self, look: &Look) -> Option<u64> {
         self.end.finished_until(look)
     }
 
-    /// The usage of the unobserved part `window`. The poll phase after it has the usage `observed`
-    /// and ended with `look`.
+    /// The usage of the unobserved part `window`. `observed` is the usage of the poll phase after
+    /// it, which ended with `look`.
     pub fn charge(&mut self, window: Window, observed: &Usage, look: &Look) -> Usage {
         let seen = progress(&self.end, look);
         self.rates.learn(observed, &seen, [&self.end, look]);
@@ -194,7 +195,7 @@ impl Unobserved {
         }
     }
 
-    /// Divides an engine's time among those that may have used it.
+    /// Divides an engine's time among the tenants that may have used it.
     fn engine(&mut self, engine: EngineId, length: Nanos, parts: &[Progress]) -> EngineUsage {
         let (first, last) = (self.begin.occupant(engine), self.end.occupant(engine));
         let mut usage = EngineUsage::empty(engine);
@@ -203,7 +204,7 @@ impl Unobserved {
             still && first == Some(part.tenant) && last == first
         };
         if let Some(part) = parts.iter().find(stayed) {
-            // One command ran from end to end.
+            // One command ran for the whole length.
             usage.entry(part.tenant).used_ns = length;
             self.rates.charge(engine, part, length, length);
             return usage;
@@ -242,7 +243,8 @@ impl Unobserved {
         };
         let mut ahead = None;
         if let Some(index) = able.iter().position(|part| Some(part.tenant) == last) {
-            // The command that still runs: on average half of it is in the unobserved part.
+            // The command that still runs has on average half of its time in this part. One command
+            // is half of a launch, as a launch and its fence are two.
             let part = self.rates.command(engine, able[index].tenant);
             let part = part.unwrap_or(if full { rest } else { 0 }).min(rest);
             charges[index] += part;
@@ -250,7 +252,7 @@ impl Unobserved {
             ahead = Some((index, Nanos(part)));
         }
         if full && rest > 0 {
-            // The engine was not idle: the rest is of the same commands.
+            // The engine was not idle: the rest belongs to the same commands.
             let more = apportion(rest, &charges);
             rest -= more.iter().sum::<u64>();
             charges

@@ -1,19 +1,20 @@
 //! The meter of an engine that divides its time by itself and has a busy counter.
 //!
 //! In: the context-switch log, the busy counter's time of each window, and readings of whether the
-//! engine worked while a tenant was resident. Out: for each window what each tenant *worked*, and
-//! how long it was *resident*.
+//! engine worked while a tenant was resident. Out: for each window the time that each tenant
+//! *worked*, and the time that it was *resident*.
 //!
 //! # Invariants
 //! - *Worked* is at most *resident*, and the window balances (law 1): time in which a tenant was
 //!   resident and did not work is idle time of the engine.
-//! - With one tenant resident, the idle time is exact: resident time less what the counter has,
+//! - With one tenant resident, the idle time is exact: resident time less the counter's busy time,
 //!   without switches. A switch counts as busy.
 //! - With several, the idle time of the window is split by readings, and the window is marked.
-//! - The counter has the time of copies as well. While copies run, the readings show how much of
-//!   its residency each tenant was idle, and the window is marked. A tenant alone stays resident
-//!   while it is idle and beside others it does not, so each case has its own readings.
-//! - Without the counter, or with a hole in the log, *resident* stands for *worked*.
+//! - The counter includes the time of copies. While copies run, the readings show which part of its
+//!   residency each tenant was idle, and the window is marked. A tenant that is alone stays
+//!   resident while it is idle, and a tenant beside others does not, so each case has its own
+//!   readings.
+//! - Without the counter, or with a hole in the log, *resident* replaces *worked*.
 
 use super::{EventMeter, Meter, Observation};
 use crate::look::Reading;
@@ -23,22 +24,22 @@ use crate::usage::{EngineUsage, Signals, TenantUsage, Usage};
 use crate::window::Window;
 use std::collections::BTreeMap;
 
-/// Readings of a tenant in a case that are remembered: 20 s of looks each 20 ms.
+/// Readings of a tenant that are remembered per case: 20 s of reads every 20 ms.
 const READINGS_MAX: u32 = 1_024;
 
-/// Part of a residency by which idle time is split that no reading shows.
+/// Weight, as a part of residency, by which idle time is split if no reading shows any.
 const UNEXPLAINED: f64 = 1e-9;
 
 /// What else happens while a tenant is resident.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Case {
-    /// Copies run: the counter has their time as well.
+    /// Copies run: the counter includes their time.
     pub copies: bool,
-    /// Other tenants that may run have work: the hardware takes the engine from one that is idle.
+    /// Other tenants that may run have work: the hardware takes the engine from an idle one.
     pub beside: bool,
 }
 
-/// How often a resident tenant was read without work.
+/// How often a resident tenant was read, and how often without work.
 #[derive(Clone, Copy, Debug, Default)]
 struct IdleReadings {
     idle: u32,
@@ -54,7 +55,7 @@ impl IdleReadings {
         self.idle += u32::from(!works);
     }
 
-    /// For how long of its residency a tenant is expected to have been idle, in nanoseconds.
+    /// The part of its residency, in nanoseconds, in which a tenant is expected to have been idle.
     fn idle_of(self, resident: Nanos) -> f64 {
         resident.0 as f64 * f64::from(self.idle) / f64::from(self.all.max(1))
     }
@@ -63,9 +64,9 @@ impl IdleReadings {
 /// What one window was used for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Worked {
-    /// The window, in which a tenant's time is what it worked.
+    /// The window's usage, in which a tenant's time is what it worked.
     pub usage: Usage,
-    /// What each tenant worked and how long it was resident; `waited` is zero.
+    /// The time that each tenant worked and was resident; `waited` is zero.
     pub readings: Vec<Reading>,
     /// Idle time of several tenants was split by readings.
     pub split: bool,
@@ -94,17 +95,17 @@ impl WorkedMeter {
         self.log.observe(Observation::Switch(event));
     }
 
-    /// The log has a hole behind its last record.
+    /// The log has a hole after its last record.
     pub fn lost(&mut self) {
         self.log.restart(self.engine);
     }
 
-    /// A tenant was resident when the engine's status was read, and the engine worked or not.
+    /// A tenant was resident when the engine's status was read; `works`: the engine worked.
     pub fn read(&mut self, tenant: TenantId, works: bool, case: Case) {
         self.idle.entry((tenant, case)).or_default().add(works);
     }
 
-    /// Drops what is remembered of a tenant.
+    /// Drops the readings of a tenant.
     pub fn forget(&mut self, tenant: TenantId) {
         self.idle.retain(|(of, _), _| *of != tenant);
     }
@@ -168,12 +169,12 @@ impl WorkedMeter {
             .map(|used| (used.tenant, used.used_ns.0, expected(used)))
             .collect();
         if case.copies {
-            // The counter has no less than the kernels.
+            // The counter includes at least the kernels.
             let expected: f64 = parts.iter().map(|(.., weight)| weight).sum();
             // CAST: at most the resident time.
             left = left.max(expected as u64).min(resident.0);
         }
-        // What readings do not explain is of all, by residency.
+        // Idle time that readings do not explain belongs to all tenants, by residency.
         for (_, resident, weight) in &mut parts {
             *weight += *resident as f64 * UNEXPLAINED;
         }
@@ -208,7 +209,7 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
 
-    /// A meter that took these states, each from its moment on, in us.
+    /// A meter that took these states, each with the moment, in us, at which it began.
     fn meter(states: &[(u64, EngineState)]) -> WorkedMeter {
         let mut meter = WorkedMeter::new(ENGINE);
         for (seq, (at_us, state)) in (0..).zip(states) {
@@ -327,7 +328,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is read, a window balances and no tenant worked longer than it was resident.
+        /// With any readings, a window balances and no tenant worked longer than it was resident.
         #[test]
         fn windows_balance(
             states in prop::collection::vec((0_u64..50, 0_u32..5), 1..40),

@@ -4,22 +4,22 @@ use thiserror::Error;
 /// Why a store refused or failed.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// There is no such file.
+    /// The file does not exist.
     #[error("There is no ledger at {}", path.display())]
     NotFound {
-        /// Where it was looked for.
+        /// Its path.
         path: PathBuf,
     },
     /// The file may not be opened.
     #[error("The ledger at {} may not be opened", path.display())]
     Denied {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
     },
     /// The file was written by another version, or is no ledger.
     #[error("Not a ledger of version {expected}, but of {found}")]
     Version {
-        /// The one that is understood.
+        /// The supported version.
         expected: i64,
         /// The one found; zero for a file that is no ledger.
         found: i64,
@@ -29,10 +29,10 @@ pub enum StoreError {
     Sequence {
         /// The number that is next.
         expected: u64,
-        /// The number offered.
+        /// The number of the entry.
         found: u64,
     },
-    /// No window is open, or one is already.
+    /// No window is open, or one is already open.
     #[error(
         "A window has to be opened before records are appended, and closed before the next one"
     )]
@@ -45,29 +45,29 @@ pub enum StoreError {
         /// Its value.
         value: u128,
     },
-    /// What was read is not what was written.
+    /// A value read is not one that was written.
     #[error("Damaged: {what} is {found:?}")]
     Damaged {
         /// Which column.
         what: &'static str,
-        /// What stands there.
+        /// The value.
         found: String,
     },
-    /// The file or the disk.
+    /// The file or the disk failed.
     #[error("SQLite failed")]
     Sqlite(#[from] rusqlite::Error),
-    /// The server or the connection to it.
+    /// The server or the connection to it failed.
     #[cfg(feature = "postgres")]
     #[error("PostgreSQL failed")]
     Postgres(#[from] postgres::Error),
-    /// A server that may lose what it said was written.
+    /// The server may lose data that it reported as written.
     #[cfg(feature = "postgres")]
     #[error("The server runs with fsync off: what it calls written may be lost")]
     NotDurable,
-    /// Writing what a query found.
+    /// Writing the result of a query failed.
     #[error("Writing the export failed")]
     Output(#[from] std::io::Error),
-    /// What visits a query refused an entry.
+    /// The visitor of a query refused an entry.
     #[error("{0}")]
     Refused(String),
 }

@@ -1,12 +1,13 @@
-//! Where entries are kept for good.
+//! Durable storage of entries.
 //!
 //! ```text
 //! open_window -> append* -> close_window      durable when close_window has returned, not there at all before
 //! append_gap                                  the same in one step
 //! ```
 //!
-//! A store takes entries of a GPU in their order only: each follows the last one's number. So an entry cannot be lost or
-//! written twice without somebody being told. [`SqliteStore`] is a file on the host, `PostgresStore` one database for a fleet.
+//! A store takes entries of a GPU in their order only: each follows the last one's number. So a
+//! lost or repeated entry is always an error. [`SqliteStore`] is a file on the host,
+//! `PostgresStore` one database for a fleet.
 
 mod error;
 #[cfg(feature = "postgres")]
@@ -28,37 +29,37 @@ use crate::record::{
 };
 use std::fmt;
 
-/// Records handed to [`Store::append`] at a time.
+/// Records passed to [`Store::append`] at a time.
 const BATCH: usize = 1_024;
 
 /// One GPU's ledger as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Whose.
+    /// The GPU.
     pub gpu: GpuIdentity,
     /// Its last entry.
     pub tail: Tail,
-    /// Where the kept part begins: what lies before was discarded by [`Store::retain`].
+    /// Where the kept part begins: entries before were discarded by [`Store::retain`].
     pub anchor: Anchor,
-    /// Nothing before this is kept; zero if nothing was discarded.
+    /// End of the last discarded entry; zero if nothing was discarded.
     pub from: UnixNanos,
 }
 
-/// Which entries.
+/// A selection of entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// Those that begin at or after this.
     pub from: Option<UnixNanos>,
     /// Those that begin before this.
     pub to: Option<UnixNanos>,
-    /// Those of this node. (A host that is renamed is another one.)
+    /// Those of this node. A renamed host is another node.
     pub node: Option<String>,
     /// Those of this GPU, by its identity within its node.
     pub gpu: Option<String>,
 }
 
 impl Selection {
-    /// Whether it has this GPU.
+    /// Whether the selection includes this GPU.
     pub fn has(&self, gpu: &GpuIdentity) -> bool {
         let is =
             |asked: &Option<String>, own: &str| asked.as_ref().is_none_or(|asked| asked == own);
@@ -66,26 +67,26 @@ impl Selection {
     }
 }
 
-/// What [`Store::retain`] discarded.
+/// Result of [`Store::retain`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retained {
     /// Entries discarded.
     pub entries: u64,
 }
 
-/// What [`Store::put`] did.
+/// Result of [`Store::put`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
-    /// It is durable now.
+    /// The entry is durable now.
     Written,
-    /// It was durable before: this very entry.
+    /// The same entry was durable before.
     Known,
 }
 
-/// Takes each entry of a query; returns false to end it.
+/// Takes each entry of a query; returns false to end the query.
 pub type Visit<'a> = dyn FnMut(&GpuIdentity, Entry) -> Result<bool, StoreError> + 'a;
 
-/// Takes each change; returns false to end it.
+/// Takes each change; returns false to end the query.
 pub type VisitChanges<'a> = dyn FnMut(Change) -> Result<bool, StoreError> + 'a;
 
 /// A durable ledger.
@@ -96,30 +97,30 @@ pub trait Store: Send + fmt::Debug {
     /// If it cannot be read.
     fn tail(&mut self, gpu: &GpuIdentity) -> Result<Option<Tail>, StoreError>;
 
-    /// Begins a window; one at a time.
+    /// Begins a window; only one may be open.
     ///
     /// # Errors
-    /// If it does not follow the last entry, or the store fails. Nothing is open then.
+    /// If it does not follow the last entry, or the store fails. No window is open then.
     fn open_window(&mut self, gpu: &GpuIdentity, stretch: &Stretch) -> Result<(), StoreError>;
 
     /// Adds records to the open window.
     ///
     /// # Errors
-    /// If the store fails, or no window is open. The window is given up then.
+    /// If the store fails, or no window is open. The window is abandoned then.
     fn append(&mut self, records: &[TenantRecord]) -> Result<(), StoreError>;
 
-    /// Closes the open window; when this has returned, it is on the disk.
+    /// Closes the open window; when this returns, the window is on the disk.
     ///
     /// # Errors
-    /// If the store fails, or no window is open. The window is given up, or (if the disk said nothing) there: ask for the
-    /// tail.
+    /// If the store fails, or no window is open. The window is abandoned; if the disk gave no
+    /// answer, it may be written nevertheless: read the tail.
     fn close_window(&mut self, engines: &[EngineRecord], digest: &Digest)
     -> Result<(), StoreError>;
 
-    /// Gives the open window up, as if it had not been opened.
+    /// Abandons the open window, as if it had not been opened.
     fn abandon(&mut self);
 
-    /// Writes a gap; when this has returned, it is on the disk.
+    /// Writes a gap; when this returns, the gap is on the disk.
     ///
     /// # Errors
     /// As [`Self::open_window`] and [`Self::close_window`].
@@ -137,39 +138,43 @@ pub trait Store: Send + fmt::Debug {
     /// If they cannot be read.
     fn gpus(&mut self) -> Result<Vec<Kept>, StoreError>;
 
-    /// Visits entries by GPU (in the order of [`Self::gpus`]) and number. All that is seen is of one moment; what is written
-    /// meanwhile is not seen. Memory does not grow with the number of entries.
+    /// Visits entries by GPU (in the order of [`Self::gpus`]) and number. The result is a snapshot:
+    /// entries written meanwhile are not visited. Memory does not grow with the number of entries.
     ///
     /// # Errors
-    /// If they cannot be read, or are not what was written; and what `visit` returns.
+    /// If entries cannot be read or are not what was written, or if `visit` fails.
     fn query(&mut self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError>;
 
-    /// Discards entries that ended at or before `before`, but for each GPU's last one, and changes of before; where several hosts write, those of this node alone.
+    /// Discards entries that ended at or before `before`, but each GPU's last one, and changes
+    /// before it. If several hosts write to the store, only those of `node`.
     ///
     /// # Errors
-    /// If the store fails; what was discarded until then stays so.
+    /// If the store fails. Entries discarded until then stay discarded.
     fn retain(&mut self, node: &str, before: UnixNanos) -> Result<Retained, StoreError>;
 
-    /// Keeps a change, if it is not there yet; when this has returned, it is on the disk. Not while a window is open.
+    /// Writes a change, unless it is known; when this returns, the change is on the disk.
+    /// Precondition: no window is open.
     ///
     /// # Errors
-    /// If the store fails; it may be repeated.
+    /// If the store fails; the call may be repeated.
     fn note(&mut self, change: &Change) -> Result<Put, StoreError>;
 
-    /// Visits changes of the time that is selected, oldest first.
+    /// Visits changes of the selected time, oldest first.
     ///
     /// # Errors
-    /// If they cannot be read, or are not what was written; and what `visit` returns.
+    /// If they cannot be read or are not what was written, or if `visit` fails.
     fn changes(
         &mut self,
         selection: &Selection,
         visit: &mut VisitChanges<'_>,
     ) -> Result<(), StoreError>;
 
-    /// Writes an entry as a whole, if it is not there yet: may be repeated after any error.
+    /// Writes an entry as a whole, unless it is the last one already; may be repeated after any
+    /// error.
     ///
     /// # Errors
-    /// If it does not follow the last entry, or the store fails. It is then there as a whole or not at all.
+    /// If it does not follow the last entry, or the store fails. The entry is then written as a
+    /// whole or not at all.
     fn put(&mut self, gpu: &GpuIdentity, entry: &Entry) -> Result<Put, StoreError> {
         let seal = (entry.stretch.seq, entry.digest);
         if self.tail(gpu)?.map(|tail| (tail.seq, tail.digest)) == Some(seal) {

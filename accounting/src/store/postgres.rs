@@ -1,6 +1,7 @@
-//! The ledgers of a fleet in one PostgreSQL database: many hosts write, each its own GPUs' entries.
+//! The ledgers of a fleet in one PostgreSQL database: many hosts write, each the entries of its own
+//! GPUs.
 //!
-//! The connection is not encrypted: a socket of this host, or a tunnel that is.
+//! The connection is not encrypted: use a socket of this host, or an encrypted tunnel.
 
 use std::fmt;
 use std::io::Write as _;
@@ -34,7 +35,7 @@ pub type PostgresStore = Ledger<Postgres>;
 pub struct Postgres {
     config: Config,
     client: Client,
-    /// What the tables are of.
+    /// Version of the tables; 0 if there are none.
     version: i64,
 }
 
@@ -72,19 +73,20 @@ impl Columns for Row {
 }
 
 impl PostgresStore {
-    /// Connects to a database (`host=/run/postgresql dbname=turnstile user=turnstile`, or a URL), and makes the tables if
-    /// there are none.
+    /// Connects to a database (`host=/run/postgresql dbname=turnstile user=turnstile`, or a URL),
+    /// and creates the tables if there are none.
     ///
     /// # Errors
-    /// If it cannot be reached, has tables of another version, or does not write through to its disk.
+    /// If it cannot be reached, has tables of another version, or does not write through to its
+    /// disk.
     pub fn connect(database: &str) -> Result<Self, StoreError> {
         Self::connect_with(database, None)
     }
 
-    /// The same with a password that the address does not hold.
+    /// As [`Self::connect`], with a password that the address does not contain.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::connect`].
     pub fn connect_with(database: &str, password: Option<&[u8]>) -> Result<Self, StoreError> {
         let mut tables = Postgres::at(database, password)?;
         tables.make_tables()?;
@@ -105,10 +107,10 @@ impl PostgresStore {
     }
 }
 
-/// Whether an address holds a password, which whoever sees the address sees.
+/// Whether an address contains a password, which is visible wherever the address is.
 ///
 /// # Errors
-/// If it is no address of a database.
+/// If it is not the address of a database.
 pub fn holds_password(database: &str) -> Result<bool, StoreError> {
     Ok(database.parse::<Config>()?.get_password().is_some())
 }
@@ -121,7 +123,8 @@ impl Postgres {
         }
         // TIMEOUT: a server in the same site answers in milliseconds; the writer tries again.
         config.connect_timeout(Duration::from_secs(10));
-        // TIMEOUT: one that is gone without a word is told of after 20 s, not after the 2 h and 15 min of the kernel.
+        // TIMEOUT: a connection that is lost without notice is an error after 20 s, not after the 2
+        // h and 15 min of the kernel.
         config.keepalives_idle(Duration::from_secs(10));
         config.keepalives_interval(Duration::from_secs(5));
         config.keepalives_retries(2);
@@ -139,7 +142,8 @@ impl Postgres {
         let mut client = config.connect(NoTls)?;
         // A window counts as closed when it is on the disk, whatever the server's default.
         client.batch_execute("SET synchronous_commit = on")?;
-        // TIMEOUT: whoever holds a lock for long is told of as a full disk is, instead of waited for in silence.
+        // TIMEOUT: a lock that another session holds for longer is an error, as a full disk is,
+        // instead of a silent wait.
         client.batch_execute("SET lock_timeout = '20s'")?;
         let fsync: String = client.query_one("SHOW fsync", &[])?.get(0);
         if fsync != "on" {
@@ -150,7 +154,7 @@ impl Postgres {
 
     fn make_tables(&mut self) -> Result<(), StoreError> {
         let mut tx = self.client.transaction()?;
-        // Two hosts may come at once. The number is this program's own.
+        // Two hosts may connect at once. The lock's number is specific to this program.
         tx.execute("SELECT pg_advisory_xact_lock(1414744903)", &[])?;
         let there: bool = tx
             .query_one("SELECT to_regclass('ledger_version') IS NOT NULL", &[])?
@@ -165,7 +169,7 @@ impl Postgres {
         self.check_version(VERSION)
     }
 
-    /// Takes tables of versions from `least` on.
+    /// Accepts tables of versions from `least` on.
     fn check_version(&mut self, least: i64) -> Result<(), StoreError> {
         let there = "SELECT to_regclass('ledger_version') IS NOT NULL";
         let there: bool = self.client.query_one(there, &[])?.try_get(0)?;
@@ -183,7 +187,7 @@ impl Postgres {
         Ok(())
     }
 
-    /// Rows of tenants, in the order of the records; made where there are none.
+    /// Rows of tenants, in the order of the records; created if missing.
     fn tenants(&mut self, records: &[TenantRecord]) -> Result<Vec<i64>, StoreError> {
         let ids: Vec<&[u8]> = records
             .iter()
@@ -247,7 +251,7 @@ impl Postgres {
     }
 }
 
-/// Version of tables that are there.
+/// Version of existing tables.
 fn version_of(client: &mut impl GenericClient) -> Result<i64, StoreError> {
     let version = "SELECT max(version) FROM ledger_version";
     Ok(client.query_one(version, &[])?.try_get(0)?)
@@ -289,7 +293,7 @@ impl Tables for Postgres {
 
     fn enter(&mut self, gpu: &GpuIdentity) -> Result<i64, StoreError> {
         let genesis = Digest::genesis(gpu);
-        // The update locks the row, so that of two writers one waits.
+        // The update locks the row, so that one of two writers waits.
         let row = self.client.query_one(
             "INSERT INTO gpu(node, gpu, model, anchor_seq, anchor_digest, kept_from_ns) VALUES($1, $2, $3, 0, $4, 0)
              ON CONFLICT(node, gpu) DO UPDATE SET model = excluded.model RETURNING gpu_key",
@@ -340,7 +344,7 @@ impl Tables for Postgres {
             let null = || "\\N".to_owned();
             let optional = |value: Option<i64>| value.map_or_else(null, |value| value.to_string());
             let cap = record.cap;
-            // Numbers and hexadecimal alone: nothing that COPY would have to have escaped.
+            // Only numbers and hexadecimal digits: COPY requires no escaping.
             writeln!(
                 text,
                 "{gpu}\t{seq}\t{tenant}\t\\\\x{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}",
@@ -451,7 +455,7 @@ impl Tables for Postgres {
         }
     }
 
-    // Tenants stay when entries go: another host may be about to name one.
+    // Tenants are kept when entries are discarded: another host may be about to refer to one.
     fn discard(&mut self, key: i64, before: i64) -> Result<u64, StoreError> {
         let mut tx = self.client.transaction()?;
         tx.execute("SELECT 1 FROM gpu WHERE gpu_key = $1 FOR UPDATE", &[&key])?;

@@ -1,4 +1,5 @@
-//! Between records and rows. Databases know signed 64-bit numbers; what is read is an allegation until it fits.
+//! Conversion between records and rows. Databases have signed 64-bit numbers; a value that is read
+//! is checked before it is used.
 
 use super::{Kept, Selection, StoreError};
 use crate::audit::Anchor;
@@ -20,7 +21,7 @@ pub(super) trait Columns {
     fn bytes(&self, at: usize) -> Result<Vec<u8>, StoreError>;
 }
 
-/// What [`tail`] reads.
+/// Columns that [`tail`] reads.
 pub(super) const TAIL: &str = "seq, end_ns, digest";
 
 /// A GPU's last entry.
@@ -32,10 +33,10 @@ pub(super) fn tail(row: &impl Columns) -> Result<Tail, StoreError> {
     })
 }
 
-/// What [`entry`] reads.
+/// Columns that [`entry`] reads.
 pub(super) const ENTRY: &str = "seq, boot, start_ns, end_ns, from_ns, length_ns, gap, digest";
 
-/// An entry; `records` reads those of the window with a number.
+/// An entry; `records` reads the records of the window with a number.
 pub(super) fn entry(
     row: &impl Columns,
     records: impl FnOnce(i64) -> Result<(Vec<TenantRecord>, Vec<EngineRecord>), StoreError>,
@@ -65,7 +66,7 @@ pub(super) fn entry(
     })
 }
 
-/// A tenant's record; the wide column is a text.
+/// A tenant's record; the wide column is text.
 pub(super) fn tenant_record(row: &impl Columns) -> Result<TenantRecord, StoreError> {
     let copied = row.number_or_null(8)?;
     Ok(TenantRecord {
@@ -92,7 +93,7 @@ pub(super) fn tenant_record(row: &impl Columns) -> Result<TenantRecord, StoreErr
     })
 }
 
-/// What [`engine_record`] reads.
+/// Columns that [`engine_record`] reads.
 pub(super) const ENGINE: &str = "engine, compute, used_ns, fault_ns, switching_ns, idle_ns, unobserved_ns, gap_ns, error_bound_ns";
 
 /// An engine's record.
@@ -110,10 +111,11 @@ pub(super) fn engine_record(row: &impl Columns) -> Result<EngineRecord, StoreErr
     })
 }
 
-/// All GPUs; [`kept`] reads it.
+/// Query of all GPUs; [`kept`] reads its rows.
 pub(super) const GPUS: &str = "SELECT gpu_key, node, gpu, model, anchor_seq, anchor_digest, kept_from_ns FROM gpu ORDER BY node, gpu";
 
-/// A GPU, with its last entry as `tail` finds it: its row is written with its first entry, in one transaction.
+/// A GPU, with its last entry from `tail`. A GPU's row is written in one transaction with its first
+/// entry.
 pub(super) fn kept(
     row: &impl Columns,
     tail: impl FnOnce(i64) -> Result<Option<Tail>, StoreError>,
@@ -139,10 +141,10 @@ pub(super) fn kept(
     Ok((key, kept))
 }
 
-/// What [`change`] reads.
+/// Columns that [`change`] reads.
 pub(super) const CHANGE: &str = "request, at_ns, node, boot, actor, tenant, part, old, new";
 
-/// What somebody set.
+/// A change of a setting.
 pub(super) fn change(row: &impl Columns) -> Result<Change, StoreError> {
     Ok(Change {
         request: read_uuid("request", &row.bytes(0)?)?,
@@ -157,7 +159,7 @@ pub(super) fn change(row: &impl Columns) -> Result<Change, StoreError> {
     })
 }
 
-/// A number as it is stored.
+/// A number in its stored form.
 pub(super) fn stored(what: &'static str, value: u64) -> Result<i64, StoreError> {
     i64::try_from(value).map_err(|_| StoreError::Range {
         what,
@@ -165,12 +167,12 @@ pub(super) fn stored(what: &'static str, value: u64) -> Result<i64, StoreError> 
     })
 }
 
-/// A length of time as it is stored.
+/// A length of time in its stored form.
 pub(super) fn stored_ns(what: &'static str, value: Nanos) -> Result<i64, StoreError> {
     stored(what, value.0)
 }
 
-/// From where to where a selection goes, as it is stored.
+/// Both ends of a selection in their stored form.
 pub(super) fn bounds(selection: &Selection) -> (i64, i64) {
     let bound = |at: Option<UnixNanos>, none: i64| {
         at.map_or(none, |at| i64::try_from(at.0).unwrap_or(i64::MAX))
@@ -179,7 +181,7 @@ pub(super) fn bounds(selection: &Selection) -> (i64, i64) {
     (bound(from, i64::MIN), bound(to, i64::MAX))
 }
 
-/// A damaged column.
+/// The error of a damaged column.
 pub(super) fn damaged(what: &'static str, found: impl std::fmt::Debug) -> StoreError {
     StoreError::Damaged {
         what,
@@ -187,12 +189,12 @@ pub(super) fn damaged(what: &'static str, found: impl std::fmt::Debug) -> StoreE
     }
 }
 
-/// A number as it was written.
+/// A number from its stored form.
 fn read<N: TryFrom<i64>>(what: &'static str, value: i64) -> Result<N, StoreError> {
     N::try_from(value).map_err(|_| damaged(what, value))
 }
 
-/// A length of time as it was written.
+/// A length of time from its stored form.
 fn read_ns(what: &'static str, value: i64) -> Result<Nanos, StoreError> {
     read(what, value).map(Nanos)
 }
@@ -229,7 +231,7 @@ fn read_cap(quota: Option<i64>, period: Option<i64>) -> Result<Option<CapInForce
     quota.zip(period).map(cap).transpose()
 }
 
-/// Byte-nanoseconds do not fit into a database's integers, and are kept as decimal text.
+/// Byte-nanoseconds exceed a database's integers, and are stored as decimal text.
 fn read_wide(what: &'static str, text: Option<&str>) -> Result<Option<u128>, StoreError> {
     let wide = |text: &str| text.parse().map_err(|_| damaged(what, text));
     text.map(wide).transpose()

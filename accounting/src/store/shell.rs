@@ -1,7 +1,8 @@
-//! What all stores have in common: one window open at a time, given up whole when anything in it fails.
+//! Logic common to all stores: one window is open at a time, and abandoned as a whole if any part
+//! of it fails.
 //!
-//! A database is a set of [`Tables`]; [`Ledger`] makes a [`Store`] of it. What is asked of the tables is small and has no
-//! state, so that order, sequence and giving up are decided in one place.
+//! A database implements [`Tables`]; [`Ledger`] makes a [`Store`] of it. The calls to tables are
+//! small and have no state. So order, sequence and abandonment are decided in one place.
 
 use super::rows::{bounds, stored};
 use super::{Kept, Put, Retained, Selection, Store, StoreError, Visit, VisitChanges};
@@ -19,19 +20,19 @@ pub struct Open {
     pub(super) gpu: i64,
     /// Its number.
     pub(super) seq: i64,
-    /// The run that writes it.
+    /// The run of the daemon that writes it.
     pub(super) boot: Uuid,
 }
 
-/// Takes the entries of one GPU; returns false to end.
+/// Takes the entries of one GPU; returns false to end the query.
 pub(super) type VisitEntry<'a> = dyn FnMut(Entry) -> Result<bool, StoreError> + 'a;
 
-/// A database with the tables of a ledger. Rows of GPUs are known by numbers.
+/// A database with the tables of a ledger. GPUs are identified by the keys of their rows.
 pub trait Tables: Send + fmt::Debug {
     /// Makes the connection usable again, if it was lost outside a transaction.
     ///
     /// # Errors
-    /// If it cannot be.
+    /// If that is not possible.
     fn refresh(&mut self) -> Result<(), StoreError> {
         Ok(())
     }
@@ -39,46 +40,46 @@ pub trait Tables: Send + fmt::Debug {
     /// Begins a transaction that writes.
     ///
     /// # Errors
-    /// If the database fails; so below.
+    /// If the database fails.
     fn begin_writing(&mut self) -> Result<(), StoreError>;
 
-    /// Begins a transaction that sees one moment.
+    /// Begins a transaction that reads a snapshot.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn begin_reading(&mut self) -> Result<(), StoreError>;
 
-    /// Makes what was written durable.
+    /// Makes written rows durable.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn commit(&mut self) -> Result<(), StoreError>;
 
-    /// Ends a transaction, if there is one, as if it had not been.
+    /// Discards the current transaction, if there is one.
     fn rollback(&mut self);
 
-    /// Row of a GPU that is known.
+    /// Row of a known GPU.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn find(&mut self, gpu: &GpuIdentity) -> Result<Option<i64>, StoreError>;
 
-    /// Row of a GPU, made if there is none, and locked until the transaction ends.
+    /// Row of a GPU, created if missing, and locked until the transaction ends.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn enter(&mut self, gpu: &GpuIdentity) -> Result<i64, StoreError>;
 
     /// Last entry of a GPU.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn last(&mut self, gpu: i64) -> Result<Option<Tail>, StoreError>;
 
-    /// Writes an entry's own row; without a cause it is a window.
+    /// Writes an entry's own row: a window if there is no cause.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn write_entry(
         &mut self,
         gpu: i64,
@@ -90,13 +91,13 @@ pub trait Tables: Send + fmt::Debug {
     /// Writes records of tenants.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn write_records(&mut self, open: Open, records: &[TenantRecord]) -> Result<(), StoreError>;
 
     /// Writes records of engines, and the window's digest.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn finish_window(
         &mut self,
         open: Open,
@@ -107,13 +108,14 @@ pub trait Tables: Send + fmt::Debug {
     /// All GPUs by node and identity, with their rows.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn kept(&mut self) -> Result<Vec<(i64, Kept)>, StoreError>;
 
-    /// Visits entries of a GPU that begin within `[from, to)`, by number; false if the visitor ended it.
+    /// Visits entries of a GPU that begin within `[from, to)`, by number; false if the visitor
+    /// ended it.
     ///
     /// # Errors
-    /// As above, and the visitor's.
+    /// As [`Self::begin_writing`], and the visitor's.
     fn visit(
         &mut self,
         gpu: i64,
@@ -122,22 +124,23 @@ pub trait Tables: Send + fmt::Debug {
         visit: &mut VisitEntry<'_>,
     ) -> Result<bool, StoreError>;
 
-    /// Discards, for good, some of a GPU's entries that ended at or before `before`, but not its last; returns how many.
+    /// Discards permanently some of a GPU's entries that ended at or before `before`, but not its
+    /// last; returns their number.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn discard(&mut self, gpu: i64, before: i64) -> Result<u64, StoreError>;
 
-    /// Keeps a change of a setting, unless it is there.
+    /// Writes a change of a setting, unless it is known.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn note(&mut self, change: &Change) -> Result<Put, StoreError>;
 
     /// Visits changes within `[from, to)`, oldest first.
     ///
     /// # Errors
-    /// As above, and the visitor's.
+    /// As [`Self::begin_writing`], and the visitor's.
     fn changes(
         &mut self,
         from: i64,
@@ -145,19 +148,19 @@ pub trait Tables: Send + fmt::Debug {
         visit: &mut VisitChanges<'_>,
     ) -> Result<(), StoreError>;
 
-    /// Whether several hosts write here, each of which keeps its own for as long as it likes.
+    /// Whether several hosts write to it, each with a retention of its own.
     fn is_shared(&self) -> bool;
 
     /// Discards changes before `before`: those of this node, or all.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn forget_changes(&mut self, node: Option<&str>, before: i64) -> Result<(), StoreError>;
 
-    /// Called when entries were discarded.
+    /// Called after entries were discarded.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::begin_writing`].
     fn tidy(&mut self) -> Result<(), StoreError> {
         Ok(())
     }
@@ -191,7 +194,7 @@ impl<T: Tables> Ledger<T> {
         self.or_abandon(begun)
     }
 
-    /// One at a time: an open one is given up.
+    /// Only one window may be open: a second one abandons the first.
     fn none_open(&mut self) -> Result<(), StoreError> {
         if self.open.is_some() {
             self.abandon();
@@ -200,7 +203,7 @@ impl<T: Tables> Ledger<T> {
         Ok(())
     }
 
-    /// What was done, or the window is given up.
+    /// Abandons the window if `done` is an error.
     fn or_abandon<R>(&mut self, done: Result<R, StoreError>) -> Result<R, StoreError> {
         if done.is_err() {
             self.abandon();
@@ -242,7 +245,7 @@ impl<T: Tables> Store for Ledger<T> {
     fn open_window(&mut self, gpu: &GpuIdentity, stretch: &Stretch) -> Result<(), StoreError> {
         let key = self.begin(gpu, stretch)?;
         let entered = stored("seq", stretch.seq).and_then(|seq| {
-            // The digest is known at the end.
+            // The digest is known when the window is closed.
             let digest = Digest([0; 32]);
             self.tables.write_entry(key, stretch, None, &digest)?;
             Ok(seq)

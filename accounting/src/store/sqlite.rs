@@ -1,6 +1,7 @@
-//! The ledger in a file: SQLite in WAL mode, one transaction per entry, an fsync before the entry counts.
+//! The ledger in a file: SQLite in WAL mode, one transaction per entry, fsynced before the entry
+//! counts as written.
 //!
-//! Readers in other processes see the last closed entry and disturb no writer.
+//! Readers in other processes read up to the last closed entry and do not block a writer.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -20,15 +21,16 @@ use crate::record::{
 };
 use uuid::Uuid;
 
-/// Version of the tables, kept in the file's `user_version`. Version 1 has no accounts: it is read
-/// as it is, and becomes version 2 when it is opened to write.
+/// Version of the tables, kept in the file's `user_version`. Version 1 has no accounts: it can be
+/// read, and is converted to version 2 when it is opened for writing.
 const VERSION: i64 = 2;
 const TO_VERSION_2: &str = "ALTER TABLE tenant ADD COLUMN account TEXT";
 
 /// Marks the file as a ledger: "TSLG", kept in its `application_id`.
 const APPLICATION: i64 = 0x5453_4c47;
 
-/// TIMEOUT: another process holds the file for one entry or one batch of retention, milliseconds on a disk that works.
+/// TIMEOUT: another process holds the file for one entry or one batch of retention: milliseconds on
+/// a disk that works.
 const BUSY: Duration = Duration::from_secs(5);
 
 /// Entries that are discarded in one transaction.
@@ -44,7 +46,7 @@ pub type SqliteStore = Ledger<Sqlite>;
 #[derive(Debug)]
 pub struct Sqlite {
     connection: Connection,
-    /// What the tables are of.
+    /// Version of the tables.
     version: i64,
 }
 
@@ -75,12 +77,12 @@ impl Columns for Row<'_> {
 }
 
 impl SqliteStore {
-    /// Opens a ledger to write, or makes one that its owner and group may read.
+    /// Opens a ledger for writing, or creates one that only its owner and group may read.
     ///
     /// # Errors
-    /// If the file cannot be opened, or is something else.
+    /// If the file cannot be opened, or is not a ledger.
     pub fn create(path: &Path) -> Result<Self, StoreError> {
-        // SQLite would make it readable for everyone.
+        // SQLite would create it readable for all users.
         let made = OpenOptions::new()
             .write(true)
             .create(true)
@@ -94,10 +96,10 @@ impl SqliteStore {
         Ok(Self::over(tables))
     }
 
-    /// Opens a ledger to read.
+    /// Opens a ledger for reading.
     ///
     /// # Errors
-    /// If there is none, or it may not be read.
+    /// If it does not exist, or may not be read.
     pub fn read(path: &Path) -> Result<Self, StoreError> {
         File::open(path).map_err(|error| told(path, error))?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
@@ -109,7 +111,7 @@ impl SqliteStore {
     /// A ledger in memory, for tests.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// If no memory is available.
     pub fn in_memory() -> Result<Self, StoreError> {
         let mut tables = Sqlite::over(Connection::open_in_memory()?)?;
         tables.make_tables()?;
@@ -121,13 +123,14 @@ impl Sqlite {
     fn over(connection: Connection) -> Result<Self, StoreError> {
         connection.busy_timeout(BUSY)?;
         connection.set_prepared_statement_cache_capacity(32);
-        // A damaged or forged file may name functions in its schema, and cells that overlap.
+        // A damaged or forged file may have functions in its schema, and overlapping cells.
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
         connection.pragma_update(None, "cell_size_check", true)?;
-        // Rows go in an order that leaves none behind. Otherwise all of `usage` is read for each tenant that is forgotten: it has no index by tenant.
+        // Rows are deleted in an order that leaves no dangling reference. With the check, SQLite
+        // reads all of `usage` for each deleted tenant, as it has no index by tenant.
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, false)?;
-        // In WAL mode FULL means: the log is fsynced at each commit.
+        // In WAL mode FULL means that the log is fsynced at each commit.
         connection.pragma_update(None, "synchronous", "FULL")?;
         Ok(Self {
             connection,
@@ -155,7 +158,7 @@ impl Sqlite {
         Ok(self.connection.execute_batch(CHANGES)?)
     }
 
-    /// Takes tables of versions from `least` on.
+    /// Accepts tables of versions from `least` on.
     fn check_version(&mut self, least: i64) -> Result<(), StoreError> {
         self.version = version_of(&self.connection)?;
         if !(least..=VERSION).contains(&self.version) {
@@ -177,7 +180,7 @@ impl Sqlite {
         found.next()?.map(rows::tail).transpose()
     }
 
-    /// The row of a tenant that `boot` writes of; made if there is none.
+    /// The row of a tenant that `boot` refers to; created if missing.
     fn tenant(&self, tenant: &TenantIdentity, boot: Uuid) -> Result<i64, StoreError> {
         let (id, boot) = (&tenant.id.as_bytes()[..], &boot.as_bytes()[..]);
         let known: Option<(i64, bool)> = self
@@ -279,7 +282,7 @@ impl Tables for Sqlite {
 
     fn rollback(&mut self) {
         if !self.connection.is_autocommit() {
-            // A rollback that fails leaves a transaction that can only fail.
+            // A rollback that fails leaves a transaction in which each call fails.
             let _ = self.connection.execute_batch("ROLLBACK");
         }
     }
@@ -526,7 +529,7 @@ impl Tables for Sqlite {
         Ok(())
     }
 
-    /// A file is one host's, which may have had another name before.
+    /// A file belongs to one host, which may have been renamed.
     fn is_shared(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! A ledger out of a seed, for tests.
+//! A ledger made from a seed, for tests.
 #![allow(dead_code)]
 
 #[cfg(feature = "postgres")]
@@ -64,8 +64,8 @@ pub(crate) fn label(period: u64) -> UnixNanos {
     UnixNanos(BEGIN + (period + 1) * EVENTS.period_ns.0)
 }
 
-/// A run of the daemon over some periods, behind `tail`, with windows of `window_ns`. The GPU of an
-/// even run counts no bytes.
+/// A run of the daemon over some periods, after `tail`, with windows of `window_ns`. The GPU of an
+/// even run does not count bytes.
 pub(crate) fn run(
     boot: u8,
     window_ns: u64,

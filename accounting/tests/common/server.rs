@@ -1,4 +1,5 @@
-//! A PostgreSQL server for one test: of the distribution's packages, in a folder of its own, on a Unix socket.
+//! A PostgreSQL server for one test: from the distribution's packages, in its own folder, on a Unix
+//! socket.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -6,17 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// TIMEOUT: a first start takes a second or two on two busy cores.
+/// TIMEOUT: a first start takes one or two seconds on two busy cores.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running server; it ends when dropped.
+/// A running server; it ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
     folder: tempfile::TempDir,
     process: Child,
 }
 
-/// Where Debian and others put the server's programs, which are not on everyone's path.
+/// Where Debian and others install the server's programs, which are often not on the path.
 fn programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?;
     let mut found: Vec<PathBuf> = versions
@@ -41,7 +42,7 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0)
 }
 
-/// A command as the account that the server needs.
+/// A command that runs as the account that the server requires.
 fn command(program: &Path) -> Result<Command, String> {
     if !is_root() {
         return Ok(Command::new(program));
@@ -58,10 +59,10 @@ fn command(program: &Path) -> Result<Command, String> {
 }
 
 impl Server {
-    /// Starts one.
+    /// Starts a server.
     ///
     /// # Errors
-    /// Why it could not be.
+    /// The reason, if it cannot be started.
     pub(crate) fn start() -> Result<Self, String> {
         let programs = programs().ok_or("PostgreSQL is not installed (apt install postgresql)")?;
         let told = |error: std::io::Error| error.to_string();
@@ -123,7 +124,7 @@ impl Server {
         )
     }
 
-    /// An empty database of this name.
+    /// Creates an empty database of this name; returns its address.
     pub(crate) fn database(&self, name: &str) -> String {
         let mut client =
             postgres::Client::connect(&self.address("postgres"), postgres::NoTls).unwrap();
@@ -136,7 +137,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The immediate kind of end, which the postmaster passes on to its children.
+        // SIGQUIT is the immediate shutdown, which the postmaster passes on to its children.
         let _ = Command::new("kill")
             .args(["-QUIT", &self.process.id().to_string()])
             .status();

@@ -16,11 +16,12 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use crate::vfio::Vfio;
 use crate::{Dma, GuestError};
 
-/// Addresses below this are the program's own and no device's: what the reference VMM tells its guests lies there.
+/// Addresses below this belong to the program, not to a device: the reference VMM places its boot
+/// block for guests there.
 pub(crate) const LOCAL_BYTES: u64 = 64 << 10;
 /// Standard header of configuration space. Capabilities behind it are the kernel's to use.
 const HEADER_BYTES: u8 = 0x40;
-/// Between two looks: short while an answer may be near, then longer.
+/// Poll interval: short while an answer may be near, then longer.
 const LOOK_FIRST: Duration = Duration::from_micros(50);
 const LOOK_LAST: Duration = Duration::from_millis(1);
 
@@ -31,7 +32,7 @@ pub struct Bus {
     /// Through which it is driven, if not by sysfs. Dropped before the memory that it maps.
     vfio: Option<Vfio>,
     config: File,
-    /// Where configuration space lies in that file.
+    /// Offset of configuration space in that file.
     config_at: u64,
     registers: MmapRegion<()>,
     doorbells: MmapRegion<()>,
@@ -72,7 +73,7 @@ fn find() -> Result<PathBuf, GuestError> {
 }
 
 impl Bus {
-    /// Opens the device, with at least so many bytes of memory for it.
+    /// Opens the device, with at least `dma_bytes` bytes of memory for it.
     ///
     /// # Errors
     /// When there is no device, a driver of the kernel has it, or there is no memory.
@@ -122,7 +123,7 @@ impl Bus {
         })
     }
 
-    /// Interrupts seen so far; `None` where there are none, and the program looks.
+    /// Interrupts observed so far; `None` without interrupts, if the program polls.
     pub fn interrupts(&self) -> Option<u64> {
         self.vfio.as_ref().map(Vfio::interrupts)
     }
@@ -137,7 +138,8 @@ impl Bus {
         &self.dma
     }
 
-    /// The region and the place in it of memory that the driver names, and how much follows there in one piece.
+    /// The region and the offset in it of a driver's memory address, and the bytes that follow
+    /// there in one piece.
     fn memory(&self, at: u64) -> (&MmapRegion<()>, usize, usize) {
         if at < LOCAL_BYTES {
             // CAST: below 64 KiB
@@ -147,7 +149,8 @@ impl Bus {
         self.dma.at(at).expect("an address of the driver's")
     }
 
-    /// Goes through a range that the driver names, piece by piece: region, place in it, and which bytes of the range.
+    /// Calls `act` for each piece of a range of driver memory: region, offset in it, and the bytes
+    /// of the range that it covers.
     fn pieces(
         &self,
         at: u64,
@@ -177,7 +180,8 @@ impl Platform for Bus {
     }
 
     fn config_write(&self, offset: u8, value: u32) {
-        // MSI-X is the kernel's: enabled by this program it would have the device write to addresses that nobody has chosen.
+        // MSI-X belongs to the kernel: enabled by this program, it would make the device write to
+        // unset addresses.
         if offset < HEADER_BYTES {
             let at = self.config_at + u64::from(offset);
             let _ = self.config.write_all_at(&value.to_le_bytes(), at);
@@ -276,7 +280,7 @@ impl Platform for Bus {
         if let Some(vfio) = &self.vfio {
             return vfio.wait(at_most_ns);
         }
-        // The driver calls again and again while nothing has come: each call is a short look.
+        // The driver calls repeatedly while it waits: each call is a short sleep.
         let look = match at_most_ns {
             0..1_000_000 => LOOK_FIRST,
             _ => LOOK_LAST,

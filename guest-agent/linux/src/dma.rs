@@ -1,4 +1,4 @@
-//! Memory that the device uses: huge pages, since these stay where they are and many are next to each other.
+//! Memory that the device uses: huge pages, because these do not move and many are contiguous.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,26 +11,27 @@ use crate::GuestError;
 /// SOURCE: x86-64: a page of the second level.
 const HUGE_BYTES: u64 = 2 << 20;
 const PAGE_BYTES: u64 = 4096;
-/// SOURCE: Linux Documentation/admin-guide/mm/pagemap.rst: bits 0..54 are the frame, bit 63 says that there is one.
+/// SOURCE: Linux Documentation/admin-guide/mm/pagemap.rst: bits 0..54 are the frame, bit 63 is set
+/// if the page is present.
 const FRAME: u64 = (1 << 55) - 1;
 const PRESENT: u64 = 1 << 63;
 const POOL: &str = "/proc/sys/vm/nr_hugepages";
 const PAGEMAP: &str = "/proc/self/pagemap";
-/// Huge pages that are looked at for some that are next to each other: 128 MiB.
+/// Most huge pages that are taken in search of contiguous ones: 128 MiB.
 const TRIED_MAX: usize = 64;
 const TOO_FEW: &str =
     "too few huge pages (hugepages=16 on the kernel's command line, or more memory)";
 
-/// A piece of memory that is one piece for the device too.
+/// A range of memory that is contiguous for the device.
 #[derive(Debug)]
 pub struct Dma {
-    /// Huge pages that follow each other for the device: in memory, or as an IOMMU maps them.
+    /// Huge pages, contiguous for the device: in memory, or as an IOMMU maps them.
     pages: Vec<MmapRegion<()>>,
     address: u64,
 }
 
 impl Dma {
-    /// Takes at least so many bytes.
+    /// Takes at least `bytes` bytes.
     ///
     /// # Errors
     /// When the kernel has no huge pages for it, or none next to each other.
@@ -38,8 +39,8 @@ impl Dma {
         let wanted = bytes.div_ceil(HUGE_BYTES).max(1) as usize;
         grow_pool(2 * wanted as u64);
         let pagemap = File::open(PAGEMAP).map_err(pagemap_failed)?;
-        // The kernel hands them out in an order of its own: more are taken until enough are next to each other, and the others
-        // given back.
+        // The kernel hands pages out in any order: pages are taken until enough are contiguous, and
+        // the others are returned.
         let mut pages = Vec::new();
         let mut frames = Vec::new();
         while pages.len() < TRIED_MAX.max(wanted) {
@@ -61,8 +62,8 @@ impl Dma {
         }))
     }
 
-    /// Takes at least so many bytes, which an IOMMU is to map at `address`. Huge pages all the same: an IOMMU that is emulated tells
-    /// of every page.
+    /// Takes at least `bytes` bytes, for an IOMMU to map at `address`. Uses huge pages here too,
+    /// because an emulated IOMMU sends a message for every page.
     ///
     /// # Errors
     /// When the kernel has no huge pages for it.
@@ -94,7 +95,8 @@ impl Dma {
         self.pages.len() as u64 * HUGE_BYTES
     }
 
-    /// The mapping of what the device has at `address`, if it is here, the offset in it, and how many bytes follow there.
+    /// The mapping that contains the device's `address`, the offset in it, and the bytes that
+    /// follow there.
     pub(crate) fn at(&self, address: u64) -> Option<(&MmapRegion<()>, usize, usize)> {
         let from = address.checked_sub(self.address)?;
         // CAST: within a mapping
@@ -104,7 +106,8 @@ impl Dma {
     }
 }
 
-/// Asks the kernel to have so many huge pages. It may not: what is there is seen when they are mapped.
+/// Requests at least `pages` huge pages from the kernel, which may refuse. The result shows when
+/// they are mapped.
 fn grow_pool(pages: u64) {
     let now = fs::read_to_string(POOL)
         .ok()

@@ -1,16 +1,18 @@
 //! The guest's driver as a program of a stock Linux kernel, without a kernel module.
 //!
 //! ```text
-//!   Bus::open    finds the device in /sys/bus/pci, maps its registers and doorbells, takes memory for it
-//!   Gpu::new     drives it: modules, memory, launches
+//! Bus::open    finds the device in /sys/bus/pci, maps registers and doorbells, takes memory for it
+//! Gpu::new     drives it: modules, memory, launches
 //! ```
 //!
-//! Where vfio-pci has the device, that is what it is driven through: it interrupts, and reaches the memory that is mapped for it and
-//! nothing else. It needs no root, only the group's file in /dev/vfio.
+//! If vfio-pci has the device, this library drives it through vfio-pci. The device then interrupts,
+//! and reaches only the memory that is mapped for it. This needs no root, only the group's file in
+//! /dev/vfio.
 //!
-//! Where no driver has it, registers and doorbells are the `resource` files of the PCI device; memory that the device uses is huge
-//! pages, whose physical addresses /proc/self/pagemap tells. Nothing interrupts: the program looks. That needs root, and trusts the
-//! program as far as the kernel does: a device without an IOMMU writes where it is told.
+//! If no driver has the device, registers and doorbells are the `resource` files of the PCI device.
+//! Memory for the device is huge pages, with physical addresses from /proc/self/pagemap. There are
+//! no interrupts: the program polls. This needs root, and trusts the program as much as the kernel:
+//! a device without an IOMMU writes to any address that it gets.
 //!
 //! `include/turnstile_guest.h` is the same for C.
 #![deny(unsafe_code)]

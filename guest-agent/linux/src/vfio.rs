@@ -1,4 +1,5 @@
-//! The device through vfio-pci: interrupts as eventfds, and an IOMMU that lets it reach what it is given and nothing else.
+//! The device through vfio-pci: interrupts as eventfds, and an IOMMU that limits the device to its
+//! mapped memory.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +17,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::{Dma, GuestError, sys};
 
-/// Where the device's memory begins for it: any address will do that is none of the platform's own below 4 GiB.
+/// Start of the device's memory in its address space: any address that the platform does not use
+/// itself; those are below 4 GiB.
 const DMA_AT: u64 = 1 << 32;
 
 /// A device that vfio-pci has, opened.
@@ -58,7 +60,7 @@ impl Vfio {
         let container = Arc::new(container);
         let ops: Arc<dyn VfioOps> = container.clone();
         let device = VfioDevice::new(folder, ops, false).map_err(failed(
-            "opening the device (may you, and is its IOMMU group nobody else's?)",
+            "opening the device (is access permitted, and does no other process use its IOMMU group?)",
         ))?;
         let file = sys::file_of(&device).map_err(failed("duplicating the device"))?;
         let count = device.get_irq_info(VFIO_PCI_MSIX_IRQ_INDEX);
@@ -87,7 +89,7 @@ impl Vfio {
         })
     }
 
-    /// The file of the device and where its configuration space lies in it.
+    /// The file of the device, and the offset of configuration space in it.
     ///
     /// # Errors
     /// As dup(2).
@@ -126,11 +128,11 @@ impl Vfio {
         Ok(dma)
     }
 
-    /// Sleeps until an interrupt that was not seen yet, or for about so long.
+    /// Sleeps until a new interrupt, or for about `at_most_ns`.
     pub(crate) fn wait(&self, at_most_ns: u64) {
         let timeout_ms = i32::try_from(at_most_ns.div_ceil(1_000_000)).unwrap_or(i32::MAX);
         let mut events = [EpollEvent::default(); VECTORS as usize];
-        // A signal may end it: early, which it may be.
+        // A signal may end it early, which is permitted.
         let count = self.epoll.wait(timeout_ms, &mut events).unwrap_or(0);
         for event in &events[..count] {
             // CAST: a number given above.

@@ -1,4 +1,4 @@
-//! The workloads that all guests run, in this one: the same program as in the reference VMM's guest.
+//! Runs the workloads of all guests on Linux: the same program as in the reference VMM's guest.
 
 use std::time::Duration;
 

@@ -19,7 +19,7 @@ fn library() -> PathBuf {
     newest.expect("the package's static library, built beside its tests")
 }
 
-/// Compiles with one compiler, or says aloud that there is none.
+/// Compiles with one compiler, or prints that it is missing.
 fn compiled(compiler: &str, options: &[&str], out: &Path) -> bool {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let ran = Command::new(compiler)

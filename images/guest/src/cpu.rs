@@ -1,16 +1,16 @@
 //! The processor: descriptors, interrupts, sleep, ports.
 //!
-//! At CPL 3 interrupts stay disabled (IF = 0) but for the moment of sleeping, so that one that comes between looking
-//! for work and sleeping is not slept through. Sleeping needs CPL 0, as do ports; the way there is `UD2` with the
-//! number of a call in rax: software interrupts, SYSCALL and a lasting IOPL are not to be had under every KVM that this
-//! guest runs on.
+//! At CPL 3 interrupts are disabled (IF = 0) except while sleeping, so that an interrupt between
+//! the check for work and the sleep is not missed. Sleeping and ports need CPL 0, which is entered
+//! by `UD2` with the number of a call in rax. Software interrupts, SYSCALL and a lasting IOPL are
+//! not available under every KVM that this guest runs on.
 
 use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;
 use turnstile_guest::boot::{GDT_GPA, PORT_CONSOLE, PORT_EXIT};
 
-/// What rax holds when `UD2` is meant as a call: to sleep, to write to a port (dx) a byte or a word (ecx), to read a
-/// word from one (to eax).
+/// Values of rax that make `UD2` a call: sleep, write a byte or a word (ecx) to a port (dx), read a
+/// word from a port (to eax).
 const SLEEP: u64 = 0x5ee9;
 const OUT8: u64 = 0x5eea;
 const OUT32: u64 = 0x5eeb;
@@ -47,7 +47,7 @@ const USER_STACK_TOP: u64 = 0x80_0000;
 #[repr(C, align(4096))]
 struct Raw<T>(UnsafeCell<T>);
 
-// SAFETY: there is one processor, and each of these is written by `start` before anything else runs.
+// SAFETY: there is one processor, and `start` writes each of these before any other code uses it.
 unsafe impl<T> Sync for Raw<T> {}
 
 static IDT: Raw<[[u64; 2]; 256]> = Raw(UnsafeCell::new([[0; 2]; 256]));
@@ -128,7 +128,8 @@ extern "C" fn on_interrupt() {
 }
 
 extern "C" fn on_fault(frame: *const [u64; 6]) -> ! {
-    // SAFETY: the stubs pass the stack pointer after the processor pushed at least five words and they one more.
+    // SAFETY: the stubs pass the stack pointer after the processor pushed at least five words, and
+    // the stub one more.
     let frame = unsafe { frame.read() };
     console(b"Guest fault (number, then error code or address):");
     for word in frame {
@@ -162,8 +163,8 @@ pub fn start(body: extern "C" fn() -> !) -> ! {
     for vector in HANDLED {
         gate(vector, address(enter_interrupt));
     }
-    // SAFETY: the table lives for ever and is filled in; the stack and the TSS are this processor's own; the VMM
-    // left room for the TSS descriptor, two words, in the descriptor table at GDT_GPA.
+    // SAFETY: the table is static and filled in; the stack and the TSS are this processor's own;
+    // the VMM left room for the TSS descriptor, two words, in the descriptor table at GDT_GPA.
     unsafe {
         let pointer = TablePointer(4095, IDT.0.get() as u64);
         asm!("lidt [{}]", in(reg) &raw const pointer);
@@ -177,13 +178,13 @@ pub fn start(body: extern "C" fn() -> !) -> ! {
         descriptor.add(1).write(at >> 32);
         asm!("ltr {0:x}", in(reg) TSS_SELECTOR);
     }
-    // Before this, messages from the device would be lost. Spurious interrupts have no handler and need none: the
-    // local APIC raises them only for priorities that are never masked here.
+    // Before this, messages from the device would be lost. Spurious interrupts have no handler and
+    // need none: the local APIC raises them only for priorities that are never masked here.
     apic_write(APIC_SPURIOUS, 0x1ff);
     apic_write(APIC_TIMER_DIVIDE, 0xb);
     apic_write(APIC_TIMER, TIMER_VECTOR);
-    // SAFETY: selectors are those of the VMM's descriptor table; `body` never returns; its stack is aligned as after
-    // a call.
+    // SAFETY: selectors are those of the VMM's descriptor table; `body` never returns; its stack is
+    // aligned as after a call.
     unsafe {
         asm!(
             "push {ss}",
@@ -207,7 +208,8 @@ fn apic_write(register: u64, value: u32) {
     unsafe { ((APIC + register) as *mut u32).write_volatile(value) }
 }
 
-/// Has the timer interrupt once, in `ns` nanoseconds: the local APIC's clock runs at 1 GHz under KVM.
+/// Sets the timer to interrupt once, in `ns` nanoseconds: the local APIC's clock runs at 1 GHz
+/// under KVM.
 pub fn arm_timer(ns: u64) {
     apic_write(APIC_TIMER_COUNT, ns.clamp(1, u32::MAX.into()) as u32);
 }
@@ -224,7 +226,7 @@ pub fn time_stamp() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Ends the run. Whoever does not end it by the reference VMM's port, which is the first, does by Cloud Hypervisor's.
+/// Ends the run: by the port of the reference VMM, then by that of Cloud Hypervisor.
 pub fn exit(code: u8) -> ! {
     loop {
         out8(PORT_EXIT, code);
@@ -240,8 +242,8 @@ pub fn console(bytes: &[u8]) {
 }
 
 fn out8(port: u16, value: u8) {
-    // SAFETY: the VMM's ports end the run, collect text or reach configuration space, never this guest's memory. The
-    // handler of `UD2` changes rax only.
+    // SAFETY: the VMM's ports end the run, collect text or access configuration space, never this
+    // guest's memory. The handler of `UD2` changes rax only.
     unsafe {
         asm!("ud2", inout("rax") OUT8 => _, in("edx") u32::from(port), in("ecx") u32::from(value))
     }

@@ -1,7 +1,8 @@
 //! The freestanding guest: no operating system, no libc.
 //!
-//! The VMM starts it at CPL 0 in long mode with memory mapped one to one; a stock VMM starts it by [`pvh`]. It sets up interrupts and goes on at CPL 3,
-//! from where an illegal instruction is the call that sleeps (see [`cpu`]).
+//! The VMM starts it at CPL 0 in long mode with memory mapped one to one; a stock VMM starts it
+//! through [`pvh`]. It sets up interrupts and continues at CPL 3. There an illegal instruction is
+//! the call that sleeps (see [`cpu`]).
 #![no_std]
 #![no_main]
 

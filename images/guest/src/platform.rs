@@ -44,11 +44,12 @@ fn config_read(device: u32, offset: u8) -> u32 {
     cpu::in32(CONFIG_DATA)
 }
 
-/// How long a device that is plugged in later is waited for, in cycles of the time-stamp counter: some seconds.
+/// Longest wait for a device that is plugged in later, in cycles of the time-stamp counter: some
+/// seconds.
 const PLUG_CYCLES: u64 = 30_000_000_000;
 
 impl Freestanding {
-    /// Looks for the device until it is there, for some seconds.
+    /// Polls for the device until it exists, for some seconds.
     pub fn wait() -> Option<Self> {
         let begin = cpu::time_stamp();
         loop {
@@ -59,7 +60,7 @@ impl Freestanding {
         }
     }
 
-    /// Looks for the device on bus 0.
+    /// Finds the device on bus 0.
     pub fn find() -> Option<Self> {
         let id = u32::from(pci::DEVICE_ID) << 16 | u32::from(pci::VENDOR_ID);
         let device = (0..32)
@@ -80,13 +81,14 @@ impl Freestanding {
     }
 
     fn read<T>(&self, address: u64) -> T {
-        // SAFETY: all of guest memory and the BARs are mapped one to one; the driver passes addresses of its own
-        // memory and offsets within its BARs, aligned. Nothing here is ever a Rust object, so nothing is aliased.
+        // SAFETY: all of guest memory and the BARs are mapped one to one; the driver passes
+        // addresses of its own memory and offsets within its BARs, aligned. Nothing there is ever a
+        // Rust object, so nothing is aliased.
         unsafe { (address as *const T).read_volatile() }
     }
 
     fn write<T>(&self, address: u64, value: T) {
-        // SAFETY: as for `read`; the driver's memory lies in the heap that the VMM left free.
+        // SAFETY: as for `read`; the driver's memory is in the heap that the VMM left free.
         unsafe { (address as *mut T).write_volatile(value) }
     }
 }
@@ -168,8 +170,8 @@ impl Platform for Freestanding {
     }
 
     fn wait(&self, at_most_ns: u64) {
-        // Arming the timer costs an exit, so one that is armed for a time before the limit is left as it is, even if
-        // it then ends the sleep early.
+        // Arming the timer costs an exit. A timer armed for a time before the limit is therefore
+        // kept, even if it then ends the sleep early.
         let now = self.now_ns();
         let armed = self.timer_at_ns.get();
         if armed <= now || armed > now.saturating_add(at_most_ns) {

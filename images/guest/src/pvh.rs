@@ -1,7 +1,9 @@
-//! Start under a stock VMM, by the PVH protocol: in 32-bit mode without paging, with nothing but the VMM's start info. Makes what
-//! the reference VMM leaves in memory, and goes on at [`crate::_start`].
+//! Start under a stock VMM, by the PVH protocol: in 32-bit mode without paging, with only the VMM's
+//! start info. Builds in memory what the reference VMM provides, and continues at
+//! [`crate::_start`].
 //!
-//! The first module (an initramfs, to the VMM) is arguments and files; see [`turnstile_guest::boot::module`].
+//! The first module (an initramfs, to the VMM) has the arguments and files; see
+//! [`turnstile_guest::boot::module`].
 //! SOURCE: Xen, docs/misc/pvh.pandoc and xen/include/public/arch-x86/hvm/start_info.h.
 
 use core::arch::global_asm;
@@ -17,19 +19,21 @@ use turnstile_guest::boot::{
 const START_MAGIC: u32 = 0x336e_c578;
 const MODULES: u64 = 12;
 const MODULE_LIST: u64 = 16;
-/// Where KVM's frequency of the time-stamp counter is, in kHz. SOURCE: the leaf that VMMs took over from VMware's.
+/// CPUID leaf with the frequency of the time-stamp counter in kHz. SOURCE: the leaf that VMMs
+/// adopted from VMware's.
 const TSC_LEAF: u32 = 0x4000_0010;
 /// Free memory begins behind the program and its stacks.
 const HEAP_GPA: u64 = 0x80_0000;
 
-/// What is laid at [`GDT_GPA`].
+/// The descriptors to copy to [`GDT_GPA`].
 static DESCRIPTORS: [u64; GDT.len()] = GDT;
 
 /// Page tables: the top, the next, and four directories that map 4 GiB one to one, for CPL 3 too.
 #[repr(C, align(4096))]
 struct Tables(UnsafeCell<[[u64; 512]; 6]>);
 
-// SAFETY: there is one processor; the entry fills it before anything else runs, and then it is the processor's.
+// SAFETY: there is one processor; the entry fills the tables before any other code runs, and from
+// then on only the processor uses them.
 unsafe impl Sync for Tables {}
 
 static TABLES: Tables = Tables(UnsafeCell::new([[0; 512]; 6]));
@@ -122,17 +126,18 @@ global_asm!(
 );
 
 fn word<T: Copy>(at: u64) -> T {
-    // SAFETY: the VMM's start info and what it names lie in the first 4 GiB, which are mapped one to one; nothing of it is a Rust
-    // object.
+    // SAFETY: the VMM's start info and the data that it names are in the first 4 GiB, which are
+    // mapped one to one; none of it is a Rust object.
     unsafe { (at as *const T).read_unaligned() }
 }
 
 fn put<T: Copy>(at: u64, value: T) {
-    // SAFETY: as for `word`; what is written is the module's, or memory that nobody has yet.
+    // SAFETY: as for `word`; the written memory is the module's, or not in use yet.
     unsafe { (at as *mut T).write_unaligned(value) }
 }
 
-/// At CPL 0 in long mode. Without a module the guest proper finds no boot block and says so.
+/// Runs at CPL 0 in long mode. Without a module the guest proper finds no boot block and reports
+/// that.
 extern "C" fn pvh_main(start: u64) -> ! {
     if word::<u32>(start) == START_MAGIC && word::<u32>(start + MODULES) > 0 {
         let list: u64 = word(start + MODULE_LIST);
@@ -141,7 +146,7 @@ extern "C" fn pvh_main(start: u64) -> ! {
     crate::_start()
 }
 
-/// Makes the boot block of the module; its files are where the module says, from its begin on.
+/// Makes the boot block from the module; the addresses of its files count from the module's begin.
 fn boot_block(at: u64, bytes: u64) {
     let head = |i: u64| word::<u64>(at + 8 * i);
     if bytes < module::HEAD_BYTES || head(0) != module::MAGIC {
@@ -156,7 +161,7 @@ fn boot_block(at: u64, bytes: u64) {
     // CPUID.40000010: eax. Nothing else of the leaf is used.
     let tsc_khz = u64::from(__cpuid(TSC_LEAF).eax);
     let info = BootInfo {
-        // The module lies near the end; what is behind it is not used.
+        // The module is near the end of memory; the rest behind it is not used.
         memory_bytes: at & !0xfff,
         heap_gpa: HEAP_GPA,
         tsc_khz,

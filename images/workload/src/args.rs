@@ -8,17 +8,18 @@ pub const ARGS_BYTES: usize = 64;
 /// A stream of launches of a given length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// How long to go on, in nanoseconds of the guest's clock; 0 until the VMM asks for the end.
+    /// Duration of the load, in nanoseconds of the guest's clock; 0 until the VMM requests the end.
     pub duration_ns: u64,
     /// Length of each launch, in nanoseconds of the GPU's clock.
     pub kernel_ns: u64,
     /// Launches in the queue at most, 1 to 256.
     pub depth: u32,
-    /// A fence with interrupt after every so many launches, 1 to `depth`.
+    /// Launches per fence with interrupt, 1 to `depth`.
     pub fence_every: u32,
     /// Launches between two pauses; 0 for no pauses.
     pub burst: u32,
-    /// Length of a pause, which begins when the burst has finished, in nanoseconds of the guest's clock.
+    /// Length of a pause, in nanoseconds of the guest's clock. A pause begins when the burst has
+    /// finished.
     pub pause_ns: u64,
     /// Thread blocks of a launch.
     pub blocks: u32,
@@ -80,27 +81,28 @@ misbehaviours! {
 pub enum Workload {
     /// Runs every kernel and every command and compares with its own computation.
     Verify {
-        /// How often; 0 until the VMM asks for the end.
+        /// Number of rounds; 0 until the VMM requests the end.
         rounds: u32,
     },
     /// Keeps the GPU busy.
     Load(Load),
     /// Runs every kernel once, keeps the GPU busy, and runs every kernel once more.
     Demo(Load),
-    /// The same with all the GPU memory that it may own allocated and filled meanwhile: read and rewritten here and there,
-    /// and all of it compared at the end.
+    /// The same with all permitted GPU memory allocated and filled. Random blocks are read and
+    /// rewritten meanwhile, and all are compared at the end.
     Filled(Load),
     /// Writes the doorbell of one channel with a value that rises by one.
     Doorbells {
-        /// Last value; 0 to go on until the VMM asks for the end.
+        /// Last value; 0 to continue until the VMM requests the end.
         count: u64,
-        /// Whether to keep within the ring, each doorbell announcing one NOP; for a device that checks.
+        /// Whether to stay within the ring: each doorbell announces one NOP. For a device that
+        /// checks.
         paced: bool,
     },
-    /// Writes a word here and there in memory, and rings after each round, until the VMM asks for the end; for a device that
-    /// does not look.
+    /// Writes words spread over memory, and rings after each round, until the VMM requests the end.
+    /// For a device that does not read them.
     Touch {
-        /// How much of it.
+        /// Bytes of memory to cover.
         bytes: u64,
         /// From one word to the next; a multiple of 8.
         step_bytes: u64,

@@ -1,4 +1,5 @@
-//! Misbehaviours: each must be answered with the documented code, and the device must still work for this VM.
+//! Misbehaviours: each must be answered with the documented code, and the device must still work
+//! for this VM.
 
 use crate::args::Misbehaviour;
 use crate::report::Report;

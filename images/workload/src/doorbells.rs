@@ -7,7 +7,7 @@ use turnstile_guest::Platform;
 
 const ENTRIES: u32 = 256;
 
-/// Rings `count` times with a value that rises by one, or until the VMM asks for the end.
+/// Rings `count` times with a value that rises by one, or until the VMM requests the end.
 pub(crate) fn run<P: Platform>(
     session: &mut Session<'_, P>,
     count: u64,
@@ -32,7 +32,8 @@ pub(crate) fn run<P: Platform>(
         session
             .platform
             .ring_doorbell(channel.number(), value as u32);
-        // At full speed the value would go once round within seconds, and a test could not tell back from forth.
+        // At full speed the value would wrap within seconds, and a test could not distinguish
+        // backward from forward.
         if count == 0 && (0..64).any(|_| session.stop()) {
             break;
         }

@@ -1,5 +1,6 @@
-//! A guest that owns all the GPU memory that it may: filled with a pattern that depends on the address, read and
-//! rewritten here and there while it works, and read as a whole at the end.
+//! A guest that owns all GPU memory that it may. The memory is filled with a pattern that depends
+//! on the address. Random blocks are read and rewritten during the work, and all are read at the
+//! end.
 
 use crate::report::Report;
 use crate::session::{During, Fail, PATIENCE_NS, Session};
@@ -13,7 +14,7 @@ const BLOCKS_MAX: usize = 4096;
 /// Bytes of an allocation.
 const PART_BYTES: u64 = 8 << 20;
 const PARTS_MAX: usize = 64;
-/// Words that a look at a block adds up.
+/// Words that a check of a block sums up.
 const LOOK_WORDS: u32 = 2048;
 /// Blocks that are read together at the end.
 const BATCH: usize = 32;
@@ -65,7 +66,7 @@ impl Filled {
         Ok(filled)
     }
 
-    /// Where a block lies.
+    /// GPU address of a block.
     fn va(&self, block: usize) -> u64 {
         let mut offset = block as u64 * BLOCK_BYTES;
         for part in self.parts.iter().flatten() {
@@ -98,8 +99,8 @@ impl Filled {
             .during("Waiting for the memory to be filled")
     }
 
-    /// Adds the launch that sums up the first `words` of a block into the word at `out_va`; returns the sum that there
-    /// has to be.
+    /// Adds the launch that sums up the first `words` words of a block into the word at `out_va`;
+    /// returns the expected sum.
     fn add_up<P: Platform>(
         &self,
         channel: &mut Channel<'_, P>,
@@ -122,7 +123,8 @@ impl Filled {
         self.random as usize % self.blocks.max(1)
     }
 
-    /// Adds a look at a random block, and rewrites another every now and then: at most four commands.
+    /// Adds a check of a random block, and every second time a rewrite of another: at most four
+    /// commands.
     pub(crate) fn look<P: Platform>(
         &mut self,
         channel: &mut Channel<'_, P>,

@@ -8,7 +8,7 @@ use crate::sha256;
 use turnstile_abi::Dim3;
 use turnstile_guest::{Kernel, Params, Platform};
 
-/// Module texts that the guest looks for among its files.
+/// Module texts that the guest needs among its files.
 pub const FILES: &[&str] = &[
     "vecadd.ptx",
     "saxpy.ptx",
@@ -74,7 +74,7 @@ fn float(value: u32) -> u32 {
     (value as f32).to_bits()
 }
 
-/// Runs a test's kernel; tells whether the results were right.
+/// Runs a test's kernel; returns whether the results were right.
 pub(crate) fn run<P: Platform>(
     test: Test,
     bench: &mut Bench<'_, '_, P>,

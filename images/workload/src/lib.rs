@@ -1,7 +1,7 @@
 //! What the guest does, whether it is a virtual machine or a host thread.
 //!
-//! The host encodes a [`Workload`] as the guest's arguments and decodes a [`Report`] from what it leaves behind. The
-//! module texts that it needs ([`FILES`]) are laid into its memory as files.
+//! The host encodes a [`Workload`] as the guest's arguments and decodes the [`Report`] that it
+//! leaves. The module texts that it needs ([`FILES`]) are placed into its memory as files.
 #![no_std]
 #![forbid(unsafe_code)]
 

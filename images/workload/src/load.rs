@@ -7,8 +7,8 @@ use crate::session::{During, Fail, PATIENCE_NS, Session};
 use turnstile_abi::{CopyDirection, Dim3};
 use turnstile_guest::{Channel, Kernel, Params, Platform};
 
-/// Tokens that are copied back and checked together. There are two such groups: one is checked while the launches of
-/// the other are under way.
+/// Tokens that are copied back and checked together. There are two such groups: one is checked
+/// while the launches of the other are in progress.
 const GROUP: u64 = 64;
 /// Fences in flight at most: one per launch, and one per group.
 const FENCES_MAX: usize = 512;
@@ -32,7 +32,7 @@ struct Group {
     fence: u64,
     first: u64,
     tokens: u64,
-    /// What a look at a random block has to sum up to.
+    /// Expected sum of the check of a random block.
     sum: Option<u32>,
 }
 
@@ -56,8 +56,8 @@ struct Stream<'s, 'p, P> {
     filled: Option<Filled>,
 }
 
-/// Launches until the time is over or the VMM asks for the end, then checks what is left. With `fill`, all GPU
-/// memory that there is is in use meanwhile.
+/// Launches until the time is over or the VMM requests the end, then checks what is left. With
+/// `fill`, all available GPU memory is in use meanwhile.
 pub(crate) fn run<P: Platform>(
     session: &mut Session<'_, P>,
     load: Load,
@@ -144,7 +144,7 @@ impl<P: Platform> Stream<'_, '_, P> {
             self.await_oldest(report)?;
         }
         self.reap(report);
-        // Room for the launch, its fence, the look at a block, and the group's copies and fence.
+        // Room for the launch, its fence, the check of a block, and the group's copies and fence.
         self.channel
             .wait_room(10, PATIENCE_NS)
             .during("Waiting for room in the ring")?;
@@ -218,7 +218,7 @@ impl<P: Platform> Stream<'_, '_, P> {
         Ok(())
     }
 
-    /// Adds a look at a block, if there are blocks, and has the sum copied back.
+    /// Adds a check of a block, if there are blocks, and copies the sum back.
     fn look(&mut self, half: u64) -> Result<Option<u32>, Fail> {
         let Some(filled) = &mut self.filled else {
             return Ok(None);

@@ -18,11 +18,11 @@ pub enum Outcome {
     Running = 0,
     /// All was as expected.
     Passed = 1,
-    /// Something was not; the text says what.
+    /// A result was wrong or an error occurred; the text has the details.
     Failed = 2,
 }
 
-/// What the guest found. Written every now and then, and at the end.
+/// The guest's results. Written at intervals, and at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// How it ended.
@@ -41,7 +41,8 @@ pub struct Report {
     pub doorbells: u64,
     /// Length of the run, in nanoseconds of the guest's clock.
     pub elapsed_ns: u64,
-    /// Fences whose turnaround was measured: from the doorbell to the guest's seeing it.
+    /// Fences with a measured turnaround: from the doorbell to the guest's observation of the
+    /// fence.
     pub fences: u64,
     /// Sum of turnarounds in nanoseconds.
     pub turnaround_ns_sum: u64,

@@ -4,7 +4,8 @@ use core::fmt;
 use turnstile_guest::boot::{BootInfo, stop_requested};
 use turnstile_guest::{Bump, Channel, ChannelMemory, Device, DriverError, Kernel, Platform};
 
-/// Longest that a workload waits for the device. TIMEOUT: a VM that is held back may wait for seconds.
+/// Longest that a workload waits for the device. TIMEOUT: a VM that is held back may wait for
+/// seconds.
 pub const PATIENCE_NS: u64 = 60_000_000_000;
 
 /// Why a workload failed.
@@ -59,9 +60,9 @@ impl fmt::Display for Fail {
     }
 }
 
-/// Says during what an error came.
+/// Adds to an error the action during which it occurred.
 pub trait During<T> {
-    /// Adds what was done when the error came.
+    /// Adds `what`, the action during which the error occurred.
     ///
     /// # Errors
     /// The error, with `what`.
@@ -82,7 +83,7 @@ impl<T> During<T> for Result<T, DriverError> {
 pub struct Session<'p, P> {
     /// What the guest runs on.
     pub platform: &'p P,
-    /// What the VMM laid into guest memory.
+    /// The boot block that the VMM placed in guest memory.
     pub boot: BootInfo,
     /// The device.
     pub device: Device<'p, P>,

@@ -1,4 +1,4 @@
-//! Memory in use: a word of every so many bytes, then a doorbell, over and over.
+//! Memory in use: writes words at a fixed distance, then a doorbell, repeatedly.
 
 use crate::report::Report;
 use crate::session::{During, Fail, Session};
@@ -6,7 +6,8 @@ use turnstile_guest::Platform;
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Touches `bytes` of memory, a word every `step_bytes`, and rings, round by round, until the VMM asks for the end.
+/// Writes a word every `step_bytes` in `bytes` of memory, and rings, round by round, until the VMM
+/// requests the end.
 pub(crate) fn run<P: Platform>(
     session: &mut Session<'_, P>,
     bytes: u64,

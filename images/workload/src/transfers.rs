@@ -11,7 +11,7 @@ fn pattern(i: u32) -> u32 {
     i.wrapping_mul(0x9e37_79b9) ^ 0x5555_0000
 }
 
-/// Runs a test; tells whether the results were right.
+/// Runs a test; returns whether the results were right.
 pub(crate) fn run<P: Platform>(test: Test, bench: &mut Bench<'_, '_, P>) -> Result<bool, Fail> {
     match test {
         Test::Copies => copies(bench),
@@ -79,12 +79,12 @@ fn fill<P: Platform>(bench: &mut Bench<'_, '_, P>) -> Result<bool, Fail> {
     })
 }
 
-/// Where GPU address `va` of the bench's allocation lies in the aperture.
+/// Offset in the aperture of GPU address `va` of the bench's allocation.
 fn aperture<P: Platform>(bench: &Bench<'_, '_, P>, va: u64) -> u64 {
     va - bench.memory.va + bench.memory.aperture_offset
 }
 
-/// Whether the device shows its memory; the tests of it pass where it says that it does not.
+/// Whether the device has an aperture; the aperture tests pass without checks if it has none.
 fn has_aperture<P: Platform>(bench: &Bench<'_, '_, P>) -> bool {
     bench.session.device.features() & features::APERTURE != 0
 }

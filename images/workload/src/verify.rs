@@ -6,7 +6,7 @@ use crate::session::{During, Fail, Session};
 use crate::{kernels, transfers};
 use turnstile_guest::Platform;
 
-/// Runs all tests `rounds` times, or until the VMM asks for the end.
+/// Runs all tests `rounds` times, or until the VMM requests the end.
 pub(crate) fn run<P: Platform>(
     session: &mut Session<'_, P>,
     rounds: u32,

@@ -1,24 +1,25 @@
-//! Work that comes in bursts, the same for the load that does it and for the yardstick that says what it was entitled to.
+//! Bursty work, generated identically for the load that executes it and for the entitlement model.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 /// Mean engine time of a burst.
 pub const ON_NS: u64 = 30_000_000;
-/// Mean time from where a burst ends, if it is served at once, to the next one.
+/// Mean time from the end of a burst, if it is served at once, to the next burst.
 pub const OFF_NS: u64 = 70_000_000;
 
 /// Work that arrives at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Burst {
-    /// When, from the beginning of the run.
+    /// Arrival time, from the beginning of the run.
     pub at_ns: u64,
-    /// So many kernels.
+    /// Number of kernels.
     pub kernels: u64,
 }
 
-/// The bursts of a run of `length_ns` whose kernels take `kernel_ns`: lengths and pauses are spread evenly between half and one
-/// and a half of their means. Open loop: a burst comes whether or not the one before it is done.
+/// The bursts of a run of `length_ns` with kernels of `kernel_ns`. Lengths and pauses are uniform
+/// between half and one and a half of their means. Open loop: a burst arrives whether or not the
+/// previous one is done.
 pub fn bursts(seed: u64, kernel_ns: u64, length_ns: u64) -> Vec<Burst> {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut about = |mean: u64| random.random_range(mean / 2..=mean + mean / 2);

@@ -1,4 +1,4 @@
-//! What one run of a cell comes to.
+//! The figures of one run of a cell.
 
 use std::collections::BTreeMap;
 
@@ -13,21 +13,21 @@ use super::spans::{Span, coarser, within};
 use super::windows::{Worst, is_unpaused, worst_of};
 use super::{BUCKET_NS, BUCKETS_PER_SECOND, FINE_NS, FINE_PER_BUCKET};
 
-/// What the daemon's ledger says of a tenant, in a window.
+/// A tenant's figures in the daemon's ledger, over a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Charge {
     /// Compute time charged.
     pub compute_ns: u64,
-    /// Time on the engine by the engine's own log.
+    /// Resident time by the engine's own log.
     pub engine_ns: u64,
-    /// Time held back.
+    /// Time in which the tenant was held.
     pub held_ns: u64,
 }
 
-/// So many warnings of a daemon stand with a run.
+/// Number of a daemon's warnings that are kept with a run.
 pub const WARNINGS_MAX: usize = 20;
 
-/// What a scheduler says of itself after a run; nothing for the driver's own.
+/// What a scheduler reports about a run; empty for the driver's own scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerSays {
     /// The window of the charges, on the GPU's clock.
@@ -36,11 +36,11 @@ pub struct SchedulerSays {
     pub charges: Vec<Option<Charge>>,
     /// Processor time of the daemon in the run, of one core.
     pub cpu_percent: Option<f64>,
-    /// Of that, what it took to suspend and resume.
+    /// Part of it that suspending and resuming took.
     pub gate_cpu_percent: Option<f64>,
-    /// What its GPU counts, at the beginning and at the end of the window.
+    /// Counters of its GPU, at the beginning and at the end of the window.
     pub figures: BTreeMap<String, [u64; 2]>,
-    /// What it warned of, at most [`WARNINGS_MAX`].
+    /// Warnings that it logged, at most [`WARNINGS_MAX`].
     pub warnings: Vec<String>,
 }
 
@@ -55,46 +55,48 @@ pub struct TenantLine {
     pub entitled_percent: f64,
     /// Part of what all executed, after the skipped time.
     pub share_percent: f64,
-    /// What it executed in each 10 ms of the worst sliding window and the second before it; empty if there is none.
+    /// Executed time in each 10 ms of the worst sliding window and of the second before it; empty
+    /// if there is no such window.
     #[serde(default)]
     pub executed_at_worst_ns: Vec<u64>,
-    /// Executed time of the wall's.
+    /// Executed time, in percent of wall-clock time.
     pub executed_percent: f64,
     /// The same with its own pauses between kernels.
     pub occupied_percent: f64,
-    /// Kernels that ended times their length alone, of the wall's; none for an endless one.
+    /// Completed kernels times their nominal length, in percent of wall-clock time; none for an
+    /// endless kernel.
     pub work_percent: Option<f64>,
-    /// Kernels that ended, per second of the whole run.
+    /// Completed kernels per second of the whole run.
     pub kernels_per_second: f64,
-    /// From launch to the return of the wait for it.
+    /// From a launch to the return of the wait for it.
     pub latency: Percentiles,
     /// Engine time per kernel.
     pub kernel_length: Percentiles,
-    /// Times it was off the engine in the middle of a kernel, per second.
+    /// Interruptions in the middle of a kernel, per second.
     pub gaps_per_second: f64,
-    /// What the daemon's ledger says.
+    /// Its figures in the daemon's ledger.
     #[serde(flatten)]
     pub charge: Option<Charge>,
-    /// Executed in the window of the charge, by its own time stamps.
+    /// Executed time in the window of the charge, by the load's own timestamps.
     pub truth_ns: Option<u64>,
     /// The same with pauses.
     pub truth_occupied_ns: Option<u64>,
     /// The same with the processing of launches.
     pub truth_worked_ns: Option<u64>,
-    /// Charged less worked, of the latter.
+    /// Charged minus worked time, in percent of worked time.
     pub charge_error_worked_percent: Option<f64>,
-    /// Charged less executed, of the latter.
+    /// Charged minus executed time, in percent of executed time.
     pub charge_error_percent: Option<f64>,
-    /// Charged less occupied, of the latter.
+    /// Charged minus occupied time, in percent of occupied time.
     pub charge_error_occupied_percent: Option<f64>,
-    /// How far its clock may be off.
+    /// Error bound of its clock.
     pub clock_error_ns: u64,
-    /// Wall clock less the GPU's.
+    /// Wall clock minus GPU clock.
     pub clock_offset_ns: i64,
-    /// When its host was not at it, on the wall clock: see [`LoadReport::host_pauses`].
+    /// Pauses of its host, on the wall clock: see [`LoadReport::host_pauses`].
     #[serde(default)]
     pub host_pauses: Vec<Span>,
-    /// How long its thread waited for a processor.
+    /// Time for which its thread waited for a processor.
     #[serde(default)]
     pub host_waited_ns: Option<u64>,
 }
@@ -106,54 +108,56 @@ pub struct CellLine {
     pub loads: String,
     /// Weights; the native driver does not know them.
     pub weights: String,
-    /// Who scheduled.
+    /// Name of the scheduler.
     pub scheduler: String,
     /// Its tenants.
     pub tenants: Vec<TenantLine>,
-    /// Largest share error of any window of 1 s that begins after the skipped time, on a grid of 10 ms; parts of what all executed in
-    /// the window, received and entitled.
+    /// Largest share error of any window of 1 s that begins after the skipped time, on a grid of 10
+    /// ms. Received and entitled shares are parts of what all tenants executed in the window.
     pub worst_sliding: Option<Worst>,
-    /// The same of whole seconds only.
+    /// As `worst_sliding`, of whole seconds only.
     pub worst_aligned: Option<Worst>,
-    /// As `worst_sliding`, of the windows in which, and in the second before which, no load's host paused; none if there is no such window.
+    /// As `worst_sliding`, of windows without a pause of any load's host in them or in the second
+    /// before; none if there is no such window.
     #[serde(default)]
     pub worst_sliding_unpaused: Option<Worst>,
     /// As `worst_sliding`, from occupied time.
     pub worst_sliding_occupied: Option<Worst>,
     /// As `worst_aligned`, from occupied time.
     pub worst_aligned_occupied: Option<Worst>,
-    /// As `worst_sliding`, from the time in which the engine worked: executed, and the processing of launches.
+    /// As `worst_sliding`, from the time in which the engine worked: executed time and the
+    /// processing of launches.
     pub worst_sliding_worked: Option<Worst>,
     /// As `worst_aligned`, from the same.
     pub worst_aligned_worked: Option<Worst>,
-    /// Executed time of all tenants, of the wall's, after the skipped time.
+    /// Executed time of all tenants after the skipped time, in percent of wall-clock time.
     pub useful_percent: f64,
-    /// Where some tenants are at times idle: executed time of the busy ones while the others want nothing and have nothing, of the
-    /// wall's.
+    /// Only where some tenants are idle at times: executed time of the busy tenants, in percent of
+    /// wall-clock time, over the buckets in which the others want nothing and execute nothing.
     pub busy_while_others_idle_percent: Option<f64>,
     /// Processor time of the daemon, of one core.
     pub daemon_cpu_percent: Option<f64>,
-    /// Of that, what it took to suspend and resume.
+    /// Part of it that suspending and resuming took.
     #[serde(default)]
     pub gate_cpu_percent: Option<f64>,
-    /// What the daemon's GPU counts, at the beginning and at the end of the run.
+    /// Counters of the daemon's GPU, at the beginning and at the end of the run.
     #[serde(default)]
     pub figures: BTreeMap<String, [u64; 2]>,
-    /// What the daemon warned of.
+    /// Warnings that the daemon logged.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
 
-/// Why a run has no line.
+/// Reason why a run has no line.
 #[derive(Debug, thiserror::Error)]
 pub enum CellError {
-    /// A load reported too little.
+    /// The number of load reports differs from the number of tenants.
     #[error("{0} loads reported for {1} tenants")]
     Reports(usize, usize),
-    /// A load did not record all that it did.
+    /// A load lacks records of its kernels or gaps.
     #[error("Load {0} has {1} kernels or gaps without a record")]
     Unrecorded(String, u64),
-    /// The yardstick refused.
+    /// The entitlement cannot be computed.
     #[error("There is no entitlement")]
     Entitlement(#[from] GpsError),
 }
@@ -170,8 +174,8 @@ fn error_percent(charged: Option<Charge>, truth: Option<u64>) -> Option<f64> {
     Some(100.0 * (charged as f64 - truth as f64) / truth as f64)
 }
 
-/// One of the three figures of a cell: what each tenant received and what it was entitled to of what all received,
-/// `[tenant][bucket]` in buckets of [`BUCKET_NS`].
+/// One of the three figures of a cell: what each tenant received, and what it was entitled to of
+/// what all received; `[tenant][bucket]` in buckets of [`BUCKET_NS`].
 #[derive(Debug)]
 struct Side {
     received: Vec<Vec<u64>>,
@@ -179,7 +183,7 @@ struct Side {
 }
 
 impl Side {
-    /// Of buckets of [`FINE_NS`].
+    /// From buckets of [`FINE_NS`].
     fn new(tenants: &[Tenant], received: &[&[u64]], executed: &[&[u64]]) -> Result<Self, GpsError> {
         let due = entitlement(tenants, FINE_NS, received, executed)?;
         Ok(Self {
@@ -198,7 +202,7 @@ impl Side {
         self.worst(from, 1, |_| true)
     }
 
-    /// The same of windows that count, by their first bucket.
+    /// As `sliding`, over the windows for which `counts` holds, given their first bucket.
     fn sliding_of(&self, from: usize, counts: impl Fn(usize) -> bool) -> Option<Worst> {
         self.worst(from, 1, counts)
     }
@@ -214,8 +218,8 @@ impl Side {
     }
 }
 
-/// Puts together what the loads of `cell` and the scheduler reported. Figures leave out the first
-/// `skip_ns` of the run, unless it is no longer.
+/// Puts together the reports of the loads of `cell` and of the scheduler. Figures leave out the
+/// first `skip_ns` of the run, unless the run is no longer.
 ///
 /// # Errors
 /// If a report is missing or incomplete.
@@ -248,7 +252,7 @@ pub fn line(
     let executed = side(&fine_executed)?;
     let occupied = side(&fine(|load| &load.occupied_ns))?;
     let worked = side(&fine(|load| &load.worked_ns))?;
-    // CAST: a run has minutes.
+    // CAST: a run lasts minutes.
     let skipped = (skip_ns / BUCKET_NS) as usize;
     let from = if count > skipped { skipped } else { 0 };
     let wall_ns = BUCKET_NS * (count - from) as u64;
@@ -335,8 +339,9 @@ pub fn line(
     })
 }
 
-/// Executed time of the busy tenants, of the wall's, in the buckets in which nobody else wants or has anything: `wanted` is what a
-/// GPU without losses serves, so that a bucket in which it gave nothing is not one in which nobody wanted any.
+/// Executed time of the busy tenants, in percent of wall-clock time, over the buckets in which no
+/// other tenant wants or executes anything. `wanted` is what a GPU without losses serves: a bucket
+/// in which the real GPU served nothing may still have demand.
 fn alone(cell: &Cell, executed: &[Vec<u64>], wanted: &[Vec<u64>], from: usize) -> Option<f64> {
     let modest: Vec<usize> = (0..cell.tenants.len())
         .filter(|&index| matches!(cell.tenants[index].pattern, Pattern::Bursty | Pattern::Idle))
@@ -420,12 +425,13 @@ mod tests {
         assert_eq!(line.busy_while_others_idle_percent, None);
     }
 
-    /// An H200's clock is set when the driver starts, and is 5.5 us a second apart from then on: ms after some minutes.
+    /// An H200's clock is set when the driver starts and then drifts by 5.5 us a second: ms after
+    /// some minutes.
     #[test]
     fn charges_are_of_the_gpus_clock_and_spans_of_the_wall_clock() {
         let cell = cell(&[(100, Pattern::Busy)]);
         let mut load = load(9_000_000, 4);
-        // He executed nothing for the first 20 ms of the window, by the wall clock.
+        // The tenant executed nothing for the first 20 ms of the window, by the wall clock.
         load.executed_ns[1_000..1_020].fill(0);
         load.clock_offset_ns = -20_000_000;
         let begin = load.start_ns + 1_000_000_000 + 20_000_000;
@@ -467,7 +473,7 @@ mod tests {
         let points = |worst: Option<Worst>| worst.unwrap().points;
         let executed = points(line.worst_aligned);
         assert!((lacks..50.1).contains(&executed), "{executed}");
-        // Of what took longer the same work is less.
+        // The same work is a smaller part of the longer occupied time.
         let occupied = points(line.worst_aligned_occupied);
         assert!(occupied < executed - 1.0, "{occupied} {executed}");
         assert_eq!(points(line.worst_aligned_worked), executed);
@@ -479,7 +485,7 @@ mod tests {
         let mut loads = [load(5_000_000, 8), load(5_000_000, 8)];
         let (second, ms) = (1_000_000_000, 1_000_000);
         let pause = loads[0].start_ns + 3_500 * ms;
-        // It lacks 20 ms there and 10 in the seventh second.
+        // The tenant lacks 20 ms there and 10 ms in the seventh second.
         loads[0].executed_ns[3_500..3_540].fill(0);
         loads[0].executed_ns[6_000..6_020].fill(0);
         let points = |loads: &[LoadReport]| {

@@ -1,21 +1,26 @@
 //! What each tenant of a cell is entitled to in every bucket: the fluid server of accounting.
 //!
-//! A GPU gives less than its time: while it goes from one context to another, and while it processes launches, nobody executes.
-//! Shares are parts of what all received; so what is asked is who should have had *what the GPU gave*. How much it gave is another
-//! figure ([`useful_percent`](super::cell::CellLine::useful_percent)). In each bucket the fluid server gives as much as all tenants
-//! received together in it, in the same figure (executed, occupied or worked):
+//! A GPU gives less than its full time: nothing executes while it switches contexts or processes
+//! launches. Shares are parts of what all tenants received, so entitlement divides *what the GPU
+//! gave*. How much it gave is another figure
+//! ([`useful_percent`](super::cell::CellLine::useful_percent)). In each bucket the fluid server
+//! gives as much as all tenants received together in it, in the same figure (executed, occupied or
+//! worked):
 //!
 //! - tenants that always want more divide it by their weights;
-//! - one whose bursts have come and are not yet served is entitled to its part by weight until they are, and to nothing then;
+//! - a tenant with unserved bursts is entitled to its part by weight until they are served, and to
+//!   nothing then;
 //! - what it leaves goes to the others.
 //!
-//! With a server that has all the time on the one side and an engine that gives 87 % of it on the other, a tenant that wants 30 % of
-//! the time and gets them would have 30 / 0.87 = 35 % of what was given, "5 points too much", though nobody lacks anything.
+//! Example: an engine gives 87 % of the time, and a tenant wants 30 % and gets it. Against a server
+//! with all of the time, it would have 30 / 0.87 = 35 % of what was given: "5 points too much",
+//! though no tenant lacks anything.
 //!
-//! **What stays an error**: the fluid server serves all who want at once and at the same time, a GPU one after the other, in turns. A
-//! burst that waits for its turn, or is served whole beside a busy tenant, is an error in windows that begin or end in its middle.
-//! A burst is so many kernels of their nominal length: kernels that take longer than they should (0.1 to 0.8 % on an H200) are
-//! more than was wanted. **What is no error here**: what nobody received, whoever is to blame.
+//! **What stays an error**: the fluid server serves all tenants with demand at once, a GPU one
+//! after the other. A burst that waits for the engine, or is served whole beside a busy tenant, is
+//! an error in windows that cut it. A burst is a number of kernels of their nominal length: kernels
+//! that take longer (0.1 to 0.8 % on an H200) are more than was wanted. **What is no error here**:
+//! time that no tenant received, whatever the cause.
 
 use turnstile_accounting::gps::{
     Arrival, FluidTenant, GpsError, fluid_service, fluid_service_given,
@@ -26,17 +31,18 @@ use super::BUCKET_NS;
 use super::bursts::bursts;
 use super::matrix::{Length, Pattern, Tenant};
 
-/// What each of `tenants` was entitled to in each bucket of `bucket_ns`, of what all `received` in it: `[tenant][bucket]`, in
-/// nanoseconds. `executed` and `received` are indexed so as well.
+/// What each of `tenants` was entitled to in each bucket of `bucket_ns`, of what all `received` in
+/// it: `[tenant][bucket]`, in nanoseconds. `executed` and `received` have the same indices.
 ///
-/// A burst's work is the nominal length of its kernels times what its tenant received for each nanosecond that it executed in
-/// the run: 1 where executed time is what is received, more with the pauses or the launches between its kernels.
+/// A burst's work is the nominal length of its kernels times the tenant's ratio of received to
+/// executed time in the run. The ratio is 1 where executed time is what is received, and more with
+/// the pauses or the launches between its kernels.
 ///
-/// In buckets in which nobody received anything one nanosecond is divided, so that a window in which nothing was given to those who
-/// wanted is not left out, but as wrong as can be.
+/// A bucket in which no tenant received anything divides one nanosecond. A window in which tenants
+/// had demand but received nothing then counts with the largest error and is not left out.
 ///
 /// # Errors
-/// Never with bursts as they are made; the fluid server refuses arrivals out of order.
+/// If arrivals are out of order; those made here are sorted.
 pub fn entitlement(
     tenants: &[Tenant],
     bucket_ns: u64,
@@ -52,7 +58,8 @@ pub fn entitlement(
     let sum = |buckets: &[u64]| buckets.iter().map(|&ns| u128::from(ns)).sum::<u128>();
     let in_figure = |tenant: usize, work_ns: u64| match sum(executed[tenant]) {
         0 => work_ns,
-        // CAST: a burst has milliseconds, and a tenant receives no thousandfold of what it executes.
+        // CAST: a burst has milliseconds, and a tenant receives less than a thousand times what it
+        // executes.
         own => (u128::from(work_ns) * sum(received[tenant]) / own) as u64,
     };
     let arrivals = arrivals(tenants, bucket_ns * given.len() as u64, in_figure);
@@ -60,7 +67,8 @@ pub fn entitlement(
     Ok(by_tenant(tenants.len(), &service))
 }
 
-/// What a GPU that loses no time serves in each of `count` buckets of [`BUCKET_NS`]: `[tenant][bucket]`, in nanoseconds of the wall's.
+/// What a GPU that loses no time serves in each of `count` buckets of [`BUCKET_NS`]:
+/// `[tenant][bucket]`, in nanoseconds of wall-clock time.
 ///
 /// # Errors
 /// As [`entitlement`].
@@ -70,7 +78,8 @@ pub fn lossless(tenants: &[Tenant], count: usize) -> Result<Vec<Vec<u64>>, GpsEr
     Ok(by_tenant(tenants.len(), &service))
 }
 
-/// Busy tenants always want more; bursty ones want the work of their bursts, whether or not it is served at once; idle ones nothing.
+/// Busy tenants always want more. Bursty ones want the work of their bursts, whether or not it is
+/// served at once. Idle ones want nothing.
 fn fluid(tenants: &[Tenant]) -> Vec<FluidTenant> {
     tenants
         .iter()
@@ -81,7 +90,7 @@ fn fluid(tenants: &[Tenant]) -> Vec<FluidTenant> {
         .collect()
 }
 
-/// The bursts of a run; `work_ns` says what a tenant's nominal work comes to.
+/// The bursts of a run; `work_ns` converts a tenant's nominal work to the figure that is divided.
 fn arrivals(
     tenants: &[Tenant],
     length_ns: u64,
@@ -132,7 +141,7 @@ mod tests {
         side.iter().map(Vec::as_slice).collect()
     }
 
-    /// Of executed time, in buckets of 10 ms.
+    /// Entitlement to executed time, in buckets of 10 ms.
     fn due(tenants: &[Tenant], executed: &[Vec<u64>]) -> Vec<Vec<u64>> {
         let executed = slices(executed);
         entitlement(tenants, BUCKET_NS, &executed, &executed).unwrap()
@@ -152,8 +161,9 @@ mod tests {
         parts.iter().map(|part| 100.0 * part).collect()
     }
 
-    /// A bursty tenant of 50 us and a busy one of 2 ms, by one after the other in buckets of 10 ms: of its bucket the one executes
-    /// 8.4 ms, the other 9.9, and 1 is lost where the two meet. The bursty one goes first, unless it is `starved` in this bucket.
+    /// A bursty tenant of 50 us and a busy one of 2 ms, one after the other in buckets of 10 ms. In
+    /// a bucket of its own the bursty one executes 8.4 ms, the busy one 9.9 ms; 1 ms is lost where
+    /// both run. The bursty one goes first, unless it is `starved` in this bucket.
     fn in_turns(
         tenants: &[Tenant; 2],
         count: usize,
@@ -256,7 +266,8 @@ mod tests {
         );
     }
 
-    /// What a bursty tenant of 50 us and one of 2 ms executed in each 10 ms of 4 s, at 1:1 on one H200: 86 % of the time.
+    /// What a bursty tenant of 50 us and one of 2 ms executed in each 10 ms. They ran for 4 s at
+    /// 1:1 on one H200: together 86 % of the time.
     #[test]
     fn a_recorded_burst_that_lacks_nothing_has_what_it_is_entitled_to() {
         let number = |word: &str| word.parse().unwrap();
@@ -345,7 +356,7 @@ mod tests {
         let due = due(&tenants, &executed);
         for (due, executed) in due.iter().zip(&executed) {
             let (due, executed) = (due.iter().sum::<u64>(), executed.iter().sum::<u64>());
-            // What is under way when the run ends.
+            // Work under way when the run ends.
             assert!(due.abs_diff(executed) < 50_000_000, "{due} {executed}");
         }
         for bucket in 0..600 {
@@ -358,7 +369,8 @@ mod tests {
     }
 
     proptest! {
-        /// Of busy tenants alone, the error is the one from the weights, whatever the GPU gave.
+        /// With busy tenants only, the error equals the one from the weights, whatever the GPU
+        /// gave.
         #[test]
         fn busy_tenants_are_entitled_to_their_weights_of_whatever_is_given(
             weights in prop::collection::vec(1u32..=100, 1..5),

@@ -1,5 +1,5 @@
-//! What a load process is told and what it says: one line of JSON each on its standard output, `ready` and `done`, or `ready` and
-//! a `block` for each that it is asked for.
+//! Options and messages of a load process. It writes one line of JSON per message to its standard
+//! output: `ready` and `done`, or `ready` and a `block` for each one requested.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,17 +10,18 @@ use super::matrix::{Length, Pattern};
 use super::percentile::Percentiles;
 use super::spans::Span;
 
-/// How long work takes while nobody else has the GPU.
+/// Duration of work on a GPU without other load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
-    /// Turns of work in a millisecond of engine time.
+    /// Turns (iterations) of work in a millisecond of engine time.
     pub turns_per_ms: f64,
-    /// Engine time of a kernel without any.
+    /// Engine time of a kernel without any turns.
     pub fixed_ns: f64,
 }
 
 impl Calibration {
-    /// The line through two kernels: turns and engine time. `None` if the one with more turns took no longer.
+    /// The line through two kernels, each given as turns and engine time. `None` if the one with
+    /// more turns took no longer.
     pub fn through(few: (u64, u64), many: (u64, u64)) -> Option<Self> {
         let turns = many.0.checked_sub(few.0).filter(|&turns| turns > 0)? as f64;
         let ns = many.1.checked_sub(few.1).filter(|&ns| ns > 0)? as f64;
@@ -31,13 +32,13 @@ impl Calibration {
         })
     }
 
-    /// Turns of a kernel that takes so long; at least one.
+    /// Turns of a kernel of `length_ns`; at least one.
     pub fn turns(&self, length_ns: u64) -> u64 {
         // CAST: saturates; a negative length is one turn.
         (((length_ns as f64 - self.fixed_ns) / 1e6 * self.turns_per_ms).round() as u64).max(1)
     }
 
-    /// Engine time of so many turns, without what a kernel takes beside them.
+    /// Engine time of `turns`, without the fixed time of a kernel.
     pub fn turns_ns(&self, turns: u64) -> u64 {
         // CAST: saturates.
         (turns as f64 / self.turns_per_ms * 1e6) as u64
@@ -81,29 +82,29 @@ pub struct LoadSpec {
     pub kernel: Length,
     /// When it has work.
     pub pattern: Pattern,
-    /// Of its bursts.
+    /// Seed of its bursts.
     pub seed: u64,
     /// Launches ahead, for [`Pattern::Deep`].
     pub in_flight: u32,
-    /// From start to end.
+    /// Length of its run.
     pub length_ns: u64,
     /// Blocks of 256 threads of each kernel; 0 fills every processor.
     pub blocks: u32,
-    /// How long work takes, if that is known already.
+    /// Duration of work, if it is known already.
     pub calibration: Option<Calibration>,
     /// Report every gap as well.
     pub list_gaps: bool,
 }
 
-/// What a load says.
+/// A message of a load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// It waits for the moment to start: a line with the wall clock in nanoseconds.
+    /// It waits for its start time: a line with the wall clock in nanoseconds.
     Ready {
         /// Its process.
         pid: u32,
-        /// How long its work takes, if it is of that kind.
+        /// Duration of its work, if it has a calibration.
         #[serde(default)]
         calibration: Option<Calibration>,
     },
@@ -130,7 +131,7 @@ impl Block {
     }
 }
 
-/// What a load found out about itself. Times are of the wall clock unless said.
+/// A load's measurements of itself. Times are on the wall clock unless noted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
     /// Its process.
@@ -139,14 +140,15 @@ pub struct LoadReport {
     pub start_ns: u64,
     /// Engine time executed in each bucket of [`super::FINE_NS`].
     pub executed_ns: Vec<u64>,
-    /// The same with its own pauses between kernels that are too short for anybody else to have run.
+    /// The same with its own pauses between kernels that are too short for another context to have
+    /// run.
     pub occupied_ns: Vec<u64>,
     /// Time in which the engine worked for it: executed, and the processing of launches.
     #[serde(default)]
     pub worked_ns: Vec<u64>,
     /// Kernels that ended within the buckets.
     pub kernels: u64,
-    /// Kernels whose records had no room: the figures are wrong if there are any.
+    /// Kernels without room for their record: if there are any, the figures are wrong.
     pub unrecorded: u64,
     /// Engine time of all its kernels, whenever they ran.
     pub life_executed_ns: u64,
@@ -154,34 +156,35 @@ pub struct LoadReport {
     pub life_occupied_ns: u64,
     /// Stretches in which it was off the engine in the middle of a kernel.
     pub gaps: u64,
-    /// Gaps whose records had no room.
+    /// Gaps without room for their record.
     pub gaps_unrecorded: u64,
     /// Time in gaps.
     pub gap_ns: u64,
-    /// Every gap in order of time, if asked for.
+    /// Every gap in order of time, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gap_list: Vec<Span>,
-    /// Every pause between kernels in which somebody else may have run, if asked for.
+    /// Every pause between kernels in which another context may have run, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pause_list: Vec<Span>,
-    /// Every stretch of [`super::HOST_PAUSE_NS`] and more from the end of a kernel to the launch of the next, where it had one to launch: its host was not at it, and the GPU had
-    /// nothing of it to do.
+    /// Pauses of its host of [`super::HOST_PAUSE_NS`] and more: from the end of a kernel to the
+    /// launch of the next, where it had one to launch. The GPU had no work of the load in them.
     #[serde(default)]
     pub host_pauses: Vec<Span>,
-    /// How long its thread was ready while something else had the processor, by the host's kernel; none where that does not say.
+    /// Time for which its thread was runnable but not running, by the host's kernel; none where the
+    /// kernel does not report it.
     #[serde(default)]
     pub host_waited_ns: Option<u64>,
-    /// From launch to the return of the wait for it.
+    /// From a launch to the return of the wait for it.
     pub latency: Percentiles,
     /// Engine time that each kernel executed, pauses and gaps not counted.
     pub kernel_length: Percentiles,
-    /// How far its clock may be from the wall clock.
+    /// Largest difference of its clock from the wall clock.
     pub clock_error_ns: u64,
-    /// Wall clock less device clock.
+    /// Wall clock minus device clock.
     pub clock_offset_ns: i64,
-    /// How much faster the wall clock goes, in parts per billion.
+    /// How much faster the wall clock runs, in parts per billion.
     pub clock_drift_ppb: f64,
-    /// Smallest step of the device's clock that was seen.
+    /// Smallest observed step of the device's clock.
     pub clock_step_ns: u64,
     /// Time of one step of work, after which the clock is read.
     pub step_ns: u64,

@@ -2,13 +2,14 @@
 //!
 //! Cells, each under DFQ, and natively once for each set of loads (the driver knows no weights):
 //!
-//! - busy pairs: all 15 pairs of kernel lengths at 1:1, 3:1 and 9:1, the larger weight with the shorter kernel; and, for pairs of
-//!   different lengths, at 1:3;
-//! - four busy tenants: four of 200 us; one each of 50 us, 200 us, 2 ms and 50 ms; one each of 50 us, 200 us, 2 ms and endless; at
-//!   1:1:1:1, 3:1:1:1 and 9:1:1:1;
-//! - bursty (30 ms of work, 70 ms pause in the mean): bursts of each length beside a busy 2 ms, at 1:1, 3:1 and 9:1; two bursty and
-//!   two busy at 1:1:1:1 and 9:1:1:1;
-//! - idle (a context and no work): beside each busy length at 1:1, at 9:1 beside 2 ms; three idle and one busy, two and two.
+//! - busy pairs: all 15 pairs of kernel lengths at 1:1, 3:1 and 9:1, the larger weight with the
+//!   shorter kernel; and, for pairs of different lengths, at 1:3;
+//! - four busy tenants: four of 200 us; one each of 50 us, 200 us, 2 ms and 50 ms; one each of 50
+//!   us, 200 us, 2 ms and endless; at 1:1:1:1, 3:1:1:1 and 9:1:1:1;
+//! - bursty (30 ms of work, 70 ms pause in the mean): bursts of each length beside a busy 2 ms, at
+//!   1:1, 3:1 and 9:1; two bursty and two busy at 1:1:1:1 and 9:1:1:1;
+//! - idle (a context and no work): beside each busy length at 1:1, at 9:1 beside 2 ms; three idle
+//!   and one busy, two and two.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,9 +20,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Length {
-    /// So many microseconds of engine time.
+    /// Microseconds of engine time.
     Us(u64),
-    /// Until it is told to end.
+    /// Until the load ends it.
     Endless,
 }
 
@@ -115,12 +116,12 @@ pub struct Tenant {
     pub kernel: Length,
     /// When it has work.
     pub pattern: Pattern,
-    /// Of its bursts.
+    /// Seed of its bursts.
     pub seed: u64,
 }
 
 impl Tenant {
-    /// What it does, without its weight.
+    /// Its kernel length and pattern, without its weight.
     pub fn load(&self) -> String {
         match self.pattern {
             Pattern::Busy => self.kernel.to_string(),
@@ -133,7 +134,7 @@ impl Tenant {
 /// Tenants that share the GPU for a while.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cell {
-    /// They are at least one.
+    /// At least one.
     pub tenants: Vec<Tenant>,
 }
 

@@ -1,8 +1,10 @@
-//! What one side takes more than another, from blocks of work that the two did in turns: medians, and how far they can be trusted.
+//! Extra time of one side over another, from alternating blocks of work: medians and their
+//! confidence intervals.
 //!
-//! A *round* is a block of each side and one again in the opposite order, so that what drifts falls on all alike. A *group* is
-//! the rounds of one set of processes: processes differ from each other for good (where their memory lies), so that many rounds of
-//! one group say less than some of each of many.
+//! A *round* is a block of each side, then one of each in the opposite order, so that drift affects
+//! all sides alike. A *group* is the rounds of one set of processes. Processes differ from each
+//! other permanently (in the place of their memory): many rounds of one group are worth less than
+//! some rounds each of many groups.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -13,12 +15,12 @@ use super::percentile::median;
 /// Samples of the bootstrap.
 const SAMPLES: usize = 2_000;
 
-/// What one side takes more than the other, in percent of the other's.
+/// Extra time of one side over the other, in percent of the other's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Excess {
     /// Median over the groups of each group's median round.
     pub median_percent: f64,
-    /// Between these lie 95 % of the medians of groups and rounds that were drawn anew from those measured.
+    /// Bounds of 95 % of the medians of groups and rounds that were drawn anew from those measured.
     pub interval_percent: [f64; 2],
     /// Standard deviation of those medians.
     pub standard_error_percent: f64,
@@ -29,7 +31,8 @@ pub struct Excess {
 }
 
 impl Excess {
-    /// Of the rounds of each group: what the one side took, what the other. `None` if a group has none.
+    /// From the rounds of each group, each the time of the one side and of the other. `None` if a
+    /// group has none.
     pub fn of(groups: &[Vec<(f64, f64)>]) -> Option<Self> {
         let percents: Vec<Vec<f64>> = groups
             .iter()
@@ -73,7 +76,8 @@ fn draw(groups: &[Vec<f64>], random: &mut SmallRng) -> Option<f64> {
     median(of_groups?)
 }
 
-/// The order of `sides` in half a round: each second half is the one before it backwards, and each round begins with another side.
+/// The order of `sides` in half a round. Each second half reverses the one before it, and each
+/// round begins with another side.
 pub fn order(sides: usize, half: usize) -> Vec<usize> {
     let round = half / 2;
     let turned = (0..sides).map(|place| (place + round) % sides.max(1));

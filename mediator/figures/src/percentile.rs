@@ -2,18 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What many measured lengths come to, in nanoseconds. All zero if there were none.
+/// Percentiles of measured lengths, in nanoseconds. All zero if there were none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Percentiles {
-    /// How many.
+    /// Number of lengths.
     pub count: u64,
     /// The shortest.
     pub min_ns: u64,
-    /// Half are at most so long.
+    /// Half of them are at most this long.
     pub p50_ns: u64,
-    /// Nine in ten are at most so long.
+    /// Nine in ten are at most this long.
     pub p90_ns: u64,
-    /// Ninety-nine in a hundred are at most so long.
+    /// Ninety-nine in a hundred are at most this long.
     pub p99_ns: u64,
     /// The longest.
     pub max_ns: u64,
@@ -41,12 +41,14 @@ impl Percentiles {
     }
 }
 
-/// Nearest rank: the smallest length that `percent` of all do not exceed. Precondition: sorted, not empty.
+/// Nearest rank: the smallest length that `percent` of all do not exceed. Precondition: sorted, not
+/// empty.
 fn rank(sorted: &[u64], percent: usize) -> u64 {
     sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1]
 }
 
-/// The middle of some numbers; the mean of the two in the middle if they are even in number. `None` if there are none.
+/// The middle number, or the mean of the two in the middle if their count is even. `None` if there
+/// are none.
 pub fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
     let middle = numbers.len() / 2;

@@ -1,14 +1,14 @@
-//! What tenants had received by uneven moments, cut into buckets.
+//! Cumulative service of tenants, read at uneven moments and cut into buckets.
 
 use turnstile_accounting::{Moment, Nanos};
 
 use super::BUCKET_NS;
 
-/// Sums of what each tenant received, as they were read, one reading after the other.
+/// Sums of what each tenant received, from one reading after the other.
 #[derive(Clone, Debug)]
 pub struct Readings {
     begin: Moment,
-    /// The last one: when, and the sums then.
+    /// Moment of the last reading; its sums follow.
     at: Moment,
     sums: Vec<Nanos>,
     /// Of the bucket under way.
@@ -18,7 +18,7 @@ pub struct Readings {
 }
 
 impl Readings {
-    /// The first: buckets begin here.
+    /// Starts with a first reading; buckets begin at its moment.
     pub fn beginning(at: Moment, sums: Vec<Nanos>) -> Self {
         Self {
             begin: at,
@@ -29,7 +29,8 @@ impl Readings {
         }
     }
 
-    /// One more; one that is not later than the last is left out. What came in between is spread evenly over it.
+    /// Adds a reading; one that is not later than the last is left out. Service between two
+    /// readings is spread evenly over that time.
     pub fn read(&mut self, at: Moment, sums: &[Nanos]) {
         let whole = at.since(self.at).0;
         if whole == 0 {
@@ -95,7 +96,7 @@ mod tests {
             let (mut at, mut sum) = (3, 0);
             for (passed, more) in steps {
                 at += passed;
-                // What comes without time passing is told with the next.
+                // A reading at the moment of the last is left out, so it adds nothing here.
                 sum += if passed == 0 { 0 } else { more };
                 readings.read(Moment(at), &[Nanos(sum)]);
             }

@@ -1,20 +1,21 @@
-//! What a daemon read at its looks in a run, beside the truth by the loads' time stamps.
+//! A daemon's trace of its engine polls in a run, beside the truth by the loads' timestamps.
 
 use super::FINE_PER_BUCKET;
 use super::load::LoadReport;
 use super::spans::coarser;
 
-/// What a daemon has to trace for it, as `RUST_LOG` says it.
+/// Value of `RUST_LOG` with which a daemon traces what a recording needs.
 pub const TRACED: &str = "warn,turnstile::looks=trace";
 
-/// What its lines of the log have before what is said.
+/// Text in front of each traced reading in the log.
 const TARGET: &str = " turnstile::looks] ";
 
-/// The loads begin so long after the first moment of a recording.
+/// Time from the first moment of a recording to the beginning of the loads.
 const LEAD_NS: u64 = 3_000_000_000;
 
-/// A recording of what `messages` have of a daemon's log; loads began at `start_ns` of the wall clock, and did this as these tenants. `title` is its first line. Moments are of
-/// the GPU's clock, which all of them are on.
+/// Makes a recording from a daemon's log, `messages`, and from the tenants' numbers and reports,
+/// `loads`. The loads began at `start_ns` of the wall clock; `title` is the first line. Moments are
+/// on the clock of the GPU that all of them share.
 pub fn recording(
     title: &str,
     messages: &str,
@@ -24,7 +25,7 @@ pub fn recording(
     let offset_ns = loads.first().map_or(0, |(_, load)| load.clock_offset_ns);
     let start_ns = start_ns.saturating_sub_signed(offset_ns);
     let base_ns = start_ns.saturating_sub(LEAD_NS);
-    // Moments are of this century; no length is as long.
+    // A number over half of `start_ns` is a moment since 1970; no length is as large.
     let relative = |word: &str| match word.parse::<u64>() {
         Ok(number) if number > start_ns / 2 => number.saturating_sub(base_ns).to_string(),
         _ => word.to_owned(),

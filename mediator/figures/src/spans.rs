@@ -1,8 +1,9 @@
 //! Stretches of device time: when a kernel ran, and when it was off the engine in the middle.
 //!
-//! A launch leaves one span, from its first block's first instruction to its last block's last. Its first thread reads the
-//! clock after each step of the work; two readings far apart are a gap, in which the context was off the engine (measured: a
-//! context that the driver switches out stands still between two instructions). A gap begins with the step that it interrupted.
+//! A launch leaves one span, from its first block's first instruction to its last block's last. Its
+//! first thread reads the clock after each step of the work; two readings far apart are a gap, in
+//! which the context was off the engine. Measured: a context that the driver switches out stops
+//! between two instructions. A gap begins with the step that it interrupted.
 
 use std::collections::HashSet;
 
@@ -28,7 +29,7 @@ impl Span {
         self.end_ns.saturating_sub(self.begin_ns)
     }
 
-    /// The same stretch on a clock that shows so much more.
+    /// The same stretch on a clock that is ahead by `by_ns`.
     pub const fn on_a_clock_ahead(&self, by_ns: i64) -> Self {
         Self {
             begin_ns: self.begin_ns.saturating_add_signed(by_ns),
@@ -36,7 +37,7 @@ impl Span {
         }
     }
 
-    /// What a launch finds before it ran: its blocks take the minimum and the maximum.
+    /// Initial span of a launch: its blocks take the minimum and the maximum.
     pub const UNTOUCHED: Self = Self::new(u64::MAX, 0);
 }
 
@@ -52,7 +53,7 @@ pub struct Reading {
     pub device_ns: u64,
     /// The host's wall clock at that moment.
     pub wall_ns: u64,
-    /// How far apart the two may be.
+    /// Largest error between the two.
     pub error_ns: u64,
 }
 
@@ -69,7 +70,7 @@ impl Clock {
         Self { first, last }
     }
 
-    /// The wall clock at a moment of the device's.
+    /// Converts a moment of the device's clock to the wall clock.
     pub fn wall_ns(&self, device_ns: u64) -> u64 {
         let since = i128::from(device_ns) - i128::from(self.first.device_ns);
         let device = i128::from(self.last.device_ns) - i128::from(self.first.device_ns);
@@ -88,12 +89,12 @@ impl Clock {
         Span::new(self.wall_ns(span.begin_ns), self.wall_ns(span.end_ns))
     }
 
-    /// Wall clock less device clock at the first reading.
+    /// Wall clock minus device clock at the first reading.
     pub fn offset_ns(&self) -> i128 {
         i128::from(self.first.wall_ns) - i128::from(self.first.device_ns)
     }
 
-    /// How much faster the wall clock went, in parts per billion.
+    /// How much faster the wall clock ran, in parts per billion.
     pub fn drift_ppb(&self) -> f64 {
         let device = self.last.device_ns.saturating_sub(self.first.device_ns);
         let wall = self.last.wall_ns.saturating_sub(self.first.wall_ns);
@@ -104,10 +105,11 @@ impl Clock {
     }
 }
 
-/// Stretches in which kernels executed: launches less the gaps in them.
+/// Stretches in which kernels executed: launches without the gaps in them.
 ///
-/// `launches` and `gaps` are in order of time, as one stream leaves them; launches that never ran ([`Span::UNTOUCHED`]) are
-/// left out. A gap that begins with a step of work leaves that step: `step_ns` of it are executed.
+/// `launches` and `gaps` are in order of time, as one stream leaves them; launches that never ran
+/// ([`Span::UNTOUCHED`]) are left out. A gap that begins with a step of work leaves that step:
+/// `step_ns` of it are executed.
 pub fn executed(launches: &[Span], gaps: &[Span], step_ns: u64) -> Vec<Span> {
     let mut pieces = Vec::with_capacity(launches.len() + gaps.len());
     let mut gaps = gaps.iter().peekable();
@@ -135,8 +137,8 @@ pub fn executed(launches: &[Span], gaps: &[Span], step_ns: u64) -> Vec<Span> {
     pieces
 }
 
-/// Stretches in which the engine worked for the context: what it executed, and up to `launch_ns` before the first instruction of each
-/// launch, in which the engine processes it.
+/// Stretches in which the engine worked for the context: what it executed, and up to `launch_ns`
+/// before the first instruction of each launch, in which the engine processes it.
 pub fn worked(executed: &[Span], launches: &[Span], launch_ns: u64) -> Vec<Span> {
     let begins: HashSet<u64> = launches.iter().map(|launch| launch.begin_ns).collect();
     let mut done = 0;
@@ -151,8 +153,9 @@ pub fn worked(executed: &[Span], launches: &[Span], launch_ns: u64) -> Vec<Span>
     executed.iter().map(piece).collect()
 }
 
-/// Stretches in which the context had the engine as far as its own time stamps tell: what it executed, and the pauses between
-/// that are shorter than `pause_ns`. With a pause that is shorter than two context switches nobody else can have run in it.
+/// Stretches in which the context had the engine, by its own timestamps: what it executed, and the
+/// pauses between that are shorter than `pause_ns`. In a pause shorter than two context switches no
+/// other context can have run.
 pub fn occupied(executed: &[Span], pause_ns: u64) -> Vec<Span> {
     let mut merged: Vec<Span> = Vec::new();
     for span in executed {
@@ -166,7 +169,7 @@ pub fn occupied(executed: &[Span], pause_ns: u64) -> Vec<Span> {
     merged
 }
 
-/// How much of `spans` lies in each of `count` buckets of `width_ns` from `from_ns` on.
+/// Time of `spans` in each of `count` buckets of `width_ns` from `from_ns` on.
 pub fn buckets(spans: &[Span], from_ns: u64, width_ns: u64, count: usize) -> Vec<u64> {
     let mut filled = vec![0; count];
     for span in spans {
@@ -191,8 +194,8 @@ pub fn coarser(buckets: &[u64], times: usize) -> Vec<u64> {
     buckets.chunks_exact(times.max(1)).map(sum).collect()
 }
 
-/// How much of buckets of `width_ns`, the first from `from_ns` on, lies in a window; a bucket that is cut counts in proportion.
-/// `None` if the window is not within the buckets.
+/// Sum of buckets of `width_ns`, the first from `from_ns` on, over a window; a bucket that is cut
+/// counts in proportion. `None` if the window is not within the buckets.
 pub fn within(buckets: &[u64], from_ns: u64, width_ns: u64, window: Span) -> Option<u64> {
     let end_ns = from_ns + width_ns * buckets.len() as u64;
     if window.begin_ns < from_ns || window.end_ns > end_ns {

@@ -1,4 +1,4 @@
-//! Suspensions against the gaps that the suspended kernel found in its own time.
+//! Suspensions against the gaps that the suspended kernel recorded.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,12 +14,13 @@ pub struct Trial {
     pub resume: Span,
 }
 
-/// What the trials of one kind come to.
+/// Figures of the trials of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Suspensions {
     /// Trials made.
     pub trials: u64,
-    /// Trials in which the kernel did not stand still from the one call's return to the other's beginning.
+    /// Trials in which the kernel was not stopped from the suspending call's return to the resuming
+    /// call's beginning.
     pub not_stopped: u64,
     /// From the beginning of the suspending call to the last instruction before the gap.
     pub to_last_instruction: Percentiles,
@@ -31,8 +32,9 @@ pub struct Suspensions {
     pub resume_call: Percentiles,
 }
 
-/// Matches `trials` with `gaps`, both in order of time. A gap is a trial's if it covers what lies between its two calls;
-/// clocks may differ by `error_ns`, and the last instruction may be as much later than the gap says as a step of work takes.
+/// Matches `trials` with `gaps`, both in order of time. A gap is a trial's if it covers the time
+/// between its two calls. Clocks may differ by `error_ns`, and the last instruction may be up to a
+/// step of work later than the gap's beginning.
 pub fn suspensions(trials: &[Trial], gaps: &[Span], error_ns: u64) -> Suspensions {
     let mut to_last = Vec::new();
     let mut to_first = Vec::new();

@@ -1,20 +1,20 @@
-//! What `bench train` makes of what trainings say of themselves, and a daemon of its tenants.
+//! Evaluation of `bench train`: the trainings' own reports and a daemon's snapshots of its tenants.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What a training says at its end. SOURCE: `images/load/train.py`.
+/// A training's report at its end. SOURCE: `images/load/train.py`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trained {
     /// Wall clock at the first step that counts, in seconds.
     pub begin: f64,
-    /// And when the last was done.
+    /// Wall clock when the last was done.
     pub end: f64,
     /// Mean length of a step.
     pub step_ms: f64,
-    /// GPU memory that it had at most, in GiB.
+    /// Largest amount of GPU memory that it had, in GiB.
     pub allocated_gib: f64,
     /// Loss of each step, as hexadecimal floating point: all bits of it.
     pub losses: Vec<String>,
@@ -30,7 +30,7 @@ impl Trained {
     }
 }
 
-/// Seconds of these one after another.
+/// Total time of the trainings one after another.
 pub fn serial_s(all: &[Trained]) -> f64 {
     all.iter().map(|one| one.end - one.begin).sum()
 }
@@ -45,29 +45,29 @@ pub fn together_s(all: &[Trained]) -> f64 {
 /// A program in a [`Sample`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Program {
-    /// Engine time that it has had.
+    /// Engine time so far.
     pub engine_ns: u64,
     /// Bytes on the card, or on their way.
     pub resident_bytes: u64,
     /// Bytes that are not on the card.
     pub swapped_bytes: u64,
-    /// Bytes that were copied to the host so far.
+    /// Bytes copied to the host so far.
     pub out_bytes: u64,
-    /// And back.
+    /// Bytes copied back so far.
     pub in_bytes: u64,
 }
 
-/// What a daemon says at one moment.
+/// A daemon's figures at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sample {
-    /// When, on the GPU's clock.
+    /// Moment on the GPU's clock.
     pub at_ns: u64,
-    /// Of each program, by name.
+    /// Figures of each program, by name.
     pub programs: BTreeMap<String, Program>,
 }
 
 impl Sample {
-    /// From a daemon's snapshot. None if that is none.
+    /// From a daemon's snapshot. `None` if the value is no snapshot.
     pub fn of(snapshot: &Value) -> Option<Self> {
         let program = |tenant: &Value| {
             let number = |name: &str| tenant[name].as_u64();
@@ -87,7 +87,7 @@ impl Sample {
         })
     }
 
-    /// Names of those of whose memory nothing is missing.
+    /// Names of the fully resident programs.
     fn here(&self) -> Vec<&str> {
         self.programs
             .iter()
@@ -97,34 +97,35 @@ impl Sample {
     }
 }
 
-/// A stretch of time in which the same programs had all of their memory on the card.
+/// A stretch of time in which the same programs are fully resident.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Stretch {
-    /// From the first sample, in seconds.
+    /// Beginning, in seconds from the first sample.
     pub from_s: f64,
-    /// How long.
+    /// Length in seconds.
     pub length_s: f64,
-    /// Which programs.
+    /// Fully resident programs.
     pub here: Vec<String>,
-    /// Bytes that were copied to the host in it.
+    /// Bytes copied to the host in it.
     pub out_bytes: u64,
-    /// And back.
+    /// Bytes copied back in it.
     pub in_bytes: u64,
-    /// How much of it the engine worked for programs.
+    /// Part of it in which the engine worked for programs.
     pub busy_percent: f64,
 }
 
-/// Less than this between two samples is no exchange, but a chunk that a program asked for when the card was full.
+/// Bytes moved between two samples from which on they are an exchange. Less is a chunk that a
+/// program requested when the card was full.
 const EXCHANGE_BYTES: u64 = 1 << 30;
 
 impl Stretch {
-    /// Hardly anything moved: the programs that are there have the engine.
+    /// Whether hardly anything moved, so that the resident programs have the engine.
     pub const fn is_turn(&self) -> bool {
         self.out_bytes + self.in_bytes < EXCHANGE_BYTES
     }
 }
 
-/// What of a program grew between two samples; one that is gone did nothing any more.
+/// Growth of a figure of all programs between two samples; a program that has ended adds nothing.
 fn growth(before: &Sample, after: &Sample, of: impl Fn(&Program) -> u64) -> u64 {
     let of_one = |(name, program): (&String, &Program)| {
         let earlier = before.programs.get(name).map_or(0, &of);
@@ -165,8 +166,8 @@ pub fn stretches(samples: &[Sample]) -> Vec<Stretch> {
     steps.chunk_by(same).map(stretch).collect()
 }
 
-/// Length of the turns, which are the times between two exchanges: half of that time was in turns of at least so long. None if there were
-/// none.
+/// Length of the turns, which are the times between two exchanges: half of that time was in turns
+/// of at least this length. `None` if there were none.
 pub fn turn_s(stretches: &[Stretch]) -> Option<f64> {
     let moves = |stretch: &Stretch| !stretch.is_turn();
     let first = stretches.iter().position(moves)?;
@@ -185,8 +186,8 @@ pub fn turn_s(stretches: &[Stretch]) -> Option<f64> {
     })
 }
 
-/// Host memory for so many programs of so many bytes each on a card: what does not fit and a quarter more, as copies of what came back
-/// make way, and some for what is on its way.
+/// Host memory for `programs` of `each_bytes` on a card: what does not fit, a quarter more for
+/// copies of memory that came back, which make way, and 4 GiB for memory in transit.
 pub const fn pool_bytes(programs: u64, each_bytes: u64, card_bytes: u64) -> u64 {
     let over = programs
         .saturating_mul(each_bytes)
@@ -232,7 +233,8 @@ mod tests {
         assert!(together_s(&[]).abs() < 1e-9);
     }
 
-    /// At so many seconds: for each program, milliseconds of the engine, GiB missing, GiB moved out and in.
+    /// A sample at `at_s` seconds. Of each program: milliseconds of the engine, GiB missing, GiB
+    /// moved out and in.
     fn sample(at_s: u64, programs: &[(&str, u64, u64, u64, u64)]) -> Sample {
         let tenants: Vec<Value> = programs
             .iter()
@@ -279,7 +281,7 @@ mod tests {
                     ("c", 1_300, 0, 0, 50),
                 ],
             ),
-            // Gone, and its memory.
+            // Program `a` has ended, and its memory is free.
             sample(16, &[("b", 500, 0, 50, 50), ("c", 2_300, 0, 0, 50)]),
         ];
         let found = stretches(&samples);

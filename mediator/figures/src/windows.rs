@@ -1,7 +1,8 @@
 //! Share errors over windows of buckets.
 //!
-//! A share is a part of what all tenants received (or were entitled to, of the same sum: [`super::entitlement`]), so that switching
-//! and idle time are not counted as unfairness; how much of it there is, is another figure of a cell.
+//! A share is a part of what all tenants received, or were entitled to of the same sum
+//! ([`super::entitlement`]). Switching and idle time are not counted as unfairness; another figure
+//! of a cell is how much of it there is.
 
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::Nanos;
@@ -39,9 +40,10 @@ impl Sums {
     }
 }
 
-/// The worst window among those of `width` buckets that begin at `first`, `first + step`, ... and end within the run; `None` if
-/// there is no such window. Both sides are indexed `[tenant][bucket]`, with the same tenants in the same order. Windows in
-/// which nobody is entitled to anything are left out.
+/// The worst window among those of `width` buckets that begin at `first`, `first + step`, ... and
+/// end within the run; `None` if there is no such window. Both sides are indexed
+/// `[tenant][bucket]`, with the same tenants in the same order. Windows in which no tenant is
+/// entitled to anything are left out.
 pub fn worst(
     received: &[Vec<u64>],
     entitled: &[Vec<u64>],
@@ -52,7 +54,7 @@ pub fn worst(
     worst_of(received, entitled, width, first, step, |_| true)
 }
 
-/// The same of the windows that count, by their first bucket.
+/// As [`worst`], over the windows for which `counts` holds, given their first bucket.
 pub fn worst_of(
     received: &[Vec<u64>],
     entitled: &[Vec<u64>],
@@ -92,7 +94,9 @@ pub fn worst_of(
         .max_by(|a, b| a.points.total_cmp(&b.points))
 }
 
-/// Whether none of these pauses lies in the window of a second that begins then, or in the second before it, in which the one who paused is given what he lacks.
+/// Whether none of `pauses` is in the window of one second from `begin_ns` or in the second before
+/// it. After a pause, its tenant is given what it lacks, which moves the shares of a window that
+/// follows.
 pub fn is_unpaused(pauses: &[Span], begin_ns: u64) -> bool {
     const SECOND_NS: u64 = BUCKET_NS * BUCKETS_PER_SECOND as u64;
     let is_near =

@@ -5,9 +5,9 @@ use turnstile_accounting::TenantId;
 /// What a GPU can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Engines, by index: how many, and which of them compute (the rest copy).
+    /// Number of compute engines, which have the first indices.
     pub compute_engines: u8,
-    /// Copy engines; their indices follow the compute engines'.
+    /// Number of copy engines; their indices follow the compute engines'.
     pub copy_engines: u8,
     /// How a tenant's work can be stopped once it is queued.
     pub suspend: Suspend,
@@ -15,8 +15,8 @@ pub struct Capabilities {
     pub engine_holds: bool,
     /// Whether tenants' demand for each engine is reported ([`super::Gpu::read_demand`]).
     pub demand: bool,
-    /// The engine divides its time among tenants by itself, in time slices, and shows at looks what
-    /// each worked ([`super::Gpu::read_look`]).
+    /// Whether the engine divides its time among tenants by itself, in timeslices, and a poll shows
+    /// what each worked ([`super::Gpu::read_look`]).
     pub time_slices: bool,
     /// Whether status registers can be polled ([`super::Gpu::engine_status`]).
     pub status_registers: bool,
@@ -29,9 +29,9 @@ pub struct Capabilities {
     /// GPU memory in bytes.
     pub memory_bytes: u64,
     /// Memory of suspended tenants can be moved to the host and back ([`super::Gpu::move_memory`]),
-    /// and tenants may own more than there is. Their apertures show nothing.
+    /// and tenants may own more than the GPU has. Their apertures show nothing.
     pub movable_memory: bool,
-    /// Bytes that the host takes in of it; zero where memory does not move.
+    /// Bytes of it that the host can hold; zero if memory does not move.
     pub host_pool_bytes: u64,
     /// Kernels run in software.
     pub software: bool,
@@ -42,7 +42,7 @@ pub struct Capabilities {
 /// How a tenant's queued work can be stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Suspend {
-    /// Not at all: what was announced through the doorbell runs and is charged (LoGA 4.3).
+    /// Not at all: work that was announced through the doorbell runs and is charged (LoGA 4.3).
     Drains,
     /// The running command ends, the next is not started.
     BetweenCommands,
@@ -50,9 +50,10 @@ pub enum Suspend {
     MidKernel,
 }
 
-/// What an engine's status register and the channel table say, read together (LoGA 4.1).
+/// Content of an engine's status register and of the channel table, read together (LoGA 4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineStatus {
-    /// The tenant whose channel the engine is executing, or None while it is idle or switching.
+    /// The tenant of the channel that the engine is executing, or None while it is idle or
+    /// switching.
     pub running: Option<TenantId>,
 }

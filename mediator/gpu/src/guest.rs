@@ -12,8 +12,8 @@ use vm_memory::{
 /// Memory of a VM as the daemon maps it: shared with the guest, so never referenced, only read and
 /// written.
 ///
-/// Each access is to the memory as it is when it begins. One that has begun ends as it began, in
-/// the same VM's memory, also if that is taken away meanwhile.
+/// Each access uses the memory as it is when the access begins, and ends in the same memory, even
+/// if a region is removed meanwhile.
 #[derive(Debug)]
 pub struct GuestMemory {
     now: RwLock<Arc<GuestMemoryMmap<()>>>,
@@ -51,7 +51,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Takes a region away.
+    /// Removes a region.
     ///
     /// # Errors
     /// When there is none that begins there and is that long.
@@ -61,7 +61,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Whether a range lies wholly in it.
+    /// Whether a range is wholly in it.
     pub fn check_range(&self, gpa: GuestAddress, bytes: usize) -> bool {
         self.now().check_range(gpa, bytes)
     }
@@ -98,7 +98,7 @@ impl GuestMemory {
         self.now().write_obj(value, gpa)
     }
 
-    /// Reads a word at once.
+    /// Reads a word in one access.
     ///
     /// # Errors
     /// When it does not lie in it, or is not aligned.
@@ -106,7 +106,7 @@ impl GuestMemory {
         self.now().load(gpa, order)
     }
 
-    /// Writes a word at once.
+    /// Writes a word in one access.
     ///
     /// # Errors
     /// When it does not lie in it, or is not aligned.

@@ -1,8 +1,9 @@
 //! A VM's interrupt vectors: eventfds of its VMM.
 //!
-//! Whoever has an eventfd open can have every write to it wait, whatever was set before (O_NONBLOCK
-//! is of the open file, which all of them share), and can fill its counter. So the daemon's threads
-//! write to none: they note what is raised, and a thread of the VM's passes it on.
+//! Every process that has an eventfd open can make all writes to it wait, and can fill its counter.
+//! O_NONBLOCK does not prevent this: it belongs to the open file, which these processes share. So
+//! the daemon's threads write to no eventfd: they note what is raised, and a thread of the VM
+//! passes it on.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -19,29 +20,29 @@ use crate::Interrupts;
 /// Why a descriptor was not taken as an interrupt vector.
 #[derive(Debug, thiserror::Error)]
 pub enum InterruptsError {
-    /// It is something else, on which a write might block or do harm.
+    /// It is another kind of file, on which a write might block or do harm.
     #[error("Descriptor for vector {vector} is {kind}, not an eventfd")]
     NotAnEventfd {
-        /// Which vector.
+        /// Number of the vector.
         vector: usize,
-        /// What it is.
+        /// Kind of the file.
         kind: String,
     },
-    /// The kernel would not tell.
+    /// The kernel refused to describe it.
     #[error("Looking at the descriptor for vector {vector} failed")]
     Inspect {
-        /// Which vector.
+        /// Number of the vector.
         vector: usize,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// Nobody would pass them on.
+    /// There is no thread to pass interrupts on.
     #[error("No thread for the VM's interrupts")]
     Thread(#[source] io::Error),
 }
 
-/// One eventfd per vector; the VMM has tied each to an interrupt of its VM. Who raises writes, and
-/// may be made to wait: for a process or a thread that serves this VM alone.
+/// One eventfd per vector; the VMM has tied each to an interrupt of its VM. Raising a vector
+/// writes, and may block: this is for a process or a thread that serves this VM alone.
 #[derive(Debug)]
 pub struct EventfdInterrupts {
     vectors: Vec<File>,
@@ -71,8 +72,8 @@ impl EventfdInterrupts {
 }
 
 impl EventfdInterrupts {
-    /// The eventfds, in the order of vectors; writing to them does not block unless the VMM has it
-    /// so.
+    /// The eventfds, in the order of vectors. Writing to them does not block, unless the VMM
+    /// changes that.
     pub fn into_files(self) -> Vec<File> {
         self.vectors
     }
@@ -81,8 +82,7 @@ impl EventfdInterrupts {
 impl Interrupts for EventfdInterrupts {
     fn raise(&self, vector: u16) {
         if let Some(mut file) = self.vectors.get(usize::from(vector)) {
-            // Full (WouldBlock) means that the interrupt is pending many times over: nothing is
-            // lost.
+            // Full (WouldBlock) means that many interrupts are pending: nothing is lost.
             let _ = file.write(&1u64.to_ne_bytes());
         }
     }
@@ -93,15 +93,15 @@ impl Interrupts for EventfdInterrupts {
     }
 }
 
-/// How often a write that waits is let go of by the end: a VMM may fill the counter again.
+/// Maximum number of times that the end releases a blocked write: a VMM may fill the counter again.
 const LET_GO: usize = 64;
 
-/// What was raised and is to be passed on.
+/// Vectors that were raised and have to be passed on.
 #[derive(Debug)]
 struct Raised {
     /// By vector.
     vectors: Vec<bool>,
-    /// To which a write goes on.
+    /// Vector of a write in progress.
     writing: Option<usize>,
     ended: bool,
 }
@@ -118,7 +118,7 @@ impl Passing {
         self.raised.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Passes on what is raised until the end. Locks nothing while it writes.
+    /// Passes on raised vectors until the end. Holds no lock while it writes.
     fn pass_on(&self) {
         let mut raised = self.raised();
         while !raised.ended {
@@ -138,7 +138,7 @@ impl Passing {
     }
 }
 
-/// A VM's vectors as the daemon raises them: nobody who raises one waits for the VMM.
+/// A VM's vectors as the daemon raises them: raising one never waits for the VMM.
 #[derive(Debug)]
 pub struct PassedInterrupts(Arc<Passing>);
 
@@ -183,8 +183,8 @@ impl Interrupts for PassedInterrupts {
 }
 
 impl Drop for PassedInterrupts {
-    /// Ends the thread, out of a write that the VMM has wait as well: a VMM that comes and goes
-    /// would leave one behind each time.
+    /// Ends the thread, also out of a write that the VMM blocks: each VMM would otherwise leave a
+    /// thread behind.
     fn drop(&mut self) {
         self.0.raised().ended = true;
         self.0.changed.notify_one();
@@ -194,7 +194,7 @@ impl Drop for PassedInterrupts {
             };
             let file = &self.0.eventfds.vectors[vector];
             let mut count = [0; 8];
-            // NOWAIT is of this call alone; the offset says that there is none.
+            // NOWAIT applies to this call alone; the offset means that there is none.
             let _ = preadv2(
                 file,
                 &mut [IoSliceMut::new(&mut count)],

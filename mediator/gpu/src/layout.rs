@@ -1,4 +1,4 @@
-//! Where allocations lie in a tenant's GPU address space: pages of [`CHUNK_BYTES`] from
+//! Addresses of allocations in a tenant's GPU address space: pages of [`CHUNK_BYTES`] from
 //! [`GPU_VA_BASE`] on, first fit.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ impl Layout {
         }
     }
 
-    /// Where `bytes` would lie: first page and pages.
+    /// The pages for an allocation of `bytes`.
     pub fn find(&self, bytes: u64) -> Result<Range<usize>, ErrorCode> {
         let count =
             usize::try_from(bytes.div_ceil(CHUNK_BYTES)).map_err(|_| ErrorCode::OutOfGpuMemory)?;
@@ -71,7 +71,7 @@ impl Layout {
         Ok(first..first + count)
     }
 
-    /// Forgets an allocation; its pages.
+    /// Removes an allocation; returns its pages.
     pub fn remove(&mut self, va: u64) -> Result<Range<usize>, ErrorCode> {
         let pages = self.allocation(va)?;
         self.taken.remove(&pages.start);
@@ -84,12 +84,12 @@ impl Layout {
         before.is_some_and(|(first, count)| page < first + count)
     }
 
-    /// Pages that are allocated.
+    /// Number of pages that are allocated.
     pub fn pages_taken(&self) -> usize {
         self.taken.values().sum()
     }
 
-    /// The first address of a range behind which nothing is allocated, if there is one.
+    /// The first address of a range where nothing is allocated, if there is one.
     pub fn hole(&self, va: u64, bytes: u64) -> Option<u64> {
         let mut at = va;
         let last = va.saturating_add(bytes.saturating_sub(1));

@@ -1,7 +1,7 @@
 //! GPUs behind one trait.
 //!
-//! The trait names what hardware can do and is honest about what it cannot ([`Capabilities`]). One
-//! folder per GPU.
+//! The trait covers what hardware can do; [`Capabilities`] states what a GPU cannot. One folder per
+//! GPU.
 #![deny(unsafe_code)]
 
 mod capabilities;
@@ -42,7 +42,7 @@ pub use refusal::{ProgramRefusal, Refusal, within_limit};
 /// The engine of kernels.
 pub const COMPUTE: EngineId = EngineId(0);
 
-/// What one channel has to do.
+/// Work of one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelActivity {
     /// Channel of the tenant.
@@ -59,7 +59,7 @@ pub struct ChannelActivity {
 }
 
 impl ChannelActivity {
-    /// What the polled meter takes of it.
+    /// The reading for the polled meter.
     pub const fn reading(&self, tenant: TenantId) -> ChannelReading {
         ChannelReading {
             tenant,
@@ -71,7 +71,7 @@ impl ChannelActivity {
     }
 }
 
-/// Signals a VM's interrupt vectors. Never blocks those who serve other VMs as well.
+/// Signals a VM's interrupt vectors. Never blocks threads that serve other VMs as well.
 pub trait Interrupts: Send + Sync + fmt::Debug {
     /// Raises `vector`; a vector that the VM does not have is ignored.
     fn raise(&self, vector: u16);
@@ -85,19 +85,17 @@ pub trait Interrupts: Send + Sync + fmt::Debug {
     }
 }
 
-/// Doorbell pages of one VM as the device sees them: the last put index that came through each
-/// gate.
+/// Doorbell pages of one VM as the device sees them: the last put index that passed each gate.
 pub trait Doorbells: Send + Sync + fmt::Debug {
     /// The put index of `channel`; zero for a channel that has no page.
     fn put(&self, channel: u32) -> u32;
     /// Sets the page of a channel that is being opened to zero.
     fn clear(&self, channel: u32);
-    /// The memory file of the pages, or the device, if they are in one that another process can
-    /// map.
+    /// The file of the pages, if another process can map them: a memory file, or the device.
     fn file(&self) -> Option<&File> {
         None
     }
-    /// Where the page of channel 0 lies in it.
+    /// Offset of the page of channel 0 in that file.
     fn offset(&self) -> u64 {
         0
     }
@@ -117,11 +115,11 @@ impl Doorbells for SharedPages {
     }
 }
 
-/// What a tenant brings along.
+/// Resources of a tenant.
 #[derive(Clone, Debug)]
 pub struct TenantResources {
-    /// Its account; stays the same while it is a tenant. What hardware bounds for each tenant's
-    /// owner, as work that is never billed, it bounds for the account.
+    /// Its account, which stays the same while it is a tenant. Limits that hardware has per owner
+    /// of tenants, such as for work that is never billed, apply to the account.
     pub account: AccountId,
     /// Its memory.
     pub guest: Arc<GuestMemory>,
@@ -140,14 +138,14 @@ pub struct TenantResources {
 pub struct Untracked {
     /// Its number in the daemon's namespace.
     pub pid: u32,
-    /// Its name, as it gave itself; empty if it is gone.
+    /// Its name, as it set it; empty if it is gone.
     pub name: String,
-    /// Times that it was switched to.
+    /// Number of switches to it.
     pub switches: u64,
 }
 
-/// Ring and notification of a channel to be opened; addresses were found to lie in the VM's memory
-/// by the GPU.
+/// Ring and notification of a channel to be opened; the GPU has checked that the addresses are in
+/// the VM's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelConfig {
     /// Guest-physical address of the ring.
@@ -165,13 +163,13 @@ pub struct ChannelConfig {
 pub struct Allocation {
     /// First GPU virtual address.
     pub va: u64,
-    /// Where it begins in the aperture.
+    /// Offset in the aperture.
     pub aperture_offset: u64,
     /// Bytes, rounded up to chunks.
     pub bytes: u64,
 }
 
-/// A GPU. All calls are made by the mediator, none blocks on a tenant's work.
+/// A GPU. The mediator makes all calls; none of them blocks on a tenant's work.
 pub trait Gpu: Send + Sync + fmt::Debug {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
@@ -179,9 +177,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// The GPU's clock: that of events, fences and kernels.
     fn now(&self) -> Moment;
 
-    /// Doorbell pages of the GPU's own for a tenant that is about to come, if it has some: they are
-    /// to be laid into the guest, and given to [`Gpu::create_context`], which takes them back where
-    /// it fails.
+    /// Doorbell pages of the GPU's own for a new tenant, if it has some. They have to be mapped
+    /// into the guest, and passed to [`Gpu::create_context`], which takes them back if it fails.
     ///
     /// # Errors
     /// When it has none left.
@@ -201,8 +198,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     -> Result<File, Refusal>;
 
     /// Ends a tenant: its running commands are stopped (or end by themselves within the kernel
-    /// limit), its memory is scrubbed and freed. A program is no tenant any more and runs on,
-    /// resumed if it was suspended. Unknown tenants are ignored.
+    /// limit), its memory is scrubbed and freed. A program stops being a tenant and continues to
+    /// run; it is resumed if it was suspended. Unknown tenants are ignored.
     fn destroy_context(&self, tenant: TenantId);
 
     /// Opens a channel and returns its number, which is also its doorbell page.
@@ -218,8 +215,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// The refusal that the guest sees.
     fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal>;
 
-    /// Whether a tenant's memory may gain and lose regions while it is one. If not, it is taken as
-    /// it is at first.
+    /// Whether a tenant's memory may gain and lose regions. If not, its first state is used
+    /// throughout.
     fn follows_guest_memory(&self) -> bool {
         false
     }
@@ -239,7 +236,7 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Bytes that the tenant may still allocate.
     fn memory_free_bytes(&self, tenant: TenantId) -> u64;
 
-    /// GPU memory that the tenant holds, where that is known.
+    /// GPU memory that the tenant holds, if that is known.
     fn memory_held_bytes(&self, _tenant: TenantId) -> Option<u64> {
         None
     }
@@ -250,8 +247,8 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// The refusal that the guest sees; for unsupported PTX it names the line.
     fn load_module(&self, tenant: TenantId, ptx: &str) -> Result<(u32, u32), Refusal>;
 
-    /// As [`Self::load_module`], where an operator limits what [`Self::memory_held_bytes`] tells:
-    /// variables of modules count.
+    /// As [`Self::load_module`], with an operator's limit on [`Self::memory_held_bytes`]: variables
+    /// of modules count.
     ///
     /// # Errors
     /// As there, and if the module's variables would go beyond the limit.
@@ -285,62 +282,61 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// microsecond while the meter polls.
     fn engine_status(&self, engine: EngineId) -> EngineStatus;
 
-    /// Bytes that copy engines have moved since the last call, by the tenant that their time is
-    /// charged to: those of commands and moves that have finished. None: the GPU does not count
-    /// them.
+    /// Bytes that copy engines have moved since the last call, by the tenant that is charged for
+    /// their time: those of finished commands and moves. None if the GPU does not count them.
     fn take_copied(&self) -> Option<BTreeMap<TenantId, u64>> {
         None
     }
 
-    /// Whether the compute engine has nothing to do, as far as those go who may run. May take a
+    /// Whether the compute engine is idle, if only tenants that may run are counted. May take a
     /// millisecond to find out.
     fn has_run_dry(&self) -> bool {
         self.engine_status(EngineId(0)).running.is_none()
     }
 
-    /// Sleeps for `length`; less if woken, or if the GPU has a notice. How soon a decision about
-    /// that is due is returned, if one is. A GPU with [`Capabilities::engine_holds`] has a notice
-    /// when an engine has nothing more to start while held tenants have work for it. One that stops
-    /// running kernels also has a notice when a tenant without work for an occupied engine gets
-    /// some.
+    /// Sleeps for `length`, or less if woken, or if the GPU has a notice. Returns how soon a
+    /// decision about the notice is due, if one is. A GPU with [`Capabilities::engine_holds`] has a
+    /// notice when an engine has nothing more to start while held tenants have work for it. A GPU
+    /// that stops running kernels also has a notice when a tenant without work for an occupied
+    /// engine gets some.
     fn nap(&self, length: Nanos) -> Option<Nanos> {
         thread::park_timeout(Duration::from_nanos(length.0));
         None
     }
 
-    /// Ends a nap of another thread, where unparking it does not.
+    /// Ends the sleep of another thread, if unparking it does not.
     fn wake(&self) {}
 
-    /// Moves the context switches logged since the last call to the end of `events`, oldest first.
-    /// Dropped records show as gaps in the sequence numbers. False if some were dropped behind the
-    /// last one: what it began may have ended.
+    /// Appends the context switches logged since the last call to `events`, oldest first. Dropped
+    /// records show as gaps in the sequence numbers. False if some were dropped after the last one:
+    /// the state that it began may have ended.
     fn read_events(&self, events: &mut Vec<SwitchEvent>) -> bool;
 
-    /// Moves the changes of tenants' demand since the last call to the end of `events`, oldest
-    /// first. After a loss the present state of every tenant stands at the end.
+    /// Appends the changes of tenants' demand since the last call to `events`, oldest first. After
+    /// a loss the current state of every tenant follows.
     fn read_demand(&self, _events: &mut Vec<DemandEvent>) {}
 
-    /// Holds a tenant on an engine, or lets it go on ([`Capabilities::engine_holds`]): no further
-    /// command of it is started there, and a running kernel stops where [`Suspend::MidKernel`] is
-    /// possible. The order of commands within a channel stays.
+    /// Holds a tenant on an engine, or releases it ([`Capabilities::engine_holds`]). While it is
+    /// held, no further command of it is started there, and a running kernel stops if
+    /// [`Suspend::MidKernel`] is possible. The order of commands within a channel stays.
     fn hold(&self, _tenant: TenantId, _engine: EngineId, _held: bool) {}
 
-    /// Looks at the compute engine ([`Capabilities::time_slices`]).
+    /// Polls the compute engine ([`Capabilities::time_slices`]).
     fn read_look(&self, _look: &mut Look) {}
 
-    /// Sets the time slice of a tenant's channel groups ([`Capabilities::time_slices`]).
+    /// Sets the timeslice of a tenant's channel groups ([`Capabilities::time_slices`]).
     fn set_slice(&self, _tenant: TenantId, _slice: Nanos) {}
 
-    /// Fills in what each open channel of the tenant has to do.
+    /// Writes the activity of each open channel of the tenant to `channels`.
     fn activity(&self, tenant: TenantId, channels: &mut Vec<ChannelActivity>);
 
-    /// Stops the tenant's queued work as far as [`Capabilities::suspend`] says; returns at once.
+    /// Stops the tenant's queued work as far as [`Capabilities::suspend`] allows; returns at once.
     fn suspend(&self, tenant: TenantId);
 
-    /// Lets it go on.
+    /// Lets the tenant's work continue.
     fn resume(&self, tenant: TenantId);
 
-    /// Suspends (`true`) and resumes tenants as one decision says, in this order.
+    /// Suspends (`true`) and resumes the tenants of one decision, in this order.
     fn carry_out(&self, orders: &[(TenantId, bool)]) {
         for (tenant, suspended) in orders {
             if *suspended {
@@ -351,13 +347,13 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Whether a suspended tenant executes nothing any more: only then its memory can be moved.
+    /// Whether a suspended tenant executes nothing any more, which moving its memory requires.
     fn is_quiet(&self, _tenant: TenantId) -> bool {
         false
     }
 
-    /// Begins to move chunks of a quiet tenant, and returns at once; what comes of each is told by
-    /// [`Gpu::read_memory_events`]. Until then the tenant runs nothing, resumed or not.
+    /// Begins to move chunks of a quiet tenant, and returns at once. [`Gpu::read_memory_events`]
+    /// reports the result of each. Until then the tenant runs nothing, resumed or not.
     ///
     /// # Errors
     /// If nothing of the order will be done.
@@ -365,28 +361,27 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Err(MoveError::Unsupported)
     }
 
-    /// Bytes that are best on their way in one direction at most; no chunk is longer than a quarter
-    /// of it.
+    /// Recommended maximum of the bytes in transit in one direction; no chunk is longer than a
+    /// quarter of it.
     fn move_window_bytes(&self) -> u64 {
         64 << 20
     }
 
-    /// Moves what happened to tenants' memory since the last call to the end of `events`, in the
-    /// order in which it happened. Nothing is told where memory does not move.
+    /// Appends the events of tenants' memory since the last call to `events`, in the order in which
+    /// they happened. There are none if memory does not move.
     fn read_memory_events(&self, _events: &mut Vec<MemoryEvent>) {}
 
-    /// Looks at the tenant's doorbells now: a gate let a write through, or was opened. A GPU that
-    /// sleeps because all gates are watched or closed wakes up by this.
+    /// Polls the tenant's doorbells now: a gate let a write through, or was opened. This wakes a
+    /// GPU that sleeps because all gates are watched or closed.
     fn ring(&self, tenant: TenantId);
 
-    /// Tells whether any gate of the tenant is open, so that its doorbells must be looked at
-    /// without being told.
+    /// Sets whether any gate of the tenant is open, so that its doorbells have to be polled without
+    /// a call of [`Gpu::ring`].
     fn set_unwatched(&self, tenant: TenantId, open: bool);
 
-    /// Makes a program a tenant: the process `root`, all that descend from it, and those whose
-    /// objects are reported. It is ended by [`Gpu::destroy_context`]. What it has to do is told by
-    /// [`Gpu::activity`] as far as it can be known. Of memory that can move it may have so many
-    /// bytes, if that is said.
+    /// Makes a program a tenant: the process `root`, all its descendants, and the processes of
+    /// reported objects. [`Gpu::destroy_context`] ends it. [`Gpu::activity`] reports its work, as
+    /// far as it can be known. `memory_max_bytes` limits its movable memory, if it is given.
     ///
     /// # Errors
     /// If the GPU takes no programs.
@@ -399,21 +394,21 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         Err(ProgramRefusal::Unsupported)
     }
 
-    /// A process of a program, which is its by the kernel's word, has memory that can move, and a
-    /// connection of the protocol `turnstile-preload-wire` for it.
+    /// A process of a program has movable memory, and a connection of the protocol
+    /// `turnstile-preload-wire` for it. The kernel reported that the process is the program's.
     ///
     /// # Errors
-    /// If the GPU does not hear it, and why.
+    /// If the GPU refuses the connection, and why.
     fn program_memory(&self, _tenant: TenantId, _connection: OwnedFd) -> Result<(), String> {
         Err("this GPU does not move memory of programs".into())
     }
 
-    /// A process of a program, which is its by the kernel's word, was handed objects by the driver,
-    /// or freed some. No other process has named these clients; that the objects exist is an
-    /// allegation.
+    /// The driver handed objects to a process of a program, or freed some. The kernel reported that
+    /// the process is the program's. No other process has named these clients; that the objects
+    /// exist is an allegation.
     fn program_changed(&self, _tenant: TenantId, _pid: u32, _changes: &[ObjectChange]) {}
 
-    /// A process of a program is gone, and what it had.
+    /// A process of a program is gone, with all that it had.
     fn program_exited(&self, _tenant: TenantId, _pid: u32) {}
 
     /// Faults of the tenant's channels so far, by kind; empty where they are not counted.
@@ -421,7 +416,7 @@ pub trait Gpu: Send + Sync + fmt::Debug {
         BTreeMap::new()
     }
 
-    /// Figures of its own work, by name; those that end in `_ns` are times. They only grow.
+    /// Figures of its own work, by name; names that end in `_ns` are times. They only grow.
     fn figures(&self) -> BTreeMap<&'static str, u64> {
         BTreeMap::new()
     }

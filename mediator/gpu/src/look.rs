@@ -1,20 +1,20 @@
-//! What a look at an engine finds that divides its time by itself.
+//! The result of polling an engine that divides its time by itself.
 
 use turnstile_accounting::meter::Worked;
 use turnstile_accounting::{Moment, Seen};
 
-/// What was read at looks is traced under this name, for tests that replay it.
+/// Readings are traced under this name, for tests that replay them.
 pub const LOOKS: &str = "turnstile::looks";
 
-/// One look.
+/// One poll.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
-    /// When it was.
+    /// Time of the poll.
     pub at: Moment,
-    /// Whether windows are to be closed up to this look, if that can be had.
+    /// Whether windows have to be closed up to this poll, if that is possible.
     pub exact: bool,
-    /// Each tenant.
+    /// Reading of each tenant.
     pub seen: Vec<Seen>,
-    /// Windows of which all is known now, each from one look to the next, in order of time.
+    /// Windows that are completely known now, each from one poll to the next, in order of time.
     pub windows: Vec<Worked>,
 }

@@ -1,9 +1,10 @@
-//! Memory that moves between a GPU and the host: what is asked of a GPU, and what it tells.
+//! Memory that moves between a GPU and the host: the orders to a GPU, and its reports.
 //!
-//! A GPU numbers the chunks of its tenants. It tells in one order what was allocated, freed and
-//! moved ([`crate::Gpu::read_memory_events`]), so that whoever keeps account never has to ask.
-//! Chunks keep their addresses. A GPU runs nothing of a tenant of whose chunks one is away or on
-//! its way, whatever it is told: a wrong order makes a tenant wait, and never lets it fault.
+//! A GPU numbers the chunks of its tenants. It reports in one order what was allocated, freed and
+//! moved ([`crate::Gpu::read_memory_events`]), so that the memory manager needs no other calls for
+//! its books. Chunks keep their addresses. A GPU runs nothing of a tenant while one of its chunks
+//! is missing or in transit, whatever the orders are. A wrong order makes a tenant wait, and never
+//! lets it fault.
 
 use turnstile_accounting::{Nanos, TenantId};
 
@@ -12,13 +13,13 @@ use turnstile_accounting::{Nanos, TenantId};
 pub struct ChunkId(pub u64);
 
 impl ChunkId {
-    /// Those of an allocation of `count` chunks that begins with this one.
+    /// The chunks of an allocation of `count` chunks that begins with this one.
     pub fn run(self, count: u64) -> impl Iterator<Item = Self> {
         (self.0..self.0.saturating_add(count)).map(Self)
     }
 }
 
-/// Where to.
+/// Direction of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
     /// To the host.
@@ -30,17 +31,17 @@ pub enum Direction {
 /// Chunks of a suspended tenant to be moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MoveOrder {
-    /// Whose chunks.
+    /// Owner of the chunks.
     pub owner: TenantId,
-    /// Who is charged for the engine's time.
+    /// Tenant that is charged for the engine's time.
     pub cause: TenantId,
-    /// Where to.
+    /// Direction of the move.
     pub direction: Direction,
-    /// Which, in this order.
+    /// The chunks, in the order in which they are moved.
     pub chunks: Vec<ChunkId>,
 }
 
-/// Why a GPU does not take an order.
+/// Why a GPU refuses an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoveError {
     /// Memory of this GPU does not move.
@@ -52,7 +53,7 @@ pub enum MoveError {
     /// There is no such tenant.
     #[error("{0} has no context")]
     NoSuchTenant(TenantId),
-    /// What was promised meanwhile leaves no room for it.
+    /// Memory that was promised meanwhile leaves no room for it.
     #[error("The GPU has no room for what is to come of {0}")]
     NoRoom(TenantId),
 }
@@ -64,71 +65,71 @@ pub enum MoveFailure {
     Gone,
     /// It is there already.
     There,
-    /// Where it was to go, there is no room.
+    /// The destination has no room.
     NoRoom,
     /// The copy failed.
     Copy,
 }
 
-/// What came of a chunk that was to be moved.
+/// Result for a chunk that had to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoveReport {
-    /// Whose chunk.
+    /// Owner of the chunk.
     pub owner: TenantId,
-    /// Who is charged.
+    /// Tenant that is charged.
     pub cause: TenantId,
-    /// Where to.
+    /// Direction of the move.
     pub direction: Direction,
-    /// Which.
+    /// The chunk.
     pub chunk: ChunkId,
-    /// Bytes that were copied for it; none where the host had them already, or the chunk was never
+    /// Bytes that were copied for it. Zero if the host had them already, or the chunk was never
     /// written.
     pub copied_bytes: u64,
-    /// Engine time that it took.
+    /// Engine time of the move.
     pub took: Nanos,
-    /// Whether it is where it was to go.
+    /// Whether the chunk is at its destination.
     pub result: Result<(), MoveFailure>,
 }
 
-/// What happened to a tenant's memory.
+/// An event of a tenant's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryEvent {
     /// Chunks were allocated.
     Allocated {
-        /// To whom.
+        /// Their owner.
         owner: TenantId,
         /// The first; the others follow.
         first: ChunkId,
-        /// How many.
+        /// Number of chunks.
         count: u64,
         /// Bytes of each.
         chunk_bytes: u64,
-        /// They are on the GPU; else nowhere yet, as nothing is in them.
+        /// Whether they are on the GPU. If not, they are nowhere yet, as they have no content.
         resident: bool,
     },
     /// They were freed, wherever they were.
     Freed {
-        /// By whom.
+        /// Their owner.
         owner: TenantId,
         /// The first.
         first: ChunkId,
-        /// How many.
+        /// Number of chunks.
         count: u64,
     },
     /// A chunk was moved, or not.
     Moved(MoveReport),
-    /// So much of a tenant's is on the GPU beside its chunks, and cannot move.
+    /// Memory of a tenant that is on the GPU beside its chunks, and cannot move.
     Fixed {
-        /// Whose.
+        /// The tenant.
         owner: TenantId,
-        /// Bytes, now.
+        /// Current bytes.
         bytes: u64,
     },
     /// An allocation was refused: host and GPU together have no room for it.
     Refused {
-        /// Whose.
+        /// The tenant.
         owner: TenantId,
-        /// Bytes that it asked for.
+        /// Bytes that it requested.
         bytes: u64,
     },
 }

@@ -1,10 +1,10 @@
-//! The host's pool: where chunks lie that are not on the GPU. The only part of the memory manager
+//! The host's pool: memory for chunks that are not on the GPU. The only part of the memory manager
 //! that touches memory.
 //!
-//! A file in memory of bounded size, in huge pages where the host has set some aside, cut into
-//! slots of one chunk. A slot is zero when it is taken and zeroed when it is given back, so that
-//! nothing in it outlives its owner. Of a chunk that was brought back the slot may be kept as a
-//! *spare* copy; the pool takes spares back, oldest first, when slots run out.
+//! A file in memory of bounded size, in huge pages where the host has set some aside, divided into
+//! slots of one chunk. A slot is zero when it is taken and zeroed when it is freed, so that nothing
+//! in it outlives its owner. The slot of a chunk that was moved to the GPU may be kept as a *spare*
+//! copy; the pool takes spares back, oldest first, when slots run out.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -22,20 +22,20 @@ use turnstile_host::memory_file::memory_file;
 /// Why there is no pool.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// No file for it.
+    /// The file could not be made.
     #[error("Cannot make a pool of {bytes} bytes for swapped GPU memory")]
     File {
         /// Its size.
         bytes: u64,
-        /// The kernel's answer.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// No room to map it.
+    /// The file could not be mapped.
     #[error("Cannot map the pool of {bytes} bytes for swapped GPU memory")]
     Map {
         /// Its size.
         bytes: u64,
-        /// Why not.
+        /// Error of the mapping.
         source: vm_memory::mmap::MmapRegionError,
     },
 }
@@ -43,7 +43,8 @@ pub enum PoolError {
 #[derive(Debug)]
 struct Slots {
     free: Vec<u32>,
-    /// Spares, oldest first; one that was claimed or taken back meanwhile has another generation.
+    /// Spares, oldest first. A spare that was claimed or taken back meanwhile has another
+    /// generation.
     spares: VecDeque<(u32, u64)>,
     generations: Vec<u64>,
 }
@@ -57,15 +58,14 @@ pub struct HostPool {
     slots: Mutex<Slots>,
 }
 
-/// A slot that is in use; it is scrubbed and given back when dropped.
+/// A slot that is in use; it is zeroed and freed when dropped.
 #[derive(Debug)]
 pub struct Slot {
     pool: Arc<HostPool>,
     index: u32,
 }
 
-/// A slot that is kept for as long as the pool can spare it; dropped, it is scrubbed like any
-/// other.
+/// A slot that is kept as long as the pool can spare it. When dropped it is zeroed like any other.
 #[derive(Debug)]
 pub struct Spare {
     pool: Arc<HostPool>,
@@ -74,7 +74,7 @@ pub struct Spare {
 }
 
 impl HostPool {
-    /// A pool of so many bytes, rounded down to chunks.
+    /// A pool of `bytes`, rounded down to chunks.
     ///
     /// # Errors
     /// When the host has no memory or descriptors for it.
@@ -92,7 +92,7 @@ impl HostPool {
         })
     }
 
-    /// Whether it lies in huge pages.
+    /// Whether it is in huge pages.
     pub const fn is_huge(&self) -> bool {
         self.huge
     }
@@ -115,7 +115,7 @@ impl HostPool {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a slot, a spare one if there is no other. It is zero.
+    /// Takes a slot, or a spare if there is no other. It is zero.
     pub fn take(self: &Arc<Self>) -> Option<Slot> {
         let pool = self.clone();
         let mut slots = self.lock();
@@ -125,8 +125,8 @@ impl HostPool {
         let index = slots.oldest_spare()?;
         drop(slots);
         let slot = Slot { pool, index };
-        // Of another owner, perhaps: scrubbed before it is anybody's. One that cannot be is lost to
-        // the pool.
+        // A spare may be another owner's, so it is zeroed first. A slot for which this fails is
+        // lost to the pool.
         if slot.pool.scrub(index).is_ok() {
             return Some(slot);
         }
@@ -169,7 +169,7 @@ impl Slots {
         }
     }
 
-    /// Makes a spare slot a slot in use; false if it is spare no more.
+    /// Makes a spare a slot in use; false if it is not a spare any more.
     fn claim(&mut self, index: u32, generation: u64) -> bool {
         let now = &mut self.generations[index as usize];
         let live = *now == generation;
@@ -184,7 +184,7 @@ impl Slot {
         self.pool.slice(self.index)
     }
 
-    /// Keeps what is in it, for as long as nobody needs the room.
+    /// Keeps the content, as long as the pool does not need the room.
     pub fn spare(self) -> Spare {
         let (pool, index) = (self.pool.clone(), self.index);
         std::mem::forget(self);
@@ -202,7 +202,7 @@ impl Slot {
 }
 
 impl Spare {
-    /// Its slot, with what was in it, unless the pool has taken it back.
+    /// Its slot with the content, unless the pool has taken it back.
     pub fn claim(self) -> Option<Slot> {
         self.take()
     }
@@ -224,14 +224,14 @@ impl Spare {
 
 impl Drop for Spare {
     fn drop(&mut self) {
-        // Nobody can claim it any more: scrubbed now, whether the room is needed or not.
+        // It cannot be claimed any more: zeroed now, whether the room is needed or not.
         drop(self.take());
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // One that cannot be scrubbed is given to nobody again.
+        // A slot that cannot be zeroed is not used again.
         if self.pool.scrub(self.index).is_ok() {
             self.pool.lock().free.push(self.index);
         }
@@ -247,8 +247,8 @@ pub struct Chunks {
     huge: bool,
 }
 
-/// Memory of so many bytes, rounded down to chunks, in huge pages where the host has set some
-/// aside; and how many chunks those are.
+/// Memory of `bytes`, rounded down to chunks, in huge pages where the host has set some aside.
+/// Returns it with the number of chunks.
 pub fn chunk_memory(name: &str, bytes: u64) -> Result<(Chunks, u32), PoolError> {
     let count = u32::try_from(bytes / CHUNK_BYTES).unwrap_or(u32::MAX);
     // A file that is mapped has a page at least.
@@ -265,8 +265,8 @@ pub fn chunk_memory(name: &str, bytes: u64) -> Result<(Chunks, u32), PoolError> 
     Ok((Chunks { file, region, huge }, count))
 }
 
-/// A file in huge pages, all of them allocated now: one that is missing later would kill whoever
-/// touches it.
+/// A file in huge pages, all of them allocated now: a process that touches a missing page later
+/// would be killed.
 fn huge_file(name: &str, bytes: u64) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let fd: OwnedFd = memfd_create(name, flags)?;

@@ -2,7 +2,7 @@
 
 use turnstile_abi::{CHUNK_BYTES, ErrorCode};
 
-/// A refusal for the guest: the code, and a text where the code's own does not say enough.
+/// A refusal for the guest: the code, and a text where the code's own is not enough.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}{}{detail}", code.text(), if detail.is_empty() { "" } else { ": " })]
 pub struct Refusal {
@@ -21,8 +21,8 @@ impl From<ErrorCode> for Refusal {
     }
 }
 
-/// Refuses what would go beyond the limit that an operator set; what the tenant has already is left
-/// to it.
+/// Refuses an allocation beyond the limit that an operator set. Memory that the tenant already has
+/// is left to it.
 pub fn within_limit(held_bytes: u64, bytes: u64, max_bytes: Option<u64>) -> Result<(), Refusal> {
     // As the GPU rounds it up.
     let chunks = bytes.div_ceil(CHUNK_BYTES).saturating_mul(CHUNK_BYTES);

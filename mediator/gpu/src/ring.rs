@@ -1,7 +1,6 @@
 //! A channel's side in guest memory: ring, state block, fences. The same for every GPU.
 //!
-//! What the guest wrote is copied once and checked; what does not hold ends the channel with a
-//! [`ChannelFault`].
+//! Guest input is copied once and checked; invalid input ends the channel with a [`ChannelFault`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +22,7 @@ const BLOCK_Z_MAX: u32 = 64;
 /// An error that ends a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChannelFault {
-    /// What the guest is told.
+    /// Code for the guest.
     pub code: ErrorCode,
     /// Details of it: an address, a number.
     pub info: u64,
@@ -50,19 +49,20 @@ pub fn launch_fits(launch: &Launch) -> bool {
     grid.iter().zip(GRID_MAX).all(|(n, max)| *n <= max) && launch.block.z <= BLOCK_Z_MAX
 }
 
-/// Whether a range lies wholly in the VM's memory.
+/// Whether a range is wholly in the VM's memory.
 pub fn in_guest(guest: &GuestMemory, gpa: u64, bytes: u64) -> bool {
     usize::try_from(bytes).is_ok_and(|bytes| guest.check_range(GuestAddress(gpa), bytes))
 }
 
-/// Whether the word at `gpa` is at least `value`. One that cannot be read is not waited for.
+/// Whether the word at `gpa` is at least `value`. True for an unreadable word, so that no channel
+/// waits for it.
 pub fn word_reached(guest: &GuestMemory, gpa: u64, value: u64) -> bool {
     guest
         .load::<u64>(GuestAddress(gpa), Ordering::Acquire)
         .map_or(true, |word| u64::from_le(word) >= value)
 }
 
-/// Checks what a guest says of a channel to be opened.
+/// Checks the guest's configuration of a channel to be opened.
 pub fn check_channel(guest: &GuestMemory, config: &ChannelConfig) -> Result<(), ErrorCode> {
     if !config.entries.is_power_of_two() || config.entries > RING_ENTRIES_MAX {
         return Err(ErrorCode::BadRingSize);
@@ -91,7 +91,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Begins to use a ring that [`check_channel`] has passed, and says so in the state block.
+    /// Begins to use a ring that [`check_channel`] has passed, and reports that in the state block.
     pub fn open(
         guest: Arc<GuestMemory>,
         interrupts: Arc<dyn Interrupts>,
@@ -122,7 +122,7 @@ impl Ring {
     }
 
     /// Writes a word of the state block. The block was checked when the channel was opened, and a
-    /// VM's memory does not shrink; should it all the same, the VM alone misses the news.
+    /// VM's memory does not shrink. If it does, the VM alone misses the report.
     fn report(&self, offset: u64, value: u32) {
         let at = GuestAddress(self.config.state_gpa + offset);
         let _ = self.guest.store(value.to_le(), at, Ordering::Release);
@@ -133,22 +133,22 @@ impl Ring {
         let _ = self.guest.store(value.to_le(), at, Ordering::Release);
     }
 
-    /// The put index last taken.
+    /// The last put index that was announced.
     pub fn put(&self) -> u32 {
         self.put
     }
 
-    /// Commands finished.
+    /// Number of finished commands.
     pub fn get(&self) -> u32 {
         self.get
     }
 
-    /// Commands announced and not finished.
+    /// Number of commands that are announced and not finished.
     pub fn pending(&self) -> u32 {
         self.put.wrapping_sub(self.get)
     }
 
-    /// Takes a put index. True if there is something new to fetch.
+    /// Takes a put index. True if there are new commands to fetch.
     pub fn announce(&mut self, put: u32) -> Result<bool, ChannelFault> {
         let more = put.wrapping_sub(self.put);
         if more == 0 {
@@ -164,18 +164,18 @@ impl Ring {
         Ok(true)
     }
 
-    /// Counts the command at `get` as finished and tells the guest.
+    /// Counts the command at `get` as finished, and reports that to the guest.
     pub fn complete(&mut self) {
         self.count();
         self.report_get();
     }
 
-    /// Counts the command at `get` as finished; the guest is to be told by [`Self::report_get`].
+    /// Counts the command at `get` as finished; [`Self::report_get`] has to follow.
     pub fn count(&mut self) {
         self.get = self.get.wrapping_add(1);
     }
 
-    /// Tells the guest what has finished.
+    /// Reports to the guest what has finished.
     pub fn report_get(&self) {
         self.report(ChannelStateBlock::GET, self.get);
     }
@@ -194,7 +194,7 @@ impl Ring {
         self.interrupt();
     }
 
-    /// Says that the device will not touch the channel's memory any more.
+    /// Reports that the device does not access the channel's memory any more.
     pub fn report_closed(&self) {
         self.report(ChannelStateBlock::STATUS, ChannelStatus::Closed as u32);
     }
@@ -204,8 +204,8 @@ impl Ring {
         self.interrupts.raise(self.config.vector);
     }
 
-    /// Copies the command of this index out of the ring, once, and checks the copy, the guest's
-    /// ranges in it included.
+    /// Copies the command of this index out of the ring, once. Checks the copy, including the
+    /// guest's ranges in it.
     pub fn command(&self, index: u32) -> Result<Command, ChannelFault> {
         let entry = u64::from(index % self.config.entries);
         let at = GuestAddress(self.config.ring_gpa + entry * COMMAND_BYTES as u64);

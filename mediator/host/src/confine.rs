@@ -1,22 +1,23 @@
-//! What the daemon gives up. Guests and API clients reach its threads with what they send; whoever
-//! finds a way to run code in one of them finds little there.
+//! Rights that the daemon gives up. Guests and API clients reach its threads through their input;
+//! an attacker that runs code in one of them finds few rights there.
 //!
-//! | what | when | how |
-//! | --- | --- | --- |
-//! | capabilities | before any thread | none are kept, nor can be had again; no new privileges |
-//! | files | before any thread | reads system folders, writes where ledger, state and sockets are, executes nothing (Landlock) |
-//! | system calls | each thread as it begins | the list of its [`Role`] (seccomp); others fail with EPERM |
+//! - *Capabilities*, before any thread begins: none are kept, nor can be regained; no new
+//!   privileges.
+//! - *Files*, before any thread begins (Landlock): the daemon reads system folders, writes the
+//!   folders of ledger, state and sockets, and executes nothing.
+//! - *System calls*, as each thread begins (seccomp): it keeps the list of its [`Role`]; others
+//!   fail with EPERM.
 //!
-//! With a GPU in hardware the process as a whole keeps the first two: NVIDIA's driver gives its
-//! records and suspensions to the superuser alone, workers become users of their own
-//! (`CAP_SETUID`), are started and ended by the daemon, and programs are looked at through `/proc`.
-//! There each thread gives up what it can: the API's thread, which hears who is furthest away, has
-//! its own Landlock, the capabilities for files in those folders and no others, and its list; the
-//! ledger's writer and the accounting thread have their lists, the latter with the device's calls.
-//! Threads that start workers, and those that serve the driver's objects, keep all.
+//! With a GPU in hardware the process as a whole keeps the first two. NVIDIA's driver gives its
+//! records and suspensions to the superuser alone. The daemon starts and ends workers, which become
+//! users of their own (`CAP_SETUID`), and reads `/proc` about programs. There each thread gives up
+//! what it can. The API's thread, which serves the most distant clients, has its own Landlock
+//! rules, its list, and the capabilities for files in those folders alone. The ledger's writer and
+//! the accounting thread have their lists, the latter with the device's calls. Threads that start
+//! workers, and those that serve the driver's objects, keep all.
 //!
-//! Threads that nobody planned for ([`plan`]) are left as they are: tests and `demo` share a
-//! process with what they measure.
+//! Without a [`plan`] all threads stay as they are: tests and `demo` share a process with what they
+//! measure.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -37,7 +38,7 @@ use seccompiler::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What becomes of system calls that are not on a thread's list.
+/// What happens to system calls that are not on a thread's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Seccomp {
@@ -49,34 +50,34 @@ pub enum Seccomp {
     Off,
 }
 
-/// What threads of this process are to give up.
+/// Rights that threads of this process give up.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Whether calls that are not on a list are refused.
     pub seccomp: Seccomp,
     /// The GPU is the software GPU: no device files, no worker processes.
     pub software: bool,
-    /// Files that are left to the API's thread, if it is to give up the others by itself.
+    /// Files that the API's thread keeps, if it gives up the others by itself.
     pub api_files: Option<Files>,
     /// Whether threads keep all capabilities that the process has.
     pub keep_capabilities: bool,
 }
 
-/// Folders that are left, beside the system's to be read.
+/// Folders that are kept, in addition to reading the system's.
 #[derive(Clone, Debug, Default)]
 pub struct Files {
-    /// To be read.
+    /// Folders that can be read.
     pub readable: Vec<PathBuf>,
-    /// To be read and written.
+    /// Folders that can be read and written.
     pub writable: Vec<PathBuf>,
 }
 
-/// What a thread is there for.
+/// Task of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Reads engine state, decides, moves gates and memory.
     Accounting,
-    /// Talks to VMMs; takes VMs in and serves their mailboxes in threads that it begins.
+    /// Serves VMMs; accepts VMs and serves their mailboxes in threads that it begins.
     Control,
     /// An engine of the software GPU, or its watcher: runs guests' kernels.
     Engine,
@@ -88,7 +89,7 @@ pub enum Role {
 
 static PLAN: OnceLock<Plan> = OnceLock::new();
 
-/// Where libraries, names and what the kernel says of processes lie.
+/// Folders of libraries, names and the kernel's data about processes.
 const READABLE: [&str; 7] = ["/usr", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev"];
 
 /// Makes threads that begin from now on give up what their role does not need.
@@ -105,12 +106,12 @@ pub fn give_up_capabilities() -> io::Result<()> {
     keep_capabilities(CapabilitySet::empty())
 }
 
-/// Gives up all capabilities but these, which are kept as far as they are there.
+/// Gives up all capabilities but these, which are kept if the process has them.
 fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     set_no_new_privs(true)?;
     for capability in CapabilitySet::all().difference(kept).iter() {
-        // Those that this kernel does not know, or that this process may not take away as it has
-        // none.
+        // Capabilities that this kernel does not know, or that a process without capabilities may
+        // not remove.
         let _ = remove_capability_from_bounding_set(capability);
     }
     let kept = capabilities(None)?.permitted.intersection(kept);
@@ -122,8 +123,8 @@ fn keep_capabilities(kept: CapabilitySet) -> io::Result<()> {
     Ok(set_capabilities(None, sets)?)
 }
 
-/// Leaves system folders and `readable` ones to be read, and `writable` ones to be written, for
-/// this thread and those that it begins. Tells whether this kernel has Landlock.
+/// Restricts this thread and those that it begins to reading system folders and `readable` ones,
+/// and to writing `writable` ones. Returns whether this kernel has Landlock.
 ///
 /// # Errors
 /// When the kernel has it and refuses.
@@ -140,7 +141,7 @@ pub fn restrict_files(files: &Files) -> io::Result<bool> {
                 .map(|path| (path.as_path(), all & !AccessFs::Execute)),
         );
     let rules = rules.filter_map(|(path, access)| {
-        // What is not there need not be permitted.
+        // A missing folder need not be permitted.
         let fd = PathFd::new(path).ok()?;
         Some(Ok(PathBeneath::new(fd, access)))
     });
@@ -153,15 +154,15 @@ pub fn restrict_files(files: &Files) -> io::Result<bool> {
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Whether lists of system calls can be had here, found out by a thread that then ends.
+/// Tests in a short-lived thread whether lists of system calls are available.
 ///
 /// # Errors
-/// Why not.
+/// Why they are not.
 pub fn probe_seccomp() -> io::Result<()> {
     let refused = std::thread::spawn(|| -> io::Result<bool> {
         let filter = filter(Role::Engine, Seccomp::Enforce, true)?;
         apply_filter(&filter).map_err(|error| io::Error::other(error.to_string()))?;
-        // On no list, and refused to nobody otherwise.
+        // This call is on no list, and is otherwise permitted to all.
         Ok(rustix::fs::statvfs("/").is_err())
     });
     match refused.join() {
@@ -172,7 +173,7 @@ pub fn probe_seccomp() -> io::Result<()> {
     }
 }
 
-/// Whether this kernel has Landlock, found out by a thread that then ends.
+/// Tests in a short-lived thread whether this kernel has Landlock.
 ///
 /// # Errors
 /// When it has it and refuses.
@@ -181,7 +182,7 @@ pub fn probe_landlock() -> io::Result<bool> {
     probed.unwrap_or_else(|_| Err(io::Error::other("the thread that tried it ended")))
 }
 
-/// The folder in which a file lies.
+/// The folder of a file.
 pub fn folder_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder.to_owned(),
@@ -189,7 +190,7 @@ pub fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// First in a thread: what it may still ask of the kernel.
+/// First call of a thread: gives up the rights that its role does not need.
 pub fn enter(role: Role) {
     let Some(plan) = PLAN.get() else { return };
     if role == Role::Api && !plan.software {
@@ -206,12 +207,12 @@ pub fn enter(role: Role) {
     }
 }
 
-/// The API's thread, and those that it begins, give up files and capabilities where the process
-/// cannot.
+/// Makes the API's thread, and those that it begins, give up files and capabilities that the
+/// process keeps.
 fn give_up_alone(plan: &Plan) {
     if !plan.keep_capabilities {
-        // The folder of the state file may be another user's: within Landlock's folders that is no
-        // matter.
+        // The folder of the state file may be another user's; Landlock limits these capabilities to
+        // its folders.
         let files = CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER | CapabilitySet::CHOWN;
         let kept = if plan.api_files.is_some() {
             files
@@ -232,7 +233,7 @@ fn give_up_alone(plan: &Plan) {
     }
 }
 
-/// What every thread does: memory, time, waiting, its end.
+/// Calls of every thread: memory, time, waiting, its end.
 #[rustfmt::skip]
 const EVERY: &[libc::c_long] = &[
     libc::SYS_munmap, libc::SYS_mremap, libc::SYS_brk, libc::SYS_madvise, libc::SYS_futex, libc::SYS_sched_yield,
@@ -244,11 +245,11 @@ const EVERY: &[libc::c_long] = &[
     libc::SYS_read, libc::SYS_preadv2, libc::SYS_write, libc::SYS_writev, libc::SYS_close, libc::SYS_fcntl,
 ];
 
-/// Threads of its own.
+/// Starting threads.
 #[rustfmt::skip]
 const THREADS: &[libc::c_long] = &[libc::SYS_clone, libc::SYS_clone3];
 
-/// Sockets that are there.
+/// Using open sockets.
 #[rustfmt::skip]
 const SOCKETS: &[libc::c_long] = &[
     libc::SYS_sendmsg, libc::SYS_recvmsg, libc::SYS_sendto, libc::SYS_recvfrom, libc::SYS_shutdown, libc::SYS_accept4,
@@ -257,15 +258,15 @@ const SOCKETS: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")] libc::SYS_epoll_wait, #[cfg(target_arch = "x86_64")] libc::SYS_poll,
 ];
 
-/// Memory that is shared with guests, and what is moved of it.
+/// Memory that is shared with guests, and moving it.
 #[rustfmt::skip]
 const SHARED_MEMORY: &[libc::c_long] = &[
     libc::SYS_memfd_create, libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_fstat, libc::SYS_fstatfs, libc::SYS_lseek, libc::SYS_pread64,
     libc::SYS_pwrite64, libc::SYS_statx, libc::SYS_newfstatat,
 ];
 
-/// Files: of the ledger and of the state, and what the kernel says of processes. Which, is
-/// Landlock's.
+/// Files of the ledger and of the state, and the kernel's data about processes. Landlock limits
+/// which files.
 #[rustfmt::skip]
 const FILES: &[libc::c_long] = &[
     libc::SYS_openat, libc::SYS_fstat, libc::SYS_statx, libc::SYS_newfstatat, libc::SYS_lseek, libc::SYS_pread64,
@@ -278,12 +279,12 @@ const FILES: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")] libc::SYS_readlink,
 ];
 
-/// A server of the ledger's.
+/// Connections to a server of the ledger.
 #[rustfmt::skip]
 const CONNECTIONS: &[libc::c_long] =
     &[libc::SYS_socket, libc::SYS_connect, libc::SYS_bind, libc::SYS_epoll_create1, libc::SYS_sendmmsg, libc::SYS_uname];
 
-/// Who is at the other end of a socket.
+/// Identity of the peer of a socket.
 #[rustfmt::skip]
 const PEERS: &[libc::c_long] = &[libc::SYS_pidfd_open, libc::SYS_pidfd_send_signal];
 
@@ -323,18 +324,17 @@ fn filter(role: Role, seccomp: Seccomp, software: bool) -> io::Result<BpfProgram
         calls.map(|call| (*call, Vec::new())).collect();
     // CAST: constants of the kernel's interface, none negative.
     let exec = libc::PROT_EXEC as u64;
-    // Nothing that is not code already becomes code.
+    // Memory that is not code cannot become code.
     rules.insert(libc::SYS_mmap, vec![when(2, exec, 0)?]);
     rules.insert(libc::SYS_mprotect, vec![when(2, exec, 0)?]);
     const WORD: u64 = u32::MAX as u64;
-    // CAST: as above; threads name themselves, their memory's purpose, and (madvise's kin) nothing
-    // else.
+    // CAST: as above. Threads name themselves and the purpose of their memory; all else is refused.
     let permitted = [libc::PR_SET_NAME, libc::PR_SET_VMA].map(|what| when(0, WORD, what as u64));
     rules.insert(
         libc::SYS_prctl,
         permitted.into_iter().collect::<Result<_, _>>()?,
     );
-    // FIONBIO, by which the standard library makes a socket not wait.
+    // FIONBIO, by which the standard library makes a socket nonblocking.
     let nonblocking = when(1, WORD, libc::FIONBIO)?;
     rules.entry(libc::SYS_ioctl).or_insert(vec![nonblocking]);
     // Another filter, for threads of another role that it begins.
@@ -427,7 +427,7 @@ mod tests {
         }
         let asked = |software| {
             within_on(Role::Accounting, software, || {
-                // Not a terminal: refused by the file, if the call is done.
+                // Not a terminal: refused by the file, if the call is permitted.
                 let file = std::fs::File::from(rustix::event::eventfd(
                     0,
                     rustix::event::EventfdFlags::empty(),
@@ -435,7 +435,7 @@ mod tests {
                 rustix::termios::tcgetattr(&file).map(drop)
             })
         };
-        // It reads what tenants' channels say, which takes a file of theirs.
+        // It reads the state of tenants' channels, for which it takes a file of theirs.
         let files = |software| {
             within_on(Role::Accounting, software, || {
                 use rustix::process::{

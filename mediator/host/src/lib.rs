@@ -1,4 +1,4 @@
-//! What processes of the mediator share of the host.
+//! Access to the host that processes of the mediator share.
 //!
 //! - [`memory_file`]: memory that another process maps.
 //! - [`process`]: identity and ancestry of processes, from `/proc`.

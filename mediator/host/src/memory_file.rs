@@ -29,7 +29,7 @@ pub struct SharedWords {
 }
 
 impl SharedWords {
-    /// Zeroes.
+    /// A new file of zeroes.
     ///
     /// # Errors
     /// As [`memory_file`], or if it cannot be mapped.
@@ -37,7 +37,7 @@ impl SharedWords {
         Self::of(memory_file(name, bytes as u64)?, bytes)
     }
 
-    /// Another's.
+    /// The words of a file that another process made.
     ///
     /// # Errors
     /// If it cannot be mapped.
@@ -52,13 +52,13 @@ impl SharedWords {
         &self.file
     }
 
-    /// The word at so many bytes. Zero outside, or where it is not aligned.
+    /// The word at byte `at`. Zero outside, or if it is not aligned.
     pub fn load<T: AtomicAccess + Default>(&self, at: usize) -> T {
         let slice = self.region.as_volatile_slice();
         slice.load(at, Ordering::Acquire).unwrap_or_default()
     }
 
-    /// Sets it; nothing happens outside, or where it is not aligned.
+    /// Sets the word at byte `at`; does nothing outside, or if it is not aligned.
     pub fn store<T: AtomicAccess>(&self, at: usize, value: T) {
         let _ = self
             .region
@@ -67,7 +67,7 @@ impl SharedWords {
     }
 }
 
-/// A second descriptor of a file, of this number, which stays open on exec.
+/// A second descriptor of a file, with the number `number`, which stays open on exec.
 ///
 /// # Errors
 /// `AddrInUse` when the number is taken; else as fcntl(2).

@@ -3,10 +3,10 @@
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Ancestors looked at before a process is nobody's.
+/// Maximum number of ancestors that are examined.
 const ANCESTORS_MAX: u32 = 64;
 
-/// A process, told from a later one of its number.
+/// A process, distinguished from a later one of its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity {
     /// Its number.
@@ -23,7 +23,7 @@ impl Identity {
         Some(Self { pid, started })
     }
 
-    /// Whether it is there still, and no other in its place.
+    /// Whether it still exists, and no other has its number.
     pub fn is_there(self) -> bool {
         Self::of(self.pid) == Some(self)
     }
@@ -31,12 +31,13 @@ impl Identity {
     /// Whether it is `root` or descends from it.
     pub fn descends_from(self, root: Self) -> bool {
         let found = nearest(self.pid, parent, |pid| (pid == root.pid).then_some(()));
-        // In this order: had one of them ended while we looked, its number could stand for another.
+        // In this order: if one of them ended meanwhile, its number could belong to another
+        // process.
         found.is_some() && self.is_there() && root.is_there()
     }
 }
 
-/// The process that a pidfd is of, in the namespace of this one.
+/// The process of a pidfd, in the namespace of this one.
 pub fn of_pidfd(pidfd: &impl AsFd) -> Option<u32> {
     let number = pidfd.as_fd().as_raw_fd();
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).ok()?;
@@ -54,7 +55,7 @@ pub fn name(pid: u32) -> String {
         .collect()
 }
 
-/// What `wanted` says of a process, or of its nearest ancestor of which it says something.
+/// The result of `wanted` for a process, or for its nearest ancestor that has one.
 pub fn nearest<T>(
     pid: u32,
     parent: impl Fn(u32) -> Option<u32>,
@@ -79,8 +80,8 @@ fn stat(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/stat")).ok()
 }
 
-/// A field of `/proc/PID/stat`, counted from 1 as proc(5) does, behind the name, which may hold
-/// anything.
+/// A field of `/proc/PID/stat`, counted from 1 as in proc(5). It is after the name, which may
+/// contain anything.
 fn field<T: std::str::FromStr>(stat: &str, number: usize) -> Option<T> {
     const FIRST_BEHIND_NAME: usize = 3;
     stat.rsplit_once(')')?

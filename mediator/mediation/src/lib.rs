@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Where the GPU's dispatcher can hold a tenant on one engine ([`Control::Holds`]), each engine has
-//! a policy of its own, and gates are only watched while a tenant is idle. Elsewhere
+//! a policy of its own. Gates are then only watched while a tenant is idle. Elsewhere
 //! ([`Control::Gates`]) the policy of the compute engine closes gates.
 //!
 //! Called by the accounting thread of a GPU and by the threads that report doorbells, under one
@@ -50,7 +50,7 @@ pub const WATCH_AFTER: Nanos = Nanos::from_ms(20);
 /// period counts as runnable.
 pub const GRACE: Nanos = Nanos::from_us(500);
 
-/// From one decision that a policy asks for to the next at least.
+/// Minimum time between two decisions that a policy requests.
 pub const REACTION_MIN: Nanos = Nanos::from_us(50);
 
 /// How long it takes to stop a running kernel and start another. SOURCE: 3 to 13 us on an H200

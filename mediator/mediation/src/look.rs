@@ -1,4 +1,4 @@
-//! A look at an engine that divides its time by itself: its rule decides by what was seen.
+//! Polls of an engine that divides its time by itself: its rule decides from the readings.
 
 use turnstile_accounting::{Demand, DemandEvent, Moment, Nanos, Seen, TenantId};
 use turnstile_gpu::Look;
@@ -6,16 +6,16 @@ use turnstile_policies::{Decision, LOOK_INTERVAL, Measured, Standing};
 
 use super::{COMPUTE, GateOrder, Mediation};
 
-/// What a look comes to.
+/// Result of a poll.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Looked {
     /// How gates are to be moved.
     pub gates: Vec<GateOrder>,
-    /// Time slices that differ from those that stand.
+    /// Time slices that differ from those in force.
     pub slices: Vec<(TenantId, Nanos)>,
-    /// When the next look is due.
+    /// When the next poll is due.
     pub next: Moment,
-    /// What can be known at the next look is wanted.
+    /// Whether the next poll has to read all that it can.
     pub exact: bool,
 }
 
@@ -25,8 +25,8 @@ impl Mediation {
         self.owed.as_ref()?.standing(tenant)
     }
 
-    /// Takes a look. Holds are in [`Mediation::take_holds`]. The ledger takes the windows of the
-    /// look as periods ([`Mediation::period_end`]).
+    /// Takes in a poll. Holds are in [`Mediation::take_holds`]. The ledger takes the poll's windows
+    /// as periods ([`Mediation::period_end`]).
     pub fn look(&mut self, look: &Look) -> Looked {
         for seen in &look.seen {
             let demand = match seen.has_work {

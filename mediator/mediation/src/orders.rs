@@ -35,7 +35,7 @@ pub struct HoldOrder {
     pub held: bool,
 }
 
-/// What a tenant's channels look like at the end of a period.
+/// State of a tenant's channels at the end of a period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Activity {
     /// The tenant.

@@ -9,9 +9,9 @@ use super::{
 };
 
 impl Mediation {
-    /// A period ends with what a meter saw of it: takes `observed` (and, of a polled meter, the
-    /// part before it that was not observed) into the ledger, decides, and returns how gates are to
-    /// be moved. Orders for the dispatcher are in [`Mediation::take_holds`].
+    /// A period ends: takes `observed` into the ledger, with the unobserved part before it of a
+    /// polled meter. Decides, and returns how gates are to be moved. Orders for the dispatcher are
+    /// in [`Mediation::take_holds`].
     ///
     /// # Errors
     /// If a usage does not balance: then nothing was charged for it, and the decisions stand.
@@ -197,7 +197,7 @@ impl Mediation {
 }
 
 impl Standing {
-    /// Where the GPU reports no demand: what the channels look like at the end of a period.
+    /// Where the GPU reports no demand: takes the channels' state at the end of a period.
     fn note_activity(&mut self, seen: &Activity, end: Moment) {
         let recent = seen.last_active.is_some_and(|at| end.since(at) < GRACE);
         self.backlogged = seen.pending > 0 || self.kept || recent;

@@ -173,7 +173,7 @@ const SLICING: Capabilities = Capabilities {
     aperture: false,
 };
 
-/// Looks each 20 ms at an engine on which both tenants have work and only A is served.
+/// Polls, each 20 ms, an engine on which both tenants have work and only A is served.
 fn looks(count: u64, waits_for_memory: Option<TenantId>) -> (Mediation, Vec<HoldOrder>) {
     let row = policy_by_name("owed").unwrap();
     let mut mediation = Mediation::for_gpu(row, &Tuning::default(), &SLICING);

@@ -1,11 +1,13 @@
-//! The GPU's clock, that of its context-switch records, told without asking the GPU each time.
+//! The GPU's clock, on which its context-switch records are, estimated without reading it each
+//! time.
 //!
-//! The driver sets it to the wall clock when it starts; from then on it runs by itself. SOURCE: measured: 5.5 us a second apart
-//! from the host's on an H200, half a second a day. So it is followed: by the host's monotonic clock between two readings of
-//! the timer's registers.
+//! The driver sets it to the wall clock when it starts; from then on it runs by itself. SOURCE:
+//! measured on an H200: it drifts 5.5 us a second from the host's clock, half a second a day. So
+//! the host's monotonic clock extrapolates it between two readings of the timer's registers.
 //!
-//! These are read where a process that has channels sees them, in the page of the doorbells, which is mapped for reading; the driver reads them as well, but takes 0.1 to 0.5 ms for it,
-//! and does not say when in it.
+//! The registers are in the page of the doorbells, which is mapped for reading, as in a process
+//! that has channels. The driver can read them as well, but takes 0.1 to 0.5 ms, and does not
+//! report the moment in that time.
 
 use std::time::{Duration, Instant};
 
@@ -16,27 +18,27 @@ use super::sys::abi::{CLASS_USERMODE, TIME_HIGH, TIME_LOW, USERMODE_TIME_HIGH, U
 use super::sys::{Caching, SharedPages};
 use super::version::DriverAbi;
 
-/// From one reading to the next: 5.5 us a second are so many in it.
+/// Interval between two readings: 5.5 us of drift.
 const READ_EVERY: Duration = Duration::from_secs(1);
-/// The same where the driver reads it: less than a switch takes.
+/// The same where the driver reads the clock: 55 us of drift, less than a context switch takes.
 const CALLED_EVERY: Duration = Duration::from_secs(10);
-/// The one of so many readings is believed that took the shortest.
+/// Readings per update; the one that took the shortest is used.
 const READINGS: usize = 5;
-/// Readings that all took longer say too little. SOURCE: measured: 100 us, up to 530 after a pause.
+/// A longer reading is too imprecise to be used. SOURCE: measured: 100 us, up to 530 after a pause.
 const READ_MAX: Duration = Duration::from_micros(600);
-/// Two ways to read it are of the same clock if they are not further apart.
+/// Maximum difference between two readings of the same clock.
 const SAME_NS: u64 = 1_000_000;
-/// The low word of the clock counts so many nanoseconds.
+/// Nanoseconds after which the low word of the clock wraps.
 const LOW_SPAN: u64 = 1 << 32;
 
-/// The page of the doorbells, which has the clock.
+/// Length of the page of the doorbells, which has the clock.
 pub(super) const PAGE_BYTES: u64 = 4_096;
 
 /// How the registers are read.
 #[derive(Debug)]
 enum Timer {
     Mapped(SharedPages),
-    /// The driver does.
+    /// By a call to the driver.
     Called,
 }
 
@@ -72,13 +74,13 @@ impl Timer {
         (mapped, register): (usize, u32),
     ) -> Result<u32, RmError> {
         match self {
-            // It lies within the page.
+            // The register is within the page.
             Self::Mapped(page) => Ok(page.read(mapped).map_or(0, u32::from_le_bytes)),
             Self::Called => client.register(driver.read_registers, register),
         }
     }
 
-    /// The low word, when it was, and how long it took to read it.
+    /// The low word, when it was read, and how long that took.
     fn reading(
         &self,
         client: &RmClient,
@@ -100,12 +102,12 @@ impl Timer {
         Ok(best)
     }
 
-    /// The whole clock, and when it was.
+    /// The whole clock, and when it was read.
     fn start(&self, client: &RmClient, driver: &DriverAbi) -> Result<(Moment, Instant), RmError> {
         loop {
             let high = self.high(client, driver)?;
             let (low, at, _) = self.reading(client, driver)?;
-            // Otherwise the low word went round between the two.
+            // Otherwise the low word wrapped between the two readings.
             if self.high(client, driver)? == high {
                 return Ok((Moment(u64::from(high) << 32 | u64::from(low)), at));
             }
@@ -113,11 +115,11 @@ impl Timer {
     }
 }
 
-/// The GPU's clock, followed.
+/// The estimate of the GPU's clock.
 #[derive(Debug)]
 pub struct GpuClock {
     timer: Timer,
-    /// What the GPU's clock was at `at`.
+    /// The GPU's clock at `at`.
     gpu: Moment,
     at: Instant,
     /// When it was last read.
@@ -162,7 +164,7 @@ impl GpuClock {
         Ok(called)
     }
 
-    /// What it is now.
+    /// The estimate of the clock now.
     pub fn now(&self) -> Moment {
         self.at(Instant::now())
     }
@@ -172,7 +174,7 @@ impl GpuClock {
         Moment(self.gpu.0 + at.saturating_duration_since(self.at).as_nanos() as u64)
     }
 
-    /// Reads it again if it is time to.
+    /// Reads the clock again once its interval has passed.
     pub fn follow(&mut self, client: &RmClient, driver: &DriverAbi) {
         if self.read.elapsed() < self.timer.every() {
             return;
@@ -186,12 +188,12 @@ impl GpuClock {
         }
     }
 }
-/// The moment nearest to `expected` whose low word is this.
+/// The moment nearest to `expected` that has this low word.
 fn nearest(expected: Moment, low: u32) -> Moment {
     let same = expected.0 / LOW_SPAN * LOW_SPAN + u64::from(low);
     let candidates = [same.saturating_sub(LOW_SPAN), same, same + LOW_SPAN];
     let distance = |moment: &u64| moment.abs_diff(expected.0);
-    // PANIC: none; there are three.
+    // PANIC: none; there are three candidates.
     Moment(candidates.into_iter().min_by_key(distance).unwrap_or(same))
 }
 

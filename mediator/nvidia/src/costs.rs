@@ -1,4 +1,4 @@
-//! What watching and holding cost the daemon: times, wall clock, processor.
+//! What observing and holding cost the daemon: number of times, wall-clock time, processor time.
 
 use std::time::Instant;
 
@@ -11,27 +11,27 @@ fn thread_cpu_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What one kind of work cost so far.
+/// Cost of one kind of work so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cost {
-    /// How often it was done.
+    /// Number of times.
     pub(super) count: u64,
-    /// How long it took.
+    /// Wall-clock time.
     pub(super) wall_ns: u64,
-    /// Processor time in it.
+    /// Processor time.
     pub(super) cpu_ns: u64,
 }
 
-/// One piece of work under way.
+/// One piece of work in progress.
 #[derive(Debug)]
 pub(super) struct Work {
     begin: Instant,
-    /// None if it never waits.
+    /// None for work that never waits.
     cpu_ns: Option<u64>,
 }
 
 impl Work {
-    /// It begins, on this thread.
+    /// Begins work on this thread.
     pub(super) fn begin() -> Self {
         Self {
             begin: Instant::now(),
@@ -39,7 +39,8 @@ impl Work {
         }
     }
 
-    /// The same of some microseconds in which nothing is waited for: to ask the kernel for the processor time would take as long.
+    /// The same for some microseconds without waiting: reading the processor time would take as
+    /// long.
     pub(super) fn brief() -> Self {
         Self {
             begin: Instant::now(),
@@ -49,7 +50,7 @@ impl Work {
 }
 
 impl Cost {
-    /// A piece of work of this kind ends, on the thread on which it began.
+    /// Ends a piece of work of this kind, on the thread on which it began.
     pub(super) fn add(&mut self, work: &Work) {
         self.count += 1;
         // CAST: 584 years.

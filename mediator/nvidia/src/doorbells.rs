@@ -1,15 +1,18 @@
-//! Where programs ring: the pages of doorbells in a process's memory, by what the kernel says of it (`/proc/PID/maps`).
+//! Finds the doorbells in a process's memory, in the kernel's list of its mappings
+//! (`/proc/PID/maps`).
 //!
-//! A program writes which of its channels has work to one word of a page that the driver maps for it; by that alone the GPU learns of a launch.
+//! A program writes the token of a channel with work to one word of a page that the driver maps for
+//! it. This alone notifies the GPU of a launch.
 
 /// NV..._NOTIFY_CHANNEL_PENDING. SOURCE: `clc361.h`.
 pub(super) const DOORBELL_AT: u64 = 0x90;
-/// A mapping of doorbells is that long, of a GPU's device file, shared and for writing alone. SOURCE: measured on an H200 (580.159.04): CUDA has two, one of which it rings; no other mapping may
-/// not be read.
+/// Length of a mapping of doorbells. It is of a GPU's device file, shared and write-only. SOURCE:
+/// measured on an H200 (580.159.04): CUDA has two, of which it rings one; all other mappings are
+/// readable.
 pub(super) const MAPPING_BYTES: u64 = 0x1_0000;
 const MAPPING: &str = "-w-s";
 const DEVICE: &str = "/dev/nvidia";
-/// So many of a process are known: a processor has four breakpoints.
+/// Maximum number of doorbells of a process: a processor has four breakpoints.
 const DOORBELLS_MAX: usize = 4;
 
 /// Addresses of the doorbells in the lines of a process's `maps`.

@@ -1,14 +1,16 @@
 //! The GPU's own log of context switches.
 //!
-//! The driver writes a ring of records and a header (`get`, `put`, counts) into memory that we map for reading; we tell it
-//! by a control up to where we have read. With the policy "keep the oldest" it never writes over a record between `get` and
-//! `put`, so what lies between them stands still while we read; records that find no room are dropped, and counted.
+//! The driver writes a ring of records and a header (`get`, `put`, counts) into memory that is
+//! mapped here for reading. A control reports to the driver up to where the ring was read. With the
+//! policy "keep the oldest" it never overwrites a record between `get` and `put`, so these do not
+//! change while they are read. Records that find no room are dropped and counted.
 //!
 //! # Losses
-//! Records carry a 16-bit number that counts up by one per record, dropped ones included (SOURCE: `fecs_event_list.c`:
-//! `seqNo++` per record, `+= dropCount` for what the GPU itself lost). A jump is a loss; its length is known modulo 65,536.
-//! A ring that is found full has lost records behind its last one, which shows in no number before the next record comes:
-//! [`EventLog::read`] says so. The header's own count of drops stays zero under this policy (measured).
+//! Records carry a 16-bit number that counts up by one per record, dropped ones included (SOURCE:
+//! `fecs_event_list.c`: `seqNo++` per record, `+= dropCount` for records that the GPU itself lost).
+//! A jump is a loss; its length is known modulo 65,536. A ring that is found full has lost records
+//! after its last one, which no number shows before the next record: [`EventLog::read`] reports
+//! this. The header's own count of drops stays zero under this policy (measured).
 
 use turnstile_accounting::Moment;
 
@@ -17,15 +19,18 @@ use super::sys::SharedPages;
 use super::sys::abi;
 use super::version::DriverAbi;
 
-/// Bytes from one record to the next: ours to choose, room for a header of 8 bytes and [`PAYLOAD_BYTES`] (measured with 40).
+/// Bytes from one record to the next, chosen here: room for a header of 8 bytes and
+/// [`PAYLOAD_BYTES`] (measured with 40).
 pub const RECORD_BYTES: usize = 40;
 /// NV_EVENT_BUFFER_FECS_RECORD_V2. SOURCE: `class/cl90cdfecs.h`.
 const PAYLOAD_BYTES: u32 = 24;
 
-/// Records in the ring: at 25,000 switches a second (two records each) it lasts 1.3 s between two reads.
+/// Records in the ring: at 25,000 switches a second (two records each) it lasts 1.3 s between two
+/// reads.
 const RECORDS: u32 = 65_536;
 
-/// The driver is told what was read in pieces of so many records: a call of 10 us less for each reading (measured).
+/// Records that are read before that is reported to the driver, which saves a call of 10 us for
+/// each reading (measured).
 const UNTOLD: u32 = RECORDS / 16;
 
 const HEADER_BYTES: u64 = 4096;
@@ -33,9 +38,9 @@ const HEADER_BYTES: u64 = 4096;
 /// What happened to a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Its state is on the engine: it runs as soon as that has been taken up.
+    /// It was scheduled in: it runs as soon as its state is restored.
     Active,
-    /// It left the engine, its state is in memory. It stood still for as long as that took.
+    /// It was scheduled out, and its state is in memory. It did not run while that was saved.
     Saved,
 }
 
@@ -44,7 +49,7 @@ pub enum Change {
 pub struct SwitchRecord {
     /// Number in the log; a jump is a loss of records.
     pub seq: u64,
-    /// When, in nanoseconds of the wall clock.
+    /// Time in nanoseconds of the wall clock.
     pub at: Moment,
     /// Process that owns the context.
     pub pid: u32,
@@ -54,29 +59,29 @@ pub struct SwitchRecord {
     pub change: Change,
 }
 
-/// Why bytes are not a record that we use.
+/// Why bytes are not a record that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Another type of record.
     #[error("Record type {0} is not a context switch of version 2")]
     Type(u16),
-    /// A detail that was not asked for.
+    /// A tag that was not requested.
     #[error("Tag {0} is neither active nor saved")]
     Tag(u8),
 }
 
-/// A record as it stands in the ring.
+/// A record as it is in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawRecord {
     /// Low bits of the number.
     pub seq: u16,
-    /// When.
+    /// Time of the switch.
     pub at: Moment,
-    /// Whose.
+    /// Process that owns the context.
     pub pid: u32,
-    /// Which.
+    /// The context.
     pub context: u32,
-    /// What.
+    /// What happened, or why the record is not used.
     pub change: Result<Change, DecodeError>,
 }
 
@@ -88,10 +93,12 @@ const TAG_ACTIVE: u8 = 6;
 const TAG_SAVED: u8 = 7;
 
 impl RawRecord {
-    /// Reads the fields. Every record of the ring has a number, also one of which we do not use the rest.
+    /// Reads the fields. Every record of the ring has a number, including records that are not
+    /// used.
     ///
-    /// SOURCE: facts of `cl90cdtypes.h`, `cl90cdfecs.h`: type u16 at 0; tag u8 at 8, vmid u8, seqno u16 at 10, context u32
-    /// at 12, pid u32 at 16, reserved u16, two MIG ids, time stamp u64 at 24.
+    /// SOURCE: facts of `cl90cdtypes.h`, `cl90cdfecs.h`: type u16 at 0; tag u8 at 8, vmid u8, seqno
+    /// u16 at 10, context u32 at 12; pid u32 at 16, reserved u16, two MIG ids, time stamp u64 at
+    /// 24.
     pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Self {
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
@@ -112,27 +119,27 @@ impl RawRecord {
     }
 }
 
-/// Counts of what the log did not tell us.
+/// Counts of records that were lost or not used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// Records that were numbered and did not come, at least.
+    /// Records that were numbered and did not arrive, at least.
     pub missing: u64,
-    /// Records that we do not use; they are numbered like the others.
+    /// Records that are not used; they are numbered like the others.
     pub unused: u64,
 }
 
-/// Puts the high bits back onto the records' numbers.
+/// Restores the high bits of the records' numbers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sequence {
     /// Low bits that the next record should have.
     expected: Option<u16>,
-    /// Number of the next record that we use; those that we do not have none.
+    /// Number of the next record that is used; the others get none.
     next: u64,
     losses: Losses,
 }
 
 impl Sequence {
-    /// The next record of the ring: the switch that it is, with its full number.
+    /// Takes the next record of the ring. Returns its switch with the full number, if it is used.
     pub fn take(&mut self, raw: &RawRecord) -> Option<SwitchRecord> {
         let expected = *self.expected.get_or_insert(raw.seq);
         let missing = u64::from(raw.seq.wrapping_sub(expected));
@@ -173,13 +180,14 @@ pub struct EventLog {
     header: SharedPages,
     records: SharedPages,
     get: u32,
-    /// What the driver takes as read.
+    /// Position up to which the driver counts records as read.
     told: u32,
     sequence: Sequence,
 }
 
 impl EventLog {
-    /// Makes a log and starts it. Needs root. It is freed with the client, or by [`Self::close`].
+    /// Makes a log and starts it. Needs root. The log is freed with the client, or by
+    /// [`Self::close`].
     ///
     /// # Errors
     /// The driver's refusal.
@@ -204,8 +212,9 @@ impl EventLog {
         let mut bind = abi::BindEventsParams {
             event_buffer: buffer.0,
             record_size: PAYLOAD_BYTES,
-            // NV2080_CTRL_GR_FECS_BIND_EVTBUF_LOD_SIMPLE: contexts active and saved. SOURCE: `ctrl2080gr.h`. The driver gives
-            // nobody but the kernel more (`fecs_event_list.c`: `bSelectLOD = bKernel`; measured: the same tags at all levels).
+            // NV2080_CTRL_GR_FECS_BIND_EVTBUF_LOD_SIMPLE: contexts active and saved. SOURCE:
+            // `ctrl2080gr.h`. The driver gives more to kernel clients alone (`fecs_event_list.c`:
+            // `bSelectLOD = bKernel`; measured: the same tags at all levels).
             level_of_detail: 1,
             event_filter: u32::MAX,
             all_users: 1,
@@ -234,22 +243,24 @@ impl EventLog {
         })
     }
 
-    /// Moves what was logged until now to the end of `records`, oldest first. Tells whether that is all there was: if not,
-    /// the log has a hole behind the last of them.
+    /// Appends all records until now to `records`, oldest first. Returns whether that is all of
+    /// them: if not, the log has a hole after the last one.
     ///
     /// # Errors
-    /// If the driver does not take the calls.
+    /// If the driver refuses the calls.
     pub fn read(
         &mut self,
         client: &RmClient,
         records: &mut Vec<SwitchRecord>,
     ) -> Result<bool, RmError> {
-        // Otherwise the driver moves records from the GPU's buffer 30 times a second. SOURCE: `fecs_event_list.c`.
+        // Without this the driver moves records from the GPU's buffer 30 times a second. SOURCE:
+        // `fecs_event_list.c`.
         client.control_empty("flush events", self.buffer, abi::EVENTS_FLUSH)?;
         self.read_shown(client, records)
     }
 
-    /// The same of what the driver has moved to the ring by itself: what was logged 30 ms ago is. That is no call.
+    /// The same for records that the driver has moved to the ring by itself, which takes 30 ms at
+    /// most. Saves the call that flushes.
     ///
     /// # Errors
     /// As of [`Self::read`].
@@ -283,12 +294,12 @@ impl EventLog {
         Ok(!full)
     }
 
-    /// Where it writes next, by what it has moved to the ring so far.
+    /// Where the driver writes next, by the records in the ring.
     fn shown(&self) -> u32 {
         self.word(header::PUT) % RECORDS
     }
 
-    /// Records that were read, of which the driver does not know it yet.
+    /// Records that were read and not yet reported to the driver.
     const fn read_untold(&self) -> u32 {
         (self.get + RECORDS - self.told) % RECORDS
     }
@@ -299,7 +310,7 @@ impl EventLog {
         u64::from_le_bytes(self.header.read(header::DROPPED).expect("the header"))
     }
 
-    /// What was lost so far, by the records' numbers.
+    /// Records that were lost so far, by their numbers.
     pub const fn losses(&self) -> Losses {
         self.sequence.losses()
     }

@@ -1,4 +1,4 @@
-//! The tenant of each channel group, by the number that the engine status has. Pure.
+//! The tenant of each channel group, by the group's number in the engine status. Pure.
 //!
 //! It is learnt from the log, and used once two readings agree.
 
@@ -8,16 +8,16 @@ use turnstile_accounting::TenantId;
 
 use super::observe::Group;
 
-/// Readings of the log that agree: the last record may not be there yet.
+/// Readings of the log that have to agree: the last record may not have arrived yet.
 const AGREED: u32 = 2;
 
-/// The tenants of groups.
+/// Map from groups to tenants.
 #[derive(Debug, Default)]
 pub(super) struct Groups(BTreeMap<Group, (TenantId, u32)>);
 
 impl Groups {
-    /// The group was on the engine before the log was read and after it. By the log, this tenant
-    /// was.
+    /// Takes a reading: the group was resident before and after the log was read, and by the log
+    /// this tenant was.
     pub(super) fn learn(&mut self, group: Group, tenant: TenantId) {
         let (of, agreed) = self.0.entry(group).or_insert((tenant, 0));
         *agreed = if *of == tenant {
@@ -28,13 +28,13 @@ impl Groups {
         *of = tenant;
     }
 
-    /// Its tenant.
+    /// The tenant of a group.
     pub(super) fn tenant(&self, group: Group) -> Option<TenantId> {
         let (tenant, agreed) = self.0.get(&group)?;
         (*agreed >= AGREED).then_some(*tenant)
     }
 
-    /// A tenant is gone: its groups may be another's.
+    /// Removes a tenant that is gone: its group numbers may be reused.
     pub(super) fn forget(&mut self, tenant: TenantId) {
         self.0.retain(|_, (of, _)| *of != tenant);
     }

@@ -1,14 +1,15 @@
-//! Which channels belong to which process.
+//! Channels and channel groups of each process.
 //!
-//! They are learnt from the calls of the process itself ([`super::notify`], or a preloaded library), so they are
-//! allegations: one may name a handle that was refused, is gone, or is somebody else's. Who uses them has to expect that
-//! the driver refuses some, and holds the rest. That a client is one process's alone is kept by the daemon.
+//! They come from the calls of the process itself ([`super::notify`], or a preloaded library), so
+//! they are allegations. A handle may have been refused or freed, or may belong to another process.
+//! A caller has to expect that the driver refuses some of them, and holds the rest. The daemon
+//! ensures that a client belongs to one process alone.
 //!
-//! The preloaded library says one line per object, and nothing of its USERD:
+//! The preloaded library writes one line per object, without the object's USERD:
 //!
 //! ```text
-//!   + PID CLIENT HANDLE CLASS PARENT ENGINE     a channel group or a channel was made (all but PID in hexadecimal)
-//!   - PID CLIENT HANDLE                         it, or what it was below, was freed
+//!   + PID CLIENT HANDLE CLASS PARENT ENGINE     a group or channel was made (hexadecimal but PID)
+//!   - PID CLIENT HANDLE                         the object, or one above it, was freed
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,16 +22,16 @@ use super::sys::abi::{CLASS_CHANNEL_GROUP, CLASS_CHANNEL_LOW_BYTE};
 /// NV2080_ENGINE_TYPE_GRAPHICS: graphics and compute. SOURCE: `class/cl2080_notification.h`.
 pub(super) const ENGINE_GRAPHICS: u32 = 1;
 
-/// Objects per process that are kept; a CUDA context has about 24.
+/// Maximum number of objects of a process; a CUDA context has about 24.
 const OBJECTS_MAX: usize = 4096;
 
-/// Why a change is not taken.
+/// Why a change is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandleError {
-    /// It has another form.
+    /// The line does not have the form of the module's header.
     #[error("A line of handles has another form")]
     Form,
-    /// The process has too many.
+    /// The process has more than `OBJECTS_MAX` objects.
     #[error("Process {0} has more than {OBJECTS_MAX} channels and groups")]
     TooMany(u32),
 }
@@ -45,15 +46,15 @@ pub const fn is_channel(class: u32) -> bool {
     class & 0xff == CLASS_CHANNEL_LOW_BYTE
 }
 
-/// Whether it is a channel group on the compute engine.
+/// Whether the object is a channel group on the compute engine.
 const fn is_compute_group(object: &ProgramObject) -> bool {
     object.class == CLASS_CHANNEL_GROUP && object.engine == ENGINE_GRAPHICS
 }
 
-/// What a line of the preloaded library says of which process.
+/// Parses a line of the preloaded library into its process and its change.
 ///
 /// # Errors
-/// If it has another form.
+/// If the line has another form.
 pub fn parse(line: &str) -> Result<(u32, ObjectChange), HandleError> {
     let mut words = line.split_ascii_whitespace();
     let sign = words.next();
@@ -89,17 +90,17 @@ pub struct Handles {
 }
 
 impl Handles {
-    /// Takes one line of the preloaded library.
+    /// Applies one line of the preloaded library.
     ///
     /// # Errors
-    /// If it is none, or the process has too many objects.
+    /// If the line has another form, or the process has too many objects.
     pub fn take(&mut self, line: &str) -> Result<(), HandleError> {
         let (pid, change) = parse(line)?;
         self.apply(pid, &change).map(|_| ())
     }
 
-    /// Takes what happened to an object of a process. Returns whether that changes anything: what is no channel or
-    /// group, and what was freed without being known, does not.
+    /// Applies a change to an object of a process. Returns whether this changed the stored objects:
+    /// only channels and groups are stored, and an unknown object may be freed.
     ///
     /// # Errors
     /// If the process has too many objects.
@@ -120,7 +121,8 @@ impl Handles {
         }
     }
 
-    /// A client that is freed takes all with it, a device its groups, a group its channels.
+    /// Frees an object and all below it: a client with everything, a device with its groups, a
+    /// group with its channels.
     fn free(&mut self, pid: u32, client: u32, handle: u32) -> bool {
         let Some(objects) = self.objects.get_mut(&pid) else {
             return false;
@@ -145,12 +147,12 @@ impl Handles {
         changed
     }
 
-    /// A process is gone.
+    /// Removes a process that is gone.
     pub fn forget(&mut self, pid: u32) {
         self.objects.remove(&pid);
     }
 
-    /// What is known of a process, groups before their channels.
+    /// Objects of a process, groups before their channels.
     pub fn objects(&self, pid: u32) -> Vec<ProgramObject> {
         let mut objects: Vec<ProgramObject> = self
             .objects
@@ -161,18 +163,18 @@ impl Handles {
         objects
     }
 
-    /// How many objects are known of a process.
+    /// Number of objects of a process.
     pub fn count(&self, pid: u32) -> usize {
         self.objects.get(&pid).map_or(0, BTreeMap::len)
     }
 
-    /// Processes that reported something.
+    /// Processes that have objects.
     pub fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         self.objects.keys().copied()
     }
 
-    /// The process's channels on the compute engine: those in groups of that engine, which is what has to be stopped to
-    /// stop its kernels. Copies go on.
+    /// The process's channels in groups of the compute engine. Suspending these stops its kernels;
+    /// copies continue.
     pub fn compute_channels(&self, pid: u32) -> Vec<Channel> {
         self.channels(pid, |group| group.is_some_and(is_compute_group))
     }

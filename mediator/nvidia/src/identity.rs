@@ -1,21 +1,21 @@
-//! A GPU's identity and model, as the driver's files tell them.
+//! A GPU's identity and model, read from the driver's files.
 
 use std::fs;
 use std::io;
 
-/// Where the driver tells of each GPU. SOURCE: NVIDIA driver README, "/proc interface".
+/// Folder in which the driver describes each GPU. SOURCE: NVIDIA driver README, "/proc interface".
 const FOLDER: &str = "/proc/driver/nvidia/gpus";
 
-/// What names a GPU.
+/// Identity of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// `GPU-` and a UUID.
     pub uuid: String,
-    /// As on the box.
+    /// Product name of the model.
     pub model: String,
 }
 
-/// The identity of GPU `index`, by the number of its device file; none where the driver does not tell.
+/// The identity of the GPU with device file number `index`. None if the driver does not report it.
 ///
 /// # Errors
 /// If the driver's files cannot be read.

@@ -2,35 +2,31 @@
 //!
 //! ```text
 //!   observe/: context-switch log, engine status, busy counter, channel status
-//!        \-> sharing/: a look each 20 to 60 ms -> accounting's meter and the rule (mediation)
-//!   holds -> hands (executor) -> holder (suspend, resume) -> the driver's resource manager (RM)
-//!                  \-> guardian (the watchdog, which resumes all when the daemon is gone)
-//!                  \-> usher (the preemptor, which takes the engine from a tenant at once)
+//!   sharing/: a poll every 20 to 60 ms -> accounting's meter and the rule (mediation)
+//!   holds -> hold/ (executor) -> holder (suspend, resume) -> the driver's resource manager (RM)
+//!                  \-> watchdog (the watchdog, which resumes all when the daemon is gone)
+//!                  \-> preemptor (the preemptor, which takes the engine from a tenant at once)
 //!   notify (or a preloaded library): objects that the driver hands out -> handles -> tenant/
 //!      \-> police (the ioctl filter)
 //! ```
 //!
-//! RM is the kernel driver's object interface: clients own devices, devices own channels and event buffers; `ioctl`s
-//! allocate, control and free them. Numbers and layouts of it stand in `sys/abi.rs`, differences between driver versions in
-//! [`version`].
+//! RM is the kernel driver's object interface: clients own devices, devices own channels and event
+//! buffers; `ioctl`s allocate, control and free them. `sys/abi.rs` has its numbers and layouts,
+//! [`version`] the differences between driver versions.
 //!
-//! SOURCE: constants and layouts are facts from NVIDIA's published headers (open-gpu-kernel-modules) and were run on an
-//! H200 under driver 580.159.04; comments name the header or say "measured".
+//! SOURCE: constants and layouts are facts from NVIDIA's published headers
+//! (open-gpu-kernel-modules) and were run on an H200 under driver 580.159.04. Comments name the
+//! header or state "measured".
 #![deny(unsafe_code)]
 
-mod arrivals;
 pub mod clock;
 mod costs;
 mod doorbells;
 pub mod events;
 mod groups;
-pub mod guardian;
 pub mod handles;
-mod hands;
 pub mod hold;
-pub mod holder;
 pub mod identity;
-pub mod lease;
 mod line;
 pub mod load;
 mod models;
@@ -38,6 +34,7 @@ pub mod mover;
 pub mod notify;
 pub mod observe;
 pub mod police;
+pub mod preemptor;
 pub mod probe;
 pub mod programs;
 pub mod rm;
@@ -46,7 +43,6 @@ pub mod sharing;
 pub mod swapped;
 mod sys;
 mod tenant;
-pub mod usher;
 pub mod version;
 mod vms;
 pub mod worker;

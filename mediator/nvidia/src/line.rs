@@ -1,4 +1,6 @@
-//! Both ends of the line to a helper process, in frames of [`turnstile_vmm::wire`]: starting it, waiting for its answer, and for the daemon's orders.
+//! The connection between the daemon and a helper process, in frames of [`turnstile_vmm::wire`].
+//! For the daemon: starting the helper and waiting for an answer. For the helper: waiting for
+//! orders.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,27 +14,30 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use turnstile_vmm::wire::{FrameReader, Read, WireError, send};
 
-/// Why no answer came; the process is of no use any more.
+/// Why no answer arrived; the process is of no further use.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LineError {
-    /// It is gone.
+    /// The process has ended.
     #[error("has ended")]
     Ended,
-    /// It takes too long.
+    /// The process exceeds its time limit.
     #[error("does not answer")]
     Silent,
-    /// It says what is none.
+    /// The process sends an invalid frame.
     #[error("does not keep to the protocol: {0}")]
     Wire(#[from] WireError),
 }
 
-/// Starts a helper that has its end of the line as its standard input, and says nothing. The daemon keeps no copy of that end, and a signal to its group does not end the helper.
+/// Starts a helper with its end of the connection as standard input and no standard output. The
+/// daemon keeps no copy of that end. A signal to the daemon's process group does not end the
+/// helper.
 pub(super) fn start(mut command: Command, theirs: OwnedFd) -> io::Result<Child> {
     command.stdin(theirs).stdout(Stdio::null()).process_group(0);
     command.spawn()
 }
 
-/// Whether a descriptor takes more before so long has passed, which is waited for. (Interrupted, it may.)
+/// Whether a descriptor can be written to; waits up to `limit`. True also if a signal interrupts
+/// it.
 pub(super) fn has_room(fd: impl AsFd, limit: Duration) -> io::Result<bool> {
     let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
     match poll(&mut [PollFd::new(&fd, PollFlags::OUT)], Some(&limit)) {
@@ -42,15 +47,15 @@ pub(super) fn has_room(fd: impl AsFd, limit: Duration) -> io::Result<bool> {
     }
 }
 
-/// Waits for an answer. Time in which `stopped` says that the process cannot answer does not count. Precondition: the stream
-/// does not block.
+/// Waits for an answer. Time during which `stopped` returns true (the process cannot answer) does
+/// not count. Precondition: the stream does not block.
 pub(super) fn answer<A: DeserializeOwned>(
     stream: &UnixStream,
     reader: &mut FrameReader,
     limit: Duration,
     stopped: impl Fn() -> bool,
 ) -> Result<(A, Vec<OwnedFd>), LineError> {
-    /// How often `stopped` is asked.
+    /// How often `stopped` is called.
     const TICK: Duration = Duration::from_millis(20);
     let (mut waited, mut last) = (Duration::ZERO, Instant::now());
     loop {
@@ -72,12 +77,12 @@ pub(super) fn answer<A: DeserializeOwned>(
             tv_nsec: TICK.as_nanos() as _,
         };
         let mut fds = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
-        // Interrupted, it looks once more than needed.
+        // An interrupted wait costs one needless read.
         let _ = poll(&mut fds, Some(&tick));
     }
 }
 
-/// The helper's end.
+/// The helper's end of the connection.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) stream: UnixStream,
@@ -90,7 +95,8 @@ impl Line {
         Self { stream, reader }
     }
 
-    /// The next order with its descriptors, waited for; None when the daemon has ended the connection.
+    /// Waits for the next order and its descriptors; `None` when the daemon has ended the
+    /// connection.
     pub(super) fn next<O: DeserializeOwned>(
         &mut self,
     ) -> Result<Option<(O, Vec<OwnedFd>)>, WireError> {

@@ -1,28 +1,29 @@
-//! Models of GPUs: a table of what the meter has to know that each model has its own of.
+//! Models of GPUs: a table of values for the meter that differ between models.
 //!
-//! To add one: `turnstile bench share --gpu nvidia` on it. The charges of kernels that are stopped
-//! in the middle show whether its edges are right (docs/NVIDIA.md).
+//! To add one: run `turnstile bench share --gpu nvidia` on it. The charges of kernels that are
+//! preempted in the middle show whether its edges are right (docs/NVIDIA.md).
 
 use turnstile_accounting::Nanos;
 
 use super::identity;
 
-/// How long a context stands still at the edges of its residency.
+/// How long a context does not run at the edges of its residency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Edges {
-    /// From "active" to its first instruction, after it was stopped in the middle of its work.
+    /// From "active" to its first instruction, after it was preempted in the middle of its work.
     pub(super) resumed: Nanos,
-    /// From its last instruction to "saved", when it is stopped in the middle.
+    /// From its last instruction to "saved", when it is preempted in the middle.
     pub(super) stopped: Nanos,
-    /// From "active" to the first instruction, after it had left because it had nothing to do.
+    /// From "active" to its first instruction, after it had left because it was idle.
     pub(super) came: Nanos,
-    /// From having nothing to do to "saved".
+    /// From becoming idle to "saved".
     pub(super) left: Nanos,
 }
 
 impl Edges {
-    /// Of an H200. SOURCE: measured, by the time stamps of kernels that fill it (p10, p50, p90 of 120 to 640 changes): resumed
-    /// 36, 44, 50 us; stopped 97, 101, 107; came 4, 4, 4; left 58, 59, 59.
+    /// For an H200. SOURCE: measured, by the time stamps of kernels that fill it (p10, p50, p90 of
+    /// 120 to 640 changes): resumed 36, 44, 50 us; stopped 97, 101, 107; came 4, 4, 4; left 58, 59,
+    /// 59.
     pub(super) const H200: Self = Self {
         resumed: Nanos::from_us(44),
         stopped: Nanos::from_us(101),
@@ -30,29 +31,30 @@ impl Edges {
         left: Nanos::from_us(59),
     };
 
-    /// Of an H100. SOURCE: measured, `turnstile bench share --record` (11,600 changes of six programs): resumed and stopped
-    /// together 109 to 135 us by program, came and left together 62 to 63.
+    /// For an H100. SOURCE: measured, `turnstile bench share --record` (11,600 changes of six
+    /// programs): resumed and stopped together 109 to 135 us by program, came and left together 62
+    /// to 63.
     pub(super) const H100: Self = Self {
         resumed: Nanos::from_us(36),
         stopped: Nanos::from_us(87),
         ..Self::H200
     };
 
-    /// A context that is saved later than this after its slice ended was stopped by that: one that
-    /// had nothing to do by then was saved before. Halfway between the two: 1,100 residencies of an
-    /// H100 that ended by themselves at the end of their slice lasted 2.06 to 2.08 ms of 2.048,
-    /// and 2,600 that were stopped 2.16 to 2.21 ms.
+    /// Limit of the time from the end of the timeslice to "saved". A context that is saved later
+    /// was preempted by that end, and one that is saved before had become idle. It is halfway
+    /// between the two. On an H100, with a slice of 2.048 ms, 1,100 residencies that ended by
+    /// themselves then lasted 2.06 to 2.08 ms; 2,600 that were preempted lasted 2.16 to 2.21 ms.
     pub(super) fn expiry(self) -> Nanos {
         Nanos((self.left.0 + self.stopped.0) / 2)
     }
 }
 
-/// What one model has its own of.
+/// Values of one model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Model {
-    /// A word of the name that the driver gives it.
+    /// A word of the model's name in the driver.
     pub(super) name: &'static str,
-    /// How long a context stands still at the edges of its residency.
+    /// Edges of the model's residencies.
     pub(super) edges: Edges,
 }
 
@@ -66,7 +68,7 @@ const H100: Model = Model {
     edges: Edges::H100,
 };
 
-/// Every model that is known.
+/// All known models.
 const MODELS: &[Model] = &[H200, H100];
 
 /// The row of the model of this name ("NVIDIA H100 80GB HBM3").
@@ -75,7 +77,7 @@ pub(super) fn named(name: &str) -> Option<Model> {
     words.find_map(|word| MODELS.iter().find(|model| model.name == word).copied())
 }
 
-/// The row of GPU `index`; that of an H200 for a model that has none, which is said.
+/// The row of GPU `index`. A model without one gets the row of an H200, and a warning is logged.
 pub(super) fn of(index: u32) -> Model {
     let identity = identity::of(index).ok().flatten();
     let name = identity.map_or_else(String::new, |identity| identity.model);

@@ -1,29 +1,33 @@
-//! What the driver hands out to a program and its children, and what they may ask of it, without a library in them and
-//! without tracing them.
+//! Observes what the driver hands out to a program and its children, and filters what they may
+//! request of it. Needs no library in the programs and does not trace them.
 //!
 //! ```text
-//!   program --ioctl RM_ALLOC, RM_FREE, RM_CONTROL--> seccomp filter --waits--> Listener: reads the arguments
-//!      |                                                                          |-- goes on to the driver
-//!      |                                                                          '-- is refused (police)
-//!      '----every other call-----------------------------------------------------------------> kernel
+//!   program --RM_ALLOC, RM_FREE, RM_CONTROL--> seccomp filter --waits--> Listener: reads arguments
+//!      |                                                                   |-- lets it proceed
+//!      |                                                                   '-- refuses it (police)
+//!      '----every other call---------------------------------------------> kernel
 //! ```
 //!
-//! The filter is laid on the command before it begins ([`Learning::lay_on`]) and is inherited by all that it starts, so
-//! static binaries, libraries that bind the driver privately and other languages are seen alike. A running program makes
-//! no calls of these kinds: launches and copies go by memory alone.
+//! [`Learning::lay_on`] installs the filter before the command begins, and everything that the
+//! command starts inherits it. So static binaries, libraries that bind the driver privately and
+//! other languages are seen alike. A running program makes no calls of these kinds: launches and
+//! copies use memory alone.
 //!
-//! What it does not promise. The arguments are read before the call is made, so that
-//! - a call that the driver then refuses is reported all the same: a handle may name nothing;
-//! - another thread of a hostile program can change them after they were read: it can hide a channel (its time is then
-//!   found by the context-switch events, as untracked or as its process's), name a handle that is not its own (the
-//!   daemon gives a client to the first process that names it; a client of a process that reported nothing can be named),
-//!   or have a control made that is refused (decision 012 says what it gains);
-//! - arguments that cannot be read are not looked at: the driver reads the same memory. A process that made itself unreadable
-//!   to a launcher without CAP_SYS_PTRACE is neither learnt of nor policed.
+//! What this does not guarantee. The arguments are read before the call is made, so that:
+//! - A call that the driver then refuses is reported all the same: a handle may name nothing.
+//! - Another thread of a hostile program can change the arguments after they were read. It can hide
+//!   a channel: the context-switch events then show its time, as untracked or as its process's. It
+//!   can name a handle of another process: the daemon gives a client to the first process that
+//!   names it, and a client of a process that reported nothing can be named. It can have a control
+//!   made that is refused (decision 007 describes what that gains).
+//! - Unreadable arguments are not checked, because the driver reads the same memory. A process that
+//!   made itself unreadable to a launcher without CAP_SYS_PTRACE is neither observed nor filtered.
 //!
-//! The kernel says who makes the call, in the supervisor's own namespace: that is not an allegation.
+//! The kernel reports the calling thread, in the supervisor's own namespace: this is not an
+//! allegation.
 //!
-//! Whoever holds the listener has to answer: when all of its holders are gone the calls fail with ENOSYS.
+//! Each holder of the listener has to answer calls: when all holders are gone, the calls fail with
+//! ENOSYS.
 
 use std::fs::{self, File};
 use std::io;
@@ -39,47 +43,52 @@ use super::police::{self, Control};
 use super::sys::abi::{CLASS_CHANNEL_GROUP, escape};
 use super::sys::notify::{self, Call, Pending, RawListener};
 
-/// NVOS21 and NVOS64 begin alike: root, parent, new, class, then the address of the parameters. SOURCE: `nvos.h`.
+/// NVOS21 and NVOS64 begin alike: root, parent, new, class, then the address of the parameters.
+/// SOURCE: `nvos.h`.
 const ALLOC_BYTES: usize = 24;
 /// NVOS00: root, parent, old, status. SOURCE: `nvos.h`.
 const FREE_BYTES: usize = 16;
-/// NVOS54: client, object, command, flags, address and length of the parameters, status. SOURCE: `nvos.h`.
+/// NVOS54: client, object, command, flags, address and length of the parameters, status. SOURCE:
+/// `nvos.h`.
 const CONTROL_BYTES: usize = 32;
-/// Where NVOS54 has its status.
+/// Offset of the status in NVOS54.
 const CONTROL_STATUS_AT: u64 = 28;
 /// nv_ioctl_xfer_t: number, length, address. SOURCE: `nv-ioctl.h`.
 const XFER_BYTES: usize = 16;
-/// Where NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS has its engine type. SOURCE: `alloc/alloc_channel.h`.
+/// Offset of the engine type in NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS. SOURCE:
+/// `alloc/alloc_channel.h`.
 const GROUP_ENGINE_AT: u64 = 12;
 
-/// Where NV_CHANNEL_ALLOC_PARAMS has, in words: the entries of its ring (gpFifoEntries), the memory of its USERD (hUserdMemory, of the first subdevice)
-/// and the offset in it (userdOffset, 64 bits). SOURCE: `alloc/alloc_channel.h`; measured on an H200: what lies there moves with launches.
+/// Offsets in NV_CHANNEL_ALLOC_PARAMS, in words: the entries of its ring (gpFifoEntries), the
+/// memory of its USERD (hUserdMemory, of the first subdevice) and the offset in that memory
+/// (userdOffset, 64 bits). SOURCE: `alloc/alloc_channel.h`; measured on an H200: the words at that
+/// place change with launches.
 const CHANNEL_RING_AT: usize = 4;
 const CHANNEL_USERD_AT: usize = 8;
 const CHANNEL_OFFSET_AT: usize = 16;
-/// What is read of them.
+/// Bytes of these parameters that are read.
 const CHANNEL_BYTES: usize = 72;
 
 /// EPERM. SOURCE: `asm-generic/errno-base.h`.
 const EPERM: i32 = 1;
 
-/// Handles that the driver chooses, awaited at a time.
+/// Maximum number of pending handles that the driver chooses.
 const UNNAMED_MAX: usize = 256;
-/// Times that one is looked for.
+/// Maximum number of polls for one of them.
 const LOOKS_MAX: u32 = 1000;
 
 /// What went wrong with the filter.
 #[derive(Debug, thiserror::Error)]
 pub enum NotifyError {
-    /// The kernel cannot.
+    /// The kernel lacks user notification.
     #[error(
         "This kernel has no seccomp user notification (Linux 5.5 and CONFIG_SECCOMP_FILTER have)"
     )]
     Unavailable,
-    /// The filter could not be laid on the command.
+    /// The filter could not be installed on the command.
     #[error("The system-call filter was refused{}", if source.raw_os_error() == Some(16) { " (another one with a listener is there already)" } else { "" })]
     Refused {
-        /// Why.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// The listener failed.
@@ -87,31 +96,31 @@ pub enum NotifyError {
     Listen(#[source] io::Error),
 }
 
-/// Whether the kernel has what is needed.
+/// Whether the kernel has seccomp user notification.
 pub fn is_available() -> bool {
     notify::available()
 }
 
-/// A change that a process is about to see.
+/// A change that a process requested of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// The process, by the kernel's word, in the namespace of this one.
+    /// The process as the kernel reports it, in the namespace of the supervisor.
     pub pid: u32,
-    /// What it asks the driver for.
+    /// The requested change.
     pub change: ObjectChange,
 }
 
-/// A filter laid on a command that has not begun.
+/// A filter installed on a command that has not begun.
 #[derive(Debug)]
 pub struct Learning(Pending);
 
 impl Learning {
-    /// Lays the filter on a command. It takes effect between fork and exec.
+    /// Installs the filter on a command. It takes effect between fork and exec.
     ///
-    /// Without CAP_SYS_ADMIN, setuid programs that the command starts gain nothing by it.
+    /// Without CAP_SYS_ADMIN, setuid programs that the command starts gain no rights.
     ///
     /// # Errors
-    /// If the kernel cannot.
+    /// If the kernel lacks user notification or refuses the filter's socket.
     pub fn lay_on(command: &mut Command) -> Result<Self, NotifyError> {
         if !notify::available() {
             return Err(NotifyError::Unavailable);
@@ -121,8 +130,8 @@ impl Learning {
             .map_err(|source| NotifyError::Refused { source })
     }
 
-    /// The listener; to be called when the command was started, or was not. None if it was not, for another reason than
-    /// the filter.
+    /// The listener; call this after the command was started, or failed to start. None if it failed
+    /// before the filter was installed.
     ///
     /// # Errors
     /// If the filter was refused: then the command was not started.
@@ -139,7 +148,7 @@ impl Learning {
     }
 }
 
-/// An object that is being made, whose handle the driver chooses.
+/// An object that is being made; the driver chooses its handle.
 #[derive(Clone, Copy, Debug)]
 struct Unnamed {
     pid: u32,
@@ -157,16 +166,16 @@ pub struct Listener {
     counted: Counted,
 }
 
-/// Calls that a listener looked at.
+/// Calls that a listener received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// All of them.
+    /// All calls.
     pub calls: u64,
     /// Controls among them.
     pub controls: u64,
     /// Controls that were refused.
     pub refused: u64,
-    /// The last one's number.
+    /// Number of the last control that was refused.
     pub last_refused: Option<u32>,
 }
 
@@ -190,11 +199,11 @@ impl Listener {
         })
     }
 
-    /// Takes one call that waits (waits for one where there is none), lets it go on or refuses it, and adds what it means to
-    /// `seen`.
+    /// Receives one call, lets it proceed or refuses it, and appends the change that it makes to
+    /// `seen`. Blocks while no call is pending.
     ///
     /// # Errors
-    /// If the listener fails; it is of no more use then.
+    /// If the listener fails; it is unusable then.
     pub fn next(&mut self, seen: &mut Vec<Seen>) -> Result<(), NotifyError> {
         let Some(call) = self.raw.receive().map_err(NotifyError::Listen)? else {
             return Ok(());
@@ -210,7 +219,8 @@ impl Listener {
             }
             asked => asked,
         };
-        // Only if it still waits was the memory that was read that thread's, not that of a later one of its number.
+        // If the call still waits, the memory was that thread's, and not that of a later thread
+        // with its number.
         let genuine = asked.is_some() && self.raw.waits(call.id);
         let made = self.raw.proceed(call.id).map_err(NotifyError::Listen)?;
         match asked {
@@ -225,13 +235,13 @@ impl Listener {
         Ok(())
     }
 
-    /// Answers calls until no filtered process is left, or the listener fails; `changed` hears what they mean. Handles that
-    /// the driver chooses are not waited for.
+    /// Answers calls until no filtered process is left, or the listener fails. Calls `changed` for
+    /// each change. Does not wait for handles that the driver chooses.
     pub fn serve(mut self, mut changed: impl FnMut(&Seen)) {
         let mut seen = Vec::new();
         loop {
             let mut fds = [PollFd::new(&self, PollFlags::IN)];
-            // Interrupted, it looks once more than needed.
+            // An interrupted poll only costs one more iteration.
             let _ = poll(&mut fds, None);
             let ready = fds[0].revents();
             if ready.intersects(PollFlags::HUP | PollFlags::ERR) {
@@ -244,11 +254,11 @@ impl Listener {
         }
     }
 
-    /// Answers a control as the driver answers those without the right.
+    /// Refuses a control as the driver does for callers without the right.
     fn refuse(&mut self, call: &Call, command: u32, status_at: u64) -> Result<(), NotifyError> {
         self.counted.refused += 1;
         self.counted.last_refused = Some(command);
-        // The memory is that thread's if it still waits after it was opened.
+        // If the call still waits after the file was opened, the memory is that thread's.
         let memory = File::options()
             .write(true)
             .open(format!("/proc/{}/mem", call.thread))
@@ -266,17 +276,18 @@ impl Listener {
             .map_err(NotifyError::Listen)
     }
 
-    /// Calls that were looked at.
+    /// Counts of the received calls.
     pub const fn counted(&self) -> Counted {
         self.counted
     }
 
-    /// Whether [`Self::settle`] is to be called again, in a millisecond or so.
+    /// Whether [`Self::settle`] has to be called again, in about a millisecond.
     pub fn is_unsettled(&self) -> bool {
         !self.unnamed.is_empty()
     }
 
-    /// Looks for handles that the driver was asked to choose: they appear in the arguments when the call is done.
+    /// Polls for handles that the driver chooses: they appear in the arguments when the call is
+    /// done.
     pub fn settle(&mut self, seen: &mut Vec<Seen>) {
         self.unnamed.retain_mut(|unnamed| {
             unnamed.looks += 1;
@@ -314,7 +325,7 @@ enum Asked {
     },
 }
 
-/// What a call asks for, if it is of interest.
+/// The relevant request of a call, if it makes one.
 fn read(call: &Call) -> Option<Asked> {
     if call.thread == 0 {
         return None; // in a namespace from which it is not seen; a supervisor is above what it starts
@@ -376,7 +387,7 @@ fn read(call: &Call) -> Option<Asked> {
             if police::looks_at_params(command) {
                 let at = address(words[4], words[5]);
                 let bytes = params.len().min(words[6] as usize);
-                // What cannot be read is zero, and what the driver cannot read it refuses.
+                // Unreadable parameters count as zero; the driver refuses what it cannot read.
                 let _ = notify::read_memory(call.thread, at, &mut params[..bytes]);
             }
             Some(Asked::Control {
@@ -399,7 +410,7 @@ fn read(call: &Call) -> Option<Asked> {
     }
 }
 
-/// Where a channel made with these parameters says how far it is.
+/// The USERD that a channel made with these parameters has.
 fn userd_of(params: &[u32]) -> Option<Userd> {
     let userd = Userd {
         memory: *params.get(CHANNEL_USERD_AT)?,
@@ -409,7 +420,7 @@ fn userd_of(params: &[u32]) -> Option<Userd> {
         ),
         entries: *params.get(CHANNEL_RING_AT)?,
     };
-    // The driver may be asked to find the memory itself.
+    // Zero: the driver chooses the memory itself.
     (userd.memory != 0).then_some(userd)
 }
 
@@ -427,7 +438,7 @@ fn words<const BYTES: usize>(process: u32, address: u64) -> Option<Vec<u32>> {
     bytes.chunks_exact(4).map(word).collect()
 }
 
-/// The process that a thread is of.
+/// The process of a thread.
 fn process_of(thread: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;

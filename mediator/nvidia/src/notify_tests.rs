@@ -1,4 +1,5 @@
-//! The filter over real processes, which make calls with the driver's numbers on `/dev/null`.
+//! Tests of the filter on real processes, which make calls with the driver's numbers on
+//! `/dev/null`.
 
 use super::*;
 use crate::sys::notify::acting::{attempt, call};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Names what this binary does when it is started as a program to be watched.
+/// Environment variable with the script that this binary runs when a test starts it as a program.
 const SCRIPT: &str = "TURNSTILE_TEST_SCRIPT";
 const CLIENT: u32 = 0xc1d0_0001;
 const DEVICE: u32 = 0x5c00_0001;
@@ -51,7 +52,7 @@ struct ControlCall {
     status: u32,
 }
 
-/// Asks for a control; returns who answered: the supervisor with a status, or the file.
+/// Requests a control. The answer is a status of the supervisor, or the file's error number.
 fn control(file: &File, command: u32, params: &[u32]) -> Answer {
     let mut argument = control_call(command, params);
     match attempt(file, b'F', 0x2a, &mut argument) {
@@ -115,7 +116,7 @@ fn again(script: &str) -> Command {
     command
 }
 
-/// Not a test: what the watched programs do. Does nothing when it is run among the tests.
+/// Not a test: the scripts of the watched programs. Does nothing when it is run among the tests.
 #[test]
 fn acts() {
     let Ok(script) = env::var(SCRIPT) else { return };
@@ -130,7 +131,8 @@ fn acts() {
             call(&null, b'F', 0x2a, &mut [0_u64; 4]);
             group(&null, 0x10, 1);
             channel(&null, 0x10, 0x11);
-            // NV_CHANNEL_ALLOC_PARAMS: ring at 16, the USERD's memory at 32, where in it at 64.
+            // NV_CHANNEL_ALLOC_PARAMS: ring at 16, memory of the USERD at 32, offset in that memory
+            // at 64.
             let mut params = [0; 32];
             (params[4], params[8], params[16], params[17]) = (1024, 0x30, 0x2000, 1);
             call(
@@ -142,7 +144,7 @@ fn acts() {
             call(&null, b'F', 0x29, &mut [CLIENT, 0x10, 0x11, 0]);
         }
         "unusual" => {
-            // The driver looks at the number alone, and takes calls wrapped in another.
+            // The driver reads the number alone, and takes calls wrapped in another.
             call(&null, b'f', 0x2b, &mut alloc(0x10, 0x12, 0xc86f, None));
             let inner = alloc(0x10, 0x13, 0xc86f, None);
             let mut outer = Xfer {
@@ -171,12 +173,12 @@ fn acts() {
             // A time slice as the library sets it, and a longer one.
             assert_eq!(control(&null, 0xa06c_0103, &[2048, 0]), passed);
             assert_eq!(control(&null, 0xa06c_0103, &[100_000, 0]), refused);
-            // Channels that go on, those of others that stop.
+            // Resuming its own channels, and suspending other programs' channels.
             assert_eq!(control(&null, 0x2080_110b, &[0; 134]), refused);
             assert_eq!(control(&null, 0x2080_110b, &[1; 134]), refused);
-            // What nobody polices.
+            // A control without a rule.
             assert_eq!(control(&null, 0x2080_1218, &[1, 2, 3, 4]), passed);
-            // Without parameters, or with an address of none.
+            // Without parameters, or with an invalid address.
             assert_eq!(control(&null, 0xa06c_0101, &[]), refused);
             let mut nowhere = control_call(0xa06c_0105, &[1, 0]);
             nowhere.params = 8;
@@ -191,7 +193,8 @@ fn acts() {
             assert_eq!(attempt(&null, b'f', 211, &mut outer), None);
             // The supervisor wrote into it from outside.
             assert_eq!(std::hint::black_box(&inner).status, 0x1b);
-            // An argument that is no memory goes on to the driver, which cannot read it either.
+            // An invalid address of the argument goes on to the driver, which cannot read it
+            // either.
             outer.argument = 8;
             assert_eq!(attempt(&null, b'F', 211, &mut outer), Some(25));
         }
@@ -228,7 +231,7 @@ fn acts() {
             let mut argument = alloc(0x10, 0, 0xc86f, None);
             call(&null, b'F', 0x2b, &mut argument);
             argument.new.store(0xcaf0_0001, Ordering::Release);
-            // As long as the supervisor may need to look; it looks each millisecond.
+            // Longer than the supervisor needs, which polls each millisecond.
             thread::sleep(Duration::from_millis(300));
             assert_eq!(argument.new.load(Ordering::Acquire), 0xcaf0_0001);
         }
@@ -236,13 +239,13 @@ fn acts() {
     }
 }
 
-/// Runs a command under the filter until nobody is left.
+/// Runs a command under the filter until no process of it is left.
 fn watch(command: Command) -> (Vec<Seen>, Child, ExitStatus) {
     let (seen, child, status, _) = watch_and_count(command);
     (seen, child, status)
 }
 
-/// The same, with what was counted.
+/// The same, with the counts.
 fn watch_and_count(mut command: Command) -> (Vec<Seen>, Child, ExitStatus, Counted) {
     let learning = Learning::lay_on(&mut command).unwrap();
     let mut child = command.spawn().unwrap();
@@ -354,7 +357,7 @@ fn what_a_tenant_may_not_ask_for_is_refused_as_the_driver_does() {
     let (seen, _, status, counted) = watch_and_count(again("polices"));
     assert!(status.success());
     assert_eq!(seen, []);
-    // Eight controls; beside them the call whose argument is no memory.
+    // Eight controls, and the call with an invalid address of its argument.
     let expected = Counted {
         calls: 9,
         controls: 8,
@@ -391,7 +394,7 @@ fn children_and_their_children_are_seen_as_themselves() {
     assert_eq!(seen[0].pid, child.id());
     for seen in &seen[1..] {
         assert_ne!(seen.pid, child.id());
-        // They named themselves.
+        // Each process used its own number as the handle.
         assert_eq!(seen.change, made(0x10, seen.pid, 0xc86f, 0));
     }
     assert_ne!(seen[1].pid, seen[2].pid);
@@ -453,7 +456,7 @@ fn a_command_that_is_not_there_has_no_listener() {
     let mut command = Command::new("/nonexistent/program");
     let learning = Learning::lay_on(&mut command).unwrap();
     assert!(command.spawn().is_err());
-    // The filter was laid on a process that is gone.
+    // The filter was installed in a process that is gone.
     if let Some(listener) = learning.listener().unwrap() {
         let mut fds = [PollFd::new(&listener, PollFlags::IN)];
         let limit = Timespec {

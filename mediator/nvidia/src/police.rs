@@ -1,34 +1,37 @@
-//! What a tenant may ask of the driver for channels: controls that would let it evade being held, hold others, or take more
-//! than its turn are refused, with the status that the driver itself gives those without the right. Pure.
+//! The rules of the ioctl filter: which controls of channels a tenant may make. Refused are
+//! controls that evade a hold, hold other tenants, or take more than the tenant's turn. The status
+//! is the one that the driver returns to callers without the right. Pure.
 //!
-//! The driver asks no right for most of them: a program of any user may set the time slice of its groups, let its suspended
-//! channels go on, and suspend those of others. What the vendor's CUDA library asks for when a context is made passes, with
-//! the values that it uses.
+//! The driver requires no right for most of these controls. A program of any user may set the
+//! timeslice of its groups, resume its suspended channels, and suspend channels of other programs.
+//! The controls that the vendor's CUDA library makes for a new context pass, with the values that
+//! it uses.
 //!
-//! SOURCE: names, numbers, layouts: `ctrl/ctrla06c.h`, `ctrl/ctrla06f/ctrla06fgpfifo.h`, `ctrl/ctrl2080/ctrl2080fifo.h`,
-//! `ctrl/ctrl2080/ctrl2080gr.h`, `ctrl/ctrl5080.h`. Which values the library uses, and what the driver answers to a program
-//! of an ordinary user: measured on an H200 under driver 580.159.04.
+//! SOURCE: names, numbers, layouts: `ctrl/ctrla06c.h`, `ctrl/ctrla06f/ctrla06fgpfifo.h`,
+//! `ctrl/ctrl2080/ctrl2080fifo.h`, `ctrl/ctrl2080/ctrl2080gr.h`, `ctrl/ctrl5080.h`. The values that
+//! the library uses, and the driver's answers to a program of an ordinary user: measured on an H200
+//! under driver 580.159.04.
 
 /// NV_ERR_INSUFFICIENT_PERMISSIONS. SOURCE: `nvstatuscodes.h`.
 pub const REFUSED: u32 = 0x1b;
 
-/// So much of a control's parameters is looked at.
+/// Length of a control's parameters that is read.
 pub const PARAMS_BYTES: usize = 16;
 
 /// NVOS54_FLAGS_FINN_SERIALIZED: the parameters have another form. SOURCE: `nvos.h`.
 const SERIALIZED: u32 = 4;
 
-/// Longest time slice of a group: what the library sets for its compute group, in microseconds.
+/// Longest timeslice of a group in microseconds: the library's value for its compute group.
 const TIME_SLICE_MAX_US: u64 = 2048;
 
-/// A control that a program asks for.
+/// A control that a program requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control {
-    /// Which.
+    /// Number of the control.
     pub command: u32,
     /// How its parameters are passed.
     pub flags: u32,
-    /// Their beginning; zero behind their end.
+    /// First bytes of the parameters; zero after their end.
     pub params: [u8; PARAMS_BYTES],
 }
 
@@ -44,32 +47,37 @@ impl Control {
     }
 }
 
-/// What is done with a control.
+/// Rule of a control.
 #[derive(Clone, Copy)]
 enum Rule {
     Never,
-    /// With such parameters only.
+    /// Permitted if the parameters satisfy the function.
     If(fn(&Control) -> bool),
 }
 
 /// Controls with a rule; all others pass.
 const RULES: [(u32, Rule); 20] = [
-    // NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS and its kin: suspends and resumes the channels of any program.
+    // NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS and its kin: suspends and resumes the channels of any
+    // program.
     (0x2080_110b, Rule::Never),
     (0x2080_111a, Rule::Never), // _FOR_KEY_ROTATION
     (0x2080_111b, Rule::Never), // _FOR_KEY_ROTATION_V2
     (0x2080_1117, Rule::Never), // DISABLE_USERMODE_CHANNELS
-    // NV5080_CTRL_CMD_DEFERRED_API and _V2: may carry the first, and the binding of a preemption mode.
+    // NV5080_CTRL_CMD_DEFERRED_API and _V2: may carry the first, and the binding of a preemption
+    // mode.
     (0x5080_0101, Rule::Never),
     (0x5080_0103, Rule::Never),
-    // NV2080_CTRL_CMD_FIFO_CHANNEL_PREEMPTIVE_REMOVAL, _CONFIG_CTXSW_TIMEOUT, _RUNLIST_SET_SCHED_POLICY, _OBJSCHED_SET_STATE.
+    // NV2080_CTRL_CMD_FIFO_CHANNEL_PREEMPTIVE_REMOVAL, _CONFIG_CTXSW_TIMEOUT,
+    // _RUNLIST_SET_SCHED_POLICY, _OBJSCHED_SET_STATE.
     (0x2080_110a, Rule::Never),
     (0x2080_1110, Rule::Never),
     (0x2080_1115, Rule::Never),
     (0x2080_1121, Rule::Never),
-    // NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE: a context that cannot be stopped within a kernel is not held.
+    // NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE: a context that is not preemptible within a
+    // kernel cannot be held.
     (0x2080_1210, Rule::If(stays_preemptible)),
-    // NV2080_CTRL_CMD_GR_CTXSW_PREEMPTION_BIND: the same in another form, which the library does not use.
+    // NV2080_CTRL_CMD_GR_CTXSW_PREEMPTION_BIND: the same in another form, which the library does
+    // not use.
     (0x2080_1211, Rule::Never),
     // NVA06C_CTRL_CMD_GPFIFO_SCHEDULE, of a group; NVA06F's, of a channel.
     (0xa06c_0101, Rule::If(schedules)),
@@ -86,12 +94,12 @@ const RULES: [(u32, Rule); 20] = [
     (0xa06f_0111, Rule::Never),
 ];
 
-/// Whether parameters matter for this control's rule, so that they have to be read.
+/// Whether the rule of this control depends on its parameters, so that they have to be read.
 pub fn looks_at_params(command: u32) -> bool {
     matches!(rule(command), Some(Rule::If(_)))
 }
 
-/// Whether a program may ask for this.
+/// Whether a program may make this control.
 pub fn permits(control: &Control) -> bool {
     match rule(control.command) {
         None => true,
@@ -105,7 +113,8 @@ fn rule(command: u32) -> Option<Rule> {
     found.map(|(_, rule)| *rule)
 }
 
-/// flags: bit 0 sets the mode of compute; hChannel; mode of graphics; mode of compute, of which 2 is CILP.
+/// Flags, of which bit 0 sets the mode of compute; hChannel; mode of graphics; mode of compute (2:
+/// CILP).
 fn stays_preemptible(control: &Control) -> bool {
     control.word(0) & 1 == 0 || control.word(3) == 2
 }
@@ -121,7 +130,7 @@ fn has_a_short_slice(control: &Control) -> bool {
     (1..=TIME_SLICE_MAX_US).contains(&slice_us)
 }
 
-/// bWait, bManualTimeout: calls that do not wait may be made without end.
+/// bWait, bManualTimeout: without waiting, a program could make any number of these calls.
 fn waits_for_its_preemption(control: &Control) -> bool {
     control.params[..2] == [1, 0]
 }
@@ -147,7 +156,8 @@ mod tests {
         }
     }
 
-    /// SOURCE: measured: all that the CUDA library asked of these kinds, PyTorch and a plain program, driver 580.159.04.
+    /// SOURCE: measured: all controls of these kinds that the CUDA library made for PyTorch and for
+    /// a plain program, driver 580.159.04.
     #[test]
     fn what_the_library_asks_for_passes() {
         let asked = [

@@ -1,4 +1,4 @@
-//! What this host's GPU and driver let us do, found out without touching anybody's work.
+//! Finds out what this host's GPU and driver permit, without affecting any tenant's work.
 
 use super::clock::GpuClock;
 use super::events::EventLog;
@@ -12,25 +12,26 @@ use super::version::DriverAbi;
 /// Memory of GPU `index`, in bytes.
 ///
 /// # Errors
-/// What the vendor's library refused.
+/// The refusal of the vendor's library.
 pub fn memory_bytes(index: u32) -> Result<u64, CudaError> {
     Cuda::load()?.total_bytes(index)
 }
 
-/// Makes a context-switch log of GPU `index`, and ends it.
+/// Makes a context-switch log of GPU `index`, and closes it.
 ///
 /// # Errors
-/// What the driver refused.
+/// The driver's refusal.
 pub fn events(index: u32, driver: &DriverAbi) -> Result<(), RmError> {
     let client = RmClient::open(index)?;
     EventLog::start(&client, driver)?.close(&client)
 }
 
-/// Asks the driver to resume no channels at all: whether it knows the call. It refuses the empty list (measured: status
-/// 0x3a) before it looks at our rights (measured: an ordinary user gets the same answer), and does nothing.
+/// Requests the driver to resume an empty list of channels, to find out whether it knows the call.
+/// It refuses the empty list (measured: status 0x3a) before it checks the caller's rights, and does
+/// nothing. (Measured: an ordinary user gets the same answer.)
 ///
 /// # Errors
-/// What the driver refused.
+/// The driver's refusal.
 pub fn suspension_known(index: u32, driver: &DriverAbi) -> Result<(), RmError> {
     let client = RmClient::open(index)?;
     let mut nobody = DisableChannelsParams::default();
@@ -41,27 +42,27 @@ pub fn suspension_known(index: u32, driver: &DriverAbi) -> Result<(), RmError> {
     }
 }
 
-/// Maps the GPU's doorbells, which the usher is rung by; rings none.
+/// Maps the GPU's doorbells, by which the daemon starts the preemptor's kernel; rings none.
 ///
 /// # Errors
-/// What the driver refused.
+/// The driver's refusal.
 pub fn doorbells(index: u32) -> Result<(), RmError> {
     RmClient::open(index)?.map_doorbells().map(drop)
 }
 
-/// What the status register says.
+/// State of the compute engine, and whether its register can be mapped.
 #[derive(Debug)]
 pub struct EngineStatus {
-    /// The compute engine works at this moment.
+    /// Whether the compute engine is busy now.
     pub works: bool,
-    /// Why the driver has to be asked, if it is not mapped.
+    /// Why the register cannot be mapped, so that each reading is a call to the driver.
     pub unmapped: Option<String>,
 }
 
-/// Reads the status register, and maps it.
+/// Reads the status register, and tests its mapping.
 ///
 /// # Errors
-/// What the driver refused.
+/// The driver's refusal.
 pub fn engine_status(index: u32, driver: &DriverAbi) -> Result<EngineStatus, RmError> {
     let client = RmClient::open(index)?;
     let status = client.register(driver.read_registers, STATUS_REGISTER)?;

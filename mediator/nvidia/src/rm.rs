@@ -9,38 +9,38 @@ use super::sys::{self, Caching, Doorbells, SharedPages};
 /// The control device.
 pub const CONTROL_DEVICE: &str = "/dev/nvidiactl";
 
-/// What a mapping is refused as.
+/// Purpose of the mapping call, for its errors.
 const MAP: &str = "map memory";
 
 /// Name of an object within a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u32);
 
-/// What went wrong between us and the driver.
+/// A failed call to the driver.
 #[derive(Debug, thiserror::Error)]
 pub enum RmError {
-    /// There is no such device file, or we may not open it.
+    /// The device file does not exist, or this process may not open it.
     #[error("{path} cannot be opened")]
     Open {
-        /// Which.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// Error of the host.
         source: io::Error,
     },
     /// The driver did not get the call.
     #[error("The driver did not take the call to {what}")]
     Call {
-        /// What for.
+        /// Purpose of the call.
         what: &'static str,
-        /// Why.
+        /// Error of the host.
         source: io::Error,
     },
-    /// The driver refused.
+    /// The driver refused the call.
     #[error("The driver refused to {what}: status {status:#x} ({})", meaning(*status))]
     Refused {
-        /// What.
+        /// Purpose of the call.
         what: &'static str,
-        /// Its status.
+        /// Status that RM returned.
         status: u32,
     },
 }
@@ -48,7 +48,7 @@ pub enum RmError {
 /// NV_ERR_INVALID_PARAM_STRUCT. SOURCE: `nvstatuscodes.h`.
 pub(super) const INVALID_PARAM_STRUCT: u32 = 0x3a;
 
-/// SOURCE: `nvstatuscodes.h`; the ones that an operator may meet.
+/// Meaning of the statuses that an operator may meet. SOURCE: `nvstatuscodes.h`.
 const fn meaning(status: u32) -> &'static str {
     match status {
         0x0f => "the GPU is lost",
@@ -68,7 +68,7 @@ const fn meaning(status: u32) -> &'static str {
     }
 }
 
-/// Success, or the refusal.
+/// Turns the status of a call into its result.
 fn accepted(what: &'static str, status: io::Result<u32>) -> Result<(), RmError> {
     match status {
         Ok(0) => Ok(()),
@@ -98,7 +98,7 @@ fn open_gpu(index: u32, control: &File) -> Result<File, RmError> {
     Ok(gpu)
 }
 
-/// Calls a control of an object of the client that was made by `file`, which may be another
+/// Calls a control of an object of `client`, which was made through `file`. That may be another
 /// process's.
 ///
 /// # Errors
@@ -165,7 +165,7 @@ impl RmClient {
         self.client
     }
 
-    /// The device, below which memory is.
+    /// The device, which is the parent of memory objects.
     pub(super) const fn device(&self) -> Handle {
         self.device
     }
@@ -185,7 +185,7 @@ impl RmClient {
         self.alloc_class(what, parent, Some(params), P::CLASS)
     }
 
-    /// Allocates an object below `parent` whose class takes no parameters.
+    /// Allocates an object below `parent` of a class without parameters.
     pub(super) fn alloc_plain(
         &self,
         what: &'static str,
@@ -248,7 +248,8 @@ impl RmClient {
         Ok(value)
     }
 
-    /// Maps an object of `length` bytes of the host's memory for reading; it is below `device`, or below the client.
+    /// Maps `length` bytes of the host memory object `memory` for reading. Its parent `device` may
+    /// be the client.
     pub(super) fn map(
         &self,
         device: Handle,
@@ -290,7 +291,7 @@ impl RmClient {
     /// Maps the GPU's doorbells.
     ///
     /// # Errors
-    /// If the driver does not; GPUs before Hopper have others.
+    /// If the driver refuses; GPUs before Hopper have doorbells of another class.
     pub(super) fn map_doorbells(&self) -> Result<Doorbells, RmError> {
         let bells = self.alloc_plain("have doorbells", self.subdevice, abi::CLASS_DOORBELLS)?;
         let window = open_gpu(self.index, &self.control)?;
@@ -299,7 +300,8 @@ impl RmClient {
         Doorbells::of_file(&window).map_err(|source| RmError::Call { what: MAP, source })
     }
 
-    /// Maps so many bytes from there of memory of the GPU, or of its registers, for reading.
+    /// Maps the range `bytes` (offset, length) of GPU memory, or of the GPU's registers, for
+    /// reading.
     pub(super) fn map_gpu(
         &self,
         memory: Handle,

@@ -1,28 +1,33 @@
-//! Whose memory is where, and what moves it.
+//! Working sets: the location of each owner's memory, and its moves.
 //!
 //! ```text
 //!            unmapped by its owner, copied, handles closed
 //!   Here ----------------------------------------------------> Away ----.
 //!    ^                                                                  |
-//!    '--- made, filled, mapped by its owner at the same place <--- Blank (nothing was written yet)
+//!    '--- made, filled, mapped by its owner at the same place <--- Blank (not yet written)
 //! ```
 //!
-//! An owner is whoever has memory mapped, behind [`Mapper`]: a VM's worker, or the processes of a program, which make what the
-//! card has room for themselves (`grants.rs`). What keeps it right:
+//! An owner is a tenant with memory mapped, behind [`Mapper`]: a VM's worker, or a program's
+//! processes. Programs make memory themselves if the card has room (`grants.rs`). Invariants:
 //!
-//! - Memory is copied only while nobody has it mapped: its owner unmaps first and maps last. Whoever ran all the same, by
-//!   somebody's mistake, would fault; no byte could change behind a copy.
-//! - An owner of whose memory something is not `Here`, or is to move, is not let run ([`Sets::release`]). Chunks change their
-//!   state in one function, which counts them.
-//! - Whose memory is away or moving is *fastened*: nobody else resumes it, not the guardian either, since it could only
-//!   fault. It ends with the daemon: a VM's worker, or a program, whose library sees to that. A program is no longer fastened just
-//!   before the last of its memory is mapped again: whoever lacks something is known to its library, who does not is resumed.
-//! - A move that fails leaves the bytes where they were. An owner that cannot be given its memory is ended with a reason.
-//! - What came back is still at the host until its owner may run: if it is to go again before, it is not copied again.
-//! - What one has freed or left behind is closed, or scrubbed at the host. Nobody gets memory that is not zero or wholly
-//!   overwritten.
+//! - Memory is copied only while no process has it mapped: its owner unmaps first and maps last. An
+//!   owner that ran by mistake would fault; no byte could change behind a copy.
+//! - An owner does not run while a chunk of it is not `Here`, or is to move ([`Sets::release`]).
+//!   Chunks change their state in one function, which counts these.
+//! - An owner with memory away or moving is *pinned* ([`PinOwner`]): suspended, and not resumed by
+//!   the watchdog either, since it could only fault. A pinned owner ends with the daemon: a VM's
+//!   worker, or a program, which its library ends. A program is unpinned just before its last
+//!   memory is mapped again. If the daemon ends then, the library ends a process that lacks memory,
+//!   and the watchdog resumes the others.
+//! - A move that fails leaves the bytes where they were. An owner that cannot map its memory is
+//!   ended with a reason.
+//! - The host keeps its copy of memory that was moved in until the owner may run. Until then the
+//!   memory moves out without a copy.
+//! - Freed memory, or that of an owner that is gone, is closed, or scrubbed at the host. An owner
+//!   gets only memory that is zero or completely overwritten.
 //!
-//! Locks, outermost first: an owner's turn (over a move or a change of its memory), whatever its mapper takes, the table.
+//! Locks, outermost first: an owner's `turn` (held over a move or a change of its memory), the
+//! locks of its mapper, the table.
 
 mod grants;
 mod moves;
@@ -41,35 +46,37 @@ use super::mover::{Away, Back, EXTENT_BYTES_MAX, Kept, MoverError, Resident, Sta
 use grants::Wishes;
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveError, MoveOrder, Refusal};
 
-/// Where memory lies at its owner.
+/// Where an owner has memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Its first address, or whatever its owner knows it by.
+    /// First address, or another number by which the owner knows it.
     pub at: u64,
     /// Bytes.
     pub bytes: u64,
 }
 
-/// Whoever has memory mapped. It is suspended whenever it is asked, and answers all the same.
+/// Maps an owner's memory. `unmap` is called only while the owner is suspended, and must work then;
+/// `map` also while it runs.
 pub trait Mapper: Send + Sync + Debug {
-    /// It has nothing mapped at these places any more, and no handle, when this returns. One that is gone has nothing.
+    /// Unmaps places. When this returns the owner has nothing mapped there, and no handle. An owner
+    /// that is gone has neither.
     ///
     /// # Errors
-    /// If it may still have.
+    /// If it may still have either.
     fn unmap(&self, places: &[Place]) -> Result<(), String>;
 
-    /// It maps memory by its handle, which it closes, or knows that there is nothing yet. One that is gone, and will be started
-    /// again, is given what it has then.
+    /// Maps memory by its handle, which the owner then closes; without a handle, records it as
+    /// absent. An owner that is gone and will be restarted maps its memory at the restart.
     ///
     /// # Errors
     /// If it does not.
     fn map(&self, memory: Vec<(Place, Option<OwnedFd>)>) -> Result<(), String>;
 
-    /// It is ended, for this reason: it cannot have its memory.
+    /// Ends the owner for `reason`: it cannot have its memory.
     fn end(&self, reason: &str);
 }
 
-/// What copies: the mover, or a stand-in for tests.
+/// Copies memory: the mover, or a stand-in for tests.
 pub trait Copies: Send + Sync + Debug {
     /// As [`super::mover::Mover::create`].
     ///
@@ -96,23 +103,23 @@ impl Copies for super::mover::Mover {
     }
 }
 
-/// Keeps a suspended owner suspended, whatever happens to this process, until it is released (`true`); or leaves it to whoever ends
-/// suspensions when this process is gone (`false`).
-pub type Fasten = Box<dyn Fn(TenantId, bool) -> Result<(), String> + Send + Sync>;
+/// Pins a suspended owner (`true`): it stays suspended even if this process ends. Or unpins it
+/// (`false`): the watchdog resumes it when this process ends.
+pub type PinOwner = Box<dyn Fn(TenantId, bool) -> Result<(), String> + Send + Sync>;
 
 #[derive(Debug)]
 enum State {
     Here(Resident),
     Away(Away),
     Blank,
-    /// Its owner makes it, and then tells.
+    /// To be made by its owner, which then reports it.
     Granted,
-    /// In the hands of whoever has the owner's turn.
+    /// Taken by the thread that holds the owner's `turn`.
     Taken,
 }
 
 impl State {
-    /// It takes up room on the card, and nothing of it is missing to its owner.
+    /// Whether it uses room on the card and the owner does not lack it.
     const fn is_here(&self) -> bool {
         matches!(self, Self::Here(_) | Self::Granted)
     }
@@ -122,11 +129,11 @@ impl State {
 struct Chunk {
     place: Place,
     state: State,
-    /// It takes up room on the card, or is to.
+    /// It uses room on the card, or room is reserved for it.
     on_card: bool,
-    /// It is to move.
+    /// A move of it is ordered.
     ordered: bool,
-    /// What the host has of it, since it came back and its owner has not run.
+    /// Host copy since it was moved in; kept until the owner runs.
     spare: Option<Away>,
 }
 
@@ -140,13 +147,14 @@ struct Owner {
     absent: usize,
     /// Chunks that have a spare.
     spares: usize,
-    /// Bytes on the card beside the chunks.
+    /// Bytes on the card besides the chunks.
     fixed_bytes: u64,
-    /// Of a program, whose submissions nobody sees: what is known of its wishes.
+    /// For a program, which submits work without the daemon: the known signs of its demand.
     wishes: Option<Wishes>,
     /// It is suspended.
     still: bool,
-    /// Requests of it that need the GPU: those that are served, which nobody interrupts, and all.
+    /// Requests of it that need the GPU: those in service, which keep it from being suspended, and
+    /// all.
     served: usize,
     asked: usize,
 }
@@ -156,7 +164,7 @@ impl Owner {
         chunk.ordered || !chunk.state.is_here()
     }
 
-    /// The only place where a chunk changes.
+    /// Changes a chunk, and keeps the counts; chunks change nowhere else.
     fn put(&mut self, id: ChunkId, change: impl FnOnce(&mut Chunk)) {
         if let Some(chunk) = self.chunks.get_mut(&id) {
             self.absent -= usize::from(Self::is_absent(chunk));
@@ -167,7 +175,7 @@ impl Owner {
         }
     }
 
-    /// What the host has though it need not, to be dropped without the lock.
+    /// Takes the host copies that are not needed, to be dropped without the lock.
     fn take_spares(&mut self) -> Vec<Away> {
         if self.spares == 0 {
             return Vec::new();
@@ -204,7 +212,7 @@ struct Table {
     owners: BTreeMap<TenantId, Owner>,
     events: Vec<MemoryEvent>,
     next: u64,
-    /// Bytes on the card, and bytes promised in all.
+    /// Bytes on the card, and bytes allocated in all.
     on_card: u64,
     promised: u64,
     queues: [VecDeque<MoveOrder>; 2],
@@ -217,7 +225,7 @@ impl Table {
         self.owners.get_mut(&tenant).ok_or(none)
     }
 
-    /// A chunk is there, which was promised nothing before.
+    /// Records a chunk for which nothing was reserved before.
     fn entered(&mut self, owner: TenantId, first: ChunkId, chunk_bytes: u64, resident: bool) {
         self.next = first.0 + 1;
         self.promised += chunk_bytes;
@@ -231,7 +239,7 @@ impl Table {
         });
     }
 
-    /// A chunk that was is none any more.
+    /// Removes a chunk from the sums.
     fn forget(&mut self, chunk: &Chunk) {
         self.promised -= chunk.place.bytes;
         if chunk.on_card {
@@ -239,7 +247,8 @@ impl Table {
         }
     }
 
-    /// Puts down what was taken; what is nobody's any more is returned, to be closed or scrubbed without the lock.
+    /// Puts a taken chunk back. Returns its state if the chunk or its owner is gone, to be dropped
+    /// (closed or scrubbed) without the lock.
     fn put(&mut self, tenant: TenantId, id: ChunkId, state: State) -> Option<State> {
         let Some(owner) = self.owners.get_mut(&tenant) else {
             return Some(state);
@@ -259,13 +268,13 @@ impl Table {
 
 struct Shared {
     copies: Arc<dyn Copies>,
-    fasten: Fasten,
+    pin_owner: PinOwner,
     card_bytes: u64,
     pool_bytes: u64,
     extent_bytes: u64,
     table: Mutex<Table>,
     changed: Condvar,
-    /// When a failure was last told of.
+    /// When a failure was last logged.
     told: Mutex<Option<Instant>>,
 }
 
@@ -280,14 +289,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All owners' memory. A thread for each direction carries orders out.
+/// The memory of all owners. One thread for each direction carries out orders.
 #[derive(Debug)]
 pub struct Sets {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// A request that needs the GPU is served: its owner is not suspended until this is dropped.
+/// A request in service that needs the GPU: its owner is not suspended until this is dropped.
 #[derive(Debug)]
 pub struct Served<'a> {
     shared: &'a Shared,
@@ -305,22 +314,22 @@ impl Drop for Served<'_> {
 }
 
 impl Sets {
-    /// Nobody has memory on a card of so many bytes, behind which the host takes in so many.
+    /// No owners yet. The card has `card_bytes`, the host takes up to `pool_bytes`.
     ///
     /// # Errors
-    /// When there is no thread.
+    /// When no thread can be started.
     pub fn new(
         copies: Arc<dyn Copies>,
-        fasten: Fasten,
+        pin_owner: PinOwner,
         card_bytes: u64,
         pool_bytes: u64,
     ) -> std::io::Result<Self> {
-        // Small pools are not to be filled by a few.
+        // Chunks are small against the pool, so that a few of them do not fill it.
         let extent_bytes =
             (pool_bytes / 16 / CHUNK_BYTES * CHUNK_BYTES).clamp(CHUNK_BYTES, EXTENT_BYTES_MAX);
         let shared = Arc::new(Shared {
             copies,
-            fasten,
+            pin_owner,
             card_bytes,
             pool_bytes,
             extent_bytes,
@@ -344,7 +353,7 @@ impl Sets {
         self.shared.extent_bytes
     }
 
-    /// An owner appears, and may run.
+    /// Adds an owner, which may run.
     pub fn add(&self, tenant: TenantId, mapper: Arc<dyn Mapper>) {
         self.insert(tenant, mapper, None);
     }
@@ -366,7 +375,7 @@ impl Sets {
         lock(&self.shared.table).owners.insert(tenant, owner);
     }
 
-    /// An owner is gone, and its memory: what was at the host is scrubbed.
+    /// Removes an owner and its memory; what is at the host is scrubbed.
     pub fn remove(&self, tenant: TenantId) {
         let mut table = lock(&self.shared.table);
         let gone = table.owners.remove(&tenant);
@@ -380,21 +389,21 @@ impl Sets {
         drop(gone);
     }
 
-    /// Whether memory of this tenant moves at all.
+    /// Whether the tenant's memory is movable.
     pub fn knows(&self, tenant: TenantId) -> bool {
         lock(&self.shared.table).owners.contains_key(&tenant)
     }
 
-    /// Puts memory behind an owner's places from `at` on: zeroed memory where the card has room, else nothing yet. A turn of the
-    /// owner's is taken: it waits for a move of its memory.
+    /// Puts zeroed memory at an owner's places from `at` on, or none yet if the card has no room.
+    /// Locks the owner's `turn`: waits for a move of its memory.
     ///
     /// # Errors
-    /// The refusal for the guest; nothing is there then.
+    /// The refusal for the guest; nothing is allocated then.
     pub fn allocate(&self, tenant: TenantId, at: u64, bytes: u64) -> Result<(), Refusal> {
         self.shared.allocate(tenant, at, bytes)
     }
 
-    /// The places of what lies in a range, to be given back with [`Sets::free`] when its owner has nothing mapped there.
+    /// The places in a range, for [`Sets::free`] once the owner has unmapped them.
     pub fn places(&self, tenant: TenantId, at: u64, bytes: u64) -> Vec<Place> {
         let table = lock(&self.shared.table);
         let owner = table.owners.get(&tenant);
@@ -406,7 +415,7 @@ impl Sets {
         owner.map(within).unwrap_or_default()
     }
 
-    /// Frees an owner's memory, wherever it is; `unmap` has the owner unmap it, and may refuse.
+    /// Frees an owner's memory, wherever it is. `unmap` has the owner unmap it, and may refuse.
     ///
     /// # Errors
     /// That of `unmap`; nothing is freed then.
@@ -425,7 +434,7 @@ impl Sets {
         Ok(())
     }
 
-    /// What an owner that was started again is to map: handles of what is here, nothing for the rest.
+    /// What a restarted owner has to map: handles of memory on the card, `None` for the rest.
     ///
     /// # Errors
     /// When there is no descriptor left.
@@ -441,8 +450,8 @@ impl Sets {
             .collect()
     }
 
-    /// The owner was suspended: its memory may move. False if a request of it came in between: it is to be resumed until that was
-    /// served.
+    /// The owner was suspended: its memory may move. False if a request of it is in service: the
+    /// caller has to resume it until the request is served.
     pub fn held(&self, tenant: TenantId) -> bool {
         match lock(&self.shared.table).owner(tenant) {
             Ok(owner) => {
@@ -453,7 +462,7 @@ impl Sets {
         }
     }
 
-    /// The owner runs, though nobody released it.
+    /// The owner runs although it was not released.
     pub fn runs(&self, tenant: TenantId) {
         if let Ok(owner) = lock(&self.shared.table).owner(tenant) {
             owner.still = false;
@@ -461,8 +470,8 @@ impl Sets {
         self.shared.changed.notify_all();
     }
 
-    /// Whether the owner may be resumed: all of its memory is there. From then on none of it moves, until it is held again. One
-    /// that is not known may always.
+    /// Whether the owner may be resumed: all of its memory is on the card. None of it then moves
+    /// until the owner is held again. An unknown owner may always be resumed.
     pub fn release(&self, tenant: TenantId) -> bool {
         let mut table = lock(&self.shared.table);
         let (whole, spares) = match table.owner(tenant) {
@@ -482,28 +491,29 @@ impl Sets {
         whole
     }
 
-    /// Whether the owner is suspended, so that its memory can move, and lacks none of it.
+    /// Whether the owner is suspended and has no request in service, so that its memory can move.
     pub fn is_still(&self, tenant: TenantId) -> bool {
         lock(&self.shared.table)
             .owner(tenant)
             .is_ok_and(|owner| owner.still && owner.served == 0)
     }
 
-    /// Whether all of the owner's memory is here.
+    /// Whether the owner is fully resident.
     pub fn is_whole(&self, tenant: TenantId) -> bool {
         lock(&self.shared.table)
             .owner(tenant)
             .is_ok_and(|owner| owner.absent == 0)
     }
 
-    /// Whether a request of the owner is served, during which it is not to be suspended.
+    /// Whether a request of the owner is in service, during which the owner must not be suspended.
     pub fn is_served(&self, tenant: TenantId) -> bool {
         lock(&self.shared.table)
             .owner(tenant)
             .is_ok_and(|owner| owner.served > 0)
     }
 
-    /// Whether a request of the owner waits, or is served; or it is a program that lacks memory and may have work.
+    /// Whether a request of the owner waits or is in service, or the owner is a program that lacks
+    /// memory and may have work.
     pub fn asks(&self, tenant: TenantId) -> bool {
         lock(&self.shared.table).owner(tenant).is_ok_and(|owner| {
             let lacks = owner.absent > 0;
@@ -512,10 +522,11 @@ impl Sets {
         })
     }
 
-    /// A request of the owner's needs the GPU: waits until it runs with all of its memory, and keeps it so.
+    /// Starts a request of the owner that needs the GPU: waits until the owner runs fully resident,
+    /// and keeps it so until the result is dropped.
     ///
     /// # Errors
-    /// If it is gone, or did not get its turn within `limit`.
+    /// If the owner is gone, or does not run within `limit`.
     pub fn serve(&self, tenant: TenantId, limit: Duration) -> Result<Served<'_>, Refusal> {
         let deadline = Instant::now() + limit;
         let lost = |_| Refusal::from(ErrorCode::DeviceLost);
@@ -541,7 +552,7 @@ impl Sets {
         }
     }
 
-    /// Takes an order.
+    /// Queues an order.
     ///
     /// # Errors
     /// If nothing of it will be done.
@@ -570,7 +581,7 @@ impl Sets {
                 chunk.on_card |= order.direction == Direction::In;
             });
         }
-        // From now on nobody is promised this room.
+        // Reserves this room.
         table.on_card += coming;
         table.queues[order.direction as usize].push_back(order);
         drop(table);
@@ -578,14 +589,14 @@ impl Sets {
         Ok(())
     }
 
-    /// Moves what happened to the end of `events`.
+    /// Moves the events to the end of `events`.
     pub fn read_events(&self, events: &mut Vec<MemoryEvent>) {
         events.append(&mut lock(&self.shared.table).events);
     }
 }
 
 impl Sets {
-    /// Nothing moves any more, and nothing waits.
+    /// Ends all moves and waits.
     pub fn end(&self) {
         let mut table = lock(&self.shared.table);
         table.ended = true;
@@ -600,7 +611,7 @@ impl Drop for Sets {
     fn drop(&mut self) {
         self.end();
         for thread in self.threads.drain(..) {
-            // Its panic, if it had one, was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -614,14 +625,14 @@ impl Shared {
         Ok(owner.map_err(lost)?.turn.clone())
     }
 
-    /// Bytes that all owners may have together.
+    /// Bytes that all owners together may allocate.
     fn room_bytes(&self) -> u64 {
-        // Without some of the pool nothing could move.
+        // Moves need some free pages in the pool.
         let reserve = 4 * self.extent_bytes;
         self.card_bytes + self.pool_bytes.saturating_sub(reserve)
     }
 
-    /// Takes room, if there is some: whether all of it is on the card.
+    /// Reserves room, if there is enough. Returns whether all of it is on the card.
     fn promise(&self, tenant: TenantId, bytes: u64) -> Result<bool, ErrorCode> {
         let room = self.room_bytes();
         let mut table = lock(&self.table);
@@ -666,7 +677,7 @@ impl Shared {
         let made = match made {
             Ok(made) => made,
             Err(MoverError::NoRoom) => {
-                // Somebody else has it. It comes when there is some.
+                // The memory is used elsewhere. These chunks are moved in when there is room.
                 lock(&self.table).on_card -= bytes;
                 here = false;
                 Vec::new()
@@ -681,7 +692,8 @@ impl Shared {
             Ok(places.iter().map(|place| (*place, None)).collect())
         };
         let shared = shared.map_err(|error| unpromise(here, error.to_string()))?;
-        // Before it is mapped: whoever is started again meanwhile is to have it. Nobody knows of the address yet.
+        // Entered before it is mapped, so that an owner restarted meanwhile maps it. No command
+        // uses the address yet.
         let mapper = self.enter(tenant, &places, made)?;
         mapper.map(shared).map_err(|detail| {
             self.drop_places(tenant, &places);
@@ -690,7 +702,7 @@ impl Shared {
         })
     }
 
-    /// Chunks of an allocation are there, and told of: one event for those of the same length.
+    /// Enters the chunks of an allocation, with one event for each run of equal lengths.
     fn enter(
         &self,
         tenant: TenantId,
@@ -701,7 +713,7 @@ impl Shared {
         let resident = !made.is_empty();
         let mut made = made.into_iter();
         let Ok(owner) = table.owner(tenant) else {
-            // It left meanwhile: what it was promised for this was in none of its chunks.
+            // The owner left meanwhile: none of its chunks had this room.
             let bytes: u64 = places.iter().map(|place| place.bytes).sum();
             table.promised -= bytes;
             table.on_card -= if resident { bytes } else { 0 };
@@ -729,7 +741,7 @@ impl Shared {
         Ok(mapper)
     }
 
-    /// Forgets memory that nobody has mapped any more.
+    /// Drops memory that no process has mapped.
     fn drop_places(&self, tenant: TenantId, places: &[Place]) {
         let mut gone = Vec::new();
         let mut table = lock(&self.table);
@@ -749,7 +761,7 @@ impl Shared {
             });
         }
         drop(table);
-        // Closed, or scrubbed, without the lock.
+        // Closes or scrubs it without the lock.
         drop(gone);
     }
 }

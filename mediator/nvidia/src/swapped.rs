@@ -1,7 +1,9 @@
-//! A tenant of `turnstile bench swap`: a process whose memory can be taken away under a kernel that does not end.
+//! A tenant of `turnstile bench swap`: a process that unmaps and maps its memory under a kernel
+//! that does not end.
 //!
-//! It maps memory that it is handed, fills it, and starts a kernel that counts in its first word; whoever moves the memory
-//! tells it to unmap and to map again, at the same addresses. In the end it looks at every byte.
+//! The tenant maps memory by handles that it is given, fills it, and starts a kernel that counts in
+//! its first word. The bench, which moves the memory, has the tenant unmap it and map it again at
+//! the same addresses. At the end the tenant checks every word.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,7 +23,7 @@ use super::sys::{
     Reservation, Stream,
 };
 
-/// Enough to fill any GPU.
+/// Enough threads to fill any GPU.
 const MANY: LaunchShape = LaunchShape {
     grid: [2112, 1, 1],
     block: [256, 1, 1],
@@ -33,7 +35,7 @@ const ONE: LaunchShape = LaunchShape {
     shared_bytes: 0,
 };
 const SEED: u64 = 0x5eed;
-/// Words of the memory shared with the kernels.
+/// Indices of words in the memory shared with the kernels.
 const COUNT: usize = 0;
 const STOP: usize = 8;
 /// TIMEOUT: the vendor's library takes 0.3 s, filling 32 GiB some 20 ms (measured).
@@ -41,16 +43,16 @@ const LIMIT: Duration = Duration::from_secs(30);
 /// Handles in one order.
 pub const HANDLES_MAX: usize = 32;
 
-/// Why it did not work.
+/// Why the tenant or its process failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SwappedError {
-    /// CUDA said no.
+    /// CUDA refused a call.
     #[error("CUDA refused")]
     Cuda(#[from] CudaFailure),
     /// The other side is gone, or does not keep to the protocol.
-    #[error("The tenant of the bench is not heard: {0}")]
+    #[error("The tenant of the bench does not report: {0}")]
     Line(String),
-    /// The tenant could not do it.
+    /// The tenant refused an order.
     #[error("The tenant of the bench: {0}")]
     Refused(String),
 }
@@ -70,26 +72,26 @@ impl From<io::Error> for SwappedError {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 enum Order {
-    /// Addresses for so many bytes; they stay.
+    /// Reserve addresses for `bytes`, until the end.
     Reserve { device: u32, bytes: u64 },
-    /// Memory of the driver's own allocator instead, filled.
+    /// Allocate memory with the driver's own allocator instead, and fill it.
     Plain { device: u32, bytes: u64 },
-    /// Memory from an offset on, behind what is there. Descriptors: a handle for each part.
+    /// Map memory from `offset` on, after the mapped parts. Descriptors: a handle for each part.
     Map { offset: u64, parts: Vec<u64> },
-    /// Fill it, and start the kernel.
+    /// Fill the memory, and start the kernel.
     Begin {},
-    /// Nothing behind the addresses of the first part that is there.
+    /// Unmap the first mapped part.
     Unmap {},
-    /// How far the kernel has counted.
+    /// Read the kernel's count.
     Count {},
-    /// End the kernel, and look at every word.
+    /// End the kernel, and check every word.
     End {},
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 enum Answer {
-    /// With a number where one was asked for.
+    /// With the number that the order returns, else 0.
     Done {
         pid: u32,
         number: u64,
@@ -106,7 +108,7 @@ enum Memory {
     Plain(DeviceBuffer),
 }
 
-/// What the process has once it knows its GPU.
+/// State of the process once it has a GPU.
 #[derive(Debug)]
 struct Tenant {
     context: Context,
@@ -116,7 +118,7 @@ struct Tenant {
     memory: Memory,
 }
 
-/// Kernel parameters, all words.
+/// Kernel parameters that are all words.
 fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
@@ -145,7 +147,7 @@ impl Tenant {
         Ok(tenant)
     }
 
-    /// First address, and words.
+    /// First address, and number of words.
     fn range(&self) -> (u64, u64) {
         match &self.memory {
             Memory::Plain(buffer) => (buffer.address(), buffer.bytes() as u64 / 8),
@@ -158,7 +160,7 @@ impl Tenant {
         Ok(self.stream.launch(&function, shape, &words(params))?)
     }
 
-    /// All but the first word, in which the kernel counts.
+    /// Fills all but the first word, in which the kernel counts.
     fn fill(&self) -> Result<(), SwappedError> {
         let (base, count) = self.range();
         self.stream.fill(base, 0, 2)?;
@@ -193,7 +195,8 @@ impl Tenant {
         Ok(())
     }
 
-    /// Words that are not what they were, and one more if the kernel's count is not in the memory.
+    /// Returns the number of changed words, plus one if the memory does not have the kernel's
+    /// count.
     fn end(&self) -> Result<u64, SwappedError> {
         self.shared.store(STOP, 1);
         self.stream.synchronize()?;
@@ -215,10 +218,10 @@ impl Tenant {
     }
 }
 
-/// The tenant's process, on the connection `stream`.
+/// Runs the tenant's process on the connection `stream`.
 ///
 /// # Errors
-/// If whoever started it does not keep to the protocol.
+/// If the bench does not keep to the protocol.
 pub fn run(stream: UnixStream) -> Result<(), SwappedError> {
     let mut reader = FrameReader::new();
     let mut tenant = None;
@@ -226,7 +229,7 @@ pub fn run(stream: UnixStream) -> Result<(), SwappedError> {
         let frame = match reader.read::<Order>(&stream)? {
             Read::Frame(frame) => frame,
             Read::WouldBlock => continue,
-            // Whatever the kernel is at: without the vendor library's last words, which would wait for it.
+            // Without the vendor library's exit handlers, which would wait for the kernel.
             Read::End => {
                 let _ = kill_process(getpid(), Signal::KILL);
                 return Ok(());
@@ -279,7 +282,7 @@ fn obey(tenant: &mut Option<Tenant>, order: Order, fds: Vec<OwnedFd>) -> Result<
     Ok(0)
 }
 
-/// The other side of the connection.
+/// The bench's side of the connection.
 #[derive(Debug)]
 pub struct Swapped {
     stream: UnixStream,
@@ -289,7 +292,7 @@ pub struct Swapped {
 }
 
 impl Swapped {
-    /// The process at the other end gets addresses for so many bytes, or `plain` memory of its own.
+    /// Has the process at the other end reserve addresses for `bytes`, or allocate `plain` memory.
     ///
     /// # Errors
     /// If it cannot, or is gone.
@@ -327,7 +330,7 @@ impl Swapped {
         }
     }
 
-    /// It maps memory from an offset on: so many bytes behind each handle.
+    /// Has the tenant map memory from `offset` on: bytes and handle of each part.
     ///
     /// # Errors
     /// If it cannot, or is gone.
@@ -345,7 +348,7 @@ impl Swapped {
         }
     }
 
-    /// It unmaps the first part that it has mapped, and has no handle of it any more.
+    /// Has the tenant unmap the first mapped part, of which it keeps no handle.
     ///
     /// # Errors
     /// If it cannot, or is gone.
@@ -353,7 +356,7 @@ impl Swapped {
         self.ask(&Order::Unmap {}, Vec::new()).map(drop)
     }
 
-    /// It fills its memory and starts its kernel.
+    /// Has the tenant fill its memory and start its kernel.
     ///
     /// # Errors
     /// If it cannot, or is gone.
@@ -361,15 +364,15 @@ impl Swapped {
         self.ask(&Order::Begin {}, Vec::new()).map(drop)
     }
 
-    /// How far the kernel has counted.
+    /// Reads the kernel's count.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If the tenant is gone.
     pub fn count(&mut self) -> Result<u64, SwappedError> {
         self.ask(&Order::Count {}, Vec::new())
     }
 
-    /// It ends the kernel; words of its memory that are not what they were.
+    /// Has the tenant end the kernel; returns the number of words that are not as they were.
     ///
     /// # Errors
     /// If it cannot, or is gone.
@@ -378,7 +381,8 @@ impl Swapped {
     }
 }
 
-/// Bytes a second of plain copies of so many bytes between pinned memory and the GPU, out and in; the best of some.
+/// Bytes per second of plain copies of `bytes` between pinned memory and the GPU, out and in: the
+/// best of 5 rounds.
 ///
 /// # Errors
 /// If the GPU refuses.
@@ -400,11 +404,11 @@ pub fn link_rates(device: u32, bytes: usize) -> Result<[u64; 2], SwappedError> {
             *best = begin.elapsed().min(*best);
         }
     }
-    // CAST: some 10^10.
+    // CAST: about 10^10.
     Ok(best.map(|took| (bytes as f64 / took.as_secs_f64()) as u64))
 }
 
-/// How long the vendor's checkpoint of a process takes: lock, out, back, unlock.
+/// Durations of the vendor's checkpoint of a process: lock, out, back, unlock.
 ///
 /// # Errors
 /// If the driver refuses.

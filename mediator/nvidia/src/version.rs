@@ -1,17 +1,18 @@
 //! Driver versions: a table of deltas.
 //!
-//! A row is a function that begins with the row before it in the vendor's history and changes what that version changed.
-//! A version without a row is refused for the privileged calls. To add one: compare the headers that `sys/abi.rs` names,
-//! add a row here, and run `turnstile doctor` and `turnstile bench share --gpu nvidia` on it (docs/NVIDIA.md).
+//! A row is a function that starts from the preceding row in the vendor's history and changes what
+//! its version changed. A version without a row is refused for the privileged calls. To add one:
+//! compare the headers that `sys/abi.rs` names, add a row here, and run `turnstile doctor` and
+//! `turnstile bench share --gpu nvidia` on it (docs/NVIDIA.md).
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Where the driver says which it is.
+/// File in which the driver reports its version.
 pub const VERSION_FILE: &str = "/proc/driver/nvidia/version";
 
-/// What the privileged calls need to know and a driver version may change.
+/// Numbers of the privileged calls, which a driver version may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverAbi {
     /// The version of this row.
@@ -27,24 +28,25 @@ pub struct DriverAbi {
 /// Why a driver's privileged calls are not used.
 #[derive(Debug, thiserror::Error)]
 pub enum VersionError {
-    /// There is none.
+    /// No driver is loaded.
     #[error("No NVIDIA driver is loaded: {VERSION_FILE} cannot be read")]
     NoDriver(#[source] io::Error),
-    /// The file says something that we do not understand.
+    /// The file names no version.
     #[error("{VERSION_FILE} names no version")]
     Unreadable,
-    /// Not in the table.
+    /// The version is not in the table.
     #[error("NVIDIA driver {0} is not known, its privileged calls are not used; known: {known}", known = known())]
     Unknown(String),
 }
 
-/// A version and what makes its row.
+/// A version and the function that makes its row.
 type Row = (&'static str, fn() -> DriverAbi);
 
 /// Every version that is known.
 const ROWS: &[Row] = &[("580.159.04", v580_159_04)];
 
-/// SOURCE: measured on an H200; `ctrl/ctrl2080/ctrl2080gr.h`, `ctrl2080fifo.h`, `ctrl2080gpu.h` of that version.
+/// SOURCE: measured on an H200; `ctrl/ctrl2080/ctrl2080gr.h`, `ctrl2080fifo.h`, `ctrl2080gpu.h` of
+/// that version.
 const fn v580_159_04() -> DriverAbi {
     DriverAbi {
         version: "580.159.04",
@@ -71,7 +73,8 @@ pub fn abi_of(version: &str) -> Result<DriverAbi, VersionError> {
         .ok_or_else(|| VersionError::Unknown(version.to_owned()))
 }
 
-/// The version that the driver's version file names: the first word made of three numbers (or two) on its first line.
+/// The version in the text of the driver's version file: the first word of two or three numbers on
+/// its first line.
 pub fn parse(text: &str) -> Option<&str> {
     let numbers = |word: &&str| {
         let parts: Vec<&str> = word.split('.').collect();
@@ -86,7 +89,7 @@ pub fn parse(text: &str) -> Option<&str> {
 /// The version of the driver that is loaded, known or not.
 ///
 /// # Errors
-/// If none is, or it does not say.
+/// If no driver is loaded, or the file names no version.
 pub fn loaded() -> Result<String, VersionError> {
     let text = fs::read_to_string(Path::new(VERSION_FILE)).map_err(VersionError::NoDriver)?;
     parse(&text)
@@ -97,7 +100,7 @@ pub fn loaded() -> Result<String, VersionError> {
 /// The row of the driver that is loaded.
 ///
 /// # Errors
-/// If none is, or it is not known.
+/// If no driver is loaded, or the table has no row for it.
 pub fn detect() -> Result<DriverAbi, VersionError> {
     abi_of(&loaded()?)
 }

@@ -1,4 +1,4 @@
-//! The VMs of an NVIDIA GPU: a worker each.
+//! The VMs of an NVIDIA GPU, with a worker each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use super::notify::Listener;
 use super::worker::{Worker, WorkerConfig};
 use turnstile_gpu::{Refusal, TenantResources};
 
-/// What a worker of this GPU is started with, and told to whom.
+/// The workers of this GPU, and how they are started.
 pub(super) struct Vms {
     config: WorkerConfig,
     command: Arc<dyn Fn() -> Command + Send + Sync>,
@@ -31,7 +31,7 @@ impl fmt::Debug for Vms {
 }
 
 impl Vms {
-    /// No VMs. `command` starts a process that ends up in [`super::worker::run`].
+    /// No VMs. `command` starts a process that calls [`super::worker::run`].
     pub(super) fn new(
         config: WorkerConfig,
         command: impl Fn() -> Command + Send + Sync + 'static,
@@ -43,9 +43,10 @@ impl Vms {
         }
     }
 
-    /// Starts a VM's worker; `changed` hears what the driver hands out to its processes, this one and those after it, and
-    /// when one has ended. Returns the file behind its aperture, which has nothing in it: memory of a real GPU is not
-    /// seen through one.
+    /// Starts a VM's worker. `changed` is called with the process id and the objects that the
+    /// driver gives to the process, and with `None` when it has ended; so for each later process of
+    /// the VM. Returns the file of the VM's aperture, which is empty: memory of a real GPU is not
+    /// visible through one.
     ///
     /// # Errors
     /// The refusal for the VM.
@@ -62,7 +63,7 @@ impl Vms {
                 .name("gpu-listen".into())
                 .spawn(move || listen(pid, listener, &*changed));
             if let Err(error) = listening {
-                // Its calls fail then, and it ends.
+                // The process's calls fail then, and it ends.
                 log::error!("Listening to a worker failed: {error}");
             }
         };
@@ -83,14 +84,14 @@ impl Vms {
     /// The worker of a VM.
     ///
     /// # Errors
-    /// If the tenant is no VM.
+    /// If the tenant has no worker.
     pub(super) fn of(&self, tenant: TenantId) -> Result<Arc<Worker>, Refusal> {
         let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
         let lost = || Refusal::from(ErrorCode::DeviceLost);
         workers.get(&tenant).cloned().ok_or_else(lost)
     }
 
-    /// Ends a VM's worker; what is no VM is ignored.
+    /// Ends a VM's worker; a tenant without one is ignored.
     pub(super) fn end(&self, tenant: TenantId) {
         let ended = self
             .workers
@@ -102,7 +103,7 @@ impl Vms {
         }
     }
 
-    /// Ends all of them.
+    /// Ends all workers.
     pub(super) fn end_all(&self) {
         let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
         for worker in std::mem::take(&mut *workers).into_values() {
@@ -110,16 +111,16 @@ impl Vms {
         }
     }
 
-    /// All workers' fences bear this clock.
+    /// Sets the GPU's clock, which the fences of all workers use.
     pub(super) fn set_clock(&self, now: Moment) {
         let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
         workers.values().for_each(|worker| worker.set_clock(now));
     }
 }
 
-/// Answers a worker's calls until it has ended.
+/// Answers a process's system calls until it has ended.
 fn listen(pid: u32, listener: Listener, changed: &impl Fn(u32, Option<&[ObjectChange]>)) {
-    // At the first sign of the worker, before it was handed anything.
+    // Announces the process before the driver has given it anything.
     changed(pid, Some(&[]));
     listener.serve(|seen| changed(pid, Some(&[seen.change])));
     changed(pid, None);

@@ -1,8 +1,8 @@
-//! The driver API's structures and numbers that are looked at.
+//! Structures and numbers of the driver API that this library uses.
 //!
 //! SOURCE: cuda.h of CUDA 13.0, of the names given.
 
-/// CUresult: CUDA_SUCCESS and those that we answer ourselves.
+/// CUresult: CUDA_SUCCESS and the results that this library returns itself.
 pub(crate) const SUCCESS: u32 = 0;
 pub(crate) const INVALID_VALUE: u32 = 1;
 pub(crate) const OUT_OF_MEMORY: u32 = 2;
@@ -38,7 +38,7 @@ pub(crate) struct Prop {
 }
 
 impl Prop {
-    /// Plain memory of a GPU that can be handed on.
+    /// Plain memory of a GPU that can be exported.
     pub(crate) const fn on(device: i32) -> Self {
         Self {
             kind: PINNED,
@@ -62,7 +62,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// A GPU may do everything.
+    /// A GPU has full access.
     pub(crate) const fn full(location: Location) -> Self {
         Self {
             location,

@@ -1,41 +1,45 @@
-//! Calls that look at addresses on the CPU wait while memory is away.
+//! Calls that check addresses on the CPU wait while chunks are missing.
 //!
-//! The driver checks the addresses of copies and fills when they are called, not when they run: of memory that is away it would
-//! say that there is none, or take it for the host's. Launches name no addresses to the driver and pass.
+//! The driver checks the addresses of copies and fills at the call, not when they run. It would
+//! refuse the address of a missing chunk, or take it for a host address. Launches pass no addresses
+//! to the driver, so that they need not wait.
 //!
-//! A stopped program's work is seen by nobody: who waits here, submits while memory is away, or has submitted since it was last
-//! all there, has it said that the memory is wanted, once for each time that it goes.
+//! The work of a suspended program is not visible elsewhere. So this reports that missing memory is
+//! wanted, once for each time that chunks leave. It does so if a call waits here, or if work is
+//! submitted while chunks are missing. It also does so when a chunk leaves, if work was submitted
+//! since none was missing.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// TIMEOUT: so long a call that is under way may take to look at its addresses: the driver does that first. A call that takes
-/// longer waits for the GPU.
+/// TIMEOUT: time for a call in progress to check its addresses, which the driver does first. A call
+/// that takes longer waits for the GPU.
 const LOOKS: Duration = Duration::from_millis(5);
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// The gate.
+/// Counts of missing chunks and of calls in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Something was submitted since everything was last there.
+    /// Work was submitted since all chunks were last resident.
     used: AtomicBool,
-    /// While something is away: it was said that it is wanted.
+    /// While chunks are missing: it was reported that they are wanted.
     said: AtomicBool,
-    /// Chunks that are away.
+    /// Number of missing chunks.
     away: AtomicU64,
-    /// Counts up with each that goes.
+    /// Number of chunks that ever left.
     gone: AtomicU64,
-    /// Calls that are under way.
+    /// Number of calls in progress.
     inside: AtomicU64,
     waiting: Mutex<()>,
     home: Condvar,
 }
 
 impl Gate {
-    /// Makes a call, once everything is there. What the driver refuses, as `is_refused` says, while something left is called
-    /// again: it has done nothing. `wants` is called if it has to wait and nobody has said so.
+    /// Makes a call once all chunks are resident. A call that the driver refused (`is_refused`) is
+    /// repeated if a chunk left meanwhile: it had no effect. Calls `wants` if the call has to wait
+    /// and that was not reported yet.
     pub(crate) fn call<R: Copy>(
         &self,
         call: impl Fn() -> R,
@@ -81,20 +85,22 @@ impl Gate {
         }
     }
 
-    /// Whether it is to be said that what is away is wanted.
+    /// Whether the caller has to report that missing memory is wanted.
     fn says(&self) -> bool {
         !self.said.swap(true, Ordering::SeqCst)
     }
 
-    /// Something is submitted that need not wait. True if it is to be said that what is away is wanted.
+    /// Notes work that need not wait. True if the caller has to report that missing memory is
+    /// wanted.
     pub(crate) fn submits(&self) -> bool {
-        // Before the look: who takes memory away at this moment sees one of both.
+        // Before `away` is read: a thread that releases a chunk now sees `used`, or this one sees
+        // `away`.
         self.uses();
         self.away.load(Ordering::SeqCst) > 0 && !self.said.load(Ordering::SeqCst) && self.says()
     }
 
-    /// A chunk is about to go. True if it is to be said at once that it is wanted: something that was submitted may not have
-    /// ended.
+    /// Notes that a chunk is about to leave. True if the caller has to report at once that it is
+    /// wanted: submitted work may not have ended.
     pub(crate) fn leaves(&self) -> bool {
         self.gone.fetch_add(1, Ordering::SeqCst);
         if self.away.fetch_add(1, Ordering::SeqCst) > 0 {
@@ -107,7 +113,7 @@ impl Gate {
         self.used.load(Ordering::SeqCst) && self.says()
     }
 
-    /// A chunk is back, or of no interest any more.
+    /// Notes that a chunk is back, or was freed.
     pub(crate) fn returns(&self) {
         let less = |away: u64| Some(away.saturating_sub(1));
         let before = self
@@ -118,7 +124,7 @@ impl Gate {
         }
     }
 
-    /// What is away does not come back: calls are not to wait for it. Returns how many chunks were.
+    /// Missing chunks do not return: calls must not wait for them. Returns how many were missing.
     pub(crate) fn give_up(&self) -> u64 {
         let away = self.away.swap(0, Ordering::SeqCst);
         self.open();
@@ -126,7 +132,8 @@ impl Gate {
     }
 
     fn open(&self) {
-        // What was submitted before is over by the time that its owner is taken for idle; the daemon looks in on the others.
+        // Earlier work has ended by the time that its tenant counts as idle; the daemon polls the
+        // others.
         self.used.store(false, Ordering::SeqCst);
         self.said.store(false, Ordering::SeqCst);
         let _waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -149,7 +156,7 @@ mod tests {
                 gate.call(
                     || {
                         if made.fetch_add(1, Ordering::SeqCst) == 0 {
-                            // It leaves while this call is under way, and is back before the next.
+                            // It leaves during this call, and is back before the next.
                             gate.leaves();
                             gate.returns();
                             return 1;

@@ -1,7 +1,7 @@
-//! What the driver hands out, as lines: by which a program's channels are known.
+//! Lines that report what the driver hands out, from which a program's channels are known.
 //!
-//! One line goes to what `TURNSTILE_HANDLES` names, a datagram socket or a file, for each call by which the driver makes or
-//! frees channels and channel groups:
+//! For each call by which the driver makes or frees channels and channel groups, one line goes to
+//! `TURNSTILE_HANDLES`, a datagram socket or a file:
 //!
 //! ```text
 //!   + PID CLIENT HANDLE CLASS PARENT ENGINE   (hexadecimal but for PID; ENGINE is a group's)
@@ -16,19 +16,19 @@ use std::fmt::{self, Write};
 /// NV_ESC_RM_FREE and NV_ESC_RM_ALLOC.
 const FREE: u8 = 0x29;
 const ALLOC: u8 = 0x2b;
-/// KEPLER_CHANNEL_GROUP_A, and how all channel classes end.
+/// KEPLER_CHANNEL_GROUP_A, and the low byte of all channel classes.
 const GROUP: u32 = 0xa06c;
 const CHANNEL_LOW_BYTE: u32 = 0x6f;
-/// Words of NVOS00, NVOS21 and NVOS64, and where their status is.
+/// Words of NVOS00, NVOS21 and NVOS64, and the index of their status.
 const FREE_WORDS: (usize, usize) = (4, 3);
 const ALLOC_WORDS: (usize, usize) = (8, 7);
 const LONG_ALLOC_WORDS: (usize, usize) = (12, 10);
-/// The most words of an argument that are looked at.
+/// Maximum number of words of an argument that are read.
 pub(crate) const WORDS_MAX: usize = LONG_ALLOC_WORDS.0;
-/// Where the parameters of a group have its engine, in words.
+/// Index of the engine in the parameters of a group, in words.
 const GROUP_ENGINE_AT: usize = 3;
 
-/// A call by its request: its number and how many words of its argument are looked at, if it is of interest.
+/// Number of a relevant request, and how many words of its argument are read.
 pub(crate) fn of_interest(request: u32) -> Option<(u8, usize)> {
     // CAST: the low byte is the number; the length has 14 bits.
     let (number, bytes) = (request as u8, (request >> 16 & 0x3fff) as usize);
@@ -41,8 +41,8 @@ pub(crate) fn of_interest(request: u32) -> Option<(u8, usize)> {
     (request >> 8 & 0xff == u32::from(b'F') && bytes / 4 >= words).then_some((number, words))
 }
 
-/// What to say of a call that has returned, whose argument is now `words`. `parameter` reads a word of the parameters at
-/// an address.
+/// The line for a call that has returned, with `words` as its argument. `parameter` reads a word of
+/// the parameters at an address.
 pub(crate) fn line(
     number: u8,
     words: &[u32],

@@ -1,19 +1,20 @@
-//! Stream-ordered memory: what was given back in a stream and may be given out again. Pure; whoever calls knows streams.
+//! Stream-ordered memory: blocks that were freed in a stream and can be reused. Pure; the caller
+//! handles streams.
 
 use std::collections::BTreeMap;
 
-/// Bytes of a pool that are kept whatever its release threshold: a program that frees and allocates in a loop without ever
-/// waiting is not to pay for it.
+/// Bytes of a pool that are kept in spite of its release threshold: a program that frees and
+/// allocates in a loop without waiting must not pay for it.
 const KEEP_BYTES: u64 = 64 << 20;
 
-/// Memory that was given back.
+/// A block that was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// In this stream.
+    /// Stream in which it was freed.
     pub(crate) stream: usize,
-    /// Recorded then.
+    /// Event that was recorded then.
     pub(crate) event: usize,
 }
 
@@ -22,7 +23,7 @@ pub(crate) struct Block {
 pub(crate) struct Pool {
     /// Its memory is the driver's own: it can be exported, or is not of the tenant's GPU.
     pub(crate) is_foreign: bool,
-    /// Bytes that are kept when nothing of the pool is used.
+    /// Unused bytes that are kept.
     pub(crate) threshold_bytes: u64,
     pub(crate) used_bytes: u64,
     pub(crate) used_high_bytes: u64,
@@ -33,7 +34,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Nothing of it is used.
+    /// An empty pool.
     pub(crate) fn new(is_foreign: bool) -> Self {
         Self {
             is_foreign,
@@ -46,7 +47,7 @@ impl Pool {
         self.used_bytes + self.cached_bytes
     }
 
-    /// So many bytes are used more.
+    /// Adds to the used bytes.
     fn gave(&mut self, bytes: u64) {
         self.used_bytes += bytes;
         self.used_high_bytes = self.used_high_bytes.max(self.used_bytes);
@@ -64,7 +65,7 @@ impl Pool {
 #[derive(Debug, Default)]
 pub(crate) struct Ordered {
     pools: BTreeMap<usize, Pool>,
-    /// Address -> pool and bytes of what is given out.
+    /// Address -> pool and bytes of live allocations.
     live: BTreeMap<u64, (usize, u64)>,
 }
 
@@ -73,8 +74,8 @@ impl Ordered {
         self.pools.entry(pool).or_default()
     }
 
-    /// Something for `bytes` in a stream that was given back before, if it is not much larger: of the same stream, else what
-    /// `is_done`.
+    /// Reuses a freed block for `bytes` in a stream, if one is not much larger. Blocks of the same
+    /// stream come first, then those with an event that `is_done`.
     pub(crate) fn take(
         &mut self,
         pool: usize,
@@ -97,18 +98,18 @@ impl Ordered {
         Some(block)
     }
 
-    /// Memory that was made for a pool is given out.
+    /// Adds memory that was made for a pool, and is in use.
     pub(crate) fn made(&mut self, pool: usize, address: u64, bytes: u64) {
         self.pool(pool).gave(bytes);
         self.live.insert(address, (pool, bytes));
     }
 
-    /// Whether it was given out here.
+    /// Whether a live allocation begins at `address`.
     pub(crate) fn is_live(&self, address: u64) -> bool {
         self.live.contains_key(&address)
     }
 
-    /// It is given back in a stream; returns its pool. Precondition: [`Self::is_live`].
+    /// Frees a live allocation in a stream; returns its pool. Precondition: [`Self::is_live`].
     pub(crate) fn give(&mut self, address: u64, stream: usize, event: usize) -> usize {
         let Some((number, bytes)) = self.live.remove(&address) else {
             return 0;
@@ -125,14 +126,15 @@ impl Ordered {
         number
     }
 
-    /// It is freed for good, by a call that has waited.
+    /// Removes an allocation that a call has freed after waiting.
     pub(crate) fn forget(&mut self, address: u64) {
         if let Some((pool, bytes)) = self.live.remove(&address) {
             self.pool(pool).used_bytes -= bytes;
         }
     }
 
-    /// Takes out what is done of a pool, oldest first, as long as more than `keep` is reserved.
+    /// Removes blocks of a pool that are done, oldest first, while more than `keep` bytes are
+    /// reserved.
     pub(crate) fn trim(
         &mut self,
         pool: usize,
@@ -151,7 +153,7 @@ impl Ordered {
         out
     }
 
-    /// As [`Self::trim`], by the pool's own threshold.
+    /// As [`Self::trim`], with the pool's own threshold.
     pub(crate) fn trim_to_threshold(
         &mut self,
         pool: usize,
@@ -166,7 +168,7 @@ impl Ordered {
         self.trim(pool, keep, is_done)
     }
 
-    /// Takes out what is done of all pools.
+    /// Removes the blocks of all pools that are done.
     pub(crate) fn trim_all(&mut self, mut is_done: impl FnMut(usize) -> bool) -> Vec<Block> {
         let pools: Vec<usize> = self.pools.keys().copied().collect();
         let trimmed = pools

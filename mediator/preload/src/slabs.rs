@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use turnstile_preload_wire::ChunkNumber;
 
-/// What every address is a multiple of. SOURCE: CUDA C++ Programming Guide, 5.3.2: at least 256; textures want 512.
+/// Alignment of every address. SOURCE: CUDA C++ Programming Guide, 5.3.2: at least 256; textures
+/// need 512.
 pub(crate) const ALIGNMENT: u64 = 512;
 
 /// `bytes` as whole units of [`ALIGNMENT`]; None if there is no such number.
@@ -19,9 +20,10 @@ struct Slab {
     used_bytes: u64,
 }
 
-/// Chunks that are given out in pieces.
+/// Chunks that are divided into pieces.
 ///
-/// Properties: pieces do not overlap, lie within one slab and are aligned; neighbours that are free are one piece.
+/// Properties: pieces do not overlap, are within one slab and are aligned; free neighbours are one
+/// piece.
 #[derive(Debug, Default)]
 pub(crate) struct Slabs {
     slabs: BTreeMap<u64, Slab>,
@@ -31,7 +33,7 @@ pub(crate) struct Slabs {
 }
 
 impl Slabs {
-    /// A chunk at `base` is given out from now on.
+    /// Adds a chunk at `base`.
     pub(crate) fn add(&mut self, base: u64, bytes: u64, chunk: ChunkNumber) {
         let slab = Slab {
             chunk,
@@ -58,7 +60,7 @@ impl Slabs {
         (at - base < slab.bytes).then_some((*base, slab))
     }
 
-    /// The smallest free piece that has room. Precondition: `bytes` is [`rounded`].
+    /// Takes the smallest free piece that is large enough. Precondition: `bytes` is [`rounded`].
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         let (_, at) = *self.by_size.range((bytes, 0)..).next()?;
         let had = self.pull(at)?;
@@ -72,13 +74,13 @@ impl Slabs {
         Some(at)
     }
 
-    /// The piece that `at` lies in: its address and bytes.
+    /// The used piece that contains `at`: its address and bytes.
     pub(crate) fn piece(&self, at: u64) -> Option<(u64, u64)> {
         let (base, bytes) = self.used.range(..=at).next_back()?;
         (at - base < *bytes).then_some((*base, *bytes))
     }
 
-    /// Takes a piece back, which begins at `at`; false if there is none.
+    /// Frees the used piece that begins at `at`; false if there is none.
     pub(crate) fn give(&mut self, at: u64) -> bool {
         let Some(mut bytes) = self.used.remove(&at) else {
             return false;
@@ -106,7 +108,8 @@ impl Slabs {
         true
     }
 
-    /// Takes out slabs of which nothing is used, but for so many: what is given back and wanted again stays.
+    /// Removes slabs without used pieces, except for `keep` of them: memory that is freed and
+    /// allocated in turns stays.
     pub(crate) fn drop_empty(&mut self, keep: usize) -> Vec<ChunkNumber> {
         let empty = self.slabs.iter().filter(|(_, slab)| slab.used_bytes == 0);
         let empty: Vec<u64> = empty.map(|(base, _)| *base).skip(keep).collect();
@@ -139,7 +142,7 @@ mod tests {
                     let bytes = rounded(bytes).unwrap();
                     let at = slabs.take(bytes).unwrap_or_else(|| {
                         chunk += 1;
-                        // Two of three are neighbours, across which nothing may reach.
+                        // Two of three slabs are neighbours; no piece may cross their border.
                         slabs.add((2 + chunk + chunk / 3) * SLAB, SLAB, chunk);
                         slabs.take(bytes).unwrap()
                     });

@@ -1,4 +1,5 @@
-//! The library in a program whose calls "succeed": a filter answers them in the driver's stead.
+//! The library in a program with calls that all "succeed": a filter answers them instead of the
+//! driver.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;

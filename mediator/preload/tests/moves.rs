@@ -1,5 +1,6 @@
-//! Whole programs under the library, over a driver whose GPU is none (libcuda.c): how they get at the driver's functions, what
-//! they are answered, and their memory going and coming while they do not look.
+//! Whole programs under the library, with a driver without a GPU (libcuda.c): how they find the
+//! driver's functions, the answers that they get, and moves of their memory that they do not
+//! notice.
 
 #[path = "../../tests/common/library.rs"]
 mod library;
@@ -33,7 +34,7 @@ fn compile(arguments: &[&str]) {
     assert!(status.unwrap().success(), "{arguments:?}");
 }
 
-/// The program, which finds the driver in `folder`, and the library the test in `folder/memory`.
+/// The program. It finds the driver in `folder`, and the library finds the test in `folder/memory`.
 fn program(folder: &Path, linked: bool) -> Command {
     let source = |name: &str| format!("{}/tests/{name}", env!("CARGO_MANIFEST_DIR"));
     let driver = folder.join("libcuda.so.1");
@@ -50,7 +51,7 @@ fn program(folder: &Path, linked: bool) -> Command {
     ]);
     let program = folder.join("tenant");
     let out = program.to_str().unwrap();
-    // Old ways of declaring functions, as nothing is called by its name.
+    // Old ways of declaring functions, as no function is called by its name.
     let mut arguments = vec!["-std=gnu11", "-Wno-deprecated-non-prototype", "-o", out];
     let text = source("tenant.c");
     arguments.push(&text);
@@ -80,7 +81,7 @@ fn listen(folder: &Path) -> OwnedFd {
 struct Daemon {
     socket: OwnedFd,
     limit_bytes: u64,
-    /// Chunks, their bytes and where they are.
+    /// Chunks with their bytes and memory.
     chunks: BTreeMap<u64, (u64, Option<OwnedFd>)>,
     asked: BTreeMap<u64, u64>,
     pinned: BTreeMap<Pin, u64>,
@@ -150,7 +151,7 @@ impl Daemon {
         made + self.asked.values().sum::<u64>()
     }
 
-    /// Serves one frame; true if it is of no interest to whoever waits, false at the end.
+    /// Serves one frame, and returns it; an error at the program's end.
     fn serve(&mut self) -> Result<ToDaemon, ()> {
         let (message, fd) = self.next().ok_or(())?;
         match message {
@@ -193,7 +194,7 @@ impl Daemon {
         while self.serve().unwrap() != what {}
     }
 
-    /// Takes a chunk away, and gives back another with the same bytes in it.
+    /// Releases a chunk, and restores it from other memory with the same bytes.
     fn move_out_and_in(&mut self, chunk: u64) {
         self.say(ToLibrary::Release { chunk }, None);
         self.serve_until(ToDaemon::Released { chunk });
@@ -224,14 +225,14 @@ fn ends(mut child: Child) -> i32 {
     }
 }
 
-/// A program, by one of the ways, whose memory is moved a few times.
+/// Runs a program that finds the driver by `way`, and moves its memory a few times.
 fn moved(way: &str) {
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(folder.path());
     let mut command = program(folder.path(), way == "linked");
     let child = command.arg(way).arg(folder.path()).spawn().unwrap();
     let mut daemon = Daemon::accept(&listener, 1 << 30);
-    // Its own mappings are the last thing before the first round.
+    // The program makes its own mappings last before the first round.
     let until = Instant::now() + LIMIT;
     while !folder.path().join("round-0").exists() {
         assert!(Instant::now() < until);
@@ -272,7 +273,7 @@ fn moved(way: &str) {
 }
 
 impl Daemon {
-    /// As [`Self::serve`], for one that waits for a failure.
+    /// As [`Self::serve`], but also takes failures.
     fn next_or_serve(&mut self) -> Option<ToDaemon> {
         let frame = rustix::net::recv(&self.socket, &mut [0_u8; FRAME_BYTES], RecvFlags::PEEK);
         let _ = frame.unwrap();

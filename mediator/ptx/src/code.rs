@@ -3,7 +3,7 @@
 use super::kernels::{Compare, Kernel};
 use super::types::Space;
 
-/// Where a value comes from. Immediates stand in the entry's pool.
+/// Source of a value. Immediates are in the entry's pool.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Src {
     /// The file of 32-bit registers (16-bit ones live there too, zero-extended).
@@ -267,12 +267,13 @@ pub(super) struct BarrierArgs {
     pub(super) reduce: Option<(Vote, VoteDst, Pred)>,
 }
 
-/// An operation, who does it and where it stands in the text.
+/// An operation, its guard predicate and its line in the text.
 #[derive(Debug, Clone)]
 pub(super) struct Inst {
     pub(super) guard: Pred,
     pub(super) line: u32,
-    /// 1 for the last operation of a PTX instruction, 0 for its helpers: counts are of PTX instructions.
+    /// 1 for the last operation of a PTX instruction, 0 for its helpers: counts are of PTX
+    /// instructions.
     pub(super) weight: u8,
     pub(super) op: Op,
 }

@@ -2,7 +2,7 @@
 
 use super::module::LoadError;
 
-/// A token. Words carry their dots (`ld.global.u32`, `%tid.x`, `.reg`), so that one token is one thing.
+/// A token. A word includes its dots (`ld.global.u32`, `%tid.x`, `.reg`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Token<'a> {
     Word(&'a str),
@@ -99,7 +99,8 @@ impl<'a> Lexer<'a> {
                 Token::Word(self.slice(start))
             }
             b'0'..=b'9' => {
-                // Noted on the way: looking back at each sign would take a guest's text quadratic time.
+                // Tracked while scanning: a scan back at each sign would take a guest's text
+                // quadratic time.
                 let mut seen_dot = false;
                 while let Some(b) = self.byte(0) {
                     let exponent = matches!(b, b'+' | b'-')
@@ -250,7 +251,7 @@ mod test {
         let begin = std::time::Instant::now();
         let token = Lexer::new(&text).next().unwrap().0;
         assert_eq!(token, Token::Number(&text));
-        // Milliseconds; minutes where each sign looks back.
+        // Milliseconds; minutes if each sign scanned back.
         assert!(begin.elapsed() < std::time::Duration::from_secs(10));
     }
 

@@ -1,27 +1,27 @@
 //! A PTX interpreter: what the software GPU runs on its multiprocessors.
 //!
 //! ```text
-//! text -> lexer -> parse (statements) -> lower (register slots, lane kernels, branch targets) ->
-//! Module Module + Launch -> exec (warps of 32 lanes, groups of lanes with a common pc) ->
-//! BlockOutcome
+//! text -> lexer -> parse (statements) -> lower (register slots, lane kernels, branch targets)
+//!      -> Module
+//! Module + Launch -> exec (warps of 32 lanes, groups of lanes with a common pc) -> BlockOutcome
 //! ```
 //!
-//! The text comes from a guest and is an allegation: [`Module::load`] refuses, with the line
-//! number, whatever it does not know, and bounds every table by [`Limits`]. Running a loaded module
-//! can end in a fault but not in a panic: addresses are checked, arithmetic is total.
+//! The text comes from a guest and is not trusted. [`Module::load`] refuses everything unknown,
+//! with the line number, and bounds every table by [`Limits`]. Running a loaded module can end in a
+//! fault but not in a panic: addresses are checked, arithmetic is total.
 //!
-//! **Lanes.** Registers are arrays of 32 lanes; an instruction is one call of a lane kernel (a loop over 32
-//! lanes which the compiler vectorises) followed by a write under the active mask.
+//! **Lanes.** Registers are arrays of 32 lanes. An instruction is one call of a lane kernel (a loop
+//! over 32 lanes which the compiler vectorises), followed by a write under the active mask.
 //!
-//! **Divergence.** A warp is a set of groups of lanes with one program counter each. The group with the lowest
-//! counter runs; groups that meet are merged. For compiler output this reconverges where the
-//! immediate post-dominator would; for any program it is correct, because the instructions that
-//! exchange data between lanes (`shfl.sync`, `vote.sync`, `bar.warp.sync`, `bar.sync`) wait for the
-//! lanes they name. Every so often another group gets a turn, so that lanes which wait for each
-//! other through memory make progress (as on hardware since Volta).
+//! **Divergence.** A warp is a set of groups of lanes with one program counter each. The group with
+//! the lowest counter runs; groups that meet are merged. For compiler output this reconverges at
+//! the immediate post-dominator. It is correct for any program, because instructions that exchange
+//! data between lanes (`shfl.sync`, `vote.sync`, `bar.warp.sync`, `bar.sync`) wait for the lanes
+//! they name. At intervals another group gets a turn, so that lanes which wait for each other
+//! through memory make progress (as on hardware since Volta).
 //!
-//! **Addresses.** A generic address is a GPU virtual address, except in three windows at the top of the
-//! 64-bit space: see [`SHARED_WINDOW`], [`LOCAL_WINDOW`], [`PARAM_WINDOW`].
+//! **Addresses.** A generic address is a GPU virtual address, except in three windows at the top of
+//! the 64-bit space: see [`SHARED_WINDOW`], [`LOCAL_WINDOW`], [`PARAM_WINDOW`].
 //!
 //! "PTX ISA" is NVIDIA's "Parallel Thread Execution ISA Version 9.0"; "PTX ISA, `x`" its
 //! description of `x`.

@@ -1,11 +1,11 @@
-//! What the interpreter asks of its surroundings: memory and time.
+//! What the interpreter needs from its user: memory and time.
 
 use thiserror::Error;
 
 /// Bytes of each window below.
 pub const WINDOW_BYTES: u64 = 1 << 32;
-/// Generic addresses of the block's shared memory begin here. GPU virtual addresses have at most 57 bits
-/// (Hopper), so the windows, which need all 64, cannot be allocated.
+/// Generic addresses of the block's shared memory begin here. GPU virtual addresses have at most 57
+/// bits (Hopper), so the windows, which need all 64, cannot be allocated.
 pub const SHARED_WINDOW: u64 = 0xffff_fff0_0000_0000;
 /// Generic addresses of the thread's own local memory begin here.
 pub const LOCAL_WINDOW: u64 = 0xffff_fff1_0000_0000;
@@ -26,8 +26,8 @@ pub enum MemoryFault {
     ReadOnly,
 }
 
-/// Global memory by GPU virtual address, little-endian. Accesses arrive aligned to their element; those longer
-/// than an element may cross pages.
+/// Global memory by GPU virtual address, little-endian. Accesses are aligned to their element;
+/// those longer than an element may cross pages.
 pub trait DeviceMemory {
     /// Fills `out` from `va` on.
     ///
@@ -41,8 +41,8 @@ pub trait DeviceMemory {
     /// Some byte cannot be written; then none of those on its page are.
     fn store(&self, va: u64, data: &[u8]) -> Result<(), MemoryFault>;
 
-    /// Atomically replaces the 32-bit value at `va` by `f` of it and returns the old one. `f` is pure and may be
-    /// called more than once.
+    /// Atomically replaces the 32-bit value at `va` by `f` of it and returns the old one. `f` is
+    /// pure and may be called more than once.
     ///
     /// # Errors
     /// As for [`DeviceMemory::store`].
@@ -91,16 +91,19 @@ pub trait DeviceMemory {
     }
 }
 
-/// A block's time. In real time the implementation reads a clock and sleeps; in virtual time it adds up.
+/// A block's time. In real time the implementation reads a clock and sleeps; in virtual time it
+/// sums up costs.
 pub trait Timer {
-    /// Nanoseconds, never falling within a block (`%globaltimer`, and `%clock` at one tick per nanosecond).
+    /// Nanoseconds, never falling within a block (`%globaltimer`, and `%clock` at one tick per
+    /// nanosecond).
     fn now_ns(&mut self) -> u64;
 
-    /// All warps of the block wait for this long. At most 1 ms is asked for at a time.
+    /// All warps of the block wait for `ns`, which is at most 1 ms.
     fn sleep(&mut self, ns: u64);
 
-    /// Told before each [`Timer::now_ns`] and at each turn of a warp: so many warp instructions were executed since the
-    /// last call. A virtual clock advances here; a real one need not care.
+    /// Reports the warp instructions executed since the last call. Called before each
+    /// [`Timer::now_ns`] and at the end of the block. A virtual clock advances here; a real one
+    /// ignores it.
     fn executed(&mut self, warp_instructions: u64) {
         let _ = warp_instructions;
     }

@@ -155,7 +155,7 @@ pub struct Entry {
     pub local_bytes: u32,
     /// Registers declared, predicates included.
     pub registers: u32,
-    /// Threads that a block may have (`.maxntid`, `.reqntid`), where the text says so.
+    /// Most threads of a block (`.maxntid`, `.reqntid`), if the text declares it.
     pub max_threads: Option<u32>,
     /// Instructions after lowering.
     pub instructions: usize,
@@ -186,7 +186,7 @@ impl Module {
                 limit,
             });
         }
-        // Cubins end in NUL and so do texts that come from C; the driver takes both.
+        // Cubins end in NUL, and so do texts from C; the driver accepts both.
         let text = text.trim_end_matches('\0');
         let mut loader = Loader {
             parser: Parser::new(text)?,
@@ -383,7 +383,8 @@ impl<'a> Loader<'a, '_> {
             .declare_symbol(line, variable.name, space, offset)
     }
 
-    /// `= 1`, `= {1, 2}`, `= {{1, 2}, {3}}`: rows are flattened, missing elements are zero (PTX ISA 5.4.4).
+    /// `= 1`, `= {1, 2}`, `= {{1, 2}, {3}}`: rows are flattened, missing elements are zero (PTX ISA
+    /// 5.4.4).
     fn initialiser(
         &mut self,
         variable: &Variable<'a>,

@@ -1,4 +1,5 @@
-//! Tokens to statements: declarations and instructions, one at a time, so that no tree of the whole text exists.
+//! Tokens to statements: declarations and instructions, one at a time. No tree of the whole text is
+//! built.
 
 use super::lexer::{Lexer, Literal, Token, literal};
 use super::module::LoadError;
@@ -321,7 +322,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The rest of an instruction whose opcode is `opcode`.
+    /// The rest of an instruction, after its `opcode`.
     pub(super) fn instruction(
         &mut self,
         line: u32,

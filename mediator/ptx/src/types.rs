@@ -93,8 +93,8 @@ impl Space {
     }
 }
 
-/// The dotted parts of an opcode after its name. Each is taken by whoever understands it; [`Modifiers::end`]
-/// refuses what nobody took, so that no unknown modifier is ever ignored.
+/// The dotted parts of an opcode after its name. The code that understands a part takes it;
+/// [`Modifiers::end`] refuses the rest, so no unknown modifier is ignored.
 #[derive(Debug)]
 pub(super) struct Modifiers<'a> {
     opcode: &'a str,
@@ -134,8 +134,8 @@ impl<'a> Modifiers<'a> {
         Some(value)
     }
 
-    /// Takes all modifiers that are hints to a cache or a memory model which this machine does not have: it is
-    /// sequentially consistent.
+    /// Takes all modifiers that are hints to a cache or a memory model. This machine has neither:
+    /// it is sequentially consistent.
     pub(super) fn take_hints(&mut self) {
         const HINTS: [&str; 20] = [
             "volatile", "weak", "relaxed", "acquire", "release", "acq_rel", "sc", "cta", "cluster",

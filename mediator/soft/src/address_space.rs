@@ -1,17 +1,16 @@
 //! A tenant's GPU memory: addresses, allocations, bytes.
 //!
 //! ```text
-//! GPU address  --base-->  offset in the tenant's file = aperture offset  --page table-->  chunk of
-//! the card
+//! GPU address --base--> offset in the tenant's file = aperture offset --page table--> card chunk
 //! ```
 //!
-//! Each tenant's bytes live in a file of its own, so that the aperture which its VMM maps cannot
-//! show anybody else's. The page table says which chunk of the card stands behind a page; a page
-//! without one faults.
+//! Each tenant has its own memory file, which the VMM maps as the aperture. An aperture therefore
+//! cannot expose another tenant's bytes. The page table maps each page to a chunk of the card; an
+//! access to an unmapped page faults.
 //!
-//! Where memory moves ([`super::swap`]) the bytes lie in the frames of the card's chunks instead,
-//! anywhere on the card, and a page keeps its address when its chunk is taken away and its bytes go
-//! to the host's pool. The tenant's file then has nothing in it: its aperture is blind.
+//! Where memory moves ([`super::swap`]), the bytes lie in the frames of the card's chunks, in any
+//! order. A page keeps its address while its chunk is released and its bytes are in the host's
+//! pool. The tenant's file stays empty then, and the aperture shows no data.
 
 use std::fs::File;
 use std::io;
@@ -187,7 +186,7 @@ impl AddressSpace {
         Ok(va..va + pages.len() as u64 * CHUNK_BYTES)
     }
 
-    /// Frees and scrubs the allocation that begins at `va`. Whoever still uses it faults.
+    /// Frees and scrubs the allocation that begins at `va`. Later accesses to it fault.
     pub(super) fn free(&self, va: u64) -> Result<(), ErrorCode> {
         let mut layout = self.layout();
         let pages = layout.allocations.remove(va)?;
@@ -261,7 +260,7 @@ impl AddressSpace {
         Ok((u64::from(chunk) * CHUNK_BYTES + va % CHUNK_BYTES) as usize)
     }
 
-    /// Bytes from `va` on that certainly lie one after the other.
+    /// Bytes from `va` on that are certainly contiguous.
     pub(super) fn reach(&self, va: u64) -> u64 {
         match self.swap {
             Some(_) => CHUNK_BYTES - va % CHUNK_BYTES,
@@ -305,7 +304,7 @@ impl From<PageFault> for MemoryFault {
     }
 }
 
-/// The fault of a kernel whose access the mapping refused.
+/// Converts a refused access of the mapping into the fault of the kernel.
 fn refused(error: VolatileMemoryError) -> MemoryFault {
     match error {
         VolatileMemoryError::Misaligned { .. } => MemoryFault::Misaligned,

@@ -1,4 +1,5 @@
-//! Where a GPU shows what it does, as it does it: a device on a bus has no other way to be looked at.
+//! Interface through which a GPU publishes its state as it changes. Needed by a device on a bus,
+//! which cannot be inspected in any other way.
 
 use std::fmt;
 

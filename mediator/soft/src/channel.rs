@@ -24,7 +24,7 @@ use super::work::{Class, Job, Kernel, Progress, Work};
 use turnstile_gpu::ring::{ChannelFault, Ring, word_reached};
 use turnstile_gpu::{ChannelActivity, ChannelConfig, GuestMemory, TenantResources};
 
-/// Commands behind a running one among which the next piece of work is looked for.
+/// Commands after the running one that are searched for the next engine work.
 const LOOK_AHEAD: u32 = 4;
 
 /// What a channel is at.
@@ -42,7 +42,7 @@ pub(super) enum Phase {
     Faulted,
 }
 
-/// What a turn of the front end came to.
+/// Result of a turn of the front end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// Nothing to fetch.
@@ -68,7 +68,7 @@ pub(super) struct Channel {
     pub(super) phase: Phase,
     /// Closed by the guest while a command runs.
     pub(super) closing: bool,
-    /// In the core's queue of channels that the front end has to look at.
+    /// In the core's queue of channels for the front end.
     pub(super) in_line: bool,
     last_active: Moment,
     /// As [`ChannelActivity::stalls`].
@@ -130,7 +130,7 @@ impl Channel {
         self.ring.put()
     }
 
-    /// What the meter is told.
+    /// The channel's activity, as the meter reads it.
     pub(super) fn activity(&self) -> ChannelActivity {
         let pending = match self.phase {
             Phase::Faulted => 0,
@@ -160,11 +160,11 @@ impl Channel {
         Ok(news)
     }
 
-    /// Counts the command at `get` as finished and tells the guest.
+    /// Counts the command at `get` as finished and notifies the guest.
     pub(super) fn complete(&mut self, now: Moment) {
         self.last_active = now;
         self.stall(false);
-        // First: whoever sees that all is finished finds nothing pending.
+        // Count first: a guest that sees the new `get` must find nothing pending.
         self.ring.count();
         self.show();
         self.ring.report_get();
@@ -182,12 +182,13 @@ impl Channel {
         self.ring.fault(fault);
     }
 
-    /// Says that the device will not touch the channel's memory any more.
+    /// Reports to the guest that the device no longer touches the channel's memory.
     pub(super) fn report_closed(&self) {
         self.ring.report_closed();
     }
 
-    /// Whether the word that the channel waits for has come; a word that cannot be read counts as come.
+    /// Whether the word has reached the value that the channel waits for. An unreadable word counts
+    /// as reached.
     pub(super) fn wait_is_over(&self) -> bool {
         match self.phase {
             Phase::Waiting { gpa, value } => word_reached(&self.resources.guest, gpa, value),

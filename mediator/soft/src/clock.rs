@@ -11,9 +11,10 @@ use super::work::Stop;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock(Instant);
 
-/// The end of every sleep is waited for awake, so that lengths are exact. TIMEOUT: Linux' default timer slack is 50 us.
+/// The last part of every sleep is spent yielding instead, so that lengths are exact. TIMEOUT: the
+/// default timer slack of Linux is 50 us.
 const AWAKE: Nanos = Nanos(60_000);
-/// Longest sleep between two looks at a wish to stop.
+/// Longest sleep between two checks of the stop condition.
 const NAP: Nanos = Nanos(1_000_000);
 
 impl Clock {
@@ -45,7 +46,7 @@ impl Clock {
         }
     }
 
-    /// Sleeps until `at`; false if the work was told to end before.
+    /// Sleeps until `at`; false if the work was ended before.
     pub(super) fn sleep_unless_ended(&self, at: Moment, stop: &Stop) -> bool {
         self.sleep_until(at, || stop.is_ended())
     }

@@ -9,11 +9,11 @@ pub const COMPUTE: usize = 0;
 /// Engines: one that computes, two that copy.
 pub const ENGINES: usize = 3;
 
-/// Where a kernel's length comes from.
+/// Source of a kernel's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernels {
-    /// The module's PTX is interpreted; the results are right. In real time it takes as long as it
-    /// takes, in virtual time what the [`CostModel`] says.
+    /// The module's PTX is interpreted and the results are right. In real time a kernel takes as
+    /// long as its interpretation, in virtual time as long as [`CostModel`] yields.
     Interpreted,
     /// Nothing is computed and no module is needed: the first u64 of the parameters is the length
     /// in nanoseconds.
@@ -87,11 +87,11 @@ pub struct SoftConfig {
     pub log_capacity: usize,
     /// Seed of the variation below.
     pub seed: u64,
-    /// Virtual time only: kernel lengths vary by up to so many thousandths to either side.
+    /// Virtual time only: kernel lengths vary by up to this many thousandths to either side.
     pub jitter_permille: u32,
     /// What work costs in virtual time.
     pub cost: CostModel,
-    /// Where a kernel's length comes from.
+    /// Source of a kernel's length.
     pub kernels: Kernels,
     /// Modules of a tenant at most.
     pub modules_max: usize,

@@ -20,7 +20,7 @@ pub(super) struct LoadedModule {
     text_bytes: usize,
     /// What the interpreter runs.
     pub(super) ptx: ptx::Module,
-    /// Where its variables lie, or zero if it has none.
+    /// Address of its variables, or zero if it has none.
     pub(super) base: u64,
 }
 
@@ -32,7 +32,8 @@ struct Modules {
     next: u32,
 }
 
-/// A tenant's context. Work in flight keeps it alive: memory is given back when the last engine is done with it.
+/// A tenant's context. Work in flight keeps it alive, so its memory is returned when the last
+/// engine has finished with it.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) tenant: TenantId,
@@ -80,7 +81,8 @@ impl Context {
         self.modules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loads a module: its handle and the number of its functions. With its variables the tenant may hold `max_bytes`.
+    /// Loads a module; returns its handle and the number of its functions. Fails if the tenant
+    /// would hold more than `max_bytes` with the module's variables.
     pub(super) fn load_module(
         &self,
         text: &str,
@@ -177,7 +179,7 @@ impl Context {
         Ok(())
     }
 
-    /// Whether this address is where a module's variables lie.
+    /// Whether a module's variables begin at this address.
     pub(super) fn is_module_memory(&self, va: u64) -> bool {
         let modules = self.modules();
         va != 0 && modules.loaded.values().any(|module| module.base == va)

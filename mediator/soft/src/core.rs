@@ -1,11 +1,11 @@
-//! The GPU as a state machine: tenants, the channel table, the front end. Reads no clock, does no
-//! work of engines.
+//! The GPU as a state machine: tenants, the channel table, the front end. Reads no clock and does
+//! not execute engine work.
 //!
-//! Whoever drives it (in real or in virtual time) holds it alone, tells it what happened and when,
-//! and takes from [`Core::dispatch`] what the engines are to begin. Engines and the dispatcher are
+//! The driver (real or virtual time) has exclusive access. It passes in events with their time and
+//! takes the work that engines are to begin from [`Core::dispatch`]. Engines and the dispatcher are
 //! in [`super::dispatch`].
 //!
-//! Law: the log of every engine is a complete timeline; the status registers always say the same as
+//! Invariant: the log of every engine is a complete timeline, and the status registers always equal
 //! its last record.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -34,14 +34,14 @@ use turnstile_gpu::{
 /// Slots of the channel table.
 pub(super) const SLOTS: usize = CHANNELS_MAX as usize;
 
-/// A slot of the channel table; the generation tells its occupants apart.
+/// A slot of the channel table; the generation distinguishes its successive channels.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     pub(super) generation: u64,
     pub(super) channel: Option<Channel>,
 }
 
-/// A channel that may be gone by the time it is asked for.
+/// Reference to a channel that may be gone when the reference is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SlotRef {
     pub(super) slot: u32,
@@ -62,7 +62,7 @@ pub(super) struct Tenant {
     pub(super) demand: [Demand; ENGINES],
     /// Chunks of it that are queued to be moved, or moving.
     pub(super) moving: usize,
-    /// Some gate is open: doorbells are to be looked at without being told.
+    /// Some gate is open: its doorbell raises no notification and has to be polled.
     unwatched: bool,
     /// For its commands that need no engine.
     pub(super) front_end: Part,
@@ -75,7 +75,7 @@ impl Tenant {
     }
 }
 
-/// Something in a VM's memory that has to be looked at again and again. Looking takes no lock.
+/// A location in a VM's memory that has to be polled. Polling takes no lock.
 #[derive(Clone, Debug)]
 pub(super) enum Watched {
     /// A doorbell page behind an open gate.
@@ -93,7 +93,7 @@ pub(super) enum Watched {
 }
 
 impl Watched {
-    /// Whether the core has to be told.
+    /// Whether the location has changed, so that the core has to run.
     pub(super) fn has_changed(&self) -> bool {
         match self {
             Self::Doorbell {
@@ -115,7 +115,7 @@ pub(super) struct Core {
     pub(super) slots: Vec<Slot>,
     /// For commands that need no engine.
     pub(super) budgets: Budgets,
-    /// Channels that the front end has to look at.
+    /// Queue of channels for the front end.
     pub(super) line: VecDeque<u32>,
     /// Channels that wait for a word.
     pub(super) waits: BTreeSet<u32>,
@@ -134,7 +134,7 @@ pub(super) struct Core {
     /// Counts up whenever [`Core::watched`] would answer differently.
     changes: Arc<AtomicU64>,
     pub(super) moves: Moves,
-    /// Where moves are told of; none where memory stays where it is.
+    /// Receives memory moves; none where memory does not move.
     pub(super) memory_log: Option<Arc<MemoryLog>>,
     /// Where all of it is shown, if somewhere.
     pub(super) board: Option<Arc<dyn Board>>,
@@ -186,7 +186,7 @@ impl Core {
         self.changes.clone()
     }
 
-    /// Makes whoever watches look again.
+    /// Makes the watcher rebuild its list of watched locations.
     pub(super) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::Release);
     }
@@ -232,7 +232,8 @@ impl Core {
         Ok(())
     }
 
-    /// Ends a tenant. What runs on an engine is told to stop, and is charged until it does.
+    /// Ends a tenant. Requests a stop of its work on engines, which is charged until it has
+    /// stopped.
     pub(super) fn remove_tenant(&mut self, now: Moment, tenant: TenantId) {
         let now = self.tick(now);
         let Some(gone) = self.tenants.remove(&tenant) else {
@@ -351,7 +352,7 @@ impl Core {
         self.log.drain(events);
     }
 
-    /// What has to be looked at without being told.
+    /// Lists the locations that raise no notification and have to be polled.
     pub(super) fn watched(&self, list: &mut Vec<Watched>) {
         list.clear();
         for tenant in self.tenants.values().filter(|tenant| tenant.unwatched) {
@@ -383,7 +384,7 @@ impl Core {
         }
     }
 
-    /// Looks at the doorbells of open gates, and at the words that channels wait for.
+    /// Polls the doorbells of open gates, and the words that channels wait for.
     pub(super) fn poll(&mut self, now: Moment) {
         let unwatched = self.tenants.iter().filter(|(_, t)| t.unwatched);
         for tenant in unwatched.map(|(id, _)| *id).collect::<Vec<_>>() {
@@ -393,7 +394,7 @@ impl Core {
         self.front_end(now);
     }
 
-    /// Looks at the tenant's doorbells.
+    /// Polls the tenant's doorbells.
     pub(super) fn ring(&mut self, now: Moment, tenant: TenantId) {
         self.poll_doorbells(now, tenant);
         self.queue_waits(Some(tenant));
@@ -437,8 +438,8 @@ impl Core {
         }
     }
 
-    /// The front end is to look at those that wait for a word (of one tenant, or all) which has
-    /// come.
+    /// Queues the channels (of one tenant, or all) with an awaited word that was reached for the
+    /// front end.
     pub(super) fn queue_waits(&mut self, tenant: Option<TenantId>) {
         let over = |slot: &&u32| {
             let channel = self.slots[**slot as usize].channel.as_ref();

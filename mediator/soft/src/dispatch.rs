@@ -1,6 +1,8 @@
-//! Engines and the dispatcher: round-robin over the channels that have work, one command each, no preemption.
+//! Engines and the dispatcher: round-robin over the channels that have work, one command each, no
+//! preemption.
 //!
-//! Fair per command only, as channel hardware is: whoever has the longer commands gets more of the engine.
+//! Fair per command only, as channel hardware is: tenants with longer commands get more of the
+//! engine.
 //!
 //! ```text
 //!            other tenant's work            switched
@@ -25,16 +27,16 @@ use turnstile_gpu::ring::ChannelFault;
 /// What an engine has been given.
 #[derive(Debug)]
 pub(super) struct Load {
-    /// Who is charged.
+    /// The tenant that is charged.
     pub(super) tenant: TenantId,
-    /// The channel it came from, which may be gone; none for what the mediator has moved.
+    /// Channel of the command, which may be gone; none for moves of the mediator.
     pub(super) channel: Option<SlotRef>,
     job: Job,
     pub(super) stop: Arc<Stop>,
 }
 
 impl Load {
-    /// Work that comes from no channel.
+    /// Work without a channel.
     pub(super) fn for_mediator(tenant: TenantId, job: Job) -> Self {
         Self {
             tenant,
@@ -72,7 +74,7 @@ pub(super) enum State {
 /// An engine.
 #[derive(Debug, Default)]
 pub(super) struct Engine {
-    /// The tenant whose context is loaded.
+    /// The tenant of the loaded context.
     pub(super) context: Option<TenantId>,
     pub(super) state: State,
 }
@@ -95,13 +97,14 @@ impl Engine {
     }
 }
 
-/// A limit may be configured so long that it never comes.
+/// Saturates, because a configured limit may be practically infinite.
 fn later(now: Moment, length: Nanos) -> Moment {
     Moment(now.0.saturating_add(length.0))
 }
 
 impl Core {
-    /// Gives work to free engines and ends what is over by itself. `starts` gets what engines are to begin now.
+    /// Gives work to free engines and advances states that end with time. `starts` receives the
+    /// work that engines are to begin now.
     pub(super) fn dispatch(&mut self, now: Moment, starts: &mut Vec<Start>) {
         let now = self.tick(now);
         for index in 0..ENGINES {
@@ -145,7 +148,8 @@ impl Core {
         }
     }
 
-    /// The next channel in turn that may have an engine, and that engine: one that has the tenant's context if it can.
+    /// The next channel in round-robin order that may use a free engine, with that engine. Prefers
+    /// an engine that has the tenant's context loaded.
     fn next_match(&self, class: Class) -> Option<(u32, usize)> {
         let engines = match class {
             Class::Compute => COMPUTE..COMPUTE + 1,
@@ -268,7 +272,8 @@ impl Core {
             .filter(|_| slot.generation == channel.generation)
     }
 
-    /// What an engine was given has ended. Follow with [`Core::front_end`] and [`Core::dispatch`] at the same time.
+    /// The work of an engine has ended. Call [`Core::front_end`] and [`Core::dispatch`] next, with
+    /// the same time.
     pub(super) fn finished(&mut self, now: Moment, index: usize, outcome: Outcome) {
         let now = self.tick(now);
         let (since, load) = match std::mem::take(&mut self.engines[index].state) {
@@ -319,7 +324,8 @@ impl Core {
         }
         match outcome {
             Outcome::Done => {
-                // First: whoever sees that the command has finished finds its module free.
+                // Dropped first: a guest that sees the command finished must be able to unload its
+                // module.
                 drop(job);
                 channel.phase = Phase::Fetching;
                 channel.complete(now);
@@ -337,7 +343,7 @@ impl Core {
                 drop(job);
                 self.fault_channel(now, slot, ChannelFault { code, info });
             }
-            // Only said to work whose tenant is gone, or when the GPU itself goes.
+            // Occurs only for work of a removed tenant, and when the GPU itself is dropped.
             Outcome::Stopped => {
                 let code = turnstile_abi::ErrorCode::DeviceLost;
                 self.fault_channel(now, slot, ChannelFault { code, info: 0 });
@@ -392,7 +398,7 @@ impl Core {
         }
     }
 
-    /// The engine is not switched after all; its work goes back into the queue, if its channel is still there.
+    /// Cancels a context switch. The work returns to the queue if its channel still exists.
     fn cancel_switch(&mut self, index: usize) {
         if !matches!(self.engines[index].state, State::Switching { .. }) {
             return;
@@ -428,7 +434,7 @@ impl Core {
         loads.any(|load| load.channel == Some(channel))
     }
 
-    /// Tells engines to stop what they do for a tenant that is gone.
+    /// Requests a stop of all engine work of a removed tenant.
     pub(super) fn stop_engines_of(&mut self, tenant: TenantId) {
         for index in 0..ENGINES {
             if self.engines[index].context == Some(tenant) {
@@ -442,7 +448,7 @@ impl Core {
         }
     }
 
-    /// Tells every engine to stop.
+    /// Requests a stop of all work on engines.
     pub(super) fn stop_all(&mut self) {
         for load in self.engines.iter().filter_map(Engine::load) {
             load.stop.end();
@@ -464,14 +470,15 @@ impl Core {
             .iter()
             .filter_map(|engine| match &engine.state {
                 State::Switching { until, .. } | State::Stalled { until, .. } => Some(*until),
-                // One that was told to stop is not told twice.
+                // A stop that was already requested is not requested again.
                 State::Running { deadline, load, .. } => deadline.filter(|_| !load.stop.is_ended()),
                 State::Idle => None,
             });
         due.chain(self.next_refill()).min()
     }
 
-    /// Logs what has changed by now, so that states of no length leave no record, and sets the registers.
+    /// Logs the changes up to now, so that states of zero length leave no record; updates the
+    /// registers.
     pub(super) fn settle(&mut self, now: Moment) {
         for index in 0..ENGINES {
             let state = self.engines[index].visible();

@@ -11,10 +11,10 @@ use super::context::Context;
 use super::kernel::run_real;
 use super::work::{Kernel, Outcome, Start, Work};
 
-/// Bytes that are moved between two looks at the clock and at a wish to stop.
+/// Bytes moved between two checks of the clock and of a stop request.
 const PIECE: u64 = 256 << 10;
 
-/// A wish to stop that ended a transfer early.
+/// A stop request ended the transfer early.
 struct Interrupted;
 
 impl From<PageFault> for Outcome {
@@ -26,7 +26,8 @@ impl From<PageFault> for Outcome {
     }
 }
 
-/// Executes a piece of work in real time: not faster than the link, and kernels as long as they take.
+/// Executes work in real time. Transfers are paced to the link's rate; kernels run at the speed of
+/// the interpreter.
 pub(super) fn execute(start: &Start, clock: &Clock, config: &SoftConfig) -> Outcome {
     let pace = |done: u64| {
         let due = start.starts_at + config.link_time(done);
@@ -66,7 +67,7 @@ pub(super) fn transfer_bytes(work: &Work) -> u64 {
     }
 }
 
-/// Moves the bytes of a copy or fill in pieces; `after` is told how many have been moved.
+/// Moves the bytes of a copy or fill in pieces; calls `after` with the number of bytes moved.
 fn transfer(
     context: &Context,
     work: &Work,
@@ -126,7 +127,7 @@ fn transfer(
     Ok(Outcome::Done)
 }
 
-/// Bytes from here on that lie one after the other wherever the work touches GPU memory.
+/// Bytes from here on that are contiguous in all GPU memory that the work accesses.
 fn reach(space: &AddressSpace, work: &Work, done: u64) -> u64 {
     match *work {
         Work::Copy {

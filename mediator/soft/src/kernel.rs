@@ -1,12 +1,13 @@
-//! Kernels on the multiprocessors: the blocks of a grid, one after another, through the interpreter.
+//! Runs kernels on the multiprocessors: interprets the blocks of a grid one after another.
 //!
-//! In real time an engine's thread is all multiprocessors at once: blocks run in order, each to its end, and a kernel can
-//! be stopped between two of them (its state is then the number of blocks done and the memory, as in Share-a-GPU 2.1).
-//! A grid whose blocks wait for each other does not end before the kernel limit.
+//! In real time an engine's thread stands for all multiprocessors: blocks run in order, each to its
+//! end. A kernel can be paused; its state is then the number of finished blocks, the memory, and
+//! the interpreter state of the unfinished block. (Share-a-GPU 2.1 stops between blocks only.) If
+//! the blocks of a grid wait for each other, the kernel does not end before its limit.
 //!
-//! In virtual time blocks are given to the multiprocessors' slots as these fall free, and each block's length follows
-//! from what it executed; the kernel ends when its last block does. Blocks that share a multiprocessor do not slow
-//! each other down: the model is one of latency, not of bandwidth.
+//! In virtual time a block goes to the multiprocessor slot that becomes free first. Its length
+//! follows from what it executed; the kernel ends when its last block does. Blocks that share a
+//! multiprocessor do not slow each other down: the model covers latency, not bandwidth.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -87,7 +88,7 @@ fn fault(error: &ExecError, stop: &Stop) -> Outcome {
     Outcome::Fault { code, info }
 }
 
-/// A block's time that is everybody's.
+/// The timer of a block in real time: the GPU's clock, shared by all blocks.
 struct RealTimer<'a> {
     clock: &'a Clock,
     stop: &'a Stop,
@@ -228,7 +229,7 @@ fn slots(config: &SoftConfig, launch: &ptx::Launch<'_>) -> u64 {
     u64::from(resident) * u64::from(config.multiprocessors.max(1))
 }
 
-/// Computes a kernel, and says how long it takes in virtual time.
+/// Computes a kernel and its length in virtual time.
 pub(super) fn run_virtual(config: &SoftConfig, start: &Start, kernel: &Kernel) -> (Nanos, Outcome) {
     let Some(module) = &kernel.module else {
         return (given_length(kernel), Outcome::Done);

@@ -10,11 +10,13 @@
 //!                                     registers, context-switch log
 //! ```
 //!
-//! The core is a state machine that is told the time. [`SoftGpu`] drives it with threads and a clock, for real guests;
-//! [`VirtualGpu`] drives it event by event, exact and repeatable, for the lab and the tests.
+//! The core is a state machine that takes the time as an argument. [`SoftGpu`] drives it with
+//! threads and a clock, for real guests. [`VirtualGpu`] drives it event by event, exactly and
+//! repeatably, for the lab and the tests.
 //!
-//! Machine model (LoGA 4.1): channels are served round-robin, one command each, without preemption, so that whoever has
-//! the longer commands gets more of an engine. One kernel has the compute engine at a time. Two engines copy.
+//! Machine model (LoGA 4.1): channels are served round-robin, one command each, without preemption.
+//! Tenants with longer commands therefore get more of an engine. One kernel occupies the compute
+//! engine at a time. Two engines copy.
 #![deny(unsafe_code)]
 
 mod address_space;

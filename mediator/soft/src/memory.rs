@@ -16,9 +16,9 @@ static ZEROS: [u8; CHUNK_BYTES as usize] = [0; CHUNK_BYTES as usize];
 /// Chunks of the pool that are not promised: with all of it taken nothing could move.
 const MOVING_ROOM: usize = 4;
 
-/// Who owns which chunk. Where memory stays where it is, the bytes themselves lie in the owners' own files (see
-/// [`super::address_space`]), so that a chunk that changes hands cannot carry anything over; where it moves, in the card's
-/// frames, which are zeroed before they are anybody else's.
+/// The owner of each chunk. Where memory does not move, the bytes lie in the owners' own files (see
+/// [`super::address_space`]), so a chunk that changes its owner carries no data over. Where memory
+/// moves, they lie in the card's frames, which are zeroed before another tenant gets them.
 #[derive(Debug)]
 struct Table {
     owners: Vec<Option<TenantId>>,
@@ -37,7 +37,7 @@ pub(super) struct CardMemory {
 }
 
 impl CardMemory {
-    /// A card of so many bytes, rounded down to chunks.
+    /// A card of `bytes` bytes, rounded down to chunks.
     pub(super) fn new(bytes: u64) -> Self {
         Self::make(bytes, 0, None)
     }
@@ -85,7 +85,7 @@ impl CardMemory {
         }
     }
 
-    /// Gives a chunk back whose frame still has something in it.
+    /// Releases a chunk with data left in its frame.
     pub(super) fn release_dirty(&self, owner: TenantId, chunk: Chunk) {
         self.table().dirty[chunk as usize] = true;
         self.release(owner, [chunk]);
@@ -132,13 +132,13 @@ impl CardMemory {
             assert_eq!(
                 table.owners[chunk as usize].take(),
                 Some(owner),
-                "chunk {chunk} is given back by somebody else"
+                "chunk {chunk} is freed by another owner"
             );
             table.free.push(chunk);
         }
     }
 
-    /// Chunks that nobody owns.
+    /// Number of chunks without an owner.
     #[cfg(test)]
     pub(super) fn free_chunks(&self) -> usize {
         self.table().free.len()

@@ -1,9 +1,10 @@
-//! Moves of memory as work of the copy engines: queued by the mediator's orders, one engine for each direction, in turn
-//! with what the guests copy on it.
+//! Moves of memory as work of the copy engines. The mediator orders the moves; each direction has
+//! one engine, which alternates between moves and copies of guests.
 //!
-//! Law: no engine executes a command of a tenant of whose chunks one is queued, moving or away. It holds by construction:
-//! an order is taken only for a tenant that is suspended and on no engine, and from then until its last chunk is done
-//! [`Core::is_held`] holds the tenant, as it does while a page is absent.
+//! Invariant: no engine executes a command of a tenant that has a chunk queued, moving or away. An
+//! order is accepted only for a tenant that is suspended and on no engine. From then until its last
+//! chunk is done, [`Core::is_away`] excludes the tenant from dispatch, as it does while a page is
+//! absent.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use super::swap::Moving;
 use super::work::{Class, Job, Progress, Start, Work};
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveError, MoveOrder, MoveReport};
 
-/// Chunks that are moved in one go: a guest's copy waits behind so many at most.
+/// Chunks that are moved in one batch: a guest's copy waits for at most one batch.
 const BATCH: usize = 4;
 
 /// A chunk that is to be moved.
@@ -30,11 +31,11 @@ struct Queued {
     context: Arc<Context>,
 }
 
-/// Chunks that are to be moved, and whose turn it is.
+/// Chunks that are queued to be moved, and the alternation with copies of guests.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     queues: [VecDeque<Queued>; 2],
-    /// The engine of this direction moved last, and copies for a guest next.
+    /// The engine of this direction moved last; a guest's copy is next.
     guests_turn: [bool; 2],
 }
 
@@ -53,7 +54,8 @@ impl Core {
         suspended && !loads.into_iter().any(|load| load.is_command_of(tenant))
     }
 
-    /// Gives back what a tenant has freed, unless a command of it executes, which does so when it ends.
+    /// Releases the chunks that a tenant has freed. If a command of the tenant executes, they are
+    /// released when it ends.
     pub(super) fn settle_limbo(&self, tenant: TenantId) {
         let loads = self.engines.iter().filter_map(|engine| engine.load());
         if let Some(entry) = self.tenants.get(&tenant)
@@ -92,7 +94,7 @@ impl Core {
         Ok(())
     }
 
-    /// Forgets what was to be moved of a tenant that is gone.
+    /// Removes the queued moves of a removed tenant.
     pub(super) fn forget_moves_of(&mut self, tenant: TenantId) {
         for queue in &mut self.moves.queues {
             queue.retain(|queued| queued.owner != tenant);
@@ -130,7 +132,8 @@ impl Core {
                     progress: Progress::default(),
                 },
             );
-            // The host's own channel: whoever comes next loads his context anew.
+            // The move runs in the host's own channel: the next tenant has to load its context
+            // again.
             self.engines[index].context = None;
             starts.push(Start {
                 engine: index,
@@ -156,7 +159,7 @@ impl Core {
         ready.iter().any(|slot| !self.is_away(*slot))
     }
 
-    /// A move has ended: tells of each chunk.
+    /// Reports the result of an ended move for each chunk.
     pub(super) fn moved(&mut self, moving: &Moving, took: Nanos) {
         let count = moving.chunks.len();
         if let Some(tenant) = self.tenants.get_mut(&moving.owner) {

@@ -1,4 +1,5 @@
-//! A VM without a VM: memory, doorbells and interrupts in plain memory of this process, for tests and the lab.
+//! A stand-in for a VM, for tests and the lab: memory, doorbells and interrupts in plain memory of
+//! this process.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,12 +21,12 @@ use turnstile_gpu::{
 };
 use turnstile_host::memory_file::memory_file;
 
-/// Doorbell pages whose gates are always open.
+/// Doorbell pages with gates that are always open.
 #[derive(Debug)]
 pub struct PlainDoorbells(SharedPages);
 
 impl PlainDoorbells {
-    /// So many pages, all zero.
+    /// Makes `channels` pages, all zero.
     ///
     /// # Panics
     /// When the host has no memory.
@@ -70,7 +71,7 @@ impl Doorbells for PlainDoorbells {
 #[derive(Debug, Default)]
 pub struct PlainInterrupts {
     counts: [AtomicU64; pci::VECTORS as usize],
-    /// By which another process raises them; made when one asks.
+    /// Eventfds through which another process raises the vectors; made on first request.
     events: OnceLock<Vec<File>>,
 }
 
@@ -125,7 +126,7 @@ pub struct PlainVm {
 }
 
 impl PlainVm {
-    /// A VM with so many bytes of memory.
+    /// A VM with `bytes` bytes of memory.
     ///
     /// # Panics
     /// When the host has no memory.
@@ -144,8 +145,8 @@ impl PlainVm {
         }
     }
 
-    /// Makes a context on a GPU for a VM with so many bytes of memory, which is an account of its
-    /// own. The VM rings the GPU's own doorbells where it has some.
+    /// Makes a context on a GPU for a VM with `bytes` bytes of memory, with an account of its own.
+    /// The VM rings the GPU's own doorbells if the GPU has some.
     ///
     /// # Errors
     /// The GPU's refusal.
@@ -166,7 +167,7 @@ impl PlainVm {
         Ok(Arc::new(vm))
     }
 
-    /// What the GPU is told of the VM.
+    /// The description of the VM that the GPU gets.
     pub fn resources(
         &self,
         account: AccountId,
@@ -279,7 +280,7 @@ pub struct PlainChannel {
 }
 
 impl PlainChannel {
-    /// Writes a command into the ring, without a look at what the device has taken.
+    /// Writes a command into the ring, without checking for room.
     pub fn push(&mut self, command: &Command) {
         self.push_bytes(&command.encode());
     }
@@ -309,7 +310,7 @@ impl PlainChannel {
         self.vm.doorbells.write(self.number, self.put);
     }
 
-    /// Announces what was written, and tells the GPU, as a watched gate does.
+    /// Writes the doorbell and notifies the GPU, as a watched gate does.
     pub fn ring_watched(&self, gpu: &dyn Gpu) {
         self.ring();
         gpu.ring(self.tenant);

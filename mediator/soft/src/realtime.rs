@@ -1,11 +1,12 @@
 //! The software GPU in real time: one thread per engine and one that watches doorbells.
 //!
-//! Locks, outermost first: the core's, then a context's modules, then its layout, then the card's. The core's is held
-//! for microseconds, never while anything executes. Nobody waits for a tenant's work.
+//! Locks, outermost first: the core's, then a context's modules, then its layout, then the card's.
+//! The core's lock is held for microseconds, never while a command executes: no caller waits for a
+//! tenant's work.
 //!
-//! The watching thread looks at the doorbells of open gates and at the words that channels wait for without any lock.
-//! After something happened it looks all the time for a moment, then at growing intervals ([`turnstile_gpu::pace`]); when there is
-//! nothing to watch it sleeps until [`turnstile_gpu::Gpu::ring`].
+//! The watching thread polls the doorbells of open gates and the words that channels wait for,
+//! without any lock. After a change it polls continuously for a moment, then at growing intervals
+//! ([`turnstile_gpu::pace`]). With nothing to watch it sleeps until [`turnstile_gpu::Gpu::ring`].
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,7 +46,7 @@ struct Shared {
     noticed: AtomicBool,
     /// The thread that waits for notices.
     waiter: Mutex<Option<Thread>>,
-    /// Tells an engine's thread that there is work in its inbox.
+    /// Notifies an engine's thread of work in its inbox.
     begin: [Condvar; ENGINES],
 }
 
@@ -112,7 +113,8 @@ impl Shared {
             };
             drop(state);
             let run = AssertUnwindSafe(|| execute(&start, &self.clock, &self.config));
-            // A second line of defence: a bug that a guest's kernel finds ends that channel and nothing else.
+            // Second line of defence: an interpreter bug that a guest's kernel triggers ends only
+            // that channel.
             let outcome = catch_unwind(run).unwrap_or(Outcome::Fault {
                 code: ErrorCode::KernelTrap,
                 info: 0,
@@ -209,7 +211,8 @@ impl SoftGpu {
         Self::make(config, Some(board), None)
     }
 
-    /// The same; appends each context switch to `trace`, a line of JSON each, before anybody can read it from the log.
+    /// The same; also appends each context switch to `trace` as a line of JSON, before the switch
+    /// can be read from the log.
     ///
     /// # Errors
     /// As [`Self::new`].

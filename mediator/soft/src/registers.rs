@@ -11,10 +11,11 @@ use super::config::ENGINES;
 const BUSY: u64 = 1 << 63;
 const SLOT_SHIFT: u32 = 32;
 
-/// One register per engine: bit 63 busy, bits 62..32 the channel table's slot, bits 31..0 the tenant of that channel.
+/// One register per engine: bit 63 busy, bits 62..32 the channel table's slot, bits 31..0 the
+/// tenant of that channel.
 ///
-/// As on the hardware that LoGA describes, the channel stays in the register when the engine falls idle; only the busy
-/// bit says that it is executing.
+/// As on the hardware that LoGA describes, the channel stays in the register when the engine
+/// becomes idle. Only the busy bit indicates execution.
 #[derive(Debug, Default)]
 pub(super) struct Registers {
     words: [AtomicU64; ENGINES],
@@ -50,7 +51,8 @@ impl Registers {
         }
     }
 
-    /// Whose channel the engine executes; None for an engine that is idle, switching or does not exist.
+    /// The tenant of the channel that the engine executes. None if the engine is idle or switching,
+    /// or does not exist.
     pub(super) fn running(&self, engine: usize) -> Option<TenantId> {
         let value = self.words.get(engine)?.load(Ordering::Acquire);
         // CAST: the tenant is in the low half.

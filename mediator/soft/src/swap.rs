@@ -1,4 +1,4 @@
-//! Pages that leave the card and come back under a live address space.
+//! Moves pages off the card and back under a live address space.
 //!
 //! ```text
 //!   allocate --card full--> Blank ------------------+
@@ -7,8 +7,9 @@
 //!   on the card ----------------------> Slot ----> on the card, the slot a spare copy
 //! ```
 //!
-//! Whatever reads or writes a page's bytes here holds the layout's lock, for the time of one chunk's copy at most: who
-//! frees a page that is on its way waits for that chunk. Nothing of the tenant runs meanwhile ([`super::core`] sees to it).
+//! All accesses to a page's bytes in this module hold the layout's lock, for one chunk's copy at
+//! most. A thread that frees a page in transfer waits for that chunk. No command of the tenant runs
+//! meanwhile: [`super::core`] ensures it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,16 +29,17 @@ use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveFailure};
 /// What there is of a page that is not on the card.
 #[derive(Debug)]
 pub(super) enum Away {
-    /// Zeros: nobody has written to it.
+    /// Zeros: no data was written to it.
     Blank,
     /// Its bytes.
     Slot(Slot),
 }
 
-/// Copies by page, and what the tenant had run when they were made: they are good as long as it has run nothing since.
+/// Copies by page, with the tenant's count of commands at the time of the copy. A copy is valid
+/// while that count is unchanged.
 pub(super) type Copies = BTreeMap<usize, (Spare, u64)>;
 
-/// What is away, and what the host has; nothing where memory does not move.
+/// Absent pages and their copies on the host; empty where memory does not move.
 #[derive(Debug, Default)]
 pub(super) struct Swapped {
     /// Pages of an allocation by the number of its first chunk, and that number by its first page.
@@ -73,7 +75,7 @@ impl Swap {
     }
 }
 
-/// What happened to memory, until somebody reads it. Its lock is an innermost one.
+/// Memory events that have not been read yet. Its lock is an innermost one.
 #[derive(Debug, Default)]
 pub(super) struct MemoryLog(Mutex<Logged>);
 
@@ -98,7 +100,7 @@ impl MemoryLog {
 }
 
 impl AddressSpace {
-    /// Pages allocated that are not on the card: while there are some, nothing of the tenant may run.
+    /// Allocated pages that are not on the card. The tenant may run only when there are none.
     pub(super) fn absent(&self) -> u64 {
         self.absent.load(Ordering::Acquire)
     }
@@ -108,7 +110,7 @@ impl AddressSpace {
         self.ran.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Tells of an allocation for which there was no room.
+    /// Reports an allocation for which there was no room.
     pub(super) fn refused(&self, bytes: u64) {
         if let Some(swap) = &self.swap {
             let owner = self.tenant;
@@ -116,7 +118,7 @@ impl AddressSpace {
         }
     }
 
-    /// Numbers the chunks of a new allocation, and tells of them.
+    /// Numbers the chunks of a new allocation and reports them.
     pub(super) fn number(&self, swapped: &mut Swapped, pages: &Range<usize>, resident: bool) {
         let Some(swap) = &self.swap else { return };
         let count = pages.len();
@@ -139,7 +141,7 @@ impl AddressSpace {
         swapped.numbers.insert(pages.start, first);
     }
 
-    /// Forgets an allocation whose pages were dropped: what the host has of it is scrubbed.
+    /// Removes an allocation after its pages were dropped; the host's copies of them are scrubbed.
     pub(super) fn forget(&self, swapped: &mut Swapped, pages: &Range<usize>) {
         let Some(swap) = &self.swap else { return };
         let mut absent = 0;
@@ -159,7 +161,8 @@ impl AddressSpace {
         }
     }
 
-    /// Gives back what was freed. Precondition: no engine executes a command of the tenant that began before.
+    /// Releases the freed chunks. Precondition: no engine executes a command of the tenant that
+    /// began before the free.
     pub(super) fn settle_limbo(&self) {
         if self.in_limbo.swap(false, Ordering::AcqRel) {
             for chunk in std::mem::take(&mut self.layout().swapped.limbo) {
@@ -168,7 +171,8 @@ impl AddressSpace {
         }
     }
 
-    /// Moves a chunk; returns the bytes that were copied. Precondition: no engine executes a command of the tenant.
+    /// Moves a chunk; returns the bytes that were copied. Precondition: no engine executes a
+    /// command of the tenant.
     pub(super) fn move_chunk(
         &self,
         chunk: ChunkId,
@@ -198,7 +202,8 @@ impl AddressSpace {
         let (slot, copied) = match kept {
             Some((slot, then)) if then == ran => (slot, 0),
             kept => {
-                // A copy that is of no use any more is its own page's all the same: it is overwritten as a whole.
+                // A stale copy still belongs to its page: its slot is reused and overwritten as a
+                // whole.
                 let slot = kept.map(|(slot, _)| slot).or_else(|| swap.pool.take());
                 let slot = slot.ok_or(MoveFailure::NoRoom)?;
                 let to = slot.bytes().ok_or(MoveFailure::Copy)?;
@@ -229,7 +234,7 @@ impl AddressSpace {
                     self.card.release_dirty(self.tenant, chunk);
                     return Err(MoveFailure::Copy);
                 };
-                // The whole frame: whatever was in it is gone.
+                // The copy overwrites the whole frame, so its old data need not be zeroed.
                 from.copy_to_volatile_slice(to);
                 CHUNK_BYTES
             }
@@ -263,7 +268,8 @@ impl AddressSpace {
         slice.map_err(|_| MoveFailure::Copy)
     }
 
-    /// Writes what a new allocation begins with, wherever its pages are. Precondition: no command knows of it yet.
+    /// Writes the initial bytes of a new allocation, on the card or off it. Precondition: no
+    /// command has its address yet.
     pub(super) fn write_first(&self, va: u64, image: &[u8]) -> Result<(), ErrorCode> {
         let no_room = |_| ErrorCode::OutOfGpuMemory;
         let away = &mut self.layout().swapped.away;
@@ -298,7 +304,7 @@ impl Swapped {
     }
 }
 
-/// Chunks of one tenant that an engine moves in one go, and what came of them.
+/// Chunks of one tenant that an engine moves in one batch, and the results.
 #[derive(Debug)]
 pub(super) struct Moving {
     pub(super) owner: TenantId,
@@ -328,7 +334,8 @@ impl Moving {
         self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Moves the chunks; `after` is told how many bytes were copied so far, and says whether to go on.
+    /// Moves the chunks. Calls `after` with the bytes copied in total; stops when `after` returns
+    /// false.
     pub(super) fn run(&self, space: &AddressSpace, mut after: impl FnMut(u64) -> bool) {
         let mut copied = 0;
         for chunk in &self.chunks {
@@ -347,7 +354,7 @@ impl Moving {
         results.iter().flatten().sum()
     }
 
-    /// What came of each; those that were not reached have failed.
+    /// Result of each chunk; chunks that were not reached have failed.
     pub(super) fn outcomes(&self) -> impl Iterator<Item = (ChunkId, Result<u64, MoveFailure>)> {
         let mut results = std::mem::take(&mut *self.results());
         results.resize(self.chunks.len(), Err(MoveFailure::Copy));
@@ -361,7 +368,7 @@ mod tests {
 
     const A: TenantId = TenantId(1);
 
-    /// A space of so many pages on a card of so many chunks, with a pool of so many.
+    /// A space of `pages` pages on a card of `card` chunks, with a pool of `pool` chunks.
     fn space(pages: u64, card: u64, pool: u64) -> (AddressSpace, Arc<MemoryLog>) {
         let log = Arc::<MemoryLog>::default();
         let swap = Swap {

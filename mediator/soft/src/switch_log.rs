@@ -8,8 +8,8 @@ use turnstile_accounting::{EngineId, EngineState, Moment, SwitchEvent};
 
 use super::config::ENGINES;
 
-/// Records until somebody reads them. Each engine's records carry that engine's own sequence numbers, so that a record
-/// dropped for want of room shows as a gap.
+/// Records that have not been read yet. Sequence numbers are per engine, so that a record dropped
+/// for lack of room shows as a gap.
 #[derive(Debug)]
 pub(super) struct SwitchLog {
     records: VecDeque<SwitchEvent>,
@@ -58,7 +58,7 @@ impl SwitchLog {
         self.records.iter()
     }
 
-    /// Appends every record to `file` from now on, and those that nobody has read yet.
+    /// From now on appends every record to `file`, beginning with the unread ones.
     pub(super) fn trace_to(&mut self, file: File) {
         self.trace = Some(file);
         for index in 0..self.records.len() {
@@ -67,7 +67,7 @@ impl SwitchLog {
         }
     }
 
-    /// One line of JSON; a reader finds a file that broke off by the numbers.
+    /// Writes one line of JSON. A reader detects a truncated file by the sequence numbers.
     fn tell(&mut self, event: &SwitchEvent) {
         let Some(file) = &mut self.trace else { return };
         let told = serde_json::to_vec(event)

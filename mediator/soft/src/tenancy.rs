@@ -35,7 +35,7 @@ pub(super) trait Driver: Send + Sync + std::fmt::Debug {
     fn clock(&self) -> Moment;
     /// Lets `act` change the core, then sees to it that engines begin what they are to begin.
     fn drive<R>(&self, act: impl FnOnce(&mut Core, Moment) -> R) -> R;
-    /// Lets `look` see the core.
+    /// Lets `look` read the core.
     fn look<R>(&self, look: impl FnOnce(&mut Core) -> R) -> R;
 
     /// Waits for `length`, or until the core has a notice or the thread is woken; whether it had

@@ -2,10 +2,10 @@
 //!
 //! Nothing happens between events, and events of one moment happen in the order of the engines.
 //! Kernels are computed when they begin, so that results are right, and end when the cost model
-//! says. The same calls on a GPU of the same configuration leave the same log, word for word.
+//! determines. The same calls on a GPU of the same configuration leave the same log, record for
+//! record.
 //!
-//! Doorbells and waited-for words are looked at whenever the GPU is asked or told something, and at
-//! every event.
+//! Doorbells and the words that channels wait for are polled at every call and at every event.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -52,7 +52,7 @@ struct State {
 /// A software GPU on a virtual clock, which begins at zero and moves only by
 /// [`VirtualGpu::advance_to`].
 ///
-/// With a meter and a policy, two tenants whose commands last 2 ms and 200 us share it evenly:
+/// With a meter and a policy, two tenants with commands of 2 ms and 200 us share it evenly:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -62,18 +62,30 @@ struct State {
 /// use turnstile_soft::*;
 /// use turnstile_policies::*;
 ///
-/// let gpu = VirtualGpu::new(SoftConfig { kernels: Kernels::GivenLength, suspend:
-/// Suspend::BetweenCommands, ..SoftConfig::default() }); let (engine, period) = (EngineId(0),
-/// DECISION_PERIOD_NS); let mut policy = policy_by_name("dfq").unwrap().policy(&Tuning::default()).unwrap();
-/// let mut guests = Vec::new(); for (tenant, ns) in [(TenantId(1), 2_000_000u64), (TenantId(2),
-/// 200_000)] {
+/// let gpu = VirtualGpu::new(SoftConfig {
+///     kernels: Kernels::GivenLength,
+///     suspend: Suspend::BetweenCommands,
+///     ..SoftConfig::default()
+/// });
+/// let (engine, period) = (EngineId(0), DECISION_PERIOD_NS);
+/// let mut policy = policy_by_name("dfq").unwrap().policy(&Tuning::default()).unwrap();
+/// let mut guests = Vec::new();
+/// for (tenant, ns) in [(TenantId(1), 2_000_000u64), (TenantId(2), 200_000)] {
 ///     let vm = Arc::new(plain::PlainVm::new(1 << 20));
 ///     gpu.create_context(tenant, vm.resources(AccountId(tenant.0), 0, 1))?;
 ///     let membership = Membership { account: AccountId(tenant.0), name: "vm" };
 ///     policy.add(tenant, membership, TenantParams::default(), gpu.now())?;
 ///     policy.woke(tenant, gpu.now())?;
 ///     let (params_gpa, one) = (vm.put(&ns.to_le_bytes()), Dim3::line(1));
-///     let launch = Launch { module: 0, function: 0, grid: one, block: one, shared_bytes: 0, param_bytes: 8, params_gpa };
+///     let launch = Launch {
+///         module: 0,
+///         function: 0,
+///         grid: one,
+///         block: one,
+///         shared_bytes: 0,
+///         param_bytes: 8,
+///         params_gpa,
+///     };
 ///     guests.push((vm.open_channel(&gpu, tenant, 8, 0)?, Command::Launch(launch), true));
 /// }
 /// let mut meter = EventMeter::new((0..3).map(EngineId));
@@ -109,7 +121,13 @@ struct State {
 ///         }
 ///     }).collect();
 ///     let (poll_ns, nonpoll_ns) = (window.length(), Nanos::ZERO);
-///     let usage = PeriodUsage { end: window.to(), basis: Basis::Measured, poll_ns, nonpoll_ns, tenants: &tenants };
+///     let usage = PeriodUsage {
+///         end: window.to(),
+///         basis: Basis::Measured,
+///         poll_ns,
+///         nonpoll_ns,
+///         tenants: &tenants,
+///     };
 ///     for decided in policy.period_end(&usage) {
 ///         let held = decided.decision != Decision::Admit;
 ///         gpu.hold(decided.tenant, engine, held);
@@ -133,7 +151,7 @@ impl VirtualGpu {
     /// Makes a GPU.
     ///
     /// # Panics
-    /// When the host has no memory for the pool that was asked for.
+    /// When the host has no memory for the configured pool.
     pub fn new(config: SoftConfig) -> Self {
         let mut core = Core::new(config, Moment(0));
         // PANIC: this is for tests and the lab, which cannot go on without.
@@ -154,7 +172,7 @@ impl VirtualGpu {
         }
     }
 
-    /// Makes a GPU that asks `cost` for the length of kernels and computes none.
+    /// Makes a GPU that takes the length of kernels from `cost` and computes none.
     pub fn with_cost(config: SoftConfig, cost: Box<dyn KernelCost>) -> Self {
         let kernels = Kernels::GivenLength;
         let gpu = Self::new(SoftConfig { kernels, ..config });
@@ -239,7 +257,7 @@ impl State {
         }
     }
 
-    /// Ends what was told to stop, as far as the wish can be met at this moment.
+    /// Ends the runs that were requested to stop or pause. Returns whether there were any.
     fn stop_runs(&mut self) -> bool {
         let (now, mut any) = (self.now, false);
         for engine in 0..ENGINES {
@@ -265,7 +283,7 @@ impl State {
         any
     }
 
-    /// Does a piece of work at once, and says when it will have been done.
+    /// Executes work at once; the result holds the virtual time at which it ends.
     fn begin(&mut self, config: &SoftConfig, start: Start) -> Run {
         let (length, outcome) = match (&*start.work, start.progress.remaining) {
             (Work::Kernel(_), Some(left)) => {

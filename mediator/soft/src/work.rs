@@ -1,4 +1,4 @@
-//! What engines are given to do, and what comes of it.
+//! Work of engines, and its outcomes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use super::swap::Moving;
 use turnstile_gpu::ring::ChannelFault;
 use turnstile_ptx::Scratch;
 
-/// A kernel launch whose module, function and parameters were looked up.
+/// A kernel launch with its module, function and parameters looked up.
 #[derive(Debug)]
 pub(super) struct Kernel {
     /// The command.
@@ -79,7 +79,8 @@ impl Work {
         }
     }
 
-    /// Whether it is known to touch one of these GPU addresses. A kernel's accesses are not known beforehand.
+    /// Whether it is known to touch one of these GPU addresses. A kernel's accesses are not known
+    /// beforehand.
     pub(super) fn touches(&self, range: &std::ops::Range<u64>) -> bool {
         let overlaps =
             |va: u64, bytes: u64| va < range.end && range.start < va.saturating_add(bytes);
@@ -125,13 +126,13 @@ pub(super) enum Outcome {
         /// Address or value.
         info: u64,
     },
-    /// Stopped at the mediator's wish; it is to go on from there.
+    /// Stopped at the mediator's request; can continue from there.
     Preempted(Progress),
-    /// Abandoned, because nobody wants the result any more.
+    /// Abandoned: its result is not needed any more.
     Stopped,
 }
 
-/// Wishes to whoever executes a piece of work. Only ever read between instructions, pieces or blocks.
+/// Requests to the thread that executes the work. Read only between instructions, pieces or blocks.
 #[derive(Debug, Default)]
 pub(super) struct Stop {
     pub(super) ended: AtomicBool,
@@ -140,7 +141,7 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    /// End at once: nobody wants it any more.
+    /// End at once: the result is not needed any more.
     pub(super) fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
@@ -168,12 +169,13 @@ impl Stop {
         }
     }
 
-    /// Asks for a stop at the next point from which the work can go on, or takes the wish back.
+    /// Requests a stop at the next point from which the work can continue, or withdraws the
+    /// request.
     pub(super) fn set_pause(&self, pause: bool) {
         self.pause.store(pause, Ordering::Release);
     }
 
-    /// Whether such a stop is wished for.
+    /// Whether such a stop is requested.
     pub(super) fn is_paused(&self) -> bool {
         self.pause.load(Ordering::Acquire)
     }

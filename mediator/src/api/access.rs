@@ -1,4 +1,4 @@
-//! Who may do what: viewers read, operators also write, everybody else gets nothing.
+//! Roles: viewers read, operators also write, all other callers get nothing.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub(super) enum Role {
     Operator,
 }
 
-/// A name that nobody has.
+/// A name that no user or group has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{principal}: {why}; a number (uid:N, gid:N) does without")]
 pub struct AccessError {
@@ -23,7 +23,7 @@ pub struct AccessError {
     why: String,
 }
 
-/// A process at the other end of a Unix socket, by the kernel's word.
+/// A process at the other end of a Unix socket, as the kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
     pub(super) uid: u32,
@@ -32,7 +32,7 @@ pub(super) struct Peer {
     pub(super) pid: Option<i32>,
 }
 
-/// Somebody who has a role.
+/// A user, group or certificate that has a role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Known {
     User(u32),
@@ -40,7 +40,7 @@ enum Known {
     Certificate(String),
 }
 
-/// Roles of users, groups and certificates. Root, and the user that the daemon runs as, are operators.
+/// Roles of users, groups and certificates. Root and the daemon's own user are operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Access {
     operators: Vec<Known>,
@@ -48,7 +48,7 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// Looks names up, once: a number that is given to another name later keeps its role until a reload.
+    /// Looks names up once: a number that gets another name later keeps its role until a reload.
     pub(super) fn of(section: &ApiSection) -> Result<Self, AccessError> {
         let known = |principals: &[Principal]| {
             let known = principals.iter().map(known);
@@ -60,7 +60,7 @@ impl Access {
         })
     }
 
-    /// Whether somebody on this host besides root and the daemon's own user has a role.
+    /// Whether a user or group besides root has a role.
     pub(super) fn is_shared(&self) -> bool {
         let all = self.operators.iter().chain(&self.viewers);
         all.into_iter()
@@ -91,7 +91,7 @@ impl Access {
     }
 }
 
-/// Asks the host's name service, which may be a directory's (nsswitch.conf).
+/// Queries the host's name service, which may be a directory's (nsswitch.conf).
 fn known(principal: &Principal) -> Result<Known, AccessError> {
     let refused = |why: String| AccessError {
         principal: principal.clone(),
@@ -114,7 +114,7 @@ fn known(principal: &Principal) -> Result<Known, AccessError> {
     }
 }
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Caller {
     pub(super) role: Role,

@@ -57,7 +57,7 @@ pub struct Account {
     #[serde(default)]
     #[schema(minimum = 1_000, maximum = 1_000_000)]
     pub quota_us: Option<u64>,
-    /// Length of the period in microseconds; 100,000 if a quota comes alone.
+    /// Length of the period in microseconds; 100,000 if only a quota is given.
     #[serde(default)]
     #[schema(minimum = 1_000, maximum = 1_000_000)]
     pub period_us: Option<u64>,
@@ -199,9 +199,9 @@ impl Shared {
         self.accounts().remove(name).ok_or_else(|| no_account(name))
     }
 
-    /// Carries a write of an account out. `decide` is given the account as it is, and returns it as
-    /// it is to be, or none to forget it; and whether the caller means the version that there is.
-    /// Returns the account as it is then.
+    /// Carries a write of an account out. `decide` gets the account, and returns the new one or
+    /// `None` to remove it, and whether `If-Match` names its current version. Returns the account
+    /// as it is then.
     async fn write_account(
         self: &Arc<Self>,
         write: Write,
@@ -267,8 +267,8 @@ impl Shared {
     }
 }
 
-/// An account as it is to be (none: forgotten), and whether the caller means the version that there
-/// is. That comes last, as in [`super::write::Decided`].
+/// The new account (`None` removes it), and whether `If-Match` names its current version. The
+/// second is checked last, as in [`super::write::Decided`].
 type Decided = Result<(Option<Account>, Result<(), Problem>), Problem>;
 
 /// Accounts by name: those of the configuration and the API, and those of which a tenant connected.

@@ -33,7 +33,7 @@ impl Patch {
         typed(document)
     }
 
-    /// Whether it says something of this member.
+    /// Whether it has this member.
     pub(super) fn names(&self, member: &str) -> bool {
         self.0.get(member).is_some()
     }
@@ -120,7 +120,7 @@ fn typed<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
 /// The member that is a list of texts; no structure has its name.
 const TEXTS: &str = "match";
 
-/// Where the first array is that is not taken, if there is one.
+/// Pointer to the first array that is not permitted, if any.
 fn array(value: &Value) -> Option<String> {
     match value {
         Value::Array(_) => Some(String::new()),

@@ -1,4 +1,4 @@
-//! A client for the API's Unix socket, as the command line uses it: a request, an answer, a connection each.
+//! A client for the API's Unix socket, for the command line: one request and answer per connection.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,19 +13,19 @@ use tokio::net::UnixStream;
 
 use super::problem::{PROBLEM_JSON, Problem};
 
-/// Where a daemon listens unless it was told otherwise.
+/// Where a daemon listens unless configured otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/turnstile/api.sock";
 
 /// TIMEOUT: longer than a daemon takes for its longest answer.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// An answer is not larger; exports are made from the ledger itself.
+/// Largest answer; exports are made from the ledger itself.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Why there is no answer, or not the one that was hoped for.
+/// Why there is no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No daemon listens.
     #[error("No daemon listens on {}: start one (turnstile serve), or name its socket with --api", path.display())]
     Unreachable {
         /// The socket.
@@ -39,7 +39,7 @@ pub enum ClientError {
         /// The socket.
         path: PathBuf,
     },
-    /// Something else is at the other end, or nothing any more.
+    /// The other end is no daemon, or has gone.
     #[error("The daemon on {} did not answer", path.display())]
     Broken {
         /// The socket.
@@ -52,7 +52,7 @@ pub enum ClientError {
     Refused(Box<Problem>),
 }
 
-/// What came back.
+/// An answer.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// Version of the resource.
@@ -61,7 +61,7 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug)]
 pub struct Ask<'a> {
     /// Method.
@@ -81,16 +81,16 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the daemon that listens there.
+    /// A client of the daemon on this socket.
     pub fn new(socket: &Path) -> Self {
         let socket = socket.to_owned();
         Self { socket }
     }
 
-    /// What a resource is.
+    /// Reads a resource.
     ///
     /// # Errors
-    /// When there is no daemon, it refuses, or it says something else.
+    /// If there is no daemon, it refuses, or its answer is of another type.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let answer = self.ask(&Ask {
             method: Method::GET,
@@ -101,18 +101,18 @@ impl Client {
         self.read(&answer)
     }
 
-    /// An answer's body as what it should be.
+    /// Reads an answer's body.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If it is of another type.
     pub fn read<T: DeserializeOwned>(&self, answer: &Answer) -> Result<T, ClientError> {
         serde_json::from_slice(&answer.body).map_err(|error| self.broken(error))
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for the answer.
     ///
     /// # Errors
-    /// When there is no daemon or it refuses.
+    /// If there is no daemon or it refuses.
     pub fn ask(&self, ask: &Ask<'_>) -> Result<Answer, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -162,7 +162,7 @@ impl Client {
         let request = request
             .body(Full::new(Bytes::from(bytes)))
             .map_err(|error| self.broken(error))?;
-        // Strangers are hung up on.
+        // The daemon closes connections of callers without a role.
         let response = sender.send_request(request).await.map_err(|error| {
             if error.is_incomplete_message() || error.is_canceled() {
                 ClientError::Denied { path: path() }
@@ -191,8 +191,8 @@ impl Client {
 }
 
 impl ClientError {
-    /// The exit code of a command that failed like this: 3 not found, 4 no daemon, 5 conflict, 6 not permitted, 2 refused
-    /// as wrong, 1 anything else.
+    /// Exit code of a command that failed with this error: 3 not found, 4 no daemon, 5 conflict, 6
+    /// not permitted, 2 refused as wrong, 1 anything else.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Unreachable { .. } => 4,

@@ -1,4 +1,4 @@
-//! Connections: so many at a time, so long for a request's head, so long for a client that takes nothing.
+//! Connections: limits on their number, on the time for a request's head, and on stalled writes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,21 +15,22 @@ use tower::ServiceExt as _;
 
 use super::access::{Caller, Role};
 
-/// Connections of all who have a role. Viewers cannot take the operators' places.
+/// Connections of operators and of viewers. Viewers cannot take the operators' places.
 const OPERATORS_MAX: usize = 32;
 const VIEWERS_MAX: usize = 96;
 
 /// Connections of one user or certificate that is no operator.
 const OF_ONE_MAX: usize = 32;
 
-/// TIMEOUT: after a failed accept (no descriptors are left, say); soon enough for whoever waits to connect.
+/// TIMEOUT: pause after a failed accept (no descriptors left, for example). Connecting clients wait
+/// no longer than this.
 pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// TIMEOUT: for a request's head, also of the next request on a connection that is kept: tools that ask every ten seconds
-/// keep theirs.
+/// TIMEOUT: for a request's head, also of the next request on a kept connection. Tools that poll
+/// every ten seconds keep theirs.
 const HEAD: Duration = Duration::from_secs(15);
 
-/// TIMEOUT: a client that takes nothing for so long is gone, or wants to be a burden.
+/// TIMEOUT: a client that takes nothing for this time is gone or hostile.
 const TAKES_NOTHING: Duration = Duration::from_secs(15);
 
 /// Buffer of a connection, and the largest head.
@@ -43,7 +44,7 @@ struct Count {
     viewers: BTreeMap<String, usize>,
 }
 
-/// Who is connected.
+/// Counts connections.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Connections(Arc<Mutex<Count>>);
 
@@ -56,12 +57,12 @@ pub(super) struct Place {
 }
 
 impl Connections {
-    /// A place for somebody who is not known yet: one of the viewers'.
+    /// A place for a caller that has shown no certificate yet: one of the viewers'.
     pub(super) fn stranger(&self, from: String) -> Option<Place> {
         self.place(Role::Viewer, from)
     }
 
-    /// A place, if there is one. Who finds none is closed: an HTTP client tries again.
+    /// A place, if one is free. Otherwise the connection is closed, and an HTTP client tries again.
     pub(super) fn place(&self, role: Role, who: String) -> Option<Place> {
         let mut count = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let viewer = if role == Role::Operator {
@@ -119,7 +120,7 @@ where
             TokioIo::new(Box::pin(stream)),
             TowerToHyperService::new(service),
         );
-    // What a client does to its connection is no news.
+    // Errors that a client causes on its connection are not logged.
     let _ = connection.await;
     drop(place);
 }

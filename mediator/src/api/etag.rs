@@ -1,4 +1,5 @@
-//! Which version of a resource a caller has seen, and which one he means: RFC 9110, 8.8.3 and 13.1.
+//! Versions of a resource: the one that a caller has seen, and the one that a write replaces. RFC
+//! 9110, 8.8.3 and 13.1.
 
 use axum::Json;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -50,13 +51,15 @@ pub(super) fn tagged_at(place: &str, made: bool, content: &impl Serialize) -> Re
     response
 }
 
-/// Whether a list of tags names this one. Weak ones are compared weakly, as only `If-None-Match` may have them.
+/// Whether a list of tags names this one. Comparison is weak, as only `If-None-Match` may have weak
+/// tags.
 fn names(list: &str, tag: &str) -> bool {
     let mut tags = list.split(',').map(str::trim);
     tags.any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == tag)
 }
 
-/// Refuses a write that names, by `If-Match`, a version that is not there any more; if `strict`, also one that names none.
+/// Refuses a write with an `If-Match` that names a version that is not current. If `strict`, also
+/// one without `If-Match`.
 pub(super) fn expect(
     headers: &HeaderMap,
     content: &impl Serialize,
@@ -84,7 +87,7 @@ pub(super) fn expect(
     }
     Err(Problem::new(
         StatusCode::PRECONDITION_FAILED,
-        format!("Somebody changed it meanwhile: its ETag is {tag}; look at it again"),
+        format!("It was changed meanwhile: its ETag is {tag}; read it again"),
     ))
 }
 

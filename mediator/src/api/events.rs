@@ -32,7 +32,8 @@ fn number(cursor: &str) -> Result<u64, Problem> {
     })
 }
 
-/// Events since the daemon began, oldest first; the oldest are forgotten. The cursor is the number of an event.
+/// Events since the daemon began, oldest first; the oldest are dropped. The cursor is an event's
+/// number.
 #[utoipa::path(
     get, path = "/v1/events", operation_id = "list_events", tag = "events", params(PageQuery),
     responses(
@@ -57,7 +58,7 @@ pub(super) async fn list(
     }))
 }
 
-/// Events as they happen, as server-sent events; `Last-Event-ID` says after which to begin.
+/// Events as they happen, as server-sent events, after the one in `Last-Event-ID`.
 #[utoipa::path(
     get, path = "/v1/events/stream", operation_id = "follow_events", tag = "events",
     params(("Last-Event-ID" = Option<String>, Header, description = "Number of the last event seen")),

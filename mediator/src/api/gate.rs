@@ -1,4 +1,5 @@
-//! What every request passes: its number, the caller's role, a bound on its time, and errors as problems.
+//! Middleware of every request: its number, the caller's role, a time limit, and errors as
+//! problems.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ use super::Shared;
 use super::access::{Caller, Role};
 use super::problem::{PROBLEM_JSON, Problem};
 
-/// TIMEOUT: a handler reads a body of a few KiB and waits for one fsync; a ledger's export streams after it has returned.
+/// TIMEOUT: a handler reads a body of a few KiB and waits for one fsync. The export of a ledger
+/// streams after its handler has returned.
 const REQUEST: Duration = Duration::from_secs(30);
 
 /// Number of a request, as the audit names it.

@@ -1,4 +1,5 @@
-//! What may change while the API runs: it is looked up for each connection and request, and replaced as a whole.
+//! What may change while the API runs. Each connection and request reads it; it is replaced as a
+//! whole.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +13,7 @@ use crate::config::{ApiSection, MetricsSection};
 /// Why nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
-    /// Somebody is not known here.
+    /// A user or group is not known on this host.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The price list is not usable.
@@ -26,13 +27,13 @@ pub enum ReloadError {
 /// What is in force.
 #[derive(Debug)]
 pub(super) struct InForce {
-    /// Who may do what.
+    /// Roles of callers.
     pub(super) access: Access,
-    /// A write has to say which version it changes.
+    /// A write has to name the version that it changes.
     pub(super) strict: bool,
     /// Prices, if there is a list.
     pub(super) prices: Option<PriceList>,
-    /// Metrics are also told under DCGM's names.
+    /// Metrics are also exported under DCGM's names.
     pub(super) dcgm_compat: bool,
 }
 

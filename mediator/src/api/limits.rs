@@ -21,14 +21,15 @@ use crate::daemon::MemoryLimits;
 /// A limit is not larger: 1 PiB.
 pub(super) const LIMIT_MAX: u64 = 1 << 50;
 
-/// Changes to the limits of a tenant's GPU memory; null lifts one, and what is left out stays as it is.
+/// Changes to the limits of a tenant's GPU memory. Null lifts a limit; what is left out stays as it
+/// is.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "a schema: the patch itself is merged as JSON")]
 pub(super) struct MemoryPatch {
     /// Bytes that are never taken from it.
     #[schema(maximum = 1_125_899_906_842_624_u64)]
     min_bytes: Option<u64>,
-    /// Bytes above which its memory goes first.
+    /// Bytes above which its memory is taken first.
     #[schema(maximum = 1_125_899_906_842_624_u64)]
     high_bytes: Option<u64>,
     /// Bytes that it may allocate.
@@ -36,7 +37,7 @@ pub(super) struct MemoryPatch {
     max_bytes: Option<u64>,
 }
 
-/// Whether limits are in range; whether they rise is the host's to say.
+/// Whether limits are in range; the host checks whether they rise.
 pub(super) fn check(limits: &MemoryLimits) -> Result<(), Problem> {
     let named = [
         ("/min_bytes", Some(limits.min_bytes)),
@@ -71,7 +72,8 @@ pub(super) async fn get(
     Ok(tagged(&headers, &shared.vm(&name)?.limits))
 }
 
-/// Sets the limits of a tenant's GPU memory. What it has beyond a new maximum is left to it; it gets no more.
+/// Sets the limits of a tenant's GPU memory. A tenant keeps what it has beyond a new maximum, and
+/// gets no more.
 #[utoipa::path(
     put, path = "/v1/vms/{name}/memory", operation_id = "put_memory", tag = "vms",
     params(("name" = String, Path, description = "Name of the tenant"), IfMatch),

@@ -1,4 +1,4 @@
-//! What happens now: a look at the host each second, kept for some minutes, and sent to whoever listens.
+//! The live view: a sample of the host each second, kept for some minutes, and sent to subscribers.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -21,16 +21,16 @@ use super::Shared;
 use super::access::{Caller, Role};
 use crate::view::{Sample, View};
 
-/// Between two looks.
+/// Interval of samples.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Looks that are kept: five minutes.
+/// Samples that are kept: five minutes.
 const KEPT: usize = 300;
 
-/// A line without meaning keeps a connection from being taken for dead.
+/// Interval of comment lines, so that an idle connection is not taken for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// The last looks, as JSON, and the newest for those who wait for it.
+/// The last samples, as JSON, and the newest for subscribers.
 #[derive(Debug)]
 pub(super) struct Live {
     kept: Mutex<VecDeque<Arc<str>>>,
@@ -70,7 +70,7 @@ impl Live {
         last.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Who is slow gets the newest, and not what it missed.
+    /// A slow subscriber gets the newest sample, and not those that it missed.
     fn listen(&self) -> impl Stream<Item = Arc<str>> + use<> {
         WatchStream::from_changes(self.newest.subscribe())
     }
@@ -82,7 +82,7 @@ impl Shared {
     }
 }
 
-/// Looks each second, for ever.
+/// Takes a sample each second, for ever.
 pub(super) async fn look(shared: Arc<Shared>) {
     let mut clock = tokio::time::interval(EVERY);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -44,7 +44,7 @@ impl Measured {
 
     /// A request was answered. `route` is a pattern, so that there are as many as the document has.
     pub(super) fn request(&self, route: &str, method: &str, code: u16, seconds: f64) {
-        // Whoever makes methods up makes one series.
+        // All unknown methods share one series.
         let known = ["GET", "HEAD", "PUT", "PATCH", "POST", "DELETE", "OPTIONS"];
         let method = if known.contains(&method) {
             method

@@ -74,7 +74,7 @@ pub(super) async fn alive(State(shared): State<Arc<Shared>>) -> Json<Health> {
     Json(shared.health())
 }
 
-/// The daemon does what it is there for: time is accounted for, and the ledger is written.
+/// Whether the daemon works: time is accounted for, and the ledger is written.
 #[utoipa::path(
     get, path = "/readyz", tag = "daemon",
     responses(

@@ -1,4 +1,5 @@
-//! The admin API: what operators and their tools see and set, over HTTP, beside the daemon and never in its way.
+//! The admin API, for operators and their tools: read and set over HTTP, without delaying the
+//! daemon.
 //!
 //! ```text
 //! Unix socket: uid, gids ------+
@@ -6,8 +7,9 @@
 //! TLS: client certificate -----+                      \-> write -> state file, audit -> host
 //! ```
 //!
-//! One thread serves all connections. It copies the host's state at most every few milliseconds, whoever asks, and holds the
-//! host's lock for that copy or for one change. What may take long (a file, an export) is done on threads beside it.
+//! One thread serves all connections. It copies the host's state at most every few milliseconds,
+//! for all callers, and holds the host's lock for that copy or for one change. Other threads do
+//! what may take long (a file, an export).
 
 mod access;
 pub mod accounts;
@@ -65,13 +67,13 @@ use crate::daemon::Host;
 /// What the API is started with.
 #[derive(Clone, Debug)]
 pub struct ApiConfig {
-    /// Where it listens, and for whom.
+    /// Its sockets, and the roles of callers.
     pub section: ApiSection,
     /// Metrics outside of it, and under other names.
     pub metrics: MetricsSection,
-    /// The price list, for bills and for whom tenants are charged to.
+    /// The price list, for bills and for the billed accounts of tenants.
     pub prices: Option<PathBuf>,
-    /// The GPU that it tells of.
+    /// Its GPU.
     pub gpu: GpuIdentity,
     /// The file of the ledger, if one is kept there.
     pub ledger: Option<PathBuf>,

@@ -1,4 +1,5 @@
-//! `metrics.listen`: `/metrics` and nothing else, on a loopback address, for everybody on this host.
+//! `metrics.listen`: `/metrics` and nothing else, on a loopback address, for all users of this
+//! host.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
@@ -24,7 +25,7 @@ impl OpenMetrics {
         Ok(Self { listener, address })
     }
 
-    /// Accepts for ever; `router` has what may be seen by everybody.
+    /// Accepts for ever; `router` has what all users may see.
     pub(super) async fn accept(self, router: Router, connections: Connections) {
         let listener = match TcpListener::from_std(self.listener) {
             Ok(listener) => listener,

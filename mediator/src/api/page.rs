@@ -1,4 +1,5 @@
-//! Pages of a list: a cursor names the last entry of a page, so that entries that come and go move no other.
+//! Pages of a list. A cursor names the last entry of a page, so that added or removed entries move
+//! no other.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -11,7 +12,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::problem::Problem;
 
-/// Entries of a page at most, and if nothing is said.
+/// Most entries of a page, and the default.
 const LIMIT: std::ops::RangeInclusive<usize> = 1..=1_000;
 const LIMIT_DEFAULT: usize = 100;
 
@@ -40,7 +41,7 @@ pub struct Page<T> {
     pub next_cursor: Option<String>,
 }
 
-/// The limit that was asked for, if there can be such a page.
+/// The limit of the query, if there can be such a page.
 pub(super) fn limit(asked: Option<usize>) -> Result<usize, Problem> {
     let limit = asked.unwrap_or(LIMIT_DEFAULT);
     LIMIT.contains(&limit).then_some(limit).ok_or_else(|| {
@@ -49,7 +50,7 @@ pub(super) fn limit(asked: Option<usize>) -> Result<usize, Problem> {
     })
 }
 
-/// Refuses what no list has given out.
+/// Refuses a cursor that no list has given out.
 pub(super) fn cursor(asked: Option<&str>) -> Result<(), Problem> {
     if asked.is_none_or(|cursor| cursor.len() <= CURSOR_BYTES_MAX) {
         return Ok(());
@@ -66,7 +67,7 @@ pub(super) fn query<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, Pro
 }
 
 impl<T> Page<T> {
-    /// The page that is asked for.
+    /// The page of the query.
     pub(super) fn of(
         asked: Result<Query<PageQuery>, QueryRejection>,
         all: BTreeMap<String, T>,

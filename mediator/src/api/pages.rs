@@ -1,5 +1,5 @@
-//! The dashboard: files that are part of the binary. They load nothing from elsewhere, and the browser is told to let them
-//! do nothing else.
+//! The dashboard: files in the binary. They load nothing from elsewhere, and a header makes the
+//! browser enforce it.
 
 use axum::extract::Path;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 
 use super::problem::Problem;
 
-/// What the page may do: load its own files, and talk to its own origin.
+/// What the page may do: load its own files, and connect to its own origin.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

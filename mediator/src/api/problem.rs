@@ -1,4 +1,4 @@
-//! What a caller is told of a request that failed: RFC 9457.
+//! Errors of requests that failed: RFC 9457.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -13,7 +13,7 @@ pub const PROBLEM_JSON: &str = "application/problem+json";
 /// A request failed, or was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// Names the kind of problem; `about:blank` if the status says all.
+    /// Names the kind of problem; `about:blank` if the status is enough.
     #[serde(rename = "type")]
     pub kind: String,
     /// The kind in words; the same for all problems of a kind.
@@ -43,7 +43,7 @@ pub struct FieldError {
 }
 
 impl Problem {
-    /// A problem of which the status says all, and a sentence on it.
+    /// A problem of the kind of its status, with one sentence of detail.
     pub(super) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Self {
             kind: "about:blank".into(),

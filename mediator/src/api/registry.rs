@@ -1,4 +1,4 @@
-//! Tenants that are named before they come, and forgotten after they went.
+//! Settings of tenants before they connect, and their removal afterwards.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub(super) struct Registration {
     /// Name that its VMM or launcher will give.
     #[schema(min_length = 1, max_length = 64, pattern = "^[A-Za-z0-9._-]+$")]
     name: String,
-    /// How it will be scheduled; unset: as it asks.
+    /// How it will be scheduled; if unset, as it requests itself.
     #[serde(default)]
     scheduling: Option<Scheduling>,
     /// Limits of its GPU memory.
@@ -49,7 +49,7 @@ impl Registration {
     }
 }
 
-/// Sets something of a tenant before it comes. The same again is no conflict.
+/// Sets a tenant's settings before it connects. The same again is no conflict.
 #[utoipa::path(
     post, path = "/v1/vms", operation_id = "register_vm", tag = "vms",
     request_body(content = Registration, content_type = "application/json"),
@@ -92,7 +92,7 @@ pub(super) async fn register(
     Ok(tagged_at(&place, before.is_none(), &vm))
 }
 
-/// Forgets what is set of a tenant that is not connected.
+/// Removes the settings of a tenant that is not connected.
 #[utoipa::path(
     delete, path = "/v1/vms/{name}", operation_id = "forget_vm", tag = "vms",
     params(("name" = String, Path, description = "Name of the tenant"), IfMatch),

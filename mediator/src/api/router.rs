@@ -1,4 +1,4 @@
-//! Which resource is served by what, and the document that says so.
+//! The handlers of all resources, and the OpenAPI document.
 
 use std::sync::Arc;
 
@@ -87,7 +87,7 @@ pub(super) fn router(shared: Arc<Shared>) -> Router {
         .layer(axum::middleware::from_fn_with_state(shared, gate::pass))
 }
 
-/// What everybody on this host may see.
+/// What all users of this host may see.
 pub(super) fn open_router(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/metrics", get(exposition::metrics))

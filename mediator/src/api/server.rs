@@ -1,4 +1,5 @@
-//! The API's thread: accepts connections, says who is at their other end, and serves each on a task of its own.
+//! The API's thread: accepts connections, identifies their callers, and serves each on its own
+//! task.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,7 +33,7 @@ use turnstile_host::confine;
 /// Threads for what may take long: files and exports.
 const BLOCKING_THREADS: usize = 4;
 
-/// Reads of the ledger at a time; others are told to come again.
+/// Reads of the ledger at a time; further ones get an error and may be tried again.
 const READS: usize = 2;
 
 /// TIMEOUT: what is under way when the daemon stops is a file of a few KiB; exports are given up.
@@ -44,7 +45,7 @@ pub enum ApiError {
     /// A socket could not be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Somebody is not known here, or certificates or prices could not be had.
+    /// A user or group is not known on this host, or certificates or prices could not be had.
     #[error(transparent)]
     InForce(#[from] ReloadError),
     /// The address of `metrics.listen` could not be had.
@@ -169,7 +170,8 @@ impl Api {
         })
     }
 
-    /// Takes over who may do what, certificates, prices and names of metrics, for connections and requests from now on.
+    /// Replaces roles, certificates, prices and names of metrics, for connections and requests from
+    /// now on.
     ///
     /// # Errors
     /// If one of them is not usable; then all is as it was.
@@ -218,7 +220,8 @@ impl Drop for Api {
     }
 }
 
-/// Permissions of the sockets: where others are named, the kernel's word decides and not the file's permissions.
+/// Permissions of the sockets. Where other users have roles, the peer's credentials decide, not the
+/// file's permissions.
 fn mode(in_force: &InForce) -> u32 {
     if in_force.access.is_shared() {
         0o666
@@ -277,7 +280,7 @@ async fn accept(
             }
         };
         let Ok(peer) = peer(&stream) else { continue };
-        // Strangers are closed without a word, and counted by nobody's disk.
+        // Callers without a role are closed without an answer, and not logged.
         let Some(role) = shared.in_force.get().access.role(&peer, own_uid) else {
             continue;
         };

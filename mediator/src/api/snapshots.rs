@@ -1,12 +1,12 @@
-//! The host's state as the API shows it: one copy for all who ask within a few milliseconds, so that many readers cost the
-//! accounting thread no more than a few.
+//! The host's state as the API shows it. All requests within a few milliseconds share one copy, so
+//! that many readers cost the accounting thread no more than a few.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::daemon::{Host, HostSnapshot};
 
-/// A copy is shown for so long: at most 200 times a second the host's lock is held for one.
+/// Lifetime of a copy: the host's lock is taken for one at most 200 times a second.
 const FRESH: Duration = Duration::from_millis(5);
 
 /// Copies of one host's state.
@@ -35,7 +35,7 @@ impl Snapshots {
         snapshot
     }
 
-    /// Something was changed: the next one to ask sees it.
+    /// Something was changed: the next reader gets a new copy.
     pub(super) fn renew(&self) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

@@ -1,4 +1,5 @@
-//! What operators set, in a file: replaced as a whole, so that a crash leaves the old one or the new one.
+//! Operators' settings in a file. It is replaced as a whole, so that a crash leaves the old or the
+//! new one.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

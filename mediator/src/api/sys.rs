@@ -1,10 +1,11 @@
-//! The groups of a process at the other end of a Unix socket, which neither the standard library nor rustix tells.
+//! The groups of a process at the other end of a Unix socket, which neither std nor rustix
+//! provides.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Groups that are asked for at first; the kernel says if there are more.
+/// Groups that the first call has room for; the kernel reports if there are more.
 const GROUPS: usize = 64;
 
 /// Groups of a process at most.
@@ -17,7 +18,8 @@ pub(super) fn peer_groups(socket: &impl AsRawFd) -> io::Result<Vec<u32>> {
     loop {
         // CAST: at most GROUPS_MAX numbers of four bytes
         let mut bytes = size_of_val(groups.as_slice()) as libc::socklen_t;
-        // SAFETY: `groups` has room for `bytes` bytes, of which the kernel fills as many as it says in `bytes`.
+        // SAFETY: `groups` has room for `bytes` bytes. The kernel fills no more, and stores their
+        // number in `bytes`.
         let result = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),

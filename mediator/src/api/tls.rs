@@ -192,7 +192,7 @@ impl Network {
     }
 }
 
-/// Who has shown no certificate with a role is hung up on.
+/// Closes the connection if the client has shown no certificate with a role.
 async fn handshake(
     stream: TcpStream,
     from: SocketAddr,
@@ -214,7 +214,7 @@ async fn handshake(
         return;
     };
     drop(meanwhile);
-    // At most so much of a certificate is written into the audit.
+    // The audit has at most 256 characters of a certificate.
     let name: String = names.join(" cert:").chars().take(256).collect();
     let name = format!("cert:{name}");
     let Some(place) = connections.place(role, name.clone()) else {

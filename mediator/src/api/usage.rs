@@ -28,7 +28,7 @@ use super::page::query;
 use super::problem::Problem;
 use crate::daemon::{HostSnapshot, TenantSnapshot};
 
-/// Longest time that is asked for at once; bills of more are made with `turnstile usage export`.
+/// Longest time of one request; longer bills are made with `turnstile usage export`.
 const RANGE_NS: u64 = 32 * 86_400 * 1_000_000_000;
 
 /// Tenants of an answer.
@@ -103,7 +103,7 @@ pub struct TenantUsed {
     pub node: String,
     /// GPU.
     pub gpu: String,
-    /// Windows in which it was there.
+    /// Windows in which it was connected.
     pub windows: u64,
     /// Time on the compute engines: what is billed.
     pub engine_ns: u64,
@@ -111,13 +111,14 @@ pub struct TenantUsed {
     pub copy_ns: u64,
     /// Bytes that the copy engines moved in that time; null where the GPU does not count them.
     pub copy_bytes: Option<u64>,
-    /// Time for which it was held back.
+    /// Time for which it was held.
     pub held_ns: u64,
     /// Time with work to do in which it did not run.
     pub waiting_ns: u64,
-    /// GPU memory over time, as a decimal number in a text; null where the GPU does not tell.
+    /// GPU memory over time, as a decimal number in a text; null where the GPU does not report it.
     pub memory_byte_ns: Option<String>,
-    /// GPU memory that cannot move, now and not over time; null where memory does not move, and of a tenant that is not there.
+    /// GPU memory that cannot move, now and not over time. Null where memory does not move, and for
+    /// a tenant that is not connected.
     pub pinned_bytes: Option<u64>,
 }
 
@@ -132,14 +133,14 @@ pub struct Used {
     pub items: Vec<TenantUsed>,
     /// Windows and gaps.
     pub entries: u64,
-    /// Time of which nothing is known.
+    /// Time without a record.
     pub gap_ns: u64,
 }
 
-/// Whether somebody waits for the answer.
+/// Whether the caller still waits for the answer.
 type GoOn<'a> = dyn Fn() -> bool + Sync + 'a;
 
-/// Set when nobody waits for the answer any more.
+/// Set when the caller no longer waits for the answer.
 struct GivenUp(Arc<AtomicBool>);
 
 impl Drop for GivenUp {
@@ -303,7 +304,7 @@ pub(super) async fn sums(
     }))
 }
 
-/// A file that takes no more than an export may have, and ends when nobody waits for it.
+/// A file with the size limit of an export. Writes fail once the caller no longer waits.
 struct Bounded<'a> {
     file: std::fs::File,
     left: u64,
@@ -328,7 +329,7 @@ impl Write for Bounded<'_> {
     }
 }
 
-/// Every record between two times, as CloudEvents, one a line; refused if any of it is not closed yet.
+/// Every record between two times, as CloudEvents, one a line; refused if a part is not closed yet.
 #[utoipa::path(
     get, path = "/v1/usage/events", tag = "usage", params(UsageQuery),
     responses(
@@ -346,8 +347,8 @@ pub(super) async fn records(
     exported(&shared, request, Format::Events, None, kind).await
 }
 
-/// A bill in FOCUS: a row for each tenant, GPU and hour, with the prices of `ledger.prices`; refused if any of it is not closed
-/// yet.
+/// A bill in FOCUS: a row for each tenant, GPU and hour, with the prices of `ledger.prices`.
+/// Refused if a part is not closed yet.
 #[utoipa::path(
     get, path = "/v1/usage/focus", tag = "usage", params(FocusQuery),
     responses(
@@ -395,7 +396,8 @@ pub(super) async fn focus(
     exported(&shared, request, format, Some(prices), "text/csv").await
 }
 
-/// An export as the answer: whole before the first byte is sent, so that nobody finds half of one.
+/// An export as the answer. It is complete before the first byte is sent, so that no caller gets
+/// half of one.
 async fn exported(
     shared: &Arc<Shared>,
     request: Request,

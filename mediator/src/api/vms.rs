@@ -24,7 +24,8 @@ use super::write::{Write, set};
 use crate::daemon::{MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot};
 
 /// Shortest and longest period of a cap, and shortest quota.
-/// SOURCE: kernel/sched/core.c, min_cfs_quota_period, max_cfs_quota_period, min_bw_runtime of the same order
+/// SOURCE: kernel/sched/core.c, min_cfs_quota_period, max_cfs_quota_period, min_bw_runtime of the
+/// same order
 const PERIOD_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
 /// SOURCE: Documentation/admin-guide/cgroup-v2.rst, cpu.max
 const PERIOD_DEFAULT_US: u64 = 100_000;
@@ -40,8 +41,8 @@ pub struct Scheduling {
     #[serde(default)]
     #[schema(minimum = 1_000, maximum = 1_000_000)]
     pub quota_us: Option<u64>,
-    /// Length of the period in microseconds, not below the quota; means nothing without one, and is 100,000 if a quota comes
-    /// alone.
+    /// Length of the period in microseconds, not below the quota. It means nothing without a quota,
+    /// and is 100,000 if only a quota is given.
     #[serde(default)]
     #[schema(minimum = 1_000, maximum = 1_000_000)]
     pub period_us: Option<u64>,
@@ -71,7 +72,7 @@ pub struct VmUsage {
     pub copy_ns: u64,
     /// Bytes that the copy engines moved in that time; null where the GPU does not count them.
     pub copy_bytes: Option<u64>,
-    /// Time for which it was held back.
+    /// Time for which it was held.
     pub held_ns: u64,
     /// Doorbell writes that trapped.
     pub doorbells_trapped: u64,
@@ -105,18 +106,18 @@ pub struct Vm {
     pub name: String,
     /// `vm` or `program`; null if it is not connected.
     pub kind: Option<String>,
-    /// Account that it belongs to; null before it first came.
+    /// Account that it belongs to; null before it first connected.
     pub account: Option<String>,
-    /// Whether it is there. One that is not is listed if something is set of it.
+    /// Whether it is connected. A tenant that is not is listed if it has settings.
     pub connected: bool,
     /// Number in this run of the daemon.
     pub number: Option<u32>,
-    /// How it is scheduled, now or when it comes.
+    /// How it is scheduled, now or when it connects.
     pub scheduling: Scheduling,
     /// Part of the compute engine's last second that it was entitled to, from 0 to 1; null before
     /// its first second.
     pub entitled_ratio: Option<f64>,
-    /// Whether it is let through now.
+    /// Whether it may run now.
     pub admitted: Option<bool>,
     /// What it used since it connected.
     pub usage: Option<VmUsage>,
@@ -160,7 +161,7 @@ impl Scheduling {
             .map_err(|error| refused(error.to_string()))
     }
 
-    /// Enters all of it into what is set, or what a patch of `before` names: the rest stays as it was set.
+    /// Sets all of it, or what a patch of `before` names; the rest stays as it was set.
     pub(super) fn enter(
         &self,
         before: Option<(&Self, &Patch)>,

@@ -1,4 +1,4 @@
-//! A write: one at a time, whole or not at all, told to the audit, and over when what it set is on the disk and in force.
+//! Writes: one at a time, whole or not at all, audited, and done when on the disk and in force.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const KEEP_EVERY: Duration = Duration::from_secs(1);
 /// TIMEOUT: after a write of them that failed; each failure is a line of the log.
 const KEEP_AGAIN: Duration = Duration::from_secs(60);
 
-/// Who writes what.
+/// A write and its caller.
 #[derive(Clone, Debug)]
 pub(super) struct Write {
     pub(super) caller: Caller,
@@ -60,18 +60,19 @@ impl Write {
     }
 }
 
-/// What is to be set of a tenant (none forgets it), and whether the caller means the version that there is. That comes last, as a
-/// request that is refused anyhow is refused for its own fault.
+/// The settings of a tenant (`None` removes them), and whether `If-Match` names its current
+/// version. The second is checked last: a request that is refused anyhow is refused for its own
+/// fault.
 /// SOURCE: RFC 9110, 13.2.1
 pub(super) type Decided = Result<(Option<Settings>, Result<(), Problem>), Problem>;
 
-/// A tenant that is there, or of which something is set.
+/// A tenant that is connected or has settings.
 pub(super) fn there<'a>(vm: Option<&'a Vm>, name: &str) -> Result<&'a Vm, Problem> {
     vm.ok_or_else(|| Problem::no_vm(name))
 }
 
-/// Sets a part of a tenant that is there, and answers with that part as it is then. `part` takes it out of a tenant, `enter` puts what
-/// is wanted into what is set.
+/// Sets a part of a tenant and answers with that part as it is then. `part` reads it from a tenant,
+/// `enter` puts the wanted value into the settings.
 pub(super) async fn set<T: Serialize + 'static>(
     shared: &Arc<Shared>,
     write: Write,
@@ -108,8 +109,8 @@ impl From<SettingsError> for Problem {
 }
 
 impl Shared {
-    /// Carries a write out. `decide` is given the tenant as it is and what is set of it, and returns what is to be set, or
-    /// none to forget it. Returns the tenant as it is then.
+    /// Carries a write out. `decide` gets the tenant and its settings, and returns the new settings
+    /// or `None` to remove them. Returns the tenant as it is then.
     pub(super) async fn write(
         self: &Arc<Self>,
         write: Write,
@@ -148,7 +149,7 @@ impl Shared {
         };
         self.keep(kept).await?;
         if let Err(error) = self.host.set_settings(name, wanted) {
-            // A tenant came or went meanwhile, and it does not fit any more.
+            // A tenant connected or left meanwhile, and the change does not fit any more.
             self.keep(self.kept()).await?;
             return Err(error.into());
         }
@@ -209,7 +210,7 @@ impl Shared {
         ))
     }
 
-    /// What is told of a write, once it is done.
+    /// The audit of a write, to be published once the write is done.
     pub(super) fn audit<T: Serialize>(
         &self,
         write: &Write,
@@ -237,7 +238,7 @@ impl Shared {
     }
 }
 
-/// A write that was carried out, for the log, those who watch, and the ledger.
+/// A write that was carried out, for the log, observers and the ledger.
 #[derive(Debug)]
 pub(super) struct Audit {
     of: &'static str,

@@ -1,7 +1,8 @@
-//! What the commands that talk to a running daemon have in common.
+//! Shared parts of the commands that use a running daemon's API.
 //!
-//! Exit codes: 0 done; 1 failed; 2 wrong usage, or refused as wrong; 3 not found; 4 no daemon; 5 changed meanwhile, or in
-//! conflict with what is there; 6 not permitted. Errors go to standard error, with `-o json` as problem+json.
+//! Exit codes: 0 done; 1 failed; 2 wrong usage, or refused as wrong; 3 not found; 4 no daemon; 5
+//! changed meanwhile, or in conflict with what is there; 6 not permitted. Errors go to standard
+//! error, with `-o json` as problem+json.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,7 +16,7 @@ use turnstile_mediator::api::MERGE_PATCH;
 use turnstile_mediator::api::client::{Ask, Client, ClientError, DEFAULT_SOCKET};
 use turnstile_mediator::api::page::Page;
 
-/// Which daemon, and how it is shown.
+/// The daemon, and how results are shown.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Admin {
     /// The daemon's API socket
@@ -53,7 +54,7 @@ impl Admin {
         }
     }
 
-    /// Asks for a list, and shows all of it.
+    /// Requests a list and shows all of it.
     pub(crate) fn list<T: DeserializeOwned + Serialize>(
         &self,
         path: &str,
@@ -64,7 +65,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Asks for one thing, and shows it.
+    /// Requests one resource and shows it.
     pub(crate) fn get<T: DeserializeOwned + Serialize>(
         &self,
         path: &str,
@@ -75,8 +76,8 @@ impl Admin {
         Ok(())
     }
 
-    /// Changes a resource by a merge patch, of the version that there is. One that is not there is
-    /// made first, if `made` has the place and the body.
+    /// Changes a resource by a merge patch, unless its version changed meanwhile. A resource that
+    /// does not exist is created first, if `made` has the collection's path and the body.
     pub(crate) fn patch(
         &self,
         path: &str,
@@ -135,7 +136,7 @@ impl Admin {
         }
     }
 
-    /// The exit code of a command that came to this.
+    /// The exit code for a command's result.
     pub(crate) fn exit(&self, done: Result<(), ClientError>) -> ExitCode {
         let Err(error) = done else {
             return ExitCode::SUCCESS;

@@ -1,4 +1,4 @@
-//! `turnstile config`: what the daemon would be told, and whether it makes sense.
+//! `turnstile config`: the daemon's effective configuration, and whether it is valid.
 
 use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
@@ -19,11 +19,11 @@ pub(crate) struct Args {
 enum Command {
     /// Print every key with its value, and where it comes from
     Show {
-        /// How
+        /// Output format
         #[arg(short, long, value_enum, default_value_t = Output::Toml)]
         output: Output,
     },
-    /// Say whether a daemon would take it; exit status 2 if not
+    /// Check whether a daemon would accept it; exit status 2 if not
     Check,
 }
 

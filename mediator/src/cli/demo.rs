@@ -26,10 +26,11 @@ use super::report::{DemoReport, GuestReport, MemoryLine, VmLine};
 use super::serve;
 use super::vmm::Said;
 
-/// How long guests may take to verify all kernels and begin their load, or to end.
-/// TIMEOUT: measured 2 s for three guests on two cores in a release build; a debug build is 20 times slower.
+/// Longest time in which guests verify all kernels and begin their load, or end.
+/// TIMEOUT: measured 2 s for three guests on two cores in a release build; 20 times that in a debug
+/// build.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Left out at the beginning: queues fill, and the mediator learns what tenants want.
+/// Left out at the beginning, while queues fill and the mediator estimates what tenants want.
 const SETTLE: Duration = Duration::from_secs(1);
 /// From one step of the progress bar to the next.
 const SHOW_EVERY: Duration = Duration::from_millis(100);
@@ -54,7 +55,7 @@ pub(crate) struct Args {
     /// give it once for each VM
     #[arg(long = "vm", value_name = "SPEC")]
     vms: Vec<VmSpec>,
-    /// Let the guests fill all the GPU memory that they own, on a card with so many times less of it than they own together
+    /// Let the guests fill all the GPU memory that they own, on a card with one FACTOR-th of it
     #[arg(long, value_name = "FACTOR", value_parser = factor)]
     oversubscribe: Option<f64>,
     /// Run the guests as threads, not as VMs, even where KVM works
@@ -304,7 +305,7 @@ fn tenant<'a>(snapshot: &'a HostSnapshot, vm: &Vm) -> Option<&'a TenantSnapshot>
     tenants.find(|tenant| tenant.name == vm.spec.name)
 }
 
-/// Compute time that VMs have received by then, by the engine's own log.
+/// Compute time of the VMs until then, by the engine's own log.
 fn received(vms: &[Vm], snapshot: &HostSnapshot) -> Vec<Nanos> {
     let of = |vm| tenant(snapshot, vm).map_or(Nanos::ZERO, |tenant| tenant.engine_ns);
     vms.iter().map(of).collect()

@@ -1,4 +1,4 @@
-//! `turnstile doctor`: what this host can do, and what to do about what it cannot.
+//! `turnstile doctor`: what this host supports, and a remedy for what it lacks.
 
 use std::error::Error;
 use std::fs;
@@ -23,13 +23,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// How a feature stands.
+/// State of a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum State {
     Ok,
     Missing,
-    /// Something in front of it is missing.
+    /// A feature that it depends on is missing.
     NotProbed,
 }
 
@@ -37,7 +37,7 @@ enum State {
 #[derive(Debug, Serialize)]
 struct Finding {
     feature: &'static str,
-    /// Who needs it.
+    /// The use that needs it.
     needed_for: &'static str,
     state: State,
     found: String,
@@ -45,7 +45,7 @@ struct Finding {
     remedy: String,
 }
 
-/// A feature before it was looked at.
+/// A feature before its probe.
 #[derive(Clone, Copy)]
 struct Feature {
     name: &'static str,
@@ -201,7 +201,7 @@ fn huge_pages() -> Finding {
     .found(if usable { Ok(found) } else { Err(found) })
 }
 
-/// Lines of the NVIDIA backend; each rests on those above it.
+/// Lines of the NVIDIA backend; each depends on those above it.
 fn nvidia(gpu: u32) -> Vec<Finding> {
     let device = Feature {
         name: "NVIDIA device files",
@@ -223,7 +223,7 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
         needed_for: "scheduling of a real GPU",
         remedy: "Run as root",
     };
-    let usher = Feature {
+    let preemptor = Feature {
         name: "Doorbells of our own",
         needed_for: "stopping a kernel within 10 us instead of 400 (optional)",
         remedy: "A Hopper GPU or later; without, the driver's call alone stops it",
@@ -259,7 +259,7 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
             driver.not_probed(because),
             events.not_probed(because),
             suspension.not_probed(because),
-            usher.not_probed(because),
+            preemptor.not_probed(because),
             status.not_probed(because),
             busy.not_probed(because),
             channels.not_probed(because),
@@ -297,7 +297,7 @@ fn nvidia(gpu: u32) -> Vec<Finding> {
             Err("the driver knows the call, but this user is not root".into())
         }
     }));
-    findings.push(usher.found(match probe::doorbells(gpu) {
+    findings.push(preemptor.found(match probe::doorbells(gpu) {
         Ok(()) => Ok("mapped; none was rung".into()),
         Err(error) => Err(told(&error)),
     }));

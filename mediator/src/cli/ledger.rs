@@ -1,4 +1,4 @@
-//! The durable ledger that a configuration asks for.
+//! Opens the durable ledger of a configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ fn server(section: &LedgerSection, database: &str) -> anyhow::Result<Box<dyn Sto
     Ok(Box::new(store))
 }
 
-/// The password of a file; an address that holds one is refused.
+/// Reads the password from its file; an address that contains one is refused.
 fn password(database: &str, file: Option<&Path>) -> anyhow::Result<Option<String>> {
     let address = holds_password(database).context("The ledger's server has no such address")?;
     anyhow::ensure!(
@@ -49,7 +49,7 @@ fn password(database: &str, file: Option<&Path>) -> anyhow::Result<Option<String
     Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
 }
 
-/// Where a ledger is read.
+/// The ledger to read.
 #[derive(clap::Args, Debug)]
 pub(super) struct Source {
     /// The ledger, as `serve --ledger` writes it
@@ -58,7 +58,7 @@ pub(super) struct Source {
     /// The ledgers of a PostgreSQL server instead, as `ledger.postgres` names it
     #[arg(long, global = true, value_name = "ADDRESS", conflicts_with = "ledger")]
     postgres: Option<String>,
-    /// File whose first line is the password of the PostgreSQL user
+    /// File with the password of the PostgreSQL user in its first line
     #[arg(long, global = true, value_name = "FILE", requires = "postgres")]
     postgres_password_file: Option<PathBuf>,
 }
@@ -75,7 +75,7 @@ impl Source {
     }
 }
 
-/// Opens the ledger for the GPU that `identity` names, if one is asked for.
+/// Opens the ledger for the GPU that `identity` names, if the configuration has one.
 pub(super) fn open(
     section: &LedgerSection,
     identity: impl FnOnce() -> anyhow::Result<(String, String)>,

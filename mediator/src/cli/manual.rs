@@ -1,4 +1,4 @@
-//! Manual pages, made out of what the command says of itself: they cannot say anything else.
+//! Manual pages, generated from the definition of the command line.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! Hidden subcommands of the NVIDIA backend: the guardian, the mover and the usher beside the daemon.
+//! Hidden subcommands of the NVIDIA backend, which are processes beside the daemon: the watchdog
+//! (watchdog), the mover and the preemptor.
 
 use std::fs::File;
 use std::io;
@@ -6,36 +7,36 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use turnstile_nvidia::guardian::{self, Guardian};
 use turnstile_nvidia::hold::HardwareSwitch;
+use turnstile_nvidia::hold::watchdog::{self, Watchdog};
 use turnstile_nvidia::mover;
+use turnstile_nvidia::preemptor::{self, Preemptor};
 use turnstile_nvidia::rm::RmClient;
 use turnstile_nvidia::swapped;
-use turnstile_nvidia::usher::{self, Usher};
 use turnstile_nvidia::version;
 
-/// Arguments of `nvidia-guardian`.
+/// Arguments of the watchdog, `nvidia-watchdog`.
 #[derive(clap::Args, Debug)]
-pub(crate) struct GuardianArgs {
+pub(crate) struct WatchdogArgs {
     /// GPU
     #[arg(long, default_value_t = 0)]
     gpu: u32,
 }
 
-pub(crate) fn guard(args: &GuardianArgs) -> anyhow::Result<()> {
+pub(crate) fn guard(args: &WatchdogArgs) -> anyhow::Result<()> {
     let driver = version::detect()?;
     let client = RmClient::open(args.gpu)?;
-    // Not the standard library's own: that one reads ahead.
+    // Not the standard library's own `Stdin`: that one reads ahead.
     let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    guardian::serve(input, io::stdout(), &HardwareSwitch::new(&client, &driver))?;
+    watchdog::serve(input, io::stdout(), &HardwareSwitch::new(&client, &driver))?;
     Ok(())
 }
 
-/// The command that becomes the guardian of a GPU.
-pub(crate) fn guardian_command(
+/// The command that becomes the watchdog of a GPU.
+pub(crate) fn watchdog_command(
     gpu: u32,
 ) -> anyhow::Result<impl Fn() -> Command + Send + Sync + 'static> {
-    helper_command("nvidia-guardian", gpu)
+    helper_command("nvidia-watchdog", gpu)
 }
 
 /// The command that becomes a process beside the daemon, for a GPU.
@@ -51,12 +52,12 @@ fn helper_command(
     })
 }
 
-/// Starts the guardian of a GPU.
-pub(crate) fn start_guardian(gpu: u32) -> anyhow::Result<Guardian> {
-    Ok(Guardian::start(guardian_command(gpu)?())?)
+/// Starts the watchdog of a GPU.
+pub(crate) fn start_watchdog(gpu: u32) -> anyhow::Result<Watchdog> {
+    Ok(Watchdog::start(watchdog_command(gpu)?())?)
 }
 
-/// The mover's process: on the connection at its standard input.
+/// The mover's process: serves the connection at its standard input.
 pub(crate) fn move_memory() -> anyhow::Result<()> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     Ok(mover::run(stream)?)
@@ -72,27 +73,30 @@ pub(crate) fn mover_command() -> anyhow::Result<impl Fn() -> Command + Send + Sy
     })
 }
 
-/// Arguments of `nvidia-usher`.
+/// Arguments of the preemptor.
 #[derive(clap::Args, Debug)]
-pub(crate) struct UsherArgs {
+pub(crate) struct PreemptorArgs {
     /// CUDA's number of the GPU
     #[arg(long, default_value_t = 0)]
     gpu: u32,
 }
 
-/// The usher's process: on the connection at its standard input.
-pub(crate) fn usher(args: &UsherArgs) -> anyhow::Result<()> {
+/// The preemptor's process: serves the connection at its standard input.
+pub(crate) fn preemptor(args: &PreemptorArgs) -> anyhow::Result<()> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    Ok(usher::run(stream, args.gpu)?)
+    Ok(preemptor::run(stream, args.gpu)?)
 }
 
-/// Starts the usher of a GPU.
-pub(crate) fn start_usher(gpu: u32) -> anyhow::Result<Usher> {
+/// Starts the preemptor of a GPU.
+pub(crate) fn start_preemptor(gpu: u32) -> anyhow::Result<Preemptor> {
     let client = RmClient::open(gpu)?;
-    Ok(Usher::start(client, helper_command("nvidia-usher", gpu)?)?)
+    Ok(Preemptor::start(
+        client,
+        helper_command("nvidia-preemptor", gpu)?,
+    )?)
 }
 
-/// A tenant of `bench swap`: on the connection at its standard input.
+/// A tenant of `bench swap`: serves the connection at its standard input.
 pub(crate) fn be_swapped() -> anyhow::Result<()> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     Ok(swapped::run(stream)?)

@@ -1,8 +1,9 @@
 //! Hidden subcommands: a VM's worker, and a check of workers on a real GPU.
 //!
-//! The check needs a GPU and says aloud when it is skipped. It boots guests against the daemon's own GPU under the policy that
-//! holds nobody (every kernel and command verified by the guest, every misbehaviour answered as documented), then drives a
-//! worker directly.
+//! The check needs a GPU; without one it prints that it is skipped. It boots guests against the
+//! daemon's own GPU under the policy `none`, which holds no tenant. The guests verify every kernel
+//! and command, and every misbehaviour is answered as documented. Then the check drives a worker
+//! directly.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -28,7 +29,7 @@ use turnstile_nvidia::worker::{self, Worker, WorkerConfig};
 use turnstile_soft::plain::{PlainChannel, PlainVm};
 use turnstile_vmm::vmm::{self, VmConfig};
 
-use super::nvidia::guardian_command;
+use super::nvidia::watchdog_command;
 
 /// Arguments of `nvidia-worker`.
 #[derive(clap::Args, Debug)]
@@ -39,8 +40,8 @@ pub(crate) fn worker(_: &WorkerArgs) -> anyhow::Result<()> {
     Ok(worker::run(stream)?)
 }
 
-/// The command that becomes a worker. Modules are loaded whole, so that no kernel waits for one; compiled code is not kept
-/// on disk. A preloaded library is passed on.
+/// The command that becomes a worker. Modules are loaded whole, so that no kernel waits for one;
+/// compiled code is not kept on disk. A preloaded library is passed on.
 pub(crate) fn worker_command() -> Command {
     let program = std::env::current_exe().unwrap_or_else(|_| "turnstile".into());
     let mut command = Command::new(program);
@@ -62,7 +63,7 @@ pub(crate) fn worker_command() -> Command {
     command
 }
 
-/// Answers a worker's calls until it ends; what they say is counted by nobody here.
+/// Answers a worker's calls until it ends, without counting what they report.
 fn answer_calls(_: u32, listener: Listener) {
     thread::spawn(move || listener.serve(|_| ()));
 }
@@ -81,7 +82,7 @@ pub(crate) struct CheckArgs {
     no_guests: bool,
 }
 
-/// What was measured; printed as JSON.
+/// Measurements, printed as JSON.
 #[derive(Debug, Default, Serialize)]
 struct Checked {
     guests_kvm: bool,
@@ -123,8 +124,8 @@ fn guests(args: &CheckArgs, checked: &mut Checked) -> anyhow::Result<()> {
         kernel_limit: Nanos::from_ms(1_000),
         ..WorkerConfig::default()
     };
-    let guardian = guardian_command(workers.device)?;
-    let gpu = SharedGpu::start(workers, guardian, worker_command, None, None)?;
+    let watchdog = watchdog_command(workers.device)?;
+    let gpu = SharedGpu::start(workers, watchdog, worker_command, None, None)?;
     let config = DaemonConfig {
         host: HostConfig {
             policy: "none".into(),
@@ -335,7 +336,7 @@ fn idle_percent(worker: &Worker) -> anyhow::Result<f64> {
     const SPAN: Duration = Duration::from_secs(2);
     let ticks = || -> anyhow::Result<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", worker.pid()))?;
-        // Behind the name, which may have spaces: utime and stime are fields 14 and 15 of proc(5).
+        // After the name, which may have spaces: utime and stime are fields 14 and 15 of proc(5).
         let rest = stat.rsplit_once(')').context("no name")?.1;
         let fields = rest.split_whitespace().skip(11).take(2);
         Ok(fields.filter_map(|field| field.parse::<u64>().ok()).sum())
@@ -347,7 +348,8 @@ fn idle_percent(worker: &Worker) -> anyhow::Result<f64> {
     Ok(used as f64 * 10.0 / SPAN.as_millis() as f64 * 100.0)
 }
 
-/// A worker that dies in the middle of a kernel: the VM hears of it, its memory and modules are there again.
+/// Kills a worker in the middle of a kernel: the VM gets a fault, and a new worker has its memory
+/// and modules.
 fn killed(rig: &mut Rig, memory: Allocation, checked: &mut Checked) -> anyhow::Result<()> {
     rig.channel.push(&Ring::Fill {
         va: memory.va,

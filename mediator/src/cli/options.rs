@@ -1,4 +1,5 @@
-//! Options of the command line that set keys of the configuration. Their defaults are the configuration's.
+//! Options of the command line that set keys of the configuration. Their defaults are the
+//! configuration's.
 
 use std::path::{Path, PathBuf};
 
@@ -13,37 +14,39 @@ pub(crate) const DEFAULT_PATH: &str = "/etc/turnstile/turnstile.toml";
 /// How the daemon schedules and accounts; shared by `serve` and `demo`.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Scheduling {
-    /// The GPU to share: soft (executes kernels in software; the default), nvidia (an NVIDIA GPU; needs root), vfio (a PCI GPU
-    /// that implements the device contract), vfio-user (the same, served by another process), vfio-fake (the same,
-    /// simulated in this process)
+    /// The GPU to share: soft (executes kernels in software; the default), nvidia (an NVIDIA GPU;
+    /// needs root), vfio (a PCI GPU that implements the device contract), vfio-user (the same,
+    /// served by another process), vfio-fake (the same, simulated in this process)
     #[arg(long, value_enum)]
     gpu: Option<GpuKind>,
-    /// Which of the host's NVIDIA GPUs
+    /// Index of the NVIDIA GPU
     #[arg(long)]
     gpu_index: Option<u32>,
-    /// Which PCI GPU: its address for vfio (0000:65:00.0), its server's socket for vfio-user
+    /// The PCI GPU: its address for vfio (0000:65:00.0), its server's socket for vfio-user
     #[arg(long, value_name = "ADDRESS")]
     device: Option<String>,
-    /// Scheduling policy; dfq for the software GPU and owed for NVIDIA's, unless said otherwise
+    /// Scheduling policy; by default dfq for the software GPU and owed for NVIDIA's
     #[arg(long, value_parser = POLICIES.iter().map(|row| row.name).collect::<Vec<_>>())]
     policy: Option<String>,
-    /// How engine state is read; events, unless said otherwise
+    /// How engine state is read; events by default
     #[arg(long, value_enum)]
     meter: Option<Meter>,
-    /// Longest time between two decisions with the event meter, in milliseconds; 1 unless said otherwise
+    /// Longest time between two decisions with the event meter, in milliseconds; 1 by default
     #[arg(long)]
     period_ms: Option<u64>,
-    /// What the software GPU can do with queued commands of a VM that is held back; between-commands, unless said otherwise
+    /// What the software GPU can do with queued commands of a held VM; between-commands by default
     #[arg(long, value_enum)]
     suspend: Option<SuspendKind>,
     /// GPU memory of the software GPU, in MiB
     #[arg(long)]
     gpu_memory_mib: Option<u64>,
-    /// Host memory for GPU memory that is not on the GPU, in MiB: with some, VMs, and programs under `run --movable`, may own more
-    /// together than it has; VMs have no aperture then
+    /// Host memory for GPU memory that is not on the GPU, in MiB: with some, VMs, and programs
+    /// under `run --movable`, may together own more memory than the GPU has; VMs have no aperture
+    /// then
     #[arg(long)]
     host_pool_mib: Option<u64>,
-    /// What VMs and programs have together of an NVIDIA GPU whose memory moves, in MiB; all but 8 GiB, unless said otherwise
+    /// Memory that VMs and programs have together on an NVIDIA GPU with movable memory, in MiB; by
+    /// default all but 8 GiB
     #[arg(long)]
     card_mib: Option<u64>,
     /// GPU memory of a VM that names none, in MiB
@@ -55,7 +58,7 @@ pub(crate) struct Scheduling {
 }
 
 impl Scheduling {
-    /// Adds what was given.
+    /// Adds the options that were given.
     fn add(&self, layers: &mut Layers) {
         layers.option("--gpu", "gpu.kind", self.gpu);
         layers.option("--gpu-index", "gpu.index", self.gpu_index);
@@ -79,7 +82,7 @@ impl Scheduling {
         layers.option("--link-mb-s", "gpu.soft.link_mb_s", self.link_mb_s);
     }
 
-    /// What was given, over the defaults: no file is read.
+    /// The options that were given, over the defaults: no file is read.
     pub(crate) fn config(&self) -> anyhow::Result<Config> {
         let mut layers = Layers::new();
         self.add(&mut layers);
@@ -87,7 +90,7 @@ impl Scheduling {
     }
 }
 
-/// Where and how the ledger is kept.
+/// Place and parameters of the ledger.
 #[derive(clap::Args, Clone, Debug)]
 struct Ledger {
     /// Keep a durable ledger in this file; none is kept unless it is named
@@ -99,7 +102,7 @@ struct Ledger {
     /// Days after which entries are discarded; 0 for never
     #[arg(long)]
     ledger_keep_days: Option<u64>,
-    /// Name of this host in the ledger; its own unless said otherwise
+    /// Name of this host in the ledger; its own by default
     #[arg(long)]
     node: Option<String>,
 }
@@ -110,22 +113,24 @@ struct Api {
     /// Unix socket of the admin API; api.sock beside --socket unless named
     #[arg(long)]
     api_socket: Option<PathBuf>,
-    /// Unix socket of the admin API on which nobody may write; api-ro.sock beside --socket unless named
+    /// Unix socket of the admin API for reading only; api-ro.sock beside --socket unless named
     #[arg(long)]
     api_read_only_socket: Option<PathBuf>,
-    /// Who may look and change beside root and the daemon's user, as uid:1000, user:NAME, group:NAME; may be repeated
-    #[arg(long, value_name = "WHO")]
+    /// Principal that may read and change beside root and the daemon's user, as uid:1000,
+    /// user:NAME, group:NAME; may be repeated
+    #[arg(long, value_name = "PRINCIPAL")]
     api_operator: Vec<Principal>,
-    /// Who may look; may be repeated
-    #[arg(long, value_name = "WHO")]
+    /// Principal that may read; may be repeated
+    #[arg(long, value_name = "PRINCIPAL")]
     api_viewer: Vec<Principal>,
-    /// Keep what is set over restarts, in this file; forgotten when the daemon ends unless it is named
+    /// Keep settings over restarts, in this file; unless it is named they are lost when the daemon
+    /// ends
     #[arg(long)]
     state: Option<PathBuf>,
 }
 
 impl Api {
-    /// Adds what was given.
+    /// Adds the options that were given.
     fn add(&self, layers: &mut Layers) {
         let list = |all: &Vec<Principal>| (!all.is_empty()).then(|| all.clone());
         let read_only = self.api_read_only_socket.as_ref();
@@ -137,10 +142,11 @@ impl Api {
     }
 }
 
-/// Where files of the configuration are, for all who read them.
+/// Files of the configuration, for all subcommands that read it.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Files {
-    /// Configuration; conf.d/*.toml beside it are read after it. Without it, /etc/turnstile/turnstile.toml if that is there
+    /// Configuration; conf.d/*.toml beside it are read after it. Without it,
+    /// /etc/turnstile/turnstile.toml if that exists
     #[arg(long, value_name = "PATH")]
     config: Option<PathBuf>,
     /// Set any key of the configuration; may be repeated
@@ -157,7 +163,7 @@ impl Files {
     pub(crate) fn layers(&self) -> anyhow::Result<Layers> {
         let mut layers = Layers::new();
         layers.files(self.path(), self.config.is_some())?;
-        // Names and values that are no text cannot be keys.
+        // A name that is not UTF-8 cannot be a key.
         let variables = std::env::vars_os().filter_map(|(name, value)| {
             let name = name.into_string().ok()?;
             Some((name, value.to_string_lossy().into_owned()))
@@ -184,7 +190,7 @@ pub(crate) struct Options {
     /// A VM of a stock VMM; may be repeated
     #[arg(long, value_name = "NAME[:WEIGHT]")]
     vfio_user_vm: Vec<FrontVm>,
-    /// How doorbell writes of their guests come; trapped unless said otherwise
+    /// How doorbell writes of their guests reach the daemon; trapped by default
     #[arg(long, value_enum)]
     vfio_user_doorbells: Option<DoorbellKind>,
     /// Weight of a VM that names none
@@ -199,12 +205,12 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The file that is read, and beside which drop-ins are.
+    /// The configuration file, which has drop-ins beside it.
     pub(crate) fn file(&self) -> &Path {
         self.files.path()
     }
 
-    /// The configuration with everything that says something.
+    /// The configuration from all of its sources.
     pub(crate) fn effective(&self) -> anyhow::Result<Effective> {
         let mut layers = self.files.layers()?;
         layers.option("--socket", "sockets.vmm", self.socket.as_ref());

@@ -1,15 +1,15 @@
-//! What the demo found: as JSON for programs, as a table for people.
+//! Results of the demo: JSON for programs, a table for reading.
 
 use serde::{Deserialize, Serialize};
 
-/// What a VM's guest said at its end.
+/// A VM's guest at its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GuestReport {
     /// A KVM guest; else a thread that stands in for one.
     pub(crate) kvm: bool,
-    /// Results that were as they should be.
+    /// Correct results.
     pub(crate) verified: u64,
-    /// Results that were not.
+    /// Wrong results.
     pub(crate) failed: u64,
     /// Kernels launched.
     pub(crate) launches: u64,
@@ -17,7 +17,7 @@ pub(crate) struct GuestReport {
     pub(crate) doorbell_exits: u64,
     /// Doorbell writes in all.
     pub(crate) doorbells: u64,
-    /// What went wrong, if anything did.
+    /// Reason of a failure, if there was one.
     pub(crate) error: Option<String>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct VmLine {
     pub(crate) share_percent: f64,
     pub(crate) held_ns: u64,
     pub(crate) gate_moves: u64,
-    /// Of its memory, where that moves.
+    /// Its memory, where that moves.
     #[serde(flatten)]
     pub(crate) memory: Option<MemoryLine>,
     #[serde(flatten)]
@@ -56,7 +56,7 @@ impl VmLine {
     }
 }
 
-/// What became of a VM's memory in the measured window.
+/// A VM's memory in the measured window.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct MemoryLine {
     /// Bytes copied to the host.
@@ -76,11 +76,11 @@ pub(crate) struct MemoryLine {
 /// The whole demo.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DemoReport {
-    /// What the VMs do, where a scene chose them.
+    /// Work of the VMs, if a scene was chosen.
     pub(crate) scene: Option<&'static str>,
     /// All guests ran under KVM.
     pub(crate) kvm: bool,
-    /// Why not, if they did not.
+    /// Reason why not.
     pub(crate) kvm_missing: Option<String>,
     pub(crate) gpu: &'static str,
     pub(crate) policy: String,
@@ -90,21 +90,23 @@ pub(crate) struct DemoReport {
     pub(crate) vms: Vec<VmLine>,
     /// Largest difference between a VM's share of all VMs' compute time and its entitled share.
     pub(crate) max_share_error_points: f64,
-    /// The largest one of any second in it, wherever that begins; with less than a second, or on the software GPU, there is none.
+    /// The largest one of any second in it, at any offset. There is none in less than a second, and
+    /// none without an NVIDIA GPU.
     pub(crate) worst_second_points: Option<f64>,
-    /// Largest difference between what a VM was charged and what the engine's log says, of the latter.
+    /// Largest difference of a VM's charged time from its time in the engine's log, in percent of
+    /// the latter.
     pub(crate) max_charge_error_percent: f64,
     /// Part of the window in which the compute engine ran some VM.
     pub(crate) engine_busy_percent: f64,
     pub(crate) results_verified: u64,
     pub(crate) results_failed: u64,
-    /// VM time + switching + idle + fault against engines x wall time, since the daemon began.
+    /// VM time + switching + idle + fault minus engines x wall time, since the daemon began.
     pub(crate) conservation_error_ns: i128,
     pub(crate) ledger_errors: u64,
 }
 
 impl DemoReport {
-    /// The demo showed what it is there for.
+    /// Whether all results are correct, time is conserved, and no guest or ledger failed.
     pub(crate) fn sound(&self) -> bool {
         self.results_failed == 0
             && self.results_verified > 0
@@ -205,7 +207,7 @@ impl DemoReport {
     }
 }
 
-/// What the table's columns are.
+/// Explanation of the table's columns.
 const COLUMNS: &str = "\
 kernel: length of a kernel; depth: kernels, or copies, that the guest keeps in flight
 entitled: its weight, of the weights of all VMs with kernels; received: compute time that it got, of what all VMs got

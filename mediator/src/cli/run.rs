@@ -20,20 +20,22 @@ pub(crate) struct Args {
     /// The daemon's socket
     #[arg(long, default_value = "/run/turnstile/vmm.sock")]
     socket: PathBuf,
-    /// Let its GPU memory move: a library takes over its allocations (docs/NVIDIA.md says what cannot move)
+    /// Let its GPU memory move: a library takes over its allocations (docs/NVIDIA.md lists what
+    /// cannot move)
     #[arg(long)]
     movable: bool,
-    /// GPU memory that it may have, in bytes, with --movable: what it asks for beyond fails as if the GPU were full, and it is
-    /// told of no more
+    /// GPU memory that it may have, in bytes, with --movable: an allocation beyond it fails as if
+    /// the GPU were full, and the program is shown no more
     #[arg(long, requires = "movable")]
     memory_max: Option<u64>,
-    /// Of it, bytes that are never taken from it, with --movable
+    /// Part of it, in bytes, that is never taken from it, with --movable
     #[arg(long, requires = "movable")]
     memory_min: Option<u64>,
     /// Bytes above which its memory goes first when others need room, with --movable
     #[arg(long, requires = "movable")]
     memory_high: Option<u64>,
-    /// How the driver's objects are learnt; by notification where the kernel has it, else by the library
+    /// How the driver's objects are learnt; by default by notification where the kernel has it,
+    /// else by the library
     #[arg(long, value_enum)]
     learn: Option<LearnArg>,
     /// The library of --movable and --learn preload, if it is not beside this binary
@@ -49,9 +51,9 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LearnArg {
-    /// The kernel tells (seccomp user notification): nothing in the program
+    /// The kernel reports them (seccomp user notification): nothing in the program
     Notify,
-    /// A library that is preloaded into the program tells
+    /// A library that is preloaded into the program reports them
     Preload,
 }
 

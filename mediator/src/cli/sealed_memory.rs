@@ -1,4 +1,4 @@
-//! `turnstile sealed-memory`: a VMM that does not seal its guest's memory is given memory that is sealed.
+//! `turnstile sealed-memory`: gives sealed memory to a VMM that does not seal its guest's memory.
 
 use std::ffi::OsString;
 use std::os::fd::RawFd;
@@ -15,7 +15,8 @@ pub(crate) struct Args {
     /// Bytes of memory; K, M or G behind the number is 1024, 1024 K or 1024 M
     #[arg(long, value_parser = bytes)]
     size: u64,
-    /// Number of the descriptor that the command inherits; to it the memory is the file /proc/self/fd/NUMBER
+    /// Number of the descriptor that the command inherits; to it the memory is the file
+    /// /proc/self/fd/NUMBER
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(RawFd).range(3..))]
     fd: RawFd,
     /// The command and its arguments

@@ -1,4 +1,4 @@
-//! `turnstile serve`: the daemon in the foreground. It prints what it knows when it ends, and on SIGUSR1.
+//! `turnstile serve`: the daemon in the foreground. It prints a snapshot on SIGUSR1 and at its end.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -36,28 +36,28 @@ use turnstile_vfio::{Bus, VfioGpu};
 use turnstile_vmm::front::Front;
 
 use super::ledger;
-use super::nvidia::{guardian_command, mover_command, start_usher};
+use super::nvidia::{mover_command, start_preemptor, watchdog_command};
 use super::nvidia_worker::worker_command;
 use super::options::Options;
 use super::service::Service;
 use super::vfio_user;
 
-/// A GPU as the daemon takes it, and what suits it.
+/// A GPU as the daemon takes it, and its timing.
 struct Chosen {
     gpu: Arc<dyn Gpu>,
     timing: Timing,
 }
 
 impl Chosen {
-    /// A GPU that the default timing suits.
+    /// A GPU with the default timing.
     fn plain(gpu: Arc<dyn Gpu>) -> Self {
         let timing = Timing::default();
         Self { gpu, timing }
     }
 }
 
-/// Gives VMs so much of a card that those who own so many bytes each together own `factor` times it, and room at the host for the
-/// rest.
+/// Sizes the card so that `vms` VMs together own `factor` times its memory, and the host pool so
+/// that it holds all of that.
 pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyhow::Result<()> {
     let moves = match config.gpu.kind {
         GpuKind::Soft => config.gpu.soft.suspend != SuspendKind::Drains,
@@ -83,7 +83,7 @@ pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyho
     Ok(())
 }
 
-/// The software GPU as it is asked for.
+/// The software GPU of a configuration.
 pub(crate) fn soft_config(config: &Config) -> SoftConfig {
     let soft = &config.gpu.soft;
     let suspend = match soft.suspend {
@@ -141,15 +141,15 @@ fn nvidia(config: &Config) -> anyhow::Result<Chosen> {
             })
         })
         .transpose()?;
-    let usher = config.gpu.usher.then(|| start_usher(index));
-    let usher = usher.and_then(|usher| {
+    let preemptor = config.gpu.preemptor.then(|| start_preemptor(index));
+    let preemptor = preemptor.and_then(|preemptor| {
         let refused = |error| {
-            log::warn!("{error:#}; who is to stop is stopped by the driver's call alone");
+            log::warn!("{error:#}; without a preemptor, suspending takes 350 us instead of 4");
         };
-        usher.map_err(refused).ok()
+        preemptor.map_err(refused).ok()
     });
-    let guardian = guardian_command(index)?;
-    let gpu = SharedGpu::start(workers, guardian, worker_command, usher, moving)
+    let watchdog = watchdog_command(index)?;
+    let gpu = SharedGpu::start(workers, watchdog, worker_command, preemptor, moving)
         .context("The NVIDIA GPU cannot be shared")?;
     let timing = Timing {
         tick: MEMORY_TICK,
@@ -172,15 +172,15 @@ fn identity(config: &Config) -> anyhow::Result<(String, String)> {
         GpuKind::Nvidia => {}
     }
     let index = config.gpu.index;
-    let known = identity::of(index).context("The driver does not tell the GPU's UUID")?;
-    let known = known.with_context(|| format!("The driver does not tell of GPU {index}"))?;
+    let known = identity::of(index).context("The driver does not report the GPU's UUID")?;
+    let known = known.with_context(|| format!("The driver does not report GPU {index}"))?;
     Ok((known.uuid, known.model))
 }
 
 /// Starts a daemon.
 pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
-    // First: settings that cannot be read, or a ledger that cannot be written, are no reason to touch a GPU, and tenants that
-    // connect before the API is there come under what was set of them.
+    // First: unreadable settings or a ledger that cannot be written are no reason to touch a GPU.
+    // Tenants that connect before the API starts then have their settings.
     let state = config.api.state.clone().map(StateFile::new);
     let kept = state.map(|state| state.load()).transpose()?;
     let kept = kept.unwrap_or_default();
@@ -226,7 +226,7 @@ pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
     Ok(Daemon::with_ledger(daemon, gpu, ledger)?)
 }
 
-/// Starts the admin API of a daemon, beside the socket of VMMs unless it was told where.
+/// Starts the admin API of a daemon; its sockets are beside that of VMMs unless configured.
 fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
     let (gpu, model) = identity(config)?;
     let node = ledger::node(&config.ledger);
@@ -311,10 +311,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     told
 }
 
-/// Programs whose memory is at the host would end with the daemon: what fits on the GPU is brought back before. Another signal to end
-/// is not waited for.
+/// Brings programs' memory from the host back to the GPU, as much as fits, because programs that
+/// lack some end with the daemon. Another signal to end stops the wait.
 fn bring_memory_back(daemon: &Daemon, signals: &mut Signals) {
-    /// TIMEOUT: 128 GiB come in three seconds (measured on an H200). Service managers are told to wait for longer.
+    /// TIMEOUT: 128 GiB take three seconds (measured on an H200). The service manager waits for
+    /// longer (`TimeoutStopSec`).
     const LIMIT: Duration = Duration::from_secs(20);
     const TELL_EVERY: Duration = Duration::from_secs(1);
     const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -347,7 +348,8 @@ fn bring_memory_back(daemon: &Daemon, signals: &mut Signals) {
     }
 }
 
-/// Takes over what may change while the daemon runs, all of it or nothing, and says what waits for a restart.
+/// Applies what may change while the daemon runs, all of it or nothing, and prints what waits for a
+/// restart.
 fn reload(
     options: &Options,
     before: &Effective,
@@ -375,7 +377,7 @@ fn reload(
         list(&taken),
         list(&waiting)
     );
-    // What is not in force is told of again by the next reload.
+    // Keys that are not in force are reported again by the next reload.
     for key in waiting {
         if let Some(setting) = before.settings.get(key) {
             now.settings.insert(key, setting.clone());
@@ -384,7 +386,8 @@ fn reload(
     Ok(now)
 }
 
-/// Lets this daemon open as many files as it is allowed to: a VM takes some forty, and the 1,024 of most shells are too few.
+/// Raises the limit of open files to the permitted maximum: a VM takes some forty, and the 1,024 of
+/// most shells are too few.
 fn raise_file_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let raised = setrlimit(
@@ -399,7 +402,7 @@ fn raise_file_limit() {
     }
 }
 
-/// Gives up what this daemon does not need, before it has threads.
+/// Gives up privileges that this daemon does not need, before it has threads.
 fn confine(config: &Config, file: &Path) -> anyhow::Result<()> {
     let software = config.gpu.kind == GpuKind::Soft;
     let safety = &config.safety;
@@ -424,7 +427,7 @@ fn confine(config: &Config, file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folders that the configuration names.
+/// The folders of the files in the configuration.
 fn files(config: &Config, file: &Path) -> Files {
     let (ledger, api) = (&config.ledger, &config.api);
     let folders = |paths: &[&Option<PathBuf>]| -> Vec<PathBuf> {
@@ -439,12 +442,13 @@ fn files(config: &Config, file: &Path) -> Files {
         // Their sockets, and the devices by which doorbell writes are noticed.
         writable.extend([fronts.clone(), PathBuf::from("/dev")]);
     }
-    // SQLite sorts what is large there. A PostgreSQL server's socket is connected to, which Landlock leaves alone.
+    // SQLite sorts large results there. Landlock does not restrict the connection to a PostgreSQL
+    // server's socket.
     writable.push(std::env::temp_dir());
     let tls = [&api.tls.certificate, &api.tls.key, &api.tls.client_ca];
     let mut readable = folders(&tls);
     readable.extend(folders(&[&ledger.postgres_password_file, &ledger.prices]));
-    // A reload reads the configuration anew.
+    // A reload reads the configuration again.
     readable.push(confine::folder_of(file));
     Files { readable, writable }
 }

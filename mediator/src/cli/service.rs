@@ -1,4 +1,5 @@
-//! What `serve` tells the service manager: that it is ready, that it lives, that it ends. Without one, nothing.
+//! Notifications of `serve` to the service manager: ready, alive, stopping. Without a manager there
+//! are none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,22 +9,22 @@ use std::time::Duration;
 
 use sd_notify::NotifyState;
 
-/// The service, as its manager sees it; dropped, it ends.
+/// The service, as its manager sees it; dropping it reports that it stops.
 pub(crate) struct Service {
     running: Option<Sender<()>>,
     watch: Option<JoinHandle<()>>,
 }
 
-/// Tells the manager; that it cannot be reached is no reason to stop.
+/// Notifies the manager; a failure is only logged.
 fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        log::warn!("The service manager was not told: {error}");
+        log::warn!("Notifying the service manager failed: {error}");
     }
 }
 
 impl Service {
-    /// Everything listens. If the manager wants signs of life, `periods` has to rise for it to get them: a daemon that
-    /// answers and does not account is to be started again.
+    /// Reports that all sockets listen. A manager with a watchdog is notified only while `periods`
+    /// rises: a daemon that answers but no longer accounts is restarted.
     pub(crate) fn ready(status: &str, periods: Arc<AtomicU64>) -> std::io::Result<Self> {
         tell(&[NotifyState::Ready, NotifyState::Status(status)]);
         let Some(limit) = sd_notify::watchdog_enabled() else {
@@ -52,16 +53,16 @@ impl Service {
         })
     }
 
-    /// The configuration is being read anew.
+    /// Reports that the configuration is being read again.
     pub(crate) fn reloading(&self) {
-        // SOURCE: sd_notify(3): the moment belongs to the word.
+        // SOURCE: sd_notify(3): `RELOADING=1` comes with `MONOTONIC_USEC`.
         match NotifyState::monotonic_usec_now() {
             Ok(now) => tell(&[NotifyState::Reloading, now]),
             Err(_) => tell(&[NotifyState::Reloading]),
         }
     }
 
-    /// It was, or could not be.
+    /// Reports the end of a reload, also of one that failed.
     pub(crate) fn again(&self, status: &str) {
         tell(&[NotifyState::Ready, NotifyState::Status(status)]);
     }

@@ -1,4 +1,4 @@
-//! `turnstile soft-gpu`: simulated hardware, served to whoever has a bus for it.
+//! `turnstile soft-gpu`: simulated hardware, served to any process with a bus for it.
 
 use std::path::PathBuf;
 

@@ -1,8 +1,9 @@
 //! `turnstile ui`: the dashboard in a browser on this machine.
 //!
-//! The daemon serves the page on its Unix socket, which browsers do not speak. This stands between, on the loopback address,
-//! with the role of whoever started it. Others on this machine can reach the address too, and so can pages of other origins
-//! in the same browser: every request has to show a secret that only the printed address has.
+//! The daemon serves the page on its Unix socket, which browsers do not connect to. This proxy
+//! connects both: it listens on the loopback address and has the role of the user that started it.
+//! Other users of this machine, and pages of other origins in the same browser, can reach that
+//! address too. Every request therefore has to carry a secret that only the printed address has.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -33,12 +34,13 @@ pub(crate) struct Args {
     port: u16,
 }
 
-/// What requests share.
+/// Shared state of all requests.
 #[derive(Debug)]
 struct Door {
     socket: PathBuf,
     secret: String,
-    /// Names under which the page is asked for: others are somebody else's, who made a name point here.
+    /// Accepted names of the page's host: any other was made to resolve to this address by another
+    /// site.
     hosts: [String; 2],
 }
 
@@ -87,7 +89,7 @@ async fn pass(State(door): State<Arc<Door>>, request: Request) -> Response {
 }
 
 impl Door {
-    /// The secret goes from the address into a cookie.
+    /// Moves the secret from the address into a cookie.
     fn let_in(&self) -> Response {
         let cookie = format!(
             "{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict",
@@ -113,7 +115,7 @@ impl Door {
     }
 }
 
-/// The request to the daemon, and its answer back as it comes: the stream of events does not end.
+/// Forwards a request to the daemon and streams its answer back: the stream of events does not end.
 async fn forward(
     door: &Door,
     mut request: Request,
@@ -122,7 +124,7 @@ async fn forward(
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
-    // The secret is between the browser and this.
+    // The secret is between the browser and this proxy.
     request.headers_mut().remove(header::COOKIE);
     let path = request.uri().path_and_query().map(ToString::to_string);
     *request.uri_mut() = path.unwrap_or_default().parse()?;

@@ -1,7 +1,7 @@
-//! `turnstile usage`: what the ledger says, for those who bill, and whether it is sound.
+//! `turnstile usage`: exports the ledger for billing, and checks it.
 //!
-//! Exit codes: 0 done; 1 failed, or found broken; 2 wrong usage; 3 no such ledger or GPU; 5 not closed yet, or discarded;
-//! 6 not permitted.
+//! Exit codes: 0 done; 1 failed, or found broken; 2 wrong usage; 3 no such ledger or GPU; 5 not
+//! closed yet, or discarded; 6 not permitted.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -45,9 +45,9 @@ enum Command {
     Export(ExportArgs),
     /// Check that nothing is missing, counted twice, out of balance or changed
     Verify(VerifyArgs),
-    /// Ask a running daemon what each tenant used between two times
+    /// Query a running daemon for what each tenant used between two times
     Show(ShowArgs),
-    /// Say who set what, as the ledger notes it
+    /// Show every change of settings and its author, from the ledger
     Changes(ChangesArgs),
     /// Print what the columns of a bill in FOCUS are, as its schema
     Schema(SchemaArgs),
@@ -273,7 +273,7 @@ fn run_export(source: &Source, args: &ExportArgs) -> anyhow::Result<()> {
             exported
         }
         Some(path) => {
-            // Beside the file, and renamed when it is whole: nobody finds half an export.
+            // Beside the file, and renamed when it is complete: no reader finds half an export.
             let folder = path
                 .parent()
                 .filter(|folder| !folder.as_os_str().is_empty())
@@ -371,7 +371,7 @@ fn print_schema(args: &SchemaArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What was found of one GPU.
+/// Result of one GPU.
 #[derive(Serialize)]
 struct Verified {
     #[serde(flatten)]

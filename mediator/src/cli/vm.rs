@@ -59,7 +59,7 @@ struct SetArgs {
     /// GPU memory that it may allocate, in MiB, or max for what it brought
     #[arg(long, value_name = "MIB")]
     memory_max: Option<Mib>,
-    /// Also if it has not come yet
+    /// Also if it has not connected yet
     #[arg(long)]
     expect: bool,
 }
@@ -91,7 +91,7 @@ pub(super) enum Quota {
     Percent(f64),
 }
 
-/// Period of a quota that comes without one, in microseconds.
+/// Period of a quota that is given without one, in microseconds.
 const PERIOD_US: u64 = 100_000;
 
 pub(super) fn quota(text: &str) -> Result<Quota, String> {
@@ -138,7 +138,7 @@ impl SetArgs {
 }
 
 impl Quota {
-    /// Puts it into a patch, counted in periods of so many milliseconds.
+    /// Puts it into a patch, counted in periods of `period_ms`.
     pub(super) fn enter(self, period_ms: Option<u64>, changes: &mut Map<String, Value>) {
         let (quota_us, period_us) = match self {
             Self::Max => (None, None),

@@ -12,10 +12,11 @@ use turnstile_vmm::vmm::{self, VmConfig, VmEnd, VmError, VmHandle, VmReport};
 
 use super::report::GuestReport;
 
-/// How long a guest may take to end after it was asked to.
+/// Longest time that a guest may take to end after its stop request.
 /// TIMEOUT: its last verification, which took 0.4 s on two busy cores in a release build.
 const GRACE: Duration = Duration::from_secs(60);
-/// TIMEOUT: between two attempts to reach a daemon that is gone; nobody waits for more than that after it is back.
+/// TIMEOUT: between two attempts to reach a daemon that is gone, and so the longest delay after it
+/// is back.
 const RETRY: Duration = Duration::from_millis(50);
 
 /// What the command prints on standard output, one JSON object a line.
@@ -28,7 +29,7 @@ pub(crate) enum Said {
     Lost,
     /// The guest has ended.
     Report(GuestReport),
-    /// The process has ended; never said by itself.
+    /// The process has ended; derived, never sent.
     #[serde(skip)]
     Ended,
 }
@@ -45,13 +46,14 @@ pub(crate) struct Args {
     /// Its weight, 1 to 10000
     #[arg(long)]
     weight: Option<u32>,
-    /// Have every doorbell write at a closed gate come out of the guest and be counted, not the first alone; each costs an exit
+    /// Have every doorbell write at a closed gate exit the guest and be counted, not only the
+    /// first; each costs an exit
     #[arg(long)]
     trap_every_write: bool,
     /// Length of a kernel in microseconds
     #[arg(long, default_value_t = 1000)]
     kernel_us: u64,
-    /// Instead of kernels, copy so many KiB from the guest to the GPU again and again, 1 to 65536
+    /// Instead of kernels, repeatedly copy this many KiB from the guest to the GPU, 1 to 65536
     #[arg(long, conflicts_with_all = ["kernel_us", "burst", "fill_memory", "load_only"],
         value_parser = clap::value_parser!(u64).range(1..=65_536))]
     copy_kib: Option<u64>,
@@ -64,7 +66,7 @@ pub(crate) struct Args {
     /// Length of a pause in microseconds
     #[arg(long, requires = "burst")]
     pause_us: Option<u64>,
-    /// End after so many seconds, instead of at a line on standard input or its end
+    /// End after this many seconds, instead of at a line on standard input or its end
     #[arg(long)]
     seconds: Option<u64>,
     /// Have the guest allocate, fill and verify all the GPU memory that it may own
@@ -73,7 +75,8 @@ pub(crate) struct Args {
     /// Run the guest as a thread, not as a VM
     #[arg(long)]
     native: bool,
-    /// When the daemon is gone, wait until it is back and start the guest again: its GPU was lost, and it with it
+    /// When the daemon is gone, wait until it is back and start the guest again: its GPU was lost,
+    /// and it with it
     #[arg(long)]
     reconnect: bool,
     /// Begin with the load; verify nothing
@@ -94,7 +97,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         match ended {
             Ok(left) if left.lost && again => say(&Said::Lost)?,
             Ok(left) => return say(&Said::Report(report(args, &left))),
-            // What a daemon that comes and goes makes of a VM that starts; anything else would come again.
+            // A VM that starts fails like this while the daemon restarts; any other failure would
+            // recur.
             Err(error) if again && is_of_the_connection(&error) => {}
             Err(error) => return Err(error),
         }
@@ -102,7 +106,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Whether the daemon was not there, or went away.
+/// Whether the daemon was absent, or went away.
 fn is_of_the_connection(error: &anyhow::Error) -> bool {
     matches!(
         error.downcast_ref(),
@@ -115,7 +119,7 @@ fn start(args: &Args) -> anyhow::Result<VmHandle> {
         duration_ns: 0,
         kernel_ns: args.kernel_us.saturating_mul(1_000),
         depth: args.depth,
-        // Interrupts cost more than kernels are long: one for every half of the queue.
+        // Interrupts cost more than kernels take: one for every half of the queue.
         fence_every: (args.depth / 2).max(1),
         burst: args.burst.unwrap_or(0),
         pause_ns: args.pause_us.unwrap_or(0).saturating_mul(1_000),
@@ -175,7 +179,8 @@ fn say(said: &Said) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until the guest reports that all kernels were verified, and, of one that fills its memory, that its load has begun.
+/// Waits until the guest reports that all kernels were verified, and, of one that fills its memory,
+/// that its load has begun.
 fn wait_for_load(vm: &VmHandle, args: &Args) -> anyhow::Result<()> {
     let begun = |report: Report| report.passed != 0 && (!args.fill_memory || report.doorbells > 0);
     while !vm.wait(Duration::from_millis(20)) {
@@ -186,7 +191,7 @@ fn wait_for_load(vm: &VmHandle, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whatever ends the load besides the guest itself: the time, or a line.
+/// End of the load other than the guest's own: a time, or a line.
 struct End {
     at: Option<Instant>,
     line: Option<JoinHandle<()>>,

@@ -39,7 +39,7 @@ pub enum ConfigError {
         /// The limit.
         max: u64,
     },
-    /// It was read, and says what cannot be.
+    /// It was read, and has values that are not valid.
     #[error("{}", lines(.0))]
     Wrong(Vec<Problem>),
 }

@@ -9,14 +9,15 @@ use turnstile_policies::Weight;
 
 use crate::daemon::is_tenant_name;
 
-/// How doorbell writes of a stock VMM's guest come: no message takes a mapping back from it.
+/// How doorbell writes of a stock VMM's guest reach the daemon. No message can revoke a mapping
+/// from the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum DoorbellKind {
     /// Each as a message
     #[default]
     Trapped,
-    /// To a page that the daemon looks at
+    /// To a page that the daemon polls
     Mapped,
 }
 

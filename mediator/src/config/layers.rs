@@ -1,7 +1,8 @@
-//! Layers of settings, each of which says where it comes from.
+//! Layers of settings, each with its origin.
 //!
-//! A layer is taken apart into single settings (`ledger.window_ms` = 30000), and each of them is checked against [`Config`] as
-//! it comes: so whatever is wrong is told with its line, and all of it at once.
+//! A layer is taken apart into single settings (`ledger.window_ms` = 30000). Each of them is
+//! checked against [`Config`] at once, so that all problems are reported together, each with its
+//! line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,7 +21,7 @@ use super::{Config, ConfigError, Problem};
 /// More than any configuration has.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Problems that are told at a time.
+/// Problems that are reported at a time.
 const PROBLEMS_MAX: usize = 20;
 
 /// Names of variables begin with this.
@@ -30,7 +31,7 @@ const PREFIX: &str = "TURNSTILE_";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// Nobody said anything.
+    /// Not set anywhere.
     Default,
     /// A file.
     File {
@@ -61,7 +62,7 @@ impl fmt::Display for Origin {
 pub struct Setting {
     /// What it is; none if it is not set.
     pub value: Option<Value>,
-    /// Who said so.
+    /// Where it was set.
     pub origin: Origin,
 }
 
@@ -70,14 +71,14 @@ pub struct Setting {
 pub struct Effective {
     /// The configuration.
     pub config: Config,
-    /// Every key there is.
+    /// All keys.
     pub settings: BTreeMap<&'static str, Setting>,
     /// Files that were read, in order.
     pub files: Vec<PathBuf>,
 }
 
 impl Effective {
-    /// A file that says the same, with the origin of what is not a default.
+    /// A file with the same settings, and with the origin of those that are not defaults.
     pub fn to_toml(&self) -> String {
         let mut keys: Vec<_> = (self.settings.iter())
             .filter_map(|(key, setting)| Some((key.rsplit_once('.')?, setting)))
@@ -180,7 +181,7 @@ fn not_known(key: &str) -> String {
     }
 }
 
-/// What was meant: a key of that name elsewhere, a name like it in its section, or a section like it.
+/// A suggestion: a key of that name elsewhere, a similar name in its section, or a similar section.
 fn meant(key: &str) -> Option<String> {
     let parts = || known_keys().keys().filter_map(|key| key.rsplit_once('.'));
     let (section, name) = key.rsplit_once('.').unwrap_or((key, ""));
@@ -253,7 +254,7 @@ impl Layers {
         }
     }
 
-    /// Sets one key to what a text says: a TOML value, or a plain text.
+    /// Sets one key to a text's value: a TOML value, or a plain text.
     fn set_text(&mut self, key: &str, text: &str, origin: Origin) {
         let parsed = toml::from_str::<Table>(&format!("value = {text}"));
         let value = parsed.ok().and_then(|mut table| table.remove("value"));
@@ -283,8 +284,8 @@ impl Layers {
         }
     }
 
-    /// Takes variables of the environment: those named `TURNSTILE_SECTION_KEY`. Others that begin so are other programs'
-    /// (tests, builds), unless they name a section.
+    /// Takes variables of the environment named `TURNSTILE_SECTION_KEY`. Others with this prefix
+    /// belong to other programs (tests, builds), unless they name a section.
     pub fn variables(&mut self, variables: impl Iterator<Item = (String, String)>) {
         let keys: BTreeMap<String, &str> = known_keys()
             .keys()
@@ -308,11 +309,11 @@ impl Layers {
         }
     }
 
-    /// Reads a file and the drop-ins beside it, `conf.d/*.toml` by name. A main file that is missing is an error if
-    /// `must_be`.
+    /// Reads a file and the drop-ins beside it, `conf.d/*.toml` by name. A missing main file is an
+    /// error if `must_be`.
     ///
     /// # Errors
-    /// When a file cannot be read. What is wrong in one is told by [`Self::finish`].
+    /// If a file cannot be read. Problems in one are reported by [`Self::finish`].
     pub fn files(&mut self, main: &Path, must_be: bool) -> Result<(), ConfigError> {
         match read(main) {
             Ok(text) => self.text(main, &text),

@@ -1,11 +1,11 @@
-//! What a daemon is told: one typed [`Config`], put together from files, environment and command line.
+//! The daemon's configuration: one typed [`Config`] from files, environment and command line.
 //!
 //! ```text
 //! defaults < turnstile.toml < conf.d/*.toml (by name) < TURNSTILE_SECTION_KEY < command line      a later one wins
 //! ```
 //!
-//! The defaults stand here and nowhere else. A key that is not known is an error wherever it stands, and every error says
-//! where: file and line, variable or option.
+//! The defaults stand here and nowhere else. An unknown key is an error in every layer, and every
+//! error names its place: file and line, variable or option.
 
 mod account;
 mod error;
@@ -41,7 +41,7 @@ pub struct Config {
     pub account: Vec<AccountSection>,
     /// Which GPU, and how it is read.
     pub gpu: GpuSection,
-    /// Who may run.
+    /// Policy and limits of tenants.
     pub scheduling: SchedulingSection,
     /// GPU memory.
     pub memory: MemorySection,
@@ -71,9 +71,10 @@ pub struct GpuSection {
     pub device: Option<String>,
     /// How engine state is read.
     pub meter: Meter,
-    /// Whether a context of the daemon's own takes an NVIDIA GPU from a tenant that is to stop at once: some 0.3 ms sooner, for about
-    /// 520 MiB of GPU memory.
-    pub usher: bool,
+    /// Whether a context of the daemon preempts a tenant of an NVIDIA GPU that is to stop at once.
+    /// It stops about 0.3 ms sooner, for about 520 MiB of GPU memory.
+    #[serde(alias = "usher")]
+    pub preemptor: bool,
     /// The software GPU's own.
     pub soft: SoftSection,
 }
@@ -85,7 +86,7 @@ impl Default for GpuSection {
             index: 0,
             device: None,
             meter: Meter::Events,
-            usher: true,
+            preemptor: true,
             soft: SoftSection::default(),
         }
     }
@@ -99,9 +100,9 @@ pub struct SoftSection {
     pub memory_mib: u64,
     /// Rate of its link to the host, in each direction, in MB/s.
     pub link_mb_s: u64,
-    /// What it can do with queued commands of a VM that is held back.
+    /// What it can do with queued commands of a held VM.
     pub suspend: SuspendKind,
-    /// File to which it appends its context switches as they happen, before anybody accounts them; for tests of accounting.
+    /// File to which it appends its context switches before they are accounted; for tests.
     pub trace: Option<PathBuf>,
 }
 
@@ -117,13 +118,13 @@ impl Default for SoftSection {
     }
 }
 
-/// Who may run.
+/// Policy and limits of tenants.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulingSection {
     /// Name of the policy; unset: the one that suits the GPU.
     pub policy: Option<String>,
-    /// Longest time between two decisions with the event meter, in milliseconds; unset: what suits the GPU.
+    /// Longest time between two decisions with the event meter, in ms; unset: suited to the GPU.
     pub period_ms: Option<u64>,
     /// The longest pause of a tenant that launches and waits for which its place is kept, in
     /// microseconds; 0 keeps none.
@@ -156,10 +157,10 @@ impl Default for SchedulingSection {
 pub struct MemorySection {
     /// GPU memory of a VM that names none, in MiB.
     pub vm_mib: u64,
-    /// Host memory for GPU memory that is not on the GPU, in MiB: with some, VMs together may own more than the GPU has, and
-    /// have no aperture.
+    /// Host memory for GPU memory that is not on the GPU, in MiB. With some, VMs together may own
+    /// more than the GPU has, and have no aperture.
     pub host_pool_mib: u64,
-    /// What VMs and programs have together of an NVIDIA GPU whose memory moves, in MiB; with 0 all but 8 GiB, which is for their contexts.
+    /// Movable memory of an NVIDIA GPU for tenants, in MiB; 0: all but 8 GiB for their contexts.
     pub card_mib: u64,
 }
 
@@ -197,7 +198,7 @@ pub struct VfioUserSection {
     pub folder: Option<PathBuf>,
     /// The VMs, each as `NAME`, `NAME:WEIGHT` or either with `@ACCOUNT` behind.
     pub vms: Vec<FrontVm>,
-    /// How their doorbell writes come.
+    /// How their doorbell writes reach the daemon.
     pub doorbells: DoorbellKind,
 }
 
@@ -209,7 +210,7 @@ pub struct LedgerSection {
     pub path: Option<PathBuf>,
     /// PostgreSQL server, as a connection URL or `key=value` pairs, without a password.
     pub postgres: Option<String>,
-    /// File whose first line is the password of the PostgreSQL user.
+    /// File with the password of the PostgreSQL user in its first line.
     pub postgres_password_file: Option<PathBuf>,
     /// Length of a window, in milliseconds.
     pub window_ms: u64,
@@ -217,7 +218,7 @@ pub struct LedgerSection {
     pub keep_days: u64,
     /// Name of this host; unset: its own.
     pub node: Option<String>,
-    /// Price list, for bills over the API and for whom tenants are charged to in metrics.
+    /// Price list, for bills over the API and for the billed accounts of tenants in metrics.
     pub prices: Option<PathBuf>,
 }
 
@@ -239,19 +240,19 @@ impl Default for LedgerSection {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ApiSection {
-    /// Unix socket; what a peer may do follows from who it is. Unset: api.sock beside `sockets.vmm`.
+    /// Unix socket; credentials decide on a role. Unset: api.sock beside `sockets.vmm`.
     pub socket: Option<PathBuf>,
-    /// Unix socket on which nobody may write, whoever it is. Unset: api-ro.sock beside `sockets.vmm`.
+    /// Unix socket on which no peer may write. Unset: api-ro.sock beside `sockets.vmm`.
     pub read_only_socket: Option<PathBuf>,
-    /// Those who may read and write.
+    /// Principals that may read and write.
     pub operators: Vec<Principal>,
-    /// Those who may read.
+    /// Principals that may read.
     pub viewers: Vec<Principal>,
     /// Address to listen on; needs all of `tls`.
     pub listen: Option<SocketAddr>,
     /// Whether a write without `If-Match` is refused (428).
     pub require_if_match: bool,
-    /// File that keeps what was set through the API (weights, caps, limits) over restarts; unset: it is not kept.
+    /// File that keeps settings from the API (weights, caps, limits) over restarts; unset: none.
     pub state: Option<PathBuf>,
     /// Certificates of `listen`.
     pub tls: TlsSection,
@@ -280,7 +281,7 @@ pub struct TlsSection {
     pub certificate: Option<PathBuf>,
     /// Its private key.
     pub key: Option<PathBuf>,
-    /// Certificates of those who may sign clients' certificates.
+    /// Certificates of the authorities that sign clients' certificates.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -288,21 +289,21 @@ pub struct TlsSection {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsSection {
-    /// Loopback address that serves `/metrics` and nothing else, to everyone on the host.
+    /// Loopback address that serves `/metrics` and nothing else, to all users of the host.
     pub listen: Option<SocketAddr>,
-    /// Whether metrics are also told under DCGM's names.
+    /// Whether metrics are also exported under DCGM's names.
     pub dcgm_compat: bool,
 }
 
-/// What the daemon gives up before it talks to anybody.
+/// What the daemon gives up before it accepts connections.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SafetySection {
     /// System calls that a thread does not need.
     pub seccomp: Seccomp,
-    /// Files that the daemon does not need, where the kernel has Landlock (the software GPU's daemon).
+    /// Files that the software GPU's daemon does not need, where the kernel has Landlock.
     pub landlock: bool,
-    /// Whether a daemon that was started with capabilities keeps them. The one of an NVIDIA GPU does in any case.
+    /// Whether the daemon keeps its initial capabilities. For an NVIDIA GPU it always does.
     pub keep_capabilities: bool,
 }
 
@@ -344,7 +345,7 @@ pub enum Meter {
     Adaptive,
 }
 
-/// What the software GPU does with queued commands of a VM that is held back.
+/// What the software GPU does with queued commands of a held VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum SuspendKind {
@@ -381,7 +382,7 @@ impl Meter {
 }
 
 impl Config {
-    /// Name of the policy: the one asked for, or the one that suits the GPU.
+    /// Name of the policy: the configured one, or the one that suits the GPU.
     pub fn policy(&self) -> &str {
         let suits = match self.gpu.kind {
             GpuKind::Nvidia => "owed",

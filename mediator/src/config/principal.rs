@@ -1,11 +1,11 @@
-//! Who may use the admin API.
+//! Names of users, groups and certificates with a role in the admin API.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Someone whom the kernel, or a certificate, vouches for.
+/// A caller's identity that the kernel or a certificate proves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Principal {
@@ -17,14 +17,14 @@ pub enum Principal {
     User(String),
     /// `group:NAME`.
     Group(String),
-    /// `cert:NAME`, a client certificate by one of its subject's alternative names (DNS or URI), as in `cert:ops.example` or
-    /// `cert:spiffe://example/ops`.
+    /// `cert:NAME`, a client certificate by one of its subject's alternative names (DNS or URI), as
+    /// in `cert:ops.example` or `cert:spiffe://example/ops`.
     Certificate(String),
 }
 
-/// Not a form in which someone is named.
+/// The text has none of the forms of a principal.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} names nobody; uid:N, gid:N, user:NAME, group:NAME and cert:NAME do")]
+#[error("{text:?} is no principal; write uid:N, gid:N, user:NAME, group:NAME and cert:NAME do")]
 pub struct PrincipalError {
     text: String,
 }

@@ -1,8 +1,9 @@
-//! What a running daemon takes over of a configuration that was changed, and what waits for a restart.
+//! Which keys of a changed configuration a running daemon takes over, and which wait for a restart.
 
 use super::Effective;
 
-/// Keys that are taken over by a reload. The files that these name are read anew whether the key changed or not.
+/// Keys that a reload takes over. Files that these name are read again even if the key is
+/// unchanged.
 pub const LIVE: [&str; 10] = [
     "account",
     "api.operators",

@@ -1,4 +1,4 @@
-//! Precedence, and what a wrong configuration is told.
+//! Precedence, and the problems reported for a wrong configuration.
 
 use super::*;
 use proptest::prelude::*;
@@ -13,6 +13,18 @@ fn from(text: &str) -> Result<Effective, ConfigError> {
 
 fn told(text: &str) -> String {
     from(text).unwrap_err().to_string()
+}
+
+#[test]
+fn the_preemptors_key_of_the_release_before_still_works() {
+    for (text, preemptor) in [
+        ("", true),
+        ("preemptor = false", false),
+        ("usher = false", false),
+    ] {
+        let effective = from(&format!("[gpu]\n{text}")).unwrap();
+        assert_eq!(effective.config.gpu.preemptor, preemptor, "{text}");
+    }
 }
 
 #[test]
@@ -108,7 +120,7 @@ fn everything_wrong_is_told_at_its_place() {
     assert!(told("[gpu]\nkind = \"amd\"").contains("`nvidia`"));
     assert!(told("[gpu]\nkind = ").starts_with("t.toml:2: "));
     assert!(told("[gpu]\nindex = 1\nindex = 2").starts_with("t.toml:3: "));
-    assert!(told("[api]\noperators = [\"root\"]").contains("\"root\" names nobody"));
+    assert!(told("[api]\noperators = [\"root\"]").contains("\"root\" is no principal"));
     assert!(told("[api]\nlisten = \"0.0.0.0:443\"").contains("mutual TLS alone"));
     assert!(told("[metrics]\nlisten = \"10.0.0.1:9400\"").contains("loopback"));
     assert!(told("[scheduling]\npolicy = \"best\"").contains("dfq"));

@@ -1,7 +1,9 @@
-//! The accounting thread of a GPU: reads engine state, closes periods, and between them keeps the engine busy.
+//! The accounting thread of a GPU: reads engine state, closes periods, and keeps the engine busy
+//! between them.
 //!
-//! With the event meter a period is a sleep, cut into ticks; with the polled meter it is LoGA's cycle of a non-poll and
-//! a poll phase (A1.2, A1.3), in which the status registers are read as fast as they can be.
+//! With the event meter a period is a sleep, cut into ticks. With the polled meter it is LoGA's
+//! cycle of a non-poll and a poll phase (A1.2, A1.3). The poll phase reads the status registers
+//! without a pause.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,7 +38,7 @@ pub enum MeterKind {
 pub struct Timing {
     /// Event meter: from one decision to the next.
     pub period: Nanos,
-    /// Event meter: how often, within a period, an engine without work is looked for.
+    /// Event meter: interval, within a period, of the check for an engine without work.
     pub tick: Nanos,
     /// Polled meter: lengths per channel.
     pub phases: PhasePlan,
@@ -60,10 +62,10 @@ impl Default for Timing {
 const PERIOD_MIN: Nanos = Nanos::from_us(250);
 /// A period while no tenant has work.
 const IDLE_PERIOD: Nanos = Nanos::from_ms(5);
-/// From one decision to the next while there is nobody to decide about.
+/// Time between two decisions while there is no tenant.
 const EMPTY_PERIOD: Nanos = Nanos::from_ms(20);
-/// From one look at a GPU that divides its engine by itself to the next, without tenants. The busy
-/// counter goes round in 3.98 s.
+/// Poll interval of a GPU that divides its engine by itself, without tenants. The busy counter
+/// wraps in 3.98 s.
 const EMPTY_LOOK: Nanos = Nanos::from_ms(100);
 
 /// Runs until `stop`.
@@ -100,7 +102,7 @@ pub(super) fn run(
 struct Accounting<'a> {
     host: &'a Arc<Host>,
     stop: &'a AtomicBool,
-    /// Counts those that were accounted.
+    /// Counts periods that were accounted.
     periods: &'a AtomicU64,
     timing: Timing,
     /// Follows the engines' own log; with the polled meter for comparison only.
@@ -125,8 +127,8 @@ impl Accounting<'_> {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Sleeps until `until`. While a tenant is held, in ticks: the sleep ends when one is let in
-    /// because the engine was found without work.
+    /// Sleeps until `until`. While a tenant is held, it sleeps in ticks, and ends early when a
+    /// tenant was admitted to an engine without work.
     fn sleep_until(&self, until: Moment) {
         loop {
             let left = until.since(self.now());
@@ -147,7 +149,7 @@ impl Accounting<'_> {
         }
     }
 
-    /// Sleeps until the policy is to be asked again, in a period that began at `from`.
+    /// Sleeps until the policy's next decision is due, in a period that began at `from`.
     fn sleep(&self, from: Moment) {
         let due = self.host.decide_at();
         let end = due.unwrap_or_else(|| from + self.period());
@@ -170,14 +172,15 @@ impl Accounting<'_> {
         self.host.saw(&mut self.seen);
         if !complete {
             self.seen.hole();
-            // After what was observed: the state that the last record began ended at an unknown moment.
+            // After the observations: the state that the last record began ended at an unknown
+            // moment.
             for engine in engines(&**self.host.gpu()) {
                 self.truth.restart(engine);
             }
         }
     }
 
-    /// From one decision to the next, if the policy does not say.
+    /// Time between two decisions, if the policy does not set it.
     fn period(&self) -> Nanos {
         match self.host.is_empty() {
             true => EMPTY_PERIOD,
@@ -190,7 +193,7 @@ impl Accounting<'_> {
         let mut from = self.now();
         while !self.stopped() {
             self.sleep(from);
-            // The end is read first: whatever is logged after that is later.
+            // The end is read first: all that is logged after this read is later.
             let to = self.now().max(from);
             self.read_log();
             let usage = self.truth.close(window(from, to));
@@ -207,7 +210,7 @@ impl Accounting<'_> {
         let mut from = self.now();
         while !self.stopped() {
             self.wait(from + self.demand_period());
-            // The end is read first: whatever is logged after that is later.
+            // The end is read first: all that is logged after this read is later.
             let to = self.now().max(from);
             self.read_log();
             let usage = self.truth.close(window(from, to));
@@ -217,7 +220,7 @@ impl Accounting<'_> {
         }
     }
 
-    /// For a GPU that divides its engine by itself: looks as often as the rule wants.
+    /// For a GPU that divides its engine by itself: polls whenever the rule requires it.
     fn by_looks(&mut self) {
         let mut look = Look::default();
         let mut next = self.now();

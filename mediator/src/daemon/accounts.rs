@@ -129,7 +129,7 @@ impl Accounts {
 }
 
 impl State {
-    /// A tenant is about to be taken in: its account grants its claim, or refuses it.
+    /// A tenant is about to be admitted: its account grants its claim, or refuses it.
     pub(super) fn join(
         &mut self,
         name: &str,

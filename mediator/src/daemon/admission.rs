@@ -1,4 +1,4 @@
-//! How a tenant is taken in: what it says first is checked, then it gets its context, its pages and its place.
+//! Admission of a tenant: its first message is checked, then it gets a context, pages and a place.
 
 use std::fs::File;
 use std::io;
@@ -139,7 +139,7 @@ impl Host {
             state.starting.insert(name.clone(), tenant);
             (tenant, state.accounts.of(&name).0, granted)
         };
-        // A GPU may take long over it: the others go on meanwhile.
+        // A GPU may take long for this; the lock is free meanwhile.
         let _starting = Starting {
             host: self.as_ref(),
             name: name.clone(),
@@ -225,7 +225,7 @@ impl Host {
     }
 }
 
-/// A name that is kept for a VM until it was taken in, or was not.
+/// A name that is reserved for a VM during its admission.
 struct Starting<'a> {
     host: &'a Host,
     name: String,
@@ -250,7 +250,7 @@ impl State {
         number
     }
 
-    /// Takes a tenant in that the GPU has taken in; what was set of its name holds for it.
+    /// Admits a tenant after the GPU has; settings of its name apply to it.
     pub(super) fn insert(
         &mut self,
         gpu: &dyn Gpu,

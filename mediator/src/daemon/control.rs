@@ -1,5 +1,5 @@
-//! The control loop: one thread on epoll for the listening socket, every VMM's and launcher's socket and
-//! every VM's kick.
+//! The control loop: one thread on epoll for the listening socket, the sockets of VMMs and
+//! launchers, and the kicks of VMs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,13 +28,14 @@ use super::host::Host;
 use super::kicks::{Kick, KickBudgets};
 use super::mailbox::Letter;
 
-/// VMs that are taken in at a time.
+/// VMs that are admitted at a time.
 const STARTING_MAX: usize = 32;
-/// TIMEOUT: after a failed accept (no descriptors are left, say); soon enough for whoever waits to connect.
+/// TIMEOUT: pause after a failed accept (no descriptors left, for example). Connecting peers wait
+/// no longer than this.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
-/// How often connections that have said nothing are looked for, while there are any.
+/// Interval of the search for connections without a first frame, while there are any.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// What clients can cause at will is told of at most so often.
+/// Minimum time between two log lines about something that clients can cause at will.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 /// Frames taken from one connection before the others have their turn.
 const FRAMES_PER_TURN: usize = 32;
@@ -46,20 +47,21 @@ const FIRST_SESSION: u32 = 2;
 /// What connections may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// Connections at a time, those that have not said Hello included.
+    /// Connections at a time, those without a Hello included.
     sessions: usize,
-    /// Those of one user who is neither root nor the daemon's own.
+    /// Those of one user that is neither root nor the daemon's own.
     of_one: usize,
-    /// Those of all such users: root's VMMs find a place.
+    /// Those of all such users; the remaining places are for root's VMMs.
     of_others: usize,
-    /// VMs that are taken in at a time.
+    /// VMs that are admitted at a time.
     starting: usize,
-    /// TIMEOUT: a VMM or launcher says who it is as soon as it has connected.
+    /// TIMEOUT: a VMM or launcher sends its first frame as soon as it has connected.
     greeting: Duration,
 }
 
 impl Bounds {
-    /// For a host of so many tenants: each has a connection, all may be one user's, and as many again may come and go.
+    /// For a host of `tenants_max` tenants: each has a connection and all may be one user's, with
+    /// as many places again for short connections.
     pub(super) fn of(tenants_max: usize) -> Self {
         let sessions = (4 * tenants_max).max(1_024);
         Self {
@@ -140,7 +142,7 @@ impl ControlLoop {
         }
     }
 
-    /// Waits for what comes next, a moment that something waits for included.
+    /// Waits for the next event or the next due time.
     fn turn(&mut self) -> Result<(), event_manager::Error> {
         let due = self.manager.subscriber_mut(self.control)?.due();
         let left = due.map(|due| due.saturating_duration_since(Instant::now()));
@@ -171,9 +173,9 @@ pub enum ControlError {
 /// One connection.
 struct Session {
     stream: UnixStream,
-    /// Whose.
+    /// User id of the peer.
     uid: u32,
-    /// Since when.
+    /// When it was accepted.
     since: Instant,
     reader: FrameReader,
     /// What it is, once its first frame was accepted.
@@ -182,7 +184,7 @@ struct Session {
 
 /// What a connection's tenant is.
 enum Role {
-    /// A VM whose context is being made, on a thread of its own; until then nothing is read from the VMM.
+    /// A VM during admission, on another thread. Nothing is read from the VMM meanwhile.
     Starting,
     Vm {
         tenant: TenantId,
@@ -190,7 +192,7 @@ enum Role {
     },
     Program {
         tenant: TenantId,
-        /// Process, as the launcher names it -> as this host does.
+        /// Process id in the launcher's namespace -> on this host.
         processes: BTreeMap<u32, u32>,
     },
 }
@@ -204,7 +206,7 @@ impl Role {
     }
 }
 
-/// Why a connection is ended by us.
+/// Why the daemon ends a connection.
 #[derive(Debug, thiserror::Error)]
 enum SessionError {
     #[error(transparent)]
@@ -221,19 +223,19 @@ enum SessionError {
     MemoryBusy,
     #[error("{0} VMs are being taken in already; try again in a second")]
     TooManyStarting(usize),
-    #[error("it did not say in time who it is")]
+    #[error("it did not identify itself in time")]
     Silent,
-    /// The kernel drops descriptors that there is no room for, and says only that some are missing.
+    /// The kernel drops descriptors that exceed a limit, and reports only that some are missing.
     #[error(
         "it sent more descriptors than are permitted, or the daemon may not open so many more files (ulimit -n, LimitNOFILE)"
     )]
     Descriptors,
-    /// Told to the other end where it was found.
+    /// Already reported to the peer where it was found.
     #[error("{0}")]
     Refused(String),
 }
 
-/// A VM was taken in, or refused.
+/// A VM was admitted or refused.
 type Admission = (u32, Result<(TenantId, AccountId, File), HostError>);
 
 struct Control {
@@ -242,22 +244,24 @@ struct Control {
     host: Arc<Host>,
     bounds: Bounds,
     own_uid: u32,
-    /// By number; the event data of its socket is FIRST_SESSION + 2 x number, that of its kick one more.
+    /// By number. The event data of a socket is FIRST_SESSION + 2 x number, that of its kick one
+    /// more.
     sessions: BTreeMap<u32, Session>,
     next: u32,
-    /// VMs that are being taken in, and where their threads say how it went.
+    /// VMs that are being admitted, and the channel of their threads' results.
     starting: usize,
     admitted: Sender<Admission>,
     admissions: Receiver<Admission>,
     /// When the listener is watched again, if it is not now.
     accept_again: Option<Instant>,
-    /// When connections that have said nothing are looked for.
+    /// When connections without a first frame are next searched for.
     look: Option<Instant>,
     /// What the kicks of each account may cost.
     kicks: KickBudgets,
     /// When the first muted kick is watched again.
     unmute: Option<Instant>,
-    /// When it was last told that there is no place, that the kernel gives none, and that somebody said nothing.
+    /// Latest log lines: no place for a connection, no descriptor from the kernel, a silent
+    /// connection.
     told_full: Option<Instant>,
     told_short: Option<Instant>,
     told_silent: Option<Instant>,
@@ -299,7 +303,7 @@ impl MutEventSubscriber for Control {
 }
 
 impl Control {
-    /// When something is to be done next that nobody rings for.
+    /// When the next timed action is due.
     fn due(&self) -> Option<Instant> {
         let due = [self.accept_again, self.look, self.unmute];
         due.into_iter().flatten().min()
@@ -323,7 +327,7 @@ impl Control {
         }
     }
 
-    /// Ends connections that have not said in time who they are: they take places.
+    /// Ends connections that sent no first frame in time: they take places.
     fn end_silent(&mut self, now: Instant, ops: &mut EventOps) {
         let unheard = self.sessions.iter().filter(|(_, one)| one.role.is_none());
         let (silent, waiting): (Vec<_>, Vec<_>) = unheard
@@ -339,12 +343,13 @@ impl Control {
         }
     }
 
-    /// The kernel gives no connection: the listener, which would ring without end, is left for a while.
+    /// The kernel gives no connection. The listener would be ready without end, so it is not
+    /// watched for a while.
     fn pause(&mut self, error: &io::Error, ops: &mut EventOps) {
         let now = Instant::now();
         if is_time(&mut self.told_short, now) {
             log::error!(
-                "Who connects has to wait: {error} (too few open files? ulimit -n, LimitNOFILE)"
+                "New connections have to wait: {error} (too few open files? ulimit -n, LimitNOFILE)"
             );
         }
         if ops
@@ -378,7 +383,8 @@ impl Control {
                 continue; // closed by being dropped
             }
             let number = self.next;
-            // Numbers stay below 2^30, so that the event data does not overflow; by then old ones are long gone.
+            // Numbers stay below 2^30, so that the event data does not overflow. By then old ones
+            // have ended.
             self.next = (self.next + 1) % (1 << 30);
             let watched = Events::with_data(&stream, FIRST_SESSION + 2 * number, EventSet::IN);
             if stream.set_nonblocking(true).is_err()
@@ -420,7 +426,7 @@ impl Control {
         }
     }
 
-    /// Reads what a connection has to say; ends it at its end or at the first error.
+    /// Reads frames of a connection; ends it at its end or at the first error.
     fn hear(&mut self, number: u32, ops: &mut EventOps) {
         for _ in 0..FRAMES_PER_TURN {
             let Some(session) = self.sessions.get_mut(&number) else {
@@ -546,7 +552,8 @@ impl Control {
         taken.then_some(()).ok_or(SessionError::MemoryBusy)
     }
 
-    /// Takes a VM in on a thread of its own: a GPU may take a second over it, and the other VMs' doorbells wait for nobody.
+    /// Admits a VM on another thread: a GPU may take a second for it, and other VMs' doorbells must
+    /// not wait.
     fn start(
         &mut self,
         number: u32,
@@ -580,7 +587,7 @@ impl Control {
         Ok(())
     }
 
-    /// A VM was taken in, or refused.
+    /// A VM was admitted or refused.
     fn admitted(
         &mut self,
         number: u32,
@@ -615,7 +622,8 @@ impl Control {
         let Some(session) = self.sessions.remove(&number) else {
             return;
         };
-        // One line per connection, however it ends: bounded by the connections that the host accepts.
+        // One line per connection, however it ends. The connections that the host accepts bound
+        // them.
         match (session.role.as_ref().and_then(Role::tenant), error) {
             (Some(tenant), Some(error)) => log::warn!("{tenant} is ended: {error}"),
             (Some(tenant), None) => log::info!("{tenant} has left"),
@@ -636,9 +644,9 @@ impl Control {
     }
 }
 
-/// Tells somebody who was not taken in why, if the socket takes it.
+/// Sends a refused peer the reason, if the socket takes it.
 fn tell(stream: &UnixStream, error: &SessionError) {
-    // It was told where it was found.
+    // It was reported where it was found.
     if matches!(error, SessionError::Refused(_)) {
         return;
     }
@@ -648,7 +656,7 @@ fn tell(stream: &UnixStream, error: &SessionError) {
     }
 }
 
-/// Whether something may be told of again; then it counts as told.
+/// Whether the log interval has passed; if so, it starts again.
 fn is_time(told: &mut Option<Instant>, now: Instant) -> bool {
     let due = told.is_none_or(|at| now.saturating_duration_since(at) >= TELL_EVERY);
     if due {

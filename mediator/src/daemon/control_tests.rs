@@ -1,4 +1,4 @@
-//! Connections that say nothing, or find no room.
+//! Connections that send nothing, or find no place.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Guest memory that comes and goes while a VM runs: behind an IOMMU of the guest's, or while firmware moves it about. A
-//! thread per VM that does so, since mapping and unmapping gigabytes takes milliseconds.
+//! Guest memory that is mapped and unmapped while a VM runs: behind an IOMMU of the guest, or when
+//! firmware moves it. Each such VM has a thread for it, as mapping gigabytes takes milliseconds.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(super) enum Change {
     Unmap { gpa: u64, bytes: u64 },
 }
 
-/// Where a VM's changes go.
+/// Takes a VM's changes.
 #[derive(Debug)]
 pub(super) struct MemoryDesk {
     guest: Arc<GuestMemory>,
@@ -51,7 +51,8 @@ impl Host {
         Ok(Arc::new(guest_memory::map(fd, regions)?))
     }
 
-    /// Changes a VM's memory; the answer goes to its VMM when it is done. False if the VMM broke the rules.
+    /// Changes a VM's memory. Its VMM gets the answer when that is done. False if the VMM broke the
+    /// rules.
     pub(super) fn change_memory(
         self: &Arc<Self>,
         tenant: TenantId,

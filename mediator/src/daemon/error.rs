@@ -16,7 +16,7 @@ pub enum HostError {
     /// No such policy.
     #[error("There is no policy named {name:?}; there are: {}", turnstile_policies::POLICIES.iter().map(|row| row.name).collect::<Vec<_>>().join(", "))]
     UnknownPolicy {
-        /// The name asked for.
+        /// The name in the request.
         name: String,
     },
     /// The VMM or launcher speaks another protocol.
@@ -59,7 +59,7 @@ pub enum HostError {
         "{bytes} bytes of GPU memory: a positive multiple of {CHUNK_BYTES} up to the GPU's {max} is taken"
     )]
     GpuMemory {
-        /// Bytes asked for.
+        /// Bytes in the request.
         bytes: u64,
         /// Bytes of the GPU.
         max: u64,
@@ -73,13 +73,13 @@ pub enum HostError {
         pci::VECTORS
     )]
     Descriptors {
-        /// How many came.
+        /// Number of descriptors.
         got: usize,
     },
     /// The memory was not taken.
     #[error("The VM's memory was not taken")]
     Memory(#[from] GuestMemoryError),
-    /// Memory that comes later, where it must not.
+    /// A change of memory on a GPU that takes it only once.
     #[error("This GPU takes a VM's memory once, when the VM starts; it does not change afterwards")]
     MemoryOnce,
     /// The vectors were not taken.
@@ -97,7 +97,7 @@ pub enum HostError {
     /// The GPU takes no programs, or not this one.
     #[error("The GPU did not take the program")]
     Program(#[from] ProgramRefusal),
-    /// Who connected is not known.
+    /// The process that connected is not known.
     #[error("The process that connected cannot be seen from here (another process namespace?)")]
     Peer(#[source] io::Error),
     /// A launcher within a program.

@@ -1,4 +1,5 @@
-//! Sockets for VMs of stock VMMs, whose devices this process serves: to the daemon each is a VMM of its own.
+//! Sockets for VMs of stock VMMs. This process serves their devices, and the daemon sees each of
+//! them as a VMM.
 
 use std::io;
 use std::path::{Path, PathBuf};

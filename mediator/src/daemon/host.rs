@@ -1,5 +1,6 @@
-//! The host's state: tenants, their gates, the policy and the ledger. One lock, held for microseconds: by the control
-//! loop for a message, by the accounting thread at the end of a period. Nothing under it waits for a VM.
+//! The host's state: tenants, their gates, the policy and the ledger. One lock guards it, for
+//! microseconds: the control loop takes it for a message, the accounting thread at the end of a
+//! period. Nothing under it waits for a VM.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -76,25 +77,25 @@ pub(super) struct State {
     pub(super) mediation: Mediation,
     /// Where tenants' memory is, if it moves.
     pub(super) memory: Option<Memory>,
-    /// What the engines' own log says, where the meter in use is another.
+    /// The ledger from the engines' own log, where another meter is in use.
     pub(super) truth: Option<Ledger>,
     pub(super) tenants: BTreeMap<TenantId, Tenant>,
     /// What an operator set, by name.
     pub(super) settings: BTreeMap<String, Settings>,
     /// Which account each tenant belongs to.
     pub(super) accounts: Accounts,
-    /// Processes of those that are programs.
+    /// Processes of tenants that are programs.
     pub(super) registry: Registry,
-    /// Processes that are nobody's and were spoken of.
+    /// Processes without a tenant that were logged.
     told: Told,
-    /// Gone, but perhaps not yet from the engines: settled a period after.
+    /// Tenants that left, but may still have work on the engines: settled after [`SETTLE_AFTER`].
     pub(super) leaving: Vec<Leaving>,
     pub(super) next: u32,
-    /// Names of VMs that are being taken in.
+    /// Names of VMs that are being admitted.
     pub(super) starting: BTreeMap<String, TenantId>,
     pub(super) ledger_errors: u64,
     pub(super) timings: Timings,
-    /// Makes what is charged durable, if that was asked for.
+    /// Writes charges to the disk, if configured.
     recorder: Option<Recorder>,
 }
 
@@ -167,7 +168,7 @@ impl Host {
         Weight::new(self.default_weight.load(Ordering::Relaxed)).unwrap_or(self.config.weight)
     }
 
-    /// Sets the weight of tenants that name none and come from now on.
+    /// Sets the weight of tenants that name none and connect from now on.
     pub fn set_default_weight(&self, weight: Weight) {
         self.default_weight.store(weight.get(), Ordering::Relaxed);
     }
@@ -178,7 +179,7 @@ impl Host {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic under the lock leaves at worst one tenant's numbers behind; the others must go on.
+        // A panic under the lock leaves at worst one tenant's numbers wrong; the others must go on.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -214,7 +215,7 @@ impl Host {
             .is_none_or(|(vm, _)| vm.mailbox.post(letter))
     }
 
-    /// What a VM may be told of its account.
+    /// What a VM may read of its account.
     pub(super) fn account(&self, tenant: TenantId) -> Account {
         let state = self.lock();
         let (compute, copy) = split(&state.mediation.ledger().tenant(tenant).engines);
@@ -229,7 +230,8 @@ impl Host {
         }
     }
 
-    /// A mailbox request was served: the gate first, then the answer, so that a doorbell finds its gate.
+    /// A mailbox request was served. The gate is made before the answer, so that a doorbell finds
+    /// it.
     pub(super) fn mailbox_served(&self, tenant: TenantId, effect: Effect, answer: &ToVmm) {
         let mut state = self.lock();
         let stands = state.mediation.gates(tenant);
@@ -252,7 +254,7 @@ impl Host {
         vmm.send(answer);
     }
 
-    /// The VMM moved a gate as asked.
+    /// The VMM moved a gate as requested.
     pub(super) fn gate_done(&self, tenant: TenantId, channel: u32, seq: u64, trapped: u64) {
         let mut state = self.lock();
         let Some((vm, vmm)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) else {
@@ -264,11 +266,11 @@ impl Host {
         let open = vm.gates.any_open();
         drop(state);
         self.gpu.set_unwatched(tenant, open);
-        // A write may have slipped through before the gate closed, or have been delivered when it opened.
+        // A write may have passed before the gate closed, or have been delivered when it opened.
         self.gpu.ring(tenant);
     }
 
-    /// A doorbell write of this tenant trapped at a watched gate (and went through), or was kept at a closed one.
+    /// A doorbell write of this tenant trapped: it passed a watched gate, or a closed gate kept it.
     pub(super) fn kicked(&self, tenant: TenantId) {
         self.gpu.ring(tenant);
         let running = self.gpu.engine_status(COMPUTE).running;
@@ -286,9 +288,10 @@ impl Host {
         }
     }
 
-    /// Lets a waiting tenant in, if the compute engine has nothing to do: nobody runs (the caller has seen that), nothing
-    /// is pending that may run, and no gate is opening behind which something was kept. An engine that is being
-    /// switched has not run dry. Whether a tenant was let in.
+    /// Admits a waiting tenant if the compute engine has nothing to do. The caller has checked that
+    /// no tenant runs. No work may be pending of a tenant that may run, and no gate with kept
+    /// doorbells may be opening. An engine that is switching is not idle. Returns whether a tenant
+    /// was admitted.
     pub(super) fn ran_dry(&self) -> bool {
         let mut state = self.lock();
         let state = &mut *state;
@@ -337,8 +340,8 @@ impl Host {
         state.carry_out(&*self.gpu, &orders);
     }
 
-    /// Takes a look at an engine that divides its time by itself, and carries out what comes of it.
-    /// Returns when the next look is due.
+    /// Polls an engine that divides its time by itself, and carries out the orders of the rule.
+    /// Returns when the next poll is due.
     pub(super) fn look(&self, look: &mut Look, channels: &mut Vec<ChannelActivity>) -> Moment {
         let mut state = self.lock();
         let looked = state.mediation.look(look);
@@ -382,7 +385,7 @@ impl Host {
         self.lock().mediation.any_wants()
     }
 
-    /// Whether held tenants have to be looked at within a period: the GPU gives no notice of them.
+    /// Whether held tenants have to be polled within a period: the GPU gives no notice of them.
     pub(super) fn looks_at_held(&self) -> bool {
         let state = self.lock();
         state.mediation.control() == Control::Gates && state.mediation.held().next().is_some()
@@ -398,17 +401,18 @@ impl Host {
         self.lock().mediation.decide_at()
     }
 
-    /// Whether some tenant is held back.
+    /// Whether a tenant is held.
     pub(super) fn anyone_held(&self) -> bool {
         self.lock().mediation.held().next().is_some()
     }
 
-    /// Whether memory is on its way or its turns are being taken, so that it has to be looked after within a period.
+    /// Whether memory is moving or its turns are under way, so that it needs a step within a
+    /// period.
     pub(super) fn memory_is_busy(&self) -> bool {
         self.lock().memory.as_ref().is_some_and(Memory::is_busy)
     }
 
-    /// Looks after memory.
+    /// Runs a step of the memory manager.
     pub(super) fn memory_tick(&self) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -417,7 +421,7 @@ impl Host {
         }
     }
 
-    /// Whether the GPU runs what is pending of a tenant that is held back.
+    /// Whether the GPU runs the pending work of a held tenant.
     fn drains(&self) -> bool {
         self.gpu.capabilities().suspend == Suspend::Drains
     }
@@ -495,7 +499,7 @@ impl Host {
                 Vec::new()
             }
         };
-        // Who may run first: the engine goes over to him as soon as another stops.
+        // Opening orders first: the engine switches to an opened tenant as soon as another stops.
         let closes = |order: &GateOrder| order.state == turnstile_vmm::gate::GateState::Closed;
         let (close, mut orders): (Vec<GateOrder>, Vec<GateOrder>) =
             orders.into_iter().partition(closes);
@@ -604,7 +608,8 @@ impl Host {
     }
 }
 
-/// By then the engines have let go of a tenant that left: the kernel limit of a GPU is below it.
+/// Time after which a tenant that left has no work on the engines: a GPU's kernel limit is below
+/// it.
 const SETTLE_AFTER: Nanos = Nanos::from_ms(60_000);
 
 fn count(errors: &mut u64, error: LedgerError) {
@@ -636,7 +641,7 @@ pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
 }
 
 impl State {
-    /// VMs' gates move, then what is queued is stopped or goes on.
+    /// Moves VMs' gates, then suspends or resumes queued work.
     pub(super) fn carry_out(&mut self, gpu: &dyn Gpu, orders: &[GateOrder]) {
         let orders = orders.iter().filter_map(|order| self.gates(gpu, *order));
         let mut orders: Vec<(TenantId, bool)> = orders.collect();
@@ -657,7 +662,8 @@ impl State {
         }
     }
 
-    /// A VM's gates move; a program has channels of its own alone. Whether the tenant is to be suspended, or resumed, if it is.
+    /// Moves a VM's gates; a program has channels of its own only. Returns whether the tenant is to
+    /// be suspended or resumed, if either.
     fn gates(
         &mut self,
         gpu: &dyn Gpu,
@@ -675,7 +681,7 @@ impl State {
             gpu.set_unwatched(tenant, vm.gates.any_open());
         }
         let suspended = state == turnstile_vmm::gate::GateState::Closed;
-        // Not before all of its memory is there.
+        // A tenant is not resumed before all of its memory is on the card.
         let lacks = |memory: &Memory| !memory.may_run(tenant);
         let stays = !suspended && self.memory.as_ref().is_some_and(lacks);
         (!stays).then_some((tenant, suspended))

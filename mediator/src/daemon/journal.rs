@@ -1,4 +1,4 @@
-//! What happened lately, for those who watch: a ring of events that never grows, and a bell for those who wait.
+//! Latest events, for observers: a ring of bounded size, and a notification for readers that wait.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::recorder::calendar;
 
-/// Events kept. Tenants cause them: more push the oldest out.
+/// Events kept. Tenants cause them, so the oldest are dropped.
 const KEPT: usize = 4_096;
 
 /// Something that happened.
@@ -26,7 +26,7 @@ pub struct Event {
     pub kind: String,
     /// Name of the tenant; of `account_set`, of the account.
     pub vm: String,
-    /// Of a change: who made it, with which request, and what was set before and is now.
+    /// Of a change: its author, its request, and what was set before and is now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<Changed>,
 }
@@ -34,7 +34,7 @@ pub struct Event {
 /// What was set of a tenant or an account.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Changed {
-    /// Who, as `uid:0 pid:17` or `cert:NAME`.
+    /// Author, as `uid:0 pid:17` or `cert:NAME`.
     pub by: String,
     /// Number of the request.
     pub request: Uuid,
@@ -88,7 +88,7 @@ impl Journal {
         self.bell.send_replace(ring.last);
     }
 
-    /// At most so many events after number `seq`, oldest first, and whether there are more.
+    /// At most `limit` events after number `seq`, oldest first, and whether there are more.
     pub(crate) fn after(&self, seq: u64, limit: usize) -> (Vec<Arc<Event>>, bool) {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let begin = ring.events.partition_point(|event| event.seq <= seq);
@@ -97,8 +97,8 @@ impl Journal {
         (rest.take(limit).cloned().collect(), more)
     }
 
-    /// The last event of this run that a reader has seen who names this one. A number that was not reached is of a run before: all
-    /// that is kept is new to its reader.
+    /// The last event of this run that a reader has seen, from the number that it names. A number
+    /// that was not reached is from an earlier run: all that is kept is new to its reader.
     pub(crate) fn seen(&self, seq: u64) -> u64 {
         if seq > self.last() { 0 } else { seq }
     }
@@ -108,7 +108,7 @@ impl Journal {
         *self.bell.borrow()
     }
 
-    /// Rings at each event.
+    /// Notifies at each event.
     pub(crate) fn bell(&self) -> watch::Receiver<u64> {
         self.bell.subscribe()
     }

@@ -1,4 +1,5 @@
-//! One VM's mailbox: a thread of its own, so that a long request (a large module) delays nobody else.
+//! One VM's mailbox: a thread of its own, so that a long request (a large module) delays no other
+//! VM.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -12,7 +13,7 @@ use super::host::Host;
 use crate::tenant::requests::{self, Effect};
 use turnstile_gpu::GuestMemory;
 
-/// A request as it came over the socket.
+/// A request from the socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Letter {
     pub(super) id: u64,
@@ -20,7 +21,7 @@ pub(super) struct Letter {
     pub(super) args: [u64; MAILBOX_ARGS],
 }
 
-/// The way in; the thread ends when it is dropped.
+/// Sends requests to the thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Mailbox(SyncSender<Letter>);
 

@@ -1,4 +1,5 @@
-//! Memory of tenants that together own more than the GPU has: the keeper among the daemon's other parts.
+//! Memory of tenants that together own more than the GPU has: the daemon's use of the memory
+//! keeper.
 
 use turnstile_accounting::{Ledger, Metric, Moment, Nanos, TenantId, Usage};
 use turnstile_policies::Weight;
@@ -10,14 +11,14 @@ use crate::memory::{Entitlement, EntitlementError, MemoryKeeper};
 use turnstile_gpu::Gpu;
 use turnstile_mediation::{COMPUTE, Mediation};
 
-/// Of refused allocations, one line in so long is logged: guests cause them.
+/// Minimum time between two log lines about refused allocations, which guests cause.
 const TELL_EVERY: Nanos = Nanos::from_ms(10_000);
 
 /// Memory of one GPU.
 #[derive(Debug)]
 pub(super) struct Memory {
     keeper: MemoryKeeper,
-    /// Refused allocations that were not spoken of, and when one last was.
+    /// Refused allocations that were not logged yet, and the time of the latest log line.
     untold: u64,
     told: Option<Moment>,
 }
@@ -54,7 +55,7 @@ impl Memory {
             .check_entitlement(tenant, &entitlement)
     }
 
-    /// A tenant that is there is entitled to this from now on.
+    /// Changes the entitlement of a connected tenant.
     pub(super) fn set(
         &mut self,
         tenant: TenantId,
@@ -63,7 +64,7 @@ impl Memory {
         self.keeper.add(tenant, entitlement)
     }
 
-    /// What a tenant whose limit is not said may have: the card, less what is reserved for others.
+    /// Limit of a tenant that names none: the card without the others' reserves.
     pub(super) fn unreserved_bytes(&self) -> u64 {
         self.keeper.manager().unreserved_bytes()
     }
@@ -86,7 +87,7 @@ impl Memory {
         self.keeper.manager().waits(tenant)
     }
 
-    /// A program has appeared: if it ends, its memory is to come back as the others' is.
+    /// A program was admitted: at the daemon's end its memory is brought back like the others'.
     pub(super) fn comes_back(&mut self, tenant: TenantId) {
         self.keeper.manager_mut().bring_back_too(tenant);
     }
@@ -95,7 +96,8 @@ impl Memory {
         self.keeper.manager().is_busy()
     }
 
-    /// A period ended in which the engine was used like this; the policy is told who waits for memory.
+    /// Takes the engine use of a period that ended, and reports to the policy which tenants wait
+    /// for memory.
     pub(super) fn period(&mut self, mediation: &mut Mediation, observed: &Usage) {
         let manager = self.keeper.manager_mut();
         for part in observed
@@ -108,7 +110,7 @@ impl Memory {
         mediation.memory_waits(observed.window.to(), |tenant| manager.waits(tenant));
     }
 
-    /// The manager is told who wants the engine.
+    /// Reports to the manager which tenants want the engine.
     pub(super) fn wishes<'a>(
         &mut self,
         mediation: &Mediation,
@@ -121,7 +123,7 @@ impl Memory {
         }
     }
 
-    /// Looks at what was moved, and has moved what is to be.
+    /// Runs a step of the keeper, and charges what was moved.
     pub(super) fn step(&mut self, mediation: &mut Mediation, gpu: &dyn Gpu, now: Moment) {
         let news = self
             .keeper
@@ -156,18 +158,19 @@ impl Memory {
     }
 }
 
-/// How far memory has come back before the end.
+/// Progress of bringing memory back before the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Homecoming {
-    /// Bytes that are still to come.
+    /// Bytes that still have to move.
     pub left_bytes: u64,
     /// Programs for which the GPU has no room: they end with the daemon.
     pub lost: Vec<String>,
 }
 
 impl Host {
-    /// Before the end: from now on memory of programs is to be on the GPU, as far as it fits, since they would end without it. There
-    /// are no turns any more; VMs' memory, which is gone with the daemon in any case, makes way. [`Self::homecoming`] says how far it is.
+    /// Before the end, brings programs' memory to the GPU as far as it fits, since they would fail
+    /// without it. Turns end. VMs' memory makes way, as it is gone with the daemon in any case.
+    /// [`Self::homecoming`] returns the progress.
     pub fn bring_memory_back(&self) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -179,7 +182,7 @@ impl Host {
         }
     }
 
-    /// How far memory has come back, since that was asked for.
+    /// Progress of [`Self::bring_memory_back`].
     pub fn homecoming(&self) -> Homecoming {
         let state = self.lock();
         let Some(memory) = &state.memory else {

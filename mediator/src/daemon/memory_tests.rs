@@ -1,4 +1,5 @@
-//! The end of a host over the software GPU. Nobody computes: tenants have memory and want nothing.
+//! The end of a host over the software GPU. No tenant computes: tenants have memory and want
+//! nothing.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use turnstile_soft::plain::PlainVm;
 use turnstile_soft::{SoftConfig, SoftGpu};
 
 const CARD_CHUNKS: u64 = 8;
-/// TIMEOUT: chunks to which nothing was written come at once.
+/// TIMEOUT: chunks that were never written move at once.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn host() -> Arc<Host> {
@@ -36,7 +37,7 @@ fn host() -> Arc<Host> {
     Arc::new(Host::new(gpu, HostConfig::default()).unwrap())
 }
 
-/// A tenant with so many chunks. The software GPU takes no programs: to it this one is a VM.
+/// A tenant with `chunks` chunks. The software GPU takes no programs, so it takes this one as a VM.
 fn enter(host: &Arc<Host>, name: &str, program: bool, chunks: u64) -> TenantId {
     let (stream, _) = UnixStream::pair().unwrap();
     let writer = FrameWriter::new();
@@ -92,7 +93,7 @@ fn memory_of_programs_comes_back_when_it_was_asked_for_once_theirs_too_who_come_
         (chunks(&host, vm), chunks(&host, program)),
         ((6, 0), (0, 5))
     );
-    // To ask changes nothing.
+    // Reading it changes nothing.
     for _ in 0..100 {
         assert_eq!(host.homecoming(), Homecoming::default());
         host.memory_tick();
@@ -114,7 +115,7 @@ fn memory_of_programs_comes_back_when_it_was_asked_for_once_theirs_too_who_come_
         (chunks(&host, program), chunks(&host, other)),
         ((5, 0), (2, 0))
     );
-    // Which VM has the chunk that is left depends on how far the mover was when the late one came.
+    // The VM with the remaining chunk depends on the mover's progress when `late` was admitted.
     let (vm, late) = (chunks(&host, vm), chunks(&host, late));
     assert_eq!((vm.0 + late.0, vm.1 + late.1), (1, 6), "VMs' makes way");
     let large = enter(&host, "large", true, 2);

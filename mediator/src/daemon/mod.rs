@@ -1,4 +1,5 @@
-//! The daemon: one per host. One thread for control (epoll), one accounting thread per GPU, one for each VM's mailbox.
+//! The daemon, one per host. Threads: one for control (epoll), one for accounting per GPU, one for
+//! each VM's mailbox.
 //!
 //! ```text
 //! VMM --socket--> control --------+--> host (tenants, gates, policy, ledger) <--- accounting
@@ -59,7 +60,7 @@ use turnstile_host::confine;
 /// What a daemon is started with.
 #[derive(Clone, Debug)]
 pub struct DaemonConfig {
-    /// Where VMMs and launchers connect; a socket file that nobody listens on any more is replaced.
+    /// Where VMMs and launchers connect. A socket file without a listener is replaced.
     pub socket: PathBuf,
     /// Tenants and policy.
     pub host: HostConfig,
@@ -136,7 +137,7 @@ impl Daemon {
         gpu: Arc<dyn Gpu>,
         ledger: Option<LedgerConfig>,
     ) -> Result<Self, DaemonError> {
-        // Its owner and its group may use it, nobody else.
+        // Only its owner and its group may use it.
         let listener = listen(&config.socket, 0o660)?;
         let tenants_max = config.host.tenants_max;
         let host = Arc::new(Host::new(gpu, config.host)?);

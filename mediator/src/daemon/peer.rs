@@ -1,4 +1,4 @@
-//! One tenant as the host holds it, and how its VMM or launcher is told.
+//! One tenant as the host keeps it, and messages to its VMM or launcher.
 
 use std::os::unix::net::UnixStream;
 
@@ -20,7 +20,7 @@ pub(super) struct Tenant {
     pub(super) account: (AccountId, String),
     pub(super) peer: Peer,
     pub(super) kind: Kind,
-    /// What holds where nothing was set.
+    /// In force where nothing was set.
     pub(super) brought: Brought,
 }
 
@@ -83,7 +83,8 @@ impl Peer {
         self.flush();
     }
 
-    /// What the socket does not take now goes at the end of a later period; a peer that never reads overflows the queue.
+    /// Writes what the socket takes; the rest follows at the end of a later period. A peer that
+    /// never reads overflows the queue.
     pub(super) fn flush(&mut self) {
         if !self.writer.is_empty() && self.writer.flush(&self.stream).is_err() {
             self.give_up();

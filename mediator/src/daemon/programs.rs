@@ -1,4 +1,4 @@
-//! Programs as tenants: what their launchers say, checked against what the kernel says.
+//! Programs as tenants: launchers' messages, checked against the kernel's process information.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -118,7 +118,7 @@ impl Host {
         Ok(tenant)
     }
 
-    /// A launcher names a process of its program; returns the number by which this host knows it.
+    /// A launcher reports a process of its program. Returns the process's number on this host.
     pub(super) fn program_process(
         &self,
         tenant: TenantId,
@@ -142,7 +142,8 @@ impl Host {
         let identity = Identity::of(pid).ok_or(ProcessError::Stranger)?;
         let root = self.lock().tenants.get(&tenant).and_then(Tenant::root);
         let root = root.ok_or(ProcessError::Stranger)?;
-        // Asked again: whoever has that number now had it when we looked.
+        // The pid is read again: the process that had this number when its identity was read has it
+        // still.
         if !identity.descends_from(root) || known() != Some(pid) {
             return Err(ProcessError::Stranger);
         }
@@ -154,7 +155,7 @@ impl Host {
     pub(super) fn program_memory(&self, tenant: TenantId, connection: OwnedFd) {
         let taken = self.take_memory(tenant, connection);
         if let Err(why) = taken {
-            // One line for a connection, which costs the program a second each.
+            // One line for each connection, which costs the program a second.
             log::warn!("Memory of a process of {tenant} does not move: {why}");
         }
     }
@@ -164,7 +165,7 @@ impl Host {
         let peer = peer.map_err(|errno| errno.to_string())?;
         let identity = Identity::of(peer.pid.as_raw_pid().unsigned_abs());
         let root = self.lock().tenants.get(&tenant).and_then(Tenant::root);
-        // Who it was when it connected may have ended since; then nothing of it has to move.
+        // The process that connected may have ended since; then none of its memory has to move.
         let own = identity
             .zip(root)
             .is_some_and(|(own, root)| own.descends_from(root));
@@ -187,7 +188,7 @@ impl Host {
         let mut state = self.lock();
         let same = state.registry.identity(tenant, pid);
         if !same.is_some_and(Identity::is_there) {
-            // It has ended; its launcher will say so.
+            // It has ended; its launcher will report that.
             return true;
         }
         let permitted = state.registry.permit(pid, changes);
@@ -212,7 +213,7 @@ impl Host {
     }
 }
 
-/// A seat in an account that is given back where the program is not taken in.
+/// A seat in an account, given back if the program is not admitted.
 struct Seat<'a> {
     state: &'a mut State,
     name: &'a str,

@@ -1,12 +1,11 @@
-//! From the accounting thread to the disk: periods are rolled up where they end, windows written where it may take long.
+//! From the accounting thread to the disk: periods are rolled up where they end, windows are
+//! written on a thread that may wait.
 //!
-//! ```text
-//! accounting --periods--> Rollup --closed windows, at most QUEUE--> writer --> Store
-//! ```
+//! ```text accounting --periods--> Rollup --closed windows, at most QUEUE--> writer --> Store ```
 //!
-//! Nothing here makes the accounting thread wait. A disk that takes nothing is told of once; the writer tries again and
-//! again, the queue fills, and then the open window stays open and grows. What a daemon that dies had not written is a
-//! gap when it is back.
+//! Nothing here makes the accounting thread wait. A disk that takes nothing is logged once, and the
+//! writer retries. When the queue is full, the open window stays open and grows. What a daemon has
+//! not written when it dies is a gap in the ledger after its restart.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,7 +53,7 @@ const RETAIN_EVERY: Nanos = Nanos(3_600_000_000_000);
 pub struct LedgerConfig {
     /// Where entries go.
     pub store: Box<dyn Store>,
-    /// Whose time.
+    /// The GPU of the ledger.
     pub gpu: GpuIdentity,
     /// Length of a window.
     pub window_ns: Nanos,
@@ -85,8 +84,8 @@ pub struct LedgerHealth {
     pub failing: bool,
     /// Periods that were refused, as they did not balance: gaps of their windows.
     pub refused: u64,
-    /// How long ago the last entry on the disk ended, or the daemon began if there is none: at most two windows while all
-    /// is well, three where the calendar was set back.
+    /// Time since the end of the last entry on the disk, or since the daemon's start if there is
+    /// none. It is at most two windows without faults, three where the calendar was set back.
     pub behind_ns: Nanos,
     /// Length of a window.
     pub window_ns: Nanos,
@@ -121,7 +120,7 @@ pub(super) struct Recorder {
     boot: Uuid,
 }
 
-/// What goes to the disk.
+/// A request to the writer.
 #[derive(Debug)]
 enum Letter {
     Closed(Vec<Entry>),
@@ -129,7 +128,7 @@ enum Letter {
 }
 
 impl Recorder {
-    /// Goes on behind the last entry of the ledger.
+    /// Continues after the last entry of the ledger.
     pub(super) fn start(
         config: LedgerConfig,
         boot: Uuid,
@@ -214,7 +213,7 @@ impl Recorder {
             let mut parts = engines.flat_map(|engine| &engine.tenants);
             parts.any(|part| part.tenant == tenant)
         };
-        // A GPU may execute for a VM that is still being taken in: its worker sets itself up.
+        // A GPU may execute for a VM during its admission: its worker sets itself up.
         let arriving = starting
             .iter()
             .filter(|(_, tenant)| !tenants.contains_key(tenant) && uses(**tenant))
@@ -261,7 +260,7 @@ impl Recorder {
         }
         if let Err(error) = self.rollup.period(usages, end, standings) {
             self.refused += 1;
-            // The first is told; each is a gap of its window.
+            // Only the first is logged; each is a gap of its window.
             if self.refused == 1 {
                 log::error!("Ledger: {}", chain(&error));
             }
@@ -273,7 +272,7 @@ impl Recorder {
         }
     }
 
-    /// Precondition: there is room, or the writer may be waited for.
+    /// Precondition: the queue has room, or the caller may wait for the writer.
     fn send(&self, closed: Vec<Entry>) {
         if let (Some(letters), false) = (&self.letters, closed.is_empty()) {
             self.shared.in_flight.fetch_add(1, Ordering::AcqRel);
@@ -283,13 +282,14 @@ impl Recorder {
         }
     }
 
-    /// Whether a change can be noted now: not by a ledger that takes nothing, though there is room for some to wait.
+    /// Whether a change can be noted now. Not while the ledger's writes fail, though the queue may
+    /// have room.
     pub(super) fn can_note(&self) -> bool {
         !self.shared.failing.load(Ordering::Relaxed)
             && self.shared.noting.load(Ordering::Acquire) < CHANGES
     }
 
-    /// Has a change written. Never waits; a change for which there is no room is lost, and told of.
+    /// Queues a change for the writer, without waiting. A change without room is lost and logged.
     pub(super) fn note(&self, tenant: &str, changed: &Changed) {
         let change = Change {
             request: changed.request,
@@ -345,7 +345,7 @@ impl Drop for Recorder {
     }
 }
 
-/// The calendar's present: labels windows, charges nothing.
+/// Calendar time now: labels windows, charges nothing.
 pub(super) fn calendar() -> UnixNanos {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     // CAST: until 2554
@@ -373,7 +373,7 @@ struct Writer {
     store: Box<dyn Store>,
     gpu: GpuIdentity,
     keep_ns: Option<Nanos>,
-    /// End of the last entry when it was looked for old ones, on both clocks.
+    /// End of the last entry at the latest discard of old entries, on both clocks.
     retained: Option<(UnixNanos, Moment)>,
     shared: Arc<Shared>,
     stop: Receiver<()>,
@@ -386,7 +386,7 @@ impl Writer {
             match letter {
                 Letter::Closed(batch) => {
                     for entry in &batch {
-                        // Behind an entry that is lost nothing can follow.
+                        // After a lost entry no further ones can be written.
                         given_up = given_up || !self.write(entry);
                     }
                     self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
@@ -417,7 +417,8 @@ impl Writer {
         written
     }
 
-    /// Writes something, however long it takes; false if the daemon stops meanwhile and it cannot be written.
+    /// Retries a write until it succeeds; false if the daemon stops meanwhile and it cannot be
+    /// written.
     fn attempt(&mut self, write: &mut Attempt<'_>, what: &dyn Fn() -> String) -> bool {
         let mut last_attempts = LAST_ATTEMPTS;
         loop {
@@ -443,7 +444,8 @@ impl Writer {
         }
     }
 
-    /// Discards what is too old, an hour after a daemon began and each hour, by the GPU's clock: a calendar that was wrong at the start has been set by then.
+    /// Discards entries past their retention each hour of the GPU's clock. The first time is an
+    /// hour after the start: a calendar that was wrong at the start has been set by then.
     fn retain(&mut self, now: UnixNanos, at: Moment) {
         let Some(keep) = self.keep_ns else { return };
         let (before, since) = *self.retained.get_or_insert((now, at));

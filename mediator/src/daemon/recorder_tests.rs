@@ -97,7 +97,7 @@ struct Bench {
     full: Arc<AtomicBool>,
     gpu: SoftGpu,
     next: u64,
-    /// The calendar was set forward by so much.
+    /// Time by which the calendar was set forward.
     ahead_ns: u64,
 }
 
@@ -134,7 +134,7 @@ impl Bench {
         Recorder::start(config, Uuid::new_v4(), &self.gpu).unwrap()
     }
 
-    /// Periods by hand: the GPU has other engines than the synthetic one, so usages are taken apart.
+    /// Periods by hand: the GPU has more engines than the synthetic meter, so usages are extended.
     fn periods(&mut self, recorder: &mut Recorder, count: u64) {
         let standing = |tenant| Standing {
             tenant: TenantId(tenant),
@@ -284,7 +284,8 @@ fn what_is_too_old_is_discarded() {
     );
 }
 
-/// Windows are closed by then although the calendar says that it is long before their end, and whoever looks is told how far they are on the disk.
+/// Windows are closed although the calendar is long before their end. `behind_ns` reports how far
+/// they are on the disk.
 #[test]
 fn a_calendar_that_jumps_discards_nothing_and_windows_are_written_on() {
     let mut bench = Bench::new();

@@ -1,7 +1,8 @@
-//! Which process, and which of the driver's clients, is whose program's. Pure.
+//! The tenant of each process and of each of the driver's clients. Pure.
 //!
-//! A client belongs to the first process that names it: what another says of it is refused. That keeps a program from
-//! having a tenant's channels stopped in its stead; it does not keep it from naming a client that nobody has named.
+//! A client belongs to the first process that names it; changes that another process reports are
+//! refused. A program therefore cannot have another tenant's channels stopped in place of its own.
+//! It can still name a client that no process has named.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,10 +22,10 @@ pub(super) enum ProcessError {
     /// It is no descendant of the launcher.
     #[error("the process does not descend from the one that connected, or has ended")]
     Stranger,
-    /// Its descriptor is no pidfd, or names nobody here.
+    /// Its descriptor is no pidfd, or names no process on this host.
     #[error("the descriptor names no process that this daemon can see")]
     NoProcess,
-    /// Another's.
+    /// It belongs to another tenant.
     #[error("the process belongs to {0}")]
     Taken(TenantId),
     /// Too many.
@@ -39,11 +40,11 @@ struct Owned {
     clients: BTreeSet<u32>,
 }
 
-/// What a registry lets through.
+/// What a registry permits.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Permitted {
     pub(super) changes: Vec<ObjectChange>,
-    /// A client that is another's, if that is news.
+    /// A client of another process, if that was not logged yet.
     pub(super) refused: Option<u32>,
 }
 
@@ -53,7 +54,7 @@ pub(super) struct Registry {
     processes: BTreeMap<u32, Owned>,
     /// Client -> process.
     clients: BTreeMap<u32, u32>,
-    /// Tenants of which something was refused: that is said once.
+    /// Tenants with a refused change: logged once each.
     refused: BTreeSet<TenantId>,
 }
 
@@ -73,7 +74,8 @@ impl Registry {
                     Err(ProcessError::Taken(known.tenant))
                 };
             }
-            // Its number is used again: the one before has ended, whatever its launcher said.
+            // Its number is used again: the previous process has ended, whatever its launcher
+            // reported.
             self.exited(known.tenant, identity.pid);
         }
         let of_tenant = |owned: &&Owned| owned.tenant == tenant;
@@ -95,7 +97,7 @@ impl Registry {
         (owned.tenant == tenant).then_some(owned.identity)
     }
 
-    /// What of `changes`, which a process of this tenant is said to have seen, concerns clients of its own.
+    /// The part of `changes`, reported for process `pid`, that concerns clients of its own.
     pub(super) fn permit(&mut self, pid: u32, changes: Vec<ObjectChange>) -> Permitted {
         let mut permitted = Permitted::default();
         let Some(owned) = self.processes.get_mut(&pid) else {

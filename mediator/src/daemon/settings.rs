@@ -1,4 +1,5 @@
-//! What an operator sets of a tenant while it runs, by its name: it stays when the tenant goes, and holds when it is back.
+//! An operator's settings of a tenant, by its name. They stay when the tenant leaves, and apply
+//! when it is back.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::memory::{Entitlement, EntitlementError};
 /// Tenants of which something may be set, connected or not.
 const NAMES_MAX: usize = 4_096;
 
-/// What was set of one tenant; what was not is as the tenant brought it.
+/// Settings of one tenant; a field that is not set is as the tenant brought it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
@@ -35,7 +36,7 @@ pub struct MemoryLimits {
     /// Bytes that are never taken from it.
     #[schema(maximum = 1_125_899_906_842_624_u64)]
     pub min_bytes: u64,
-    /// Bytes above which its memory goes first; none is no such bound.
+    /// Bytes above which its memory is taken first; none is no such bound.
     #[schema(maximum = 1_125_899_906_842_624_u64)]
     pub high_bytes: Option<u64>,
     /// Bytes that it may allocate; none is what it brought.
@@ -43,13 +44,13 @@ pub struct MemoryLimits {
     pub max_bytes: Option<u64>,
 }
 
-/// What a tenant brought, which holds where nothing was set.
+/// What a tenant brought; in force where nothing was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Brought {
     pub(super) weight: Weight,
     /// GPU memory that it may own, as far as it moves; zero for a program of which none does.
     pub(super) memory_bytes: u64,
-    /// Bytes of it that are never taken from it, and above which it goes first.
+    /// Bytes of it that are never taken, and bytes above which it is taken first.
     pub(super) min_bytes: u64,
     pub(super) high_bytes: Option<u64>,
 }
@@ -65,10 +66,10 @@ pub enum SettingsError {
         /// Weights, or caps.
         what: &'static str,
     },
-    /// Memory stays where it is.
+    /// The GPU's memory does not move.
     #[error("Memory of this GPU does not move, so memory.min and memory.high mean nothing here")]
     Immovable,
-    /// memory.max cannot be watched over.
+    /// memory.max cannot be enforced.
     #[error("This GPU does not tell how much memory a tenant has, so memory.max cannot be set")]
     Untold,
     /// The limits do not fit.
@@ -85,7 +86,7 @@ impl MemoryLimits {
         *self == Self::default()
     }
 
-    /// What a tenant is entitled to that brought so much: limits that do not fit it are cut down to it.
+    /// The entitlement of a tenant that brought `brought`; limits above it are cut to it.
     pub(super) fn entitlement(&self, brought: Brought, weight: Weight) -> Entitlement {
         let max_bytes = self
             .max_bytes
@@ -105,7 +106,7 @@ impl MemoryLimits {
         }
     }
 
-    /// Whether they rise, as far as they are set.
+    /// Whether the limits that are set rise.
     fn check(&self) -> Result<(), EntitlementError> {
         let max = self.max_bytes.unwrap_or(u64::MAX);
         let high = self.high_bytes.unwrap_or(max);
@@ -159,7 +160,7 @@ impl Host {
         self.lock().settings.clone()
     }
 
-    /// Whether these could be set of this tenant, whether it is connected or not; none forgets what was set.
+    /// Whether these could be set of this tenant, connected or not; `None` removes its settings.
     ///
     /// # Errors
     /// Why not.
@@ -220,8 +221,8 @@ impl Host {
         Ok(())
     }
 
-    /// Sets these of a tenant, now if it is connected and when it comes if not; they hold from the next decision on. None
-    /// forgets what was set.
+    /// Sets these of a tenant, from the next decision on, or when it connects. `None` removes its
+    /// settings.
     ///
     /// # Errors
     /// As [`Self::check_settings`]; then nothing is changed.

@@ -1,4 +1,4 @@
-//! What the daemon tells of itself.
+//! The daemon's state as it is published.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub enum TenantKind {
     Vm,
     /// A program and its children.
     Program {
-        /// Those of its processes that use the GPU.
+        /// Its processes that use the GPU.
         processes: usize,
     },
 }
@@ -46,7 +46,7 @@ pub struct TenantSnapshot {
     pub weight: u32,
     /// Upper limit in force.
     pub cap: Option<Cap>,
-    /// Whether it is let through.
+    /// Whether it may run.
     pub admitted: bool,
     /// Compute time charged.
     pub compute_ns: Nanos,
@@ -56,7 +56,7 @@ pub struct TenantSnapshot {
     pub copy_bytes: Option<u64>,
     /// Compute time by the engine's own log.
     pub engine_ns: Nanos,
-    /// Time held back.
+    /// Time held.
     pub held_ns: Nanos,
     /// Compute time that it was entitled to (`turnstile_accounting::entitled`).
     pub entitled_ns: Nanos,
@@ -68,18 +68,18 @@ pub struct TenantSnapshot {
     pub doorbells_trapped: u64,
     /// Gates moved.
     pub gate_moves: u64,
-    /// Times that it came onto the compute engine.
+    /// Times that it was scheduled in on the compute engine.
     pub slices: u64,
-    /// How often it was held back, and why.
+    /// How often it was held, and why.
     #[serde(skip)]
     pub tally: Tally,
-    /// From its waking up to its being on the engine.
+    /// Time from wake-up to residency on the engine.
     #[serde(skip)]
     pub latency: Histogram,
     /// Faults of its channels by kind, where the GPU counts them.
     #[serde(skip)]
     pub faults: BTreeMap<ErrorCode, u64>,
-    /// GPU memory that it holds, where the GPU tells.
+    /// GPU memory that it holds, where the GPU reports it.
     pub memory_held_bytes: Option<u64>,
     /// GPU memory that it may hold; none for a program without a limit.
     pub memory_limit_bytes: Option<u64>,
@@ -99,7 +99,7 @@ pub struct MemorySnapshot {
     pub swapped_out_bytes: u64,
     /// Bytes of it that were copied back so far.
     pub swapped_in_bytes: u64,
-    /// Bytes of anybody that were copied because of it so far: what it is charged for.
+    /// Bytes of any tenant that were copied because of it so far: what it is charged for.
     pub moved_bytes: u64,
     /// Time of the link that this took.
     pub moved_ns: Nanos,
@@ -115,7 +115,7 @@ pub struct HostSnapshot {
     pub gpu: BTreeMap<&'static str, u64>,
     /// When, on the GPU's clock: the end of the last closed window.
     pub at: Moment,
-    /// GPU memory that there is, in bytes.
+    /// GPU memory in bytes.
     pub memory_bytes: u64,
     /// The VMs and programs.
     pub tenants: Vec<TenantSnapshot>,

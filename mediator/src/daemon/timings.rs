@@ -1,4 +1,4 @@
-//! How long switches take, and how long those wait who woke up: seen in the engines' log as it is read.
+//! Switch times and wake-up latencies, from the engines' log as it is read.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::host::Host;
 use crate::histogram::Histogram;
 use turnstile_mediation::COMPUTE;
 
-/// What the accounting thread has seen in the compute engine's log since it last told the host.
+/// Records of the compute engine's log since the accounting thread's last report to the host.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     switching_from: Option<Moment>,
@@ -16,7 +16,7 @@ pub(super) struct Seen {
     ran: Vec<(TenantId, Moment)>,
 }
 
-/// Stays and switches that are kept until the host is told; a log of one period has fewer.
+/// Limit of kept residencies and switches; a log of one period has fewer.
 const SEEN_MAX: usize = 4_096;
 
 impl Seen {
@@ -35,23 +35,23 @@ impl Seen {
         }
     }
 
-    /// The log has a hole: what had begun may have ended.
+    /// The log has a hole: a switch that had begun may have ended.
     pub(super) const fn hole(&mut self) {
         self.switching_from = None;
     }
 }
 
-/// What is told of it.
+/// The host's switch times and latencies.
 #[derive(Debug, Default)]
 pub(super) struct Timings {
     switches: Histogram,
-    /// Since when who woke up waits for the engine.
+    /// When each waiting tenant became runnable.
     woken: BTreeMap<TenantId, Moment>,
     latencies: BTreeMap<TenantId, Histogram>,
 }
 
 impl Timings {
-    /// A doorbell write of a tenant trapped that is not on the engine.
+    /// A doorbell write trapped, of a tenant that is not on the engine.
     pub(super) fn woke(&mut self, tenant: TenantId, now: Moment) {
         self.woken.entry(tenant).or_insert(now);
     }
@@ -117,7 +117,7 @@ mod tests {
         let (mut seen, mut timings) = (Seen::default(), Timings::default());
         timings.woke(A, Moment(100));
         timings.woke(A, Moment(300));
-        // Before it woke up: another stay.
+        // Before the wake-up: an earlier residency.
         for (at, state) in [
             (50, EngineState::Running(A)),
             (90, EngineState::Switching),

@@ -1,4 +1,4 @@
-//! Processes that use the GPU and are nobody's are spoken of, once each.
+//! Logs, once each, processes that use the GPU and belong to no tenant.
 
 use std::collections::BTreeSet;
 
@@ -6,12 +6,12 @@ use turnstile_accounting::{Moment, Nanos};
 
 use turnstile_gpu::Untracked;
 
-/// How often is looked.
+/// Interval of the check.
 const EVERY: Nanos = Nanos::from_ms(1000);
-/// Processes remembered. When there were more, old ones may be spoken of again.
+/// Processes remembered. Beyond that, a process may be logged again.
 const KEPT_MAX: usize = 4096;
 
-/// Those that were spoken of.
+/// Processes that were logged.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     next: Option<Moment>,
@@ -19,7 +19,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// Looks, if it is time to.
+    /// Checks, if the interval has passed.
     pub(super) fn look(&mut self, now: Moment, untracked: impl FnOnce() -> Vec<Untracked>) {
         if self.next.is_some_and(|next| now < next) {
             return;
@@ -27,7 +27,7 @@ impl Told {
         self.next = Some(now + EVERY);
         for process in self.news(&untracked()) {
             log::warn!(
-                "Process {} ({}) uses the GPU and belongs to no tenant: its time is charged to nobody and it is never held; start it with turnstile run",
+                "Process {} ({}) uses the GPU and belongs to no tenant: its time is charged to no tenant and it is never held; start it with turnstile run",
                 process.pid,
                 process.name.escape_default()
             );

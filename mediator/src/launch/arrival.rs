@@ -1,4 +1,4 @@
-//! Hears from the kernel that a socket's file is made: a daemon comes, and nobody had to look for it again and again.
+//! Uses inotify to learn that a socket's file was made: a daemon starts, and no polling is needed.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,19 +10,20 @@ use std::path::Path;
 use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
 use rustix::io::Errno;
 
-/// Events that are looked at, in bytes; what does not fit stays for the next time. A name has 255 letters at most.
+/// Bytes of events per read; what does not fit stays for the next time. A name has at most 255
+/// letters.
 const EVENTS_BYTES: usize = 4096;
-/// Events that are looked at in one turn: who makes more does not keep the launcher from its program.
+/// Events per turn: a process that makes more does not keep the launcher from its program.
 const EVENTS_MAX: u32 = 64;
 
-/// What was heard.
+/// Result of reading events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     /// Nothing that matters.
     Nothing,
     /// The file was made.
     Came,
-    /// Nothing more will be heard: the folder is gone.
+    /// The folder is gone: no further events.
     Deaf,
 }
 
@@ -56,7 +57,7 @@ impl Arrival {
         Ok(Self { inotify, name })
     }
 
-    /// What was heard since the last time.
+    /// Reads the events since the last call.
     pub(super) fn hear(&self) -> Heard {
         let mut heard = Heard::Nothing;
         let mut buffer = [MaybeUninit::uninit(); EVENTS_BYTES];
@@ -71,7 +72,7 @@ impl Arrival {
                 return Heard::Deaf;
             }
             let named = event.file_name().map(std::ffi::CStr::to_bytes);
-            // After too many events nobody knows what they were.
+            // After an overflow the lost events are not known.
             let lost = event.events().contains(ReadFlags::QUEUE_OVERFLOW);
             if lost || named == Some(self.name.as_bytes()) {
                 heard = Heard::Came;

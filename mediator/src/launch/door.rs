@@ -1,5 +1,5 @@
-//! Where the preloaded library of a program's processes comes to, for memory that can move: the launcher hands the connections
-//! on to the daemon.
+//! Socket for the preloaded library of a program's processes, for memory that can move. The
+//! launcher passes the connections on to the daemon.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use turnstile_preload_wire::VARIABLE;
 
 use super::{LaunchError, learner};
 
-/// Connections that wait to be handed on: processes that begin at once.
+/// Connections that wait to be passed on, when processes start at once.
 const WAITING: i32 = 64;
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug)]
 pub(super) struct Door {
     listener: OwnedFd,
@@ -58,13 +58,13 @@ impl Door {
         })
     }
 
-    /// Has a command come to it.
+    /// Has a command's processes connect to it.
     pub(super) fn show(&self, command: &mut Command) {
         learner::preload(command, &self.library);
         command.env(VARIABLE, &self.path);
     }
 
-    /// The next who came.
+    /// The next connection.
     pub(super) fn next(&self) -> Option<OwnedFd> {
         accept_with(&self.listener, SocketFlags::CLOEXEC).ok()
     }

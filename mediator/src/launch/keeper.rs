@@ -1,8 +1,9 @@
 //! A process beside the launcher that holds the filter's other end as well.
 //!
-//! A call that a filter sends to a supervisor fails when there is none. So that a launcher that is killed takes no
-//! program with it, the keeper waits until the launcher's end of a pipe closes, and then answers in its stead: what a tenant
-//! may not ask for is refused, all else goes on and is told to nobody. It ends when no filtered process is left.
+//! A call that a filter sends to a supervisor fails when there is none. The keeper prevents that a
+//! killed launcher ends its program. It waits until the launcher's end of a pipe closes, and then
+//! answers calls itself: it refuses what a tenant may not do, and lets all else continue without a
+//! report. It ends when no filtered process is left.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! Where the launcher learns of the driver's objects from: the kernel, or a library in the program.
+//! Source of the driver's objects for the launcher: the kernel, or a library in the program.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
@@ -17,28 +17,28 @@ use turnstile_nvidia::notify::{Learning, Listener, Seen};
 
 /// The library, beside the binary.
 const LIBRARY: &str = "libturnstile_preload.so";
-/// Where the library finds the way to us.
+/// Variable with the path of the launcher's socket.
 const VARIABLE: &str = "TURNSTILE_HANDLES";
 /// Longest line of the library, and more.
 const LINE_BYTES: usize = 256;
 
-/// A command that runs, and the way to learn what it is handed.
+/// A command that runs, and the source of its objects.
 #[derive(Debug)]
 pub(super) struct Started {
     pub(super) pid: Pid,
     pub(super) learner: Learner,
 }
 
-/// The way.
+/// The source.
 #[derive(Debug)]
 pub(super) enum Learner {
-    /// The kernel tells, and each call waits for us.
+    /// The kernel reports each call, which waits for the launcher.
     Notify {
         listener: Listener,
-        /// Its closing tells the keeper that we are gone.
+        /// Its closing signals the keeper that the launcher has ended.
         _keeper: Option<OwnedFd>,
     },
-    /// A preloaded library tells.
+    /// A preloaded library reports objects.
     Preload {
         socket: UnixDatagram,
         /// The socket's.
@@ -55,7 +55,7 @@ impl AsFd for Learner {
     }
 }
 
-/// Starts `command` so that it is learnt of as asked.
+/// Starts `command` with the requested source of its objects.
 ///
 /// # Errors
 /// If it cannot be.
@@ -82,7 +82,7 @@ pub(super) fn start(
 fn notified(mut command: Command) -> Result<Started, LaunchError> {
     let learning = Learning::lay_on(&mut command)?;
     let started = command.spawn();
-    // A filter that was refused is the reason why it was not started, whatever that says.
+    // If the filter was refused, that is the reason for a failed start, whatever its own error is.
     let listener = learning.listener()?;
     let pid = pid_of(&started.map_err(|source| not_started(&command, source))?);
     let listener = listener.ok_or(LaunchError::NoListener)?;
@@ -97,7 +97,7 @@ fn notified(mut command: Command) -> Result<Started, LaunchError> {
     Ok(Started { pid, learner })
 }
 
-/// Starts the process that answers in our stead when we are gone.
+/// Starts the process that answers calls after the launcher has ended.
 fn keeper(listener: &Listener) -> io::Result<Option<OwnedFd>> {
     let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
     let mut command = Command::new(env::current_exe()?);
@@ -130,7 +130,7 @@ fn preloaded(mut command: Command, library: Option<&Path>) -> Result<Started, La
     Ok(Started { pid, learner })
 }
 
-/// The library, where it was named, beside us, or where a package puts it.
+/// The library, where it was named, beside this program, or where a package puts it.
 ///
 /// # Errors
 /// If it is not there.
@@ -164,7 +164,7 @@ pub(super) fn preload(command: &mut Command, library: &Path) {
     command.env("LD_PRELOAD", preload);
 }
 
-/// Where the library is looked for: beside this program, as it was built, and in a folder of its own, as it is installed.
+/// Places of the library: beside this program, as it is built, and in its own folder, as installed.
 fn places(own: &Path) -> [PathBuf; 2] {
     let beside = own.with_file_name(LIBRARY);
     let prefix = own.parent().and_then(Path::parent);
@@ -184,10 +184,10 @@ fn not_started(command: &Command, source: io::Error) -> LaunchError {
 }
 
 impl Learner {
-    /// Takes what there is, once it is readable.
+    /// Reads the reports, once it is readable.
     ///
     /// # Errors
-    /// If nothing more will come of it.
+    /// If no more reports will follow.
     pub(super) fn take(&mut self, seen: &mut Vec<Seen>) -> Result<(), LaunchError> {
         match self {
             Self::Notify { listener, .. } => Ok(listener.next(seen)?),
@@ -199,7 +199,7 @@ impl Learner {
                     Err(error) => return Err(LaunchError::Host(error)),
                 };
                 let text = std::str::from_utf8(&line[..bytes]).unwrap_or_default();
-                // Who sent it is the kernel's word; what number it gave itself does not matter.
+                // The kernel names the sender; the number in the line does not matter.
                 if let (Ok((_, change)), true) = (handles::parse(text), sender != 0) {
                     seen.push(Seen {
                         pid: sender,
@@ -211,7 +211,7 @@ impl Learner {
         }
     }
 
-    /// Looks for what the driver has chosen; true if it is to be called again soon.
+    /// Reads handles that the driver has chosen; true if it is to be called again soon.
     pub(super) fn settle(&mut self, seen: &mut Vec<Seen>) -> bool {
         match self {
             Self::Notify { listener, .. } => {
@@ -224,7 +224,7 @@ impl Learner {
         }
     }
 
-    /// Whether its hanging up says that no process of the program is left.
+    /// Whether a hang-up means that no process of the program is left.
     pub(super) const fn knows_the_end(&self) -> bool {
         matches!(self, Self::Notify { .. })
     }

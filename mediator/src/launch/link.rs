@@ -1,7 +1,7 @@
-//! The launcher's connection to the daemon, which may go and come back.
+//! The launcher's connection to the daemon, which may be lost and made again.
 //!
-//! A daemon that comes makes its socket, which the kernel tells ([`super::arrival`]). Where it does not (no folder to be watched, a socket that was there
-//! all along), it is tried again and again.
+//! A daemon that starts makes its socket, and inotify reports that ([`super::arrival`]). Where it
+//! does not (no folder to watch, or a socket that was there before), the launcher retries.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,11 +18,12 @@ use super::arrival::{Arrival, Heard};
 
 /// TIMEOUT: a daemon answers within a period; ten seconds are the VMM's limit as well.
 const ANSWER: Duration = Duration::from_secs(10);
-/// First wait before connecting again; it doubles up to the last. A try that finds nobody is one call of some microseconds.
+/// First and longest wait before connecting again; each wait is double the one before. A try
+/// without a daemon is one call of some microseconds.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// The same where a socket was just made: it is not listened on for some microseconds.
+/// The same after a socket was made: for some microseconds it has no listener.
 const QUICK: Duration = Duration::from_millis(10);
-/// Launchers that hear of a daemon at the same moment come to it within so long, by their numbers.
+/// Launchers that learn of a daemon at the same moment spread their connections over this time.
 const SPREAD_MS: u32 = 32;
 
 #[derive(Debug)]
@@ -34,18 +35,18 @@ struct Connection {
 
 #[derive(Debug)]
 enum State {
-    /// Not connected; to be tried again then, or when something is heard.
+    /// Not connected; tried again at this time, or when an event arrives.
     Down(Instant, Option<Arrival>),
-    /// Greeted, not answered; given up then.
+    /// Greeted, without an answer; given up at this time.
     Greeted(Connection, Instant),
     Up(Connection),
 }
 
-/// What a turn of the link brought.
+/// Result of a turn of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Nothing,
-    /// A daemon took the program in that knows nothing of it.
+    /// A daemon admitted the program; it knows none of its objects yet.
     Admitted,
 }
 
@@ -116,12 +117,13 @@ impl Link {
         }
     }
 
-    /// Whether what is said arrives.
+    /// Whether messages arrive.
     pub(super) fn is_up(&self) -> bool {
         matches!(self.state, State::Up(_))
     }
 
-    /// Says something to the daemon; nothing if there is none: whoever is admitted again says all of it again.
+    /// Sends a message, if a daemon is connected. After a new admission the caller sends everything
+    /// again.
     pub(super) fn say(&mut self, message: &ToDaemon, fds: Vec<OwnedFd>) {
         let State::Up(connection) = &mut self.state else {
             return;
@@ -209,7 +211,7 @@ impl Link {
         self.wait(Instant::now());
     }
 
-    /// Whether a daemon made its socket: it is tried soon then.
+    /// Takes in events: after a daemon has made its socket, the next try is soon.
     fn hear(&mut self, now: Instant) {
         let State::Down(until, arrival) = &mut self.state else {
             return;
@@ -236,7 +238,7 @@ impl Link {
     }
 }
 
-/// How long this launcher waits where all hear the same.
+/// This launcher's wait, spread by its process number.
 fn spread(pid: u32) -> Duration {
     Duration::from_millis(u64::from(pid % SPREAD_MS))
 }
@@ -276,7 +278,7 @@ mod tests {
 
     /// TIMEOUT: what takes milliseconds, on a machine that does much else.
     const LIMIT: Duration = Duration::from_secs(20);
-    /// Nobody tries again by himself.
+    /// No retry happens by time alone.
     const LATER: Duration = Duration::from_secs(3_600);
 
     fn greeting() -> ToDaemon {

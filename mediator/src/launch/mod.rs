@@ -7,9 +7,9 @@
 //!                     +------learner <--------+
 //! ```
 //!
-//! The launcher is one thread on poll. It answers the program's calls, tells the daemon what it learnt, passes signals on,
-//! and ends with the command's status when the command and all that it started have ended. Without a daemon the program
-//! runs on; to one that comes back all is told again.
+//! The launcher is one thread on poll. It answers the program's calls, reports objects to the
+//! daemon, and passes signals on. It ends with the command's status once all started processes have
+//! ended. Without a daemon the program runs on; a new daemon gets all reports again.
 
 mod arrival;
 mod door;
@@ -42,7 +42,7 @@ pub enum Learn {
     Preload,
 }
 
-/// Where what is learnt goes.
+/// Where objects are reported to.
 #[derive(Debug)]
 pub enum Report {
     /// To the daemon at this socket.
@@ -57,7 +57,7 @@ pub enum Report {
         memory_max_bytes: Option<u64>,
         /// Bytes of it that are never taken from the program.
         memory_min_bytes: Option<u64>,
-        /// Bytes above which its memory goes first.
+        /// Bytes above which its memory is taken first.
         memory_high_bytes: Option<u64>,
     },
     /// To a file, in the preloaded library's lines.
@@ -82,7 +82,7 @@ pub struct Launch {
 /// Why a program was not run, or not to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// Nobody is there.
+    /// No daemon listens.
     #[error(
         "No daemon listens on {}: start one (turnstile serve --gpu nvidia), or name its socket with --socket", path.display()
     )]
@@ -92,13 +92,13 @@ pub enum LaunchError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// It says no.
+    /// It refused.
     #[error("The daemon did not take the program: {0}")]
     Refused(String),
-    /// It says nothing, or nonsense.
+    /// No answer, or one that is not valid.
     #[error("The daemon did not answer: it may be older than this command; its log says more")]
     Silent,
-    /// It cannot be talked to.
+    /// The connection failed.
     #[error("The daemon cannot be talked to")]
     Wire(#[from] WireError),
     /// No command.
@@ -121,7 +121,7 @@ pub enum LaunchError {
     /// The library is not there.
     #[error("{} is not there: it is built with turnstile and lies beside it, or in ../lib/turnstile; --preload names another place", path.display())]
     NoLibrary {
-        /// Where it was looked for.
+        /// Where it was expected.
         path: PathBuf,
     },
     /// The kernel's.
@@ -130,8 +130,8 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// The status with which the launcher ends: as a shell's where the command cannot be started, else one that
-    /// commands seldom use. SOURCE: POSIX, 2.8.2; timeout(1), docker-run(1).
+    /// Exit status of the launcher: that of a shell where the command cannot be started, else one
+    /// that commands seldom use. SOURCE: POSIX, 2.8.2; timeout(1), docker-run(1).
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::NotStarted { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
@@ -141,10 +141,11 @@ impl LaunchError {
     }
 }
 
-/// Runs a program to its end; returns its exit status, 128 and the signal's number if a signal ended it.
+/// Runs a program to its end. Returns its exit status, or 128 and the number of the signal that
+/// ended it.
 ///
 /// # Errors
-/// If it cannot be run as asked. Then it was not started.
+/// If it cannot be run as requested. Then it was not started.
 pub fn run(launch: Launch) -> Result<i32, LaunchError> {
     let (program, arguments) = launch.command.split_first().ok_or(LaunchError::NoCommand)?;
     let (link, file) = match launch.report {

@@ -31,30 +31,31 @@ pub(super) const TAKEN: [i32; 7] = [
     libc::SIGUSR2,
 ];
 
-/// Processes that use the GPU, at a time; each takes a descriptor. What further ones are handed is not told.
+/// Processes that use the GPU, at a time; each takes a descriptor. Objects of further ones are not
+/// reported.
 const PROCESSES_MAX: usize = 512;
-/// So long after the command's end it is said that others are waited for: most end with it.
+/// Time from the command's end to the log line that others are waited for; most end with it.
 const SAY_AFTER: Duration = Duration::from_secs(1);
-/// How soon a handle that the driver chooses is looked for again.
+/// Interval of reading a handle that the driver has not yet chosen.
 const SETTLE_EVERY: Duration = Duration::from_millis(1);
 
 /// The launcher.
 #[derive(Debug)]
 pub(super) struct Supervisor {
     command: Pid,
-    /// None once it has no more to tell.
+    /// `None` once it has no more to report.
     learner: Option<Learner>,
     signals: Signals,
     link: Option<Link>,
     file: Option<File>,
-    /// Where processes come to whose memory can move.
+    /// Socket of processes with memory that can move.
     door: Option<Door>,
     handles: Handles,
     /// Those that were handed something, by their pidfds.
     processes: BTreeMap<u32, OwnedFd>,
     /// The command's, once it has ended.
     status: Option<i32>,
-    /// When to say that others are waited for.
+    /// When to log that others are waited for.
     say_at: Option<Instant>,
     /// No child is left.
     childless: bool,
@@ -138,7 +139,7 @@ impl Supervisor {
     /// The status, if all is over.
     fn end(&mut self) -> Option<i32> {
         let status = self.status?;
-        // With a filter it is known who is left; a keeper is a child of its own.
+        // A filter's hang-up shows that no process is left; the keeper is a child as well.
         let over = match &self.learner {
             None => true,
             Some(learner) => !learner.knows_the_end() && self.childless,
@@ -218,19 +219,19 @@ impl Supervisor {
         }
     }
 
-    /// Says once that something was refused: else a program that fails by it gives no reason.
+    /// Logs once that a call was refused: the program may fail because of it without a reason.
     fn say_refused(&mut self) {
         if let Some(Learner::Notify { listener, .. }) = &self.learner
             && let Some(command) = listener.counted().last_refused
             && !std::mem::replace(&mut self.said.refused, true)
         {
             log::warn!(
-                "The program asked the driver for control {command:#x}, which a tenant may not: refused, as will be others"
+                "The program requested control {command:#x} of the driver, which tenants may not use: refused, and so will be others"
             );
         }
     }
 
-    /// Takes what a process was handed, and tells it on if it is news.
+    /// Takes in an object of a process, and reports it if it is new.
     fn saw(&mut self, Seen { pid, change }: Seen) {
         match self.handles.apply(pid, &change) {
             Ok(true) => {}
@@ -253,7 +254,7 @@ impl Supervisor {
                 self.handles.forget(pid);
                 if !room && !std::mem::replace(&mut self.said.too_many, true) {
                     log::warn!(
-                        "More than {PROCESSES_MAX} processes use the GPU: further ones are not told of"
+                        "More than {PROCESSES_MAX} processes use the GPU: further ones are not reported"
                     );
                 }
                 return;
@@ -296,7 +297,8 @@ impl Supervisor {
         }
     }
 
-    /// Hands those who came to the door on to the daemon; without one they are turned away, and come again.
+    /// Passes connections of the preloaded library on to the daemon. Without a daemon they are
+    /// closed, and the library connects again.
     fn hand_on(&mut self) {
         while let Some(connection) = self.door.as_ref().and_then(Door::next) {
             if let Some(link) = self.link.as_mut().filter(|link| link.is_up()) {
@@ -305,7 +307,7 @@ impl Supervisor {
         }
     }
 
-    /// To a daemon that knows nothing.
+    /// Reports all processes and objects to a daemon that has none of them.
     fn tell_all(&mut self) {
         let processes: Vec<(u32, OwnedFd)> = self
             .processes
@@ -320,7 +322,7 @@ impl Supervisor {
         }
     }
 
-    /// Passes a signal on; returns the status if nobody is there to be waited for any longer.
+    /// Passes a signal on; returns the status if the command has ended, which ends the waiting.
     fn signalled(&mut self, signal: Received) -> Option<i32> {
         if signal.number == libc::SIGCHLD {
             self.reap();
@@ -362,7 +364,7 @@ struct Ready {
     ended: Vec<u32>,
 }
 
-/// As a shell says it.
+/// Exit status, in a shell's form.
 fn code(status: WaitStatus) -> i32 {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => code,
@@ -371,7 +373,7 @@ fn code(status: WaitStatus) -> i32 {
     }
 }
 
-/// As the preloaded library says it.
+/// A line in the preloaded library's form.
 fn line(pid: u32, change: &ObjectChange) -> String {
     match change {
         ObjectChange::Made(object) => format!(

@@ -1,4 +1,4 @@
-//! What a tenant is entitled to, in the words of control groups, and how a card is divided among all.
+//! What a tenant is entitled to, in the terms of control groups, and how a card is divided.
 
 use turnstile_policies::Weight;
 
@@ -9,16 +9,16 @@ pub struct Entitlement {
     pub weight: Weight,
     /// Bytes that are never taken from it.
     pub min_bytes: u64,
-    /// Bytes above which its memory goes first, whatever its weight.
+    /// Bytes above which its memory is taken first, whatever its weight.
     pub high_bytes: u64,
-    /// Bytes that it may allocate, on the card or away.
+    /// Bytes that it may allocate, on the card or at the host.
     pub max_bytes: u64,
 }
 
 /// Why an entitlement is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EntitlementError {
-    /// They have to rise.
+    /// The three limits do not rise.
     #[error("memory.min ({min} bytes) <= memory.high ({high}) <= memory.max ({max}) does not hold")]
     Order {
         /// memory.min.
@@ -28,7 +28,7 @@ pub enum EntitlementError {
         /// memory.max.
         max: u64,
     },
-    /// Someone could never run, as the others' reserves leave too little for his whole set.
+    /// One tenant could never run: the others' reserves leave too little room for its whole set.
     #[error(
         "With {reserved} bytes reserved by memory.min, a set of {set} bytes does not fit on a card of {card}"
     )]
@@ -65,7 +65,7 @@ impl Entitlement {
     }
 }
 
-/// Whether everybody's whole set fits on the card beside all others' reserves.
+/// Whether every tenant's whole set fits on the card beside all others' reserves.
 pub(super) fn all_fit<'a>(
     card_bytes: u64,
     all: impl Iterator<Item = &'a Entitlement> + Clone,
@@ -84,11 +84,13 @@ pub(super) fn all_fit<'a>(
     Ok(())
 }
 
-/// Divides the card by weighted max-min fairness: nobody gets more than he has use for, nobody less than his reserve (as far
-/// as he has use for it), and what is left goes to the others by weight. `used` are the bytes that each has allocated.
+/// Divides the card by weighted max-min fairness. `claims` has the bytes that each tenant uses,
+/// which are those that it has allocated. No share is above the tenant's use, and none is below its
+/// reserve (or its use, if that is smaller). The rest is divided by weight.
 ///
-/// Properties: the shares' sum is at most the card, and exactly the smaller of card and use if nobody is above his
-/// `high`; who gets less than he uses gets, weighed, at least as much as anybody above his reserve.
+/// The sum of the shares is at most the card. If no tenant uses more than its `high_bytes`, the sum
+/// is the smaller of card and use, but for rounding. A tenant with less than its use then gets at
+/// least as much, by weight, as any tenant above its reserve.
 pub(super) fn shares(card_bytes: u64, claims: &[(Entitlement, u64)]) -> Vec<u64> {
     let wish = |(entitlement, used): &(Entitlement, u64)| (*used).min(entitlement.high_bytes);
     let floor = |claim: &(Entitlement, u64)| claim.0.min_bytes.min(claim.1);

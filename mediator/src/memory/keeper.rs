@@ -1,4 +1,4 @@
-//! Between the manager and a GPU: reads what happened, carries out what is decided.
+//! Between the manager and a GPU: reads memory events and carries out the manager's actions.
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
@@ -6,12 +6,12 @@ use super::entitlement::{Entitlement, EntitlementError};
 use super::manager::{Action, MemoryConfig, MemoryManager};
 use turnstile_gpu::{Gpu, MemoryEvent, MoveError, MoveFailure, MoveReport};
 
-/// Who is to be charged for copies, and whose allocations were refused.
+/// Tenants to be charged for copies, and tenants with refused allocations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeeperNews {
     /// Bytes copied because of a tenant, and the time that they took.
     pub charged: Vec<(TenantId, u64, Nanos)>,
-    /// Bytes asked for in vain.
+    /// Bytes of refused allocations.
     pub refused: Vec<(TenantId, u64)>,
 }
 
@@ -24,7 +24,7 @@ pub struct MemoryKeeper {
 }
 
 impl MemoryKeeper {
-    /// A keeper, if the GPU's memory moves.
+    /// A keeper, if the GPU can move its memory.
     pub fn of(gpu: &dyn Gpu) -> Option<Self> {
         let capabilities = gpu.capabilities();
         let config = MemoryConfig {
@@ -34,7 +34,7 @@ impl MemoryKeeper {
         capabilities.movable_memory.then(|| Self::new(config))
     }
 
-    /// A keeper of a card whose memory moves.
+    /// A keeper for one card.
     pub fn new(config: MemoryConfig) -> Self {
         Self {
             manager: MemoryManager::new(config),
@@ -48,12 +48,12 @@ impl MemoryKeeper {
         &self.manager
     }
 
-    /// The manager, to be told of engine time, wishes and weights.
+    /// The manager, which takes engine time, demand and weights.
     pub const fn manager_mut(&mut self) -> &mut MemoryManager {
         &mut self.manager
     }
 
-    /// A tenant appears. Tell it before its first allocation.
+    /// Adds a tenant. Call it before the tenant's first allocation.
     ///
     /// # Errors
     /// The manager's.
@@ -65,7 +65,8 @@ impl MemoryKeeper {
         self.manager.add(tenant, entitlement)
     }
 
-    /// Looks at what happened and has done what is to be done. `admitted` says whom nothing but memory holds back.
+    /// Reads the GPU's memory events, then runs the manager and its actions. `admitted` is true for
+    /// tenants that only memory may keep from running.
     pub fn step(
         &mut self,
         gpu: &dyn Gpu,
@@ -102,7 +103,7 @@ impl MemoryKeeper {
                 Action::Move(order) => {
                     if let Err(error) = gpu.move_memory(order.clone()) {
                         if matches!(error, MoveError::MayRun(_)) {
-                            // It was let go, because it could not be held on to.
+                            // The tenant was resumed, because its suspension could not be kept.
                             gpu.suspend(order.owner);
                         }
                         self.not_moved(now, &order, error);
@@ -113,7 +114,7 @@ impl MemoryKeeper {
         &self.news
     }
 
-    /// The GPU took nothing of an order: all is where it was.
+    /// The GPU took nothing of an order: all chunks are where they were.
     fn not_moved(&mut self, now: Moment, order: &turnstile_gpu::MoveOrder, error: MoveError) {
         let failure = match error {
             MoveError::NoSuchTenant(_) => MoveFailure::Gone,

@@ -1,15 +1,16 @@
-//! How fast the link is, learnt from what it has moved.
+//! Rate of the link between card and host, estimated from finished copies.
 
 use turnstile_accounting::Nanos;
 
-/// Bytes a second of one direction, from finished copies; nothing is assumed before the first.
+/// Bytes a second of one direction, from finished copies. No rate is assumed before the first copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkRate {
     bytes: u128,
     took: u128,
 }
 
-/// Older copies count half after so many bytes. Few: the first ones, of pages that nobody has touched, take ten times as long, and turns with them.
+/// Bytes after which older copies count half. It is small, because the first copies take ten times
+/// as long and would make turns as much longer: their pages have not been touched yet.
 const MEMORY_BYTES: u128 = 64 << 20;
 
 impl LinkRate {
@@ -32,7 +33,7 @@ impl LinkRate {
         u64::try_from(rate).ok()
     }
 
-    /// What so many bytes take; nothing as long as nothing was measured.
+    /// Estimated time to copy `bytes`; zero before the first measurement.
     pub fn time_for(&self, bytes: u64) -> Nanos {
         let ns = (u128::from(bytes) * self.took).checked_div(self.bytes);
         Nanos(u64::try_from(ns.unwrap_or(0)).unwrap_or(u64::MAX))

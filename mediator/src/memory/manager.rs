@@ -1,4 +1,4 @@
-//! The manager: told what happened, says who has to stop, who may run, and what moves.
+//! The manager: takes memory events, decides which tenants are held or may run, and what moves.
 
 mod ending;
 
@@ -12,19 +12,19 @@ use super::owner::{Bytes, Owner, Run, weighed};
 use super::turns::{Candidate, FORGET_AFTER, PAUSE_MIN, Turn, members, order};
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveFailure, MoveOrder, MoveReport};
 
-/// A card and what is behind it.
+/// A card and the host memory behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
     /// Bytes of the card.
     pub card_bytes: u64,
     /// Bytes that the host takes in.
     pub pool_bytes: u64,
-    /// No turn is shorter.
+    /// Shortest length of a turn.
     pub turn_min: Nanos,
-    /// A turn is at least so many times as long as its copies keep the engine waiting: they cost at most one part in this
-    /// and one.
+    /// A turn lasts at least this many times as long as its copies keep the engine waiting. Copies
+    /// therefore cost at most one part in `turn_factor + 1`.
     pub turn_factor: u32,
-    /// Bytes on the way in one direction at most.
+    /// Most bytes in transfer in one direction.
     pub window_bytes: u64,
 }
 
@@ -44,7 +44,7 @@ impl MemoryConfig {
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Suspend this tenant, and tell ([`MemoryManager::quiet`]) when nothing of it executes any more.
+    /// Suspend this tenant, and call [`MemoryManager::quiet`] when nothing of it executes any more.
     Hold(TenantId),
     /// As far as memory goes, it may run.
     Release(TenantId),
@@ -71,19 +71,19 @@ pub struct MemoryManager {
     config: MemoryConfig,
     owners: BTreeMap<TenantId, Owner>,
     turn: Option<Turn>,
-    /// When there was last a turn.
+    /// Time of the latest turn.
     turn_at: Option<Moment>,
-    /// Those who want a turn and have none, in the order in which they will.
+    /// Tenants that want a turn and have none, in the order in which they get it.
     queue: Vec<TenantId>,
     links: [LinkRate; 2],
     refused: u64,
-    /// It ends: whose memory is to be on the card.
+    /// Set at the end: tenants that are to have their memory on the card.
     ending: Option<BTreeSet<TenantId>>,
     actions: Vec<Action>,
 }
 
 impl MemoryManager {
-    /// A card with nobody on it.
+    /// A card without tenants.
     pub fn new(config: MemoryConfig) -> Self {
         Self {
             config,
@@ -98,10 +98,11 @@ impl MemoryManager {
         }
     }
 
-    /// A tenant appears. One that is known gets another entitlement.
+    /// Adds a tenant, or replaces the entitlement of one that is known.
     ///
     /// # Errors
-    /// If the entitlement is none, or somebody's whole set would not fit beside the others' reserves.
+    /// If the entitlement is invalid, or a tenant's whole set would not fit beside the others'
+    /// reserves.
     pub fn add(
         &mut self,
         tenant: TenantId,
@@ -132,13 +133,14 @@ impl MemoryManager {
         all_fit(self.config.card_bytes, all)
     }
 
-    /// Bytes of the card that are nobody's reserve: the largest set of one who comes, whatever he is entitled to.
+    /// Bytes of the card outside all reserves: the largest set that a new tenant without a reserve
+    /// can have.
     pub fn unreserved_bytes(&self) -> u64 {
         let reserves = self.owners.values().map(|o| o.entitlement.min_bytes);
         self.config.card_bytes.saturating_sub(reserves.sum())
     }
 
-    /// A tenant is gone, and its memory.
+    /// Removes a tenant and its memory.
     pub fn remove(&mut self, tenant: TenantId) {
         self.owners.remove(&tenant);
         self.queue.retain(|id| *id != tenant);
@@ -148,14 +150,14 @@ impl MemoryManager {
         self.turn = self.turn.take().filter(|turn| turn.leader != tenant);
     }
 
-    /// A tenant's share is by this weight from now on.
+    /// Sets the weight by which a tenant's share is computed.
     pub fn set_weight(&mut self, tenant: TenantId, weight: turnstile_policies::Weight) {
         if let Some(owner) = self.owners.get_mut(&tenant) {
             owner.entitlement.weight = weight;
         }
     }
 
-    /// Something happened to memory.
+    /// Takes in a memory event.
     pub fn observe(&mut self, now: Moment, event: &MemoryEvent) {
         match *event {
             MemoryEvent::Allocated {
@@ -211,7 +213,7 @@ impl MemoryManager {
         owner.arrived(now, report.chunk, report.direction, moved, copied > 0);
     }
 
-    /// Chunks that are on the card cannot move any more, or can again; those that are elsewhere are left as they are.
+    /// Pins or unpins chunks that are on the card; chunks elsewhere are left as they are.
     pub fn pin(&mut self, tenant: TenantId, first: ChunkId, count: u64, pinned: bool) {
         if let Some(owner) = self.owners.get_mut(&tenant) {
             first.run(count).for_each(|id| {
@@ -220,7 +222,7 @@ impl MemoryManager {
         }
     }
 
-    /// The engine was used for so long by this tenant.
+    /// Charges engine time to a tenant.
     pub fn used(&mut self, tenant: TenantId, used: Nanos) {
         if let Some(owner) = self.owners.get_mut(&tenant) {
             owner.charge(used);
@@ -230,7 +232,8 @@ impl MemoryManager {
         }
     }
 
-    /// Whether this tenant has something to execute, or would have if it were let.
+    /// Sets whether this tenant has something to execute, or would have if it were permitted to
+    /// run.
     pub fn wants(&mut self, now: Moment, tenant: TenantId, wants: bool) {
         let system = self.system_clock();
         if let Some(owner) = self.owners.get_mut(&tenant) {
@@ -244,7 +247,8 @@ impl MemoryManager {
         }
     }
 
-    /// Where those are who want the engine and are furthest behind.
+    /// The smallest clock of the tenants that want the engine; without such, the largest clock of
+    /// all.
     fn system_clock(&self) -> u128 {
         let clocks = |wanting: bool| {
             let owners = self.owners.values();
@@ -256,14 +260,14 @@ impl MemoryManager {
         clocks(true).min().unwrap_or_else(ahead)
     }
 
-    /// Nothing of a tenant that was to stop executes any more.
+    /// Reports that nothing of a stopping tenant executes any more.
     pub fn quiet(&mut self, now: Moment, tenant: TenantId) {
         if let Some(owner) = self.owners.get_mut(&tenant) {
             owner.quiet(now);
         }
     }
 
-    /// Those who were told to stop and may not have yet.
+    /// Tenants that are to stop and of which a command may still execute.
     pub fn stopping(&self) -> impl Iterator<Item = TenantId> + '_ {
         let stops = |owner: &Owner| owner.run() == Run::Stopping;
         self.owners
@@ -285,7 +289,7 @@ impl MemoryManager {
             .is_some_and(|owner| owner.wants && owner.run() != Run::Running)
     }
 
-    /// Whether something is under way that [`Self::step`] should look after soon.
+    /// Whether something is under way that needs another [`Self::step`] soon.
     pub fn is_busy(&self) -> bool {
         let under_way = |owner: &Owner| {
             owner.run() == Run::Stopping || owner.bytes().out + owner.bytes().into > 0
@@ -315,7 +319,7 @@ impl MemoryManager {
         self.refused
     }
 
-    /// Bytes of the card that nothing is on or on its way from or to.
+    /// Bytes of the card that no chunk is on, or on its way from or to.
     fn card_free(&self) -> u64 {
         let taken: u64 = self.owners.values().map(|o| o.bytes().on_card()).sum();
         self.config.card_bytes.saturating_sub(taken)
@@ -352,7 +356,7 @@ impl MemoryManager {
         &self.actions
     }
 
-    /// Who may run, in the order in which their memory is to be there.
+    /// Tenants that may run, in the order in which their memory is brought to the card.
     fn runners(&mut self, now: Moment) -> Vec<TenantId> {
         if self.ending.is_some() {
             return self.staying();
@@ -398,7 +402,7 @@ impl MemoryManager {
         owner.wants || here && owner.wanted_at > Moment(0) && now.since(owner.wanted_at) < pause()
     }
 
-    /// Bytes of the card that these can have: the others' reserves and what cannot move stays.
+    /// Bytes of the card that these can have: the others' reserves stay, and what cannot move.
     fn room_for(&self, these: &[Candidate]) -> u64 {
         let other = |id: &TenantId| !these.iter().any(|one| one.tenant == *id);
         let kept = |owner: &Owner| {
@@ -416,7 +420,7 @@ impl MemoryManager {
     fn take_turns(&mut self, now: Moment, wanting: &mut [Candidate]) -> Vec<TenantId> {
         let long_ago = self.turn_at.is_none_or(|at| now.since(at) >= FORGET_AFTER);
         if long_ago {
-            // Until now the policy saw to it that shares are even.
+            // Until now the scheduling policy kept the shares even.
             let clock = self.system_clock();
             self.owners.values_mut().for_each(|o| o.clock = clock);
         }
@@ -438,7 +442,7 @@ impl MemoryManager {
         members
     }
 
-    /// The turn's members, as far as their sets still fit: they may have grown.
+    /// The turn's members, without the last ones if sets have grown and no longer fit.
     fn members(&mut self, wanting: &[Candidate]) -> Vec<TenantId> {
         let leader = self.turn.as_ref().map(|turn| turn.leader);
         let leading = |one: &Candidate| Some(one.tenant) == leader;
@@ -454,8 +458,9 @@ impl MemoryManager {
         turn.members.clone()
     }
 
-    /// Charges the leader for what he had of his turn and did not use, and puts him where he is then. Before it is asked who is
-    /// first: else one for whom no engine time is charged would stay it for ever.
+    /// Charges the leader for the unused part of its turn and moves its candidate to the new place.
+    /// This precedes the choice of the next leader. Otherwise a tenant without charged engine time
+    /// would lead for ever.
     fn charge_unused(&mut self, now: Moment, wanting: &mut [Candidate]) {
         let Some(turn) = &mut self.turn else { return };
         let unused = turn.unused(now);
@@ -474,7 +479,8 @@ impl MemoryManager {
         let absent = bytes.map_or(0, |bytes| bytes.swapped + bytes.into);
         let go = self.dirty_to_go(leader, absent.saturating_sub(self.card_free()));
         let held_up = self.links[0].time_for(go) + self.links[1].time_for(absent);
-        // Eq. 1, for the next turn, as if nothing of it were clean or there.
+        // Share-a-GPU, eq. 1, for the next turn, in the worst case: its whole set is copied in, and
+        // as many bytes out.
         let next = wanting.get(1).map_or(Nanos::ZERO, |next| {
             self.links[0].time_for(next.set_bytes) + self.links[1].time_for(next.set_bytes)
         });
@@ -495,7 +501,7 @@ impl MemoryManager {
         });
     }
 
-    /// Of so many bytes that others have to give up, those that are copied, about: at most what all others have dirty.
+    /// Estimates how many of `bytes` that others give up are copied: at most all their dirty bytes.
     fn dirty_to_go(&self, leader: TenantId, bytes: u64) -> u64 {
         let others = self.owners.iter().filter(|(id, _)| **id != leader);
         let dirty: u64 = others.map(|(_, owner)| owner.dirty_bytes(bytes)).sum();
@@ -503,7 +509,8 @@ impl MemoryManager {
     }
 
     fn hold_and_release(&mut self, runners: &[TenantId]) {
-        // While somebody's memory is on its way, those who want nothing may have been stopped to give theirs.
+        // While memory of a runner is on its way, tenants that want nothing may be stopped to give
+        // theirs.
         let due = runners.iter().chain(self.queue.first());
         let whole = |id: &TenantId| self.owners.get(id).is_none_or(Owner::is_whole);
         let settled = due.into_iter().all(whole);
@@ -526,8 +533,9 @@ impl MemoryManager {
         }
     }
 
-    /// Brings a tenant's set: orders what there is room for, and has room made for the rest. `runs`: it may run now, and
-    /// not only next. True once all of it is there.
+    /// Brings a tenant's set: orders what there is room for, and has room made for the rest. `runs`
+    /// is true if the tenant may run now, false if it is the next one. Returns true once the set is
+    /// whole.
     fn bring(&mut self, id: TenantId, runners: &[TenantId], runs: bool) -> bool {
         let free = self.card_free();
         let window = self.window_left(Direction::In);
@@ -576,7 +584,7 @@ impl MemoryManager {
         self.config.window_bytes.saturating_sub(bytes.sum())
     }
 
-    /// Has chunks of others go, as many as are needed and may.
+    /// Moves chunks of other tenants out, up to `need` bytes and as far as permitted.
     fn make_room(&mut self, cause: TenantId, need: u64, runners: &[TenantId], runs: bool) {
         let shares = self.shares();
         let mut need = need;
@@ -617,7 +625,8 @@ impl MemoryManager {
         self.owners.keys().copied().zip(shares).collect()
     }
 
-    /// Who loses a chunk for `cause`: see the module. One who is due next takes from those alone who are due after him.
+    /// The tenant that loses a chunk for `cause`: see the module. A tenant that is due next takes
+    /// only from tenants that are due after it.
     fn victim(
         &self,
         cause: TenantId,
@@ -634,7 +643,7 @@ impl MemoryManager {
             .min_by_key(|(id, owner)| {
                 let share = shares.get(id).copied().unwrap_or(0);
                 let over = owner.bytes().resident > share;
-                // Those who are not in the queue do not want the engine.
+                // Tenants that are not in the queue do not want the engine.
                 let distance = turn(id).map_or(usize::MAX, |place| place);
                 let idle = distance == usize::MAX;
                 let furthest = std::cmp::Reverse(if over || idle { distance } else { 0 });

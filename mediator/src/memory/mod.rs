@@ -1,4 +1,4 @@
-//! GPU memory beyond what the card has: whose chunks are on it, whose at the host, and who may run.
+//! GPU memory beyond the card's size: which chunks are on it or at the host, which tenants run.
 //!
 //! ```text
 //!   allocated, freed, moved (the GPU) ----+
@@ -6,32 +6,38 @@
 //!   quiet (the GPU) ----------------------+
 //! ```
 //!
-//! The manager is pure and the same for every GPU: time is a parameter, it has no clock, lock, thread or I/O. The GPU moves
-//! the bytes, into a [`pool`]. A tenant runs only with its whole set on the card, as nobody knows what it will touch; so
-//! who runs and whose memory is where are one decision.
+//! The manager is pure and the same for every GPU: time is a parameter, it has no clock, lock,
+//! thread or I/O. The GPU moves the bytes, into host memory. A tenant runs only with its whole set
+//! on the card, as it is not known which memory it will touch. Which tenants run and where memory
+//! is are therefore one decision.
 //!
-//! # Who runs
-//! As long as the sets of those who want the engine fit on the card together, the scheduling policy alone decides, and
-//! memory of those who do not want it is what goes. Otherwise there are *turns* ([`turns`]): the one furthest behind leads,
-//! others run beside him if their sets fit and they are not ahead, everybody else waits and is charged nothing.
+//! # Which tenants run
+//! While the sets of all tenants that want the engine fit on the card together, the scheduling
+//! policy alone decides. Only memory of tenants that do not want the engine is moved out. Otherwise
+//! there are *turns* ([`turns`]). The tenant with the smallest virtual time leads. Others run
+//! beside it if their sets fit and they are not too far ahead. All other tenants wait and are
+//! charged nothing.
 //!
 //! # What moves
-//! Whoever may run comes first, then, while those run, whoever is due next: its memory is brought while others compute. It
-//! goes where there is room, and room is made at the expense of those who do not want the engine, then of those whose turn
-//! is furthest away; in both, of those first who have more than they are entitled to ([`Entitlement`]), and of anybody the
-//! coldest chunk. What the host still has of a chunk, because its owner has not run since, is not copied again.
+//! Memory of tenants that may run is brought first. Then, while those run, the next tenant's memory
+//! is brought. It goes where there is room. Room is made at the expense of tenants that do not want
+//! the engine, then of those furthest from their turn. Among both, tenants above their share
+//! ([`Entitlement`]) come first, and each loses its coldest chunk. A chunk is not copied again
+//! while the host still has its content, that is, if its owner has not run since.
 //!
 //! # Properties
-//! - *Conservation*: resident + swapped + moving bytes of a tenant are what it allocated; what is resident fits on the card.
-//! - *Whoever runs stays*: a running tenant's chunks do not move. By construction: moves begin in `owner.rs` alone, and
-//!   only of one that is still.
-//! - *Reserves*: nobody's resident memory is taken below his `memory.min`.
-//! - *Entitlements*: nobody at or below what he is entitled to loses a chunk while, of those as far from running, someone
-//!   above has one to give.
-//! - *No thrashing*: a turn is at least [`MemoryConfig::turn_factor`] times what its copies held the engine up, and at
-//!   least what the copies for the next one take (Share-a-GPU, eq. 1), by the measured rate.
-//! - *No starvation*: who waits is behind, gets nothing but turns that bring others ahead of him, and leads next once he
-//!   is furthest behind.
+//! - *Conservation*: resident + swapped + moving bytes of a tenant are what it allocated. What is
+//!   resident fits on the card.
+//! - *Running tenants stay*: a running tenant's chunks do not move. By construction: moves begin in
+//!   `owner.rs` alone, and only for a tenant that is still.
+//! - *Reserves*: no tenant's resident memory is taken below its `memory.min`.
+//! - *Entitlements*: no tenant at or below its share loses a chunk while another, as far from
+//!   running and above its share, has one to give.
+//! - *No thrashing*: a turn lasts at least [`MemoryConfig::turn_factor`] times as long as its
+//!   copies keep the engine waiting. It also lasts at least as long as the copies for the next turn
+//!   (Share-a-GPU, eq. 1), by the measured rate.
+//! - *No starvation*: a waiting tenant's clock stands still while the turns of others advance
+//!   theirs. It leads next once its clock is the smallest.
 
 mod entitlement;
 mod keeper;

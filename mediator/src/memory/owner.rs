@@ -7,8 +7,8 @@
 //!     +------------- release ---------------+   only if all of it is on the card and nothing moves
 //! ```
 //!
-//! Chunks change places in this file alone, and begin to move in [`Owner::begin_out`] and [`Owner::begin_in`] alone, which
-//! ask for `Still`: a tenant that runs cannot lose a chunk.
+//! Chunks change places in this file alone, and begin to move in [`Owner::begin_out`] and
+//! [`Owner::begin_in`] alone, which require `Still`: a tenant that runs cannot lose a chunk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +35,7 @@ pub enum Place {
 pub enum Run {
     /// It may, as far as memory goes.
     Running,
-    /// It was told to stop, and a command of it may still execute.
+    /// It is to stop, and a command of it may still execute.
     Stopping,
     /// It executes nothing.
     Still,
@@ -48,7 +48,8 @@ struct Chunk {
     /// It cannot move.
     pinned: bool,
     moved_at: Moment,
-    /// The host has what is in it, if the owner's stay is still this one: it has not run since.
+    /// The value of `stay` at which the host got a copy. The copy is clean while `stay` is the
+    /// same: the owner has not run since.
     copy_of: Option<u64>,
 }
 
@@ -70,7 +71,7 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// All of a tenant's that moves, or could.
+    /// All bytes in chunks.
     pub const fn all(&self) -> u64 {
         self.resident + self.swapped + self.out + self.into
     }
@@ -80,7 +81,8 @@ impl Bytes {
         self.resident + self.out + self.into + self.fixed
     }
 
-    /// What they take up at the host, at most: swapped chunks that nobody has written to take nothing.
+    /// What they take up at the host, at most: swapped chunks that were never written to take
+    /// nothing.
     pub const fn at_host(&self) -> u64 {
         self.swapped + self.out + self.into
     }
@@ -105,10 +107,10 @@ pub(super) struct Owner {
     swapped: BTreeSet<ChunkId>,
     bytes: Bytes,
     run: Run,
-    /// Counts up whenever it is let run.
+    /// Counts how often the tenant was released.
     stay: u64,
     pub(super) last_ran: Moment,
-    /// It has something to execute, or had when we were last told.
+    /// Whether it has something to execute, by the latest `MemoryManager::wants`.
     pub(super) wants: bool,
     pub(super) wanted_at: Moment,
     /// Engine time by weight; see `turns.rs`.
@@ -201,7 +203,7 @@ impl Owner {
         self.chunks.insert(id, chunk);
     }
 
-    /// A chunk that is on the card stays there, or may move again; false for one that is elsewhere.
+    /// Pins or unpins a chunk that is on the card; false for one that is elsewhere.
     pub(super) fn pin(&mut self, id: ChunkId, pinned: bool) -> bool {
         let here = |chunk: &Chunk| chunk.place == Place::Resident && chunk.pinned != pinned;
         let Some(bytes) = self.chunks.get(&id).filter(|c| here(c)).map(|c| c.bytes) else {
@@ -225,7 +227,7 @@ impl Owner {
         self.bytes.out == 0 && self.bytes.into == 0
     }
 
-    /// It is to stop; true if it did not know.
+    /// Has it stop; true if it was running.
     pub(super) fn hold(&mut self) -> bool {
         let runs = self.run == Run::Running;
         if runs {
@@ -234,7 +236,7 @@ impl Owner {
         runs
     }
 
-    /// The GPU says that nothing of it executes.
+    /// The GPU reports that nothing of it executes.
     pub(super) fn quiet(&mut self, now: Moment) {
         if self.run == Run::Stopping {
             self.run = Run::Still;
@@ -242,7 +244,7 @@ impl Owner {
         }
     }
 
-    /// It may run, if it can; true if it was held.
+    /// Permits it to run if its set is whole; true if it was held.
     pub(super) fn release(&mut self) -> bool {
         let can = self.run != Run::Running && self.is_whole();
         if can {
@@ -252,12 +254,13 @@ impl Owner {
         can
     }
 
-    /// So much of it is on the card beside its chunks.
+    /// Sets the bytes that it has on the card beside its chunks.
     pub(super) const fn fix(&mut self, bytes: u64) {
         self.bytes.fixed = bytes;
     }
 
-    /// The chunk that would be taken from it, and its bytes; none if what is left is pinned or its reserve.
+    /// The chunk that would be taken from it, and its bytes; `None` if the rest is pinned or its
+    /// reserve.
     pub(super) fn coldest(&self) -> Option<(ChunkId, u64)> {
         let (_, id) = *self.cold.first()?;
         let bytes = self.chunks.get(&id)?.bytes;
@@ -265,7 +268,7 @@ impl Owner {
         (left >= self.entitlement.min_bytes).then_some((id, bytes))
     }
 
-    /// The coldest chunk begins to go, of at most so many bytes.
+    /// Begins to move the coldest chunk out, if it has at most `most` bytes.
     pub(super) fn begin_out(&mut self, most: u64) -> Option<(ChunkId, u64)> {
         if self.run != Run::Still {
             return None;
@@ -275,7 +278,7 @@ impl Owner {
         Some((id, bytes))
     }
 
-    /// A chunk that is away begins to come, of at most so many bytes.
+    /// Begins to move a swapped chunk in, if it has at most `most` bytes.
     pub(super) fn begin_in(&mut self, most: u64) -> Option<(ChunkId, u64)> {
         if self.run != Run::Still {
             return None;
@@ -289,12 +292,12 @@ impl Owner {
         Some((id, bytes))
     }
 
-    /// Whether the host has what is in a chunk.
+    /// Whether the host has the content of a chunk.
     fn is_clean(&self, chunk: &Chunk) -> bool {
         self.run == Run::Still && chunk.copy_of == Some(self.stay)
     }
 
-    /// Bytes that would be copied if so many of the coldest were to go.
+    /// Bytes that would be copied if `most` bytes of the coldest chunks were moved out.
     pub(super) fn dirty_bytes(&self, most: u64) -> u64 {
         let (mut left, mut dirty) = (most, 0);
         for (_, id) in &self.cold {
@@ -307,7 +310,7 @@ impl Owner {
         dirty
     }
 
-    /// A chunk has come to the end of its way, or back to where it was.
+    /// A move of a chunk has ended, at its destination or back at its origin.
     pub(super) fn arrived(
         &mut self,
         now: Moment,
@@ -329,7 +332,7 @@ impl Owner {
         });
     }
 
-    /// What it is behind others by is less than this by `used` more.
+    /// Advances its clock by engine time.
     pub(super) fn charge(&mut self, used: Nanos) {
         self.clock += weighed(used, self.entitlement.weight.get());
     }

@@ -11,7 +11,7 @@ use super::*;
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveFailure, MoveOrder, MoveReport};
 
 const CHUNK: u64 = 1 << 20;
-/// What a chunk takes on the link of this GPU.
+/// Time to copy a chunk over the link of this GPU.
 const CHUNK_NS: u64 = 100_000;
 /// From one step of the manager to the next.
 const STEP: Nanos = Nanos::from_us(250);
@@ -21,12 +21,12 @@ const STEP: Nanos = Nanos::from_us(250);
 struct Fact {
     chunks: BTreeMap<ChunkId, Place>,
     held: bool,
-    /// A command of it executes until then.
+    /// A command of it executes until this time.
     executes_until: Moment,
     /// It is charged no engine time: a policy holds it back, or its engine is not metered.
     uncharged: bool,
     wants: bool,
-    /// When it began to want something and was not let.
+    /// When it began to want something and was not permitted to run.
     waits_from: Option<Moment>,
     longest_wait: Nanos,
     used: Nanos,
@@ -379,7 +379,7 @@ fn while_one_runs_the_next_ones_memory_comes() {
         bench.allocate(id, 8);
         bench.wants(id, true);
     }
-    // Two fit at a time: with the rate known, nobody waits for copies.
+    // Two sets fit at a time: once the rate is known, no tenant waits for copies.
     bench.pass(Nanos::from_ms(100));
     let idle = |bench: &Bench| !ids.iter().any(|id| bench.runs(*id));
     let mut waited = 0;
@@ -427,7 +427,7 @@ fn before_the_end_memory_comes_back_as_far_as_it_fits() {
     let whole = |bench: &Bench, id| bench.manager.totals(id).bytes.swapped == 0;
     assert!(ids.iter().any(|(_, id)| !whole(&bench, *id)));
     let kept: Vec<TenantId> = ids[..3].iter().map(|(_, id)| *id).collect();
-    // Whatever they want: nobody asks them any more.
+    // From here on, demand does not matter.
     for (_, id) in ids {
         bench.wants(id, false);
     }
@@ -482,8 +482,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// The laws of the module, after every step, whatever happens; copies fail now and then. In the end everybody who wants
-    /// to run does.
+    /// The laws of the module hold after every step, while some copies fail. In the end every
+    /// tenant that wants to run does.
     #[test]
     fn the_laws_hold_over_random_sequences(
         steps in steps(),
@@ -534,8 +534,8 @@ proptest! {
         }
     }
 
-    /// All want all the time, and not two sets fit: each gets its share of the engine, waits a bounded time, and little
-    /// of the time is lost.
+    /// All tenants always want the engine, and no two sets fit together. Each gets its share of the
+    /// engine and waits a bounded time, and little of the time is lost.
     #[test]
     fn turns_are_fair_and_nobody_starves(weights in prop::collection::vec(50u32..400, 2..5)) {
         let mut bench = Bench::new(10, 60);
@@ -552,7 +552,7 @@ proptest! {
         let all: u64 = bench.facts.values().map(|fact| fact.used.0).sum();
         prop_assert!(all > length.0 / 10 * 6, "{} of {} ns were used", all, length.0);
         let sum: u64 = weights.iter().map(|w| u64::from(*w)).sum();
-        // A turn and its copies: four times what changing takes, and that.
+        // Time of a turn and its copies: five exchanges of a set of 8 chunks, out and in.
         let turn = 5 * 2 * 8 * CHUNK_NS;
         for (id, weight) in ids.iter().zip(&weights) {
             let fact = &bench.facts[id];

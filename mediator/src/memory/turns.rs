@@ -1,10 +1,17 @@
-//! Turns of those whose sets do not fit on the card together.
+//! Turns of tenants with sets that do not fit on the card together.
 //!
-//! Each tenant has a clock: engine time by weight. A turn belongs to the one furthest behind; others may run beside him if
-//! there is room and they are not ahead of him by more than a turn. It ends when it has lasted its length and another is
-//! further behind, or when its leader wants the engine no more. Whoever is on the card counts as wanting the engine until he
-//! has not for as long as bringing him back would take: a pause costs at most twice what it had to. Who did not want the engine starts where those who do are: nothing is saved up. A
-//! leader who did not use his turn (a policy held him back, say) is charged half of it all the same, so that it ends.
+//! Each tenant has a virtual time, its clock: engine time by weight. The tenant with the smallest
+//! clock leads a turn. Others run beside it if their sets fit and their clocks are ahead of the
+//! leader's by at most one turn. A turn ends when its length is over and another tenant's clock is
+//! smaller, or when the leader no longer wants the engine.
+//!
+//! A running tenant counts as wanting the engine for some time after its last demand, if its set is
+//! on the card. That time is what copying the set out and back in takes, at least `PAUSE_MIN`. A
+//! pause therefore costs at most twice what it had to. A tenant that begins to want the engine has
+//! its clock raised to the smallest clock of those that do: no credit is saved up.
+//!
+//! A leader that used less than half of its turn is charged up to that half, so that the turn ends.
+//! It may have been held by a policy, for example.
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
@@ -12,16 +19,16 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
     pub(super) leader: TenantId,
-    /// Those who may run, the leader first.
+    /// Tenants that may run, the leader first.
     pub(super) members: Vec<TenantId>,
-    /// When the leader's set was on the card; not yet, if none.
+    /// When the leader's set was on the card; `None` until then.
     pub(super) since: Option<Moment>,
     pub(super) length: Nanos,
     /// Engine time that the leader has had in it.
     pub(super) used: Nanos,
 }
 
-/// One who wants a turn.
+/// A tenant that wants a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub(super) tenant: TenantId,
@@ -29,7 +36,7 @@ pub(super) struct Candidate {
     pub(super) set_bytes: u64,
 }
 
-/// Nobody who pauses for less is taken for one who wants nothing.
+/// A tenant that pauses for less still counts as wanting the engine.
 pub(super) const PAUSE_MIN: Nanos = Nanos::from_ms(2);
 
 impl Turn {
@@ -39,23 +46,23 @@ impl Turn {
             .is_some_and(|since| now.since(since) >= self.length)
     }
 
-    /// What its leader is to be charged for having had it and not used it.
+    /// What its leader is charged because it had the turn and did not use it.
     pub(super) fn unused(&self, now: Moment) -> Nanos {
         let had = self.since.map_or(Nanos::ZERO, |since| now.since(since));
         Nanos(had.0 / 2).saturating_sub(self.used)
     }
 }
 
-/// Clocks start evenly where there have been no turns for so long.
+/// Time without turns after which all clocks are set equal.
 pub(super) const FORGET_AFTER: Nanos = Nanos::from_ms(1_000);
 
-/// In the order in which they get turns.
+/// Sorts candidates in the order in which they get turns.
 pub(super) fn order(candidates: &mut [Candidate]) {
     candidates.sort_unstable_by_key(|one| (one.clock, one.tenant));
 }
 
-/// Who runs in the turn of the first candidate: he, and those after him whose sets fit too and who are ahead of him by at
-/// most `ahead`.
+/// Tenants that run in the turn of the first candidate. A later candidate runs too if its set fits
+/// and its clock is at most `ahead` ahead of the first one's.
 pub(super) fn members(candidates: &[Candidate], room_bytes: u64, ahead: u128) -> Vec<TenantId> {
     let Some(leader) = candidates.first() else {
         return Vec::new();

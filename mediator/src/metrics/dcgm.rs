@@ -1,4 +1,5 @@
-//! A few figures under the names of NVIDIA's DCGM exporter, for tools that know no others (`metrics.dcgm_compat`).
+//! A few metrics under the names of NVIDIA's DCGM exporter, for tools without others
+//! (`metrics.dcgm_compat`).
 
 use prometheus::proto::{MetricFamily, MetricType};
 
@@ -6,9 +7,9 @@ use super::Identity;
 use super::make::{family, metric};
 use crate::view::View;
 
-/// How much of the last second each tenant had of the compute engine. To OpenCost and to dashboards for DCGM a tenant is a
-/// container.
-/// SOURCE: DCGM exporter, default counters and labels; OpenCost reads those with a container.
+/// Each tenant's part of the compute engine in the last second. To OpenCost and to DCGM dashboards
+/// a tenant is a container. SOURCE: DCGM exporter, default counters and labels; OpenCost reads
+/// those with a container.
 pub fn compat(identity: &Identity, view: &View) -> Vec<MetricFamily> {
     if view.tenants.is_empty() {
         return Vec::new();

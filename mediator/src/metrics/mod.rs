@@ -1,4 +1,5 @@
-//! What Prometheus reads: a snapshot as metrics. Every series of a tenant is there from the moment it is taken in, at zero.
+//! Prometheus metrics from a snapshot. Every series of a tenant exists from its admission on, at
+//! zero.
 
 mod accounts;
 mod dcgm;

@@ -1,4 +1,4 @@
-//! What is told of each tenant.
+//! Metrics of each tenant.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use turnstile_accounting::{Nanos, TenantId};
 use super::make::{family, lengths, metric};
 use crate::daemon::{HostSnapshot, TenantKind, TenantSnapshot};
 
-/// What labels of tenants are made of, beside the snapshot.
+/// Sources of tenants' labels beside the snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Names {
     /// Ids in the ledger.
     pub uuids: BTreeMap<TenantId, String>,
-    /// To whom tenants are charged, by their names.
+    /// Projects that tenants are charged to, by tenant name.
     pub projects: BTreeMap<String, String>,
 }
 

@@ -1,8 +1,8 @@
-//! The daemon's book of one VM's gates: where each should stand, where it stands, what was asked of the VMM.
+//! The daemon's book of one VM's gates: the wanted state, the known state, and the pending request.
 //!
-//! A move takes a round trip to the VMM, which acknowledges it when it holds. At most one request per channel is under
-//! way; what is decided meanwhile is sent after the answer, if it still differs. So the traffic is bounded by the
-//! number of channels, however fast decisions change.
+//! A move takes a round trip to the VMM, which acknowledges it when it is done. At most one request
+//! per channel is pending. A decision made meanwhile is sent after the answer, if it still differs.
+//! The traffic is therefore bounded by the number of channels, however fast decisions change.
 
 use std::collections::BTreeMap;
 
@@ -54,25 +54,27 @@ impl GateBook {
         self.next_move(channel)
     }
 
-    /// Forgets a channel.
+    /// Removes a channel.
     pub fn remove(&mut self, channel: u32) {
         if let Some(entry) = self.gates.remove(&channel) {
             self.trapped_before += entry.trapped;
         }
     }
 
-    /// Wants the gate of `channel` in `state`; returns the request to send now, if any.
+    /// Sets the wanted state of the gate of `channel`; returns the request to send now, if any.
     pub fn set(&mut self, channel: u32, state: GateState) -> Option<GateMove> {
         self.gates.get_mut(&channel)?.wanted = state;
         self.next_move(channel)
     }
 
-    /// The VMM acknowledged request `seq`; returns the next request, if any. Answers that nobody waits for are ignored.
+    /// The VMM acknowledged request `seq`; returns the next request, if any. Other answers are
+    /// ignored.
     pub fn done(&mut self, channel: u32, seq: u64, trapped: u64) -> Option<GateMove> {
         let entry = self.gates.get_mut(&channel)?;
         match entry.under_way {
             Some((waited_for, state)) if waited_for == seq => {
-                // Where a write has opened it behind the request, the answer says where it stood, not where it stands.
+                // If a write has opened the gate after the request, the answer is no longer its
+                // state.
                 entry.acknowledged = (!entry.opened).then_some(state);
                 entry.under_way = None;
                 entry.trapped = entry.trapped.max(trapped);
@@ -98,8 +100,9 @@ impl GateBook {
         })
     }
 
-    /// A write came out at some gate. A watched one is open since then, and the VMM does not say which it was: none counts as
-    /// watched until the VMM has been asked again. The news may be here before the answer to the request that it came behind.
+    /// A write passed some gate. If it was watched it is open since then, and the VMM does not
+    /// report which one it was: none counts as watched until the VMM has confirmed it again. This
+    /// may arrive before the answer to the request that preceded the write.
     pub fn woke(&mut self) {
         for entry in self.gates.values_mut() {
             let stands = entry.acknowledged == Some(GateState::Watched);
@@ -116,12 +119,13 @@ impl GateBook {
         self.gates.keys().copied()
     }
 
-    /// Where the gate of `channel` should stand.
+    /// The wanted state of the gate of `channel`.
     pub fn wanted(&self, channel: u32) -> Option<GateState> {
         self.gates.get(&channel).map(|entry| entry.wanted)
     }
 
-    /// Whether a doorbell write might go through some gate unseen: it is open, may be, or is on its way to or from.
+    /// Whether a doorbell write might pass a gate unseen: it is open, may be, or is moving to or
+    /// from open.
     pub fn any_open(&self) -> bool {
         self.gates.values().any(|entry| {
             entry.wanted == GateState::Open
@@ -133,7 +137,8 @@ impl GateBook {
         })
     }
 
-    /// Whether some gate is on its way to open: what was kept there will be announced before anything else happens.
+    /// Whether a gate is about to open: its kept doorbells are then announced before anything else
+    /// happens.
     pub fn any_opening(&self) -> bool {
         self.gates.values().any(|entry| {
             entry.wanted == GateState::Open && entry.acknowledged != Some(GateState::Open)
@@ -170,8 +175,8 @@ mod tests {
         assert_eq!(book.set(3, Closed), None, "it stands there already");
     }
 
-    /// The order that lost a doorbell: the VMM watches, a write opens the gate, and its kick is here before the answer. By the time
-    /// of the answer the gate is to be watched again, and is not.
+    /// The order that lost a doorbell. The VMM watches, a write opens the gate, and its kick
+    /// arrives before the answer. The gate is to be watched when the answer arrives, and is not.
     #[test]
     fn a_gate_that_a_write_has_opened_is_watched_only_once_it_was_asked_again() {
         let mut book = GateBook::default();

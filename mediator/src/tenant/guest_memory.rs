@@ -1,4 +1,4 @@
-//! A VM's memory in the daemon: mapped from the VMM's memory file, after everything about it was checked.
+//! A VM's memory in the daemon: mapped from the VMM's memory file after all checks.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,8 @@ use turnstile_gpu::GuestMemory;
 
 /// Most regions of one VM's memory.
 pub const REGIONS_MAX: usize = 16;
-/// Most regions of a VM whose memory comes piece by piece. A process has 65,530 mappings (vm.max_map_count), for all VMs.
+/// Most regions of a VM that maps its memory in parts. A process has 65,530 mappings
+/// (vm.max_map_count), for all VMs.
 pub const MAPPED_MAX: usize = 128;
 /// Most memory of one VM.
 pub const GUEST_BYTES_MAX: u64 = 4 << 40;
@@ -42,7 +43,7 @@ pub enum GuestMemoryError {
         /// The region.
         region: Region,
     },
-    /// The file is shorter than a region says.
+    /// The file ends before a region does.
     #[error(
         "Memory region {index} ends at file offset {end:#x}, behind the file's {file_bytes:#x} bytes"
     )]
@@ -59,16 +60,16 @@ pub enum GuestMemoryError {
         "The memory file is not sealed against shrinking (memfd_create with MFD_ALLOW_SEALING, then F_ADD_SEALS F_SEAL_SHRINK)"
     )]
     NotSealed,
-    /// Its pages may be missing when they are touched, however it is sealed: who else takes huge pages, or punches holes, would kill
-    /// the daemon.
+    /// Its pages may be missing when they are touched, however it is sealed. Another process that
+    /// takes huge pages or punches holes would kill the daemon.
     #[error(
         "The memory file is in huge pages of hugetlbfs, which may run out; transparent huge pages are taken (/sys/kernel/mm/transparent_hugepage/shmem_enabled)"
     )]
     HugePages,
-    /// The kernel would not tell.
+    /// The kernel did not report its properties.
     #[error("Looking at the memory file failed")]
     Stat(#[source] io::Error),
-    /// The kernel would not map it.
+    /// The kernel did not map it.
     #[error("Mapping the VM's memory failed")]
     Map(#[source] FromRangesError),
     /// Regions overlap, or one that is taken away is not there.
@@ -119,7 +120,7 @@ pub fn add(memory: &GuestMemory, fd: OwnedFd, region: Region) -> Result<(), Gues
     memory.add(mapped).map_err(GuestMemoryError::Overlap)
 }
 
-/// A file that cannot shrink and whose pages are there when they are touched, and its size.
+/// A file that cannot shrink and that has its pages when they are touched, and its size.
 fn checked_file(fd: OwnedFd) -> Result<(File, u64), GuestMemoryError> {
     let seals = fcntl_get_seals(&fd).map_err(|_| GuestMemoryError::NotSealed)?;
     if !seals.contains(SealFlags::SHRINK) {

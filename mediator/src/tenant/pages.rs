@@ -17,7 +17,7 @@ pub enum PagesError {
     /// The kernel gave no memory file.
     #[error("Making a memory file of {bytes} bytes failed (descriptor or memory limit?)")]
     Create {
-        /// Bytes asked for.
+        /// Bytes of the file.
         bytes: u64,
         /// The kernel's answer.
         source: io::Error,
@@ -25,7 +25,7 @@ pub enum PagesError {
     /// It could not be mapped.
     #[error("Mapping a memory file of {bytes} bytes failed")]
     Map {
-        /// Bytes asked for.
+        /// Bytes of the file.
         bytes: u64,
         /// The reason.
         source: MmapRegionError,
@@ -54,7 +54,7 @@ pub fn doorbell_pages(channels: u32) -> Result<SharedPages, PagesError> {
     SharedPages::new(channels).map_err(|source| PagesError::Create { bytes, source })
 }
 
-/// What a status page says ([`turnstile_abi::regs::status`]).
+/// Content of a status page ([`turnstile_abi::regs::status`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatusView {
     /// State of each engine as this VM may see it.
@@ -65,9 +65,9 @@ pub struct StatusView {
     pub copy_ns: u64,
     /// Weight.
     pub weight: u32,
-    /// Whether the VM is let through.
+    /// Whether the VM may run.
     pub admitted: bool,
-    /// Time held back.
+    /// Time held.
     pub held_ns: u64,
     /// When this was written.
     pub updated_at_ns: u64,

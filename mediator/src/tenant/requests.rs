@@ -6,7 +6,7 @@ use vm_memory::GuestAddress;
 
 use turnstile_gpu::{ChannelConfig, Gpu, GuestMemory, Refusal, within_limit};
 
-/// What a request may ask beside the GPU.
+/// A VM's account, as its requests read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// The VM's weight.
@@ -26,7 +26,7 @@ pub enum Effect {
     None,
     /// A channel was opened: it needs a gate.
     Opened(u32),
-    /// A channel was closed: its gate goes.
+    /// A channel was closed: its gate is removed.
     Closed(u32),
 }
 

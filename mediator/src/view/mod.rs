@@ -1,6 +1,4 @@
-//! What an operator sees: what happened between two samples, as parts of the time between. Pure.
-//! `turnstile top`, `turnstile vm list`, the page at `/ui`, the stream and the metrics show
-//! differences of the same totals, over the interval that each of them states.
+//! The operator's view: differences of two samples, as parts of the time between them. Pure.
 
 mod sample;
 
@@ -24,11 +22,11 @@ pub struct View {
     pub copying: f64,
     /// Wall time less everything accounted for since the daemon began, in nanoseconds.
     pub conservation_error_ns: i64,
-    /// Times a second that a tenant came onto the compute engine.
+    /// Times a second that a tenant was scheduled in on the compute engine.
     pub switches_per_s: f64,
-    /// GPU memory that there is, in bytes.
+    /// GPU memory in bytes.
     pub memory_bytes: u64,
-    /// GPU memory that tenants hold, in bytes, as far as the GPU tells.
+    /// GPU memory that tenants hold, in bytes, as far as the GPU reports it.
     pub memory_held_bytes: u64,
     /// The tenants, by number.
     pub tenants: Vec<Row>,
@@ -52,7 +50,7 @@ pub struct EngineParts {
     pub switching: f64,
     /// With nothing to do.
     pub idle: f64,
-    /// Seen by no signal.
+    /// Without any signal.
     pub unobserved: f64,
 }
 
@@ -63,14 +61,14 @@ pub enum Doing {
     /// Nothing, and it wants nothing.
     #[default]
     Idle,
-    /// It has work, and is let through.
+    /// It has work and may run.
     Runs,
-    /// It has work, and is held back.
+    /// It has work and is held.
     Held,
 }
 
 impl Doing {
-    /// The word for it.
+    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -90,7 +88,7 @@ pub struct Row {
     /// Name of its account.
     #[serde(default)]
     pub account: String,
-    /// A VM, or a program with so many processes on the GPU.
+    /// Processes of a program on the GPU; null for a VM.
     pub processes: Option<usize>,
     /// Weight in force.
     pub weight: u32,
@@ -104,15 +102,15 @@ pub struct Row {
     pub received: f64,
     /// Time with work and without the engine.
     pub waiting: f64,
-    /// Time held back.
+    /// Time held.
     pub held: f64,
     /// Copy time.
     pub copying: f64,
-    /// Times a second that it came onto the compute engine.
+    /// Times a second that it was scheduled in on the compute engine.
     pub switches_per_s: f64,
-    /// Compute time charged since it came, in seconds: what is billed.
+    /// Compute time charged since it connected, in seconds: what is billed.
     pub gpu_seconds: f64,
-    /// GPU memory that it holds, in bytes, where the GPU tells.
+    /// GPU memory that it holds, in bytes, where the GPU reports it.
     pub held_bytes: Option<u64>,
     /// Its memory, where that moves.
     pub memory: Option<MemorySample>,
@@ -138,8 +136,8 @@ pub struct AccountRow {
 }
 
 impl View {
-    /// What happened from one sample to a later one. A tenant that came meanwhile is seen from its first moment on; if the
-    /// daemon began anew meanwhile (its totals are lower), everything is.
+    /// Differences from one sample to a later one. A tenant that connected meanwhile counts from
+    /// zero. So does everything if the daemon was restarted meanwhile (its totals are lower).
     pub fn between(before: &Sample, after: &Sample) -> Self {
         let nothing = Sample::default();
         let same_run = before.at_ns <= after.at_ns && before.engine.used_ns <= after.engine.used_ns;

@@ -1,4 +1,4 @@
-//! Running totals at a moment, as they go to whoever shows them.
+//! Running totals at a moment, for displays.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,8 +6,8 @@ use utoipa::ToSchema;
 use crate::daemon::{HostSnapshot, LedgerHealth, TenantKind};
 use turnstile_mediation::COMPUTE;
 
-/// Totals of one GPU and its tenants. All of them only grow while the daemon runs, so that the difference of two samples is
-/// what happened between them.
+/// Totals of one GPU and its tenants. They only grow while the daemon runs, so that the difference
+/// of two samples is what happened between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Sample {
     /// When, on the GPU's clock, in nanoseconds: the end of the last closed period.
@@ -16,11 +16,11 @@ pub struct Sample {
     pub engine: EngineTime,
     /// Time of copy engines in use, all together, in nanoseconds.
     pub copy_ns: u64,
-    /// Wall time less everything accounted for, in nanoseconds; other than zero means that time was lost.
+    /// Wall time less everything accounted for, in nanoseconds; other than zero means lost time.
     pub conservation_error_ns: i64,
-    /// Times that a tenant came onto the compute engine.
+    /// Times that a tenant was scheduled in on the compute engine.
     pub slices: u64,
-    /// GPU memory that there is, in bytes.
+    /// GPU memory in bytes.
     pub memory_bytes: u64,
     /// The tenants, by number.
     pub tenants: Vec<TenantSample>,
@@ -44,7 +44,7 @@ pub struct EngineTime {
     pub switching_ns: u64,
     /// With nothing to do.
     pub idle_ns: u64,
-    /// Seen by no signal, or between windows.
+    /// Without any signal, or between windows.
     pub unobserved_ns: u64,
 }
 
@@ -80,13 +80,14 @@ pub struct TenantSample {
     /// Name of its account.
     #[serde(default)]
     pub account: String,
-    /// A VM, or a program with so many processes on the GPU.
+    /// Processes of a program on the GPU; null for a VM.
     pub processes: Option<usize>,
     /// Weight in force.
     pub weight: u32,
-    /// Engine time that it gets at most in each of its periods, and their length, in nanoseconds; null for no limit.
+    /// Engine time that it gets at most in each of its periods, and their length, in nanoseconds;
+    /// null for no limit.
     pub cap_ns: Option<(u64, u64)>,
-    /// Whether it is let through.
+    /// Whether it may run.
     pub admitted: bool,
     /// Whether it had work.
     pub backlogged: bool,
@@ -98,11 +99,11 @@ pub struct TenantSample {
     pub entitled_ns: u64,
     /// Time with work and without the engine.
     pub waited_ns: u64,
-    /// Time held back.
+    /// Time held.
     pub held_ns: u64,
-    /// Times that it came onto the compute engine.
+    /// Times that it was scheduled in on the compute engine.
     pub slices: u64,
-    /// GPU memory that it holds, in bytes, where the GPU tells.
+    /// GPU memory that it holds, in bytes, where the GPU reports it.
     pub held_bytes: Option<u64>,
     /// Its memory, where that moves.
     pub memory: Option<MemorySample>,

@@ -1,4 +1,4 @@
-//! As little HTTP as a test needs, over any stream.
+//! Minimal HTTP for tests, over any stream.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use serde_json::Value;
 /// TIMEOUT: an answer on a machine that builds at the same time.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -18,7 +18,7 @@ pub(crate) struct Reply {
     pub(crate) body: String,
 }
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask<'a> {
     pub(crate) method: &'a str,
@@ -61,7 +61,7 @@ pub(crate) fn connect(socket: &Path) -> UnixStream {
     stream
 }
 
-/// A request and its answer; none if the other end hung up without a word.
+/// Sends a request and returns its answer; none if the other end closed without one.
 pub(crate) fn exchange(stream: &mut (impl Read + Write), ask: &Ask<'_>) -> Option<Reply> {
     let Ask {
         method,
@@ -78,7 +78,8 @@ pub(crate) fn exchange(stream: &mut (impl Read + Write), ask: &Ask<'_>) -> Optio
     }
     text.push_str("\r\n");
     text.push_str(body);
-    // Who is hung up on, or told that it is too much, may find the socket closed before all of it is sent.
+    // A refused client, or one with too large a request, may find the socket closed before all of
+    // it is sent.
     let _ = stream.write_all(text.as_bytes());
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);

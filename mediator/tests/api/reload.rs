@@ -1,5 +1,5 @@
-//! A configuration that is changed under a running daemon, and what a price list gives: SIGHUP, metrics on an address of their
-//! own, bills over the API.
+//! A configuration that changes under a running daemon, and the use of a price list: SIGHUP,
+//! metrics on an address of their own, bills over the API.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use super::common::{Process, turnstile, until, vm};
 use super::http::{Ask, exchange, get};
 
-/// A daemon with a configuration file, and what it said.
+/// A daemon with a configuration file, and its messages.
 struct Served {
     daemon: Process,
     folder: tempfile::TempDir,
@@ -56,7 +56,7 @@ impl Served {
         fs::read_to_string(self.path("said")).unwrap()
     }
 
-    /// Has the daemon read this, and waits until it has answered.
+    /// Makes the daemon read this configuration, and waits for `answer` in its messages.
     fn reload(&self, config: &str, answer: &str) {
         fs::write(self.path("turnstile.toml"), config).unwrap();
         let before = self.said().len();
@@ -67,7 +67,7 @@ impl Served {
     }
 }
 
-/// What an address answers to `GET`.
+/// The answer of an address to `GET`.
 fn tcp(address: SocketAddr, path: &str) -> Option<String> {
     let mut stream = TcpStream::connect(address).ok()?;
     write!(
@@ -187,7 +187,7 @@ fn a_reload_takes_over_what_it_can_and_says_what_waits() {
 
 #[test]
 fn metrics_have_an_address_of_their_own_and_nothing_else_is_on_it() {
-    // Free a moment ago; nobody else on this host is likely to take it.
+    // Free a moment ago; no other process on this host is likely to take it.
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap();
     drop(free);

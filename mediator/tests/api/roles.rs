@@ -1,4 +1,4 @@
-//! Who may what, by the kernel's word.
+//! Roles of callers, by the credentials that the kernel reports.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -14,7 +14,8 @@ use super::http::{Ask, PATCH, PATIENCE, Reply, ask, connect, exchange, get, send
 
 const NOBODY: u32 = 61_000;
 
-/// Asks as another user: the kernel tells the credentials of the thread that connects. None if it was hung up on.
+/// Sends a request as another user: the kernel reports the credentials of the connecting thread.
+/// None if the connection was closed.
 fn as_user(uid: u32, group: u32, socket: PathBuf, method: &'static str) -> Option<Reply> {
     let asking = thread::spawn(move || {
         let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(NOBODY));
@@ -50,7 +51,7 @@ fn a_viewer_cannot_write_and_a_stranger_gets_nothing() {
         section.viewers = vec![Principal::Uid(60_001), Principal::Gid(60_002)];
         section.operators = vec![Principal::Gid(60_003)];
     });
-    // Others have to reach the sockets before they can be refused.
+    // Other users have to reach the sockets before they can be refused.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(bench.folder.path(), open).unwrap();
     send(
@@ -110,7 +111,8 @@ fn nobody_writes_on_the_read_only_socket() {
 #[test]
 fn slow_clients_block_nobody() {
     let bench = Bench::new();
-    // Half a head, half a body, and many answers that nobody takes: as many viewers as there may be, and more.
+    // Half a head, half a body, and many answers that are not read: as many viewers as are
+    // permitted, and more.
     let mut slow = Vec::new();
     for number in 0..200 {
         let mut stream = connect(&bench.path("api-ro.sock"));
@@ -128,7 +130,7 @@ fn slow_clients_block_nobody() {
         assert_eq!(get(&bench.socket(), "/v1/vms").status, 200);
     }
     assert!(begin.elapsed() < PATIENCE);
-    // One who hangs up gives his place back.
+    // A client that closes its connection frees its place.
     drop(slow);
     let begin = Instant::now();
     loop {

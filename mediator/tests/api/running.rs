@@ -63,7 +63,8 @@ fn share(folder: &Path, ns: u64) -> f64 {
     }
 }
 
-/// Asks for shares again until they are as they should be: a machine that builds at the same time starves VMs now and then.
+/// Measures shares until they are as they should be: a machine that builds at the same time starves
+/// VMs now and then.
 fn until(what: &str, folder: &Path, good: impl Fn(f64) -> bool) {
     let begin = Instant::now();
     loop {
@@ -113,7 +114,7 @@ fn weights_and_caps_change_shares_of_running_vms() {
     let (code, _) = command(folder, &["vm", "set", "a", "--quota", "20%"]);
     assert_eq!(code, 0);
     until("a cap", folder, |share| share < 0.3);
-    // Of the whole second and not of what was used.
+    // Of the whole second, not of the used time.
     entitled("a cap", folder, |a, b| (a - 0.2).abs() < 0.02 && b > a);
     let (code, printed) = command(folder, &["gpu", "list", "-o", "json"]);
     let gpus: Value = serde_json::from_str(&printed).unwrap();

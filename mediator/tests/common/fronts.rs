@@ -1,4 +1,5 @@
-//! A daemon over the software GPU, and sockets for stock VMMs in front of it: for the tests here, and for those of `turnstile-tests`.
+//! A daemon over the software GPU, and sockets for stock VMMs in front of it: for the tests here,
+//! and for those of `turnstile-tests`.
 
 use std::path::Path;
 use std::sync::Arc;

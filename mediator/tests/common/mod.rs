@@ -19,7 +19,7 @@ pub(crate) fn turnstile() -> Command {
 pub(crate) struct Process(pub(crate) Child);
 
 impl Process {
-    /// Waits for its end; none if it does not come within so long.
+    /// Waits for its end; none if it still runs after `within`.
     pub(crate) fn end(&mut self, within: Duration) -> Option<ExitStatus> {
         let begin = Instant::now();
         while begin.elapsed() < within {
@@ -44,7 +44,7 @@ impl Drop for Process {
     }
 }
 
-/// A daemon whose sockets are in `folder`.
+/// A daemon with its sockets in `folder`.
 pub(crate) fn serve(folder: &Path, args: &[&str]) -> Process {
     let child = turnstile()
         .arg("serve")
@@ -86,7 +86,7 @@ fn spawn_vm(folder: &Path, name: &str, args: &[&str], stdout: Stdio) -> Process 
     Process(child)
 }
 
-/// Asks until an answer will do.
+/// Repeats `ask` until there is an answer.
 pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {

@@ -1,5 +1,5 @@
-//! A GPU that takes programs and remembers what it was told; VMs go to a software GPU. Memory of programs moves if it has
-//! [`Moves`].
+//! A GPU that takes programs and records its calls; VMs go to a software GPU. Memory of programs
+//! moves if it has [`Moves`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -20,7 +20,7 @@ use turnstile_vmm::wire::ObjectChange;
 
 use super::moving::Moves;
 
-/// What the GPU was told.
+/// A call of the GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Program(TenantId, u32),

@@ -1,5 +1,5 @@
-//! `turnstile run` against real daemons over a GPU that remembers what it was told. The programs ask for what a CUDA
-//! program asks the driver for, of a file that refuses it.
+//! `turnstile run` against real daemons over a GPU that records its calls. The programs make the
+//! driver calls of a CUDA program, on a file that refuses them.
 
 mod gpu;
 #[path = "../common/library.rs"]
@@ -27,7 +27,8 @@ use turnstile_soft::{SoftConfig, SoftGpu};
 
 const CLIENT: u32 = 0xc1d0_0019;
 
-/// Waits until something holds. TIMEOUT: everything here takes milliseconds; a busy machine gets a minute.
+/// Waits until something holds. TIMEOUT: everything here takes milliseconds; a busy machine gets a
+/// minute.
 fn until(what: &str, holds: impl Fn() -> bool) {
     let begin = Instant::now();
     while !holds() {
@@ -44,7 +45,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        // What the daemon says, where RUST_LOG asks for it.
+        // Shows the daemon's log where RUST_LOG selects it.
         let _ = env_logger::builder().is_test(true).try_init();
         let mut this = Self {
             folder: tempfile::tempdir().unwrap(),
@@ -70,7 +71,7 @@ impl Bench {
         self.path("vmm.sock")
     }
 
-    /// A daemon that knows nothing, over a GPU that knows nothing.
+    /// A new daemon over a new GPU, both without any state.
     fn restart(&mut self) {
         self.daemon = None;
         self.gpu = FakeGpu::new();
@@ -96,7 +97,7 @@ impl Bench {
         (status.code(), String::from_utf8(stderr).unwrap())
     }
 
-    /// The actor, which goes on when `go` is called.
+    /// The actor, which continues when `go` is called.
     fn actor(&self, options: &[&str], client: u32) -> Child {
         let (actor, go) = (self.path("actor"), self.path("go"));
         let (actor, go) = (actor.to_str().unwrap(), go.to_str().unwrap());
@@ -199,7 +200,8 @@ fn signals_are_passed_on() {
         (Signal::USR1, "USR1", 44),
     ] {
         let script = format!("trap 'exit {code}' {name}; echo ready; while :; do sleep 0.02; done");
-        // Who runs the tests may have signals ignored (a shell does so with what it runs beside it), and shells leave it at that.
+        // Signals may be ignored in the process that runs the tests (a shell does so for background
+        // jobs), and shells keep that.
         let command = ["env", "--default-signal", "sh", "-c", &script];
         let mut run = bench.run(&[], &command).spawn().unwrap();
         let mut line = String::new();
@@ -264,7 +266,8 @@ fn a_launcher_that_is_killed_takes_no_program_with_it() {
     });
     bench.go();
     until("the actor's end", || mark.exists());
-    // Its last call was let through: it came back as /dev/null answers, not as a filter without a supervisor does.
+    // Its last call was let through: the status is that of /dev/null's answer, not that of a filter
+    // without a supervisor.
     assert_eq!(fs::read_to_string(mark).unwrap(), "7\n");
 }
 
@@ -291,7 +294,7 @@ fn a_client_is_the_first_ones_that_names_it() {
     let (actor, client) = (bench.path("actor"), format!("{CLIENT:x}"));
     let (code, _) = bench.end(&[actor.to_str().unwrap(), &client]);
     assert_eq!(code, Some(7));
-    // By then all that it said was heard.
+    // By then the daemon has handled all of its reports.
     until("it has left", || {
         bench.gpu.told().contains(&Told::Left(TenantId(2)))
     });
@@ -301,7 +304,7 @@ fn a_client_is_the_first_ones_that_names_it() {
     until("it has left", || {
         bench.gpu.told().contains(&Told::Left(TenantId(1)))
     });
-    // Nobody's any more.
+    // The client is free again.
     let mut third = bench.actor(&[], CLIENT);
     assert_eq!(third.wait().unwrap().code(), Some(7));
 }

@@ -1,5 +1,5 @@
-//! Memory of a program that is started by `turnstile run --movable`, over a driver whose GPU is none (`mediator/preload/tests`): all
-//! of the way from its calls to the daemon.
+//! Memory of a program under `turnstile run --movable`, on all of the way from its calls to the
+//! daemon. Its driver has no GPU (`mediator/preload/tests`).
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};
@@ -63,7 +63,8 @@ fn memory_of_a_program_goes_and_comes_and_is_limited() {
     for round in 0..3 {
         let turn = folder.join(format!("round-{round}"));
         until("its turn", || turn.exists());
-        // It says what it has, and goes on without an answer: the last may be on its way.
+        // The program reports its memory and continues without an answer: the last report may be on
+        // its way.
         until("all of its memory is known", || {
             bench.gpu.backing.0.lock().unwrap().len() >= 6
         });

@@ -1,4 +1,5 @@
-//! Programs that together own more than the card has, under a daemon that moves their memory (`moving.rs` says what is real).
+//! Programs that together own more than the card has, under a daemon that moves their memory
+//! (`moving.rs` lists what is real).
 
 use std::fs;
 use std::process::{Child, Command, Output};
@@ -24,7 +25,7 @@ struct Moved {
     program: String,
 }
 
-/// What a program does, by its seed.
+/// Work of a program, by its seed.
 #[derive(Clone, Copy)]
 struct Work {
     seed: u64,
@@ -85,7 +86,7 @@ impl Moved {
         run.spawn().unwrap()
     }
 
-    /// What it says when nobody moves its memory.
+    /// Its output when its memory is not moved.
     fn alone(&self, work: Work) -> String {
         let output = Command::new(&self.program)
             .args(work.words())
@@ -101,7 +102,7 @@ impl Moved {
         Some(tenants.find(|tenant| tenant.name == name)?.tenant)
     }
 
-    /// Bytes that were moved out of all who are there, and that are away now.
+    /// Bytes that were moved out of all present tenants, and that are away now.
     fn moved(&self) -> (u64, u64) {
         let snapshot = self.bench.daemon.as_ref().unwrap().host().snapshot();
         let memory = snapshot.tenants.iter().filter_map(|tenant| tenant.memory);
@@ -120,7 +121,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A few at first; TURNSTILE_SEEDS says how many.
+/// A few at first; TURNSTILE_SEEDS sets how many.
 fn seeds(few: u64) -> u64 {
     let wanted = std::env::var("TURNSTILE_SEEDS").ok();
     wanted.and_then(|text| text.parse().ok()).unwrap_or(few)
@@ -298,7 +299,7 @@ fn who_sleeps_while_the_daemon_ends_in_order_has_its_memory_and_goes_on() {
 #[test]
 fn who_sleeps_gives_way_and_has_its_memory_when_it_wakes() {
     let moved = Moved::new(48, 128);
-    // It naps for longer than anybody is waited for.
+    // It naps for longer than the daemon waits for a program.
     let sleeper = Work {
         steps: 120,
         nap_ms: 700,

@@ -1,6 +1,7 @@
-//! Memory of programs that moves, without a GPU: everything is the daemon's own, down to the mover's process, but the driver
-//! (`mediator/preload/tests/libcuda.c`, whose memory lies in files) and what suspends programs: a lock on a file, which the driver takes
-//! for each copy and kernel.
+//! Memory of programs that moves, without a GPU. Everything is the daemon's own, down to the
+//! mover's process, but for two parts. The driver is `mediator/preload/tests/libcuda.c`, with its
+//! memory in files. Programs are suspended by a lock on a file, which the driver takes for each
+//! copy and kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -17,7 +18,7 @@ use turnstile_nvidia::mover::{Mover, MoverConfig};
 use turnstile_nvidia::programs::{ProgramChunks, ProgramMemory};
 use turnstile_nvidia::sets::{Copies, Sets};
 
-/// Who did nothing for so long wants nothing.
+/// A program that did nothing for this long has no demand.
 const IDLE: Duration = Duration::from_millis(20);
 
 /// A program's engine.
@@ -25,14 +26,14 @@ const IDLE: Duration = Duration::from_millis(20);
 struct Engine {
     file: File,
     held: bool,
-    /// What it wanted when it was last free.
+    /// Its demand when it was last not held.
     wants: bool,
     count: u64,
     seen: Instant,
 }
 
 impl Engine {
-    /// Whether it did something lately, as far as it could.
+    /// Whether it did something lately; while it is held, the last such answer.
     fn look(&mut self) -> bool {
         if self.held {
             return self.wants;
@@ -48,7 +49,7 @@ impl Engine {
     }
 }
 
-/// A card whose memory moves, and who may use it.
+/// A card with movable memory, and the engines of the programs on it.
 #[derive(Debug)]
 pub(crate) struct Moves {
     pub(crate) sets: Arc<Sets>,
@@ -57,11 +58,11 @@ pub(crate) struct Moves {
     card_bytes: u64,
     pool_bytes: u64,
     engines: Mutex<BTreeMap<TenantId, Engine>>,
-    fastened: Arc<Mutex<BTreeSet<TenantId>>>,
+    pinned: Arc<Mutex<BTreeSet<TenantId>>>,
 }
 
 impl Moves {
-    /// A card of so many bytes before a pool of so many; the driver is in `folder`.
+    /// A card of `card_bytes`, with a pool of `pool_bytes` at the host; the driver is in `folder`.
     pub(crate) fn new(folder: &Path, card_bytes: u64, pool_bytes: u64) -> Self {
         let folder = folder.to_owned();
         let command = move || {
@@ -71,18 +72,18 @@ impl Moves {
         };
         let mover = Arc::new(Mover::start(MoverConfig::new(0, pool_bytes), command).unwrap());
         let copies: Arc<dyn Copies> = mover.clone();
-        let fastened = Arc::<Mutex<BTreeSet<TenantId>>>::default();
-        let own = fastened.clone();
-        let fasten = Box::new(move |tenant, on| {
-            let mut fastened = own.lock().unwrap();
+        let pinned = Arc::<Mutex<BTreeSet<TenantId>>>::default();
+        let own = pinned.clone();
+        let pin_owner = Box::new(move |tenant, on| {
+            let mut pinned = own.lock().unwrap();
             let _ = if on {
-                fastened.insert(tenant)
+                pinned.insert(tenant)
             } else {
-                fastened.remove(&tenant)
+                pinned.remove(&tenant)
             };
             Ok(())
         });
-        let sets = Sets::new(copies, fasten, card_bytes, pool_bytes).unwrap();
+        let sets = Sets::new(copies, pin_owner, card_bytes, pool_bytes).unwrap();
         let (sets, chunks) = (Arc::new(sets), ProgramChunks::default());
         chunks.move_by(sets.clone());
         Self {
@@ -92,7 +93,7 @@ impl Moves {
             card_bytes,
             pool_bytes,
             engines: Mutex::default(),
-            fastened,
+            pinned,
         }
     }
 
@@ -105,7 +106,7 @@ impl Moves {
         }
     }
 
-    /// The launcher says which engine is the program's.
+    /// Adds a program; its launcher's environment names its engine.
     pub(crate) fn add(&self, tenant: TenantId, root: u32, memory: &ProgramMemory) {
         let environment = fs::read_to_string(format!("/proc/{root}/environ")).unwrap();
         let mut variables = environment.split('\0');
@@ -145,7 +146,7 @@ impl Moves {
             && engine.held
         {
             engine.held = false;
-            self.fastened.lock().unwrap().remove(&tenant);
+            self.pinned.lock().unwrap().remove(&tenant);
             engine.seen = Instant::now();
             flock(&engine.file, FlockOperation::Unlock).unwrap();
         }
@@ -164,10 +165,10 @@ impl Moves {
         }
     }
 
-    /// The daemon is gone. Nobody resumes who is fastened.
+    /// The daemon is gone: programs that are pinned (`pinned`) are not resumed.
     pub(crate) fn end(&self) {
         for (tenant, engine) in std::mem::take(&mut *self.engines.lock().unwrap()) {
-            if self.fastened.lock().unwrap().contains(&tenant) {
+            if self.pinned.lock().unwrap().contains(&tenant) {
                 std::mem::forget(engine);
             }
         }

@@ -1,4 +1,4 @@
-//! Launchers that say what is not so.
+//! Launchers with false reports.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -45,7 +45,7 @@ impl Launcher {
         send(&self.stream, message, fds).unwrap();
     }
 
-    /// What the daemon says, or None if it ended the connection.
+    /// The daemon's next message, or None if it closed the connection.
     fn hear(&mut self) -> Option<ToVmm> {
         match self.reader.read(&self.stream) {
             Ok(Read::Frame(frame)) => Some(frame.message),
@@ -106,7 +106,7 @@ fn who_does_not_descend_is_refused() {
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     launcher.refused(9, gone);
-    // What is said of them is not told on.
+    // Reports about refused processes are not passed on.
     for pid in [7, 8, 9, 10] {
         let changes = vec![made(1)];
         launcher.say(&ToDaemon::Objects { pid, changes }, Vec::new());

@@ -1,4 +1,5 @@
-//! VMs of stock VMMs: what QEMU does over vfio-user, done by a thread, against a real daemon over the software GPU.
+//! VMs of stock VMMs: a thread does what QEMU does over vfio-user, against a real daemon over the
+//! software GPU.
 #![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]

@@ -127,8 +127,8 @@ fn long_kernels_beside_short_ones_on_a_pci_gpu_have_half() {
     );
 }
 
-/// A kernel that runs is stopped for the tenant that launches and waits, and goes on in its pauses.
-/// That takes holds, demand and notices: without them the engine is idle in the pauses.
+/// A running kernel is preempted for the tenant that launches and waits, and continues in its
+/// pauses. That takes holds, demand and notices: without them the engine is idle in the pauses.
 #[test]
 fn long_kernels_on_a_pci_gpu_are_stopped_for_short_ones_and_fill_their_pauses() {
     let suspend = Suspend::MidKernel;

@@ -61,7 +61,7 @@ fn passed(report: &Report) {
     assert!(report.verified > 0 && report.failed == 0);
 }
 
-/// Share of the GPU's time that a VM gets alone, by its own count, in so many seconds.
+/// Share of the GPU's time that a VM gets alone, by its own count, in a load of `seconds`.
 fn load(guest: &Guest, seconds: u64) -> f64 {
     let report = guest.run(Workload::Load(Load {
         duration_ns: seconds * 1_000_000_000,
@@ -83,7 +83,8 @@ fn entries(process: u32, of: &str) -> usize {
     listed.unwrap().count()
 }
 
-/// Connections one after another, each of many random messages, until told to stop; messages and connections.
+/// Opens connections one after another, each with many random messages, until `stop`. Returns how
+/// many messages and connections.
 fn storm(socket: &Path, seed: u32, stop: &AtomicBool) -> (u64, u64) {
     let mut rng = SmallRng::seed_from_u64(seed.into());
     let gifts = [(); 2].map(|()| eventfd(0, EventfdFlags::NONBLOCK).unwrap());
@@ -127,7 +128,7 @@ fn a_hostile_vmm_disturbs_no_other_vm_of_a_running_daemon() {
     let bad = folder.join("vm/bad.sock");
     let (mut calm, mut beside, mut sent, mut connections) = (0.0, 0.0, 0, 0);
     let mut memory = Vec::new();
-    // In turns, so that what else this machine does falls on both alike.
+    // Alternating, so that other load of this machine affects both alike.
     for turn in 0..TURNS {
         calm += load(&good, 1);
         let stop = AtomicBool::new(false);
@@ -153,12 +154,13 @@ fn a_hostile_vmm_disturbs_no_other_vm_of_a_running_daemon() {
         said.len()
     );
     assert!(sent > 10_000 && connections >= 2);
-    // Nothing else of the host's is shared but its processors, on which this GPU runs and the storm is made.
+    // The only shared resource is the host's processors, on which this GPU runs and the storm is
+    // made.
     assert!(beside > 0.6 * calm, "{beside} of {calm}");
     assert!(grown < 16 << 20, "memory grew by {grown} bytes");
     assert!(said.len() < 16 << 10, "{said}");
     assert!(!said.contains("panicked"), "{said}");
-    // And the socket of the hostile one serves whoever comes next.
+    // The socket of the hostile VMM serves the next one.
     let next = Guest::new(&bad);
     passed(&next.run(Workload::Verify { rounds: 1 }));
     let (threads, files) = (entries(process, "task"), entries(process, "fd"));
@@ -212,11 +214,12 @@ fn a_vm_of_a_front_of_its_own_goes_on_after_the_daemon_is_killed() {
     assert!(took < Duration::from_secs(30));
 }
 
-/// What Cloud Hypervisor is given: a file that it can open by its descriptor's number, and that neither it nor anybody else can shrink.
+/// What Cloud Hypervisor gets: a file that it can open by its descriptor's number, and that no
+/// process can shrink.
 #[test]
 fn a_command_is_given_memory_that_keeps_its_size() {
     let tries = "stat -Lc %s /proc/self/fd/9 && ! truncate -s 4096 /proc/self/fd/9 && ! truncate -s 1M /proc/self/fd/9 && echo kept";
-    // Whoever runs this test may have left the descriptor open.
+    // The process that runs this test may have left the descriptor open.
     let sealed = |nine: &str, command: &[&str]| {
         process::Command::new("sh")
             .args(["-c", &format!("exec 9{nine}; exec \"$0\" \"$@\"")])

@@ -13,7 +13,7 @@ use turnstile_gpu::Refusal;
 
 /// TIMEOUT: the longest command is a module of 4 MiB, which takes some tenths of a second.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a command is looked at without a pause: most take some microseconds.
+/// Time for which a command is polled without a pause: most take some microseconds.
 const EAGER: Duration = Duration::from_micros(200);
 
 const REGS: Region = Region::Bar(BAR_REGS);
@@ -22,12 +22,12 @@ const REGS: Region = Region::Bar(BAR_REGS);
 #[derive(Debug)]
 pub(super) struct Admin {
     bus: Arc<dyn Bus>,
-    /// Whose turn it is to use the command registers and the area's texts.
+    /// Guards the command registers and the area's texts.
     command: Mutex<()>,
     pub(super) area: HostArea,
 }
 
-/// The device did not do what it must.
+/// The device violated the contract.
 fn broken(detail: impl ToString) -> Refusal {
     Refusal {
         code: ErrorCode::DeviceLost,
@@ -70,7 +70,7 @@ impl Admin {
         self.bus.write(REGS, offset, &value.to_le_bytes())
     }
 
-    /// The command registers, for one command after what it needs was left in the area.
+    /// The command registers, for one command after its input was written to the area.
     pub(super) fn turn(&self) -> Turn<'_> {
         let guard = self.command.lock().unwrap_or_else(PoisonError::into_inner);
         Turn {
@@ -79,7 +79,7 @@ impl Admin {
         }
     }
 
-    /// A command that needs nothing in the area.
+    /// Executes a command without input in the area.
     pub(super) fn command(&self, op: AdminOp, args: &[u64]) -> Result<[u64; RESULTS], Refusal> {
         self.turn().command(op, args)
     }
@@ -92,7 +92,7 @@ pub(super) struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Has a command carried out.
+    /// Executes a command.
     pub(super) fn command(&self, op: AdminOp, args: &[u64]) -> Result<[u64; RESULTS], Refusal> {
         let admin = self.admin;
         for (n, arg) in (0..ARGS as u64).zip(args) {
@@ -129,7 +129,7 @@ impl Turn<'_> {
     }
 }
 
-/// Words that a command returns: each costs a trip over the bus.
+/// Number of words that a command returns: each costs a trip over the bus.
 const fn returns(op: AdminOp) -> usize {
     match op {
         AdminOp::OpenChannel => 1,

@@ -1,5 +1,5 @@
-//! Memory of the mediator's in which the device shows its log and its channels (the host area),
-//! and demand (the demand area, which follows it).
+//! Memory of the mediator to which the device writes. The host area has its log and its channels'
+//! state; the demand area, which follows, has demand.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -12,9 +12,9 @@ use super::demand::Record;
 use turnstile_gpu::ChannelActivity;
 use turnstile_host::memory_file::memory_file;
 
-/// Records that the device may be writing while they are read.
+/// Number of records that the device may be writing while they are read.
 const GUARD: u64 = 8;
-/// Where the demand area begins.
+/// Offset of the demand area.
 pub(super) const DEMAND: u64 = area::BYTES;
 /// Bytes of both areas.
 pub(super) const BYTES: u64 = DEMAND + demand::BYTES;
@@ -70,7 +70,7 @@ impl HostArea {
         u64::from_le(word.unwrap_or(0))
     }
 
-    /// What the channel of a page has to do, if it is the context's; its number is the page.
+    /// Activity of the channel of a page, if it belongs to the context; its number is the page.
     pub(super) fn channel(&self, page: u32, context: u32) -> Option<ChannelActivity> {
         let at = area::CHANNELS + u64::from(page.min(PAGES - 1)) * area::CHANNEL_BYTES;
         let word = self.word(at);
@@ -87,13 +87,13 @@ impl HostArea {
         })
     }
 
-    /// Moves switch records from `get` on to the end of `events`; `get` is the first not read.
-    /// Records that were overwritten show as gaps in the engines' numbers.
+    /// Appends switch records from `get` on to `events`; `get` is the first unread one. Overwritten
+    /// records show as gaps in the engines' numbers.
     pub(super) fn read_log(&self, get: &mut u64, events: &mut Vec<SwitchEvent>) {
         self.read(&SWITCHES, get, events, record);
     }
 
-    /// Moves records of demand from `get` on to the end of `records`; whether some were lost.
+    /// Appends records of demand from `get` on to `records`. Returns whether some were lost.
     pub(super) fn read_demand(&self, get: &mut u64, records: &mut Vec<Record>) -> bool {
         self.read(&CHANGES, get, records, Record)
     }
@@ -124,7 +124,7 @@ impl HostArea {
             records.push(record(std::array::from_fn(word)));
         }
         *get = put;
-        // The device may have written over the oldest of these meanwhile.
+        // The device may have overwritten the oldest of these meanwhile.
         let oldest = self.word(log.put).saturating_sub(log.entries - GUARD);
         let torn = usize::try_from(oldest.saturating_sub(from)).unwrap_or(usize::MAX);
         let end = first.saturating_add(torn).min(records.len());
@@ -132,7 +132,7 @@ impl HostArea {
         began_anew || from > next || end > first
     }
 
-    /// Leaves a context's windows: gpa, address, bytes.
+    /// Writes a context's windows for a command: gpa, address, bytes.
     pub(super) fn leave_windows(&self, windows: &[[u64; 3]]) {
         for (index, window) in (0..).zip(windows) {
             for (part, word) in (0..).zip(window) {
@@ -142,13 +142,13 @@ impl HostArea {
         }
     }
 
-    /// Leaves text for a command.
+    /// Writes the text for a command.
     pub(super) fn leave_text(&self, text: &str) {
         self.leave(area::TEXT, text.as_bytes());
     }
 
     fn leave(&self, at: u64, bytes: &[u8]) {
-        // What does not fit is cut off, and the device finds less than it was told.
+        // Bytes beyond the area are cut off, and the device finds fewer than its command names.
         let _ = self.region.as_volatile_slice().write(bytes, at as usize);
     }
 
@@ -157,7 +157,7 @@ impl HostArea {
         self.leave(DEMAND + at, &word.to_le_bytes());
     }
 
-    /// The device's text, of so many bytes.
+    /// The device's text of `bytes` bytes.
     pub(super) fn reply(&self, bytes: u32) -> String {
         let mut text = vec![0; u64::from(bytes).min(area::REPLY_BYTES) as usize];
         let slice = self.region.as_volatile_slice();
@@ -167,7 +167,7 @@ impl HostArea {
 }
 
 fn record([at, seq, state, context]: [u64; 4]) -> SwitchEvent {
-    // CAST: halves, and an engine beyond those there are is nobody's to the meter.
+    // CAST: halves. The meter charges no tenant for an engine that does not exist.
     let (engine, state) = (state as u8, (state >> 32) as u32);
     let tenant = TenantId(context as u32);
     SwitchEvent {

@@ -1,6 +1,6 @@
-//! The narrow trait between the backend and whatever the device hangs on: regions, interrupts, DMA, mappings. Three
-//! implementations: VFIO in the kernel ([`super::kernel`]), a vfio-user server, and a device in this process
-//! ([`super::fake`]).
+//! The narrow trait between the backend and the bus of the device: regions, interrupts, DMA,
+//! mappings. Three implementations: VFIO in the kernel ([`super::kernel`]), a vfio-user server, and
+//! a device in this process ([`super::fake`]).
 
 use std::fmt;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 
 use vm_memory::MmapRegion;
 
-/// Which part of the device an access goes to.
+/// The part of the device that is accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Region {
     /// Configuration space.
@@ -18,71 +18,71 @@ pub enum Region {
     Bar(u32),
 }
 
-/// Why the bus could not do something.
+/// Why the bus failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BusError {
     /// An access failed.
     #[error("Access to {region:?} at {offset:#x} failed")]
     Access {
-        /// Which region.
+        /// The region.
         region: Region,
-        /// Where in it.
+        /// Offset in it.
         offset: u64,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// A region cannot be mapped.
     #[error("{region:?} cannot be mapped at {offset:#x}")]
     Map {
-        /// Which region.
+        /// The region.
         region: Region,
-        /// Where in it.
+        /// Offset in it.
         offset: u64,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// A vector could not be connected.
     #[error("Interrupt vector {vector} could not be connected")]
     Vector {
-        /// Which.
+        /// Number of the vector.
         vector: u16,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Memory could not be mapped for the device, or its mapping not be taken back.
+    /// Memory could not be mapped for the device, or unmapped.
     #[error(
         "Mapping {bytes:#x} bytes at {iova:#x} for the device, or taking that back, failed (locked memory limit?)"
     )]
     Dma {
-        /// Where.
+        /// Address for the device.
         iova: u64,
-        /// How much.
+        /// Length.
         bytes: u64,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The device could not be had.
+    /// The device could not be opened.
     #[error("{what}")]
     Open {
-        /// What could not be done, and what to do.
+        /// What failed, and what to do about it.
         what: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// A part of a region as a file shows it.
+/// A part of a region, as a range of a file.
 #[derive(Debug)]
 pub struct RegionFile {
     /// The file: of a device that VFIO has opened, or a memory file.
     pub file: File,
-    /// Where the part begins in it.
+    /// Offset of the part in it.
     pub offset: u64,
 }
 
 /// A device on a bus. Calls may come from any thread.
 pub trait Bus: Send + Sync + fmt::Debug {
-    /// Reads; one access of the bus where `data` is 4 or 8 bytes and aligned.
+    /// Reads; one access of the bus if `data` is aligned and has 4 or 8 bytes.
     ///
     /// # Errors
     /// [`BusError::Access`].
@@ -94,30 +94,32 @@ pub trait Bus: Send + Sync + fmt::Debug {
     /// [`BusError::Access`].
     fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), BusError>;
 
-    /// A file by which a part of a region, whole pages, can be mapped by any process that has it.
+    /// A file by which any process that has it can map whole pages of a region.
     ///
     /// # Errors
     /// [`BusError::Map`].
     fn file(&self, region: Region, offset: u64, bytes: u64) -> Result<RegionFile, BusError>;
 
-    /// Ties an interrupt vector to an eventfd, or to none. It may go on being raised until this returns.
+    /// Connects an interrupt vector to an eventfd, or to none. The previous eventfd may be
+    /// signalled until this returns.
     ///
     /// # Errors
     /// [`BusError::Vector`].
     fn connect(&self, vector: u16, eventfd: Option<BorrowedFd<'_>>) -> Result<(), BusError>;
 
-    /// Lets the device reach this memory at `iova`. Precondition: the memory stays mapped until [`Self::dma_unmap`].
+    /// Lets the device access this memory at `iova`. Precondition: the memory stays mapped until
+    /// [`Self::dma_unmap`].
     ///
     /// # Errors
     /// [`BusError::Dma`].
     fn dma_map(&self, iova: u64, memory: &MmapRegion<()>) -> Result<(), BusError>;
 
-    /// Takes that back: when this returns, the device reaches it no more.
+    /// Ends that access: when this returns, the device cannot access the memory any more.
     ///
     /// # Errors
     /// [`BusError::Dma`].
     fn dma_unmap(&self, iova: u64, bytes: u64) -> Result<(), BusError>;
 
-    /// What it is, in a few words.
+    /// Short description of the device.
     fn describe(&self) -> String;
 }

@@ -1,33 +1,34 @@
-//! The GPU's clock as the mediator knows it without asking each time.
+//! The GPU's clock, estimated without reading its register each time.
 //!
-//! The device's clock is a register that costs a trip over the bus. Between two readings the host's clock goes on for it, and
-//! a little slower, so that what is told is never ahead of the device: whatever the device logs after the mediator has
-//! looked at the clock lies behind what it saw.
+//! The register costs a trip over the bus. Between two readings the host's clock extrapolates it, a
+//! little slower, so that the estimate is never ahead of the device. A record that the device logs
+//! after an estimate was made has a later time than that.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use turnstile_accounting::{Moment, Nanos};
 
-/// By what part of the time passed the host's clock is slowed down: more than two clocks of computers differ.
+/// Part of the elapsed time by which the host's clock is slowed down: more than the clocks of two
+/// computers differ.
 const SLACK: u64 = 1024;
-/// After so long the register is read again: by then the clock told is 20 us behind.
+/// Age at which the register is read again: by then the estimate is 20 us behind.
 const STALE: Nanos = Nanos::from_ms(20);
 
 #[derive(Debug)]
 struct State {
-    /// The register's value, which was reached before `read`.
+    /// Value of the register; the device's clock reached it before `read`.
     at: Moment,
     read: Instant,
     told: Moment,
 }
 
-/// The clock.
+/// The estimate of the clock.
 #[derive(Debug)]
 pub(super) struct Clock(Mutex<State>);
 
 impl Clock {
-    /// A clock that was read just now.
+    /// An estimate with a register value that was just read.
     pub(super) fn new(at: Moment) -> Self {
         Self(Mutex::new(State {
             at,
@@ -40,7 +41,7 @@ impl Clock {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The time; never falls.
+    /// The estimate now; never decreases.
     pub(super) fn now(&self) -> Moment {
         let mut state = self.lock();
         let now = state.extrapolate(Instant::now());
@@ -48,21 +49,22 @@ impl Clock {
         state.told
     }
 
-    /// Whether it is time to read the register.
+    /// Whether the register has to be read again.
     pub(super) fn is_stale(&self) -> bool {
         let state = self.lock();
         // CAST: 584 years.
         state.read.elapsed().as_nanos() as u64 > STALE.0
     }
 
-    /// The register was read, asked for at `asked`, and said this.
+    /// Takes a value of the register, and the instant before it was read.
     pub(super) fn set(&self, asked: Instant, at: Moment) {
         let mut state = self.lock();
         let read = Instant::now();
         let known = state.extrapolate(read);
         // CAST: 584 years.
         let latest = Moment(at.0 + read.saturating_duration_since(asked).as_nanos() as u64);
-        // A reading that took long may say less than what was known; one that says that it was wrong is believed.
+        // A slow reading may be earlier than the known time, which is then kept. If the known time
+        // is later than the reading permits, it was wrong.
         state.at = if known <= latest { at.max(known) } else { at };
         state.read = read;
     }

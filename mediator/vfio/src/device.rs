@@ -31,8 +31,9 @@ use turnstile_gpu::{
 };
 use turnstile_host::memory_file::memory_file;
 
-/// Where the device finds the host area, and the demand area behind it. Low, so that one access of 4 bytes tells it; off the addresses that x86 hosts
-/// keep for interrupts.
+/// Address of the host area for the device; the demand area follows it. It is low, so that one
+/// access of 4 bytes can pass it, and outside of the addresses that x86 hosts reserve for
+/// interrupts.
 const AREA_IOVA: u32 = 0x1000_0000;
 /// Bits of the command register in configuration space: memory decoding, bus mastering.
 const COMMAND_ENABLE: u16 = 0x0006;
@@ -53,7 +54,7 @@ pub struct VfioGpu {
     /// None where the device has no holds.
     notices: Option<Notices>,
     tenants: Mutex<Tenants>,
-    /// Accesses that failed; a device that is gone is said so once.
+    /// Number of failed accesses, of which the first is logged.
     errors: AtomicU64,
     said: AtomicBool,
 }
@@ -62,7 +63,7 @@ impl VfioGpu {
     /// Takes the device on a bus: resets it and gives it a host area.
     ///
     /// # Errors
-    /// When it is another device, or does not do what it must.
+    /// If it is another device, or violates the contract.
     pub fn new(bus: Arc<dyn Bus>) -> Result<Self, StartError> {
         let mut ids = [0; 4];
         bus.read(Region::Config, 0, &mut ids)?;
@@ -109,7 +110,7 @@ impl VfioGpu {
         let notices = notices.transpose()?;
         let vectors = notices.as_ref().map_or(VECTORS, |_| notices::VECTOR);
         let clock = Clock::new(Moment(admin.read64(regs::TIME)?));
-        // Last: from here on what fails drops the backend, which takes the mapping back.
+        // Last: from here on a failure drops the backend, which ends the mapping.
         bus.dma_map(AREA_IOVA.into(), admin.area.region())?;
         let gpu = Self {
             capabilities,
@@ -133,7 +134,7 @@ impl VfioGpu {
         Ok(gpu)
     }
 
-    /// Has the device take an area into use.
+    /// Makes the device use an area.
     fn take_area(&self, register: u64, iova: u32) -> Result<(), StartError> {
         self.admin.write32(register, iova)?;
         match self.admin.read64(register)? == u64::from(iova) {
@@ -142,7 +143,7 @@ impl VfioGpu {
         }
     }
 
-    /// The bus that it hangs on.
+    /// The bus of the device.
     pub fn bus(&self) -> &Arc<dyn Bus> {
         &self.bus
     }
@@ -169,7 +170,7 @@ impl VfioGpu {
         self.tenants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A bus that fails is told of once: the device is gone, and will be at every access.
+    /// Logs the first failure of the bus: a device that is gone fails at every access.
     fn told<T>(&self, result: Result<T, BusError>) -> Option<T> {
         let error = match result {
             Ok(value) => return Some(value),
@@ -216,7 +217,7 @@ impl VfioGpu {
         Ok(())
     }
 
-    /// Takes a tenant's memory away from the device, and gives back what it had.
+    /// Ends the device's access to a tenant's memory, and frees the tenant's resources.
     fn clear_away(&self, tenant: TenantId) {
         let windows: Option<Windows> = self.tenants().remove(&*self.bus, tenant);
         let Some(windows) = windows else { return };
@@ -224,7 +225,7 @@ impl VfioGpu {
         for [_, iova, bytes] in &windows.list {
             free &= self.told(self.bus.dma_unmap(*iova, *bytes)).is_some();
         }
-        // What may still be mapped is not given to another, and the memory stays.
+        // Memory that may still be mapped is kept, and its addresses are not used again.
         if free {
             self.tenants().unplace(&windows);
         } else {
@@ -288,7 +289,7 @@ impl Gpu for VfioGpu {
         match &entered {
             Ok(_) => self.tenants().insert(tenant, first, &resources),
             Err(_) => {
-                // It may not have come so far.
+                // The context may not exist yet.
                 let _ = self.command(AdminOp::DestroyContext, tenant, &[]);
                 self.clear_away(tenant);
             }
@@ -389,7 +390,7 @@ impl Gpu for VfioGpu {
         if self.clock.is_stale() {
             self.read_clock();
         }
-        // What was written over shows as a gap in front of what is left.
+        // Overwritten records show as a gap before the next ones.
         true
     }
 
@@ -405,7 +406,7 @@ impl Gpu for VfioGpu {
         reader.read(&self.admin.area, self.clock.now(), known, events);
     }
 
-    /// One write of 4 bytes, which on a bus in hardware no thread waits for.
+    /// One write of 4 bytes, for which no thread waits on a hardware bus.
     fn hold(&self, tenant: TenantId, engine: EngineId, held: bool) {
         let register = if held { regs::HOLD } else { regs::RELEASE };
         let engines = self.capabilities.compute_engines + self.capabilities.copy_engines;
@@ -460,10 +461,10 @@ impl Gpu for VfioGpu {
         self.told(self.admin.write32(regs::RESUME, tenant.0));
     }
 
-    /// Nothing: the device sees its doorbells.
+    /// Does nothing: the device sees its doorbells.
     fn ring(&self, _: TenantId) {}
 
-    /// Nothing, as above.
+    /// Does nothing, as above.
     fn set_unwatched(&self, _: TenantId, _: bool) {}
 
     fn figures(&self) -> std::collections::BTreeMap<&'static str, u64> {
@@ -477,7 +478,7 @@ impl Gpu for VfioGpu {
 }
 
 impl Drop for VfioGpu {
-    /// The device forgets its contexts before the memory that they use goes.
+    /// Resets the device, so that it stops using its contexts' memory before that is freed.
     fn drop(&mut self) {
         self.told(self.admin.write32(regs::RESET, 1));
         let tenants: Vec<TenantId> = self.tenants().known.keys().copied().collect();

@@ -22,7 +22,7 @@ pub enum StartError {
         /// The version of its contract.
         version: u32,
     },
-    /// What it reports of its engines contradicts itself, or is beyond the contract.
+    /// The engines that it reports are contradictory, or beyond the contract.
     #[error("The device reports engines that cannot be ({word:#010x})")]
     Engines {
         /// The register.

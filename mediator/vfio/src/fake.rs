@@ -11,7 +11,7 @@ use vm_memory::MmapRegion;
 use super::bus::{Bus, BusError, Region, RegionFile};
 use turnstile_soft::pci::{PciGpu, Region as Part};
 
-/// The version of the contract that the device is shown with.
+/// Version of the contract that the device shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contract {
     Present,
@@ -19,7 +19,7 @@ enum Contract {
     V1_0,
 }
 
-/// A [`PciGpu`] that hangs on nothing.
+/// A [`PciGpu`] without a real bus.
 #[derive(Debug)]
 pub struct FakeBus {
     device: PciGpu,

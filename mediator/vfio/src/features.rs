@@ -1,4 +1,4 @@
-//! What the device reports that it can do, checked.
+//! The capabilities that the device reports, checked.
 
 use turnstile_abi::physical::{ENGINES_MAX, regs};
 use turnstile_gpu::{Capabilities, Suspend};
@@ -6,7 +6,7 @@ use turnstile_gpu::{Capabilities, Suspend};
 use super::admin::Admin;
 use super::error::StartError;
 
-/// From this contract version on the bits of holds and demand mean something.
+/// First contract version in which the bits of holds and demand are defined.
 const HOLDS_SINCE: u32 = 0x0001_0001;
 
 /// The register ENGINES, checked.
@@ -21,7 +21,7 @@ struct Engines {
 }
 
 impl Engines {
-    /// Takes the register of a device of a contract version.
+    /// Checks the register of a device with this contract version.
     fn check(word: u32, version: u32) -> Result<Self, StartError> {
         // CAST: fields of 8 bits.
         let (compute, copy) = (word as u8, (word >> 8) as u8);

@@ -24,11 +24,11 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 /// A device of this host.
 pub struct KernelBus {
     address: String,
-    // The descriptor before the device, the device before its container.
+    // Dropped in this order: the descriptor, the device, its container.
     file: File,
     device: VfioDevice,
     container: Arc<VfioContainer>,
-    /// What delivers vectors that nobody has.
+    /// Eventfd for vectors that are not in use.
     spare: EventFd,
 }
 
@@ -70,7 +70,7 @@ impl KernelBus {
     /// Opens the device at a PCI address.
     ///
     /// # Errors
-    /// When it is not there, not bound to vfio-pci, or in use.
+    /// If it does not exist, is not bound to vfio-pci, or is in use.
     pub fn open(address: &str) -> Result<Self, BusError> {
         let path = PathBuf::from(DEVICES).join(address);
         check_driver(address, &path)?;
@@ -83,7 +83,7 @@ impl KernelBus {
         let container = Arc::new(container);
         let ops: Arc<dyn VfioOps> = container.clone();
         let device = VfioDevice::new(&path, ops, false).map_err(failed(
-            "Opening the device failed (is its IOMMU group used by somebody else?)",
+            "Opening the device failed (does another process use its IOMMU group?)",
         ))?;
         let file = sys::file_of(&device)
             .map_err(|source| refused("Duplicating the device".to_owned(), source))?;
@@ -104,7 +104,7 @@ impl KernelBus {
         Ok(bus)
     }
 
-    /// Where an access of so many bytes lies in the device's file.
+    /// Offset of an access of `bytes` bytes in the device's file.
     fn place(&self, region: Region, offset: u64, bytes: u64) -> io::Result<(u32, u64)> {
         let index = match region {
             Region::Config => VFIO_PCI_CONFIG_REGION_INDEX,

@@ -1,4 +1,5 @@
-//! A PCI GPU that implements the device contract itself (`docs/DEVICE.md`, second part), driven through VFIO.
+//! A PCI GPU that implements the device contract itself (`docs/DEVICE.md`, second part), driven
+//! through VFIO.
 //!
 //! ```text
 //!   guest --> doorbell page (BAR 1, laid into the guest by the gate) --------> device
@@ -10,8 +11,9 @@
 //!   guest <-- MSI-X, as an eventfd of the VM's own --------------------------- device
 //! ```
 //!
-//! The device hangs on a [`Bus`]; the mediator says which context sees which memory, and the device's IOMMU and the host's
-//! hold it to that. [`VfioGpu`] is a [`turnstile_gpu::Gpu`] as any other.
+//! The device is on a [`Bus`]. The mediator decides which context can access which memory; the
+//! IOMMUs of the device and of the host enforce that. [`VfioGpu`] is a [`turnstile_gpu::Gpu`] like
+//! any other.
 #![deny(unsafe_code)]
 
 mod admin;

@@ -18,7 +18,7 @@ use super::error::StartError;
 /// The vector of notices; those below are the tenants'.
 pub(super) const VECTOR: u16 = VECTORS - 1;
 
-/// Where notices arrive.
+/// Receiver of notices.
 #[derive(Debug)]
 pub(super) struct Notices {
     event: File,
@@ -40,13 +40,13 @@ impl Notices {
         Ok(notices)
     }
 
-    /// Has the device raise the vector at the next notice, or at once if it kept one.
+    /// Makes the device raise the vector at the next notice, or at once if it kept one.
     pub(super) fn arm(&self, admin: &Admin) -> Result<(), BusError> {
         admin.write32(regs::NOTICE, VECTOR.into())
     }
 
-    /// Waits for `length`, or until there is a notice or [`Self::wake`]; whether one of these was.
-    /// The vector is to be armed then, before what the notice is about is read.
+    /// Waits for `length`, or until there is a notice or [`Self::wake`]; returns whether there was
+    /// one. Then the vector has to be armed, before the subject of the notice is read.
     pub(super) fn wait(&self, length: Nanos) -> bool {
         let second = 1_000_000_000;
         let timeout = Timespec {
@@ -62,7 +62,7 @@ impl Notices {
 
     /// Ends the wait of another thread.
     pub(super) fn wake(&self) {
-        // Full means that it ends anyway.
+        // Full means that the wait ends anyway.
         let _ = (&self.event).write(&1u64.to_ne_bytes());
     }
 }

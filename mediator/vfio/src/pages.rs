@@ -1,4 +1,4 @@
-//! Doorbell pages of one tenant: a run of the device's, which are laid into its guest.
+//! Doorbell pages of one tenant: a run of the device's pages, which are mapped into its guest.
 
 use std::fs::File;
 
@@ -15,7 +15,7 @@ impl Doorbells for DevicePages {
         self.0.load(channel)
     }
 
-    /// Nothing: the device sets the page of a channel that it opens.
+    /// Does nothing: the device sets the page of a channel that it opens.
     fn clear(&self, _: u32) {}
 
     fn file(&self) -> Option<&File> {
@@ -27,7 +27,7 @@ impl Doorbells for DevicePages {
     }
 }
 
-/// Which runs of pages are whose.
+/// Runs of pages that are taken.
 #[derive(Debug)]
 pub(super) struct Runs {
     /// First page and number, in order.
@@ -36,7 +36,7 @@ pub(super) struct Runs {
 }
 
 impl Runs {
-    /// So many pages, all free.
+    /// `pages` free pages.
     pub(super) fn new(pages: u32) -> Self {
         Self {
             taken: Vec::new(),
@@ -44,7 +44,7 @@ impl Runs {
         }
     }
 
-    /// Takes a run: the first gap that has room.
+    /// Takes a run: the first gap that is large enough.
     pub(super) fn take(&mut self, count: u32) -> Option<u32> {
         let mut first = 0;
         let gap = self.taken.iter().position(|(begin, length)| {
@@ -62,7 +62,7 @@ impl Runs {
         Some(first)
     }
 
-    /// Gives a run back.
+    /// Frees a run.
     pub(super) fn give_back(&mut self, first: u32) {
         self.taken.retain(|(begin, _)| *begin != first);
     }

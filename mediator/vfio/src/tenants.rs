@@ -1,4 +1,4 @@
-//! What the mediator keeps of each tenant: its pages, its memory's addresses, its vectors.
+//! Resources of each tenant: its pages, its memory's addresses, its vectors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,9 +14,10 @@ use super::pages::Runs;
 use turnstile_gpu::layout::Layout;
 use turnstile_gpu::{GuestMemory, Refusal, TenantResources};
 
-/// Addresses for the device, in chunks: up to what the narrowest common IOMMU has, 39 bits, less where they begin.
+/// Addresses for the device, in chunks: up to the 39 bits of the narrowest common IOMMU, less their
+/// beginning.
 const IOVA_CHUNKS: usize = ((1 << 39) - turnstile_abi::GPU_VA_BASE as usize) / CHUNK_BYTES as usize;
-/// Windows of all tenants at most.
+/// Maximum number of windows of all tenants.
 const WINDOWS_MAX: usize = 4096;
 
 /// A tenant.
@@ -31,7 +32,7 @@ pub(super) struct Tenant {
     eventfds: Vec<OwnedFd>,
 }
 
-/// A tenant's memory as the device reaches it. The memory is kept for as long.
+/// A tenant's memory as the device accesses it, which this value keeps.
 #[derive(Debug)]
 pub(super) struct Windows {
     /// gpa, address, bytes.
@@ -39,12 +40,12 @@ pub(super) struct Windows {
     _guest: Arc<GuestMemory>,
 }
 
-/// All tenants, and what is left for others.
+/// All tenants, and the free resources.
 #[derive(Debug)]
 pub(super) struct Tenants {
     pub(super) known: BTreeMap<TenantId, Tenant>,
     windows: BTreeMap<TenantId, Windows>,
-    /// Pages promised to tenants that are about to come.
+    /// Pages that are promised to new tenants.
     promised: BTreeMap<TenantId, u32>,
     runs: Runs,
     iovas: Layout,
@@ -52,7 +53,7 @@ pub(super) struct Tenants {
 }
 
 impl Tenants {
-    /// No tenants, for a device with so many vectors for them.
+    /// No tenants, for a device with `vectors` vectors for them.
     pub(super) fn new(vectors: u16) -> Self {
         Self {
             known: BTreeMap::new(),
@@ -122,12 +123,12 @@ impl Tenants {
 
     fn forget(&mut self, windows: &[[u64; 3]]) {
         for [_, iova, _] in windows {
-            // It was given by `place`.
+            // The range came from `place`.
             let _ = self.iovas.remove(*iova);
         }
     }
 
-    /// Takes a tenant in that the device has taken in.
+    /// Adds a tenant that the device has accepted.
     pub(super) fn insert(&mut self, id: TenantId, first: u32, resources: &TenantResources) {
         self.promised.remove(&id);
         let eventfds = resources.interrupts.descriptors();
@@ -153,7 +154,7 @@ impl Tenants {
             return Ok(*known);
         }
         if usize::from(vector) >= tenant.eventfds.len() {
-            // It stays silent, as one that the VM does not have.
+            // It stays silent, like a vector that the VM does not have.
             return Ok(u16::MAX);
         }
         let device = self.vectors.pop().ok_or_else(|| Refusal {
@@ -178,7 +179,8 @@ impl Tenants {
         }
     }
 
-    /// Forgets a tenant that the device has forgotten: its vectors are disconnected. Its memory is to be unmapped.
+    /// Removes a tenant that the device has removed, and disconnects its vectors. The caller has to
+    /// unmap its memory.
     pub(super) fn remove(&mut self, bus: &dyn Bus, id: TenantId) -> Option<Windows> {
         let promised = self.promised.remove(&id);
         let tenant = self.known.remove(&id);
@@ -190,7 +192,7 @@ impl Tenants {
             .into_iter()
             .flat_map(|tenant| tenant.vectors.into_values())
         {
-            // One that could not be disconnected is never used again.
+            // A vector that could not be disconnected is never used again.
             if bus.connect(device, None).is_ok() {
                 self.vectors.push(device);
             }
@@ -198,7 +200,7 @@ impl Tenants {
         self.windows.remove(&id)
     }
 
-    /// Addresses are free again: nothing is mapped there.
+    /// Frees addresses where nothing is mapped.
     pub(super) fn unplace(&mut self, windows: &Windows) {
         self.forget(&windows.list);
     }

@@ -41,7 +41,8 @@ fn gpu() -> (Arc<FakeBus>, VfioGpu) {
     (bus, gpu)
 }
 
-/// The same on each bus that there is without a kernel's help: in this process, and behind the vfio-user protocol.
+/// Runs a check on each bus that works without a kernel's help: in this process, and behind the
+/// vfio-user protocol.
 fn on_each_bus(check: impl Fn(&VfioGpu)) {
     let (_bus, here) = gpu();
     check(&here);

@@ -21,12 +21,12 @@ pub struct UserBus {
     path: PathBuf,
     client: Mutex<Client>,
     bars: Vec<ClientRegion>,
-    /// What delivers vectors that nobody has.
+    /// Eventfd for vectors that are not in use.
     spare: File,
 }
 
 impl UserBus {
-    /// Connects to the server that listens there.
+    /// Connects to the server that listens at `path`.
     ///
     /// # Errors
     /// When there is none, or it serves no PCI device.
@@ -38,7 +38,7 @@ impl UserBus {
         Self::over(client, path.to_owned())
     }
 
-    /// The device of a connection; `path` is what it is called.
+    /// The device of a connection; `path` is its name.
     ///
     /// # Errors
     /// When the server does not serve a PCI device.

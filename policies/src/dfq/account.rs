@@ -12,13 +12,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use turnstile_accounting::{Allowance, Demand, Moment, Nanos, TenantId};
 
-/// Time for reservations that expire, saved up at most.
+/// Most time saved up for reservations.
 const RESERVED_MAX: Nanos = Nanos::from_ms(10);
-/// Below this a place is kept for twice the usual pause only.
+/// With less saved time, a place is kept for at most twice the usual pause.
 const RESERVED_LOW: Nanos = Nanos::from_ms(5);
-/// Preemptions that an account may save up.
+/// Most preemptions that an account may save up.
 const PREEMPTIONS_MAX: u64 = 10;
-/// An account earns one part in so many of what it runs for preemptions.
+/// An account earns one part in `PREEMPTION_PART` of what it runs for preemptions.
 const PREEMPTION_PART: u64 = 8;
 
 /// An account.
@@ -29,9 +29,9 @@ pub(crate) struct Account {
     pub(crate) tenants: BTreeMap<TenantId, Tenant>,
     /// The tenants that take part.
     pub(crate) present: BTreeSet<TenantId>,
-    /// Those that have not taken part since they came.
+    /// Tenants that have not taken part since they were added.
     fresh: BTreeSet<TenantId>,
-    /// They would be ahead if they did now.
+    /// Tenants in `fresh` would be ahead if they took part now.
     fresh_ahead: bool,
     pub(crate) level: Level<TenantId>,
     /// The least virtual time of the tenants that take part; never decreases.
@@ -41,7 +41,7 @@ pub(crate) struct Account {
     preemptions: Allowance,
     /// When the first place expires, if some tenant keeps one.
     expires_at: Option<Moment>,
-    /// Quotas of the account and its tenants.
+    /// Number of quotas of the account and its tenants.
     limited: usize,
     /// Something changed since the last update.
     stale: bool,
@@ -70,8 +70,8 @@ impl Account {
         }
     }
 
-    /// A tenant comes. It starts at the highest virtual time that a tenant of the account had
-    /// lately, or at what is kept under its name if that is more.
+    /// Adds a tenant. It starts at the larger of two virtual times: the highest that a tenant of
+    /// the account had lately, and the one kept under its name.
     pub(crate) fn add(&mut self, id: TenantId, name: Arc<str>, params: TenantParams, now: Moment) {
         let (at, pauses, ran_at) = match self.names.take(&name) {
             Some(retired) => (retired.at, retired.pauses, retired.ran_at),
@@ -96,13 +96,13 @@ impl Account {
         self.count_quotas();
     }
 
-    /// The highest virtual time of the account's tenants that ran lately, here or gone.
+    /// The highest virtual time of the account's tenants that ran lately, present or gone.
     fn highest_lately(&self, now: Moment) -> Option<VirtualTime> {
         let here = self.tenants.values().map(|t| (t.entity.at(), t.ran_at));
         self.names.highest_lately(here, now)
     }
 
-    /// A tenant leaves; its name keeps its virtual time.
+    /// Removes a tenant; its virtual time is kept under its name.
     pub(crate) fn remove(&mut self, id: TenantId) {
         self.present.remove(&id);
         self.fresh.remove(&id);
@@ -124,7 +124,7 @@ impl Account {
         self.names.take(name);
     }
 
-    /// A tenant has work from now on. True if it had none before.
+    /// A tenant has work from now on. Returns true if it had none before.
     pub(crate) fn wake(&mut self, id: TenantId, demand: Demand, now: Moment) -> bool {
         let Some(tenant) = self.tenants.get_mut(&id) else {
             return false;
@@ -147,7 +147,7 @@ impl Account {
     fn enter(&mut self, id: TenantId, now: Moment) {
         let mut system = self.system;
         if self.fresh.remove(&id) {
-            // Nothing is gained by coming early, nor by coming back under another name.
+            // Neither an early arrival nor a return under another name gains anything.
             system = system.max(self.highest_lately(now).unwrap_or(system));
         }
         if let Some(tenant) = self.tenants.get_mut(&id) {
@@ -158,7 +158,7 @@ impl Account {
         self.changed();
     }
 
-    /// A tenant has no work from now on; its place is kept if its pauses are short.
+    /// A tenant has no work from now on. Its place is kept if its pauses are short.
     pub(crate) fn sleep(&mut self, id: TenantId, now: Moment, rules: &Rules) {
         let allowed = self.reservations.left(now);
         let Some(tenant) = self.tenants.get_mut(&id).filter(|tenant| tenant.wants()) else {
@@ -184,7 +184,7 @@ impl Account {
         }
     }
 
-    /// A tenant takes part no longer.
+    /// A tenant no longer takes part.
     pub(crate) fn drop_place(&mut self, id: TenantId, now: Moment) {
         self.present.remove(&id);
         if let Some(tenant) = self.tenants.get_mut(&id) {
@@ -199,7 +199,7 @@ impl Account {
         self.expires_at
     }
 
-    /// Something changed in which tenants take part, or how.
+    /// To be called when tenants begin or cease to take part, or a parameter of one changes.
     fn changed(&mut self) {
         self.stale = true;
         let present = self.present.iter().filter_map(|id| self.tenants.get(id));
@@ -228,7 +228,7 @@ impl Account {
             tenant.quota = cap.map(|cap| Quota::starting(cap, now));
         }
         self.count_quotas();
-        // A tenant that its cap kept out takes part again.
+        // A tenant that its cap excluded takes part again.
         let wants = self.tenants.get(&id).is_some_and(Tenant::wants);
         if cap.is_none() && wants {
             self.enter(id, now);
@@ -244,7 +244,7 @@ impl Account {
         self.stale = true;
     }
 
-    /// Ends the places that have expired by now.
+    /// Ends the places that have expired by `now`.
     pub(crate) fn expire(&mut self, now: Moment, rules: &Rules) {
         let over = |id: &TenantId| {
             let until = self.tenants.get(id).and_then(|tenant| tenant.place_until);
@@ -282,8 +282,8 @@ impl Account {
         }
     }
 
-    /// Puts those that have not taken part yet where they would start now, if that is ahead: their
-    /// first command is not to start then.
+    /// Raises the tenants that have not taken part yet to where they would start now, if that is
+    /// ahead: their first command must not start then.
     fn raise_fresh(&mut self, now: Moment) {
         let start = (!self.fresh.is_empty()).then(|| self.highest_lately(now));
         let ahead = |at: &VirtualTime| !self.level.allows(*at, Weight::DEFAULT.get().into());
@@ -296,7 +296,7 @@ impl Account {
         }
     }
 
-    /// Takes tenants with a used-up quota out, and in again once it is renewed.
+    /// Excludes tenants with a used-up quota, and includes them again once it is renewed.
     fn update_caps(&mut self, now: Moment) {
         if self.limited == 0 {
             return;
@@ -326,8 +326,8 @@ impl Account {
         }
     }
 
-    /// The tenants that a decision may be about: those that take part, and those with a cap. Where
-    /// the account is `ahead`, also those without work: their next command is not to start.
+    /// The tenants that a decision may concern: those that take part, and those with a cap. If the
+    /// account is `ahead`, also those without work, as their next command must not start.
     pub(crate) fn decided(&self, ahead: bool) -> impl Iterator<Item = TenantId> + '_ {
         let concerned = self.tenants.iter();
         let concerned = concerned.filter(move |(_, t)| ahead || t.quota.is_some());
@@ -344,13 +344,12 @@ impl Account {
         self.quota.as_ref().is_some_and(Quota::exhausted)
     }
 
-    /// Whether [`Account::update`] may find anything new. `busy`: the engine runs one of its
-    /// tenants.
+    /// Whether [`Account::update`] may find a change. `busy`: the engine runs one of its tenants.
     pub(crate) fn may_have_changed(&self, busy: bool) -> bool {
         busy || self.stale || self.limited > 0 || self.level.any_pausing()
     }
 
-    /// Takes the tenants that take part as they are, and what that makes of the account. `busy`:
+    /// Updates the level from the tenants that take part, and the account from its level. `busy`:
     /// the engine runs one of them; `system` is the least virtual time among accounts.
     pub(crate) fn update(
         &mut self,
@@ -360,7 +359,7 @@ impl Account {
         busy: bool,
         system: VirtualTime,
     ) {
-        // Once more after the engine has turned to another account.
+        // Another update is needed after the engine switches to another account.
         self.stale = busy;
         self.update_caps(now);
         let tenants = &self.tenants;
@@ -392,7 +391,7 @@ impl Account {
         }
     }
 
-    /// Tenants with work that the account lets start now.
+    /// Tenants with work that the account permits to start now.
     pub(crate) fn may_start(&self) -> impl Iterator<Item = TenantId> + '_ {
         let present = self.present.iter().copied();
         present.filter(|id| {
@@ -407,23 +406,23 @@ impl Account {
         self.entity.is_runnable() && present.any(Tenant::is_queued)
     }
 
-    /// Whether the account lets a command of the tenant start.
+    /// Whether the account permits a command of the tenant to start.
     pub(crate) fn allows(&self, tenant: &Tenant) -> bool {
         self.level.allows(tenant.entity.at(), tenant.entity.share())
     }
 
-    /// The longest remembered pause among those of its tenants that keep their places.
+    /// The longest remembered pause among its tenants that keep their places.
     pub(crate) fn longest_pause(&self) -> Option<Nanos> {
         let pausing = |tenant: &&Tenant| tenant.entity.standing() == Standing::Pausing;
         let present = self.present.iter().filter_map(|id| self.tenants.get(id));
         let longest = present.filter(pausing).map(|t| t.pauses.longest());
-        // One without a history may pause for any time.
+        // The pause of a tenant without a history may have any length.
         longest
             .reduce(|one, other| Some(one?.max(other?)))
             .flatten()
     }
 
-    /// The tenant ran for `service`.
+    /// Charges the tenant and the account for `service`.
     pub(crate) fn serve(&mut self, id: TenantId, now: Moment, service: Nanos) {
         self.stale = true;
         self.entity.serve(service);
@@ -441,7 +440,7 @@ impl Account {
         }
     }
 
-    /// System virtual time follows the tenant that is furthest behind.
+    /// Raises system virtual time to that of the tenant that is furthest behind.
     pub(crate) fn raise_system(&mut self) {
         let present = self.present.iter().filter_map(|id| self.tenants.get(id));
         if let Some(least) = present.map(|tenant| tenant.entity.at()).min() {
@@ -449,7 +448,7 @@ impl Account {
         }
     }
 
-    /// The engine was idle for the account for `length`: its pausing tenants answer for it.
+    /// The engine was idle for the account for `length`: counts it for its pausing tenants.
     pub(crate) fn note_reserved(&mut self, length: Nanos) {
         for id in &self.present {
             if let Some(tenant) = self.tenants.get_mut(id)
@@ -460,7 +459,7 @@ impl Account {
         }
     }
 
-    /// Takes the cost of one preemption, if the account can pay it.
+    /// Pays for one preemption; false if the account has not saved enough.
     pub(crate) fn pay_preemption(&mut self, now: Moment, latency: Nanos) -> bool {
         let pays = self.preemptions.left(now) >= latency;
         if pays {

@@ -17,7 +17,7 @@ pub(super) struct Preemption {
     payer: Option<AccountId>,
     /// Tenants with work that arrived since the last decision.
     arrivals: Vec<TenantId>,
-    /// The running command was started though its account, or its tenant within it, was ahead.
+    /// The running command started although its account, or its tenant within it, was ahead.
     fills: (bool, bool),
 }
 
@@ -34,7 +34,7 @@ impl Preemption {
         self.payer
     }
 
-    /// The engine is in another state.
+    /// The state of the engine changed.
     pub(super) fn engine_changed(&mut self, state: EngineState) {
         let stays = |(tenant, _): &(TenantId, AccountId)| matches!(state, EngineState::Running(running) if running == *tenant);
         let ended = self.under_way.take_if(|under_way| !stays(under_way));
@@ -47,7 +47,7 @@ impl Preemption {
 }
 
 impl Dfq {
-    /// Brings accounts and levels up to date with what has changed since they were.
+    /// Updates accounts and levels if something changed.
     pub(super) fn update(&mut self) {
         if !std::mem::take(&mut self.changed) {
             return;
@@ -80,7 +80,7 @@ impl Dfq {
         }
     }
 
-    /// A command starts: whether it does so only because those behind it pause.
+    /// A command starts: notes whether it starts only because entities behind it pause.
     pub(super) fn note_fill(&mut self) {
         let Some(EngineState::Running(tenant)) = self.engine else {
             return;
@@ -107,7 +107,7 @@ impl Dfq {
         self.preemption.fills = (stops && fills_account, stops && fills_tenant);
     }
 
-    /// Why a tenant's next command may not be started, or its running one goes on no longer.
+    /// Why a tenant's next command may not start, or its running one is to be stopped.
     pub(super) fn hold(&self, tenant: TenantId) -> Option<HoldReason> {
         let account = self.accounts.get(self.owners.get(&tenant)?)?;
         let entry = account.tenants.get(&tenant)?;
@@ -125,7 +125,7 @@ impl Dfq {
 
     pub(super) fn decide_now(&mut self, now: Moment) -> &[TenantDecision] {
         self.advance_to(now);
-        // Service alone moves virtual times.
+        // Service alone changes virtual times.
         self.changed = true;
         self.update();
         self.preempt();
@@ -150,7 +150,7 @@ impl Dfq {
         &self.decisions
     }
 
-    /// Remembers what was decided about a tenant; true if it is something else than before.
+    /// Stores the decision about a tenant; true if it differs from the one before.
     pub(super) fn note_hold(&mut self, tenant: TenantId, reason: Option<HoldReason>) -> bool {
         let before = match reason {
             Some(reason) => self.held.insert(tenant, reason),
@@ -160,7 +160,7 @@ impl Dfq {
     }
 
     /// Stops the running tenant if work has arrived that goes before it, or if it is a quantum
-    /// ahead of work that waits.
+    /// ahead of waiting work.
     fn preempt(&mut self) {
         let arrivals = std::mem::take(&mut self.preemption.arrivals);
         let (Some(latency), Some(running)) = (self.rules.preemption, self.running()) else {
@@ -182,12 +182,12 @@ impl Dfq {
             account.is_some_and(|account| account.pay_preemption(now, latency))
         };
         let overtaken = self.overtaken(running, own);
-        // Another may pay where the first cannot.
+        // If one account cannot pay, the next one may.
         let mut payers = arrived.into_iter().chain(overtaken);
         let payer = payers.find(|id| pays(self, *id));
         self.preemption.under_way = payer.map(|payer| (running, payer));
         if payer.is_some() {
-            // If it was held when its command started, it is to be stopped all the same.
+            // If it was held when its command started, it is to be stopped nevertheless.
             self.held.remove(&running);
         }
     }
@@ -230,9 +230,9 @@ impl Dfq {
         passed.chain(within).collect()
     }
 
-    /// When decisions change though nothing is observed before.
+    /// When decisions change without another event.
     pub(super) fn next_decision(&self) -> Option<Moment> {
-        // The end of the period is soon enough for the first hold: it costs no engine time.
+        // The first hold may wait for the end of the period: the delay costs no engine time.
         if self.held.is_empty() && self.rules.preemption.is_none() {
             return self.quota_ends();
         }
@@ -252,9 +252,8 @@ impl Dfq {
         all.into_iter().flatten().min()
     }
 
-    /// How long the running tenant is served until a decision about it or another changes. Among
-    /// tenants that all keep work queued the end of the period is soon enough: the engine stays
-    /// busy.
+    /// Service of the running tenant until a decision changes. If all tenants keep work queued, the
+    /// end of the period is early enough: the engine stays busy.
     fn crossing(&self) -> Option<Nanos> {
         let tenant = self.running()?;
         let own = *self.owners.get(&tenant)?;

@@ -25,7 +25,7 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    /// The table of moves; only an entity that takes part can pause.
+    /// The legal transitions; only an entity that takes part can pause.
     pub(crate) const fn may_become(self, next: Self) -> bool {
         !matches!((self, next), (Self::Absent, Self::Pausing))
     }
@@ -88,7 +88,7 @@ impl Entity {
         (self.standing, self.since) = (next, now);
     }
 
-    /// Its work arrives: what it ran before its pause pays for nothing any more.
+    /// Its work arrives: earlier service no longer pays for reserved time.
     pub(crate) fn arrive(&mut self, now: Moment, system: VirtualTime) {
         if !self.is_runnable() {
             self.credit = VirtualSpan::ZERO;
@@ -96,8 +96,8 @@ impl Entity {
         }
     }
 
-    /// It takes part with work that it had before. An absent entity starts at `system` at least: no
-    /// time is saved up.
+    /// It takes part again with work that it had before. An absent entity starts at `system` at
+    /// least, so that no time is saved up.
     pub(crate) fn go_on(&mut self, now: Moment, system: VirtualTime) {
         match self.standing {
             Standing::Runnable => return,
@@ -113,33 +113,33 @@ impl Entity {
         self.set_standing(Standing::Pausing, now);
     }
 
-    /// It takes part no longer.
+    /// It no longer takes part.
     pub(crate) fn leave(&mut self, now: Moment) {
         self.set_standing(Standing::Absent, now);
     }
 
-    /// It is served for `service`.
+    /// Charges `service`.
     pub(crate) fn serve(&mut self, service: Nanos) {
         self.clock.charge(service, self.share());
         self.credit = self.credit + VirtualSpan::of(service, self.share());
     }
 
-    /// Takes what its credit pays for from `span`; returns the rest.
+    /// Pays for `span` from its credit; returns the rest.
     fn spend(&mut self, span: VirtualSpan) -> VirtualSpan {
         let rest = span.saturating_sub(self.credit);
         self.credit = self.credit.saturating_sub(span);
         rest
     }
 
-    /// The engine is left idle for it while others would advance by `span`: what its burst does not
-    /// pay for counts as if it had run.
+    /// The engine is left idle for it while others would advance by `span`. The part that its burst
+    /// does not pay for counts as service.
     pub(crate) fn reserve(&mut self, span: VirtualSpan) {
         let rest = self.spend(span);
         self.clock.skip(rest);
     }
 
-    /// It pauses while an entity runs that is at `runner` and was ahead of it by more than its
-    /// burst. What its burst does not pay for counts, up to the place of the running entity.
+    /// It pauses while an entity at `runner` runs that was ahead of it by more than its burst. The
+    /// part that its burst does not pay for counts, up to the virtual time of the running entity.
     pub(crate) fn pause_behind(&mut self, span: VirtualSpan, runner: VirtualTime) {
         let rest = self.spend(span);
         if self.at() < runner {
@@ -148,14 +148,14 @@ impl Entity {
         }
     }
 
-    /// While it pauses, and its burst pays for nothing more: the virtual time beyond which it
-    /// keeps pace with a running entity ([`Entity::pause_behind`]).
+    /// While it pauses without credit: the virtual time beyond which it advances with a running
+    /// entity ([`Entity::pause_behind`]).
     pub(crate) fn follows_beyond(&self) -> Option<VirtualTime> {
         let pays = self.standing != Standing::Pausing || self.credit > VirtualSpan::ZERO;
         (!pays).then(|| self.beyond_burst())
     }
 
-    /// Where an entity has to be to count as ahead by more than this entity's burst.
+    /// The virtual time from which on an entity counts as ahead by more than this entity's burst.
     pub(crate) fn beyond_burst(&self) -> VirtualTime {
         self.at() + self.burst
     }

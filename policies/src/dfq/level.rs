@@ -1,9 +1,9 @@
-//! The choice at one level: which of the entities that have work may be started next, and for which
-//! of those that pause the engine is left idle.
+//! The choice at one level: which of the entities with work may start next, and for which pausing
+//! entities the engine is left idle.
 //!
 //! In: the entities that take part. Out: [`Level::allows`], [`Level::reserved_for`]. Between two
-//! calls of [`Level::update`] it keeps one thing, the reservation: an engine that was left idle for
-//! some entities stays so until one of them has work or all their places have expired.
+//! calls of [`Level::update`] only the reservation is kept: an engine that was left idle for some
+//! entities stays idle until one of them has work or all their places have expired.
 
 use super::entity::{Entity, Standing};
 use crate::virtual_time::{VirtualSpan, VirtualTime};
@@ -14,31 +14,31 @@ use turnstile_accounting::{Moment, Nanos};
 pub(crate) struct Rules {
     /// The longest pause for which a place is kept; zero keeps none.
     pub(crate) patience: Nanos,
-    /// By how much service an entity may be ahead of another when its command starts.
+    /// Service by which an entity may be ahead of another when its command starts.
     pub(crate) ahead: Nanos,
-    /// The same of another that has a command to be started.
+    /// As `ahead`, if the other has a command to be started.
     pub(crate) order: Nanos,
-    /// How long a preemption takes, where a running kernel can be stopped.
+    /// Duration of a preemption; none if a running kernel cannot be stopped.
     pub(crate) preemption: Option<Nanos>,
 }
 
-/// How far ahead a running entity may get of one that waits before it is preempted.
+/// Service by which a running entity may get ahead of a waiting one before it is preempted.
 pub(crate) const QUANTUM: Nanos = Nanos::from_ms(2);
 
 impl Rules {
-    /// Pauses up to this length are not worth two preemptions: the engine is left idle in them.
+    /// Pauses up to this length are shorter than two preemptions: the engine is left idle in them.
     pub(crate) fn tiny(&self) -> Nanos {
         Nanos(2 * self.preemption.unwrap_or(Nanos::ZERO).0)
     }
 }
 
-/// The virtual time that `service` is to the lighter of two entities. It bounds their difference:
-/// the lighter one is off by `service` at most, and the heavier one by no larger part of its share.
+/// `service` as virtual time of the lighter of two entities. It bounds their difference: the
+/// lighter one is off by `service` at most, and the heavier one by no larger part of its share.
 pub(crate) fn lead(service: Nanos, one: u64, other: u64) -> VirtualSpan {
     VirtualSpan::of(service, one.min(other))
 }
 
-/// An entity as [`Level::update`] takes it.
+/// An entity as passed to [`Level::update`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part<'a, K> {
     pub(crate) key: K,
@@ -56,15 +56,15 @@ struct Contender<K> {
     at: VirtualTime,
     weight: u64,
     standing: Standing,
-    /// By how much service others may be ahead of it; none if by any.
+    /// Service by which others may be ahead of it; none if there is no bound.
     ahead: Option<Nanos>,
-    /// It pauses without credit: it keeps pace with a running entity that is later than this.
+    /// It pauses without credit: it advances with a running entity that is later than this.
     follows: Option<VirtualTime>,
 }
 
 impl<K> Contender<K> {
-    /// Where an entity of `weight` is as far ahead of this one as it may be; none if it may be
-    /// anywhere.
+    /// The latest virtual time at which an entity of `weight` may start beside this one; none if it
+    /// does not bound it.
     fn bound(&self, weight: u64) -> Option<VirtualTime> {
         Some(self.at + lead(self.ahead?, self.weight, weight))
     }
@@ -74,7 +74,7 @@ impl<K> Contender<K> {
     }
 }
 
-/// The engine is left idle.
+/// The engine is left idle for some entities.
 #[derive(Clone, Debug)]
 struct Reservation<K> {
     left_for: Vec<K>,
@@ -86,10 +86,10 @@ struct Reservation<K> {
 #[derive(Clone, Debug)]
 pub(crate) struct Level<K> {
     contenders: Vec<Contender<K>>,
-    /// Of those that bound others: weight, bound on being ahead, the least virtual time of such.
+    /// Of entities that bound others: weight, bound on being ahead, the least virtual time.
     floors: Vec<(u64, Nanos, VirtualTime)>,
     reservation: Option<Reservation<K>>,
-    /// When the first tiny pause is no longer one.
+    /// When the first tiny pause ceases to be tiny.
     lapses_at: Option<Moment>,
 }
 
@@ -105,7 +105,7 @@ impl<K> Default for Level<K> {
 }
 
 impl<K: Copy + PartialEq> Level<K> {
-    /// Takes the entities as they are at `now`.
+    /// Takes the entities' state at `now`.
     pub(crate) fn update<'a>(
         &mut self,
         rules: &Rules,
@@ -214,26 +214,26 @@ impl<K: Copy + PartialEq> Level<K> {
             .min()
     }
 
-    /// Whether a command of an entity that is at `at` may be started.
+    /// Whether a command of an entity at `at` may start.
     pub(crate) fn allows(&self, at: VirtualTime, weight: u64) -> bool {
         let reservation = self.reservation.as_ref();
         self.limit(weight).is_none_or(|limit| at <= limit)
             && reservation.is_none_or(|reservation| at < reservation.barrier)
     }
 
-    /// Those that the engine is left idle for.
+    /// The entities for which the engine is left idle.
     pub(crate) fn reserved_for(&self) -> &[K] {
         self.reservation
             .as_ref()
             .map_or(&[], |reservation| &reservation.left_for)
     }
 
-    /// When the first tiny pause is no longer one: it bounds others until then.
+    /// When the first tiny pause ceases to be tiny: it bounds others until then.
     pub(crate) const fn lapses_at(&self) -> Option<Moment> {
         self.lapses_at
     }
 
-    /// Weight of all that have work.
+    /// Sum of the weights of entities with work.
     pub(crate) fn runnable_weight(&self) -> u64 {
         self.runnable().map(|c| c.weight).sum()
     }
@@ -244,9 +244,8 @@ impl<K: Copy + PartialEq> Level<K> {
         self.contenders.iter().any(pausing)
     }
 
-    /// How long `running` is served until the answer to [`Level::allows`] changes for itself or for
-    /// another, or until it is a `quantum` ahead of one that waits; none if service changes
-    /// nothing.
+    /// Service of `running` until the result of [`Level::allows`] changes for an entity, or until
+    /// it is a `quantum` ahead of a waiting one; none if service changes nothing.
     pub(crate) fn changes_within(
         &self,
         running: K,
@@ -258,8 +257,9 @@ impl<K: Copy + PartialEq> Level<K> {
         let waiting = || others().filter(|c| c.standing == Standing::Runnable);
         let own = self.contenders.iter().find(|c| c.key == running);
         let own_ahead = own.and_then(|c| c.ahead);
-        // The weight at which the running entity gains on another: one that keeps pace is passed
-        // later, and never if it is as fast. A decision would else be due each nanosecond.
+        // The weight at which the running entity gains on another. It passes an entity that
+        // advances with it later, and never one of the same rate. Otherwise a decision would be due
+        // each nanosecond.
         let total = self.runnable_weight();
         let gains = |c: &Contender<K>| match c.follows.is_some_and(|beyond| at > beyond) {
             true => (weight * total).checked_div(total.saturating_sub(weight)),
@@ -267,7 +267,7 @@ impl<K: Copy + PartialEq> Level<K> {
         };
         let passes = others().filter_map(|c| Some((c.bound(weight)?, gains(c)?)));
         let preempted = waiting().map(|c| c.at + lead(quantum, c.weight, weight));
-        // Another is let in once this one has come so near.
+        // Another entity is admitted once this one is within `span` of it.
         let lets_in = waiting().filter_map(|c| {
             let span = lead(own_ahead?, weight, c.weight);
             (c.at > at + span).then(|| c.at.back(span))
@@ -275,12 +275,12 @@ impl<K: Copy + PartialEq> Level<K> {
         passes
             .chain(preempted.chain(lets_in).map(|then| (then, weight)))
             .filter(|(then, _)| *then >= at)
-            // Rounded up: at the moment itself nothing has changed yet.
+            // Rounded up: at the exact moment nothing has changed yet.
             .map(|(then, gained)| at.service_until(then, gained) + Nanos(1))
             .min()
     }
 
-    /// Those with work that `running` is a `quantum` ahead of.
+    /// The entities with work that `running` is a `quantum` ahead of.
     pub(crate) fn overtaken(
         &self,
         running: K,

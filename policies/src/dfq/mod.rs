@@ -5,25 +5,22 @@
 //! writes that to the dispatcher ahead of time and is not involved in a command (disengaged).
 //!
 //! Accounts are chosen first, then the tenants of an account, by the same rule (`level.rs`). An
-//! entity has a *virtual time*, which advances by what it is served over its weight. It may be
-//! started while it is ahead of no other by more than `ahead` ([`Tuning::slack_ns`], at least the
+//! entity has a *virtual time*, which advances by its service over its weight. It may be started
+//! while it is ahead of no other by more than `ahead` ([`Tuning::slack_ns`], at least the
 //! patience).
 //!
 //! A tenant that launches and waits has no work for a moment after each command. While its pauses
-//! are short it keeps its *place*: others may not get further ahead meanwhile, and where a running
-//! kernel cannot be stopped the engine is left idle for it, for at most the *patience* at a time.
-//! Such
-//! *reserved* time is billed to no tenant. It counts in the virtual time of each entity that it was
-//! left for, beyond what that entity's burst (what it ran since its last pause) pays for. `time.rs`
-//! has these charges, `account.rs` the places and the allowances that bound them.
+//! are short it keeps its *place*: others may not get further ahead meanwhile. Where a running
+//! kernel cannot be stopped, the engine is left idle for it, for at most the *patience* at a time.
+//! Such *reserved* time is billed to no tenant. It counts in the virtual time of each entity that
+//! it was left for. That entity's burst, its service since its last pause, pays for a part of it.
+//! `time.rs` has these charges, `account.rs` the places and the allowances that bound them.
 //!
 //! # Invariants
 //! - *No saving up*: an absent entity returns at the larger of its own and the system virtual time.
-//!   Only
-//!   a lag ahead survives: it belongs to the account, and to the tenant's name within it.
-//! - *Bounded lag*: a command starts only if its entity is at most `ahead` ahead of each that has
-//!   work
-//!   or keeps its place, in the service of the lighter of the two.
+//!   Only a lag ahead survives: it belongs to the account, and to the tenant's name within it.
+//! - *Bounded lag*: a command starts only if its entity is at most `ahead` ahead of each entity
+//!   that has work or keeps its place. The bound is service of the lighter of the two.
 //! - *Work conserving*: while no place is kept, an entity with work is allowed.
 //! - *Charge what ran*: virtual time follows the engine's log, or what the ledger charges.
 //!
@@ -64,19 +61,19 @@ pub struct Dfq {
     /// What the engine does; none where it is not logged.
     engine: Option<EngineState>,
     now: Moment,
-    /// Something was observed since levels and accounts were brought up to date.
+    /// Something was observed since accounts and levels were updated.
     changed: bool,
     preemption: decide::Preemption,
     /// Tenants that left while the engine ran them.
     leaving: Vec<TenantId>,
-    /// Tenants about which nothing was decided yet.
+    /// Tenants without a decision yet.
     fresh: Vec<TenantId>,
     held: BTreeMap<TenantId, HoldReason>,
     decisions: Vec<TenantDecision>,
 }
 
-/// By how much an entity may be ahead of one with a waiting command. It sets the order in which
-/// queued commands start; a late decision costs no engine time.
+/// Service by which an entity may be ahead of one with a waiting command. It sets the order in
+/// which queued commands start; a late decision costs no engine time.
 const ORDER: Nanos = Nanos::from_us(100);
 
 impl Dfq {
@@ -250,7 +247,7 @@ impl Policy for Dfq {
             EngineEvent::Demand(tenant, _) => {
                 let logged = self.engine.is_some();
                 if let Some(account) = self.account_of(tenant) {
-                    // Where the engine is not logged, reserved time could not be charged.
+                    // Reserved time cannot be charged on an engine that is not logged.
                     let patience = if logged { rules.patience } else { Nanos::ZERO };
                     account.sleep(tenant, now, &Rules { patience, ..rules });
                 }
@@ -272,7 +269,7 @@ impl Policy for Dfq {
     fn period_end(&mut self, usage: &PeriodUsage<'_>) -> &[TenantDecision] {
         self.advance_to(usage.end);
         if usage.basis == Basis::PollSample {
-            // One period is what a sample can be off by.
+            // The error of a sample is at most one period.
             self.rules.ahead = self.ahead.max(usage.length_ns());
             for part in usage.tenants {
                 let now = self.now;

@@ -1,8 +1,8 @@
-//! What stays of tenants that left an account, under their names.
+//! State of tenants that left an account, kept under their names.
 //!
-//! A tenant that leaves keeps its virtual time under its name. One that comes starts at the highest
-//! virtual time that a tenant of the account had lately, at least: many names used in turn would
-//! else each have a first kernel at once. The number of names is bounded.
+//! A tenant that leaves keeps its virtual time under its name. A new tenant starts at least at the
+//! highest virtual time that a tenant of the account had lately. Otherwise many names used in turn
+//! could each start a first kernel at once. The number of names is bounded.
 
 use super::pauses::Pauses;
 use crate::virtual_time::VirtualTime;
@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use turnstile_accounting::{Moment, Nanos};
 
-/// A new name starts where the account's tenants are that ran within this time.
+/// A new name starts at the virtual time of the account's tenants that ran within this time.
 pub(crate) const RENAME_WINDOW: Nanos = Nanos::from_ms(10_000);
 /// Names of tenants that left, kept for each account. A name that is dropped counts as new.
 const NAMES_MAX: usize = 1_024;
 
-/// What stays of a tenant that left.
+/// State of a tenant that left.
 #[derive(Clone, Debug)]
 pub(crate) struct Retired {
     pub(crate) at: VirtualTime,
@@ -29,20 +29,20 @@ pub(crate) struct Retired {
 pub(crate) struct Names(BTreeMap<Arc<str>, Retired>);
 
 impl Names {
-    /// Takes what stayed under a name.
+    /// Removes and returns the state of a name.
     pub(crate) fn take(&mut self, name: &str) -> Option<Retired> {
         self.0.remove(name)
     }
 
-    /// Keeps what stays of a tenant. Of tenants with one name the debt of the one furthest ahead
-    /// stays.
+    /// Keeps the state of a tenant that left. Of tenants with one name, the virtual time of the one
+    /// furthest ahead is kept.
     pub(crate) fn retire(&mut self, name: Arc<str>, mut retired: Retired) {
         if let Some(known) = self.0.remove(&name) {
             retired.at = retired.at.max(known.at);
             retired.ran_at = retired.ran_at.max(known.ran_at);
         }
         if self.0.len() == NAMES_MAX {
-            // The name with the least debt: as a new one it starts no earlier.
+            // Drops the name with the least debt: as a new name it starts no earlier.
             let least = self.0.iter().min_by_key(|(_, retired)| retired.at);
             if let Some(name) = least.map(|(name, _)| name.clone()) {
                 self.0.remove(&name);
@@ -51,8 +51,7 @@ impl Names {
         self.0.insert(name, retired);
     }
 
-    /// The highest virtual time of tenants that ran lately: those that are `here`, and those that
-    /// left.
+    /// The highest virtual time of tenants that ran lately: those in `here`, and those that left.
     pub(crate) fn highest_lately(
         &self,
         here: impl Iterator<Item = (VirtualTime, Option<Moment>)>,

@@ -1,11 +1,11 @@
-//! How long a tenant's pauses usually are.
+//! Statistics of a tenant's pauses.
 
 use std::collections::VecDeque;
 use turnstile_accounting::Nanos;
 
 /// Pauses that are remembered.
 const REMEMBERED: usize = 16;
-/// One in so many of them may be longer than usual.
+/// One in `OUTLIER_EVERY` of them may be longer than usual.
 const OUTLIER_EVERY: usize = 8;
 
 /// A tenant's last pauses.
@@ -15,7 +15,7 @@ pub(crate) struct Pauses {
 }
 
 impl Pauses {
-    /// A pause has ended.
+    /// Adds a pause that has ended.
     pub(crate) fn push(&mut self, length: Nanos) {
         if self.lengths.len() == REMEMBERED {
             self.lengths.pop_front();
@@ -23,7 +23,7 @@ impl Pauses {
         self.lengths.push_back(length);
     }
 
-    /// The longest pause but for the outliers; none without a history.
+    /// The longest pause without the outliers; none without a history.
     pub(crate) fn usual(&self) -> Option<Nanos> {
         let mut sorted: Vec<Nanos> = self.lengths.iter().copied().collect();
         sorted.sort_unstable();

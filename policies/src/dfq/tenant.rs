@@ -1,4 +1,4 @@
-//! A tenant as its account keeps it.
+//! The state of a tenant in its account.
 
 use super::entity::Entity;
 use super::pauses::Pauses;
@@ -13,13 +13,13 @@ pub(crate) struct Tenant {
     pub(crate) entity: Entity,
     pub(crate) quota: Option<Quota>,
     pub(crate) pauses: Pauses,
-    /// What it wants of the engine, whether or not its cap lets it take part.
+    /// What it wants of the engine, even if its cap excludes it.
     pub(crate) demand: Demand,
     /// When its work ended, if it has none.
     pub(crate) idle_since: Option<Moment>,
     /// When its place expires, if it keeps one.
     pub(crate) place_until: Option<Moment>,
-    /// How long the engine was idle for it in this pause.
+    /// Time in this pause for which the engine was idle for it.
     pub(crate) reserved_ns: Nanos,
     /// When it last ran.
     pub(crate) ran_at: Option<Moment>,

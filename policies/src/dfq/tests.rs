@@ -99,7 +99,7 @@ impl Run {
         self.state(EngineState::Idle)
     }
 
-    /// Brings the policy up to now; returns the tenants that are held.
+    /// Updates the policy to now; returns the tenants that are held.
     fn held(&mut self) -> Vec<TenantId> {
         self.dfq.decide(self.now);
         self.dfq.held.keys().copied().collect()

@@ -1,5 +1,5 @@
-//! The passing of time: charges for service, for reserved time, and for pauses under others'
-//! commands.
+//! The passing of time: charges for service, for reserved time, and for pauses during commands of
+//! others.
 
 use super::Dfq;
 use super::account::Account;
@@ -8,7 +8,7 @@ use crate::virtual_time::{VirtualSpan, VirtualTime};
 use turnstile_accounting::{AccountId, EngineState, Moment, Nanos, TenantId};
 
 impl Dfq {
-    /// Lets time pass until `to`; places that expire before do so in order. Time never goes back.
+    /// Advances to `to`. Places that expire before that do so in order; time never goes back.
     pub(super) fn advance_to(&mut self, to: Moment) {
         while let Some(at) = self.expires_at().filter(|at| *at <= to) {
             self.pass(at);
@@ -26,7 +26,7 @@ impl Dfq {
         self.accounts.values().filter_map(Account::expires_at).min()
     }
 
-    /// Charges the time until `to`, in which the engine and the tenants stayed as they are.
+    /// Charges the time until `to`, in which the engine and the tenants did not change.
     fn pass(&mut self, to: Moment) {
         let length = to.since(self.now);
         if length == Nanos::ZERO {
@@ -52,7 +52,7 @@ impl Dfq {
         self.system = self.system.max(least.unwrap_or_else(passed));
     }
 
-    /// The engine executed `tenant` for `length`.
+    /// Charges `length` of service to `tenant`.
     fn serve(&mut self, tenant: TenantId, length: Nanos) {
         let now = self.now;
         let Some(id) = self.owners.get(&tenant).copied() else {
@@ -89,7 +89,7 @@ impl Dfq {
         }
     }
 
-    /// A preemption is paid for by the account that it was done for.
+    /// Charges a preemption to the account that it was for.
     fn charge_switch(&mut self, length: Nanos) {
         let payer = self.preemption.payer();
         if let Some(account) = payer.and_then(|id| self.accounts.get_mut(&id)) {
@@ -98,8 +98,8 @@ impl Dfq {
         }
     }
 
-    /// The engine was idle for `length`. What was left for entities counts at the rate at which
-    /// those that wait would have advanced.
+    /// The engine was idle for `length`. Time reserved for entities counts at the rate at which the
+    /// waiting ones would have advanced.
     fn charge_reserved(&mut self, length: Nanos) {
         let weight = self.level.runnable_weight();
         let span = VirtualSpan::of(length, weight);

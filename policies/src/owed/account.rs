@@ -1,8 +1,8 @@
-//! An account, its tenants, and what it remembers of tenants that left.
+//! An account, its tenants, and the state kept of tenants that left.
 //!
 //! # Invariants
 //! - A tenant that left is charged until the readings of the time in which it left are known.
-//! - A new name gains nothing: it is owed at most what the account's tenants were owed at the least
+//! - A new name gains nothing: it is owed at most the least that a tenant of the account was owed
 //!   in the last 10 s. The node of the account stays.
 
 use super::fraction::Fraction;
@@ -32,22 +32,22 @@ pub(crate) struct Tenant {
     pub(crate) node: Node,
     pub(crate) credit: Option<Credit>,
     pub(crate) usage: Usage,
-    /// When it left; it stays until the readings of that time are known.
+    /// When it left; it is kept until the readings of that time are known.
     left_at: Option<Moment>,
-    /// A tenant that returned under its name before that, and is charged with it.
+    /// A tenant that returned under the same name before that; charges are passed on to it.
     pub(crate) successor: Option<TenantId>,
-    /// At the last look.
+    /// At the last poll.
     pub(crate) state: State,
     /// When it last was present.
     present_at: Option<Moment>,
     pub(crate) held: bool,
 }
 
-/// A tenant at a look.
+/// State of a tenant at a poll.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct State {
     pub(crate) has_work: bool,
-    /// It has work, or had some in the last [`PRESENT_TIME`].
+    /// It has work, or had work in the last [`PRESENT_TIME`].
     pub(crate) has_lately: bool,
     pub(crate) idle: Nanos,
     pub(crate) live: bool,
@@ -67,7 +67,7 @@ pub(crate) struct Usage {
 const USAGE_TIME_MIN: Nanos = Nanos::from_ms(200);
 
 impl Usage {
-    /// Of a tenant that was not seen yet: taken to use the engine all the time.
+    /// The usage of a new tenant, which is taken to use the engine all the time.
     const fn new() -> Self {
         Self {
             fraction: Fraction::ONE,
@@ -81,7 +81,8 @@ impl Usage {
         self.admitted = Nanos(self.admitted.0.saturating_add(admitted.0));
     }
 
-    /// A window of loads has ended. After a long hold it goes on until enough time was admitted.
+    /// A window of loads has ended. After a long hold the window continues until enough time was
+    /// admitted.
     pub(crate) fn close_window(&mut self) {
         if self.admitted >= USAGE_TIME_MIN {
             self.fraction = Fraction::ratio(self.resident.0, self.admitted.0);
@@ -103,10 +104,10 @@ pub(crate) struct Account {
     pub(crate) weight: Weight,
     pub(crate) node: Node,
     pub(crate) tenants: BTreeMap<TenantId, Tenant>,
-    /// Its part of the engine at the last look.
+    /// Its part of the engine at the last poll.
     pub(crate) part: Fraction,
     names: BTreeMap<Arc<str>, Node>,
-    /// The least that a tenant of it was owed lately, and when.
+    /// The least that one of its tenants was owed lately, and when.
     least: Option<(i64, Moment)>,
 }
 
@@ -133,22 +134,22 @@ impl Account {
         self.connected().filter(|(_, t)| t.state.live).count()
     }
 
-    /// The account or the tenant has used up its quota.
+    /// Whether the account or the tenant has used up its quota.
     pub(crate) fn is_capped(&self, tenant: &Tenant) -> bool {
         self.node.is_capped() || tenant.node.is_capped()
     }
 
-    /// The tenant has work, or had some just now, and no cap holds it.
+    /// Whether the tenant has work, or had some just now, and no cap holds it.
     pub(crate) fn is_present(&self, tenant: &Tenant) -> bool {
         tenant.is_connected() && tenant.state.has_lately && !self.is_capped(tenant)
     }
 
-    /// One of its tenants is present.
+    /// Whether one of its tenants is present.
     pub(crate) fn any_present(&self) -> bool {
         self.connected().any(|(_, tenant)| self.is_present(tenant))
     }
 
-    /// A tenant appears. A known name goes on with its node.
+    /// Adds a tenant. A known name continues with its node.
     pub(crate) fn add(&mut self, id: TenantId, name: Arc<str>, params: TenantParams, now: Moment) {
         let leaving =
             |t: &&mut Tenant| !t.is_connected() && t.successor.is_none() && t.name == name;
@@ -186,7 +187,7 @@ impl Account {
         }
     }
 
-    /// Removes the tenants that left, as of the readings up to `settled`; returns which.
+    /// Removes tenants that left, if the readings up to `settled` include their time; returns them.
     pub(crate) fn retire(&mut self, settled: Moment) -> Vec<TenantId> {
         let over = |t: &Tenant| t.left_at.is_some_and(|left_at| left_at <= settled);
         let over = self.tenants.iter().filter(|(_, tenant)| over(tenant));
@@ -205,11 +206,11 @@ impl Account {
         let mut node = tenant.node;
         node.load.restart();
         if let Some(known) = self.names.remove(&tenant.name) {
-            // Of tenants with one name, what is owed least stays.
+            // Of tenants with one name, the least owed time is kept.
             node.owed = node.owed.min(known.owed);
         }
         if self.names.len() >= NAMES_MAX {
-            // The name that is owed most: as a new one it is owed no more.
+            // Drops the name that is owed most: as a new name it is owed no more.
             let most = self.names.iter().max_by_key(|(_, node)| node.owed);
             if let Some(name) = most.map(|(name, _)| name.clone()) {
                 self.names.remove(&name);
@@ -223,7 +224,7 @@ impl Account {
         self.names.remove(name);
     }
 
-    /// Keeps the least that its tenants are owed at this look.
+    /// Keeps the least that its tenants are owed at this poll.
     pub(crate) fn note_least(&mut self, now: Moment) {
         for tenant in self.tenants.values() {
             let owed = tenant.node.owed;
@@ -235,7 +236,7 @@ impl Account {
         }
     }
 
-    /// Takes in the state of a tenant at a look.
+    /// Takes the state of a tenant at a poll.
     pub(crate) fn see(&mut self, id: TenantId, seen: Option<(bool, Nanos)>, now: Moment) {
         let account_takes_part = !self.node.is_capped() && self.node.alone > Fraction::ZERO;
         let Some(tenant) = self.tenants.get_mut(&id).filter(|t| t.is_connected()) else {
@@ -276,7 +277,7 @@ impl Account {
     }
 }
 
-/// Sets the cap of a node; a quota of the same cap stays as it is.
+/// Sets the cap of a node; if the cap does not change, its quota continues.
 pub(crate) fn set_quota(node: &mut Node, cap: Option<Cap>, now: Moment) {
     if node.quota.map(|quota| quota.cap()) != cap {
         node.quota = cap.map(|cap| Quota::starting(cap, now));

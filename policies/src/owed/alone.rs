@@ -1,35 +1,34 @@
-//! What a node would work if it were alone: learnt in own turns, slowly forgotten, doubted when
-//! its load changes.
+//! Estimate of what a node would work if it were alone. It is measured in own turns, grows slowly
+//! with time, and is reset when the node's load changes.
 //!
-//! In: what own turns measured, and each half second what the node worked. Out: `Node::alone`.
+//! In: measurements of own turns, and each half second what the node worked. Out: `Node::alone`.
 //! Called by `settle.rs`.
 
 use super::fraction::Fraction;
 use super::node::Node;
 use turnstile_accounting::Nanos;
 
-/// `alone` grows by itself in this time, so that it is measured again when it matters.
+/// `alone` grows by its own value in this time, so that it is measured again when it matters.
 /// SOURCE: simulation `lab corun`.
 const FORGET_TIME: Nanos = Nanos::from_ms(60_000);
 /// Above this `alone` is a first guess, and a measurement replaces most of it.
 /// SOURCE: simulation `lab corun`.
 const GUESS: Fraction = Fraction::percent(95);
-/// Step towards the first measurement, and towards one that is higher: a node that was measured as
-/// its program started is owed too little for many more turns. SOURCE: simulation `lab corun`.
+/// Step towards the first measurement, and towards a higher one: otherwise a node that was measured
+/// while its program started is owed too little for many turns. SOURCE: simulation `lab corun`.
 const LONG_STEP: Fraction = Fraction::percent(70);
 /// Step towards each later measurement that is lower. SOURCE: simulation `lab corun`.
 const STEP: Fraction = Fraction::percent(30);
-/// The least `alone` of a node that worked: less could not grow again between two looks.
+/// The least `alone` of a node that worked: a smaller value could not grow between two polls.
 const ALONE_MIN_PPM: u64 = 2;
-/// Loads are judged over this time. SOURCE: simulation `lab corun`.
+/// Loads are compared over this time. SOURCE: simulation `lab corun`.
 pub(crate) const LOAD_WINDOW: Nanos = Nanos::from_ms(500);
-/// A change of less than this is none: half a hundredth of the engine.
-/// SOURCE: simulation `lab corun`.
+/// Smaller changes are ignored: half a hundredth of the engine. SOURCE: simulation `lab corun`.
 const RATE_NOISE_PERMILLE: u64 = 5;
 /// Step of the usual rate towards that of a window. SOURCE: simulation `lab corun`.
 const USUAL_STEP: Fraction = Fraction::percent(20);
 
-/// What an own turn measured.
+/// Result of an own turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alone {
     /// It worked this fraction of the time.
@@ -38,14 +37,14 @@ pub(crate) enum Alone {
     OnlyWaits,
 }
 
-/// What a node works in windows in which all tenants run together.
+/// Work of a node in windows in which all tenants run together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Load {
-    /// None while no window counted.
+    /// None before the first window.
     usual: Option<Fraction>,
-    /// In the window that is open.
+    /// In the open window.
     worked: Nanos,
-    /// In the window that is open: time with work, but not resident.
+    /// In the open window: time with work, but not resident.
     pub(crate) waited: Nanos,
 }
 
@@ -53,7 +52,7 @@ pub(crate) struct Load {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     pub(crate) length: Nanos,
-    /// Own turns took so little of it that loads can be compared.
+    /// Own turns took little enough of it for loads to be compared.
     pub(crate) calm: bool,
 }
 
@@ -63,12 +62,12 @@ impl Load {
         self.waited = Nanos(self.waited.0.saturating_add(waited.0));
     }
 
-    /// Drops the window that is open.
+    /// Drops the open window.
     pub(crate) fn restart(&mut self) {
         (self.worked, self.waited) = (Nanos::ZERO, Nanos::ZERO);
     }
 
-    /// Ends the window; returns whether the load has changed, or was harmed.
+    /// Ends the window; returns whether the load has changed, or suffered.
     fn close(&mut self, window: Window, judged: bool) -> bool {
         let rate = Fraction::ratio(self.worked.0, window.length.0);
         let waits = self.waited.0.saturating_mul(2) > window.length.0;
@@ -102,7 +101,7 @@ impl Node {
         self.alone = grown.min(Fraction::ONE);
     }
 
-    /// Takes in what an own turn measured.
+    /// Takes the measurement of an own turn.
     pub(crate) fn learn(&mut self, measured: Alone) {
         self.alone = match measured {
             Alone::OnlyWaits => Fraction::ZERO,
@@ -120,7 +119,8 @@ impl Node {
         };
     }
 
-    /// Ends a window of its load. After a change it is taken to saturate until it is measured.
+    /// Ends a window of its load. After a change the node is taken to saturate until it is
+    /// measured.
     pub(crate) fn close_window(&mut self, window: Window) {
         let judged = !self.is_capped();
         if self.load.close(window, judged) {

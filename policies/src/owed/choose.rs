@@ -1,8 +1,8 @@
 //! Which node has the next own turn, and which tenants are held for it.
 //!
-//! The account comes first: the one that is owed most for its part, of those that are owed a turn
-//! or have a tenant that is. Then its tenant that is owed most, unless the account itself is owed
-//! more: then all its tenants are admitted together.
+//! The account is chosen first: of those that are owed a turn or have a tenant that is, the one
+//! that is owed most for its part. Then its tenant that is owed most, unless the account itself is
+//! owed more: then all its tenants are admitted together.
 
 use super::Owed;
 use super::account::{Account, Tenant};
@@ -12,23 +12,23 @@ use super::turn::{Holder, OwnTurn, REST, TURN_MAX};
 use core::cmp::Reverse;
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
-/// A tenant that is resident for less of the time is not held in own turns of others.
-/// SOURCE: simulation `lab corun`.
+/// A tenant that is resident for less than this part of the time is not held in own turns of
+/// others. SOURCE: simulation `lab corun`.
 const SMALL: Fraction = Fraction::percent(8);
-/// A tenant that had an own turn in this time is held in those of others.
+/// A tenant that had an own turn in this time is held in own turns of others.
 /// SOURCE: simulation `lab corun`.
 const OWN_TURN_TIME: Nanos = Nanos::from_ms(10_000);
 
-/// How a turn ends at a look.
+/// How a turn ends at a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// Its time is over.
+    /// Its length is over.
     Over,
     /// Its holder has no work, or may not run.
     Rested,
 }
 
-/// Orders nodes: owed time over part, then the own turn that is longest ago.
+/// Order of nodes: owed time over part, then the least recent own turn.
 type Rank = (i128, Reverse<Option<Moment>>);
 
 fn rank(node: &Node, part: Fraction) -> Rank {
@@ -55,7 +55,7 @@ impl Owed {
         })
     }
 
-    /// How the own turn ends at this look, if it does.
+    /// How the own turn ends at this poll, if it does.
     pub(super) fn ending(&self, turn: &OwnTurn, now: Moment) -> Option<Ending> {
         let (mut rested, mut shut, mut wanted) = (true, true, false);
         for (id, account) in &self.accounts {

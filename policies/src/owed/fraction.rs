@@ -1,13 +1,13 @@
 //! Fractions of time as fixed-point numbers: parts, rates and `alone`.
 //!
-//! 40 bits keep the growth of a small `alone` in the shortest time between two looks visible.
+//! With 40 bits a small `alone` still grows in the shortest time between two polls.
 
 use turnstile_accounting::Nanos;
 
 /// Bits of a fraction after the point.
 const BITS: u32 = 40;
 
-/// A fraction in units of 2^-40, from zero up.
+/// A fraction in units of 2^-40, not negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Fraction(u64);
 
@@ -15,7 +15,7 @@ impl Fraction {
     pub(crate) const ZERO: Self = Self(0);
     pub(crate) const ONE: Self = Self(1 << BITS);
 
-    /// `part` of `whole`; zero if there is no whole.
+    /// `part` of `whole`; zero if `whole` is zero.
     pub(crate) fn ratio(part: u64, whole: u64) -> Self {
         let units = (u128::from(part) << BITS).checked_div(u128::from(whole));
         Self(saturated(units.unwrap_or(0)))
@@ -52,7 +52,7 @@ impl Fraction {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// The point between this fraction and `other` that is `step` of the way from here.
+    /// The fraction that is `step` of the way from this one to `other`.
     pub(crate) fn toward(self, other: Self, step: Self) -> Self {
         if other >= self {
             self.plus(step.times(other.minus(self)))

@@ -1,26 +1,27 @@
-//! What goes into a look at the engine, and what comes out of it.
+//! Input and output of a poll of the engine.
 //!
-//! All of it is read by the mediator from the GPU: channel status, the log of context switches and
-//! the busy counter. Nothing here is written by a tenant (`GP_GET`, `GP_PUT`, work-submit tokens).
+//! The mediator reads the input from the GPU: channel status, the log of context switches and the
+//! busy counter. It contains nothing that a tenant writes (`GP_GET`, `GP_PUT`, work-submit tokens).
 
 use crate::policy::HoldReason;
 use serde::Serialize;
 use turnstile_accounting::{Moment, Nanos, Reading, TenantId};
 
-/// Readings of the time that ended with one look. Tenants that are not listed did nothing in it.
+/// Readings of the time that ended with one poll. A tenant that is not listed did nothing in it.
 ///
-/// A meter that is in time has those of this look; one that is late has those of earlier looks, in
-/// their order. A tenant without `worked` and `resident` makes all of that time unknown: nothing is
-/// owed for it, and nothing is charged. So does a look that is skipped, or is 1 s ago.
+/// A meter in time has those of this poll; a late one has those of earlier polls, in their order.
+/// If a tenant has neither `worked` nor `resident`, all of that time is unknown: nothing is owed
+/// for it, and nothing is charged. The time of a poll that is skipped, or more than 1 s old, is
+/// unknown too.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured<'a> {
-    /// The look.
+    /// The end of the time.
     pub until: Moment,
     /// At most one entry per tenant, in any order.
     pub tenants: &'a [Reading],
 }
 
-/// What holds for a tenant until the next look.
+/// What applies to a tenant until the next poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct TenantOrder {
     /// The tenant.
@@ -31,18 +32,19 @@ pub struct TenantOrder {
     pub slice_ns: Nanos,
 }
 
-/// What holds for all tenants until the next look.
+/// What applies to all tenants until the next poll.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Orders {
     /// Each tenant, by ascending account and tenant.
     pub tenants: Vec<TenantOrder>,
-    /// When the next look is due.
+    /// When the next poll is due.
     pub next_look: Moment,
-    /// The next look may begin or end an own turn, or end a quota: it wants all readings up to then.
+    /// The next poll may begin or end an own turn, or end a quota: it needs all readings up to
+    /// then.
     pub exact: bool,
 }
 
-/// What the rule keeps of a tenant, for its operator.
+/// The state of a tenant, for its operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Standing {
     /// Its part of what it would have worked alone, less what it worked.

@@ -1,26 +1,30 @@
 //! Disengaged fair queuing on hardware that slices by itself: the rule of NVIDIA GPUs.
 //!
-//! In: at each look the state of each tenant ([`Seen`]) and what it worked since the look before
-//! ([`turnstile_accounting::Reading`]). Out: for each tenant whether it is held and its time slice, and when the next
-//! look is due ([`Orders`]). The hardware shares the engine in time slices between looks, and the
-//! mediator is not involved.
+//! In: at each poll the state of each tenant ([`Seen`]) and what it worked since the poll before
+//! ([`turnstile_accounting::Reading`]). Out: for each tenant whether it is held and its time slice,
+//! and when the next poll is due ([`Orders`]). Between polls the hardware shares the engine in time
+//! slices, and the mediator is not involved.
 //!
 //! All tenants run together. A *node* is an account or a tenant. Each node is *owed* its part of
 //! what it would work if it were *alone*, less what it worked. A node that is owed a turn's length
-//! has an *own turn*: the other tenants are held for 20 ms. The second half of an own turn measures
-//! `alone`. The worked time of a tenant is the GPU's own reading, so nothing that a tenant writes
-//! decides for a tenant of another account.
+//! has an *own turn*: the other tenants are held for 20 ms, or for 50 ms if readings are late. The
+//! second half of an own turn measures `alone`. The worked time of a tenant is the GPU's own
+//! reading. So nothing that a tenant writes changes the decisions about a tenant of another
+//! account.
 //!
-//! `node.rs` has what is owed, `alone.rs` what is learnt, `turn.rs` the own turn, `choose.rs` which
-//! node has it, `settle.rs` the charges, `spell.rs` when owed time is void.
+//! `node.rs` has the owed time, `alone.rs` the estimate of `alone`, `turn.rs` the own turn.
+//! `choose.rs` has the choice of its node, `settle.rs` the charges, `spell.rs` when owed time is
+//! void.
 //!
 //! # Invariants
 //! - *Bounded*: a node is owed at most 3 units of 4 to 20 ms, and has at most one turn in advance.
 //! - *One own turn* runs at most.
-//! - *Work conserving but for looks*: a tenant is held only in an own turn of another, or by a cap.
-//!   An own turn of a tenant without work ends at the next look, at most 10 ms later.
-//! - *Let in again*: own turns that take most of the time end after 60 s, and owed time is void.
-//! - *Charge what worked*: time that is not known is neither owed nor charged.
+//! - *Work conserving, except between polls*: a tenant is held only in an own turn of another, or
+//!   by a cap. An own turn of a tenant without work ends at the next poll, at most half a turn
+//!   later.
+//! - *No endless holds*: own turns that take most of the time end after 60 s, and owed time is
+//!   void.
+//! - *Charge what worked*: unknown time is neither owed nor charged.
 //!
 //! Called by the core of a GPU that slices by itself, from one thread. This rule is no
 //! [`crate::Policy`]: that one decides by the events of a dispatcher that the mediator holds.
@@ -51,35 +55,35 @@ use target::Credit;
 use turn::{Holder, Turns};
 use turnstile_accounting::{AccountId, Moment, Nanos, Seen, TenantId};
 
-/// Longest time between two looks while a node may soon be owed a turn. SOURCE: simulation `lab
-/// corun`.
+/// Longest time between two polls while a node may soon be owed a turn.
+/// SOURCE: simulation `lab corun`.
 pub const LOOK_INTERVAL: Nanos = Nanos::from_ms(20);
-/// Longest time between two looks while no node can be owed a turn before. Each look costs the
+/// Longest time between two polls while no node can be owed a turn before. Each poll costs the
 /// daemon 0.2 to 0.35 ms of processor time (H200, two programs of 1,100 changes a second).
 pub const CALM_INTERVAL: Nanos = Nanos::from_ms(60);
 
-/// Tenants run together, and a tenant that is owed a turn has one.
+/// Admits all tenants together, and gives own turns to those that are owed one.
 #[derive(Debug)]
 pub struct Owed {
     accounts: BTreeMap<AccountId, Account>,
     owners: BTreeMap<TenantId, AccountId>,
     turns: Turns,
     spell: Spell,
-    /// Time up to looks of which the readings are not known yet.
+    /// Time up to polls with readings that are not known yet.
     past: VecDeque<Past>,
-    /// The look up to which all readings are known.
+    /// The poll up to which all readings are known.
     settled: Moment,
-    /// How much was not known at the last look that asked for all, beside the time since the look
+    /// The unknown time at the last poll that needed all readings, beside the time since the poll
     /// before.
     lag: Nanos,
     window: LoadWindow,
-    /// The last look; none before the first.
+    /// The last poll; none before the first.
     looked_at: Option<Moment>,
     orders: Orders,
 }
 
 impl Owed {
-    /// A rule without tenants. It has no tunable constants of its own yet.
+    /// A rule without tenants. It has no tunable constants yet.
     pub fn new(_tuning: &Tuning) -> Self {
         Self {
             accounts: BTreeMap::new(),
@@ -95,7 +99,7 @@ impl Owed {
         }
     }
 
-    /// Sets weight and cap of an account, present or to come.
+    /// Sets weight and cap of an account, which may be added later.
     pub fn set_account(&mut self, id: AccountId, params: TenantParams) {
         let now = self.now();
         let account = self.accounts.entry(id).or_insert_with(Account::new);
@@ -103,8 +107,8 @@ impl Owed {
         set_quota(&mut account.node, params.cap, now);
     }
 
-    /// A tenant appears in its account. A name that its account knows goes on where it left.
-    /// Returns what holds for it until the next look.
+    /// Adds a tenant to its account. A name that the account knows continues with its state.
+    /// Returns what applies to it until the next poll.
     ///
     /// # Errors
     /// If it is known.
@@ -126,8 +130,8 @@ impl Owed {
         Ok(self.order_of_new(id, now))
     }
 
-    /// A tenant leaves. What it is owed stays under its name; its last readings are still charged.
-    /// Its id is known until then.
+    /// Removes a tenant. Its owed time is kept under its name. Its last readings are still charged,
+    /// and its id is known until then.
     ///
     /// # Errors
     /// If it is unknown.
@@ -140,14 +144,14 @@ impl Owed {
         Ok(())
     }
 
-    /// Drops what is kept under a name of an account.
+    /// Drops the state of a name of an account.
     pub fn forget_name(&mut self, account: AccountId, name: &str) {
         if let Some(account) = self.accounts.get_mut(&account) {
             account.forget_name(name);
         }
     }
 
-    /// From now on its share of its account is this one.
+    /// Sets its weight within its account.
     ///
     /// # Errors
     /// If it is unknown.
@@ -156,7 +160,7 @@ impl Owed {
         Ok(())
     }
 
-    /// From now on its limit is this one; `None` lifts it. A new cap begins with an unused quota.
+    /// Sets its cap; `None` removes it. A new cap begins with an unused quota.
     ///
     /// # Errors
     /// If it is unknown.
@@ -166,7 +170,7 @@ impl Owed {
         Ok(())
     }
 
-    /// From now on it has a latency target, or none.
+    /// Sets whether it has a latency target.
     ///
     /// # Errors
     /// If it is unknown.
@@ -179,7 +183,7 @@ impl Owed {
         Ok(())
     }
 
-    /// What is kept of a tenant; none if it is unknown.
+    /// The state of a tenant; none if it is unknown.
     pub fn standing(&self, id: TenantId) -> Option<Standing> {
         let account_id = *self.owners.get(&id)?;
         let tenant = self.accounts.get(&account_id)?.tenants.get(&id)?;
@@ -193,19 +197,20 @@ impl Owed {
         })
     }
 
-    /// What holds until the next look.
+    /// What applies until the next poll.
     pub const fn orders(&self) -> &Orders {
         &self.orders
     }
 
-    /// When the next look is due. A look may be earlier; one that is late decides late.
+    /// When the next poll is due. A poll may be earlier; a late one decides late.
     pub const fn next_look(&self) -> Moment {
         self.orders.next_look
     }
 
-    /// Looks at the engine. `measured` has what became known since the last look, in order of time.
+    /// Polls the engine. `measured` has the readings that became known since the last poll, in
+    /// order of time.
     ///
-    /// A look that is earlier than the last one counts as at the same time.
+    /// A poll with a time before the last one counts as at the last one's time.
     pub fn look(&mut self, now: Moment, seen: &[Seen], measured: &[Measured<'_>]) -> &Orders {
         let last = self.looked_at.unwrap_or(now);
         let now = now.max(last);
@@ -251,7 +256,7 @@ impl Owed {
         connected.ok_or(PolicyError::Unknown(id))
     }
 
-    /// Takes in the state of all tenants, and divides the engine among those that take part.
+    /// Takes the state of all tenants, and divides the engine among those that take part.
     fn see(&mut self, now: Moment, seen: &[Seen]) {
         let seen: BTreeMap<TenantId, &Seen> = seen.iter().map(|seen| (seen.tenant, seen)).collect();
         for (id, account) in &self.owners {
@@ -284,7 +289,7 @@ impl Owed {
         }
     }
 
-    /// Ends the own turn, or its first half, if that is due at this look.
+    /// Ends the own turn, or its first half, if that is due at this poll.
     fn end_turn(&mut self, now: Moment, unknown: bool) {
         let Some(turn) = self.turns.current() else {
             return;
@@ -314,7 +319,7 @@ impl Owed {
         self.learn_alone();
     }
 
-    /// All owed time is void, and no own turn runs.
+    /// Voids all owed time and ends the own turn.
     fn void(&mut self) {
         self.turns.cut();
         for account in self.accounts.values_mut() {

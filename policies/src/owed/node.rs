@@ -1,28 +1,28 @@
-//! What the rule keeps of an account and of a tenant: the time that it is owed.
+//! State of an account or a tenant in the rule: the time that it is owed.
 //!
-//! In: its part, whether it was present, and what it worked since the last look. Out: `owed`.
+//! In: its part, whether it was present, and what it worked since the last poll. Out: `owed`.
 //!
 //! # Invariants
 //! - `owed` is at most 3 units, and at least minus the larger of one unit and one turn.
 //! - A node that was not present is owed nothing more.
 //!
-//! Called by `settle.rs` once per look for each node.
+//! Called by `settle.rs` once per poll for each node.
 
 use super::alone::Load;
 use super::fraction::Fraction;
 use crate::cap::Quota;
 use turnstile_accounting::{Moment, Nanos};
 
-/// The fraction of its part that a node is promised. The rest leaves time for changes between
-/// tenants, so that owed time does not grow while all tenants have what can be had.
+/// The fraction of its part that a node is promised. The rest covers changes between tenants, so
+/// that owed time does not grow while all tenants work as much as possible.
 /// SOURCE: simulation `lab corun`.
 const PROMISED: Fraction = Fraction::percent(97);
-/// The unit of owed time is at least this, so that a small part has room for one command.
+/// Least unit of owed time, so that a small part has room for one command.
 /// SOURCE: simulation `lab corun`.
 const UNIT_MIN: Nanos = Nanos::from_ms(4);
 /// A node is owed at most this many units. SOURCE: simulation `lab corun`.
 const UNITS_MAX: i64 = 3;
-/// A node that is owed less than this has no own turn. SOURCE: simulation `lab corun`.
+/// A node that is owed less than this gets no own turn. SOURCE: simulation `lab corun`.
 const THRESHOLD_MIN: Nanos = Nanos::from_ms(2);
 
 /// An account among accounts, or a tenant within its account.
@@ -38,30 +38,31 @@ pub(crate) struct Node {
     pub(crate) quota: Option<Quota>,
 }
 
-/// What happened to a node between two looks.
+/// What a node did between two polls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stretch {
     pub(crate) length: Nanos,
     pub(crate) part: Fraction,
     pub(crate) present: bool,
-    /// The own turn that ran was that of the node, of its account or of one of its tenants.
+    /// An own turn ran, of the node, of its account or of one of its tenants.
     pub(crate) in_own_turn: bool,
     pub(crate) worked: Worked,
     /// Length of an own turn.
     pub(crate) turn: Nanos,
 }
 
-/// What a node is charged.
+/// Charge of a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Worked {
-    /// What was read.
+    /// The time that was read.
     Read(Nanos),
-    /// What it works alone: an own turn of an account of several live tenants, or of one of them.
+    /// What it works alone: in an own turn of an account with several live tenants, or of one of
+    /// them.
     Alone,
 }
 
 impl Node {
-    /// A node of which nothing is known: it is taken to saturate the engine.
+    /// A new node: it is taken to saturate the engine.
     pub(crate) fn new(owed: i64, quota: Option<Quota>) -> Self {
         Self {
             owed,
@@ -72,7 +73,7 @@ impl Node {
         }
     }
 
-    /// Adds what the node is owed for a stretch, and takes off what it worked.
+    /// Adds what the node is owed for a stretch, and subtracts what it worked.
     pub(crate) fn settle(&mut self, stretch: &Stretch) {
         self.forget_alone(stretch.length);
         let alone = self.alone.of(stretch.length);
@@ -112,7 +113,7 @@ impl Node {
         Nanos(until.min(i128::from(i64::MAX)) as u64)
     }
 
-    /// Its quota is used up.
+    /// Whether its quota is used up.
     pub(crate) fn is_capped(&self) -> bool {
         self.quota.as_ref().is_some_and(Quota::exhausted)
     }

@@ -1,6 +1,6 @@
-//! What holds until the next look, and when that is due.
+//! What applies until the next poll, and when that is due.
 //!
-//! A tenant is held by a cap, or in the own turn of another node. Slices are by part.
+//! A tenant is held by a cap, or in the own turn of another node. Its part determines its slice.
 
 use super::account::{Account, Tenant};
 use super::fraction::Fraction;
@@ -12,10 +12,9 @@ use super::{CALM_INTERVAL, LOOK_INTERVAL, Owed, slices};
 use crate::policy::HoldReason;
 use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
 
-/// Shortest time between two looks. SOURCE: simulation `lab corun`.
+/// Shortest time between two polls. SOURCE: simulation `lab corun`.
 const LOOK_INTERVAL_MIN: Nanos = Nanos::from_us(50);
-/// Shortest time to the next look because of what is left of a quota.
-/// SOURCE: simulation `lab corun`.
+/// Shortest time to the next poll for the end of a quota. SOURCE: simulation `lab corun`.
 const QUOTA_INTERVAL_MIN: Nanos = Nanos::from_us(250);
 
 impl Owed {
@@ -45,7 +44,7 @@ impl Owed {
         self.orders.exact = in_turn || self.accounts.values().any(is_exact);
     }
 
-    /// What holds for a tenant that has just appeared.
+    /// What applies to a tenant that was just added.
     pub(super) fn order_of_new(&mut self, id: TenantId, now: Moment) -> TenantOrder {
         let account_id = self.owners.get(&id);
         let account = account_id.and_then(|id| Some((*id, self.accounts.get(id)?)));
@@ -80,7 +79,7 @@ impl Owed {
         waits.then_some(HoldReason::Turn)
     }
 
-    /// A tenant with a latency target was resident for less than its part.
+    /// Whether a tenant with a latency target was resident for less than its part.
     fn is_target_due(&self) -> bool {
         let mut tenants = self.accounts.values().flat_map(Account::connected);
         tenants.any(|(_, tenant)| tenant.credit.is_some_and(Credit::is_positive))
@@ -94,7 +93,7 @@ impl Owed {
         least.unwrap_or(Fraction::ONE)
     }
 
-    /// The least time in which a node can be owed a turn; the longest time where at most one tenant
+    /// The least time in which a node can be owed a turn; the longest time if at most one tenant
     /// takes part.
     fn until_owed(&self) -> Nanos {
         let turn = self.turn_length();
@@ -109,7 +108,7 @@ impl Owed {
         until.filter(|_| live > 1).unwrap_or(CALM_INTERVAL)
     }
 
-    /// The next look after this one: of an own turn, of a quota, or the usual one.
+    /// The next poll after this one: for an own turn, for a quota, or the usual one.
     fn next_look_after(&self, now: Moment) -> Moment {
         let intervals = self.until_owed().0 / LOOK_INTERVAL.0;
         let calm = Nanos(LOOK_INTERVAL.0.saturating_mul(intervals));
@@ -119,7 +118,7 @@ impl Owed {
             let to_half = Nanos(turn.length.0 / 2).saturating_sub(passed);
             let to_end = turn.length.saturating_sub(passed);
             let due = if to_half > EARLY { to_half } else { to_end };
-            // Past its length it goes on while no other tenant has work.
+            // A turn that has reached its length continues while no other tenant has work.
             let again = Nanos(turn.length.0 / 2);
             wait = wait.min(if due < LOOK_INTERVAL_MIN { again } else { due });
         }
@@ -139,8 +138,8 @@ impl Owed {
     }
 }
 
-/// Whether a look has to know all of what an account and its tenants worked: one of them is owed
-/// something, or runs on a quota.
+/// Whether a poll needs all readings of an account and its tenants: one of them is owed time, or
+/// runs on a quota.
 fn is_exact(account: &Account) -> bool {
     let due = |node: &Node| node.owed > 0 || node.quota.is_some();
     let mut tenants = account.connected().filter(|(_, tenant)| tenant.state.live);

@@ -1,8 +1,8 @@
-//! Charges what was read: for one stretch of time between two looks, when its readings are known.
+//! Charges readings: for one stretch of time between two polls, when its readings are known.
 //!
-//! A stretch keeps what the look at its end found, so that a late meter is charged against the
-//! parts and the own turn of that time. A stretch with a reading that is not known is left out:
-//! nothing is owed for it and nothing is charged.
+//! A stretch keeps the state at the poll that ended it. So late readings are charged against the
+//! parts and the own turn of that time. A stretch with an unknown reading is left out: nothing is
+//! owed for it and nothing is charged.
 
 use super::Owed;
 use super::account::{Account, Tenant};
@@ -16,13 +16,13 @@ use turnstile_accounting::{AccountId, Moment, Nanos, Reading, TenantId};
 
 /// Readings that are later than this are not waited for: their time is unknown.
 const WAIT_MAX: Nanos = Nanos::from_ms(1_000);
-/// Loads are judged in windows of which own turns took less than this.
+/// Loads are compared in windows of which own turns took less than this.
 /// SOURCE: simulation `lab corun`.
 const CALM_FRACTION: Fraction = Fraction::percent(20);
-/// A reading is at most this many times as long as the time it is about.
+/// Readings are limited to this multiple of the time that they cover.
 const READING_MAX: u64 = 2;
 
-/// Time between two looks.
+/// Time between two polls.
 #[derive(Debug)]
 pub(super) struct Past {
     pub(super) since: Moment,
@@ -49,7 +49,7 @@ struct TenantPast {
     held: bool,
 }
 
-/// The window in which loads are compared.
+/// The window over which loads are compared.
 #[derive(Debug, Default)]
 pub(super) struct LoadWindow {
     length: Nanos,
@@ -74,7 +74,7 @@ impl AccountPast {
     }
 }
 
-/// What one tenant did in a stretch, as far as it is charged.
+/// What one tenant did in a stretch, for its charge.
 #[derive(Clone, Copy, Default)]
 struct Used {
     worked: Nanos,
@@ -83,7 +83,7 @@ struct Used {
 }
 
 impl Used {
-    /// None if neither source knows it.
+    /// None if neither source has it.
     fn of(reading: &Reading, length: Nanos) -> Option<Self> {
         let most = Nanos(length.0.saturating_mul(READING_MAX));
         let worked = reading.worked.or(reading.resident)?.min(most);
@@ -96,7 +96,7 @@ impl Used {
 }
 
 impl Owed {
-    /// Remembers the time up to this look, for when its readings are known.
+    /// Stores the stretch up to this poll until its readings are known.
     pub(super) fn note_past(&mut self, since: Moment, now: Moment) {
         let accounts = self.accounts.iter();
         self.past.push_back(Past {
@@ -109,11 +109,11 @@ impl Owed {
         });
     }
 
-    /// Charges all that is known by now. Returns whether some of it will never be.
+    /// Charges all stretches with known readings. Returns whether one will stay unknown.
     pub(super) fn settle(&mut self, now: Moment, measured: &[Measured<'_>]) -> bool {
         let mut unknown = false;
         for measured in measured {
-            // Readings are in order: what is older was left out.
+            // Readings are in order: an older stretch has none.
             while let Some(past) = self.past.pop_front_if(|past| past.until <= measured.until) {
                 let readings = (past.until == measured.until).then_some(measured.tenants);
                 unknown |= !self.settle_one(&past, readings);
@@ -128,7 +128,7 @@ impl Owed {
         unknown
     }
 
-    /// Charges one stretch; false if what happened in it is not known.
+    /// Charges one stretch; false if it is unknown.
     fn settle_one(&mut self, past: &Past, readings: Option<&[Reading]>) -> bool {
         let length = past.until.since(past.since);
         self.settled = past.until;
@@ -219,13 +219,13 @@ impl Owed {
         let before = account.node.owed;
         charge(&mut account.node, &stretch, account_worked);
         if share.part == Fraction::ONE {
-            // What the only account did not work, changes between its own tenants took.
+            // What the only account did not work was taken by changes between its own tenants.
             account.node.owed = account.node.owed.min(before.max(0));
         }
         account.node.load.add(account_worked, Nanos::ZERO);
     }
 
-    /// Takes in what own turns measured, once all their readings are known.
+    /// Takes the measurements of own turns, once all their readings are known.
     pub(super) fn learn_alone(&mut self) {
         while let Some((holder, measured)) = self.turns.measured(self.settled) {
             if let Some(measured) = measured {
@@ -282,13 +282,13 @@ impl Owed {
         self.window = LoadWindow::default();
     }
 
-    /// Length of an own turn: longer where readings are late.
+    /// Length of an own turn: longer if readings are late.
     pub(super) fn turn_length(&self) -> Nanos {
         if self.lag > LAG_MAX { LONG_TURN } else { TURN }
     }
 }
 
-/// What each tenant did; none if that of one is not known.
+/// What each tenant did; none if one of them is unknown.
 fn used(readings: &[Reading], length: Nanos) -> Option<BTreeMap<TenantId, Used>> {
     let used = |reading: &Reading| Some((reading.tenant, Used::of(reading, length)?));
     readings.iter().map(used).collect()
@@ -301,7 +301,7 @@ fn charge(node: &mut Node, stretch: &Stretch, worked: Nanos) {
     }
 }
 
-/// A tenant that returned under its name is charged for what it did before it left.
+/// Charges a tenant that returned under its name for what it did before it left.
 fn pass_on(account: &mut Account, mut to: Option<TenantId>, change: i64, turn: Nanos) {
     while let Some(tenant) = to.and_then(|id| account.tenants.get_mut(&id)) {
         let owed = tenant.node.owed.saturating_add(change.min(0));

@@ -1,4 +1,4 @@
-//! Time slices: longer for larger parts, short beside a tenant that is due its latency target.
+//! Time slices: longer for larger parts, short beside a tenant with credit for its latency target.
 
 use super::fraction::Fraction;
 use turnstile_accounting::Nanos;

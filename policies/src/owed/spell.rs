@@ -1,8 +1,8 @@
 //! Spells of own turns: when owed time is void.
 //!
-//! Tenants that owe each other turns, though they fit together, would go on taking turns. After a
-//! spell of turns all owed time is void and the tenants run together. A tenant that is harmed by
-//! that is soon owed a turn again, and the next spell may last twice as long.
+//! Tenants that owe each other turns, although they fit together, would take turns without end.
+//! After a spell of turns all owed time is void and the tenants run together. A tenant that suffers
+//! from that is soon owed a turn again, and the next spell may last twice as long.
 
 use super::fraction::Fraction;
 use turnstile_accounting::{Moment, Nanos};
@@ -38,7 +38,7 @@ impl Default for Spell {
 }
 
 impl Spell {
-    /// Time passed up to `now`, in an own turn or not. Returns whether owed time is void.
+    /// Advances to `now`, in an own turn or not. Returns whether owed time is void.
     pub(crate) fn pass(&mut self, now: Moment, length: Nanos, in_turn: bool) -> bool {
         let since = *self
             .since
@@ -73,7 +73,7 @@ impl Spell {
 mod tests {
     use super::*;
 
-    /// The seconds after which owed time was void, with own turns for a fraction of each second.
+    /// The seconds after which owed time was void, with own turns for a percentage of each second.
     fn voids(spell: &mut Spell, from: u64, percent: &[u64]) -> Vec<u64> {
         let mut voids = Vec::new();
         for (second, percent) in (from..).zip(percent) {

@@ -2,7 +2,7 @@
 //!
 //! In: its part, and the time for which it was resident. Out: whether the slices of tenants without
 //! a target are short. A tenant has the short slices only while it was resident for less than its
-//! part, so a target gives no tenant more of the engine.
+//! part. So a target gives no tenant more of the engine.
 
 use super::fraction::Fraction;
 use super::node::signed;
@@ -10,7 +10,7 @@ use turnstile_accounting::Nanos;
 
 /// Largest credit; also that of a new target. SOURCE: simulation `lab corun`.
 const CREDIT_MAX: i64 = 20_000_000;
-/// Least credit: what a tenant was resident beyond its part is kept up to here.
+/// Least credit: the bound on residency beyond its part that is remembered.
 /// SOURCE: simulation `lab corun`.
 const CREDIT_MIN: i64 = -200_000_000;
 
@@ -23,14 +23,14 @@ impl Credit {
         Self(CREDIT_MAX)
     }
 
-    /// Time passed, in which the tenant was resident for `resident`.
+    /// Advances by `length`, in which the tenant was resident for `resident`.
     pub(crate) fn pass(&mut self, length: Nanos, part: Fraction, resident: Nanos) {
         let credit = self.0.saturating_add(signed(part.of(length)));
         let credit = credit.saturating_sub(signed(resident));
         self.0 = credit.clamp(CREDIT_MIN, CREDIT_MAX);
     }
 
-    /// The slices of tenants without a target are short.
+    /// Whether the slices of tenants without a target are short.
     pub(crate) const fn is_positive(self) -> bool {
         self.0 > 0
     }

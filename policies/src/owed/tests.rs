@@ -7,7 +7,7 @@ const B: TenantId = TenantId(2);
 const C: TenantId = TenantId(3);
 const MS: u64 = 1_000_000;
 
-/// The rule with tenants of accounts of their own.
+/// The rule, with tenants that each have their own account.
 struct Rig {
     rule: Owed,
     now: Moment,
@@ -42,13 +42,14 @@ impl Rig {
         rig
     }
 
-    /// The next look: tenants, whether they have work, and hundredths of the time that they worked.
+    /// The next poll: tenants, whether they have work, and the percentage of the time that they
+    /// worked.
     fn look(&mut self, tenants: &[(TenantId, bool, u64)]) {
         self.keep(tenants);
         self.deliver(tenants);
     }
 
-    /// Time passes up to the next look, but its readings are not known yet.
+    /// Time passes up to the next poll, but its readings are not known yet.
     fn keep(&mut self, tenants: &[(TenantId, bool, u64)]) {
         let next = self.rule.next_look();
         let length = next.since(self.now);
@@ -102,7 +103,7 @@ fn a_tenant_that_is_owed_a_turn_has_one_and_shows_what_it_works_alone() {
     rig.look(&[(A, true, 40), (B, true, 0)]);
     assert_eq!(rig.alone(A), 1_000, "the first half measures nothing");
     rig.look(&[(A, true, 60), (B, true, 0)]);
-    // All that was resident was work: it works as long as it is on the engine.
+    // All resident time was work: it works whenever it is resident.
     assert_eq!(rig.alone(A), 1_000);
 }
 
@@ -185,7 +186,7 @@ fn late_readings_measure_the_turn_that_they_are_about() {
         let turn = [(A, true, 50), (B, true, 0)];
         for look in 0..2 {
             rig.keep(&turn);
-            // Resident all the time, and at work for half of it.
+            // Resident all the time, and working for half of it.
             for (_, readings) in &mut rig.kept {
                 readings[0].resident = Some(Nanos(10 * MS));
             }

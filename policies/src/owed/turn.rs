@@ -7,15 +7,15 @@
 //!      +--------------------+------------------+   end, or cut
 //! ```
 //!
-//! In: looks, and the readings between looks, late or not. Out: the holder of the turn, and what a
-//! turn that has ended measured of it. The work that the holder had saved up ends in the first
-//! half, so the second half shows what it works alone.
+//! In: polls, and the readings between polls, late or not. Out: the holder of the turn, and the
+//! measurement of a turn that has ended. The holder's queued work ends in the first half, so the
+//! second half shows what it works alone.
 //!
 //! # Invariants
 //! - At most one own turn runs.
-//! - A turn with a reading that is not known measures nothing.
+//! - A turn with an unknown reading measures nothing.
 //!
-//! Called by `mod.rs` at each look.
+//! Called by `mod.rs` at each poll.
 
 use super::alone::Alone;
 use super::fraction::Fraction;
@@ -26,18 +26,18 @@ use turnstile_accounting::{AccountId, Moment, Nanos, TenantId};
 pub(crate) const TURN: Nanos = Nanos::from_ms(20);
 /// Length of an own turn if readings are later than [`LAG_MAX`]. SOURCE: simulation `lab corun`.
 pub(crate) const LONG_TURN: Nanos = Nanos::from_ms(50);
-/// A meter that is late by so much is not yet late. SOURCE: simulation `lab corun`.
+/// A meter that is late by at most this is not late. SOURCE: simulation `lab corun`.
 pub(crate) const LAG_MAX: Nanos = Nanos::from_ms(20);
 /// An own turn ends after this even if no other tenant has work. SOURCE: simulation `lab corun`.
 pub(crate) const TURN_MAX: Nanos = Nanos::from_ms(200);
 /// A holder without work for this time ends its turn. SOURCE: simulation `lab corun`.
 pub(crate) const REST: Nanos = Nanos::from_us(500);
-/// A look counts as on time if it is this much early.
+/// A poll counts as on time if it is at most this early.
 pub(crate) const EARLY: Nanos = Nanos::from_us(10);
 /// Least time in which a rate is measured. SOURCE: simulation `lab corun`.
 const MEASURE_MIN: Nanos = Nanos::from_ms(1);
-/// If others were resident for one part in this many of the second half, it measures nothing.
-/// SOURCE: simulation `lab corun`.
+/// If others were resident for one part in `OTHERS_PART` of the second half, the turn measures
+/// nothing. SOURCE: simulation `lab corun`.
 const OTHERS_PART: u64 = 10;
 
 /// The node that an own turn is for.
@@ -64,7 +64,7 @@ impl Holder {
     }
 }
 
-/// Where the rule is in an own turn.
+/// Phase of the rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Phase {
     #[default]
@@ -82,7 +82,7 @@ pub(crate) enum Step {
 }
 
 impl Phase {
-    /// The table of moves: none where the step is not allowed.
+    /// The legal transitions: none if the step is not legal.
     pub(crate) const fn after(self, step: Step) -> Option<Self> {
         match (self, step) {
             (Self::Together, Step::Begin) => Some(Self::FirstHalf),
@@ -95,14 +95,14 @@ impl Phase {
     }
 }
 
-/// What was read in one half of a turn.
+/// Readings of one half of a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sums {
-    /// By the holder.
+    /// Worked time of the holder.
     pub(crate) worked: Nanos,
-    /// The holder's.
+    /// Resident time of the holder.
     pub(crate) resident: Nanos,
-    /// That of all other tenants.
+    /// Resident time of all other tenants.
     pub(crate) others: Nanos,
 }
 
@@ -125,7 +125,7 @@ pub(crate) struct OwnTurn {
     end: Option<Moment>,
     /// It ended because the holder had no work.
     rested: bool,
-    /// A reading of it is not known.
+    /// A reading of it is unknown.
     unknown: bool,
     first: Sums,
     second: Sums,
@@ -168,7 +168,7 @@ impl OwnTurn {
         now.since(self.from).0.saturating_add(EARLY.0) >= self.length.0
     }
 
-    /// What it measured.
+    /// Its measurement.
     fn measure(&self) -> Option<Alone> {
         let end = self.end.filter(|_| !self.unknown)?;
         let lasted = end.since(self.from);
@@ -194,7 +194,7 @@ impl OwnTurn {
     }
 }
 
-/// The own turn that runs, and the ended ones with readings still to come.
+/// The current own turn, and ended ones with readings that are not known yet.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     phase: Phase,
@@ -211,7 +211,7 @@ impl Turns {
         self.current.as_ref().map(|turn| turn.holder)
     }
 
-    /// A turn begins, if none runs.
+    /// Begins a turn, if none runs.
     pub(crate) fn begin(&mut self, holder: Holder, now: Moment, length: Nanos) {
         if let Some(phase) = self.phase.after(Step::Begin) {
             self.phase = phase;
@@ -219,7 +219,7 @@ impl Turns {
         }
     }
 
-    /// The first half ends at this look, if it runs.
+    /// Ends the first half at this poll, if it runs.
     pub(crate) fn half(&mut self, now: Moment) {
         if let Some(phase) = self.phase.after(Step::Half) {
             self.phase = phase;
@@ -229,7 +229,7 @@ impl Turns {
         }
     }
 
-    /// The turn ends at this look; its measurement follows when all its readings are known.
+    /// Ends the turn at this poll; its measurement follows when all its readings are known.
     pub(crate) fn end(&mut self, now: Moment, rested: bool) {
         if let Some(mut turn) = self.cut() {
             (turn.end, turn.rested) = (Some(now), rested);
@@ -237,20 +237,20 @@ impl Turns {
         }
     }
 
-    /// The turn ends and measures nothing.
+    /// Ends the turn without a measurement.
     pub(crate) fn cut(&mut self) -> Option<OwnTurn> {
         self.phase = self.phase.after(Step::End)?;
         self.current.take()
     }
 
-    /// Adds what was read up to the look at `until`.
+    /// Adds the readings up to the poll at `until`.
     pub(crate) fn add(&mut self, until: Moment, part: Sums) {
         if let Some(turn) = self.covering(until) {
             turn.add(until, part);
         }
     }
 
-    /// What happened up to the look at `until` is not known.
+    /// The readings up to the poll at `until` are unknown.
     pub(crate) fn note_unknown(&mut self, until: Moment) {
         if let Some(turn) = self.covering(until) {
             turn.unknown = true;
@@ -262,7 +262,7 @@ impl Turns {
         all.into_iter().find(|turn| turn.covers(until))
     }
 
-    /// The next turn of which all readings up to `settled` are known, and what it measured.
+    /// The next turn with all readings known up to `settled`, and its measurement.
     pub(crate) fn measured(&mut self, settled: Moment) -> Option<(Holder, Option<Alone>)> {
         let end = self.ended.front()?.end?;
         if settled < end {

@@ -158,7 +158,7 @@ fn tenants_divide_their_account_by_weight() {
     no_failures(failures);
 }
 
-/// No tenant of another account could be held, so an account alone is owed nothing.
+/// No tenant of another account can be held, so the only account is owed nothing.
 #[test]
 fn tenants_of_the_only_account_have_their_parts() {
     let rows: [&[&'static str]; 5] = [

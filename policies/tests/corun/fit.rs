@@ -1,6 +1,6 @@
-//! The model against itself: the figures by which it was fitted to measured pairs of programs.
+//! The model against measurements: the figures by which it was fitted to pairs of programs.
 //!
-//! SOURCE: simulation `lab corun`, table of the model. What was measured on an H200 is in comments.
+//! SOURCE: simulation `lab corun`, table of the model. Values measured on an H200 are in comments.
 
 use crate::pairs::programs;
 use crate::sim::{alone, native};

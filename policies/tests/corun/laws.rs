@@ -1,7 +1,7 @@
-//! The laws of `owed`, for any readings: no sequence of looks breaks them.
+//! The laws of `owed`, for any readings: no sequence of polls breaks them.
 //!
-//! What goes into a look is read by the mediator, and no field of it can be written by a tenant. A
-//! tenant can only have work, or not, and work, or not; these tests do both at random.
+//! The mediator reads the input of a poll, and no tenant can write a field of it. A tenant can only
+//! have work or not, and work or not; these tests do both at random.
 
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,11 +19,11 @@ const LONGEST_HOLD: Nanos = Nanos(61_200 * MS);
 #[derive(Clone, Debug)]
 enum Step {
     Look {
-        /// None: at the time that the rule wants.
+        /// None: at the time that the rule requests.
         after: Option<u64>,
         seen: Vec<(bool, u64)>,
         readings: Vec<(Option<u64>, Option<u64>, u64)>,
-        /// Readings are kept for a later look, or lost.
+        /// Readings are kept for a later poll, or lost.
         delivery: u8,
     },
     Add(u32, u8),
@@ -77,7 +77,7 @@ fn params(weight: u32, cap: Option<(u64, u64)>) -> TenantParams {
     }
 }
 
-/// The rule, and what the test knows of it.
+/// The rule, and the state that the test keeps of it.
 struct Checked {
     rule: Owed,
     now: Moment,
@@ -126,7 +126,7 @@ impl Checked {
         self.held_since.remove(&id);
     }
 
-    /// Looks, and checks all laws.
+    /// Polls, and checks all laws.
     fn look(&mut self, seen: &[Seen], ready: &[(Moment, Vec<Reading>)]) {
         let measured = ready.iter().map(|(until, readings)| Measured {
             until: *until,
@@ -273,7 +273,7 @@ proptest! {
     }
 }
 
-/// A tenant with the same readings all the time: hundredths of the time.
+/// A tenant with the same readings all the time, in percent.
 fn any_constant() -> impl Strategy<Value = (u32, u64, u64, u64)> {
     let percent = || prop_oneof![Just(0u64), Just(100), 0..150u64];
     (1u32..=10_000, percent(), percent(), percent())
@@ -282,7 +282,7 @@ fn any_constant() -> impl Strategy<Value = (u32, u64, u64, u64)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Liveness: whatever tenants are read to work in own turns and beside others, for 150 s.
+    /// Liveness, with any readings of tenants in own turns and beside others, for 150 s.
     #[test]
     fn a_held_tenant_is_let_in_again(
         tenants in prop::collection::vec(any_constant(), 2..6), busy: bool, accounts in 1u32..4,
@@ -317,7 +317,7 @@ proptest! {
     }
 }
 
-/// A tenant that always has work, and never works, costs its neighbour one own turn a minute.
+/// A tenant that always has work, and never works, costs the other one own turn a minute.
 #[test]
 fn work_that_never_runs_is_not_waited_for() {
     let mut checked = Checked::new();

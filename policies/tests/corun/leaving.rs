@@ -3,7 +3,7 @@
 use crate::pairs::no_failures;
 use crate::sim::{MS, Mediator, Ns, SEC, Sources, observe, program};
 
-/// A program, its steps between two absences, and how long it is away.
+/// A program, its steps between two absences, and the length of an absence.
 const COMINGS: [(&str, usize, Ns); 12] = [
     ("50us", 170, 1),
     ("50us", 340, 20),
@@ -29,8 +29,8 @@ enum Return {
 }
 use Return::{NewAccount, NewName, SameName, Sibling};
 
-/// The victim's progress over its part, and that of its worst 2 s. Its part counts the other as
-/// always there.
+/// The victim's progress over its part, and that of its worst 2 s. Its part counts the other tenant
+/// as always present.
 fn beside(victim: &'static str, coming: (&'static str, usize, Ns), kind: Return) -> (f64, f64) {
     let (name, steps, away) = coming;
     let own = if kind == Sibling { 0 } else { 1 };
@@ -81,7 +81,7 @@ fn leaving_and_returning_gains_nothing_beside_any_victim() {
     table(&["train", "decode", "50us", "2ms-deep"], &COMINGS);
 }
 
-/// One or four that work, leave for 1 s and return.
+/// One or four tenants that work, leave for 1 s and return.
 #[test]
 #[ignore = "in full"]
 fn tenants_that_come_each_second_leave_others_their_part() {
@@ -116,7 +116,7 @@ fn tenants_that_come_each_second_leave_others_their_part() {
     no_failures(failures);
 }
 
-/// From its second second on a newcomer has its part, and so have the others all the time.
+/// From its second second on a new tenant has its part; the others have theirs all the time.
 #[test]
 fn three_that_join_an_account_have_their_part_after_two_seconds() {
     let mut programs = vec![program("decode").account(0)];

@@ -52,8 +52,9 @@ fn eight_programs_fit_together_as_natively() {
     assert!(progress >= 0.9 && ratio >= 0.97, "{outcome:?} {native:?}");
 }
 
-/// Beside one program that launches and waits the latency is the hardware's. Beside four and more
-/// own turns go round, and the inference is held like all others: its latency is printed only.
+/// Beside one program that launches and waits, the latency is the hardware's. Beside four and more
+/// own turns follow each other, and the inference is held like all others: its latency is only
+/// printed.
 #[test]
 fn inference_beside_launches_that_wait() {
     for count in [1, 4, 8] {

@@ -1,4 +1,4 @@
-//! Sources that are late, wrong or silent.
+//! Sources that are late, wrong or missing.
 
 use crate::pairs::{LAUNCHES, Row, SIX, least, no_failures, parts, programs};
 use crate::sim::{MS, Mediator, SEC, Silence, Sources, observe};
@@ -95,7 +95,7 @@ fn errors(rows: &[Row]) {
         &parts,
         rows,
     );
-    // Time that is not known is shared by the hardware alone.
+    // Only the hardware shares time that is not known.
     let frozen = Bounds {
         progress: 0.9,
         worst: 0.4,

@@ -1,11 +1,11 @@
-//! Two programs: each has its part of what it does alone, and together no less than natively.
+//! Two programs: each has its part of what it does alone, and their sum is no less than natively.
 
 use crate::sim::{MS, Mediator, Ns, Outcome, Program, SEC, Sources, native, observe, program};
 
 pub(crate) const EIGHT: [&str; 8] = [
     "train", "small", "loader", "infer", "decode", "graph", "copy", "memory",
 ];
-/// Pairs that time slices alone do not serve.
+/// Pairs for which time slices alone are not sufficient.
 pub(crate) const LAUNCHES: [(&str, &str); 7] = [
     ("50us", "50ms"),
     ("train", "200us"),

@@ -1,10 +1,10 @@
-//! Caps of tenants and of accounts: kept in each period, and soon over when lifted.
+//! Caps of tenants and accounts: kept in each period, and without effect soon after removal.
 
 use crate::pairs::no_failures;
 use crate::sim::{MS, Mediator, Ns, Program, SEC, Sim, observe, program};
 use std::collections::BTreeMap;
 
-/// Programs, and whether the first two are one account that has the cap; else the first has it.
+/// Programs, and whether the first two are one account with the cap; otherwise the first has it.
 const ROWS: [(&[&str], bool); 9] = [
     (&["2ms-deep"], false),
     (&["train"], false),
@@ -22,7 +22,7 @@ const CAPS: [(f64, Ns); 4] = [(0.2, 100 * MS), (0.2, SEC), (0.5, 100 * MS), (0.5
 fn most_used(used: &[(Ns, Vec<Ns>)], count: usize, period: Ns) -> f64 {
     let mut periods: BTreeMap<Ns, Ns> = BTreeMap::new();
     for (at, used) in used.iter().filter(|(at, _)| *at > 10 * SEC) {
-        // A look at the end of a period is up to the shortest interval late.
+        // A poll at the end of a period is up to the shortest interval late.
         let at = (at - 60_000) / period;
         *periods.entry(at).or_default() += used[..count].iter().sum::<Ns>();
     }
@@ -67,7 +67,7 @@ fn a_cap_is_kept_in_each_period_and_others_have_the_rest() {
             let (most, others) = capped(names, account, cap);
             most_over = most_over.max((most - cap.0) * 100.0);
             least = least.min(others);
-            // One row leaves gaps: an account with a decoding, capped over 1 s.
+            // One row leaves gaps: an account with a decoding program, capped over 1 s.
             let gaps = names == ["train", "decode", "2ms-deep"] && cap == (0.2, SEC);
             if most > cap.0 + 0.01 || others < if gaps { 0.85 } else { 0.9 } {
                 failures.push(format!(

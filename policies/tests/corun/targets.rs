@@ -1,9 +1,9 @@
-//! Latency targets: shorter slices of neighbours, and no more of the engine.
+//! Latency targets: shorter slices of other tenants, and no more engine time.
 
 use crate::pairs::owed;
 use crate::sim::{Outcome, SEC, alone, program};
 
-/// Runs these programs; those listed in `targets` have one.
+/// Runs these programs; `targets` lists those with a target.
 fn run(names: &[&'static str], targets: &[usize]) -> Outcome {
     let tenant = |(index, name): (usize, &&'static str)| {
         let program = program(name);
@@ -53,7 +53,7 @@ fn two_targets_beside_a_training_are_met() {
     assert!(outcome.progress[0] >= 0.8, "{outcome:?}");
 }
 
-/// A target gives a flood nothing: its neighbour keeps its part.
+/// A flood of launches gains nothing by a target: the other tenant keeps its part.
 #[test]
 fn a_flood_with_a_target_takes_nothing_from_its_neighbour() {
     let floods = [

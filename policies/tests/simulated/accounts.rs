@@ -9,7 +9,7 @@ use turnstile_policies::{TenantParams, Weight};
 const MS: u64 = 1_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Percentages of the first guest after the first second: of the time, and of what all are served.
+/// Percentages of the first guest after the first second: of the time, and of all service.
 fn first(guests: &[Guest], stops: bool, seconds: u64) -> (f64, f64) {
     let mut policy = policy("dfq", stops);
     let mut sim = Sim::new(policy.as_mut(), guests, setup(stops));
@@ -34,7 +34,7 @@ fn of(account: u32, guest: Guest) -> Guest {
     }
 }
 
-/// One that keeps four commands queued, one that keeps one, and one that pauses.
+/// A tenant that keeps four commands queued, one that keeps one, and one that pauses.
 fn victims() -> [Guest; 3] {
     [(1_000, 4, 0), (1_000, 1, 0), (200, 1, 100)]
         .map(|(kernel, depth, pause)| of(0, Guest::program(kernel, depth, pause)))

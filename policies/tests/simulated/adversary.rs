@@ -1,4 +1,4 @@
-//! What victims get beside attackers: the attacks that are known, and a search for worse ones.
+//! Service of victims beside attackers: the known attacks, and a search for worse ones.
 
 use crate::attacks::{ATTACKERS, Kind, attacks, mutate, random_case, victims};
 use crate::load::{Guest, Load, Random};
@@ -22,22 +22,22 @@ pub(crate) struct Case {
     stops: bool,
     /// The part of the engine that the victim's weight gives it.
     part: f64,
-    /// What it is entitled to: of the time, and in any window of what all are served.
+    /// What it is entitled to: of the time, and in any window of all service.
     entitled: (f64, f64),
     accounts: u64,
     length_ns: u64,
 }
 
-/// What the victim got, after a quarter of the time, or a second.
+/// Service of the victim after a quarter of the time, or a second.
 #[derive(Clone, Copy, Debug)]
 struct Judged {
-    /// Of what all were served, and of the time less switching.
+    /// Fractions of all service, and of the time less switching.
     served: f64,
     wall: f64,
     /// What it lacked of its part in the worst window.
     shortfall_ns: u64,
     ran_ns: u64,
-    /// Time in which it had work, less switching, and how often its work arrived.
+    /// Time in which it had work, less switching, and the number of arrivals of its work.
     wanted_ns: u64,
     arrivals: u64,
     /// Idle time in reservations that expired, from the start.
@@ -75,7 +75,7 @@ fn longest_kernel_ns(guests: &[Guest]) -> u64 {
 }
 
 impl Case {
-    /// A victim that uses its part of the engine, beside attackers of whatever accounts.
+    /// A victim that uses its part of the engine, beside attackers of any accounts.
     pub(crate) fn beside(kind: Kind, victim: Guest, attackers: Vec<Guest>, stops: bool) -> Self {
         let accounts: BTreeSet<_> = attackers.iter().map(|guest| guest.account).collect();
         let accounts = 1 + accounts.len() as u64;
@@ -131,7 +131,7 @@ impl Case {
         }
     }
 
-    /// Each promise, and by how much it is kept: below zero it is not.
+    /// Each promise and its margin; a negative margin breaks it.
     fn margins(&self, judged: &Judged) -> Vec<(&'static str, f64)> {
         let ms = |ns: f64| ns / MS as f64;
         let kernel_ms = ms(longest_kernel_ns(&self.guests) as f64);
@@ -177,7 +177,7 @@ impl Case {
     }
 }
 
-/// The part of the time that guests use if they have the engine for themselves.
+/// The part of the time that guests use if they have the engine alone.
 fn alone(guests: &[Guest]) -> f64 {
     let length_ns = match longest_kernel_ns(guests) {
         0..=20_000_000 => SECOND_NS / 4,
@@ -189,7 +189,7 @@ fn alone(guests: &[Guest]) -> f64 {
     sim.served_until_now().iter().sum::<u64>() as f64 / length_ns as f64
 }
 
-/// The part of the time that a program uses if it has the engine for itself, and at half of it.
+/// The part of the time that a program uses if it has the engine alone, and at half of it.
 fn program_alone(guest: &Guest) -> (f64, f64) {
     let Load::Program(program) = &guest.load else {
         panic!("victims are programs");
@@ -207,8 +207,7 @@ fn program_alone(guest: &Guest) -> (f64, f64) {
     )
 }
 
-/// Every attack on every victim; each is observed for ten seconds, or only as long as its kernels
-/// need.
+/// Every attack on every victim. Each case takes ten seconds, or as long as its kernels need.
 fn cases(stops: bool, in_full: bool) -> Vec<(String, Case)> {
     let mut cases = Vec::new();
     for (attack, attackers) in attacks() {
@@ -258,7 +257,7 @@ fn attacks_gain_nothing_where_kernels_can_be_stopped() {
     }
 }
 
-/// Attackers at random, and after a while variants of those that were worst: case by case.
+/// Random attackers, and after a while variants of the worst ones: case by case.
 struct Search {
     stops: bool,
     random: Random,
@@ -267,7 +266,7 @@ struct Search {
     worst: BTreeMap<(usize, &'static str), Vec<Known>>,
 }
 
-/// A margin, and the attackers that made it so small.
+/// A margin, and the attackers that caused it.
 type Known = (f64, Vec<Guest>);
 
 impl Search {
@@ -310,7 +309,7 @@ impl Search {
         (index, case)
     }
 
-    /// Tries as many cases.
+    /// Tries `cases` cases.
     fn run(&mut self, cases: u32) -> Worst {
         let mut worst = Worst::default();
         for number in 0..cases {
@@ -358,7 +357,7 @@ fn search_for_attacks_where_kernels_can_be_stopped() {
 struct Worst(BTreeMap<(String, &'static str), (f64, String)>);
 
 impl Worst {
-    /// Judges a case; returns its margins.
+    /// Runs a case; returns its margins.
     fn note(&mut self, victim: &str, name: &str, case: &Case) -> Vec<(&'static str, f64)> {
         let judged = case.judge();
         let margins = case.margins(&judged);

@@ -4,14 +4,14 @@ use crate::load::{Guest, Leave, Load, Program, Random, with};
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
-/// The patience that the attacks are made for, in microseconds.
+/// The patience that the attacks target, in microseconds.
 const PATIENCE_US: u64 = 1_000;
 const PATIENCE_NS: u64 = PATIENCE_US * US;
 
 /// The account of an attacker that has no account of its own.
 pub(crate) const ATTACKERS: u32 = 1;
 
-/// What a victim does decides what it can be promised.
+/// The kind of a victim determines what it can be promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Saturates,
@@ -54,7 +54,7 @@ fn attacker(kernel_us: u64, depth: usize, pause_us: u64) -> Guest {
     }
 }
 
-/// The attacks that are known: what it is, and the tenants of one account that do it.
+/// The known attacks: a description, and the tenants of one account that perform it.
 pub(crate) fn attacks() -> Vec<(String, Vec<Guest>)> {
     let mut attacks = Vec::new();
     let kernels = [10, 50, 200, 1_000, 10_000, 100_000, 1_000_000];
@@ -113,7 +113,7 @@ fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
     of[random.within(0, of.len() as u64 - 1) as usize]
 }
 
-/// Many of the one, then one of the other.
+/// Many lengths from `usual`, then one from `then`.
 fn seldom(random: &mut Random, usual: &[u64], then: &[u64]) -> Vec<u64> {
     let count = random.within(1, 20);
     let mut all = vec![pick(random, usual); count as usize];
@@ -190,7 +190,7 @@ pub(crate) fn random_case(random: &mut Random) -> Vec<Guest> {
     (0..count).map(|_| random_attacker(random)).collect()
 }
 
-/// The case with one thing changed.
+/// The case with one random change.
 pub(crate) fn mutate(random: &mut Random, case: &[Guest]) -> Vec<Guest> {
     let mut case = case.to_vec();
     let index = random.within(0, case.len() as u64 - 1) as usize;

@@ -6,7 +6,7 @@ use crate::load::{Guest, Leave, Load, Program};
 
 const MS: u64 = 1_000_000;
 
-/// A length in nanoseconds, as often as that.
+/// Lengths in nanoseconds, each with its number of repetitions.
 type Lengths<'a> = &'a [(usize, u64)];
 
 fn expand(lengths: Lengths<'_>) -> Vec<u64> {
@@ -35,7 +35,7 @@ const ONE: Attacker<'_> = Attacker {
     leave: Leave::Never,
 };
 
-/// `victim`: its place in the list of victims. `apart`: each attacker has an account of its own.
+/// `victim`: index in the list of victims. `apart`: each attacker has its own account.
 fn case(victim: usize, stops: bool, apart: bool, attackers: &[Attacker<'_>]) -> Case {
     let guest = |(account, attacker): (u32, &Attacker<'_>)| Guest {
         account: Some(if apart { account } else { ATTACKERS }),
@@ -217,7 +217,7 @@ fn many_tenants_of_one_account_gain_nothing_over_one_that_saturates() {
     case(0, true, false, &attackers).check("1 ms, 4 deep");
 }
 
-/// Three accounts, of which one leaves and returns: the engine was idle for 0.9 ms.
+/// Three accounts, one of which leaves and returns: the engine was idle for 0.9 ms.
 #[test]
 fn where_kernels_can_be_stopped_the_engine_is_idle_for_tiny_pauses_only() {
     let attackers = [
@@ -245,8 +245,7 @@ fn where_kernels_can_be_stopped_the_engine_is_idle_for_tiny_pauses_only() {
     case(2, true, true, &attackers).check("200 us");
 }
 
-/// Kernels just longer than a preemption, beside long ones: a kernel that was stopped waits like
-/// any other.
+/// Kernels just longer than a preemption, beside long ones: a stopped kernel waits like any other.
 #[test]
 fn a_stopped_kernel_holds_others_that_are_ahead() {
     let attackers = [
@@ -284,7 +283,7 @@ fn a_stopped_kernel_holds_others_that_are_ahead() {
     case(3, true, true, &attackers).check("1 ms, pauses");
 }
 
-/// Those that pause kept pace with a running kernel at the bound, and a decision was due each
+/// Pausing tenants advanced with a running kernel at the bound, and a decision was due each
 /// nanosecond: 30 million in three seconds.
 #[test]
 fn pausing_tenants_that_keep_pace_with_a_kernel_cost_no_decisions() {

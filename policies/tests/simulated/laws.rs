@@ -21,9 +21,9 @@ fn any_saturating() -> impl Strategy<Value = Guest> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Laws 1, 3 and 4 (the simulator checks law 1 at each decision): whatever weights, lengths and
-    /// period, nobody falls behind its share by more than the others' queued commands, and the
-    /// engine waits for nobody.
+    /// Laws 1, 3 and 4 (the simulator checks law 1 at each decision), with any weights, lengths and
+    /// period. No tenant falls behind its share by more than the others' queued commands, and the
+    /// engine is never idle for a tenant.
     #[test]
     fn everybody_gets_its_share(
         guests in prop::collection::vec(any_saturating(), 1..6),
@@ -41,7 +41,7 @@ proptest! {
         let wall: u64 = outcome.totals.iter().sum();
         prop_assert!(wall > 1_980_000_000, "one that saturates is always admitted: {}", wall);
         prop_assert!(outcome.idle_held_max_ns <= setup.reaction_ns, "idle for {}", outcome.idle_held_max_ns);
-        // What cannot be taken back: a period, and the queued commands of all.
+        // Service that cannot be taken back: a period, and the queued commands of all tenants.
         let queued: u64 = guests.iter().map(|g| match g.load {
             Load::Closed { depth, command_ns, .. } => depth as u64 * command_ns.1,
             Load::Open { .. } | Load::Program(_) => 0,
@@ -55,7 +55,7 @@ proptest! {
     }
 }
 
-/// Law 4 where it is easiest to break: alone, whatever it used before.
+/// Law 4 in its hardest case: a tenant that is alone after it used any amount.
 #[test]
 fn alone_a_tenant_has_the_whole_engine() {
     let guests = [
@@ -68,7 +68,7 @@ fn alone_a_tenant_has_the_whole_engine() {
     assert_eq!(outcome.idle_held_max_ns, 0);
 }
 
-/// A thousand tenants are decided for, and the engine stays busy.
+/// Decisions about a thousand tenants, while the engine stays busy.
 #[test]
 fn a_thousand_tenants_share() {
     let guests = vec![Guest::saturating(100, 1, (50, 150)); 1_000];
@@ -99,8 +99,9 @@ const LIGHT: TenantId = TenantId(2);
 const POLL_NS: u64 = 1_000_000;
 const NONPOLL_NS: u64 = 5_000_000;
 
-/// LoGA's cycle: everybody runs while polled, nine to one by command length; only those admitted run
-/// in the rest. Returns what each received over the last half, and how often HEAVY was held in it.
+/// LoGA's cycle: all tenants run in the poll phase, nine to one by command length; only admitted
+/// ones run in the rest. Returns what each received over the last half, and how often HEAVY was
+/// held in it.
 fn sampled(policy: &mut dyn Policy, cycles: u64) -> (u64, u64, u64) {
     for tenant in [HEAVY, LIGHT] {
         let membership = Membership {
@@ -156,7 +157,7 @@ fn sampled(policy: &mut dyn Policy, cycles: u64) -> (u64, u64, u64) {
     (heavy, light, held)
 }
 
-/// Law 5 broken: charged for phases from which it was shut out, a tenant is shut out for ever.
+/// Law 5 broken: a tenant that is charged for phases in which it was held is held for ever.
 #[test]
 fn the_literal_rule_starves_whom_it_holds() {
     let mut policy = policy_by_name("dfq-literal")
@@ -182,7 +183,7 @@ fn the_repaired_rule_does_not() {
     );
 }
 
-/// The literal minimum counts tenants that do not wait: one that uses 1 % holds back all others.
+/// The literal minimum includes tenants that do not wait: one that uses 1 % holds back all others.
 #[test]
 fn under_the_literal_rule_a_light_tenant_stops_the_engine() {
     let idle_held = |name| {

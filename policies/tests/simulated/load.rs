@@ -1,6 +1,6 @@
-//! What the guests do: closed loops, open arrivals, bursts.
+//! The loads of guests: closed loops, open arrivals, bursts.
 
-/// splitmix64: small, seeded, good enough for loads.
+/// SplitMix64: small, seeded, sufficient for loads.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub u64);
 
@@ -26,9 +26,10 @@ pub(crate) enum Load {
         command_ns: (u64, u64),
         think_ns: u64,
     },
-    /// Has commands to submit from given moments on, (at, length), but keeps at most `depth` submitted.
+    /// Has commands to submit from given moments on (at, length), but keeps at most `depth`
+    /// submitted.
     Open { depth: usize, work: Vec<(u64, u64)> },
-    /// A program that goes through lists of kernels and pauses again and again.
+    /// A program that repeats lists of kernels and pauses.
     Program(Program),
 }
 
@@ -45,13 +46,13 @@ pub(crate) struct Program {
     pub(crate) jitter_ns: u64,
 }
 
-/// Whether a guest leaves after each of its commands, and after which time it is back.
+/// Whether a guest leaves after each of its commands, and the time until it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leave {
     Never,
     /// Under the same name.
     Return(u64),
-    /// Under a new one.
+    /// Under a new name.
     Rename(u64),
 }
 
@@ -110,7 +111,7 @@ impl Guest {
         Self::open(100, 1, Vec::new())
     }
 
-    /// Every `every_us` on average a burst of commands worth `work_us`.
+    /// On average every `every_us` a burst of commands with `work_us` of work.
     pub(crate) fn bursty(
         seed: u64,
         every_us: u64,

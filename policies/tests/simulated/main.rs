@@ -1,4 +1,5 @@
-//! The policies on a simulated GPU: laws, shares, attacks, and what the paper's literal rule does.
+//! The policies on a simulated GPU: laws, shares, attacks, and the effect of the paper's literal
+//! rule.
 
 mod accounts;
 mod adversary;

@@ -13,7 +13,7 @@ const SECONDS: u64 = 5;
 struct Shares {
     /// Of the time, by guest.
     wall: Vec<f64>,
-    /// Of what all were served, by guest.
+    /// Of all service, by guest.
     served: Vec<f64>,
     busy: f64,
 }

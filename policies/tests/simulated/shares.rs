@@ -23,7 +23,7 @@ pub(crate) fn run(policy: &str, guests: &[Guest], period_ns: u64, seed: u64) -> 
     compare(policy.as_mut(), guests, setup, END_NS / 1_000_000_000)
 }
 
-/// Two that saturate, one that comes in bursts (13 % of the GPU), one that idles.
+/// Two tenants that saturate, one with bursts (13 % of the GPU), one that idles.
 fn four(
     weights: (u32, u32),
     depths: (usize, usize),
@@ -38,8 +38,8 @@ fn four(
     ]
 }
 
-/// The worst error over command lengths (short against long either way, mixed, all long), depths and
-/// seeds.
+/// The worst error over command lengths (short against long in both orders, mixed, all long),
+/// depths and seeds.
 fn worst(weights: (u32, u32), period_ns: u64, seeds: u64) -> f64 {
     worst_of(weights, period_ns, seeds, Outcome::worst)
 }
@@ -87,14 +87,14 @@ fn nine_to_one_is_within_half_a_point() {
     assert!(worst <= 0.5, "{worst:.3} points");
 }
 
-/// Without a policy longer commands earn more: what there is to repair.
+/// Without a policy longer commands get more: the error that policies correct.
 #[test]
 fn unscheduled_shares_are_far_off() {
     let guests = four((100, 100), (2, 2), [(50, 50), (2_000, 2_000)], 1);
     assert!(run("none", &guests, PERIOD_NS, 1).worst() > 30.0);
 }
 
-/// Law 2: one that idled for three seconds gets its share from then on, and no more.
+/// Law 2: a tenant that idled for three seconds gets its share from then on, and no more.
 #[test]
 fn a_tenant_that_returns_gets_its_share_at_once() {
     let work = vec![(3_000_000_000, 500_000); 10_000];
@@ -107,7 +107,7 @@ fn a_tenant_that_returns_gets_its_share_at_once() {
     assert!(outcome.totals[1] > 1_400_000_000, "it did return");
 }
 
-/// `cpu.max` semantics: the quota on average, whoever else wants the engine or does not.
+/// `cpu.max` semantics: the quota on average, with or without other tenants that want the engine.
 #[test]
 fn a_cap_holds_alone_and_in_company() {
     let capped = Guest {
@@ -139,7 +139,7 @@ fn survey() {
 }
 
 /// Waiting for one's own results is not idling: a closed-loop tenant that thinks between commands
-/// keeps close to what it could use, against one that saturates.
+/// gets nearly what it could use, beside one that saturates.
 #[test]
 fn a_thinking_tenant_is_not_starved() {
     let thinking = Guest {

@@ -1,8 +1,9 @@
 //! A small deterministic GPU: one engine, a round-robin dispatcher that holds tenants, a mediator.
 //!
-//! The mediator decides while the engine is idle though a held tenant has work, and when the policy
-//! has it; always a reaction later. It also decides at each end of a period, and as work arrives
-//! where kernels can be stopped. Usage comes from an [`EventMeter`] over the engine's own log.
+//! The mediator decides while the engine is idle although a held tenant has work, and when the
+//! policy requests it; always after the reaction time. It also decides at each end of a period, and
+//! when work arrives if kernels can be stopped. Usage is from an [`EventMeter`] over the engine's
+//! own log.
 
 mod compare;
 mod guests;
@@ -49,9 +50,9 @@ struct Channel {
     held: bool,
     demand: Demand,
     queued: VecDeque<u64>,
-    /// Commands that the guest has or will have: (from when on, length).
+    /// Commands that the guest has or will have: (available from, length).
     future: VecDeque<(u64, u64)>,
-    /// Commands in flight or to be submitted of the batch under way.
+    /// Commands in flight, or to be submitted, of the current batch.
     batch: usize,
     kernel: usize,
     pause: usize,
@@ -62,11 +63,11 @@ struct Channel {
     wanted_ns: u64,
 }
 
-/// How the simulated mediator and engine work.
+/// Parameters of the simulated mediator and engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
     pub(crate) period_ns: u64,
-    /// From what happens until a decision about it.
+    /// From an event until a decision about it.
     pub(crate) reaction_ns: u64,
     /// Time to load another context.
     pub(crate) switch_ns: u64,
@@ -90,7 +91,7 @@ pub(crate) struct Sim {
     next_tenant: u32,
     next_name: u32,
     decides_at: Option<u64>,
-    /// The dispatcher has reported that it is idle though held tenants have work.
+    /// The dispatcher has reported that it is idle although held tenants have work.
     noticed: bool,
     meter: EventMeter,
     period_begin: u64,
@@ -105,7 +106,7 @@ pub(crate) struct Sim {
     pub(crate) switching_ns: u64,
     /// Idle time that ended without the arrival of the work that was started then, less reactions.
     pub(crate) expired_ns: u64,
-    /// Longest stretch in which the engine was idle though a tenant without a cap had work.
+    /// Longest time in which the engine was idle although a tenant without a cap had work.
     pub(crate) idle_held_max_ns: u64,
     idle_since: Option<u64>,
     /// Part of the first guest, in billionths, for [`Sim::shortfall_ns`].
@@ -200,7 +201,7 @@ impl Sim {
         self.now = end;
     }
 
-    /// What guests were served until now.
+    /// Service of each guest until now.
     pub(crate) fn served_until_now(&self) -> Vec<u64> {
         let mut totals = self.totals.clone();
         if let Engine::Running { guest, since } = self.engine {
@@ -221,7 +222,7 @@ impl Sim {
         policy.observe(Moment(self.now), EngineEvent::State(state));
     }
 
-    /// Reports to the policy what work the guest has.
+    /// Reports the guest's demand to the policy.
     fn update_demand(&mut self, policy: &mut dyn Policy, index: usize) {
         let channel = &mut self.channels[index];
         let runs = matches!(self.engine, Engine::Running { guest, .. } if guest == index);
@@ -250,7 +251,7 @@ impl Sim {
         }
     }
 
-    /// The mediator is to decide a reaction later.
+    /// Schedules a decision after the reaction time.
     fn notice(&mut self) {
         self.decide_by(self.now + self.setup.reaction_ns);
     }
@@ -273,7 +274,7 @@ impl Sim {
         let Some(index) = next else {
             let held = |c: &Channel| c.held && !c.queued.is_empty();
             if self.channels.iter().any(held) {
-                // One notice as the engine becomes idle, however far off the next decision is.
+                // One notice when the engine becomes idle, however far off the next decision is.
                 if !std::mem::replace(&mut self.noticed, true) || self.decides_at.is_none() {
                     self.notice();
                 }
@@ -322,7 +323,7 @@ impl Sim {
         self.notice_last();
     }
 
-    /// The dispatcher reports that it has nothing more to start though held tenants have work.
+    /// The dispatcher reports that it has nothing more to start although held tenants have work.
     fn notice_last(&mut self) {
         let queued = || self.channels.iter().filter(|c| !c.queued.is_empty());
         if queued().all(|c| c.held) && queued().next().is_some() {
@@ -373,7 +374,7 @@ impl Sim {
         for decided in decisions {
             self.apply(policy, decided.tenant, decided.decision);
         }
-        // Policies by periods let one in where the engine is idle.
+        // Policies that decide by periods admit one tenant while the engine is idle.
         let waits = |c: &&Channel| c.held && !c.queued.is_empty();
         let waiting = self.channels.iter().filter(waits);
         let waiting: Vec<TenantId> = waiting.filter_map(|c| c.tenant).collect();

@@ -1,4 +1,5 @@
-//! The experiment lab on the command line: `cargo run --release -p turnstile-tests --bin lab -- share --seeds 100`.
+//! The experiment lab on the command line:
+//! `cargo run --release -p turnstile-tests --bin lab -- share --seeds 100`.
 
 use std::fs;
 use std::path::PathBuf;

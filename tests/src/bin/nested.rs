@@ -1,5 +1,5 @@
-//! Checks of a PCI GPU that implements the device contract, and of guests that its doorbells are passed through to: run in
-//! the nested lab on `--device 0000:00:03.0`, or anywhere on simulated hardware.
+//! Checks of a PCI GPU that implements the device contract, and of guests with its doorbells passed
+//! through. Run in the nested lab with `--device 0000:00:03.0`, or anywhere on simulated hardware.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ struct Args {
     /// Serve simulated hardware at this socket by the vfio-user protocol, and check nothing
     #[arg(long, conflicts_with_all = ["device", "vfio_user"])]
     serve: Option<PathBuf>,
-    /// Run Linux guests in Cloud Hypervisor instead, which is on the path; their kernel and initramfs are in this folder
+    /// Run Linux guests in Cloud Hypervisor instead, which is on the path; their kernel and
+    /// initramfs are in this folder
     #[arg(long, conflicts_with_all = ["device", "vfio_user", "serve"])]
     linux_guests: Option<PathBuf>,
     /// The host's processor is emulated
@@ -58,9 +59,9 @@ fn simulated() -> Result<PciGpu> {
     })?)
 }
 
-/// A VM for as long as this runs, where there is KVM: with the first one the kernel patches its scheduler, and with the last one back
-/// (`preempt_notifier_key`), which an emulated machine with two processors does not survive for long
-/// (docs/decisions/029-nested-lab.md).
+/// A VM that exists as long as this program, if there is KVM. The kernel patches its scheduler
+/// (`preempt_notifier_key`) with the first VM, and back with the last one. An emulated machine with
+/// two processors crashes if that happens often.
 fn kept_vm() -> Option<VmFd> {
     Kvm::new().and_then(|kvm| kvm.create_vm()).ok()
 }

@@ -1,4 +1,5 @@
-//! Requests to the admin API, as bytes on its socket: whatever comes, it answers or closes, and the next caller is served.
+//! Requests to the admin API, as bytes on its socket: for any bytes it answers or closes, and
+//! serves the next caller.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -13,10 +14,10 @@ use turnstile_mediator::config::{ApiSection, MetricsSection, Principal};
 use turnstile_mediator::daemon::{Host, HostConfig};
 use turnstile_soft::{SoftConfig, SoftGpu};
 
-/// TIMEOUT: longer than the API lets a slow client be.
+/// TIMEOUT: longer than the API permits a slow client.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An API without tenants, which lives as long as the process.
+/// An API without tenants, which exists as long as the process.
 struct Served {
     socket: PathBuf,
     _api: Api,
@@ -56,19 +57,19 @@ fn served() -> &'static Served {
     })
 }
 
-/// Who runs this: the owner of a process's files.
+/// The user that runs this: the owner of a process's files.
 fn own_user() -> u32 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self").expect("proc").uid()
 }
 
-/// Sends bytes, says that no more come if that is not clear from them, and returns the answer.
+/// Sends bytes, closes the sending side unless they are `whole`, and returns the answer.
 fn send(bytes: &[u8], whole: bool) -> Vec<u8> {
     let mut stream = UnixStream::connect(&served().socket).expect("the API does not listen");
     stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
     // It may have closed already.
     let _ = stream.write_all(bytes);
-    // Who stops listening to a request that is being served may be hung up on: RFC 9112, 9.6.
+    // The server may close the connection if the client closes during a request: RFC 9112, 9.6.
     if !whole {
         let _ = stream.shutdown(Shutdown::Write);
     }
@@ -77,10 +78,10 @@ fn send(bytes: &[u8], whole: bool) -> Vec<u8> {
     answer
 }
 
-/// Sends what is no request, or a strange one, and then a plain one.
+/// Sends bytes that are no request, or an unusual one, and then a valid request.
 ///
 /// # Panics
-/// When the plain one is not answered, or the strange one made a server error.
+/// If the valid request gets no answer, or the bytes caused a server error.
 pub fn http(bytes: &[u8]) {
     let answer = send(bytes, false);
     assert!(

@@ -1,5 +1,5 @@
-//! A ledger's file in which somebody changed bytes: opened, verified, exported, gone on with. SQLite reads the pages, we
-//! the rows; neither may fall over it.
+//! A ledger's file with changed bytes: opened, verified, exported and continued. SQLite reads the
+//! pages, the project the rows; neither may panic.
 use std::fs;
 use std::sync::OnceLock;
 
@@ -13,7 +13,7 @@ use turnstile_accounting::synthetic::{ENGINES, Synthetic};
 use turnstile_accounting::{Nanos, TenantId};
 use uuid::Uuid;
 
-/// A small sound ledger, as bytes.
+/// A small valid ledger, as bytes.
 fn sound() -> &'static [u8] {
     static SOUND: OnceLock<Vec<u8>> = OnceLock::new();
     SOUND.get_or_init(|| {
@@ -64,10 +64,10 @@ fn sound() -> &'static [u8] {
     })
 }
 
-/// Each five bytes of `bytes`: where the file is changed, and what stands there then.
+/// Each five bytes of `bytes`: the position of a change, and the new byte.
 ///
 /// # Panics
-/// When the host gives no folder, or a reader falls over the file.
+/// If the host provides no folder, or a reader panics.
 pub fn ledger(bytes: &[u8]) {
     let mut file = sound().to_vec();
     for change in bytes.chunks_exact(5) {

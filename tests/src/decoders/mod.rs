@@ -1,5 +1,6 @@
-//! Everything that decodes bytes of somebody else, one function each: for the fuzz targets (`tests/fuzz`) and for the bounded
-//! runs of the ordinary tests (`tests/tests/decoders.rs`). Each panics when a decoder does what it must not.
+//! All decoders of foreign bytes, one function each: for the fuzz targets (`tests/fuzz`) and for
+//! the bounded runs of the ordinary tests (`tests/tests/decoders.rs`). Each panics if a decoder
+//! violates its contract.
 
 mod http;
 mod ledger;
@@ -23,10 +24,10 @@ pub use nvidia::switch_records;
 pub use ptx::ptx;
 pub use vfio_user::vfio_user;
 
-/// Ring commands: what decodes is canonical.
+/// Ring commands: what decodes encodes to the same bytes.
 ///
 /// # Panics
-/// When it is not.
+/// If it does not.
 pub fn command(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<64>() else {
         return;
@@ -36,10 +37,10 @@ pub fn command(bytes: &[u8]) {
     }
 }
 
-/// Mailbox requests: what decodes survives encoding.
+/// Mailbox requests: what decodes is equal after encoding.
 ///
 /// # Panics
-/// When it does not.
+/// If it is not.
 pub fn mailbox(bytes: &[u8]) {
     let mut words = bytes.chunks_exact(8).map(|word| {
         // PANIC: none; the chunks are of this length.
@@ -67,11 +68,12 @@ pub fn wire(bytes: &[u8]) {
     while let Ok(Read::Frame(_)) = reader.read::<ToDaemon>(&daemon) {}
 }
 
-/// Frames between a program's preloaded library and the daemon, as both read them: what decodes is canonical, and is of one
-/// direction. The first byte says how many descriptors came along.
+/// Frames between a program's preloaded library and the daemon, as both read them. What decodes
+/// encodes to the same bytes, and is of one direction only. The first byte is the number of
+/// descriptors with the frame.
 ///
 /// # Panics
-/// When it is not.
+/// If it does not, or is of both directions.
 pub fn program_memory(bytes: &[u8]) {
     let Some((first, frame)) = bytes.split_first() else {
         return;
@@ -88,16 +90,16 @@ pub fn program_memory(bytes: &[u8]) {
     }
 }
 
-/// Price lists, in both languages.
+/// Price lists, in TOML and in JSON.
 pub fn prices(text: &str) {
     let _ = PriceList::from_toml(text);
     let _ = PriceList::from_json(text);
 }
 
-/// The configuration in each of its forms: what is taken prints, and reads as the same.
+/// The configuration in each of its forms: an accepted one prints, and reads back as the same.
 ///
 /// # Panics
-/// When it reads as something else.
+/// If it reads back as another one.
 pub fn config(text: &str) {
     let mut layers = Layers::new();
     layers.text(Path::new("file"), text);

@@ -1,11 +1,12 @@
-//! What lies in a ring that the vendor's driver writes: context-switch records, numbered.
+//! Entries of a ring that the vendor's driver writes: context-switch records, numbered.
 
 use turnstile_nvidia::events::{RECORD_BYTES, RawRecord, Sequence};
 
-/// Records one after the other. Whatever they say, numbers of switches only rise, and each record is used or counted as not.
+/// Decodes records one after the other. For any content, numbers of switches only rise, and each
+/// record is used or counted as unused.
 ///
 /// # Panics
-/// When a number does not rise, or a record is lost without being counted.
+/// If a number does not rise, or a record is lost without being counted.
 pub fn switch_records(bytes: &[u8]) {
     let (mut sequence, mut before, mut used) = (Sequence::default(), None, 0);
     let (records, _) = bytes.as_chunks::<RECORD_BYTES>();

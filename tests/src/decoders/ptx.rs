@@ -1,11 +1,11 @@
-//! Modules: loading refuses or succeeds, and what was loaded runs to an end within its budget.
+//! Modules: loading refuses or succeeds, and a loaded module ends within its budget.
 use std::sync::atomic::AtomicBool;
 
 use turnstile_ptx::{
     Control, DeviceMemory, Launch, Limits, MemoryFault, Module, Scratch, Timer, run_block,
 };
 
-/// Nothing is mapped but one page of zeroes, which forgets.
+/// One mapped page of zeroes that drops all writes; nothing else is mapped.
 struct Page;
 
 impl Page {
@@ -45,7 +45,7 @@ impl Timer for NoTime {
     fn sleep(&mut self, _ns: u64) {}
 }
 
-/// Loads a text, and runs what it holds.
+/// Loads a text, and runs its functions.
 pub fn ptx(text: &str) {
     let Ok(module) = Module::load(text, &Limits::default()) else {
         return;

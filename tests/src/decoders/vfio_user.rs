@@ -1,4 +1,4 @@
-//! What a VMM sends over vfio-user, as a stream: served to its end without a panic.
+//! Bytes from a VMM over vfio-user, as a stream: served to its end without a panic.
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread;
@@ -8,7 +8,7 @@ use turnstile_vmm::vfio_user::{
     serve,
 };
 
-/// Takes everything; every access that comes through lies within the device.
+/// Accepts everything, and checks that each access is within the device.
 struct Anything;
 
 impl Backend for Anything {
@@ -39,10 +39,10 @@ impl Backend for Anything {
     }
 }
 
-/// The first byte says whether a version comes first; the others are the stream.
+/// The first byte selects whether a version precedes; the others are the stream.
 ///
 /// # Panics
-/// When an access comes through that does not lie within the device.
+/// If an access beyond the device is passed on.
 pub fn vfio_user(bytes: &[u8]) {
     let (client, server) = UnixStream::pair().expect("a socket pair");
     let mut layout = Layout::default();

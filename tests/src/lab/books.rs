@@ -1,4 +1,5 @@
-//! A run's use as the daemon's ledger has it: each period is rolled up where it ends, and windows close by the calendar.
+//! The ledger of a run, as the daemon keeps it: each period is added to the rollup at its end, and
+//! windows close by the calendar.
 
 use turnstile_accounting::record::{Entry, GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
@@ -10,12 +11,12 @@ use uuid::Uuid;
 use super::laws::id;
 use super::world::engines;
 
-/// How a run's books are kept.
+/// Configuration of a run's ledger.
 #[derive(Clone, Debug)]
 pub struct BookKeeping {
-    /// Whose GPU time it is.
+    /// The GPU.
     pub gpu: GpuIdentity,
-    /// Which run of the daemon it stands for.
+    /// The run of the daemon that it represents.
     pub boot: Uuid,
     /// Calendar time of moment 0.
     pub begins: UnixNanos,
@@ -25,7 +26,7 @@ pub struct BookKeeping {
     pub names: Vec<String>,
 }
 
-/// Books being kept.
+/// The ledger of a run in progress.
 #[derive(Debug)]
 pub(super) struct Books {
     rollup: Rollup,
@@ -51,7 +52,7 @@ impl Books {
         })
     }
 
-    /// A period ended, and was charged.
+    /// Takes a period that ended and was charged.
     pub(super) fn period(
         &mut self,
         usages: &[&Usage],
@@ -88,7 +89,7 @@ impl Books {
         Ok(())
     }
 
-    /// All that was closed, and what is open now.
+    /// All closed entries, and the open window.
     pub(super) fn close(mut self) -> Vec<Entry> {
         self.rollup.finish(&mut self.entries);
         self.entries

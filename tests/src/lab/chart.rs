@@ -1,4 +1,4 @@
-//! Line charts as SVG, by hand: enough for tables of a few series.
+//! Line charts as SVG, made by hand: sufficient for tables of a few series.
 
 use std::fmt::Write;
 
@@ -7,18 +7,18 @@ use std::fmt::Write;
 pub struct Series {
     /// Its name.
     pub name: String,
-    /// Points, in the order in which they are joined.
+    /// Points, in the order of the line.
     pub points: Vec<(f64, f64)>,
 }
 
 /// A chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// Above it.
+    /// Text above it.
     pub title: String,
-    /// Below it.
+    /// Label below it.
     pub x: String,
-    /// Beside it.
+    /// Label beside it.
     pub y: String,
     /// Its lines.
     pub series: Vec<Series>,
@@ -98,7 +98,7 @@ impl Chart {
     }
 }
 
-/// Values along one direction, and where they lie.
+/// Values along one direction, and their positions.
 struct Axis {
     low: f64,
     high: f64,

@@ -1,7 +1,8 @@
-//! A simulated gate: the VMM's own gate and the daemon's own book of it, with the time between the two.
+//! A simulated gate: the VMM's own gate, the daemon's book of it, and the delay between the two.
 //!
-//! The state machine is the one that a VMM runs ([`GateControl`]), over a flag per page instead of a mapping. What is
-//! simulated is the delay: a request of the daemon takes effect, and is acknowledged, one gate move later.
+//! The state machine is the one that a VMM runs ([`GateControl`]), over a flag per page instead of
+//! a mapping. Only the delay is simulated: a request of the daemon takes effect, and is
+//! acknowledged, one gate move later.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use turnstile_vmm::gate::{
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// The GPU's doorbell words as the VMM has them.
+/// The GPU's doorbell words, as the VMM accesses them.
 #[derive(Debug)]
 struct Words(Arc<PlainDoorbells>);
 
@@ -28,7 +29,7 @@ impl PageWords for Words {
     }
 
     fn exchange(&self, channel: u32, from: u32, to: u32) -> Result<(), u32> {
-        // Nobody writes meanwhile: the lab has one thread to a world.
+        // There is no concurrent writer: the lab has one thread per world.
         match self.load(channel) {
             word if word == from => {
                 self.store(channel, to);
@@ -39,12 +40,12 @@ impl PageWords for Words {
     }
 }
 
-/// Where a doorbell write ended.
+/// Result of a doorbell write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rang {
     /// On the page, without an exit.
     Direct,
-    /// On the page, after a trap at a watched gate; the daemon is told.
+    /// On the page, after a trap at a watched gate; the daemon is notified.
     LetThrough,
     /// On the page, after a trap at a gate that was opening.
     Delivered,
@@ -59,15 +60,15 @@ pub struct SimulatedGate {
     control: GateControl<ThreadMap, Words>,
     kick: EventFd,
     book: GateBook,
-    /// The request that the VMM has not answered.
+    /// The request that the VMM has not acknowledged.
     under_way: Option<GateState>,
 }
 
 impl SimulatedGate {
-    /// A gate before the page of `channel`, which has no state yet.
+    /// A gate before the page of `channel`, without a state yet.
     ///
     /// # Errors
-    /// When the host has no event descriptor left.
+    /// If the host has no event descriptor left.
     pub fn new(doorbells: Arc<PlainDoorbells>, channel: u32) -> io::Result<Self> {
         let kick = EventFd::new(EFD_NONBLOCK)?;
         let channels = channel + 1;
@@ -89,19 +90,19 @@ impl SimulatedGate {
         })
     }
 
-    /// The daemon wants the gate in its first state; returns the request.
+    /// Sets the gate's first state; returns the request.
     pub fn add(&mut self, state: GateState) -> Option<GateMove> {
         let request = self.book.add(self.channel, state);
         self.sent(request)
     }
 
-    /// The daemon wants the gate in this state; returns the request that goes out now, if any.
+    /// Sets the wanted state; returns the request to be sent now, if any.
     pub fn want(&mut self, state: GateState) -> Option<GateMove> {
         let request = self.book.set(self.channel, state);
         self.sent(request)
     }
 
-    /// The VMM carries a request out and answers; returns the request that goes out next, if any.
+    /// The VMM executes a request and acknowledges it; returns the next request to be sent, if any.
     ///
     /// # Errors
     /// Never, with simulated pages.
@@ -118,7 +119,7 @@ impl SimulatedGate {
         request
     }
 
-    /// Whether the gate is on its way to open, or will be once it has closed.
+    /// Whether the gate is opening, or will open once it has closed.
     pub fn is_opening(&self) -> bool {
         let wanted = self.book.wanted(self.channel) == Some(GateState::Open);
         wanted && self.under_way.is_some()
@@ -151,12 +152,12 @@ impl SimulatedGate {
         self.state() == Some(GateState::Closed) && newer(parked, shown)
     }
 
-    /// Whether a write might reach the page unseen, as far as the daemon knows.
+    /// Whether a write may reach the page unseen, by the daemon's book.
     pub fn any_open(&self) -> bool {
         self.book.any_open()
     }
 
-    /// Where the gate stands, as the VMM has it.
+    /// The gate's state in the VMM.
     pub fn state(&self) -> Option<GateState> {
         self.control.state(self.channel)
     }
@@ -166,7 +167,7 @@ impl SimulatedGate {
         self.book.moves()
     }
 
-    /// What happened at the gate.
+    /// The gate's counters.
     pub fn counters(&self) -> GateCounters {
         self.control.counters()
     }

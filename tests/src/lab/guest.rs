@@ -1,7 +1,8 @@
-//! Simulated guests: they write real commands into a ring and say when they would ring the doorbell.
+//! Simulated guests: they write real commands into a ring and decide when to write the doorbell.
 //!
-//! Every piece of work is two commands, a LAUNCH whose length is given and a FENCE with an interrupt. The parameters of
-//! the launch name tenant and number, so that whoever executes it can be asked what was executed, and in which order.
+//! Each piece of work is two commands: a LAUNCH of a given length, and a FENCE with an interrupt.
+//! The launch's parameters contain tenant and number, so that [`Execution`] records what was
+//! executed, in order.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +31,7 @@ const GPU_MEMORY_BYTES: u64 = 2 << 20;
 /// Parameters of a launch: length, tenant, number.
 const PARAM_BYTES: u32 = 24;
 
-/// How long a guest's kernels are: uniform between two lengths, both included.
+/// Lengths of a guest's kernels: uniform between two lengths, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
     /// The shortest.
@@ -40,7 +41,7 @@ pub struct Lengths {
 }
 
 impl Lengths {
-    /// All of one length.
+    /// All of the same length.
     pub const fn of(length_ns: Nanos) -> Self {
         Self {
             shortest_ns: length_ns,
@@ -61,7 +62,7 @@ impl Lengths {
     }
 }
 
-/// What a guest wants of the GPU.
+/// Load of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Load {
     /// Keeps `depth` kernels submitted; submits the next one `think` after one has ended.
@@ -73,15 +74,16 @@ pub enum Load {
         /// From the end of a kernel to the next submission.
         think: Lengths,
     },
-    /// Has kernels to submit from given moments on, in order of time, and keeps at most `depth` submitted.
+    /// Has kernels to submit from given moments on, in order of time, and keeps at most `depth`
+    /// submitted.
     Open {
-        /// From when on, and how long.
+        /// When each is available, and its length.
         work: Vec<(Moment, Nanos)>,
         /// Kernels submitted at a time.
         depth: u32,
     },
-    /// From `start` on keeps `depth` kernels submitted; their lengths go through a list again and
-    /// again. The next one is submitted a pause after one has ended.
+    /// From `start` on keeps `depth` kernels submitted; their lengths repeat a list. The next one
+    /// is submitted a pause after one has ended.
     Program {
         /// Lengths of its kernels, in turn.
         kernels_ns: Vec<Nanos>,
@@ -104,7 +106,8 @@ impl Load {
         }
     }
 
-    /// LoGA's throttle (A1.6): a kernel of `kernel_ns`, a wait for it, a sleep of `sleep_ns`, for ever.
+    /// LoGA's throttle (A1.6): a kernel of `kernel_ns`, a wait for it, a sleep of `sleep_ns`,
+    /// repeated for ever.
     pub const fn throttle(kernel_ns: Nanos, sleep_ns: Nanos) -> Self {
         Self::Closed {
             kernels: Lengths::of(kernel_ns),
@@ -131,8 +134,8 @@ impl Load {
         }
     }
 
-    /// An open loop: every `every` on average (half to one and a half of it) a burst of 1 to `2 * kernels_mean - 1`
-    /// kernels, until `end`.
+    /// An open loop until `end`: every `every` on average (0.5 to 1.5 of it) a burst of 1 to
+    /// `2 * kernels_mean - 1` kernels.
     pub fn bursty(
         seed: u64,
         every: Nanos,
@@ -189,7 +192,7 @@ impl Load {
 /// A launch that the GPU has begun to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Executed {
-    /// Whose.
+    /// The tenant.
     pub tenant: TenantId,
     /// Number of the launch: 0, 1, 2, and so on.
     pub number: u64,
@@ -197,12 +200,12 @@ pub struct Executed {
     pub length_ns: Nanos,
 }
 
-/// What the GPU has executed, in this order.
+/// The launches that the GPU has executed, in this order.
 #[derive(Clone, Debug, Default)]
 pub struct Execution(Arc<Mutex<Vec<Executed>>>);
 
 impl Execution {
-    /// Moves what was executed since the last call to `list`.
+    /// Moves the launches since the last call to `list`.
     pub fn drain(&self, list: &mut Vec<Executed>) {
         list.append(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -230,7 +233,7 @@ impl KernelCost for Execution {
 /// A guest with one channel.
 #[derive(Debug)]
 pub struct Guest {
-    /// Who it is.
+    /// Its id.
     pub id: TenantId,
     /// Its memory, doorbells and interrupts.
     pub vm: Arc<PlainVm>,
@@ -238,7 +241,7 @@ pub struct Guest {
     channel: PlainChannel,
     params_gpa: u64,
     random: SmallRng,
-    /// Work not submitted yet: from when on, and how long.
+    /// Work not submitted yet: when it is available, and its length.
     ready: VecDeque<(Moment, Nanos)>,
     submitted: u64,
     completed: u64,
@@ -296,7 +299,7 @@ impl Guest {
         })
     }
 
-    /// What it wants.
+    /// Its load.
     pub const fn load(&self) -> &Load {
         &self.load
     }
@@ -311,15 +314,16 @@ impl Guest {
         self.submitted
     }
 
-    /// Launches whose fences have come.
+    /// Launches with completed fences.
     pub const fn completed(&self) -> u64 {
         self.completed
     }
 
-    /// Looks at its fence, and notes what is to be submitted after what has ended.
+    /// Reads its fence, and prepares the launches that follow the ended ones.
     ///
     /// # Errors
-    /// If a fence went back, came without a launch or without its interrupt, or the channel has ended.
+    /// If the fence's value decreased, or appeared without a launch or without its interrupt, or if
+    /// the channel has ended.
     pub fn look(&mut self, now: Moment) -> Result<(), BrokenLaw> {
         let fence = self.channel.fence();
         if fence.value == self.completed {
@@ -372,7 +376,7 @@ impl Guest {
         self.submitted - self.completed < u64::from(self.load.depth())
     }
 
-    /// Writes what it has to submit by now; returns the put index if there was something.
+    /// Writes the launches that are due; returns the put index if there were any.
     pub fn submit(&mut self, now: Moment) -> Option<u32> {
         let before = self.submitted;
         while self.has_room()
@@ -383,13 +387,13 @@ impl Guest {
         (self.submitted > before).then_some(self.channel.put)
     }
 
-    /// When it will submit something though nothing ends before.
+    /// When it will submit a launch if none ends before.
     pub fn next_due(&self) -> Option<Moment> {
         let front = self.ready.front().filter(|_| self.has_room());
         front.map(|(at, _)| *at)
     }
 
-    /// It submits nothing more.
+    /// Stops submitting.
     pub fn stop(&mut self) {
         self.stopped = true;
         self.ready.clear();
@@ -403,7 +407,7 @@ impl Guest {
             .enumerate()
         {
             let at = GuestAddress(params_gpa + 8 * index as u64);
-            // The area was taken from this memory when the guest started.
+            // The area was allocated from this memory when the guest started.
             let _ = self.vm.guest.write_obj(word.to_le(), at);
         }
         self.channel.push(&Command::Launch(Launch {

@@ -1,16 +1,17 @@
 //! The laws that a run obeys, checked after every step.
 //!
-//! - *Conservation* (law 1): for every engine, the log's own sum is the time passed; meter and ledger agree with it to
-//!   the nanosecond; and the log agrees with the lengths of the kernels that were executed.
-//! - *Error bound*: no charge of a window is off by more than the usage states, which is at most
-//!   its length.
-//! - *No saving up, bounded lag* (laws 2 and 3): while a tenant is backlogged, no other's service by weight grows by more
-//!   than a stated bound ([`Lag`]) against its own, over any stretch of time. Whoever comes back
-//!   with saved-up time
-//!   breaks this.
-//! - *Work conserving* (law 4): the engine is not idle for longer than the mediator's reaction while a doorbell write is
-//!   kept behind a gate.
-//! - *Nothing lost* (law 6): launches are executed once and in order, fences come once and in order.
+//! - *Conservation* (law 1): for every engine, the log's own sum is the time passed. Meter and
+//!   ledger agree with it to the nanosecond, and the log agrees with the lengths of the executed
+//!   kernels.
+//! - *Error bound*: the error of each charge of a window is at most the bound in the usage, which
+//!   is at most the window's length.
+//! - *No saving up, bounded lag* (laws 2 and 3): while a tenant is backlogged, no other's service
+//!   by weight gains more than a stated bound ([`Lag`]) on its own, over any stretch of time. A
+//!   tenant that returns with saved-up time breaks this.
+//! - *Work conserving* (law 4): while a doorbell write is kept behind a gate, the engine is not
+//!   idle for longer than the mediator's reaction.
+//! - *Nothing lost* (law 6): launches are executed once and in order, fences complete once and in
+//!   order.
 
 use turnstile_accounting::{EngineId, Moment, Nanos, TenantId};
 
@@ -24,14 +25,14 @@ pub struct Violation {
     pub seed: u64,
     /// When.
     pub at: Moment,
-    /// Which law, and how.
+    /// The law, and how it was broken.
     pub law: BrokenLaw,
 }
 
-/// Which law was broken.
+/// The law that was broken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenLaw {
-    /// Memory is not where it has to be, or not what it has to be.
+    /// Memory has the wrong place or the wrong content.
     #[error("Memory: {0}")]
     Memory(String),
     /// Records of an engine's log are missing.
@@ -44,7 +45,7 @@ pub enum BrokenLaw {
         /// Number due.
         expected: u64,
     },
-    /// Time went back.
+    /// A record's time is before that of the record before.
     #[error("Log goes back from {} ns to {} ns", from.0, to.0)]
     Backwards {
         /// Time of the record before.
@@ -62,14 +63,14 @@ pub enum BrokenLaw {
         /// Time passed.
         wall_ns: Nanos,
     },
-    /// The event meter says something else than the log.
+    /// The event meter and the log differ.
     #[error("Meter has {metered_ns} of {tenant}, the log {logged_ns}")]
     Meter {
         /// Tenant.
         tenant: TenantId,
-        /// The meter's.
+        /// By the meter.
         metered_ns: Nanos,
-        /// The log's.
+        /// By the log.
         logged_ns: Nanos,
     },
     /// A charge is off by more than its error bound, or the bound exceeds the window.
@@ -77,17 +78,17 @@ pub enum BrokenLaw {
     Bound {
         /// Tenant.
         tenant: TenantId,
-        /// The meter's.
+        /// By the meter.
         charged_ns: Nanos,
-        /// The log's.
+        /// By the log.
         logged_ns: Nanos,
-        /// As the usage states.
+        /// The bound in the usage.
         bound_ns: Nanos,
     },
     /// The ledger refused a usage.
     #[error("Ledger: {0}")]
     Ledger(#[from] turnstile_accounting::LedgerError),
-    /// The engine's time of a tenant is not that of its kernels.
+    /// A tenant's engine time is not that of its kernels.
     #[error("Kernels of {tenant} take {least_ns} to {most_ns}, its engine time is {logged_ns}")]
     Service {
         /// Tenant.
@@ -96,10 +97,10 @@ pub enum BrokenLaw {
         least_ns: Nanos,
         /// Kernels that have begun.
         most_ns: Nanos,
-        /// The log's.
+        /// By the log.
         logged_ns: Nanos,
     },
-    /// A launch was lost, doubled or overtaken.
+    /// A launch was lost, repeated or reordered.
     #[error("Launch {number} of {tenant} executed where {expected} was due, {submitted} submitted")]
     Launch {
         /// Tenant.
@@ -111,7 +112,7 @@ pub enum BrokenLaw {
         /// Launches submitted.
         submitted: u64,
     },
-    /// A fence was lost, doubled or overtaken, or its channel ended.
+    /// A fence was lost, repeated or reordered, or its channel ended.
     #[error(
         "Fence {seen} of {tenant} after {before}, with {submitted} submitted and {interrupts} interrupts"
     )]
@@ -127,7 +128,7 @@ pub enum BrokenLaw {
         /// Interrupts raised.
         interrupts: u64,
     },
-    /// A tenant's work never ended, though all gates were opened.
+    /// A tenant's work never ended, although all gates were opened.
     #[error("{tenant} submitted {submitted} launches, {completed} ended")]
     Lost {
         /// Tenant.
@@ -142,7 +143,7 @@ pub enum BrokenLaw {
     Idle {
         /// A tenant that waited.
         tenant: TenantId,
-        /// For how long.
+        /// Length of the idle time.
         idle_ns: Nanos,
         /// The mediator's reaction.
         bound_ns: Nanos,
@@ -164,7 +165,7 @@ pub enum BrokenLaw {
     Setup(String),
 }
 
-/// Laws 2 and 3 for a pair: one that is always backlogged, and any other.
+/// Laws 2 and 3 for a pair: a tenant that is always backlogged, and any other.
 #[derive(Clone, Debug)]
 struct Pair {
     behind: usize,
@@ -175,7 +176,7 @@ struct Pair {
     least: i128,
 }
 
-/// What a law needs to know of a tenant.
+/// The parameters of a tenant that the laws need.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claimant {
     pub(super) weight: u32,
@@ -183,7 +184,7 @@ pub(super) struct Claimant {
     pub(super) queued_ns_max: Nanos,
 }
 
-/// Laws 2 and 3; the bound is periods, gate moves and queued kernels of the two.
+/// Laws 2 and 3. The bound consists of periods, gate moves and queued kernels of the two.
 #[derive(Debug)]
 pub struct Lag {
     claimants: Vec<Claimant>,
@@ -193,7 +194,7 @@ pub struct Lag {
 }
 
 impl Lag {
-    /// Pairs of these tenants, decided about every `period_ns`, gates moving within `move_ns`.
+    /// Pairs of these tenants, with a decision every `period_ns` and gate moves of `move_ns`.
     pub(super) fn new(claimants: Vec<Claimant>, period_ns: Nanos, move_ns: Nanos) -> Self {
         let mut pairs = Vec::new();
         for (behind, own) in claimants.iter().enumerate() {
@@ -216,14 +217,15 @@ impl Lag {
         }
     }
 
-    /// How much `other` may gain on `own` in any stretch, in service times weight.
+    /// The most that `other` may gain on `own` in any stretch, in service times weight.
     ///
-    /// Between two decisions a tenant may use a period and a gate move's time, and what it has queued drains after that;
-    /// it is let in while its lead is below what a period gives to the one behind. Both ends of the stretch count.
+    /// Between two decisions a tenant may use a period and the time of a gate move, after which its
+    /// queue drains. It is admitted while its lead is below what a period gives to the one behind.
+    /// Both ends of the stretch count.
     ///
-    /// One that thinks between its commands comes back between two decisions and is measured against where virtual time
-    /// is thought to be by then. What it gains by that has no bound that we could prove: in 3,000 random worlds of half
-    /// a second it stayed within 1.01 of this one, and twice as much is allowed.
+    /// A tenant that thinks between its commands returns between two decisions, and is compared
+    /// with an estimate of virtual time. Its gain by that has no proven bound: in 3,000 random
+    /// worlds of half a second it stayed within 1.01 of this one, and twice as much is permitted.
     fn bound(own: &Claimant, other: &Claimant, period_ns: Nanos, move_ns: Nanos) -> i128 {
         let burst = |of: &Claimant| i128::from(period_ns.0 + move_ns.0 + of.queued_ns_max.0);
         let (own_weight, other_weight) = (i128::from(own.weight), i128::from(other.weight));
@@ -237,7 +239,7 @@ impl Lag {
         if other.saturating { bound } else { 2 * bound }
     }
 
-    /// Looks at the service of each until now.
+    /// Compares the services until now.
     pub(super) fn check(&mut self, service: &[Nanos]) -> Result<(), BrokenLaw> {
         for pair in &mut self.pairs {
             let difference = difference(&self.claimants, pair, service);
@@ -245,7 +247,7 @@ impl Lag {
             let lag = difference - pair.least;
             self.worst_permille = self.worst_permille.max(lag * 1000 / pair.bound);
             if lag > pair.bound {
-                // Service that `behind` would have had, at its weight.
+                // Service that `behind` lacks, at its weight.
                 let weight = i128::from(self.claimants[pair.ahead].weight);
                 let of_own = |value: i128| u64::try_from(value / weight).unwrap_or(u64::MAX);
                 return Err(BrokenLaw::Lag {
@@ -264,14 +266,14 @@ impl Lag {
     }
 }
 
-/// By how much `ahead` is ahead, in service times weight.
+/// The lead of `ahead`, in service times weight.
 fn difference(claimants: &[Claimant], pair: &Pair, service: &[Nanos]) -> i128 {
     let times = |place: usize, weight: u32| i128::from(service[place].0) * i128::from(weight);
     times(pair.ahead, claimants[pair.behind].weight)
         - times(pair.behind, claimants[pair.ahead].weight)
 }
 
-/// The tenant at this place of a run's list.
+/// The id of the tenant at this index of a run's list.
 pub(super) fn id(place: usize) -> TenantId {
     // CAST: runs have few tenants.
     TenantId(place as u32 + 1)
@@ -280,9 +282,9 @@ pub(super) fn id(place: usize) -> TenantId {
 /// Law 6 of launches, and law 1 between kernels and log.
 #[derive(Debug, Default)]
 pub(super) struct Launches {
-    /// Launches executed of each tenant, their sum, and the length of the last.
+    /// Launches begun of each tenant, their sum, and the length of the last.
     begun: Vec<(u64, Nanos, Nanos)>,
-    /// Whether a kernel that was begun may be stopped, so that another tenant runs before its end.
+    /// Whether a begun kernel may be stopped, so that another tenant runs before its end.
     stops_kernels: bool,
 }
 
@@ -313,7 +315,7 @@ impl Launches {
         Ok(())
     }
 
-    /// The engine's time of each tenant is that of its kernels; the last may be running or stopped.
+    /// Each tenant's engine time is that of its kernels; the last one may be running or stopped.
     pub(super) fn check(&self, service: &[Nanos], runs: Option<usize>) -> Result<(), BrokenLaw> {
         for (place, (&(_, sum, last), &logged_ns)) in self.begun.iter().zip(service).enumerate() {
             let unended = self.stops_kernels || runs == Some(place);
@@ -348,7 +350,7 @@ impl Idleness {
         }
     }
 
-    /// From now on the engine is idle although this tenant waits, or no longer.
+    /// From now on: whether the engine is idle while a tenant waits.
     pub(super) fn look(&mut self, now: Moment, idle: bool, waits: Option<TenantId>) {
         self.since = match (idle, waits) {
             (true, Some(tenant)) => Some(self.since.map_or((now, tenant), |since| since)),
@@ -356,7 +358,7 @@ impl Idleness {
         };
     }
 
-    /// Nothing has changed until now.
+    /// Nothing has changed since the last call, up to `now`.
     pub(super) fn check(&mut self, now: Moment, enforced: bool) -> Result<(), BrokenLaw> {
         let Some((since, tenant)) = self.since else {
             return Ok(());

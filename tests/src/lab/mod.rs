@@ -6,13 +6,15 @@
 //!              +------------- gate moves, 60 us each ------------------------+
 //! ```
 //!
-//! Real here: the guests' 64-byte commands, the VMM's gate, the daemon's gate book, the software GPU's core, the meters,
-//! the mediation, the policies. Simulated: time, the mapping of pages, what the guests want. A run is a function of its
-//! [`Setup`] and its tenants: the same twice leaves the same log and the same decisions.
+//! Real code: the guests' 64-byte commands, the VMM's gate, the daemon's gate book, the software
+//! GPU's core, the meters, the mediation, the policies. Simulated: time, the mapping of pages, the
+//! guests' loads. A run is a function of its [`Setup`] and its tenants: a repeated run has the same
+//! log and the same decisions.
 //!
-//! By default a run does as the daemon does, its period and ticks included.
+//! By default a run has the parameters of the daemon, its period and ticks included.
 //!
-//! After every step a run checks the laws of fair sharing ([`laws`]); a law that is broken ends it with seed and moment.
+//! After each step a run checks the laws of fair sharing ([`laws`]); a broken law ends the run with
+//! seed and moment.
 
 mod books;
 pub mod chart;

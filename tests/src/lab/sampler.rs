@@ -1,4 +1,5 @@
-//! Polling in virtual time: status registers are read about every microsecond, the reads that cannot differ are skipped.
+//! Polling in virtual time: status registers are read about every microsecond, but reads that
+//! cannot differ are skipped.
 
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -15,8 +16,8 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// A phase from `begin` to `end`. One iteration lasts `iteration_ns`, more or less by a tenth: on real hardware no
-    /// read is as long as the next. `pause_ns` lie between two.
+    /// A phase from `begin` to `end`. One iteration takes `iteration_ns`, varied by up to a tenth,
+    /// as reads of real hardware vary. The pause between two iterations is `pause_ns`.
     pub(super) const fn new(
         begin: Moment,
         end: Moment,
@@ -36,7 +37,7 @@ impl Sampler {
         Nanos(self.iteration_ns.0 + self.iteration_ns.0 / 10 + self.pause_ns.0)
     }
 
-    /// Reads until just before `until`, up to which the GPU stays as it is. Of reads that show the same, the meter
+    /// Reads until just before `until`; the GPU does not change before. Of equal reads the meter
     /// needs the first and the last.
     pub(super) fn read(
         &mut self,

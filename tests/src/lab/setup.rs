@@ -1,4 +1,4 @@
-//! What a run is made from, and what comes of it.
+//! Parameters of a run, and its result.
 
 use turnstile_accounting::meter::PhasePlan;
 use turnstile_accounting::{Moment, Nanos};
@@ -7,12 +7,12 @@ use turnstile_policies::{DECISION_PERIOD_NS, DEFAULT_POLICY, PolicyRow, Tuning, 
 
 use super::guest::Load;
 
-/// How engine state is read.
+/// The source of engine state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MeterSetup {
     /// From the context-switch log; a decision every `period_ns`.
     Events {
-        /// From one decision to the next.
+        /// Time between two decisions.
         period_ns: Nanos,
     },
     /// From status registers, in LoGA's poll phases; a decision at the end of each.
@@ -39,7 +39,7 @@ impl MeterSetup {
         }
     }
 
-    /// The same phases, with pauses between the reads.
+    /// LoGA's phases, with pauses between the reads.
     pub fn adaptive() -> Self {
         Self::Polled {
             phases: PhasePlan::default(),
@@ -49,12 +49,12 @@ impl MeterSetup {
         }
     }
 
-    /// The registers are read all the time; a decision every `period_ns`.
+    /// Reads the registers all the time, with a decision every `period_ns`.
     pub fn always_polled(period_ns: Nanos) -> Self {
         Self::Polled {
             phases: PhasePlan {
                 base_poll_ns: period_ns,
-                // The least there is: 1 ns a cycle.
+                // The least possible: 1 ns per cycle.
                 base_nonpoll_ns: Nanos::ZERO,
                 ..PhasePlan::default()
             },
@@ -68,34 +68,35 @@ impl MeterSetup {
 /// A run.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Who decides.
+    /// The policy.
     pub policy: PolicyRow,
-    /// How engine state is read.
+    /// The source of engine state.
     pub meter: MeterSetup,
-    /// How often, between two decisions, an engine without work is looked for.
+    /// Interval of polls for an idle engine between two decisions.
     pub tick_ns: Nanos,
-    /// From a request of the daemon until the gate has moved. SOURCE: 60 us, about what closing
-    /// one takes under KVM (`cargo bench -p turnstile-vmm --bench gates`).
+    /// From a request of the daemon until the gate has moved. SOURCE: 60 us, about the time to
+    /// close one under KVM (`cargo bench -p turnstile-vmm --bench gates`).
     pub gate_move_ns: Nanos,
     /// From a trapped doorbell, or a notice of the GPU, until the daemon acts. An assumption: one
     /// wake-up of a thread.
     pub kick_ns: Nanos,
-    /// Polled meter: whether held tenants are let in while the registers are polled, as LoGA's text has it; the daemon,
-    /// like LoGA's code, keeps them out.
+    /// Polled meter: whether held tenants are admitted while the registers are polled, as in LoGA's
+    /// text. The daemon, like LoGA's code, does not admit them.
     pub admit_while_polling: bool,
     /// How queued work of a held tenant can be stopped.
     pub suspend: Suspend,
-    /// What an engine spends on changing from one tenant to another.
+    /// Time in which an engine changes from one tenant to another.
     pub switch_ns: Nanos,
-    /// Seed of all that is random.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// How long the run is.
+    /// Length of the run.
     pub end: Moment,
     /// Length of the windows of [`Outcome::windows`].
     pub window_ns: Nanos,
-    /// Whether laws 2 and 3 are enforced: they hold for fair queuing by what was measured.
+    /// Whether laws 2 and 3 are enforced: they hold for fair queuing by measured usage.
     pub enforce_lag: bool,
-    /// Whether law 4 is enforced: it holds for policies that let someone in when the engine runs dry.
+    /// Whether law 4 is enforced: it holds for policies that admit a tenant when the engine is
+    /// idle.
     pub enforce_work_conserving: bool,
 }
 
@@ -122,10 +123,10 @@ impl Setup {
         }
     }
 
-    /// The same with another policy, and of the laws those that it promises.
+    /// This setup with another policy, and the laws that the policy promises.
     ///
     /// # Panics
-    /// There is no such policy.
+    /// If there is no such policy.
     pub fn with_policy(self, name: &str) -> Self {
         let policy = policy_by_name(name).unwrap_or_else(|| panic!("no policy is called {name}"));
         Self {
@@ -136,8 +137,8 @@ impl Setup {
         }
     }
 
-    /// The same with another meter. A sample says nothing about any one period, so laws 2 and 3 hold for exact usage
-    /// only.
+    /// This setup with another meter. A sample does not measure any single period, so laws 2 and 3
+    /// hold for exact usage only.
     pub fn with_meter(self, meter: MeterSetup) -> Self {
         Self {
             meter,
@@ -146,10 +147,10 @@ impl Setup {
         }
     }
 
-    /// How long the engine may be idle while a held tenant has work: the patience, and the
-    /// mediator's reaction. It has to learn of the kept write, to look (twice, if a gate was
-    /// opening at first), and to wait for two gate moves, as one in the other direction may be
-    /// under way. While it polls it does not look.
+    /// Longest permitted idle time of the engine while a held tenant has work: the patience, and
+    /// the mediator's reaction. The mediator has to be notified of the kept write and to poll,
+    /// twice if a gate was opening at first. Then it waits for two gate moves, as one in the other
+    /// direction may be under way. In a poll phase it does not act.
     pub fn reaction_ns(&self, tenants: usize) -> Nanos {
         let moves = Nanos(2 * self.gate_move_ns.0);
         let polling = match self.meter {
@@ -170,9 +171,9 @@ impl Setup {
 pub struct Participant {
     /// Its weight within its account.
     pub weight: u32,
-    /// Its account; none for one of its own, which has the same weight.
+    /// Its account; none for an account with this tenant alone, which has the same weight.
     pub account: Option<u32>,
-    /// What it wants.
+    /// Its load.
     pub load: Load,
 }
 
@@ -187,16 +188,16 @@ impl Participant {
     }
 }
 
-/// What came of a run. Lists are by tenant, in the order of the participants.
+/// Result of a run. Lists are by tenant, in the order of the participants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Compute engine time by `[window][tenant]`, from the engine's own log.
     pub windows: Vec<Vec<Nanos>>,
-    /// The same, of the whole run.
+    /// Compute engine time of the whole run, by tenant.
     pub service_ns: Vec<Nanos>,
-    /// What the ledger charges: with the polled meter a part of it is estimated.
+    /// Charges of the ledger: with the polled meter a part of them is estimated.
     pub charged_ns: Vec<Nanos>,
-    /// What the meter observed itself.
+    /// Time that the meter observed itself.
     pub observed_ns: Vec<Nanos>,
     /// Compute engine time in the windows that the meter observed.
     pub observable_ns: Vec<Nanos>,
@@ -208,13 +209,13 @@ pub struct Outcome {
     pub held_ns: Vec<Nanos>,
     /// Launches that ended.
     pub launches: Vec<u64>,
-    /// Time in which the compute engine had nothing to do.
+    /// Time in which the compute engine had nothing to execute.
     pub idle_ns: Nanos,
     /// Time in which it changed contexts.
     pub switching_ns: Nanos,
-    /// Longest stretch in which it was idle while a doorbell write was kept behind a gate.
+    /// Longest idle time of the engine while a doorbell write was kept behind a gate.
     pub idle_behind_gate_max_ns: Nanos,
-    /// Largest lag of laws 2 and 3, in thousandths of what they allow.
+    /// Largest lag of laws 2 and 3, in thousandths of the bound.
     pub lag_permille: u64,
     /// Requests to gates.
     pub gate_moves: u64,
@@ -224,7 +225,7 @@ pub struct Outcome {
     pub periods: u64,
     /// Steps of the run, after each of which the laws were checked.
     pub steps: u64,
-    /// Of the log and of all decisions: equal for equal runs.
+    /// Hash of the log and of all decisions: equal for equal runs.
     pub hash: u64,
 }
 
@@ -243,7 +244,7 @@ impl Outcome {
             .collect()
     }
 
-    /// The same in percent of that time.
+    /// Compute engine time after the first window, in percent of that time.
     pub fn settled_percent(&self, setup: &Setup) -> Vec<f64> {
         let windows = self.windows.len().saturating_sub(1).max(1) as f64;
         let wall_ns = windows * setup.window_ns.0 as f64;

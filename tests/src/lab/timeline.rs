@@ -1,4 +1,5 @@
-//! The engines' own log, added up apart from the meters: who had which engine for how long.
+//! The sum of the engines' own log, independent of the meters: the time of each tenant on each
+//! engine.
 
 use turnstile_accounting::{EngineState, Moment, Nanos, SwitchEvent};
 use turnstile_soft::{COMPUTE, ENGINES};
@@ -68,7 +69,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Lets time pass; the engines stay as they are.
+    /// Advances to `to`; the engines do not change.
     pub(super) fn advance(&mut self, to: Moment) -> Result<(), BrokenLaw> {
         if to < self.now {
             return Err(BrokenLaw::Backwards { from: self.now, to });
@@ -110,14 +111,15 @@ impl Timeline {
                         self.switching += length;
                     }
                 }
-                // Before its first record an engine's time is nobody's, and conservation fails.
+                // Before its first record an engine's time belongs to no tenant, and conservation
+                // fails.
                 None => {}
             }
         }
         self.now = to;
     }
 
-    /// Adds numbers to what tells runs apart (FNV-1a).
+    /// Adds numbers to the hash that identifies the run (FNV-1a).
     pub(super) fn note(&mut self, numbers: &[u64]) {
         for byte in numbers.iter().flat_map(|number| number.to_le_bytes()) {
             self.hash = (self.hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
@@ -149,7 +151,7 @@ impl Timeline {
         self.engines[COMPUTE].state == Some(EngineState::Idle)
     }
 
-    /// Whether the compute engine executes, and for whom (by place).
+    /// The tenant that the compute engine executes (its index), if any.
     pub(super) fn runs(&self) -> Option<usize> {
         match self.engines[COMPUTE].state {
             Some(EngineState::Running(tenant)) => Some(tenant.0 as usize - 1),

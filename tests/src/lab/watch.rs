@@ -1,4 +1,5 @@
-//! The daemon's accounting thread in virtual time: the same calls in the same order, without the thread.
+//! The daemon's accounting thread in virtual time: the same calls in the same order, without a
+//! thread.
 
 use turnstile_accounting::meter::{Look, Pace, Phases, Unobserved};
 use turnstile_accounting::{Meter, Metric, Moment, Nanos, PolledMeter, Usage, Window};
@@ -12,7 +13,7 @@ use super::setup::MeterSetup;
 use super::world::{Event, World, engines, failed};
 use rand::Rng;
 
-/// The period under way, and what was seen so far.
+/// The current period, and what was observed in it.
 #[derive(Debug)]
 pub(super) struct Watch {
     /// Beginning of the period.
@@ -52,7 +53,7 @@ impl Watch {
 }
 
 impl World {
-    /// A period begins now.
+    /// Begins a period now.
     pub(super) fn begin_period(&mut self) {
         self.watch.from = self.now;
         let service = self.timeline.service();
@@ -84,7 +85,7 @@ impl World {
         }
     }
 
-    /// Ticks until the event that ends the sleep; the last look comes just before it.
+    /// Schedules ticks until the event that ends the sleep; the last poll is just before it.
     fn sleep_until(&mut self, until: Moment, event: Event) {
         let mut at = self.now;
         while at < until {
@@ -104,12 +105,12 @@ impl World {
         (used.count() as u32, activity.len() as u32)
     }
 
-    /// Whether the GPU does not run what is pending of a held tenant.
+    /// Whether the GPU stops pending work of a held tenant.
     fn stops(&self) -> bool {
         self.setup.suspend != Suspend::Drains
     }
 
-    /// What the GPU shows now.
+    /// The GPU's current state.
     fn look(&mut self) -> Look {
         let occupant = |engine| (engine, self.gpu.engine_status(engine).running);
         let occupants = engines().map(occupant).to_vec();
@@ -131,7 +132,7 @@ impl World {
         self.watch.service_at_begin.copy_from_slice(service);
     }
 
-    /// The daemon is to decide at this moment at the latest.
+    /// Schedules a decision at this moment at the latest.
     pub(super) fn decide_by(&mut self, at: Moment) {
         if self.decides_at.is_none_or(|then| at < then) {
             self.decides_at = Some(at);
@@ -139,7 +140,7 @@ impl World {
         }
     }
 
-    /// Decides anew, as the daemon does on a notice of the GPU and when the policy has it.
+    /// Decides again, as the daemon does on a notice of the GPU and when the policy requests it.
     pub(super) fn decide(&mut self) {
         self.decides_at = None;
         let orders = self.mediation.decide(self.now);
@@ -149,7 +150,7 @@ impl World {
         self.carry_out_holds();
     }
 
-    /// The dispatcher holds tenants as was decided; the next decision is scheduled.
+    /// Applies the holds to the dispatcher, and schedules the next decision.
     fn carry_out_holds(&mut self) {
         for HoldOrder {
             tenant,
@@ -192,7 +193,8 @@ impl World {
         self.move_held(GateState::Open);
     }
 
-    /// LoGA's text: who is held is let in for the poll phase, whatever the mediation wants.
+    /// As in LoGA's text: held tenants are admitted in the poll phase, whatever the mediation
+    /// decides.
     fn move_held(&mut self, state: GateState) {
         if !self.setup.admit_while_polling {
             return;
@@ -205,7 +207,7 @@ impl World {
         }
     }
 
-    /// Reads the registers until just before `until`, up to which nothing happens.
+    /// Reads the registers until just before `until`; no event is before it.
     pub(super) fn read_registers(&mut self, until: Moment) {
         if let Some(sampler) = &mut self.watch.sampler {
             let meter = &mut self.watch.polled;
@@ -258,7 +260,7 @@ impl World {
         Ok(())
     }
 
-    /// The error bound of each usage of the period, against the log.
+    /// Checks the error bound of each usage of the period against the log.
     fn check_bounds(&self, estimated: Option<&Usage>, observed: &Usage) -> Result<(), BrokenLaw> {
         let watch = &self.watch;
         let (from, begin) = (&watch.service_at_from[..], &watch.service_at_begin[..]);
@@ -285,7 +287,7 @@ impl World {
         Ok(())
     }
 
-    /// What the meter says against what the log says.
+    /// Compares the meter with the log.
     fn compare(&mut self, observed: &Usage, exact: bool) -> Result<(), BrokenLaw> {
         self.watch.observed_wall_ns += observed.window.length();
         let compute = observed.engine(COMPUTE);
@@ -309,7 +311,7 @@ impl World {
         Ok(())
     }
 
-    /// Law 1, of the ledger: every engine's windows add up to all time, to the nanosecond.
+    /// Law 1, of the ledger: each engine's windows add up to all time, to the nanosecond.
     fn check_ledger(&self) -> Result<(), BrokenLaw> {
         let wall_ns = Nanos(self.now.0);
         for engine in self.mediation.ledger().snapshot().engines {

@@ -24,21 +24,21 @@ use super::watch::Watch;
 
 pub use super::setup::{MeterSetup, Outcome, Participant, Setup};
 
-/// Numbers of the accounts that are a tenant's own begin here.
+/// Ids of accounts with a single tenant begin here.
 const OWN_ACCOUNTS: u32 = 1_000;
 
-/// Something that happens at a moment known before.
+/// An event at a moment that is known in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// The daemon is told of a trapped doorbell.
+    /// The daemon is notified of a trapped doorbell.
     Kick(usize),
-    /// A gate has moved as asked.
+    /// A gate has moved as requested.
     Moved(usize, GateMove),
-    /// A guest has something to submit.
+    /// A guest has a launch to submit.
     Due(usize),
-    /// The daemon looks for an engine without work.
+    /// The daemon polls for an idle engine.
     Tick,
-    /// The daemon decides anew.
+    /// The daemon decides again.
     Decide,
     /// A poll phase begins.
     PollBegin,
@@ -46,7 +46,7 @@ pub(super) enum Event {
     PeriodEnd,
 }
 
-/// A tenant's place.
+/// State of a tenant.
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) guest: Guest,
@@ -55,7 +55,7 @@ pub(super) struct Seat {
     due: Option<Moment>,
 }
 
-/// A run under way.
+/// A run in progress.
 #[derive(Debug)]
 pub struct World {
     pub(super) setup: Setup,
@@ -70,7 +70,7 @@ pub struct World {
     pub(super) random: SmallRng,
     pub(super) periods: u64,
     pub(super) hold_changes: u64,
-    /// The daemon is gone.
+    /// The daemon has ended.
     over: bool,
     /// When the next decision is scheduled.
     pub(super) decides_at: Option<Moment>,
@@ -89,7 +89,7 @@ pub struct World {
     pub(super) books: Option<Books>,
 }
 
-/// Runs to the end, and then lets everything drain.
+/// Runs to the end, and then until all work has ended.
 ///
 /// # Errors
 /// The first law that was broken.
@@ -107,7 +107,7 @@ pub fn run(setup: Setup, participants: &[Participant]) -> Result<Outcome, Violat
     })
 }
 
-/// The same, with a ledger: also returns its entries, the last of which ends with the run.
+/// As [`run`], with a ledger: also returns its entries, the last of which ends with the run.
 ///
 /// # Errors
 /// As [`run`].
@@ -179,7 +179,7 @@ impl World {
                 due: None,
             });
         }
-        // One that launches and waits pays for its preemptions in virtual time.
+        // A tenant that launches and waits pays for its preemptions in virtual time.
         let pays = |load: &Load| setup.suspend == Suspend::MidKernel && load.depth() == 1;
         let claimant = |participant: &Participant| Claimant {
             weight: participant.weight,
@@ -224,7 +224,8 @@ impl World {
         Ok(world)
     }
 
-    /// Makes the gates, as a VM is told of a channel only after its gate is made, and starts the daemon's loop.
+    /// Makes the gates, as a VM is notified of a channel only after its gate is made, and starts
+    /// the daemon's loop.
     fn begin(&mut self) -> Result<(), BrokenLaw> {
         for place in 0..self.seats.len() {
             let stands = self.mediation.gates(id(place));
@@ -250,7 +251,8 @@ impl World {
         Ok(outcome)
     }
 
-    /// The daemon leaves, all gates open, and all tenants are resumed: what was announced must end.
+    /// The daemon leaves, all gates are opened, and all tenants are resumed: all announced work has
+    /// to end.
     fn drain(&mut self) -> Result<(), BrokenLaw> {
         self.over = true;
         for place in 0..self.seats.len() {
@@ -282,7 +284,7 @@ impl World {
         queued.into_iter().chain(self.gpu.next_event()).min()
     }
 
-    /// Lets time pass until `at` and everything happen that happens then.
+    /// Advances to `at` and handles its events.
     fn step(&mut self, at: Moment) -> Result<(), BrokenLaw> {
         self.read_registers(at);
         self.idleness
@@ -298,7 +300,7 @@ impl World {
         self.check()
     }
 
-    /// Lets the guests see what the GPU has done, and the GPU what they do about it.
+    /// The guests read what the GPU has done, and the GPU reads what they submit.
     fn settle(&mut self) -> Result<(), BrokenLaw> {
         for place in 0..self.seats.len() {
             let seat = &mut self.seats[place];
@@ -313,7 +315,7 @@ impl World {
                 self.ring(place, put);
             }
         }
-        // Looks at the doorbells behind open gates.
+        // Reads the doorbells behind open gates.
         self.gpu.next_event();
         self.read_log()
     }
@@ -370,7 +372,7 @@ impl World {
             Event::Tick | Event::Decide | Event::PollBegin | Event::PeriodEnd if self.over => {}
             Event::Tick => self.tick(),
             Event::Decide => {
-                // A later one was scheduled for an earlier moment meanwhile.
+                // The decision was rescheduled to an earlier moment.
                 if self.decides_at == Some(self.now) {
                     self.decide();
                 }
@@ -428,7 +430,7 @@ impl World {
         Ok(())
     }
 
-    /// What each tenant has to do, as the daemon asks it.
+    /// The pending work of each tenant, as the daemon reads it.
     pub(super) fn activity(&mut self) -> Vec<Activity> {
         let mut list = Vec::new();
         for seat in &self.seats {

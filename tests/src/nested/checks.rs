@@ -19,7 +19,7 @@ use super::{Line, exited};
 use crate::e2e::{GRACE, wait_for};
 use crate::machine::ticks;
 
-/// TIMEOUT: seconds in which an emulated host may not come to a thread.
+/// TIMEOUT: an emulated host may not schedule a thread for seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 const A: TenantId = TenantId(1);
 const B: TenantId = TenantId(2);
@@ -28,10 +28,10 @@ fn gpu(bus: &Arc<dyn Bus>) -> anyhow::Result<Arc<VfioGpu>> {
     Ok(Arc::new(VfioGpu::new(bus.clone())?))
 }
 
-/// Fences with interrupt, one after another, each waited for.
+/// Fences with an interrupt, one after another, each waited for.
 ///
 /// # Errors
-/// When the device does not do what it must.
+/// If the device violates its contract.
 pub fn interrupts(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
     const COUNT: u64 = 200;
     let gpu = gpu(bus)?;
@@ -57,10 +57,10 @@ pub fn interrupts(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
     )])
 }
 
-/// What it costs to read the status register of an engine.
+/// Cost of reading the status register of an engine.
 ///
 /// # Errors
-/// When the device does not do what it must.
+/// If the device violates its contract.
 pub fn polling_cost(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
     let gpu = gpu(bus)?;
     let each = |count: u32, act: &mut dyn FnMut()| {
@@ -88,10 +88,10 @@ pub fn polling_cost(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
     )])
 }
 
-/// What lies beyond a VM's memory cannot be reached, whatever is there.
+/// Nothing beyond a VM's memory can be reached.
 ///
 /// # Errors
-/// When the device does not do what it must.
+/// If the device violates its contract.
 pub fn isolation(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
     let gpu = gpu(bus)?;
     let bytes = 16 << 20;
@@ -102,7 +102,8 @@ pub fn isolation(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
     let text = b"nobody else's";
     let secret = b.put(text);
     let card = gpu.allocate(A, 2 << 20)?;
-    // Behind its end; addresses at which the IOMMU maps its own memory, the other's, and the mediator's; interrupts.
+    // After its end; addresses at which the IOMMU maps its own memory, the other VM's, and the
+    // mediator's; interrupts.
     let wild = [
         bytes as u64,
         0x10_0000_0000,
@@ -169,7 +170,8 @@ impl Host {
         })
     }
 
-    /// Ends the daemon, and waits until nobody has the device any more: a link that is ending still holds it, and its memory is mapped until then.
+    /// Ends the daemon, and waits until the device is free: a closing connection still holds it,
+    /// and its memory is mapped until then.
     fn end(self) -> anyhow::Result<()> {
         let Self { daemon, gpu, .. } = self;
         drop(daemon);
@@ -191,7 +193,8 @@ impl Host {
     }
 }
 
-/// An endless load of kernels of this length that is verified as a whole: every launch leaves a token.
+/// An endless load of kernels of this length that is verified as a whole: each launch leaves a
+/// token.
 fn load(kernel: Nanos, depth: u32) -> Workload {
     Workload::Load(Load {
         duration_ns: 0,
@@ -221,7 +224,7 @@ fn ended(vm: VmHandle) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Time on a processor of this process's thread of this name.
+/// Processor time of this process's thread of this name.
 fn thread_time(name: &str) -> anyhow::Result<Duration> {
     for task in std::fs::read_dir("/proc/self/task")? {
         let task = task?.path();
@@ -234,10 +237,10 @@ fn thread_time(name: &str) -> anyhow::Result<Duration> {
     anyhow::bail!("no thread {name}")
 }
 
-/// Two guests at 1:3, by one meter.
+/// Two guests at 1:3, with one meter.
 ///
 /// # Errors
-/// When the host does not run the guests, or they find something wrong.
+/// If the host does not run the guests, or they find an error.
 pub fn shares(bus: &Arc<dyn Bus>, meter: MeterKind, length: Duration) -> anyhow::Result<Vec<Line>> {
     let host = Host::start(bus, meter)?;
     let light = host.spawn("light", 100, load(Nanos::from_us(2000), 8))?;
@@ -248,7 +251,7 @@ pub fn shares(bus: &Arc<dyn Bus>, meter: MeterKind, length: Duration) -> anyhow:
     let over = || light.is_finished() || heavy.is_finished();
     wait_for(PATIENCE, || working() || over());
     if !working() {
-        // What they say of their ends comes first.
+        // Errors of the guests' ends are reported first.
         let ends = [ended(light), ended(heavy)];
         ends.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
         bail!("a guest does not come to work");
@@ -317,10 +320,10 @@ pub fn shares(bus: &Arc<dyn Bus>, meter: MeterKind, length: Duration) -> anyhow:
     ])
 }
 
-/// Guests that reach out of their memory, beside one that works.
+/// Guests that access memory beyond their own, beside one that works.
 ///
 /// # Errors
-/// When the host does not run the guests, or they find something wrong.
+/// If the host does not run the guests, or they find an error.
 pub fn wild_guests(bus: &Arc<dyn Bus>) -> anyhow::Result<Vec<Line>> {
     let host = Host::start(bus, MeterKind::Events)?;
     let good = host.spawn("good", 100, load(Nanos::from_us(500), 16))?;

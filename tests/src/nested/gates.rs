@@ -1,4 +1,5 @@
-//! Gates before the device's own doorbell pages, with a guest that rings without a pause.
+//! Gates before the device's own doorbell pages, with a guest that writes its doorbell without a
+//! pause.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +14,9 @@ use super::stub::GateDaemon;
 use super::{Line, exited};
 use crate::e2e::{GRACE, wait_for};
 
-/// Pages that no context has: the daemon of the other checks gives them out from the first on.
+/// Pages that no context uses: the daemon of the other checks allocates them from the first on.
 const FIRST_PAGE: u32 = 1016;
-/// TIMEOUT: seconds in which an emulated host may not come to a guest.
+/// TIMEOUT: an emulated host may not schedule a guest for seconds.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn config(daemon: &GateDaemon, workload: Workload, memory_bytes: u64) -> VmConfig {
@@ -48,7 +49,7 @@ fn rings(count: u64) -> Workload {
 /// A doorbell behind an open gate costs no exit.
 ///
 /// # Errors
-/// When the host does not run the guest.
+/// If the host does not run the guest.
 pub fn open(bus: &dyn Bus) -> anyhow::Result<Vec<Line>> {
     const COUNT: u64 = 100_000;
     let daemon = GateDaemon::start(bus, FIRST_PAGE)?;
@@ -66,10 +67,10 @@ pub fn open(bus: &dyn Bus) -> anyhow::Result<Vec<Line>> {
     )])
 }
 
-/// Nothing is lost and nothing late while the gate opens and closes under a guest that rings.
+/// No write is lost or late while the gate opens and closes under a guest that writes its doorbell.
 ///
 /// # Errors
-/// When the host does not run the guest, or a gate does not move.
+/// If the host does not run the guest, or a gate does not move.
 pub fn cycles(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
     let daemon = GateDaemon::start(bus, FIRST_PAGE)?;
     let vm = start(&daemon, rings(0), 64 << 20)?;
@@ -84,7 +85,7 @@ pub fn cycles(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
         daemon.gate(GateState::Closed)?;
         closing.push(began.elapsed());
         let page = daemon.page();
-        // In some cycles the gate opens again before the guest has rung.
+        // In some cycles the gate opens again before the guest has written its doorbell.
         if cycle % 4 != 0 {
             let parked = || vm.gate(0).and_then(|trace| trace.parked);
             let came = until(|| parked().is_some_and(|parked| newer(parked, page)));
@@ -126,13 +127,13 @@ pub fn cycles(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
     ])
 }
 
-/// As [`cycles`] of a VM whose every write at a closed gate comes out of the guest: as many do as the guest's numbers have gone on, so
-/// none went elsewhere.
+/// As [`cycles`], with a VM in which each write at a closed gate exits. The exits equal the
+/// increase of the guest's put index, so no write was lost.
 ///
 /// # Errors
-/// When the host does not run the guest, or a gate does not move.
+/// If the host does not run the guest, or a gate does not move.
 pub fn every_write(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
-    /// Writes at a closed gate before it opens again, at least.
+    /// Least number of writes at a closed gate before it opens again.
     const WRITES: u32 = 3;
     let daemon = GateDaemon::start(bus, FIRST_PAGE)?;
     let vm = vmm::spawn(VmConfig {
@@ -146,7 +147,7 @@ pub fn every_write(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
     let (mut late, mut missed, mut few, mut at_closed) = (0, 0, 0, 0);
     let traced = |vm: &VmHandle| vm.gate(0).context("there is no gate");
     for _ in 0..cycles {
-        // Nothing comes out of the guest at an open gate.
+        // No write exits at an open gate.
         let before = traced(&vm)?.trapped;
         daemon.gate(GateState::Closed)?;
         let page = daemon.page();
@@ -155,7 +156,7 @@ pub fn every_write(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
             parked.is_some_and(|parked| parked.wrapping_sub(page) >= WRITES)
         };
         few += u32::from(!until(enough));
-        // The two of one moment.
+        // Both counters at one moment.
         let trace = traced(&vm)?;
         let came_out = trace.trapped - before;
         let written = u64::from(trace.parked.unwrap_or(page).wrapping_sub(page));
@@ -179,7 +180,7 @@ pub fn every_write(bus: &dyn Bus, cycles: u32) -> anyhow::Result<Vec<Line>> {
     )])
 }
 
-/// Waits as short as possible, for at most the patience.
+/// Polls without a pause, for at most [`PATIENCE`].
 fn until(mut done: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while !done() {
@@ -197,56 +198,58 @@ fn percentiles(mut times: Vec<Duration>) -> String {
     format!("{:?} / {:?}", at(50), at(99))
 }
 
-/// What happens to a guest meanwhile.
+/// What is done to a guest during a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
     Nothing,
-    /// It is left and entered again, twice in each period, as a gate's cycle makes it be left at least.
+    /// It exits and is entered again, twice in each period, as at least happens in a gate's cycle.
     Nudges,
-    /// Its gate goes through a cycle in each period.
+    /// Its gate is closed and opened in each period.
     Cycles,
 }
 
-/// A guest that uses its memory, and how often its gate cycles.
+/// The memory use of a guest, and the interval of its gate's cycles.
 #[derive(Clone, Copy, Debug)]
 pub struct Use {
     /// Memory touched in a round, in bytes.
     pub bytes: u64,
-    /// From one word to the next.
+    /// Distance between two written words.
     pub step_bytes: u64,
-    /// From one cycle to the next.
+    /// Time between two cycles.
     pub every: Duration,
 }
 
 impl Use {
-    /// As is promised (docs/SPECIFICATION.md): 64 MiB, a gate cycle every 2 ms. A word of every page, so that translations are all there is to it.
+    /// As promised in docs/SPECIFICATION.md: 64 MiB, a gate cycle every 2 ms. The guest writes one
+    /// word of each page, so that the cost is translations only.
     pub const PAGES: Self = Self {
         bytes: 64 << 20,
         step_bytes: PAGE_BYTES,
         every: Duration::from_millis(2),
     };
-    /// The same, and every word of it is written.
+    /// As [`Self::PAGES`], with each word written.
     pub const WORDS: Self = Self {
         step_bytes: 8,
         ..Self::PAGES
     };
 }
 
-/// How long one thing happens before the next, in turns: what else the machine does falls on all alike.
+/// Length of one measurement; the kinds alternate, so that other load of the machine affects all
+/// alike.
 const TURN: Duration = Duration::from_millis(250);
 
-/// What a guest did while one thing happened to it.
+/// Result of one kind of measurement.
 #[derive(Debug, Default)]
 struct Tally {
     rounds: u32,
     time: Duration,
-    /// How often the guest was left, where the kernel tells.
+    /// Number of the guest's exits, if the kernel reports it.
     exits: u64,
-    /// Each cycle's, or each pair of nudges'.
+    /// Durations of the cycles, or of the pairs of nudges.
     each: Vec<Duration>,
 }
 
-/// How often KVM's guests were left so far, host interrupts and faults that KVM serves itself included.
+/// Exits of all KVM guests since boot, with host interrupts and faults that KVM handles itself.
 fn kvm_exits() -> Option<u64> {
     let text = std::fs::read_to_string("/sys/kernel/debug/kvm/exits").ok()?;
     text.trim().parse().ok()
@@ -257,7 +260,7 @@ impl Tally {
         f64::from(self.rounds) / self.time.as_secs_f64()
     }
 
-    /// One turn, at the begin and end of which the gate is open.
+    /// One measurement, with the gate open at its beginning and its end.
     fn turn(
         &mut self,
         (daemon, vm): (&GateDaemon, &VmHandle),
@@ -294,13 +297,14 @@ impl Tally {
     }
 }
 
-/// Whether a gate that cycles leaves a guest what is promised of its throughput (docs/SPECIFICATION.md).
+/// Whether a guest keeps the promised throughput while its gate cycles (docs/SPECIFICATION.md).
 fn keeps([calm, _, cycled]: &[Tally; 3]) -> bool {
     cycled.rate() >= 0.8 * calm.rate()
 }
 
-/// Rounds of a guest while nothing happens, while it is nudged, and while its gate cycles. It takes `turns` of each, which are a dozen rounds apiece in a
-/// machine that is emulated; and where these are too few to say that what is `promised` is kept, three times as many more, all of which count.
+/// Rounds of a guest while nothing happens, while it is nudged, and while its gate cycles. Each
+/// kind is measured `turns` times, a dozen rounds each in an emulated machine. If these do not show
+/// that the promise is kept and it is `promised`, three times as many measurements are added.
 fn touching(bus: &dyn Bus, of: Use, turns: u32, promised: bool) -> anyhow::Result<[Tally; 3]> {
     let daemon = GateDaemon::start(bus, FIRST_PAGE)?;
     let workload = Workload::Touch {
@@ -328,13 +332,13 @@ fn touching(bus: &dyn Bus, of: Use, turns: u32, promised: bool) -> anyhow::Resul
     Ok(tallies)
 }
 
-/// A guest with 64 MiB in use goes on as fast while its gate cycles every 2 ms. Beside it, what being left costs without any
-/// gate: an emulated processor drops all translations whenever a guest is left, which a guest that touches no more than a word
-/// of each page feels and one that uses its memory does not. So of the first nothing is promised where the processor is
-/// `emulated`.
+/// A guest with 64 MiB in use keeps its throughput while its gate cycles every 2 ms. The nudges
+/// show the cost of exits without a gate: an emulated processor drops all translations at each
+/// exit. That slows a guest that touches one word per page, and not one that uses its memory. So
+/// for the former nothing is promised if the processor is `emulated`.
 ///
 /// # Errors
-/// When the host does not run the guest.
+/// If the host does not run the guest.
 pub fn throughput(bus: &dyn Bus, of: Use, turns: u32, emulated: bool) -> anyhow::Result<Vec<Line>> {
     let promised = !emulated || of.step_bytes < PAGE_BYTES;
     let tallies = touching(bus, of, turns, promised)?;

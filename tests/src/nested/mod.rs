@@ -1,7 +1,7 @@
-//! What is shown on a PCI GPU behind VFIO: in the nested lab, where the host is itself a VM, the GPU simulated hardware on
-//! its bus, and its guests run under real page tables.
+//! Checks on a PCI GPU behind VFIO, for the nested lab: the host is itself a VM, the GPU is
+//! simulated hardware on its bus, and its guests run under real page tables.
 //!
-//! Each check prints its figures as it goes, and fails where a promise is not kept.
+//! Each check prints its figures, and fails if a promise is not kept.
 
 pub mod checks;
 pub mod gates;
@@ -13,16 +13,16 @@ use turnstile_vmm::vmm::{VmEnd, VmReport};
 
 use crate::e2e::guest_report;
 
-/// The processor of a guest shut down. Emulated ones do, about once in eighty runs of eight seconds; others did not
-/// (docs/decisions/029-nested-lab.md): only there may a check that says so be repeated, and once.
+/// The processor of a guest shut down. Emulated processors do, about once in eighty runs of eight
+/// seconds; others did not. So only there may a check with this error be repeated, and only once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a guest's processor shut down: a triple fault")]
 pub struct Lost;
 
-/// What a guest reported that ended by itself.
+/// The report of a guest that ended by itself.
 ///
 /// # Errors
-/// [`Lost`]; when it ended otherwise, or left no report.
+/// [`Lost`]; also if it ended otherwise, or left no report.
 fn exited(vm: &VmReport) -> anyhow::Result<Report> {
     ensure!(vm.end != VmEnd::TripleFault, Lost);
     let report = guest_report(vm)?;
@@ -36,7 +36,7 @@ fn exited(vm: &VmReport) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What one check found.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     /// What was measured.

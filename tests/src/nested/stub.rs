@@ -1,5 +1,5 @@
-//! A daemon that welcomes one VM to doorbell pages of a device and moves their gates when it is told to; no channel of
-//! it is the device's, which so ignores what is rung.
+//! A daemon for one VM that passes doorbell pages of a device through and moves their gates on
+//! request. The device has none of its channels, so it ignores their doorbells.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use turnstile_vmm::wire::{FrameReader, Read, ToDaemon, ToVmm, send};
 
 /// Channels of the VM.
 const CHANNELS: u32 = 8;
-/// TIMEOUT: a VM whose vCPU has to be left takes milliseconds, in an emulated host tens of them.
+/// TIMEOUT: to make a vCPU exit takes milliseconds, in an emulated host tens of them.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The daemon.
@@ -39,20 +39,20 @@ struct Link {
     seq: u64,
 }
 
-/// A file of a page for what the VM does not use.
+/// A file of one page, for what the VM does not use.
 fn nothing() -> anyhow::Result<OwnedFd> {
     Ok(SharedPages::new(1)?.file().try_clone()?.into())
 }
 
 impl GateDaemon {
-    /// Waits for a VM that is to have the device's doorbell pages from `first` on.
+    /// Waits for a VM, which gets the device's doorbell pages from `first` on.
     pub(super) fn start(bus: &dyn Bus, first: u32) -> anyhow::Result<Self> {
         let offset = u64::from(first) * PAGE_BYTES;
         let bytes = u64::from(CHANNELS) * PAGE_BYTES;
         let part = bus.file(Region::Bar(BAR_DOORBELLS), offset, bytes)?;
         let file = part.file.try_clone()?;
         let pages = SharedPages::from_file_at(part.file, part.offset, CHANNELS)?;
-        // What it says from now on is this VM's.
+        // Values from now on are those of this VM.
         pages.store(0, 0);
         let folder = tempfile::tempdir()?;
         let listener = UnixListener::bind(folder.path().join("vmm.sock"))?;
@@ -76,17 +76,18 @@ impl GateDaemon {
         })
     }
 
-    /// Where the VM connects.
+    /// The socket to which the VM connects.
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("vmm.sock")
     }
 
-    /// What the doorbell of the VM's first channel says.
+    /// The value of the doorbell of the VM's first channel.
     pub(super) fn page(&self) -> u32 {
         self.pages.load(0)
     }
 
-    /// Moves the gate of the first channel and waits until that is done; returns how often a write came out of the guest.
+    /// Moves the gate of the first channel and waits until that is done; returns the number of
+    /// writes that exited.
     pub(super) fn gate(&self, state: GateState) -> anyhow::Result<u64> {
         let Ok(mut link) = self.link.lock() else {
             bail!("a check panicked");
@@ -126,7 +127,7 @@ fn serve(
         features: features::PTX | features::SOFTWARE,
         doorbells_offset: offset,
     };
-    // What the VM signals is written to a page that nobody reads: the gates are moved by the test alone.
+    // The VM's signals are written to a page that is never read: only the test moves the gates.
     let fds = vec![pages.into(), nothing()?, nothing()?, nothing()?];
     send(&stream, &welcome, fds)?;
     connect.send(stream.try_clone()?)?;

@@ -1,5 +1,5 @@
-//! Stock Cloud Hypervisor: with the freestanding guest, started by the PVH protocol, which needs no KVM that boots a kernel; and with
-//! Linux, whose device comes and goes.
+//! Stock Cloud Hypervisor. With the freestanding guest it starts by the PVH protocol, which needs
+//! no KVM that boots a kernel; with Linux the device is plugged and unplugged.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -19,14 +19,14 @@ use crate::{alone, cloud, lab};
 
 /// Length of the measurement.
 const MEASURED: Duration = Duration::from_secs(8);
-/// How long guests are under load: the measurement, and what they may be apart in beginning.
+/// Time for which guests are under load: the measurement, and the difference of their starts.
 const LOAD: Duration = Duration::from_secs(11);
-/// TIMEOUT: every kernel is verified in under a second; some on a busy host.
+/// TIMEOUT: each kernel is verified in under a second; longer on a busy host.
 const BEGIN: Duration = Duration::from_secs(60);
-/// TIMEOUT: a minute and a half; the whole lab has five, as docs/SPECIFICATION.md says.
+/// TIMEOUT: a minute and a half; docs/SPECIFICATION.md has five minutes for the whole lab.
 const BUDGET: Duration = Duration::from_secs(300);
 
-/// What a guest has left in its memory.
+/// The report that a guest has left in its memory.
 fn report(guest: &Running) -> Report {
     let mut bytes = [0; REPORT_BYTES];
     guest
@@ -36,7 +36,7 @@ fn report(guest: &Running) -> Report {
     Report::decode(&bytes).expect("a report")
 }
 
-/// Lays the freestanding guest and its first module into a folder.
+/// Writes the freestanding guest and its first module into a folder.
 fn payload(folder: &Path, workload: &Workload) -> [PathBuf; 2] {
     let write = |name: &str, bytes: &[u8]| {
         let path = folder.join(name);
@@ -61,7 +61,7 @@ fn share(doorbells: Doorbells) {
     let daemon = daemon(folder.path());
     let vms = [("one", 100), ("three", 300)];
     let _fronts = fronts(folder.path(), &vms, doorbells);
-    // Every kernel compared, a load, every kernel compared once more.
+    // All kernels verified, a load, all kernels verified once more.
     let workload = Workload::Demo(Load {
         // CAST: seconds
         duration_ns: LOAD.as_nanos() as u64,
@@ -178,7 +178,7 @@ fn two_linux_guests_in_cloud_hypervisor_share_at_one_to_three() {
     }
 }
 
-/// Cloud Hypervisor and what it boots, where this machine's KVM boots it.
+/// Cloud Hypervisor and the lab, if this machine's KVM boots it.
 fn boots() -> Option<(Cloud, Lab)> {
     let cloud = cloud()?;
     let lab = lab()?;
@@ -192,12 +192,14 @@ fn boots() -> Option<(Cloud, Lab)> {
     }
 }
 
-/// The emulator loses this machine in one to three of four runs, after seconds or a minute: QEMU says "Triple fault" of the machine's own kernel
-/// (`-d cpu_reset`) and ends with 0. What runs in the machine cannot have its kernel do that. (With one thread for both processors its guests do
-/// not come up.)
+/// Most machines that are tried. The emulator loses this machine in one to three of four runs,
+/// after seconds or a minute: QEMU reports "Triple fault" of the machine's own kernel
+/// (`-d cpu_reset`) and ends with 0. No program in the machine can cause that. (With one thread for
+/// both processors its guests do not boot.)
 const MACHINES_MAX: u32 = 6;
 
-/// What the machine says; none if it ended without a word: its kernel did not panic, and what ran in it neither ended nor failed.
+/// The machine's output. None if its kernel did not panic and its programs neither ended nor
+/// failed: then the emulator lost it.
 fn in_the_lab(lab: &Lab) -> Option<String> {
     let folder = tempfile::tempdir().unwrap();
     let console = folder.path().join("console");
@@ -224,8 +226,8 @@ fn in_the_lab(lab: &Lab) -> Option<String> {
     (!lost).then_some(said)
 }
 
-/// In a stock Linux machine in stock QEMU, whose KVM is that of an emulated processor with nested paging: the last two, wherever they
-/// are skipped, and wherever not.
+/// The last two tests in a stock Linux machine in stock QEMU, with the KVM of an emulated processor
+/// with nested paging: so they also run where they are skipped on this machine.
 #[test]
 fn linux_guests_in_cloud_hypervisor_in_the_nested_lab() {
     let _alone = alone();

@@ -1,6 +1,8 @@
-//! Stock machines: guests in stock QEMU and in stock Cloud Hypervisor, and a host of the nested lab with VFIO and KVM of its own.
+//! Stock machines: guests in stock QEMU and in stock Cloud Hypervisor, and a host of the nested lab
+//! with its own VFIO and KVM.
 //!
-//! `images/lab/build` fetches and makes what is booted; where it cannot, this is skipped with its reason.
+//! `images/lab/build` fetches and makes the files that are booted; if it cannot, these tests are
+//! skipped with the reason.
 #![allow(missing_docs)]
 
 mod cloud;
@@ -13,13 +15,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use turnstile_tests::cloud::Cloud;
 use turnstile_tests::machine::{Lab, LabError};
 
-/// One of these tests at a time: each uses the whole machine.
+/// One of these tests runs at a time: each uses the whole machine.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What is booted; says so aloud if there is nothing.
+/// The files that are booted; prints the reason if there are none.
 fn lab() -> Option<Lab> {
     match Lab::make(Path::new(env!("CARGO_BIN_EXE_nested")), Cloud::program()) {
         Ok(lab) => Some(lab),
@@ -31,7 +33,7 @@ fn lab() -> Option<Lab> {
     }
 }
 
-/// Cloud Hypervisor; says so aloud if there is none.
+/// Cloud Hypervisor; prints the reason if there is none.
 fn cloud() -> Option<Cloud> {
     match Cloud::find() {
         Ok(cloud) => Some(cloud),

@@ -1,5 +1,6 @@
-//! The nested lab: a stock Linux machine in stock QEMU, with an IOMMU, VFIO and KVM, is the host. On its bus is the PCI GPU,
-//! *simulated hardware* behind vfio-user, that `nested` drives with guests of its own; and the GPU that it has as a VM itself.
+//! The nested lab: the host is a stock Linux machine in stock QEMU, with an IOMMU, VFIO and KVM. On
+//! its bus are two GPUs. `nested` drives the PCI GPU, *simulated hardware* behind vfio-user, with
+//! its own guests. The other one is the GPU that the host itself has as a VM.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,18 +15,20 @@ use turnstile_vmm::front::Doorbells;
 
 use crate::{alone, lab};
 
-/// The lab's whole time, as docs/SPECIFICATION.md has it.
+/// Time limit of the whole lab, as in docs/SPECIFICATION.md.
 const BUDGET: Duration = Duration::from_secs(300);
-/// Where the physical GPU is on the bus, and the VM's own.
+/// Slots of the physical GPU on the bus, and of the VM's own.
 const PHYSICAL: u32 = 4;
 const OWN: u32 = 5;
-/// Processors of this machine that others use meanwhile, beyond which the lab's two are so often stopped that a guest's throughput
-/// says nothing of its gate. MEASURED: 54 to 97 % of the throughput beside builds; 98 % where these come second.
+/// Processors of this machine that other programs may use. With more, the lab's two are stopped too
+/// often for a guest's throughput to show the effect of its gate. MEASURED: 54 to 97 % of the
+/// throughput beside builds; 98 % if the builds have lower priority.
 const BUSY: f64 = 0.25;
-/// Lines that `nested` prints with a verdict, at least.
+/// Least number of lines with a verdict that `nested` prints.
 const LINES: usize = 23;
 
-/// What the machine does with the GPU that it has as a VM: its guest driver through vfio-pci, before it is a host itself.
+/// Commands that the machine runs before it is a host. They use the GPU that it has as a VM, with
+/// the guest driver through vfio-pci.
 const GUEST: [&str; 5] = [
     "turnstile-guest_info",
     "turnstile-guest_run_--ptx_/kernels/vecadd.ptx_--kernel_vecadd_--input_/ones_--output_/tmp/sums_in_in_out_words",
@@ -34,42 +37,44 @@ const GUEST: [&str; 5] = [
     "turnstile-guest_workload_load_--seconds_3",
 ];
 
-/// The largest number behind a word at the begin of a line.
+/// The largest number after a word at the beginning of a line.
 fn number(said: &str, word: &str) -> u64 {
     let behind = said.lines().filter_map(|line| line.strip_prefix(word));
     let numbers = behind.filter_map(|rest| rest.trim().parse().ok());
     numbers.max().unwrap_or(0)
 }
 
-/// The emulator loses a machine in some of ten runs, in ways that nothing that runs in the machine can have it do (docs/decisions/029-nested-lab.md).
+/// Most machines that are tried. The emulator loses a machine in some of ten runs, in ways that no
+/// program in the machine can cause.
 const MACHINES_MAX: u32 = 4;
 
-/// What the emulator did, if the machine's kernel says so.
+/// The emulator's fault, if the machine's kernel reports one.
 fn lost(said: &str) -> Option<&'static str> {
     let stalled = ["self-detected stall on CPU", "BUG: soft lockup"];
     if stalled.iter().any(|stalled| said.contains(stalled)) {
         return Some("a processor of the emulator takes no interrupts, of its own timer neither");
     }
-    // The byte before the marked one is what was executed.
+    // The byte before the marked one was executed.
     let oops = said.split("Oops: int3").nth(1)?;
     let code = oops.lines().find_map(|line| line.split_once("Code: "))?.1;
     let executed = code.split_once(" <")?.0;
     (!executed.ends_with("cc")).then_some("the emulator executed a breakpoint that is not there")
 }
 
-/// No part of the lab takes as long to say something. Once the kernel has said nothing either: a second machine that does that is not the emulator's doing.
+/// Longest time without output: each part of the lab prints earlier. One machine without output,
+/// from the kernel neither, counts as the emulator's fault; a second one fails the test.
 const SILENT: Duration = Duration::from_secs(100);
 
-/// What the machine said and did, before it was switched off.
+/// Result of a machine, before it was switched off.
 struct Ran {
     said: String,
     took: Duration,
-    /// Processors of this machine that others used meanwhile.
+    /// Processors of this machine that other programs used meanwhile.
     others: f64,
     snapshot: HostSnapshot,
 }
 
-/// That is the emulator's doing once.
+/// Counts as the emulator's fault once; a second one fails the test.
 fn lost_without_a_word(what: &str, silent: &mut u32) {
     println!("LOST: the machine {what}; another is started");
     *silent += 1;
@@ -117,7 +122,7 @@ fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
     let mut others = 0.0;
     let (mut heard, mut heard_at) = (0, Instant::now());
     let ended = loop {
-        // As long as all of them are there.
+        // While all processes exist.
         let ours = own().saturating_sub(own_before);
         let all = busy_ticks().saturating_sub(all_before);
         let ended = qemu.ends(Duration::from_millis(200));
@@ -145,7 +150,8 @@ fn in_the_lab(lab: &Lab, silent: &mut u32) -> Option<Ran> {
         "nested lab: all of it {took:.1?} of {BUDGET:?}; others used {others:.2} processors meanwhile"
     );
     assert_eq!(ended, Some(0), "the lab did not end in time");
-    // A program that fails, or is killed, has a status. SOURCE: in 3 of 8 runs on one day the machine reset itself while a guest touched its pages.
+    // A program that fails, or is killed, has a status. SOURCE: in 3 of 8 runs on one day the
+    // machine reset itself while a guest touched its pages.
     if !said.contains(" of nested") {
         lost_without_a_word("went off without a word", silent);
         return None;
@@ -187,7 +193,7 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
         snapshot,
     } = ran.expect("a machine that the emulator does not lose");
 
-    // As a VM.
+    // The machine as a VM.
     for command in GUEST.map(|command| command.replace('_', " ")) {
         assert!(
             said.contains(&format!("LAB status 0 of {command}")),
@@ -201,7 +207,7 @@ fn a_pci_gpu_behind_vfio_is_shared_by_guests_under_real_page_tables() {
         (0, 0)
     );
 
-    // As a host.
+    // The machine as a host.
     let lines = |begin| {
         said.lines()
             .filter(move |line: &&str| line.starts_with(begin))

@@ -1,4 +1,5 @@
-//! Two stock Linux guests in stock QEMU, without acceleration, share the software GPU at weights 1 to 3.
+//! Two stock Linux guests in stock QEMU, without acceleration, share the software GPU at weights 1
+//! to 3.
 
 use std::time::Instant;
 

@@ -1,16 +1,17 @@
 //! Ring commands: 64 bytes each, little-endian.
 //!
-//! | offset | NOP | COPY | FILL | LAUNCH | FENCE | WAIT |
-//! |---|---|---|---|---|---|---|
-//! | 0 u32 | 1 | 2 | 3 | 4 | 5 | 6 |
-//! | 4 u32 | 0 | direction | pattern | module | 1 = interrupt | 0 |
-//! | 8 | 0 | source u64 | GPU address u64 | function u32, shared bytes u32 | gpa u64 | gpa u64 |
-//! | 16 | 0 | destination u64 | bytes u64 | grid x, y u32 | value u64 | value u64 |
-//! | 24 | 0 | bytes u64 | 0 | grid z, block x u32 | 0 | 0 |
-//! | 32 | 0 | 0 | 0 | block y, z u32 | 0 | 0 |
-//! | 40 | 0 | 0 | 0 | parameter bytes u32, 0 u32 | 0 | 0 |
-//! | 48 | 0 | 0 | 0 | parameters gpa u64 | 0 | 0 |
-//! | 56 | 0 | 0 | 0 | 0 | 0 | 0 |
+//! ```text
+//! offset  NOP  COPY             FILL             LAUNCH                    FENCE          WAIT
+//! 0 u32   1    2                3                4                         5              6
+//! 4 u32   0    direction        pattern          module                    1 = interrupt  0
+//! 8       0    source u64       GPU address u64  function u32, shared u32  gpa u64        gpa u64
+//! 16      0    destination u64  bytes u64        grid x, y u32             value u64      value u64
+//! 24      0    bytes u64        0                grid z, block x u32       0              0
+//! 32      0    0                0                block y, z u32            0              0
+//! 40      0    0                0                param bytes u32, 0 u32    0              0
+//! 48      0    0                0                parameters gpa u64        0              0
+//! 56      0    0                0                0                         0              0
+//! ```
 
 use crate::{ErrorCode, PARAM_BYTES_MAX, TRANSFER_BYTES_MAX};
 
@@ -71,7 +72,7 @@ pub struct Launch {
     pub shared_bytes: u32,
     /// Bytes of parameters, laid out as the PTX `.param` space of the function.
     pub param_bytes: u32,
-    /// Where they lie in guest memory; read when the command is fetched.
+    /// Address of the parameters in guest memory; read when the command is fetched.
     pub params_gpa: u64,
 }
 
@@ -84,7 +85,7 @@ pub struct FenceRecord {
     pub at_ns: u64,
 }
 
-/// A command whose form was checked.
+/// A command of checked form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Nothing.

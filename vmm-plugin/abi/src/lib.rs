@@ -1,11 +1,11 @@
 //! The device contract between a guest and Turnstile: registers, doorbells, commands, errors.
 //!
-//! The guest's driver, the VMM's device model and the mediator all compile against this crate, so that a layout
-//! exists once. `docs/DEVICE.md` is the same contract in prose.
+//! The guest's driver, the VMM's device model and the mediator all compile against this crate, so
+//! that each layout is defined once. `docs/DEVICE.md` describes the same contract in prose.
 //!
-//! Everything that a guest writes is an allegation: the `decode` functions here check the form (opcodes, lengths,
-//! alignments, reserved fields) once; the mediator checks what only it knows (which ranges are guest memory, which
-//! handles exist).
+//! No value that a guest writes is trusted. The `decode` functions here check the form (opcodes,
+//! lengths, alignments, reserved fields) once. The mediator checks the rest: which ranges are guest
+//! memory, which handles exist.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -31,7 +31,8 @@ pub const CHANNELS_MAX: u32 = 1024;
 pub const RING_ENTRIES_MIN: u32 = 8;
 /// Most entries of a ring.
 pub const RING_ENTRIES_MAX: u32 = 4096;
-/// Bytes of the block in guest memory where the device reports a channel's state (see [`ChannelStateBlock`]).
+/// Bytes of the block in guest memory where the device reports a channel's state (see
+/// [`ChannelStateBlock`]).
 pub const CHANNEL_STATE_BYTES: u64 = 32;
 /// Granule of GPU memory: allocations are rounded up to it and start at a multiple of it.
 pub const CHUNK_BYTES: u64 = 2 << 20;
@@ -41,20 +42,21 @@ pub const MODULE_TEXT_BYTES_MAX: u64 = 4 << 20;
 pub const FUNCTION_NAME_BYTES_MAX: u64 = 256;
 /// Most bytes of kernel parameters (as CUDA before 12.1).
 pub const PARAM_BYTES_MAX: u32 = 4096;
-/// Most bytes that one COPY or FILL moves; longer ones are split by the driver, so that none holds an engine for long.
+/// Most bytes that one COPY or FILL moves. The driver splits longer ones, so that none occupies an
+/// engine for long.
 pub const TRANSFER_BYTES_MAX: u64 = 64 << 20;
-/// First GPU virtual address that is ever handed out; below lies nothing, so that small wild addresses fault.
+/// First GPU virtual address that is allocated. Nothing is mapped below, so that small wild
+/// addresses fault.
 pub const GPU_VA_BASE: u64 = 0x10_0000_0000;
 
-/// What the device writes back for a channel, at the guest-physical address given when it was opened.
+/// State that the device writes back for a channel, to the guest-physical address given when it was
+/// opened. Fields by offset:
 ///
-/// | offset | field | meaning |
-/// |---|---|---|
-/// | 0 | `get` u32 | commands that the device has finished, modulo 2^32 |
-/// | 4 | `status` u32 | [`ChannelStatus`] |
-/// | 8 | `error` u32 | [`ErrorCode`] of the command that ended the channel |
-/// | 12 | `error_at` u32 | index (modulo 2^32) of that command |
-/// | 16 | `error_info` u64 | the faulting GPU address, or the offending value |
+/// * 0: `get` u32, commands that the device has finished, modulo 2^32.
+/// * 4: `status` u32, [`ChannelStatus`].
+/// * 8: `error` u32, [`ErrorCode`] of the command that ended the channel.
+/// * 12: `error_at` u32, index (modulo 2^32) of that command.
+/// * 16: `error_info` u64, the faulting GPU address, or the offending value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelStateBlock {
     /// Commands finished, modulo 2^32.

@@ -32,7 +32,7 @@ pub enum MailboxOp {
     Query = 8,
 }
 
-/// What [`MailboxOp::Query`] can be asked.
+/// Items that [`MailboxOp::Query`] reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum QueryItem {
@@ -50,7 +50,7 @@ pub enum QueryItem {
     CopyNs = 6,
 }
 
-/// A request whose form was checked. Addresses are still allegations until the mediator has looked them up.
+/// A request of checked form. Its addresses are not trusted until the mediator has looked them up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// See [`MailboxOp::OpenChannel`].
@@ -102,7 +102,7 @@ pub enum Request {
     },
     /// See [`MailboxOp::Query`].
     Query {
-        /// What is asked.
+        /// The item to read.
         item: QueryItem,
     },
 }

@@ -1,13 +1,14 @@
-//! The physical GPU: the second part of the contract, between the mediator and a PCI GPU that implements it. No guest sees
-//! this but for the doorbell pages, which are laid into it. `docs/DEVICE.md` is the same in prose.
+//! The physical GPU: the second part of the contract, between the mediator and a PCI GPU that
+//! implements it. Guests see only its doorbell pages, which are mapped into them. `docs/DEVICE.md`
+//! describes the same in prose.
 //!
 //! | BAR | what | size | access |
 //! |---|---|---|---|
 //! | 0 | registers, status page, MSI-X table | 64 KiB | trapped or mapped; the status page is meant to be mapped |
 //! | 1 | doorbells, a page of 4 KiB per channel | 4 MiB | mapped, laid into guests page by page |
 //!
-//! Whatever the device reads or writes beyond its BARs goes through the mediator's IOMMU mappings: the *host area*, which
-//! the mediator gives it, and each context's own windows into them.
+//! All accesses of the device beyond its BARs use the mediator's IOMMU mappings: the *host area*,
+//! which the mediator provides, and each context's own windows into the mappings.
 
 use crate::PAGE_BYTES;
 
@@ -32,7 +33,8 @@ pub const WINDOWS_MAX: usize = 64;
 /// Engines at most.
 pub const ENGINES_MAX: u8 = 16;
 
-/// Registers of BAR 0, page 0. Accesses are 4 or 8 bytes, naturally aligned; others read as zero and write nothing.
+/// Registers of BAR 0, page 0. Accesses are 4 or 8 bytes, naturally aligned; others read as zero
+/// and write nothing.
 pub mod regs {
     /// Bytes of the BAR.
     pub const BAR_BYTES: u64 = 0x1_0000;
@@ -44,9 +46,10 @@ pub mod regs {
     pub const VERSION: u64 = 0x004;
     /// Value of [`VERSION`]: 1.1.
     pub const VERSION_VALUE: u32 = 0x0001_0001;
-    /// u32: bits 7..0 compute engines, 15..8 copy engines, 17..16 how queued work can be stopped (0 not, 1 between
-    /// commands, 2 within a kernel), bit 31: the device is simulated in software. From version 1.1
-    /// on bit 18: [`HOLD`], [`RELEASE`] and [`NOTICE`] exist, and bit 19: [`DEMAND_AREA`] exists.
+    /// u32: bits 7..0 compute engines, 15..8 copy engines, 17..16 how queued work can be stopped (0
+    /// not, 1 between commands, 2 within a kernel). Bit 31: the device is simulated in software.
+    /// From version 1.1 on bit 18: [`HOLD`], [`RELEASE`] and [`NOTICE`] exist, and bit 19:
+    /// [`DEMAND_AREA`] exists.
     pub const ENGINES: u64 = 0x008;
     /// Bit of [`ENGINES`], only where queued work can be stopped.
     pub const ENGINES_HOLDS: u32 = 1 << 18;
@@ -60,21 +63,22 @@ pub mod regs {
     pub const MEMORY_BYTES: u64 = 0x010;
     /// u32: most shared memory of a block.
     pub const SHARED_BYTES_MAX: u64 = 0x018;
-    /// u32: accesses of contexts beyond their windows, and of the device beyond the IOMMU's mappings, since the reset.
+    /// u32: accesses of contexts beyond their windows, and of the device beyond the IOMMU's
+    /// mappings, since the reset.
     pub const DMA_FAULTS: u64 = 0x01c;
-    /// u64: the GPU's clock in nanoseconds. Reading the low half keeps the high half that belongs to it.
+    /// u64: the GPU's clock in nanoseconds. Reading the low half latches the matching high half.
     pub const TIME: u64 = 0x020;
-    /// u32, write: any value ends all contexts, forgets the host area and begins the switch log anew.
+    /// u32, write: any value ends all contexts, releases the host area and restarts the switch log.
     pub const RESET: u64 = 0x028;
-    /// u32, write: what is queued of this context is not started any more, as far as the device can.
+    /// u32, write: queued work of this context is not started any more, as far as the device can.
     pub const SUSPEND: u64 = 0x02c;
-    /// u32, write: what is queued of this context goes on.
+    /// u32, write: queued work of this context continues.
     pub const RESUME: u64 = 0x030;
-    /// u32: contexts that there are.
+    /// u32: number of existing contexts.
     pub const CONTEXTS: u64 = 0x034;
-    /// u64: address (as the IOMMU maps it, below 4 GiB if written in halves) of the host area; a write takes it into use, zero
-    /// gives it up. Reads as zero
-    /// where the area could not be reached.
+    /// u64: address of the host area (as the IOMMU maps it, below 4 GiB if written in halves). A
+    /// write takes the area into use, zero releases it. Reads as zero if the area could not be
+    /// reached.
     pub const HOST_AREA: u64 = 0x038;
     /// u32, write: arms this vector for one notice; a vector that does not exist disarms. A notice
     /// while the vector is not armed again is kept and raised by the next write. Disarmed by a
@@ -83,7 +87,8 @@ pub mod regs {
     /// u64: address of the [`super::demand`] area, as [`HOST_AREA`].
     pub const DEMAND_AREA: u64 = 0x048;
 
-    /// u32, write: starts the command of this number ([`super::AdminOp`]); arguments are taken at that moment.
+    /// u32, write: starts the command of this number ([`super::AdminOp`]); the device reads the
+    /// arguments at that moment.
     pub const COMMAND: u64 = 0x080;
     /// u32: [`crate::regs::mailbox_status`].
     pub const COMMAND_STATUS: u64 = 0x084;
@@ -114,8 +119,9 @@ pub mod status {
     use super::PAGE_BYTES;
     /// Offset in BAR 0.
     pub const PAGE: u64 = PAGE_BYTES;
-    /// Offset in the page of engine `n`'s register, a u64: bit 63 it is executing, bits 62..32 the dispatcher's slot of the
-    /// current channel, bits 31..0 the context of that channel. The channel stays when the engine falls idle.
+    /// Offset in the page of engine `n`'s register, a u64: bit 63 it is executing, bits 62..32 the
+    /// dispatcher's slot of the current channel, bits 31..0 the context of that channel. The
+    /// channel stays when the engine becomes idle.
     pub const fn engine(n: u8) -> u64 {
         n as u64 * 8
     }
@@ -125,18 +131,21 @@ pub mod status {
 
 /// Administrative commands. Texts go through the host area.
 ///
-/// | op | arguments | results |
-/// |---|---|---|
-/// | 1 create context | context (a number of the mediator's), first doorbell page, pages, bytes of GPU memory, windows in [`area::WINDOWS`] | |
-/// | 2 destroy context | context | |
-/// | 3 open channel | context, ring gpa, entries, state block gpa, vector of the device | channel: page less the first |
-/// | 4 close channel | context, channel | |
-/// | 5 allocate | context, bytes | va, offset, bytes |
-/// | 6 free | context, va | |
-/// | 7 load module | context, bytes of text in [`area::TEXT`] | module, functions |
-/// | 8 unload module | context, module | |
-/// | 9 find function | context, module, bytes of name in [`area::TEXT`] | function, parameter bytes |
-/// | 10 memory | context | bytes free, bytes held |
+/// Each operation, its arguments and its results:
+///
+/// * 1 create context: context (a number that the mediator chooses), first doorbell page, pages,
+///   bytes of GPU memory, windows in [`area::WINDOWS`].
+/// * 2 destroy context: context.
+/// * 3 open channel: context, ring gpa, entries, state block gpa, vector of the device. Result:
+///   channel, as its page less the first.
+/// * 4 close channel: context, channel.
+/// * 5 allocate: context, bytes. Results: va, offset, bytes.
+/// * 6 free: context, va.
+/// * 7 load module: context, bytes of text in [`area::TEXT`]. Results: module, functions.
+/// * 8 unload module: context, module.
+/// * 9 find function: context, module, bytes of name in [`area::TEXT`]. Results: function,
+///   parameter bytes.
+/// * 10 memory: context. Results: bytes free, bytes held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AdminOp {
@@ -158,7 +167,7 @@ pub enum AdminOp {
     UnloadModule = 8,
     /// Finds a function.
     FindFunction = 9,
-    /// Says how much memory there is.
+    /// Reports how much memory is free and held.
     Memory = 10,
 }
 
@@ -200,13 +209,14 @@ pub mod area {
     pub const REPLY: u64 = CHANNELS + super::PAGES as u64 * CHANNEL_BYTES;
     /// Bytes of it.
     pub const REPLY_BYTES: u64 = PAGE_BYTES;
-    /// Windows of a context to be made, the mediator's: u64 gpa, u64 address as the IOMMU maps it, u64 bytes; whole pages.
+    /// Windows of a context to be made, written by the mediator: u64 gpa, u64 address as the IOMMU
+    /// maps it, u64 bytes; whole pages.
     pub const WINDOWS: u64 = REPLY + REPLY_BYTES;
     /// Bytes of an entry.
     pub const WINDOW_BYTES: u64 = 24;
     /// Text of a module or a name, the mediator's.
     pub const TEXT: u64 = WINDOWS + PAGE_BYTES;
-    /// The switch log, the device's: record *n* lies in entry *n mod* [`LOG_ENTRIES`].
+    /// The switch log, written by the device: record *n* is in entry *n mod* [`LOG_ENTRIES`].
     pub const LOG: u64 = TEXT + MODULE_TEXT_BYTES_MAX;
     /// Entries of the log.
     pub const LOG_ENTRIES: u64 = 1 << 14;

@@ -14,7 +14,7 @@ pub const BAR_BYTES: u64 = 0x1_0000;
 pub const IDENTITY: u64 = 0x000;
 /// Value of [`IDENTITY`].
 pub const IDENTITY_VALUE: u32 = 0x5047_5354;
-/// Read-only: contract version, major << 16 | minor. A driver refuses a major that it does not know.
+/// Read-only: contract version, major << 16 | minor. A driver refuses an unknown major.
 pub const VERSION: u64 = 0x004;
 /// Value of [`VERSION`]: 1.0.
 pub const VERSION_VALUE: u32 = 0x0001_0000;
@@ -24,16 +24,18 @@ pub const FEATURES: u64 = 0x008;
 pub const CHANNELS: u64 = 0x010;
 /// Read-only: MSI-X vectors.
 pub const VECTORS: u64 = 0x014;
-/// Read-only u64: bytes of GPU memory that this VM may own; also the part of the aperture that is backed.
+/// Read-only u64: bytes of GPU memory that this VM may own; also the part of the aperture that is
+/// backed.
 pub const MEMORY_BYTES: u64 = 0x018;
 /// Read-only: [`device_status`] bits.
 pub const DEVICE_STATUS: u64 = 0x020;
-/// Interrupt status; write 1 to clear. Bit 0: the mailbox has an answer. Channels have no bit: their interrupts go from
-/// the GPU to the guest without passing the device, so a driver reads their fences and state blocks instead.
+/// Interrupt status; write 1 to clear. Bit 0: the mailbox has an answer. Channels have no bit:
+/// their interrupts reach the guest without passing the device. A driver reads their fences and
+/// state blocks instead.
 pub const INTERRUPT_STATUS: u64 = 0x024;
 
-/// Write: starts the request whose operation this is ([`crate::MailboxOp`]); arguments are taken at that moment.
-/// Read: the operation last started.
+/// Write: starts the request of this operation ([`crate::MailboxOp`]); the device reads the
+/// arguments at that moment. Read: the operation last started.
 pub const MAILBOX_OP: u64 = 0x040;
 /// Read-only: [`mailbox_status`].
 pub const MAILBOX_STATUS: u64 = 0x044;
@@ -82,10 +84,11 @@ pub mod mailbox_status {
     pub const REFUSED: u32 = 3;
 }
 
-/// The status page: what a VM may know of the engines without an exit. It speaks of the VM's own use only: whether an
-/// engine runs this VM or somebody else, never who else.
+/// The status page: state of the engines that a VM reads without an exit. It covers the VM's own
+/// use only: whether an engine runs this VM or another one, but not which other.
 ///
-/// All fields are little-endian; u64 fields are written in one store, so each is consistent in itself.
+/// All fields are little-endian. A u64 field is written in one store, so each is consistent in
+/// itself.
 pub mod status {
     /// Offset of the page in the register BAR.
     pub const PAGE: u64 = 0x1000;

@@ -41,8 +41,9 @@ impl Default for Mailbox {
 }
 
 impl Mailbox {
-    /// Takes the arguments for a request and returns its number and them. `None` while another is under way: that one
-    /// goes on, and the error register says [`ErrorCode::Busy`] until it is finished.
+    /// Takes the arguments for a request; returns its number and the arguments. `None` while
+    /// another request is in progress: that one continues, and the error register reads
+    /// [`ErrorCode::Busy`] until it is finished.
     pub(super) fn start(&mut self, op: u32) -> Option<(u64, [u64; MAILBOX_ARGS])> {
         if self.status == mailbox_status::BUSY {
             self.error = ErrorCode::Busy;

@@ -1,7 +1,8 @@
 //! The virtual GPU as a PCI device: configuration space, registers, mailbox, MSI-X.
 //!
-//! Independent of KVM and of the daemon: whoever embeds it brings accesses in and implements [`Host`]. The doorbells
-//! (BAR 1) belong to [`crate::gate::GateControl`], the aperture (BAR 2) and the status page are memory.
+//! Independent of KVM and of the daemon: the embedding VMM passes accesses in and implements
+//! [`Host`]. The doorbells (BAR 1) belong to [`crate::gate::GateControl`]; the aperture (BAR 2) and
+//! the status page are memory.
 
 mod config;
 mod mailbox;
@@ -23,7 +24,7 @@ pub struct MediatorGone;
 
 /// What the device needs of its surroundings. No call may block on the guest or on a GPU's work.
 pub trait Host {
-    /// Passes a request on to the mediator; the answer comes back through [`VirtualGpu::mailbox_done`].
+    /// Sends a request to the mediator; the answer is passed to [`VirtualGpu::mailbox_done`].
     ///
     /// # Errors
     /// When the mediator is gone.
@@ -34,18 +35,18 @@ pub trait Host {
         args: [u64; MAILBOX_ARGS],
     ) -> Result<(), MediatorGone>;
 
-    /// From now on `vector` is delivered as `message`, or held back while there is none. What is raised meanwhile is
-    /// delivered afterwards.
+    /// Delivers `vector` as `message` from now on. Without a message its interrupts are retained
+    /// and delivered once there is one.
     fn set_msix(&mut self, vector: u16, message: Option<MsiMessage>);
 
     /// Raises a vector.
     fn raise(&mut self, vector: u16);
 
-    /// A read of the status page that came as a trap: `data.len()` bytes at `offset`, within the page.
+    /// A trapped read of the status page: `data.len()` bytes at `offset`, within the page.
     fn read_status_page(&self, offset: u64, data: &mut [u8]);
 }
 
-/// What the device tells of itself in its registers.
+/// Properties that the device reports in its registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Bits of [`turnstile_abi::regs::features`].
@@ -85,12 +86,12 @@ impl<H: Host> VirtualGpu<H> {
         }
     }
 
-    /// The configuration space, for whoever places the BARs.
+    /// The configuration space, for the code that places the BARs.
     pub fn config(&mut self) -> &mut ConfigSpace {
         &mut self.config
     }
 
-    /// What surrounds the device.
+    /// The host of the device.
     pub fn host(&mut self) -> &mut H {
         &mut self.host
     }
@@ -112,7 +113,7 @@ impl<H: Host> VirtualGpu<H> {
         self.msix.set_control(enabled, masked, &mut self.host);
     }
 
-    /// A read of the register BAR that came as a trap. Zeroes where the contract has nothing.
+    /// A trapped read of the register BAR. Zeroes where the contract defines nothing.
     pub fn regs_read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if !well_formed(offset, data.len()) {
@@ -129,7 +130,7 @@ impl<H: Host> VirtualGpu<H> {
         }
     }
 
-    /// A write to the register BAR that came as a trap. Ignored where the contract has nothing to write.
+    /// A trapped write to the register BAR. Ignored where the contract defines nothing to write.
     pub fn regs_write(&mut self, offset: u64, data: &[u8]) {
         if !well_formed(offset, data.len()) {
             self.ignored += 1;
@@ -141,7 +142,7 @@ impl<H: Host> VirtualGpu<H> {
         }
     }
 
-    /// The mediator's answer to request `id`. Answers to no request, or to an earlier one, are dropped.
+    /// The mediator's answer to request `id`. An answer to any other request is dropped.
     pub fn mailbox_done(
         &mut self,
         id: u64,
@@ -149,14 +150,16 @@ impl<H: Host> VirtualGpu<H> {
         text: &str,
         results: [u64; MAILBOX_RESULTS],
     ) {
-        // A number that the contract does not have must not reach the guest as one that it may gain later.
+        // An error number outside this version of the contract must not reach the guest: a later
+        // version may define it.
         let error = ErrorCode::from_u32(error).unwrap_or(ErrorCode::HostLimit);
         if self.mailbox.finish(id, error, text, results) {
             self.announce_mailbox();
         }
     }
 
-    /// The mediator is gone: a request under way and all later ones are answered with [`ErrorCode::DeviceLost`].
+    /// The mediator is gone: the current request and all later ones are answered with
+    /// [`ErrorCode::DeviceLost`].
     pub fn lose(&mut self) {
         self.lost = true;
         if self.mailbox.lose() {

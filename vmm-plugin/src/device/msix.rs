@@ -1,4 +1,5 @@
-//! The MSI-X table. Pending bits read as zero: what is raised while a vector is masked waits in its eventfd.
+//! The MSI-X table. Pending bits read as zero: an interrupt raised while its vector is masked stays
+//! in the vector's eventfd.
 
 use super::Host;
 use turnstile_abi::pci::VECTORS;
@@ -22,7 +23,7 @@ pub(super) struct Msix {
     enabled: bool,
     masked: bool,
     table: [[u32; ENTRY_WORDS]; VECTORS as usize],
-    /// What the host was told last.
+    /// The message last passed to the host.
     told: [Option<MsiMessage>; VECTORS as usize],
 }
 

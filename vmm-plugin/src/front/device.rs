@@ -9,8 +9,8 @@ use super::link::Session;
 use crate::device::{ConfigSpace, doorbell};
 use crate::vfio_user::{Backend, DmaMap, DmaUnmap, Errno, SetIrqs, region};
 
-/// Of one connection. Configuration space is here, since the VMM plays most of it itself: it places BARs, and delivers MSI-X
-/// messages by the eventfds that it gives.
+/// The device of one connection. It has its own configuration space, as the VMM emulates most of
+/// that: the VMM places BARs, and delivers MSI-X messages through the eventfds that it provides.
 #[derive(Debug)]
 pub(super) struct Device {
     session: Arc<Session>,
@@ -21,7 +21,8 @@ impl Device {
     pub(super) fn new(session: &Arc<Session>) -> Self {
         Self {
             session: Arc::clone(session),
-            // No aperture: what is behind it is known only when the VM is a tenant, and cannot be mapped then.
+            // No aperture: its memory is known only once the VM is a tenant, and cannot be mapped
+            // then.
             config: ConfigSpace::new(0),
         }
     }

@@ -1,4 +1,4 @@
-//! Doorbells of a guest whose pages cannot be exchanged.
+//! Doorbells of a guest with pages that cannot be exchanged.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use super::link::{Attached, Session};
 use crate::gate::{Page, PageMap, PageMapError, PageWords, SharedPages};
 
-/// Time between two looks at mapped doorbells while they change, and before that. The first is about what a trapped write takes,
-/// the second what an idle VM costs: a wake-up a millisecond.
+/// Poll interval of mapped doorbells while they change, and while they do not. The first is about
+/// the cost of a trapped write, the second bounds an idle VM's cost to one wake-up per millisecond.
 const LOOK_ACTIVE: Duration = Duration::from_micros(50);
 const LOOK_IDLE: Duration = Duration::from_millis(1);
-/// How long without a change is idle.
+/// Time without a change after which doorbells count as idle.
 const ACTIVE_FOR: Duration = Duration::from_millis(20);
-/// Between two looks for a channel.
+/// Poll interval for open channels.
 const LOOK_CLOSED: Duration = Duration::from_millis(5);
 
-/// Pages that stay where they are: every write comes out, by message or by looking.
+/// Pages that stay mapped: every write is reported, by message or by polling.
 #[derive(Debug)]
 pub(super) struct NoPages;
 
@@ -28,15 +28,15 @@ impl PageMap for NoPages {
     }
 }
 
-/// Pages that the guest writes without anybody being told.
+/// Pages that the guest writes without any notification.
 #[derive(Debug)]
 pub(super) struct MappedPages {
     pages: Arc<SharedPages>,
-    /// How often each was given to a channel.
+    /// How often each page was given to a channel.
     given: Vec<AtomicU32>,
 }
 
-/// What was last seen on a page, and of which of its channels.
+/// Value last read from a page, and the channel count of the page at that time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     given: u32,
@@ -53,16 +53,17 @@ impl MappedPages {
         self.pages.file()
     }
 
-    /// A channel is about to get its gate: what one of the same number left is neither on its page nor known any more.
+    /// Prepares the page for a channel that is about to get its gate. The value of an earlier
+    /// channel of the same number is removed and will not be reported.
     pub(super) fn give(&self, channel: u32) {
         self.pages.store(channel, 0);
-        // After it: who sees the new number sees no old value.
+        // After the store: a thread that reads the new count reads no old value.
         if let Some(given) = self.given.get(channel as usize) {
             given.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// What was written since the last look.
+    /// The value written since the last poll, if any.
     fn look(&self, channel: u32, seen: &mut Seen) -> Option<u32> {
         let given = self.given.get(channel as usize)?.load(Ordering::Acquire);
         if seen.given != given {
@@ -73,7 +74,7 @@ impl MappedPages {
     }
 }
 
-/// Looks at mapped pages, and brings what is new there to the gates, until the session ends.
+/// Polls mapped pages and reports new values to the gates, until the session ends.
 pub(super) fn watch(session: &Session, pages: &MappedPages) {
     let mut known = vec![Seen::default(); pages.given.len()];
     let mut changed_at = Instant::now();
@@ -123,7 +124,7 @@ mod tests {
         pages.pages.store(0, 2);
         assert_eq!(pages.look(0, &mut seen), Some(2));
         assert_eq!(pages.look(0, &mut seen), None);
-        // Closed, opened and rung again between two looks.
+        // Closed, opened and rung again between two polls.
         pages.give(0);
         pages.pages.store(0, 2);
         assert_eq!(pages.look(0, &mut seen), Some(2));

@@ -25,7 +25,8 @@ use crate::vmm::link::{
 };
 use crate::wire::{ToDaemon, ToVmm};
 
-/// Between two attempts to become a tenant. The guest's driver sees the device as lost for so long.
+/// Interval between attempts to become a tenant. The guest's driver sees the device as lost
+/// meanwhile.
 const RETRY: Duration = Duration::from_secs(1);
 /// Attempts that may follow each other at once: each makes a tenant and ends another.
 const ATTEMPTS: u32 = 4;
@@ -57,11 +58,11 @@ struct Link {
     /// The guest has touched the device.
     wanted: bool,
     ended: bool,
-    /// The last attempt failed; said once.
+    /// The last attempt failed; logged once.
     refused: bool,
-    /// Also when it is lost, until there is another.
+    /// The tenant. Kept after the connection is lost, until there is another.
     attached: Option<Arc<Attached>>,
-    /// Whether the connection lives.
+    /// Whether the connection is up.
     live: bool,
     /// The daemon's answer to the last change of memory.
     done: Option<(u64, Option<String>)>,
@@ -74,11 +75,11 @@ pub(super) struct Session {
     config: FrontConfig,
     seldom: Arc<Seldom>,
     vectors: Vectors,
-    /// Held while the daemon is told.
+    /// Locked while the daemon is notified.
     maps: Mutex<Maps>,
     link: Mutex<Link>,
     changed: Condvar,
-    /// What the guest writes, if its doorbells are mapped.
+    /// The guest's doorbell pages, if they are mapped.
     pages: Option<Arc<MappedPages>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -132,7 +133,7 @@ impl Session {
         Ok(())
     }
 
-    /// What the VMM is told of the device.
+    /// The device's layout, as reported to the VMM.
     pub(super) fn layout(&self) -> Layout {
         let mut layout = Layout::default();
         for bar in [BAR_REGS, BAR_DOORBELLS, BAR_APERTURE] {
@@ -160,7 +161,7 @@ impl Session {
         &self.vectors
     }
 
-    /// Of what the VMM or its guest has done.
+    /// Logs a warning about an action of the VMM or its guest.
     fn warn(&self, what: fmt::Arguments<'_>) {
         let line = format_args!("{}: {what}", self.config.name);
         self.seldom.say(log::Level::Warn, line);
@@ -230,7 +231,8 @@ impl Session {
         if let Some(memory) = maps.add(map)? {
             let (region, file) = (memory.region, memory.file.try_clone()?);
             let message = |id| ToDaemon::MapMemory { id, region };
-            // Without it the device works on, and the guest is told what is not its memory; a VMM that was refused might end.
+            // The device works without this memory: commands that name it fail. A VMM that got an
+            // error might end.
             if let Some(text) = self.change(message, vec![file.into()]) {
                 self.warn(format_args!("memory is not taken: {text}"));
             }
@@ -245,7 +247,8 @@ impl Session {
             let (gpa, bytes) = (region.gpa, region.bytes);
             let message = |id| ToDaemon::UnmapMemory { id, gpa, bytes };
             if self.change(message, Vec::new()).is_some() {
-                // It must not be used any more, whatever the daemon says: a tenant anew, with what is left.
+                // The memory must not be used any more, whatever the daemon answers: the VM becomes
+                // a tenant again, with the remaining memory.
                 if let Some(attached) = self.attached() {
                     attached.sender.shut_down();
                 }
@@ -380,7 +383,7 @@ impl Session {
         Ok((attached, receiver))
     }
 
-    /// Does what the daemon says, to the end of the connection.
+    /// Executes the daemon's messages until the connection ends.
     fn tend(&self, attached: &Attached, mut receiver: Receiver) {
         while let Ok(Some(message)) = receiver.receive() {
             if let (Some(pages), ToVmm::Gate { channel, .. }) = (&self.pages, &message)

@@ -9,11 +9,11 @@ use crate::wire::Region;
 
 /// Mappings with memory behind them, as many as the daemon takes of one VM.
 const MEMORY_MAX: usize = 128;
-/// Regions that a Hello takes. More come one by one.
+/// Most regions in a Hello. Further ones are sent one by one.
 const HELLO_REGIONS_MAX: usize = 16;
 
-/// A piece, and its file if the device can use it. Read-only pieces (ROMs) and those without a file (other devices' BARs) are none
-/// of its memory.
+/// A piece, and its file if the device can use it. Read-only pieces (ROMs) and those without a file
+/// (BARs of other devices) are not memory of the device.
 #[derive(Debug)]
 struct Piece {
     bytes: u64,
@@ -57,7 +57,7 @@ impl Maps {
         Ok(self.memory().find(|m| m.region.gpa == map.address))
     }
 
-    /// Drops what lies in a range, which has to be whole pieces; returns where there was memory.
+    /// Removes the pieces in a range, which must not cut one; returns those that had memory.
     pub(super) fn remove(&mut self, unmap: DmaUnmap) -> Result<Vec<Region>, Errno> {
         let (address, end) = match unmap {
             DmaUnmap::All => (0, u64::MAX),

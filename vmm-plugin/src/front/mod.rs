@@ -1,14 +1,16 @@
-//! The virtual GPU for stock VMMs: the device of [`crate::device`] served over vfio-user, a VM of the daemon behind it.
+//! The virtual GPU for stock VMMs: serves the device of [`crate::device`] over vfio-user, as a VM
+//! of the daemon.
 //!
 //! ```text
-//!   VMM --vfio-user--> serving thread: BAR 0 to the device, BAR 1 to the gates, memory and vectors taken
-//!                      link thread:    Hello, gates, answers of the daemon's      <--wire--> daemon
-//!                      vectors thread: what is raised, on to the VMM's eventfds
+//! VMM --vfio-user--> serving thread: BAR 0 to the device, BAR 1 to the gates, memory, vectors
+//!                    link thread:    Hello, gates, answers of the daemon    <--wire--> daemon
+//!                    vectors thread: forwards interrupts to the VMM's eventfds
 //! ```
 //!
-//! To the daemon this is a VMM like any other: it may be a thread of the daemon's process or a process of its own, and
-//! then outlives the daemon's restarts. The VM becomes a tenant when its driver first touches the device: by then its memory
-//! is where it stays. When the daemon goes, the device says so, and is there again once the daemon is.
+//! To the daemon this is an ordinary VMM. It runs as a thread of the daemon's process, or as a
+//! process of its own, which then survives restarts of the daemon. The VM becomes a tenant when its
+//! driver first touches the device: by then its memory layout is final. While the daemon is gone,
+//! the device reports itself lost; it works again when the daemon is back.
 //!
 //! Locks: memory before link; neither while the device's is held.
 
@@ -35,14 +37,14 @@ use link::Session;
 use log::Level;
 use seldom::Seldom;
 
-/// How a guest's doorbell writes reach the gates. No message takes a mapping back from a stock VMM, so the gate cannot be in the
-/// guest's page tables.
+/// How a guest's doorbell writes reach the gates. No message takes a mapping back from a stock VMM,
+/// so the gate cannot be in the guest's page tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Doorbells {
-    /// Each comes as a message.
+    /// Each write is a message.
     #[default]
     Trapped,
-    /// To a page that is looked at from time to time: no exit, later noticed, and somebody looks.
+    /// Writes go to a page that is polled: no exit, but later notice, and polling costs CPU time.
     Mapped,
 }
 
@@ -57,7 +59,7 @@ pub struct FrontConfig {
     pub weight: Option<u32>,
     /// GPU memory that the VM may own; the daemon's default where absent.
     pub gpu_memory_bytes: Option<u64>,
-    /// How doorbell writes come.
+    /// How doorbell writes reach the gates.
     pub doorbells: Doorbells,
 }
 
@@ -110,7 +112,7 @@ impl Drop for Front {
             let _ = stream.shutdown(Shutdown::Both);
         }
         if let Some(address) = &self.address {
-            // So that the thread looks.
+            // Wakes the accepting thread.
             let _ = UnixStream::connect(address);
             let _ = std::fs::remove_file(address);
         }
@@ -123,7 +125,7 @@ impl Drop for Front {
     }
 }
 
-/// Between two VMMs on one socket: one that comes and goes makes and ends tenants no faster.
+/// Interval between two VMMs on one socket. Limits how fast reconnecting makes and ends tenants.
 const PACE: Duration = Duration::from_secs(1);
 
 fn accept(config: &FrontConfig, listener: &UnixListener, shared: &Shared) {

@@ -1,17 +1,18 @@
-//! What a VMM or its guest can cause, no more often than is good for others: lines of the log, tenants made and ended.
+//! Rate limits for actions that a VMM or its guest can cause: log lines, creation and end of
+//! tenants.
 
 use std::fmt::Arguments;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So many at once, and one more each so long after that.
+/// Allows `at_once` actions at once, and one more per interval `each` after that.
 #[derive(Debug)]
 pub(super) struct Allowance {
     at_once: u32,
     each: Duration,
-    /// Those that time has not made up for.
+    /// Actions that count against `at_once`; each interval removes one.
     recent: u32,
-    /// When time has last made up for some.
+    /// Time of the last removal.
     since: Option<Instant>,
 }
 
@@ -28,11 +29,13 @@ impl Allowance {
     /// Takes one, if there is one.
     pub(super) fn take(&mut self, now: Instant) -> bool {
         let since = self.since.get_or_insert(now);
-        let gone = now.saturating_duration_since(*since).as_millis() / self.each.as_millis();
+        let each = self.each.as_millis();
+        let elapsed = now.saturating_duration_since(*since).as_millis();
+        let gone = elapsed / each;
         if gone > 0 {
-            // CAST: at most as many as were taken.
+            // CAST: at most as many as were taken; less than `each`.
             self.recent -= gone.min(self.recent.into()) as u32;
-            *since = now;
+            *since = now - Duration::from_millis((elapsed % each) as u64);
         }
         let taken = self.recent < self.at_once;
         self.recent += u32::from(taken);
@@ -40,7 +43,7 @@ impl Allowance {
     }
 }
 
-/// Says ten lines at once, and one each ten seconds after that.
+/// Logs ten lines at once, and one per ten seconds after that.
 #[derive(Debug)]
 pub(super) struct Seldom(Mutex<(Allowance, u64)>);
 
@@ -82,6 +85,8 @@ mod tests {
         assert!(!at(10_001));
         assert!(at(20_500));
         assert!(!at(20_600));
+        // The rest of an interval is kept.
+        assert!(at(39_900) && at(40_000) && !at(49_000) && at(50_000));
         assert!((0..10).all(|_| at(900_000)));
         assert!(!at(900_001));
     }

@@ -1,4 +1,5 @@
-//! Interrupts: raised on eventfds of ours, which the daemon has, and passed on to those that the VMM gives and takes.
+//! Interrupts: the daemon raises them on eventfds of this process, which forwards them to the
+//! eventfds that the VMM sets and removes.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -61,7 +62,7 @@ impl Vectors {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what the VMM says; the range lies within the vectors.
+    /// Applies an IRQ message of the VMM; its range is within the vectors.
     pub(super) fn set(&self, set: SetIrqs) -> Result<(), Errno> {
         if set.index != irq::MSIX {
             return Ok(());
@@ -96,7 +97,8 @@ impl Vectors {
                 }
                 return Ok(());
             }
-            // Masking by eventfd is for interrupts that the device holds until they are acknowledged.
+            // Masking by eventfd is for interrupts that the device keeps asserted until they are
+            // acknowledged.
             IrqData::Eventfds(_) => return Err(Errno::UNSUPPORTED),
             IrqData::None => vec![true; vectors.len()],
             IrqData::Bool(which) => which,

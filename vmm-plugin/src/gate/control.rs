@@ -1,15 +1,17 @@
-//! The gates of one VM: what the control thread sets and what vCPU threads run into.
+//! The gates of one VM. The control thread sets them; vCPU threads trap at them.
 //!
-//! Two threads meet here, and one lock per channel orders them: the control thread moves a gate ([`GateControl::set`]),
-//! a vCPU thread brings a doorbell write that came out of the guest: with its value ([`GateControl::trap`]) where the
-//! hypervisor emulated the store, or without ([`GateControl::fault`]) where the guest will repeat it. A vCPU waits for
-//! the lock at most as long as a page is being exchanged, never for a gate to open.
+//! Two threads use a gate, and one lock per channel orders them. The control thread moves the gate
+//! ([`GateControl::set`]). A vCPU thread reports a trapped doorbell write: with its value
+//! ([`GateControl::trap`]) if the hypervisor emulated the store, or without
+//! ([`GateControl::fault`]) if the guest will repeat it. A vCPU waits for the lock at most while a
+//! page is exchanged, never for a gate to open.
 //!
-//! Every value has three ways to the doorbell's word: the guest's own store, a trap, and the parking page's word that
-//! is delivered when the gate opens. They may overtake each other, and need no order: values run free modulo 2^32, the
-//! newest says all that the others said, so what is delivered replaces only what is older ([`PageWords::advance`]).
-//! Nothing goes back; and nothing is lost, because the page the guest writes is exchanged before the word of the page
-//! it wrote so far is read.
+//! A value reaches the doorbell's word in three ways: by the guest's own store, by a trap, or
+//! through the parking page, from which it is delivered when the gate opens. Values may overtake
+//! each other and need no order: they run free modulo 2^32, and the newest replaces all older ones.
+//! A delivery therefore replaces only an older value ([`PageWords::advance`]), and the word never
+//! goes back. No value is lost: the page that the guest writes is exchanged before the word of its
+//! old page is read.
 
 use super::{GateEvent, GateState};
 use std::io;
@@ -17,14 +19,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use vmm_sys_util::eventfd::EventFd;
 
-/// What a guest finds where the doorbell page of a channel should be.
+/// The page that a guest reaches at the doorbell address of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Page {
-    /// A page that nobody reads.
+    /// A page that is never read.
     Sink,
     /// The doorbell page.
     Direct,
-    /// The doorbell page, but writes come out of the guest.
+    /// The doorbell page, write-protected: writes trap.
     Protected,
     /// The parking page.
     Parking,
@@ -36,20 +38,21 @@ pub enum Page {
 pub struct PageMapError {
     /// Channel.
     pub channel: u32,
-    /// What it was to be.
+    /// The page that was to be mapped.
     pub page: Page,
-    /// What the system said.
+    /// The system's error.
     #[source]
     pub source: io::Error,
 }
 
-/// Lays pages into the guest; at first all are sinks.
+/// Maps pages into the guest; at first all are sinks.
 pub trait PageMap: Send + Sync {
-    /// Makes the page of `channel` what `page` says. Once this has returned, no write of the guest's reaches what was
+    /// Maps `page` for `channel`. When this has returned, no guest write reaches the page that was
     /// there before. At most one thread at a time calls this for a channel.
     ///
     /// # Errors
-    /// When the page could not be exchanged; what is there is then unknown. Calling again may succeed.
+    /// When the page could not be exchanged; the page in place is then unknown. Calling again may
+    /// succeed.
     fn lay(&self, channel: u32, page: Page) -> Result<(), PageMapError>;
 }
 
@@ -64,13 +67,14 @@ pub trait PageWords: Send + Sync {
     fn load(&self, channel: u32) -> u32;
     /// Sets the word of `channel`'s page.
     fn store(&self, channel: u32, value: u32);
-    /// Sets the word of `channel`'s page where it is `from`, at once.
+    /// Atomically sets the word of `channel`'s page if it is `from`.
     ///
     /// # Errors
-    /// What it is, where that is not `from`.
+    /// The present word, if it is not `from`.
     fn exchange(&self, channel: u32, from: u32, to: u32) -> Result<(), u32>;
 
-    /// Sets the word of `channel`'s page where `value` is newer; tells whether it was. Others may write it meanwhile.
+    /// Sets the word of `channel`'s page if `value` is newer; returns whether it was. Other threads
+    /// may write the word concurrently.
     fn advance(&self, channel: u32, value: u32) -> bool {
         let mut word = self.load(channel);
         while newer(value, word) {
@@ -83,32 +87,33 @@ pub trait PageWords: Send + Sync {
     }
 }
 
-/// What happened at the gates, from the start of the VM. Writes that cost no exit (through an open gate, to a parking
-/// page, to a channel without a gate) cannot be counted.
+/// Counts of events at the gates since the start of the VM. Writes without an exit cannot be
+/// counted: through an open gate, to a parking page, to a channel without a gate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateCounters {
-    /// Doorbell writes that came out of the guest, to channels with a gate. One that came out without telling where
-    /// counts at every gate that it was served at.
+    /// Trapped doorbell writes to channels with a gate. A trapped write of unknown channel counts
+    /// at every gate that served it.
     pub trapped: u64,
     /// Closed gates at which writes were parked.
     pub parked: u64,
-    /// Values that this side wrote to doorbell pages: parked ones, and those of writes that trapped with their value.
+    /// Values that this side wrote to doorbell pages: parked ones, and those of writes that trapped
+    /// with their value.
     pub delivered: u64,
-    /// Doorbell writes that came out of the guest, to channels without a gate.
+    /// Trapped doorbell writes to channels without a gate.
     pub dropped: u64,
     /// Pages exchanged.
     pub moves: u64,
 }
 
-/// What one gate has seen.
+/// State and counts of one gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GateTrace {
     /// Its state.
     pub state: GateState,
-    /// The parking page's word, where writes are parked: the last one, or the doorbell's word until the write that
-    /// trapped is repeated.
+    /// The parking page's word, if writes are parked: the last one, or the doorbell's word until
+    /// the guest repeats the trapped write.
     pub parked: Option<u32>,
-    /// Writes that came out of the guest since the gate was made.
+    /// Trapped writes since the gate was made.
     pub trapped: u64,
 }
 
@@ -131,7 +136,7 @@ struct Gate {
     page: Page,
     /// The parking page's word belongs to this gate and was not delivered yet.
     parked: bool,
-    /// Writes that came out of the guest since the gate was made.
+    /// Trapped writes since the gate was made.
     trapped: u64,
 }
 
@@ -153,15 +158,16 @@ pub struct GateControl<M, W> {
     map: M,
     words: W,
     parking: W,
-    /// Tells the daemon that a write went through a watched gate, or is parked at a closed one.
+    /// Notifies the daemon that a write went through a watched gate, or is parked at a closed one.
     kick: EventFd,
     every_write: bool,
     counters: Counters,
 }
 
 impl<M: PageMap, W: PageWords> GateControl<M, W> {
-    /// Channels `0..channels`, none with a gate yet, so that doorbell writes go nowhere. `words` are those of the
-    /// doorbell pages, `parking` those of the parking pages; `kick` must be non-blocking.
+    /// Makes channels `0..channels`, none with a gate yet, so that doorbell writes are dropped.
+    /// `words` are those of the doorbell pages, `parking` those of the parking pages; `kick` must
+    /// be non-blocking.
     pub fn new(channels: u32, map: M, words: W, parking: W, kick: EventFd) -> Self {
         Self {
             gates: (0..channels).map(|_| Mutex::new(None)).collect(),
@@ -174,9 +180,10 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         }
     }
 
-    /// Has every write at a closed gate come out of the guest, not the first alone, where the hypervisor tells their values: none then
-    /// lands in a parking page, and all are counted. A write that comes out without its value is repeated by the guest and needs a
-    /// page to land in, so from it on the gate parks as ever.
+    /// Makes every write at a closed gate trap, not the first alone, if the hypervisor reports
+    /// their values. Then no write reaches a parking page, and all are counted. A write that traps
+    /// without its value is repeated by the guest and needs a page. From that write on, the gate
+    /// parks as usual.
     #[must_use]
     pub fn trapping_every_write(self, every_write: bool) -> Self {
         Self {
@@ -210,13 +217,13 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         Some(gate.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Moves the gate of `channel`, making it if there is none. When this returns the move is complete: no write
-    /// reaches the doorbell page any more, or all do. Watching a gate at which something is parked lets it through,
-    /// which opens the gate. Returns the number of writes that came out of the guest since the gate was made; `None`
-    /// for a channel that cannot be.
+    /// Moves the gate of `channel`, making it if there is none. When this returns the move is
+    /// complete: either no write reaches the doorbell page any more, or all do. If a write is
+    /// parked when a gate is set to watched, it is delivered and the gate opens. Returns the number
+    /// of trapped writes since the gate was made; `None` for an invalid channel.
     ///
     /// # Errors
-    /// When the page could not be exchanged. The VM must not go on.
+    /// When the page could not be exchanged. The VM must then stop.
     pub fn set(&self, channel: u32, state: GateState) -> Result<Option<u64>, PageMapError> {
         let Some(mut slot) = self.lock(channel) else {
             return Ok(None);
@@ -235,7 +242,8 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
             }
             GateState::Watched => {
                 gate.state = gate.state.after(GateEvent::Watch);
-                // Protected, nothing more is parked: what the second look does not find, does not come.
+                // Once the page is protected no write is parked any more, so the second check is
+                // final.
                 if !self.has_parked(channel, gate) {
                     self.lay(channel, gate, Page::Protected)?;
                 }
@@ -250,9 +258,9 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         Ok(Some(gate.trapped))
     }
 
-    /// A doorbell write that came out of the guest with its value; the guest goes on behind it. Never blocks beyond an
-    /// exchange in progress, never fails: where the page cannot be exchanged, the value is delivered or kept all the
-    /// same and the next write traps again.
+    /// Handles a doorbell write that trapped with its value; the guest continues after it. Never
+    /// fails, and blocks at most for an exchange in progress. If the page cannot be exchanged, the
+    /// value is delivered or parked all the same, and the next write traps again.
     pub fn trap(&self, channel: u32, value: u32) {
         let Some(mut slot) = self.lock(channel) else {
             return count(&self.counters.dropped);
@@ -273,9 +281,9 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         }
     }
 
-    /// A doorbell write that came out of the guest without its value, which the guest will repeat: makes that it gets
-    /// somewhere. Returns whether there was anything to do; if not, the gate has moved meanwhile, or the fault was not
-    /// the gate's. Never blocks beyond an exchange in progress.
+    /// Handles a doorbell write that trapped without its value, which the guest will repeat: maps a
+    /// page that takes it. Returns whether there was anything to do. If not, the gate has moved
+    /// meanwhile, or the fault was not the gate's. Blocks at most for an exchange in progress.
     pub fn fault(&self, channel: u32) -> bool {
         let Some(mut slot) = self.lock(channel) else {
             return false;
@@ -295,21 +303,21 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
                 self.came_out(gate);
                 self.let_through(channel, gate)
             }
-            // Protected only where opening has failed, which ends the VM.
+            // Protected only if opening has failed, which ends the VM.
             GateState::Open => false,
         }
     }
 
-    /// As [`Self::fault`] where nothing tells the channel: every protected page may be the one, so all are made
-    /// writable. A gate that was not the one is then open, or parks what nobody has written: the daemon is kicked and
-    /// finds nothing new.
+    /// As [`Self::fault`], for an unknown channel: every protected page may be the one, so all are
+    /// made writable. The other gates are then open, or park although nothing was written; the
+    /// daemon is notified and finds nothing new.
     pub fn fault_somewhere(&self) -> bool {
         // All of them, not the first that has something to do.
         let served = (0..self.channels()).filter(|channel| self.fault(*channel));
         served.count() > 0
     }
 
-    /// Forgets the gate of a closed channel; what is parked there is dropped.
+    /// Removes the gate of a closed channel; a parked write is dropped.
     ///
     /// # Errors
     /// When the page could not be exchanged.
@@ -324,10 +332,10 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         Ok(())
     }
 
-    /// Forgets all gates: the mediator is gone.
+    /// Removes all gates: the mediator is gone.
     ///
     /// # Errors
-    /// The first page that could not be exchanged; the others are all the same.
+    /// The first page that could not be exchanged; the other gates are removed all the same.
     pub fn remove_all(&self) -> Result<(), PageMapError> {
         let mut first = Ok(());
         for channel in 0..self.channels() {
@@ -341,7 +349,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         self.trace(channel).map(|trace| trace.state)
     }
 
-    /// What the gate of `channel` has seen.
+    /// State and counts of the gate of `channel`.
     pub fn trace(&self, channel: u32) -> Option<GateTrace> {
         self.lock(channel)?.as_ref().map(|gate| GateTrace {
             state: gate.state,
@@ -350,7 +358,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         })
     }
 
-    /// What happened so far.
+    /// The counts up to now.
     pub fn counters(&self) -> GateCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         GateCounters {
@@ -376,7 +384,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         Ok(())
     }
 
-    /// Whether a write is parked that the doorbell page does not show.
+    /// Whether a parked write is newer than the doorbell page.
     fn has_parked(&self, channel: u32, gate: &Gate) -> bool {
         gate.parked && newer(self.parking.load(channel), self.words.load(channel))
     }
@@ -388,7 +396,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
     }
 
     fn open(&self, channel: u32, gate: &mut Gate) -> Result<(), PageMapError> {
-        // First the page: behind this the parking page's word is the last that was parked.
+        // Exchange the page first: after that no more writes are parked.
         self.lay(channel, gate, Page::Direct)?;
         if std::mem::take(&mut gate.parked) {
             self.deliver(channel, self.parking.load(channel));
@@ -396,7 +404,8 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         Ok(())
     }
 
-    /// A write came out at a watched gate. Where the page cannot be exchanged, the gate stays as it is.
+    /// Handles a trapped write at a watched gate. If the page cannot be exchanged, the gate stays
+    /// as it is.
     fn let_through(&self, channel: u32, gate: &mut Gate) -> bool {
         gate.state = gate.state.after(GateEvent::Trap);
         let opened = self.open(channel, gate).is_ok();
@@ -407,7 +416,8 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
         opened
     }
 
-    /// A write came out at a closed gate. Where the page cannot be exchanged, the value is kept all the same.
+    /// Handles a trapped write at a closed gate. If the page cannot be exchanged, the value is
+    /// parked all the same.
     fn park(&self, channel: u32, gate: &mut Gate, value: Option<u32>) -> bool {
         let first = !gate.parked;
         if first {
@@ -429,7 +439,7 @@ impl<M: PageMap, W: PageWords> GateControl<M, W> {
     }
 
     pub(crate) fn kick(&self) {
-        // A full counter means that the daemon has been told and has not looked yet.
+        // A full counter means that the daemon is notified already and has not read it yet.
         let _ = self.kick.write(1);
     }
 }

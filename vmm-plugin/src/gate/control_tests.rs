@@ -16,18 +16,18 @@ fn control(channels: u32) -> Control {
     with_map(channels, ThreadMap::new(channels))
 }
 
-/// How a store leaves a guest that cannot make it.
+/// How a refused store traps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaves {
     /// Emulated: with its value, and the guest goes on.
     WithValue,
     /// The guest repeats it.
     Repeats,
-    /// The guest repeats it, and nobody knows at which channel.
+    /// The guest repeats it, and the channel is unknown.
     RepeatsSomewhere,
 }
 
-/// A guest's doorbell write. Returns how often it came out.
+/// A guest's doorbell write. Returns how often it trapped.
 fn ring(control: &Control, channel: u32, value: u32, leaves: Leaves) -> u64 {
     for came_out in 0.. {
         if control.store(channel, value) {
@@ -65,7 +65,7 @@ fn every_write_at_a_closed_gate_comes_out_where_that_is_asked_for() {
     control.set(1, GateState::Open).unwrap();
     assert_eq!(control.page_words().load(1), 5);
     assert_eq!(ring(&control, 1, 6, Leaves::WithValue), 0);
-    // Without its value the first comes out, and the others have somewhere to land.
+    // Without its value the first write traps, and the later ones reach a page.
     control.set(1, GateState::Closed).unwrap();
     assert_eq!(ring(&control, 1, 7, Leaves::Repeats), 1);
     assert_eq!(ring(&control, 1, 8, Leaves::Repeats), 0);
@@ -154,7 +154,7 @@ fn what_is_parked_replaces_only_what_is_older() {
     ring(&control, 0, 1, Leaves::Repeats);
     control.set(0, GateState::Open).unwrap();
     assert_eq!(control.page_words().load(0), 1);
-    // A write that came out, and whose guest overtook it.
+    // A trapped write that a later write of the guest has overtaken.
     control.trap(0, u32::MAX);
     assert_eq!(control.page_words().load(0), 1);
     control.set(0, GateState::Closed).unwrap();
@@ -312,8 +312,9 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// One thread rings with rising values, another moves the gate: what the page shows never falls, nothing reaches it
-/// while the gate is closed, what is parked follows it, and nothing is missing when the gate is open again.
+/// One thread rings with rising values, another moves the gate. The page's value never falls, and
+/// does not change while the gate is closed. A parked value follows it, and no value is missing
+/// when the gate is open again.
 ///
 /// Each round gives the core away: for microseconds, or for milliseconds beside busy processes. So
 /// time ends the test; a few rounds always run.

@@ -10,12 +10,13 @@
 //!    +<------------- trap, or open --------------+
 //! ```
 //!
-//! *Open*: the guest's page is the doorbell page; a doorbell write costs no exit. *Watched*: the doorbell page is
-//! protected, so the next write traps, is let through and opens the gate: an idle VM becomes active without anyone
-//! polling for it. *Closed*: the doorbell page is protected until the first write; that one traps and puts a parking
-//! page in its place, which takes it and those that follow without an exit. What was parked is delivered on opening.
-//! The page that the device reads changes only through an open gate or by a delivery, so whoever reads it needs not
-//! know the gate's state.
+//! *Open*: the guest's page is the doorbell page; a doorbell write costs no exit. *Watched*: the
+//! doorbell page is protected, so the next write traps, is let through and opens the gate. An idle
+//! VM thus becomes active without polling. *Closed*: the doorbell page is protected until the first
+//! write. That write traps, and a parking page replaces the doorbell page: it takes this write and
+//! the later ones without an exit. The parked value is delivered when the gate opens. The page that
+//! the device reads changes only through an open gate or by a delivery, so its reader need not know
+//! the gate's state.
 
 mod control;
 mod pages;
@@ -35,7 +36,7 @@ pub enum GateState {
     Open,
     /// The next write traps, is let through and opens the gate.
     Watched,
-    /// Writes are kept; the first traps.
+    /// Writes are parked; the first traps.
     Closed,
 }
 
@@ -49,13 +50,13 @@ pub enum GateEvent {
     Watch,
     /// The mediator closes it.
     Close,
-    /// A doorbell write came out of the guest.
+    /// A doorbell write trapped.
     Trap,
 }
 
 impl GateState {
-    /// The legal moves. A trap at an open gate is no move: the write was on its way when the gate opened, and is
-    /// delivered.
+    /// The legal moves. A trap at an open gate is no move: the write was in progress when the gate
+    /// opened, and is delivered.
     pub const fn after(self, event: GateEvent) -> Self {
         match (self, event) {
             (_, GateEvent::Open) => Self::Open,

@@ -1,4 +1,5 @@
-//! Doorbell pages in a memory file that VMM and daemon share, and a page map for guests that are threads.
+//! Doorbell pages in a memory file that VMM and daemon share, and a page map for guests that are
+//! threads.
 
 use super::{GateControl, Page, PageMap, PageMapError, PageWords};
 use crate::sys::fd::{cannot_shrink, sealed_memory};
@@ -27,7 +28,8 @@ impl SharedPages {
         Self::from_file_at(file, 0, channels)
     }
 
-    /// Maps the pages of `channels` channels from `offset` on in a memory file, or in a device that VFIO has opened.
+    /// Maps the pages of `channels` channels from `offset` on in a memory file, or in a device that
+    /// VFIO has opened.
     ///
     /// # Errors
     /// As mmap(2), or when a memory file is too short or not sealed against getting shorter.
@@ -37,7 +39,7 @@ impl SharedPages {
         if !offset.is_multiple_of(PAGE_BYTES) {
             return Err(refused("doorbell pages begin within a page"));
         }
-        // A device has no length and no seals; what lies behind its mappings is the kernel's matter.
+        // A device has no length and no seals; the kernel is responsible for its mappings.
         if !is_vfio_device(&file) {
             if !cannot_shrink(&file) {
                 return Err(refused("memory file is not sealed against shrinking"));
@@ -76,7 +78,7 @@ impl SharedPages {
         self.file.file()
     }
 
-    /// Where the page of channel 0 lies in it.
+    /// Offset of channel 0's page in the file.
     pub fn offset(&self) -> u64 {
         self.file.start()
     }
@@ -91,7 +93,7 @@ impl SharedPages {
     }
 }
 
-/// Whether it is a device that VFIO has opened, by the kernel's word.
+/// Whether it is a device that VFIO has opened, according to the kernel.
 fn is_vfio_device(file: &File) -> bool {
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     std::fs::read_link(link).is_ok_and(|kind| kind.as_os_str() == "anon_inode:[vfio-device]")
@@ -131,8 +133,9 @@ impl PageWords for Arc<SharedPages> {
     }
 }
 
-/// The page map of a guest that is a thread of this process. What a page table is to a VM is a value behind a lock
-/// here: every doorbell write holds the lock while it looks and stores, so a page cannot move between the two.
+/// The page map of a guest that is a thread of this process. The page table is replaced by a value
+/// behind a lock: a doorbell write holds the lock while it reads the value and stores. A page
+/// therefore cannot move between the two.
 #[derive(Debug)]
 pub struct ThreadMap {
     pages: Vec<Mutex<Page>>,
@@ -146,7 +149,7 @@ impl ThreadMap {
         }
     }
 
-    /// Runs `access` with what the page of `channel` is; moving the page waits for it to end.
+    /// Runs `access` with the page of `channel`; a move of the page waits for it to end.
     pub fn access<T>(&self, channel: u32, access: impl FnOnce(Page) -> T) -> T {
         match self.pages.get(channel as usize) {
             Some(page) => access(*page.lock().unwrap_or_else(PoisonError::into_inner)),
@@ -165,7 +168,7 @@ impl PageMap for ThreadMap {
 }
 
 impl<W: PageWords> GateControl<ThreadMap, W> {
-    /// What a store of the guest's to the doorbell does by itself. Returns false where it faults: nothing was stored.
+    /// Executes a guest's store to the doorbell. Returns false if it faults: nothing was stored.
     pub fn store(&self, channel: u32, value: u32) -> bool {
         self.page_map().access(channel, |page| match page {
             Page::Direct => {

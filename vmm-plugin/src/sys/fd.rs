@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use vmm_sys_util::eventfd::EventFd;
 
-/// A memory file of `bytes` zeroes that can be neither shrunk nor grown, so that whoever maps it needs not fear that
-/// its pages go away.
+/// A memory file of `bytes` zeroes that can be neither shrunk nor grown, so the pages of its
+/// mappings cannot disappear.
 ///
 /// # Errors
 /// As memfd_create(2), ftruncate(2) and fcntl(2).
@@ -17,7 +17,7 @@ pub(crate) fn sealed_memory(name: &std::ffi::CStr, bytes: u64) -> io::Result<Fil
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call before returned a new descriptor that nobody else owns.
+    // SAFETY: the call before returned a new descriptor, which has no other owner.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(bytes)?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -28,8 +28,8 @@ pub(crate) fn sealed_memory(name: &std::ffi::CStr, bytes: u64) -> io::Result<Fil
     Ok(file)
 }
 
-/// Whether `file` can never get shorter, so that whoever maps it needs not fear that its pages go away. Only memory
-/// files can be sealed so.
+/// Whether `file` can never shrink, so the pages of its mappings cannot disappear. Only memory
+/// files can have this seal.
 pub(crate) fn cannot_shrink(file: &File) -> bool {
     // SAFETY: `file` is an open descriptor; the call touches no memory of this process.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -38,8 +38,8 @@ pub(crate) fn cannot_shrink(file: &File) -> bool {
 
 /// The eventfd behind an owned descriptor.
 pub(crate) fn to_eventfd(fd: OwnedFd) -> EventFd {
-    // SAFETY: `into_raw_fd` gives up the ownership that the EventFd takes. That it is an eventfd is not needed for
-    // soundness: on another file reads and writes of eight bytes fail or do what they do there.
+    // SAFETY: `into_raw_fd` gives up the ownership that the EventFd takes. Soundness does not need
+    // an eventfd: on another file, reads and writes of eight bytes fail or do what they do there.
     unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) }
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn duplicate(eventfd: &EventFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy.into_raw_fd()) })
 }
 
-/// Makes reads and writes return at once, whoever else has the file open.
+/// Makes reads and writes return at once, for all processes that have the file open.
 ///
 /// # Errors
 /// As fcntl(2).

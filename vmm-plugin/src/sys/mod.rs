@@ -1,5 +1,5 @@
-//! The crate's only unsafe code: calls that the kernel interface makes unsafe. Every block names the invariant that it
-//! relies on and who keeps it.
+//! The crate's only unsafe code: calls that the kernel interface makes unsafe. Every block states
+//! the invariant that it relies on and the code that keeps it.
 
 pub(crate) mod fd;
 pub(crate) mod scm;

@@ -1,6 +1,6 @@
-//! Receiving bytes together with file descriptors (SCM_RIGHTS), and who is at the other end.
+//! Receives bytes together with file descriptors (SCM_RIGHTS), and identifies the peer process.
 //!
-//! Not by `vmm_sys_util::sock_ctrl_msg`, which does not set close-on-exec at receipt.
+//! `vmm_sys_util::sock_ctrl_msg` is not used here: it does not set close-on-exec at receipt.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,11 +13,12 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 /// Descriptors that one message may have. SOURCE: the kernel's `net/scm.h`, SCM_MAX_FD.
 const DESCRIPTORS: usize = 253;
 
-/// Receives up to `buffer.len()` bytes; descriptors that came with them are added to `fds`, close-on-exec. Zero bytes
-/// is the end of the stream.
+/// Receives up to `buffer.len()` bytes. Descriptors received with them are added to `fds`,
+/// close-on-exec. Zero bytes is the end of the stream.
 ///
 /// # Errors
-/// As recvmsg(2); `InvalidData` where more than `fds_max` descriptors came at once (those that did arrive are closed).
+/// As recvmsg(2); `InvalidData` if more than `fds_max` descriptors came at once. Those that did
+/// arrive are closed.
 pub(crate) fn receive(
     stream: &UnixStream,
     buffer: &mut [u8],
@@ -47,7 +48,8 @@ pub(crate) fn receive(
     Ok(message.bytes)
 }
 
-/// The process at the other end of a socket, as it was when it connected, in the namespace of this one.
+/// The process at the other end of a socket, as it was when it connected, in the namespace of this
+/// process.
 ///
 /// # Errors
 /// As getsockopt(2); `NotFound` for a process that has no number in this namespace.
@@ -58,7 +60,7 @@ pub fn peer_pid(stream: &UnixStream) -> io::Result<u32> {
         .ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// The user that the other end of a socket was when it connected.
+/// The user at the other end of a socket, as it was when it connected.
 ///
 /// # Errors
 /// As getsockopt(2).
@@ -66,7 +68,8 @@ pub fn peer_uid(stream: &UnixStream) -> io::Result<u32> {
     peer(stream).map(|credentials| credentials.uid)
 }
 
-/// Who connected. (rustix has no value for the process of another namespace, which the kernel numbers 0.)
+/// Credentials of the peer at connection. (rustix has no value for the process of another
+/// namespace, which the kernel numbers 0.)
 fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred {
         pid: 0,
@@ -75,7 +78,8 @@ fn peer(stream: &UnixStream) -> io::Result<libc::ucred> {
     };
     // CAST: twelve bytes.
     let mut length = size_of_val(&credentials) as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to the structure; both are borrowed for the whole call.
+    // SAFETY: the kernel writes at most `length` bytes to the structure; both are borrowed for the
+    // whole call.
     let rc = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! Memory slots of a VM, tied to the mappings behind them.
+//! Memory slots of a VM, tied to their mappings.
 
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use vm_memory::MmapRegion;
 
-/// A piece of a mapping that is laid into a guest.
+/// A piece of a mapping that is mapped into a guest.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     /// Number of the slot.
@@ -21,8 +21,8 @@ pub(crate) struct Piece {
     pub(crate) readonly: bool,
 }
 
-/// A VM and all mappings that were ever laid into it. They live as long as this does; so must whatever runs its vCPUs
-/// hold it.
+/// A VM and all mappings that were ever mapped into it. They live as long as this value, so a
+/// thread that runs the VM's vCPUs must keep it.
 #[derive(Debug)]
 pub(crate) struct SlottedVm {
     // Dropped first: no slot outlives its mapping.
@@ -42,7 +42,7 @@ impl SlottedVm {
         &self.vm
     }
 
-    /// Lays a piece of `mapping` into the guest.
+    /// Maps a piece of `mapping` into the guest.
     ///
     /// # Errors
     /// As KVM_SET_USER_MEMORY_REGION; `InvalidInput` for a piece that is not within the mapping.
@@ -67,8 +67,9 @@ impl SlottedVm {
             memory_size: piece.bytes as u64,
             userspace_addr: mapping.as_ptr() as u64 + piece.offset as u64,
         };
-        // SAFETY: the range lies within `mapping` (checked above), which `self.mappings` keeps for as long as the VM;
-        // it is memory shared with a guest, which this process only ever accesses as volatile.
+        // SAFETY: the range is within `mapping` (checked above), which `self.mappings` keeps as
+        // long as the VM exists. It is memory shared with a guest, which this process accesses as
+        // volatile only.
         unsafe { self.vm.set_user_memory_region(region) }.map_err(io::Error::from)
     }
 }

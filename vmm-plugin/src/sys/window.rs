@@ -1,4 +1,4 @@
-//! A range of addresses whose pages are exchanged one by one while a guest uses them.
+//! A range of addresses with pages that are exchanged one by one while a guest uses them.
 
 use std::fs::File;
 use std::io;
@@ -9,15 +9,15 @@ use vm_memory::{FileOffset, MmapRegion};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// Addresses of `pages` pages, each of which shows a page of some file. What is behind an address changes; the range
-/// does not, so one memory slot can be laid over it for good.
+/// Addresses of `pages` pages, each of which maps a page of some file. The mapped pages change but
+/// the range does not, so one memory slot covers it for good.
 #[derive(Debug)]
 pub(crate) struct Window {
     region: Arc<MmapRegion<()>>,
 }
 
 impl Window {
-    /// A window that shows the first `pages` pages of `file`, writable.
+    /// A window onto the first `pages` pages of `file`, writable.
     ///
     /// # Errors
     /// As mmap(2).
@@ -29,17 +29,17 @@ impl Window {
             .map_err(io::Error::other)
     }
 
-    /// The range, for a memory slot over it. Nothing else may be done with it.
+    /// The range, for a memory slot over it. It has no other permitted use.
     pub(crate) fn region(&self) -> &Arc<MmapRegion<()>> {
         &self.region
     }
 
-    /// Shows the page at `offset` of `file` as page `page` of the window. Once this has returned, no access through the window
-    /// reaches what was there before: the kernel has taken it out of its own page tables, and, through its MMU
-    /// notifiers, out of those of every VM.
+    /// Maps the page at `offset` of `file` as page `page` of the window. When this has returned, no
+    /// access through the window reaches the previous page: the kernel has removed it from its own
+    /// page tables, and, through its MMU notifiers, from those of every VM.
     ///
     /// # Errors
-    /// As mmap(2); what the page then shows is not known. `InvalidInput` for a page that is not in the window.
+    /// As mmap(2); the mapped page is then unknown. `InvalidInput` for a page outside the window.
     pub(crate) fn show(
         &self,
         page: u32,
@@ -52,10 +52,11 @@ impl Window {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        // SAFETY: the page lies within `region` (checked above; its size is a multiple of the page size), a mapping
-        // that this value keeps and whose memory nothing in this process refers to: `region` is only ever handed out
-        // for a memory slot, which names addresses and holds no references. So the pages replaced are this value's to
-        // replace, and they are unmapped with `region`, which takes the whole range away.
+        // SAFETY: the page is within `region` (checked above; its size is a multiple of the page
+        // size), a mapping that this value keeps. No reference in this process points into its
+        // memory: `region` is only handed out for a memory slot, which names addresses and holds no
+        // references. The replaced pages therefore belong to this value, and they are unmapped with
+        // the whole range of `region`.
         let got = unsafe {
             libc::mmap(
                 self.region.as_ptr().add(at).cast(),

@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// TIMEOUT: a server answers at once; one that hangs must not keep a VMM for ever.
+/// TIMEOUT: a server answers at once; one that hangs must not block a VMM.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a request failed.
@@ -34,7 +34,7 @@ pub enum ClientError {
     /// The server refused; the connection goes on.
     #[error("The vfio-user server refused command {command:?}")]
     Refused {
-        /// What was asked.
+        /// The refused request.
         command: Command,
         /// Why.
         source: Errno,
@@ -44,10 +44,10 @@ pub enum ClientError {
     TooLong(usize),
 }
 
-/// What the server says of a region.
+/// The server's description of a region.
 #[derive(Debug)]
 pub struct ClientRegion {
-    /// Bytes; a region without any is not there.
+    /// Bytes; zero if the device does not have the region.
     pub bytes: u64,
     /// Whether it can be read.
     pub readable: bool,
@@ -101,7 +101,7 @@ impl Client {
         Ok(client)
     }
 
-    /// What the server said of itself.
+    /// The server's capabilities.
     pub fn server(&self) -> Capabilities {
         self.server
     }
@@ -277,7 +277,7 @@ impl Client {
         self.ask(Command::Reset, &[], &[], 0).map(|_| ())
     }
 
-    /// Asks, and waits for the answer, which has at least so many bytes.
+    /// Sends a request and waits for the answer, which has at least `at_least` bytes.
     fn ask(
         &mut self,
         command: Command,
@@ -329,7 +329,7 @@ fn areas(payload: &[u8], flags: u32) -> Option<Vec<Area>> {
         return Some(areas);
     }
     let mut at = word(payload, 12) as usize;
-    // Each capability lies behind the one before, so this ends.
+    // Each capability follows the one before, so this ends.
     while at != 0 {
         let capability = payload.get(at..).filter(|rest| rest.len() >= 8)?;
         let (id, next) = (word(capability, 0) & 0xffff, word(capability, 4) as usize);

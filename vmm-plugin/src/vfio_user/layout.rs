@@ -13,14 +13,15 @@ pub struct Area {
     pub bytes: u64,
 }
 
-/// What is behind the areas of a region that the client maps. There is no message that takes a mapping back.
+/// Memory of a region's areas, for the client to map. There is no message that takes a mapping
+/// back.
 #[derive(Clone, Debug)]
 pub struct Mapping {
     /// A memory file, which should be sealed against shrinking.
     pub file: Arc<File>,
     /// Where the region begins in the file.
     pub file_offset: u64,
-    /// The areas; accesses elsewhere in the region come as messages.
+    /// The areas; accesses elsewhere in the region are messages.
     pub areas: Vec<Area>,
 }
 
@@ -38,7 +39,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// One whose accesses all come as messages.
+    /// A region with all accesses by message.
     pub fn trapped(bytes: u64) -> Self {
         Self {
             bytes,
@@ -95,15 +96,16 @@ impl Layout {
         irq.copied().ok_or(Errno::INVALID)
     }
 
-    /// Whether an access is to extended configuration space that the device does not have: it reads as all ones, and takes writes
-    /// without an effect. Machines with ECAM let their guests reach there, whatever the region's size; refused, it would stop them: the
-    /// crate `vfio_user`, which is Cloud Hypervisor's client, waits for the data of a refused read for ever.
+    /// Whether an access is to extended configuration space that the device does not have: reads
+    /// are all ones, writes have no effect. Machines with ECAM let their guests access it, whatever
+    /// the region's size. A refusal would stop them: the crate `vfio_user`, which is Cloud
+    /// Hypervisor's client, waits endlessly for the data of a refused read.
     pub(super) fn is_beyond_config(&self, index: u32, offset: u64) -> bool {
         let config = &self.regions[region::CONFIG as usize];
         index == region::CONFIG && (config.bytes..EXTENDED_CONFIG_BYTES).contains(&offset)
     }
 
-    /// Whether an access lies within a region and is of a kind that it takes.
+    /// Checks that an access is within a region and of a permitted kind.
     pub(super) fn check_access(
         &self,
         index: u32,

@@ -9,7 +9,7 @@ pub(super) const HEADER_BYTES: usize = 16;
 pub(super) const PAYLOAD_BYTES_MAX: usize = 16 + DATA_BYTES_MAX;
 /// Major version of the protocol; no other is known.
 pub(super) const MAJOR: u16 = 0;
-/// Minor version that is spoken.
+/// Supported minor version.
 pub(super) const MINOR: u16 = 1;
 
 /// Bits of a header's flags.
@@ -21,7 +21,7 @@ mod flag {
 
 macro_rules! commands {
     ($($name:ident = $number:literal, $doc:literal;)*) => {
-        /// What a message asks.
+        /// The kind of request.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u16)]
         pub enum Command { $(#[doc = $doc] $name = $number,)* }
@@ -55,19 +55,19 @@ commands! {
     DirtyPages = 14, "Migration; not served.";
 }
 
-/// Whether a message asks or answers.
+/// Whether a message is a request or an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It asks.
+    /// A request.
     Command,
-    /// It answers.
+    /// An answer.
     Reply,
 }
 
 /// What every message begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Chosen by who asks; repeated in the answer.
+    /// Chosen by the sender of the request; repeated in the answer.
     pub id: u16,
     /// [`Command`], unchecked.
     pub command: u16,
@@ -111,7 +111,7 @@ impl Header {
         }
     }
 
-    /// Whether the message asks or answers; `None` for what is neither.
+    /// Whether the message is a request or an answer; `None` for any other value.
     pub const fn kind(&self) -> Option<Kind> {
         match self.flags & flag::KIND {
             0 => Some(Kind::Command),
@@ -198,7 +198,8 @@ impl Payload {
     }
 }
 
-/// What a side says of itself when the version is agreed on; what it leaves out has the protocol's default.
+/// Capabilities that a side declares when the version is agreed on. Those it omits have the
+/// protocol's default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Capabilities {
@@ -223,7 +224,8 @@ impl Default for Capabilities {
     }
 }
 
-/// Descriptors that are said to be taken: QEMU calls more malformed. SOURCE: QEMU 11.1, hw/vfio-user/proxy.c, VFIO_USER_MAX_MAX_FDS.
+/// Declared limit of descriptors per message: QEMU treats more as malformed. SOURCE: QEMU 11.1,
+/// hw/vfio-user/proxy.c, VFIO_USER_MAX_MAX_FDS.
 const SAID_FDS_MAX: u64 = 16;
 
 impl Capabilities {
@@ -242,7 +244,7 @@ struct VersionText {
     capabilities: Capabilities,
 }
 
-/// Payload of a version, asked or answered.
+/// Payload of a version request or answer.
 pub(super) fn encode_version(minor: u16, capabilities: Capabilities) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend_from_slice(&MAJOR.to_le_bytes());

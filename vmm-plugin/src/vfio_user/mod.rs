@@ -5,10 +5,11 @@
 //!          <--reply, or the errno of a refusal--
 //! ```
 //!
-//! A message is a header of 16 bytes and a payload; descriptors travel with its first bytes. What arrives is an
-//! allegation: [`Raw`] has lengths that were bounded and nothing else; [`Request::check`] is the one place where it becomes a request. A
-//! request that is wrong in itself is answered with an errno and the connection goes on; a stream whose messages can
-//! no longer be told apart ends, and only that stream.
+//! A message is a header of 16 bytes and a payload; descriptors arrive with its first bytes.
+//! Received data is not trusted: in [`Raw`] only the lengths are checked, and only
+//! [`Request::check`] makes it a request. An invalid request is answered with an errno and the
+//! connection continues. A stream without recognizable message boundaries is ended, and only that
+//! stream.
 //!
 //! SOURCE: docs/interop/vfio-user.rst of QEMU 10.1; structures and flags are those of linux/vfio.h.
 
@@ -29,14 +30,15 @@ pub use socket::{ProtocolError, Raw, Socket};
 use std::fmt;
 use std::io;
 
-/// Most bytes that one read or write of a region moves. Registers take 8; configuration space is read in one piece.
+/// Most bytes that one read or write of a region moves. Registers take 8; configuration space is
+/// read in one piece.
 pub const DATA_BYTES_MAX: usize = 16 << 10;
-/// Most descriptors with one message; clients send more vectors in several.
-/// SOURCE: QEMU 11.1, hw/vfio-user/protocol.h: it refuses a server that says more than 16.
+/// Most descriptors with one message; clients send more vectors in several messages. SOURCE: QEMU
+/// 11.1, hw/vfio-user/protocol.h: it refuses a server that declares more than 16.
 pub const MESSAGE_FDS_MAX: usize = 16;
-/// Most mappings of one client, which it is told when the version is agreed on.
+/// Most mappings of one client; declared when the version is agreed on.
 pub const DMA_MAPS_MAX: usize = 4096;
-/// Configuration space of a function as ECAM has it; a conventional device has the first 256 bytes of it.
+/// Configuration space of a function as ECAM has it; a conventional device has its first 256 bytes.
 /// SOURCE: PCI Express Base Specification 3.0, 7.2.2.
 pub const EXTENDED_CONFIG_BYTES: u64 = 4096;
 /// Granule of mappings.

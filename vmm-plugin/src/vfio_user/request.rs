@@ -24,7 +24,8 @@ pub(super) mod irq_set {
 /// Bytes of `struct vfio_region_info`.
 pub(super) const REGION_INFO_BYTES: usize = 32;
 
-/// Memory that the device may use: whole pages, an end that does not overflow. That the file is that long is not known.
+/// Memory that the device may use: whole pages, an end that does not overflow. The length of the
+/// file is not checked.
 #[derive(Debug)]
 pub struct DmaMap {
     /// Address on the device's side.
@@ -37,7 +38,8 @@ pub struct DmaMap {
     pub readable: bool,
     /// Whether the device may write it.
     pub writable: bool,
-    /// The memory; what has none (ROMs, other devices' BARs) can only be reached by messages that are not served.
+    /// The memory. Mappings without a file (ROMs, BARs of other devices) can only be reached by
+    /// messages, which are not served.
     pub file: Option<File>,
 }
 
@@ -46,7 +48,7 @@ pub struct DmaMap {
 pub enum DmaUnmap {
     /// All of it.
     All,
-    /// What lies in this range, whole pages.
+    /// The mappings in this range, whole pages.
     Range {
         /// First address.
         address: u64,
@@ -77,7 +79,7 @@ pub enum IrqData {
     Eventfds(Vec<File>),
 }
 
-/// A change of interrupts; the range lies within what the device has.
+/// A change of interrupts; the range is within the device's vectors.
 #[derive(Debug)]
 pub struct SetIrqs {
     /// Which interrupt.
@@ -99,7 +101,7 @@ pub enum Request<'a> {
     Version {
         /// Its minor version.
         minor: u16,
-        /// What it says of itself.
+        /// The client's capabilities.
         capabilities: Capabilities,
     },
     /// Map memory.
@@ -145,7 +147,8 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Makes a request of what came, taking its descriptors. `agreed`: a version was agreed on.
+    /// Makes a request of a received message, taking its descriptors. `agreed`: a version was
+    /// agreed on.
     ///
     /// # Errors
     /// What the client is answered. The connection goes on.

@@ -22,7 +22,8 @@ pub(super) const SPARSE_MMAP: u32 = 1;
 pub(super) const SPARSE_BYTES: usize = 16;
 /// Bytes of a sparse area.
 pub(super) const AREA_BYTES: usize = 16;
-/// Delivered by eventfd, and the number of vectors does not change. SOURCE: linux/vfio.h, VFIO_IRQ_INFO_*.
+/// Interrupts are delivered by eventfd, and the number of vectors does not change. SOURCE:
+/// linux/vfio.h, VFIO_IRQ_INFO_*.
 const IRQ_FLAGS: u32 = 1 | 8;
 
 /// What is behind a device that is served. No call may wait for the client.
@@ -39,8 +40,8 @@ pub trait Backend {
     /// What the client is answered.
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Errno>;
 
-    /// Memory that the device may use from now on. Whether it overlaps what it has, and whether there is room for it,
-    /// is to be checked here.
+    /// Memory that the device may use from now on. The backend checks that it does not overlap
+    /// other mappings, and that there is room for it.
     ///
     /// # Errors
     /// What the client is answered.
@@ -52,7 +53,8 @@ pub trait Backend {
     /// What the client is answered.
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Result<(), Errno>;
 
-    /// A change of interrupts. A descriptor need not be an eventfd: writing to it may block or do harm.
+    /// A change of interrupts. A descriptor need not be an eventfd: writing to it may block or do
+    /// harm.
     ///
     /// # Errors
     /// What the client is answered.
@@ -171,8 +173,8 @@ fn perform(
     Ok((answer, Vec::new()))
 }
 
-/// Clients take a region's descriptor only with its areas, so areas are said even of a region that is mapped whole. A
-/// client that has no room for them learns how much it needs and asks again.
+/// Clients take a region's descriptor only with its areas, so areas are reported even for a region
+/// that is mapped whole. A client without room for them gets the needed size and requests again.
 fn region_info(index: u32, argsz: u32, region: &Region) -> Answer {
     let areas = region.mapping.as_ref().map_or(&[][..], |map| &map.areas);
     let needed = match areas {

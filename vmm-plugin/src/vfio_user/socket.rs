@@ -1,5 +1,5 @@
-//! Messages on a socket. The reader never asks for bytes beyond the message that it is in, so descriptors that arrive
-//! meanwhile belong to that message.
+//! Messages on a socket. The reader never reads beyond the current message, so descriptors that
+//! arrive meanwhile belong to that message.
 
 use super::MESSAGE_FDS_MAX;
 use super::message::{HEADER_BYTES, Header, PAYLOAD_BYTES_MAX};
@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-/// TIMEOUT: a peer that reads takes a message at once; one that does not must not keep a thread for ever.
+/// TIMEOUT: a peer that reads takes a message at once; one that does not must not block a thread.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a connection is of no more use.
@@ -34,19 +34,19 @@ pub enum ProtocolError {
     /// An answer to something else, or of another form than the request has.
     #[error("Answer that is not one to command {command}")]
     Answer {
-        /// What was asked.
+        /// Command of the request.
         command: u16,
     },
 }
 
-/// A message as it came: its length is what the header says, and bounded. Nothing else is known of it.
+/// A message as received: its length equals the header's and is bounded. Nothing else is checked.
 #[derive(Debug)]
 pub struct Raw {
     /// Its header.
     pub header: Header,
-    /// What follows.
+    /// The bytes after the header.
     pub payload: Vec<u8>,
-    /// What came along.
+    /// Descriptors received with it.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -74,7 +74,8 @@ impl Socket {
     /// The next message; `None` at the end of the connection.
     ///
     /// # Errors
-    /// When the stream breaks the protocol. All that came of the message is dropped, descriptors are closed.
+    /// When the stream breaks the protocol. The received part of the message is dropped, its
+    /// descriptors are closed.
     pub fn receive(&mut self) -> Result<Option<Raw>, ProtocolError> {
         let mut fds = Vec::new();
         let mut header = [0; HEADER_BYTES];

@@ -1,16 +1,16 @@
-//! What is in guest memory when the guest starts.
+//! Contents of guest memory when the guest starts.
 //!
-//! | address | what |
-//! |---|---|
-//! | 0x500 | descriptor table, in Linux's order, with room for a TSS |
-//! | 0x1000, 0x2000 | top two levels of page tables |
-//! | 0x3000..0x7000 | first stack |
-//! | 0x7000 | boot block ([`turnstile_guest::boot`]) |
-//! | 0x8000, 0x9000 | arguments, report |
-//! | 0x10_0000 | the guest program, as linked |
-//! | 0x40_0000 | page directories |
-//! | 0x60_0000..0x80_0000 | the guest's stack at CPL 3 |
-//! | 0x80_0000 | directory of files, files, then the heap |
+//! ```text
+//! 0x500                    descriptor table, in Linux's order, with room for a TSS
+//! 0x1000, 0x2000           top two levels of page tables
+//! 0x3000..0x7000           first stack
+//! 0x7000                   boot block (turnstile_guest::boot)
+//! 0x8000, 0x9000           arguments, report
+//! 0x10_0000                the guest program, as linked
+//! 0x40_0000                page directories
+//! 0x60_0000..0x80_0000     the guest's stack at CPL 3
+//! 0x80_0000                directory of files, files, then the heap
+//! ```
 
 use super::{BLOB_BYTES_MAX, MEMORY_BYTES_MAX, MEMORY_BYTES_MIN, VmConfig, VmError};
 use crate::sys::fd::sealed_memory;
@@ -149,7 +149,8 @@ impl GuestRam {
         write(&info.encode(), BOOT_GPA)
     }
 
-    /// Lays down the descriptor table, and page tables that map the first 4 GiB and the aperture one to one.
+    /// Writes the descriptor table, and page tables that map the first 4 GiB and the aperture one
+    /// to one.
     pub(super) fn start_tables(&self, aperture: u64, aperture_bytes: u64) -> Result<(), VmError> {
         let put = |word: u64, gpa: u64| {
             self.memory
@@ -172,9 +173,9 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Asks the guest to end.
+    /// Requests the guest to end.
     pub(super) fn request_stop(&self) {
-        // PANIC: none; the address lies within the least memory, so this cannot fail.
+        // PANIC: none; the address is within the least memory, so this cannot fail.
         let _ = self.memory.store(
             1u32,
             GuestAddress(STOP_GPA),

@@ -1,4 +1,4 @@
-//! What a VM and a native guest have in common: device, gates, the control thread, the way to the end.
+//! Common part of VMs and native guests: device, gates, the control thread, the end of the guest.
 
 use super::boot::GuestRam;
 use super::link::{self, Disobedience, LinkHost, Receiver, Router, Sender};
@@ -15,10 +15,11 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{Killable, SIGRTMIN};
 
-/// How often a vCPU is kicked until it has ended: a signal that arrives just before it enters the guest is lost.
+/// Interval of kicks until the vCPU has ended: a signal that arrives just before it enters the
+/// guest is lost.
 const KICK_EVERY: Duration = Duration::from_millis(1);
 
-/// How the guest came to its end.
+/// How the guest ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmEnd {
     /// It ended itself with this code.
@@ -131,7 +132,7 @@ impl<M: PageMap, R: Router> Core<M, R> {
         self.quit.store(true, Ordering::Release);
     }
 
-    /// The control thread: does what the daemon says until the connection ends.
+    /// The control thread: executes the daemon's frames until the connection ends.
     fn control(&self, mut receiver: Receiver) {
         loop {
             match receiver.receive() {
@@ -158,7 +159,7 @@ impl<M: PageMap, R: Router> Core<M, R> {
         }
     }
 
-    /// Does what a frame says. Returns false where the connection is of no more use.
+    /// Executes a frame. Returns false if the connection is of no more use.
     fn obey(&self, message: ToVmm) -> Result<bool, VmError> {
         match link::obey(message, &self.gates, &self.gpu, &self.sender) {
             Ok(None) => Ok(true),
@@ -190,7 +191,7 @@ trait Control: Send + Sync {
 impl<M: PageMap, R: Router> Control for Core<M, R> {
     fn request_stop(&self) {
         self.ram.request_stop();
-        // So that a guest that sleeps looks at it.
+        // Wakes a sleeping guest to check the request.
         let _ = self.interrupts[0].write(1);
     }
 
@@ -298,7 +299,7 @@ where
         thread::Builder::new()
             .name(format!("vcpu {name}"))
             .spawn(move || {
-                // Dropped at the end, however that comes: that is what the handle waits for.
+                // Dropped when the guest ends in any way; the handle waits for that.
                 let _end = end;
                 guest(&core)
             })
@@ -318,7 +319,7 @@ where
 }
 
 impl VmHandle {
-    /// Asks the guest to end.
+    /// Requests the guest to end.
     pub fn stop(&self) {
         self.core.request_stop();
     }
@@ -334,7 +335,8 @@ impl VmHandle {
         }
     }
 
-    /// Leaves the guest once, and goes on: what an interruption costs that is no gate's. Nothing for a native guest.
+    /// Interrupts the guest once without ending it, to measure the cost of an exit that is no
+    /// gate's. No effect on a native guest.
     pub fn nudge(&self) {
         if self.kickable {
             // Fails only for a thread that has ended.
@@ -381,7 +383,7 @@ impl VmHandle {
         self.finish()
     }
 
-    /// Waits for the guest's end; asks for it after `limit`, and ends it by force `grace` later.
+    /// Waits for the guest's end. Requests it after `limit`, and forces it `grace` later.
     ///
     /// # Errors
     /// As [`Self::join`].
@@ -395,7 +397,7 @@ impl VmHandle {
         self.join()
     }
 
-    /// Waits at most `limit` for the guest's end; tells whether it came.
+    /// Waits at most `limit` for the guest's end; returns whether the guest has ended.
     pub fn wait(&self, limit: Duration) -> bool {
         !matches!(
             self.ended.recv_timeout(limit),

@@ -1,4 +1,5 @@
-//! What is behind a KVM guest's doorbell BAR: a window whose pages are exchanged, or a memory slot for each page that comes and goes.
+//! The memory of a KVM guest's doorbell BAR: a window of exchanged pages, or a memory slot per page
+//! that is added and removed.
 
 use std::io;
 use std::sync::Arc;
@@ -19,9 +20,9 @@ fn window(pages: &SharedPages) -> Result<Window, VmError> {
     })
 }
 
-/// The doorbell BAR: one memory slot, made once, over a window whose pages are exchanged. Exchanging one goes through
-/// KVM's MMU notifier, which waits for vCPUs to drop their translations and for nothing else; changing a slot would
-/// wait for a grace period of all that KVM does for this VM.
+/// The doorbell BAR: one memory slot, made once, over a window of exchanged pages. An exchange uses
+/// KVM's MMU notifier, which waits only for vCPUs to drop their translations. A change of a slot
+/// would wait for a grace period of all that KVM does for this VM.
 #[derive(Debug)]
 pub(super) struct WindowMap {
     pub(super) window: Window,
@@ -45,7 +46,7 @@ impl WindowMap {
         let (pages, writable) = match page {
             Page::Direct => (&self.doorbells, true),
             Page::Protected => (&self.doorbells, false),
-            // What a parking page has of a channel without a gate is never looked at.
+            // The parking word of a channel without a gate is never read.
             Page::Parking | Page::Sink => (&self.parking, true),
         };
         let offset = pages.offset() + u64::from(channel) * PAGE_BYTES;
@@ -53,8 +54,9 @@ impl WindowMap {
     }
 }
 
-/// A slot for each page, so that KVM tells the value of every write that it does not let through. Where there is none, and behind a
-/// read-only one, each comes out. The price: a move changes slots, and waits for a grace period.
+/// A slot for each page, so that KVM reports the value of every trapped write. Writes trap at a
+/// page without a slot and at a read-only slot. The cost: a move changes slots, and waits for a
+/// grace period.
 #[derive(Debug)]
 pub(super) struct SlotMap {
     vm: Arc<SlottedVm>,
@@ -91,7 +93,7 @@ impl SlotMap {
         let Some(laid) = self.laid.get(channel as usize) else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
-        // A slot of no bytes is taken away; one that is there cannot change whether it is read-only.
+        // A size of zero removes the slot; an existing slot cannot change whether it is read-only.
         if laid.swap(false, Ordering::Relaxed) {
             self.slot(channel, 0, false)?;
         }

@@ -38,8 +38,8 @@ const DEVICE_SLOT: u32 = 1;
 const CONFIG_ADDRESS: u16 = 0xcf8;
 const CONFIG_DATA: u16 = 0xcfc;
 const CONFIG_ENABLE: u32 = 1 << 31;
-/// Faults in a row that no gate had anything to do with, before the guest is given up. One is normal: the gate moved
-/// between the guest's access and the look at it.
+/// Limit of consecutive faults without a gate to serve them, after which the guest is ended. One is
+/// normal: the gate moved between the guest's access and its handling.
 const FAULTS_MAX: u32 = 10_000;
 
 fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VmError {
@@ -79,9 +79,9 @@ fn open() -> Result<(Kvm, SlottedVm), VmError> {
     Ok((kvm, SlottedVm::new(vm)))
 }
 
-/// A slot that is taken away takes the translations of that slot with it, not those of the whole VM: with the quirk a guest
-/// with 64 MiB in use was 370 times slower when a slot came and went every 2 ms. Where the kernel does not know the quirk
-/// there is nothing to disable.
+/// Disables a quirk, so that the removal of a slot drops the translations of that slot, not those
+/// of the whole VM. With the quirk a guest with 64 MiB in use was 370 times slower when a slot was
+/// removed and added every 2 ms. A kernel that does not know the quirk has nothing to disable.
 fn keep_other_slots(kvm: &Kvm, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     let known = kvm.check_extension_raw(KVM_CAP_DISABLE_QUIRKS2.into());
     if known & KVM_X86_QUIRK_SLOT_ZAP_ALL.cast_signed() == 0 {
@@ -95,8 +95,8 @@ fn keep_other_slots(kvm: &Kvm, vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     vm.enable_cap(&quirks)
 }
 
-/// Interrupt messages as routes of irqfds. An eventfd that is not routed keeps what is raised, and KVM looks at it
-/// when it is routed again.
+/// Interrupt messages as routes of irqfds. An eventfd without a route keeps its count, and KVM
+/// reads it when it is routed again.
 #[derive(Debug)]
 struct IrqRouter {
     vm: Arc<SlottedVm>,
@@ -133,7 +133,8 @@ impl Router for IrqRouter {
         let at = usize::from(vector);
         let gsi = GSI_BASE + u32::from(vector);
         let before = std::mem::replace(&mut self.routes[at], message);
-        // KVM refuses messages that no hardware would deliver. Such a vector stays silent, as on hardware.
+        // KVM refuses messages that no hardware would deliver. Such a vector stays silent, as on
+        // hardware.
         if message.is_some() && !self.set_routes() {
             self.routes[at] = None;
         }
@@ -143,7 +144,8 @@ impl Router for IrqRouter {
                 self.routes[at] = None;
             }
             (Some(_), None) => {
-                // It was registered, so this cannot fail; if it did, the vector would go on as before.
+                // It was registered, so this cannot fail; if it did, the vector would continue as
+                // before.
                 let _ = vm.unregister_irqfd(&self.interrupts[at], gsi);
             }
             _ => {}
@@ -260,7 +262,8 @@ pub(super) fn spawn(config: VmConfig) -> Result<VmHandle, VmError> {
     let core = Arc::new(Core::new(ram, gpu, gates, interrupts, sender));
     register_signal_handler(SIGRTMIN(), on_kick).map_err(|error| VmError::Thread(error.into()))?;
     start(&config.name, core, receiver, true, move |core| {
-        // The mappings behind the guest's memory live as long as `vm`, which lives as long as its vCPU runs.
+        // The mappings of the guest's memory live as long as `vm`, which lives as long as its vCPU
+        // runs.
         let _vm = vm;
         run(core, vcpu)
     })
@@ -350,7 +353,7 @@ fn run(core: &Machine, mut vcpu: VcpuFd) -> VmEnd {
     }
 }
 
-/// Where a guest-physical address lies in a BAR.
+/// The BAR and the offset in it of a guest-physical address.
 enum Place {
     Regs(u64),
     Doorbells(u64),
@@ -371,8 +374,9 @@ fn place(gpa: u64) -> Place {
     }
 }
 
-/// The guest cannot go on before the page at `gpa` (any that may refuse a store, if KVM does not tell) can be written.
-/// Tells whether there was anything to do about it.
+/// Handles a fault: the guest cannot continue before the page at `gpa` can be written. Without
+/// `gpa` (KVM did not report it), any protected page may be the one. Returns whether a gate was
+/// served.
 fn fault(core: &Machine, gpa: Option<u64>) -> bool {
     let served = match gpa.map(place) {
         Some(Place::Doorbells(offset)) => core.gates.fault((offset / PAGE_BYTES) as u32),
@@ -414,7 +418,7 @@ fn read(core: &Machine, gpa: u64, data: &mut [u8]) {
     }
 }
 
-/// Offset in the device's configuration space that an access to a data port reaches, if it reaches it.
+/// Offset in the device's configuration space that an access to a data port reaches, if any.
 fn config_offset(address: u32, port: u16) -> Option<u64> {
     let function = address >> 8 & 0x00ff_ffff & !(CONFIG_ENABLE >> 8);
     (address & CONFIG_ENABLE != 0 && function == DEVICE_SLOT << 3)

@@ -1,4 +1,4 @@
-//! The connection to the daemon, and what came with its welcome.
+//! The connection to the daemon, and the resources received with its welcome.
 
 use super::boot::GuestRam;
 use super::{APERTURE_BYTES_MAX, VmConfig, VmError};
@@ -19,8 +19,8 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// TIMEOUT: a daemon that lives answers at once; this is for one that hangs.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
-/// TIMEOUT: at most a few frames are ever unread, so the socket always has room while the daemon lives. A vCPU must
-/// not wait longer than this for one that hangs.
+/// TIMEOUT: at most a few frames are ever unread, so the socket always has room while the daemon
+/// lives. A vCPU must not wait longer than this for a daemon that hangs.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sends frames from any thread.
@@ -36,7 +36,7 @@ impl Sender {
     pub(crate) fn send_with(&self, message: &ToDaemon, fds: Vec<OwnedFd>) -> Result<(), WireError> {
         let stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         wire::send(&stream, message, fds).inspect_err(|_| {
-            // A part of the frame may have gone out, so nothing can follow it. The reader finds the end.
+            // A part of the frame may be sent, so no frame can follow it. The reader finds the end.
             let _ = stream.shutdown(std::net::Shutdown::Both);
         })
     }
@@ -86,14 +86,14 @@ pub(crate) fn interrupts() -> Result<Arc<[EventFd]>, VmError> {
         .map_err(VmError::Thread)
 }
 
-/// What a VM says of itself.
+/// Hello of a VM.
 #[derive(Debug)]
 pub(crate) struct Greeting<'a> {
     pub(crate) socket: &'a Path,
     pub(crate) name: &'a str,
     pub(crate) weight: Option<u32>,
     pub(crate) gpu_memory_bytes: Option<u64>,
-    /// The file of its memory; absent where that comes later.
+    /// The file of its memory; absent if it follows later.
     pub(crate) memory: Option<OwnedFd>,
     pub(crate) regions: Vec<Region>,
 }
@@ -217,8 +217,8 @@ pub(crate) fn parking(channels: u32) -> Result<Arc<SharedPages>, VmError> {
         })
 }
 
-/// Maps the first `bytes` of a memory file of the daemon's, which must be as long and sealed to stay so: a page that
-/// went away would be the end of this process.
+/// Maps the first `bytes` of a memory file of the daemon. The file must have that length and a seal
+/// against shrinking, because an access to a removed page would end this process.
 fn map(
     what: &'static str,
     fd: OwnedFd,
@@ -275,7 +275,7 @@ impl From<PageMapError> for Disobedience {
     }
 }
 
-/// Does what a frame says of gates and mailbox; returns those that say something else.
+/// Executes a frame about gates or the mailbox; returns any other frame.
 pub(crate) fn obey<M: PageMap, H: Host>(
     message: ToVmm,
     gates: &GateControl<M, Arc<SharedPages>>,

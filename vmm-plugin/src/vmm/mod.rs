@@ -1,11 +1,11 @@
-//! A small reference VMM, and the same without KVM.
+//! A small reference VMM, and a variant of it without KVM.
 //!
 //! ```text
-//!   vCPU thread       runs the guest, brings its trapped accesses to the device and the gates
-//!   control thread    reads the daemon's frames, moves gates, passes answers on
+//!   vCPU thread       runs the guest, passes its trapped accesses to the device and the gates
+//!   control thread    reads the daemon's frames, moves gates, forwards answers
 //! ```
 //!
-//! Locks: a vCPU takes the device's, and the link's within it; the control thread takes one at a time.
+//! Locks: a vCPU takes the device's, then the link's; the control thread takes one at a time.
 
 mod boot;
 mod core;
@@ -51,9 +51,9 @@ pub struct VmConfig {
     pub guest_elf: Vec<u8>,
     /// The guest's arguments.
     pub args: Vec<u8>,
-    /// Files laid into guest memory: name and contents.
+    /// Files for the guest's memory: name and contents.
     pub files: Vec<(String, Vec<u8>)>,
-    /// Whether every doorbell write at a closed gate comes out of the guest and is counted, not the first alone
+    /// Whether every doorbell write at a closed gate traps and is counted, not the first alone
     /// ([`crate::gate::GateControl::trapping_every_write`]).
     pub trap_every_write: bool,
 }
@@ -86,14 +86,14 @@ pub enum VmError {
     Connect {
         /// Its socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// The daemon does not take the VM.
     #[error("The daemon refused the VM: {0}")]
     Refused(String),
-    /// The daemon ended while it was asked.
+    /// The daemon closed the connection before it answered.
     #[error("The daemon closed the connection without a word")]
     Closed,
     /// The daemon answered with something that it must not.
@@ -107,7 +107,7 @@ pub enum VmError {
     Memory {
         /// What for.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -122,7 +122,7 @@ pub enum VmError {
     Kvm {
         /// During what.
         what: &'static str,
-        /// What it said.
+        /// KVM's error.
         #[source]
         source: kvm_ioctls::Error,
     },
@@ -150,7 +150,7 @@ pub fn run(config: VmConfig) -> Result<VmReport, VmError> {
     spawn(config)?.join()
 }
 
-/// As [`run`], but asks the guest to end after `limit` and ends it by force `grace` later.
+/// As [`run`], but requests the guest to end after `limit` and forces it `grace` later.
 ///
 /// # Errors
 /// As [`run`].

@@ -1,8 +1,8 @@
 //! A native guest: a thread, not a VM, for hosts where there is no KVM.
 //!
-//! The guest program runs as a thread of this process, against the same device model, gates and daemon socket. What
-//! is not there is isolation between guest and VMM, and real page tables: a value behind a lock per doorbell page stands
-//! in for them.
+//! The guest program runs as a thread of this process, against the same device model, gates and
+//! daemon socket. It is not isolated from the VMM and has no real page tables: a value behind a
+//! lock per doorbell page replaces them.
 
 use super::boot::GuestRam;
 use super::core::{Core, VmEnd, VmHandle, count, start};
@@ -238,7 +238,7 @@ impl Platform for NativePlatform<'_> {
         let ready = self.epoll.wait(limit_ms, &mut events).unwrap_or(0);
         for event in &events[..ready] {
             if let Some(eventfd) = self.core.interrupts.get(event.data() as usize) {
-                // Taken by nobody else, and not blocking if it were.
+                // No other thread reads it, and the read does not block.
                 let _ = eventfd.read();
             }
         }

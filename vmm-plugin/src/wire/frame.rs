@@ -1,7 +1,8 @@
-//! Frames: a little-endian u32 length, so many bytes of JSON, and descriptors with the first bytes.
+//! Frames: a little-endian u32 length, that many bytes of JSON, and descriptors with the first
+//! bytes.
 //!
-//! The reader never asks the kernel for bytes beyond the frame that it is in: descriptors are handed over with the
-//! first byte that they were sent with, so those that arrive while a frame is read belong to that frame.
+//! The reader never reads beyond the current frame. Descriptors are received with the first byte
+//! that they were sent with, so those that arrive while a frame is read belong to that frame.
 
 use super::{FRAME_BYTES_MAX, FRAME_FDS_MAX};
 use crate::sys::scm;
@@ -33,7 +34,7 @@ pub enum WireError {
     /// The frame's kind takes another number of descriptors.
     #[error("Frame with {got} descriptors where {expected} are expected")]
     WrongFds {
-        /// Descriptors that came.
+        /// Received descriptors.
         got: usize,
         /// Descriptors that belong to such a frame.
         expected: usize,
@@ -49,7 +50,7 @@ pub enum WireError {
     Stalled,
 }
 
-/// A received message and the descriptors that came with it.
+/// A received message and its descriptors.
 #[derive(Debug)]
 pub struct Frame<T> {
     /// The message.
@@ -62,7 +63,7 @@ impl<T> Frame<T> {
     /// The message and exactly `N` descriptors.
     ///
     /// # Errors
-    /// [`WireError::WrongFds`] where another number came; all are closed.
+    /// [`WireError::WrongFds`] for any other number of descriptors; all are closed.
     pub fn with_fds<const N: usize>(self) -> Result<(T, [OwnedFd; N]), WireError> {
         let got = self.fds.len();
         let fds = self
@@ -133,7 +134,7 @@ impl FrameReader {
         }
     }
 
-    /// Bytes that are still to come of what is known of the frame: of its length first, then of its text.
+    /// Bytes still missing: of the frame's length first, then of its text.
     fn missing(&self) -> Result<usize, WireError> {
         let Some(length) = self.bytes.first_chunk::<LENGTH_BYTES>() else {
             return Ok(LENGTH_BYTES - self.bytes.len());
@@ -195,7 +196,8 @@ impl FrameWriter {
     /// Adds a frame to those waiting; `fds` are closed once they are sent.
     ///
     /// # Errors
-    /// When the message is too long, has too many descriptors, or the peer has left too many frames unread.
+    /// When the message is too long, has too many descriptors, or the peer has left too many frames
+    /// unread.
     pub fn push<T: Serialize>(&mut self, message: &T, fds: Vec<OwnedFd>) -> Result<(), WireError> {
         if fds.len() > FRAME_FDS_MAX {
             return Err(WireError::TooManyFds);
@@ -211,7 +213,8 @@ impl FrameWriter {
         Ok(())
     }
 
-    /// Sends what the socket takes. Returns whether everything is sent; if not, call again once it is writable.
+    /// Sends what the socket takes. Returns whether everything is sent; if not, call again once it
+    /// is writable.
     ///
     /// # Errors
     /// When the peer is gone.

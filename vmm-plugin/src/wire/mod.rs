@@ -1,14 +1,18 @@
-//! What a VMM, or the launcher of a program, and the daemon say to each other over their Unix stream socket.
+//! The protocol between a VMM, or the launcher of a program, and the daemon, over the daemon's Unix
+//! stream socket.
 //!
-//! A frame is a little-endian u32 length, then so many bytes of JSON; file descriptors travel with the frame's first
-//! bytes (SCM_RIGHTS). The VMM speaks first, with [`ToDaemon::Hello`]; the daemon answers [`ToVmm::Welcome`] or
-//! [`ToVmm::Refused`] and closes. The end of the connection ends the tenant.
+//! A frame is a little-endian u32 length and that many bytes of JSON. File descriptors arrive with
+//! the frame's first bytes (SCM_RIGHTS). The VMM sends [`ToDaemon::Hello`] first; the daemon
+//! answers [`ToVmm::Welcome`], or [`ToVmm::Refused`] and closes. The end of the connection ends the
+//! tenant.
 //!
-//! The launcher of a program says [`ToDaemon::Program`] instead, and is answered [`ToVmm::Admitted`]. From then on it
-//! says what it learns: processes, what the driver hands them, their end. When the connection is lost the program runs
-//! on as nobody's; the launcher connects again and says all of it again.
+//! The launcher of a program sends [`ToDaemon::Program`] instead; the answer is
+//! [`ToVmm::Admitted`]. From then on it reports the program's processes, the objects that the
+//! driver makes for them, and their end. When the connection is lost, the program continues without
+//! a tenant. The launcher then connects again and repeats its reports.
 //!
-//! Neither side trusts the other's lengths, numbers or descriptors: both check them once, on receipt.
+//! Neither side trusts the other's lengths, numbers or descriptors: both check them once, on
+//! receipt.
 
 mod frame;
 
@@ -40,7 +44,7 @@ pub struct Region {
     pub file_offset: u64,
 }
 
-/// An object that the GPU's driver handed to a program, named as the driver does.
+/// An object that the GPU's driver made for a program, by the driver's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProgramObject {
@@ -50,28 +54,29 @@ pub struct ProgramObject {
     pub handle: u32,
     /// Its class.
     pub class: u32,
-    /// Handle of what it is below.
+    /// Handle of its parent object.
     pub parent: u32,
     /// Engine that a channel group was made for; zero for others.
     pub engine: u32,
-    /// Where a channel says how far it is, if that was seen.
+    /// The channel's USERD, if its location was observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub userd: Option<Userd>,
 }
 
-/// A channel's USERD: where the host engine and the program say which entries of its ring they took and added.
+/// Location of a channel's USERD, which holds GP_GET and GP_PUT: how far the host engine has read
+/// the ring, and how far the program has filled it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Userd {
-    /// Handle of the memory that it lies in, of the same client.
+    /// Handle of the memory that contains it, of the same client.
     pub memory: u32,
-    /// Where in it, in bytes.
+    /// Offset in that memory, in bytes.
     pub offset: u64,
     /// Entries of the ring.
     pub entries: u32,
 }
 
-/// What happened to an object of a program. It comes from the program: an allegation.
+/// A change of a program's object. Reported by the program, so not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "change", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ObjectChange {
@@ -86,7 +91,7 @@ pub enum ObjectChange {
     },
 }
 
-// A field's address is what serde has.
+// Serde passes fields by address.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 const fn is_not(flag: &bool) -> bool {
     !*flag
@@ -96,9 +101,9 @@ const fn is_not(flag: &bool) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToDaemon {
-    /// First frame. Descriptors: the guest memory's memfd, sealed against shrinking; then one eventfd per vector,
-    /// which the daemon signals to raise the interrupt. Without regions there is no memfd: the memory comes later
-    /// ([`Self::MapMemory`]), where the GPU can do with that.
+    /// First frame. Descriptors: the guest memory's memfd, sealed against shrinking; then one
+    /// eventfd per vector, which the daemon signals to raise the interrupt. Without regions there
+    /// is no memfd: the memory follows in [`Self::MapMemory`], if the GPU supports that.
     Hello {
         /// [`PROTOCOL`].
         protocol: u32,
@@ -120,25 +125,27 @@ pub enum ToDaemon {
         /// Arguments, unchecked.
         args: [u64; turnstile_abi::MAILBOX_ARGS],
     },
-    /// A gate has been moved as asked: no write reaches the page any more (closed, watched), or all do (open).
+    /// A gate has been moved as requested: no write reaches the page any more (closed, watched), or
+    /// all do (open).
     GateDone {
         /// Channel.
         channel: u32,
         /// Number of the request.
         seq: u64,
-        /// Doorbell writes of this channel that came out of the guest since it was opened. Those that went through an
-        /// open gate, and those parked at a closed one after the first, do not and are not counted.
+        /// Trapped doorbell writes of this channel since it was opened. Writes through an open
+        /// gate, and those parked at a closed one after the first, do not trap and are not counted.
         trapped: u64,
     },
-    /// Guest memory that the device may use from now on; one change at a time. Descriptor: a memfd as in Hello.
+    /// Guest memory that the device may use from now on; one change at a time. Descriptor: a memfd
+    /// as in Hello.
     MapMemory {
         /// Number of the change, for the answer.
         id: u64,
         /// The memory.
         region: Region,
     },
-    /// Guest memory that the device may use no longer: a region, as it was mapped. An access under way when this is answered may
-    /// still end.
+    /// Guest memory that the device may use no longer: a region, as it was mapped. An access in
+    /// progress when this is answered may still end.
     UnmapMemory {
         /// Number of the change, for the answer.
         id: u64,
@@ -147,7 +154,8 @@ pub enum ToDaemon {
         /// Bytes.
         bytes: u64,
     },
-    /// First frame of a launcher: the tenant is what descends from the process that connected.
+    /// First frame of a launcher: the tenant consists of the descendants of the process that
+    /// connected.
     Program {
         /// [`PROTOCOL`].
         protocol: u32,
@@ -155,29 +163,30 @@ pub enum ToDaemon {
         name: String,
         /// Weight, as in Hello.
         weight: Option<u32>,
-        /// GPU memory that its processes may have together, as far as they let it move (see [`ToDaemon::Memory`]); no limit
-        /// of its own where absent.
+        /// Limit for the GPU memory of its processes together, as far as they let it move (see
+        /// [`ToDaemon::Memory`]); no limit of its own where absent.
         memory_max_bytes: Option<u64>,
         /// Its memory moves.
         #[serde(default, skip_serializing_if = "is_not")]
         movable: bool,
-        /// Bytes of it that are never taken from the program; none where absent.
+        /// Bytes of its memory that are never moved out; none where absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         memory_min_bytes: Option<u64>,
-        /// Bytes above which its memory goes first; no such bound where absent.
+        /// Bytes above which its memory is moved first; no such bound where absent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         memory_high_bytes: Option<u64>,
     },
-    /// A process of the program has memory that can move. Descriptor: the connection of its library, of the protocol
-    /// `turnstile-preload-wire`, by which the kernel says whose it is.
+    /// A process of the program has memory that can move. Descriptor: the connection of its
+    /// library, of the protocol `turnstile-preload-wire`; the kernel reports the process at its
+    /// other end.
     Memory {},
-    /// A process of the program uses the GPU. Descriptor: its pidfd, by which the daemon knows it whatever number it has
-    /// in the daemon's namespace.
+    /// A process of the program uses the GPU. Descriptor: its pidfd, which identifies it to the
+    /// daemon whatever its number in the daemon's namespace.
     Process {
         /// Its number in the launcher's namespace, by which later frames name it.
         pid: u32,
     },
-    /// What the driver did for such a process, at most [`CHANGES_MAX`], oldest first.
+    /// Changes that the driver made for such a process, at most [`CHANGES_MAX`], oldest first.
     Objects {
         /// The process.
         pid: u32,
@@ -195,22 +204,28 @@ pub enum ToDaemon {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToVmm {
-    /// Answer to Hello. Descriptors, in order: memfd of the doorbell pages (one page per channel), or the device that VFIO
-    /// has opened where they are a physical GPU's own; memfd of the status
-    /// page (one page, to be mapped read-only), memfd of the VM's GPU memory (the aperture; one page of no meaning where
-    /// the features have no aperture), an eventfd that the VMM
-    /// signals when a write trapped at a watched gate, or as the first at a closed one. All memfds are sealed against
-    /// shrinking.
+    /// Answer to Hello. Descriptors, in order:
+    ///
+    /// 1. memfd of the doorbell pages (one page per channel), or the device that VFIO has opened if
+    ///    they are a physical GPU's own;
+    /// 2. memfd of the status page (one page, to be mapped read-only);
+    /// 3. memfd of the VM's GPU memory (the aperture; one unused page if the features have no
+    ///    aperture);
+    /// 4. an eventfd that the VMM signals when a write trapped at a watched gate, or as the first
+    ///    at a closed one.
+    ///
+    /// All memfds are sealed against shrinking.
     Welcome {
         /// Number of the tenant.
         tenant: u32,
         /// Channels that the VM may have open.
         channels: u32,
-        /// GPU memory that the VM may own, and bytes of the aperture's memfd, if the features have an aperture.
+        /// GPU memory that the VM may own, and bytes of the aperture's memfd, if the features have
+        /// an aperture.
         gpu_memory_bytes: u64,
         /// Feature bits of the device ([`turnstile_abi::regs::features`]).
         features: u64,
-        /// Where the page of channel 0 lies in the file of the doorbell pages.
+        /// Offset of channel 0's page in the file of the doorbell pages.
         doorbells_offset: u64,
     },
     /// The daemon does not take this VM.
@@ -224,7 +239,7 @@ pub enum ToVmm {
         id: u64,
         /// [`turnstile_abi::ErrorCode`].
         error: u32,
-        /// Text where more than the code's own is to be said; empty otherwise.
+        /// More detail than the code's own text; empty if there is none.
         text: String,
         /// Results.
         results: [u64; turnstile_abi::MAILBOX_RESULTS],
@@ -236,16 +251,17 @@ pub enum ToVmm {
         /// Why it was refused; absent where it was made.
         refused: Option<String>,
     },
-    /// Move a gate. The first for a channel makes its gate; a channel without one drops doorbell writes.
+    /// Move a gate. The first for a channel makes its gate; a channel without one drops doorbell
+    /// writes.
     Gate {
         /// Channel.
         channel: u32,
         /// Number of the request, for [`ToDaemon::GateDone`].
         seq: u64,
-        /// Where to.
+        /// The new state.
         state: GateState,
     },
-    /// The channel is closed: forget its gate; its doorbell writes are dropped from now on.
+    /// The channel is closed: remove its gate; its doorbell writes are dropped from now on.
     ChannelClosed {
         /// Channel.
         channel: u32,
@@ -255,7 +271,7 @@ pub enum ToVmm {
         /// Number of the tenant.
         tenant: u32,
     },
-    /// A process is not taken as the program's: its time is not accounted to it.
+    /// A process is not accepted as the program's: its time is not accounted to it.
     ProcessRefused {
         /// The process, as the launcher named it.
         pid: u32,

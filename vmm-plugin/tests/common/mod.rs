@@ -1,4 +1,5 @@
-//! A daemon for tests: it welcomes one VM, opens channels, runs NOPs and fences, and moves gates when the test says.
+//! A daemon for tests: it welcomes one VM, opens channels, runs NOPs and fences, and moves gates at
+//! the test's request.
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
@@ -32,7 +33,7 @@ pub(crate) struct Manner {
     pub(crate) first: GateState,
     /// Whether to run the commands in the ring.
     pub(crate) run: bool,
-    /// Hangs up after so many requests.
+    /// Hangs up after this many requests.
     pub(crate) requests_max: usize,
 }
 
@@ -80,7 +81,7 @@ impl Daemon {
         let folder = TempDir::new().unwrap();
         let listener = UnixListener::bind(folder.as_path().join("socket")).unwrap();
         let (tell, done) = channel();
-        // Doorbells that came out of the guest are counted in a file: what is written there, eight bytes each.
+        // Trapped doorbells are counted by the length of a file: each kick writes eight bytes.
         let kick = file(0);
         let mut daemon = Self {
             folder,
@@ -134,7 +135,7 @@ impl Daemon {
         pages.as_ref().map_or(0, |pages| pages.load(channel))
     }
 
-    /// How often the daemon was told of a write that came out of the guest.
+    /// Number of trapped writes of which the daemon was notified.
     pub(crate) fn kicks(&self) -> u64 {
         self.kick.metadata().unwrap().len() / 8
     }
@@ -419,7 +420,7 @@ pub(crate) fn config(daemon: &Daemon, workload: Workload) -> VmConfig {
 }
 
 impl Kind {
-    /// Those that this host can run; says so where it cannot.
+    /// The kinds that this host can run; prints the reason if it cannot run VMs.
     pub(crate) fn all() -> Vec<Self> {
         match kvm_available() {
             Ok(()) => vec![Self::Kvm, Self::Native],

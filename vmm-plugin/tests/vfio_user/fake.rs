@@ -16,7 +16,8 @@ use turnstile_vmm::vfio_user::{
 pub(crate) const VECTORS: u32 = 4;
 pub(crate) const REGS_BYTES: u64 = 0x1000;
 pub(crate) const SHARED_BYTES: u64 = 0x4000;
-/// Writing an address here has the device add up the 64 bytes there, write the sum behind them and raise vector 0.
+/// A write of an address here makes the device sum up the 64 bytes there, write the sum behind them
+/// and raise vector 0.
 pub(crate) const SUM_AT: u64 = 0x10;
 
 #[derive(Debug)]

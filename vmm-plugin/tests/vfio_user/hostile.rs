@@ -49,7 +49,8 @@ fn every_command_truncated_within_its_message() {
         let (stream, thread) = served();
         agreed(&stream);
         let full = payload(*command);
-        // Each is a whole message of a shorter payload: refused or served, and the next one is understood.
+        // Each is a whole message with a payload of other length: refused or served, and the next
+        // message is understood.
         for length in 0..=full.len() + 9 {
             let mut cut = full.clone();
             cut.resize(length, 0);

@@ -1,5 +1,5 @@
-//! The vfio-user protocol: our server and client with each other and with those of another crate, and against clients
-//! that are broken or hostile.
+//! The vfio-user protocol: our server and client with each other, with those of another crate, and
+//! against broken or hostile clients.
 #![allow(missing_docs)]
 
 mod fake;

@@ -37,7 +37,8 @@ pub(crate) fn whole(id: u16, command: Command, payload: &[u8]) -> Vec<u8> {
     message(Header::command(id, command, payload.len()), payload)
 }
 
-/// One message: mostly near what is right, sometimes noise; some that end the connection, if they may.
+/// A random message: mostly nearly correct, sometimes noise. With `ends` also messages that end the
+/// connection.
 pub(crate) fn random(rng: &mut SmallRng, ends: bool) -> Vec<u8> {
     let command = Command::ALL[rng.random_range(0..Command::ALL.len())];
     let mut payload = payload(command);

@@ -50,7 +50,7 @@ fn its_client_drives_our_server() {
     let mut data = [0; 4];
     client.region_read(0, 8, &mut data).unwrap();
     assert_eq!(data, [5, 6, 7, 8]);
-    // As a guest does by ECAM. This client waits for ever for a read that is refused.
+    // As a guest does by ECAM. This client waits endlessly for a refused read.
     client
         .region_read(region::CONFIG, 0x100, &mut data)
         .unwrap();

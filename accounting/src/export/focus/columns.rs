@@ -1,4 +1,4 @@
-//! The columns of a bill in FOCUS, and what stands in each.
+//! The columns of a bill in FOCUS, and the value of each.
 
 use super::super::calendar::{hour_after, month_of, show_second};
 use super::super::prices::{Account, Detail, PriceList, Sku, Unit};
@@ -9,7 +9,7 @@ use crate::record::{GpuIdentity, TenantKind, UnixNanos};
 use rust_decimal::Decimal;
 use std::collections::BTreeMap;
 
-/// A row before it is cells.
+/// The source of a row's cells.
 pub(super) struct Charge<'a> {
     pub(super) gpu: &'a GpuIdentity,
     pub(super) hour: UnixNanos,
@@ -24,7 +24,7 @@ pub(super) struct Charge<'a> {
     pub(super) contracted_cost: Decimal,
 }
 
-/// In which versions a column stands.
+/// The versions that have a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum In {
     Both,
@@ -34,7 +34,7 @@ enum In {
 
 type Value = fn(&Charge<'_>) -> Cell;
 
-/// The columns: FOCUS's by name, then our own.
+/// The columns: those of FOCUS by name, then those of this project.
 const COLUMNS: &[(&str, Kind, In, Value)] = &[
     ("BilledCost", Kind::Decimal, In::Both, |c| {
         Cell::Decimal(c.contracted_cost)
@@ -68,7 +68,7 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
     ("ChargePeriodStart", Kind::Text, In::Both, |c| {
         Cell::text(show_second(c.hour))
     }),
-    // Wanted by the validator of a provider with unit prices, although there are no commitments.
+    // The validator requires it of a provider with unit prices, although there are no commitments.
     ("CommitmentDiscountStatus", Kind::Text, In::V1_2, |_| {
         Cell::Null
     }),
@@ -96,7 +96,7 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
                 .unwrap_or(&c.prices.billing.provider),
         )
     }),
-    // No invoice yet; the biller fills it in.
+    // There is no invoice yet; the biller fills it in.
     ("InvoiceId", Kind::Text, In::Both, |_| Cell::Null),
     ("InvoiceIssuerName", Kind::Text, In::Both, |c| {
         Cell::text(
@@ -256,7 +256,7 @@ impl Charge<'_> {
     }
 }
 
-/// The sub-account that the price list names for the tenant, or the tenant's account.
+/// The sub-account that the price list has for the tenant, or the tenant's account.
 fn sub_account(charge: &Charge<'_>, named: fn(&Account) -> Option<&String>) -> Cell {
     let named = charge.account.and_then(named);
     Cell::maybe(named.or(charge.sums.tenant.account.as_ref()))
@@ -275,7 +275,7 @@ fn description(charge: &Charge<'_>) -> Cell {
     ))
 }
 
-/// A flat object, keys in order; none without keys.
+/// A flat object, keys in order; null if it has no keys.
 fn json(object: &BTreeMap<String, Detail>) -> Cell {
     if object.is_empty() {
         return Cell::Null;
@@ -284,7 +284,7 @@ fn json(object: &BTreeMap<String, Detail>) -> Cell {
     serde_json::to_string(object).map_or(Cell::Null, Cell::text)
 }
 
-/// Seconds that stand in the row of GPU time alone, so that a sum over rows has them once.
+/// Seconds that only the row of GPU time has, so that a sum over rows counts them once.
 fn beside_time(charge: &Charge<'_>, ns: u128) -> Cell {
     let seconds = billionths(ns).filter(|_| charge.sku.unit == Unit::Seconds);
     seconds.map_or(Cell::Null, Cell::Decimal)

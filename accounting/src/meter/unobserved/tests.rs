@@ -1,4 +1,4 @@
-//! Laws of the estimate: conservation for any input, the error bound on random timelines.
+//! Properties of the estimate: conservation for any input, the error bound on random timelines.
 
 use super::*;
 use crate::meter::{Meter, Observation, PolledMeter};
@@ -16,7 +16,7 @@ fn window(from: u64, to: u64) -> Window {
     Window::new(Moment(from), Moment(to)).unwrap()
 }
 
-/// Occupant of the compute engine, and finished and pending commands of A and B.
+/// The occupant of the compute engine, and finished and pending commands of A and B.
 fn look(occupant: Option<TenantId>, channels: &[(TenantId, u32, u32)]) -> Look {
     let reading = |&(tenant, finished, pending): &(TenantId, u32, u32)| ChannelReading {
         tenant,
@@ -31,7 +31,7 @@ fn look(occupant: Option<TenantId>, channels: &[(TenantId, u32, u32)]) -> Look {
     }
 }
 
-/// A poll phase of 2,000 ns in which A ran 600 ns and B 400 ns.
+/// A poll phase of 2,000 ns in which A ran for 600 ns and B for 400 ns.
 fn phase() -> Usage {
     let mut engine = EngineUsage::empty(GR);
     engine.entry(A).used_ns = Nanos(600);
@@ -46,8 +46,8 @@ fn phase() -> Usage {
     }
 }
 
-/// The unobserved part from 0 to 5,000 between two looks. In the poll phase after it A finishes
-/// 2 commands and B 4: 300 and 100 ns each.
+/// The unobserved part from 0 to 5,000 between two snapshots. In the poll phase after it A finishes
+/// 2 commands of 300 ns and B 4 of 100 ns.
 fn estimate(begin: Look, end: Look, suspended: &[TenantId], preemptible: bool) -> EngineUsage {
     let mut unobserved = Unobserved::new(GR, preemptible);
     unobserved.begin(begin, |tenant| suspended.contains(&tenant));
@@ -74,7 +74,7 @@ fn parts(usage: &EngineUsage) -> (u64, u64, u64, u64) {
 fn drained_commands_are_charged_to_their_owner() {
     let begin = look(Some(A), &[(A, 0, 8), (B, 0, 0)]);
     let end = look(None, &[(A, 8, 0), (B, 20, 0)]);
-    // 8 x 300 and 20 x 100 ns, the rest idle.
+    // 8 x 300 and 20 x 100 ns; the rest is idle.
     assert_eq!(
         parts(&estimate(begin, end, &[], false)),
         (2_400, 2_000, 600, 3_000)
@@ -122,7 +122,7 @@ fn an_engine_that_is_hardly_idle_in_poll_phases_is_busy_in_between() {
     unobserved.end(look(None, &[(A, 4, 0)]));
     let after = look(None, &[(A, 6, 0)]);
     let usage = unobserved.charge(window(0, 5_000), &observed, &after);
-    // 4 commands of 300 ns; nothing proves that it ran throughout.
+    // 4 commands of 300 ns; nothing proves that it ran all the time.
     assert_eq!(parts(&usage.engines[0]), (5_000, 0, 0, 5_000));
 }
 
@@ -135,7 +135,7 @@ fn a_tenant_alone_with_a_queue_that_never_empties_is_known_exactly() {
         parts(&estimate(begin.clone(), end.clone(), &[], false)),
         exact
     );
-    // Not where it waited for a value meanwhile, and not where commands can be preempted.
+    // Not exact if the tenant waited for a value meanwhile, or if commands can be preempted.
     let mut stalled = end.clone();
     stalled.channels[0].stalls = 2;
     assert_ne!(parts(&estimate(begin.clone(), stalled, &[], false)).3, 0);
@@ -157,7 +157,7 @@ fn a_command_that_stays_on_the_engine_is_known_exactly() {
 fn a_command_charged_ahead_is_not_charged_again() {
     let mut unobserved = Unobserved::new(GR, false);
     let (mut charged, period) = (0, 6_000);
-    // One command of 15,000 ns, which ends 3,000 ns into the third period.
+    // One command of 15,000 ns, which ends 3,000 ns after the third period began.
     for index in 0..3 {
         let from = index * period;
         let done = u32::from(index == 2);
@@ -176,7 +176,7 @@ fn a_command_charged_ahead_is_not_charged_again() {
         };
         unobserved.begin(begin, |_| false);
         unobserved.end(end.clone());
-        // As seen in earlier poll phases.
+        // As measured in earlier poll phases.
         unobserved.rates.know(GR, A, Nanos(15_000));
         let usage = unobserved.charge(window(from, from + 5_000), &observed, &end);
         charged += usage.tenant_ns(A, Metric::Total).0 + observed.tenant_ns(A, Metric::Total).0;
@@ -243,15 +243,16 @@ fn any_look() -> impl Strategy<Value = Look> {
     })
 }
 
-/// A timeline of an engine that preempts nothing: commands and idle times, one after the other.
+/// A timeline of an engine without preemption: commands and idle times, one after the other.
 #[derive(Clone, Debug)]
 struct Timeline {
-    /// Tenant, announced at, from, to.
+    /// Tenant, when the command was announced, began and ended.
     commands: Vec<(TenantId, u64, u64, u64)>,
 }
 
 impl Timeline {
-    /// From (tenant or idle, length, part of the time since the engine was idle that it waited).
+    /// From segments: tenant or idle, length, percentage of the time since the engine was idle for
+    /// which it waited.
     fn new(segments: &[(Option<u32>, u64, u64)]) -> Self {
         let (mut at, mut busy_from, mut commands) = (0, 0, Vec::new());
         for &(tenant, length, waited) in segments {
@@ -303,7 +304,7 @@ impl Timeline {
 }
 
 proptest! {
-    /// Law 1, and the bound is at most the length, whatever the hardware and the guests write.
+    /// Law 1 holds, and the bound is at most the length, for any values from hardware and guests.
     #[test]
     fn any_input_is_conserved(
         periods in prop::collection::vec((any_look(), any_look(), any_look(), 0u64..1 << 40,
@@ -333,7 +334,7 @@ proptest! {
         }
     }
 
-    /// No charge is off by more than the bound, in unobserved parts and in poll phases.
+    /// No charge's error exceeds the bound, in unobserved parts and in poll phases.
     #[test]
     fn the_error_bound_holds_on_random_timelines(
         segments in prop::collection::vec(

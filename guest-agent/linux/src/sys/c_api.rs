@@ -64,7 +64,8 @@ fn code(result: Result<(), GuestError>) -> c_int {
 pub unsafe extern "C" fn turnstile_open(out: *mut *mut TurnstileGpu) -> c_int {
     let opened = Bus::open(Gpu::DMA_BYTES).and_then(|bus| {
         let bus = Box::into_raw(Box::new(bus));
-        // SAFETY: the allocation was just made, and is given back by `turnstile_close` only after what refers to it.
+        // SAFETY: the allocation was just made, and `turnstile_close` frees it only after
+        // everything that refers to it.
         match Gpu::new(unsafe { &*bus }) {
             Ok(gpu) => Ok(TurnstileGpu { gpu, bus }),
             Err(error) => {
@@ -83,7 +84,7 @@ pub unsafe extern "C" fn turnstile_open(out: *mut *mut TurnstileGpu) -> c_int {
 /// Closes it; what it had allocated is lost.
 ///
 /// # Safety
-/// `gpu` came from [`turnstile_open`] and is not used afterwards, or is null.
+/// `gpu` is from [`turnstile_open`] and is not used afterwards, or is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn turnstile_close(gpu: *mut TurnstileGpu) {
     if gpu.is_null() {
@@ -99,16 +100,16 @@ pub unsafe extern "C" fn turnstile_close(gpu: *mut TurnstileGpu) {
 /// The device behind a handle.
 ///
 /// # Safety
-/// `gpu` came from [`turnstile_open`], is open, and used by no other thread; or it is null.
+/// `gpu` is from [`turnstile_open`], is open, and used by no other thread; or it is null.
 unsafe fn of<'g>(gpu: *mut TurnstileGpu) -> Option<&'g mut Gpu<'static>> {
     // SAFETY: the caller's promise.
     unsafe { gpu.as_mut() }.map(|handle| &mut handle.gpu)
 }
 
-/// Loads PTX text of so many bytes.
+/// Loads PTX text of `bytes` bytes.
 ///
 /// # Safety
-/// `gpu` as for all; `text` has so many bytes; `module` points to room.
+/// `gpu` as for all; `text` has `bytes` bytes; `module` points to room.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn turnstile_load(
     gpu: *mut TurnstileGpu,
@@ -197,7 +198,7 @@ pub unsafe extern "C" fn turnstile_free(gpu: *mut TurnstileGpu, va: u64) -> c_in
 /// Copies to the GPU.
 ///
 /// # Safety
-/// `gpu` as for all; `from` has so many bytes.
+/// `gpu` as for all; `from` has `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn turnstile_copy_in(
     gpu: *mut TurnstileGpu,
@@ -216,7 +217,7 @@ pub unsafe extern "C" fn turnstile_copy_in(
 /// Copies from the GPU.
 ///
 /// # Safety
-/// `gpu` as for all; `to` has room for so many bytes.
+/// `gpu` as for all; `to` has room for `bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn turnstile_copy_out(
     gpu: *mut TurnstileGpu,
@@ -228,11 +229,13 @@ pub unsafe extern "C" fn turnstile_copy_out(
     let (Some(gpu), false) = (unsafe { of(gpu) }, to.is_null()) else {
         return INVALID;
     };
-    // SAFETY: the caller's promise; any byte is one, so that memory that was never written is a fault of nobody's.
+    // SAFETY: the caller's promise; any byte is a valid value, so never-written memory does no
+    // harm.
     code(gpu.copy_out(va, unsafe { slice::from_raw_parts_mut(to, bytes) }))
 }
 
-/// Launches a kernel: grid and block in three dimensions, parameters as words of 32 bits in the kernel's layout.
+/// Launches a kernel: grid and block in three dimensions, parameters as words of 32 bits in the
+/// kernel's layout.
 ///
 /// # Safety
 /// `gpu` as for all; `grid` and `block` have three words, `params` has `kernel.param_bytes` bytes.

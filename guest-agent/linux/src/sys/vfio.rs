@@ -26,8 +26,8 @@ pub(crate) fn map_dma(
     iova: u64,
     memory: &MmapRegion<()>,
 ) -> io::Result<()> {
-    // SAFETY: the range is `memory`'s, which is mapped, and which this program only ever accesses as volatile. The kernel
-    // pins its pages, so that the device reaches no others should it be unmapped here.
+    // SAFETY: the range is `memory`'s, which is mapped, and which this program accesses as volatile
+    // only. The kernel pins its pages, so that the device reaches no others if it is unmapped here.
     let mapped = unsafe { container.vfio_dma_map(iova, memory.size(), memory.as_ptr()) };
     mapped.map_err(io::Error::other)
 }

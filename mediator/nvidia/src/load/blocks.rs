@@ -1,7 +1,8 @@
-//! Blocks of kernels that are launched and waited for, in turns with those of others.
+//! Blocks of kernels that are launched and waited for, alternating with those of other sides.
 //!
-//! What the filter costs on which a tenant's calls are seen is less than what two processes differ by for good (1 % of 20 us, where their memory
-//! lies). So two threads of one process take turns with the same context, stream and memory: one as it is, one under the filter.
+//! The filter that observes a tenant's calls costs less than the constant difference between two
+//! processes. That comes from the place of their memory (1 % of 20 us). So two threads of one
+//! process alternate with the same context, stream and memory: one as it is, one under the filter.
 //! Neither is the process's first thread, which takes 0.5 % longer. SOURCE: measured on an H200.
 
 use std::io::{self, BufRead, Write};
@@ -17,14 +18,16 @@ use turnstile_figures::matrix::Length;
 use turnstile_figures::pairs::order;
 use turnstile_figures::percentile::Percentiles;
 
-/// Kernels of a block before those that are timed: the context is on the engine again, and the processor's caches are its own.
+/// Kernels of a block before those that are timed: afterwards the context is resident again, and
+/// its data are in the processor's caches.
 const BLOCK_LEAD: u64 = 30;
-/// Most kernels of a block.
+/// Maximum number of kernels of a block.
 pub(super) const BLOCK_MAX: u64 = 1 << 20;
 
-/// Says [`Said::Ready`], then launches and waits for as many kernels as each line of `orders` says, and says how long that took: a
-/// [`Said::Block`]. With `filtered` two of them, each for half of it before and half of it after the other: as it is, and by a thread under the filter
-/// that `turnstile run` lays on programs.
+/// Reports that it is ready. Then, for each line of `orders`, launches and waits for that number of
+/// kernels, and reports how long they took as a block. With `filtered`, it reports two blocks: of a
+/// thread as it is, and of a thread under the filter that `turnstile run` installs. Each of them is
+/// the average of two blocks, and the threads alternate.
 ///
 /// # Errors
 /// As [`super::run`].
@@ -98,14 +101,14 @@ fn block(rig: &mut Rig, turns: u64, count: u64) -> Result<Block, LoadError> {
 
 type Done = (Rig, Result<Block, LoadError>);
 
-/// A thread that does blocks for the first one.
+/// A thread that runs blocks for the first thread.
 struct Launcher {
     order: SyncSender<(Rig, u64)>,
     done: Receiver<Done>,
 }
 
 impl Launcher {
-    /// `prepare` runs on it first.
+    /// Starts the thread, which runs `prepare` first.
     fn start(
         name: &str,
         turns: u64,
@@ -141,7 +144,8 @@ fn gone() -> io::Error {
     io::ErrorKind::BrokenPipe.into()
 }
 
-/// The calling thread is filtered from now on; another lets its calls pass until the process ends.
+/// Filters the calling thread from now on; another thread lets its calls proceed until the process
+/// ends.
 fn listen() -> io::Result<()> {
     let listener = notify::filter_this_thread()?;
     thread::Builder::new()
@@ -150,7 +154,7 @@ fn listen() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets every call be made.
+/// Lets every call proceed.
 fn let_pass(mut listener: RawListener) {
     while let Ok(call) = listener.receive() {
         let passed = call.map_or(Ok(true), |call| listener.proceed(call.id));

@@ -1,11 +1,13 @@
-//! A load of the bench: a plain CUDA process that keeps the GPU busy in a given way and says when it really ran.
+//! A load of the bench: a plain CUDA process that keeps the GPU busy in a given way, and reports
+//! when it really ran.
 //!
 //! ```text
-//!   ready -> (the bench says when to start) -> kernels, launched as the pattern wants -> records -> report
+//!   ready -> (the bench sends the start time) -> kernels of the pattern -> records -> report
 //! ```
 //!
-//! The kernels (`images/load/truth.cu`) leave time stamps of the device; the clock is read against the wall clock before and
-//! after. Whatever the process launches is recorded, its calibration as well, so that the sum is what a ledger has to charge.
+//! The kernels (`images/load/truth.cu`) record time stamps of the device; its clock is compared
+//! with the wall clock before and after. Every launch of the process is recorded, including its
+//! calibration, so that the sum is what a ledger has to charge.
 
 mod blocks;
 mod rig;
@@ -26,75 +28,78 @@ use turnstile_figures::spans::{
 };
 use turnstile_figures::{FINE_NS, HOST_PAUSE_NS};
 
-/// Pauses shorter than this are the load's own: nobody else ran in them. SOURCE: measured: a switch to another context and back
-/// takes about 160 us.
+/// Shorter pauses belong to the load: no other context ran in them. SOURCE: measured: a switch to
+/// another context and back takes about 160 us.
 const PAUSE_NS: u64 = 40_000;
 
-/// Launch times that are kept.
+/// Maximum number of launch times that are kept.
 const LAUNCHES_MAX: usize = 1 << 22;
 
-/// The engine works for so much longer than a kernel executes, for each launch. SOURCE: 2.40 to
+/// Time per launch for which the engine is busy beyond the execution of the kernel. SOURCE: 2.40 to
 /// 2.49 us by the busy counter of an H100, kernels of 50 us and 2 ms.
 const LAUNCH_NS: u64 = 2_400;
 
-/// Pauses of the host that are told.
+/// Maximum number of pauses of the host that are reported.
 const HOST_PAUSES_MAX: usize = 1_000;
 
-/// Work until clocks are up, in turns of 2 ms. SOURCE: measured: an idle H200 reaches its clock within some milliseconds.
+/// Kernels of 2 ms that bring the clocks up. SOURCE: measured: an idle H200 reaches its clock
+/// within some milliseconds.
 const WARM_UP_KERNELS: u32 = 20;
 
 /// Why a load ended.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// CUDA said no.
+    /// CUDA refused.
     #[error("CUDA refused")]
     Cuda(#[from] CudaFailure),
-    /// The kernels were not taken.
+    /// The kernels were refused.
     #[error("The load's kernels were refused: {0}")]
     Module(String),
     /// The device did not answer.
     #[error("The device's clock cannot be read: no answer for {} s", rig::SILENCE.as_secs())]
     Clock,
-    /// Work does not take longer when there is more.
+    /// More work did not take longer.
     #[error("Work cannot be calibrated: {0} turns took {1} ns, {2} took {3} ns")]
     Calibration(u64, u64, u64, u64),
     /// An endless kernel has no bursts.
     #[error("An endless kernel has no bursts and no depth")]
     Pattern,
-    /// Somebody who starts it said something else.
+    /// An order is not a number.
     #[error(
         "The order is {0:?}, not a number: the moment to start in nanoseconds of the wall clock, or how many kernels"
     )]
     Order(String),
-    /// The kernels of a block have to have a length.
+    /// A block is of endless kernels, of none, or of too many.
     #[error("A block is of kernels that end, 1 to {} of them", blocks::BLOCK_MAX)]
     Block,
-    /// A thread that is to be filtered is not.
+    /// A thread could not be filtered.
     #[error("A thread cannot be filtered as a tenant's are")]
     Filter(#[source] io::Error),
-    /// Its input or output is broken.
+    /// Input or output is broken.
     #[error("The load is not heard")]
     Io(#[from] io::Error),
-    /// Its lines cannot be written.
+    /// A line of output cannot be written.
     #[error("The load cannot say what it found")]
     Json(#[from] serde_json::Error),
 }
 
-/// What is measured on the host.
+/// Measurements of the host.
 #[derive(Debug, Default)]
 struct Told {
     latencies_ns: Vec<u64>,
-    /// Of those that were launched as soon as the one before had ended: number of the record, and the wall clock.
+    /// For launches as soon as the previous kernel had ended: number of the record, and the wall
+    /// clock.
     launched_ns: Vec<(u64, u64)>,
-    /// How long the thread waited for a processor.
+    /// Time for which the thread was runnable without a processor.
     waited_ns: Option<u64>,
 }
 
-/// Runs the load. Says [`Said::Ready`] and then [`Said::Done`] on `say`, a line each. With `orders` it starts when a line with
-/// the wall clock in nanoseconds comes, and after its report stays until they end.
+/// Runs the load. It writes a line when it is ready, and a line with its report. With `orders` it
+/// starts at the wall-clock time in nanoseconds of their first line. After the report it stays
+/// until they end.
 ///
 /// # Errors
-/// If the GPU or whoever started it does not do their part.
+/// If the GPU refuses, or the orders are invalid.
 pub fn run(
     spec: &LoadSpec,
     mut orders: Option<impl BufRead>,
@@ -147,7 +152,7 @@ fn tell(say: &mut impl Write, said: &Said) -> Result<(), LoadError> {
     Ok(say.flush()?)
 }
 
-/// A number: when to start, or how much to do; `None` if nobody wants anything any more.
+/// A number: when to start, or how much to do. `None` if there are no more orders.
 fn ordered(orders: &mut impl BufRead) -> Result<Option<u64>, LoadError> {
     let mut line = String::new();
     if io::Read::take(orders, 64).read_line(&mut line)? == 0 {
@@ -159,7 +164,7 @@ fn ordered(orders: &mut impl BufRead) -> Result<Option<u64>, LoadError> {
     }
 }
 
-/// Runs until clocks are up, and finds out how long work takes if nobody has.
+/// Runs until clocks are up, and calibrates the work unless the spec has a calibration.
 fn warm_up(rig: &mut Rig, spec: &LoadSpec) -> Result<Calibration, LoadError> {
     const FEW: u64 = 1_000;
     const MANY: u64 = 20_000;
@@ -170,7 +175,7 @@ fn warm_up(rig: &mut Rig, spec: &LoadSpec) -> Result<Calibration, LoadError> {
     if let Some(calibration) = spec.calibration {
         return Ok(calibration);
     }
-    // The shortest of some, so that one that was interrupted does not count.
+    // The shortest of several, so that interrupted ones do not count.
     let mut shortest = |turns| -> Result<u64, LoadError> {
         let lengths: Vec<u64> = (0..20)
             .map(|_| {
@@ -186,7 +191,7 @@ fn warm_up(rig: &mut Rig, spec: &LoadSpec) -> Result<Calibration, LoadError> {
         .ok_or(LoadError::Calibration(FEW, few, MANY, many))
 }
 
-/// Launches kernels as the pattern wants.
+/// Launches kernels as the pattern requires.
 fn load(
     rig: &mut Rig,
     spec: &LoadSpec,
@@ -334,7 +339,7 @@ fn report(
     }
 }
 
-/// Pauses between launches that are no shorter than [`PAUSE_NS`].
+/// Pauses between launches of at least [`PAUSE_NS`].
 fn pauses(launches: &[Span]) -> impl Iterator<Item = Span> + '_ {
     launches
         .windows(2)
@@ -342,7 +347,7 @@ fn pauses(launches: &[Span]) -> impl Iterator<Item = Span> + '_ {
         .filter(|pause| pause.begin_ns > 0 && (PAUSE_NS..u64::MAX / 2).contains(&pause.length_ns()))
 }
 
-/// Where a launch came late after the end of the kernel before it.
+/// Pauses where a launch was made late after the end of the previous kernel.
 fn host_pauses(launches: &[Span], launched_ns: &[(u64, u64)], clock: &Clock) -> Vec<Span> {
     let pause = |(slot, launched_ns): &(u64, u64)| {
         let before = usize::try_from(slot.checked_sub(1)?).ok()?;
@@ -356,13 +361,14 @@ fn host_pauses(launches: &[Span], launched_ns: &[(u64, u64)], clock: &Clock) -> 
     long.take(HOST_PAUSES_MAX).collect()
 }
 
-/// How long the calling thread was ready and had no processor. SOURCE: Documentation/scheduler/sched-stats.rst: the second figure of schedstat.
+/// Time for which the calling thread was runnable without a processor. SOURCE:
+/// Documentation/scheduler/sched-stats.rst: the second figure of schedstat.
 fn waited_ns() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     text.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
-/// The wall clock, which the driver's records are on as well.
+/// The wall clock, which the driver's records use as well.
 fn wall_ns() -> u64 {
     // CAST: until the year 2554.
     SystemTime::now()
@@ -371,7 +377,7 @@ fn wall_ns() -> u64 {
         .as_nanos() as u64
 }
 
-/// The instant at which the wall clock will show this.
+/// The instant at which the wall clock will be `at_ns`.
 fn in_wall_ns(at_ns: u64) -> Instant {
     let now = Instant::now();
     match at_ns.checked_sub(wall_ns()) {

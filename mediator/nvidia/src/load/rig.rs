@@ -10,22 +10,24 @@ use turnstile_figures::load::LoadSpec;
 use turnstile_figures::matrix::Length;
 use turnstile_figures::spans::{Reading, Span};
 
-/// Threads of a block, and blocks of a processor: one wave that fills the GPU. SOURCE: 2,048 threads are resident on a
-/// processor of compute capability 7.0 to 9.0 (CUDA programming guide, technical specifications).
+/// Threads of a block, and blocks of a processor: one wave that fills the GPU. SOURCE: 2,048
+/// threads are resident on a processor of compute capability 7.0 to 9.0 (CUDA programming guide,
+/// technical specifications).
 const THREADS: u32 = 256;
 const BLOCKS_PER_PROCESSOR: u32 = 8;
 /// Turns between two readings of the clock. SOURCE: measured on an H200: about 2 us.
 pub(super) const STEP_TURNS: u32 = 16;
-/// A jump of the clock that counts as a gap: ten steps, a quarter of the fastest switch to another context and back.
+/// A jump of the clock that counts as a gap: ten steps, a quarter of the fastest switch to another
+/// context and back.
 const GAP_NS: u32 = 20_000;
-/// Gaps that have room. A context switch every 100 us fills it in 100 s.
+/// Maximum number of recorded gaps. A context switch every 100 us reaches it in 100 s.
 const GAPS_MAX: u32 = 1 << 20;
-/// Launches that have room: a minute of the fastest loop.
+/// Maximum number of recorded launches: a minute of the fastest loop.
 const LAUNCHES_MAX: u64 = 6 << 20;
-/// TIMEOUT: how long the device may say nothing when the clock is read: a context that is held back is away for at most half a
-/// second at a time.
+/// TIMEOUT: for an answer of the device when its clock is read: a context that is held is off the
+/// engine for at most half a second at a time.
 pub(super) const SILENCE: Duration = Duration::from_secs(10);
-/// Readings of the clock; the one whose answer came fastest counts.
+/// Readings of the clock; the one with the fastest answer is used.
 const CLOCK_ROUNDS: u32 = 200;
 
 /// Bytes of a record: see `Launch` and `Gap` in `truth.cu`.
@@ -34,15 +36,15 @@ const GAP_BYTES: u64 = 16;
 /// Bytes copied at once.
 const COPY_BYTES: usize = 4 << 20;
 
-/// Words of the memory shared with the device.
+/// Words of the memory that is shared with the device.
 const ASK: usize = 0;
 const TIME: usize = 1;
 const ANSWER: usize = 2;
 const STOP: usize = 3;
-/// Bytes of it, so that words that both sides write lie apart.
+/// Length of that memory.
 const SHARED_BYTES: usize = 4096;
 
-/// What the kernels left.
+/// Records of the kernels.
 #[derive(Debug)]
 pub(super) struct Records {
     /// In order of time.
@@ -54,7 +56,7 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Gaps that begin in a launch.
+    /// Gaps that begin within a launch.
     pub(super) fn gaps_within(&self, launch: &Span) -> &[Span] {
         let from = self
             .gaps
@@ -83,7 +85,7 @@ impl Params {
     }
 }
 
-/// A context with the load's kernels and the memory that they record to.
+/// A context with the load's kernels, and the memory of their records.
 #[derive(Debug)]
 pub(super) struct Rig {
     context: Context,
@@ -117,7 +119,8 @@ impl Rig {
             0 => BLOCKS_PER_PROCESSOR * u32::try_from(processors).unwrap_or(1),
             blocks => blocks,
         };
-        // A launch and its wait take some microseconds at least. SOURCE: measured: 10.3 us for an empty kernel.
+        // A launch and its wait take some microseconds at least. SOURCE: measured: 10.3 us for an
+        // empty kernel.
         let kernel_ns = match spec.kernel {
             Length::Us(us) => (us * 1_000).max(8_000),
             Length::Endless => u64::MAX,
@@ -152,7 +155,8 @@ impl Rig {
         })
     }
 
-    /// Where the next launch records: beyond the room, all record to one that is counted and not read.
+    /// Record of the next launch. Launches without room share one record, which is counted and not
+    /// read.
     fn next_slot(&mut self) -> (u64, u64) {
         let slot = self.launched.min(self.room - 1);
         self.launched += 1;
@@ -167,12 +171,12 @@ impl Rig {
             .half(GAP_NS)
     }
 
-    /// Where kernels write what they never do.
+    /// Address for results that the kernels never write.
     fn sink(&self) -> u64 {
         self.words.address() + 16
     }
 
-    /// Launches a kernel of so many turns, and returns its record's number.
+    /// Launches a kernel of `turns` turns, and returns the number of its record.
     pub(super) fn launch(&mut self, turns: u64) -> Result<u64, LoadError> {
         let (slot, record) = self.next_slot();
         let params = Params::default().word(turns).half(STEP_TURNS).word(record);
@@ -296,7 +300,7 @@ impl Rig {
 
     /// All records, once everything has ended.
     pub(super) fn records(&self) -> Result<Records, LoadError> {
-        // The last slot is shared by all that had no room.
+        // The last slot is shared by all launches without room.
         let recorded = self.launched.min(self.room - 1);
         let bytes = (recorded * LAUNCH_BYTES) as usize;
         let launches = words(&self.copy(self.launches.address(), bytes)?);

@@ -1,4 +1,4 @@
-//! What a mover needs of a GPU, and no more: the seam at which tests put another one in. And the real one.
+//! What a mover needs of a GPU; tests put a stand-in here. [`CudaCopier`] is the real one.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -12,12 +12,12 @@ use crate::sys::{
 };
 use turnstile_gpu::{Direction, GuestMemory};
 
-/// Why the GPU did not do it.
+/// Why the GPU refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CopyFailure {
-    /// It has no memory for it.
+    /// The GPU has no memory for it.
     pub(super) no_room: bool,
-    /// It will do nothing any more.
+    /// The context is gone.
     pub(super) is_fatal: bool,
     pub(super) detail: String,
 }
@@ -34,34 +34,35 @@ impl CopyFailure {
 
 /// A GPU that copies between memory named by handles and the host's pages.
 pub(super) trait Copier: Send + Sync + 'static {
-    /// Copies in order.
+    /// A queue of copies, executed in order.
     type Lane: Send;
-    /// GPU memory behind addresses of ours; dropped, it has none, and no handle of ours.
+    /// GPU memory mapped at addresses of this process. Dropped, it is unmapped and its handle
+    /// closed.
     type Mapped: Send;
     /// What is left of it without the memory.
     type Rest: Send;
-    /// A point in a lane.
+    /// A point in a queue.
     type Mark: Send;
 
-    /// Another lane.
+    /// Makes another queue.
     fn lane(&self) -> Result<Self::Lane, CopyFailure>;
 
-    /// Takes a file's bytes as the pool's from `at` on.
+    /// Pins a file as the pool's bytes from `at` on.
     fn pin(&self, at: u64, bytes: u64, file: File) -> Result<(), CopyFailure>;
 
     /// Maps the memory of a handle.
     fn adopt(&self, handle: OwnedFd, bytes: u64) -> Result<Self::Mapped, CopyFailure>;
 
-    /// Makes memory. What is in it is not said: it is filled before anybody sees it.
+    /// Makes memory with undefined content: it is filled before any other process gets it.
     fn create(&self, bytes: u64) -> Result<Self::Mapped, CopyFailure>;
 
-    /// Lets go of memory, first of all.
+    /// Unmaps and frees memory; the rest can be dropped later.
     fn release(&self, memory: Self::Mapped) -> Self::Rest;
 
-    /// A handle for others.
+    /// Exports a handle for other processes.
     fn export(&self, memory: &Self::Mapped) -> Result<OwnedFd, CopyFailure>;
 
-    /// Queues zeroing all of it.
+    /// Queues zeroing the memory.
     fn zero(&self, lane: &Self::Lane, memory: &Self::Mapped) -> Result<(), CopyFailure>;
 
     /// Queues a copy between the memory from `offset` on and the host's pages.
@@ -74,7 +75,7 @@ pub(super) trait Copier: Send + Sync + 'static {
         direction: Direction,
     ) -> Result<(), CopyFailure>;
 
-    /// The end of what is queued.
+    /// Marks the end of what is queued.
     fn mark(&self, lane: &Self::Lane) -> Result<Self::Mark, CopyFailure>;
 
     /// Waits until a mark is reached.
@@ -91,7 +92,7 @@ impl From<CudaFailure> for CopyFailure {
     }
 }
 
-/// Pinned files: where each begins in the pool, where it ends, and what pins it.
+/// Pinned files: offset of the start and the end in the pool, and the pinned window.
 type Pinned = Vec<(u64, u64, GuestWindow)>;
 
 /// A real GPU.
@@ -102,8 +103,9 @@ pub(super) struct CudaCopier {
     _anchor: Anchor,
 }
 
-/// Memory that is open to others as long as this process runs. SOURCE: measured on an H200: the first handle that is exported and the last that
-/// is closed, of all on the GPU, take 0.6 to 0.8 ms, as the driver then makes and frees what it exports them with; others take 0.02 to 0.1 ms.
+/// Memory that stays exported while this process runs. SOURCE: measured on an H200: of all handles
+/// on the GPU, the first to be exported and the last to be closed take 0.6 to 0.8 ms. The driver
+/// then makes and frees what it exports handles with. Others take 0.02 to 0.1 ms.
 #[derive(Debug)]
 struct Anchor {
     _chunk: Chunk,
@@ -205,7 +207,7 @@ impl Copier for CudaCopier {
             |(from, to, _): &&(u64, u64, _)| *from <= at && end.is_some_and(|end| end <= *to);
         let found = pinned.iter().find(holds);
         let (_, _, window) = found.ok_or_else(|| CopyFailure::of("No such pages"))?;
-        // CAST: within a pinned range, which has a length of the host's.
+        // CAST: within a pinned range, the length of which is a usize.
         let (address, bytes) = (memory.address() + offset, bytes as usize);
         match direction {
             Direction::Out => window.copy_out(lane, address, at, bytes)?,

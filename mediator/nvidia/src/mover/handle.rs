@@ -1,4 +1,4 @@
-//! The daemon's side: a mover process, and what it moved.
+//! The daemon's side: a mover process, and the memory that it moved.
 
 use std::fs::File;
 use std::io;
@@ -18,28 +18,30 @@ use super::pages::{Chore, Pages, Pool, Segment};
 use super::protocol::{Answer, EXTENTS_MAX, Extent, MORE_LINES, Moved, Order, SPANS_MAX};
 use crate::line::{self, answer};
 
-/// Memory behind one handle is at most so long: what is moved at once, and is in both places while it is. SOURCE: measured: a
-/// copy of 1 GiB takes 19.4 ms; importing and mapping a handle takes 1 ms, freeing its memory 0.3 ms.
+/// Maximum memory behind one handle: it is moved at once, and is in both places meanwhile. SOURCE:
+/// measured: a copy of 1 GiB takes 19.4 ms; importing and mapping a handle takes 1 ms, freeing its
+/// memory 0.3 ms.
 pub const EXTENT_BYTES_MAX: u64 = 1 << 30;
 
-/// Memory behind one handle is at least so long, where there is as much. SOURCE: measured: what can only be done when the last one
-/// was copied (freeing it, or mapping it) takes 1.3 ms for a GiB, as long as 70 MiB take to be copied.
+/// Minimum memory behind one handle, if there is that much. SOURCE: measured: the work that follows
+/// the last copy (freeing or mapping) takes 1.3 ms for 1 GiB, as long as copying 70 MiB.
 const EXTENT_BYTES_MIN: u64 = 128 << 20;
 
-/// The first and the last of many handles. SOURCE: measured: 1 GiB goes out at 96.1 to 97.3 % of the link and comes in at 95.4 to 95.7 % with
-/// 64 MiB, at 97.5 and 94.7 with 32.
+/// Memory behind the first and the last of many handles. SOURCE: measured: with 64 MiB, 1 GiB goes
+/// out at 96.1 to 97.3 % of the link and comes in at 95.4 to 95.7 %; with 32 MiB, 97.5 % and 94.7
+/// %.
 const EDGE_BYTES: u64 = 64 << 20;
-/// Memory of so much has small ends.
+/// Memory of at least this size has small first and last handles.
 const EDGED_BYTES: u64 = 4 * EXTENT_BYTES_MIN;
 
-/// Bytes behind each handle for memory of `bytes` that moves as a whole, none of more than `most`: some of them, so that one is copied while
-/// the next is mapped and the last freed; and of what is large the first and the last ones small, as nothing is copied while the first is
-/// mapped and the last freed.
+/// Splits memory of `bytes` that moves as a whole into the bytes behind each handle, each at most
+/// `most`. With several handles, one is copied while the next is mapped and the last freed. Nothing
+/// is copied while the first is mapped and the last freed: in large memory, these two are small.
 pub fn parts(bytes: u64, most: u64) -> Vec<u64> {
     parts_from(bytes, most, EDGE_BYTES)
 }
 
-/// As [`parts`], with so many bytes behind the first and the last handle.
+/// As [`parts`], with `edge_bytes` behind the first and the last handle.
 pub fn parts_from(bytes: u64, most: u64, edge_bytes: u64) -> Vec<u64> {
     let part = bytes / 8 / CHUNK_BYTES * CHUNK_BYTES;
     let part = part.clamp(EXTENT_BYTES_MIN, EXTENT_BYTES_MAX).min(most);
@@ -59,13 +61,13 @@ pub fn parts_from(bytes: u64, most: u64, edge_bytes: u64) -> Vec<u64> {
 /// Why memory was not made or moved.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MoverError {
-    /// There is no mover.
+    /// The mover has ended or does not answer.
     #[error("The mover {0}")]
     Gone(String),
     /// The GPU has no room.
     #[error("The GPU has no room")]
     NoRoom,
-    /// The host has no room.
+    /// The host's pool has no room.
     #[error("The pool of the host has no room")]
     PoolFull,
     /// The GPU or the host refused something else.
@@ -77,27 +79,30 @@ fn host(error: impl std::fmt::Display) -> MoverError {
     MoverError::Refused(error.to_string())
 }
 
-/// How a mover is to be.
+/// Configuration of a mover.
 #[derive(Clone, Copy, Debug)]
 pub struct MoverConfig {
     /// CUDA's number of the GPU.
     pub device: u32,
-    /// Bytes that the host takes in at most; pinned, one step after the other.
+    /// Maximum size of the host's pool, which is pinned in steps.
     pub pool_bytes: u64,
-    /// Bytes of a step.
+    /// Size of a step.
     pub step_bytes: u64,
-    /// How long a mover may take to be ready. TIMEOUT: the vendor's library takes 0.3 s where nothing else runs (measured).
+    /// Time until a mover has to be ready. TIMEOUT: the vendor's library takes 0.3 s on an idle
+    /// host (measured).
     pub start_limit: Duration,
-    /// How long an order may take. TIMEOUT: 2 GiB take 40 ms (measured), and wait for a tenant's copies on the same engine.
+    /// Time limit of an order. TIMEOUT: 2 GiB take 40 ms (measured), and wait for a tenant's copies
+    /// on the same engine.
     pub order_limit: Duration,
-    /// How long pages are waited for while the pool grows. TIMEOUT: 1 GiB is pinned in 0.45 s (measured).
+    /// Time limit of a wait for pages while the pool grows. TIMEOUT: 1 GiB is pinned in 0.45 s
+    /// (measured).
     pub grow_limit: Duration,
-    /// Least time between two starts.
+    /// Minimum time between two starts.
     pub restart_pause: Duration,
 }
 
 impl MoverConfig {
-    /// A mover for a GPU with a pool of so many bytes.
+    /// A mover for a GPU with a pool of `pool_bytes`.
     pub const fn new(device: u32, pool_bytes: u64) -> Self {
         Self {
             device,
@@ -111,7 +116,8 @@ impl MoverConfig {
     }
 }
 
-/// GPU memory, by a descriptor of ours: it is there as long as this is, or anybody has it mapped or another descriptor.
+/// GPU memory, by a descriptor of the daemon. The memory exists until this and all other
+/// descriptors and mappings of it are closed.
 #[derive(Debug)]
 pub struct Resident {
     handle: OwnedFd,
@@ -119,17 +125,18 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Memory of `bytes` that another process made, by the descriptor that it exported.
+    /// Memory of `bytes` that another process made and exported as `handle`.
     pub const fn adopt(handle: OwnedFd, bytes: u64) -> Self {
         Self { handle, bytes }
     }
 
-    /// Length.
+    /// Bytes.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Another descriptor, for whoever is to map it and to close it then: one that stays open keeps the memory for ever.
+    /// Another descriptor, for a process that maps the memory. It has to be closed after mapping:
+    /// an open descriptor keeps the memory.
     ///
     /// # Errors
     /// When this process has no descriptor left.
@@ -138,7 +145,7 @@ impl Resident {
     }
 }
 
-/// Bytes of GPU memory that are at the host. Dropped, they are gone, and their pages are scrubbed.
+/// Bytes of GPU memory at the host. When dropped, their pages are scrubbed.
 #[derive(Debug)]
 pub struct Away {
     pages: Pages,
@@ -146,7 +153,7 @@ pub struct Away {
 }
 
 impl Away {
-    /// How many.
+    /// Number of bytes.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -155,35 +162,35 @@ impl Away {
 /// Memory that was moved back.
 #[derive(Debug)]
 pub struct Back {
-    /// It.
+    /// The memory.
     pub memory: Resident,
-    /// What the host has: the same, until somebody writes to the memory.
+    /// The host copy: equal to the memory until the next write to it.
     pub copy: Away,
-    /// Time of the link.
+    /// Link time of the copy.
     pub took: Nanos,
 }
 
-/// Memory that was not moved out: it is where it was.
+/// Memory that was not moved out: it is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Stayed {
     /// The memory.
     pub memory: Resident,
-    /// Why.
+    /// Reason.
     pub error: MoverError,
 }
 
-/// Bytes that were not moved back: the host has them still.
+/// Bytes that were not moved in: they are still at the host.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Kept {
     /// The bytes.
     pub copy: Away,
-    /// Why.
+    /// Reason.
     pub error: MoverError,
 }
 
-/// What a line is for.
+/// What a connection is for.
 #[derive(Clone, Copy, Debug)]
 enum Lane {
     Tables = 0,
@@ -192,7 +199,6 @@ enum Lane {
     In = 3,
 }
 
-/// A connection.
 #[derive(Debug)]
 struct Line {
     stream: UnixStream,
@@ -223,16 +229,15 @@ impl Line {
         self.hear(limit)
     }
 
-    /// What came of the next extent.
+    /// Receives the result for the next extent.
     fn moved(&mut self, limit: Duration) -> Result<(Nanos, Option<OwnedFd>), MoverError> {
         match self.hear(limit)? {
             (Answer::Moved { result }, mut fds) => Ok((outcome(result)?, fds.pop())),
-            _ => Err(MoverError::Gone("answers what was not asked".into())),
+            _ => Err(MoverError::Gone("answers another request".into())),
         }
     }
 }
 
-/// One process.
 #[derive(Debug)]
 struct Running {
     child: Mutex<Child>,
@@ -241,7 +246,8 @@ struct Running {
 }
 
 impl Running {
-    /// Gives an order and waits for the answer. A mover that does not answer in time, or wrongly, is ended.
+    /// Sends an order and waits for the answer. A mover that does not answer in time, or wrongly,
+    /// is ended.
     fn ask(
         &self,
         lane: Lane,
@@ -252,7 +258,7 @@ impl Running {
         self.talk(lane, |line| line.ask(order, fds, limit))
     }
 
-    /// Talks on a line that nobody else talks on meanwhile. A mover that breaks off is ended.
+    /// Uses a connection exclusively. A mover that breaks off is ended.
     fn talk<T>(
         &self,
         lane: Lane,
@@ -269,7 +275,7 @@ impl Running {
     fn end(&self) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             let mut child = lock(&self.child);
-            // It may be gone already.
+            // Fails if the process has ended.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -283,7 +289,8 @@ impl Drop for Running {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No update under these locks can be left half done by a panic, but for a line's, whose end is noticed.
+    // A panic leaves no update under these locks incomplete, except a connection's, which then
+    // fails.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -300,7 +307,8 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// A mover. Dropped, it ends; what it moved to the host must not be of use to anybody then.
+/// A mover. Dropping it ends the process. Bytes that it moved to the host cannot be moved back
+/// then.
 #[derive(Debug)]
 pub struct Mover {
     shared: Arc<Shared>,
@@ -308,8 +316,8 @@ pub struct Mover {
 }
 
 impl Mover {
-    /// Starts a mover and waits until it is ready; its pool grows from then on. `command` has to end up in [`super::run`] with
-    /// its standard input.
+    /// Starts a mover and waits until it is ready; its pool grows from then on. `command` has to
+    /// call [`super::run`] with its standard input.
     ///
     /// # Errors
     /// If the process does not start, or the GPU refuses it.
@@ -347,7 +355,7 @@ impl Mover {
         Ok(Resident { handle, bytes })
     }
 
-    /// Makes memory zero. Nobody is to use it meanwhile.
+    /// Zeroes memory, which must not be in use meanwhile.
     ///
     /// # Errors
     /// The mover's.
@@ -358,17 +366,18 @@ impl Mover {
         Ok(())
     }
 
-    /// Copies memory to the host and closes its descriptors; each with the time of the link. Nobody may have it mapped: then it
-    /// is free afterwards.
+    /// Copies memory to the host and closes its descriptors; returns each with the link time of its
+    /// copy. No process may have the memory mapped: then it is free afterwards.
     pub fn out(&self, memory: Vec<Resident>) -> Vec<Result<(Away, Nanos), Stayed>> {
         let mut all = Vec::with_capacity(memory.len());
         self.out_each(memory, |_| true, |moved| all.push(moved));
         all
     }
 
-    /// As [`Self::out`]; `when` sees to it that nobody has the nth memory mapped, or says that it stays, when descriptors are mapped here:
-    /// until then whoever has the memory may use it. It is copied while the next are seen to. `each` is told of one while the next
-    /// are copied.
+    /// As [`Self::out`], for memory that its owner still uses. `when` is called with an index once
+    /// the mover has mapped the memory. It ensures that no other process has that memory mapped, or
+    /// returns false to leave it. Each is copied while `when` runs for the next. `each` is called
+    /// with a result while the next are copied.
     pub fn out_each(
         &self,
         memory: Vec<Resident>,
@@ -426,7 +435,8 @@ impl Mover {
                         continue;
                     };
                     match line.moved(limit) {
-                        // The descriptor is closed here, and the memory free, while the next is copied.
+                        // The descriptor is closed here, which frees the memory while the next is
+                        // copied.
                         Ok((took, _)) => {
                             let bytes = memory.bytes;
                             drop(memory);
@@ -454,14 +464,15 @@ impl Mover {
         }
     }
 
-    /// Makes memory with the bytes that the host has; each with what the host has still, and the time of the link.
+    /// Makes memory with the bytes at the host; returns each with the host copy and the link time
+    /// of its copy.
     pub fn back(&self, copies: Vec<Away>) -> Vec<Result<Back, Kept>> {
         let mut all = Vec::with_capacity(copies.len());
         self.back_each(copies, |moved| all.push(moved));
         all
     }
 
-    /// As [`Self::back`]; `each` is told of one while the next are copied.
+    /// As [`Self::back`]; `each` is called with a result while the next are copied.
     pub fn back_each(&self, copies: Vec<Away>, mut each: impl FnMut(Result<Back, Kept>)) {
         let (mut batch, mut spans) = (Vec::new(), 0);
         for copy in copies {
@@ -516,17 +527,17 @@ impl Mover {
         }
     }
 
-    /// Bytes of the host's pool that there are, and those of them in use.
+    /// Bytes of the host's pool, and bytes in use.
     pub fn pool_bytes(&self) -> (u64, u64) {
         self.shared.pool.bytes()
     }
 
-    /// Waits until the pool has so many bytes; false if it will not, or has not until then.
+    /// Waits until the pool has `bytes`. False if it does not grow to that within `limit`.
     pub fn wait_grown(&self, bytes: u64, limit: Duration) -> bool {
         self.shared.pool.wait_grown(bytes, limit)
     }
 
-    /// Process id of the mover, if there is one now.
+    /// Process id of the mover, if there is one.
     pub fn pid(&self) -> Option<u32> {
         let process = lock(&self.shared.process);
         process
@@ -543,7 +554,7 @@ impl Drop for Mover {
             running.end();
         }
         if let Some(thread) = self.thread.take() {
-            // Its panic, if it had one, was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -567,7 +578,7 @@ fn outcome(moved: Moved) -> Result<Nanos, MoverError> {
 }
 
 impl Shared {
-    /// The process; another, if the last one is gone.
+    /// The current process; starts another if the last one was lost.
     fn running(&self) -> Result<Arc<Running>, MoverError> {
         let mut process = lock(&self.process);
         if let Some((running, since)) = &*process {
@@ -638,7 +649,7 @@ impl Shared {
             .ask(lane, order, fds, self.config.order_limit)
     }
 
-    /// The pool's own thread.
+    /// Runs the tasks of the pool, in its own thread.
     fn look_after_pool(&self) {
         loop {
             match self.pool.next_chore() {
@@ -661,7 +672,7 @@ impl Shared {
         self.pin(&running, at, bytes, file()?)?;
         let again = file()?;
         self.pool.grow(Some(segment));
-        // One that was started since may not have heard of it; the next one will have.
+        // A mover started meanwhile may lack this file; a later one gets it from the pool.
         let now = self.running()?;
         if !Arc::ptr_eq(&running, &now) {
             let _ = self.pin(&now, at, bytes, again);
@@ -672,13 +683,13 @@ impl Shared {
 
 #[cfg(test)]
 pub(crate) mod fake {
-    //! Copies of memory that is a file, without a mover.
+    //! Stand-ins for moves of memory that is a file, without a mover.
 
     use std::os::unix::fs::FileExt;
 
     use super::*;
 
-    /// As if memory had been moved to the host.
+    /// Moves memory to a host pool of its own.
     pub(crate) fn away(memory: Resident) -> Away {
         let bytes = memory.bytes;
         let pool = Arc::new(Pool::new(bytes, bytes));
@@ -691,7 +702,7 @@ pub(crate) mod fake {
         Away { pages, bytes }
     }
 
-    /// As if it had been moved back into this.
+    /// Fills memory as a move in does.
     pub(crate) fn fill(copy: &Away, memory: &Resident) {
         let file = File::from(memory.share().unwrap());
         file.write_all_at(&copy.pages.content(), 0).unwrap();

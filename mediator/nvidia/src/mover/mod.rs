@@ -1,22 +1,24 @@
-//! GPU memory of other processes, moved to the host and back at the speed of the link.
+//! Moves GPU memory of other processes to the host and back at the speed of the link.
 //!
 //! ```text
-//!   daemon                                 mover process                          GPU
-//!   Mover::out(memory)  -- handle, pages --> imports, maps, copies, unmaps, closes --> the memory is nobody's
-//!   Mover::back(copy)   -- pages ----------> makes, maps, copies, exports, unmaps ---> other memory, the same bytes
+//!   daemon                                  mover process                         GPU
+//!   Mover::out(memory) -- handle, pages --> import, map, copy, unmap, close ---> memory is free
+//!   Mover::back(copy)  -- pages ----------> make, map, copy, export, unmap ----> the same bytes
 //!      pages: of files that daemon and mover map, pinned by the mover in steps
 //! ```
 //!
-//! What moves is named by the driver's handles, as descriptors: whose it is, and who has it mapped, is not known here.
-//! Whoever calls [`Mover::out`] sees to it that nobody has the memory mapped: then nobody can write to it behind the copy,
-//! and it returns to the GPU when the last descriptor is closed. A [`Resident`] is the daemon's descriptor, an [`Away`] the
-//! bytes at the host; a move takes the one and gives the other, so that bytes are in exactly one place, and those of a move
-//! that failed where they were.
+//! Memory is named by the driver's handles, as descriptors; this module does not know its owner or
+//! its mappings. The caller of [`Mover::out`] ensures that no process has the memory mapped. No
+//! write can then happen behind the copy, and the memory is free when the last descriptor is
+//! closed. A [`Resident`] is the daemon's descriptor, an [`Away`] the bytes at the host. A move
+//! consumes one and returns the other, so bytes are in exactly one place; after a failed move,
+//! where they were.
 //!
-//! It is a process of its own because the vendor's library is: a context that breaks is gone for its process, and a crash of
-//! that library must end neither the daemon nor what the host keeps. The pages' files are the daemon's, so that another mover
-//! goes on with them. Out and in have a line each and run at the same time; making, scrubbing and pinning do not wait
-//! for them. The mover executes nobody's code and is never suspended.
+//! The mover is a process of its own because it loads the vendor's library. A broken context is
+//! lost for its process, and a crash of the library must end neither the daemon nor the host's
+//! bytes. The files of the pages belong to the daemon, so that another mover can continue with
+//! them. Moves out and in have a connection each and run at the same time; creating, scrubbing and
+//! pinning do not wait for them. The mover executes no tenant's code and is never suspended.
 
 mod copier;
 mod handle;

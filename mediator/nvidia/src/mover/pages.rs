@@ -1,14 +1,14 @@
-//! The host's pages: where bytes lie that are not on the GPU.
+//! The host's pages: they hold the bytes that are not on the GPU.
 //!
 //! ```text
-//!             grown, pinned            taken                     dropped
-//!   (nothing) -------------> clean ----------------> Pages in use ------> stale --scrubbed--> clean
-//!                                      ^---- or taken again as they are: whoever takes pages overwrites all of them
+//!             grown, pinned            taken                  dropped
+//!   (nothing) -------------> clean -------------> Pages in use ------> stale --scrubbed--> clean
+//!                                   ^---- or taken while stale, and overwritten
 //! ```
 //!
-//! Files in memory, made one after the other up to a bound, as pinning is slow. Nobody reads pages that he has not filled,
-//! so that stale ones show to nobody; they are zeroed all the same as soon as there is time, so that what a tenant had is gone
-//! soon after it is.
+//! The pages lie in memory files, made one after the other up to a limit, as pinning is slow. Pages
+//! are read only after they were filled, so stale content is never read. It is zeroed all the same
+//! when there is time, so that a tenant's bytes are gone soon after the tenant.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,15 +24,16 @@ use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
 use super::protocol::Span;
 use turnstile_host::memory_file::memory_file;
 
-/// Scrubbed in one go; whoever needs pages waits for so many at most.
+/// Bytes scrubbed at a time, and so the most that a taker of pages waits for.
 const SCRUB_BYTES: u64 = CHUNK_BYTES;
-/// While pages are taken again and again, one piece is scrubbed in so long, as it takes bandwidth of the host's memory from the
-/// link's copies. SOURCE: measured: scrubbed at full speed beside it, 1 GiB went out at 20 GB/s instead of 50.
+/// Pause between two scrubs while pages are being taken: scrubbing uses host memory bandwidth that
+/// the link's copies need. SOURCE: measured: with scrubbing at full speed, 1 GiB went out at 20
+/// GB/s instead of 50.
 const SCRUB_PAUSE: Duration = Duration::from_millis(4);
-/// Since pages were last taken, until it goes at full speed.
+/// Time after the last taking of pages until scrubbing runs at full speed.
 const SCRUB_REST: Duration = Duration::from_millis(300);
 
-/// Ranges, each within a file and none touching another of it.
+/// Ranges, each within a file, with adjacent ones merged.
 #[derive(Debug, Default)]
 struct Runs {
     by_start: BTreeMap<u64, u64>,
@@ -40,7 +41,7 @@ struct Runs {
 }
 
 impl Runs {
-    /// Adds a range; files end at multiples of `step`.
+    /// Adds a range. Ranges are not merged across multiples of `step`, where files end.
     fn insert(&mut self, (mut at, mut bytes): Span, step: u64) {
         self.bytes += bytes;
         if let Some((before, length)) = self.by_start.range(..at).next_back()
@@ -58,14 +59,14 @@ impl Runs {
         self.by_start.insert(at, bytes);
     }
 
-    /// The shortest run that has so many bytes, or the longest of those that have less.
+    /// The shortest run of at least `bytes`, or the longest if all have less.
     fn best(&self, bytes: u64) -> Option<Span> {
         let runs = || self.by_start.iter().map(|(at, length)| (*at, *length));
         let enough = runs().filter(|run| run.1 >= bytes).min_by_key(|run| run.1);
         enough.or_else(|| runs().max_by_key(|run| run.1))
     }
 
-    /// Takes at most so many bytes that lie together.
+    /// Takes at most `bytes` contiguous bytes.
     fn take(&mut self, bytes: u64) -> Option<Span> {
         let (at, length) = self.best(bytes)?;
         let taken = length.min(bytes);
@@ -78,7 +79,6 @@ impl Runs {
     }
 }
 
-/// One file.
 #[derive(Debug)]
 pub(super) struct Segment {
     file: File,
@@ -86,7 +86,8 @@ pub(super) struct Segment {
 }
 
 impl Segment {
-    /// A file of so many bytes, in huge pages where the host has set some aside: all of them there from the beginning.
+    /// A file of `bytes`, in huge pages if the host has enough reserved. Huge pages are all
+    /// allocated at once.
     pub(super) fn new(bytes: u64) -> io::Result<Self> {
         let file = match huge_file(bytes) {
             Ok(file) => file,
@@ -99,7 +100,7 @@ impl Segment {
         Ok(Self { file, region })
     }
 
-    /// Its file, for whoever is to pin it.
+    /// A descriptor of the file, for pinning.
     pub(super) fn file(&self) -> io::Result<File> {
         self.file.try_clone()
     }
@@ -110,18 +111,18 @@ struct Table {
     segments: Vec<Segment>,
     clean: Runs,
     stale: Runs,
-    /// Bytes that are being scrubbed at this moment.
+    /// Bytes being scrubbed at this moment.
     scrubbing: u64,
     /// When pages were last taken, and when some were last scrubbed.
     taken_at: Option<Instant>,
     scrubbed_at: Option<Instant>,
-    /// It grows no more: it is as large as it may be, or cannot be larger.
+    /// The pool does not grow: it has its maximum size, or growing failed.
     full: bool,
     ended: bool,
 }
 
 impl Table {
-    /// How long not to scrub, if there is something to scrub.
+    /// Time until the next scrub, if there is something to scrub.
     fn rest(&self) -> Option<Duration> {
         let busy = self.taken_at.is_some_and(|at| at.elapsed() < SCRUB_REST);
         let since = self.scrubbed_at.map_or(SCRUB_PAUSE, |at| at.elapsed());
@@ -146,19 +147,19 @@ pub(super) struct Pages {
     spans: Vec<Span>,
 }
 
-/// What the pool's own thread is to do next.
+/// The next task of the pool's own thread.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Chore {
-    /// Make the pool larger: a file for pages from here on, so many bytes.
+    /// Enlarge the pool: offset in the pool and bytes of the next file.
     Grow(u64, u64),
-    /// Zero these; they are nobody's meanwhile.
+    /// Zero these pages, which are in no list meanwhile.
     Scrub(Span),
-    /// The pool is of no use any more.
+    /// The pool has ended.
     End,
 }
 
 impl Pool {
-    /// A pool of nothing yet, that may grow to so many bytes, rounded down to chunks.
+    /// An empty pool that may grow to `max_bytes`, rounded down to chunks.
     pub(super) fn new(max_bytes: u64, step_bytes: u64) -> Self {
         Self {
             step_bytes: step_bytes.max(CHUNK_BYTES) / CHUNK_BYTES * CHUNK_BYTES,
@@ -169,12 +170,12 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        // No update below can be left half done by a panic.
+        // A panic leaves no update below incomplete.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes pages of so many bytes, which is to be a multiple of chunks; what is in them is to be overwritten. Waits for the
-    /// pool to grow, if it can, until `limit`.
+    /// Takes pages of `bytes`, a multiple of chunks, which the caller has to overwrite. Waits up to
+    /// `limit` for the pool to grow, if it can.
     pub(super) fn take(self: &Arc<Self>, bytes: u64, limit: Duration) -> Option<Pages> {
         let deadline = Instant::now() + limit;
         let mut table = self.lock();
@@ -190,7 +191,7 @@ impl Pool {
         table.taken_at = Some(Instant::now());
         let (mut spans, mut left) = (Vec::new(), bytes);
         while left > 0 {
-            // Stale ones first: they are overwritten anyway, and need not be scrubbed.
+            // Stale pages first: overwriting them saves their scrubbing.
             let span = table.stale.take(left);
             let span = span.or_else(|| table.clean.take(left))?;
             left -= span.1;
@@ -200,7 +201,7 @@ impl Pool {
         Some(Pages { pool, spans })
     }
 
-    /// Bytes that there are, and that are in use.
+    /// Bytes of the pool, and bytes in use.
     pub(super) fn bytes(&self) -> (u64, u64) {
         let table = self.lock();
         let all = self.grown(&table);
@@ -208,7 +209,7 @@ impl Pool {
         (all, all - free)
     }
 
-    /// Waits until it has so many bytes, or grows no more.
+    /// Waits until the pool has `bytes`. False if it does not grow to that within `limit`.
     pub(super) fn wait_grown(&self, bytes: u64, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut table = self.lock();
@@ -227,7 +228,7 @@ impl Pool {
         (table.segments.len() as u64 * self.step_bytes).min(self.max_bytes)
     }
 
-    /// For the pool's own thread: waits for something to do.
+    /// For the pool's own thread: waits for the next task.
     pub(super) fn next_chore(&self) -> Chore {
         let mut table = self.lock();
         loop {
@@ -253,7 +254,7 @@ impl Pool {
         }
     }
 
-    /// The file of a chore to grow is there and pinned, or there will be none.
+    /// Ends a [`Chore::Grow`]: adds the pinned file, or marks the pool as full.
     pub(super) fn grow(&self, segment: Option<Segment>) {
         let mut table = self.lock();
         match segment {
@@ -269,10 +270,11 @@ impl Pool {
         self.changed.notify_all();
     }
 
-    /// Carries out a chore to scrub. Overwrites without making a hole: pinned pages are to stay the file's.
+    /// Executes a [`Chore::Scrub`]. Overwrites the pages; a hole would free pinned pages of the
+    /// file.
     pub(super) fn scrub(&self, span: Span) {
         const ZEROS: &[u8] = &[0; SCRUB_BYTES as usize];
-        // CAST: as many segments as fit in memory.
+        // CAST: the number of segments, which fit in memory.
         let index = (span.0 / self.step_bytes) as usize;
         let region = self.lock().segments.get(index).map(|s| s.region.clone());
         // CAST: within a mapping.
@@ -287,13 +289,13 @@ impl Pool {
         self.changed.notify_all();
     }
 
-    /// Nobody waits for pages any more, and there are no chores.
+    /// Ends the pool: [`Pool::take`] and [`Pool::next_chore`] return.
     pub(super) fn end(&self) {
         self.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// Files that are there, each with where it begins and its bytes: for another process that is to have them.
+    /// The pool's files for another process, each with its offset in the pool and bytes.
     pub(super) fn files(&self) -> io::Result<Vec<(u64, u64, File)>> {
         let table = self.lock();
         let files = table.segments.iter().zip(0u64..).map(|(segment, index)| {
@@ -329,7 +331,7 @@ impl Pool {
     }
 }
 
-/// A file in huge pages, all of them allocated now: one that is missing later would kill whoever touches it.
+/// A file in huge pages, all allocated now: access to a missing one later would kill the process.
 fn huge_file(bytes: u64) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let fd: OwnedFd = memfd_create("turnstile-mover", flags)?;
@@ -339,7 +341,7 @@ fn huge_file(bytes: u64) -> io::Result<File> {
 }
 
 impl Pages {
-    /// Where they are, in order.
+    /// The pages in order.
     pub(super) fn spans(&self) -> &[Span] {
         &self.spans
     }
@@ -372,7 +374,7 @@ mod tests {
     const STEP: u64 = 4 * CHUNK_BYTES;
     const NOW: Duration = Duration::ZERO;
 
-    /// Grows as its own thread would, and scrubs nothing.
+    /// Grows the pool as its own thread would, and scrubs nothing.
     fn grown(bytes: u64) -> Arc<Pool> {
         let pool = Arc::new(Pool::new(bytes, STEP));
         while pool.bytes().0 < bytes {
@@ -451,7 +453,7 @@ mod tests {
     }
 
     proptest! {
-        /// Nothing is given twice, nothing is lost, and no span lies in two files.
+        /// No page is given out twice, none is lost, and no span crosses two files.
         #[test]
         fn pages_are_conserved(steps in prop::collection::vec((1u64..6, any::<usize>(), any::<bool>()), 1..60)) {
             let pool = grown(3 * STEP);

@@ -1,15 +1,16 @@
-//! What daemon and mover say to each other, on each line: the daemon orders, the mover answers, one at a time.
+//! Protocol between daemon and mover, on each connection: the daemon sends an order, the mover
+//! answers, one at a time.
 
 use serde::{Deserialize, Serialize};
 
-/// Lines of a mover beside the one that it is started with.
+/// Connections of a mover besides its first one.
 pub(super) const MORE_LINES: usize = 3;
-/// Extents of one order. SOURCE: frames carry 16 KiB and 33 descriptors.
+/// Extents in one order. SOURCE: frames carry 16 KiB and 33 descriptors.
 pub(super) const EXTENTS_MAX: usize = 32;
-/// Spans of one order: at most 30 bytes each as text.
+/// Spans in one order: at most 30 bytes each as text.
 pub(super) const SPANS_MAX: usize = 300;
 
-/// Pages of the host: where they begin in the pool, and bytes.
+/// Pages of the host: offset in the pool, and bytes.
 pub(super) type Span = (u64, u64);
 
 /// Memory behind one handle, and its pages at the host, in order.
@@ -18,22 +19,22 @@ pub(super) type Span = (u64, u64);
 pub(super) struct Extent {
     /// Bytes, a multiple of the driver's granule.
     pub(super) bytes: u64,
-    /// As many bytes.
+    /// Pages for these bytes: as many bytes in total.
     pub(super) spans: Vec<Span>,
 }
 
-/// From the daemon.
+/// From the daemon to the mover.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Order {
-    /// First, and once. Descriptors: [`MORE_LINES`] sockets.
+    /// First order, sent once. Descriptors: [`MORE_LINES`] sockets.
     Start {
         /// CUDA's number of the GPU.
         device: u32,
     },
     /// Pin a file as pages of the pool. Descriptor: the file.
     Pin {
-        /// Where its pages begin in the pool.
+        /// Offset of its pages in the pool.
         at: u64,
         /// Bytes.
         bytes: u64,
@@ -48,58 +49,60 @@ pub(super) enum Order {
         /// Bytes.
         bytes: u64,
     },
-    /// Map memory and say so, then copy each extent to the host after an [`Order::Go`] of its own. Descriptors: a handle for each.
-    /// Each has an answer of its own, as soon as it is done; the first when all may go.
+    /// Map the memory, answer, then copy each extent to the host after its [`Order::Go`].
+    /// Descriptors: a handle for each extent. Each extent has an answer of its own as soon as it is
+    /// done.
     Out {
-        /// What.
+        /// What to copy.
         extents: Vec<Extent>,
     },
-    /// Nobody else has the next extent's memory mapped now; or leave it where it is.
+    /// For the next extent: no other process has it mapped now, so copy it; or leave it where it
+    /// is.
     Go {
         /// Whether to copy.
         go: bool,
     },
-    /// Copy to memory that is made for it. As above; answers carry its handle.
+    /// Copy extents to new memory. Each has an answer of its own, with the memory's handle.
     In {
-        /// What.
+        /// What to copy.
         extents: Vec<Extent>,
     },
 }
 
-/// What came of one extent.
+/// Result for one extent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "moved", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Moved {
-    /// It is where it was to go.
+    /// It was moved.
     Done {
-        /// Time of the link.
+        /// Link time of the copy.
         took_ns: u64,
     },
-    /// It is where it was.
+    /// It was not moved.
     Not {
-        /// For want of GPU memory.
+        /// The GPU has no memory for it.
         no_room: bool,
-        /// Why.
+        /// Reason.
         detail: String,
     },
 }
 
-/// From the mover.
+/// From the mover to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Answer {
     /// Done.
     Done {},
-    /// What came of the next extent.
+    /// Result for the next extent.
     Moved {
         /// Its result.
         result: Moved,
     },
-    /// No.
+    /// The order was refused.
     Refused {
-        /// For want of GPU memory.
+        /// The GPU has no memory for it.
         no_room: bool,
-        /// Why.
+        /// Reason.
         detail: String,
     },
 }

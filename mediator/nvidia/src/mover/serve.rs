@@ -1,7 +1,7 @@
 //! The mover process.
 //!
-//! All copies of one order are queued as soon as they can be: while the first extents are copied, the next are mapped, and those
-//! that are done unmapped, so that the link does not wait for either.
+//! All copies of an order are queued as early as possible. While the first extents are copied, the
+//! next are mapped and finished ones unmapped, so that the link waits for neither.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use super::protocol::{Answer, Extent, MORE_LINES, Moved, Order};
 use crate::line::Line;
 use turnstile_gpu::Direction;
 
-/// Longest reason that is told.
+/// Longest reason in an answer, in bytes.
 pub(super) const DETAIL_BYTES_MAX: usize = 200;
 
 /// Why a mover ended.
@@ -26,10 +26,10 @@ pub enum ServeError {
     /// The daemon is gone, or does not keep to the protocol.
     #[error("Talking to the daemon failed")]
     Wire(#[from] WireError),
-    /// An order came that does not belong there.
+    /// An order arrived out of place.
     #[error("The daemon's order does not belong here: {0}")]
     Order(String),
-    /// No thread.
+    /// A thread could not be started.
     #[error("The mover could not be set up")]
     Host(#[source] io::Error),
 }
@@ -61,7 +61,8 @@ impl From<CopyFailure> for Moved {
 /// Runs the mover on the connection `stream` until the daemon ends it.
 ///
 /// # Errors
-/// If the daemon does not keep to the protocol; a GPU that refuses is the daemon's to hear.
+/// If the daemon does not keep to the protocol. A refusal of the GPU is no error: it is reported to
+/// the daemon.
 pub fn run(stream: UnixStream) -> Result<(), ServeError> {
     run_with(stream, CudaCopier::new)
 }
@@ -89,7 +90,8 @@ pub(super) fn run_with<C: Copier>(
             if let Err(error) = serve(&*copier, line) {
                 log::error!("{error}");
             }
-            // A line ends with the daemon, or because it cannot go on: the others must not seem to.
+            // When one connection ends, all have to: the daemon ended it, or the mover cannot
+            // continue.
             std::process::exit(1);
         });
         serving.map_err(ServeError::Host)?;
@@ -98,7 +100,7 @@ pub(super) fn run_with<C: Copier>(
     serve(&*copier, line)
 }
 
-/// Serves one line until it ends.
+/// Serves one connection until it ends.
 fn serve<C: Copier>(copier: &C, mut line: Line) -> Result<(), ServeError> {
     let lane = copier.lane();
     let lane = lane.map_err(|failure| ServeError::Order(failure.detail))?;
@@ -166,7 +168,8 @@ fn obey<C: Copier>(
     }
 }
 
-/// Maps memory, and copies each extent out as soon as nobody else has it mapped.
+/// Maps memory, and copies each extent out as soon as no other process has it mapped. Returns
+/// whether the context is gone.
 fn move_out<C: Copier>(
     copier: &C,
     lane: &C::Lane,
@@ -204,11 +207,11 @@ fn move_out<C: Copier>(
 struct Queued<C: Copier> {
     memory: C::Mapped,
     mark: C::Mark,
-    /// What others are given, on the way in.
+    /// Handle of new memory, for a move in.
     handle: Option<OwnedFd>,
 }
 
-/// Extents that move one after the other.
+/// Extents that are moved one after the other.
 struct Pass<'a, C: Copier> {
     copier: &'a C,
     lane: &'a C::Lane,
@@ -227,7 +230,7 @@ impl<'a, C: Copier> Pass<'a, C> {
         }
     }
 
-    /// Queues an extent's copy. What can be done before it has ended is done meanwhile.
+    /// Queues an extent's copy, and exports new memory while the copy runs.
     fn queue(
         &self,
         extent: &Extent,
@@ -241,7 +244,7 @@ impl<'a, C: Copier> Pass<'a, C> {
             Direction::Out => Ok(None),
         };
         if handle.is_err() {
-            // The copy must not meet unmapped memory.
+            // Memory must stay mapped until the copy has ended.
             copier.wait(&mark)?;
         }
         let handle = handle?;
@@ -252,7 +255,7 @@ impl<'a, C: Copier> Pass<'a, C> {
         })
     }
 
-    /// Waits for each, and tells of it; whether the GPU is of no use any more.
+    /// Waits for each copy and reports it. Returns whether the context is gone.
     fn finish(
         &self,
         line: &Line,
@@ -266,10 +269,10 @@ impl<'a, C: Copier> Pass<'a, C> {
                 Ok(queued)
             });
             let now = Instant::now();
-            // CAST: 584 years.
+            // CAST: overflows after 584 years.
             let took_ns = now.duration_since(since).as_nanos() as u64;
             since = now;
-            // Kept until it was told: they are in nobody's way.
+            // Dropped after the report, as dropping takes time and delays no other process.
             let (mut rest, mut mapped, mut fds) = (None, None, Vec::new());
             let result = match waited {
                 Ok(Queued { memory, handle, .. }) => {
@@ -278,7 +281,7 @@ impl<'a, C: Copier> Pass<'a, C> {
                             fds.push(handle);
                             mapped = Some(memory);
                         }
-                        // It is to be free when that is told.
+                        // Before the report, which states that the memory is free.
                         None => rest = Some(self.copier.release(memory)),
                     }
                     Moved::Done { took_ns }
@@ -319,7 +322,7 @@ fn queue<C: Copier>(
     for span in spans {
         let queued = copier.copy(lane, memory, offset, *span, direction);
         if queued.is_err() {
-            // What is queued already must not meet unmapped memory.
+            // Memory must stay mapped until the queued copies have ended.
             copier.wait(&copier.mark(lane)?)?;
             return queued;
         }

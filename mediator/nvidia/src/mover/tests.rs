@@ -20,10 +20,10 @@ use turnstile_gpu::Direction;
 use turnstile_host::memory_file::memory_file;
 
 const AS_MOVER: &str = "TURNSTILE_TEST_MOVER";
-/// What the "GPU" has, beside what others made.
+/// Memory of the "GPU", besides what other processes made.
 const CARD_BYTES: u64 = 16 * CHUNK_BYTES;
 
-/// Files as GPU memory. It refuses to copy what begins with this.
+/// Memory that begins with this is refused for copying.
 const POISON: [u8; 8] = *b"no copy!";
 
 struct Fake {
@@ -114,7 +114,7 @@ impl Copier for Fake {
     }
 }
 
-/// Not a test by itself: what the tests' movers run.
+/// Not a test by itself: the entry point of the tests' mover processes.
 #[test]
 fn acts_as_a_mover() {
     if std::env::var_os(AS_MOVER).is_none() {
@@ -156,7 +156,7 @@ fn mover(pool_chunks: u64) -> Mover {
     mover
 }
 
-/// Memory of a stranger's, of so many chunks, each filled with its number and the next.
+/// Memory of another process: chunk `n` is filled with the byte `seed + n`.
 fn memory(seed: u8, chunks: u64) -> Resident {
     let file = memory_file("turnstile-theirs", chunks * CHUNK_BYTES).unwrap();
     file.write_all_at(&bytes(seed, chunks), 0).unwrap();
@@ -225,7 +225,7 @@ fn what_does_not_move_stays_where_it_was_and_the_others_go() {
         2 * CHUNK_BYTES,
         "pages of the others are free"
     );
-    // The GPU is full but for a chunk: one comes back, the other is kept and comes later.
+    // The GPU is full but for one chunk: one comes back, the other is kept.
     let filler = mover.create(CARD_BYTES - CHUNK_BYTES).unwrap();
     assert!(content(&filler).iter().all(|byte| *byte == 0));
     let mut back = mover.back(vec![first, last]);
@@ -291,7 +291,7 @@ fn another_mover_goes_on_with_what_the_host_has() {
     let first = mover.pid().unwrap();
     let pid = Pid::from_raw(first as i32).unwrap();
     kill_process(pid, Signal::KILL).unwrap();
-    // Whichever call meets the end of the process fails, and loses nothing.
+    // The call that meets the end of the process fails, and loses nothing.
     let stays = memory(7, 1);
     let (stays, away) = match mover.out(vec![stays]).pop().unwrap() {
         Ok(_) => panic!("there is no mover"),

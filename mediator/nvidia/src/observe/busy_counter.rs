@@ -1,8 +1,7 @@
 //! Busy counter: for how long the compute engine or any copy engine has worked.
 //!
-//! One of 16 counters of the power unit, as the firmware has set it. Copies count as work; the
-//! difference to the latched counter, which counts kernels alone, is their part. 1.1 us a
-//! reading.
+//! One of 16 counters of the power unit, as the firmware has set it. Copies count as work: while
+//! they run, readings of the engine status divide its time. 1.1 us a reading.
 //!
 //! SOURCE: places as in nvgpu's public header `hw_pwr_ga10b.h`; measured on H100 and H200
 //! (580.159.04): it agrees with the loads' own time stamps to 0.1 %.

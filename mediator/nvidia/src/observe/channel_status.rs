@@ -1,13 +1,13 @@
 //! Channel status: a word for each channel of a runlist (CHRAM).
 //!
-//! Bit 3 is set while a channel has something queued, also while its group is off the schedule. It is
-//! set for a channel that only waits as well. A tenant cannot write it, unlike its ring's get and
-//! put. 1.1 us a reading.
+//! Bit 3 is set while a channel has something queued, also while its group is off the schedule.
+//! It is set for a channel that only waits as well. A tenant cannot write it, unlike its ring's
+//! get and put. 1.1 us a reading.
 //!
 //! SOURCE: places and bits as in nvgpu's public header `hw_runlist_ga10b.h`; measured on H100 and
 //! H200 (580.159.04).
 //!
-//! Fallback, where the self-test fails: thread events report when a tenant's host acts.
+//! Fallback, where the self-test fails: a tenant has work while it is resident or held.
 
 use super::engine_status::Engine;
 use super::page::{Bar, Page, RegistersError};

@@ -10,8 +10,8 @@
 //! kernels do not run for a while after the one and before the other ([`Edges`]): that time is
 //! switching, and is charged to no tenant.
 //!
-//! In: records, and the tenant of each process. Out: states in order of time, numbered, with a gap in
-//! the numbers where records are missing. Called by [`crate::sharing`] at each look.
+//! In: records, and the tenant of each process. Out: states in order of time, numbered, with a gap
+//! in the numbers where records are missing. Called by [`crate::sharing`] at each look.
 
 use turnstile_accounting::{EngineState, Moment, Nanos, SwitchEvent, TenantId};
 use turnstile_gpu::COMPUTE;

@@ -10,7 +10,8 @@ use super::page::{Bar, Page, RegistersError};
 use crate::rm::RmClient;
 use crate::sys::abi::{ENGINES, ENGINES_CONFIG, ENGINES_MAX, STATUS_REGISTER, TIME_HIGH, TIME_LOW};
 
-/// Two ways to read the clock are of the same one if they are not further apart. SOURCE: a mapping takes 0.1 ms.
+/// Two readings of the clock in different ways are of one clock if they are no further apart.
+/// SOURCE: a mapping takes 0.1 ms.
 const SAME_NS: u64 = 10_000_000;
 
 /// A group of channels, as the host engine numbers them while it lives.
@@ -34,7 +35,8 @@ impl Group {
 pub(crate) struct EngineStatus(u32);
 
 impl EngineStatus {
-    /// SOURCE: `NV_RUNLIST_ENGINE_STATUS0`, CTX_STATUS: a context is on the engine, and none is being switched.
+    /// SOURCE: `NV_RUNLIST_ENGINE_STATUS0`, CTX_STATUS: a context is resident, and none is
+    /// switched.
     const VALID: u32 = 1;
 
     /// The group on the engine, if it is not being switched.
@@ -90,7 +92,9 @@ impl Engine {
     }
 }
 
-/// A row of the table of engines: what it is, and where its runlist is. SOURCE: `NV_PTOP_DEVICE_INFO2`; measured on an H200: 48 rows, the compute engine the first of runlist 0xc00000.
+/// A row of the table of engines: its type, and the place of its runlist. SOURCE:
+/// `NV_PTOP_DEVICE_INFO2`; measured on an H200: 48 rows, the compute engine the first of runlist
+/// 0xc00000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     kind: u32,
@@ -189,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_compute_engine_is_found_in_the_table_of_engines() {
-        // SOURCE: rows as an H200 has them: two compute engines, a copy engine on the first one's runlist.
+        // SOURCE: rows of an H200: two compute engines, a copy engine on the runlist of the first.
         let table = [
             0x8000_0000,
             0x8040_0000,

@@ -1,10 +1,9 @@
 //! What the GPU shows of its engines and channels: signals that the driver lets a root daemon read,
 //! without writing anything.
 //!
-//! - Context-switch log (`events.rs`): the tenant on the compute engine, from when to when.
+//! - Context-switch log ([`crate::events`]): the tenant on the compute engine, from when to when.
 //! - Engine status ([`engine_status`]): the channel group on each engine, and whether it works.
 //! - Busy counter ([`busy_counter`]): for how long compute or copy engines worked.
-//! - Latched counter (`counters.rs`): for how long kernels ran, each 100 ms.
 //! - Channel status ([`channel_status`]): what each channel has queued, also while it is held.
 //!
 //! Each signal has a self-test. A signal that fails it is absent, with the reason; what takes its
@@ -15,6 +14,8 @@ pub mod channel_status;
 pub(crate) mod context_switches;
 pub(crate) mod engine_status;
 pub(crate) mod page;
+#[cfg(test)]
+mod replay_tests;
 
 use serde::Serialize;
 use turnstile_accounting::Moment;
@@ -148,8 +149,8 @@ impl Signals {
             .map_or_else(|_| Vec::new(), ChannelTable::used)
     }
 
-    /// Reads all signals: the busy counter first, at the moment of the observations, then the status
-    /// of each engine, and these channels.
+    /// Reads all signals: the busy counter first, at the moment of the observations, then the
+    /// status of each engine, and these channels.
     pub fn read(
         &self,
         channels: &[u32],

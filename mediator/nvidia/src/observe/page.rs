@@ -66,7 +66,7 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Reads a register; none if it lies elsewhere or may not be read.
+    /// Reads a register; none if it is elsewhere or may not be read.
     pub(crate) fn read(&self, register: u32) -> Option<u32> {
         let at = register.checked_sub(self.from)?;
         // CAST: within a page.

@@ -1,22 +1,22 @@
-//! What programs have, by what their libraries say and what they were granted. Pure.
+//! Chunks and bytes of programs, as reported by their libraries and granted to them. Pure.
 
 use std::collections::BTreeMap;
 
 use turnstile_accounting::TenantId;
 use turnstile_preload_wire::{CHUNKS_MAX, ChunkNumber, Denial, Pin};
 
-/// A process of a program, as it connected.
+/// Number of a connected process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ProcessNumber(pub(super) u64);
 
-/// Where a chunk is, as far as its process has said.
+/// Where a chunk is, as reported by its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Asked for; not there yet.
+    /// Granted, not made yet.
     Granted,
     /// The process has it.
     Here,
-    /// It has let it go.
+    /// The process has unmapped it.
     Away,
 }
 
@@ -41,32 +41,33 @@ struct Owner {
 }
 
 impl Owner {
-    /// At most what it may have: what cannot move is its library's word alone, and takes nothing from others beyond that.
+    /// At most its limit: pinned bytes are only reported by its libraries, and beyond the limit
+    /// they must not take room from others.
     fn used_bytes(&self) -> u64 {
         let said = self.chunk_bytes.saturating_add(self.pinned_bytes);
         said.min(self.max_bytes)
     }
 }
 
-/// Why a connection is ended: its library does not say such things.
+/// A message that a library never sends; its connection is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Breach {
-    /// Twice.
+    /// The chunk exists already.
     #[error("chunk {0} is named a second time")]
     Twice(ChunkNumber),
-    /// Not known, or not in that state.
+    /// The chunk is unknown, or not in that state.
     #[error("chunk {0} is none, or not where it is said to be")]
     NotThere(ChunkNumber),
-    /// Another size.
-    #[error("chunk {0} is of another size than was asked for")]
+    /// The size differs from the granted one.
+    #[error("chunk {0} is of another size than was requested")]
     Size(ChunkNumber),
-    /// More than its tenant may have: nobody granted that.
+    /// The chunk exceeds its tenant's limit and was not granted.
     #[error("chunk {0} is more than its program may have")]
     Beyond(ChunkNumber),
-    /// More than the library ever has.
+    /// More chunks than the library ever has.
     #[error("a process has {CHUNKS_MAX} chunks at most")]
     TooMany,
-    /// The connection is known no more.
+    /// The connection is not known any more.
     #[error("its program is no tenant any more")]
     Gone,
 }
@@ -76,16 +77,16 @@ pub(super) enum Breach {
 pub(super) struct ProgramBytes {
     /// In chunks, wherever they are.
     pub(super) chunks: u64,
-    /// What cannot move.
+    /// Pinned: they cannot move.
     pub(super) pinned: u64,
-    /// What it may have.
+    /// The limit.
     pub(super) max: u64,
 }
 
-/// All programs.
+/// Chunks and bytes of all programs.
 #[derive(Debug)]
 pub(super) struct Book {
-    /// Bytes that all tenants may have together: GPU and host.
+    /// Bytes that all tenants may have together, on GPU and host.
     room_bytes: u64,
     owners: BTreeMap<TenantId, Owner>,
     processes: BTreeMap<ProcessNumber, Process>,
@@ -104,7 +105,7 @@ impl Book {
         }
     }
 
-    /// A process connects; its tenant may have so much.
+    /// Adds a process of a tenant, and sets the tenant's limit.
     pub(super) fn connect(&mut self, tenant: TenantId, max_bytes: u64) -> ProcessNumber {
         let owner = self.owners.entry(tenant).or_default();
         owner.max_bytes = max_bytes.min(self.room_bytes);
@@ -125,14 +126,14 @@ impl Book {
         of.map(|(number, _)| *number).collect()
     }
 
-    /// Whether a process has let go of something that it was not given back.
+    /// Whether a process has a chunk unmapped that it did not get back.
     pub(super) fn lacks(&self, number: ProcessNumber) -> bool {
         let chunks = self.processes.get(&number).into_iter();
         let mut chunks = chunks.flat_map(|process| process.chunks.values());
         chunks.any(|chunk| chunk.state == State::Away)
     }
 
-    /// A process is gone. Returns its chunks, with their bytes.
+    /// Removes a process. Returns its chunks, with their bytes.
     pub(super) fn disconnect(&mut self, number: ProcessNumber) -> Vec<(ChunkNumber, u64)> {
         let Some(process) = self.processes.remove(&number) else {
             return Vec::new();
@@ -162,7 +163,7 @@ impl Book {
         used.fold(0, u64::saturating_add)
     }
 
-    /// May there be a chunk of so many bytes?
+    /// Requests a chunk; denied beyond the tenant's limit or the room of all.
     pub(super) fn ask(
         &mut self,
         number: ProcessNumber,
@@ -174,7 +175,7 @@ impl Book {
         if process.chunks.contains_key(&chunk) {
             return Err(Breach::Twice(chunk));
         }
-        if process.chunks.len() > CHUNKS_MAX {
+        if process.chunks.len() >= CHUNKS_MAX {
             return Err(Breach::TooMany);
         }
         let denial = if bytes > owner.max_bytes.saturating_sub(owner.used_bytes()) {
@@ -194,13 +195,13 @@ impl Book {
         Ok(Ok(()))
     }
 
-    /// What was granted cannot be given after all.
+    /// Denies a granted chunk after all.
     pub(super) fn withdraw(&mut self, number: ProcessNumber, chunk: ChunkNumber, denial: Denial) {
         self.denied[denial as usize] += 1;
         let _ = self.forget(number, chunk);
     }
 
-    /// There is a chunk: what was granted, or one that the process had before it connected.
+    /// Records a chunk that was made: granted, or present before the process connected.
     pub(super) fn made(
         &mut self,
         number: ProcessNumber,
@@ -208,7 +209,7 @@ impl Book {
         bytes: u64,
     ) -> Result<(), Breach> {
         let (process, owner) = self.process(number)?;
-        let many = process.chunks.len() > CHUNKS_MAX;
+        let many = process.chunks.len() >= CHUNKS_MAX;
         match process.chunks.get_mut(&chunk) {
             Some(known) if known.bytes != bytes => return Err(Breach::Size(chunk)),
             Some(known) if known.state != State::Granted => return Err(Breach::Twice(chunk)),
@@ -226,7 +227,7 @@ impl Book {
         Ok(())
     }
 
-    /// A chunk is of no interest any more; its bytes.
+    /// Removes a chunk and returns its bytes.
     pub(super) fn forget(
         &mut self,
         number: ProcessNumber,
@@ -239,7 +240,7 @@ impl Book {
         Ok(bytes)
     }
 
-    /// The process has let a chunk go.
+    /// The process has unmapped a chunk.
     pub(super) fn released(
         &mut self,
         number: ProcessNumber,
@@ -248,7 +249,7 @@ impl Book {
         self.turn(number, chunk, State::Away, |state| state == State::Here)
     }
 
-    /// The process has a chunk that it was given.
+    /// The process has mapped a chunk that it was given.
     pub(super) fn restored(
         &mut self,
         number: ProcessNumber,
@@ -271,7 +272,7 @@ impl Book {
         Ok(())
     }
 
-    /// So much of a process cannot move.
+    /// Sets a process's pinned bytes for a reason.
     pub(super) fn pinned(
         &mut self,
         number: ProcessNumber,
@@ -285,7 +286,7 @@ impl Book {
         Ok(())
     }
 
-    /// What a tenant has.
+    /// Bytes of a tenant, if a process of it is connected.
     pub(super) fn bytes(&self, tenant: TenantId) -> Option<ProgramBytes> {
         self.owners.get(&tenant).map(|owner| ProgramBytes {
             chunks: owner.chunk_bytes,
@@ -294,13 +295,13 @@ impl Book {
         })
     }
 
-    /// So much of a tenant counts as on the card and unmovable, whatever its libraries say.
+    /// Bytes of a tenant that count as pinned on the card: at most its limit.
     pub(super) fn fixed_bytes(&self, tenant: TenantId) -> u64 {
         let owner = self.owners.get(&tenant);
         owner.map_or(0, |owner| owner.pinned_bytes.min(owner.max_bytes))
     }
 
-    /// Bytes that the tenant of a process may still ask for, and those that it may have.
+    /// Bytes that the tenant of a process may still request, and its limit.
     pub(super) fn info(&mut self, number: ProcessNumber) -> Result<(u64, u64), Breach> {
         let free = self.room_bytes.saturating_sub(self.used_bytes());
         let (_, owner) = self.process(number)?;
@@ -308,7 +309,7 @@ impl Book {
         Ok((left.min(free), owner.max_bytes))
     }
 
-    /// Bytes that cannot move, by reason, of all programs.
+    /// Pinned bytes of all programs, by reason.
     pub(super) fn pinned_bytes(&self) -> [u64; Pin::ALL.len()] {
         let mut sums = [0_u64; Pin::ALL.len()];
         for process in self.processes.values() {
@@ -319,7 +320,7 @@ impl Book {
         sums
     }
 
-    /// Chunks that were denied, by reason.
+    /// Number of denied chunks, by reason.
     pub(super) const fn denied(&self) -> [u64; Denial::ALL.len()] {
         self.denied
     }
@@ -385,6 +386,17 @@ mod tests {
     }
 
     #[test]
+    fn a_process_has_no_more_chunks_than_its_library_makes() {
+        let mut book = Book::new(u64::MAX);
+        let process = book.connect(A, u64::MAX);
+        let (chunks, beyond) = (0..CHUNKS_MAX as u64, CHUNKS_MAX as u64);
+        chunks.for_each(|chunk| book.ask(process, chunk, 1).unwrap().unwrap());
+        assert_eq!(book.ask(process, beyond, 1), Err(Breach::TooMany));
+        assert_eq!(book.made(process, beyond, 1), Err(Breach::TooMany));
+        assert_eq!(book.made(process, 0, 1), Ok(()), "one that was granted");
+    }
+
+    #[test]
     fn what_a_library_says_takes_no_more_than_its_tenant_may_have() {
         let mut book = Book::new(100 * MIB);
         let (liar, other) = (book.connect(A, 60 * MIB), book.connect(B, 90 * MIB));
@@ -393,7 +405,7 @@ mod tests {
         assert_eq!(book.info(other), Ok((40 * MIB, 90 * MIB)));
         assert_eq!(book.ask(other, 1, 40 * MIB), Ok(Ok(())));
         assert_eq!(book.ask(liar, 1, MIB), Ok(Err(Denial::Limit)));
-        // What it had before it connected, as far as it may have had that.
+        // Made before it connected: accepted up to the limit.
         assert_eq!(book.made(liar, 2, 60 * MIB), Ok(()));
         assert_eq!(book.made(liar, 3, 1), Err(Breach::Beyond(3)));
         let second = book.connect(A, 60 * MIB);

@@ -1,11 +1,12 @@
-//! Memory of programs that moves: chunks as their libraries know them, in the sets of [`crate::sets`].
+//! Movable memory of programs: connects the chunks of their libraries with [`crate::sets`].
 //!
 //! ```text
 //!   library -- Ask, Made, Freed --> ProgramMemory --> ProgramChunks (Backing) --> Sets --> mover
 //!   library <-- Release, Restore -- ProgramMemory <-- Processes (Mapper) <-------- Sets
 //! ```
 //!
-//! A library's numbers are its own; here every chunk of every process has a number that nobody else has, which is its place.
+//! Libraries number their own chunks. Here each chunk of each process has a unique number, which is
+//! its place.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -18,22 +19,23 @@ use super::{Backing, Grant, ProgramMemory, ProgramPlace, WeakMemory};
 use crate::mover::Resident;
 use crate::sets::{Mapper, Place, Sets};
 
-/// Chunks of all programs that move: each takes a descriptor of the daemon's, which may have 65,536 as it is packed.
+/// Maximum number of movable chunks: each takes a descriptor of the daemon, which may have 65,536
+/// as packaged.
 const CHUNKS_MAX: usize = 48 << 10;
-/// And of one tenant: others are to have some.
+/// The same for one tenant, so that others can have some.
 const TENANT_CHUNKS_MAX: usize = CHUNKS_MAX / 2;
 
 #[derive(Debug, Default)]
 struct Numbers {
     last: u64,
-    /// How many each tenant has.
+    /// Number of chunks of each tenant.
     counts: BTreeMap<TenantId, usize>,
     by_chunk: BTreeMap<ProgramPlace, u64>,
     by_number: BTreeMap<u64, ProgramPlace>,
 }
 
 impl Numbers {
-    /// None if it is new, and there are as many as may be.
+    /// The place of a chunk, numbered if it is new. `None` if a new one would exceed a limit.
     fn number(&mut self, tenant: TenantId, chunk: ProgramPlace) -> Option<Place> {
         let bytes = chunk.bytes;
         if let Some(at) = self.by_chunk.get(&chunk).copied() {
@@ -78,18 +80,18 @@ impl Shared {
     }
 }
 
-/// The memory of all programs of a GPU. Until it is told where memory moves, it stays on the card.
+/// The memory of all programs of a GPU. It stays on the card until [`ProgramChunks::move_by`].
 #[derive(Clone, Debug, Default)]
 pub struct ProgramChunks(Arc<Shared>);
 
 impl ProgramChunks {
-    /// Memory moves from now on. Once, before there are programs.
+    /// Makes memory movable. Called once, before there are programs.
     pub fn move_by(&self, sets: Arc<Sets>) {
-        // Empty until here.
+        // Fails only if it is called twice.
         let _ = self.0.sets.set(sets);
     }
 
-    /// A program is a tenant, whose processes are heard by `memory`.
+    /// Adds a program as a tenant; `memory` has the connections of its processes.
     pub fn add(&self, tenant: TenantId, memory: &ProgramMemory) {
         let Some(sets) = self.0.sets.get() else {
             return;
@@ -121,9 +123,9 @@ impl Backing for ProgramChunks {
     }
 
     fn made(&self, tenant: TenantId, chunk: ProgramPlace, handle: OwnedFd) {
-        // Where nothing moves it is closed: it would keep the memory.
+        // Without sets the handle is closed: it would keep the memory.
         if let Some(sets) = self.0.sets.get() {
-            // One too many stays where it is, and its handle is closed.
+            // Beyond the limits the chunk stays where it is, and its handle is closed.
             let place = self.0.numbers().number(tenant, chunk);
             if let Some(place) = place {
                 sets.made(tenant, place, Resident::adopt(handle, chunk.bytes));
@@ -151,7 +153,7 @@ impl Backing for ProgramChunks {
     }
 }
 
-/// The processes of a program, as those that have its memory mapped.
+/// The processes of a program, which map its memory.
 #[derive(Debug)]
 struct Processes {
     tenant: TenantId,
@@ -162,7 +164,9 @@ struct Processes {
 impl Processes {
     fn memory(&self) -> Result<ProgramMemory, String> {
         let memory = self.memory.0.upgrade();
-        memory.map(ProgramMemory).ok_or("nobody hears it".into())
+        memory
+            .map(ProgramMemory)
+            .ok_or("no library is connected".into())
     }
 }
 
@@ -171,7 +175,7 @@ impl Mapper for Processes {
         let chunks: Vec<ProgramPlace> = {
             let numbers = self.chunks.numbers();
             let chunk = |place: &Place| numbers.by_number.get(&place.at).copied();
-            // What was freed meanwhile is nobody's.
+            // Chunks freed meanwhile need no unmapping.
             places.iter().filter_map(chunk).collect()
         };
         self.memory()?.unmap(self.tenant, &chunks)

@@ -14,12 +14,14 @@ use turnstile_preload_wire::{FRAME_BYTES, FrameError, ToDaemon, ToLibrary};
 
 use crate::line::has_room;
 
-/// TIMEOUT: the library has a thread that reads; one that does not for so long is not spoken with any more.
+/// Time limit for sending. TIMEOUT: the library has a thread that reads, also on a busy host. A
+/// connection that accepts nothing within the limit is ended.
 const SEND_LIMIT: Duration = Duration::from_secs(2);
-/// Descriptors of a frame that are taken; more than one is refused, and all are closed.
+/// Maximum descriptors received with a frame. A frame with more than one is refused, and all are
+/// closed.
 const FDS_MAX: usize = 4;
 
-/// Why a frame is none.
+/// Why no frame could be received.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LineError {
     #[error("the connection failed: {0}")]
@@ -28,11 +30,10 @@ pub(super) enum LineError {
     Frame(#[from] FrameError),
 }
 
-/// A connection.
 #[derive(Debug)]
 pub(super) struct Line {
     socket: OwnedFd,
-    /// The process that connected, by the kernel's word.
+    /// Process id of the peer, as reported by the kernel.
     pub(super) pid: u32,
 }
 
@@ -46,9 +47,9 @@ impl Line {
         Ok(Self { socket, pid })
     }
 
-    /// Waits for the next frame; None at the end.
+    /// Waits for the next frame; `None` at the end of the connection.
     pub(super) fn next(&self) -> Result<Option<(ToDaemon, Option<OwnedFd>)>, LineError> {
-        // One byte more, by which a longer frame is noticed.
+        // One byte more, so that a longer frame is detected.
         let mut frame = [0; FRAME_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -77,7 +78,7 @@ impl Line {
         Ok(Some((message, fds.pop())))
     }
 
-    /// False if it does not arrive.
+    /// Sends a message. False if it cannot be delivered; the connection is ended then.
     pub(super) fn say(&self, message: &ToLibrary, fd: Option<&OwnedFd>) -> bool {
         let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -86,7 +87,8 @@ impl Line {
             return false;
         }
         let frame = message.encode();
-        // For each call by itself: whoever handed this end over may have kept it, and could have others wait on it as long as he likes.
+        // Per call: the process that passed this end on may have kept a copy, and could make the
+        // socket blocking for all.
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let begin = Instant::now();
         let sent = loop {
@@ -104,13 +106,13 @@ impl Line {
         said
     }
 
-    /// Whether a frame may find room before so long has passed since then; it is waited for.
+    /// Whether a frame may be sent now. Waits until `limit` has passed since `begin`.
     fn has_room_within(&self, limit: Duration, begin: Instant) -> bool {
         let left = limit.checked_sub(begin.elapsed());
         left.is_some_and(|left| matches!(has_room(&self.socket, left), Ok(true)))
     }
 
-    /// The thread that hears sees its end.
+    /// Ends the connection; the receiving thread detects that.
     pub(super) fn end(&self) {
         let _ = shutdown(&self.socket, Shutdown::Both);
     }

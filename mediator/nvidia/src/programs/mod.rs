@@ -1,9 +1,11 @@
-//! Memory of programs, as their preloaded libraries tell of it (`mediator/preload/`): what they may have, and where it is.
+//! Memory of programs, as reported by their preloaded libraries (`mediator/preload/`): their
+//! limits, and where the memory is.
 //!
-//! Each process has a connection and a thread here that hears it. What it says are allegations: a frame is checked when it is
-//! decoded, and a chunk's state in [`book`]; whoever breaks the rules loses the connection, and its memory does not move.
-//! Who has the memory is behind [`Backing`], in the daemon [`ProgramChunks`]; it has chunks taken and given by
-//! [`ProgramMemory::unmap`] and [`ProgramMemory::map`], while nothing of the program runs.
+//! Each process has a connection, and a thread here that receives its messages. Messages are
+//! checked: a frame when it is decoded, a chunk's state in [`book`]. After a violation the
+//! connection ends, and the memory of the process does not move. The memory is placed by a
+//! [`Backing`], in the daemon [`ProgramChunks`]. It calls [`ProgramMemory::unmap`] and
+//! [`ProgramMemory::map`] while nothing of the program runs.
 
 mod book;
 mod chunks;
@@ -25,15 +27,17 @@ use book::{Book, Breach, ProcessNumber};
 pub use chunks::ProgramChunks;
 use line::Line;
 
-/// Processes of all programs at a time that have a connection: each takes a thread.
+/// Maximum number of connected processes of all programs: each takes a thread.
 const CONNECTIONS_MAX: usize = 512;
-/// And of one program: it is not to take those of all others.
+/// The same for one program, so that others can connect.
 const PROCESSES_MAX: usize = 64;
-/// TIMEOUT: for a library's thread to come to it on a busy host. Everybody who waits for memory waits for that.
+/// Time limit for an answer. TIMEOUT: the library's thread on a busy host. Tenants that wait for
+/// memory wait for this answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// TIMEOUT: and for each chunk, which is unmapped or mapped in 0.1 ms (measured on an H200).
+/// Time limit added for each chunk. TIMEOUT: unmapping or mapping one takes 0.1 ms (measured on an
+/// H200).
 const CHUNK_LIMIT: Duration = Duration::from_millis(1);
-/// One line for so many refusals: programs cause them.
+/// Minimum time between two log lines on refusals, which programs can cause.
 const TELL_EVERY: Duration = Duration::from_secs(10);
 
 /// A chunk of a program.
@@ -45,33 +49,33 @@ pub struct ProgramPlace {
     pub bytes: u64,
 }
 
-/// How a chunk that may be comes to be.
+/// How a granted chunk is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
     /// The program makes it, on the GPU.
     Make,
-    /// It is given to the program, now or when there is room ([`ProgramMemory::map`]).
+    /// The program gets it, now or when there is room ([`ProgramMemory::map`]).
     Given,
 }
 
-/// Who has the memory of programs.
+/// Places the memory of programs.
 pub trait Backing: Send + Sync + Debug {
-    /// A tenant is to have a chunk, which is within its limits.
+    /// Requests a chunk within the tenant's limits.
     ///
     /// # Errors
     /// If GPU and host have no room.
     fn allocate(&self, tenant: TenantId, place: ProgramPlace) -> Result<Grant, Denial>;
-    /// The program has made one, of which this is a handle.
+    /// The program has made a chunk, of which this is a handle.
     fn made(&self, tenant: TenantId, place: ProgramPlace, handle: OwnedFd);
-    /// A chunk is of no interest any more.
+    /// A chunk was freed, or does not move any more.
     fn freed(&self, tenant: TenantId, place: ProgramPlace);
-    /// So much of a tenant's is on the GPU beside its chunks, and cannot move.
+    /// Sets a tenant's bytes on the GPU that are not in chunks and cannot move.
     fn pinned(&self, _tenant: TenantId, _bytes: u64) {}
-    /// A tenant has work, and lacks memory.
+    /// A tenant that lacks memory reports work.
     fn wants(&self, _tenant: TenantId) {}
 }
 
-/// Memory stays on the card.
+/// A backing that leaves memory on the card.
 #[derive(Clone, Copy, Debug)]
 pub struct Unmoved;
 
@@ -80,30 +84,30 @@ impl Backing for Unmoved {
         Ok(Grant::Make)
     }
 
-    /// The handle is closed: it would keep the memory.
+    /// Closes the handle, which would keep the memory.
     fn made(&self, _: TenantId, _: ProgramPlace, _: OwnedFd) {}
 
     fn freed(&self, _: TenantId, _: ProgramPlace) {}
 }
 
-/// What is waited for.
+/// Answers that are awaited, by chunk.
 #[derive(Debug, Default)]
 struct Awaited(BTreeMap<(ProcessNumber, ChunkNumber), Option<Result<(), u32>>>);
 
 #[derive(Debug)]
 struct State {
     book: Book,
-    /// What each tenant may have, if that is said.
+    /// Limit of each tenant's bytes; `u64::MAX` without a limit.
     limits: BTreeMap<TenantId, u64>,
     lines: BTreeMap<ProcessNumber, Arc<Line>>,
     awaited: Awaited,
     told: Option<Instant>,
-    /// When it was last told of each tenant that a connection of it ended early.
+    /// When it was last logged that a connection of a tenant ended early.
     ends_told: BTreeMap<TenantId, Instant>,
 }
 
 impl State {
-    /// Whether a tenant may have this connection as well.
+    /// Refuses a connection beyond the limits, or a second one of a process.
     fn admit(&self, tenant: TenantId, line: &Line) -> Result<(), String> {
         if self.lines.len() >= CONNECTIONS_MAX {
             return Err(format!(
@@ -135,7 +139,7 @@ struct Shared {
 #[derive(Clone, Debug)]
 pub struct ProgramMemory(Arc<Shared>);
 
-/// The same, for whoever is held by it.
+/// The same, without keeping it alive.
 #[derive(Clone, Debug)]
 struct WeakMemory(Weak<Shared>);
 
@@ -146,7 +150,7 @@ impl Shared {
 }
 
 impl ProgramMemory {
-    /// Programs may have so many bytes together, on the card and at the host.
+    /// Memory of programs, which together may have `room_bytes` on the card and at the host.
     pub fn new(room_bytes: u64, backing: Arc<dyn Backing>) -> Self {
         let state = State {
             book: Book::new(room_bytes),
@@ -163,13 +167,13 @@ impl ProgramMemory {
         }))
     }
 
-    /// A program is a tenant, which may have so many bytes, if that is said.
+    /// Adds a program as a tenant, with its limit in bytes, if it has one.
     pub fn add(&self, tenant: TenantId, max_bytes: Option<u64>) {
         let max_bytes = max_bytes.unwrap_or(u64::MAX);
         self.0.lock().limits.insert(tenant, max_bytes);
     }
 
-    /// A process of a tenant has connected. It is heard on a thread of its own.
+    /// Adds a process of a tenant by its connection, which is served by a thread of its own.
     ///
     /// # Errors
     /// If there are too many, no thread, or no such tenant.
@@ -192,7 +196,7 @@ impl ProgramMemory {
         })
     }
 
-    /// A tenant is gone: its processes are not heard any more.
+    /// Removes a tenant and ends the connections of its processes.
     pub fn remove(&self, tenant: TenantId) {
         let mut state = self.0.lock();
         state.limits.remove(&tenant);
@@ -201,7 +205,7 @@ impl ProgramMemory {
         self.end(tenant);
     }
 
-    /// Nobody is heard any more: who lacks memory ends.
+    /// Ends all connections: processes that lack memory end then.
     pub fn end_all(&self) {
         let mut state = self.0.lock();
         state.limits.clear();
@@ -248,7 +252,7 @@ impl ProgramMemory {
         self.lose(tenant, number);
     }
 
-    /// False if the process does not hear any more.
+    /// Serves a message. False if the process cannot be reached any more.
     fn serve(
         &self,
         tenant: TenantId,
@@ -282,7 +286,7 @@ impl ProgramMemory {
             }
             ToDaemon::Made { chunk, bytes } => {
                 self.0.lock().book.made(number, chunk, bytes)?;
-                // PANIC: none; a frame of this kind has one.
+                // PANIC: none; a frame of this kind has a descriptor.
                 if let Some(handle) = fd {
                     self.0.backing.made(tenant, place(chunk, bytes), handle);
                 }
@@ -325,14 +329,14 @@ impl ProgramMemory {
         self.0.backing.pinned(tenant, fixed_bytes);
     }
 
-    /// Says that a connection was ended, now and then: a program can make another at once.
+    /// Logs at intervals that a connection ended: a program can make another at once.
     fn tell_end(&self, tenant: TenantId, why: &str) {
         let mut state = self.0.lock();
         let told = state.ends_told.get(&tenant);
         let level = if told.is_some_and(|at| at.elapsed() < TELL_EVERY) {
             log::Level::Debug
         } else {
-            // Of one who is gone nothing is kept.
+            // Nothing is kept of a tenant that is gone.
             if state.limits.contains_key(&tenant) {
                 state.ends_told.insert(tenant, Instant::now());
             }
@@ -345,7 +349,7 @@ impl ProgramMemory {
         );
     }
 
-    /// Says that a chunk was denied, now and then.
+    /// Logs at intervals that a chunk was denied.
     fn tell(&self, tenant: TenantId, bytes: u64, reason: Denial) {
         let mut state = self.0.lock();
         if state.told.is_some_and(|at| at.elapsed() < TELL_EVERY) {
@@ -371,7 +375,7 @@ impl ProgramMemory {
         }
     }
 
-    /// A process is gone, or not spoken with any more.
+    /// Removes a process that has ended, or was disconnected.
     fn lose(&self, tenant: TenantId, number: ProcessNumber) {
         let mut state = self.0.lock();
         if let Some(line) = state.lines.remove(&number) {
@@ -395,7 +399,8 @@ impl ProgramMemory {
         self.tell_pinned(tenant);
     }
 
-    /// A tenant's processes are not spoken with any more: they end as soon as they see it, if they lack memory.
+    /// Ends the connections of a tenant's processes. A process that lacks memory ends when it
+    /// detects that.
     fn end(&self, tenant: TenantId) {
         let state = self.0.lock();
         for number in state.book.processes(tenant) {
@@ -405,11 +410,11 @@ impl ProgramMemory {
         }
     }
 
-    /// Has chunks unmapped and let go; when this returns the process has nothing of them. Of what is freed meanwhile, and of
-    /// a process that is gone, nothing is left either. Precondition: nothing of the program runs.
+    /// Has chunks unmapped and their handles closed. Chunks that are freed meanwhile, or belong to
+    /// a process that has ended, count as done. Precondition: nothing of the program runs.
     ///
     /// # Errors
-    /// If it may still have one; then it is not spoken with any more.
+    /// If a process may still have a chunk; the tenant's connections are ended then.
     pub fn unmap(&self, tenant: TenantId, places: &[ProgramPlace]) -> Result<(), String> {
         let orders = places.iter().map(|place| {
             let chunk = place.chunk;
@@ -418,10 +423,10 @@ impl ProgramMemory {
         self.order(tenant, orders.collect())
     }
 
-    /// Gives a process chunks, by their handles, to map where they were or are to be.
+    /// Has processes map chunks by their handles, at their addresses.
     ///
     /// # Errors
-    /// If it does not.
+    /// If a process does not; the tenant's connections are ended then.
     pub fn map(
         &self,
         tenant: TenantId,
@@ -486,7 +491,7 @@ impl ProgramMemory {
         Ok(())
     }
 
-    /// Processes of each program that lack memory, or are about to.
+    /// Processes of each program that lack memory, or have an answer outstanding.
     pub fn lacking(&self) -> BTreeMap<TenantId, BTreeSet<u32>> {
         let state = self.0.lock();
         let lacks = |number: &ProcessNumber| {
@@ -501,13 +506,14 @@ impl ProgramMemory {
         state.limits.keys().map(of).collect()
     }
 
-    /// Bytes that a tenant's processes have, if any is connected: in chunks wherever they are, and pinned.
+    /// Bytes of a tenant's processes, if any is connected: in chunks, wherever they are, and
+    /// pinned.
     pub fn held_bytes(&self, tenant: TenantId) -> Option<(u64, u64)> {
         let bytes = self.0.lock().book.bytes(tenant)?;
         Some((bytes.chunks, bytes.pinned))
     }
 
-    /// Figures, by name.
+    /// Metrics, by name.
     pub fn figures(&self) -> BTreeMap<&'static str, u64> {
         let state = self.0.lock();
         let [limit, full] = state.book.denied();

@@ -1,4 +1,4 @@
-//! Libraries of a kind, over socket pairs.
+//! Stand-ins for libraries, over socket pairs.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
@@ -18,7 +18,7 @@ const MIB: u64 = 1 << 20;
 /// TIMEOUT: milliseconds on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Writes down what it is told; room for so many chunks, which it gives itself if it is to.
+/// Records calls. Refuses chunks if `full`; with `gives` it grants them as [`Grant::Given`].
 #[derive(Debug, Default)]
 struct Told {
     made: Mutex<Vec<ProgramPlace>>,
@@ -49,7 +49,6 @@ impl Backing for Told {
     }
 }
 
-/// A library.
 struct Library(OwnedFd);
 
 impl Library {
@@ -151,7 +150,7 @@ fn what_is_asked_for_is_granted_within_the_limit_and_moves() {
         assert_eq!(moving.join().unwrap(), Ok(()));
         let lacking = BTreeSet::from([std::process::id()]);
         assert_eq!(memory.lacking(), BTreeMap::from([(A, lacking)]));
-        // One is freed while it is away: nobody waits for it.
+        // A chunk freed while it is away is not waited for.
         library.say(ToDaemon::Freed { chunk: 2 });
         until(|| told.freed.lock().unwrap().len() == 1);
         let back = places.iter().map(|place| (*place, null())).collect();
@@ -216,7 +215,7 @@ fn whoever_breaks_the_rules_loses_the_connection_and_nothing_else() {
         assert_eq!(library.hear(), None);
         until(|| memory.held_bytes(A).is_none());
     }
-    // Nothing is kept of them.
+    // No chunk is kept.
     until(|| told.freed.lock().unwrap().len() == 5);
     let silent = connect(&memory, 40 * MIB);
     silent.say(ToDaemon::Made { chunk: 1, bytes });

@@ -1,6 +1,8 @@
-//! Memory that its owner makes itself, if the card has room: that of programs, whose allocation calls wait for the answer.
+//! Memory that its owner makes itself if the card has room: that of programs. A program's
+//! allocation call waits for the answer.
 //!
-//! Nothing here waits for a move: whoever tells of a program's memory is who hears that it has unmapped it.
+//! Nothing here waits for a move: the thread that reports a program's memory also receives its
+//! answers to the daemon's orders to unmap.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,24 +13,24 @@ use super::{Mapper, Owner, Place, Sets, State, lock};
 use crate::mover::Resident;
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveReport};
 
-/// Whoever is given its memory because it has work counts as wanting the engine for so long: it is seen at work then. SOURCE:
-/// `demand.rs`: STEADY and an arrival.
+/// Time for which a program that got its memory because of work counts as busy; then the engine
+/// shows it. SOURCE: of the former `demand.rs`, STEADY (8 ms) and an arrival (2 ms).
 const GRACE: Duration = Duration::from_millis(12);
-/// A program that lacks memory is looked in on after so long, though it has said nothing: work that was queued long ago is seen by
-/// nobody. Each time that it had nothing to do it is left for twice as long.
+/// Time after which a program that lacks memory is made resident although it has not reported work:
+/// work that it queued earlier is not visible. Doubles each time in a row, up to `LOOK_IN_MAX`.
 const LOOK_IN: Duration = Duration::from_secs(10);
 const LOOK_IN_MAX: Duration = Duration::from_secs(640);
 
-/// Whether a program wants the engine, as far as that is not seen on the engine. Pure.
+/// Whether a program wants the engine, from signs outside the engine. Pure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wishes {
-    /// It has said so since its memory went.
+    /// It has reported work since its memory was moved out.
     said: bool,
     /// Since when it lacks memory.
     lacks_since: Option<Instant>,
-    /// After how long it is looked in on.
+    /// Time without a report of work after which it is made resident.
     patience: Duration,
-    /// When it was last given what it wanted.
+    /// When it was last made resident.
     granted_at: Option<Instant>,
 }
 
@@ -46,7 +48,7 @@ impl Wishes {
         self.lacks_since.get_or_insert(now);
     }
 
-    /// It may run with all that it has.
+    /// The owner may run with all of its memory.
     pub(super) fn granted(&mut self, now: Instant) {
         let Some(since) = self.lacks_since.take() else {
             return;
@@ -72,13 +74,13 @@ impl Wishes {
 }
 
 impl Sets {
-    /// An owner appears that makes its memory itself, and may run.
+    /// Adds an owner that makes its memory itself, and may run.
     pub fn add_program(&self, tenant: TenantId, mapper: Arc<dyn Mapper>) {
         self.insert(tenant, mapper, Some(Wishes::new()));
     }
 
-    /// May there be memory at this place? True if its owner is to make it now ([`Self::made`]); else it is given to it when it is
-    /// its turn. None if GPU and host have no room.
+    /// Requests memory at a place. True if the owner has to make it now ([`Self::made`]); false if
+    /// it gets it later by a move. `None` if GPU and host have no room.
     pub fn grant(&self, tenant: TenantId, place: Place) -> Option<bool> {
         let room_bytes = self.shared.room_bytes();
         let mut table = lock(&self.shared.table);
@@ -100,7 +102,7 @@ impl Sets {
         Some(here)
     }
 
-    /// An owner has made memory, which may be more than it was granted: what it had before it was known.
+    /// Records memory that an owner has made: granted, or made before the owner was known.
     pub fn made(&self, tenant: TenantId, place: Place, memory: Resident) {
         let mut table = lock(&self.shared.table);
         let first = ChunkId(table.next);
@@ -114,7 +116,7 @@ impl Sets {
         let late = owner.chunks.get(&id).is_some_and(Owner::is_absent);
         let gone = table.put(tenant, id, State::Here(memory));
         if late {
-            // It was taken for what is to come.
+            // The chunk was not `Here`: this is reported as a move in.
             table.events.push(MemoryEvent::Moved(MoveReport {
                 owner: tenant,
                 cause: tenant,
@@ -129,12 +131,12 @@ impl Sets {
         drop(gone);
     }
 
-    /// Memory at a place is of no interest any more, wherever it is. Its owner has nothing mapped there, or is what is left of it.
+    /// Drops memory at a place, wherever it is. The owner has unmapped it, or its process is gone.
     pub fn forget(&self, tenant: TenantId, place: Place) {
         self.shared.drop_places(tenant, &[place]);
     }
 
-    /// So much of an owner's is on the card beside its chunks and cannot move.
+    /// Sets an owner's bytes on the card that are not in chunks and cannot move.
     pub fn fix(&self, tenant: TenantId, bytes: u64) {
         let mut table = lock(&self.shared.table);
         let Ok(owner) = table.owner(tenant) else {
@@ -146,7 +148,7 @@ impl Sets {
         table.events.push(MemoryEvent::Fixed { owner, bytes });
     }
 
-    /// A program that lacks memory has work.
+    /// A program that lacks memory reports work.
     pub fn wants(&self, tenant: TenantId) {
         if let Ok(owner) = lock(&self.shared.table).owner(tenant)
             && let Some(wishes) = &mut owner.wishes

@@ -1,4 +1,4 @@
-//! Orders, carried out: one direction's thread at a time, one owner's turn at a time.
+//! Carries out orders: one thread for each direction, one move of an owner at a time.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -10,23 +10,23 @@ use super::{Chunk, Mapper, Place, Shared, State, lock};
 use crate::mover::{Away, Back, Kept, MoverError, Resident, Stayed};
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveFailure, MoveOrder, MoveReport};
 
-/// What came of a chunk, and the time of the link.
+/// Bytes copied for a chunk and their link time, or the failure.
 type Outcome = Result<(u64, Nanos), MoveFailure>;
 
-/// A chunk in the hands of whoever has its owner's turn.
+/// A chunk taken by the thread that holds its owner's `turn`.
 struct Taken {
     id: ChunkId,
     place: Place,
     state: State,
-    /// What the host has of it.
+    /// Host copy of a chunk on the card.
     spare: Option<Away>,
 }
 
-/// One that its owner is to be given, and what the host has of it still.
+/// A chunk that its owner has to map, with its host copy.
 type Given = (ChunkId, Place, Resident, Option<Away>);
 
 impl Shared {
-    /// Moves that fail are tried again and again: one line in so long.
+    /// Logs a failed move. Failed moves are repeated, so at most one line per interval is logged.
     fn complain(&self, tenant: TenantId, error: &str) {
         const TELL_EVERY: Duration = Duration::from_secs(10);
         let mut told = lock(&self.told);
@@ -36,7 +36,7 @@ impl Shared {
         }
     }
 
-    /// A direction's thread.
+    /// The thread of a direction.
     pub(super) fn work(&self, direction: Direction) {
         let mut table = lock(&self.table);
         loop {
@@ -88,7 +88,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// An order was carried out: what did not come takes up no room.
+    /// After an order: chunks that did not arrive use no room on the card.
     fn settle(&self, order: &MoveOrder) {
         let mut table = lock(&self.table);
         let mut freed = 0;
@@ -105,7 +105,7 @@ impl Shared {
         table.on_card -= freed;
     }
 
-    /// Takes chunks into the hands of whoever has the owner's turn; what is none of those is told.
+    /// Takes the chunks of an order. Sets the outcome of those that need no move.
     fn take(&self, order: &MoveOrder, outcomes: &mut BTreeMap<ChunkId, Outcome>) -> Vec<Taken> {
         let mut taken = Vec::new();
         let mut table = lock(&self.table);
@@ -119,7 +119,8 @@ impl Shared {
                     return;
                 }
                 if matches!(chunk.state, State::Granted) {
-                    // Its owner has not made it: there is nothing to copy. If it does, it is there again.
+                    // Not made yet: nothing to copy. If its owner makes it later, it is `Here`
+                    // again.
                     chunk.state = State::Blank;
                     outcomes.insert(*id, Ok((0, Nanos::ZERO)));
                     return;
@@ -152,23 +153,23 @@ impl Shared {
             return;
         }
         let places: Vec<Place> = taken.iter().map(|one| one.place).collect();
-        let fastened = (self.fasten)(tenant, true);
-        let unmapped = fastened.clone().and_then(|()| mapper.unmap(&places));
+        let pinned = (self.pin_owner)(tenant, true);
+        let unmapped = pinned.clone().and_then(|()| mapper.unmap(&places));
         if let Err(error) = unmapped {
             self.complain(tenant, &error);
             for one in taken {
                 self.put(tenant, one.id, one.state);
                 outcomes.insert(one.id, Err(MoveFailure::Copy));
             }
-            if fastened.is_ok() {
-                self.loosen(tenant);
+            if pinned.is_ok() {
+                self.unpin(tenant);
             }
             return;
         }
         let (mut ids, mut memory) = (Vec::new(), Vec::new());
         for one in taken {
             match (one.state, one.spare) {
-                // The host has it: closed, it is free.
+                // The host has a copy: dropping the memory frees it.
                 (State::Here(_), Some(spare)) => {
                     self.put(tenant, one.id, State::Away(spare));
                     outcomes.insert(one.id, Ok((0, Nanos::ZERO)));
@@ -206,7 +207,7 @@ impl Shared {
         self.went(tenant);
     }
 
-    /// What the host need not have goes before so many bytes come that are nowhere else.
+    /// Drops host copies that are not needed if `bytes` would not fit in the pool.
     fn make_pool_room(&self, bytes: u64) {
         let at_host: u64 = {
             let table = lock(&self.table);
@@ -215,13 +216,13 @@ impl Shared {
                 .filter(|chunk| chunk.spare.is_some() || matches!(chunk.state, State::Away(_)));
             there.map(|chunk| chunk.place.bytes).sum()
         };
-        // Pages come from many places: as much again as moves at a time is left.
+        // Pages may be fragmented: as much free room is left as moves at a time.
         if at_host + bytes + 4 * self.extent_bytes > self.pool_bytes {
             self.drop_spares();
         }
     }
 
-    /// The pool's room is needed for what is nowhere else.
+    /// Drops host copies that are not needed: the pool's room is needed for other bytes.
     fn drop_spares(&self) {
         let mut table = lock(&self.table);
         let owners = table.owners.values_mut();
@@ -230,7 +231,7 @@ impl Shared {
         drop(spares);
     }
 
-    /// Whether nothing of a program is at the host any more.
+    /// Whether a program has nothing at the host, nor on its way.
     fn is_last(&self, tenant: TenantId) -> bool {
         let there = |chunk: &Chunk| !matches!(chunk.state, State::Away(_) | State::Taken);
         let mut table = lock(&self.table);
@@ -238,16 +239,16 @@ impl Shared {
         owner.is_ok_and(|owner| owner.wishes.is_some() && owner.chunks.values().all(there))
     }
 
-    /// A program of which nothing is at the host is resumed by the guardian again, when the daemon is gone.
-    fn loosen(&self, tenant: TenantId) {
+    /// Unpins a program that has nothing at the host: the watchdog resumes it if the daemon ends.
+    fn unpin(&self, tenant: TenantId) {
         if self.is_last(tenant)
-            && let Err(error) = (self.fasten)(tenant, false)
+            && let Err(error) = (self.pin_owner)(tenant, false)
         {
             log::error!("{tenant} would stay suspended without the daemon: {error}");
         }
     }
 
-    /// Memory of an owner went.
+    /// Records that an owner lacks memory now.
     fn went(&self, tenant: TenantId) {
         if let Ok(owner) = lock(&self.table).owner(tenant)
             && owner.absent > 0
@@ -305,8 +306,8 @@ impl Shared {
         self.give(tenant, mapper, given);
     }
 
-    /// Gives an owner memory that is on the card. One that cannot be given it ends: what it has is right for whoever comes
-    /// after it.
+    /// Gives an owner memory that is on the card. An owner that cannot map it is ended; the memory
+    /// stays valid for its successor.
     fn give(&self, tenant: TenantId, mapper: &dyn Mapper, given: Vec<Given>) {
         if given.is_empty() {
             return;
@@ -315,14 +316,15 @@ impl Shared {
             .iter()
             .map(|(_, place, memory, _)| Ok((*place, Some(memory.share()?))))
             .collect();
-        // Before it is mapped: whoever is started again meanwhile is to have it. They are still ordered, so that it does not run.
+        // Entered before it is mapped, so that an owner restarted meanwhile maps it. The chunks are
+        // still ordered, so the owner does not run.
         for (id, _, memory, copy) in given {
             self.put(tenant, id, State::Here(memory));
             if let Ok(owner) = lock(&self.table).owner(tenant) {
                 owner.put(id, |chunk| chunk.spare = copy);
             }
         }
-        self.loosen(tenant);
+        self.unpin(tenant);
         let mapped = shared.map_err(|error| error.to_string());
         if let Err(error) = mapped.and_then(|shared| mapper.map(shared)) {
             log::error!("{tenant} cannot have its memory and is ended: {error}");

@@ -16,7 +16,7 @@ const A: TenantId = TenantId(1);
 const B: TenantId = TenantId(2);
 const LONG: Duration = Duration::from_secs(20);
 
-/// An owner that knows what it has mapped, and whether that may be.
+/// An owner that records and checks what it has mapped.
 #[derive(Debug, Default)]
 struct FakeOwner {
     mapped: Mutex<BTreeMap<u64, (Place, File)>>,
@@ -75,7 +75,8 @@ impl Mapper for FakeOwner {
     }
 }
 
-/// Copies between files, on a card that may have less than was said; every so many fail.
+/// Copies between files, on a card that may have less than announced. Every `fail_every`th copy
+/// fails.
 #[derive(Debug)]
 struct FakeCopies {
     free: AtomicU64,
@@ -146,31 +147,31 @@ struct Bench {
     sets: Sets,
     owners: BTreeMap<TenantId, Arc<FakeOwner>>,
     chunks: BTreeMap<TenantId, Vec<ChunkId>>,
-    fastened: Arc<Mutex<Vec<TenantId>>>,
+    pinned: Arc<Mutex<Vec<TenantId>>>,
 }
 
 impl Bench {
-    /// A card and a pool of so many chunks.
+    /// A card of `card` chunks and a pool of `pool` chunks.
     fn new(card: u64, pool: u64, fail_every: u64) -> Self {
         let copies = FakeCopies {
             free: AtomicU64::new(card * CHUNK_BYTES),
             fail_every,
             count: AtomicU64::new(0),
         };
-        let fastened = Arc::<Mutex<Vec<TenantId>>>::default();
-        let told = fastened.clone();
-        let fasten = Box::new(move |tenant: TenantId, on: bool| {
-            assert!(on, "of VMs nothing is loosened");
+        let pinned = Arc::<Mutex<Vec<TenantId>>>::default();
+        let told = pinned.clone();
+        let pin_owner = Box::new(move |tenant: TenantId, on: bool| {
+            assert!(on, "of VMs nothing is unpinned");
             told.lock().unwrap().push(tenant);
             Ok(())
         });
         let (card, pool) = (card * CHUNK_BYTES, pool * CHUNK_BYTES);
-        let sets = Sets::new(Arc::new(copies), fasten, card, pool).unwrap();
+        let sets = Sets::new(Arc::new(copies), pin_owner, card, pool).unwrap();
         let mut bench = Self {
             sets,
             owners: BTreeMap::new(),
             chunks: BTreeMap::new(),
-            fastened,
+            pinned,
         };
         for tenant in [A, B] {
             let owner = Arc::<FakeOwner>::default();
@@ -184,7 +185,7 @@ impl Bench {
         &self.owners[&tenant]
     }
 
-    /// What was told; chunks are noted.
+    /// Reads the events, and records allocated chunks.
     fn events(&mut self) -> Vec<MemoryEvent> {
         let mut events = Vec::new();
         self.sets.read_events(&mut events);
@@ -203,7 +204,7 @@ impl Bench {
         events
     }
 
-    /// Moves chunks of a tenant and waits for what came of them.
+    /// Moves chunks of a tenant and waits for the results.
     fn moved(
         &mut self,
         owner: TenantId,
@@ -237,7 +238,7 @@ fn memory_goes_and_comes_back_to_the_same_place() {
     let mut bench = Bench::new(4, 64, u64::MAX);
     bench.sets.allocate(A, 0, 3 * CHUNK_BYTES).unwrap();
     let at = |nth: u64| nth * CHUNK_BYTES;
-    // A pool of 64 has chunks of four.
+    // With a pool of 64 chunks, an extent has four.
     bench.of(A).write(at(2) + 8, 7);
     bench.events();
     let chunks = bench.chunks[&A].clone();
@@ -252,11 +253,11 @@ fn memory_goes_and_comes_back_to_the_same_place() {
     assert!(bench.sets.held(A));
     let all = vec![Ok(3 * CHUNK_BYTES)];
     assert_eq!(bench.moved(A, Direction::Out, &chunks), all);
-    assert_eq!(*bench.fastened.lock().unwrap(), [A]);
+    assert_eq!(*bench.pinned.lock().unwrap(), [A]);
     assert!(bench.of(A).mapped.lock().unwrap().is_empty());
     assert!(!bench.sets.release(A), "its memory is away");
     assert!(bench.sets.is_still(A));
-    // The room is another's meanwhile, and zero.
+    // The room belongs to B meanwhile, and is zero.
     bench.sets.allocate(B, 0, 2 * CHUNK_BYTES).unwrap();
     assert_eq!(bench.of(B).read(8), 0);
     let order = MoveOrder {
@@ -268,7 +269,7 @@ fn memory_goes_and_comes_back_to_the_same_place() {
     assert_eq!(bench.sets.order(order), Err(MoveError::NoRoom(A)));
     let unmap = |places: &[Place]| bench.of(B).unmap(places).map_err(|_| unreachable!());
     bench.sets.free(B, 0, 2 * CHUNK_BYTES, unmap).unwrap();
-    // The stand-in's card knows of no descriptors.
+    // The stand-in for the card does not see that descriptors are closed.
     bench.sets.shared.copies.out(vec![Resident::adopt(
         memory_file("turnstile-fake", 2 * CHUNK_BYTES)
             .unwrap()
@@ -291,7 +292,7 @@ fn what_came_back_is_not_copied_again_until_its_owner_may_run() {
     assert!(bench.sets.held(A));
     assert_eq!(bench.moved(A, Direction::Out, &chunks), copied);
     assert_eq!(bench.moved(A, Direction::In, &chunks), copied);
-    // It has not run: the host has it still.
+    // It has not run: the host copy is still valid.
     bench.sets.shared.copies.out(vec![Resident::adopt(
         memory_file("turnstile-fake", 3 * CHUNK_BYTES)
             .unwrap()
@@ -372,7 +373,7 @@ fn who_does_not_let_go_keeps_it_and_who_does_not_take_it_ends() {
     bench.of(A).refuses.store(true, relaxed);
     assert_eq!(bench.moved(A, Direction::In, &chunks), [Ok(CHUNK_BYTES)]);
     assert!(bench.of(A).ended.load(relaxed), "it has no memory");
-    // Whoever is started in its place gets it, with what was in it.
+    // A successor maps it, with its content.
     let (place, handle) = bench.sets.again(A).unwrap().pop().unwrap();
     bench.of(A).refuses.store(false, relaxed);
     bench.of(A).map(vec![(place, handle)]).unwrap();
@@ -380,19 +381,25 @@ fn who_does_not_let_go_keeps_it_and_who_does_not_take_it_ends() {
 }
 
 #[test]
-fn a_program_that_does_not_let_go_of_memory_is_the_guardians_again() {
+fn a_program_that_does_not_let_go_of_memory_is_the_watchdogs_again() {
     let copies = FakeCopies {
         free: AtomicU64::new(4 * CHUNK_BYTES),
         fail_every: u64::MAX,
         count: AtomicU64::new(0),
     };
-    let fastened = Arc::<Mutex<Vec<bool>>>::default();
-    let told = fastened.clone();
-    let fasten = Box::new(move |_: TenantId, on: bool| {
+    let pinned = Arc::<Mutex<Vec<bool>>>::default();
+    let told = pinned.clone();
+    let pin_owner = Box::new(move |_: TenantId, on: bool| {
         told.lock().unwrap().push(on);
         Ok(())
     });
-    let sets = Sets::new(Arc::new(copies), fasten, 4 * CHUNK_BYTES, 64 * CHUNK_BYTES).unwrap();
+    let sets = Sets::new(
+        Arc::new(copies),
+        pin_owner,
+        4 * CHUNK_BYTES,
+        64 * CHUNK_BYTES,
+    )
+    .unwrap();
     let owner = Arc::<FakeOwner>::default();
     owner
         .refuses
@@ -411,8 +418,8 @@ fn a_program_that_does_not_let_go_of_memory_is_the_guardians_again() {
     };
     sets.order(order).unwrap();
     let begin = Instant::now();
-    while *fastened.lock().unwrap() != [true, false] {
-        assert!(begin.elapsed() < LONG, "{:?}", fastened.lock().unwrap());
+    while *pinned.lock().unwrap() != [true, false] {
+        assert!(begin.elapsed() < LONG, "{:?}", pinned.lock().unwrap());
         std::thread::yield_now();
     }
 }
@@ -467,11 +474,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is moved and whatever fails, an owner that may run has all of its memory, with what it wrote.
+    /// After any moves and failures, an owner that may run has all of its memory, with what it
+    /// wrote.
     #[test]
     fn no_byte_is_lost(steps in steps(), fail_every in prop_oneof![Just(u64::MAX), 2u64..6]) {
         let mut bench = Bench::new(1_000, 64, fail_every);
-        // First chunk, chunks, what was written.
+        // By first chunk: number of chunks, and the word written.
         let mut model: BTreeMap<TenantId, BTreeMap<u64, (u64, u64)>> = BTreeMap::new();
         let mut next = 0;
         let who = |a: bool| if a { A } else { B };

@@ -178,14 +178,14 @@ impl Looker {
         Some(false)
     }
 
-    /// Looks at `now`. A tenant that `asks` has a request that needs its memory, which is work.
+    /// Polls at `now`. A tenant that `requests` has a request that needs its memory, which is work.
     ///
     /// # Errors
     /// If the log cannot be read. Then nothing of it is known until the next look.
     pub(super) fn look(
         &mut self,
         now: impl Fn() -> Moment,
-        asks: impl Fn(TenantId) -> bool,
+        requests: impl Fn(TenantId) -> bool,
         look: &mut Look,
     ) -> Result<(), RmError> {
         let work = Work::begin();
@@ -212,7 +212,7 @@ impl Looker {
         self.groups
             .follow(tenants, &self.processes, &mut self.files, Instant::now());
         let reading = Work::brief();
-        self.read_channels(at, asks);
+        self.read_channels(at, requests);
         self.channel_reads.add(&reading);
         // The records of an own turn, and before one, are needed at once.
         let any_held = self.tenants.values().any(|of| of.state.needs_lease());
@@ -356,13 +356,13 @@ impl Looker {
 
     /// Reads the channels of each tenant. Where they are not known, a tenant has work while it is
     /// resident, and while it is held.
-    fn read_channels(&mut self, at: Moment, asks: impl Fn(TenantId) -> bool) {
+    fn read_channels(&mut self, at: Moment, requests: impl Fn(TenantId) -> bool) {
         let all: Vec<TenantId> = self.tenants.keys().copied().collect();
         for tenant in all {
             let read = self.has_work(tenant);
             if let Some(of) = self.tenants.get_mut(&tenant) {
                 let assumed = of.state == State::Resident || of.state.needs_lease();
-                of.look(read.unwrap_or(assumed) || asks(tenant), at);
+                of.look(read.unwrap_or(assumed) || requests(tenant), at);
             }
         }
     }

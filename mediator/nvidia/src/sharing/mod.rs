@@ -32,14 +32,13 @@ use turnstile_host::process;
 use turnstile_vmm::wire::ObjectChange;
 
 use crate::clock::GpuClock;
-use crate::guardian::Guardian;
-use crate::hands::{Hands, Holding};
-use crate::hold::Channel;
-use crate::holder::OwnedSwitch;
+use crate::hold::holder::OwnedSwitch;
+use crate::hold::watchdog::Watchdog;
+use crate::hold::{Channel, SharedHolder, SuspendExecutor};
+use crate::preemptor::Preemptor;
 use crate::programs::{ProgramChunks, ProgramMemory};
 use crate::rm::RmClient;
 use crate::sets::Sets;
-use crate::usher::Usher;
 use crate::version::DriverAbi;
 use crate::vms::Vms;
 pub use holds::{Holds, Reason};
@@ -55,9 +54,9 @@ struct Shared {
     driver: DriverAbi,
     clock: Mutex<GpuClock>,
     looker: Mutex<Looker>,
-    hands: Hands,
+    executor: SuspendExecutor,
     holds: Mutex<Holds>,
-    preemptor: Mutex<Option<Usher>>,
+    preemptor: Mutex<Option<Preemptor>>,
     wake: OwnedFd,
     vms: Vms,
     programs: ProgramMemory,
@@ -88,7 +87,7 @@ impl Shared {
         if let (true, Ok(worker)) = (held, self.vms.of(tenant)) {
             worker.set_suspended(true);
         }
-        self.hands.want(tenant, held);
+        self.executor.submit(tenant, held);
     }
 
     /// Tenants that have work which their channels do not show: commands that the worker of a VM
@@ -112,7 +111,7 @@ impl Shared {
 
     fn changed(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
         if lock(&self.looker).changed(tenant, pid, changes) {
-            self.hands.has_more(tenant);
+            self.executor.channels_added(tenant);
         }
         self.inherit(tenant, pid, changes);
     }
@@ -123,7 +122,7 @@ impl Shared {
 pub struct SharedGpu {
     shared: Arc<Shared>,
     capabilities: Capabilities,
-    holding: Arc<Holding<OwnedSwitch, Guardian>>,
+    holder: Arc<SharedHolder<OwnedSwitch, Watchdog>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -172,7 +171,7 @@ impl Gpu for SharedGpu {
             sets.remove(tenant);
         }
         lock(&self.shared.holds).forget(tenant);
-        self.shared.hands.want(tenant, false);
+        self.shared.executor.submit(tenant, false);
         lock(&self.shared.looker).remove(tenant);
     }
 
@@ -183,7 +182,7 @@ impl Gpu for SharedGpu {
 
     fn close_channel(&self, tenant: TenantId, channel: u32) -> Result<(), Refusal> {
         let worker = self.shared.vms.of(tenant)?;
-        // The order is not answered while the VM is held. Of a process that is gone nothing is asked.
+        // A held VM does not answer the request. A process that is gone gets none.
         let lives = !worker.is_lost();
         let _pass = lives.then(|| self.shared.pass(tenant)).transpose()?;
         worker.close_channel(channel)
@@ -238,7 +237,7 @@ impl Gpu for SharedGpu {
     fn nap(&self, length: Nanos) -> Option<Nanos> {
         let shared = &self.shared;
         let begin = shared.now();
-        shared.hands.see_to(&self.holding, &**shared, true);
+        shared.executor.run_pending(&self.holder, &**shared, true);
         let left = length.saturating_sub(shared.now().since(begin));
         // CAST: less than a second.
         let timeout = Timespec {
@@ -251,7 +250,7 @@ impl Gpu for SharedGpu {
             let mut count = [0; 8];
             let _ = rustix::io::read(&shared.wake, &mut count);
         }
-        shared.hands.awake();
+        shared.executor.caller_awakes();
         None
     }
 
@@ -267,7 +266,7 @@ impl Gpu for SharedGpu {
 
     fn read_look(&self, look: &mut Look) {
         let shared = &self.shared;
-        shared.hands.see_to(&self.holding, &**shared, false);
+        shared.executor.run_pending(&self.holder, &**shared, false);
         lock(&shared.clock).follow(&shared.client, &shared.driver);
         shared.vms.set_clock(shared.now());
         let asking = shared.asking();
@@ -314,7 +313,7 @@ impl Gpu for SharedGpu {
 
     fn is_quiet(&self, tenant: TenantId) -> bool {
         let sets = self.shared.sets();
-        !self.shared.hands.is_moving() && sets.is_some_and(|sets| sets.is_still(tenant))
+        !self.shared.executor.is_pending() && sets.is_some_and(|sets| sets.is_still(tenant))
     }
 
     fn move_memory(&self, order: MoveOrder) -> Result<(), MoveError> {
@@ -373,7 +372,7 @@ impl Gpu for SharedGpu {
     }
 
     fn figures(&self) -> BTreeMap<&'static str, u64> {
-        let (calls, work) = (self.shared.hands.calls(), self.shared.hands.work());
+        let (calls, work) = (self.shared.executor.calls(), self.shared.executor.work());
         let mut figures = self.shared.programs.figures();
         let looker = lock(&self.shared.looker);
         let (missing, dropped) = looker.losses();
@@ -422,7 +421,7 @@ impl Drop for SharedGpu {
         if let Some(sets) = self.shared.sets() {
             sets.end();
         }
-        self.shared.hands.end();
+        self.shared.executor.end();
         if let Some(thread) = self.thread.take() {
             // Its panic, if it had one, was reported when it happened.
             let _ = thread.join();

@@ -17,16 +17,17 @@ use crate::worker::Worker;
 use turnstile_gpu::{Allocation, Refusal};
 use turnstile_host::process::Identity;
 
-/// How long a request of a VM that needs the GPU waits for the VM's turn. TIMEOUT: some turns of some seconds.
+/// Time for which a request that needs the GPU waits until its VM may run. TIMEOUT: some turns of
+/// seconds.
 const TURN_LIMIT: Duration = Duration::from_secs(60);
-/// GPU memory that is left to contexts where nothing else is said: about 520 MiB each (measured), of 15 VMs.
+/// GPU memory left to contexts by default: about 520 MiB each (measured), of 15 VMs.
 const CONTEXTS_BYTES: u64 = 8 << 30;
 
 /// How memory of VMs is to move.
 pub struct Moving {
     /// Bytes that the host takes in.
     pub pool_bytes: u64,
-    /// Bytes of the card that VMs have together; all but 8 GiB if it is not said.
+    /// Bytes of the card that VMs have together; by default all but 8 GiB.
     pub card_bytes: Option<u64>,
     /// Starts a process that ends up in [`crate::mover::run`].
     pub mover: Box<dyn Fn() -> Command + Send + Sync>,
@@ -55,12 +56,12 @@ impl Moving {
         let config = MoverConfig::new(device, self.pool_bytes);
         let mover = Mover::start(config, self.mover)?;
         let weak: Weak<Shared> = Arc::downgrade(shared);
-        let fasten = move |tenant, on| {
+        let pin_owner = move |tenant, on| {
             let shared = weak.upgrade().ok_or("the GPU is given up")?;
-            shared.hands.fasten(tenant, on)
+            shared.executor.pin(tenant, on)
         };
-        let (pool_bytes, fasten) = (self.pool_bytes, Box::new(fasten));
-        let sets = Sets::new(Arc::new(mover), fasten, card_bytes, pool_bytes);
+        let (pool_bytes, pin_owner) = (self.pool_bytes, Box::new(pin_owner));
+        let sets = Sets::new(Arc::new(mover), pin_owner, card_bytes, pool_bytes);
         Ok(Arc::new(sets.map_err(NvidiaError::Thread)?))
     }
 }
@@ -75,7 +76,7 @@ pub(super) struct Pass<'a> {
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
         if self.served.take().is_some() {
-            self.shared.hands.served(self.tenant);
+            self.shared.executor.request_done(self.tenant);
         }
     }
 }
@@ -89,7 +90,8 @@ fn was_before(pid: u32) -> bool {
 }
 
 impl Shared {
-    /// The daemon ends: of each program, the channels of those processes that lack no memory, if others do. Who lacks some ends itself.
+    /// The daemon ends. Of each program with a process that lacks memory, the channels of the other
+    /// processes; the process that lacks memory ends itself.
     pub(super) fn able_channels(&self) -> BTreeMap<TenantId, Vec<Channel>> {
         let lacking = self.programs.lacking();
         let looker = lock(&self.looker);
@@ -97,7 +99,8 @@ impl Shared {
         lacking.into_iter().map(able).collect()
     }
 
-    /// What a process says that was there before this daemon: a daemon that was killed may have left its channels suspended.
+    /// Objects of a process that is older than this daemon: a daemon that was killed may have left
+    /// its channels suspended.
     pub(super) fn inherit(&self, tenant: TenantId, pid: u32, changes: &[ObjectChange]) {
         let made = changes.iter().filter_map(|change| match change {
             ObjectChange::Made(object) if is_channel(object.class) => Some(Channel {
@@ -108,7 +111,7 @@ impl Shared {
         });
         let channels: Vec<Channel> = made.collect();
         if self.sets().is_some() && !channels.is_empty() && was_before(pid) {
-            self.hands.inherit(tenant, channels);
+            self.executor.inherit(tenant, channels);
         }
     }
 

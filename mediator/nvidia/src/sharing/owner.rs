@@ -1,26 +1,24 @@
-//! What the executor of holds asks of the GPU, and reports to it.
+//! Callbacks of the executor of holds.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use turnstile_accounting::TenantId;
+use turnstile_accounting::{Moment, TenantId};
 
 use super::{Shared, lock};
-use crate::arrivals::{self, Rung};
-use crate::hands::Owner;
-use crate::hold::Channel;
+use crate::hold::{Activity, ActivityProbe, Callbacks, Channel};
 use crate::sets::Sets;
 use crate::tenant::state::Event;
 
-impl arrivals::Eyes for Shared {
-    fn rung(&self, tenant: TenantId) -> Option<Rung> {
+impl ActivityProbe for Shared {
+    fn channel_activity(&self, tenant: TenantId) -> Option<Activity> {
         let looker = lock(&self.looker);
-        let waits = looker.has_work(tenant)?;
-        let taken = looker.tenants.get(&tenant)?.active.map_or(0, |at| at.0);
-        Some(Rung { taken, waits })
+        let has_work = looker.has_work(tenant)?;
+        let active = looker.tenants.get(&tenant)?.active.unwrap_or(Moment(0));
+        Some(Activity { active, has_work })
     }
 
-    fn was_there(&self, tenant: TenantId, within: Duration) -> bool {
+    fn was_resident(&self, tenant: TenantId, within: Duration) -> bool {
         let looker = lock(&self.looker);
         let active = looker.tenants.get(&tenant).and_then(|of| of.active);
         // CAST: less than a second.
@@ -37,8 +35,8 @@ impl Shared {
     }
 }
 
-impl Owner for Shared {
-    fn holding(&self, tenant: TenantId) -> Vec<Channel> {
+impl Callbacks for Shared {
+    fn channels_to_hold(&self, tenant: TenantId) -> Vec<Channel> {
         let lacks_memory = self.lacks_memory(tenant);
         let now = self.now();
         let mut looker = lock(&self.looker);
@@ -49,16 +47,16 @@ impl Owner for Shared {
         }
     }
 
-    fn everything(&self, tenant: TenantId) -> Vec<Channel> {
+    fn all_channels(&self, tenant: TenantId) -> Vec<Channel> {
         lock(&self.looker).processes.all_channels(tenant)
     }
 
-    fn able(&self, tenant: TenantId) -> Vec<Channel> {
+    fn runnable_channels(&self, tenant: TenantId) -> Vec<Channel> {
         let able = self.able.get().and_then(|able| able.get(&tenant));
         able.cloned().unwrap_or_default()
     }
 
-    fn suspended(&self, tenant: TenantId) {
+    fn on_suspended(&self, tenant: TenantId) {
         self.happened(tenant, Event::Stopped);
     }
 
@@ -78,7 +76,7 @@ impl Owner for Shared {
         }
     }
 
-    fn mend(&self) {
+    fn repair_preemptor(&self) {
         let pid = lock(&self.preemptor).as_mut().and_then(|preemptor| {
             preemptor.mend();
             preemptor.pid()
@@ -86,7 +84,7 @@ impl Owner for Shared {
         lock(&self.looker).set_preemptor(pid);
     }
 
-    fn runs(&self, tenant: TenantId) {
+    fn on_running(&self, tenant: TenantId) {
         if let Some(sets) = self.sets() {
             sets.runs(tenant);
         }
@@ -97,7 +95,7 @@ impl Owner for Shared {
     }
 
     /// A tenant of which not all memory is on the card stays held.
-    fn may_run(&self, tenant: TenantId) -> bool {
+    fn try_release(&self, tenant: TenantId) -> bool {
         self.sets().is_none_or(|sets| sets.release(tenant))
     }
 
@@ -106,7 +104,7 @@ impl Owner for Shared {
         sets.is_some_and(|sets| sets.is_served(tenant))
     }
 
-    fn held(&self, tenant: TenantId) -> bool {
+    fn on_held(&self, tenant: TenantId) -> bool {
         self.happened(tenant, Event::Stopped);
         self.sets().is_none_or(|sets| sets.held(tenant))
     }
@@ -116,7 +114,7 @@ impl Owner for Shared {
         self.sets().is_some_and(lacks)
     }
 
-    fn on_the_engine(&self) -> Option<TenantId> {
+    fn resident(&self) -> Option<TenantId> {
         lock(&self.looker).resident()
     }
 }

@@ -12,17 +12,17 @@ use turnstile_gpu::{Capabilities, Suspend};
 use super::{Looker, Moving, Shared, SharedGpu};
 use crate::clock::GpuClock;
 use crate::events::EventLog;
-use crate::guardian::{Guardian, GuardianError};
-use crate::hands::{Hands, Holding};
-use crate::holder::{Holder, OwnedSwitch};
+use crate::hold::holder::{Holder, OwnedSwitch};
+use crate::hold::watchdog::{Watchdog, WatchdogError};
+use crate::hold::{SharedHolder, SuspendExecutor};
 use crate::models;
 use crate::mover::MoverError;
 use crate::observe::Signals;
+use crate::preemptor::Preemptor;
 use crate::probe::CudaError;
 use crate::programs::{ProgramChunks, ProgramMemory};
 use crate::rm::{RmClient, RmError};
 use crate::sys::Cuda;
-use crate::usher::Usher;
 use crate::version::{self, VersionError};
 use crate::vms::Vms;
 use crate::worker::{Facts, WorkerConfig};
@@ -38,7 +38,7 @@ pub enum NvidiaError {
     Rm(#[from] RmError),
     /// There is no watchdog, which resumes tenants when the daemon is gone.
     #[error("No tenant can be held without a watchdog")]
-    Guardian(#[from] GuardianError),
+    Watchdog(#[from] WatchdogError),
     /// The CUDA driver library is needed for what VMs do.
     #[error(
         "The CUDA driver library cannot be used (install the vendor's user libraries, libcuda.so.1)"
@@ -75,18 +75,18 @@ fn facts(index: u32) -> Result<Facts, CudaError> {
 }
 
 impl SharedGpu {
-    /// Shares the GPU that `config` names. `guardian` starts a process that ends up in
-    /// [`crate::guardian::serve`], `worker` one that ends up in [`crate::worker::run`]. With a
-    /// preemptor, a tenant that is held stops sooner. With `moving`, tenants may together own more
-    /// memory than there is.
+    /// Shares the GPU that `config` names. `watchdog` starts a process that ends up in
+    /// [`crate::hold::watchdog::serve`], `worker` one that ends up in [`crate::worker::run`]. With
+    /// a preemptor, a tenant that is held stops sooner. With `moving`, tenants may together own
+    /// more memory than there is.
     ///
     /// # Errors
     /// If the driver is not known or refuses, or there is no watchdog.
     pub fn start(
         config: WorkerConfig,
-        guardian: impl Fn() -> Command + Send + 'static,
+        watchdog: impl Fn() -> Command + Send + 'static,
         worker: impl Fn() -> Command + Send + Sync + 'static,
-        preemptor: Option<Usher>,
+        preemptor: Option<Preemptor>,
         moving: Option<Moving>,
     ) -> Result<Self, NvidiaError> {
         let index = config.device;
@@ -103,19 +103,19 @@ impl SharedGpu {
         }
         let edges = models::of(index).edges;
         let mut looker = Looker::new(client.clone(), log, signals, edges);
-        looker.set_preemptor(preemptor.as_ref().and_then(Usher::pid));
+        looker.set_preemptor(preemptor.as_ref().and_then(Preemptor::pid));
         let chunks = ProgramChunks::default();
         // What all programs may have together.
         let room_bytes = moving.as_ref().map_or(facts.memory_bytes, |moving| {
             moving.card_bytes(facts.memory_bytes) + moving.pool_bytes
         });
-        let first = Guardian::start(guardian())?;
+        let first = Watchdog::start(watchdog())?;
         let shared = Arc::new(Shared {
             client: client.clone(),
             driver,
             clock: Mutex::new(clock),
             looker: Mutex::new(looker),
-            hands: Hands::default(),
+            executor: SuspendExecutor::default(),
             holds: Mutex::default(),
             preemptor: Mutex::new(preemptor),
             wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
@@ -135,12 +135,12 @@ impl SharedGpu {
             let _ = shared.sets.set(sets);
         }
         let switch = OwnedSwitch { client, driver };
-        let holding = Arc::new(Holding::new(Holder::new(switch, first)));
-        let (owner, held) = (shared.clone(), holding.clone());
-        let another = move || Guardian::start(guardian());
+        let holder = Arc::new(SharedHolder::new(Holder::new(switch, first)));
+        let (owner, held) = (shared.clone(), holder.clone());
+        let another = move || Watchdog::start(watchdog());
         let thread = thread::Builder::new()
             .name("gpu-hold".into())
-            .spawn(move || owner.hands.run(&held, &*owner, another))
+            .spawn(move || owner.executor.run(&held, &*owner, another))
             .map_err(NvidiaError::Thread)?;
         let capabilities = Capabilities {
             compute_engines: 1,
@@ -162,7 +162,7 @@ impl SharedGpu {
         Ok(Self {
             shared,
             capabilities,
-            holding,
+            holder,
             thread: Some(thread),
         })
     }

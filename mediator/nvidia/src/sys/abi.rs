@@ -1,13 +1,14 @@
 //! Numbers and layouts of the driver's interface, no logic. Names are the vendor's.
 //!
-//! SOURCE: open-gpu-kernel-modules 580.159.04, `src/common/sdk/nvidia/inc/`: `nvos.h`, `class/`, `ctrl/`; each was run on
-//! an H200.
+//! SOURCE: open-gpu-kernel-modules 580.159.04, `src/common/sdk/nvidia/inc/`: `nvos.h`, `class/`,
+//! `ctrl/`; each was run on an H200.
 
 /// Parameters of an RM allocation.
 ///
 /// # Safety
-/// The implementor is the parameter structure of `CLASS`, as long as the driver's own or longer, of integers alone (any
-/// bytes are a value of it), and holds no address that the driver would write through.
+/// The implementor is the parameter structure of `CLASS`, at least as long as the driver's own. It
+/// consists of integers alone (any bytes are a value of it), and holds no address that the driver
+/// would write through.
 pub(crate) unsafe trait AllocParams: Copy {
     /// The class allocated with it.
     const CLASS: u32;
@@ -16,26 +17,29 @@ pub(crate) unsafe trait AllocParams: Copy {
 /// Parameters of an RM control.
 ///
 /// # Safety
-/// The implementor is of integers alone (any bytes are a value of it) and holds no address that the driver would write
-/// through. The driver takes its length from the call, and refuses one that is not the control's own.
+/// The implementor consists of integers alone (any bytes are a value of it), and holds no address
+/// that the driver would write through. The driver takes its length from the call, and refuses one
+/// that is not the control's own.
 pub(crate) unsafe trait ControlParams: Copy {}
 
-/// Number of the RM calls. SOURCE: `nv_escape.h`.
+/// Numbers of the RM calls. SOURCE: `nv_escape.h`.
 pub(crate) mod escape {
     pub(crate) const FREE: u8 = 0x29;
     pub(crate) const CONTROL: u8 = 0x2a;
     pub(crate) const ALLOC: u8 = 0x2b;
     pub(in crate::sys) const MAP_MEMORY: u8 = 0x4e;
     pub(in crate::sys) const REGISTER_FD: u8 = 201;
-    /// Another call by way of its number, length and address: nv_ioctl_xfer_t. SOURCE: `nv-ioctl.h`.
+    /// Wraps another call by its number, length and address: nv_ioctl_xfer_t. SOURCE: `nv-ioctl.h`.
     pub(crate) const XFER: u8 = 211;
 }
 
 /// SOURCE: `class/cl0041.h`: NV01_ROOT_CLIENT.
 pub(crate) const CLASS_CLIENT: u32 = 0x41;
-/// SOURCE: `class/cl2080_notification.h`, `class/cla06c.h`: KEPLER_CHANNEL_GROUP_A, what later chips use as well.
+/// SOURCE: `class/cl2080_notification.h`, `class/cla06c.h`: KEPLER_CHANNEL_GROUP_A, which later
+/// chips use as well.
 pub(crate) const CLASS_CHANNEL_GROUP: u32 = 0xa06c;
-/// Channel classes of all chips end in this byte. SOURCE: `class/cl*6f.h`; HOPPER_CHANNEL_GPFIFO_A is 0xc86f.
+/// Channel classes of all chips end in this byte. SOURCE: `class/cl*6f.h`; HOPPER_CHANNEL_GPFIFO_A
+/// is 0xc86f.
 pub(crate) const CLASS_CHANNEL_LOW_BYTE: u32 = 0x6f;
 
 /// NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS. SOURCE: `ctrl/ctrl90cd.h`.
@@ -45,26 +49,29 @@ pub(crate) const EVENTS_UPDATE_GET: u32 = 0x90cd_0102;
 /// NV_EVENT_BUFFER_CTRL_CMD_FLUSH. SOURCE: `ctrl/ctrl90cd.h`.
 pub(crate) const EVENTS_FLUSH: u32 = 0x90cd_0104;
 
-/// NV_PGRAPH_STATUS: whether the graphics and compute engine works, in its lowest bit.
+/// NV_PGRAPH_STATUS: whether the graphics and compute engine is busy, in its lowest bit.
 ///
-/// SOURCE: measured on an H200: 1 in 99.5 % of 5,482 readings while kernels took 99.6 % of the time, in 32.7 % for 32.5 %,
-/// in none without kernels.
+/// SOURCE: measured on an H200: 1 in 99.5 % of 5,482 readings while kernels took 99.6 % of the
+/// time; in 32.7 % for 32.5 %, in none without kernels.
 pub(crate) const STATUS_REGISTER: u32 = 0x40_0700;
-/// NV_PTIMER_TIME_0: the low word of the GPU's clock in nanoseconds. SOURCE: `dev_timer.h`; measured: the clock of the
-/// context-switch records.
+/// NV_PTIMER_TIME_0: the low word of the GPU's clock in nanoseconds. SOURCE: `dev_timer.h`;
+/// measured: the clock of the context-switch records.
 pub(crate) const TIME_LOW: u32 = 0x9400;
 /// NV_PTIMER_TIME_1: the high word.
 pub(crate) const TIME_HIGH: u32 = 0x9410;
-/// NV01_MEMORY_LOCAL_PRIVILEGED: the GPU's registers, which the driver maps for whoever is privileged. SOURCE: `class/cl003f.h`, `mapping_cpu.c`; measured.
+/// NV01_MEMORY_LOCAL_PRIVILEGED: the GPU's registers, which the driver maps for privileged callers.
+/// SOURCE: `class/cl003f.h`, `mapping_cpu.c`; measured.
 pub(crate) const CLASS_REGISTERS: u32 = 0x3f;
 /// HOPPER_USERMODE_A: the GPU's doorbells. SOURCE: `class/clc661.h`; facts sheet section 3.
 pub(crate) const CLASS_DOORBELLS: u32 = 0xc661;
-/// NV_PTOP_DEVICE_INFO_CFG: how many words the table of engines has, in its upper twelve bits. SOURCE: measured: 0x086 of them.
+/// NV_PTOP_DEVICE_INFO_CFG: the number of words of the table of engines, in its upper twelve bits.
+/// SOURCE: measured: 0x086 of them.
 pub(crate) const ENGINES_CONFIG: u32 = 0x2_24fc;
-/// NV_PTOP_DEVICE_INFO2: that table; it ends with the page at the latest.
+/// NV_PTOP_DEVICE_INFO2: that table, which ends with the page at the latest.
 pub(crate) const ENGINES: u32 = 0x2_2800;
 pub(crate) const ENGINES_MAX: u32 = 0x200;
-/// HOPPER_USERMODE_A: the page of the doorbells. SOURCE: `class/clc661.h`; without parameters it lies in the registers, which can be read.
+/// HOPPER_USERMODE_A: the page of the doorbells. SOURCE: `class/clc661.h`; without parameters it is
+/// in the registers, which are readable.
 pub(crate) const CLASS_USERMODE: u32 = 0xc661;
 /// NVC361_TIME_0 and NVC361_TIME_1: the same clock in that page. SOURCE: `class/clc361.h`.
 pub(crate) const USERMODE_TIME_LOW: usize = 0x80;
@@ -81,11 +88,13 @@ macro_rules! rm_params {
         pub(crate) struct $name { $(pub(crate) $field: $type),* }
         impl Default for $name {
             fn default() -> Self {
-                // SAFETY: all fields are integers or arrays of them, of which zero bytes are a value.
+                // SAFETY: all fields are integers or arrays of them, of which zero bytes are a
+                // value.
                 unsafe { std::mem::zeroed() }
             }
         }
-        // SAFETY: integers alone, without addresses; the length is the driver's own or more (see the tests below).
+        // SAFETY: integers alone, without addresses; the length is the driver's own or more (see
+        // the tests below).
         unsafe impl $kind for $name { $(const CLASS: u32 = $class;)? }
     )*};
 }
@@ -103,15 +112,16 @@ rm_params! {
     MemoryParams: AllocParams = 0x90ce {
         head: [u32; 6], attr: u32, attr2: u32, middle: [u64; 4], size: u64, tail: [u64; 7],
     }
-    /// NV_EVENT_BUFFER_ALLOC_PARAMETERS (72 bytes) and room. SOURCE: `class/cl90cd.h`. The two addresses are outputs of
-    /// the driver, and it takes no variable data.
+    /// NV_EVENT_BUFFER_ALLOC_PARAMETERS (72 bytes) and room. SOURCE: `class/cl90cd.h`. The two
+    /// addresses are outputs of the driver, and it takes no variable data.
     EventBufferParams: AllocParams = 0x90cd {
         buffer_header: u64, record_buffer: u64, record_size: u32, record_count: u32,
         vardata_buffer: u64, vardata_size: u32, records_free_threshold: u32,
         notification_handle: u64, vardata_free_threshold: u32, subdevice: u32, flags: u32,
         header_memory: u32, record_memory: u32, vardata_memory: u32, rest: u64,
     }
-    /// NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080gr.h`, facts sheet section 3.
+    /// NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080gr.h`,
+    /// facts sheet section 3.
     BindEventsParams: ControlParams {
         event_buffer: u32, record_size: u32, level_of_detail: u32, event_filter: u32, all_users: u8,
         pad: [u8; 3], reason: u32,
@@ -132,8 +142,8 @@ rm_params! {
     SliceParams: ControlParams {
         slice_us: u64,
     }
-    /// NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080fifo.h`. The event is for callers in the
-    /// kernel; zero here.
+    /// NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080fifo.h`. The event
+    /// is for callers in the kernel; zero here.
     DisableChannelsParams: ControlParams {
         disable: u8, pad: [u8; 3], channels: u32, only_disable_scheduling: u8, rewind_gp_put: u8, pad2: [u8; 6],
         preempt_event: u64, clients: [u32; 64], handles: [u32; 64],
@@ -141,8 +151,9 @@ rm_params! {
 }
 
 impl MemoryParams {
-    /// System memory, written back, that we may only read. SOURCE: `nvos.h`, NVOS32_ATTR_COHERENCY_WRITE_BACK,
-    /// NVOS32_ATTR_LOCATION_PCI, NVOS32_ATTR2_PROTECTION_USER_READ_ONLY.
+    /// System memory, written back and read-only for this process. SOURCE: `nvos.h`,
+    /// NVOS32_ATTR_COHERENCY_WRITE_BACK, NVOS32_ATTR_LOCATION_PCI,
+    /// NVOS32_ATTR2_PROTECTION_USER_READ_ONLY.
     pub(crate) fn read_only(size: u64) -> Self {
         Self {
             attr: 5 << 29 | 1 << 25,
@@ -202,8 +213,8 @@ pub(super) struct MapMemory {
     pub(super) pad2: i32,
 }
 
-/// NV2080_CTRL_GPU_REG_OP; all zero but the offset is a read of 32 bits from a global register. SOURCE:
-/// `ctrl/ctrl2080/ctrl2080gpu.h`.
+/// NV2080_CTRL_GPU_REG_OP; all zero but the offset is a read of 32 bits from a global register.
+/// SOURCE: `ctrl/ctrl2080/ctrl2080gpu.h`.
 #[repr(C)]
 #[derive(Default)]
 pub(super) struct RegisterOperation {
@@ -220,7 +231,8 @@ pub(super) struct RegisterOperation {
     pub(super) mask_low: u32,
 }
 
-/// NV2080_CTRL_GPU_EXEC_REG_OPS_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080gpu.h`; the route is for MIG.
+/// NV2080_CTRL_GPU_EXEC_REG_OPS_PARAMS. SOURCE: `ctrl/ctrl2080/ctrl2080gpu.h`; the route is for
+/// MIG.
 #[repr(C)]
 #[derive(Default)]
 pub(super) struct RegisterList {

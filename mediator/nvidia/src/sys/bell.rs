@@ -1,4 +1,4 @@
-//! Doorbells: rung by us, and those of this process, muffled.
+//! Doorbells of the GPU, and memory that replaces ("muffles") those of this process.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::doorbells::{DOORBELL_AT, MAPPING_BYTES, doorbells};
 
-/// Maps a mapping's length: `file`, or memory of nobody's where there is none; at `place`, whatever is there now.
+/// Maps [`MAPPING_BYTES`] of `file`, or of private memory if there is none. At `place`, this
+/// replaces the mapping that is there.
 ///
 /// # Safety
 /// Nothing that this process refers to, or reads, is at `place`.
@@ -23,7 +24,8 @@ unsafe fn map(place: Option<u64>, file: Option<RawFd>) -> io::Result<NonNull<u8>
     let fixed = place.map_or(0, |_| libc::MAP_FIXED);
     // CAST: addresses of this process.
     let at = ptr::with_exposed_provenance_mut(place.unwrap_or(0) as usize);
-    // SAFETY: without a place the kernel chooses one that is free; what is at the place is nobody's, by the caller's word.
+    // SAFETY: without a place the kernel chooses a free one; nothing refers to a given place, by
+    // the caller's contract.
     let base = unsafe {
         libc::mmap(
             at,
@@ -43,11 +45,12 @@ unsafe fn map(place: Option<u64>, file: Option<RawFd>) -> io::Result<NonNull<u8>
 /// The word of a mapping's doorbell.
 ///
 /// # Safety
-/// The mapping at `base` is of its whole length, and outlives what is returned.
+/// The mapping at `base` has its whole length, and outlives the reference.
 unsafe fn bell<'a>(base: NonNull<u8>) -> &'a AtomicU32 {
     // CAST: within a page.
     let word = base.as_ptr().wrapping_add(DOORBELL_AT as usize).cast();
-    // SAFETY: within the mapping by the caller's word, and aligned: its base is a page's. It may change at any time.
+    // SAFETY: within the mapping by the caller's contract, and aligned to its page. The word may
+    // change at any time.
     unsafe { AtomicU32::from_ptr(word) }
 }
 
@@ -57,11 +60,12 @@ pub(crate) struct Doorbells {
     base: NonNull<u8>,
 }
 
-// SAFETY: the mapping is owned by this value alone, is not bound to a thread, and is only ever written, a word at a time.
+// SAFETY: the mapping is owned by this value alone, is not bound to a thread, and is only written,
+// a word at a time.
 unsafe impl Send for Doorbells {}
 
 impl Doorbells {
-    /// Bytes of them.
+    /// Length in bytes.
     pub(crate) const BYTES: u64 = MAPPING_BYTES;
 
     /// Maps `file`, which the driver has prepared for it.
@@ -71,9 +75,9 @@ impl Doorbells {
         Ok(Self { base })
     }
 
-    /// Tells the GPU that the channel of this token has work.
+    /// Notifies the GPU that the channel of this token has work.
     pub(crate) fn ring(&self, token: u32) {
-        // SAFETY: this value made the mapping, and it is there while the word is written.
+        // SAFETY: this value made the mapping, which exists while the word is written.
         unsafe { bell(self.base) }.store(token, Ordering::Release);
     }
 }
@@ -85,37 +89,39 @@ impl Drop for Doorbells {
     }
 }
 
-/// Memory in place of doorbells of this process: what rings them is written there, and the GPU does not hear. For good.
+/// Memory in place of doorbells of this process, for good: their tokens are written there, and do
+/// not reach the GPU.
 #[derive(Debug)]
 pub(crate) struct Muffled {
     bases: Vec<NonNull<u8>>,
 }
 
-// SAFETY: the memory stays for as long as the process; it is only accessed by atomic words.
+// SAFETY: the memory exists as long as the process; it is only accessed by atomic words.
 unsafe impl Send for Muffled {}
 
 impl Muffled {
-    /// All doorbells that this process has mapped. From then on no launch of it reaches the GPU, until somebody else rings.
+    /// Replaces all doorbells that this process has mapped. From then on its launches reach the GPU
+    /// only if another process rings for them.
     pub(crate) fn all() -> io::Result<Self> {
         let maps = fs::read_to_string("/proc/self/maps")?;
         let places = doorbells(maps.lines()).into_iter();
         let muffle = |word: u64| {
             let place = Some(word - DOORBELL_AT);
-            // SAFETY: a mapping of doorbells is a device's, which cannot be read, and is only written, by the vendor's library, whose
-            // words go to the memory in its stead.
+            // SAFETY: a mapping of doorbells is a device's. It cannot be read, and only the
+            // vendor's library writes to it, which now writes to the memory in its place.
             unsafe { map(place, None) }
         };
         let bases = places.map(muffle).collect::<io::Result<_>>()?;
         Ok(Self { bases })
     }
 
-    /// What was rung last, if anything was since this was asked last.
+    /// The last token that was rung since the last call, if there is one.
     pub(crate) fn rung(&self) -> Option<u32> {
         let word = |base: &NonNull<u8>| {
-            // SAFETY: memory of that length was put there, and is never taken away.
+            // SAFETY: memory of that length was mapped there, and is never unmapped.
             unsafe { bell(*base) }.swap(0, Ordering::AcqRel)
         };
-        // All are asked, so that none keeps a word of before.
+        // Reads every word, so that none keeps an older token.
         let rung: Vec<u32> = self.bases.iter().map(word).collect();
         rung.into_iter().find(|token| *token != 0)
     }
@@ -143,7 +149,7 @@ mod tests {
         // SAFETY: no place is named.
         let base = unsafe { map(None, None) }.unwrap();
         let muffled = Muffled { bases: vec![base] };
-        // SAFETY: the memory was just made, and stays.
+        // SAFETY: the memory was just made, and is not unmapped.
         unsafe { bell(base) }.store(7, Ordering::Release);
         assert_eq!((muffled.rung(), muffled.rung()), (Some(7), None));
     }

@@ -1,4 +1,5 @@
-//! The driver's calls. Each returns RM's own status (0 is success); an `io::Error` means that the driver did not get the call.
+//! The driver's calls. Each returns RM's own status (0 is success); an `io::Error` means that the
+//! driver did not get the call.
 
 use std::fs::File;
 use std::io;
@@ -13,10 +14,11 @@ use super::abi::{
 /// RM's status of a call.
 type Status = u32;
 
-/// Makes one call whose argument is `argument`.
+/// Makes one call with `argument`.
 ///
 /// # Safety
-/// `T` is the argument structure of call `number`, and every address in it is valid for what the call does with it.
+/// `T` is the argument structure of call `number`, and every address in it is valid for what the
+/// call does with it.
 unsafe fn call<T>(file: &File, number: u8, argument: &mut T) -> io::Result<()> {
     // SOURCE: `asm-generic/ioctl.h`: direction read and write, size, type 'F', number.
     let request =
@@ -24,8 +26,8 @@ unsafe fn call<T>(file: &File, number: u8, argument: &mut T) -> io::Result<()> {
     // CAST: the C library's type of a request differs between C libraries.
     let request = request as _;
     loop {
-        // SAFETY: the caller promises that the argument is the structure that this request reads and writes; it is
-        // borrowed for the whole call.
+        // SAFETY: the caller promises that the argument is the structure that this request reads
+        // and writes; it is borrowed for the whole call.
         let rc = unsafe { libc::ioctl(file.as_raw_fd(), request, std::ptr::from_mut(argument)) };
         if rc >= 0 {
             return Ok(());
@@ -37,7 +39,8 @@ unsafe fn call<T>(file: &File, number: u8, argument: &mut T) -> io::Result<()> {
     }
 }
 
-/// Allocates an object of class `class` below `parent`; returns its handle, which the driver chooses.
+/// Allocates an object of class `class` below `parent`; returns its handle, which the driver
+/// chooses.
 pub(crate) fn alloc<P: AllocParams>(
     file: &File,
     root: u32,
@@ -52,12 +55,12 @@ pub(crate) fn alloc<P: AllocParams>(
         new: 0,
         class,
         params: params.map_or(0, |params| std::ptr::from_mut(params) as u64),
-        // Zero lets the driver take the length of the class.
+        // Zero makes the driver use the length of the class.
         params_size: 0,
         status: 0,
     };
-    // SAFETY: this is NVOS21; its address is null or of the class's own parameters, with room for them, by the contract
-    // of `AllocParams`; they are borrowed for the whole call.
+    // SAFETY: this is NVOS21. Its address is null, or of the class's own parameters with room for
+    // them, by the contract of `AllocParams`; they are borrowed for the whole call.
     unsafe { call(file, escape::ALLOC, &mut argument)? };
     Ok((argument.status, argument.new))
 }
@@ -79,8 +82,9 @@ pub(crate) fn control<P: ControlParams>(
         params_size: size_of::<P>() as u32,
         status: 0,
     };
-    // SAFETY: this is NVOS54; the driver reads and writes `params_size` bytes at the address, which are borrowed for the
-    // whole call, and by the contract of `ControlParams` any bytes are a value of them.
+    // SAFETY: this is NVOS54. The driver reads and writes `params_size` bytes at the address, which
+    // are borrowed for the whole call; any bytes are a value of them, by the contract of
+    // `ControlParams`.
     unsafe { call(file, escape::CONTROL, &mut argument)? };
     Ok(argument.status)
 }
@@ -101,7 +105,7 @@ pub(crate) fn control_empty(
         params_size: 0,
         status: 0,
     };
-    // SAFETY: this is NVOS54 with no parameters: nothing else of ours is touched.
+    // SAFETY: this is NVOS54 without parameters: no other memory of this process is accessed.
     unsafe { call(file, escape::CONTROL, &mut argument)? };
     Ok(argument.status)
 }
@@ -119,17 +123,18 @@ pub(crate) fn free(file: &File, root: u32, object: u32) -> io::Result<Status> {
     Ok(argument.status)
 }
 
-/// How the processor accesses what is mapped.
+/// How the processor accesses mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caching {
-    /// As befits it: registers one after the other, each before the next begins.
+    /// By the memory's own rule: accesses to registers are made in order, each before the next.
     Own,
-    /// It only writes, one word after the other.
+    /// Writes alone, one word after the other.
     Written,
 }
 
-/// Prepares `window` (a fresh descriptor of the control device; for the GPU's own memory, of the GPU's device) for mapping so many bytes from there of the memory object `memory`, below `device` (the client itself: of
-/// no device).
+/// Prepares `window` for mapping `length` bytes from `offset` of the memory object `memory`. The
+/// window is a new descriptor of the control device, or of the GPU's device for the GPU's own
+/// memory. The memory is below `device`; the client itself stands for no device.
 pub(crate) fn map_memory(
     file: &File,
     client: u32,
@@ -160,12 +165,13 @@ pub(crate) fn map_memory(
         fd: window.as_raw_fd(),
         pad2: 0,
     };
-    // SAFETY: this is NVOS33 with a descriptor that is open for the whole call; its address is an output.
+    // SAFETY: this is NVOS33 with a descriptor that is open for the whole call; its address is an
+    // output.
     unsafe { call(file, escape::MAP_MEMORY, &mut argument)? };
     Ok(argument.status)
 }
 
-/// Tells the GPU's device file `gpu` to which control file it belongs.
+/// Assigns the GPU's device file `gpu` to its control file.
 pub(crate) fn register_fd(gpu: &File, control: &File) -> io::Result<()> {
     let mut argument: i32 = control.as_raw_fd();
     // SAFETY: the argument of this call is one descriptor, open for the whole call.
@@ -198,11 +204,11 @@ pub(crate) fn read_register(
         params_size: size_of::<RegisterList>() as u32,
         status: 0,
     };
-    // SAFETY: this is NVOS54; the driver reads and writes the list and the one operation that it names, all of integers,
-    // which live until the call is over.
+    // SAFETY: this is NVOS54. The driver reads and writes the list and the one operation that it
+    // names; both consist of integers and live until the call is over.
     unsafe { call(file, escape::CONTROL, &mut argument)? };
-    // SAFETY: it is ours, and any bytes are a value of it. Volatile: the driver wrote behind an address that the compiler
-    // saw become a number.
+    // SAFETY: the operation is a local variable, and any bytes are a value of it. Volatile: the
+    // driver wrote through an address that the compiler saw become a number.
     let operation = unsafe { std::ptr::from_ref(&operation).read_volatile() };
     let status = match (argument.status, operation.status) {
         (0, 0) => 0,

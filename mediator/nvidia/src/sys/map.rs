@@ -1,4 +1,4 @@
-//! Memory that the driver writes while we read it.
+//! Memory that the driver writes while it is read here.
 
 use std::fs::File;
 use std::io;
@@ -6,16 +6,17 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
-/// Pages that somebody else writes at any time: read only, only through copies, never referenced.
+/// Pages that the driver may write at any time: only read by copies, never referenced.
 #[derive(Debug)]
 pub(crate) struct SharedPages {
     base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping is owned by this value alone, is not bound to a thread, and is only ever read.
+// SAFETY: the mapping is owned by this value alone, is not bound to a thread, and is only ever
+// read.
 unsafe impl Send for SharedPages {}
-// SAFETY: as above; what is behind it is written by others in any case, and each read is volatile.
+// SAFETY: as above; the driver writes the memory in any case, and each read is volatile.
 unsafe impl Sync for SharedPages {}
 
 impl SharedPages {
@@ -43,7 +44,7 @@ impl SharedPages {
             .ok_or_else(|| io::Error::other("The kernel mapped address zero"))
     }
 
-    /// Copies the bytes that begin at `offset` now, and keeps later reads behind them. None outside of the pages.
+    /// Copies the bytes at `offset`, before any later read. None outside of the pages.
     pub(crate) fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         let end = offset.checked_add(N)?;
         if end > self.length {
@@ -52,8 +53,9 @@ impl SharedPages {
         let mut bytes = [0; N];
         let at = self.base.as_ptr().wrapping_add(offset);
         if N == 4 && (at as usize).is_multiple_of(4) {
-            // One access, so that a counter is never seen half written.
-            // SAFETY: within the mapping by the check above, aligned by the check in front; volatile since it changes.
+            // One access, so that a counter is never read half written.
+            // SAFETY: within the mapping by the check above, aligned by the condition; volatile
+            // since it changes.
             let word = unsafe { at.cast::<u32>().read_volatile() };
             bytes.copy_from_slice(&word.to_ne_bytes());
         } else if N == 8 && (at as usize).is_multiple_of(8) {

@@ -1,4 +1,5 @@
-//! System calls on the driver's device files, and the vendor's libraries. The only place of the NVIDIA backend with `unsafe`.
+//! System calls on the driver's device files, and the vendor's libraries. The only place of the
+//! NVIDIA backend with `unsafe`.
 #![allow(unsafe_code)]
 
 pub(super) mod abi;

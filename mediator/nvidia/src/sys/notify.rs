@@ -1,4 +1,4 @@
-//! Seccomp user notification: some `ioctl`s of a process wait until a supervisor has looked at them.
+//! Seccomp user notification: some `ioctl`s of a process wait until a supervisor has checked them.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, offset_of, size_of, zeroed};
@@ -19,14 +19,14 @@ pub(crate) struct Call {
     pub(crate) id: u64,
     /// The thread that makes it, in the supervisor's namespace; zero if it has no number there.
     pub(crate) thread: u32,
-    /// Its request; the kernel takes 32 bits of it.
+    /// Its request, of which the kernel uses 32 bits.
     pub(crate) request: u32,
     /// Its third argument.
     pub(crate) argument: u64,
 }
 
-/// What the filter looks for: the low byte of the request, since the driver looks at no more of it.
-/// SOURCE: `nv.c`, `nvidia_ioctl`: `_IOC_NR` and `_IOC_SIZE` alone.
+/// Requests that the filter catches, by their low byte: the driver reads no more of it. SOURCE:
+/// `nv.c`, `nvidia_ioctl`: `_IOC_NR` and `_IOC_SIZE` alone.
 pub(crate) const WATCHED: [u8; 4] = [
     super::abi::escape::ALLOC,
     super::abi::escape::FREE,
@@ -45,7 +45,8 @@ const IOCTL_32: u32 = 54;
 /// `ioctl` of the x32 ABI; nothing on other machines. SOURCE: `asm/unistd_x32.h`.
 const IOCTL_X32: u32 = 0x4000_0000 + 514;
 
-/// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: caller and supervisor take turns on one processor. SOURCE: `linux/seccomp.h`.
+/// SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP: caller and supervisor take turns on one processor. SOURCE:
+/// `linux/seccomp.h`.
 const SYNC_WAKE_UP: libc::c_ulong = 1;
 
 /// One instruction of the classic filter machine; jumps count from the next one.
@@ -55,7 +56,8 @@ const fn op(code: u32, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// The filter. Everything but `ioctl` is decided by machine and number alone, and such answers the kernel remembers.
+/// The filter. It decides on all calls but `ioctl` by machine and number alone; the kernel caches
+/// these decisions.
 const FILTER: [libc::sock_filter; 16] = {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const IS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
@@ -64,7 +66,7 @@ const FILTER: [libc::sock_filter; 16] = {
     // CAST: offsets within a structure of 64 bytes.
     const MACHINE: u32 = offset_of!(libc::seccomp_data, arch) as u32;
     const NUMBER: u32 = offset_of!(libc::seccomp_data, nr) as u32;
-    // The low half of the second argument: it comes first, these machines are little-endian.
+    // The low half of the second argument: it is first, as these machines are little-endian.
     const REQUEST: u32 = offset_of!(libc::seccomp_data, args) as u32 + 8;
     [
         op(LOAD, 0, 0, MACHINE),
@@ -95,15 +97,16 @@ fn checked(result: i64) -> io::Result<i64> {
     Ok(result)
 }
 
-/// Filters the calling thread and what it starts from now on; returns the supervisor's end. Allocates nothing: it may be
-/// called between fork and exec.
+/// Filters the calling thread and all that it starts from now on; returns the supervisor's end.
+/// Allocates nothing, so that it may be called between fork and exec.
 fn install() -> io::Result<OwnedFd> {
     let program = libc::sock_fprog {
         len: FILTER.len() as u16,
         filter: FILTER.as_ptr().cast_mut(),
     };
     let set = |flags: libc::c_ulong| {
-        // SAFETY: the kernel copies the program, which is a constant, and writes to nothing of ours.
+        // SAFETY: the kernel copies the program, which is a constant, and writes to no memory of
+        // this process.
         checked(unsafe {
             libc::syscall(
                 libc::SYS_seccomp,
@@ -113,9 +116,9 @@ fn install() -> io::Result<OwnedFd> {
             )
         })
     };
-    // What is filtered goes on to run as it would: before Linux 5.16 a filter turned speculation off.
+    // Keeps speculation on in filtered processes: before Linux 5.16 a filter turned it off.
     let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
-    // A signal that is caught does not break off a call that the supervisor is looking at. From Linux 5.19 on.
+    // A caught signal does not interrupt a call while the supervisor checks it. Since Linux 5.19.
     let killable = libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
     let either = || match set(listen | killable) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => set(listen),
@@ -123,7 +126,8 @@ fn install() -> io::Result<OwnedFd> {
     };
     let fd = match either() {
         Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
-            // Without CAP_SYS_ADMIN the kernel wants the promise that no exec gains rights (setuid programs do not).
+            // Without CAP_SYS_ADMIN the kernel requires the promise that no exec gains rights, as
+            // setuid programs would.
             // SAFETY: the call takes numbers.
             checked(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }.into())?;
             either()
@@ -131,11 +135,11 @@ fn install() -> io::Result<OwnedFd> {
         result => result,
     }?;
     // CAST: a descriptor.
-    // SAFETY: the call returned a new descriptor, which nobody else owns.
+    // SAFETY: the call returned a new descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Filters the calling thread, and no other, as a tenant's are.
+/// Filters the calling thread alone, as the threads of a tenant are filtered.
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -143,7 +147,7 @@ pub(crate) fn filter_this_thread() -> io::Result<RawListener> {
     RawListener::new(install()?)
 }
 
-/// Where the listener of a command's filter arrives.
+/// Socket on which the listener of a command's filter arrives.
 #[derive(Debug)]
 pub(crate) struct Pending(UnixStream);
 
@@ -162,8 +166,8 @@ pub(crate) fn filter(command: &mut Command) -> io::Result<Pending> {
         };
         listener.and(told)
     };
-    // SAFETY: it runs between fork and exec, and only makes system calls: it neither allocates nor takes a lock, and
-    // what it refers to is its own.
+    // SAFETY: it runs between fork and exec, and only makes system calls: it neither allocates nor
+    // takes a lock, and owns what it refers to.
     unsafe { command.pre_exec(install_and_tell) };
     Ok(Pending(ours))
 }
@@ -186,8 +190,8 @@ fn tell(socket: &UnixStream, errno: i32, listener: Option<BorrowedFd<'_>>) -> io
 }
 
 impl Pending {
-    /// The listener, once the command was started; what was wrong with the filter, if that was why it was not. None if
-    /// it did not come to that.
+    /// The listener, once the command was started. An error if the filter was refused, so that the
+    /// command was not started. None if the command failed before that.
     pub(crate) fn take(self) -> Option<io::Result<RawListener>> {
         let mut bytes = [0; 4];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -213,7 +217,7 @@ impl Pending {
 #[derive(Debug)]
 pub(crate) struct RawListener {
     fd: OwnedFd,
-    /// As large as the kernel's structures, which may be larger than those that we know.
+    /// As large as the kernel's structures, which may be larger than those in `libc`.
     notification: Vec<u64>,
     answer: Vec<u64>,
 }
@@ -233,7 +237,7 @@ impl RawListener {
                 &raw mut sizes,
             )
         })?;
-        // SAFETY: the call takes a number. A kernel before 6.6 does not know it and wakes the slower way.
+        // SAFETY: the call takes a number. A kernel before 6.6 refuses it and wakes the slower way.
         unsafe {
             libc::ioctl(
                 fd.as_raw_fd(),
@@ -256,14 +260,14 @@ impl RawListener {
         &self.fd
     }
 
-    /// Takes a call that waits; waits for one where there is none. None if its thread was killed meanwhile.
+    /// Receives a call; blocks while none is pending. None if its thread was killed meanwhile.
     ///
     /// # Errors
     /// The kernel's.
     pub(crate) fn receive(&mut self) -> io::Result<Option<Call>> {
         self.notification.fill(0);
         let at = self.notification.as_mut_ptr().cast::<libc::seccomp_notif>();
-        // SAFETY: the kernel writes its own structure, for which there is room (`new`), zeroed as it demands.
+        // SAFETY: the kernel writes its own structure, which fits (`new`), zeroed as it requires.
         let received =
             unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV as _, at) };
         match checked(received.into()) {
@@ -275,18 +279,19 @@ impl RawListener {
                 };
             }
         }
-        // SAFETY: room for it and aligned to 8 bytes; a structure of integers, which the kernel filled.
+        // SAFETY: it fits and is aligned to 8 bytes; a structure of integers, which the kernel
+        // filled.
         let notification = unsafe { at.read() };
         Ok(Some(Call {
             id: notification.id,
             thread: notification.pid,
-            // CAST: the kernel looks at 32 bits of it as well.
+            // CAST: the kernel uses 32 bits of it as well.
             request: notification.data.args[1] as u32,
             argument: notification.data.args[2],
         }))
     }
 
-    /// Whether the call still waits: what was read of its process until now was that process's.
+    /// Whether the call still waits. Then all memory that was read until now was its process's.
     pub(crate) fn waits(&self, id: u64) -> bool {
         // SAFETY: the kernel reads eight bytes, which are borrowed for the whole call.
         let valid = unsafe {
@@ -299,7 +304,7 @@ impl RawListener {
         valid == 0
     }
 
-    /// Lets the call be made. False if its thread was killed or interrupted meanwhile.
+    /// Lets the call proceed. False if its thread was killed or interrupted meanwhile.
     ///
     /// # Errors
     /// The kernel's.
@@ -308,7 +313,8 @@ impl RawListener {
         self.send(id, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32)
     }
 
-    /// Answers the call in the kernel's stead: zero, or an error number. False as for [`Self::proceed`].
+    /// Answers the call instead of the kernel: zero, or an error number. False as for
+    /// [`Self::proceed`].
     ///
     /// # Errors
     /// The kernel's.
@@ -338,7 +344,7 @@ impl RawListener {
     }
 }
 
-/// Whether the kernel knows user notification.
+/// Whether the kernel has user notification.
 pub(crate) fn available() -> bool {
     let action: u32 = libc::SECCOMP_RET_USER_NOTIF;
     // SAFETY: the kernel reads four bytes, which are borrowed for the whole call.
@@ -353,7 +359,7 @@ pub(crate) fn available() -> bool {
     known == 0
 }
 
-/// Copies memory of another process; false unless all of it is there and may be read.
+/// Copies memory of another process; false unless all of it exists and is readable.
 pub(crate) fn read_memory(process: u32, address: u64, bytes: &mut [u8]) -> bool {
     let local = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
@@ -365,7 +371,8 @@ pub(crate) fn read_memory(process: u32, address: u64, bytes: &mut [u8]) -> bool 
         iov_len: bytes.len(),
     };
     // CAST: process numbers are below 2^22.
-    // SAFETY: the kernel writes to `bytes` alone, which is borrowed for the whole call; the other address is not ours.
+    // SAFETY: the kernel writes to `bytes` alone, which is borrowed for the whole call; the other
+    // address is not in this process.
     let got = unsafe {
         libc::process_vm_readv(
             process as libc::pid_t,
@@ -379,24 +386,24 @@ pub(crate) fn read_memory(process: u32, address: u64, bytes: &mut [u8]) -> bool 
     usize::try_from(got).is_ok_and(|got| got == bytes.len())
 }
 
-/// For tests: calls that look like the driver's, made on a file that refuses them.
+/// For tests: calls with the driver's numbers, made on a file that refuses them.
 #[cfg(test)]
 pub(crate) mod acting {
     use std::fs::File;
     use std::os::fd::AsRawFd;
 
-    /// Makes a call of `number` and type `kind`, whose argument is `argument`, which the file must not know.
+    /// Makes a call of `number` and type `kind` with `argument`, which the file has to refuse.
     pub(crate) fn call<T>(file: &File, kind: u8, number: u8, argument: &mut T) {
         let answered = attempt(file, kind, number, argument);
         assert_eq!(answered, Some(libc::ENOTTY), "it came to the file");
     }
 
-    /// The same, answered by the file or in its stead; returns the error number, if there is one.
+    /// The same, answered by the file or the supervisor; returns the error number, if there is one.
     pub(crate) fn attempt<T>(file: &File, kind: u8, number: u8, argument: &mut T) -> Option<i32> {
         let request =
             3 << 30 | (size_of::<T>() as u64) << 16 | u64::from(kind) << 8 | u64::from(number);
-        // SAFETY: `/dev/null` knows no call of these numbers, so nothing is done with the argument; who answers in its stead
-        // writes within the structure that its number says.
+        // SAFETY: `/dev/null` knows no call of these numbers, so that it does not use the argument.
+        // A supervisor that answers instead writes within the structure of its number.
         let rc =
             unsafe { libc::ioctl(file.as_raw_fd(), request as _, std::ptr::from_mut(argument)) };
         if rc == 0 {

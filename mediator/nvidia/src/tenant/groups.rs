@@ -114,7 +114,7 @@ impl ControlFiles {
     ) -> Result<(), RmError> {
         if let Some(file) = self.files.get(&(pid, client)) {
             let done = rm::control_by(file, client, what, (object, command), params);
-            // Another file has the client now. A refusal of the object says nothing of the file.
+            // Another file has the client now. A refused object does not show which.
             if matches!(
                 done,
                 Err(RmError::Refused {

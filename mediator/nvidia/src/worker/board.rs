@@ -1,4 +1,4 @@
-//! Words that daemon and worker share, so that neither waits for the other.
+//! Page of words that daemon and worker share, so that neither waits for the other.
 
 use std::fs::File;
 use std::io;
@@ -7,13 +7,13 @@ use turnstile_abi::CHANNELS_MAX;
 
 use turnstile_host::memory_file::SharedWords;
 
-/// Written by the daemon: the tenant is held back, so that time is not counted against its commands.
+/// Written by the daemon: the tenant is suspended, so time does not count against its commands.
 const SUSPENDED: usize = 0;
-/// Written by the daemon: some gate is open.
+/// Written by the daemon: some gate is open, so doorbells are polled.
 const UNWATCHED: usize = 4;
-/// Written by the daemon: how far the GPU's clock is ahead of the wall clock, in nanoseconds, modulo 2^64.
+/// Written by the daemon: GPU clock minus wall clock, in nanoseconds, modulo 2^64.
 const CLOCK: usize = 8;
-/// First of the channels' entries, which the worker writes (the daemon, once the worker is gone).
+/// First of the channels' entries. The worker writes them; the daemon does once the worker is gone.
 const CHANNELS: usize = 64;
 const ENTRY_BYTES: usize = 16;
 const GET: usize = 0;
@@ -21,7 +21,7 @@ const STATUS: usize = 4;
 const LAST_ACTIVE: usize = 8;
 const BYTES: usize = CHANNELS + CHANNELS_MAX as usize * ENTRY_BYTES;
 
-/// What a channel's entry says of it.
+/// State of a channel in its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Standing {
@@ -33,22 +33,22 @@ pub(super) enum Standing {
     Faulted = 2,
 }
 
-/// The words. Whoever reads them takes them as an allegation of the other.
+/// The shared page. Each side checks what the other has written.
 #[derive(Debug)]
 pub(super) struct Board(SharedWords);
 
 impl Board {
-    /// A board of zeroes.
+    /// A page of zeroes.
     pub(super) fn new() -> io::Result<Self> {
         SharedWords::new("turnstile-board", BYTES).map(Self)
     }
 
-    /// The other's board.
+    /// The page of the other side, from its memory file.
     pub(super) fn of(file: File) -> io::Result<Self> {
         SharedWords::of(file, BYTES).map(Self)
     }
 
-    /// The memory file behind it.
+    /// The memory file of the page.
     pub(super) fn file(&self) -> &File {
         self.0.file()
     }
@@ -81,7 +81,7 @@ impl Board {
         self.0.load(CLOCK)
     }
 
-    /// Notes how far a channel is.
+    /// Writes a channel's progress.
     pub(super) fn note(&self, channel: u32, get: u32, standing: Standing, last_active_ns: u64) {
         let Some(at) = Self::entry(channel) else {
             return;
@@ -91,7 +91,7 @@ impl Board {
         self.0.store(at + STATUS, standing as u32);
     }
 
-    /// How far a channel is: commands finished, standing, when it was last active.
+    /// A channel's progress: commands finished, state, and time of its last activity.
     pub(super) fn read(&self, channel: u32) -> (u32, Standing, u64) {
         let Some(at) = Self::entry(channel) else {
             return (0, Standing::None, 0);

@@ -1,34 +1,36 @@
-//! What a VM's worker may do, and how long it may take.
+//! Limits and time limits of a VM's worker.
 
 use std::time::Duration;
 
 use turnstile_accounting::Nanos;
 
-/// How a VM's worker is to be.
+/// Configuration of a VM's worker.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
     /// CUDA's number of the GPU.
     pub device: u32,
-    /// A daemon that is the superuser gives each VM's worker a user of its own; the GPU's device files must be open to it.
+    /// A daemon that runs as root gives each VM's worker a user of its own, which needs access to
+    /// the GPU's device files.
     pub own_user: bool,
-    /// Listen to what the driver hands out to the process, so that its channels can be suspended.
+    /// Track the objects that the driver gives to the process, so that its channels can be
+    /// suspended.
     pub learn: bool,
-    /// What a command may run, while the VM is not held back, before the VM's work is ended. Of commands that one mark tells of (16 at most),
-    /// the sum counts.
+    /// Run time of a command, without time in which the VM is suspended, after which the VM's work
+    /// is ended. For commands that share a mark (16 at most) the sum of their limits applies.
     pub kernel_limit: Nanos,
-    /// Modules of a VM at most.
+    /// Maximum number of modules of a VM.
     pub modules_max: usize,
-    /// Bytes of text of all modules of a VM at most.
+    /// Maximum bytes of text of all modules of a VM.
     pub module_text_bytes_max: usize,
-    /// Allocations of a VM at most; each keeps a descriptor open.
+    /// Maximum number of allocations of a VM; each keeps a descriptor open.
     pub allocations_max: usize,
-    /// How long a worker may take to be ready. TIMEOUT: the vendor's library takes 0.3 s where nothing else runs (measured),
-    /// pinning guest memory 0.45 s for each GiB (SOURCE: measured).
+    /// Time until a worker has to be ready. TIMEOUT: the vendor's library takes 0.3 s on an idle
+    /// host, pinning guest memory 0.45 s for each GiB (SOURCE: measured).
     pub start_limit: Duration,
-    /// How long an order may take, not counting time in which the VM is held back. TIMEOUT: compiling a module of the
-    /// longest text takes seconds.
+    /// Time limit of an order, without time in which the VM is suspended. TIMEOUT: compiling a
+    /// module of the longest text takes seconds.
     pub order_limit: Duration,
-    /// Least time between two starts of a VM's worker after the first two.
+    /// Minimum time between two starts of a VM's worker, after the first two.
     pub restart_pause: Duration,
 }
 

@@ -1,15 +1,17 @@
-//! What a worker gives up. A VM's kernels can write into the vendor library's own memory in this process, so that it has to
-//! be taken for the VM's.
+//! What a worker gives up. A VM's kernels can write to the vendor library's own memory in this
+//! process, so the process is treated as controlled by the VM.
 //!
 //! | what | from when | how |
 //! | --- | --- | --- |
-//! | rights | before the vendor's library | a user of its own where the daemon is the superuser; no new privileges |
-//! | files | before it | reads system folders, writes the GPU's device files, executes nothing (Landlock, where the kernel has it) |
-//! | files | once set up | the GPU's device files alone, for the threads of ours |
-//! | system calls | once set up, all threads | those below (seccomp); others fail with EPERM |
+//! | rights | before the library loads | own user if the daemon is root; no new privileges. |
+//! | files | before the library loads | read system, write GPU, execute nothing (Landlock). |
+//! | files | after the set-up | the GPU's device files alone, for this crate's threads. |
+//! | system calls | after the set-up, all threads | those of [`filter`]; others fail (seccomp). |
 //!
-//! What is left: all that the driver's device files offer to an ordinary user, memory and processor time of the host, and the
-//! daemon's socket.
+//! Without Landlock in the kernel, file access is not restricted.
+//!
+//! What is left: everything that the driver's device files offer to an ordinary user, memory and
+//! processor time of the host, and the daemon's socket.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,13 +30,13 @@ use seccompiler::{
 
 use crate::sys::{become_user, is_superuser, no_new_privileges};
 
-/// First of the users that workers become, and how many there are: what systemd keeps for users without a name. SOURCE:
-/// systemd, "Users, Groups, UIDs and GIDs on systemd systems", dynamic service users.
+/// First user id for workers, and number of ids: the range of systemd's dynamic service users.
+/// SOURCE: systemd, "Users, Groups, UIDs and GIDs on systemd systems".
 const USERS_FROM: u32 = 61_184;
 const USERS: u32 = 4_336;
-/// Descriptors that a worker may have open: its VM's, the vendor library's, one for each allocation.
+/// Maximum number of open descriptors: the VM's, the vendor library's, one for each allocation.
 const FILES_MAX: u64 = 4_096;
-/// Where libraries, their configuration, and what the kernel says of the GPU lie.
+/// Folders of libraries, their configuration, and the kernel's files about the GPU.
 const READABLE: [&str; 9] = [
     "/usr",
     "/lib",
@@ -47,20 +49,22 @@ const READABLE: [&str; 9] = [
     "/run/opengl-driver",
 ];
 
-/// The user of a VM's worker, so that workers can neither trace nor signal each other.
+/// User id for a VM's worker: different ids, so that workers can neither trace nor signal each
+/// other.
 pub(super) fn user_of(tenant: u32) -> u32 {
     USERS_FROM + tenant % USERS
 }
 
-/// Ends the process at once, without the vendor library's last words, which may wait for the GPU.
+/// Ends the process at once. The vendor library's exit handlers do not run: they may wait for the
+/// GPU.
 pub(super) fn exit() -> ! {
-    // Our own process; cannot fail.
+    // A signal to the own process cannot fail.
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     std::process::abort()
 }
 
-/// First, before the vendor's library is loaded: the driver ties its objects to the user that made them, and the
-/// library's threads have what the process had when they were made.
+/// Called first, before the vendor's library is loaded. The driver ties its objects to the user
+/// that made them, and the library's threads inherit the restrictions of the process.
 pub(super) fn before_library(user: Option<u32>) -> io::Result<()> {
     if let Some(user) = user.filter(|_| is_superuser()) {
         become_user(user)?;
@@ -71,7 +75,7 @@ pub(super) fn before_library(user: Option<u32>) -> io::Result<()> {
         maximum: Some(most),
     };
     setrlimit(Resource::Core, limit(0))?;
-    // The limit may be lower already, and then stays.
+    // Fails where the limit is lower already; the lower limit stays.
     let _ = setrlimit(Resource::Nofile, limit(FILES_MAX));
     let mut readable: Vec<PathBuf> = READABLE.iter().map(PathBuf::from).collect();
     for variable in ["LD_LIBRARY_PATH", "LD_PRELOAD"] {
@@ -81,17 +85,17 @@ pub(super) fn before_library(user: Option<u32>) -> io::Result<()> {
     restrict_files(&readable)
 }
 
-/// Once everything is set up, in the thread that makes the others.
+/// Called once everything is set up, in the thread that starts the others.
 pub(super) fn before_threads() -> io::Result<()> {
     restrict_files(&[])
 }
 
-/// Last, when all threads are there: what they may still ask of the kernel.
+/// Called last, when all threads exist: restricts their system calls.
 pub(super) fn before_work() -> io::Result<()> {
     apply_filter_all_threads(&filter()?).map_err(io::Error::other)
 }
 
-/// The GPU's device files. Looked for once: afterwards the folder cannot be read.
+/// The GPU's device files. Listed once: the folder cannot be read afterwards.
 fn device_files() -> &'static [PathBuf] {
     static FILES: OnceLock<Vec<PathBuf>> = OnceLock::new();
     FILES.get_or_init(|| {
@@ -106,14 +110,15 @@ fn device_files() -> &'static [PathBuf] {
     })
 }
 
-/// Leaves `readable` to be read and the GPU's device files to be written. Where the kernel cannot, says so and goes on.
+/// Permits reading `readable` and writing the GPU's device files, and nothing else. A kernel
+/// without Landlock is logged and not an error.
 fn restrict_files(readable: &[PathBuf]) -> io::Result<()> {
     let all = AccessFs::from_all(ABI::V1);
     let rule = |path: &Path, mut access: BitFlags<AccessFs>| {
         if !path.is_dir() {
             access &= AccessFs::ReadFile | AccessFs::WriteFile;
         }
-        // What is not there cannot be read.
+        // A path that does not exist needs no rule.
         PathFd::new(path)
             .ok()
             .map(|fd| Ok(PathBeneath::new(fd, access)))
@@ -141,24 +146,24 @@ fn restrict_files(readable: &[PathBuf]) -> io::Result<()> {
     Ok(())
 }
 
-/// System calls that a worker makes once it works, whatever their arguments. SOURCE: those seen on an H200, driver
-/// 580.159.04, from the first command on, over all kernels, misbehaviours and restarts; and those by which the C library
-/// does the same elsewhere.
+/// System calls that a working worker may make with any arguments. SOURCE: the calls seen on an
+/// H200, driver 580.159.04, from the first command on, over all kernels, misbehaviours and
+/// restarts; and the calls that the C library makes instead on other systems.
 #[rustfmt::skip]
 const CALLS: &[libc::c_long] = &[
-    // its descriptors, socket and eventfds
+    // descriptors, socket and eventfds
     libc::SYS_read, libc::SYS_write, libc::SYS_close, libc::SYS_lseek, libc::SYS_fcntl, libc::SYS_sendmsg,
     libc::SYS_recvmsg, libc::SYS_shutdown, libc::SYS_ppoll, libc::SYS_eventfd2, libc::SYS_fstat,
     #[cfg(target_arch = "x86_64")] libc::SYS_poll,
-    // the GPU's device files: which can be opened is Landlock's
+    // the GPU's device files: Landlock decides which can be opened
     libc::SYS_openat,
     // memory
     libc::SYS_munmap, libc::SYS_mremap, libc::SYS_brk, libc::SYS_madvise,
-    // threads that there are, and time
+    // existing threads, and time
     libc::SYS_futex, libc::SYS_sched_yield, libc::SYS_sched_getaffinity, libc::SYS_gettid, libc::SYS_getpid,
     libc::SYS_set_robust_list, libc::SYS_rseq, libc::SYS_clock_gettime, libc::SYS_clock_nanosleep, libc::SYS_nanosleep,
     libc::SYS_restart_syscall, libc::SYS_getrandom,
-    // signals of its own, and the end
+    // own signals, and the end
     libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn, libc::SYS_sigaltstack, libc::SYS_exit, libc::SYS_exit_group,
 ];
 
@@ -176,11 +181,11 @@ fn filter() -> io::Result<BpfProgram> {
     let own = rustix::process::getpid().as_raw_nonzero().get() as u64;
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         CALLS.iter().map(|call| (*call, Vec::new())).collect();
-    // Nothing that is not code already becomes code.
+    // No mapping becomes executable.
     rules.insert(libc::SYS_mmap, vec![when(2, exec, 0)?]);
     rules.insert(libc::SYS_mprotect, vec![when(2, exec, 0)?]);
-    // RM's calls are of type 'F', those of unified memory of none. SOURCE: open-gpu-kernel-modules, `nv-ioctl-numbers.h`,
-    // `uvm_linux_ioctl.h`.
+    // RM's ioctls have type 'F', those of unified memory have none. SOURCE:
+    // open-gpu-kernel-modules, `nv-ioctl-numbers.h`, `uvm_linux_ioctl.h`.
     rules.insert(
         libc::SYS_ioctl,
         vec![when(1, 0xff00, 0x4600)?, when(1, 0xffff_ff00, 0)?],

@@ -17,8 +17,8 @@ use turnstile_gpu::ring::extents;
 
 /// Words between two marks: a cache line, so that streams do not disturb each other.
 const MARK_WORDS: usize = 8;
-/// Bytes of the buffer behind the device's printf, which nobody reads, and of its heap. The vendor's defaults are 1 and
-/// 8 MiB (SOURCE: CUDA C programming guide).
+/// Bytes of the buffer for the device's printf, which is never read, and of the device's heap. The
+/// vendor's defaults are 1 and 8 MiB (SOURCE: CUDA C programming guide).
 const PRINTF_BYTES: usize = 64 << 10;
 const HEAP_BYTES: usize = 1 << 20;
 /// SOURCE: cuda.h, `CUdevice_attribute`.
@@ -27,7 +27,7 @@ const SHARED_BYTES_OPTIN: i32 = 97;
 /// Dynamic shared memory that needs no permission. SOURCE: CUDA C programming guide: 48 KiB.
 const SHARED_BYTES_PLAIN: u32 = 48 << 10;
 
-/// Marks' places that are free. Streams give theirs back.
+/// Free places for marks. A stream returns its place when dropped.
 type Places = Arc<Mutex<Vec<usize>>>;
 
 /// A GPU with one VM's context.
@@ -36,14 +36,14 @@ pub(super) struct CudaExecutor {
     context: Context,
     guest: GuestWindow,
     addresses: Arc<Reservation>,
-    /// Scrubs.
+    /// Zeroes memory.
     scrubber: Stream,
     marks: Arc<HostBuffer>,
     places: Places,
     shared_bytes_max: u32,
 }
 
-/// A channel's stream and where it writes its mark.
+/// A channel's stream, and the place where it writes its mark.
 #[derive(Debug)]
 pub(super) struct CudaStream {
     stream: Stream,
@@ -118,7 +118,8 @@ impl CudaExecutor {
                 ),
             }));
         }
-        // Twice as many as channels: those that the guest has closed may still drain.
+        // Twice the number of channels: channels that the guest has closed may still have commands
+        // in flight.
         let places = 2 * resources.doorbells.channels() as usize;
         let marks = context.host_buffer(places * MARK_WORDS * 8)?;
         let guest = context.guest_window(&resources.guest);
@@ -143,7 +144,8 @@ impl CudaExecutor {
         Ok(Ok((this, facts)))
     }
 
-    /// Makes the library load what it loads at first use, while nothing confines it yet.
+    /// Makes the library load now what it loads at first use: the process is not fully confined
+    /// yet.
     fn warm_up(&self) -> Result<(), CudaFailure> {
         /// A kernel that does nothing.
         const NOTHING: &str =
@@ -270,7 +272,7 @@ impl Executor for CudaExecutor {
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
         let place = place.ok_or(ErrorCode::HostLimit)?;
-        // Whoever had the place before has finished.
+        // The previous stream of this place has finished.
         self.marks.store(place * MARK_WORDS, 0);
         Ok(CudaStream {
             stream,

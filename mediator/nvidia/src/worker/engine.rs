@@ -1,14 +1,17 @@
-//! The worker's channels: fetches commands, hands them to streams, and tells the guest what has finished.
+//! The worker's channels: fetches commands, submits them to streams, and reports completions to the
+//! guest.
 //!
 //! ```text
-//!   ring --checked--> in flight (at most IN_FLIGHT_MAX) --marks of the stream--> finished: get, fences, interrupts
+//!   ring --checked--> in flight (at most IN_FLIGHT_MAX) --stream's mark--> get, fences, interrupts
 //! ```
 //!
-//! A stream writes a mark after a fence, after the last command that was announced, and after every [`MARK_EVERY`]: so
-//! `get` may lag behind what has finished by so many. WAIT, and an error that was found in the ring, take effect once all
-//! earlier commands have finished. What a kernel did wrong is known only when the context is gone: the command named is the
-//! first that was not known to have finished, of each channel that had a kernel running; the VM's other channels end with
-//! `DeviceLost`.
+//! A stream writes a mark before each fence and wait, after the last command that was announced,
+//! and after every [`MARK_EVERY`] commands. `get` can therefore lag by that many finished commands.
+//! A wait, or an error found in the ring, takes effect once all earlier commands have finished.
+//!
+//! An error of a kernel is known only when the context is gone. Each channel with a launch as its
+//! oldest unfinished command then ends with the error, at that command; after a time-out only the
+//! channel that exceeded its limit. The VM's other channels end with `DeviceLost`.
 
 mod memory;
 
@@ -25,16 +28,18 @@ use turnstile_gpu::layout::Layout;
 use turnstile_gpu::ring::{ChannelFault, Ring, check_channel, launch_fits, word_reached};
 use turnstile_gpu::{ChannelConfig, Doorbells, GuestMemory, Interrupts, Refusal};
 
-/// Commands of a channel that are handed over and not known to have finished. The driver's own rings take about a
-/// thousand before a launch blocks (SOURCE: measured, as is known of CUDA), which must not happen while the VM is held back.
+/// Commands of a channel that are submitted and not known to have finished. A launch must not block
+/// while the VM is suspended. SOURCE: measured, and known of CUDA: the driver's own rings take
+/// about 1,000 commands before a launch blocks.
 const IN_FLIGHT_MAX: usize = 64;
 /// Commands of a channel between two marks.
 const MARK_EVERY: u32 = 16;
-/// Commands taken of a channel before the next one's turn.
+/// Maximum number of commands submitted for a channel per pass.
 const TURN_BUDGET: u32 = 16;
-/// How often a context that says nothing is asked whether it lives.
+/// Interval of checks of the context and of time limits, while doorbells or streams are polled.
 const CHECK_EVERY: Nanos = Nanos(1_000_000);
-/// A pass that comes so late was itself held up: what ran meanwhile cannot be said to have had the GPU for so long.
+/// Longest time between two passes that counts against commands. After a longer gap the pass itself
+/// was delayed, and the time of the commands on the GPU is not known.
 const GAP_MAX: Nanos = Nanos(10_000_000);
 
 /// A module as channels use it.
@@ -44,7 +49,7 @@ struct LoadedModule<E: Executor> {
     kernels: Vec<KernelInfo>,
 }
 
-/// What is to be done when a command has finished.
+/// What to do when a command has finished.
 #[derive(Debug)]
 enum Then {
     Nothing,
@@ -55,19 +60,19 @@ enum Then {
     },
 }
 
-/// A command that was handed over.
+/// A command that was submitted.
 #[derive(Debug)]
 struct InFlight<E: Executor> {
-    /// It has finished when the stream's mark is at least this.
+    /// The command has finished when the stream's mark is at least this.
     needs: u64,
     then: Then,
     /// Keeps the module loaded.
     module: Option<Arc<LoadedModule<E>>>,
-    /// GPU addresses that it is known to touch, and how many bytes.
+    /// GPU ranges that the command is known to touch: address and bytes.
     touches: [(u64, u64); 2],
 }
 
-/// What a channel is at, beside what is in flight.
+/// State of a channel, beside its commands in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Fetching,
@@ -81,51 +86,50 @@ enum Phase {
     Faulted,
 }
 
-/// A channel.
 #[derive(Debug)]
 struct Channel<E: Executor> {
     ring: Ring,
     stream: E::Stream,
     phase: Phase,
     in_flight: VecDeque<InFlight<E>>,
-    /// Commands that were given to the stream so far.
+    /// Commands that were submitted to the stream so far.
     given: u64,
-    /// The last mark that the stream was told to write, and the last that it wrote.
+    /// The last mark that was submitted to the stream, and the last that the stream wrote.
     asked: u64,
     reached: u64,
     unmarked: u32,
-    /// Marks that were asked for and not written.
+    /// Marks that were submitted and not reached.
     marks: VecDeque<u64>,
-    /// How long the oldest command has been the oldest, as far as marks tell.
+    /// How long the oldest command has been the oldest, as far as marks show.
     oldest_for: Nanos,
     last_active: Moment,
 }
 
-/// What a pass found.
+/// Result of a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pass {
     /// Something has changed.
     pub(super) news: bool,
-    /// There is more to do at once.
+    /// Another pass has work to do at once.
     pub(super) more: bool,
-    /// Something has to be looked at again without being told.
+    /// Another pass is needed without a notification.
     pub(super) watching: bool,
-    /// The context is gone, everything was reported: the process has to end.
+    /// The context is gone and every channel's end was reported: the process has to end.
     pub(super) over: bool,
 }
 
-/// Memory behind pages: how many, and what keeps it there; nothing while it is elsewhere.
+/// Memory by first page: number of pages and the memory, `None` while it is elsewhere.
 type Pages<M> = BTreeMap<u32, (u32, Option<M>)>;
 
 #[derive(Debug)]
 struct State<E: Executor> {
     channels: BTreeMap<u32, Channel<E>>,
-    /// Closed by the guest while something runs.
+    /// Closed by the guest while commands are in flight.
     closing: Vec<Channel<E>>,
     modules: BTreeMap<u32, Arc<LoadedModule<E>>>,
     layout: Layout,
     memory: Pages<E::Memory>,
-    /// Entries of it with nothing behind.
+    /// Entries of `memory` without memory.
     absent: usize,
     last_pass: Moment,
     last_check: Moment,
@@ -142,11 +146,11 @@ pub(super) struct Engine<E: Executor> {
     board: Arc<Board>,
     kernel_limit: Nanos,
     state: Mutex<State<E>>,
-    /// Orders that wait for the state: whoever passes again and again lets them in.
+    /// Orders that wait for the state: [`Engine::pass`] yields until there is none.
     visitors: AtomicU32,
 }
 
-/// What an engine is made of.
+/// Parameters of an engine.
 #[derive(Debug)]
 pub(super) struct Parts<E: Executor> {
     pub(super) executor: E,
@@ -164,7 +168,7 @@ impl<E: Executor> Channel<E> {
         self.ring.pending() - self.in_flight.len() as u32
     }
 
-    /// Takes what the stream has finished off the list, and tells the guest.
+    /// Removes finished commands from the list and reports them to the guest.
     fn retire(&mut self, executor: &E, now: Moment) -> bool {
         self.reached = self
             .reached
@@ -180,7 +184,8 @@ impl<E: Executor> Channel<E> {
             .pop_front_if(|oldest| oldest.needs <= self.reached)
         {
             news = true;
-            // First: whoever sees that the command has finished finds its module free.
+            // First, so that the module can be unloaded when the guest reads that the command
+            // finished.
             drop(oldest.module);
             let mut interrupts = false;
             if let Then::Fence {
@@ -205,7 +210,7 @@ impl<E: Executor> Channel<E> {
         news
     }
 
-    /// As [`Self::retire`], once a pass: the time since the last one counts against what goes on.
+    /// As [`Self::retire`], once per pass: `elapsed` counts against the commands in flight.
     fn progress(&mut self, executor: &E, now: Moment, elapsed: Nanos) -> bool {
         let news = self.retire(executor, now);
         if !self.is_idle() && !news {
@@ -236,7 +241,7 @@ impl<E: Executor> Channel<E> {
         Ok(())
     }
 
-    /// Commands that have to finish before the next mark tells of any of them; at most [`MARK_EVERY`].
+    /// Commands that have to finish before the next mark is reached; at most [`MARK_EVERY`].
     fn commands_to_mark(&self) -> u64 {
         let next = self.marks.front().copied().unwrap_or(self.given);
         next.saturating_sub(self.reached).max(1)
@@ -248,7 +253,7 @@ impl<E: Executor> Channel<E> {
 }
 
 impl<E: Executor> State<E> {
-    /// Checks a launch against its module, and looks up what it runs.
+    /// Checks a launch against its module and returns the module.
     fn resolve(
         &self,
         launch: &Launch,
@@ -275,7 +280,7 @@ impl<E: Executor> State<E> {
         }
     }
 
-    /// Whether some pages have nothing behind: no command may be given to the GPU then.
+    /// Whether some pages have no memory: no command may be submitted then.
     fn is_absent(&self) -> bool {
         self.absent > 0
     }
@@ -325,12 +330,12 @@ impl<E: Executor> Engine<E> {
         }
     }
 
-    /// The words shared with the daemon.
+    /// The page shared with the daemon.
     pub(super) fn board(&self) -> &Board {
         &self.board
     }
 
-    /// For an order. Passes let it in.
+    /// Locks the state for an order; passes yield to it.
     fn visit(&self) -> MutexGuard<'_, State<E>> {
         self.visitors.fetch_add(1, Ordering::AcqRel);
         let state = self.lock();
@@ -384,7 +389,7 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
-    /// Loads a module under a handle; the number of its functions.
+    /// Loads a module under a handle and returns the number of its functions.
     pub(super) fn load_module(&self, handle: u32, text: &str) -> Result<u32, Refusal> {
         let (module, mut kernels) = self.executor.load(text)?;
         let functions = kernels.len() as u32;
@@ -402,12 +407,12 @@ impl<E: Executor> Engine<E> {
         }
         let module = state.modules.remove(&handle);
         drop(state);
-        // The vendor's library may take its time.
+        // Without the lock: the vendor's library can take long.
         drop(module);
         Ok(())
     }
 
-    /// Number and parameter bytes of a function.
+    /// Index and parameter bytes of a function.
     pub(super) fn find_function(&self, handle: u32, name: &str) -> Result<(u32, u32), Refusal> {
         let state = self.visit();
         let module = state.modules.get(&handle).ok_or(ErrorCode::NoSuchModule)?;
@@ -428,7 +433,7 @@ impl<E: Executor> Engine<E> {
             .note(number, get, standing, channel.last_active.0);
     }
 
-    /// Looks at all doorbells and streams once.
+    /// Reads all doorbells and marks once, and submits what is new.
     pub(super) fn pass(&self, now: Moment) -> Pass {
         while self.visitors.load(Ordering::Acquire) > 0 {
             std::thread::yield_now();
@@ -450,7 +455,7 @@ impl<E: Executor> Engine<E> {
         let mut died = None;
         let numbers: Vec<u32> = state.channels.keys().copied().collect();
         for number in numbers {
-            // Out of the table for its turn, so that the rest of the state can be looked at meanwhile.
+            // Taken out of the table meanwhile, so that the rest of the state can be borrowed.
             let Some(mut channel) = state.channels.remove(&number) else {
                 continue;
             };
@@ -461,7 +466,7 @@ impl<E: Executor> Engine<E> {
             state.channels.insert(number, channel);
         }
         for channel in &mut state.closing {
-            // What was handed over last may have none yet, and nobody hands over more.
+            // The last commands may have no mark yet, and no more commands follow.
             if let Err(failure) = channel.mark(&self.executor) {
                 died.get_or_insert((failure, u32::MAX));
             }
@@ -485,7 +490,7 @@ impl<E: Executor> Engine<E> {
         pass
     }
 
-    /// Asks whether the context lives, and whether a command runs for too long.
+    /// Checks that the context is alive and that no command exceeds its limit.
     fn examine(&self, state: &State<E>) -> Option<(Failure, u32)> {
         let busy = |channel: &&Channel<E>| !channel.is_idle();
         let numbered = state
@@ -495,7 +500,7 @@ impl<E: Executor> Engine<E> {
         let closing = state.closing.iter().map(|channel| (u32::MAX, channel));
         let (mut dead, mut asked) = (None, false);
         for (number, channel) in numbered.chain(closing).filter(|(_, channel)| busy(channel)) {
-            // Each may run for so long, and nothing tells when the first of them has finished.
+            // Each command may run for the limit, and a mark shows only the end of all of them.
             let commands = channel.commands_to_mark();
             if channel.oldest_for.0 >= self.kernel_limit.0.saturating_mul(commands) {
                 let failure = Failure {
@@ -504,7 +509,7 @@ impl<E: Executor> Engine<E> {
                 };
                 return Some((failure, number));
             }
-            // One answers for all: they are of one context.
+            // One stream answers for all of them: they have one context.
             if !std::mem::replace(&mut asked, true)
                 && let Err(failure) = self.executor.check(&channel.stream)
                 && failure.is_fatal
@@ -515,7 +520,7 @@ impl<E: Executor> Engine<E> {
         dead
     }
 
-    /// One channel's turn. An error is the end of the context.
+    /// Advances one channel. An error is the end of the context.
     fn turn(
         &self,
         state: &State<E>,
@@ -542,7 +547,7 @@ impl<E: Executor> Engine<E> {
         let mut budget = TURN_BUDGET;
         let submitted = self.submit(state, channel, &mut budget);
         news |= budget < TURN_BUDGET;
-        // Before anything is said: what was announced and needs no stream has finished by now.
+        // First: commands that need no stream have finished by now.
         news |= channel.retire(&self.executor, now);
         submitted?;
         if channel.is_idle() {
@@ -556,7 +561,8 @@ impl<E: Executor> Engine<E> {
                 Phase::Failing(fault) => {
                     channel.phase = Phase::Faulted;
                     channel.last_active = now;
-                    // The board first: whoever sees the fault may close the channel.
+                    // The shared page first: the guest may close the channel as soon as it reads
+                    // the fault.
                     self.note(number, channel);
                     channel.ring.fault(fault);
                     news = true;
@@ -574,7 +580,7 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
-    /// Hands commands over. An error is the end of the context.
+    /// Submits commands. An error is the end of the context.
     fn submit(
         &self,
         state: &State<E>,
@@ -603,7 +609,7 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
-    /// Fetches the next command and gives it to the stream.
+    /// Fetches the next command and submits it to the stream.
     fn give(&self, state: &State<E>, channel: &mut Channel<E>) -> Result<(), Failure> {
         let failure = |fault| Failure {
             fault,
@@ -680,7 +686,7 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
-    /// Ends every channel: the context is gone. `number` is the channel at which it was seen.
+    /// Ends every channel: the context is gone. `number` is the channel at which that was detected.
     fn end_all(&self, state: &mut State<E>, now: Moment, failure: Failure, number: u32) {
         state.over = true;
         let timeout = failure.fault.code == ErrorCode::KernelTimeout;
@@ -699,7 +705,7 @@ impl<E: Executor> Engine<E> {
             if channel.phase == Phase::Faulted {
                 continue;
             }
-            // What had finished before, has.
+            // Reports what had finished before.
             channel.retire(&self.executor, now);
             let guilty = if timeout || suspects == 0 {
                 *this == number
@@ -726,7 +732,7 @@ impl<E: Executor> Engine<E> {
 }
 
 impl<E: Executor> Channel<E> {
-    /// The stream was given a command.
+    /// Records a command that was submitted to the stream.
     fn gave(&mut self, module: Option<Arc<LoadedModule<E>>>, touches: [(u64, u64); 2]) {
         self.given += 1;
         self.unmarked += 1;

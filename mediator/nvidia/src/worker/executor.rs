@@ -1,4 +1,4 @@
-//! What a worker needs of a GPU, and no more: the seam at which tests put another one in.
+//! What a worker needs of a GPU; tests put a stand-in here.
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use turnstile_gpu::ring::ChannelFault;
 /// A function of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KernelInfo {
-    /// Its name.
+    /// Name.
     pub(super) name: String,
     /// Bytes of its parameters.
     pub(super) param_bytes: u32,
@@ -21,12 +21,12 @@ pub(super) struct KernelInfo {
     pub(super) threads_max: u32,
 }
 
-/// Why work was not taken, or did not end as it should.
+/// Why work was not accepted, or did not finish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
-    /// What the channel ends with.
+    /// The fault for the channel.
     pub(super) fault: ChannelFault,
-    /// The context is gone, and whatever else was in it.
+    /// The context is gone, with everything in it.
     pub(super) is_fatal: bool,
 }
 
@@ -40,7 +40,8 @@ impl Failure {
     }
 }
 
-/// A GPU with one VM's context. Work is handed over in order to streams and runs by itself; addresses were checked before.
+/// A GPU with one VM's context. Work is submitted to streams in order and then runs without the
+/// executor; its addresses were checked before.
 pub(super) trait Executor: Send + Sync + Debug + 'static {
     /// A channel's work, in order.
     type Stream: Send + Debug;
@@ -52,19 +53,19 @@ pub(super) trait Executor: Send + Sync + Debug + 'static {
     /// Most shared memory of a block, in bytes.
     fn shared_bytes_max(&self) -> u32;
 
-    /// Compiles and loads a module. May take long.
+    /// Compiles and loads a module. Can take long.
     fn load(&self, text: &str) -> Result<(Self::Module, Vec<KernelInfo>), Refusal>;
 
-    /// Puts zeroed memory behind the addresses from `va` on; the descriptor keeps it when this process ends.
+    /// Maps zeroed memory from `va` on. The descriptor keeps the memory when this process ends.
     fn allocate(&self, va: u64, bytes: u64) -> Result<(Self::Memory, OwnedFd), Refusal>;
 
-    /// Puts the memory of a descriptor behind addresses.
+    /// Maps the memory of a descriptor from `va` on.
     fn restore(&self, va: u64, bytes: u64, fd: OwnedFd) -> Result<Self::Memory, Refusal>;
 
-    /// Makes the bytes of an allocation zero, and waits for it.
+    /// Zeroes an allocation and waits until that is done.
     fn scrub(&self, va: u64, bytes: u64) -> Result<(), Refusal>;
 
-    /// Makes a stream whose mark is zero.
+    /// Makes a stream with mark zero.
     fn stream(&self) -> Result<Self::Stream, Refusal>;
 
     /// Launches function number `function` of a module.
@@ -77,7 +78,7 @@ pub(super) trait Executor: Send + Sync + Debug + 'static {
         params: &[u8],
     ) -> Result<(), Failure>;
 
-    /// Copies.
+    /// Submits a copy.
     fn copy(
         &self,
         stream: &Self::Stream,
@@ -87,16 +88,17 @@ pub(super) trait Executor: Send + Sync + Debug + 'static {
         bytes: u64,
     ) -> Result<(), Failure>;
 
-    /// Fills.
+    /// Submits a fill.
     fn fill(&self, stream: &Self::Stream, va: u64, bytes: u64, pattern: u32)
     -> Result<(), Failure>;
 
-    /// Has the stream's mark become `value` once everything before has finished and is visible.
+    /// Submits a write of `value` to the stream's mark, after all earlier work has finished and is
+    /// visible.
     fn mark(&self, stream: &Self::Stream, value: u64) -> Result<(), Failure>;
 
-    /// The stream's mark; zero at first.
+    /// The last mark that the stream wrote; zero at first.
     fn marked(&self, stream: &Self::Stream) -> u64;
 
-    /// Whether the context still lives.
+    /// Fails if the context is gone.
     fn check(&self, stream: &Self::Stream) -> Result<(), Failure>;
 }

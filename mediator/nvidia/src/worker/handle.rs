@@ -1,7 +1,8 @@
-//! The daemon's side: a VM's worker, its tables, its life.
+//! The daemon's side of a VM's worker: its tables, and its processes one after the other.
 //!
-//! Locks, outermost first: the tables' (held over an order and its answer), then that of the current process (held for a
-//! clone). [`Worker::activity`], [`Worker::ring`] and the like take the second alone.
+//! Locks, outermost first: that of the tables (held during an order and its answer), then that of
+//! the current process (held for a clone). [`Worker::activity`], [`Worker::ring`] and the like take
+//! only the second.
 
 mod memory;
 
@@ -31,26 +32,25 @@ use turnstile_gpu::ring::{ChannelFault, Ring, check_channel};
 use turnstile_gpu::{Allocation, ChannelActivity, ChannelConfig, Refusal, TenantResources};
 use turnstile_host::memory_file::memory_file;
 
-/// An open channel, and the process that has it.
+/// An open channel, and the number of the process that serves it.
 #[derive(Clone, Copy, Debug)]
 struct OpenChannel {
     config: ChannelConfig,
     process: u64,
 }
 
-/// A loaded module.
 #[derive(Debug)]
 struct LoadedModule {
     text: File,
     bytes: usize,
 }
 
-/// What the daemon knows of a VM, whatever becomes of its worker.
+/// The daemon's record of a VM, kept when its worker ends.
 #[derive(Debug)]
 struct Tables {
     line: Option<(UnixStream, FrameReader)>,
     layout: Layout,
-    /// Descriptors of GPU memory by first page, and pages.
+    /// Number of pages and descriptor of GPU memory, by first page.
     memory: BTreeMap<u32, (u32, OwnedFd)>,
     modules: BTreeMap<u32, LoadedModule>,
     module_text_bytes: usize,
@@ -66,16 +66,16 @@ struct Shared {
     resources: TenantResources,
     config: WorkerConfig,
     tables: Mutex<Tables>,
-    /// Where another process's memory comes from, if it moves: not from the tables.
+    /// Source of a new process's memory if memory of the VM moves; the tables do not have it then.
     again: OnceLock<Again>,
-    /// The VM is gone: no process is started any more.
+    /// The VM is gone: no further process is started.
     ended: AtomicBool,
     process: Mutex<Arc<Process>>,
     told: Told,
 }
 
-/// What the boards of all its processes are told: written under the lock of the current process, and never read back from a board,
-/// which the worker can write.
+/// State for the shared pages of all its processes. Written under the lock of the current process,
+/// and never read back from a page, which the worker can write.
 #[derive(Debug, Default)]
 struct Told {
     suspended: AtomicBool,
@@ -100,17 +100,19 @@ pub struct Worker {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic under the lock leaves at worst this VM's numbers behind.
+    // After a panic under the lock at worst this VM's numbers are out of date.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Worker {
-    /// Starts a VM's worker and waits until it is ready. `command` has to end up in [`super::run`] with its standard input.
-    /// `on_listener` gets the process's id and its listener, if [`WorkerConfig::learn`] says so, at this start and at every later
-    /// one; it has to see to it that calls are answered, from another thread: the process does not get ready before.
+    /// Starts a VM's worker and waits until it is ready. `command` has to call [`super::run`] with
+    /// its standard input. With [`WorkerConfig::learn`], `on_listener` gets the id and listener of
+    /// this process and of every later one. It has to have calls answered from another thread: the
+    /// process does not get ready before.
     ///
     /// # Errors
-    /// When the VM's resources cannot be shared with a process, it does not start, or the GPU refuses.
+    /// When the VM's resources cannot be shared with a process, it does not start, or the GPU
+    /// refuses.
     pub fn start(
         tenant: TenantId,
         resources: TenantResources,
@@ -154,17 +156,17 @@ impl Worker {
         })
     }
 
-    /// What the first process said of its GPU.
+    /// Properties of the GPU as the first process reported them.
     pub fn facts(&self) -> Facts {
         self.facts
     }
 
-    /// Process id of the current process; another after it was lost.
+    /// Process id of the current process; it changes with a restart.
     pub fn pid(&self) -> u32 {
         self.process().pid
     }
 
-    /// Whether the process is gone, or was taken as gone. The next request starts another.
+    /// Whether the process has ended or was given up. The next request starts another.
     pub fn is_lost(&self) -> bool {
         self.process().is_lost()
     }
@@ -189,7 +191,7 @@ impl Worker {
         Ok(number as u32)
     }
 
-    /// Closes a channel. What runs ends first; the state block says when.
+    /// Closes a channel. Commands in flight finish first; the state block then shows the end.
     ///
     /// # Errors
     /// The refusal that the guest sees.
@@ -200,7 +202,7 @@ impl Worker {
         let process = self.process();
         if open.process == process.number && !process.is_lost() {
             let closed = self.order(&mut tables, &Order::CloseChannel { channel }, Vec::new());
-            // If the process died meanwhile, its channels are closed by that.
+            // If the process ended meanwhile, its channels are closed with it.
             match closed {
                 Err(refusal) if refusal.code != ErrorCode::DeviceLost => return Err(refusal),
                 Err(_) => self.shared.ring(&open, 0).report_closed(),
@@ -246,7 +248,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Bytes that the VM may still allocate; the GPU may have less. Zero while a request is being served.
+    /// Bytes that the VM may still allocate; the GPU may have fewer. Zero while a request is being
+    /// served.
     pub fn memory_free_bytes(&self) -> u64 {
         let Ok(tables) = self.shared.tables.try_lock() else {
             return 0;
@@ -255,7 +258,7 @@ impl Worker {
         self.shared.resources.memory_bytes.saturating_sub(taken)
     }
 
-    /// Loads a module; returns its handle and the number of its functions.
+    /// Loads a module and returns its handle and the number of its functions.
     ///
     /// # Errors
     /// The refusal that the guest sees.
@@ -270,7 +273,7 @@ impl Worker {
         }
         let handle = tables.next_module;
         if tables.modules.contains_key(&handle) {
-            // After 2^32 loads.
+            // Reached after 2^32 loads.
             return Err(ErrorCode::TooManyModules.into());
         }
         let text = memory_file("turnstile-module", ptx.len() as u64);
@@ -312,7 +315,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Number and parameter bytes of a module's function.
+    /// Index and parameter bytes of a module's function.
     ///
     /// # Errors
     /// The refusal that the guest sees.
@@ -334,8 +337,8 @@ impl Worker {
         }
     }
 
-    /// Fills in what each open channel has to do, from shared words; never waits. Channels that are being opened or closed
-    /// at this moment may be missing.
+    /// Fills in the activity of each open channel from shared words; never waits. Channels that are
+    /// being opened or closed at this moment may be missing.
     pub fn activity(&self, channels: &mut Vec<ChannelActivity>) {
         let (process, doorbells) = (self.process(), &self.shared.resources.doorbells);
         for channel in 0..self.shared.resources.channels.min(CHANNELS_MAX) {
@@ -345,7 +348,8 @@ impl Worker {
                 Standing::Faulted => 0,
                 Standing::Open => {
                     let pending = doorbells.put(channel).wrapping_sub(get);
-                    // More than a ring can hold is a lie, and ends the channel as soon as it is looked at.
+                    // More than a ring can hold is invalid: the worker faults the channel at its
+                    // next pass.
                     if pending > turnstile_abi::RING_ENTRIES_MAX {
                         0
                     } else {
@@ -363,26 +367,26 @@ impl Worker {
         }
     }
 
-    /// Has the worker look at the doorbells now; never waits.
+    /// Has the worker read the doorbells now; never waits.
     pub fn ring(&self) {
         self.process().wake();
     }
 
-    /// Tells whether any gate is open, so that doorbells must be looked at without being told; never waits.
+    /// Sets whether any gate is open, so that doorbells have to be polled; never waits.
     pub fn set_unwatched(&self, open: bool) {
         self.tell(|told| told.unwatched.store(open, Ordering::Relaxed));
         self.ring();
     }
 
-    /// Tells what the GPU's clock is now, which fences and [`Worker::activity`] are to carry; the wall clock until it is told.
-    /// Never waits.
+    /// Sets the GPU's clock for fences and [`Worker::activity`]; until then they use the wall
+    /// clock. Never waits.
     pub fn set_clock(&self, now: Moment) {
         let ahead_ns = now.0.wrapping_sub(super::serve::now().0);
         self.tell(|told| told.clock_ahead_ns.store(ahead_ns, Ordering::Relaxed));
     }
 
-    /// Says that the VM's channels are suspended in hardware, or go on: time does not count against the worker's orders and
-    /// commands meanwhile. Never waits.
+    /// Sets whether the VM's channels are suspended in hardware. Meanwhile time does not count
+    /// against the worker's orders and commands. Never waits.
     pub fn set_suspended(&self, suspended: bool) {
         self.tell(|told| told.suspended.store(suspended, Ordering::Relaxed));
     }
@@ -393,17 +397,19 @@ impl Worker {
         self.shared.told.tell(&process.board);
     }
 
-    /// Ends the process: it is killed, which ends its work on the GPU, and reaped. Does not wait. Later requests are refused.
+    /// Kills the process, which ends its work on the GPU, and has it reaped. Does not wait. Later
+    /// requests are refused.
     pub fn end(&self) {
         self.shared.ended.store(true, Ordering::SeqCst);
         self.process().kill();
-        // Whoever waits for an answer sees the end of the connection, and gives the memory's descriptors back.
+        // If an order holds the lock, the next request or the drop of this worker closes the
+        // descriptors.
         if let Ok(mut tables) = self.shared.tables.try_lock() {
             tables.memory.clear();
         }
     }
 
-    /// The tables, with a process that lives: another is started if the last one is gone.
+    /// Locks the tables, with a live process: starts another if the last one has ended.
     fn alive(&self) -> Result<MutexGuard<'_, Tables>, Refusal> {
         let mut tables = lock(&self.shared.tables);
         if self.shared.ended.load(Ordering::SeqCst) {
@@ -438,7 +444,7 @@ impl Worker {
             *process = started.process.clone();
         }
         if shared.ended.load(Ordering::SeqCst) {
-            // It ended between the question above and now.
+            // The VM ended after the check above.
             started.process.kill();
         }
         watch_over(shared, started.process, started.child)?;
@@ -477,7 +483,8 @@ impl Shared {
         Ring::of(guest.clone(), interrupts.clone(), open.config, get)
     }
 
-    /// Gives an order and waits for the answer. A worker that does not answer in time, or wrongly, is lost.
+    /// Sends an order and waits for the answer. A worker that does not answer in time, or wrongly,
+    /// is lost.
     fn order(
         &self,
         tables: &mut Tables,
@@ -487,7 +494,7 @@ impl Shared {
         self.order_within(tables, order, fds, self.config.order_limit, true)
     }
 
-    /// As [`Self::order`]; `pauses`: time in which the VM is held back does not count.
+    /// As [`Self::order`]. With `pauses`, time in which the VM is suspended does not count.
     fn order_within(
         &self,
         tables: &mut Tables,
@@ -534,7 +541,7 @@ impl Shared {
         Ok(self.order(tables, &order, vec![text.into()])?.0)
     }
 
-    /// Gives a new process what the VM has.
+    /// Gives a new process the VM's memory and modules.
     fn restore(&self, tables: &mut Tables) -> Result<(), Refusal> {
         let memory = tables
             .memory
@@ -554,7 +561,7 @@ impl Shared {
         loaded
     }
 
-    /// Tells the guest of channels that the process left open.
+    /// Faults the channels that the process left open.
     fn report_lost(&self, tables: &mut Tables, process: &Process) {
         for (number, open) in tables.channels.iter().enumerate() {
             let Some(open) = open.filter(|open| open.process == process.number) else {
@@ -573,18 +580,18 @@ impl Shared {
     }
 }
 
-/// Reaps the process when it ends, and reports what it left open.
+/// Reaps the process when it ends, and reports the channels that it left open.
 fn watch_over(
     shared: &Arc<Shared>,
     process: Arc<Process>,
     mut child: Child,
 ) -> Result<(), Refusal> {
-    // Weak, so that the thread does not keep a VM that is gone.
+    // Weak: the thread does not keep a VM alive.
     let weak: Weak<Shared> = Arc::downgrade(shared);
     let name = format!("turnstile-wk{}", shared.tenant.0);
     let watched = process.clone();
     let thread = std::thread::Builder::new().name(name).spawn(move || {
-        // Failing, there is nothing to reap.
+        // If waiting fails, there is nothing to reap.
         let _ = child.wait();
         watched.lost.store(true, Ordering::Release);
         if let Some(shared) = weak.upgrade() {

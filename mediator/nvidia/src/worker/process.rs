@@ -1,4 +1,4 @@
-//! A worker's process: started, talked to, killed.
+//! A worker's process: starting it, waking it, killing it.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +23,7 @@ use super::confine::user_of;
 use super::protocol::{Answer, Order, refusal};
 use turnstile_gpu::{Refusal, TenantResources};
 
-/// What a worker says of its GPU.
+/// Properties of the GPU as the worker reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Streaming multiprocessors.
@@ -43,7 +43,8 @@ pub(super) struct Process {
     pub(super) pid: u32,
     pub(super) pidfd: OwnedFd,
     pub(super) board: Board,
-    /// Wakes it. A socket, on which it is for the sender alone to say whether he waits: the worker could have a write to an eventfd wait.
+    /// Wakes the process. A socket, because its sender alone decides whether a write blocks; with
+    /// an eventfd the worker could make the write block.
     wake: UnixStream,
     pub(super) lost: AtomicBool,
 }
@@ -51,13 +52,13 @@ pub(super) struct Process {
 impl Process {
     pub(super) fn kill(&self) {
         self.lost.store(true, Ordering::Release);
-        // It may be gone already.
+        // Fails if the process has ended.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Wakes it; never waits.
+    /// Wakes the process; never waits.
     pub(super) fn wake(&self) {
-        // Full means that it is woken anyway; gone, that it needs not be.
+        // A full socket wakes the process as well; a process that has ended needs no wake-up.
         let _ = rustix::net::send(&self.wake, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
@@ -66,7 +67,7 @@ impl Process {
     }
 }
 
-/// How the process is started, and what is done with the listener of its system calls.
+/// How the process is started, and what receives the listener of its system calls.
 pub(super) struct Maker {
     pub(super) command: Box<dyn Fn() -> Command + Send + Sync>,
     pub(super) on_listener: Box<dyn Fn(u32, Listener) + Send + Sync>,
@@ -100,7 +101,7 @@ pub(super) struct Started {
     pub(super) facts: Facts,
 }
 
-/// Descriptors and description of what the VM shares.
+/// The first two orders, with the descriptors of what the VM shares.
 fn start_orders(
     tenant: TenantId,
     resources: &TenantResources,
@@ -170,13 +171,13 @@ pub(super) fn start_process(
         Ok(Some(listener)) => (make.on_listener)(child.id(), listener),
         Ok(None) => {}
         Err(error) => {
-            // It may be gone already.
+            // Fails if the process has ended.
             let _ = child.kill();
             let _ = child.wait();
             return Err(learn(error));
         }
     }
-    // Holds the other end of the connection.
+    // Closes the other end of the connection, which it holds.
     drop(command);
     let ready = (|| {
         // CAST: a process id is positive.
@@ -209,7 +210,7 @@ pub(super) fn start_process(
                     });
                 }
                 Answer::Refused { code, detail } => return Err(refusal(code, detail)),
-                _ => return Err(lost("the VM's worker answers what was not asked")),
+                _ => return Err(lost("the VM's worker answers another request")),
             }
         }
         let process = Process {
@@ -230,7 +231,7 @@ pub(super) fn start_process(
             facts,
         }),
         Err(refusal) => {
-            // It may be gone already.
+            // Fails if the process has ended.
             let _ = child.kill();
             let _ = child.wait();
             Err(refusal)

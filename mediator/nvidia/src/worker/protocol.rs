@@ -1,5 +1,5 @@
-//! What daemon and worker say to each other, in frames of [`turnstile_vmm::wire`]. The daemon orders, the worker answers,
-//! one at a time. Long texts travel as memory files.
+//! Protocol between daemon and worker, in frames of [`turnstile_vmm::wire`]. The daemon sends an
+//! order, the worker answers it, one at a time. Long texts are sent as memory files.
 
 use serde::{Deserialize, Serialize};
 use turnstile_abi::ErrorCode;
@@ -7,98 +7,100 @@ use turnstile_vmm::wire::Region;
 
 use turnstile_gpu::{ChannelConfig, Refusal};
 
-/// Longest detail of a refusal that is taken from a worker, in bytes; the mailbox has room for 256.
+/// Longest detail that is accepted in a worker's refusal, in bytes; the mailbox has room for 256.
 const DETAIL_BYTES_MAX: usize = 512;
 
-/// From the daemon.
+/// From the daemon to the worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Order {
-    /// First. Descriptors: a memory file for each region, the doorbell pages, the board.
+    /// First. Descriptors: a memory file for each region, the doorbell pages, the shared page.
     Start {
         /// CUDA's number of the GPU.
         device: u32,
-        /// Doorbell pages.
+        /// Number of doorbell pages.
         channels: u32,
-        /// GPU memory that the VM may own, whole pages.
+        /// GPU memory that the VM may own, in bytes; a multiple of the page size.
         memory_bytes: u64,
-        /// What a command may run.
+        /// Run time limit of a command.
         kernel_limit_ns: u64,
-        /// Whose the process is to be, if it is the superuser's.
+        /// User id for the process, used if it runs as root.
         user: Option<u32>,
         /// The VM's memory.
         regions: Vec<Region>,
     },
-    /// Second. Descriptors: the socket that wakes the worker, then an eventfd for each interrupt vector.
+    /// Second. Descriptors: the socket that wakes the worker, then an eventfd for each interrupt
+    /// vector.
     Vectors {},
-    /// Put zeroed memory behind pages; the answer carries its descriptor.
+    /// Map new zeroed memory at pages; the answer carries its descriptor.
     Allocate {
         /// First page.
         page: u32,
-        /// Pages.
+        /// Number of pages.
         pages: u32,
     },
-    /// Put memory of the worker before this one behind pages again. Descriptor: the memory's.
+    /// Map memory of the previous worker at its pages. Descriptor: the memory's.
     Restore {
         /// First page.
         page: u32,
-        /// Pages.
+        /// Number of pages.
         pages: u32,
     },
-    /// Scrub and unmap.
+    /// Scrub and unmap an allocation.
     Free {
         /// First page.
         page: u32,
     },
-    /// Put memory of the daemon's behind pages, in order, as far as nothing is there. Descriptors: the memory's, which is
-    /// mapped and closed. Without any, the pages are known and have nothing behind, and no command is executed until they do.
+    /// Map the daemon's memory at pages that have none, in order. Descriptors: the memory's, closed
+    /// once mapped. Without descriptors the pages are recorded as absent, and no command is
+    /// executed until they have memory.
     Map {
         /// First page and pages of each.
         memory: Vec<(u32, u32)>,
     },
-    /// Unmap, and keep no handle: the pages have nothing behind. Asked for while the VM is suspended.
+    /// Unmap, and keep no handle: the pages become absent. Sent while the VM is suspended.
     Unmap {
-        /// First pages.
+        /// First page of each.
         pages: Vec<u32>,
     },
-    /// Unmap, and forget: the guest has freed it. All of it or nothing.
+    /// Unmap and drop what the guest has freed: all of it or nothing.
     Drop {
-        /// First pages.
+        /// First page of each.
         pages: Vec<u32>,
     },
     /// Load a module. Descriptor: a memory file with its text.
     LoadModule {
-        /// The handle that it gets.
+        /// The handle for it.
         handle: u32,
         /// Bytes of text.
         bytes: u32,
     },
-    /// Unload it.
+    /// Unload a module.
     UnloadModule {
         /// Its handle.
         handle: u32,
     },
-    /// Look a function up.
+    /// Look up a function of a module.
     FindFunction {
         /// Handle of the module.
         handle: u32,
         /// The function's name.
         name: String,
     },
-    /// Use a ring.
+    /// Open a channel.
     OpenChannel {
         /// The channel's number.
         channel: u32,
         /// Guest-physical address of the ring.
         ring_gpa: u64,
-        /// Entries.
+        /// Number of ring entries.
         entries: u32,
         /// Guest-physical address of the state block.
         state_gpa: u64,
         /// Vector of fences and faults.
         vector: u16,
     },
-    /// Drop what is queued, and say so when what runs has ended.
+    /// Close a channel: drop what is queued, and report when the commands in flight have finished.
     CloseChannel {
         /// The channel's number.
         channel: u32,
@@ -124,40 +126,40 @@ impl Order {
     }
 }
 
-/// From the worker.
+/// From the worker to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Answer {
-    /// The worker can work.
+    /// The worker is ready.
     Ready {
         /// Streaming multiprocessors.
         multiprocessors: u32,
-        /// Most shared memory of a block.
+        /// Most shared memory of a block, in bytes.
         shared_bytes_max: u32,
-        /// Memory of the GPU.
+        /// Memory of the GPU, in bytes.
         memory_bytes: u64,
         /// The VM's memory is pinned: copies run without the worker.
         pinned: bool,
     },
-    /// Done. After an allocation with the memory's descriptor.
+    /// Done. After [`Order::Allocate`] with the memory's descriptor.
     Done {},
     /// The module is loaded.
     Module {
-        /// Functions.
+        /// Number of functions.
         functions: u32,
     },
     /// The function was found.
     Function {
-        /// Its number.
+        /// Its index.
         function: u32,
         /// Bytes of its parameters.
         param_bytes: u32,
     },
-    /// No.
+    /// The order was refused.
     Refused {
         /// [`ErrorCode`].
         code: u32,
-        /// More of it.
+        /// Detail, as text.
         detail: String,
     },
 }
@@ -183,7 +185,7 @@ fn cut(detail: &mut String) {
     }
 }
 
-/// A worker's refusal as the guest's. A code that is none is the worker's fault, not the guest's.
+/// A worker's refusal as one for the guest. An unknown code is the worker's error, not the guest's.
 pub(super) fn refusal(code: u32, mut detail: String) -> Refusal {
     cut(&mut detail);
     let code = ErrorCode::from_u32(code).filter(|code| *code != ErrorCode::None);

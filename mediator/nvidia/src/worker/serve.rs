@@ -1,4 +1,4 @@
-//! The worker process: takes orders, and passes over its channels.
+//! The worker process: serves the daemon's orders, and advances its channels.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -31,7 +31,7 @@ pub enum WorkerError {
     /// The daemon is gone, or does not keep to the protocol.
     #[error("Talking to the daemon failed")]
     Wire(#[from] WireError),
-    /// An order came that does not belong there.
+    /// An order arrived out of place.
     #[error("The daemon's order does not belong here: {0}")]
     Order(String),
     /// What was handed over cannot be used.
@@ -40,19 +40,20 @@ pub enum WorkerError {
     /// The VM's vectors cannot be used.
     #[error("The VM's vectors cannot be used")]
     Interrupts(#[from] InterruptsError),
-    /// No thread, or no confinement.
+    /// A thread could not be started, or the process could not be confined.
     #[error("The worker could not be set up")]
     Host(#[source] io::Error),
 }
 
-/// The wall clock, near which the GPU's own is: the driver sets it when it starts (SOURCE: measured).
+/// The wall clock, which the GPU's own clock is close to: the driver sets it at its start (SOURCE:
+/// measured).
 pub(super) fn now() -> Moment {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    // CAST: 584 years.
+    // CAST: overflows after 584 years.
     Moment(since.map_or(0, |since| since.as_nanos() as u64))
 }
 
-/// What a worker is to work with.
+/// What the daemon gives to a worker.
 pub(super) struct Resources {
     pub(super) guest: Arc<GuestMemory>,
     pub(super) doorbells: Arc<SharedPages>,
@@ -70,7 +71,7 @@ fn take(fds: &mut std::vec::IntoIter<OwnedFd>) -> Result<OwnedFd, WorkerError> {
     fds.next().ok_or_else(missing)
 }
 
-/// Maps the VM's memory as the daemon has checked it.
+/// Maps the VM's memory; the daemon has checked the regions.
 fn map_guest(
     regions: &[Region],
     fds: &mut std::vec::IntoIter<OwnedFd>,
@@ -130,10 +131,10 @@ fn receive(line: &mut Line) -> Result<Option<Resources>, WorkerError> {
     }))
 }
 
-/// Runs the worker on the connection `stream` until the daemon ends it, or the VM's context dies.
+/// Runs the worker on the connection `stream` until the daemon ends it, or the VM's context ends.
 ///
 /// # Errors
-/// If the worker cannot work; a GPU that refuses is the daemon's to hear.
+/// If the worker cannot work. A refusal of the GPU is no error: it is reported to the daemon.
 pub fn run(stream: UnixStream) -> Result<(), WorkerError> {
     run_with(stream, CudaExecutor::new)
 }
@@ -156,7 +157,7 @@ pub(super) fn run_with<E: Executor>(
     work(line, resources, executor, &facts)
 }
 
-/// Works with any executor.
+/// Runs the threads of the worker.
 fn work<E: Executor>(
     mut line: Line,
     resources: Resources,
@@ -188,7 +189,7 @@ fn work<E: Executor>(
     line.answer(facts, Vec::new())?;
     let result = orders(&mut line, &engine, &other);
     ended.store(true, Ordering::Release);
-    // Full means that it is woken anyway.
+    // A full counter wakes the thread as well.
     let _ = rustix::io::write(&other, &1u64.to_ne_bytes());
     let _ = thread.join();
     result
@@ -204,7 +205,7 @@ fn orders<E: Executor>(
         let (answer, fds) =
             obey(engine, order, fds).unwrap_or_else(|refusal| (refusal.into(), Vec::new()));
         line.answer(&answer, fds)?;
-        // There may be something new to look at.
+        // The order may have given the channels something to do.
         let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
     }
     Ok(())
@@ -250,7 +251,7 @@ fn obey<E: Executor>(
             let mut file = File::from(fds.next().ok_or_else(wrong)?);
             let mut text = String::new();
             let limit = u64::from(bytes).min(MODULE_TEXT_BYTES_MAX);
-            // The descriptor shares its place in the file with the daemon's, and with workers before this one.
+            // The file offset is shared with the daemon's descriptor and with earlier workers.
             io::Seek::rewind(&mut file).map_err(|_| wrong())?;
             file.take(limit)
                 .read_to_string(&mut text)
@@ -293,7 +294,7 @@ fn obey<E: Executor>(
     Ok((answer, Vec::new()))
 }
 
-/// Passes over the channels until the worker ends.
+/// Advances the channels until the worker ends.
 fn passes<E: Executor>(
     engine: &Engine<E>,
     wakes: &[File; 2],
@@ -305,7 +306,7 @@ fn passes<E: Executor>(
         let now = Moment(now().0.wrapping_add(engine.board().clock_ahead()));
         let pass = engine.pass(now);
         if pass.over {
-            // The daemon hears it from the end of the connection, by which everything was reported.
+            // Everything was reported; the daemon sees the end of the connection.
             let _ = hang_up.shutdown(std::net::Shutdown::Both);
             return;
         }
@@ -328,7 +329,7 @@ fn passes<E: Executor>(
     }
 }
 
-/// Sleeps until it is woken, by itself or by the daemon, the daemon is gone, or so long.
+/// Waits for a wake-up of the worker or the daemon, the end of the daemon, or `rest`.
 fn sleep([own, wake]: &[File; 2], hang_up: &UnixStream, rest: Option<Duration>) {
     let rest = rest.map(|rest| Timespec {
         tv_sec: 0,
@@ -340,16 +341,17 @@ fn sleep([own, wake]: &[File; 2], hang_up: &UnixStream, rest: Option<Duration>) 
         PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN),
         PollFd::from_borrowed_fd(hang_up.as_fd(), PollFlags::empty()),
     ];
-    // Interrupted, it looks once more than needed.
+    // An interrupted wait costs one needless pass.
     let _ = poll(&mut fds, rest.as_ref());
     for (number, wake) in [own, wake].into_iter().enumerate() {
         if fds[number].revents().contains(PollFlags::IN) {
-            // As often as the daemon has woken it since; nobody else reads there.
+            // Empties it of all wake-ups since; this is the only reader.
             let _ = rustix::io::read(wake, &mut [0; 512]);
         }
     }
     if fds[2].revents().intersects(PollFlags::HUP | PollFlags::ERR) {
-        // The other thread may be within the vendor's library, for as long as the VM is held back.
+        // The other thread may be inside the vendor's library, where it stays while the VM is
+        // suspended.
         confine::exit();
     }
 }

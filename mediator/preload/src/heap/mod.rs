@@ -1,13 +1,13 @@
-//! A process's GPU memory: in chunks that can be taken away and given back at the same addresses.
+//! A process's GPU memory, in chunks that can be released and restored at the same addresses.
 //!
 //! ```text
 //!   alloc ------> slab piece (up to 1 MiB) ---+
-//!                 chunk of its own -----------+--> chunk: handle, mappings  <-- release, restore (the daemon)
-//!   create, map (the program's own) ----------+
+//!                 chunk of its own -----------+--> chunk: handle, mappings <-- the daemon releases
+//!   create, map (the program's own) ----------+                               and restores it
 //! ```
 //!
-//! Whatever needs the driver to wait for the GPU is done before the lock is taken: the thread that obeys the daemon takes it
-//! while nothing of the process executes.
+//! Every wait of the driver for the GPU is before the lock is taken: the thread that carries out
+//! the daemon's requests takes it while the process executes nothing.
 
 mod moves;
 #[cfg(test)]
@@ -24,15 +24,15 @@ use crate::abi::{Access, INVALID_VALUE, OUT_OF_MEMORY, Prop};
 use crate::gate::Gate;
 use crate::slabs::{Slabs, rounded};
 
-/// What the driver says instead of doing it: a CUresult.
+/// A value, or the result with which the driver refused: a CUresult.
 pub(crate) type Outcome<T> = Result<T, u32>;
 
-/// Largest allocation that shares a chunk with others. SOURCE: the driver's own allocator does the same.
+/// Largest allocation that shares a chunk. SOURCE: the driver's own allocator does the same.
 const PIECE_BYTES_MAX: u64 = 1 << 20;
-/// Of a chunk that is given out in pieces.
+/// Bytes of a chunk that is divided into pieces.
 const SLAB_BYTES: u64 = GRANULE_BYTES;
 
-/// The driver.
+/// The driver's memory functions.
 pub(crate) trait Device {
     fn create(&self, bytes: u64, prop: &Prop) -> Outcome<u64>;
     fn release(&self, handle: u64) -> Outcome<()>;
@@ -45,17 +45,17 @@ pub(crate) trait Device {
     fn unmap(&self, address: u64, bytes: u64) -> Outcome<()>;
 }
 
-/// The way to the daemon.
+/// The connection to the daemon.
 pub(crate) trait Line {
     fn is_up(&self) -> bool;
-    /// False if there is no daemon.
+    /// Sends a message. False if there is no daemon.
     fn say(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool;
 }
 
-/// What came of a question.
+/// Answer of the daemon to a request.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// There is nobody to ask.
+    /// There is no daemon.
     Nobody,
     Granted,
     Denied,
@@ -65,18 +65,18 @@ pub(crate) enum Answer {
     Memory(u64, u64),
 }
 
-/// What a chunk is for.
+/// Purpose of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
-    /// Given out in pieces, behind addresses that were reserved for it.
+    /// Divided into pieces, at addresses that were reserved for it.
     Slab,
     /// Part of a large allocation.
     Part,
-    /// The program's, which holds the handle so many times.
+    /// Made by the program, which owns the handle this many times.
     Held(u32),
 }
 
-/// Addresses with a chunk behind.
+/// Addresses to which a chunk is mapped.
 #[derive(Clone, Debug)]
 struct Mapping {
     address: u64,
@@ -87,13 +87,13 @@ struct Mapping {
 struct Chunk {
     bytes: u64,
     prop: Prop,
-    /// None while it is away.
+    /// None while it is missing.
     handle: Option<u64>,
-    /// The driver exports a handle only where the memory was made.
+    /// Made in this process: the driver exports no other handles.
     made_here: bool,
     /// The daemon knows it.
     told: bool,
-    /// It does not move, and why.
+    /// Why it does not move, if it does not.
     pin: Option<Pin>,
     purpose: Use,
     mappings: Vec<Mapping>,
@@ -116,7 +116,7 @@ struct State {
     /// The program's mappings, by address.
     mapped: BTreeMap<u64, ChunkNumber>,
     pinned_bytes: [u64; Pin::ALL.len()],
-    /// What is freed once nothing is captured any more: a capture does not survive waiting for the GPU.
+    /// Freed once no capture is in progress: a capture does not survive waiting for the GPU.
     deferred: Vec<u64>,
 }
 
@@ -127,7 +127,7 @@ impl State {
     }
 }
 
-/// The memory.
+/// The process's GPU memory.
 #[derive(Debug)]
 pub(crate) struct Heap<D, L> {
     device: D,
@@ -139,7 +139,7 @@ pub(crate) struct Heap<D, L> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics under these locks; if it did, the program's own calls matter more.
+    // No code panics under these locks; if it did, the program's own calls matter more.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -165,12 +165,13 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
     }
 
-    /// Makes a call that looks at addresses, once everything is there; what is refused because something left meanwhile again.
+    /// Makes a call that checks addresses, once all chunks are resident. Repeats it if it was
+    /// refused because a chunk left meanwhile.
     pub(crate) fn gated<R: Copy>(&self, call: impl Fn() -> R, is_refused: impl Fn(R) -> bool) -> R {
         self.gate.call(call, is_refused, || self.wants())
     }
 
-    /// Something is about to be submitted that looks at no address.
+    /// Notes work that is about to be submitted without a check of addresses.
     pub(crate) fn submits(&self) {
         if self.gate.submits() {
             self.wants();
@@ -181,7 +182,8 @@ impl<D: Device, L: Line> Heap<D, L> {
         self.line.say(ToDaemon::Wants {}, None);
     }
 
-    /// Asks the daemon and waits, as long as there is one: memory comes when it is the program's turn.
+    /// Sends a request and waits for the answer while there is a daemon: memory is granted in the
+    /// program's turn.
     fn ask(&self, number: ChunkNumber, question: ToDaemon) -> Answer {
         lock(&self.answers).insert(number, None);
         if !self.line.say(question, None) {
@@ -202,7 +204,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
     }
 
-    /// Hands an answer to whoever asked; gives it back if nobody did.
+    /// Passes an answer to the caller that waits for it; returns it if there is none.
     pub(crate) fn answer(&self, number: ChunkNumber, answer: Answer) -> Result<(), Answer> {
         let mut answers = lock(&self.answers);
         let Some(slot @ None) = answers.get_mut(&number) else {
@@ -213,7 +215,8 @@ impl<D: Device, L: Line> Heap<D, L> {
         Ok(())
     }
 
-    /// The daemon is gone: nobody is answered any more. Returns the bytes that went with it.
+    /// The daemon is gone: requests are not answered any more. Returns the bytes that were lost
+    /// with it.
     pub(crate) fn daemon_is_gone(&self) -> u64 {
         self.gate.give_up();
         let lost_bytes = {
@@ -229,7 +232,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         lost_bytes
     }
 
-    /// Free and total bytes, as the daemon says; None without one.
+    /// Free and total bytes as the daemon reports them; None without a daemon.
     pub(crate) fn info(&self) -> Option<(u64, u64)> {
         let question = lock(&self.state).number();
         match self.ask(question, ToDaemon::Info { question }) {
@@ -238,7 +241,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
     }
 
-    /// Memory for a chunk, with the daemon's leave.
+    /// Memory for a chunk, with the daemon's permission.
     fn obtain(&self, bytes: u64, prop: Prop) -> Outcome<(ChunkNumber, Chunk)> {
         let number = lock(&self.state).number();
         let question = ToDaemon::Ask {
@@ -266,7 +269,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         Ok((number, chunk))
     }
 
-    /// A chunk that is not to be after all.
+    /// Discards a chunk that is not needed after all.
     fn undo(&self, number: ChunkNumber, chunk: &Chunk) {
         if let Some(handle) = chunk.handle {
             let _ = self.device.release(handle);
@@ -274,8 +277,9 @@ impl<D: Device, L: Line> Heap<D, L> {
         self.line.say(ToDaemon::Spared { chunk: number }, None);
     }
 
-    /// Makes memory of the allocator's own: chunks one behind the other, at the address that is returned with their numbers. Each is
-    /// told of before the next is asked for: who gives them waits for that.
+    /// Makes memory for the allocator itself: consecutive chunks. Returns their address and
+    /// numbers. Each is reported before the next is requested: a daemon that gives a chunk waits
+    /// for that.
     fn make(&self, bytes: u64, prop: Prop) -> Outcome<(u64, Vec<ChunkNumber>)> {
         let address = self.device.reserve(bytes)?;
         let mut parts = Vec::new();
@@ -317,7 +321,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         Ok((number, chunk))
     }
 
-    /// Takes a chunk in and tells the daemon of it.
+    /// Adds a chunk and reports it to the daemon.
     fn insert(&self, state: &mut State, number: ChunkNumber, mut chunk: Chunk) {
         self.tell(state, number, &mut chunk);
         state.chunks.insert(number, chunk);
@@ -337,7 +341,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
         let bytes = chunk.bytes;
         if !chunk.made_here {
-            // The daemon made it: it has a handle.
+            // The daemon made it, and has a handle.
             let chunk_came = ToDaemon::Restored { chunk: number };
             chunk.told = self.line.say(chunk_came, None);
             return;
@@ -357,7 +361,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
     }
 
-    /// A chunk does not move any more.
+    /// Pins a chunk: it does not move any more.
     fn pin(&self, state: &mut State, chunk: &mut Chunk, reason: Pin) {
         if chunk.pin.is_none() {
             chunk.pin = Some(reason);
@@ -376,7 +380,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         self.line.say(ToDaemon::Pinned { reason, bytes }, None);
     }
 
-    /// Memory that the driver allocated by itself is there, or is no more.
+    /// Counts memory that the driver allocated by itself, or freed.
     pub(crate) fn pinned(&self, reason: Pin, bytes: u64, more: bool) {
         self.count_pinned(&mut lock(&self.state), reason, bytes, more);
     }
@@ -408,7 +412,8 @@ impl<D: Device, L: Line> Heap<D, L> {
         state.slabs.take(piece).ok_or(OUT_OF_MEMORY)
     }
 
-    /// The allocation that an address lies in: where it begins, and its bytes. None if it is none of ours.
+    /// The allocation that contains an address: where it begins, and its bytes. None if it is not
+    /// in this heap.
     pub(crate) fn range(&self, address: u64) -> Option<(u64, u64)> {
         let state = lock(&self.state);
         let within = |base: u64, bytes: u64| (address - base < bytes).then_some((base, bytes));
@@ -424,7 +429,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         whole().or_else(piece).or_else(mapped)
     }
 
-    /// Whether an allocation of ours begins there.
+    /// Whether an allocation of this heap begins at `address`.
     pub(crate) fn owns(&self, address: u64) -> bool {
         let state = lock(&self.state);
         state.whole.contains_key(&address)
@@ -434,7 +439,8 @@ impl<D: Device, L: Line> Heap<D, L> {
                 .is_some_and(|(base, _)| base == address)
     }
 
-    /// Frees what begins at `address`. Precondition: nothing uses it any more. False if nothing of ours begins there.
+    /// Frees the allocation that begins at `address`. Precondition: it is not in use. False if none
+    /// of this heap begins there.
     pub(crate) fn free(&self, address: u64) -> bool {
         let mut state = lock(&self.state);
         if let Some(whole) = state.whole.remove(&address) {
@@ -453,17 +459,17 @@ impl<D: Device, L: Line> Heap<D, L> {
         true
     }
 
-    /// Frees it when nothing is captured any more.
+    /// Frees an allocation once no capture is in progress.
     pub(crate) fn defer(&self, address: u64) {
         lock(&self.state).deferred.push(address);
     }
 
-    /// What waits to be freed, once.
+    /// Removes and returns the allocations that wait to be freed.
     pub(crate) fn take_deferred(&self) -> Vec<u64> {
         std::mem::take(&mut lock(&self.state).deferred)
     }
 
-    /// Gives back slabs that nothing is in.
+    /// Releases empty slabs.
     pub(crate) fn shrink(&self) {
         let mut state = lock(&self.state);
         for number in state.slabs.drop_empty(0) {
@@ -471,7 +477,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
     }
 
-    /// A chunk's end.
+    /// Ends a chunk.
     fn end(&self, state: &mut State, number: ChunkNumber) {
         let Some(chunk) = state.chunks.remove(&number) else {
             return;
@@ -498,7 +504,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
     }
 
-    /// The process is ending: what it has stays where it is, until it is gone.
+    /// Pins all chunks, as the process is ending.
     pub(crate) fn keep_all(&self) {
         let mut state = lock(&self.state);
         let state = &mut *state;
@@ -513,7 +519,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
     }
 
-    /// The context is gone, and with it whatever was allocated in it.
+    /// The context is gone, with all that was allocated in it.
     pub(crate) fn context_is_gone(&self) {
         let mut state = lock(&self.state);
         for (address, whole) in std::mem::take(&mut state.whole) {

@@ -1,4 +1,4 @@
-//! What the daemon has done to a process's memory.
+//! Carries out the daemon's requests about a process's memory.
 
 use std::os::fd::OwnedFd;
 
@@ -7,7 +7,7 @@ use turnstile_preload_wire::{ChunkNumber, Pin, ToDaemon, ToLibrary};
 use super::{Answer, Chunk, Device, Heap, Line, Outcome, lock};
 
 impl<D: Device, L: Line> Heap<D, L> {
-    /// Does what the daemon says; false if it says what no daemon does.
+    /// Carries out a message of the daemon. False if it is invalid, or the daemon is gone.
     pub(crate) fn obey(&self, message: ToLibrary, fd: Option<OwnedFd>) -> bool {
         match (message, fd) {
             (ToLibrary::Granted { chunk }, _) => self.answer(chunk, Answer::Granted).is_ok(),
@@ -44,7 +44,8 @@ impl<D: Device, L: Line> Heap<D, L> {
         self.line.say(done.map_or_else(failed, |()| word), None)
     }
 
-    /// Unmaps a chunk and lets it go; as it was if that fails. Zero stands for a chunk that is none, or does not move.
+    /// Unmaps and releases a chunk. If unmapping fails, it stays as it was. Error zero: there is no
+    /// such chunk, or it does not move.
     fn release(&self, number: ChunkNumber) -> Outcome<()> {
         let mut state = lock(&self.state);
         let chunk = state.chunks.get_mut(&number).ok_or(0u32)?;
@@ -68,7 +69,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         self.device.release(handle)
     }
 
-    /// Maps what came in a chunk's stead where it was.
+    /// Maps the memory of `fd` at the addresses of a missing chunk.
     fn restore(&self, number: ChunkNumber, fd: OwnedFd) -> Outcome<()> {
         let mut state = lock(&self.state);
         let chunk = state.chunks.get_mut(&number).ok_or(0u32)?;
@@ -91,7 +92,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         Ok(())
     }
 
-    /// Puts a chunk behind one of its addresses.
+    /// Maps a chunk at one of its addresses.
     fn lay(&self, chunk: &Chunk, at: usize, handle: u64) -> Outcome<()> {
         let mapping = &chunk.mappings[at];
         self.device.map(mapping.address, chunk.bytes, handle)?;
@@ -106,7 +107,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         })
     }
 
-    /// A daemon is there that knows nothing: `connected` makes it the one that is spoken to.
+    /// Announces all memory to a new daemon; `connected` makes that the current one.
     pub(crate) fn announce(&self, connected: impl FnOnce()) {
         let mut state = lock(&self.state);
         connected();

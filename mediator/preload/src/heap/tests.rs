@@ -1,4 +1,4 @@
-//! The heap over a driver that is none: random programs and a daemon that takes and gives.
+//! The heap with a simulated driver: random programs, and a daemon that releases and restores.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -13,11 +13,11 @@ use turnstile_preload_wire::{Denial, GRANULE_BYTES, Pin, ToDaemon, ToLibrary};
 use super::*;
 use crate::abi::{Location, NOT_SUPPORTED};
 
-/// A driver that keeps account: handles, what is mapped, what is reserved.
+/// A driver that records handles, mappings and reservations.
 #[derive(Debug, Default)]
 struct Books {
     next: u64,
-    /// Handle -> references.
+    /// Live handles.
     handles: BTreeSet<u64>,
     /// Address -> bytes, handle, permitted.
     mapped: BTreeMap<u64, (u64, u64, bool)>,
@@ -107,7 +107,7 @@ impl Device for FakeDriver {
     }
 }
 
-/// What was said, and whether anybody hears.
+/// The messages that were sent, and whether there is a daemon.
 #[derive(Clone, Debug, Default)]
 struct FakeLine {
     said: Arc<Mutex<Vec<ToDaemon>>>,
@@ -141,7 +141,7 @@ fn heap() -> (Heap<FakeDriver, FakeLine>, FakeDriver, FakeLine) {
 
 const PROP: Prop = Prop::on(0);
 
-/// Chunks that a daemon which is told of everything now has.
+/// Announces all memory to a new daemon; returns its chunks.
 fn announced(heap: &Heap<FakeDriver, FakeLine>, line: &FakeLine) -> Vec<ChunkNumber> {
     heap.announce(|| line.up.store(true, Ordering::Relaxed));
     let made = line.take().into_iter().filter_map(|message| match message {
@@ -195,7 +195,7 @@ fn a_large_allocation_is_several_chunks_at_one_address() {
     heap.obey(ToLibrary::Release { chunk }, None);
     assert_eq!(driver.books().mapped.len(), 2);
     assert!(heap.free(address) && driver.is_empty());
-    // The third of three finds no room: nothing of it is left.
+    // The third of three chunks finds no room: nothing of the allocation is left.
     line.up.store(false, Ordering::Relaxed);
     driver.books().room = Some(2);
     assert_eq!(heap.alloc(600 << 20, PROP), Err(OUT_OF_MEMORY));
@@ -489,7 +489,7 @@ fn each_part_that_is_given_is_told_of_before_the_next_is_asked_for() {
             let bytes = EXTENT_BYTES;
             until(ToDaemon::Ask { chunk, bytes });
             assert!(heap.obey(ToLibrary::Restore { chunk }, Some(null())));
-            // Whoever gave it waits for this, and gives nothing more until then.
+            // The daemon waits for this report, and gives nothing more until then.
             until(ToDaemon::Restored { chunk });
         }
         let address = allocating.join().unwrap().unwrap();

@@ -1,5 +1,5 @@
-//! Memory that the program makes and maps itself (cuMemCreate, cuMemMap): its handles are ours, since the driver's change when
-//! memory moves.
+//! Memory that the program makes and maps itself (cuMemCreate, cuMemMap). The program gets handles
+//! of this library, since the driver's handles change when memory moves.
 
 use std::os::fd::OwnedFd;
 
@@ -8,7 +8,7 @@ use turnstile_preload_wire::{ChunkNumber, GRANULE_BYTES, Pin, ToDaemon};
 use super::{Chunk, Device, Heap, Line, Mapping, Outcome, State, Use, lock};
 use crate::abi::{Access, INVALID_VALUE, POSIX_HANDLE, Prop};
 
-/// What handles of ours begin with; the driver's are addresses of its own.
+/// High bits of this library's handles; the driver's handles are addresses of its own.
 const TAG: u64 = 0x7453 << 48;
 const TAG_MASK: u64 = 0xffff << 48;
 
@@ -17,7 +17,7 @@ fn chunk_of(handle: u64) -> Option<ChunkNumber> {
 }
 
 impl<D: Device, L: Line> Heap<D, L> {
-    /// cuMemCreate. Precondition: on the GPU whose memory moves.
+    /// cuMemCreate. Precondition: on the GPU of this heap.
     pub(crate) fn create(&self, bytes: u64, prop: Prop) -> Outcome<u64> {
         if bytes == 0 || !bytes.is_multiple_of(GRANULE_BYTES) {
             return Err(INVALID_VALUE);
@@ -32,12 +32,12 @@ impl<D: Device, L: Line> Heap<D, L> {
         Ok(TAG | number)
     }
 
-    /// Whether a handle is ours.
+    /// Whether a handle is of this library.
     pub(crate) fn is_ours(&self, handle: u64) -> bool {
         chunk_of(handle).is_some_and(|number| lock(&self.state).chunks.contains_key(&number))
     }
 
-    /// What a handle of ours was made with.
+    /// Properties with which a handle of this library was made.
     pub(crate) fn prop(&self, handle: u64) -> Option<Prop> {
         let number = chunk_of(handle)?;
         lock(&self.state)
@@ -46,8 +46,8 @@ impl<D: Device, L: Line> Heap<D, L> {
             .map(|chunk| chunk.prop)
     }
 
-    /// The driver's handle for something that it does not survive: the chunk stays where it is from now on. Fails while it
-    /// is away.
+    /// The driver's handle, for a use that does not survive a move: the chunk is pinned from now
+    /// on. Fails while the chunk is missing.
     pub(crate) fn keep(&self, handle: u64, reason: Pin) -> Outcome<u64> {
         let number = chunk_of(handle).ok_or(INVALID_VALUE)?;
         let mut state = lock(&self.state);
@@ -81,7 +81,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         Ok(())
     }
 
-    /// Memory of the program's lives as long as a handle or a mapping does.
+    /// The program's memory lives as long as a handle or a mapping.
     fn end_if_unused(&self, state: &mut State, number: ChunkNumber) {
         let unused = |chunk: &Chunk| chunk.purpose == Use::Held(0) && chunk.mappings.is_empty();
         if state.chunks.get(&number).is_some_and(unused) {
@@ -89,7 +89,8 @@ impl<D: Device, L: Line> Heap<D, L> {
         }
     }
 
-    /// cuMemMap of the whole chunk: the driver maps no less. Of one that is away the mapping is made when it is back.
+    /// cuMemMap of the whole chunk: the driver maps no less. A missing chunk is mapped when it is
+    /// restored.
     pub(crate) fn map(&self, address: u64, bytes: u64, handle: u64) -> Outcome<()> {
         let number = chunk_of(handle).ok_or(INVALID_VALUE)?;
         let mut state = lock(&self.state);
@@ -106,7 +107,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         Ok(())
     }
 
-    /// The mappings of ours that begin in a range, with their bytes; None if there are none.
+    /// The mappings of this heap that begin in a range, with their bytes; None if there are none.
     fn within(state: &State, address: u64, bytes: u64) -> Option<Vec<(u64, u64, ChunkNumber)>> {
         let end = address.checked_add(bytes)?;
         let mappings = state.mapped.range(address..end).filter_map(|(at, number)| {
@@ -117,7 +118,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         (!mappings.is_empty()).then_some(mappings)
     }
 
-    /// cuMemUnmap; None if nothing of ours is there.
+    /// cuMemUnmap; None if no mapping of this heap is there.
     pub(crate) fn unmap(&self, address: u64, bytes: u64) -> Option<Outcome<()>> {
         let mut state = lock(&self.state);
         let mappings = Self::within(&state, address, bytes)?;
@@ -137,7 +138,7 @@ impl<D: Device, L: Line> Heap<D, L> {
         Some(Ok(()))
     }
 
-    /// cuMemSetAccess; None if nothing of ours is there.
+    /// cuMemSetAccess; None if no mapping of this heap is there.
     pub(crate) fn permit(
         &self,
         address: u64,
@@ -166,7 +167,8 @@ impl<D: Device, L: Line> Heap<D, L> {
         Some(Ok(()))
     }
 
-    /// cuMemRetainAllocationHandle: the handle of what is mapped at an address, once more; None if nothing of ours is there.
+    /// cuMemRetainAllocationHandle: counts another handle of the memory at an address, and returns
+    /// it. None if no mapping of this heap is there.
     pub(crate) fn retain(&self, address: u64) -> Option<u64> {
         let mut state = lock(&self.state);
         let (base, number) = state.mapped.range(..=address).next_back()?;

@@ -1,7 +1,8 @@
-//! The driver's functions that programs get from us: allocation, and what tells of it.
+//! The driver's functions that this library replaces: allocation, and functions that report about
+//! it.
 //!
-//! Each is what the driver's documentation says, and hands to the driver what is none of ours. Copies pass
-//! through `copies.rs`, launches through `launches.rs`.
+//! Each behaves as the driver's documentation describes, and passes calls on other memory to the
+//! driver. Copies pass through `copies.rs`, launches through `launches.rs`.
 #![allow(non_snake_case)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -19,13 +20,13 @@ use crate::heap::Outcome;
 
 /// SOURCE: cuda.h: CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM.
 const PER_THREAD: u64 = 2;
-/// From this version of the API on, cuGetProcAddress is its second form. SOURCE: cuda.h.
+/// From this version of the API on, cuGetProcAddress has its second form. SOURCE: cuda.h.
 const SECOND_FORM: c_int = 12_000;
 
-/// Names and our functions.
+/// Names and functions of this library.
 macro_rules! table {
     ($($module:ident :: $name:ident),* $(,)?) => {
-        /// Ours of a name that the library exports.
+        /// The function here of a name that the driver's library exports.
         pub(super) fn by_name(name: &[u8]) -> Option<*mut c_void> {
             if !name.starts_with(b"cu") {
                 return None;
@@ -65,12 +66,12 @@ table! {
     vmm::cuMemGetAllocationPropertiesFromHandle, vmm::cuMulticastBindMem,
 }
 
-/// A result as the driver returns it, with what it is about.
+/// A result as the driver returns it.
 pub(super) fn result(outcome: Outcome<()>) -> u32 {
     outcome.err().unwrap_or(SUCCESS)
 }
 
-/// Allocates, once more when what is kept for later has been given back.
+/// Allocates; retries after everything that is only kept for reuse was freed.
 pub(super) fn alloc(tenant: &Tenant, bytes: usize) -> Outcome<u64> {
     collect(tenant);
     let (bytes, prop) = (bytes as u64, tenant.prop());
@@ -83,7 +84,7 @@ pub(super) fn alloc(tenant: &Tenant, bytes: usize) -> Outcome<u64> {
     }
 }
 
-/// Frees what had to wait for the end of a capture.
+/// Frees memory that had to wait for the end of a capture.
 pub(super) fn collect(tenant: &Tenant) {
     if tenant.captures.load(Ordering::Relaxed) > 0 {
         return;
@@ -100,7 +101,7 @@ pub(super) fn collect(tenant: &Tenant) {
 }
 
 /// # Safety
-/// As the driver's; so for all that follow.
+/// As the driver's; the same for all functions below.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, bytes: usize) -> u32 {
     let tenant = here().filter(|_| !out.is_null() && bytes > 0);
@@ -117,7 +118,7 @@ pub(super) unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, bytes: usize) -> u3
     }))
 }
 
-/// Counts what the driver allocated in another context than the tenant's.
+/// Counts memory that the driver allocated in another context than the tenant's.
 fn elsewhere(result: u32, address: impl FnOnce() -> u64, bytes: usize) {
     if result == SUCCESS
         && let Some(tenant) = known()
@@ -134,7 +135,8 @@ pub(super) unsafe extern "C" fn cuMemAllocPitch_v2(
     height: usize,
     element: c_uint,
 ) -> u32 {
-    /// Of rows. SOURCE: cuMemAllocPitch on an H200 (driver 580.159.04) gives multiples of this.
+    /// Alignment of rows. SOURCE: cuMemAllocPitch on an H200 (driver 580.159.04) returns multiples
+    /// of this.
     const ROW: usize = 512;
     let tenant = here().filter(|_| !out.is_null() && !pitch.is_null());
     // SOURCE: the driver API's page of cuMemAllocPitch.
@@ -175,7 +177,7 @@ pub(super) unsafe extern "C" fn cuMemFree_v2(address: u64) -> u32 {
         tenant.heap.defer(address);
         return SUCCESS;
     }
-    // The driver's waits as well: kernels may use the memory.
+    // The driver's function waits as well: kernels may use the memory.
     // SAFETY: waits for the context's work.
     let waited = unsafe { call::ctx_synchronize() };
     tenant.heap.free(address);
@@ -261,11 +263,12 @@ pub(super) unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut c_void, address: 
     unsafe { call::ipc_handle(handle, address) }
 }
 
-/// Which of a pointer's attributes are of its allocation. SOURCE: cuda.h: CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, _RANGE_SIZE.
+/// Pointer attributes of the allocation. SOURCE: cuda.h: CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+/// _RANGE_SIZE.
 const RANGE_START: c_int = 11;
 const RANGE_SIZE: c_int = 12;
 
-/// Writes an attribute of an allocation of ours, if it is one of these.
+/// Writes an attribute of an allocation of this heap, if it is one of these.
 ///
 /// # Safety
 /// `to` is a place for that attribute.
@@ -279,7 +282,7 @@ unsafe fn correct(to: *mut c_void, attribute: c_int, address: u64) {
         } else {
             bytes
         };
-        // SAFETY: the caller's promise; both are of 64 bits.
+        // SAFETY: by the caller's contract; both have 64 bits.
         unsafe { to.cast::<u64>().write_unaligned(value) };
     }
 }
@@ -312,14 +315,15 @@ pub(super) unsafe extern "C" fn cuPointerGetAttributes(
     let result = gated(call);
     if result == SUCCESS && !attributes.is_null() && !to.is_null() {
         for at in 0..count as usize {
-            // SAFETY: the driver has read so many of each, and written there.
+            // SAFETY: the driver has read `count` of each, and written there.
             unsafe { correct(*to.add(at), *attributes.add(at), address) };
         }
     }
     result
 }
 
-/// Bytes of an array, from its description. SOURCE: cuda.h: CUDA_ARRAY_DESCRIPTOR, CUDA_ARRAY3D_DESCRIPTOR, CUarray_format.
+/// Bytes of an array, from its description. SOURCE: cuda.h: CUDA_ARRAY_DESCRIPTOR,
+/// CUDA_ARRAY3D_DESCRIPTOR, CUarray_format.
 ///
 /// # Safety
 /// `description` is one, with three sizes if `deep`.
@@ -328,11 +332,11 @@ unsafe fn array_bytes(description: *const c_void, deep: bool) -> u64 {
     let words = description.cast::<usize>();
     let mut texels = 1_u64;
     for at in 0..sizes {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller's contract.
         let size = unsafe { words.add(at).read() };
         texels = texels.saturating_mul(size.max(1) as u64);
     }
-    // SAFETY: the caller's promise: the format and the number of channels follow.
+    // SAFETY: by the caller's contract the format and the number of channels follow.
     let (format, channels) = unsafe {
         let after = words.add(sizes).cast::<c_uint>();
         (after.read(), after.add(1).read())
@@ -442,7 +446,7 @@ pub(super) unsafe extern "C" fn cuDevicePrimaryCtxReset_v2(device: c_int) -> u32
     unsafe { call::primary_reset(device) }
 }
 
-/// Puts ours where the driver has given out its own function of that name.
+/// Replaces the driver's function by the one here of that name.
 ///
 /// # Safety
 /// `symbol` is a C string or null, `function` a place that the driver has written to.
@@ -450,18 +454,18 @@ unsafe fn replace(symbol: *const c_char, function: *mut *mut c_void, version: c_
     if !is_on() || symbol.is_null() || function.is_null() {
         return;
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller's contract.
     let (name, theirs) = unsafe { (CStr::from_ptr(symbol), *function) };
     if theirs.is_null() {
         return;
     }
     if let Some(ours) = latest(name.to_bytes(), version, flags & PER_THREAD != 0) {
-        // SAFETY: the caller's promise.
+        // SAFETY: by the caller's contract.
         unsafe { *function = ours };
     }
 }
 
-/// Ours of a name without a version, as cuGetProcAddress takes it.
+/// The function here of a name without a version, as cuGetProcAddress takes it.
 fn latest(name: &[u8], version: c_int, per_thread: bool) -> Option<*mut c_void> {
     if name == b"cuGetProcAddress" {
         let exported: &[u8] = if version >= SECOND_FORM {

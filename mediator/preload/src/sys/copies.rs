@@ -1,10 +1,11 @@
-//! The driver's functions that look at addresses when they are called: they wait while memory is away ([`crate::gate`]).
+//! The driver's functions that check addresses at the call: they wait while chunks are missing
+//! ([`crate::gate`]).
 #![allow(non_snake_case)]
 
 use super::tenant;
 use crate::abi::INVALID_VALUE;
 
-/// Makes a call that looks at addresses.
+/// Makes a call that checks addresses.
 pub(super) fn gated(call: impl Fn() -> u32) -> u32 {
     match tenant::known() {
         Some(tenant) => tenant.heap.gated(call, |result| result == INVALID_VALUE),
@@ -12,7 +13,8 @@ pub(super) fn gated(call: impl Fn() -> u32) -> u32 {
     }
 }
 
-// SOURCE: cuda.h of CUDA 13.0. Those that end in _ptds and _ptsz mean the thread's own stream where none is named.
+// SOURCE: cuda.h of CUDA 13.0. Names that end in _ptds or _ptsz use the thread's own stream where
+// none is given.
 forwarded! { gated;
     cuMemcpy(a b c);
     cuMemcpy_ptds(a b c);

@@ -1,4 +1,4 @@
-//! The vendor's library as the program has it loaded.
+//! The vendor's library as the program has loaded it.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -9,7 +9,7 @@ use super::loader;
 use crate::abi::{Access, NOT_FOUND, POSIX_HANDLE, Prop, SUCCESS};
 use crate::heap::{Device, Outcome};
 
-/// A result of the driver as ours.
+/// An outcome from a result of the driver.
 pub(super) fn outcome<T>(result: u32, value: T) -> Outcome<T> {
     if result == SUCCESS {
         Ok(value)
@@ -18,7 +18,8 @@ pub(super) fn outcome<T>(result: u32, value: T) -> Outcome<T> {
     }
 }
 
-/// Declares the functions that are called, by the names that the library exports. SOURCE: cuda.h of CUDA 13.0.
+/// Declares the functions that are called, by the names that the library exports. SOURCE: cuda.h of
+/// CUDA 13.0.
 macro_rules! driver {
     ($($field:ident: $name:literal fn($($argument:ty),*);)*) => {
         /// The library's functions.
@@ -39,7 +40,7 @@ macro_rules! driver {
             }
         }
 
-        /// What calls each of them; `NOT_FOUND` where the library has none.
+        /// Calls to each of the functions; `NOT_FOUND` if the library lacks one.
         pub(super) mod call {
             #![allow(clippy::too_many_arguments)]
             use super::*;
@@ -60,7 +61,7 @@ macro_rules! driver {
             let Some(function) = driver().and_then(|driver| driver.$field) else {
                 return NOT_FOUND;
             };
-            // SAFETY: the caller's promise.
+            // SAFETY: by the caller's contract.
             unsafe { function($($argument),*) }
         }
     };
@@ -122,7 +123,8 @@ driver! {
     proc_address_v2: "cuGetProcAddress_v2" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int);
 }
 
-/// The library, which the program has loaded or is linked with; loaded here where it asks before that. Null if there is none.
+/// The library, which the program has loaded or is linked with; loaded here if neither is done yet.
+/// Null if there is none.
 pub(super) fn library() -> *mut c_void {
     static LIBRARY: OnceLock<usize> = OnceLock::new();
     let library = *LIBRARY.get_or_init(|| {
@@ -142,11 +144,11 @@ fn driver() -> Option<&'static Driver> {
     DRIVER.get_or_init(load).as_ref()
 }
 
-/// The driver as the heap knows it.
+/// The driver for the heap.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Real;
 
-/// Bytes as the driver counts them.
+/// Bytes in the driver's type.
 const fn size(bytes: u64) -> usize {
     // CAST: the driver is for 64-bit machines.
     bytes as usize
@@ -161,16 +163,17 @@ impl Device for Real {
     }
 
     fn release(&self, handle: u64) -> Outcome<()> {
-        // SAFETY: takes a number; the heap gives back what it was given.
+        // SAFETY: takes a number; the heap passes a handle that it got here.
         outcome(unsafe { call::release(handle) }, ())
     }
 
     fn export(&self, handle: u64) -> Outcome<OwnedFd> {
         let mut fd: c_int = -1;
-        // SAFETY: for this handle type the driver writes one descriptor; it is borrowed for the whole call.
+        // SAFETY: for this handle type the driver writes one descriptor; it is borrowed for the
+        // whole call.
         let result = unsafe { call::export((&raw mut fd).cast(), handle, POSIX_HANDLE, 0) };
         outcome(result, ())?;
-        // SAFETY: the driver gave a new descriptor that nobody else owns.
+        // SAFETY: the driver returned a new descriptor without another owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
@@ -178,7 +181,8 @@ impl Device for Real {
         let mut handle = 0;
         // CAST: the driver takes the descriptor in place of an address.
         let os = ptr::without_provenance_mut(fd.as_raw_fd() as usize);
-        // SAFETY: the descriptor is open for the whole call; one that is no handle is refused.
+        // SAFETY: the descriptor is open for the whole call; one that is not of a handle is
+        // refused.
         let result = unsafe { call::import(&mut handle, os, POSIX_HANDLE) };
         outcome(result, handle)
     }
@@ -207,7 +211,7 @@ impl Device for Real {
     }
 
     fn unmap(&self, address: u64, bytes: u64) -> Outcome<()> {
-        // SAFETY: takes numbers; whoever calls sees to it that nothing uses the memory.
+        // SAFETY: takes numbers; the caller ensures that the memory is not in use.
         outcome(unsafe { call::unmap(address, size(bytes)) }, ())
     }
 }

@@ -1,6 +1,7 @@
-//! Functions of the driver that are called as they are, with something of ours around.
+//! Functions of the driver that are called unchanged, with an action around the call.
 
-/// Functions of so many arguments, all of which are numbers or addresses, each called by the closure that `$around` is given.
+/// Defines functions of the given arguments, all of which are numbers or addresses. `$around` gets
+/// a closure that calls the driver's.
 macro_rules! forwarded {
     ($around:path; $($name:ident($($argument:ident)*);)*) => {
         $(
@@ -15,7 +16,8 @@ macro_rules! forwarded {
                     real = super::loader::find(super::driver::library(), stringify!($name));
                     REAL.store(real, std::sync::atomic::Ordering::Relaxed);
                 }
-                // SAFETY: the library's function of this name takes so many arguments of at most a register; null is None.
+                // SAFETY: the library's function of this name takes these arguments of at most a
+                // register; null is None.
                 let real = unsafe {
                     std::mem::transmute::<
                         *mut std::ffi::c_void,
@@ -23,12 +25,12 @@ macro_rules! forwarded {
                     >(real)
                 };
                 let Some(real) = real else { return crate::abi::NOT_FOUND };
-                // SAFETY: the caller's own call; one that was refused has done nothing.
+                // SAFETY: the caller's own call; a refused one had no effect.
                 $around(|| unsafe { real($($argument),*) })
             }
         )*
 
-        /// Ours of a name that the library exports.
+        /// The function here of a name that the driver's library exports.
         pub(super) fn by_name(name: &str) -> Option<*mut std::ffi::c_void> {
             Some(match name {
                 $(stringify!($name) => ($name as *const ()).cast_mut().cast(),)*

@@ -1,12 +1,13 @@
-//! The driver's functions that submit kernels: they pass at once, memory or none, and the daemon is told of the first that comes
-//! while memory is away. Nobody else sees what a stopped program submits.
+//! The driver's functions that submit kernels. They pass at once, even if chunks are missing; the
+//! first one while chunks are missing is reported to the daemon. The work of a suspended program is
+//! not visible elsewhere.
 #![allow(non_snake_case)]
 
 use super::tenant;
 
-/// Submits something.
+/// Submits work.
 fn noted(call: impl Fn() -> u32) -> u32 {
-    // Before: what is queued when memory goes is known.
+    // Before the call: work that is queued when chunks leave is known.
     if let Some(tenant) = tenant::any() {
         tenant.heap.submits();
     }

@@ -11,18 +11,19 @@ use turnstile_preload_wire::{FRAME_BYTES, ToDaemon, ToLibrary, VARIABLE, VERSION
 
 use crate::heap::Line;
 
-/// TIMEOUT: a daemon answers within a period; a launcher that does not pass anything on is as good as none.
+/// TIMEOUT: a daemon answers within a period; a launcher that passes nothing on counts as none.
 const ANSWER_S: i64 = 10;
-/// TIMEOUT: the daemon has a thread that reads; one that does not for so long is taken as lost.
+/// TIMEOUT: the daemon has a thread that reads; one that does not for this long counts as lost.
 const SEND_S: i64 = 2;
 
-/// The way to the daemon.
+/// The connection to the daemon.
 #[derive(Debug)]
 pub(super) struct Link {
     address: libc::sockaddr_un,
-    /// What is sent, one at a time.
+    /// Held while a frame is sent.
     sending: Mutex<()>,
-    /// The descriptor, -1 without one, and the socket behind it: a program may close what it does not know.
+    /// The descriptor, -1 without one, and the inode of its socket: a program may close descriptors
+    /// that it does not know.
     fd: AtomicI32,
     inode: AtomicU64,
     limit_bytes: AtomicU64,
@@ -35,7 +36,8 @@ pub(super) static LINK: OnceLock<Link> = OnceLock::new();
 pub(super) fn begin() {
     let mut name = [0_u8; 32];
     name[..VARIABLE.len()].copy_from_slice(VARIABLE.as_bytes());
-    // SAFETY: the name is a C string; no other thread of the program runs yet that could change the environment.
+    // SAFETY: the name is a C string; no other thread of the program runs yet that could change the
+    // environment.
     let value = unsafe { libc::getenv(name.as_ptr().cast()) };
     if value.is_null() {
         return;
@@ -66,14 +68,14 @@ pub(super) fn begin() {
     }
 }
 
-/// A child of fork: the connection is its parent's.
+/// In a child of fork: the connection is its parent's.
 extern "C" fn in_child() {
     if let Some(link) = LINK.get() {
         link.close();
     }
 }
 
-/// The socket behind a descriptor; zero if there is none.
+/// The inode of a descriptor's socket; zero if there is none.
 fn inode(fd: c_int) -> u64 {
     // SAFETY: a structure of integers, of which zero bytes are a value.
     let mut status: libc::stat = unsafe { zeroed() };
@@ -88,7 +90,7 @@ fn limit(fd: c_int, option: c_int, seconds: i64) {
         tv_sec: seconds,
         tv_usec: 0,
     };
-    // SAFETY: the structure outlives the call, whose length is its own.
+    // SAFETY: the structure outlives the call; the length is its own.
     unsafe {
         libc::setsockopt(
             fd,
@@ -101,7 +103,7 @@ fn limit(fd: c_int, option: c_int, seconds: i64) {
     }
 }
 
-/// Room for one descriptor, aligned as its header is.
+/// Room for one descriptor, aligned like its header.
 #[repr(C, align(8))]
 struct Control([u8; 32]);
 
@@ -120,7 +122,8 @@ fn send(fd: c_int, frame: &[u8], descriptor: Option<&OwnedFd>) -> bool {
         // CAST: a few bytes.
         let bytes = size_of::<c_int>() as u32;
         message.msg_control = (&raw mut control).cast();
-        // SAFETY: the macros compute; the header lies in `control`, which has room for a header and a descriptor.
+        // SAFETY: the macros compute; the header is in `control`, which has room for a header and a
+        // descriptor.
         unsafe {
             message.msg_controllen = libc::CMSG_SPACE(bytes) as _;
             let header = libc::CMSG_FIRSTHDR(&raw const message);
@@ -144,9 +147,10 @@ fn send(fd: c_int, frame: &[u8], descriptor: Option<&OwnedFd>) -> bool {
     }
 }
 
-/// Waits for one frame; None at the end of the connection, or when nothing came in time.
+/// Waits for one frame. None at the end of the connection, after the time limit, or if the frame is
+/// invalid.
 fn receive(fd: c_int) -> Option<(ToLibrary, Option<OwnedFd>)> {
-    // One byte more, by which a longer frame is noticed.
+    // One byte more, to notice a longer frame.
     let mut frame = [0_u8; FRAME_BYTES + 1];
     let mut control = Control([0; 32]);
     let mut part = libc::iovec {
@@ -181,7 +185,7 @@ fn receive(fd: c_int) -> Option<(ToLibrary, Option<OwnedFd>)> {
             // SAFETY: as above.
             let (data, empty) = unsafe { (libc::CMSG_DATA(header), libc::CMSG_LEN(0) as usize) };
             for at in 0..bytes.saturating_sub(empty) / size_of::<c_int>() {
-                // SAFETY: the kernel wrote so many descriptors there, which are nobody's but ours.
+                // SAFETY: the kernel wrote this many descriptors there, which have no other owner.
                 descriptors.push(unsafe {
                     OwnedFd::from_raw_fd(data.cast::<c_int>().add(at).read_unaligned())
                 });
@@ -195,14 +199,14 @@ fn receive(fd: c_int) -> Option<(ToLibrary, Option<OwnedFd>)> {
 }
 
 impl Link {
-    /// The descriptor, if it is still the socket that it was.
+    /// The descriptor, if it is still the same socket.
     fn open(&self) -> Option<c_int> {
         let fd = self.fd.load(Ordering::Acquire);
         let ours = fd >= 0 && inode(fd) == self.inode.load(Ordering::Acquire);
         ours.then_some(fd)
     }
 
-    /// What the tenant may have, as far as a daemon has said.
+    /// The tenant's limit, as a daemon reported it last.
     pub(super) fn limit_bytes(&self) -> u64 {
         self.limit_bytes.load(Ordering::Relaxed)
     }
@@ -211,12 +215,12 @@ impl Link {
         let open = self.open();
         self.fd.store(-1, Ordering::Release);
         if let Some(fd) = open {
-            // SAFETY: the descriptor is ours, by the socket behind it.
+            // SAFETY: the descriptor is this connection's, by the inode of its socket.
             unsafe { libc::close(fd) };
         }
     }
 
-    /// Ends the connection; the thread that reads sees it, and closes.
+    /// Ends the connection; the thread that reads notices, and closes it.
     pub(super) fn end(&self) {
         if let Some(fd) = self.open() {
             // SAFETY: takes numbers.
@@ -224,7 +228,7 @@ impl Link {
         }
     }
 
-    /// Connects and greets. Returns what is to be made the connection with [`Self::set`].
+    /// Connects and greets. The caller makes the result the connection with [`Self::set`].
     pub(super) fn connect(&self) -> Option<OwnedFd> {
         let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
         // SAFETY: takes numbers.
@@ -232,7 +236,7 @@ impl Link {
         if fd < 0 {
             return None;
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         limit(fd, libc::SO_SNDTIMEO, SEND_S);
         limit(fd, libc::SO_RCVTIMEO, ANSWER_S);
@@ -263,14 +267,14 @@ impl Link {
         }
     }
 
-    /// This is the connection from now on.
+    /// Makes `socket` the connection.
     pub(super) fn set(&self, socket: OwnedFd) {
         let fd = socket.into_raw_fd();
         self.inode.store(inode(fd), Ordering::Release);
         self.fd.store(fd, Ordering::Release);
     }
 
-    /// Waits for the next frame; None when there is no connection any more.
+    /// Waits for the next frame; None if the connection is gone.
     pub(super) fn next(&self) -> Option<(ToLibrary, Option<OwnedFd>)> {
         let received = self.open().and_then(receive);
         if received.is_none() {

@@ -1,9 +1,9 @@
-//! How programs get at the driver's functions, and how they get ours instead.
+//! How programs find the driver's functions, and get those of this library instead.
 //!
-//! - *Linked with the library*: ours are exported by the same names and come first.
-//! - *dlsym*: the C library's is stood before by [`dlsym`].
-//! - *cuGetProcAddress*, of which ours gives out ours (`calls.rs`): so do the CUDA runtime, linked statically or not, and
-//!   what uses it.
+//! - *Linked with the library*: this library exports the same names and comes first.
+//! - *dlsym*: [`dlsym`] is interposed before the C library's.
+//! - *cuGetProcAddress*: the one here returns functions of this library (`calls.rs`). The CUDA
+//!   runtime, linked statically or not, and its users call this one.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -16,24 +16,26 @@ static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// Its address, found on first use: others' initialisers run before ours.
+/// The address of the C library's `dlsym`, found on first use: other initialisers run before this
+/// library's.
 fn real() -> *mut c_void {
     let known = REAL.load(Ordering::Acquire);
     if !known.is_null() {
         return known;
     }
-    /// SOURCE: glibc's abilist of libc.so or libdl.so: the first version of the symbol on each machine.
+    /// SOURCE: glibc's abilist of libc.so or libdl.so: the first version of the symbol on each
+    /// machine.
     #[cfg(target_arch = "x86_64")]
     const FIRST: &CStr = c"GLIBC_2.2.5";
     #[cfg(not(target_arch = "x86_64"))]
     const FIRST: &CStr = c"GLIBC_2.17";
-    // SAFETY: C strings; `dlvsym` is not stood before.
+    // SAFETY: C strings; `dlvsym` is not interposed.
     let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), FIRST.as_ptr()) };
     REAL.store(found, Ordering::Release);
     found
 }
 
-/// The C library's `dlsym`, for a library that is loaded; null if there is no such name.
+/// Calls the C library's `dlsym` for a loaded library; null if there is no such name.
 pub(super) fn find(library: *mut c_void, name: &str) -> *mut c_void {
     let mut text = [0_u8; 64];
     let real = real();
@@ -47,7 +49,7 @@ pub(super) fn find(library: *mut c_void, name: &str) -> *mut c_void {
     unsafe { real(library, text.as_ptr().cast()) }
 }
 
-/// What [`dlsym`] is to answer; null where the C library's is to.
+/// The answer of [`dlsym`]; null where the C library has to answer.
 ///
 /// # Safety
 /// `name` is a C string.
@@ -57,11 +59,12 @@ unsafe extern "C" fn look(library: *mut c_void, name: *const c_char) -> *mut c_v
     if real.is_null() || name.is_null() || !tenant::is_on() {
         return ptr::null_mut();
     }
-    // With these the search begins at the caller, whom only the C library's can tell; or finds ours by itself.
+    // With these the search begins at the caller, which only the C library's function can
+    // determine; or it finds this library's function by itself.
     if library == libc::RTLD_DEFAULT || library == libc::RTLD_NEXT {
         return ptr::null_mut();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller's contract.
     let text = unsafe { CStr::from_ptr(name) };
     let Some(ours) = calls::by_name(text.to_bytes()) else {
         return ptr::null_mut();
@@ -73,14 +76,15 @@ unsafe extern "C" fn look(library: *mut c_void, name: *const c_char) -> *mut c_v
     if theirs.is_null() { theirs } else { ours }
 }
 
-/// Stands before the C library's `dlsym`, and goes on to it as if it had been called itself: RTLD_NEXT depends on who calls.
+/// Interposes the C library's `dlsym`, and jumps to it as if the caller had called it: the result
+/// of RTLD_NEXT depends on the caller.
 ///
 /// # Safety
 /// As dlsym(3).
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(test, allow(dead_code))]
 #[unsafe(naked)]
-// SAFETY: the name is meant to stand before the C library's, whose contract this function keeps.
+// SAFETY: this name is meant to come before the C library's, and this function keeps its contract.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void {
     std::arch::naked_asm!(

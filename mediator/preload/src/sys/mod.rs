@@ -1,4 +1,4 @@
-//! The interposed calls, and the ways out. The crate's only unsafe code.
+//! The interposed calls, and the connections out of the program. The crate's only unsafe code.
 #![allow(unsafe_code)]
 
 #[macro_use]
@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 
 use crate::handles::{WORDS_MAX, line, of_interest};
 
-/// Where lines go.
+/// Destination of lines.
 #[derive(Clone, Copy)]
 enum Target {
     /// A datagram socket.
@@ -31,15 +31,17 @@ enum Target {
 
 static TARGET: OnceLock<Target> = OnceLock::new();
 
-/// Runs before the program's own code: it may change its environment later.
+/// Runs before the program's own code, which may change its environment.
 #[used]
-// SAFETY: the loader calls each address in this section once, with arguments that such a function may ignore.
+// SAFETY: the loader calls each address in this section once, with arguments that such a function
+// may ignore.
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;
 
 extern "C" fn begin() {
     link::begin();
-    // SAFETY: the name is a C string; no other thread of the program runs yet that could change the environment.
+    // SAFETY: the name is a C string; no other thread of the program runs yet that could change the
+    // environment.
     let value = unsafe { libc::getenv(c"TURNSTILE_HANDLES".as_ptr()) };
     if value.is_null() {
         return;
@@ -70,19 +72,19 @@ extern "C" fn begin() {
     let _ = TARGET.set(target);
 }
 
-/// Stands before the C library's `ioctl`.
+/// Interposes the C library's `ioctl`.
 ///
-/// That one takes any number of arguments after the request, the kernel exactly one; integers and addresses are passed
-/// alike in both forms on the machines that the driver is for (x86-64 and AArch64).
+/// That takes any number of arguments after the request, the kernel exactly one. Integers and
+/// addresses are passed alike in both forms on the machines of the driver (x86-64 and AArch64).
 ///
 /// # Safety
 /// As ioctl(2).
-// SAFETY: the name is meant to stand before the C library's, whose contract this function keeps.
+// SAFETY: this name is meant to come before the C library's, and this function keeps its contract.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     // SAFETY: the caller's own call, unchanged.
     let result = unsafe { libc::syscall(libc::SYS_ioctl, fd, request, argument) };
-    // CAST: the kernel looks at 32 bits of a request; a result of this call has 32 bits.
+    // CAST: the kernel uses 32 bits of a request; a result of this call has 32 bits.
     if let (0, Some((number, count)), Some(target)) =
         (result, of_interest(request as u32), TARGET.get())
     {
@@ -93,7 +95,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
         }
         // CAST: process numbers are positive.
         let pid = own_pid();
-        // SAFETY: the driver has read a group's parameters there, which are longer than the word that is asked for.
+        // SAFETY: the driver has read a group's parameters there, which include the requested word.
         let parameter =
             |at: u64, word: usize| unsafe { (at as *const u32).add(word).read_unaligned() };
         if let Some(line) = line(number, &words[..count], pid, parameter) {
@@ -108,9 +110,11 @@ fn own_pid() -> u32 {
     unsafe { libc::getpid() }.unsigned_abs()
 }
 
-/// Sends a line, with a descriptor that lives no longer: programs close what they do not know.
+/// Sends a line through a descriptor that is closed at once: programs close descriptors that they
+/// do not know.
 fn send(target: &Target, line: &[u8]) {
-    // SAFETY: `errno` is a place of this thread; the program finds in it what its own call left there.
+    // SAFETY: `errno` is a variable of this thread; the program finds in it what its own call left
+    // there.
     let errno = unsafe { *libc::__errno_location() };
     match target {
         Target::Socket(address) => {
@@ -118,8 +122,9 @@ fn send(target: &Target, line: &[u8]) {
                 tv_sec: 1,
                 tv_usec: 0,
             };
-            // SAFETY: addresses and lengths are of structures and bytes that outlive the calls; the descriptor is new
-            // and closed here. A launcher that does not read delays the program for a second at most.
+            // SAFETY: addresses and lengths are of structures and bytes that outlive the calls; the
+            // descriptor is new and closed here. A launcher that does not read delays the program
+            // for a second at most.
             unsafe {
                 let socket = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
                 libc::setsockopt(

@@ -19,15 +19,15 @@ const OWN_STREAM: usize = 2;
 /// SOURCE: cuda.h: CU_EVENT_DISABLE_TIMING.
 const NO_TIMING: u32 = 2;
 
-/// A stream by its handle, where no handle means the thread's own.
+/// A stream by its handle; no handle means the thread's own stream.
 const fn own(stream: usize) -> usize {
     if stream == 0 { OWN_STREAM } else { stream }
 }
 
-/// Whether what is done in a stream goes into a graph, or must not be done now.
+/// Whether work in a stream is captured into a graph, or is not possible now.
 fn captures(stream: usize) -> bool {
     let mut status = 0;
-    // SAFETY: the place is borrowed for the whole call; a stream that is none is refused.
+    // SAFETY: the place is borrowed for the whole call; an invalid stream is refused.
     let result = unsafe { call::is_capturing(stream, &mut status) };
     result != SUCCESS || status != 0
 }
@@ -42,7 +42,7 @@ fn destroy(event: usize) {
     unsafe { call::event_destroy(event) };
 }
 
-/// Frees blocks that nothing uses any more.
+/// Frees blocks that are not in use.
 fn free(tenant: &Tenant, blocks: Vec<Block>) {
     for block in blocks {
         destroy(block.event);
@@ -50,14 +50,14 @@ fn free(tenant: &Tenant, blocks: Vec<Block>) {
     }
 }
 
-/// Gives back everything that is only kept.
+/// Frees everything that is only kept for reuse.
 pub(super) fn give_back_all(tenant: &Tenant) {
     let blocks = lock(&tenant.streams).trim_all(is_done);
     free(tenant, blocks);
     tenant.heap.shrink();
 }
 
-/// The pool that a device allocates from.
+/// The pool from which the device allocates.
 fn current_pool(tenant: &Tenant) -> usize {
     let mut pool = 0;
     // SAFETY: the place is borrowed for the whole call.
@@ -69,8 +69,8 @@ fn take(tenant: &Tenant, pool: usize, bytes: usize, stream: usize) -> Outcome<u6
     let bytes = rounded(bytes as u64).ok_or(INVALID_VALUE)?;
     let kept = lock(&tenant.streams).take(pool, bytes, stream, is_done);
     if let Some(block) = kept {
-        // A handle may be another stream's by now.
-        // SAFETY: the event is ours, the stream the caller's.
+        // The handle may belong to another stream by now.
+        // SAFETY: the event was made here, the stream is the caller's.
         let waits = unsafe { call::wait_event(stream, block.event, 0) };
         destroy(block.event);
         if waits != SUCCESS {
@@ -86,7 +86,7 @@ fn take(tenant: &Tenant, pool: usize, bytes: usize, stream: usize) -> Outcome<u6
     Ok(address)
 }
 
-/// Of pools whose memory is the driver's own.
+/// Whether a pool has memory of the driver's own.
 fn is_drivers(tenant: &Tenant, pool: usize) -> bool {
     lock(&tenant.streams).pool(pool).is_foreign
 }
@@ -124,7 +124,7 @@ unsafe fn alloc_async(out: *mut u64, bytes: usize, pool: Option<usize>, stream: 
 }
 
 /// # Safety
-/// As the driver's; so for all that follow.
+/// As the driver's; the same for all functions below.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn cuMemAllocAsync(out: *mut u64, bytes: usize, stream: usize) -> u32 {
     // SAFETY: the caller's own call.
@@ -175,12 +175,13 @@ pub(super) unsafe extern "C" fn cuMemFreeAsync(address: u64, stream: usize) -> u
         return result;
     };
     if !lock(&tenant.streams).is_live(address) {
-        // Of cuMemAlloc: nothing orders what else uses it.
+        // From cuMemAlloc: no stream orders its other uses.
         // SAFETY: the caller's own call.
         return unsafe { cuMemFree_v2(address) };
     }
     let mut event = 0;
-    // SAFETY: the place is borrowed for the whole call; the event is ours, the stream the caller's.
+    // SAFETY: the place is borrowed for the whole call; the event was made here, the stream is the
+    // caller's.
     let recorded = unsafe {
         match call::event_create(&mut event, NO_TIMING) {
             SUCCESS => call::event_record(event, stream),
@@ -214,7 +215,7 @@ pub(super) unsafe extern "C" fn cuMemPoolCreate(pool: *mut usize, props: *const 
             unsafe { (*pool, *props.add(1), *props.add(2), *props.add(3)) };
         let ours = handles == 0 && (kind, device) == (crate::abi::ON_DEVICE, tenant.device);
         let mut streams = lock(&tenant.streams);
-        // The driver may give a handle out again.
+        // The driver may reuse a handle.
         *streams.pool(handle) = crate::ordered::Pool::new(!ours);
     }
     result
@@ -245,8 +246,8 @@ pub(super) unsafe extern "C" fn cuMemPoolTrimTo(pool: usize, keep: usize) -> u32
     result
 }
 
-/// SOURCE: cuda.h: CU_MEMPOOL_ATTR_RELEASE_THRESHOLD and what follows it: RESERVED_MEM_CURRENT, RESERVED_MEM_HIGH,
-/// USED_MEM_CURRENT, USED_MEM_HIGH; all of 64 bits.
+/// SOURCE: cuda.h: CU_MEMPOOL_ATTR_RELEASE_THRESHOLD and the next ones: RESERVED_MEM_CURRENT,
+/// RESERVED_MEM_HIGH, USED_MEM_CURRENT, USED_MEM_HIGH; all of 64 bits.
 const THRESHOLD: c_int = 4;
 const RESERVED: c_int = 5;
 const RESERVED_HIGH: c_int = 6;
@@ -274,7 +275,8 @@ pub(super) unsafe extern "C" fn cuMemPoolGetAttribute(
         USED_HIGH => entry.used_high_bytes,
         _ => return result,
     };
-    // SAFETY: the driver has written a number of this size there. What a graph has taken of the pool comes on top.
+    // SAFETY: the driver has written a number of this size there: what a graph has taken from the
+    // pool.
     unsafe {
         let value = value.cast::<u64>();
         value.write_unaligned(value.read_unaligned().saturating_add(own));
@@ -305,7 +307,7 @@ pub(super) unsafe extern "C" fn cuMemPoolSetAttribute(
     result
 }
 
-/// A capture has begun.
+/// Counts a capture that has begun.
 fn begun(result: u32) -> u32 {
     if let (Some(tenant), SUCCESS) = (here(), result) {
         tenant.captures.fetch_add(1, Ordering::Relaxed);
@@ -356,7 +358,7 @@ pub(super) unsafe extern "C" fn cuStreamEndCapture(stream: usize, graph: *mut us
     let captured = captures(stream);
     // SAFETY: the caller's own call.
     let result = unsafe { call::end_capture(stream, graph) };
-    // It has ended, whatever came of it.
+    // It has ended, with or without success.
     if let Some(tenant) = known().filter(|_| captured) {
         let less = |count: usize| Some(count.saturating_sub(1));
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The process as a tenant: its heap, its context, and the thread that obeys the daemon.
+//! The process as a tenant: its heap, its context, and the thread that carries out the daemon's
+//! requests.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -17,10 +18,10 @@ use crate::abi::{Prop, SUCCESS};
 use crate::heap::{Heap, Line};
 use crate::ordered::Ordered;
 
-/// TIMEOUT: from one attempt to find a daemon to the next.
+/// TIMEOUT: interval between two attempts to connect to a daemon.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Of a program that cannot go on. SOURCE: sysexits.h: EX_SOFTWARE.
+/// Exit status of a program that cannot go on. SOURCE: sysexits.h: EX_SOFTWARE.
 const LOST_STATUS: c_int = 70;
 
 /// Memory that the driver allocated by itself.
@@ -31,31 +32,31 @@ pub(super) type Natives = BTreeMap<u64, (Pin, u64)>;
 pub(super) struct Tenant {
     pub(super) heap: Heap<Real, &'static Link>,
     pub(super) streams: Mutex<Ordered>,
-    /// The context whose memory moves: the first that allocates; none once that is destroyed.
+    /// The context with movable memory: the first that allocates; zero once it is destroyed.
     context: AtomicUsize,
     pub(super) device: c_int,
     /// By address or handle.
     natives: Mutex<Natives>,
-    /// Captures that have begun and not ended.
+    /// Captures in progress.
     pub(super) captures: AtomicUsize,
-    /// Kinds of refusal that were spoken of.
+    /// Kinds of refusal that were reported.
     pub(super) said: AtomicU64,
     process: u32,
 }
 
 static TENANT: OnceLock<Tenant> = OnceLock::new();
 
-/// Whether the launcher wants memory to move.
+/// Whether the launcher requests movable memory.
 pub(super) fn is_on() -> bool {
     LINK.get().is_some()
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics under these locks; if it did, the program's own calls matter more.
+    // No code panics under these locks; if it did, the program's own calls matter more.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The calling thread's context, zero if none.
+/// The calling thread's context; zero if there is none.
 fn current() -> usize {
     let mut context = 0;
     // SAFETY: the place is borrowed for the whole call.
@@ -63,19 +64,20 @@ fn current() -> usize {
     if result == SUCCESS { context } else { 0 }
 }
 
-/// The tenant, if it is one and has allocated something.
+/// The tenant, if this process has allocated memory.
 pub(super) fn known() -> Option<&'static Tenant> {
     let tenant = TENANT.get()?;
-    // A child of fork cannot use the GPU, and is told so by the driver.
+    // A child of fork cannot use the GPU; the driver refuses its calls.
     (tenant.process == std::process::id()).then_some(tenant)
 }
 
-/// The tenant, if there is one, of this process or of the one that forked it: without asking the kernel.
+/// The tenant of this process or of the one that forked it, without a system call.
 pub(super) fn any() -> Option<&'static Tenant> {
     TENANT.get()
 }
 
-/// The tenant for a call that allocates in the current context; None if the driver is to do it. The first such call begins.
+/// The tenant for a call that allocates in the current context; None if the driver has to do it.
+/// The first such call makes the tenant.
 pub(super) fn here() -> Option<&'static Tenant> {
     let link = LINK.get()?;
     let context = current();
@@ -113,7 +115,8 @@ fn begin(link: &'static Link, context: usize) {
         return;
     }
     greet(link);
-    // SAFETY: the function asks nothing of its caller. Registered after the driver's own, it is called before it.
+    // SAFETY: the function has no precondition. Registered after the driver's own, it is called
+    // before that.
     unsafe { libc::atexit(leave) };
     without_signals(|| {
         let thread = thread::Builder::new().name("turnstile-memory".into());
@@ -134,15 +137,17 @@ pub(super) fn greet(link: &'static Link) {
     }
 }
 
-/// The process ends: its memory stays where it is from now on. The driver's last calls wait for the GPU with locks held that ours would
-/// wait for; and who has nothing that moves is let run. All of it is to be there: what ends later may still copy from it.
+/// The process is ending: its memory stays where it is from now on. The driver's last calls wait
+/// for the GPU under locks for which the thread here would wait; and a tenant without movable
+/// memory is let run. All chunks have to be resident: code that ends later may still copy from
+/// them.
 extern "C" fn leave() {
     if let Some(tenant) = known() {
         tenant.heap.gated(|| tenant.heap.keep_all(), |()| false);
     }
 }
 
-/// What is started meanwhile gets none of the program's signals.
+/// Threads that `start` makes get none of the program's signals.
 fn without_signals(start: impl FnOnce()) {
     // SAFETY: sets of integers, which the calls fill in; all outlive the calls.
     unsafe {
@@ -154,14 +159,15 @@ fn without_signals(start: impl FnOnce()) {
     }
 }
 
-/// The thread that obeys the daemon.
+/// The thread that carries out the daemon's requests.
 fn obey(tenant: &'static Tenant, link: &'static Link, context: usize) {
-    // SAFETY: the context of the call that began; one that is gone is refused.
+    // SAFETY: the context of the first call; a destroyed one is refused.
     unsafe { call::ctx_set(context) };
     loop {
         while let Some((message, fd)) = link.next() {
             if !tenant.heap.obey(message, fd) {
-                // An answer to nobody, or a daemon that is gone: seen with the next frame.
+                // An answer without a request, or a daemon that is gone: the next frame shows
+                // which.
                 continue;
             }
         }
@@ -179,13 +185,13 @@ fn obey(tenant: &'static Tenant, link: &'static Link, context: usize) {
     }
 }
 
-/// Ends the process: memory of it went with the daemon. What it would compute without is not what it would have computed, and its
-/// channels may stay stopped for ever.
+/// Ends the process, because memory was lost with the daemon. Its results without that memory would
+/// be wrong, and its channels may stay suspended for ever.
 fn end(lost_bytes: u64) -> ! {
     eprintln!(
         "turnstile: {lost_bytes} bytes of this program's GPU memory were at the host when the daemon ended, or let go of it, and are lost; the program is ended (docs/NVIDIA.md)"
     );
-    // SAFETY: takes a number; nothing of the program's is run any more, which could wait for its GPU.
+    // SAFETY: takes a number; no code of the program runs any more, which could wait for its GPU.
     unsafe { libc::_exit(LOST_STATUS) }
 }
 
@@ -195,7 +201,7 @@ impl Tenant {
         Prop::on(self.device)
     }
 
-    /// A context is about to be destroyed.
+    /// Ends the heap, if its context is about to be destroyed.
     pub(super) fn ends(&self, context: Option<usize>, device: Option<c_int>) {
         let ours = self.context.load(Ordering::Relaxed);
         let ends = context == Some(ours) || device == Some(self.device);
@@ -205,13 +211,13 @@ impl Tenant {
         }
     }
 
-    /// The driver has allocated something by itself.
+    /// Counts memory that the driver has allocated by itself.
     pub(super) fn native(&self, key: u64, pin: Pin, bytes: u64) {
         lock(&self.natives).insert(key, (pin, bytes));
         self.heap.pinned(pin, bytes, true);
     }
 
-    /// It has freed it.
+    /// Counts memory that the driver has freed by itself.
     pub(super) fn native_freed(&self, key: u64) {
         let known = lock(&self.natives).remove(&key);
         if let Some((pin, bytes)) = known {
@@ -219,7 +225,7 @@ impl Tenant {
         }
     }
 
-    /// Says something on the program's standard error, once.
+    /// Prints a message on the program's standard error, once per kind.
     pub(super) fn say_once(&self, kind: u32, text: &str) {
         let bit = 1 << kind;
         if self.said.fetch_or(bit, Ordering::Relaxed) & bit == 0 {

@@ -13,7 +13,7 @@ use super::tenant::{here, known};
 use crate::abi::{Access, ON_DEVICE, OUT_OF_MEMORY, POSIX_HANDLE, Prop, SUCCESS};
 
 /// # Safety
-/// As the driver's; so for all that follow.
+/// As the driver's; the same for all functions below.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub(super) unsafe extern "C" fn cuMemCreate(
     handle: *mut u64,
@@ -81,7 +81,7 @@ pub(super) unsafe extern "C" fn cuMemMap(
         Some(tenant) if offset == 0 && flags == 0 && tenant.heap.is_ours(handle) => {
             result(tenant.heap.map(address, bytes as u64, handle))
         }
-        // SAFETY: the caller's own call; a handle that is ours is none to the driver.
+        // SAFETY: the caller's own call; the driver refuses a handle of this library.
         _ => unsafe { call::map(address, bytes, offset, handle, flags) },
     }
 }
@@ -104,7 +104,7 @@ pub(super) unsafe extern "C" fn cuMemSetAccess(
     const COUNT_MAX: usize = 256;
     let ours = known().filter(|_| !access.is_null() && (1..=COUNT_MAX).contains(&count));
     let ours = ours.and_then(|tenant| {
-        // SAFETY: not null; the caller's descriptions, so many.
+        // SAFETY: not null; the caller passes `count` descriptions.
         let access = unsafe { std::slice::from_raw_parts(access, count) };
         tenant.heap.permit(address, bytes as u64, access)
     });
@@ -125,11 +125,11 @@ pub(super) unsafe extern "C" fn cuMemExportToShareableHandle(
     match known() {
         Some(tenant) if kind == POSIX_HANDLE && !to.is_null() && tenant.heap.is_ours(handle) => {
             result(tenant.heap.export(handle).map(|fd| {
-                // SAFETY: not null; for this kind a place for a descriptor.
+                // SAFETY: not null; for this kind it is a place for a descriptor.
                 unsafe { to.cast::<c_int>().write(fd.into_raw_fd()) };
             }))
         }
-        // SAFETY: the caller's own call; a handle that is ours is none to the driver.
+        // SAFETY: the caller's own call; the driver refuses a handle of this library.
         _ => unsafe { call::export(to, handle, kind, flags) },
     }
 }

@@ -1,26 +1,29 @@
-//! What the library in a CUDA program and the daemon say to each other about the program's memory.
+//! Messages between the library in a CUDA program and the daemon, about the program's memory.
 //!
 //! ```text
-//!   library                                   daemon
-//!   Hello                            -->
-//!                                    <--      Welcome: the limit
-//!   Ask: a chunk of so many bytes    -->
-//!                                    <--      Granted: make it | Restore + handle: here it is | Denied
-//!   Made + handle                    -->
-//!                                    <--      Release: unmap it, let it go        (nothing of the program runs then)
-//!   Released                         -->
-//!                                    <--      Restore + handle: map it where it was
-//!   Restored                         -->
-//!   Wants: it has work               -->      (while memory is away: nobody else sees what a stopped program submits)
-//!   Freed                            -->
+//!   library                          daemon
+//!   Hello                     -->
+//!                             <--    Welcome: the limit
+//!   Ask: a chunk of `bytes`   -->
+//!                             <--    Granted: make it | Restore + handle: map it | Denied
+//!   Made + handle             -->
+//!                             <--    Release: unmap and release it (the program is suspended)
+//!   Released                  -->
+//!                             <--    Restore + handle: map it where it was
+//!   Restored                  -->
+//!   Wants: it has work        -->    (while memory is missing: a suspended program's work
+//!                                     is not visible elsewhere)
+//!   Freed                     -->
 //! ```
 //!
-//! A frame is one message of a Unix SEQPACKET socket: [`FRAME_BYTES`] bytes, four little-endian words, and one descriptor where
-//! the message says so: a handle of GPU memory as the driver exports it. The library numbers its chunks from 1 on and uses no
-//! number twice. One process, one connection; its end is the end of the process's memory, as far as the daemon is concerned.
+//! A frame is one message of a Unix SEQPACKET socket: [`FRAME_BYTES`] bytes, four little-endian
+//! words. Some messages have one descriptor: a handle of GPU memory as the driver exports it. The
+//! library numbers its chunks from 1 on and uses no number twice. A process has one connection. To
+//! the daemon, the connection's end is the end of the process's memory.
 //!
-//! Each side takes what the other says as an allegation, which is checked in one place: [`ToDaemon::decode`] and
-//! [`ToLibrary::decode`]. A frame has one encoding: what is decoded is encoded to the same bytes.
+//! Each side takes the other's messages as allegations, which are checked in one place:
+//! [`ToDaemon::decode`] and [`ToLibrary::decode`]. A frame has one encoding: what is decoded is
+//! encoded to the same bytes.
 #![deny(unsafe_code)]
 
 /// Version of this protocol.
@@ -29,17 +32,19 @@ pub const VERSION: u64 = 2;
 pub const FRAME_BYTES: usize = 32;
 /// Granule of chunks. SOURCE: cuMemGetAllocationGranularity on an H200 (driver 580.159.04).
 pub const GRANULE_BYTES: u64 = 2 << 20;
-/// Larger allocations are made of several chunks: what moves at once is in two places while it does. SOURCE: measured: a copy of so
-/// much takes 5 ms, what it takes to map, unmap and release 0.3 ms.
+/// Larger allocations consist of several chunks: a chunk that moves is in two places meanwhile.
+/// SOURCE: measured: a copy of this size takes 5 ms; mapping, unmapping and releasing it takes 0.3
+/// ms.
 pub const EXTENT_BYTES: u64 = 256 << 20;
-/// Largest chunk, which the program has made itself: more than any GPU has.
+/// Largest chunk, if the program made it itself: more than any GPU has.
 pub const CHUNK_BYTES_MAX: u64 = 1 << 42;
-/// Chunks of one process that can move; each takes a descriptor in the daemon. What is beyond stays where it is.
+/// Maximum number of movable chunks of a process; each takes a descriptor in the daemon. Further
+/// chunks do not move.
 pub const CHUNKS_MAX: usize = 16 << 10;
-/// Where the library finds the launcher's socket.
+/// Environment variable with the launcher's socket.
 pub const VARIABLE: &str = "TURNSTILE_MEMORY";
 
-/// A chunk, as the library numbers it: from 1 on.
+/// Number of a chunk. The library counts from 1 on.
 pub type ChunkNumber = u64;
 
 /// Why memory of a program does not move.
@@ -54,20 +59,21 @@ pub enum Pin {
     OtherContext = 2,
     /// Its handle was given to another process, or came from one.
     Shared = 3,
-    /// A pool whose memory can be exported.
+    /// A pool with memory that can be exported.
     Pool = 4,
     /// Made by nodes of a graph.
     Graph = 5,
     /// There are more than [`CHUNKS_MAX`] chunks.
     TooMany = 6,
-    /// It was moved by a daemon that is gone; the driver exports a handle only where the memory was made.
+    /// It was moved by a daemon that is gone; the driver exports a handle only where the memory was
+    /// made.
     Orphaned = 7,
     /// The process is ending.
     Ending = 8,
 }
 
 impl Pin {
-    /// All.
+    /// All reasons.
     pub const ALL: [Self; 9] = [
         Self::Array,
         Self::Managed,
@@ -80,7 +86,7 @@ impl Pin {
         Self::Ending,
     ];
 
-    /// As a word, for logs and the API.
+    /// The reason's name in logs and the API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Array => "array",
@@ -100,157 +106,158 @@ impl Pin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Denial {
-    /// The tenant's memory.max.
+    /// The tenant's memory.max is reached.
     Limit = 0,
     /// GPU and host together are full.
     Full = 1,
 }
 
 impl Denial {
-    /// All.
+    /// All reasons.
     pub const ALL: [Self; 2] = [Self::Limit, Self::Full];
 }
 
-/// From the library.
+/// Messages of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToDaemon {
-    /// First.
+    /// The first message.
     Hello {
         /// [`VERSION`].
         version: u64,
     },
-    /// May there be a chunk of so many bytes?
+    /// Requests a chunk.
     Ask {
         /// Its number.
         chunk: ChunkNumber,
         /// Bytes, of whole granules.
         bytes: u64,
     },
-    /// There is one, on the GPU. One descriptor: its handle.
+    /// The chunk was made on the GPU. One descriptor: its handle.
     Made {
-        /// Its number: what was granted, or new to a daemon that was not there then.
+        /// Its number: that of a granted chunk, or one that is new to a daemon that started later.
         chunk: ChunkNumber,
         /// Bytes, of whole granules.
         bytes: u64,
     },
-    /// One that was granted was not made after all.
+    /// A granted chunk was not made after all.
     Spared {
         /// Its number.
         chunk: ChunkNumber,
     },
-    /// It is not needed any more, wherever it is.
+    /// A chunk is not needed any more, wherever it is.
     Freed {
         /// Its number.
         chunk: ChunkNumber,
     },
-    /// It stays where it is from now on, though it was movable before.
+    /// A movable chunk does not move any more.
     Kept {
         /// Its number.
         chunk: ChunkNumber,
     },
-    /// So much other memory of the process is on the GPU and cannot move.
+    /// Other memory of the process on the GPU that cannot move.
     Pinned {
         /// Why.
         reason: Pin,
-        /// Bytes now.
+        /// Current bytes.
         bytes: u64,
     },
-    /// Answer to [`ToLibrary::Release`]: nobody in the process has it.
+    /// Answer to [`ToLibrary::Release`]: the process does not use the chunk any more.
     Released {
         /// Its number.
         chunk: ChunkNumber,
     },
-    /// Answer to [`ToLibrary::Restore`]: it is where it was.
+    /// Answer to [`ToLibrary::Restore`]: the chunk is mapped where it was.
     Restored {
         /// Its number.
         chunk: ChunkNumber,
     },
-    /// Answer to either: it was not done.
+    /// Answer to either: the request failed.
     Failed {
         /// Its number.
         chunk: ChunkNumber,
-        /// The driver's result, or zero where there is no such chunk.
+        /// The driver's result, or zero if the chunk is unknown or in another state.
         result: u32,
     },
-    /// How much memory is there?
+    /// Requests the amounts of memory.
     Info {
-        /// For the answer; numbered as chunks are.
+        /// Number of the request, from the same sequence as chunks.
         question: ChunkNumber,
     },
-    /// It has work for the GPU and lacks memory. Once for each time that memory goes.
+    /// The program has work for the GPU and lacks memory. Sent once for each time that memory
+    /// leaves.
     Wants {},
 }
 
-/// From the daemon.
+/// Messages of the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToLibrary {
-    /// Answer to Hello.
+    /// Answer to [`ToDaemon::Hello`].
     Welcome {
         /// [`VERSION`].
         version: u64,
         /// Bytes that the tenant may have.
         limit_bytes: u64,
     },
-    /// Make it.
+    /// The chunk may be made.
     Granted {
-        /// The chunk that was asked for.
+        /// Number of the requested chunk.
         chunk: ChunkNumber,
     },
-    /// No.
+    /// The chunk is refused.
     Denied {
-        /// The chunk that was asked for.
+        /// Number of the requested chunk.
         chunk: ChunkNumber,
-        /// Why.
+        /// Reason of the refusal.
         reason: Denial,
     },
-    /// Answer to Info.
+    /// Answer to [`ToDaemon::Info`].
     Memory {
-        /// The question.
+        /// Number of the request.
         question: ChunkNumber,
-        /// Bytes that the tenant may still ask for.
+        /// Bytes that the tenant may still request.
         free_bytes: u64,
         /// Bytes that it may have.
         total_bytes: u64,
     },
-    /// Unmap it and let it go.
+    /// Request to unmap and release a chunk.
     Release {
-        /// Which.
+        /// Its number.
         chunk: ChunkNumber,
     },
-    /// Map it where it was, or was to be. One descriptor: its handle.
+    /// Request to map a chunk where it was, or was requested. One descriptor: its handle.
     Restore {
-        /// Which.
+        /// Its number.
         chunk: ChunkNumber,
     },
 }
 
-/// Why a message is none.
+/// Why a frame is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// Its length.
+    /// The length is wrong.
     #[error("a frame has {FRAME_BYTES} bytes, this one {0}")]
     Length(usize),
-    /// Its first word.
+    /// The first word is unknown.
     #[error("there is no frame of kind {0:#x}")]
     Kind(u64),
-    /// A word that says nothing is not zero.
+    /// An unused word is not zero.
     #[error("a word that is not used is {0:#x}")]
     Unused(u64),
-    /// A chunk's number.
+    /// A chunk's number is invalid.
     #[error("chunks are numbered from 1 on")]
     Number,
-    /// A chunk's size.
+    /// A chunk's size is invalid.
     #[error("a chunk of {0} bytes is not one of whole granules up to {CHUNK_BYTES_MAX}")]
     Bytes(u64),
-    /// A code.
+    /// A reason is unknown.
     #[error("there is no reason {0}")]
     Reason(u64),
-    /// Descriptors.
+    /// The number of descriptors is wrong.
     #[error("it came with {got} descriptors instead of {expected}")]
     Descriptors {
-        /// So many.
+        /// Number that arrived.
         got: usize,
-        /// So many belong to it.
+        /// Number that the message has.
         expected: usize,
     },
 }
@@ -301,12 +308,12 @@ fn belongs<T>(message: T, expected: usize, got: usize) -> Result<T, FrameError> 
 }
 
 impl ToDaemon {
-    /// Descriptors that belong to it.
+    /// Number of the message's descriptors.
     pub const fn descriptors(&self) -> usize {
         matches!(self, Self::Made { .. }) as usize
     }
 
-    /// As it is sent.
+    /// The message as a frame.
     pub fn encode(&self) -> [u8; FRAME_BYTES] {
         bytes(match *self {
             Self::Hello { version } => [1, version, 0, 0],
@@ -325,10 +332,10 @@ impl ToDaemon {
         })
     }
 
-    /// What came, with so many descriptors.
+    /// The message of a frame that arrived with `descriptors` descriptors.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the frame is invalid.
     pub fn decode(frame: &[u8], descriptors: usize) -> Result<Self, FrameError> {
         let [kind, a, b, c] = words(frame)?;
         unused(&[c])?;
@@ -371,12 +378,12 @@ impl ToDaemon {
 }
 
 impl ToLibrary {
-    /// Descriptors that belong to it.
+    /// Number of the message's descriptors.
     pub const fn descriptors(&self) -> usize {
         matches!(self, Self::Restore { .. }) as usize
     }
 
-    /// As it is sent.
+    /// The message as a frame.
     pub fn encode(&self) -> [u8; FRAME_BYTES] {
         bytes(match *self {
             Self::Welcome {
@@ -396,10 +403,10 @@ impl ToLibrary {
         })
     }
 
-    /// What came, with so many descriptors.
+    /// The message of a frame that arrived with `descriptors` descriptors.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the frame is invalid.
     pub fn decode(frame: &[u8], descriptors: usize) -> Result<Self, FrameError> {
         let [kind, a, b, c] = words(frame)?;
         let message = match kind {
@@ -435,7 +442,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Words that are likely to be something.
+    /// Words that are often valid.
     fn word() -> impl Strategy<Value = u64> {
         prop_oneof![
             Just(0),

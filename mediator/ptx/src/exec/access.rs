@@ -346,7 +346,8 @@ impl<M: DeviceMemory, T> Block<'_, M, T> {
         }
     }
 
-    /// An atomic, lane after lane: lanes of a warp that hit one address are serialised, as on hardware.
+    /// An atomic operation, lane after lane: lanes of a warp that access one address are
+    /// serialised, as on hardware.
     pub(super) fn atom(
         &mut self,
         warp: &mut Warp,

@@ -6,7 +6,8 @@ use super::warp::{State, Warp};
 use super::{BlockOutcome, Control, ExecError, Launch};
 use std::sync::atomic::Ordering;
 
-/// Operations of a warp's turn: short enough to end a block soon, long enough that the check costs nothing.
+/// Operations per turn of a warp: few enough to end a block soon, many enough that the check costs
+/// nothing.
 const TURN: u32 = 4096;
 
 /// `nanosleep` sleeps at most this long (PTX ISA, `nanosleep`).
@@ -29,12 +30,12 @@ pub(super) struct Block<'a, M, T> {
     pub(super) outcome: BlockOutcome,
     /// Operations, helpers included.
     pub(super) executed: u64,
-    /// Instructions that the timer was not told of.
+    /// Value of `outcome.warp_instructions` at the last report to the timer.
     pub(super) unreported: u64,
 }
 
 impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
-    /// The time, after telling the timer what was executed.
+    /// The time. Reports the executed instructions to the timer first.
     pub(super) fn now_ns(&mut self) -> u64 {
         let total = self.outcome.warp_instructions;
         self.timer.executed(total - self.unreported);

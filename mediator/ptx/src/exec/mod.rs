@@ -31,7 +31,7 @@ pub struct Launch<'a> {
     pub block: [u32; 3],
     /// Bytes of `extern .shared` memory.
     pub dynamic_shared_bytes: u32,
-    /// The parameter block, laid out as [`Entry::params`] say.
+    /// The parameter block, in the layout of [`Entry::params`].
     pub params: &'a [u8],
     /// Device address at which [`Module::global_image`] was placed.
     pub module_base: u64,
@@ -114,7 +114,7 @@ pub struct BlockOutcome {
     pub global_sectors: u64,
     /// Atomics, once per lane.
     pub atomics: u64,
-    /// Warps that came to a block barrier.
+    /// Warps that reached a block barrier.
     pub barriers: u64,
     /// Time in which all warps slept, in nanoseconds.
     pub slept_ns: u64,

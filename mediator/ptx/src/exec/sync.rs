@@ -1,4 +1,4 @@
-//! What lanes and warps tell each other: shuffles, votes, barriers.
+//! Communication between lanes and warps: shuffles, votes, barriers.
 
 use super::super::LANES;
 use super::super::code::{BarrierArgs, Pred, Shuffle, ShuffleArgs, Src, Vote, VoteDst};
@@ -19,8 +19,8 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         all & warp.live & !group != 0
     }
 
-    /// `shfl.sync` (PTX ISA, its pseudo-code). What an absent lane holds is left open there; here it
-    /// is 0, never what some lane left behind.
+    /// `shfl.sync` (PTX ISA, its pseudo-code). The ISA leaves the value of an absent lane
+    /// undefined; here it is 0, never data of another lane.
     pub(super) fn shuffle(&mut self, warp: &mut Warp, args: &ShuffleArgs, exec: u32) {
         let (mut x, mut y, mut z) = ([0; LANES], [0; LANES], [0; LANES]);
         let a = warp.words(self.code, args.a, &mut x);
@@ -114,8 +114,8 @@ impl<M: DeviceMemory, T: Timer> Block<'_, M, T> {
         }
     }
 
-    /// Opens barriers at which everyone is who has to be. Warps that ended count as arrived where the barrier is
-    /// for all.
+    /// Opens barriers with all required warps arrived. A barrier without a thread count does not
+    /// wait for warps that have ended.
     pub(super) fn open_barriers(&mut self, warps: &mut [Warp]) -> bool {
         let mut opened = false;
         let alive = warps.iter().filter(|w| w.state != State::Done).count();

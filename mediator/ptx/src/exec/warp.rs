@@ -3,7 +3,7 @@
 use super::super::code::{Code, Dst, Pred, Src};
 use super::super::{LANES, Lanes};
 
-/// Every so many choices between diverged groups, one that is not first in line gets its turn.
+/// Number of choices between diverged groups after which a group out of order gets a turn.
 const FAIRNESS_TURNS: u32 = 512;
 
 /// Why a group does not run.
@@ -45,7 +45,7 @@ pub(super) enum State {
 pub(super) struct Turn {
     pub(super) group: Group,
     pub(super) limit: u32,
-    /// Go on without the lanes it waited for: they will not come.
+    /// Continue without the lanes it waited for: they will not arrive.
     pub(super) forced: bool,
 }
 
@@ -258,7 +258,8 @@ impl Warp {
         })
     }
 
-    /// Joins groups that met. One that waited looks again whether its lanes are there.
+    /// Joins groups with equal program counters. A joined group checks again for the lanes it waits
+    /// for.
     fn merge(&mut self) {
         let mut at = 0;
         while at < self.groups.len() {

@@ -115,8 +115,8 @@ fn unordered(a: f64, b: f64) -> bool {
     a.is_nan() || b.is_nan()
 }
 
-/// Floats: ordered comparisons are false on NaN, those ending in `u` true. Singles are compared as doubles,
-/// which is exact.
+/// Floats: ordered comparisons are false on NaN, those ending in `u` true. Singles are compared as
+/// doubles, which is exact.
 pub(in super::super) fn compare_float(name: &str, ty: Type) -> Option<Comparison> {
     let bits = ty.bits;
     let comparison = match name {

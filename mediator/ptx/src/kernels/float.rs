@@ -48,7 +48,8 @@ fn double(bits: u64) -> f64 {
     f64::from_bits(bits)
 }
 
-/// The kernel of a float instruction, its rounding (`rn`, `approx`, `full`) already stripped by the caller.
+/// The kernel of a float instruction. The caller has already stripped its rounding (`rn`, `approx`,
+/// `full`).
 pub(in super::super) fn float(name: &str, ty: Type, ftz: bool, sat: bool) -> Option<Lanewise> {
     match ty.bits {
         32 => singles(name, ftz, sat),
@@ -131,7 +132,7 @@ pub(in super::super) fn convert_float(step: &str, to: Type, from: Type) -> Optio
         ("cvt", Float, 32, Float, 16) => w1!(|a| from_half(a).to_bits()),
         ("cvt", Float, 32, Float, 32) => w1!(|a| a),
         ("cvt", Float, 64, Float, 64) => d1!(|a| a),
-        // To integers Rust's `as` does what PTX says: clamp, NaN to 0 (PTX ISA, `cvt`).
+        // Rust's `as` converts to integers as PTX does: clamp, NaN to 0 (PTX ISA, `cvt`).
         ("cvt", Signed, 8, Float, 32) => w1!(|a| (f32::from_bits(a) as i8) as u32),
         ("cvt", Signed, 16, Float, 32) => w1!(|a| (f32::from_bits(a) as i16) as u32),
         ("cvt", Signed, 32, Float, 32) => w1!(|a| (f32::from_bits(a) as i32) as u32),

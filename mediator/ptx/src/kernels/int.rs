@@ -5,8 +5,9 @@ use super::super::ops::int::*;
 use super::super::types::{Kind, Type};
 use super::{Kernel, Lanewise, d1, d2, d3, d4, map1, map2, map3, w1, w2, w3, w4};
 
-/// The kernel of an integer instruction; `name` includes the mode (`mul.wide`). Types are those of the operands;
-/// 16-bit operands are zero-extended, and results are cut to the destination by the write.
+/// The kernel of an integer instruction; `name` includes the mode (`mul.wide`). Types are those of
+/// the operands; 16-bit operands are zero-extended, and results are cut to the destination by the
+/// write.
 pub(in super::super) fn integer(name: &str, ty: Type) -> Option<Lanewise> {
     use Kind::{Bits, Signed, Unsigned};
     if ty.float() || ty.kind == Kind::Pred || ty.bits == 8 {

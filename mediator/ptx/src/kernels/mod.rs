@@ -1,5 +1,5 @@
-//! Lane kernels: a scalar function applied to 32 lanes, chosen when the module is loaded. The tables in this
-//! folder are where an instruction is added.
+//! Lane kernels: a scalar function applied to 32 lanes, chosen when the module is loaded. A new
+//! instruction is added to the tables in this folder.
 
 mod compare;
 mod float;
@@ -45,8 +45,8 @@ impl<T> fmt::Debug for Kernel<T> {
     }
 }
 
-/// A kernel on 32-bit or on 64-bit lanes. The latter reads 32-bit sources zero-extended and cuts its result to
-/// the destination.
+/// A kernel on 32-bit or on 64-bit lanes. The latter zero-extends 32-bit sources and cuts its
+/// result to the destination.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lanewise {
     Words(Kernel<u32>),

@@ -93,7 +93,7 @@ impl<'a> Builder<'a, '_> {
         self.emit_kernel(kernel, d, &list)
     }
 
-    /// Everything whose opcode is a name, modes and a type.
+    /// Instructions with an opcode of a name, modes and a type.
     fn arithmetic(
         &mut self,
         head: &str,
@@ -133,8 +133,8 @@ impl<'a> Builder<'a, '_> {
         };
         modifiers.end()?;
         let name = format!("{head}{}", mode.unwrap_or(""));
-        // Logic and counting come as b-types; some compilers write the shift's type as u or s, which matters for
-        // `shr` only.
+        // Logic and bit counts are kernels of b-types. Some compilers write the shift's type as u
+        // or s, which matters for `shr` only.
         let ty = match head {
             "shl" | "popc" | "clz" | "brev" | "cnot" => Type::new(Kind::Bits, ty.bits),
             _ => ty,
@@ -168,7 +168,8 @@ impl<'a> Builder<'a, '_> {
         self.uniform(kernel, Type::U32, operands)
     }
 
-    /// Floating point. Roundings other than to nearest even are refused: hosts do not have them per operation.
+    /// Floating point. Only rounding to nearest even is supported: hosts have no other rounding per
+    /// operation.
     fn float(
         &mut self,
         head: &str,
@@ -205,8 +206,8 @@ impl<'a> Builder<'a, '_> {
         self.uniform(kernel, ty, operands)
     }
 
-    /// `mov`, also of addresses, special registers, and to and from vectors of narrower registers (PTX
-    /// ISA, `mov`).
+    /// `mov`, also of addresses, special registers, and to and from vectors of narrower registers
+    /// (PTX ISA, `mov`).
     fn mov(
         &mut self,
         mut modifiers: Modifiers<'a>,

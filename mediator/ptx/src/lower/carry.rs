@@ -7,7 +7,8 @@ use super::super::types::{Modifiers, Type};
 use super::Builder;
 
 impl<'a> Builder<'a, '_> {
-    /// `add.cc`, `addc{.cc}`, `sub.cc`, `subc{.cc}`, `mad.lo.cc`, `madc.hi{.cc}`, …; `.cc` is taken.
+    /// `add.cc`, `addc{.cc}`, `sub.cc`, `subc{.cc}`, `mad.lo.cc`, `madc.hi{.cc}`, …; the caller has
+    /// removed `.cc`.
     pub(super) fn carry(
         &mut self,
         head: &str,

@@ -1,4 +1,4 @@
-//! Branches, barriers and what lanes tell each other.
+//! Branches, barriers and the exchange of data between lanes.
 
 use super::super::code::{BarrierArgs, Op, Pred, Shuffle, ShuffleArgs, Src, Vote, VoteDst};
 use super::super::module::LoadError;
@@ -164,8 +164,8 @@ impl<'a> Builder<'a, '_> {
         Ok(VoteDst::Pred(self.predicate_register(name)?))
     }
 
-    /// `bar` and `barrier`. A barrier counts warps, so the aligned and the other form are one here: lanes of a
-    /// warp that come late join those that wait.
+    /// `bar` and `barrier`. A barrier counts warps, so the aligned and the unaligned form are the
+    /// same: late lanes of a warp join those that wait.
     fn barrier(
         &mut self,
         mut modifiers: Modifiers<'a>,

@@ -22,7 +22,7 @@ use std::collections::HashMap;
 /// Nested `{ }` blocks of a body.
 const MAX_SCOPES: usize = 32;
 
-/// A branch whose label was not yet resolved: instruction, label, line.
+/// A branch with a label that is not resolved yet: instruction, label, line.
 type Fixup<'a> = (usize, &'a str, u32);
 
 /// Names and labels of one `{ }`.
@@ -59,8 +59,8 @@ pub(super) struct Builder<'a, 'l> {
 }
 
 impl<'a, 'l> Builder<'a, 'l> {
-    /// `budget` is how many instructions the module may still have, `shared` what its module-level shared
-    /// variables take.
+    /// `budget` is the number of instructions that the module may still have, `shared` the layout
+    /// of its module-level shared variables.
     pub(super) fn new(
         limits: &'l Limits,
         budget: usize,

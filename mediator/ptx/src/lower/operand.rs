@@ -157,7 +157,8 @@ impl<'a> Builder<'a, '_> {
         Ok(self.pool(value))
     }
 
-    /// A source of type `ty`; `wider` lets a register be wider than the type (PTX ISA 9.4.1: ld, st, cvt).
+    /// A source of type `ty`; `wider` permits a register wider than the type (PTX ISA 9.4.1: ld,
+    /// st, cvt).
     pub(super) fn source(
         &mut self,
         operand: &Operand<'a>,
@@ -182,7 +183,7 @@ impl<'a> Builder<'a, '_> {
                 }
                 Some(Meaning::Variable(_)) => Err(self.bad("an address has 32 or 64 bits")),
                 None => match special(name) {
-                    // A narrow read of a wide register cuts it, as `mov.u32 %r, %clock64` does not exist.
+                    // A narrow read cuts a wide register: `mov.u32 %r, %clock64` does not exist.
                     Some((which, bits)) if ty.bits <= 32 || bits == 64 => {
                         self.read_special(which, ty.bits)
                     }
@@ -287,7 +288,7 @@ impl<'a> Builder<'a, '_> {
     }
 }
 
-/// What is added to an address of a space to make it generic (PTX ISA, `cvta`); `None` where nothing is.
+/// Offset that makes an address of a space generic (PTX ISA, `cvta`); `None` where it already is.
 pub(super) fn window(space: Space) -> Option<u64> {
     match space {
         Space::Shared => Some(SHARED_WINDOW),

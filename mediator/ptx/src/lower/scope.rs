@@ -49,8 +49,8 @@ impl<'a> Scope<'a> {
             return Some(Meaning::Variable(*variable));
         }
         let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
-        // A family may itself end in a digit (`%r1<4>` declares `%r10` to `%r13`), so every split is tried;
-        // a count has at most seven digits.
+        // A family may itself end in a digit (`%r1<4>` declares `%r10` to `%r13`), so every split
+        // is tried; a count has at most seven digits.
         let from = digits.max(name.len().saturating_sub(7));
         (from..name.len()).find_map(|at| {
             let (family, index) = name.split_at_checked(at)?;

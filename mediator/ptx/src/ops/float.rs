@@ -34,9 +34,10 @@ pub(crate) fn saturate64(a: f64) -> f64 {
 
 /// `a * b + c` with one rounding.
 ///
-/// Without an FMA unit in the build's target, `f32::mul_add` is a call per lane. Here the product is exact in
-/// double (48 bits); the sum is rounded to odd, which keeps enough to round once more correctly to 24 bits
-/// (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+/// Without an FMA unit in the build's target, `f32::mul_add` is a call per lane. Here the product
+/// is exact in double (48 bits). The sum is rounded to odd, which keeps enough bits to round
+/// correctly to 24 bits afterwards (Boldo and Melquiond, "Emulation of FMA and correctly rounded
+/// sums", 2008).
 pub(crate) fn fma32(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(target_feature = "fma") {
         return a.mul_add(b, c);
@@ -153,7 +154,8 @@ pub(crate) fn to_half(a: f32) -> u32 {
         return sign | 0x7c00; // 65520 and above round to infinity
     }
     if magnitude < 0x3880_0000 {
-        // Below 2^-14 a half counts in units of 2^-24; adding 0.5 (unit 2^-24 in a single) rounds to them.
+        // Below 2^-14 a half has units of 2^-24; adding 0.5 (unit 2^-24 in a single) rounds to
+        // them.
         let rounded = f32::from_bits(magnitude) + 0.5;
         return sign | (rounded.to_bits() - 0.5f32.to_bits());
     }

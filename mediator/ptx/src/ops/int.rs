@@ -95,7 +95,7 @@ pub(crate) fn shr_u<const BITS: u64>(a: u64, n: u64) -> u64 {
     if n >= BITS { 0 } else { a >> n }
 }
 
-/// `shr` of a signed value that is sign-extended to 64 bits: large amounts leave copies of the sign.
+/// `shr` of a signed value, sign-extended to 64 bits: large amounts leave copies of the sign.
 pub(crate) fn shr_s(a: u64, n: u64) -> u64 {
     (a.cast_signed() >> n.min(63)).cast_unsigned()
 }
@@ -145,7 +145,7 @@ pub(crate) fn bfe<const BITS: u64, const SIGNED: bool>(a: u64, pos: u64, len: u6
     }
 }
 
-/// `bfi`: `b` with `len` bits of `a` laid in at `pos`.
+/// `bfi`: `b` with `len` bits of `a` inserted at `pos`.
 pub(crate) fn bfi<const BITS: u64>(a: u64, b: u64, pos: u64, len: u64) -> u64 {
     let (pos, len) = (pos & 0xff, len & 0xff);
     if pos >= BITS {
@@ -184,7 +184,7 @@ pub(crate) fn prmt(a: u32, b: u32, selector: u32) -> u32 {
     out
 }
 
-/// `lop3`: the function of three bits whose table is `table`.
+/// `lop3`: the function of three bits with truth table `table`.
 pub(crate) fn lop3(a: u32, b: u32, c: u32, table: u32) -> u32 {
     let mut out = 0;
     for row in 0..8u32 {

@@ -1,4 +1,5 @@
-//! Scalar semantics of instructions, total on all inputs. 16-bit values arrive zero-extended in 32 bits.
+//! Scalar semantics of instructions, total on all inputs. 16-bit values are zero-extended in 32
+//! bits.
 
 pub(super) mod float;
 pub(super) mod int;

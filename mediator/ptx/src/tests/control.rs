@@ -55,7 +55,7 @@ fn loops_with_a_trip_count_per_lane() {
 
 #[test]
 fn shuffles_wait_for_lanes_that_took_another_path() {
-    // The upper half goes through a block that lies after the join.
+    // The upper half runs a block after the join.
     let out = per_thread(
         "mov.u32 %r9, %r1; mov.u32 %r2, 0; setp.ge.u32 %p1, %r1, 16; @%p1 bra FAR;\n\
          JOIN: shfl.sync.bfly.b32 %r3, %r9, 16, 31, -1; shfl.sync.idx.b32 %r4|%p2, %r9, 40, 31, -1;\n\
@@ -160,7 +160,8 @@ fn barriers_with_a_count_and_reductions() {
 
 #[test]
 fn lanes_and_warps_that_wait_for_each_other_make_progress() {
-    // Lane 31 of each warp opens the door for which all others spin; it lies behind the loop.
+    // Lane 31 of the second warp writes `door`, for which all others spin; the write is after the
+    // loop.
     let out = per_thread(
         ".shared .b32 door; mov.u32 %r9, 3; setp.eq.u32 %p1, %r1, 63; @%p1 bra OPEN;\n\
          SPIN: ld.volatile.shared.u32 %r2, [door]; setp.eq.u32 %p2, %r2, 0; @%p2 bra SPIN; bra END;\n\
@@ -380,7 +381,7 @@ fn emit(trees: &[Tree], depth: u32, label: &mut u32, out: &mut String) {
             Tree::Leave(n) => {
                 *out += &format!("rem.u32 %r2, %r9, 29; setp.eq.u32 %p1, %r2, {n}; @%p1 bra END;\n")
             }
-            // The lane's own value comes back, whoever else is there.
+            // Each lane reads its own value, whichever lanes are active.
             Tree::Shuffle => {
                 *out += "mov.u32 %r3, %laneid; mov.u32 %r4, %lanemask_eq; shfl.sync.idx.b32 %r9, %r9, %r3, 31, %r4;\n";
             }

@@ -126,7 +126,8 @@ proptest! {
 
     #[test]
     fn other_numbers(which in 0usize..8, edits in prop::collection::vec((any::<prop::sample::Index>(), 0u8..10), 1..20)) {
-        // Other registers, immediates, offsets and labels: most of these load and run astray.
+        // Other registers, immediates, offsets and labels: most of these load, but make wrong
+        // accesses.
         let mut roomy = String::new();
         for line in ALL[which].1.lines() {
             // As many registers as numbers of two digits name.

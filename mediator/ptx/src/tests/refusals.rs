@@ -1,4 +1,4 @@
-//! What is refused, where, and how it is said.
+//! Which texts are refused, at which line, and with which message.
 
 use super::*;
 
@@ -136,7 +136,7 @@ fn headers_and_directives() {
         let error = Module::load(&text, &Limits::default()).expect_err(&text);
         assert_eq!(error.line(), line, "{text}: {error}");
     }
-    // Functions that nobody calls, debugging lines and sections do no harm.
+    // Uncalled functions, debugging lines and sections are accepted.
     let fine = format!(
         "{head}.func (.param .b32 r) f(.param .b32 a)\n{{ call x; }}\n.extern .func g();\n.file 1 \"a.cu\"\n\
          .visible .entry k() .maxntid 128, 1, 1 .minnctapersm 2\n{{\n.loc 1 2 3\n.pragma \"nounroll\"; ret;\n}}\n\

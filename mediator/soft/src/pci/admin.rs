@@ -16,7 +16,8 @@ use super::dma::Window;
 use super::{Device, lock};
 use turnstile_gpu::{ChannelConfig, Doorbells, Gpu, GuestMemory, Refusal, TenantResources};
 
-/// TIMEOUT: a kernel is asked at every few thousand instructions, which take microseconds.
+/// Longest wait for a context's work to release its memory. TIMEOUT: a kernel checks for a stop
+/// request every few thousand instructions, which take microseconds.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A command that was started.
@@ -26,7 +27,7 @@ pub(super) struct Order {
     pub(super) args: [u64; physical::ARGS],
 }
 
-/// What came of the last one.
+/// Result of the last command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Verdict {
     pub(super) error: ErrorCode,
@@ -65,7 +66,7 @@ impl Contexts {
         self.0.len() as u32
     }
 
-    /// Those with a window of which some lies in the range.
+    /// Contexts with a window that overlaps the range.
     pub(super) fn using(&self, iova: u64, bytes: u64) -> Vec<u32> {
         let uses = |context: &Context| context.windows.iter().any(|w| w.touches(iova, bytes));
         let using = self.0.iter().filter(|(_, context)| uses(context));
@@ -120,7 +121,7 @@ fn refusal(code: ErrorCode, detail: impl ToString) -> Refusal {
 }
 
 impl Device {
-    /// Carries a command out and says so.
+    /// Executes a command and reports the result.
     pub(super) fn serve(&self, order: &Order) {
         let answer = match AdminOp::from_u32(order.op) {
             Some(op) => self.execute(op, &order.args),
@@ -270,7 +271,7 @@ impl Device {
             self.shown.place(context, None);
             return Err(refusal);
         }
-        // Hardware needs not be told of doorbells.
+        // Doorbells need no notification on hardware: the GPU polls them.
         self.gpu.set_unwatched(tenant, true);
         let entry = Context {
             first,
@@ -317,7 +318,8 @@ impl Device {
         Ok(windows)
     }
 
-    /// Ends a context, if there is one. When this returns, nothing reaches its memory any more.
+    /// Ends a context, if it exists. When this returns, nothing reaches its memory any more, except
+    /// after an error log: work that did not stop within `STOP_PATIENCE`.
     pub(super) fn end(&self, contexts: &mut Contexts, context: u32) {
         let Some(known) = contexts.0.remove(&context) else {
             return;
@@ -325,7 +327,7 @@ impl Device {
         self.gpu.destroy_context(TenantId(context));
         self.shown.place(context, None);
         let begin = Instant::now();
-        // What runs stops at its next instruction or piece.
+        // Running work stops at its next check for a stop request.
         while known.memory.strong_count() > 0 {
             if begin.elapsed() > STOP_PATIENCE {
                 log::error!("context {context} did not let go of its memory within 5 s");

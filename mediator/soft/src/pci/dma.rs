@@ -58,7 +58,7 @@ pub(super) struct Dma {
     files: BTreeMap<(u64, u64), Arc<File>>,
 }
 
-/// A range of addresses of the IOMMU's, and where it is to appear.
+/// A range of IOMMU addresses, and the guest address at which it is to appear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     pub(super) gpa: u64,
@@ -67,7 +67,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Whether some of it lies in a range.
+    /// Whether the window overlaps a range.
     pub(super) fn touches(&self, iova: u64, bytes: u64) -> bool {
         self.iova < iova.saturating_add(bytes) && iova < self.iova.saturating_add(self.bytes)
     }
@@ -116,7 +116,7 @@ impl Dma {
         before.into_iter().chain(within).map(|(at, _)| *at)
     }
 
-    /// Forgets all mappings of which some lies in the range.
+    /// Removes all mappings that overlap the range.
     pub(super) fn unmap(&mut self, iova: u64, bytes: u64) {
         for at in self.overlapping(iova, bytes).collect::<Vec<_>>() {
             self.mappings.remove(&at);
@@ -126,7 +126,7 @@ impl Dma {
         self.files.retain(|_, file| used(file));
     }
 
-    /// Memory in which each window appears where it says.
+    /// Guest memory made of the windows, each at its guest address.
     pub(super) fn memory(&self, windows: &[Window]) -> Result<GuestMemory, DmaError> {
         let mut pieces: Vec<(u64, Mapping)> = Vec::new();
         for window in windows {

@@ -1,15 +1,17 @@
-//! The software GPU with a PCI face: the physical contract ([`turnstile_abi::physical`]) over a GPU that runs in real time.
-//! Simulated hardware, for the mediator's VFIO backend to drive.
+//! The software GPU with a PCI interface: implements the physical contract
+//! ([`turnstile_abi::physical`]) over a GPU that runs in real time. Serves as simulated hardware
+//! for the mediator's VFIO backend.
 //!
 //! ```text
-//!  configuration space, BAR 0 --> registers --> commands (a thread) --> software GPU --> status page, host area
-//!  BAR 1 (doorbells) ----------------------------------------------------^    |
-//!  IOMMU mappings --> windows of a context = its guest memory ----------------+--> MSI-X
-//!                                          demand area, notices --------------+
+//! config space, BAR 0 -> registers -> commands (a thread) -> software GPU -> status page, host area
+//! BAR 1 (doorbells) --------------------------------------------^   |
+//! IOMMU mappings -> windows of a context = its guest memory --------+-> MSI-X
+//!                                                                   +-> demand area, notices
 //! ```
 //!
-//! Whoever holds it is the bus: an in-process fake, or a vfio-user server. A context reaches the memory that its windows
-//! name and nothing else; when a mapping goes that a context uses, the context goes.
+//! The owner of a [`PciGpu`] acts as the bus: an in-process fake, or a vfio-user server. A context
+//! reaches only the memory that its windows name. When the IOMMU removes a mapping that a context
+//! uses, the context ends.
 
 mod admin;
 mod demand;
@@ -51,7 +53,7 @@ pub enum Region {
     Doorbells,
 }
 
-/// Vectors by number: an eventfd of whoever is the bus.
+/// Eventfds of the bus, by vector number.
 #[derive(Debug)]
 struct Vectors(Mutex<Vec<Option<File>>>);
 
@@ -103,7 +105,8 @@ struct Registers {
     time_high: u32,
 }
 
-/// What the bus and the thread of commands share. Locks in this order: contexts, mappings, the GPU's, the shown.
+/// State shared by the bus and the command thread. Lock order: contexts, mappings, the GPU's lock,
+/// `shown`.
 #[derive(Debug)]
 struct Device {
     gpu: SoftGpu,
@@ -179,7 +182,7 @@ impl PciGpu {
         &self.device.gpu
     }
 
-    /// The memory file of the status page, which lies at [`status::PAGE`] of it as of BAR 0.
+    /// The memory file of the status page, at the same offset ([`status::PAGE`]) as in BAR 0.
     pub fn status_file(&self) -> &File {
         self.device.shown.file()
     }
@@ -251,8 +254,8 @@ impl PciGpu {
         lock(&self.device.dma).map(iova, bytes, file, offset)
     }
 
-    /// The IOMMU takes mappings back: when this returns, the device reaches nothing behind them any more, and contexts
-    /// that did have ended.
+    /// The IOMMU removes mappings. When this returns, the device reaches nothing behind them any
+    /// more, and the contexts that used them have ended.
     pub fn dma_unmap(&self, iova: u64, bytes: u64) {
         self.device.unmap(iova, bytes);
     }
@@ -288,7 +291,7 @@ fn aligned(offset: u64, bytes: usize) -> bool {
     matches!(bytes, 4 | 8) && offset.is_multiple_of(bytes as u64)
 }
 
-/// The channel of which a doorbell lies at this offset of BAR 1.
+/// The channel with its doorbell at this offset of BAR 1.
 fn doorbell(offset: u64) -> Option<u32> {
     let within = offset % PAGE_BYTES == turnstile_abi::pci::DOORBELL_OFFSET;
     let page = u32::try_from(offset / PAGE_BYTES).ok()?;

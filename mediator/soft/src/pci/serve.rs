@@ -1,4 +1,4 @@
-//! The device as a vfio-user server, for a VMM on whose bus it appears.
+//! The device as a vfio-user server, for a VMM to attach to a VM.
 
 use std::fs::File;
 use std::io;
@@ -71,7 +71,8 @@ impl Backend for Served<'_> {
     }
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
-        // What has no file, or cannot be written (ROMs, other devices), is nothing that this device has to reach.
+        // Mappings without a file or without write access (ROMs, other devices) are skipped: this
+        // device never reaches them.
         let Some(file) = map.file.filter(|_| map.readable && map.writable) else {
             return Ok(());
         };
@@ -114,7 +115,7 @@ impl Backend for Served<'_> {
             IrqData::None if set.count == 0 => {
                 (0..VECTORS).for_each(|vector| self.0.connect(vector, None));
             }
-            // The VMM masks by itself: it is asked for the table, not the device.
+            // The VMM masks vectors itself: it reads the mask from the table, not from the device.
             IrqData::None | IrqData::Bool(_) => {}
         }
         Ok(())
@@ -142,7 +143,7 @@ pub fn serve_client(device: &PciGpu, stream: UnixStream) -> io::Result<()> {
 /// Serves the device to one client after another, until the socket fails.
 ///
 /// # Errors
-/// When nobody can connect any more.
+/// When the socket accepts no more connections.
 pub fn serve(device: &PciGpu, socket: &Path) -> io::Result<()> {
     let _ = std::fs::remove_file(socket);
     let listener = UnixListener::bind(socket)?;

@@ -58,7 +58,7 @@ impl Shown {
         })
     }
 
-    /// The memory file of the status page, which lies in it as in the BAR.
+    /// The memory file of the status page, at the same offset as in the BAR.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
@@ -86,7 +86,7 @@ impl Shown {
         }
     }
 
-    /// Forgets what was counted.
+    /// Resets the shared areas, the notice and the fault counter.
     pub(super) fn reset(&self) {
         self.use_area(Shared::Host, None);
         self.use_area(Shared::Demand, None);

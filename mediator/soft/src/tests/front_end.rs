@@ -32,8 +32,8 @@ fn run(gpu: &VirtualGpu, end: Moment, mut guests: impl FnMut(&VirtualGpu)) {
     }
 }
 
-/// Kernels that a tenant completes in 100 ms, one in flight, each followed by `others` commands that
-/// need no engine.
+/// Kernels that a tenant completes in 100 ms, one in flight, each followed by `others` commands
+/// that need no engine.
 fn kernels(config: SoftConfig, length: Nanos, others: usize) -> u64 {
     let gpu = VirtualGpu::new(config);
     let mut channel = channel(&gpu, A, 64);

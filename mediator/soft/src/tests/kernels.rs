@@ -46,7 +46,8 @@ fn small_launch(gpu: &dyn Gpu, channel: &PlainChannel, body: &str, param: u64) -
     launch(&channel.vm, (module, function), 1, 1, &[param])
 }
 
-/// Pushes copies to the card, the kernel, a copy back and a fence; returns where the result will be.
+/// Pushes copies to the card, the kernel, a copy back and a fence; returns the address of the
+/// result.
 fn push_vecadd(gpu: &dyn Gpu, channel: &mut PlainChannel, n: u32) -> u64 {
     let vm = channel.vm.clone();
     let (module, _) = gpu.load_module(channel.tenant, VECADD).unwrap();
@@ -295,7 +296,7 @@ fn modules_have_variables_handles_and_limits() {
     });
     let mut channel = channel(&gpu, A, 8);
     let free = gpu.memory_free_bytes(A);
-    // The variable begins at 41, and out comes one more each time.
+    // The variable begins at 41, and each run returns one more.
     let body = "ld.global.u64 %rd1, [counter]; add.u64 %rd1, %rd1, 1;\n\
                 st.global.u64 [counter], %rd1; st.global.u64 [%rd0], %rd1;";
     let out = gpu.allocate(A, 8).unwrap().va;

@@ -106,7 +106,7 @@ fn nothing_moves_of_a_tenant_that_may_run_and_nothing_runs_of_one_whose_memory_m
     gpu.run_until_quiet(Moment(u64::MAX));
     assert_eq!(of_a.fence().value, 2);
     assert_eq!(of_a.state().error, 0);
-    // Four milliseconds each way, charged to whoever caused them.
+    // Four milliseconds each way, charged to the tenant that caused the moves.
     let mut log = Vec::new();
     gpu.read_events(&mut log);
     let engines = totals(&log, gpu.now());
@@ -135,11 +135,12 @@ fn a_guests_copies_get_their_turn_beside_moves() {
         of_b.push_fence(false);
     }
     of_b.ring_watched(&gpu);
-    // The guest has an engine to itself (nothing comes in), which does six copies in the time of six moves.
+    // The guest's copies have an engine of their own, as nothing is moved in: six copies take the
+    // time of six moves.
     gpu.advance_to(Moment(6_000_000));
     assert_eq!(of_b.fence().value, 6);
     assert_eq!(moved(&gpu).len(), 6);
-    // With both engines wanted by its copies, one of them alternates: a batch of moves, a copy, a batch.
+    // With copies on both engines, one engine alternates: a batch of moves, a copy, a batch.
     let mut also_of_b = of_b.vm.open_channel(&gpu, B, 64, 3).unwrap();
     let mut log = Vec::new();
     gpu.read_events(&mut log);

@@ -1,4 +1,5 @@
-//! Real time. Nothing here waits longer than it has to; the bounds are generous because test machines are busy.
+//! Real time. No test waits longer than needed; the bounds are generous because test machines are
+//! busy.
 
 use std::time::{Duration, Instant};
 
@@ -204,7 +205,7 @@ fn a_context_can_go_while_its_kernel_runs() {
     of_b.push_fence(true);
     of_b.ring_watched(&gpu);
     wait("other tenant", || of_b.fence().value == 1);
-    // The memory came back as well, once the engine let go of it.
+    // The memory is free again once the engine has released it.
     wait("memory", || gpu.memory_free_bytes(B) == 64 << 20);
     gpu.allocate(B, 64 << 20).unwrap();
     gpu.create_context(A, of_a.vm.resources(AccountId(A.0), 64 << 20, 1))
@@ -225,7 +226,7 @@ fn whoever_comes_into_a_slot_is_not_taken_for_its_predecessor() {
             gpu.engine_status(EngineId(0)).running == Some(A)
         });
         gpu.destroy_context(A);
-        // The engine has not yet heard of it when this channel takes the same slot.
+        // This channel takes the same slot before the engine has finished the old work.
         let mut of_b = vm.open_channel(&gpu, B, 8, 3).unwrap();
         of_b.push(&kernel(&vm, Nanos::from_ms(1)));
         of_b.push_fence(false);

@@ -25,7 +25,8 @@ impl Totals {
     }
 }
 
-/// Adds a complete log up. Panics if it is no timeline: a gap, a step back, a record that changes nothing.
+/// Adds up a complete log. Panics if the log is no timeline: it has a gap, a step back, or a record
+/// that changes nothing.
 pub(super) fn totals(events: &[SwitchEvent], end: Moment) -> [Totals; ENGINES] {
     let mut all: [Totals; ENGINES] = Default::default();
     for (engine, totals) in all.iter_mut().enumerate() {

@@ -38,7 +38,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..120)
 }
 
-/// Plays the steps; after each of them the registers must say what the log says. Returns the log.
+/// Plays the steps and checks after each that the registers equal the log. Returns the log.
 fn play(config: SoftConfig, steps: &[Step]) -> (Vec<SwitchEvent>, Moment) {
     let gpu = VirtualGpu::new(config);
     let ids = [0, 0, 1, 2].map(TenantId);
@@ -163,7 +163,7 @@ proptest! {
             hostile.push(command);
         }
         hostile.ring_watched(&gpu);
-        // The ring changes under the device's eyes.
+        // The ring changes after the device has read it.
         hostile.put = hostile.put.wrapping_sub(1);
         hostile.push_bytes(&rewrite);
         other.push(&Command::Nop);
@@ -183,7 +183,7 @@ proptest! {
     }
 }
 
-/// Commands whose addresses lie inside, outside and astride of what there is.
+/// Commands with addresses inside, outside and across the borders of allocated memory.
 fn hostile_command() -> impl Strategy<Value = Command> {
     let base = turnstile_abi::GPU_VA_BASE;
     let va = prop_oneof![

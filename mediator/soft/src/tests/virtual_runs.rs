@@ -174,7 +174,7 @@ fn channels_wait_for_each_other() {
     gpu.run_until_quiet(Moment(1_000));
     assert_eq!((first.fence().at_ns, second.fence().at_ns), (200, 210));
     assert_eq!(second.vm.interrupts.count(1), 1);
-    // A wait without end holds nobody up and is no event.
+    // An endless wait delays no other channel and is no event.
     second.push(&Command::Wait {
         gpa: first.fence_gpa,
         value: u64::MAX,

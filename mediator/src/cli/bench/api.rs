@@ -1,8 +1,9 @@
-//! What asking the admin API costs: requests at a fixed rate, each timed from when it was due, and what they do to the shares of
-//! the tenants that run meanwhile.
+//! Cost of the admin API: requests at a fixed rate, each timed from its due time, and their effect
+//! on the shares of the tenants that run meanwhile.
 //!
-//! Shares are compared in pairs: a stretch with requests and one of the same length without, right after each other, in
-//! changing order. So what slowly changes on the host is in both, and the scatter of the differences says what they are worth.
+//! Shares are compared in pairs: a stretch with requests and one of the same length without, right
+//! after each other, in alternating order. Slow changes of the host are then in both, and the
+//! scatter of the differences shows their error.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,7 +31,7 @@ pub(crate) struct ApiArgs {
     /// Requests a second, all connections together
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rate: u32,
-    /// For how many seconds requests are sent, all pairs together; it takes twice as long
+    /// Seconds in which requests are sent, all pairs together; the bench takes twice as long
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
     /// Pairs of stretches with and without requests
@@ -39,12 +40,12 @@ pub(crate) struct ApiArgs {
     /// Connections
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=32))]
     connections: u32,
-    /// What is asked for
+    /// Requested path
     #[arg(long, default_value = "/v1/vms")]
     path: String,
 }
 
-/// What came out.
+/// Results of the bench.
 #[derive(Debug, Serialize)]
 struct Outcome {
     requests: u64,
@@ -64,7 +65,7 @@ struct Share {
     name: String,
     without: f64,
     with: f64,
-    /// Mean of the differences of pairs: with requests less without.
+    /// Mean of the differences of pairs: with requests minus without.
     difference: f64,
     /// Standard error of that mean; none of one pair.
     standard_error: Option<f64>,
@@ -135,7 +136,7 @@ fn shares(client: &Client, during: impl FnOnce() -> anyhow::Result<()>) -> anyho
     Ok(used.into_iter().map(share).collect())
 }
 
-/// Of pairs without and with requests, what those say who are in all of them.
+/// The shares, in pairs without and with requests, of the tenants that are in all of them.
 fn compare(pairs: &[(Shares, Shares)]) -> Vec<Share> {
     let Some((first, _)) = pairs.first() else {
         return Vec::new();
@@ -200,7 +201,7 @@ async fn ask(
     tokio::spawn(connection);
     let (mut latencies_ns, mut failed) = (Vec::new(), 0);
     for number in 0..count {
-        // What was late does not make the next one late: it is due when it is due.
+        // A late request does not delay the due time of the next.
         let due = first + apart * number;
         sleep_until(due).await;
         let request = hyper::Request::get(&**path)

@@ -1,4 +1,4 @@
-//! A daemon's process: asked for snapshots, told to end.
+//! A daemon's process: takes snapshots and ends, both on a signal.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,27 +20,28 @@ use super::messages::tail;
 /// TIMEOUT: a snapshot is taken and printed within milliseconds.
 pub(super) const SAY_LIMIT: Duration = Duration::from_secs(5);
 
-/// TIMEOUT: a daemon resumes whoever is held, in a millisecond each, and prints its last snapshot.
+/// TIMEOUT: a daemon resumes each held tenant in a millisecond, and prints its last snapshot.
 const END_LIMIT: Duration = Duration::from_secs(2);
-/// TIMEOUT: the same where what it says at its end is wanted.
+/// TIMEOUT: the same where its output at the end is needed.
 const GONE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A daemon process, which is told to end rather than killed.
+/// A daemon process, which is signalled to end rather than killed.
 #[derive(Debug)]
 pub(super) struct Daemon {
     child: Child,
-    /// What it says of errors.
+    /// Its standard error.
     messages: PathBuf,
-    /// JSON values that it says.
+    /// JSON values from its standard output.
     heard: Receiver<Value>,
     /// Snapshots that were taken.
     marks: Vec<Mark>,
 }
 
-/// A snapshot, and the processor time that the daemon had used before it was asked for it, and when it had said it.
+/// A snapshot, and the processor time that the daemon had used before the request and after its
+/// answer.
 #[derive(Debug)]
 pub(super) struct Mark {
-    /// What it said.
+    /// The answer.
     pub(super) snapshot: Value,
     cpu_ns: [(u64, Instant); 2],
 }
@@ -75,12 +76,12 @@ impl Daemon {
         })
     }
 
-    /// An error with what the daemon said.
+    /// An error with the daemon's last messages.
     pub(super) fn failed(&self, what: &str) -> anyhow::Error {
         anyhow::anyhow!("{what}; it said: {}", tail(&self.messages))
     }
 
-    /// What it said besides JSON.
+    /// Its messages on standard error.
     pub(super) fn messages(&self) -> String {
         fs::read_to_string(&self.messages).unwrap_or_default()
     }
@@ -105,7 +106,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Processor time between the first and the last mark, without what saying these took, of one core.
+    /// Processor time between the first and the last mark, without that of the two snapshots, of
+    /// one core.
     pub(super) fn cpu_percent(&self) -> Option<f64> {
         let ([_, (used, from)], [(used_by_now, to), _]) =
             (self.marks.first()?.cpu_ns, self.marks.last()?.cpu_ns);
@@ -118,13 +120,14 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Asks for a snapshot.
+    /// Requests a snapshot.
     pub(super) fn snapshot(&self) -> anyhow::Result<Value> {
         self.signal(Signal::USR1)?;
         self.hear(SAY_LIMIT)
     }
 
-    /// Growth of one of the GPU's figures, in nanoseconds, between the first and the last mark, of the time between.
+    /// Growth of one of the GPU's figures, in nanoseconds, between the first and the last mark, in
+    /// percent of the time between.
     pub(super) fn figure_percent(&self, name: &str) -> Option<f64> {
         let (first, last) = (self.marks.first()?, self.marks.last()?);
         let of = |mark: &Mark| mark.snapshot["gpu"][name].as_u64();
@@ -134,7 +137,7 @@ impl Daemon {
         (wall > 0).then(|| 100.0 * grown as f64 / wall as f64)
     }
 
-    /// What its GPU counts, at the first and at the last mark.
+    /// Its GPU's counters, at the first and at the last mark.
     pub(super) fn figures(&self) -> BTreeMap<String, [u64; 2]> {
         let [first, .., last] = self.marks.as_slice() else {
             return BTreeMap::new();
@@ -147,7 +150,7 @@ impl Daemon {
         counted.filter_map(of).collect()
     }
 
-    /// What it warned of, or said of errors.
+    /// Its warnings and errors.
     pub(super) fn warnings(&self) -> Vec<String> {
         let messages = self.messages();
         let is_one = |line: &&str| line.contains(" WARN ") || line.contains(" ERROR ");
@@ -170,7 +173,7 @@ impl Daemon {
         &self.marks
     }
 
-    /// Waits for its end; it was asked to end.
+    /// Waits for its end, after the signal.
     pub(super) fn wait(&mut self) -> anyhow::Result<()> {
         let Some(status) = ended_within(&mut self.child, GONE_LIMIT)? else {
             return Err(self.failed("The daemon does not end"));
@@ -184,7 +187,8 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It lets go of its tenants when it is asked to end; the guardian does when it is not.
+        // It resumes its tenants when it is signalled to end; the watchdog does when it
+        // is killed.
         if !matches!(self.ended(), Ok(Some(_))) {
             let _ = self.signal(Signal::TERM);
             end(&mut self.child, END_LIMIT);

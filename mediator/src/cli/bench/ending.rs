@@ -1,4 +1,4 @@
-//! Processes that end by themselves, or are made to.
+//! Processes that end by themselves, or are killed.
 
 use std::io;
 use std::process::{Child, ExitStatus};
@@ -20,7 +20,7 @@ pub(super) fn ended_within(child: &mut Child, limit: Duration) -> io::Result<Opt
     }
 }
 
-/// Gives a process that was asked to end so long, then kills it.
+/// Waits for a process that is to end, and kills it after `limit`.
 pub(super) fn end(child: &mut Child, limit: Duration) {
     if !matches!(ended_within(child, limit), Ok(Some(_))) {
         let _ = child.kill();

@@ -1,14 +1,15 @@
-//! `turnstile bench kills`: what happens to tenants when the guardian, the daemon, one of them are killed.
+//! `turnstile bench kills`: effect on tenants when the watchdog, the daemon or one of
+//! them is killed.
 //!
 //! ```text
 //!   two tenants, weights 1 : 10,000: the light one is suspended nearly all of the time, and has work always
-//!   kill -9 guardian -> everybody runs -> another guardian -> held again
-//!   kill -9 daemon   -> everybody runs -> another daemon finds both -> held again
+//!   kill -9 watchdog -> both run -> another watchdog -> held again
+//!   kill -9 daemon   -> both run -> another daemon finds both -> held again
 //!   kill -9 the heavy one in the middle of a kernel -> the light one has the GPU
 //! ```
 //!
-//! When the light one runs is its own word: the device's time stamps of its kernels. Killing a VM's worker is
-//! `turnstile nvidia-worker-check`.
+//! The light tenant's running time is from its own measurement: the device's timestamps of its
+//! kernels. Killing a VM's worker is `turnstile nvidia-worker-check`.
 
 use std::fs;
 use std::path::Path;
@@ -33,11 +34,13 @@ use super::{GpuArg, wall_ns};
 const BETWEEN: Duration = Duration::from_millis(2_500);
 /// Without a daemon.
 const ALONE: Duration = Duration::from_millis(1_500);
-/// TIMEOUT: another guardian is there within a second and its start, another daemon within some hundred milliseconds.
+/// TIMEOUT: another watchdog starts within a second and its own start, another daemon within some
+/// hundred milliseconds.
 const FOUND_LIMIT: Duration = Duration::from_secs(10);
 /// Time that all of it takes at most.
 const SECONDS: f64 = 16.0;
-/// Who executes less of a window than this, in percent, is held; who executes more runs.
+/// A tenant that executes less of a window than this, in percent, is held; one that executes more
+/// runs.
 const HELD_PERCENT: f64 = 20.0;
 /// A window.
 const WINDOW_NS: u64 = 100_000_000;
@@ -58,17 +61,18 @@ pub(super) struct KillsArgs {
     daemon: DaemonArgs,
 }
 
-/// What a kill did to the light tenant.
+/// Effect of a kill on the light tenant.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Kill {
     what: &'static str,
-    /// Executed in the half second before, of the time.
+    /// Executed time in the half second before, in percent.
     before_percent: f64,
     /// From the kill to its first instruction.
     runs_again_ms: Option<f64>,
-    /// Executed between the kill and the replacement, of the time; without one, in the second after.
+    /// Executed time from the kill to the replacement, in percent; without a replacement, in the
+    /// second after.
     meanwhile_percent: f64,
-    /// From the kill to the replacement: another guardian, another daemon that knows both.
+    /// From the kill to the replacement: another watchdog, another daemon that knows both.
     replaced_ms: Option<f64>,
     /// From the kill until it is held again.
     held_again_ms: Option<f64>,
@@ -100,8 +104,8 @@ fn kill(pid: u32) -> anyhow::Result<u64> {
     Ok(at_ns)
 }
 
-/// A guardian of this daemon that can resume: it has the driver open.
-fn guardian_of(daemon: u32) -> Option<u32> {
+/// The watchdog of this daemon.
+fn watchdog_of(daemon: u32) -> Option<u32> {
     let processes = fs::read_dir("/proc").ok()?;
     let mut numbers = processes
         .flatten()
@@ -111,7 +115,7 @@ fn guardian_of(daemon: u32) -> Option<u32> {
         let is_one = words
             .split(|byte| *byte == 0)
             .nth(1)
-            .is_some_and(|word| word == b"nvidia-guardian");
+            .is_some_and(|word| word == b"nvidia-watchdog");
         is_one && parent(*pid) == Some(daemon)
     })
 }
@@ -178,7 +182,7 @@ pub(super) fn run(args: &KillsArgs) -> anyhow::Result<()> {
         bail!("There are two loads");
     };
     thread::sleep(BETWEEN);
-    let mut events = vec![guardian_killed(&daemon)?];
+    let mut events = vec![watchdog_killed(&daemon)?];
     thread::sleep(BETWEEN);
     let (event, daemon, found) = daemon_killed(args, daemon, folder.path())?;
     events.push(event);
@@ -207,20 +211,20 @@ pub(super) fn run(args: &KillsArgs) -> anyhow::Result<()> {
     )
 }
 
-fn guardian_killed(daemon: &Daemon) -> anyhow::Result<Event> {
-    let first = guardian_of(daemon.pid()).context("The daemon has no guardian")?;
+fn watchdog_killed(daemon: &Daemon) -> anyhow::Result<Event> {
+    let first = watchdog_of(daemon.pid()).context("The daemon has no watchdog")?;
     let at_ns = kill(first)?;
-    until("Another guardian", || {
-        Ok(guardian_of(daemon.pid()).filter(|pid| *pid != first))
+    until("Another watchdog", || {
+        Ok(watchdog_of(daemon.pid()).filter(|pid| *pid != first))
     })?;
     Ok(Event {
-        what: "guardian",
+        what: "watchdog",
         at_ns,
         replaced_ns: Some(wall_ns()),
     })
 }
 
-/// Returns the second daemon, and whom it found.
+/// Returns the kill, the second daemon, and the names of the tenants that it found.
 fn daemon_killed(
     args: &KillsArgs,
     daemon: Daemon,
@@ -256,7 +260,7 @@ fn percent(report: &LoadReport, from_ns: u64, to_ns: u64) -> f64 {
     100.0 * executed_ns(report, from_ns, to_ns) as f64 / to_ns.saturating_sub(from_ns).max(1) as f64
 }
 
-/// What the light tenant saw of a kill.
+/// Effect of a kill, from the light tenant's report.
 fn seen(report: &LoadReport, event: &Event) -> Kill {
     let at = event.at_ns;
     let end = report.start_ns + FINE_NS * report.executed_ns.len() as u64;
@@ -332,7 +336,7 @@ mod tests {
     fn a_kill_is_told_by_the_tenants_own_time() {
         let report = report(1_020..1_800);
         let event = Event {
-            what: "guardian",
+            what: "watchdog",
             at_ns: report.start_ns + 1_000_000_000,
             replaced_ns: Some(report.start_ns + 1_700_000_000),
         };

@@ -22,33 +22,37 @@ pub(crate) struct LoadArgs {
     /// Launches ahead, when deep
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     in_flight: u32,
-    /// Of the bursts
+    /// Seed of the bursts
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// From start to end
+    /// Length of the run
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
     /// Blocks of 256 threads; 0 fills every processor
     #[arg(long, default_value_t = 0)]
     blocks: u32,
-    /// How long work takes, as TURNS_PER_MS:FIXED_NS; measured if it is not given, best while nobody else has the GPU
+    /// Duration of work, as TURNS_PER_MS:FIXED_NS; measured if it is not given, best on a GPU
+    /// without other load
     #[arg(long)]
     calibration: Option<Calibration>,
     /// List every gap
     #[arg(long)]
     list_gaps: bool,
-    /// Start when a line with the wall clock in nanoseconds comes on the standard input; end when it closes
+    /// Read the start time from a line of standard input, as wall clock in nanoseconds; end when it
+    /// closes
     #[arg(long)]
     wait: bool,
-    /// Launch and wait for as many kernels as each line of the standard input says, and say how long that took; end when it closes
+    /// Launch and wait for as many kernels as each line of standard input orders, and report the
+    /// time that took; end when it closes
     #[arg(long, conflicts_with = "wait")]
     blocks_of: bool,
-    /// And as many by a thread under the filter of `turnstile run`, in turns
+    /// And as many by a thread under the filter of `turnstile run`, alternating
     #[arg(long, requires = "blocks_of")]
     filtered: bool,
 }
 
-/// Runs it: says that it is ready, waits for the moment, loads the GPU, reports.
+/// Runs the load: reports that it is ready, waits for the start time, loads the GPU, reports its
+/// measurements.
 pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
     // CAST: nanoseconds of a few seconds; a negative or absurd length saturates.
     let length_ns = Duration::try_from_secs_f64(args.seconds)?.as_nanos() as u64;

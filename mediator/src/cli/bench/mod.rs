@@ -55,7 +55,7 @@ enum What {
     Overhead(overhead::OverheadArgs),
     /// PyTorch programs alone, in pairs and all together: natively, under the daemon, under MPS
     Programs(Box<programs::ProgramsArgs>),
-    /// What happens when the guardian, the daemon, a tenant are killed
+    /// What happens when the watchdog, the daemon, a tenant are killed
     Kills(kills::KillsArgs),
 }
 

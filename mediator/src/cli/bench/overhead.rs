@@ -1,4 +1,4 @@
-//! `turnstile bench overhead`: what a tenant pays while it is alone.
+//! `turnstile bench overhead`: the cost of a tenant while it is alone.
 //!
 //! ```text
 //!   launch and wait     one process, two threads: as it is | under the filter of `turnstile run`      a round: a block of each, then backwards
@@ -7,9 +7,10 @@
 //!                       one tenant: daemon at work | stopped | stopped | at work
 //! ```
 //!
-//! Two processes that launch and wait differ by 1 % for good (where their memory lies), so that what is small is looked for within one. All
-//! processes live from the beginning, asleep but for one; what drifts falls on all alike. A daemon that was stopped has to catch up: it reads more than
-//! one that has nothing new to learn.
+//! Two processes that launch and wait differ permanently by 1 % (in the place of their memory), so
+//! small effects are measured within one process. All processes live from the beginning, and all
+//! but one sleep; drift affects all alike. A daemon that was stopped has to catch up: it reads more
+//! than one without a backlog.
 
 mod groups;
 
@@ -36,9 +37,10 @@ use groups::{Group, Groups, Round, Side, Work};
 /// One optimiser step after the other. Runs wherever PyTorch does.
 const STEP: &str = include_str!("../../../../images/load/step.py");
 
-/// How long a tenant is watched while the daemon is at work, or stopped, at a time.
+/// Length of one measurement of a tenant, with the daemon at work or stopped.
 const PHASE: Duration = Duration::from_millis(50);
-/// Before that: who was busy before it is forgotten, and caches are its own.
+/// Time before the measurements of a tenant: the tenant before it counts as idle, and the caches
+/// have this one's data.
 const WARM_UP: Duration = Duration::from_millis(300);
 
 /// Arguments of `bench overhead`.
@@ -53,7 +55,7 @@ pub(super) struct OverheadArgs {
     /// Processes that launch and wait, and as many tenants; 0 leaves them out
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(0..=64))]
     pairs: u32,
-    /// How long each of the processes takes its turns
+    /// How long each of the processes is measured
     #[arg(long, default_value_t = 1.5)]
     seconds: f64,
     /// Kernel that they launch and wait for
@@ -62,13 +64,13 @@ pub(super) struct OverheadArgs {
     /// Launches in a block
     #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     launches: u32,
-    /// Times that the daemon is stopped and goes on beside each tenant
+    /// Times that the daemon is stopped and continued beside each tenant
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     stops: u32,
     /// Groups of PyTorch processes
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=64))]
     torch_pairs: u32,
-    /// How long each of these takes its turns
+    /// How long each of these is measured
     #[arg(long, default_value_t = 8.0)]
     torch_seconds: f64,
     /// Optimiser steps in a block
@@ -87,10 +89,10 @@ pub(super) struct OverheadArgs {
     daemon: DaemonArgs,
 }
 
-/// Blocks of a round: of what is looked at, and of what it is compared with.
+/// Blocks of a round: those under test, and those that they are compared with.
 type Pair = (Block, Block);
 
-/// What one way takes more than another.
+/// Extra time of one way over another.
 #[derive(Debug, Serialize)]
 struct Against {
     what: &'static str,
@@ -125,7 +127,8 @@ struct Measure {
     /// A launch and wait, or a step, natively.
     native_us: f64,
     against: Vec<Against>,
-    /// Calls that suspended or resumed somebody while the daemon was stopped and went on; nobody is to be.
+    /// Calls that suspended or resumed a tenant while the daemon was stopped and continued; none is
+    /// expected.
     suspensions: u64,
 }
 
@@ -148,7 +151,7 @@ impl Measure {
         }
         if self.suspensions > 0 {
             println!(
-                "  somebody was suspended meanwhile: {} calls",
+                "  tenants were suspended meanwhile: {} calls",
                 self.suspensions
             );
         }
@@ -185,7 +188,7 @@ struct Report {
     skipped: Vec<String>,
 }
 
-/// The daemon that the tenants are of.
+/// The daemon of the tenants.
 struct Host<'a> {
     args: &'a OverheadArgs,
     _folder: TempDir,
@@ -197,7 +200,7 @@ struct Host<'a> {
 
 impl Drop for Host<'_> {
     fn drop(&mut self) {
-        // One that is stopped does not hear that it is to end.
+        // A stopped daemon does not handle the signal to end.
         let _ = self.daemon.signal(Signal::CONT);
     }
 }
@@ -219,10 +222,11 @@ impl<'a> Host<'a> {
 
     fn suspensions(&self) -> anyhow::Result<u64> {
         let calls = self.daemon.snapshot()?["gpu"]["suspend_calls"].as_u64();
-        calls.context("The daemon does not say how often it suspended somebody")
+        calls.context("The daemon does not report its calls that suspend tenants")
     }
 
-    /// Why the load of a tenant did not say what it took, with the daemon at work or stopped, as far as that can be seen from outside.
+    /// Explains why a tenant's load reported no block, with the daemon at work or stopped, as far
+    /// as that is visible from outside.
     fn stuck(
         &self,
         error: anyhow::Error,
@@ -261,7 +265,7 @@ impl<'a> Host<'a> {
         Groups::start(work, |side| self.command(side, work))
     }
 
-    /// What tenants take with the daemon at work, and stopped: one after the other.
+    /// Blocks of tenants with the daemon at work, and stopped: one tenant after the other.
     fn stops(
         &self,
         work: &Work,
@@ -335,7 +339,7 @@ fn each<T>(
     Ok(all)
 }
 
-/// Loads that launch and wait: of this side, with these words more.
+/// Loads that launch and wait, of these sides, with one more option.
 fn launches(
     args: &OverheadArgs,
     sides: &'static [Side],
@@ -372,7 +376,7 @@ fn launches(
     })
 }
 
-/// Before there is a daemon: what the filter costs. Then what the daemon does.
+/// The cost of the filter, before there is a daemon; then the cost of the daemon.
 fn launch_and_wait(args: &OverheadArgs) -> anyhow::Result<Measure> {
     let early = "A load of the bench ended early";
     let work = launches(args, &[Side::Native], Some("--filtered"))?;
@@ -436,7 +440,7 @@ fn steps(args: &OverheadArgs, script: &Path) -> Work {
         what: "PyTorch step",
         program: args.python.clone(),
         words: vec![script.to_string_lossy().into_owned()],
-        // Tenants apart: one that has just been busy keeps another from being alone.
+        // Tenants are not adjacent: one that has just been busy keeps another from being alone.
         sides: &[Side::Native, Side::Tenant, Side::NativeAgain, Side::Movable],
         groups: args.torch_pairs,
         seconds: args.torch_seconds,

@@ -1,4 +1,4 @@
-//! Load processes: started together, told when to begin, heard when they are done.
+//! Load processes: started together, given a start time, awaited until they report.
 
 use std::fs;
 use std::io;
@@ -13,15 +13,16 @@ use turnstile_figures::matrix::{Length, Pattern, Tenant};
 use super::ending::ended_within;
 use super::talk::{END_LIMIT, Talk};
 
-/// TIMEOUT: a CUDA process begins within about 2 s; several at once, held back by a daemon, within a few times that; 16 of PyTorch take
-/// up to half a minute.
+/// TIMEOUT: a CUDA process begins within about 2 s, several at once under a daemon within a few
+/// times that; 16 of PyTorch take half a minute.
 const READY_LIMIT: Duration = Duration::from_secs(90);
-/// TIMEOUT: a load ends its last kernel and reports: up to 50 ms of kernel at a tenth of the GPU, and the copy of its records.
+/// TIMEOUT: a load ends its last kernel, up to 50 ms long at a tenth of the GPU, and copies its
+/// records.
 const DONE_LIMIT: Duration = Duration::from_secs(30);
-/// Threads of which it is told where they wait.
+/// Most threads that [`Load::waits`] shows.
 const WAITS_MAX: usize = 32;
 
-/// What is the same for all loads of a bench.
+/// Parameters of all loads of a bench.
 #[derive(Clone, Debug)]
 pub(super) struct Common {
     pub(super) device: u32,
@@ -30,7 +31,7 @@ pub(super) struct Common {
     pub(super) list_gaps: bool,
 }
 
-/// Words behind `turnstile` that make it this tenant's load.
+/// Arguments of `turnstile` that make it this tenant's load.
 pub(super) fn words(tenant: &Tenant, common: &Common) -> Vec<String> {
     let pattern = tenant.pattern.to_string();
     let kernel = match (tenant.pattern, tenant.kernel) {
@@ -98,7 +99,8 @@ impl Load {
         }
     }
 
-    /// Where its threads wait, and those of processes that it started: for who asks why it says nothing.
+    /// Where its threads wait, and those of processes that it started: the explanation of a load
+    /// that does not report.
     pub(super) fn waits(&self) -> String {
         let mut waits = Vec::new();
         let mut pids = vec![self.talk.child.id()];
@@ -127,7 +129,7 @@ impl Load {
         waits.join("; ")
     }
 
-    /// Tells it when to begin, on the wall clock.
+    /// Sends it its start time, on the wall clock.
     pub(super) fn start(&mut self, at_ns: u64) -> anyhow::Result<()> {
         self.order(at_ns)
     }
@@ -136,7 +138,7 @@ impl Load {
         self.talk.order(&number.to_string())
     }
 
-    /// Waits for its report; it stays, idle, until it is dropped.
+    /// Waits for its report; the process stays, idle, until it is dropped.
     pub(super) fn wait_done(&mut self, length: Duration) -> anyhow::Result<LoadReport> {
         match self.hear(length + DONE_LIMIT)? {
             Said::Done(report) => Ok(*report),
@@ -144,13 +146,13 @@ impl Load {
         }
     }
 
-    /// Has it do so many pieces of work, and waits for them.
+    /// Orders some pieces of work, and waits for them.
     pub(super) fn block(&mut self, pieces: u32) -> anyhow::Result<Block> {
         self.order(pieces.into())?;
         self.late_block(DONE_LIMIT)
     }
 
-    /// The same of one that does them in two ways.
+    /// As `block`, of a load that does the work in two ways.
     pub(super) fn two_blocks(&mut self, pieces: u32) -> anyhow::Result<[Block; 2]> {
         self.order(pieces.into())?;
         let block = || self.late_block(DONE_LIMIT);
@@ -171,7 +173,7 @@ impl Load {
         Ok(ended.and_then(|status| status.code()))
     }
 
-    /// Has no more orders for it, so that it ends.
+    /// Closes its standard input, so that it ends.
     pub(super) fn no_more(&mut self) {
         self.talk.close();
     }

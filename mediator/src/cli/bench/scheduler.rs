@@ -1,4 +1,5 @@
-//! Who schedules the loads of a cell: the driver alone, `turnstile serve` with tenants started by `turnstile run`, or another.
+//! Schedulers of the loads of a cell: the driver alone, `turnstile serve` with tenants started by
+//! `turnstile run`, or XSched.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -20,7 +21,7 @@ use turnstile_figures::spans::Span;
 use super::daemon::Daemon;
 use super::xsched::{Server, Xsched};
 
-/// TIMEOUT: the daemon opens the driver, starts its log and a guardian: some hundred milliseconds.
+/// TIMEOUT: the daemon opens the driver, starts its log and a watchdog: some hundred milliseconds.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// How a daemon is started.
@@ -46,12 +47,12 @@ impl DaemonArgs {
         self.policy.as_deref()
     }
 
-    /// What its runs are called.
+    /// Name of its runs.
     pub(super) fn name(&self) -> &str {
         self.policy().unwrap_or("turnstile")
     }
 
-    /// The same, whose runs are recorded in this folder, if any.
+    /// The same with runs recorded in this folder, if any.
     pub(super) fn recorded(&self, folder: Option<&Path>) -> Self {
         let record = folder.map(Path::to_owned);
         Self {
@@ -68,14 +69,14 @@ impl DaemonArgs {
     }
 }
 
-/// Who schedules a cell.
+/// Scheduler of a cell.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scheduler<'a> {
     /// The driver.
     Native,
     /// A daemon.
     Scheduled(&'a DaemonArgs),
-    /// Another.
+    /// XSched.
     Xsched(&'a Xsched),
 }
 
@@ -107,7 +108,7 @@ impl Scheduler<'_> {
     }
 }
 
-/// What schedules one run of a cell.
+/// Scheduler of one run of a cell, as it runs.
 #[derive(Debug)]
 pub(super) enum Running {
     Native,
@@ -133,14 +134,14 @@ fn serve(args: &DaemonArgs, device: u32, folder: TempDir) -> anyhow::Result<Runn
     })
 }
 
-/// Starts a daemon whose socket is in `folder`, and waits until it listens.
+/// Starts a daemon with its socket in `folder`, and waits until it listens.
 pub(super) fn spawn(
     args: &DaemonArgs,
     device: u32,
     folder: &Path,
 ) -> anyhow::Result<(Daemon, PathBuf)> {
     let socket = folder.join("turnstile.sock");
-    // One that was killed leaves its own behind.
+    // A daemon that was killed leaves its socket behind.
     let _ = std::fs::remove_file(&socket);
     let mut command = Command::new(std::env::current_exe()?);
     command
@@ -207,7 +208,8 @@ pub(super) fn tenant_of(
 }
 
 impl Running {
-    /// The command that runs `program` as tenant `index`, which is to have so many percent.
+    /// The command that runs `program` as tenant `index`, which is to have this percentage of the
+    /// GPU.
     pub(super) fn command(
         &self,
         index: usize,
@@ -228,7 +230,7 @@ impl Running {
         })
     }
 
-    /// An error with what the daemon knows of its tenants, and what it said.
+    /// An error with the daemon's snapshot of its tenants, and its last messages.
     pub(super) fn explain(&self, error: &anyhow::Error) -> anyhow::Error {
         let Self::Serve { daemon, .. } = self else {
             return anyhow::anyhow!("{error:#}");
@@ -240,7 +242,7 @@ impl Running {
         ))
     }
 
-    /// The beginning or the end of what the daemon is asked about.
+    /// Marks the beginning or the end of the window of the daemon's figures.
     pub(super) fn mark(&mut self) -> anyhow::Result<()> {
         match self {
             Self::Serve { daemon, .. } => daemon.mark(),
@@ -248,7 +250,8 @@ impl Running {
         }
     }
 
-    /// Writes what the daemon was told of its GPU, and what the loads of `cell` did that began at `start_ns`, if it is to be recorded.
+    /// Writes a recording, if there is to be one: the daemon's trace of its GPU, and the reports of
+    /// the loads of `cell`, which began at `start_ns`.
     pub(super) fn record(
         &self,
         cell: &Cell,
@@ -263,7 +266,7 @@ impl Running {
         else {
             return Ok(());
         };
-        let last = daemon.marks().last().context("The daemon was not asked")?;
+        let last = daemon.marks().last().context("The daemon was not polled")?;
         let of = |(index, load)| Some((counter(&last.snapshot, &name(index), "tenant")?, load));
         let loads: Option<Vec<(u64, &LoadReport)>> = loads.iter().enumerate().map(of).collect();
         let loads = loads.context("The daemon does not know a tenant")?;
@@ -274,7 +277,7 @@ impl Running {
             .with_context(|| format!("Writing {} failed", file.display()))
     }
 
-    /// The tenants are done: ends the daemon, and returns what it said of the run.
+    /// Ends the daemon after its tenants are done, and returns its figures of the run.
     pub(super) fn end(self, tenants: usize) -> anyhow::Result<SchedulerSays> {
         match self {
             Self::Native | Self::Xsched { .. } => Ok(SchedulerSays::default()),
@@ -303,7 +306,7 @@ impl Running {
     }
 }
 
-/// What the daemon charged a tenant between two snapshots.
+/// A tenant's charge between two snapshots.
 pub(super) fn charge(first: &Value, last: &Value, tenant: &str) -> Option<Charge> {
     let between = |what: &str| {
         Some(counter(last, tenant, what)?.saturating_sub(counter(first, tenant, what)?))

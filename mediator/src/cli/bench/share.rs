@@ -22,10 +22,12 @@ use super::scheduler::{DaemonArgs, Scheduler, first_line};
 use super::xsched::{XschedArgs, percentages};
 use super::{GpuArg, progress, table, wall_ns};
 
-/// Between the word to the loads and their common start: all have read it, and the daemon knows them.
+/// Time from the start order to the loads' common start: all have read it by then, and the daemon
+/// knows them.
 const LEAD: Duration = Duration::from_millis(150);
 
-/// Between the daemon's last snapshot and the end of the run: it lies within.
+/// Time from the daemon's last snapshot to the end of the run, so that the snapshot is within the
+/// run.
 const MARGIN: Duration = Duration::from_millis(50);
 
 /// Arguments of `bench share`.
@@ -43,7 +45,7 @@ pub(super) struct ShareArgs {
     /// Seconds of each run that its figures leave out
     #[arg(long, default_value_t = 1.0, value_parser = seconds)]
     skip: f64,
-    /// Only cells whose names contain this, such as "2ms+200us 3:1"; give it several times for more
+    /// Only cells with this in their names, such as "2ms+200us 3:1"; give it several times for more
     #[arg(long)]
     filter: Vec<String>,
     /// A cell that is not in the matrix, as WEIGHT:KERNEL[:PATTERN],...; instead of the matrix
@@ -55,7 +57,8 @@ pub(super) struct ShareArgs {
     /// Print the names of the cells and do nothing
     #[arg(long)]
     list: bool,
-    /// Write there what the daemon was told of the GPU in each run, and what the loads did, for the tests that replay it
+    /// Write what the daemon read of the GPU in each run, and what the loads did, to this folder,
+    /// for the tests that replay it
     #[arg(long, value_name = "FOLDER")]
     record: Option<PathBuf>,
     /// Print one JSON object instead of a table
@@ -102,7 +105,7 @@ fn cell(text: &str) -> Result<Cell, String> {
     Ok(Cell { tenants: tenants? })
 }
 
-/// A run that has no line.
+/// A run without a line.
 #[derive(Debug, Serialize)]
 struct Failure {
     cell: String,
@@ -117,7 +120,7 @@ struct Report {
     driver: &'static str,
     seconds: f64,
     calibration: Calibration,
-    /// Each busy load alone, natively: what work conservation is measured against.
+    /// Each busy load alone, natively: the reference of work conservation.
     alone: Vec<CellLine>,
     native: Vec<CellLine>,
     scheduled: Vec<CellLine>,
@@ -125,11 +128,12 @@ struct Report {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     xsched: Vec<CellLine>,
     failures: Vec<Failure>,
-    /// It was asked to end: runs may be missing.
+    /// A signal ended it: runs may be missing.
     interrupted: bool,
 }
 
-/// A flag that SIGINT and SIGTERM raise: the run under way is the last one. The second one ends the process at once.
+/// A flag that SIGINT and SIGTERM raise: the run under way is the last one. A second signal ends
+/// the process at once.
 pub(super) fn interruption() -> anyhow::Result<Arc<AtomicBool>> {
     let raised = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -168,7 +172,7 @@ pub(super) fn run_cell(
     for load in &mut loads {
         load.start(start)?;
     }
-    // What the daemon charges is compared in the same time.
+    // The daemon's charges are compared over the same time.
     for moment in [skip, length.saturating_sub(MARGIN)] {
         // CAST: a run has minutes.
         let at_ns = start + moment.as_nanos() as u64;
@@ -187,7 +191,7 @@ pub(super) fn run_cell(
     Ok(line(cell, scheduler.name(), &reports, &says, skip_ns)?)
 }
 
-/// How long work takes, measured while nobody else is there.
+/// Duration of work, measured on a GPU without other load.
 pub(super) fn calibrate(device: u32, program: &Path) -> anyhow::Result<Calibration> {
     let tenant = Tenant {
         weight: 100,
@@ -219,7 +223,7 @@ fn chosen(args: &ShareArgs) -> Vec<Cell> {
     matrix().into_iter().filter(wanted).collect()
 }
 
-/// Each busy load of a cell in which others are at times idle, alone.
+/// Each busy load of a cell in which other tenants are idle at times, alone.
 fn alone(cells: &[Cell]) -> Vec<Cell> {
     let mut seen = BTreeSet::new();
     let busy = |tenant: &&Tenant| tenant.pattern == Pattern::Busy;
@@ -234,7 +238,7 @@ fn alone(cells: &[Cell]) -> Vec<Cell> {
         .collect()
 }
 
-/// Cells with different loads: to the driver, weights are all the same.
+/// Each set of loads once, at equal weights: the driver knows no weights.
 fn without_weights(cells: &[Cell]) -> Vec<Cell> {
     let mut seen = BTreeSet::new();
     cells
@@ -341,7 +345,7 @@ pub(super) fn run(args: &ShareArgs) -> anyhow::Result<()> {
         );
     }
     if report.interrupted {
-        bail!("It was asked to end: runs may be missing above");
+        bail!("Interrupted: runs may be missing above");
     }
     if !report.failures.is_empty() {
         bail!("{} runs failed", report.failures.len());

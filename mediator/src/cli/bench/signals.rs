@@ -17,7 +17,7 @@ use turnstile_nvidia::observe::{BusyTime, ChannelStatus, Kind, Observation, Sign
 
 use super::{GpuArg, progress};
 
-/// How often channels in use are looked for anew.
+/// Interval of the search for channels in use.
 const LOOK_EVERY: Nanos = Nanos::from_ms(500);
 
 /// Arguments of `bench signals`.

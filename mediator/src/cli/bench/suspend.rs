@@ -1,7 +1,9 @@
-//! `turnstile bench suspend`: from the order to suspend to the last instruction of an endless kernel.
+//! `turnstile bench suspend`: from the order to suspend to the last instruction of an endless
+//! kernel.
 //!
-//! In the ways of the daemon: by the usher, who takes the engine ([`Usher`]), from the word to him, of one who has had a time slice,
-//! and of one who has just come; by the driver's call alone; and by that call right behind another, once somebody else may run.
+//! It measures the daemon's ways to suspend. The preemptor takes the engine from a load that has
+//! run for a time slice, or that has just begun; time counts from the order to it. The driver's
+//! call works alone, and right behind another one, which lets another load run.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -20,30 +22,31 @@ use turnstile_accounting::TenantId;
 use turnstile_figures::matrix::{Length, Pattern, Tenant};
 use turnstile_figures::spans::Span;
 use turnstile_figures::suspend::{Suspensions, Trial, suspensions};
-use turnstile_nvidia::guardian::Guardian;
 use turnstile_nvidia::handles::Handles;
+use turnstile_nvidia::hold::holder::{Holder, OwnedSwitch};
+use turnstile_nvidia::hold::watchdog::Watchdog;
 use turnstile_nvidia::hold::{Channel, ChannelSwitch};
-use turnstile_nvidia::holder::{Holder, OwnedSwitch};
+use turnstile_nvidia::preemptor::Preemptor;
 use turnstile_nvidia::rm::{RmClient, RmError};
-use turnstile_nvidia::usher::Usher;
 use turnstile_nvidia::version;
 
 use super::processes::{Common, Load, words};
 use super::{GpuArg, progress, wall_ns};
-use crate::cli::nvidia::{start_guardian, start_usher};
+use crate::cli::nvidia::{start_preemptor, start_watchdog};
 
-/// How long the kernel is left suspended, and running: so much and up to as much again, so that no phase of the driver is met
-/// each time.
+/// How long the kernel is left suspended, and running: at random up to twice as long, so that
+/// trials meet all phases of the driver.
 const HOLD: Duration = Duration::from_micros(300);
 const RUN: Duration = Duration::from_micros(500);
-/// The same before the usher comes: longer than a time slice. SOURCE: facts sheet section 1: 2.048 ms.
+/// `RUN` before the preemptor is used: longer than a time slice. SOURCE: facts sheet section 1:
+/// 2.048 ms.
 const RUN_A_SLICE: Duration = Duration::from_micros(2_500);
-/// Time that a trial takes at most in the mean, for the load's length. SOURCE: measured: two calls of 0.5 ms and both pauses,
-/// at a handover four calls; with the usher, the longer pause.
+/// Largest mean time of a trial, for the load's length. SOURCE: measured: two calls of 0.5 ms and
+/// both pauses, at a handover four calls; with the preemptor, the longer pause.
 const TRIAL_NS: u64 = 4_000_000;
-const USHER_TRIAL_NS: u64 = 7_000_000;
+const PREEMPTOR_TRIAL_NS: u64 = 7_000_000;
 /// TIMEOUT: the vendor's library takes half a second.
-const USHER_LIMIT: Duration = Duration::from_secs(30);
+const PREEMPTOR_LIMIT: Duration = Duration::from_secs(30);
 /// TIMEOUT: the second load begins meanwhile, beside an endless kernel.
 const START_SECONDS: f64 = 4.0;
 
@@ -86,27 +89,29 @@ struct Kind {
 struct Report {
     driver: &'static str,
     kinds: Vec<Kind>,
-    /// How far the kernel's clock may be from the caller's.
+    /// Largest difference of the kernel's clock from the caller's.
     clock_error_ns: u64,
-    /// Time of a step of work, after which the kernel reads the clock: its last instruction is up to so much later.
+    /// Time of a step of work, after which the kernel reads the clock: its last instruction is up
+    /// to that much later.
     step_ns: u64,
     /// Gaps that no suspension explains.
     other_gaps: u64,
 }
 
-/// The suspended load, and the one that has the GPU in its stead at a handover.
+/// The suspended load, and the load that has the GPU instead at a handover.
 const LOAD: TenantId = TenantId(1);
 const OTHER: TenantId = TenantId(2);
 
-/// The daemon's own hands: what is held is announced to a guardian, and resumed by it.
+/// The daemon's own suspension: what is held is announced to a watchdog, which resumes
+/// it after the daemon's death.
 struct Hands {
-    holder: Holder<TimedSwitch, Guardian>,
-    usher: Usher,
+    holder: Holder<TimedSwitch, Watchdog>,
+    preemptor: Preemptor,
     last: Rc<Cell<Span>>,
     random: SmallRng,
 }
 
-/// The hardware's switch, and when it was last used.
+/// The hardware's switch, with the time of its last call.
 struct TimedSwitch {
     switch: OwnedSwitch,
     last: Rc<Cell<Span>>,
@@ -130,27 +135,28 @@ impl Hands {
         ));
     }
 
-    /// Suspends and resumes the load, as planned; if `other` is named, as the daemon hands the GPU over: the next is resumed first. By the usher,
-    /// the order is the word to him.
+    /// Suspends and resumes the load, as planned. With channels in `other` it is a handover as in
+    /// the daemon: the other load is resumed first. With the preemptor, the suspension begins at
+    /// the order to it.
     fn trial(&mut self, plan: &Plan, other: &[Channel]) -> anyhow::Result<Trial> {
         self.holder.renew()?;
-        let ushered = match plan.way {
-            Way::Usher(run) => Some(run),
+        let preempts = match plan.way {
+            Way::Preemptor(run) => Some(run),
             Way::Call | Way::Handover => None,
         };
-        if ushered.is_some() {
-            self.await_usher()?;
+        if preempts.is_some() {
+            self.await_preemptor()?;
         }
-        self.pause(ushered.unwrap_or(RUN));
+        self.pause(preempts.unwrap_or(RUN));
         self.holder.release(OTHER)?;
         let ordered_ns = wall_ns();
-        if ushered.is_some() && !self.usher.take() {
-            bail!("There is no usher any more");
+        if preempts.is_some() && !self.preemptor.take() {
+            bail!("The preemptor has ended");
         }
         self.holder.hold(LOAD, &plan.channels)?;
-        self.usher.leave();
+        self.preemptor.leave();
         let mut suspend = self.last.get();
-        if ushered.is_some() {
+        if preempts.is_some() {
             suspend.begin_ns = ordered_ns;
         }
         self.pause(HOLD);
@@ -160,11 +166,11 @@ impl Hands {
         Ok(Trial { suspend, resume })
     }
 
-    fn await_usher(&mut self) -> anyhow::Result<()> {
+    fn await_preemptor(&mut self) -> anyhow::Result<()> {
         let begin = Instant::now();
-        while !self.usher.is_ready() {
-            if self.usher.pid().is_none() || begin.elapsed() > USHER_LIMIT {
-                bail!("The usher does not start");
+        while !self.preemptor.is_ready() {
+            if self.preemptor.pid().is_none() || begin.elapsed() > PREEMPTOR_LIMIT {
+                bail!("The preemptor does not start");
             }
             thread::sleep(Duration::from_millis(1));
         }
@@ -172,7 +178,7 @@ impl Hands {
     }
 }
 
-/// A load and the channels that are learnt of it.
+/// A load and the handles that were learnt of it.
 struct Learnt {
     load: Load,
     handles: Handles,
@@ -226,7 +232,7 @@ impl Learnt {
     }
 }
 
-/// What is suspended, in which way, and how often.
+/// Channels to suspend, the way, and the number of trials.
 struct Plan {
     what: String,
     channels: Vec<Channel>,
@@ -234,21 +240,22 @@ struct Plan {
     trials: u32,
 }
 
-/// How the daemon suspends.
+/// The daemon's ways to suspend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// The usher takes the engine from one who has run for so long, and the driver's call follows.
-    Usher(Duration),
+    /// The preemptor takes the engine from a load that has run for this time, and the driver's call
+    /// follows.
+    Preemptor(Duration),
     /// The driver's call.
     Call,
-    /// The same, behind the one that resumes somebody else.
+    /// The same, behind the call that resumes another load.
     Handover,
 }
 
 impl Plan {
     fn takes_ns(&self) -> u64 {
         let each_ns = match self.way {
-            Way::Usher(_) => USHER_TRIAL_NS,
+            Way::Preemptor(_) => PREEMPTOR_TRIAL_NS,
             Way::Call | Way::Handover => TRIAL_NS,
         };
         u64::from(self.trials) * each_ns
@@ -263,13 +270,13 @@ fn plans(args: &SuspendArgs, handles: &Handles, pid: u32) -> Vec<Plan> {
         trials,
     };
     let compute = handles.compute_channels(pid);
-    let usher = |what, run| Plan {
-        way: Way::Usher(run),
+    let preemptor = |what, run| Plan {
+        way: Way::Preemptor(run),
         ..plan(what, compute.clone(), args.trials)
     };
     let mut plans = vec![
-        usher("by the usher", RUN_A_SLICE),
-        usher("who has just come", RUN),
+        preemptor("by the preemptor", RUN_A_SLICE),
+        preemptor("just scheduled in", RUN),
         plan("by the call alone", compute.clone(), args.trials),
     ];
     if args.all {
@@ -295,7 +302,7 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     let folder = tempfile::Builder::new()
         .prefix("turnstile-bench")
         .tempdir()?;
-    // How many channels there are is not known before it runs: ten of a group at most.
+    // The number of channels is not known before the load runs: ten in a group at most.
     let most = |trials: u32| u64::from(trials) * TRIAL_NS;
     let single_ns = if args.single {
         most(args.trials / 2 + 10)
@@ -303,7 +310,7 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
         0
     };
     let all_ns = if args.all { most(args.trials) } else { 0 };
-    let trials_ns = 2 * u64::from(args.trials) * USHER_TRIAL_NS + 2 * most(args.trials);
+    let trials_ns = 2 * u64::from(args.trials) * PREEMPTOR_TRIAL_NS + 2 * most(args.trials);
     let common = Common {
         device: args.device,
         seconds: (trials_ns + all_ns + single_ns) as f64 / 1e9 + START_SECONDS,
@@ -322,11 +329,11 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     };
     let mut hands = Hands {
         last,
-        holder: Holder::new(switch, start_guardian(args.device)?),
-        usher: start_usher(args.device)?,
+        holder: Holder::new(switch, start_watchdog(args.device)?),
+        preemptor: start_preemptor(args.device)?,
         random: SmallRng::seed_from_u64(1),
     };
-    hands.await_usher()?;
+    hands.await_preemptor()?;
     learnt.go()?;
     // CAST: a run has minutes.
     let end = wall_ns() + (common.seconds * 1e9) as u64;
@@ -358,7 +365,7 @@ pub(super) fn run(args: &SuspendArgs) -> anyhow::Result<()> {
     }
     drop(hands);
     if let Some(mut other) = other {
-        // It may have another second to go; left alone it would disturb whoever comes next.
+        // It may run for another second, in which it would disturb the next user of the GPU.
         other
             .load
             .wait_done(Duration::from_secs_f64(common.seconds))?;

@@ -1,5 +1,5 @@
-//! `turnstile bench swap`: a tenant's memory to the host and back under a kernel that does not end, against the link's rate and
-//! the vendor's own checkpoint.
+//! `turnstile bench swap`: a tenant's memory to the host and back under an endless kernel, against
+//! the link's rate and the vendor's own checkpoint.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -25,17 +25,17 @@ use turnstile_nvidia::version::{self, DriverAbi};
 use super::GpuArg;
 use crate::cli::nvidia::mover_command;
 
-/// Copied at once when the link is measured.
+/// Bytes of a copy that measures the link.
 const LINK_BYTES: usize = 1 << 30;
-/// Of the tenant whose memory others get while it is away.
+/// Memory of the tenant for [`Returned`].
 const RETURNED_BYTES: u64 = 2 << 30;
-/// How long the kernel is looked at, running and suspended.
+/// How long the kernel's counter is observed, running and suspended.
 const LOOK: Duration = Duration::from_millis(20);
 /// TIMEOUT: 2.2 GiB a second are pinned (measured).
 const POOL_LIMIT: Duration = Duration::from_secs(120);
 /// Between out and in.
 const REST: Duration = Duration::from_millis(100);
-/// Memory that is asked for at once to find out how much there is.
+/// Size of an allocation when free memory is measured.
 const PROBE_BYTES: u64 = 64 << 20;
 
 /// Arguments of `bench swap`.
@@ -50,10 +50,11 @@ pub(super) struct SwapArgs {
     /// Sizes, in GiB
     #[arg(long, value_delimiter = ',', default_values_t = [1, 8, 32])]
     gib: Vec<u64>,
-    /// Memory behind one handle, in MiB; as the daemon's, unless said otherwise
+    /// Memory behind one handle, in MiB; by default as the daemon's
     #[arg(long, value_parser = clap::value_parser!(u64).range(2..=4096))]
     extent_mib: Option<u64>,
-    /// Of memory of 512 MiB and more, what is behind the first and the last handle, in MiB; as the daemon's, unless said otherwise
+    /// Memory behind the first and the last handle, in MiB, where all is 512 MiB and more; by
+    /// default as the daemon's
     #[arg(long, conflicts_with = "extent_mib", value_parser = clap::value_parser!(u64).range(2..=4096))]
     edge_mib: Option<u64>,
     /// Times that each is moved; the median counts
@@ -67,14 +68,15 @@ pub(super) struct SwapArgs {
     json: bool,
 }
 
-/// One way of one move.
+/// One direction of one move.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Way {
     /// From the first call after the suspension to the last before the resumption.
     took_ns: u64,
-    /// Of these, in the tenant: unmapping, or mapping; both go on beside the copies, but for the first or the last.
+    /// Part of it in the tenant: unmapping, or mapping; both overlap the copies, but for the first
+    /// or the last.
     tenant_ns: u64,
-    /// Of these, those of the link, by the mover's word.
+    /// Part of it on the link, as the mover reports it.
     link_ns: u64,
     bytes_per_second: u64,
     percent_of_link: f64,
@@ -98,14 +100,16 @@ struct Size {
     resume_ns: u64,
     out: Way,
     r#in: Way,
-    /// Of the kernel, per millisecond: running, suspended, and after the memory has come back.
+    /// Counts of the kernel per millisecond: running, suspended, and after the memory has come
+    /// back.
     counts: [f64; 3],
     wrong_words: u64,
     vendor: Option<Vendor>,
     vendor_missing: Option<String>,
 }
 
-/// What others can allocate: with the tenant there, swapped out, and swapped out while one of its handles is kept.
+/// What other processes can allocate: with the tenant resident, swapped out, and swapped out while
+/// one of its handles is kept.
 #[derive(Debug, Serialize)]
 struct Returned {
     tenant_bytes: u64,
@@ -193,16 +197,16 @@ impl Drop for Tenant {
     }
 }
 
-/// What moves memory and stops channels.
+/// Moves memory and suspends channels.
 struct Hands<'a> {
     client: RmClient,
     driver: &'a DriverAbi,
     mover: Mover,
     link: [u64; 2],
     device: u32,
-    /// Bytes behind one handle, if that is said.
+    /// Bytes behind one handle, if given.
     extent_bytes: Option<u64>,
-    /// And behind the first and the last.
+    /// Bytes behind the first and the last one, if given.
     edge_bytes: Option<u64>,
 }
 
@@ -242,7 +246,7 @@ impl Hands<'_> {
         Ok(tenant.process()?.map(0, handles?)?)
     }
 
-    /// Out and in once; `between` while the host has it.
+    /// Moves the memory out and in once; `between` runs while the host has it.
     fn trip(
         &self,
         tenant: &mut Tenant,
@@ -288,7 +292,7 @@ impl Hands<'_> {
         let (suspend, begin) = stopped.context("the mover did not begin")?;
         let out = [begin.elapsed(), unmapping, link];
         between()?;
-        // What was freed is being cleared by the driver, on a copy engine as well.
+        // The driver clears freed memory, on a copy engine as well.
         thread::sleep(REST);
         let begin = Instant::now();
         let (mut link, mut mapping) = (Duration::ZERO, Duration::ZERO);
@@ -370,7 +374,7 @@ impl Hands<'_> {
         let (suspend_ns, resume_ns) = (median(|t| t.suspend), median(|t| t.resume));
         let ours = [suspend_ns + out.took_ns, resume_ns + back.took_ns];
         let (vendor, vendor_missing) = if gib > args.checkpoint_gib {
-            (None, Some("left out, as asked for".to_owned()))
+            (None, Some("left out, as requested".to_owned()))
         } else {
             match self.vendor(folder, bytes, ours) {
                 Ok(vendor) => (Some(vendor), None),
@@ -391,7 +395,7 @@ impl Hands<'_> {
         })
     }
 
-    /// The vendor's checkpoint waits for kernels, so that its tenant has none.
+    /// The vendor's checkpoint waits for kernels, so its tenant has none.
     fn vendor(&self, folder: &Path, bytes: u64, ours: [u64; 2]) -> anyhow::Result<Vendor> {
         let mut tenant = Tenant::start(folder, self.device, bytes, true)?;
         let pid = tenant.process()?.pid;
@@ -406,7 +410,7 @@ impl Hands<'_> {
         })
     }
 
-    /// What another process can allocate now: it does, and gives it back.
+    /// What another process can allocate now: it allocates all, and frees it.
     fn allocatable(&self) -> anyhow::Result<u64> {
         let mut all = Vec::new();
         loop {

@@ -1,7 +1,9 @@
-//! `turnstile bench train`: PyTorch trainings that together own more memory than the GPU has, under the daemon, against the same
-//! natively one after another; and beside that, trainings that fit together.
+//! `turnstile bench train`: PyTorch trainings that together own more memory than the GPU has, under
+//! the daemon, against the same natively one after another; and beside that, trainings that fit
+//! together.
 //!
-//! Each training is a process of `images/load/train.py`, which waits for files: to build its network, and to begin.
+//! Each training is a process of `images/load/train.py`, which waits for files: to build its
+//! network, and to begin.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -26,11 +28,11 @@ use super::{GpuArg, progress};
 
 /// The training. Runs wherever PyTorch does.
 const TRAIN: &str = include_str!("../../../../images/load/train.py");
-/// What it ends with where PyTorch or a GPU is missing.
+/// Exit status where PyTorch or a GPU is missing.
 const SKIPPED: i32 = 77;
-/// From one look at the daemon to the next.
+/// From one snapshot of the daemon to the next.
 const LOOK: Duration = Duration::from_millis(100);
-/// What the driver and contexts take of the card, unless it is said. SOURCE: `serve --card-mib`.
+/// What the driver and contexts take of the card by default. SOURCE: `serve --card-mib`.
 const CONTEXTS_BYTES: u64 = 8 << 30;
 
 /// Arguments of `bench train`.
@@ -51,22 +53,25 @@ pub(super) struct TrainArgs {
     /// Steps of each
     #[arg(long, default_value_t = 220, value_parser = clap::value_parser!(u64).range(3..=1_000_000))]
     steps: u64,
-    /// The same beside it with so much memory each, in GiB, that nothing has to move; 0 leaves it out
+    /// The same at a size, in GiB each, at which nothing has to move, for comparison; 0 leaves it
+    /// out
     #[arg(long, default_value_t = 40)]
     beside_gib: u64,
-    /// What trainings have together of the card, in MiB; all but 8 GiB, unless said otherwise
+    /// What trainings have together of the card, in MiB; by default all but 8 GiB
     #[arg(long)]
     card_mib: Option<u64>,
-    /// Host memory for what does not fit, in MiB; as much as that and a quarter more, unless said otherwise
+    /// Host memory for what does not fit, in MiB; by default as much as that, a quarter more and 4
+    /// GiB
     #[arg(long)]
     host_pool_mib: Option<u64>,
     /// Python with PyTorch
     #[arg(long, default_value = "python3")]
     python: PathBuf,
-    /// Longest time for a part: loading PyTorch, building the networks, all steps, the end; in seconds
+    /// Longest time for a part: loading PyTorch, building the networks, all steps, the end; in
+    /// seconds
     #[arg(long, default_value_t = 900)]
     limit_s: u64,
-    /// Leave what trainings and daemon say in this folder
+    /// Keep the output of trainings and daemon in this folder
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
     /// Print one JSON object instead of a table
@@ -97,9 +102,9 @@ struct Run {
     rows: Vec<Row>,
     serial_s: f64,
     shared_s: f64,
-    /// Steps in a second of all, of those one after another.
+    /// Steps in a second of all, in percent of those one after another.
     percent_of_serial: f64,
-    /// Half of the time between exchanges was in turns of at least so long.
+    /// Half of the time between exchanges was in turns of at least this length.
     turn_s: Option<f64>,
     /// From the first beginning to the last end.
     out_bytes: u64,
@@ -136,7 +141,7 @@ struct Training {
 }
 
 impl Training {
-    /// Starts it behind `command`, which ends up in Python; its files are in `folder`.
+    /// Starts it by `command`, which ends up in Python; its files are in `folder`.
     fn start(mut command: Command, bench: &Bench<'_>, gib: u64, seed: u64) -> anyhow::Result<Self> {
         let folder = bench.folder.clone();
         let script = folder.join("train.py");
@@ -171,7 +176,7 @@ impl Training {
         Ok(File::create(self.path(what)).map(drop)?)
     }
 
-    /// What it said of errors, as one.
+    /// An error with its last messages.
     fn failed(&self, what: &str) -> anyhow::Error {
         let (seed, said) = (self.seed, tail(&self.path("messages")));
         anyhow::anyhow!("Training {seed} {what}; it said: {said}")
@@ -217,10 +222,10 @@ impl Drop for Training {
     }
 }
 
-/// What is the same for all runs.
+/// Common parts of all runs.
 struct Bench<'a> {
     args: &'a TrainArgs,
-    /// Of the files of one size.
+    /// Folder of one size's files.
     folder: PathBuf,
     bar: &'a ProgressBar,
 }
@@ -237,7 +242,7 @@ impl Bench<'_> {
         1..=self.args.programs
     }
 
-    /// One after another, natively. The others have loaded PyTorch meanwhile, and nothing more.
+    /// Runs them one after another, natively. The others have only loaded PyTorch meanwhile.
     fn serial(&self, gib: u64) -> anyhow::Result<Vec<Trained>> {
         let start = |seed| Training::start(Command::new(&self.args.python), self, gib, seed);
         let mut trainings: Vec<Training> =
@@ -271,7 +276,8 @@ impl Bench<'_> {
         Ok(command)
     }
 
-    /// All together under a daemon; and what it said of them meanwhile.
+    /// Runs all together under a daemon; returns their reports, and samples of the daemon
+    /// meanwhile.
     fn shared(
         &self,
         gib: u64,
@@ -309,7 +315,7 @@ impl Bench<'_> {
         Ok((all, samples))
     }
 
-    /// Asks the daemon again and again until all are done.
+    /// Samples the daemon until all are done.
     fn watch(
         &self,
         trainings: &mut [Training],
@@ -378,7 +384,7 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
     let card_bytes = args
         .card_mib
         .map_or(all_bytes.saturating_sub(CONTEXTS_BYTES), |mib| mib << 20);
-    // What PyTorch takes beyond what was asked for.
+    // PyTorch takes more than the requested size.
     let each = |gib: u64| (gib + 1) << 30;
     ensure!(
         each(args.gib) <= card_bytes,
@@ -492,7 +498,8 @@ mod tests {
         train: TrainArgs,
     }
 
-    /// A shell with `script` in the place of Python: $1 is the script's name, $2 to $5 what it is told.
+    /// A shell with `script` in the place of Python: $1 is the script's name, $2 to $5 its
+    /// arguments.
     fn training(script: &str) -> (tempfile::TempDir, anyhow::Result<Training>) {
         let folder = tempfile::tempdir().unwrap();
         let words = Words::parse_from(["train", "--limit-s", "20", "--steps", "7"]);

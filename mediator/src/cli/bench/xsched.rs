@@ -1,7 +1,8 @@
-//! XSched beside us: the same loads under its library and its server, where somebody has built them.
+//! XSched for comparison: the same loads under its library and its server, if they are installed.
 //!
-//! Nothing of it is part of this repository; the bench is told where its library in front of CUDA's is. The loads load CUDA's
-//! by its name, so that it is put first under that name: preloaded it would not be asked.
+//! XSched is no part of this repository; an option names its library, which replaces CUDA's. The
+//! loads open CUDA's library by name, so XSched's is first in the search path under that name:
+//! preloaded, it would not be used.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -50,10 +51,11 @@ enum Policy {
     Cfs,
 }
 
-/// CUDA's name, and where XSched looks for it when it has the name.
+/// CUDA's name, and the variable in which XSched expects the real library when it has that name.
 const CUDA: &str = "libcuda.so.1";
 const REAL_CUDA: &str = "XSCHED_CUDA_LIB";
-/// Where it usually lies. SOURCE: distributions, the vendor's packages, its container runtime.
+/// Usual folders of the real library. SOURCE: distributions, the vendor's packages, its container
+/// runtime.
 const FOLDERS: [&str; 4] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -128,7 +130,7 @@ impl Xsched {
         Ok(server)
     }
 
-    /// What makes a load the server's client, which is to have so many percent.
+    /// Makes a load the server's client, which is to have this percentage.
     pub(super) fn adopt(&self, server: &Server, command: &mut Command, percent: u32) {
         let mut libraries = server.names.path().as_os_str().to_owned();
         libraries.push(":");
@@ -161,11 +163,11 @@ pub(super) fn percentages(tenants: &[Tenant]) -> Vec<u32> {
     tenants.iter().map(of).collect()
 }
 
-/// Its server's process; told to end, then made to.
+/// Its server's process; interrupted, then killed after a second.
 #[derive(Debug)]
 pub(super) struct Server {
     child: Child,
-    /// Where its library has CUDA's name.
+    /// Folder in which its library has CUDA's name.
     names: TempDir,
 }
 

@@ -31,10 +31,10 @@ pub(super) const SCENES: &[Scene] = &[
     },
 ];
 
-/// What a VM does.
+/// Work of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// Launches kernels of so many microseconds.
+    /// Launches kernels of this length, in microseconds.
     Kernels { us: u64 },
     /// Copies from guest memory to the GPU.
     Copies,

@@ -11,7 +11,8 @@ use super::columns::{self, COLUMNS, bytes, percent};
 pub(super) struct Batch<W: Write> {
     out: W,
     output: Output,
-    /// Whether heads are written: a terminal has them, a pipe does not (as systemd-cgtop does it), CSV always.
+    /// Whether a table has heads: on a terminal and with `--batch`, not in a pipe (as
+    /// systemd-cgtop). CSV always has them.
     heads: bool,
     begun: bool,
 }

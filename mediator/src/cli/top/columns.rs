@@ -1,4 +1,4 @@
-//! What a row of `turnstile top` says: one table, for the screen, for text and for CSV.
+//! The columns of `turnstile top`: one table, for the screen, for text and for CSV.
 
 use turnstile_mediator::view::{AccountRow, Row, View};
 
@@ -8,17 +8,17 @@ pub(super) struct Column {
     pub(super) head: &'static str,
     /// Characters that it takes.
     pub(super) width: usize,
-    /// Shown where a screen is at least so wide.
+    /// Shown on screens of at least this width.
     pub(super) from_width: u16,
-    /// Text stands to the left, numbers to the right.
+    /// Text is left-aligned, numbers are right-aligned.
     pub(super) left: bool,
-    /// What it says of a tenant.
+    /// Its text for a tenant.
     pub(super) cell: fn(&Row) -> String,
-    /// What it is sorted by, the largest first; text is sorted by the cell.
+    /// Its sort key, the largest first; text is sorted by the cell.
     pub(super) key: Option<fn(&Row) -> f64>,
 }
 
-/// Where the bars of entitled and received time stand: after this many columns.
+/// The bars of entitled and received time follow this many columns.
 pub(super) const BARS_AFTER: usize = 6;
 
 /// The columns, from left to right.
@@ -162,7 +162,7 @@ pub(super) fn percent(part: f64) -> String {
     format!("{:.1}", part * 100.0)
 }
 
-/// Bytes for people; nothing where memory does not move and is not counted.
+/// Bytes for reading; nothing where memory does not move and is not counted.
 pub(super) fn bytes(bytes: Option<u64>) -> String {
     let Some(bytes) = bytes else {
         return "-".to_owned();

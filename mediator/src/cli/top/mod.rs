@@ -1,4 +1,4 @@
-//! `turnstile top`: who uses the GPU, and what each was entitled to.
+//! `turnstile top`: each tenant's use of the GPU beside its entitlement.
 
 mod batch;
 mod columns;
@@ -26,10 +26,10 @@ pub(crate) struct Args {
     /// The daemon's API socket
     #[arg(long, default_value = DEFAULT_SOCKET, value_name = "SOCKET")]
     api: PathBuf,
-    /// Seconds between two looks
+    /// Seconds between two samples
     #[arg(short, long, default_value_t = 1.0, value_parser = delay)]
     delay: f64,
-    /// End after so many intervals; 1 without a terminal, unless said otherwise
+    /// End after this many intervals; by default 1 without a terminal
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// Text instead of a screen, also on a terminal
@@ -70,7 +70,7 @@ fn column(text: &str) -> Result<usize, String> {
     })
 }
 
-/// Looks at a daemon; the exit code says what went wrong, as those of `turnstile vm` do.
+/// Shows a daemon's tenants; exit codes are those of `turnstile vm`.
 pub(crate) fn run(args: &Args) -> ExitCode {
     match show(args) {
         Ok(()) => ExitCode::SUCCESS,
@@ -101,7 +101,7 @@ fn show(args: &Args) -> anyhow::Result<()> {
     let mut batch = Batch::new(out, args.output, heads);
     let mut before = sample(&client)?;
     for _ in 0..args.count.unwrap_or(1) {
-        // TIMEOUT: the interval asked for
+        // TIMEOUT: the interval of the command line
         std::thread::sleep(interval);
         let after = sample(&client)?;
         batch.write(&view(&before, &after, args.sort))?;
@@ -153,7 +153,7 @@ fn watch(
                 screen.trouble = None;
                 before = after;
             }
-            // A daemon that is started anew is waited for; what was shown stays.
+            // A daemon that restarts is waited for; the last view stays.
             Err(error) => screen.trouble = Some(error.to_string()),
         }
         if let Some(left) = &mut left {
@@ -165,7 +165,7 @@ fn watch(
     }
 }
 
-/// A key was pressed; false if it ends the screen.
+/// Handles a key; false if it ends the screen.
 fn pressed(screen: &mut Screen, key: KeyEvent) -> bool {
     if key.kind == KeyEventKind::Release {
         return true;

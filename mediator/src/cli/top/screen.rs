@@ -1,4 +1,5 @@
-//! The screen of `turnstile top`: the GPU above, a line per tenant below, what was entitled beside what was received.
+//! The screen of `turnstile top`: the GPU above, a line per tenant below, entitled beside received
+//! time.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -16,7 +17,7 @@ const BAR: usize = 18;
 pub(super) struct Screen {
     /// The last interval, sorted; none before the first.
     pub(super) view: Option<View>,
-    /// Why there is nothing newer, if so.
+    /// Why there is no newer one, if so.
     pub(super) trouble: Option<String>,
     /// Column that is sorted by.
     pub(super) sorted: usize,

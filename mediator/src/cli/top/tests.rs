@@ -1,4 +1,5 @@
-//! What is drawn and written, from samples made up. The screens are left as pictures in `target/screens`.
+//! Tests of what is drawn and written, from made-up samples. Pictures of the screens stay in
+//! `target/screens`.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Datagrams whose sender the kernel names.
+//! Datagrams with the sender's process number from the kernel.
 
 use std::io;
 use std::mem::{MaybeUninit, zeroed};
@@ -8,7 +8,7 @@ use std::os::unix::net::UnixDatagram;
 /// Words of control data: room for one header and one ucred (16 + 12 bytes, aligned), and more.
 const CONTROL_WORDS: usize = 8;
 
-/// Has the kernel say who sent each datagram.
+/// Has the kernel add the sender's credentials to each datagram.
 ///
 /// # Errors
 /// As setsockopt(2).
@@ -50,13 +50,14 @@ pub(in crate::launch) fn receive(
     message.msg_control = control.as_mut_ptr().cast();
     // CAST: the C libraries differ in the type of lengths.
     message.msg_controllen = size_of_val(&control) as _;
-    // SAFETY: `message` points to `vector`, which covers `buffer` exactly, and to `control` with its own length; all
-    // three outlive the call.
+    // SAFETY: `message` points to `vector`, which covers `buffer` exactly, and to `control` with
+    // its own length. All three outlive the call.
     let got =
         unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC) };
     let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
-    // SAFETY: the kernel filled `control` and set `msg_controllen`; the macro stays within that length. The first header
-    // is enough: credentials come before descriptors, for which there is hardly room and which nobody here owns.
+    // SAFETY: the kernel filled `control` and set `msg_controllen`; the macro stays within that
+    // length. The first header is enough: credentials come before descriptors. There is hardly room
+    // for those, and nothing here owns them.
     let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     if header.is_null() {
         return Ok((got, 0));

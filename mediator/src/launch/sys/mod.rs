@@ -1,4 +1,4 @@
-//! The launcher's unsafe code: signals as a file, and who sent a datagram.
+//! The launcher's unsafe code: signals as a file, and senders of datagrams.
 #![allow(unsafe_code)]
 
 mod datagram;

@@ -1,4 +1,4 @@
-//! Signals as a file, with who sent them.
+//! Signals as a file, with their origin.
 
 use std::io;
 use std::mem::{MaybeUninit, zeroed};
@@ -16,7 +16,7 @@ pub(in crate::launch) struct Received {
     pub(in crate::launch) by_kernel: bool,
 }
 
-/// Some signals of this thread, which come as a file.
+/// Some signals of this thread, read from a file.
 #[derive(Debug)]
 pub(in crate::launch) struct Signals {
     fd: OwnedFd,
@@ -37,8 +37,9 @@ impl Signals {
     pub(in crate::launch) fn take(numbers: &[i32]) -> io::Result<Self> {
         // SAFETY: a set of signals is an array of integers, of which zero bytes are a value.
         let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { zeroed() };
-        // SAFETY: the calls read and write the two sets and the signal's action alone; that SIGCHLD has its default
-        // action (it may have been inherited as ignored, and then nobody could be waited for) harms nothing in here.
+        // SAFETY: the calls read and write only the two sets and the signal's action. The default
+        // action of SIGCHLD harms nothing here. It may have been inherited as ignored, and then no
+        // child could be waited for.
         let fd = unsafe {
             libc::sigemptyset(&raw mut set);
             for number in numbers {
@@ -54,7 +55,7 @@ impl Signals {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call returned a new descriptor, which nobody else owns.
+        // SAFETY: the call returned a new descriptor, which has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { fd, before })
     }
@@ -88,7 +89,8 @@ impl Signals {
                 errno => Err(io::Error::from_raw_os_error(errno)),
             }
         };
-        // SAFETY: it runs between fork and exec and makes one system call, without allocating or taking a lock.
+        // SAFETY: it runs between fork and exec and makes one system call, without allocating or
+        // taking a lock.
         unsafe { command.pre_exec(restore) };
     }
 }

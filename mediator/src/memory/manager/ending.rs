@@ -1,4 +1,4 @@
-//! The end: whose memory is brought back before nobody moves it any more.
+//! The end: which tenants' memory is brought back to the card before the manager stops.
 
 use turnstile_accounting::TenantId;
 
@@ -6,22 +6,22 @@ use super::{Candidate, MemoryManager};
 use crate::memory::owner::Owner;
 
 impl MemoryManager {
-    /// From now on there are no turns: of these tenants as many as fit get all of their memory, first those who have it, then the
-    /// smallest; everybody else's makes way.
+    /// Ends all turns. As many of these tenants as fit get all of their memory: first those that
+    /// have it, then the smallest. The memory of all other tenants makes way.
     pub fn bring_back(&mut self, whose: impl IntoIterator<Item = TenantId>) {
         self.ending = Some(whose.into_iter().collect());
         self.turn = None;
         self.queue.clear();
     }
 
-    /// If there are no turns any more, memory of this tenant, who came since, is brought back as well.
+    /// After [`Self::bring_back`], has the memory of this newer tenant brought back as well.
     pub fn bring_back_too(&mut self, tenant: TenantId) {
         if let Some(ending) = &mut self.ending {
             ending.insert(tenant);
         }
     }
 
-    /// Bytes that are still to come for those who fit, and who does not.
+    /// Bytes that are still to move for the tenants that fit, and the tenants that do not fit.
     pub fn still_to_come(&self) -> (u64, Vec<TenantId>) {
         let staying = self.staying();
         let missing = |id: &TenantId| {
@@ -36,7 +36,7 @@ impl MemoryManager {
         (bytes, lost.copied().collect())
     }
 
-    /// Those who fit, in the order in which they are brought.
+    /// The tenants that fit, in the order in which they are brought.
     pub(super) fn staying(&self) -> Vec<TenantId> {
         let of = |id: &TenantId| Some((*id, self.owners.get(id)?));
         let mut all: Vec<(TenantId, &Owner)> =

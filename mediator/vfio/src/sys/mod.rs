@@ -43,7 +43,7 @@ pub(super) fn borrow(eventfd: &EventFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(eventfd.as_raw_fd()) }
 }
 
-/// Delivers one MSI-X vector, all of which are enabled, by this eventfd from now on.
+/// Makes the kernel deliver one MSI-X vector by this eventfd from now on; all vectors are enabled.
 ///
 /// # Errors
 /// The kernel's.
@@ -57,8 +57,8 @@ pub(super) fn deliver_by(device: &File, vector: u16, eventfd: BorrowedFd<'_>) ->
         count: 1,
         fd: eventfd.as_raw_fd(),
     };
-    // SAFETY: the kernel reads `argsz` bytes of `set`, which is as long and outlives the call; it takes a reference of its
-    // own to the eventfd.
+    // SAFETY: the kernel reads `argsz` bytes of `set`, which is as long and outlives the call. It
+    // takes its own reference to the eventfd.
     let rc = unsafe { ioctl_with_ref(device, VFIO_DEVICE_SET_IRQS as _, &set) };
     if rc < 0 {
         return Err(io::Error::last_os_error());
@@ -66,7 +66,7 @@ pub(super) fn deliver_by(device: &File, vector: u16, eventfd: BorrowedFd<'_>) ->
     Ok(())
 }
 
-/// Lets the device reach this memory.
+/// Lets the device access this memory.
 ///
 /// # Errors
 /// The kernel's.
@@ -75,8 +75,9 @@ pub(super) fn map_dma(
     iova: u64,
     memory: &MmapRegion<()>,
 ) -> io::Result<()> {
-    // SAFETY: the range is `memory`'s, which is mapped; it is shared with a guest or a device and only ever accessed as
-    // volatile. The kernel pins its pages, so that the device reaches the same ones even should it be unmapped here.
+    // SAFETY: the range is `memory`'s, which is mapped. It is shared with a guest or a device, and
+    // only accessed as volatile. The kernel pins its pages, so that the device uses the same ones
+    // even if it is unmapped here.
     unsafe { container.vfio_dma_map(iova, memory.size(), memory.as_ptr()) }
         .map_err(io::Error::other)
 }

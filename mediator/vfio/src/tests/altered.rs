@@ -1,4 +1,4 @@
-//! A bus on which some reads have another answer.
+//! A bus on which some reads return other values.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use crate::{Bus, BusError, Region, RegionFile};
 
 type Alter = fn(Region, u64, &mut [u8]);
 
-/// The bus, and which registers were written.
+/// The bus, and the registers that were written.
 #[derive(Debug)]
 pub(super) struct Altered {
     bus: Arc<FakeBus>,

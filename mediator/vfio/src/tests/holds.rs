@@ -1,4 +1,5 @@
-//! Holds, demand and notices: through the registers as of the software GPU as a library.
+//! Holds, demand and notices: through the registers they behave as with the software GPU as a
+//! library.
 
 use proptest::prelude::*;
 use turnstile_accounting::{Demand, DemandEvent};
@@ -108,7 +109,7 @@ fn notice_of(gpu: &VfioGpu, act: impl FnOnce()) {
     });
 }
 
-/// Takes the notices that there are.
+/// Takes the pending notices.
 fn drain(gpu: &VfioGpu) {
     while gpu.nap(Nanos::from_us(500)).is_some() {}
 }
@@ -253,7 +254,7 @@ struct Player<'a> {
     gpu: &'a dyn Gpu,
     va: [u64; 2],
     channels: [Vec<PlainChannel>; 2],
-    /// What was pushed to each channel.
+    /// Steps that were pushed to each channel.
     pushed: [[Vec<Step>; 2]; 2],
     /// How much of that had finished when the round began.
     finished: [[usize; 2]; 2],
@@ -346,7 +347,7 @@ impl<'a> Player<'a> {
         (finished, demand)
     }
 
-    /// What there is of that now.
+    /// The current state of that.
     fn present(&mut self) -> Present {
         self.gpu.read_demand(&mut self.log);
         let finished = [0, 1].map(|tenant: usize| {

@@ -47,7 +47,7 @@ fn standing(account: &Account, id: TenantId) -> Standing {
     account.tenants[&id].entity.standing()
 }
 
-/// A pauses once, for as long.
+/// A pauses once, for `length`.
 fn pause(account: &mut Account, from: u64, length: u64) {
     account.sleep(A, Moment(from), &RULES);
     assert!(account.wake(A, Demand::Queued, Moment(from + length)));

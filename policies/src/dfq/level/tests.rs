@@ -17,15 +17,15 @@ const STOPS: Rules = Rules {
 
 #[derive(Clone, Copy, PartialEq)]
 enum Does {
-    /// Has a command that waits.
+    /// Has a waiting command.
     Queued,
-    /// Has one that is executed.
+    /// Has a command that executes.
     Executes,
-    /// Pauses, and its longest pause was so many microseconds.
+    /// Pauses; its longest pause had this number of microseconds.
     Pauses(u64),
     /// Pauses for the first time.
     PausesFirst,
-    /// The same, and what it ran for so many microseconds still pays for its pause.
+    /// Pauses for the first time, with credit for this number of microseconds.
     PausesPaid(u64),
     IsAway,
 }
@@ -51,7 +51,7 @@ fn entity(at_us: u64, weight: u32, does: Does) -> Entity {
     entity
 }
 
-/// A level of entities 0, 1, ...: virtual time in microseconds, weight, what it does.
+/// A level of entities 0, 1, ...: virtual time in microseconds, weight, activity.
 fn updated(
     level: &mut Level<usize>,
     rules: &Rules,
@@ -179,7 +179,7 @@ fn a_reservation_stays_until_its_entities_arrive_or_leave() {
     updated(&mut level, &RULES, 0, true, &moved);
     assert_eq!(level.reserved_for(), [1]);
     assert!(!level.allows(point(2_000), 100) && level.allows(point(1_999), 100));
-    // Another arrives before the barrier: it may run, and the reservation stays.
+    // Another entity arrives before the barrier: it may run, and the reservation stays.
     let joined = [moved[0], moved[1], (1_600, 100, Queued)];
     updated(&mut level, &RULES, 0, true, &joined);
     assert_eq!(level.reserved_for(), [1]);
@@ -229,7 +229,7 @@ fn nothing_is_reserved_where_kernels_can_be_stopped_but_for_tiny_pauses() {
     assert_eq!(level(&STOPS, true, &of(30)).reserved_for(), [1]);
 }
 
-/// How long entity 0, which runs, is served until decisions change.
+/// Service of entity 0, which runs, until decisions change.
 fn changes(rules: &Rules, of: &[(u64, u32, Does)]) -> Option<u64> {
     let running = entity(of[0].0, of[0].1, Executes);
     level(rules, false, of)
@@ -264,7 +264,7 @@ fn an_entity_that_keeps_pace_with_the_running_one_is_passed_late_or_never() {
     assert_eq!(changes(&RULES, &[at_bound, pauses]), None);
     let not_ahead = [(300, 100, Executes), pauses];
     assert_eq!(changes(&RULES, &not_ahead), Some(1_000_001));
-    // Others that wait slow it down: it advances by a third of what the running one does.
+    // Waiting entities slow it down: it advances by a third of what the running one does.
     let two = [(500, 100, Executes), (9_000, 200, Queued), pauses];
     assert_eq!(changes(&RULES, &two), Some(1_200_001));
     assert_eq!(
@@ -275,7 +275,7 @@ fn an_entity_that_keeps_pace_with_the_running_one_is_passed_late_or_never() {
 
 #[test]
 fn decisions_change_when_the_running_entity_has_come_near_one_that_waits() {
-    // The one at 3,000 us is let in 1,000 us before.
+    // The entity at 3,000 us is admitted 1,000 us earlier.
     let waits = [(500, 100, Executes), (3_000, 100, Queued)];
     assert_eq!(changes(&RULES, &waits), Some(1_500_001));
     let near = [(2_000, 100, Executes), (3_000, 100, Queued)];

@@ -46,7 +46,7 @@ fn sampled_periods_count_what_the_ledger_charges() {
         tenant: A,
         decision: Decision::Hold(HoldReason::Ahead),
     };
-    // 3 ms ahead of one that waits is more than what orders commands.
+    // 3 ms ahead of a waiting tenant exceeds the bound that orders commands.
     assert_eq!(
         dfq.period_end(&usage(5_000, Basis::PollSample, &parts)),
         [held]
@@ -144,7 +144,7 @@ fn the_bound_on_being_ahead_is_at_least_the_patience() {
     assert_eq!([ahead(5, 7), ahead(7, 5)], [Nanos(7); 2]);
 }
 
-/// Among tenants that keep work queued the end of a period is soon enough.
+/// If tenants keep work queued, the end of a period is early enough for a decision.
 #[test]
 fn full_queues_are_decided_about_at_the_end_of_a_period() {
     let mut run = Run::new();

@@ -1,8 +1,8 @@
-//! Where running kernels can be stopped.
+//! Preemption, on an engine on which running kernels can be stopped.
 
 use super::*;
 
-/// A runs a long kernel from 0 on; B's work arrives at 500 us, at A's place.
+/// A runs a long kernel from 0 on; B's work arrives at 500 us, at A's virtual time.
 fn b_arrives() -> Run {
     let mut run = Run::that_stops();
     run.add(A, 0, 100).add(B, 1, 100);
@@ -21,7 +21,7 @@ fn a_kernel_that_is_a_quantum_ahead_is_stopped() {
     run.at(2_500);
     assert_eq!(run.held(), [A]);
     assert_eq!(run.dfq.held[&A], HoldReason::Ahead);
-    // The switch of 20 us is B's.
+    // The switch of 20 us is charged to B.
     run.at(2_510)
         .state(EngineState::Switching)
         .at(2_530)
@@ -126,8 +126,8 @@ fn a_place_is_no_reason_to_hold_where_kernels_can_be_stopped() {
     assert_eq!(run.held(), [], "A runs in B's pause");
 }
 
-/// Where B is after it ran for 50 us and paused under a command of A of 500 us that started when A
-/// was at `ahead_us`.
+/// Virtual time of B, in us: it ran for 50 us and paused while a command of A of 500 us ran, which
+/// started when A was at `ahead_us`.
 fn paused_under(mut run: Run, accounts: [u32; 2], ahead_us: u64) -> u64 {
     run.add(A, accounts[0], 100).add(B, accounts[1], 100);
     run.queue(A).queue(B).run(A).at(ahead_us).run(B);
@@ -139,7 +139,7 @@ fn paused_under(mut run: Run, accounts: [u32; 2], ahead_us: u64) -> u64 {
     }
 }
 
-/// A command that starts though it is ahead by more than the bound makes pauses behind it count.
+/// If a command starts although it is ahead by more than the bound, pauses behind it count.
 #[test]
 fn pauses_under_a_command_that_fills_them_count() {
     for accounts in [[0, 1], [0, 0]] {
@@ -149,7 +149,7 @@ fn pauses_under_a_command_that_fills_them_count() {
     }
 }
 
-/// Where kernels cannot be stopped, a pause counts beyond the burst, however far A was ahead.
+/// If kernels cannot be stopped, a pause beyond the burst counts, however far A was ahead.
 #[test]
 fn pauses_under_a_late_command_are_free_within_the_burst() {
     for accounts in [[0, 1], [0, 0]] {
@@ -241,7 +241,7 @@ fn a_command_that_started_as_its_tenant_was_held_is_stopped() {
     assert_eq!(run.dfq.decide(run.now), []);
 }
 
-/// Held for B's tiny pause while C runs, A may start when the pause is no longer tiny.
+/// A is held for B's tiny pause while C runs; it may start when the pause is no longer tiny.
 #[test]
 fn a_tiny_pause_lapses_while_another_runs() {
     for accounts in [[0, 1, 2], [0, 0, 2], [0, 0, 0]] {

@@ -1,4 +1,4 @@
-//! Tenants that come, leave and are named.
+//! Tenants that are added, removed and named.
 
 use super::*;
 
@@ -98,7 +98,7 @@ fn a_new_name_starts_at_the_highest_of_its_account() {
     assert_eq!((run.tenant_at(B), run.tenant_at(C)), (5_000, 0));
 }
 
-/// Work arrives that a running command of another is ahead of.
+/// Work arrives while the running command of another tenant is ahead of it.
 #[test]
 fn woke_says_whether_the_command_may_start() {
     let mut run = Run::new();

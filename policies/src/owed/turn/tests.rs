@@ -8,7 +8,7 @@ fn ms(ms: u64) -> Moment {
     Moment(ms * 1_000_000)
 }
 
-/// Half of a turn, in which the holder worked and was resident, and others were.
+/// Half of a turn: the holder's worked and resident time, and the resident time of others.
 fn sums(worked: u64, resident: u64, others: u64) -> Sums {
     Sums {
         worked: Nanos::from_ms(worked),
@@ -17,7 +17,7 @@ fn sums(worked: u64, resident: u64, others: u64) -> Sums {
     }
 }
 
-/// What a turn of 20 ms with these halves measures.
+/// The measurement of a turn of 20 ms with these halves.
 fn measured(first: Sums, second: Sums, rested: bool) -> Option<Alone> {
     let mut turns = Turns::default();
     turns.begin(A, ms(0), TURN);
@@ -106,7 +106,7 @@ fn a_holder_admits_its_tenants() {
 }
 
 proptest! {
-    /// Whatever is tried, the phase follows the table, and a turn runs exactly outside `Together`.
+    /// With any steps, the phase follows the table, and a turn runs except in `Together`.
     #[test]
     fn phases_follow_the_table(tried in prop::collection::vec(prop::sample::select(&STEPS), 0..60)) {
         let mut turns = Turns::default();

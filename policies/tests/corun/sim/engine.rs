@@ -1,6 +1,6 @@
-//! The engine: channel groups in round robin, a slice each, and what changes between them cost.
+//! The engine: channel groups in round robin with a slice each, and the cost of changes.
 //!
-//! SOURCE: the times are those measured on H100 and H200 (`docs/lab-notebook`), or fitted to them.
+//! SOURCE: the times are those measured on H100 and H200, or fitted to them.
 
 use super::host::Host;
 use super::programs::SLICE;
@@ -8,15 +8,15 @@ use super::{MS, NEVER, Ns, Program, Random, US};
 use core::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// A change of context.
+/// Duration of a change of context.
 const CHANGE: Ns = 140 * US;
-/// More, if it stops a kernel.
+/// Added if it stops a kernel.
 const SAVE: Ns = 30 * US;
-/// A kernel that was stopped, when it is resident again.
+/// Added when a stopped kernel becomes resident again.
 const RESTORE: Ns = 45 * US;
-/// A group without work is left after this, and up to so much more.
+/// Time after which a group without work is left, and the range added to it.
 const LEAVE: (Ns, Ns) = (3 * US, 8 * US);
-/// A lone kernel of 10 ms and more outstays its slice by this.
+/// A lone kernel of 10 ms or more exceeds its slice by this.
 const LONE_KERNEL_LATE: Ns = 400 * US;
 const LONE_KERNEL: Ns = 10 * MS;
 /// From the end of one tenant's kernels to the start of another's, if the first is held.
@@ -28,9 +28,9 @@ pub(crate) const BIN: Ns = 100 * MS;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
     pub(crate) left: Ns,
-    /// Copies that have to be done before it.
+    /// Copies that have to finish before it.
     pub(crate) after_copies: u64,
-    /// It polls until then.
+    /// It polls until this time.
     pub(crate) polls_until: Option<Ns>,
     pub(crate) stopped: bool,
     pub(crate) lone: bool,
@@ -46,7 +46,7 @@ impl Kernel {
     }
 }
 
-/// A tenant's group on the engine, and what is known of it.
+/// A tenant's channel group, and its statistics.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) host: Host,
@@ -100,7 +100,7 @@ impl Group {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
-    /// The host of this group goes on.
+    /// The host of this group continues.
     Host(usize),
     /// The engine's state of this version is over.
     Engine(u64),
@@ -116,21 +116,21 @@ enum State {
     Idle,
     Runs,
     Restores,
-    /// Waits a moment for more work of the resident group.
+    /// Waits briefly for more work of the resident group.
     Lingers,
     Changes(Option<usize>),
 }
 
-/// What looks at the engine.
+/// The poller of the engine.
 pub(crate) trait Looks {
-    /// Looks, and returns the time to the next look.
+    /// Polls, and returns the time to the next poll.
     fn look(&mut self, sim: &mut Sim) -> Ns;
 
     /// A program has disconnected, or connected again.
     fn connect(&mut self, _sim: &mut Sim, _index: usize) {}
 }
 
-/// The engine alone.
+/// No mediator: the hardware alone.
 pub(crate) struct Native;
 
 impl Looks for Native {
@@ -259,7 +259,8 @@ impl Sim {
         self.set(State::Changes(to), self.now + cost + save);
     }
 
-    /// Decides what the engine does next: work has come or ended, time is over, holds changed.
+    /// Decides what the engine does next after work arrived or ended, time was over, or holds
+    /// changed.
     pub(super) fn dispatch(&mut self) {
         if matches!(self.state, State::Changes(_)) {
             return;
@@ -294,7 +295,7 @@ impl Sim {
         }
     }
 
-    /// A kernel runs; with work of others the slice counts.
+    /// Runs a kernel; while other groups have work, the slice limits it.
     fn limit(&mut self, resident: usize, other: Option<usize>) {
         let kernel = self.groups[resident].queue[0];
         let slice_end = self.slice_end + kernel.late();
@@ -390,7 +391,7 @@ impl Sim {
         self.dispatch();
     }
 
-    /// Holds exactly these groups.
+    /// Holds these groups and no others.
     pub(crate) fn hold(&mut self, held: &[bool]) {
         let now = self.now;
         let mut changed = false;

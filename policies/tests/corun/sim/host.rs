@@ -1,4 +1,4 @@
-//! The host of a program: it launches ahead, waits, and comes and goes.
+//! The host of a program: it launches ahead, waits, leaves and returns.
 
 use super::engine::{Event, Kernel, Sim};
 use super::programs::Op;
@@ -15,7 +15,7 @@ pub(crate) struct Host {
     copies: u64,
     pub(super) copied: u64,
     pub(super) copies_queued: VecDeque<Ns>,
-    /// How much slower than usual this step is.
+    /// Factor by which this step is slower than usual.
     pace: f64,
     dues: Ns,
     blocked: bool,
@@ -23,9 +23,9 @@ pub(crate) struct Host {
     pub(crate) steps: u64,
     pub(crate) latencies: Vec<Ns>,
     pub(crate) connected: bool,
-    /// How many names it has had.
+    /// Number of names that it has had.
     pub(crate) names: u64,
-    /// How often it has returned.
+    /// Number of times that it has returned.
     pub(crate) returns: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Drives the rule: reads the model at each look, and sets holds and slices.
+//! Drives the rule: reads the model at each poll, and sets holds and slices.
 
 use super::engine::Looks;
 use super::{NEVER, Ns, Program, Random, Sim};
@@ -9,7 +9,7 @@ use turnstile_policies::{Cap, Measured, Membership, Owed, TenantParams, Tuning, 
 /// Weight of a program of weight 1.
 const WEIGHT: u32 = 100;
 
-/// What is not known of a time in which the meter is silent.
+/// What is unknown of a time in which the meter has no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Silence {
     /// Worked time; resident time is known.
@@ -18,19 +18,19 @@ pub(crate) enum Silence {
     Both,
 }
 
-/// How well the sources read.
+/// Quality of the sources.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sources {
     /// Variation of a reading of worked time while tenants run together.
     pub(crate) noise: f64,
     pub(crate) late: Ns,
-    /// Not late at looks that want all readings.
+    /// Not late at polls that need all readings.
     pub(crate) on_request: bool,
     /// Factor of the readings of one tenant.
     pub(crate) bias: Option<(usize, f64)>,
-    /// From, to, and what is not known.
+    /// From, to, and what is unknown.
     pub(crate) silent: Option<(Ns, Ns, Silence)>,
-    /// Each return is that of a new account.
+    /// The tenant has a new account at each return.
     pub(crate) new_accounts: bool,
 }
 
@@ -53,7 +53,7 @@ struct Known {
     tenant: TenantId,
     account: u32,
     connected: bool,
-    /// Worked time since the last look, as it was read.
+    /// Worked time since the last poll, as read.
     used: Ns,
     resident: Ns,
     worked: Ns,
@@ -68,12 +68,12 @@ pub(crate) struct Mediator {
     known: Vec<Known>,
     next_tenant: u32,
     in_own_turn: bool,
-    /// Readings of tenants that left since the last look.
+    /// Readings of tenants that left since the last poll.
     of_gone: Vec<Reading>,
     /// Readings that are not delivered yet.
     readings: VecDeque<(Ns, Vec<Reading>)>,
     random: Random,
-    /// Looks, and what each group worked since the one before, as it was read.
+    /// Polls, and what each group worked since the one before, as read.
     pub(crate) used: Vec<(Ns, Vec<Ns>)>,
     pub(crate) longest_interval: Ns,
     looked_at: Ns,
@@ -86,7 +86,7 @@ fn cap((fraction, period): (f64, Ns)) -> Cap {
 
 impl Mediator {
     /// `accounts`: weight, and quota over period, of accounts 0 and up. An account that is not
-    /// listed is that of one program, and has its weight.
+    /// listed has one program, and that program's weight.
     pub(crate) fn new(programs: &[Program], accounts: &[(u32, Option<(f64, Ns)>)]) -> Self {
         let mut rule = Owed::new(&Tuning::default());
         for (id, (weight, quota)) in accounts.iter().enumerate() {
@@ -129,7 +129,7 @@ impl Mediator {
         self
     }
 
-    /// The tenant that the group is now.
+    /// The current tenant of the group.
     pub(crate) fn tenant(&self, index: usize) -> TenantId {
         self.known[index].tenant
     }
@@ -171,7 +171,7 @@ impl Mediator {
         self.rule.remove(known.tenant, now).unwrap();
     }
 
-    /// Reads what a group did since it was last read.
+    /// Reads what a group did since the last reading.
     fn read(&mut self, sim: &Sim, index: usize, exact: bool) -> Reading {
         let (known, group) = (&mut self.known[index], &sim.groups[index]);
         let silent = self.sources.silent;
@@ -194,9 +194,9 @@ impl Mediator {
         }
     }
 
-    /// Reads what all groups did since the last look.
+    /// Reads what all groups did since the last poll.
     fn read_all(&mut self, sim: &Sim) -> Vec<Reading> {
-        // The counter of the whole engine is exact where one tenant alone was resident.
+        // The counter of the whole engine is exact if only one tenant was resident.
         let groups = self.known.iter().zip(&sim.groups);
         let resident = groups.filter(|(known, group)| group.resident > known.resident);
         let exact = self.in_own_turn || resident.count() < 2;

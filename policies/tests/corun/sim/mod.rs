@@ -1,7 +1,7 @@
-//! One engine with the hardware's time slices, the programs on it, and the mediator that looks.
+//! One engine with the hardware's time slices, the programs on it, and the mediator that polls it.
 //!
-//! `programs.rs` has what programs do, `engine.rs` the engine, `host.rs` their hosts, `mediator.rs`
-//! what drives the rule, `outcome.rs` what is measured of a run.
+//! `programs.rs` has the programs, `engine.rs` the engine, `host.rs` the hosts, `mediator.rs` the
+//! driver of the rule, `outcome.rs` the measurements of a run.
 
 mod engine;
 mod host;

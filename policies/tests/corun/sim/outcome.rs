@@ -1,4 +1,4 @@
-//! What is measured of a run: progress against being alone, worst windows, latencies.
+//! Measurements of a run: progress against running alone, worst windows, latencies.
 
 use super::engine::{BIN, Looks, Native};
 use super::{MS, Ns, Program, SEC, Sim, program};
@@ -18,7 +18,7 @@ pub(crate) struct Outcome {
     /// Worked time in the worst 2 s over that alone.
     pub(crate) worst_2s: Vec<f64>,
     pub(crate) longest_hold: Vec<Ns>,
-    /// Of the run.
+    /// Of the whole run.
     pub(crate) looks_per_s: f64,
 }
 
@@ -55,7 +55,7 @@ fn sorted_latencies(sim: &Sim, index: usize) -> Vec<Ns> {
     latencies
 }
 
-/// The program without others, for 20 s.
+/// Runs the program without others, for 20 s.
 pub(crate) fn alone(name: &'static str) -> Alone {
     if let Some(known) = ALONE.with_borrow(|known| known.get(name).copied()) {
         return known;

@@ -1,4 +1,4 @@
-//! What programs do: their steps, as operations of the host.
+//! The programs: their steps, as operations of the host.
 
 use super::{MS, Ns, SEC, US};
 
@@ -33,12 +33,12 @@ pub(crate) enum Op {
 }
 use Op::{Done, Due, Host, Launch, LaunchAfterCopies, Leave, Poll, QueueCopy, Return, Spy, Sync};
 
-/// A program and its place among the tenants.
+/// A program, its account, weight, target and quota.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
     pub(crate) ops: Vec<Op>,
-    /// Weight within its account; of its account, if that is its own.
+    /// Weight within its account, or of its account if it is the only program of it.
     pub(crate) weight: u32,
     /// Variation of each host operation.
     pub(crate) jitter: f64,
@@ -123,7 +123,7 @@ fn attack(name: &str) -> Vec<Op> {
         "tickle" => vec![Launch(5 * US), Sync(0), Done, Host(20 * US)],
         "tickle-3ms" => vec![Launch(5 * US), Sync(0), Host(3 * MS), Done],
         "stretched" => step(4, 5 * US, 4 * MS, 50 * US),
-        // Pauses just shorter and just longer than those that end an own turn.
+        // Pauses just shorter and just longer than the one that ends an own turn.
         "rests-0.4" => vec![Launch(MS), Sync(0), Host(400 * US), Done],
         "rests-0.6" => vec![Launch(MS), Sync(0), Host(600 * US), Done],
         "spy-forces-turns" => vec![Spy(2 * MS, 5 * US), Sync(0), Done, Host(200 * US)],
@@ -201,7 +201,7 @@ impl Program {
         self
     }
 
-    /// It works at a rate of its own, and is judged by its latency.
+    /// It works at a fixed rate, and is measured by its latency.
     pub(crate) fn is_open_loop(&self) -> bool {
         self.ops.iter().any(|op| matches!(op, Due(_)))
     }

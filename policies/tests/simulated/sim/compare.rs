@@ -7,12 +7,12 @@ use turnstile_accounting::share::max_share_error_points;
 use turnstile_accounting::{Moment, Nanos};
 use turnstile_policies::Policy;
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
-    /// Worst share error in percentage points of each one-second window, the first included.
+    /// Worst share error in percentage points in each one-second window, the first included.
     pub(crate) errors: Vec<f64>,
-    /// The same of absolute service, as points of the window: idle time counts too.
+    /// Errors of absolute service, as points of the window: idle time counts too.
     pub(crate) service_errors: Vec<f64>,
     pub(crate) totals: Vec<u64>,
     pub(crate) idle_held_max_ns: u64,

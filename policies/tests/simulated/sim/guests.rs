@@ -1,4 +1,4 @@
-//! What guests do: they come, submit, wait, and leave.
+//! Behaviour of guests: they join, submit, wait, and leave.
 
 use super::{Engine, Event, Sim};
 use crate::load::{Leave, Load};
@@ -84,7 +84,7 @@ impl Sim {
         self.update_demand(policy, index);
     }
 
-    /// The guest keeps as many commands submitted as it ever does.
+    /// Whether the guest has as many commands submitted as its load permits.
     pub(super) fn full(&self, index: usize) -> bool {
         let channel = &self.channels[index];
         let runs = matches!(self.engine, Engine::Running { guest, .. } if guest == index);
@@ -99,7 +99,7 @@ impl Sim {
         channel.guest.leave != Leave::Never && channel.queued.is_empty()
     }
 
-    /// A command has ended: what the guest does next.
+    /// A command has ended: the guest's next step.
     pub(super) fn complete(&mut self, policy: &mut dyn Policy, index: usize) {
         let channel = &mut self.channels[index];
         match channel.guest.load.clone() {

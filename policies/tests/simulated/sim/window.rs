@@ -1,11 +1,11 @@
-//! How long the first guest waited for its part: its worst window, and the time with work.
+//! The wait of the first guest for its part: its worst window, and the time with work.
 
 use super::Sim;
 use turnstile_accounting::Demand;
 
 pub(super) const BILLION: i128 = 1_000_000_000;
 
-/// The worst window of one guest: how much of `entitled` of what all are served it lacks.
+/// The worst window of one guest: what it lacks of its entitled part of all service.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Shortfall {
     pub(super) least: i128,
@@ -13,9 +13,9 @@ pub(super) struct Shortfall {
 }
 
 impl Sim {
-    /// The first guest's part of what all are served, for the worst window.
+    /// Sets the first guest's part of all service, for the worst window.
     ///
-    /// For each arrival of its work `per_arrival_ns` are forgiven.
+    /// Each arrival of its work forgives `per_arrival_ns`.
     pub(crate) fn entitle(&mut self, part: f64, per_arrival_ns: u64) {
         self.forgiven_ns = per_arrival_ns;
         // CAST: a part of one has at most ten digits in billionths.
@@ -26,12 +26,12 @@ impl Sim {
         };
     }
 
-    /// How much the first guest lacked in the worst window.
+    /// What the first guest lacked in the worst window.
     pub(crate) fn shortfall_ns(&self) -> u64 {
         u64::try_from(self.shortfall.worst / BILLION).unwrap_or(0)
     }
 
-    /// How often a guest's work arrived, and for how long it had work.
+    /// The number of arrivals of a guest's work, and the time in which it had work.
     pub(crate) fn wanted(&self, index: usize) -> (u64, u64) {
         let channel = &self.channels[index];
         let wants = channel.demand != Demand::Nothing;
@@ -45,7 +45,7 @@ impl Sim {
         i128::from(all) * self.entitled_ppb - i128::from(self.totals[0] + forgiven) * BILLION
     }
 
-    /// The engine served a guest until now.
+    /// Charges a guest for service until now.
     pub(super) fn served(&mut self, guest: usize, since: u64) {
         self.totals[guest] += self.now - since;
         let lacks = self.lacks();

@@ -1,9 +1,9 @@
 //! Adversary: one account's tenants against a victim of another, programs drawn by seed.
 //!
-//! In: a seed. Out: the victim's worst window in served time: by how much its service falls short
-//! of half of what all were served, over any stretch of the run. Victims saturate or pause less
-//! than they run, so that half is what they are entitled to. Tenants that leave and return, and
-//! work that is not a kernel, are covered by the policies' own tests.
+//! In: a seed. Out: the victim's worst window in served time: the shortfall of its service against
+//! half of all service, over any stretch of the run. Victims saturate or pause less than they run,
+//! so half is what they are entitled to. The policies' own tests cover tenants that leave and
+//! return, and work that is not a kernel.
 
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
@@ -85,23 +85,23 @@ impl Attack {
             ..Setup::new(seed, END)
         };
         let setup = Setup {
-            // The law weighs tenants against each other, and the attackers share one account.
+            // The law compares tenants, and the attackers share one account.
             enforce_lag: false,
             ..setup.with_policy(policy)
         };
         run(setup, &tenants)
     }
 
-    /// What the victim may fall short by.
+    /// The largest permitted shortfall of the victim.
     pub fn allowed_ns(&self) -> u64 {
         self.longest.0 + ALLOWED.0
     }
 }
 
-/// By how much the victim, the first tenant, falls short of half of what all were served, in the
-/// worst stretch between two samples, in nanoseconds.
+/// The shortfall of the victim, the first tenant, against half of all service, in the worst stretch
+/// between two samples, in nanoseconds.
 pub fn worst_window_ns(outcome: &Outcome) -> u64 {
-    // Twice the shortfall: what the others were served beyond the victim.
+    // Twice the shortfall: the others' service beyond the victim's.
     let (mut now, mut least, mut worst) = (0i64, 0, 0);
     for window in &outcome.windows {
         let others: u64 = window[1..].iter().map(|ns| ns.0).sum();

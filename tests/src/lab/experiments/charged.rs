@@ -19,7 +19,7 @@ pub const POLICIES: [&str; 3] = ["none", "dfq", "dfq-literal"];
 pub const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 /// Lengths of its kernels.
 pub const KERNELS_US: [u64; 2] = [2_000, 200];
-/// What becomes of the queue of a held tenant.
+/// What happens to the queue of a held tenant.
 pub const SUSPENDS: [Suspend; 2] = [Suspend::Drains, Suspend::BetweenCommands];
 /// Lengths of the kernels of the second tenant, 1 deep.
 const BESIDE_US: u64 = 200;
@@ -36,14 +36,14 @@ pub fn meters() -> [(&'static str, MeterSetup); 3] {
     ]
 }
 
-/// A scene.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
     /// Name of the policy.
     pub policy: &'static str,
     /// The meter.
     pub meter: MeterSetup,
-    /// What becomes of the queue of a held tenant.
+    /// What happens to the queue of a held tenant.
     pub suspend: Suspend,
     /// Lengths of the kernels of the first tenant.
     pub kernel_us: u64,
@@ -69,15 +69,15 @@ pub fn run_with(seed: u64, scene: Scene) -> Result<Outcome, Violation> {
         ..Setup::new(seed, END)
     };
     let setup = Setup {
-        // A queue that drains for longer than a period is beyond what law 3 allows.
+        // A queue that drains for longer than a period exceeds the bound of law 3.
         enforce_lag: false,
         ..setup.with_meter(scene.meter).with_policy(scene.policy)
     };
     run(setup, &tenants)
 }
 
-/// The error of each charge, in percent of what ran; of a tenant that ran below 2 % of the engine,
-/// in percent of the engine divided by 0.03, so that 10 stands for both promises.
+/// The error of each charge, in percent of what ran. For a tenant that ran less than 2 % of the
+/// engine, in percent of the engine divided by 0.03: 10 is the limit of both promises.
 pub fn errors_percent(outcome: &Outcome) -> Vec<f64> {
     let wall = outcome.ledger_wall_ns.0 as f64;
     let pairs = outcome.charged_ns.iter().zip(&outcome.service_ns);

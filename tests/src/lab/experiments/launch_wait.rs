@@ -1,14 +1,13 @@
-//! Launch and wait: pairs of tenants of which one or both pause after their kernels, under every
+//! Launch and wait: pairs of tenants of which one or both pause after their kernels, under each
 //! policy.
 //!
-//! In: a policy, how kernels are suspended, two programs and their weights. Out: what each gets of
-//! the time that both were served, against its entitlement: weighted max-min over what each uses
+//! In: a policy, how kernels are suspended, two programs and their weights. Out: the part of the
+//! served time that each gets, against its entitlement. That is weighted max-min of what each uses
 //! alone, measured in the same call.
 //!
 //! The engine cannot be busier than `min(1, (T + n k) / (T + n (k + p) - p))` at the entitled
-//! shares, with `n = T e / ((1 - e) k)`. `T` is the kernel of the tenant that keeps work queued,
-//! `k`, `p` and
-//! `e` are kernel, pause and entitled part of the other.
+//! shares, with `n = T e / ((1 - e) k)`. `T` is the kernel of the tenant that keeps work queued;
+//! `k`, `p` and `e` are kernel, pause and entitled part of the other.
 
 use turnstile_accounting::Moment;
 use turnstile_accounting::share::{Claim, shares, water_fill};
@@ -30,7 +29,7 @@ pub const KERNELS_US: [u64; 2] = [200, 2_000];
 pub const PAUSES_US: [u64; 6] = [0, 50, 100, 200, 400, 800];
 /// Kernels that the second tenant keeps submitted.
 pub const DEPTHS: [u32; 3] = [1, 2, 8];
-/// Weights of the two where they are not equal.
+/// Unequal weights of the two.
 pub const UNEQUAL: [[u32; 2]; 2] = [[100, 300], [300, 100]];
 
 /// A program of one kernel length and one pause.
@@ -81,24 +80,24 @@ pub struct Pair {
     pub suspend: Suspend,
 }
 
-/// What a pair got.
+/// Result of a pair.
 #[derive(Clone, Debug)]
 pub struct Figures {
-    /// What each is entitled to of the time served, in percent.
+    /// Part of the served time that each is entitled to, in percent.
     pub entitled: [f64; 2],
-    /// What each got of the time served, in percent.
+    /// Part of the served time that each got, in percent.
     pub served: [f64; 2],
-    /// Of the time, in percent.
+    /// Busy time of the engine, in percent.
     pub busy: f64,
     /// The most that the engine can be busy at the entitled shares, in percent; none where both
     /// pause.
     pub bound: Option<f64>,
-    /// Doorbell writes that trapped, for each kernel.
+    /// Doorbell writes that trapped, per kernel.
     pub exits: [f64; 2],
 }
 
 impl Figures {
-    /// By how much the second is off its entitlement, in percentage points.
+    /// Difference of the second one from its entitlement, in percentage points.
     pub fn off_points(&self) -> f64 {
         self.served[1] - self.entitled[1]
     }
@@ -134,7 +133,7 @@ impl Pair {
         Ok((setup, run(setup, &tenants)?))
     }
 
-    /// The parts of the engine that weighted max-min gives: of what each uses alone.
+    /// The parts of the engine by weighted max-min, of what each uses alone.
     fn entitled_ns(&self, seed: u64) -> Result<[u128; 2], Violation> {
         let wall_ns = END.0 - Setup::new(seed, END).window_ns.0;
         let mut claims = Vec::new();
@@ -161,7 +160,7 @@ impl Pair {
         Some(100.0 * work / (work + (kernels - 1.0) * pause).max(work))
     }
 
-    /// What each policy gives, in the order of `policies`.
+    /// The result under each policy, in the order of `policies`.
     ///
     /// # Errors
     /// A law was broken.
@@ -184,8 +183,9 @@ impl Pair {
     }
 }
 
-/// The pairs: a first tenant that keeps 8 kernels queued, or pauses 100 us after each, beside every
-/// kernel length, depth and pause; then the unequal weights, where the second launches and waits.
+/// The pairs: a first tenant that keeps 8 kernels queued, or pauses 100 us after each, beside each
+/// kernel length, depth and pause. Then the unequal weights, at which the second launches and
+/// waits.
 pub fn pairs(suspend: Suspend) -> Vec<Pair> {
     let mut all = Vec::new();
     for (depth, pause_us) in [(8, 0), (1, 100)] {
@@ -221,7 +221,7 @@ pub fn pairs(suspend: Suspend) -> Vec<Pair> {
     all
 }
 
-/// The experiment: of several seeds the figures that are farthest from the entitlement.
+/// The experiment: of several seeds the figures with the largest difference from the entitlement.
 ///
 /// # Errors
 /// A law was broken.

@@ -1,4 +1,4 @@
-//! LoGA's rule as printed against the repaired one (A1.4, "Gap").
+//! LoGA's rule as printed, against the corrected one (A1.4, "Gap").
 
 use turnstile_accounting::share::shares;
 use turnstile_accounting::{Moment, Nanos};
@@ -14,15 +14,16 @@ use turnstile_gpu::Suspend;
 /// Length of a run.
 pub const END: Moment = Moment(10_000_000_000);
 
-/// A scene in which the printed rule goes wrong.
+/// A scene in which the printed rule fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scene {
-    /// Held tenants run while they are polled, as LoGA's text has it, and are charged for the phase that they did not
-    /// get: the one with long kernels is held for ever.
+    /// Held tenants run while they are polled, as in LoGA's text, and are charged for the phase in
+    /// which they did not run: the one with long kernels is held for ever.
     ReadmittedToPoll,
-    /// Deep queues: what a held tenant has queued runs on for longer than a period.
+    /// Deep queues: queued work of a held tenant runs for longer than a period.
     DeepQueues,
-    /// One tenant of three uses the GPU lightly: it sets the minimum, and the other two are held though the GPU idles.
+    /// One tenant of three uses the GPU lightly: it sets the minimum, and the other two are held
+    /// although the GPU idles.
     LightTenant,
 }
 

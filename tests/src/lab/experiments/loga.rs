@@ -1,4 +1,4 @@
-//! LoGA's accuracy (A1.6, Fig. 9 and 10): what polling sees of one throttle, against what ran.
+//! LoGA's accuracy (A1.6, Fig. 9 and 10): the polled time of one throttle, against what ran.
 
 use turnstile_accounting::{Moment, Nanos};
 
@@ -15,7 +15,7 @@ pub const KERNELS_US: [u64; 10] = [100, 200, 300, 400, 500, 600, 700, 800, 900, 
 pub const CYCLE_US: u64 = 1_000;
 /// Length of a run: LoGA's.
 pub const END: Moment = Moment(10_000_000_000);
-/// A program needs some microseconds from a kernel's end to the next launch, never the same twice. An assumption.
+/// Time from a kernel's end to the next launch: some microseconds, varying. An assumption.
 const RELAUNCH: Lengths = Lengths {
     shortest_ns: Nanos(6_000),
     longest_ns: Nanos(10_000),
@@ -52,7 +52,7 @@ pub fn length_ratio(
     kernel_us: u64,
 ) -> Result<f64, Violation> {
     let outcome = throttle(seed, end, meter, Nanos::from_us(kernel_us), RELAUNCH)?;
-    // All kernels are of one length, so the ratio of the sums is that of the lengths.
+    // All kernels have the same length, so the ratio of the sums is that of the lengths.
     Ok(outcome.observed_ns[0].0 as f64 / outcome.observable_ns[0].0 as f64)
 }
 
@@ -73,7 +73,7 @@ pub fn load_error(
     Ok(measured / (kernel_us as f64 / CYCLE_US as f64) - 1.0)
 }
 
-/// All the time, and a decision each 10 ms.
+/// Polls all the time, with a decision each 10 ms.
 pub fn always() -> MeterSetup {
     MeterSetup::always_polled(Nanos::from_ms(10))
 }

@@ -1,8 +1,8 @@
 //! LoGA Fig. 11: a program beside four throttles, which run a kernel of 200 us, wait for it and
 //! pause.
 //!
-//! In: a policy, a program, how kernels are suspended, the pauses. Out: what the throttles and the
-//! program get of the engine, and the program's turnaround against the fair line.
+//! In: a policy, a program, how kernels are suspended, the pauses. Out: the parts of the engine
+//! that throttles and program get, and the program's turnaround against the fair line.
 //!
 //! The fair line is `(n + 1) t_b / (t_b + sum t_i)` times the program's turnaround without a
 //! policy, over its turnaround alone. Here `t` are the engine times of the run without a policy,
@@ -22,13 +22,13 @@ use crate::lab::world::{Participant, Setup, run};
 pub const END: Moment = Moment(6_000_000_000);
 /// Policies that are compared, each with its own meter.
 pub const POLICIES: [&str; 3] = ["none", "dfq", "dfq-literal"];
-/// How kernels are suspended, and by how much the pauses of 800 us vary, in microseconds.
+/// How kernels are suspended, and the variation of the pauses of 800 us, in microseconds.
 pub const SCENES: [(Suspend, u64); 3] = [
     (Suspend::BetweenCommands, 0),
     (Suspend::BetweenCommands, 50),
     (Suspend::MidKernel, 0),
 ];
-/// Throttles.
+/// Number of throttles.
 const THROTTLES: u64 = 4;
 /// From the start of one throttle to that of the next.
 const STAGGER: Nanos = Nanos::from_us(137);
@@ -51,7 +51,7 @@ pub fn programs() -> [(&'static str, Load); 6] {
     ]
 }
 
-/// What came of a run, in percent of the time.
+/// Result of a run, in percent of the time.
 #[derive(Clone, Debug)]
 pub struct Figures {
     /// The throttle that got the least.
@@ -62,7 +62,7 @@ pub struct Figures {
     pub busy: f64,
     /// The program's turnaround over its turnaround alone.
     pub turnaround: f64,
-    /// The same over the fair line.
+    /// That ratio over the fair line.
     pub over_fair_line: f64,
 }
 
@@ -75,7 +75,7 @@ pub struct Scene {
     pub program: Load,
     /// How kernels are suspended.
     pub suspend: Suspend,
-    /// By how much pauses vary, in microseconds.
+    /// Variation of pauses, in microseconds.
     pub jitter_us: u64,
 }
 
@@ -102,7 +102,7 @@ impl Scene {
         Ok(run(setup, &tenants)?.settled_percent(&setup))
     }
 
-    /// What each policy gives, in the order of `policies`.
+    /// The result under each policy, in the order of `policies`.
     ///
     /// # Errors
     /// A law was broken.
@@ -137,7 +137,7 @@ pub fn scenes() -> Vec<Scene> {
     SCENES.into_iter().flat_map(of).collect()
 }
 
-/// What the paper prints for a throttle, in percent.
+/// The paper's value for a throttle, in percent.
 fn paper(scene: &Scene, policy: &str) -> &'static str {
     match (scene.name, policy, scene.jitter_us) {
         ("2 ms", "dfq-literal", 0) if scene.suspend == Suspend::BetweenCommands => "16.0",

@@ -1,4 +1,5 @@
-//! Experiments: each is a function from seeds to rows, a table beside the paper's numbers, and a chart.
+//! Experiments: each is a function from seeds to rows, a table beside the paper's numbers, and a
+//! chart.
 
 pub mod adversary;
 pub mod charged;
@@ -17,18 +18,18 @@ use std::thread;
 use super::chart::Chart;
 use super::laws::Violation;
 
-/// What an experiment came to.
+/// Result of an experiment.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// One line that says what was done.
+    /// One line that describes the experiment.
     pub title: String,
     /// Names of the columns.
     pub head: Vec<&'static str>,
     /// Cells, row by row.
     pub rows: Vec<Vec<String>>,
-    /// What to think of it, one line each.
+    /// Conclusions, one line each.
     pub notes: Vec<String>,
-    /// The picture.
+    /// The chart.
     pub chart: Chart,
 }
 
@@ -62,17 +63,17 @@ impl Report {
 /// One experiment.
 #[derive(Clone, Copy, Debug)]
 pub struct Experiment {
-    /// As on the command line.
+    /// The name on the command line.
     pub name: &'static str,
     /// One line of help.
     pub about: &'static str,
-    /// Seeds that it takes unless told otherwise.
+    /// Default number of seeds.
     pub seeds: u64,
-    /// Does it with so many seeds.
+    /// Runs it with this number of seeds.
     pub run: fn(u64) -> Result<Report, Violation>,
 }
 
-/// Every experiment there is.
+/// All experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "share",
@@ -136,10 +137,10 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
 ];
 
-/// Does `work` for each seed, on all cores; results in the order of the seeds.
+/// Calls `work` for each seed, on all cores; results are in the order of the seeds.
 ///
 /// # Errors
-/// That of the lowest seed that failed.
+/// The error of the lowest seed that failed.
 pub fn over_seeds<R: Send>(
     seeds: u64,
     work: impl Fn(u64) -> Result<R, Violation> + Sync,

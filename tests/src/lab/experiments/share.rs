@@ -1,4 +1,4 @@
-//! Shares of four tenants, two that saturate, one that comes in bursts, one that idles, against the fluid ideal.
+//! Shares of four tenants against the fluid ideal: two saturate, one has bursts, one idles.
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -19,7 +19,8 @@ pub const BOUND_POINTS: f64 = 0.5;
 /// Length of a run.
 pub const END: Moment = Moment(4_000_000_000);
 
-/// Who has the heavier weight: the tenant with long kernels (about 2 ms), or that with short ones (about 200 us).
+/// The tenant with the heavier weight: the one with long kernels (about 2 ms), or the one with
+/// short ones (about 200 us).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heavier {
     /// Long kernels.
@@ -28,8 +29,8 @@ pub enum Heavier {
     Short,
 }
 
-/// The four tenants of a seed. Kernel lengths vary by a tenth, depths are 1 or 2, the bursts are about a twelfth of the
-/// GPU's time.
+/// The four tenants of a seed. Kernel lengths vary by a tenth, depths are 1 or 2, and the bursts
+/// take about a twelfth of the GPU's time.
 pub fn tenants(seed: u64, weights: (u32, u32), heavier: Heavier) -> Vec<Participant> {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut saturating = |shortest, longest| {
@@ -54,7 +55,7 @@ pub fn tenants(seed: u64, weights: (u32, u32), heavier: Heavier) -> Vec<Particip
 /// The share error of each window of a run, in percentage points of the fluid ideal.
 ///
 /// # Panics
-/// Windows and tenants are those of the run.
+/// If windows and tenants are not those of the run.
 pub fn errors_points(outcome: &Outcome, tenants: &[Participant], window_ns: Nanos) -> Vec<f64> {
     let fluid: Vec<FluidTenant> = tenants
         .iter()

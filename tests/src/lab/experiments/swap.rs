@@ -1,11 +1,13 @@
-//! Memory that moves: random guests on a card that is too small for them, against the same guests on one that is not.
+//! Swapped memory: random guests on a card that is too small for them, against the same guests on a
+//! large one.
 //!
-//! A script is drawn from the seed: allocations, frees, fills, uploads, copies across chunks, kernels, reads, gates and
-//! time. It is played twice, on a card that holds everything and on one of a third of it with the daemon's keeper at work. What
-//! guests read is the same to the byte, and so is all that they have at the end. After every step of time it holds that
+//! The seed determines a script: allocations, frees, fills, uploads, copies across chunks, kernels,
+//! reads, gates and time. It is played on a card that holds everything, and on one of a third of
+//! the size with the daemon's keeper. The guests read the same bytes on both, during the run and at
+//! its end. After each step of time:
 //! - every byte of a tenant is in one place, and the card holds no more than it can (conservation);
-//! - no channel has faulted, and fences come in order (law 6: a page that is away would fault);
-//! - what is new reads as zero, whoever had it before (law 7).
+//! - no channel has faulted, and fences complete in order (law 6: access to an absent page faults);
+//! - new memory reads as zero, whichever tenant had it before (law 7).
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -33,18 +35,18 @@ use crate::lab::laws::{BrokenLaw, Violation};
 pub const GUESTS: usize = 3;
 /// Chunks that a guest may own.
 const OWN_CHUNKS: u64 = 4;
-/// Chunks of the small card: one guest's whole set just fits.
+/// Chunks of the small card: the whole set of one guest just fits.
 const CARD_CHUNKS: u64 = OWN_CHUNKS;
-/// Acts of a script.
+/// Steps of a script.
 const ACTS: usize = 64;
-/// From one look of the daemon to the next.
+/// Time between two polls of the daemon.
 const TICK: Nanos = Nanos::from_us(250);
 /// Bytes that are read or written at once.
 const PIECE: u64 = 4096;
-/// What no run may take longer than, for an act to end.
+/// Longest time for a step to end in any run.
 const PATIENCE: Nanos = Nanos::from_ms(20_000);
 
-/// What a guest does next; numbers are taken modulo what there is.
+/// The next step of a guest; numbers are taken modulo the number of choices.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Allocate(u64),
@@ -102,16 +104,16 @@ struct Guest {
     seen: u64,
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Of everything that guests read, in order, and of all they had at the end.
+    /// Hashes of everything that guests read, in order, and of all their memory at the end.
     pub read: Vec<u64>,
     /// Bytes copied to the host and back.
     pub swapped_bytes: [u64; 2],
     /// Virtual time of the run.
     pub took: Nanos,
-    /// Of the engines' log: equal for equal runs.
+    /// Hash of the engines' log: equal for equal runs.
     pub log: u64,
 }
 
@@ -192,7 +194,7 @@ impl World {
         Ok(world)
     }
 
-    /// Lets a tick pass, and the daemon look.
+    /// Advances by a tick, after which the daemon polls.
     fn tick(&mut self) -> Result<(), BrokenLaw> {
         let from = self.gpu.now();
         self.gpu.advance_to(from + TICK);
@@ -215,7 +217,7 @@ impl World {
                     own.map(|part| part.metric_ns(Metric::Total)).sum()
                 });
                 manager.used(guest.id, used);
-                // As to a daemon: one whose gate is closed does not want what it may not have.
+                // As for a daemon: a tenant with a closed gate does not want the engine.
                 manager.wants(now, guest.id, wants && !guest.closed);
             }
             let guests = &self.guests;
@@ -252,7 +254,7 @@ impl World {
             if runs && bytes.on_card() != bytes.resident {
                 return Err(broken(format!("{} runs while its memory moves", guest.id)));
             }
-            // What is on its way has left already, or has not come yet.
+            // Bytes in transit have left the card already, or have not arrived yet.
             on_card += bytes.resident;
         }
         if on_card > CARD_CHUNKS * CHUNK_BYTES {
@@ -273,7 +275,7 @@ impl World {
         }
     }
 
-    /// Announces a command with a fence behind it.
+    /// Announces a command followed by a fence.
     fn push(&mut self, who: usize, command: &Command) -> Result<(), BrokenLaw> {
         if self.guests[who].fences - self.guests[who].seen >= 30 {
             self.drain(who)?;
@@ -285,7 +287,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets a guest's commands end.
+    /// Waits until a guest's commands have ended.
     fn drain(&mut self, who: usize) -> Result<(), BrokenLaw> {
         if self.guests[who].closed {
             self.gate(who, false);
@@ -301,7 +303,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads GPU memory by way of guest memory, and notes what was read.
+    /// Reads GPU memory through guest memory, and stores a hash of the content.
     fn read(&mut self, who: usize, va: u64, bytes: u64, zero: bool) -> Result<(), BrokenLaw> {
         let to = self.guests[who].staging;
         let copy = Command::Copy {
@@ -329,7 +331,7 @@ impl World {
         Ok(())
     }
 
-    /// An address in an allocation, with room for so many bytes behind it.
+    /// An address in an allocation, with at least `bytes` bytes after it.
     fn place(&self, who: usize, nth: usize, offset: u64, bytes: u64) -> Option<u64> {
         let owned = &self.guests[who].owned;
         let (va, whole) = owned.get(nth.checked_rem(owned.len())?)?;
@@ -345,12 +347,12 @@ impl World {
                 }
                 let given = self.gpu.allocate(self.guests[who].id, chunks * CHUNK_BYTES);
                 let Ok(given) = given else {
-                    // Its addresses are cut up: so they are in the other run.
+                    // Its address space is fragmented; it is equally so in the other run.
                     self.read.push(u64::MAX);
                     return Ok(());
                 };
                 self.guests[who].owned.push((given.va, given.bytes));
-                // The keeper hears of it with its next step.
+                // The keeper learns of the allocation with its next step.
                 self.tick()?;
                 for chunk in 0..chunks {
                     let va = given.va + chunk * CHUNK_BYTES;
@@ -445,7 +447,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads everything that everybody has.
+    /// Reads all memory of all guests.
     fn finish(&mut self) -> Result<(), BrokenLaw> {
         for who in 0..GUESTS {
             self.drain(who)?;
@@ -491,7 +493,7 @@ pub fn play(seed: u64, small: bool) -> Result<Outcome, Violation> {
     })
 }
 
-/// Both runs of a seed, which have to have read the same.
+/// Plays both runs of a seed, and compares what they read.
 ///
 /// # Errors
 /// The law that was broken.

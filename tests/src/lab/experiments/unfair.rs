@@ -1,4 +1,4 @@
-//! Long commands against short ones: what round-robin gives, and what fair queuing makes of it.
+//! Long commands against short ones: shares under round robin, and under fair queuing.
 
 use turnstile_accounting::share::shares;
 use turnstile_accounting::{Moment, Nanos};

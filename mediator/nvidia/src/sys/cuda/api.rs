@@ -1,6 +1,7 @@
-//! The functions that we use, found once when the library is loaded.
+//! The functions in use, found once when the library is loaded.
 //!
-//! SOURCE: `cuda.h` of CUDA 12.4 to 13.0; names carry the version suffix that the header gives them.
+//! SOURCE: `cuda.h` of CUDA 12.4 to 13.0; names carry the version suffix that the header gives
+//! them.
 
 use std::ffi::{c_char, c_void};
 
@@ -10,7 +11,7 @@ use super::CudaFailure;
 
 /// CUDA's own result code; zero is success.
 pub(super) type Code = i32;
-/// An object of the driver's.
+/// An object of the driver.
 pub(super) type Handle = *mut c_void;
 
 /// CUmemLocation.
@@ -40,7 +41,8 @@ pub(super) struct AccessDesc {
     pub(super) flags: i32,
 }
 
-/// Declares the table: `field: symbol(argument types)`; those behind `may lack` are not in every driver that we take.
+/// Declares the table: `field: symbol(argument types)`; some supported drivers lack those after
+/// `may lack`.
 macro_rules! api {
     ($($field:ident: $symbol:ident($($type:ty),*);)* ; may lack: $($opt:ident: $opt_symbol:ident($($opt_type:ty),*);)*) => {
         /// The library and its functions.
@@ -48,14 +50,15 @@ macro_rules! api {
         pub(super) struct Api {
             $(pub(super) $field: unsafe extern "C" fn($($type),*) -> Code,)*
             $(pub(super) $opt: Option<unsafe extern "C" fn($($opt_type),*) -> Code>,)*
-            /// Last, so that the functions go first.
+            /// Last, so that the functions are dropped first.
             _library: Library,
         }
 
         impl Api {
             /// Loads the library and finds its functions.
             pub(super) fn load() -> Result<Self, CudaFailure> {
-                // SAFETY: the vendor's library under its versioned name: its initialisers are made to run in any process.
+                // SAFETY: the vendor's library under its versioned name; its initialisers are made
+                // for any process.
                 let library = unsafe { Library::new("libcuda.so.1") }.map_err(CudaFailure::Missing)?;
                 Ok(Self {
                     // SAFETY: the types are those that cuda.h declares for this symbol.

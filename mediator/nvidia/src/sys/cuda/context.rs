@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::api::{Api, Handle};
 use super::{CudaFailure, codes};
 
-/// What the objects of a context share.
+/// Shared part of the objects of a context.
 #[derive(Debug)]
 pub(super) struct Primary {
     pub(super) api: Arc<Api>,
@@ -15,8 +15,9 @@ pub(super) struct Primary {
     handle: Handle,
 }
 
-// SAFETY: the driver's handles are not bound to a thread; every call makes the context current in its own thread first, and
-// the driver locks what it shares. SOURCE: CUDA C programming guide, "Driver API", thread safety of contexts.
+// SAFETY: the driver's handles are not bound to a thread: every call first makes the context
+// current in its own thread, and the driver locks its shared state. SOURCE: CUDA C programming
+// guide, "Driver API", thread safety of contexts.
 unsafe impl Send for Primary {}
 // SAFETY: as above.
 unsafe impl Sync for Primary {}
@@ -34,7 +35,7 @@ impl Primary {
         self.api.check(name, call(&self.api))
     }
 
-    /// Waits for the GPU to finish everything of this context. True if it has.
+    /// Waits for the GPU to finish all work of this context. True if it has.
     pub(super) fn is_drained(&self) -> bool {
         // SAFETY: takes nothing.
         self.call("cuCtxSynchronize", |api| unsafe {
@@ -46,12 +47,13 @@ impl Primary {
 
 impl Drop for Primary {
     fn drop(&mut self) {
-        // SAFETY: retained once when this was made; objects of the context hold `self`, so that none is left.
+        // SAFETY: retained once when this was made; objects of the context own `self`, so that none
+        // is left.
         unsafe { (self.api.context_release)(self.device) };
     }
 }
 
-/// A context: an address space on a GPU and what runs in it.
+/// A context: an address space on a GPU and the work in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Context {
     pub(super) primary: Arc<Primary>,
@@ -61,9 +63,9 @@ pub(crate) struct Context {
 #[derive(Clone, Copy, Debug)]
 #[repr(i32)]
 pub(crate) enum Limit {
-    /// Buffer behind the device's printf.
+    /// Buffer of the device's printf.
     PrintfBytes = 1,
-    /// Heap behind the device's malloc.
+    /// Heap of the device's malloc.
     HeapBytes = 2,
 }
 
@@ -71,10 +73,10 @@ pub(crate) enum Limit {
 #[derive(Debug, thiserror::Error)]
 #[error("{failure}{}{log}", if log.is_empty() { "" } else { ": " })]
 pub(crate) struct ModuleFailure {
-    /// What the driver says.
+    /// The driver's refusal.
     #[source]
     pub(crate) failure: CudaFailure,
-    /// What its compiler says, with line numbers.
+    /// Output of the driver's compiler, with line numbers.
     pub(crate) log: String,
 }
 
@@ -100,14 +102,14 @@ impl Context {
         Ok(Self { primary })
     }
 
-    /// Sets a limit; only before the first kernel.
+    /// Sets a limit; only possible before the first kernel.
     pub(crate) fn set_limit(&self, limit: Limit, bytes: usize) -> Result<(), CudaFailure> {
         // SAFETY: takes numbers alone.
         let set = |api: &Api| unsafe { (api.context_set_limit)(limit as i32, bytes) };
         self.primary.call("cuCtxSetLimit", set)
     }
 
-    /// Waits until the GPU has finished everything.
+    /// Waits until the GPU has finished all work.
     pub(crate) fn synchronize(&self) -> Result<(), CudaFailure> {
         // SAFETY: takes nothing.
         let wait = |api: &Api| unsafe { (api.context_synchronize)() };
@@ -140,8 +142,8 @@ impl Context {
             ptr::without_provenance_mut(LOG_BYTES - 1),
         ];
         let mut handle = ptr::null_mut();
-        // SAFETY: the text ends with a zero; options and values are two each, the first value is a buffer of the length
-        // that the second gives; all are borrowed for the whole call.
+        // SAFETY: the text ends with a zero. Options and values are two each; the first value is a
+        // buffer of the length that the second gives. All are borrowed for the whole call.
         let loaded = self.primary.call("cuModuleLoadDataEx", |api| unsafe {
             (api.module_load)(
                 &mut handle,
@@ -175,7 +177,7 @@ impl Context {
         Ok(Stream { primary, handle })
     }
 
-    /// Makes an event; `timed` ones cost a little more and can be compared.
+    /// Makes an event. A timed one costs a little more, and can be compared.
     pub(crate) fn event(&self, timed: bool) -> Result<Event, CudaFailure> {
         /// SOURCE: cuda.h: CU_EVENT_DISABLE_TIMING.
         const NO_TIME: u32 = 2;
@@ -203,14 +205,14 @@ unsafe impl Sync for ModuleHandle {}
 impl Drop for ModuleHandle {
     fn drop(&mut self) {
         // A refusal means that the context is gone, and the module with it.
-        // SAFETY: this value made the module, and functions of it hold this value.
+        // SAFETY: this value made the module; its functions own this value.
         let unload = |api: &Api| unsafe { (api.module_unload)(self.handle) };
         let _ = self.primary.call("cuModuleUnload", unload);
     }
 }
 
-/// A loaded module. It stays loaded while a function of it is there. Whoever drops the last one sees to it that no kernel of
-/// it runs.
+/// A loaded module. It stays loaded while a function of it exists. The caller ensures that no
+/// kernel of it runs when the last one is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Module(Arc<ModuleHandle>);
 
@@ -233,7 +235,7 @@ pub(crate) struct LaunchShape {
     pub(crate) grid: [u32; 3],
     /// Threads along x, y, z.
     pub(crate) block: [u32; 3],
-    /// Bytes.
+    /// Dynamic shared memory in bytes.
     pub(crate) shared_bytes: u32,
 }
 
@@ -243,11 +245,11 @@ impl Module {
         Function { module, handle }
     }
 
-    /// The function of this name.
+    /// The function with this name.
     pub(crate) fn function(&self, name: &str) -> Result<Function, CudaFailure> {
         let name = CString::new(name).map_err(|_| CudaFailure::Outside("A zero byte"))?;
         let mut handle = ptr::null_mut();
-        // SAFETY: the module is loaded while `self` is there; the name ends with a zero.
+        // SAFETY: the module is loaded while `self` exists; the name ends with a zero.
         let get =
             |api: &Api| unsafe { (api.module_function)(&mut handle, self.0.handle, name.as_ptr()) };
         self.0.primary.call("cuModuleGetFunction", get)?;
@@ -265,7 +267,7 @@ impl Module {
             let call = "cuModuleEnumerateFunctions";
             return Err(CudaFailure::Lacks { call });
         };
-        // SAFETY: the module is loaded while `self` is there; `count` is borrowed for the whole call.
+        // SAFETY: the module is loaded while `self` exists; `count` is borrowed for the whole call.
         primary.call("cuModuleGetFunctionCount", |_| unsafe {
             get_count(&mut count, self.0.handle)
         })?;
@@ -299,10 +301,11 @@ impl Function {
             .function_param
             .ok_or(CudaFailure::Lacks { call })?;
         let mut end = 0;
-        // SOURCE: cuda.h: an index behind the last is refused with CUDA_ERROR_INVALID_VALUE.
+        // SOURCE: cuda.h: an index after the last one is refused with CUDA_ERROR_INVALID_VALUE.
         for index in 0.. {
             let (mut offset, mut bytes) = (0, 0);
-            // SAFETY: the module is loaded while `self` is there; both are borrowed for the whole call.
+            // SAFETY: the module is loaded while `self` exists; both are borrowed for the whole
+            // call.
             let got = primary.call(call, |_| unsafe {
                 get(self.handle, index, &mut offset, &mut bytes)
             });
@@ -315,7 +318,7 @@ impl Function {
         Ok(u32::try_from(end).unwrap_or(u32::MAX))
     }
 
-    /// Most threads of a block, by its registers.
+    /// Most threads of a block, as its registers allow.
     pub(crate) fn threads_max(&self) -> Result<u32, CudaFailure> {
         self.attribute(0)
     }
@@ -328,26 +331,26 @@ impl Function {
     /// SOURCE of the numbers: cuda.h, `CUfunction_attribute`.
     fn attribute(&self, attribute: i32) -> Result<u32, CudaFailure> {
         let mut value = 0;
-        // SAFETY: the module is loaded while `self` is there; `value` is borrowed for the whole call.
+        // SAFETY: the module is loaded while `self` exists; `value` is borrowed for the whole call.
         let get =
             |api: &Api| unsafe { (api.function_attribute)(&mut value, attribute, self.handle) };
         self.module.0.primary.call("cuFuncGetAttribute", get)?;
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
-    /// Permits so much dynamic shared memory of a block; more than 48 KiB must be.
+    /// Permits this much dynamic shared memory per block, as is needed above 48 KiB.
     pub(crate) fn permit_shared(&self, bytes: u32) -> Result<(), CudaFailure> {
         /// SOURCE: cuda.h: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
         const DYNAMIC_SHARED: i32 = 8;
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
-        // SAFETY: the module is loaded while `self` is there.
+        // SAFETY: the module is loaded while `self` exists.
         let set =
             |api: &Api| unsafe { (api.function_set_attribute)(self.handle, DYNAMIC_SHARED, bytes) };
         self.module.0.primary.call("cuFuncSetAttribute", set)
     }
 }
 
-/// What a stream waits for. SOURCE: cuda.h, `CUstreamWaitValue_flags`.
+/// Condition for which a stream waits. SOURCE: cuda.h, `CUstreamWaitValue_flags`.
 #[derive(Clone, Copy, Debug)]
 #[repr(u32)]
 pub(crate) enum WaitUntil {
@@ -357,7 +360,7 @@ pub(crate) enum WaitUntil {
     Equal = 1,
 }
 
-/// Work in order.
+/// A queue of work that is executed in order.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(super) primary: Arc<Primary>,
@@ -394,8 +397,9 @@ impl Stream {
             block,
             shared_bytes,
         } = shape;
-        // SAFETY: function and stream are kept by their values; the driver reads `bytes` bytes of parameters, which are
-        // borrowed for the whole call, and keeps none of the addresses. What the kernel does: see the module's page.
+        // SAFETY: function and stream are kept by their values. The driver reads `bytes` bytes of
+        // parameters, which are borrowed for the whole call, and keeps no address. For what the
+        // kernel does see the header of `cuda`.
         self.primary.call("cuLaunchKernel", |api| unsafe {
             (api.launch)(
                 function.handle,
@@ -413,7 +417,7 @@ impl Stream {
         })
     }
 
-    /// Whether everything in it has finished.
+    /// Whether all its work has finished.
     pub(crate) fn is_done(&self) -> Result<bool, CudaFailure> {
         // SAFETY: the stream is kept by this value.
         let query = |api: &Api| unsafe { (api.stream_query)(self.handle) };
@@ -424,34 +428,34 @@ impl Stream {
         }
     }
 
-    /// Waits until everything in it has finished.
+    /// Waits until all its work has finished.
     pub(crate) fn synchronize(&self) -> Result<(), CudaFailure> {
         // SAFETY: the stream is kept by this value.
         let wait = |api: &Api| unsafe { (api.stream_synchronize)(self.handle) };
         self.primary.call("cuStreamSynchronize", wait)
     }
 
-    /// Writes a word once everything before has finished and is visible.
+    /// Writes a word once all earlier work has finished and is visible.
     pub(crate) fn write_word(&self, address: u64, value: u64) -> Result<(), CudaFailure> {
-        // SAFETY: takes numbers; for the address see the module's page.
+        // SAFETY: takes numbers; for the address see the header of `cuda`.
         let write = |api: &Api| unsafe { (api.stream_write)(self.handle, address, value, 0) };
         self.primary.call("cuStreamWriteValue64", write)
     }
 
-    /// Holds the stream until a word fulfils the condition.
+    /// Blocks the stream until a word satisfies the condition.
     pub(crate) fn wait_word(
         &self,
         address: u64,
         value: u64,
         until: WaitUntil,
     ) -> Result<(), CudaFailure> {
-        // SAFETY: takes numbers; for the address see the module's page.
+        // SAFETY: takes numbers; for the address see the header of `cuda`.
         let wait =
             |api: &Api| unsafe { (api.stream_wait)(self.handle, address, value, until as u32) };
         self.primary.call("cuStreamWaitValue64", wait)
     }
 
-    /// Holds the stream until the event's record has been reached.
+    /// Blocks the stream until the event is reached.
     pub(crate) fn wait_event(&self, event: &Event) -> Result<(), CudaFailure> {
         // SAFETY: both are kept by their values.
         let wait = |api: &Api| unsafe { (api.stream_wait_event)(self.handle, event.handle, 0) };
@@ -460,14 +464,14 @@ impl Stream {
 
     /// Copies within the GPU.
     pub(crate) fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<(), CudaFailure> {
-        // SAFETY: takes numbers; for the addresses see the module's page.
+        // SAFETY: takes numbers; for the addresses see the header of `cuda`.
         let copy = |api: &Api| unsafe { (api.copy_on_device)(to, from, bytes, self.handle) };
         self.primary.call("cuMemcpyDtoDAsync", copy)
     }
 
-    /// Writes `words` times the pattern.
+    /// Writes the pattern `words` times.
     pub(crate) fn fill(&self, address: u64, pattern: u32, words: usize) -> Result<(), CudaFailure> {
-        // SAFETY: takes numbers; for the address see the module's page.
+        // SAFETY: takes numbers; for the address see the header of `cuda`.
         let fill = |api: &Api| unsafe { (api.fill_words)(address, pattern, words, self.handle) };
         self.primary.call("cuMemsetD32Async", fill)
     }
@@ -475,7 +479,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // What is queued goes on; a refusal means that the context is gone.
+        // Queued work continues; a refusal means that the context is gone.
         // SAFETY: this value made the stream.
         let destroy = |api: &Api| unsafe { (api.stream_destroy)(self.handle) };
         let _ = self.primary.call("cuStreamDestroy", destroy);
@@ -495,7 +499,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Marks the end of what is in the stream now.
+    /// Marks the end of the work that is in the stream now.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), CudaFailure> {
         // SAFETY: both are kept by their values.
         let record = |api: &Api| unsafe { (api.event_record)(self.handle, stream.handle) };
@@ -520,7 +524,7 @@ impl Event {
         self.primary.call("cuEventSynchronize", wait)
     }
 
-    /// Milliseconds since an earlier one; both timed and reached.
+    /// Milliseconds since an earlier event; both have to be timed and reached.
     pub(crate) fn ms_since(&self, earlier: &Self) -> Result<f32, CudaFailure> {
         let mut ms = 0.0;
         // SAFETY: both are kept by their values; `ms` is borrowed for the whole call.

@@ -19,7 +19,7 @@ use turnstile_gpu::GuestMemory;
 /// SOURCE: cuda.h: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.
 const POSIX_HANDLE: i32 = 1;
 
-/// GPU memory of the driver's own allocator.
+/// GPU memory from the driver's own allocator.
 #[derive(Debug)]
 pub(crate) struct DeviceBuffer {
     primary: Arc<Primary>,
@@ -33,7 +33,7 @@ impl DeviceBuffer {
         self.address
     }
 
-    /// Length.
+    /// Length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -47,7 +47,7 @@ impl Drop for DeviceBuffer {
     }
 }
 
-/// Pinned host memory that the GPU reads and writes. Only copied from and to, and accessed by single words.
+/// Pinned host memory that the GPU reads and writes. Only accessed by copies and single words.
 #[derive(Debug)]
 pub(crate) struct HostBuffer {
     primary: Arc<Primary>,
@@ -56,37 +56,39 @@ pub(crate) struct HostBuffer {
     address: u64,
 }
 
-// SAFETY: the memory is owned by this value, not bound to a thread, and accessed through volatile copies and atomics alone.
+// SAFETY: the memory is owned by this value, not bound to a thread, and only accessed through
+// volatile copies and atomics.
 unsafe impl Send for HostBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
-    /// Its first address as the GPU sees it.
+    /// Its first GPU address.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
 
-    /// Length.
+    /// Length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// All of it, as memory that others write.
+    /// All of it, as memory that the GPU may write.
     fn slice(&self) -> VolatileSlice<'_> {
-        // SAFETY: the memory is valid while `self` is, and only ever accessed as shared memory is.
+        // SAFETY: the memory is valid while `self` is, and only accessed as shared memory.
         unsafe { VolatileSlice::new(self.base.as_ptr(), self.bytes) }
     }
 
     /// The word at `8 * index`; None outside.
     fn word(&self, index: usize) -> Option<&AtomicU64> {
         (index < self.bytes / 8).then(|| {
-            // SAFETY: within the memory by the check, aligned since its base is a page's; atomics may change at any time.
+            // SAFETY: within the memory by the check, aligned to its page; atomics may change at
+            // any time.
             unsafe { AtomicU64::from_ptr(self.base.as_ptr().cast::<u64>().add(index)) }
         })
     }
 
-    /// The word at `8 * index` now; zero outside.
+    /// The current word at `8 * index`; zero outside.
     pub(crate) fn load(&self, index: usize) -> u64 {
         let word = self.word(index);
         word.map_or(0, |word| word.load(Ordering::Acquire))
@@ -118,22 +120,23 @@ const OUTSIDE: CudaFailure = CudaFailure::Outside("A range of host memory");
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        // The GPU may still be writing; memory that it cannot be kept from is not given back.
+        // The GPU may still write it; memory that the GPU may access is not freed.
         if self.primary.is_drained() {
-            // SAFETY: this value made the allocation, and the GPU has finished all that could use it.
+            // SAFETY: this value made the allocation, and the GPU has finished all that could use
+            // it.
             let free = |api: &Api| unsafe { (api.host_free)(self.base.as_ptr().cast()) };
             let _ = self.primary.call("cuMemFreeHost", free);
         }
     }
 }
 
-/// A VM's memory as source and destination of copies, pinned where the driver allows it.
+/// A VM's memory as source and destination of copies, pinned where the driver permits it.
 #[derive(Debug)]
 pub(crate) struct GuestWindow {
     primary: Arc<Primary>,
-    /// Given back only when the GPU has finished.
+    /// Freed only when the GPU has finished.
     memory: ManuallyDrop<Arc<GuestMemoryMmap<()>>>,
-    /// Host addresses that were registered.
+    /// Host addresses that are registered.
     registered: Vec<usize>,
     all: bool,
 }
@@ -144,18 +147,19 @@ impl GuestWindow {
         self.all
     }
 
-    /// What the GPU has for an address of the memory, in what is pinned.
+    /// The GPU address for an address of pinned guest memory.
     pub(crate) fn address(&self, gpa: u64) -> Result<u64, CudaFailure> {
         let place = self.memory.get_host_address(GuestAddress(gpa));
         let place = place.map_err(|_| CudaFailure::Outside("An address of guest memory"))?;
         let mut address = 0;
-        // SAFETY: `address` is borrowed for the whole call; a place that is not registered is refused.
+        // SAFETY: `address` is borrowed for the whole call; a place that is not registered is
+        // refused.
         let get = |api: &Api| unsafe { (api.host_device_address)(&mut address, place.cast(), 0) };
         self.primary.call("cuMemHostGetDevicePointer", get)?;
         Ok(address)
     }
 
-    /// The pieces of a range of guest memory that are contiguous here.
+    /// The pieces of a range of guest memory that are contiguous in this process.
     fn pieces(&self, gpa: u64, bytes: usize) -> Result<Vec<(*mut u8, usize)>, CudaFailure> {
         let slices = self.memory.get_slices(GuestAddress(gpa), bytes);
         let piece = |slice: Result<VolatileSlice<'_>, _>| {
@@ -175,8 +179,8 @@ impl GuestWindow {
     ) -> Result<(), CudaFailure> {
         let mut at = address;
         for (from, bytes) in self.pieces(gpa, bytes)? {
-            // SAFETY: the piece lies in memory that is kept until the GPU has finished, and is shared memory: nobody
-            // refers into it. For the GPU address see the module's page.
+            // SAFETY: the piece is in memory that is kept until the GPU has finished, and is shared
+            // memory without references to it. For the GPU address see the header of `cuda`.
             self.primary.call("cuMemcpyHtoDAsync", |api| unsafe {
                 (api.copy_to_device)(at, from.cast::<c_void>(), bytes, stream.handle)
             })?;
@@ -211,7 +215,8 @@ impl Drop for GuestWindow {
             return;
         }
         for base in self.registered.drain(..) {
-            // SAFETY: this value registered the address, and the GPU has finished all that could use it.
+            // SAFETY: this value registered the address, and the GPU has finished all that could
+            // use it.
             let end = |api: &Api| unsafe { (api.host_unregister)(base as *mut c_void) };
             let _ = self.primary.call("cuMemHostUnregister", end);
         }
@@ -220,7 +225,7 @@ impl Drop for GuestWindow {
     }
 }
 
-/// GPU memory without an address, in granules of 2 MiB; can be handed to another process.
+/// GPU memory without an address, in granules of 2 MiB; it can be exported to another process.
 #[derive(Debug)]
 pub(crate) struct Chunk {
     primary: Arc<Primary>,
@@ -229,34 +234,36 @@ pub(crate) struct Chunk {
 }
 
 impl Chunk {
-    /// Length.
+    /// Length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A descriptor by which another process gets the same memory. The memory lives while one is open.
+    /// A descriptor for another process to import the same memory. The memory lives while one is
+    /// open.
     pub(crate) fn export(&self) -> Result<OwnedFd, CudaFailure> {
         let mut fd: RawFd = -1;
-        // SAFETY: for this handle type the driver writes one descriptor; it is borrowed for the whole call.
+        // SAFETY: for this handle type the driver writes one descriptor; it is borrowed for the
+        // whole call.
         let export = |api: &Api| unsafe {
             (api.chunk_export)((&raw mut fd).cast(), self.handle, POSIX_HANDLE, 0)
         };
         self.primary.call("cuMemExportToShareableHandle", export)?;
-        // SAFETY: the driver gave a new descriptor that nobody else owns.
+        // SAFETY: the driver returned a new descriptor without another owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // Mappings keep the memory; the handle alone goes.
+        // Mappings keep the memory; only the handle is released.
         // SAFETY: this value owns the handle.
         let release = |api: &Api| unsafe { (api.chunk_release)(self.handle) };
         let _ = self.primary.call("cuMemRelease", release);
     }
 }
 
-/// A range of GPU addresses with nothing behind.
+/// A range of GPU addresses without memory.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     primary: Arc<Primary>,
@@ -270,12 +277,12 @@ impl Reservation {
         self.address
     }
 
-    /// Length.
+    /// Length in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Puts a chunk behind the addresses from `offset` on.
+    /// Maps a chunk to the addresses from `offset` on.
     pub(crate) fn map(
         self: &Arc<Self>,
         offset: usize,
@@ -286,7 +293,7 @@ impl Reservation {
             return Err(CudaFailure::Outside("A chunk"));
         }
         let (address, bytes) = (self.address + offset as u64, chunk.bytes);
-        // SAFETY: takes numbers: a reserved range and a chunk; a range with something behind is refused.
+        // SAFETY: takes numbers: a reserved range and a chunk; a mapped range is refused.
         let map = |api: &Api| unsafe { (api.chunk_map)(address, bytes, 0, chunk.handle, 0) };
         self.primary.call("cuMemMap", map)?;
         let mapping = Mapping {
@@ -308,13 +315,13 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // SAFETY: this value reserved the range; mappings in it hold this value.
+        // SAFETY: this value reserved the range; mappings in it own this value.
         let free = |api: &Api| unsafe { (api.address_free)(self.address, self.bytes) };
         let _ = self.primary.call("cuMemAddressFree", free);
     }
 }
 
-/// A chunk behind addresses; whoever uses them after this is dropped faults.
+/// A chunk that is mapped to addresses; accesses fault after this is dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     reservation: Arc<Reservation>,
@@ -328,12 +335,13 @@ impl Mapping {
         self.address
     }
 
-    /// What lies behind.
+    /// The mapped chunk.
     pub(crate) fn chunk(&self) -> &Chunk {
         &self.chunk
     }
 
-    /// Lets go of the chunk. The addresses are left, with nothing behind: giving them back takes time that the chunk need not wait for.
+    /// Unmaps and releases the chunk. The unmapped addresses are returned: freeing them takes time
+    /// that the chunk need not wait for.
     pub(crate) fn unmap(self) -> Arc<Reservation> {
         self.reservation.clone()
     }
@@ -406,7 +414,7 @@ impl Context {
         Ok(buffer)
     }
 
-    /// Pins a VM's memory for copies, as far as the driver allows it.
+    /// Pins a VM's memory for copies, as far as the driver permits.
     pub(crate) fn guest_window(&self, memory: &GuestMemory) -> GuestWindow {
         /// SOURCE: cuda.h: CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP.
         const FLAGS: u32 = 3;
@@ -421,7 +429,8 @@ impl Context {
                 all = false;
                 continue;
             };
-            // SAFETY: the region is mapped and kept until it is unregistered; it is shared memory: nobody refers into it.
+            // SAFETY: the region is mapped and kept until it is unregistered; it is shared memory
+            // without references.
             let pin = |api: &Api| unsafe { (api.host_register)(base.cast(), bytes, FLAGS) };
             match self.primary.call("cuMemHostRegister", pin) {
                 Ok(()) => registered.push(base as usize),
@@ -447,7 +456,8 @@ impl Context {
     ) -> Result<(), CudaFailure> {
         let slice = from.slice().subslice(at, bytes).map_err(|_| OUTSIDE)?;
         let base = slice.ptr_guard().as_ptr();
-        // SAFETY: within the buffer by the check; it is given back only when the GPU has finished.
+        // SAFETY: within the buffer by the check; the buffer is freed only when the GPU has
+        // finished.
         let copy =
             |api: &Api| unsafe { (api.copy_to_device)(address, base.cast(), bytes, stream.handle) };
         self.primary.call("cuMemcpyHtoDAsync", copy)
@@ -471,17 +481,17 @@ impl Context {
         self.primary.call("cuMemcpyDtoHAsync", copy)
     }
 
-    /// Bytes of which chunks are multiples.
+    /// Granularity of chunks in bytes.
     pub(crate) fn chunk_granularity(&self) -> Result<usize, CudaFailure> {
         let prop = exportable(self.primary.device);
         let mut bytes = 0;
-        // SAFETY: both are borrowed for the whole call; 0 asks for the minimum.
+        // SAFETY: both are borrowed for the whole call; 0 requests the minimum.
         let get = |api: &Api| unsafe { (api.chunk_granularity)(&mut bytes, &prop, 0) };
         self.primary.call("cuMemGetAllocationGranularity", get)?;
         Ok(bytes)
     }
 
-    /// Makes a chunk. What it holds is not said: fill it before anybody sees it.
+    /// Makes a chunk. Its content is undefined: fill it before another process gets access.
     pub(crate) fn chunk(&self, bytes: usize) -> Result<Chunk, CudaFailure> {
         let prop = exportable(self.primary.device);
         let mut handle = 0;
@@ -496,12 +506,12 @@ impl Context {
         })
     }
 
-    /// A chunk of `bytes` that was exported. One that is shorter is refused when it is mapped.
+    /// Imports an exported chunk of `bytes`. A shorter one is refused when it is mapped.
     pub(crate) fn import(&self, fd: &OwnedFd, bytes: usize) -> Result<Chunk, CudaFailure> {
         let mut handle = 0;
         // CAST: the driver takes the descriptor in place of an address.
         let os: *mut c_void = ptr::without_provenance_mut(fd.as_raw_fd() as usize);
-        // SAFETY: the descriptor is open for the whole call; one that is no chunk is refused.
+        // SAFETY: the descriptor is open for the whole call; one that is not of a chunk is refused.
         let import = |api: &Api| unsafe { (api.chunk_import)(&mut handle, os, POSIX_HANDLE) };
         self.primary
             .call("cuMemImportFromShareableHandle", import)?;

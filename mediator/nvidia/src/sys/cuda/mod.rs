@@ -1,10 +1,11 @@
 //! The CUDA driver library, loaded at run time.
 //!
-//! What safe code can and cannot do wrong here. Host memory that the GPU may write is only ever accessed as memory shared
-//! with another process is: through copies and single words, never by reference. Objects keep alive what they are made of,
-//! and host memory is only given back once the GPU is done with it. A device address is a number: a wild one is refused
-//! by the driver, ends the context with a sticky error, or hits other memory that this process has mapped for the GPU. That
-//! includes the driver's own rings, so that whoever runs strangers' kernels does it in a process that holds nothing
+//! What safe code can and cannot do wrong here. Host memory that the GPU may write is accessed like
+//! memory shared with another process: through copies and single words, never by reference. Objects
+//! keep alive what they are made of, and host memory is only freed once the GPU has finished with
+//! it. A device address is a number. The driver refuses an invalid one, or it ends the context with
+//! a sticky error. It may also hit other memory that this process has mapped for the GPU. That
+//! includes the driver's own rings. So foreign kernels only run in a process that holds nothing
 //! else and is confined (the worker).
 
 mod api;
@@ -21,10 +22,10 @@ pub(crate) use context::{
 };
 pub(crate) use memory::{Chunk, DeviceBuffer, GuestWindow, HostBuffer, Mapping, Reservation};
 
-/// Why CUDA has no answer.
+/// Why a call to CUDA failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaFailure {
-    /// The library or the function is not there.
+    /// The library or the function is missing.
     #[error("The CUDA driver library cannot be loaded")]
     Missing(#[source] libloading::Error),
     /// The driver is older than the function.
@@ -33,17 +34,17 @@ pub enum CudaFailure {
         /// The function.
         call: &'static str,
     },
-    /// The function says no.
+    /// The function refused.
     #[error("The CUDA driver library refused {call}: {name} ({code})")]
     Refused {
-        /// What was called.
+        /// The function.
         call: &'static str,
         /// CUDA's code.
         code: i32,
         /// CUDA's name of it.
         name: String,
     },
-    /// What the caller gave does not lie where it must.
+    /// An argument is outside of its valid range.
     #[error("{0} is outside of its memory")]
     Outside(&'static str),
 }
@@ -73,7 +74,7 @@ impl CudaFailure {
         self.code() == Some(codes::OUT_OF_MEMORY)
     }
 
-    /// Whether a kernel accessed an address where nothing is.
+    /// Whether a kernel accessed an unmapped address.
     pub fn is_illegal_address(&self) -> bool {
         matches!(
             self.code(),
@@ -91,8 +92,9 @@ impl CudaFailure {
         self.code() == Some(codes::LAUNCH_TIMEOUT)
     }
 
-    /// Whether the context is gone for good: every later call in the process fails as well. SOURCE: cuda.h, codes 700 to
-    /// 720 but for those that concern a launch alone (701, 704 to 709, 712, 713).
+    /// Whether the context is gone for good: every later call in the process fails as well. SOURCE:
+    /// cuda.h, codes 700 to 720 except for those of one launch or call (701, 703 to 709, 711 to
+    /// 713, 720).
     pub fn is_sticky(&self) -> bool {
         matches!(
             self.code(),
@@ -104,24 +106,24 @@ impl CudaFailure {
 /// Steps of the vendor's checkpoint, in order. SOURCE: CUDA driver API, "CUDA Checkpointing".
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Checkpoint {
-    /// No more calls; waits for what runs.
+    /// Refuses further calls; waits for running work.
     Lock,
-    /// To the host.
+    /// Moves the memory to the host.
     Out,
-    /// To the GPU.
+    /// Moves the memory back to the GPU.
     Back,
-    /// Calls again.
+    /// Permits calls again.
     Unlock,
 }
 
-/// The library, initialised. It makes no context.
+/// The initialised library. It makes no context.
 #[derive(Clone, Debug)]
 pub(crate) struct Cuda {
     api: Arc<Api>,
 }
 
 impl Api {
-    /// The driver's answer as ours.
+    /// Turns the driver's code into a result.
     fn check(&self, call: &'static str, code: Code) -> Result<(), CudaFailure> {
         if code == 0 {
             return Ok(());
@@ -142,7 +144,7 @@ impl Api {
 }
 
 impl Cuda {
-    /// Loads and initialises it.
+    /// Loads and initialises the library.
     pub(crate) fn load() -> Result<Self, CudaFailure> {
         let api = Arc::new(Api::load()?);
         // SAFETY: takes flags, which are zero by its documentation, and no address.
@@ -150,7 +152,7 @@ impl Cuda {
         Ok(Self { api })
     }
 
-    /// CUDA version that the driver speaks: 1000 x major + 10 x minor.
+    /// CUDA version of the driver: 1000 x major + 10 x minor.
     pub(crate) fn driver_version(&self) -> Result<i32, CudaFailure> {
         let mut version = 0;
         // SAFETY: `version` is borrowed for the whole call.
@@ -159,7 +161,7 @@ impl Cuda {
         Ok(version)
     }
 
-    /// Devices.
+    /// Number of devices.
     pub(crate) fn devices(&self) -> Result<u32, CudaFailure> {
         let mut count = 0;
         // SAFETY: `count` is borrowed for the whole call.
@@ -172,7 +174,7 @@ impl Cuda {
     fn device(&self, device: u32) -> Result<i32, CudaFailure> {
         let mut handle = 0;
         let index = i32::try_from(device).unwrap_or(i32::MAX);
-        // SAFETY: `handle` is borrowed for the whole call; an index that is none is refused.
+        // SAFETY: `handle` is borrowed for the whole call; an invalid index is refused.
         let code = unsafe { (self.api.device_get)(&mut handle, index) };
         self.api.check("cuDeviceGet", code)?;
         Ok(handle)
@@ -191,7 +193,8 @@ impl Cuda {
     pub(crate) fn name(&self, device: u32) -> Result<String, CudaFailure> {
         let device = self.device(device)?;
         let mut name = [0u8; 256];
-        // SAFETY: the driver writes at most the length given, which is the array's, with a zero at the end.
+        // SAFETY: the driver writes at most the length given, which is the array's, with a zero at
+        // the end.
         let code = unsafe { (self.api.device_name)(name.as_mut_ptr().cast(), 256, device) };
         self.api.check("cuDeviceGetName", code)?;
         let text = CStr::from_bytes_until_nul(&name).unwrap_or_default();
@@ -231,7 +234,8 @@ impl Cuda {
         self.api.check(call, code)
     }
 
-    /// The primary context of a device in this process. After a sticky error it is of no use, and the process neither.
+    /// The primary context of a device in this process. After a sticky error neither it nor the
+    /// process is usable.
     pub(crate) fn context(&self, device: u32) -> Result<Context, CudaFailure> {
         Context::new(self.api.clone(), self.device(device)?)
     }

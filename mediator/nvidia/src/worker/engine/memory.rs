@@ -1,4 +1,5 @@
-//! The VM's memory: put behind its pages, taken away under suspended channels, and put there again.
+//! The VM's memory: mapped at its pages, unmapped while its channels are suspended, and mapped
+//! again.
 
 use std::os::fd::OwnedFd;
 
@@ -9,7 +10,8 @@ use crate::worker::executor::Executor;
 use turnstile_gpu::Refusal;
 
 impl<E: Executor> Engine<E> {
-    /// Puts memory behind pages: new memory, whose descriptor is returned, or that of a descriptor.
+    /// Maps memory at pages: that of the descriptor `restore`, or new memory, and returns its
+    /// descriptor.
     pub(in super::super) fn allocate(
         &self,
         page: u32,
@@ -40,7 +42,7 @@ impl<E: Executor> Engine<E> {
         if state.in_use(va, bytes) {
             return Err(ErrorCode::AllocationInUse.into());
         }
-        // From here on no command can name it.
+        // No later command can use it.
         state.layout.remove(va)?;
         let memory = state.memory.remove(&page);
         drop(state);
@@ -49,7 +51,8 @@ impl<E: Executor> Engine<E> {
         scrubbed
     }
 
-    /// Puts memory behind pages by its handle, unless some is there; without one, nothing.
+    /// Maps the memory of a handle at pages, unless memory is mapped there. Without a handle the
+    /// pages are recorded as absent.
     pub(in super::super) fn map(
         &self,
         page: u32,
@@ -79,7 +82,7 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
-    /// Takes away what lies behind pages. Until it is there again, no command is given to the GPU.
+    /// Unmaps the memory of pages. No command is submitted until it is mapped again.
     pub(in super::super) fn unmap(&self, pages: &[u32]) -> Result<(), Refusal> {
         let mut gone = Vec::with_capacity(pages.len());
         let mut state = self.visit();
@@ -96,7 +99,7 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
-    /// Forgets memory that the guest has freed, wherever it is.
+    /// Drops memory that the guest has freed, mapped or not: all of it, or none and an error.
     pub(in super::super) fn drop_all(&self, pages: &[u32]) -> Result<(), Refusal> {
         let mut gone = Vec::with_capacity(pages.len());
         let mut state = self.visit();
@@ -108,7 +111,7 @@ impl<E: Executor> Engine<E> {
             }
         }
         for page in pages {
-            // From here on no command can name it.
+            // No later command can use it.
             state.layout.remove(va(*page))?;
             if let Some((_, memory)) = state.memory.remove(page) {
                 state.absent -= usize::from(memory.is_none());

@@ -1,4 +1,4 @@
-//! Memory of a VM that moves: made elsewhere, mapped and unmapped by the worker.
+//! Movable memory of a VM: made by the mover, mapped and unmapped by the worker.
 
 use std::fmt;
 use std::io;
@@ -14,15 +14,16 @@ use super::{Shared, Tables, Worker, lock};
 use crate::sets::{Mapper, Place};
 use turnstile_gpu::{Allocation, Refusal};
 
-/// How long a worker may take to map or unmap. TIMEOUT: some hundred microseconds for each (measured); suspended or not.
+/// Time limit for mapping or unmapping, also while the VM is suspended. TIMEOUT: each piece takes
+/// some hundred microseconds (measured).
 const MAP_LIMIT: Duration = Duration::from_secs(5);
-/// Pieces of one order: as many descriptors as a frame may have.
+/// Pieces in one order: a frame has room for their descriptors.
 const PIECES_MAX: usize = 32;
 
-/// Memory by its place; none where it is elsewhere.
+/// Memory by its place; `None` while it is elsewhere.
 type Memory = Vec<(Place, Option<OwnedFd>)>;
 
-/// Tells what a worker that was started again is to map.
+/// Returns what a restarted worker has to map.
 pub(super) struct Again(Box<dyn Fn() -> io::Result<Memory> + Send + Sync>);
 
 impl fmt::Debug for Again {
@@ -32,7 +33,7 @@ impl fmt::Debug for Again {
 }
 
 fn page(place: &Place) -> u32 {
-    // CAST: within the VM's address space, whose pages were counted by a u32.
+    // CAST: the VM's pages are counted by a u32.
     ((place.at - GPU_VA_BASE) / CHUNK_BYTES) as u32
 }
 
@@ -41,7 +42,7 @@ fn pages(place: &Place) -> u32 {
     (place.bytes / CHUNK_BYTES) as u32
 }
 
-/// Whether a process has ended, waiting for it as long as it takes to close its files.
+/// Whether a process has ended. Waits up to [`MAP_LIMIT`], as closing its files takes time.
 fn is_gone(process: &Process) -> bool {
     let limit = Timespec {
         tv_sec: MAP_LIMIT.as_secs().cast_signed(),
@@ -52,7 +53,7 @@ fn is_gone(process: &Process) -> bool {
 }
 
 impl Worker {
-    /// The VM's memory moves: a process after this one asks there for what it is to map.
+    /// Makes the VM's memory movable: each later process maps what `again` returns.
     pub(crate) fn remap_from(
         &self,
         again: impl Fn() -> io::Result<Memory> + Send + Sync + 'static,
@@ -61,7 +62,7 @@ impl Worker {
         let _ = self.shared.again.set(Again(Box::new(again)));
     }
 
-    /// Finds room among the VM's addresses.
+    /// Reserves addresses of the VM.
     ///
     /// # Errors
     /// The refusal that the guest sees.
@@ -71,9 +72,9 @@ impl Worker {
         Ok(tables.layout.insert(&found))
     }
 
-    /// Gives addresses back that have nothing behind.
+    /// Releases reserved addresses that have no memory.
     pub(crate) fn unreserve(&self, va: u64) {
-        // What is not there needs not be given back.
+        // An unknown address needs no release.
         let _ = lock(&self.shared.tables).layout.remove(va);
     }
 
@@ -86,7 +87,7 @@ impl Worker {
         Ok(found.len() as u64 * CHUNK_BYTES)
     }
 
-    /// The guest has freed these: unmapped and forgotten, all of them or none.
+    /// Unmaps and drops places that the guest has freed: all of them or none.
     ///
     /// # Errors
     /// The refusal that the guest sees.
@@ -102,17 +103,17 @@ impl Worker {
 
 #[cfg(test)]
 impl Worker {
-    /// As if the process had ended by itself.
+    /// Ends the process as if by itself.
     pub(in crate::worker) fn end_process(&self) {
         self.process().kill();
     }
 
-    /// As if the process had written to its board.
+    /// Writes to the shared page as the process could.
     pub(in crate::worker) fn scribble(&self, suspended: bool) {
         self.process().board.set_suspended(suspended);
     }
 
-    /// What is written there.
+    /// The flag in the shared page.
     pub(in crate::worker) fn scribbled(&self) -> bool {
         self.process().board.suspended()
     }
@@ -137,7 +138,7 @@ impl Mapper for Worker {
                 return Err(refusal.to_string());
             }
         }
-        // What is being ended may still have it.
+        // A process that is ending may still have the memory mapped.
         if process.is_lost() && !is_gone(&process) {
             return Err("the VM's worker does not end".into());
         }
@@ -163,7 +164,7 @@ impl Mapper for Worker {
 }
 
 impl Shared {
-    /// Has the worker map memory, or know that it is elsewhere.
+    /// Has the worker map memory, or record it as absent.
     fn map(&self, tables: &mut Tables, memory: Memory) -> Result<(), Refusal> {
         let (here, away): (Memory, Memory) = memory.into_iter().partition(|(_, fd)| fd.is_some());
         let mut left = here.into_iter().chain(away).peekable();
@@ -181,7 +182,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives a new process the memory that moves.
+    /// Gives a new process the movable memory.
     pub(super) fn map_again(&self, tables: &mut Tables) -> Result<(), Refusal> {
         let Some(Again(again)) = self.again.get() else {
             return Ok(());

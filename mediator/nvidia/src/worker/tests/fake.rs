@@ -1,6 +1,6 @@
-//! A GPU in memory, for workers that run as they do on a real one: in a process of their own, confined.
+//! A GPU in memory, for workers that run as on a real one: confined, in a process of their own.
 //!
-//! A module's text has a line for each function: its name, what it does, and a number.
+//! A module's text has a line for each function: its name, its kind, and a number.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -20,11 +20,11 @@ type Memories = Arc<Mutex<BTreeMap<u64, Arc<MmapRegion>>>>;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// Runs so many nanoseconds.
+    /// Runs for this number of nanoseconds.
     Sleep(u64),
-    /// Runs until the word of the guest's that its parameter names is not zero.
+    /// Runs until the guest's word at the address in its parameter is not zero.
     Until,
-    /// Accesses what is not there.
+    /// Accesses an unmapped address.
     Fault,
 }
 
@@ -78,7 +78,8 @@ impl Fake {
         }
     }
 
-    /// Calls `act` with the memory behind `va` and the offset in it. Addresses were checked.
+    /// Calls `act` with the memory behind `va` and the offset in it. The caller has checked the
+    /// address.
     fn with<R>(&self, va: u64, act: impl FnOnce(&MmapRegion, usize) -> R) -> R {
         let memories = self.memories.lock().unwrap();
         let (first, region) = memories.range(..=va).next_back().unwrap();
@@ -108,7 +109,7 @@ impl Fake {
         FakeMemory { memories, va }
     }
 
-    /// Does what is due.
+    /// Executes operations in order, up to one that is not yet complete.
     fn advance(&self, queue: &mut Queue) {
         while let Some(op) = queue.ops.front() {
             if self.broken.load(Ordering::Relaxed) {

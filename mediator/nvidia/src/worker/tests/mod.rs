@@ -27,7 +27,7 @@ use turnstile_soft::plain::{PlainChannel, PlainVm};
 const TENANT: TenantId = TenantId(1);
 const AS_WORKER: &str = "TURNSTILE_TEST_WORKER";
 
-/// Not a test by itself: what the tests' worker processes run.
+/// Not a test by itself: the entry point of the tests' worker processes.
 #[test]
 fn acts_as_a_worker() {
     if std::env::var_os(AS_WORKER).is_none() {
@@ -220,14 +220,14 @@ fn what_is_in_use_stays() {
     });
     channel.push_fence(false);
     channel.ring();
-    // All that was announced together is taken before any of it is told to be done.
+    // All that was announced together is submitted before any completion is reported.
     wait("start", || channel.fence().value == 1);
     assert_eq!(
         code(rig.worker.unload_module(module)),
         ErrorCode::ModuleInUse
     );
     assert_eq!(code(rig.worker.free(memory.va)), ErrorCode::AllocationInUse);
-    // Closed while it runs, it says so when it has ended.
+    // Closed while a command runs: the end is reported after the command.
     rig.worker.close_channel(channel.number).unwrap();
     assert_eq!(
         code(rig.worker.close_channel(channel.number)),
@@ -317,7 +317,7 @@ fn errors_in_a_ring_end_that_channel_in_order() {
         channel.ring();
         assert_eq!(fault_of(&channel), expected, "{command:?}");
         let state = channel.state();
-        // What came before has finished, what comes after has not.
+        // Earlier commands have finished, later ones have not.
         assert_eq!(
             (state.get, state.error_at, channel.fence().value),
             (2, 2, 1)
@@ -434,7 +434,7 @@ fn kernels_that_are_short_enough_may_be_many() {
     let text = "nap sleep 100000000\nlong sleep 9000000000";
     let (module, _) = rig.worker.load_module(text).unwrap();
     let mut channel = rig.channel();
-    // One mark tells of all of them.
+    // They share one mark.
     for _ in 0..8 {
         channel.push(&rig.launch(module, 0));
     }
@@ -534,7 +534,7 @@ fn a_worker_cannot_stop_the_clock_of_its_orders() {
         "{:?}",
         begin.elapsed()
     );
-    // Nor is it believed by the next process.
+    // Nor does the next process read the flag from the page.
     rig.worker.scribble(true);
     rig.worker.allocate(1).unwrap();
     assert!(!rig.worker.scribbled());

@@ -1,4 +1,4 @@
-//! Memory that is taken away from a worker and given back, in other files.
+//! Memory that is unmapped from a worker and mapped again, in other files.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use turnstile_gpu::Allocation;
 use turnstile_host::memory_file::memory_file;
 use turnstile_soft::plain::PlainChannel;
 
-/// What a worker that is started again is to map.
+/// What a restarted worker has to map.
 type Given = Arc<Mutex<Vec<(Place, Option<File>)>>>;
 
 struct Moved {
@@ -95,7 +95,7 @@ fn nothing_is_executed_while_memory_is_away_and_all_of_it_afterwards() {
     worker.set_suspended(true);
     worker.unmap(&moved.places[1..]).unwrap();
     let last = moved.fill(&mut channel, 2);
-    // It has been looked at by the time that orders are answered, and passes go on meanwhile.
+    // The worker has read the doorbell by the time that it answers an order, and passes go on.
     for _ in 0..20 {
         assert_eq!(
             code(worker.find_function(9, "none")),
@@ -112,7 +112,7 @@ fn nothing_is_executed_while_memory_is_away_and_all_of_it_afterwards() {
     worker.set_suspended(false);
     wait("the second fill", || channel.fence().value == last);
     assert_eq!((word(&one), word(&elsewhere), word(&two)), (2, 2, 1));
-    // Mapped already: nothing changes.
+    // Already mapped: nothing changes.
     worker.map(vec![(moved.places[1], handle(&two))]).unwrap();
     worker.drop_places(&moved.places).unwrap();
     worker.unreserve(moved.allocation.va);
@@ -132,7 +132,7 @@ fn a_worker_that_is_started_again_has_what_is_there_and_waits_for_the_rest() {
         (moved.places[1], None),
     ];
     worker.end_process();
-    // Whoever is gone has nothing mapped, and is given what it has when it is started again.
+    // A process that has ended has nothing mapped; its successor maps the current memory.
     worker.unmap(&moved.places).unwrap();
     worker.map(vec![(moved.places[1], handle(&two))]).unwrap();
     let mut channel = moved.rig.channel();
@@ -163,7 +163,7 @@ fn what_is_in_use_is_not_dropped_and_what_is_away_is() {
     let fence = moved.fill(&mut channel, 1);
     wait("start", || channel.fence().value == 1);
     worker.unmap(&moved.places[1..]).unwrap();
-    // All or nothing, the first of them as well.
+    // All or nothing, including the first place.
     assert_eq!(
         code(worker.drop_places(&moved.places)),
         ErrorCode::AllocationInUse

@@ -15,7 +15,7 @@ use turnstile_figures::spans::Span;
 
 /// Pauses that decide whether a place is kept. SOURCE: rule 2 of docs/SCHEDULING.md.
 const HISTORY: usize = 16;
-/// One in so many of them, the longest, is left out.
+/// Of this many of them, the longest is left out.
 const LEFT_OUT_EVERY: usize = 8;
 
 /// A stretch in which the compute engine executed one tenant's commands.

@@ -16,7 +16,7 @@ use super::tenant::{self, Claim, Stream, Tenant, Work};
 
 /// The largest weight that a tenant of the attacker's account may claim.
 pub(super) const WEIGHT_MAX: u32 = 1_000;
-/// From one look at the flag to the next.
+/// From one read of the flag to the next.
 const LOOK: Duration = Duration::from_millis(5);
 /// TIMEOUT: a name is free milliseconds after its tenant left.
 const NAME_LIMIT: Duration = Duration::from_secs(10);
@@ -24,19 +24,19 @@ const NAME_LIMIT: Duration = Duration::from_secs(10);
 /// What an attacker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Move {
-    /// So many tenants of one account submit a stream each.
+    /// Tenants of one account submit a stream each.
     Streams(u32, Stream),
     /// Claims this weight, then the largest one permitted, and saturates.
     Claim(u32),
-    /// Leaves after each kernel of so many microseconds and returns under the same name.
+    /// Leaves after each kernel of this length, in microseconds, and returns under the same name.
     Return(u64),
     /// The same under a new name, connected while the kernel before runs.
     Rename(u64),
-    /// Opens a channel for each kernel of so many microseconds.
+    /// Opens a channel for each kernel of this length, in microseconds.
     Reopen(u64),
     /// Queues a wait that is never over.
     Wait,
-    /// So many tenants of one account keep a channel each full of NOPs, or of fences.
+    /// Tenants of one account keep a channel each full of NOPs, or of fences.
     Flood { tenants: u32, fences: bool },
     /// Writes doorbells and kicks without work.
     Storm,

@@ -18,11 +18,11 @@ use turnstile_vmm::vmm::{VmConfig, VmError, VmHandle, VmReport};
 
 /// TIMEOUT: a native guest starts in milliseconds, and waits for the GPU beside 40 others.
 const READY_LIMIT: Duration = Duration::from_secs(30);
-/// TIMEOUT: a guest looks for the end every 20 ms.
+/// TIMEOUT: a guest polls for the end every 20 ms.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// From one look at many channels, or at a flooded one, to the next.
+/// From one poll of many channels, or of a flooded one, to the next.
 const LOOK_NS: u64 = 300_000;
-/// Longest sleep of a guest between two looks at the wish to stop.
+/// Longest sleep of a guest between two polls of the wish to stop.
 const SLEEP_NS: u64 = 20_000_000;
 /// The end of a pause is waited for awake, so that its length is exact.
 const AWAKE_NS: u64 = 100_000;
@@ -38,11 +38,11 @@ pub(super) type Begun = SyncSender<()>;
 /// What a tenant submits again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// A kernel of so many microseconds.
+    /// A kernel of this many microseconds.
     Kernel(u64),
-    /// A copy of so many bytes from the guest to the GPU.
+    /// A copy of this many bytes from the guest to the GPU.
     Copy(u64),
-    /// A fill of so many bytes.
+    /// A fill of this many bytes.
     Fill(u64),
 }
 
@@ -69,7 +69,7 @@ impl Stream {
         }
     }
 
-    /// The same with a pause of so many microseconds after each `burst` commands.
+    /// The same with a pause of `pause_us` after each `burst` commands.
     pub(super) const fn pausing(self, burst: u32, pause_us: u64) -> Self {
         Self {
             burst,
@@ -78,7 +78,7 @@ impl Stream {
         }
     }
 
-    /// The same over so many channels.
+    /// The same over several channels.
     pub(super) const fn over(self, channels: u32) -> Self {
         Self { channels, ..self }
     }

@@ -1,4 +1,4 @@
-//! Processes that do work in turns: started at once, asleep but for one.
+//! Processes that work alternately: started at once, all but one asleep.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,18 +14,18 @@ use turnstile_figures::pairs::order;
 
 use super::super::processes::Load;
 
-/// What it ends with where PyTorch or a GPU is missing.
+/// Exit status where PyTorch or a GPU is missing.
 const SKIPPED: i32 = 77;
 
-/// After all have begun: tenants that met at the start have parted.
+/// Time after all have begun, until the contention of the start is over.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// How a process is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// What the others are compared with.
+    /// Reference of the comparisons.
     Native,
-    /// Another of the same: what differs between processes that nobody does anything to.
+    /// Another native process: shows how much equal processes differ.
     NativeAgain,
     Tenant,
     /// With `run --movable`.
@@ -42,7 +42,7 @@ impl Side {
         }
     }
 
-    /// Words for `turnstile run`; none if it is no tenant.
+    /// Options of `turnstile run`; none if it is no tenant.
     pub(super) const fn run(self) -> Option<&'static [&'static str]> {
         match self {
             Self::Native | Self::NativeAgain => None,
@@ -52,7 +52,7 @@ impl Side {
     }
 }
 
-/// What the processes do.
+/// Work of the processes.
 pub(super) struct Work {
     pub(super) what: &'static str,
     pub(super) program: PathBuf,
@@ -71,15 +71,16 @@ pub(super) struct Group {
     pub(super) loads: Vec<Load>,
 }
 
-/// What a side's two blocks of a round took on average, for each side.
+/// Mean of a side's two blocks of a round, for each side.
 pub(super) type Round = Vec<Block>;
 
 impl Group {
-    /// The sides take turns for a while.
+    /// Alternates the sides for some seconds.
     pub(super) fn rounds(&mut self, seconds: f64, pieces: u32) -> anyhow::Result<Vec<Round>> {
         let end = Instant::now() + Duration::try_from_secs_f64(seconds)?;
         let mut rounds = Vec::new();
-        // The first one is for the caches, and for a tenant that was busy before it.
+        // The first round is left out: it fills caches, and a tenant that was busy before it
+        // becomes idle.
         while rounds.len() < 2 || Instant::now() < end {
             let mut round = vec![Block::default(); self.loads.len()];
             for half in 0..2 {
@@ -93,7 +94,7 @@ impl Group {
         Ok(rounds)
     }
 
-    /// The first one does its work in two ways, in turns.
+    /// Alternates the two ways of work of the first process.
     pub(super) fn ways(&mut self, seconds: f64, pieces: u32) -> anyhow::Result<Vec<[Block; 2]>> {
         let load = self.loads.first_mut().context("A group has a process")?;
         let end = Instant::now() + Duration::try_from_secs_f64(seconds)?;
@@ -110,7 +111,8 @@ impl Group {
 pub(super) struct Groups(pub(super) Vec<Group>);
 
 impl Groups {
-    /// Starts all at once and waits until all can begin; `None` if one says that it has nothing to run with.
+    /// Starts all at once and waits until all can begin; `None` if one reports that PyTorch or a
+    /// GPU is missing.
     pub(super) fn start(
         work: &Work,
         mut command: impl FnMut(Side) -> anyhow::Result<Command>,
@@ -135,7 +137,7 @@ impl Groups {
                 return Err(error);
             }
         }
-        // Not before: they begin on all processors.
+        // Only now, because they begin on all processors.
         for load in all.0.iter().flat_map(|group| &group.loads) {
             keep_on(load.pid, work.processors)?;
         }
@@ -153,7 +155,7 @@ impl Drop for Groups {
     }
 }
 
-/// All threads of a process on so many processors: the last of those that this one may use.
+/// Puts all threads of a process on some processors: the last of those that this process may use.
 fn keep_on(pid: u32, processors: usize) -> anyhow::Result<()> {
     let all = sched_getaffinity(None)?;
     let mut few = CpuSet::new();
@@ -164,7 +166,7 @@ fn keep_on(pid: u32, processors: usize) -> anyhow::Result<()> {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).context("A load is gone")?;
     for thread in threads.flatten() {
         let id = thread.file_name().to_string_lossy().parse().ok();
-        // One that has ended meanwhile needs no place.
+        // A thread that has ended meanwhile needs no place.
         if let Some(id) = id.and_then(Pid::from_raw) {
             let _ = sched_setaffinity(Some(id), &few);
         }
@@ -176,7 +178,7 @@ fn keep_on(pid: u32, processors: usize) -> anyhow::Result<()> {
 pub(super) mod tests {
     use super::*;
 
-    /// A process of the bench that needs no GPU: its pieces take as long as it is told.
+    /// A process of the bench that needs no GPU: its pieces take `median_ns`.
     pub(in super::super) fn shell(median_ns: u32) -> Command {
         let mut command = Command::new("sh");
         let script = format!(

@@ -114,7 +114,7 @@ impl Estimate {
     }
 }
 
-/// A length for people.
+/// A length for reading.
 pub(super) fn words(length: Duration) -> String {
     match length.as_secs() {
         seconds @ 0..100 => format!("{seconds} s"),

@@ -13,6 +13,7 @@ mod files;
 mod judge;
 mod merge;
 mod modes;
+mod picture;
 mod process;
 mod rows;
 mod runner;
@@ -83,7 +84,7 @@ pub(super) struct ProgramsArgs {
     /// Times that each row is measured; figures are medians
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Leave out rows that would end later than so many seconds after the beginning
+    /// Leave out rows that would end later than this many seconds after the beginning
     #[arg(long)]
     limit_s: Option<u64>,
     /// Longest time until a program has loaded PyTorch, and until it is warm then, in seconds
@@ -101,6 +102,9 @@ pub(super) struct ProgramsArgs {
     /// Write the JSON object to this file, after each row
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Write a picture of the table to this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
     #[command(flatten)]
     daemon: DaemonArgs,
 }
@@ -252,6 +256,10 @@ pub(super) fn run(args: &ProgramsArgs) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&judged)?);
     } else {
         table::print(&report, &judged.lines, judged.mean.as_ref());
+    }
+    if let Some(file) = &args.picture {
+        let svg = picture::svg(&table::title(&report), &judged.lines);
+        fs::write(file, svg).with_context(|| format!("Writing {} failed", file.display()))?;
     }
     for problem in table::problems(&report) {
         eprintln!("{problem}");

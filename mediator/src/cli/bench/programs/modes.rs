@@ -20,7 +20,7 @@ use crate::cli::admin::{Admin, Output};
 
 /// The vendor's control daemon.
 const MPS_CONTROL: &str = "nvidia-cuda-mps-control";
-/// Where a CUDA program looks for MPS, and its control daemon writes what it does.
+/// Folders in which a CUDA program finds MPS, and in which the control daemon logs.
 const MPS_PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const MPS_LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
 /// TIMEOUT: the control daemon makes its pipe within some ten milliseconds.

@@ -8,7 +8,7 @@
 //!
 //! All programs of a mode live from its beginning, asleep but for those of the row. A program that
 //! fails ends; its rows are left out. The reference of progress is the program alone in the same
-//! round of the first mode that measured it, which is native where native is measured.
+//! round of the first mode that measured it: native, where that is measured.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -65,7 +65,7 @@ fn cells(lines: &[Line]) -> Vec<Vec<String>> {
 }
 
 /// The title of a report.
-fn title(report: &Report) -> String {
+pub(super) fn title(report: &Report) -> String {
     let setting = &report.setting;
     format!(
         "{}, driver {}, policy {}, windows of {} s, {} s after the last arrival, {}",
