@@ -8,16 +8,20 @@
 //! While the store accepts nothing, the open window grows beyond its length. Memory grows with the
 //! tenants in it, up to [`TENANTS_MAX`].
 
+mod input;
+mod open;
+
+pub use input::{RollupConfig, RollupError, Standing};
+
+use self::open::{Open, Sums, ran_ns};
 use crate::ids::{event_id, tenant_id, unnamed_id};
 use crate::record::{
-    Body, CapInForce, Digest, EngineRecord, Entry, GapCause, GpuIdentity, SignalSet, Stretch, Tail,
+    Body, CapInForce, Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail,
     TenantIdentity, TenantKind, TenantRecord, UnixNanos,
 };
 use crate::units::{EngineId, Moment, Nanos, TenantId};
 use crate::usage::{Signals, Usage};
 use std::collections::BTreeMap;
-use thiserror::Error;
-use uuid::Uuid;
 
 /// Most tenants in one window. A window with more is closed early, or, if `READY_MAX` entries wait
 /// for the disk, dropped as [`GapCause::Overflow`].
@@ -30,78 +34,6 @@ const READY_MAX: usize = 16;
 /// Windows for which a tenant that left is remembered: its last commands may end after it left.
 const REMEMBERED_WINDOWS: u8 = 2;
 
-/// Configuration of a rollup.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RollupConfig {
-    /// The GPU.
-    pub gpu: GpuIdentity,
-    /// The run of the daemon.
-    pub boot: Uuid,
-    /// Length of a billing window; windows begin at its multiples on the calendar.
-    pub window_ns: Nanos,
-    /// The GPU's engines, ascending, and whether each is a compute engine.
-    pub engines: Vec<(EngineId, bool)>,
-}
-
-/// State of a tenant at the end of a period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing<'a> {
-    /// The tenant.
-    pub tenant: TenantId,
-    /// Its name.
-    pub name: &'a str,
-    /// Its kind.
-    pub kind: TenantKind,
-    /// Name of its account; it does not change while the tenant is connected.
-    pub account: Option<&'a str>,
-    /// Weight in force.
-    pub weight: u32,
-    /// Cap in force.
-    pub cap: Option<CapInForce>,
-    /// Time for which it was held back since it was added.
-    pub held_total_ns: Nanos,
-    /// Whether it had work.
-    pub backlogged: bool,
-    /// GPU memory that it holds, if known.
-    pub memory_bytes: Option<u64>,
-}
-
-/// Why a rollup was not made, or a period not taken; the period's time becomes a gap of the open
-/// window.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum RollupError {
-    /// A name with control characters, which ids and exports cannot carry.
-    #[error("{0:?} cannot name a node or a GPU: it is empty or has control characters")]
-    Name(String),
-    /// A window of zero length.
-    #[error("A billing window has to be longer than nothing")]
-    WindowLength,
-    /// Time was lost or counted twice (law 1).
-    #[error("Engine {} accounts for {accounted_ns} of a period of {period_ns}", engine.0)]
-    Unbalanced {
-        /// The engine.
-        engine: EngineId,
-        /// Sum of its parts.
-        accounted_ns: Nanos,
-        /// The period's length, which the sum has to equal.
-        period_ns: Nanos,
-    },
-    /// The period begins before the last one ended.
-    #[error("Period begins at {} ns, but {} ns was reached", from.0, reached.0)]
-    Overlap {
-        /// Beginning of the period refused.
-        from: Moment,
-        /// End of the last period.
-        reached: Moment,
-    },
-    /// The period does not list the GPU's engines in ascending order.
-    #[error("Period lists other engines than the GPU's {expected}")]
-    Engines {
-        /// How many engines the GPU has.
-        expected: usize,
-    },
-}
-
 /// What the rollup keeps of a tenant.
 #[derive(Debug)]
 struct Seat {
@@ -111,36 +43,6 @@ struct Seat {
     held_total_ns: Nanos,
     /// Windows closed since it was last listed.
     absent: u8,
-}
-
-/// A tenant's part of the open window.
-#[derive(Debug, Default)]
-struct Sums {
-    engine_ns: Nanos,
-    estimated_ns: Nanos,
-    fault_ns: Nanos,
-    copy_ns: Nanos,
-    copy_bytes: u64,
-    held_ns: Nanos,
-    waiting_ns: Nanos,
-    memory_byte_ns: Option<u128>,
-    signals: SignalSet,
-    error_bound_ns: Nanos,
-    turns: u64,
-}
-
-/// The current window.
-#[derive(Debug)]
-struct Open {
-    start: UnixNanos,
-    end: UnixNanos,
-    from: Moment,
-    to: Moment,
-    engines: Vec<EngineRecord>,
-    tenants: BTreeMap<TenantId, Sums>,
-    /// Whether the GPU counts copied bytes.
-    counts_bytes: bool,
-    overflow: bool,
 }
 
 /// Adds periods up into windows; numbers the entries and calculates their digests.
@@ -534,25 +436,6 @@ impl Rollup {
         self.close();
         entries.append(&mut self.ready);
     }
-}
-
-/// The part of a period in which a tenant did not wait: its longest time on a compute engine,
-/// stalls included.
-fn ran_ns(usage: &Usage, tenant: TenantId, engines: &[(EngineId, bool)]) -> Nanos {
-    let part = |engine: &crate::usage::EngineUsage| {
-        let index = engine
-            .tenants
-            .binary_search_by_key(&tenant, |t| t.tenant)
-            .ok()?;
-        Some(engine.tenants[index].used_ns + engine.tenants[index].fault_ns)
-    };
-    usage
-        .engines
-        .iter()
-        .zip(engines)
-        .filter_map(|(engine, (_, compute))| if *compute { part(engine) } else { None })
-        .max()
-        .unwrap_or_default()
 }
 
 #[cfg(test)]

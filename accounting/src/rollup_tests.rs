@@ -4,6 +4,7 @@ use crate::synthetic::{ENGINES, Metered, Synthetic};
 use crate::usage::Metric;
 use crate::window::Window;
 use proptest::prelude::*;
+use uuid::Uuid;
 
 const EVENTS: Synthetic = Synthetic {
     seed: 3,

@@ -45,6 +45,8 @@ pub struct PolicyRow {
     pub weights: bool,
     /// Caps have an effect.
     pub caps: bool,
+    /// Latency targets have an effect.
+    pub targets: bool,
     /// It schedules copy engines as well, each with its own instance.
     pub every_engine: bool,
     /// Makes an instance without tenants.
@@ -86,6 +88,7 @@ pub const POLICIES: &[PolicyRow] = &[
         about: "Admit every tenant: account, but do not schedule",
         weights: false,
         caps: false,
+        targets: false,
         every_engine: false,
         make: |_| Rule::Events(Box::new(AdmitAll::default())),
     },
@@ -94,6 +97,7 @@ pub const POLICIES: &[PolicyRow] = &[
         about: "Disengaged fair queuing with patience: weighted and capped, by account and tenant",
         weights: true,
         caps: true,
+        targets: false,
         every_engine: true,
         make: |tuning| Rule::Events(Box::new(Dfq::new(tuning))),
     },
@@ -102,6 +106,7 @@ pub const POLICIES: &[PolicyRow] = &[
         about: "Disengaged fair queuing as the LoGA paper prints it",
         weights: false,
         caps: false,
+        targets: false,
         every_engine: false,
         make: |_| Rule::Events(Box::new(DfqLiteral::default())),
     },
@@ -110,6 +115,7 @@ pub const POLICIES: &[PolicyRow] = &[
         about: "All tenants together, and a turn for the tenant that is owed one, for NVIDIA GPUs",
         weights: true,
         caps: true,
+        targets: true,
         every_engine: false,
         make: |tuning| Rule::Looks(Box::new(Owed::new(tuning))),
     },

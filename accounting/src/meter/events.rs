@@ -295,6 +295,67 @@ mod tests {
         assert_eq!(sum(A, |p| p.turns), 3);
     }
 
+    fn of(usage: &Usage, tenant: TenantId) -> (u64, u64, u64) {
+        let mut tenants = usage.engines[0].tenants.iter();
+        let of = tenants.find(|of| of.tenant == tenant);
+        of.map_or((0, 0, 0), |of| (of.used_ns.0, of.begun, of.turns))
+    }
+
+    #[test]
+    fn a_residency_begins_in_the_window_that_its_record_begins() {
+        let mut meter = meter(&[(0, 0, Idle), (1, 100, Running(A)), (2, 130, Idle)]);
+        assert_eq!(of(&meter.close(window(0, 100)), A), (0, 0, 0));
+        assert_eq!(of(&meter.close(window(100, 200)), A), (30, 1, 1));
+    }
+
+    #[test]
+    fn residencies_between_two_windows_are_in_neither() {
+        let log = [
+            (0, 0, Idle),
+            (1, 110, Running(B)),
+            (2, 120, Running(A)),
+            (3, 200, Running(B)),
+        ];
+        let mut meter = meter(&log);
+        meter.close(window(0, 100));
+        // A is resident as the window begins, and B begins with it.
+        let usage = meter.close(window(200, 300));
+        assert_eq!((of(&usage, A), of(&usage, B)), ((0, 0, 0), (100, 1, 1)));
+    }
+
+    #[test]
+    fn a_residency_without_length_is_no_turn() {
+        let mut meter = meter(&[(0, 0, Idle), (1, 10, Running(A)), (2, 10, Idle)]);
+        assert_eq!(of(&meter.close(window(0, 100)), A), (0, 1, 0));
+    }
+
+    #[test]
+    fn a_state_that_was_lost_is_not_lost_again() {
+        let mut meter = meter(&[(0, 0, Running(A))]);
+        meter.close(window(0, 100));
+        meter.restart(CE);
+        // The state may have ended anywhere in the first window.
+        let second = meter.close(window(100, 200));
+        assert_eq!(second.engines[0].error_bound_ns, Nanos(200));
+        meter.restart(CE);
+        let third = meter.close(window(200, 300));
+        assert_eq!(third.engines[0].error_bound_ns, Nanos(100));
+    }
+
+    #[test]
+    fn observations_that_it_cannot_use_are_counted() {
+        let mut meter = EventMeter::new([CE]);
+        for engine in [EngineId(7), EngineId(8)] {
+            meter.observe(Observation::Switch(SwitchEvent {
+                at: Moment(0),
+                engine,
+                seq: 0,
+                state: Idle,
+            }));
+        }
+        assert_eq!(meter.close(window(0, 10)).anomalies.foreign, 2);
+    }
+
     #[test]
     fn a_hole_in_the_log_is_unobserved_on_both_sides() {
         let mut meter = meter(&[(0, 0, Running(A)), (1, 10, Running(B)), (5, 60, Idle)]);

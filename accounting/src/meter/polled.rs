@@ -200,6 +200,45 @@ mod tests {
         assert_eq!(usage.tenant_ns(TenantId(2), Metric::Total), Nanos(10));
         assert_eq!(usage.engines[0].idle_ns, Nanos(10));
         assert_eq!(usage.engines[0].error_bound_ns, Nanos(40));
+        // The first residency began before the phase.
+        let begun: Vec<u64> = usage.engines[0].tenants.iter().map(|of| of.begun).collect();
+        assert_eq!(begun, [1, 1]);
+    }
+
+    #[test]
+    fn a_sample_at_the_end_is_of_the_next_phase() {
+        let mut meter = PolledMeter::new([GR]);
+        for (at, tenant) in [(0, 1), (10, 2)] {
+            let sample = Sample {
+                at: Moment(at),
+                occupant: Some(TenantId(tenant)),
+            };
+            meter.observe(Observation::Sample(GR, sample));
+        }
+        for (from, tenant) in [(0, 1), (10, 2)] {
+            let usage = meter.close(Window::new(Moment(from), Moment(from + 10)).unwrap());
+            let tenants = usage.engines[0].tenants.iter();
+            let used: Vec<_> = tenants.map(|of| (of.tenant.0, of.used_ns.0)).collect();
+            assert_eq!(used, [(tenant, 10)]);
+        }
+    }
+
+    #[test]
+    fn samples_out_of_order_and_of_other_engines_are_counted() {
+        let mut meter = PolledMeter::new([GR]);
+        for (engine, at) in [(0, 10), (0, 10), (0, 4), (0, 5), (7, 20), (8, 20)] {
+            let sample = Sample {
+                at: Moment(at),
+                occupant: None,
+            };
+            meter.observe(Observation::Sample(EngineId(engine), sample));
+        }
+        let usage = meter.close(Window::new(Moment(0), Moment(30)).unwrap());
+        assert_eq!(
+            usage.anomalies.out_of_order, 2,
+            "one at the same time is not"
+        );
+        assert_eq!(usage.anomalies.foreign, 2);
     }
 
     #[test]

@@ -3,11 +3,14 @@
 //!
 //! The connection is not encrypted: use a socket of this host, or an encrypted tunnel.
 
+mod connection;
+
+pub use connection::holds_password;
+
 use std::fmt;
 use std::io::Write as _;
-use std::time::Duration;
 
-use postgres::{Client, Config, GenericClient, NoTls, Row};
+use postgres::{Client, Config, Row};
 
 use super::rows::{self, Columns, damaged, stored, stored_ns};
 use super::shell::{Ledger, Open, Tables, VisitEntry};
@@ -17,16 +20,8 @@ use crate::record::{
     Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord,
 };
 
-/// Version of the tables.
-const VERSION: i64 = 2;
-const TO_VERSION_2: &str =
-    "ALTER TABLE tenant ADD COLUMN account TEXT; UPDATE ledger_version SET version = 2";
-
 /// Entries read, or discarded, at a time.
 const PAGE: i64 = 1_024;
-
-const SCHEMA: &str = include_str!("postgres.sql");
-const CHANGES: &str = include_str!("change_postgres.sql");
 
 /// A ledger in a PostgreSQL database.
 pub type PostgresStore = Ledger<Postgres>;
@@ -72,121 +67,7 @@ impl Columns for Row {
     }
 }
 
-impl PostgresStore {
-    /// Connects to a database (`host=/run/postgresql dbname=turnstile user=turnstile`, or a URL),
-    /// and creates the tables if there are none.
-    ///
-    /// # Errors
-    /// If it cannot be reached, has tables of another version, or does not write through to its
-    /// disk.
-    pub fn connect(database: &str) -> Result<Self, StoreError> {
-        Self::connect_with(database, None)
-    }
-
-    /// As [`Self::connect`], with a password that the address does not contain.
-    ///
-    /// # Errors
-    /// As [`Self::connect`].
-    pub fn connect_with(database: &str, password: Option<&[u8]>) -> Result<Self, StoreError> {
-        let mut tables = Postgres::at(database, password)?;
-        tables.make_tables()?;
-        Ok(Self::over(tables))
-    }
-
-    /// Connects to a database to read its ledgers.
-    ///
-    /// # Errors
-    /// If it cannot be reached, or has no ledger of this version.
-    pub fn read_with(database: &str, password: Option<&[u8]>) -> Result<Self, StoreError> {
-        let mut tables = Postgres::at(database, password)?;
-        tables
-            .client
-            .batch_execute("SET default_transaction_read_only = on")?;
-        tables.check_version(1)?;
-        Ok(Self::over(tables))
-    }
-}
-
-/// Whether an address contains a password, which is visible wherever the address is.
-///
-/// # Errors
-/// If it is not the address of a database.
-pub fn holds_password(database: &str) -> Result<bool, StoreError> {
-    Ok(database.parse::<Config>()?.get_password().is_some())
-}
-
 impl Postgres {
-    fn at(database: &str, password: Option<&[u8]>) -> Result<Self, StoreError> {
-        let mut config: Config = database.parse()?;
-        if let Some(password) = password {
-            config.password(password);
-        }
-        // TIMEOUT: a server in the same site answers in milliseconds; the writer tries again.
-        config.connect_timeout(Duration::from_secs(10));
-        // TIMEOUT: a connection that is lost without notice is an error after 20 s, not after the 2
-        // h and 15 min of the kernel.
-        config.keepalives_idle(Duration::from_secs(10));
-        config.keepalives_interval(Duration::from_secs(5));
-        config.keepalives_retries(2);
-        config.tcp_user_timeout(Duration::from_secs(20));
-        config.application_name("turnstile");
-        let client = Self::connected(&config)?;
-        Ok(Self {
-            config,
-            client,
-            version: VERSION,
-        })
-    }
-
-    fn connected(config: &Config) -> Result<Client, StoreError> {
-        let mut client = config.connect(NoTls)?;
-        // A window counts as closed when it is on the disk, whatever the server's default.
-        client.batch_execute("SET synchronous_commit = on")?;
-        // TIMEOUT: a lock that another session holds for longer is an error, as a full disk is,
-        // instead of a silent wait.
-        client.batch_execute("SET lock_timeout = '20s'")?;
-        let fsync: String = client.query_one("SHOW fsync", &[])?.get(0);
-        if fsync != "on" {
-            return Err(StoreError::NotDurable);
-        }
-        Ok(client)
-    }
-
-    fn make_tables(&mut self) -> Result<(), StoreError> {
-        let mut tx = self.client.transaction()?;
-        // Two hosts may connect at once. The lock's number is specific to this program.
-        tx.execute("SELECT pg_advisory_xact_lock(1414744903)", &[])?;
-        let there: bool = tx
-            .query_one("SELECT to_regclass('ledger_version') IS NOT NULL", &[])?
-            .get(0);
-        if !there {
-            tx.batch_execute(SCHEMA)?;
-        } else if version_of(&mut tx)? == 1 {
-            tx.batch_execute(TO_VERSION_2)?;
-        }
-        tx.batch_execute(CHANGES)?;
-        tx.commit()?;
-        self.check_version(VERSION)
-    }
-
-    /// Accepts tables of versions from `least` on.
-    fn check_version(&mut self, least: i64) -> Result<(), StoreError> {
-        let there = "SELECT to_regclass('ledger_version') IS NOT NULL";
-        let there: bool = self.client.query_one(there, &[])?.try_get(0)?;
-        self.version = if there {
-            version_of(&mut self.client)?
-        } else {
-            0
-        };
-        if !(least..=VERSION).contains(&self.version) {
-            return Err(StoreError::Version {
-                expected: VERSION,
-                found: self.version,
-            });
-        }
-        Ok(())
-    }
-
     /// Rows of tenants, in the order of the records; created if missing.
     fn tenants(&mut self, records: &[TenantRecord]) -> Result<Vec<i64>, StoreError> {
         let ids: Vec<&[u8]> = records
@@ -249,12 +130,6 @@ impl Postgres {
         let found = self.client.query(&text, &[&key, &seq])?;
         found.iter().map(rows::engine_record).collect()
     }
-}
-
-/// Version of existing tables.
-fn version_of(client: &mut impl GenericClient) -> Result<i64, StoreError> {
-    let version = "SELECT max(version) FROM ledger_version";
-    Ok(client.query_one(version, &[])?.try_get(0)?)
 }
 
 impl Tables for Postgres {

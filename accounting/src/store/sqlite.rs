@@ -3,14 +3,9 @@
 //!
 //! Readers in other processes read up to the last closed entry and do not block a writer.
 
-use std::fs::{File, OpenOptions};
-use std::io::ErrorKind;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+mod connection;
 
-use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::rows::{self, Columns, damaged, stored, stored_ns};
 use super::shell::{Ledger, Open, Tables, VisitEntry};
@@ -21,23 +16,8 @@ use crate::record::{
 };
 use uuid::Uuid;
 
-/// Version of the tables, kept in the file's `user_version`. Version 1 has no accounts: it can be
-/// read, and is converted to version 2 when it is opened for writing.
-const VERSION: i64 = 2;
-const TO_VERSION_2: &str = "ALTER TABLE tenant ADD COLUMN account TEXT";
-
-/// Marks the file as a ledger: "TSLG", kept in its `application_id`.
-const APPLICATION: i64 = 0x5453_4c47;
-
-/// TIMEOUT: another process holds the file for one entry or one batch of retention: milliseconds on
-/// a disk that works.
-const BUSY: Duration = Duration::from_secs(5);
-
 /// Entries that are discarded in one transaction.
 const DISCARDED_AT_ONCE: i64 = 4_096;
-
-const SCHEMA: &str = include_str!("sqlite.sql");
-const CHANGES: &str = include_str!("change.sql");
 
 /// A ledger in a file.
 pub type SqliteStore = Ledger<Sqlite>;
@@ -76,100 +56,7 @@ impl Columns for Row<'_> {
     }
 }
 
-impl SqliteStore {
-    /// Opens a ledger for writing, or creates one that only its owner and group may read.
-    ///
-    /// # Errors
-    /// If the file cannot be opened, or is not a ledger.
-    pub fn create(path: &Path) -> Result<Self, StoreError> {
-        // SQLite would create it readable for all users.
-        let made = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o640)
-            .open(path);
-        made.map_err(|error| told(path, error))?;
-        let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        let mut tables = Sqlite::over(connection)?;
-        tables.make_tables()?;
-        Ok(Self::over(tables))
-    }
-
-    /// Opens a ledger for reading.
-    ///
-    /// # Errors
-    /// If it does not exist, or may not be read.
-    pub fn read(path: &Path) -> Result<Self, StoreError> {
-        File::open(path).map_err(|error| told(path, error))?;
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
-        let mut tables = Sqlite::over(Connection::open_with_flags(path, flags)?)?;
-        tables.check_version(1)?;
-        Ok(Self::over(tables))
-    }
-
-    /// A ledger in memory, for tests.
-    ///
-    /// # Errors
-    /// If no memory is available.
-    pub fn in_memory() -> Result<Self, StoreError> {
-        let mut tables = Sqlite::over(Connection::open_in_memory()?)?;
-        tables.make_tables()?;
-        Ok(Self::over(tables))
-    }
-}
-
 impl Sqlite {
-    fn over(connection: Connection) -> Result<Self, StoreError> {
-        connection.busy_timeout(BUSY)?;
-        connection.set_prepared_statement_cache_capacity(32);
-        // A damaged or forged file may have functions in its schema, and overlapping cells.
-        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
-        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
-        connection.pragma_update(None, "cell_size_check", true)?;
-        // Rows are deleted in an order that leaves no dangling reference. With the check, SQLite
-        // reads all of `usage` for each deleted tenant, as it has no index by tenant.
-        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_FKEY, false)?;
-        // In WAL mode FULL means that the log is fsynced at each commit.
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        Ok(Self {
-            connection,
-            version: VERSION,
-        })
-    }
-
-    fn make_tables(&mut self) -> Result<(), StoreError> {
-        self.connection.pragma_update(None, "journal_mode", "WAL")?;
-        let tx = self
-            .connection
-            .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-        let tables: i64 =
-            tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-        if tables == 0 {
-            tx.execute_batch(SCHEMA)?;
-            tx.pragma_update(None, "application_id", APPLICATION)?;
-            tx.pragma_update(None, "user_version", VERSION)?;
-        } else if version_of(&tx)? == 1 {
-            tx.execute_batch(TO_VERSION_2)?;
-            tx.pragma_update(None, "user_version", VERSION)?;
-        }
-        tx.commit()?;
-        self.check_version(VERSION)?;
-        Ok(self.connection.execute_batch(CHANGES)?)
-    }
-
-    /// Accepts tables of versions from `least` on.
-    fn check_version(&mut self, least: i64) -> Result<(), StoreError> {
-        self.version = version_of(&self.connection)?;
-        if !(least..=VERSION).contains(&self.version) {
-            return Err(StoreError::Version {
-                expected: VERSION,
-                found: self.version,
-            });
-        }
-        Ok(())
-    }
-
     fn tail(&self, key: i64) -> Result<Option<Tail>, StoreError> {
         let text = format!(
             "SELECT {} FROM entry WHERE gpu_key = ?1 ORDER BY seq DESC LIMIT 1",
@@ -248,22 +135,6 @@ impl Sqlite {
             engines.push(rows::engine_record(row)?);
         }
         Ok(engines)
-    }
-}
-
-/// Version of a file's tables; 0 if it is no ledger.
-fn version_of(connection: &Connection) -> Result<i64, StoreError> {
-    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-    let ours = pragma("application_id")? == APPLICATION;
-    Ok(if ours { pragma("user_version")? } else { 0 })
-}
-
-fn told(path: &Path, error: std::io::Error) -> StoreError {
-    let path = PathBuf::from(path);
-    match error.kind() {
-        ErrorKind::NotFound => StoreError::NotFound { path },
-        ErrorKind::PermissionDenied => StoreError::Denied { path },
-        _ => StoreError::Output(error),
     }
 }
 

@@ -270,6 +270,18 @@ impl Mediation {
         Ok(())
     }
 
+    /// Sets whether a tenant has a latency target; it applies at the next look. Without effect
+    /// where the rule knows none.
+    ///
+    /// # Errors
+    /// If the tenant is not known.
+    pub fn set_target(&mut self, tenant: TenantId, target: bool) -> Result<(), PolicyError> {
+        match &mut self.owed {
+            Some(owed) => owed.set_target(tenant, target),
+            None => Ok(()),
+        }
+    }
+
     fn standing(&self, tenant: TenantId) -> Option<&Standing> {
         self.tenants.get(&tenant)
     }

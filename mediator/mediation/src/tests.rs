@@ -241,3 +241,24 @@ fn a_tenant_that_waits_for_its_memory_is_owed_nothing() {
     assert_eq!(holds, []);
     assert_eq!(mediation.owed(B).unwrap().owed_ns, 0);
 }
+
+#[test]
+fn beside_a_latency_target_the_other_tenants_slices_are_short() {
+    let (mut mediation, _) = looks(1, None);
+    let mut at = Moment(Nanos::from_ms(20).0);
+    let mut slice_of_a = |mediation: &mut Mediation| {
+        at = at + Nanos::from_ms(20);
+        let look = Look {
+            at,
+            ..Look::default()
+        };
+        mediation.look(&look);
+        mediation.slices[&A]
+    };
+    let usual = slice_of_a(&mut mediation);
+    mediation.set_target(B, true).unwrap();
+    assert!(slice_of_a(&mut mediation) < usual);
+    mediation.set_target(B, false).unwrap();
+    assert_eq!(slice_of_a(&mut mediation), usual);
+    assert!(mediation.set_target(TenantId(9), true).is_err());
+}

@@ -29,10 +29,12 @@
 //! Locks, outermost first: an owner's `turn` (held over a move or a change of its memory), the
 //! locks of its mapper, the table.
 
+mod allocations;
 mod grants;
 mod moves;
+mod table;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -44,7 +46,8 @@ use turnstile_accounting::{Nanos, TenantId};
 
 use super::mover::{Away, Back, EXTENT_BYTES_MAX, Kept, MoverError, Resident, Stayed};
 use grants::Wishes;
-use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveError, MoveOrder, Refusal};
+use table::{Owner, State, Table};
+use turnstile_gpu::{Direction, MemoryEvent, MoveError, MoveOrder, Refusal};
 
 /// Where an owner has memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,165 +109,6 @@ impl Copies for super::mover::Mover {
 /// Pins a suspended owner (`true`): it stays suspended even if this process ends. Or unpins it
 /// (`false`): the watchdog resumes it when this process ends.
 pub type PinOwner = Box<dyn Fn(TenantId, bool) -> Result<(), String> + Send + Sync>;
-
-#[derive(Debug)]
-enum State {
-    Here(Resident),
-    Away(Away),
-    Blank,
-    /// To be made by its owner, which then reports it.
-    Granted,
-    /// Taken by the thread that holds the owner's `turn`.
-    Taken,
-}
-
-impl State {
-    /// Whether it uses room on the card and the owner does not lack it.
-    const fn is_here(&self) -> bool {
-        matches!(self, Self::Here(_) | Self::Granted)
-    }
-}
-
-#[derive(Debug)]
-struct Chunk {
-    place: Place,
-    state: State,
-    /// It uses room on the card, or room is reserved for it.
-    on_card: bool,
-    /// A move of it is ordered.
-    ordered: bool,
-    /// Host copy since it was moved in; kept until the owner runs.
-    spare: Option<Away>,
-}
-
-#[derive(Debug)]
-struct Owner {
-    mapper: Arc<dyn Mapper>,
-    turn: Arc<Mutex<()>>,
-    chunks: BTreeMap<ChunkId, Chunk>,
-    by_place: BTreeMap<u64, ChunkId>,
-    /// Chunks that are not `Here`, or are to move.
-    absent: usize,
-    /// Chunks that have a spare.
-    spares: usize,
-    /// Bytes on the card besides the chunks.
-    fixed_bytes: u64,
-    /// For a program, which submits work without the daemon: the known signs of its demand.
-    wishes: Option<Wishes>,
-    /// It is suspended.
-    still: bool,
-    /// Requests of it that need the GPU: those in service, which keep it from being suspended, and
-    /// all.
-    served: usize,
-    asked: usize,
-}
-
-impl Owner {
-    fn is_absent(chunk: &Chunk) -> bool {
-        chunk.ordered || !chunk.state.is_here()
-    }
-
-    /// Changes a chunk, and keeps the counts; chunks change nowhere else.
-    fn put(&mut self, id: ChunkId, change: impl FnOnce(&mut Chunk)) {
-        if let Some(chunk) = self.chunks.get_mut(&id) {
-            self.absent -= usize::from(Self::is_absent(chunk));
-            self.spares -= usize::from(chunk.spare.is_some());
-            change(chunk);
-            self.absent += usize::from(Self::is_absent(chunk));
-            self.spares += usize::from(chunk.spare.is_some());
-        }
-    }
-
-    /// Takes the host copies that are not needed, to be dropped without the lock.
-    fn take_spares(&mut self) -> Vec<Away> {
-        if self.spares == 0 {
-            return Vec::new();
-        }
-        self.spares = 0;
-        let chunks = self.chunks.values_mut();
-        chunks.filter_map(|chunk| chunk.spare.take()).collect()
-    }
-
-    fn insert(&mut self, id: ChunkId, place: Place, state: State) {
-        let chunk = Chunk {
-            place,
-            on_card: state.is_here(),
-            state,
-            ordered: false,
-            spare: None,
-        };
-        self.absent += usize::from(Self::is_absent(&chunk));
-        self.by_place.insert(place.at, id);
-        self.chunks.insert(id, chunk);
-    }
-
-    fn remove(&mut self, at: u64) -> Option<(ChunkId, Chunk)> {
-        let id = self.by_place.remove(&at)?;
-        let chunk = self.chunks.remove(&id)?;
-        self.absent -= usize::from(Self::is_absent(&chunk));
-        self.spares -= usize::from(chunk.spare.is_some());
-        Some((id, chunk))
-    }
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    owners: BTreeMap<TenantId, Owner>,
-    events: Vec<MemoryEvent>,
-    next: u64,
-    /// Bytes on the card, and bytes allocated in all.
-    on_card: u64,
-    promised: u64,
-    queues: [VecDeque<MoveOrder>; 2],
-    ended: bool,
-}
-
-impl Table {
-    fn owner(&mut self, tenant: TenantId) -> Result<&mut Owner, MoveError> {
-        let none = MoveError::NoSuchTenant(tenant);
-        self.owners.get_mut(&tenant).ok_or(none)
-    }
-
-    /// Records a chunk for which nothing was reserved before.
-    fn entered(&mut self, owner: TenantId, first: ChunkId, chunk_bytes: u64, resident: bool) {
-        self.next = first.0 + 1;
-        self.promised += chunk_bytes;
-        self.on_card += u64::from(resident) * chunk_bytes;
-        self.events.push(MemoryEvent::Allocated {
-            owner,
-            first,
-            count: 1,
-            chunk_bytes,
-            resident,
-        });
-    }
-
-    /// Removes a chunk from the sums.
-    fn forget(&mut self, chunk: &Chunk) {
-        self.promised -= chunk.place.bytes;
-        if chunk.on_card {
-            self.on_card -= chunk.place.bytes;
-        }
-    }
-
-    /// Puts a taken chunk back. Returns its state if the chunk or its owner is gone, to be dropped
-    /// (closed or scrubbed) without the lock.
-    fn put(&mut self, tenant: TenantId, id: ChunkId, state: State) -> Option<State> {
-        let Some(owner) = self.owners.get_mut(&tenant) else {
-            return Some(state);
-        };
-        let (mut left, mut before, mut after) = (Some(state), 0, 0);
-        owner.put(id, |chunk| {
-            let Some(state) = left.take() else { return };
-            before = u64::from(chunk.on_card) * chunk.place.bytes;
-            chunk.on_card = state.is_here();
-            after = u64::from(chunk.on_card) * chunk.place.bytes;
-            chunk.state = state;
-        });
-        self.on_card = self.on_card - before + after;
-        left
-    }
-}
 
 struct Shared {
     copies: Arc<dyn Copies>,
@@ -614,155 +458,6 @@ impl Drop for Sets {
             // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
-    }
-}
-
-impl Shared {
-    fn turn(&self, tenant: TenantId) -> Result<Arc<Mutex<()>>, Refusal> {
-        let mut table = lock(&self.table);
-        let owner = table.owner(tenant);
-        let lost = |_| Refusal::from(ErrorCode::DeviceLost);
-        Ok(owner.map_err(lost)?.turn.clone())
-    }
-
-    /// Bytes that all owners together may allocate.
-    fn room_bytes(&self) -> u64 {
-        // Moves need some free pages in the pool.
-        let reserve = 4 * self.extent_bytes;
-        self.card_bytes + self.pool_bytes.saturating_sub(reserve)
-    }
-
-    /// Reserves room, if there is enough. Returns whether all of it is on the card.
-    fn promise(&self, tenant: TenantId, bytes: u64) -> Result<bool, ErrorCode> {
-        let room = self.room_bytes();
-        let mut table = lock(&self.table);
-        if table.promised + bytes > room {
-            let owner = tenant;
-            table.events.push(MemoryEvent::Refused { owner, bytes });
-            return Err(ErrorCode::OutOfGpuMemory);
-        }
-        table.promised += bytes;
-        let here = table.on_card + bytes <= self.card_bytes;
-        if here {
-            table.on_card += bytes;
-        }
-        Ok(here)
-    }
-
-    fn allocate(&self, tenant: TenantId, at: u64, bytes: u64) -> Result<(), Refusal> {
-        let turn = self.turn(tenant)?;
-        let _turn = lock(&turn);
-        let mut here = self.promise(tenant, bytes)?;
-        let mut next = at;
-        let place = |bytes| {
-            let at = next;
-            next += bytes;
-            Place { at, bytes }
-        };
-        let parts = super::mover::parts(bytes, self.extent_bytes);
-        let places: Vec<Place> = parts.into_iter().map(place).collect();
-        let made: Result<Vec<Resident>, MoverError> = if here {
-            let make = |place: &Place| self.copies.create(place.bytes);
-            places.iter().map(make).collect()
-        } else {
-            Ok(Vec::new())
-        };
-        let unpromise = |here: bool, detail: String| {
-            let mut table = lock(&self.table);
-            table.promised -= bytes;
-            table.on_card -= if here { bytes } else { 0 };
-            let code = ErrorCode::HostLimit;
-            Refusal { code, detail }
-        };
-        let made = match made {
-            Ok(made) => made,
-            Err(MoverError::NoRoom) => {
-                // The memory is used elsewhere. These chunks are moved in when there is room.
-                lock(&self.table).on_card -= bytes;
-                here = false;
-                Vec::new()
-            }
-            Err(error) => return Err(unpromise(here, error.to_string())),
-        };
-        let shared: std::io::Result<Vec<_>> = if here {
-            let with = places.iter().zip(&made);
-            with.map(|(place, memory)| Ok((*place, Some(memory.share()?))))
-                .collect()
-        } else {
-            Ok(places.iter().map(|place| (*place, None)).collect())
-        };
-        let shared = shared.map_err(|error| unpromise(here, error.to_string()))?;
-        // Entered before it is mapped, so that an owner restarted meanwhile maps it. No command
-        // uses the address yet.
-        let mapper = self.enter(tenant, &places, made)?;
-        mapper.map(shared).map_err(|detail| {
-            self.drop_places(tenant, &places);
-            let code = ErrorCode::HostLimit;
-            Refusal { code, detail }
-        })
-    }
-
-    /// Enters the chunks of an allocation, with one event for each run of equal lengths.
-    fn enter(
-        &self,
-        tenant: TenantId,
-        places: &[Place],
-        made: Vec<Resident>,
-    ) -> Result<Arc<dyn Mapper>, Refusal> {
-        let mut table = lock(&self.table);
-        let resident = !made.is_empty();
-        let mut made = made.into_iter();
-        let Ok(owner) = table.owner(tenant) else {
-            // The owner left meanwhile: none of its chunks had this room.
-            let bytes: u64 = places.iter().map(|place| place.bytes).sum();
-            table.promised -= bytes;
-            table.on_card -= if resident { bytes } else { 0 };
-            return Err(ErrorCode::DeviceLost.into());
-        };
-        let mapper = owner.mapper.clone();
-        for same in places.chunk_by(|a, b| a.bytes == b.bytes) {
-            let first = table.next;
-            let count = same.len() as u64;
-            table.next += count;
-            if let Ok(owner) = table.owner(tenant) {
-                for (id, place) in (first..).map(ChunkId).zip(same) {
-                    let state = made.next().map_or(State::Blank, State::Here);
-                    owner.insert(id, *place, state);
-                }
-            }
-            table.events.push(MemoryEvent::Allocated {
-                owner: tenant,
-                first: ChunkId(first),
-                count,
-                chunk_bytes: same[0].bytes,
-                resident,
-            });
-        }
-        Ok(mapper)
-    }
-
-    /// Drops memory that no process has mapped.
-    fn drop_places(&self, tenant: TenantId, places: &[Place]) {
-        let mut gone = Vec::new();
-        let mut table = lock(&self.table);
-        for place in places {
-            let Ok(owner) = table.owner(tenant) else {
-                break;
-            };
-            let Some((first, chunk)) = owner.remove(place.at) else {
-                continue;
-            };
-            table.forget(&chunk);
-            gone.push(chunk);
-            table.events.push(MemoryEvent::Freed {
-                owner: tenant,
-                first,
-                count: 1,
-            });
-        }
-        drop(table);
-        // Closes or scrubs it without the lock.
-        drop(gone);
     }
 }
 

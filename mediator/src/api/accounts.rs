@@ -116,7 +116,7 @@ impl Account {
             Origin::Configuration => "configuration",
             Origin::Api => "api",
         };
-        let scheduling = Scheduling::of(entry.weight.get(), entry.cap);
+        let scheduling = Scheduling::of(entry.weight.get(), entry.cap, false);
         Self {
             name: name.to_owned(),
             origin: origin.to_owned(),
@@ -140,6 +140,7 @@ impl Account {
             weight: self.weight,
             quota_us: self.quota_us,
             period_us: self.period_us,
+            latency_target: false,
         };
         let pattern = |(at, text): (usize, &String)| {
             let refused = |error| Problem::field(format!("/match/{at}"), format!("{error}"));

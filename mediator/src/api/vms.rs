@@ -46,6 +46,10 @@ pub struct Scheduling {
     #[serde(default)]
     #[schema(minimum = 1_000, maximum = 1_000_000)]
     pub period_us: Option<u64>,
+    /// Whether time slices of other tenants are short while it is resident for less than its part:
+    /// requests at a low rate end sooner, for some per cent of the others' rate (policy `owed`).
+    #[serde(default)]
+    pub latency_target: bool,
 }
 
 /// Changes to how a tenant is scheduled; what is left out stays as it is.
@@ -61,6 +65,8 @@ pub(super) struct SchedulingPatch {
     /// Length of the period in microseconds.
     #[schema(minimum = 1_000, maximum = 1_000_000)]
     period_us: Option<u64>,
+    /// Whether it has a latency target.
+    latency_target: Option<bool>,
 }
 
 /// What a tenant used since it connected.
@@ -128,9 +134,10 @@ pub struct Vm {
 }
 
 impl Scheduling {
-    pub(super) fn of(weight: u32, cap: Option<Cap>) -> Self {
+    pub(super) fn of(weight: u32, cap: Option<Cap>, latency_target: bool) -> Self {
         Self {
             weight,
+            latency_target,
             quota_us: cap.map(|cap| cap.quota_ns().0 / 1_000),
             period_us: cap.map(|cap| cap.period_ns().0 / 1_000),
         }
@@ -177,6 +184,7 @@ impl Scheduling {
         if before.is_none_or(|(_, patch)| of_cap(patch)) {
             settings.cap = cap;
         }
+        settings.latency_target = self.latency_target;
         Ok(())
     }
 }
@@ -204,7 +212,7 @@ fn connected(tenant: &TenantSnapshot, entitled: Option<f64>, limits: MemoryLimit
         account: Some(tenant.account.clone()),
         connected: true,
         number: Some(tenant.tenant.0),
-        scheduling: Scheduling::of(tenant.weight, tenant.cap),
+        scheduling: Scheduling::of(tenant.weight, tenant.cap, tenant.latency_target),
         entitled_ratio: entitled,
         admitted: Some(tenant.admitted),
         usage: Some(VmUsage {
@@ -228,7 +236,7 @@ fn absent(name: &str, settings: &Settings, default: Weight, account: Option<Stri
         account,
         connected: false,
         number: None,
-        scheduling: Scheduling::of(weight, settings.cap),
+        scheduling: Scheduling::of(weight, settings.cap, settings.latency_target),
         entitled_ratio: None,
         admitted: None,
         usage: None,

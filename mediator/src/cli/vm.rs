@@ -50,6 +50,9 @@ struct SetArgs {
     /// Length of the periods that the quota is counted in, in milliseconds
     #[arg(long, requires = "quota", value_parser = clap::value_parser!(u64).range(1..=1_000))]
     period_ms: Option<u64>,
+    /// Whether time slices of other tenants are short while it is resident for less than its part
+    #[arg(long)]
+    latency_target: Option<bool>,
     /// GPU memory that is never taken from it, in MiB
     #[arg(long, value_name = "MIB")]
     memory_min: Option<Mib>,
@@ -132,6 +135,9 @@ impl SetArgs {
         }
         if let Some(quota) = self.quota {
             quota.enter(self.period_ms, &mut changes);
+        }
+        if let Some(target) = self.latency_target {
+            changes.insert("latency_target".into(), json!(target));
         }
         changes
     }

@@ -276,6 +276,8 @@ impl State {
         if let Err(error) = self.mediation.add(tenant, membership, params, gpu.now()) {
             log::error!("Policy: {error}");
         }
+        // It was added; if not, that was logged.
+        let _ = self.mediation.set_target(tenant, settings.latency_target);
         let weight = params.weight.get();
         log::info!("{tenant} is {name}, account {}, weight {weight}", account.1);
         let entry = Tenant {

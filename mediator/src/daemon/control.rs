@@ -1,35 +1,34 @@
 //! The control loop: one thread on epoll for the listening socket, the sockets of VMMs and
 //! launchers, and the kicks of VMs.
 
+mod bounds;
+mod frames;
+mod session;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use event_manager::{
     EventManager, EventOps, Events, MutEventSubscriber, SubscriberId, SubscriberOps,
 };
 use turnstile_accounting::{AccountId, TenantId};
-use turnstile_vmm::wire::{
-    Frame, FrameReader, FrameWriter, Read, ToDaemon, ToVmm, WireError, peer_uid,
-};
+use turnstile_vmm::wire::{FrameReader, peer_uid};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::dma::Change;
-use super::error::{HostError, chain};
+use super::error::HostError;
 use super::host::Host;
-use super::kicks::{Kick, KickBudgets};
-use super::mailbox::Letter;
+use super::kicks::KickBudgets;
+pub(super) use bounds::Bounds;
+use session::{Role, Session, SessionError, tell};
 
-/// VMs that are admitted at a time.
-const STARTING_MAX: usize = 32;
 /// TIMEOUT: pause after a failed accept (no descriptors left, for example). Connecting peers wait
 /// no longer than this.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -37,54 +36,10 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Minimum time between two log lines about something that clients can cause at will.
 const TELL_EVERY: Duration = Duration::from_secs(60);
-/// Frames taken from one connection before the others have their turn.
-const FRAMES_PER_TURN: usize = 32;
 
 const LISTENER: u32 = 0;
 const WAKE: u32 = 1;
 const FIRST_SESSION: u32 = 2;
-
-/// What connections may take.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
-    /// Connections at a time, those without a Hello included.
-    sessions: usize,
-    /// Those of one user that is neither root nor the daemon's own.
-    of_one: usize,
-    /// Those of all such users; the remaining places are for root's VMMs.
-    of_others: usize,
-    /// VMs that are admitted at a time.
-    starting: usize,
-    /// TIMEOUT: a VMM or launcher sends its first frame as soon as it has connected.
-    greeting: Duration,
-}
-
-impl Bounds {
-    /// For a host of `tenants_max` tenants: each has a connection and all may be one user's, with
-    /// as many places again for short connections.
-    pub(super) fn of(tenants_max: usize) -> Self {
-        let sessions = (4 * tenants_max).max(1_024);
-        Self {
-            sessions,
-            of_one: sessions / 2,
-            of_others: sessions / 4 * 3,
-            starting: STARTING_MAX,
-            greeting: Duration::from_secs(10),
-        }
-    }
-
-    /// Whether there is a place for a user beside these.
-    fn place(&self, uid: u32, own: u32, others: impl Iterator<Item = u32>) -> bool {
-        let trusted = |uid: u32| uid == 0 || uid == own;
-        let (mut all, mut of_one, mut of_others) = (0, 0, 0);
-        for other in others {
-            all += 1;
-            of_one += usize::from(other == uid);
-            of_others += usize::from(!trusted(other));
-        }
-        all < self.sessions && (trusted(uid) || of_one < self.of_one && of_others < self.of_others)
-    }
-}
 
 /// The loop, ready to run.
 pub(super) struct ControlLoop {
@@ -168,71 +123,6 @@ pub enum ControlError {
     /// No descriptor.
     #[error("Its wake could not be shared")]
     Wake(#[source] io::Error),
-}
-
-/// One connection.
-struct Session {
-    stream: UnixStream,
-    /// User id of the peer.
-    uid: u32,
-    /// When it was accepted.
-    since: Instant,
-    reader: FrameReader,
-    /// What it is, once its first frame was accepted.
-    role: Option<Role>,
-}
-
-/// What a connection's tenant is.
-enum Role {
-    /// A VM during admission, on another thread. Nothing is read from the VMM meanwhile.
-    Starting,
-    Vm {
-        tenant: TenantId,
-        kick: Kick,
-    },
-    Program {
-        tenant: TenantId,
-        /// Process id in the launcher's namespace -> on this host.
-        processes: BTreeMap<u32, u32>,
-    },
-}
-
-impl Role {
-    const fn tenant(&self) -> Option<TenantId> {
-        match self {
-            Self::Starting => None,
-            Self::Vm { tenant, .. } | Self::Program { tenant, .. } => Some(*tenant),
-        }
-    }
-}
-
-/// Why the daemon ends a connection.
-#[derive(Debug, thiserror::Error)]
-enum SessionError {
-    #[error(transparent)]
-    Wire(#[from] WireError),
-    #[error(
-        "it said something else before its greeting, greeted twice, or said what the other kind of tenant says"
-    )]
-    OutOfOrder,
-    #[error("the launcher sent too many changes at once")]
-    TooManyChanges,
-    #[error("the VMM sent a mailbox request before the last one was answered")]
-    MailboxBusy,
-    #[error("the VMM changed the VM's memory before the last change was answered")]
-    MemoryBusy,
-    #[error("{0} VMs are being taken in already; try again in a second")]
-    TooManyStarting(usize),
-    #[error("it did not identify itself in time")]
-    Silent,
-    /// The kernel drops descriptors that exceed a limit, and reports only that some are missing.
-    #[error(
-        "it sent more descriptors than are permitted, or the daemon may not open so many more files (ulimit -n, LimitNOFILE)"
-    )]
-    Descriptors,
-    /// Already reported to the peer where it was found.
-    #[error("{0}")]
-    Refused(String),
 }
 
 /// A VM was admitted or refused.
@@ -426,198 +316,6 @@ impl Control {
         }
     }
 
-    /// Reads frames of a connection; ends it at its end or at the first error.
-    fn hear(&mut self, number: u32, ops: &mut EventOps) {
-        for _ in 0..FRAMES_PER_TURN {
-            let Some(session) = self.sessions.get_mut(&number) else {
-                return;
-            };
-            if matches!(session.role, Some(Role::Starting)) {
-                return;
-            }
-            let heard = match session.reader.read::<ToDaemon>(&session.stream) {
-                Ok(Read::WouldBlock) => return,
-                Ok(Read::End) => {
-                    self.end(number, ops, None);
-                    return;
-                }
-                Ok(Read::Frame(frame)) => self.serve(number, frame, ops),
-                Err(WireError::TooManyFds) => Err(SessionError::Descriptors),
-                Err(error) => Err(error.into()),
-            };
-            if let Err(error) = heard {
-                self.end(number, ops, Some(&error));
-                return;
-            }
-        }
-    }
-
-    fn serve(
-        &mut self,
-        number: u32,
-        frame: Frame<ToDaemon>,
-        ops: &mut EventOps,
-    ) -> Result<(), SessionError> {
-        // PANIC: none; `hear` holds the session
-        let Some(session) = self.sessions.get_mut(&number) else {
-            return Ok(());
-        };
-        let Frame { message, fds } = frame;
-        match (message, &mut session.role) {
-            (hello @ ToDaemon::Hello { .. }, None) => self.start(number, hello, fds, ops),
-            (program @ ToDaemon::Program { .. }, None) => {
-                let stream = session.stream.try_clone().map_err(WireError::Socket)?;
-                let tenant = self
-                    .host
-                    .admit_program(program, stream, session.uid)
-                    .map_err(|error| SessionError::Refused(chain(&error)))?;
-                let processes = BTreeMap::new();
-                session.role = Some(Role::Program { tenant, processes });
-                Ok(())
-            }
-            (ToDaemon::Process { pid }, Some(Role::Program { tenant, processes })) => {
-                let [pidfd] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
-                    got: fds.len(),
-                    expected: 1,
-                })?;
-                // One of that name that is known is a later one.
-                if let Some(before) = processes.remove(&pid) {
-                    self.host.program_exited(*tenant, before);
-                }
-                if let Some(known) = self.host.program_process(*tenant, pid, &pidfd) {
-                    // Two names for one process would make a list without end.
-                    if processes.values().any(|other| *other == known) {
-                        return Err(SessionError::OutOfOrder);
-                    }
-                    processes.insert(pid, known);
-                }
-                Ok(())
-            }
-            (ToDaemon::Objects { pid, changes }, Some(Role::Program { tenant, processes })) => {
-                let taken = processes
-                    .get(&pid)
-                    .is_none_or(|known| self.host.program_objects(*tenant, *known, changes));
-                taken.then_some(()).ok_or(SessionError::TooManyChanges)
-            }
-            (ToDaemon::Memory {}, Some(Role::Program { tenant, .. })) => {
-                let [connection] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
-                    got: fds.len(),
-                    expected: 1,
-                })?;
-                self.host.program_memory(*tenant, connection);
-                Ok(())
-            }
-            (ToDaemon::Exited { pid }, Some(Role::Program { tenant, processes })) => {
-                if let Some(known) = processes.remove(&pid) {
-                    self.host.program_exited(*tenant, known);
-                }
-                Ok(())
-            }
-            (ToDaemon::Mailbox { id, op, args }, Some(Role::Vm { tenant, .. })) => {
-                if self.host.mailbox(*tenant, Letter { id, op, args }) {
-                    Ok(())
-                } else {
-                    Err(SessionError::MailboxBusy)
-                }
-            }
-            (ToDaemon::MapMemory { id, region }, Some(Role::Vm { tenant, .. })) => {
-                let [fd] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
-                    got: fds.len(),
-                    expected: 1,
-                })?;
-                let tenant = *tenant;
-                self.change_memory(tenant, id, Change::Map { region, fd })
-            }
-            (ToDaemon::UnmapMemory { id, gpa, bytes }, Some(Role::Vm { tenant, .. })) => {
-                let tenant = *tenant;
-                self.change_memory(tenant, id, Change::Unmap { gpa, bytes })
-            }
-            (
-                ToDaemon::GateDone {
-                    channel,
-                    seq,
-                    trapped,
-                },
-                Some(Role::Vm { tenant, .. }),
-            ) => {
-                self.host.gate_done(*tenant, channel, seq, trapped);
-                Ok(())
-            }
-            _ => Err(SessionError::OutOfOrder),
-        }
-    }
-
-    fn change_memory(&self, tenant: TenantId, id: u64, change: Change) -> Result<(), SessionError> {
-        let taken = self.host.change_memory(tenant, id, change);
-        taken.then_some(()).ok_or(SessionError::MemoryBusy)
-    }
-
-    /// Admits a VM on another thread: a GPU may take a second for it, and other VMs' doorbells must
-    /// not wait.
-    fn start(
-        &mut self,
-        number: u32,
-        hello: ToDaemon,
-        fds: Vec<OwnedFd>,
-        ops: &mut EventOps,
-    ) -> Result<(), SessionError> {
-        if self.starting >= self.bounds.starting {
-            return Err(SessionError::TooManyStarting(self.bounds.starting));
-        }
-        // PANIC: none; `hear` holds the session
-        let Some(session) = self.sessions.get_mut(&number) else {
-            return Ok(());
-        };
-        let stream = session.stream.try_clone().map_err(WireError::Socket)?;
-        let wake = self.wake.try_clone().map_err(WireError::Socket)?;
-        let (host, admitted, uid) = (self.host.clone(), self.admitted.clone(), session.uid);
-        thread::Builder::new()
-            .name("turnstile-admit".into())
-            .spawn(move || {
-                let admission = host.admit(hello, fds, stream, uid);
-                // The loop is gone only with the daemon.
-                if admitted.send((number, admission)).is_ok() {
-                    let _ = wake.write(1);
-                }
-            })
-            .map_err(WireError::Socket)?;
-        self.starting += 1;
-        session.role = Some(Role::Starting);
-        let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
-        Ok(())
-    }
-
-    /// A VM was admitted or refused.
-    fn admitted(
-        &mut self,
-        number: u32,
-        admission: Result<(TenantId, AccountId, File), HostError>,
-        ops: &mut EventOps,
-    ) {
-        let (tenant, account, kick) = match admission {
-            Ok(admitted) => admitted,
-            Err(error) => {
-                let error = SessionError::Refused(chain(&error));
-                self.end(number, ops, Some(&error));
-                return;
-            }
-        };
-        let Some(session) = self.sessions.get_mut(&number) else {
-            self.host.leave(tenant);
-            return;
-        };
-        let data = FIRST_SESSION + 2 * number;
-        let kick = Kick::new(kick, data + 1, account);
-        let watched = ops
-            .add(Events::with_data(&session.stream, data, EventSet::IN))
-            .and_then(|()| kick.watch(ops));
-        session.role = Some(Role::Vm { tenant, kick });
-        if watched.is_err() {
-            let error = SessionError::Refused("watching the VM's kick failed".into());
-            self.end(number, ops, Some(&error));
-        }
-    }
-
     fn end(&mut self, number: u32, ops: &mut EventOps, error: Option<&SessionError>) {
         let Some(session) = self.sessions.remove(&number) else {
             return;
@@ -641,18 +339,6 @@ impl Control {
         if let Some(tenant) = role.tenant() {
             self.host.leave(tenant);
         }
-    }
-}
-
-/// Sends a refused peer the reason, if the socket takes it.
-fn tell(stream: &UnixStream, error: &SessionError) {
-    // It was reported where it was found.
-    if matches!(error, SessionError::Refused(_)) {
-        return;
-    }
-    let (mut writer, text) = (FrameWriter::new(), chain(error));
-    if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
-        let _ = writer.flush(stream);
     }
 }
 

@@ -1,10 +1,11 @@
 //! Connections that send nothing, or find no place.
 
 use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 
-use turnstile_vmm::wire::PROTOCOL;
+use turnstile_vmm::wire::{FrameWriter, PROTOCOL, Read, ToDaemon, ToVmm};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK};
 
 use super::*;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use turnstile_accounting::TenantId;
-use turnstile_policies::{Cap, TenantParams, Weight, policy_by_name};
+use turnstile_policies::{Cap, POLICIES, PolicyRow, TenantParams, Weight, policy_by_name};
 use utoipa::ToSchema;
 
 use super::host::{Host, State};
@@ -24,6 +24,9 @@ pub struct Settings {
     /// Its upper limit of engine time; none is `max`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cap: Option<Cap>,
+    /// It has a latency target: slices of its neighbours are short while it is owed residency.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub latency_target: bool,
     /// Its GPU memory.
     #[serde(default)]
     pub memory: MemoryLimits,
@@ -59,12 +62,14 @@ pub(super) struct Brought {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
     /// The policy has no such thing.
-    #[error("The policy {policy} knows no {what}; dfq and owed do")]
+    #[error("The policy {policy} has no {what}; these have: {others}")]
     Policy {
         /// The policy.
         policy: String,
-        /// Weights, or caps.
+        /// Weights, caps, or latency targets.
         what: &'static str,
+        /// Policies that have it.
+        others: String,
     },
     /// The GPU's memory does not move.
     #[error("Memory of this GPU does not move, so memory.min and memory.high mean nothing here")]
@@ -178,6 +183,9 @@ impl Host {
         }
         let settings = &settings.copied().unwrap_or_default();
         self.check_policy(settings.weight, settings.cap)?;
+        if settings.latency_target {
+            self.check_row("latency targets", |row| row.targets)?;
+        }
         settings.memory.check()?;
         let state = self.lock();
         let limits = &settings.memory;
@@ -205,20 +213,31 @@ impl Host {
         weight: Option<Weight>,
         cap: Option<Cap>,
     ) -> Result<(), SettingsError> {
-        let row = policy_by_name(&self.config.policy);
-        let knows = |what, known: bool| {
-            let policy = self.config.policy.clone();
-            known
-                .then_some(())
-                .ok_or(SettingsError::Policy { policy, what })
-        };
         if weight.is_some() {
-            knows("weights", row.is_some_and(|row| row.weights))?;
+            self.check_row("weights", |row| row.weights)?;
         }
         if cap.is_some() {
-            knows("caps", row.is_some_and(|row| row.caps))?;
+            self.check_row("caps", |row| row.caps)?;
         }
         Ok(())
+    }
+
+    /// Whether the policy has this.
+    fn check_row(
+        &self,
+        what: &'static str,
+        has: fn(&PolicyRow) -> bool,
+    ) -> Result<(), SettingsError> {
+        let policy = &self.config.policy;
+        if policy_by_name(policy).is_some_and(has) {
+            return Ok(());
+        }
+        let others = POLICIES.iter().filter(|row| has(row)).map(|row| row.name);
+        Err(SettingsError::Policy {
+            policy: policy.clone(),
+            what,
+            others: others.collect::<Vec<_>>().join(", "),
+        })
     }
 
     /// Sets these of a tenant, from the next decision on, or when it connects. `None` removes its
@@ -243,6 +262,7 @@ impl Host {
             // The policy has every tenant that the host has.
             let _ = state.mediation.set_weight(tenant, weight);
             let _ = state.mediation.set_cap(tenant, cap);
+            let _ = state.mediation.set_target(tenant, wanted.latency_target);
         }
         match settings {
             Some(settings) => state.settings.insert(name.to_owned(), settings),
@@ -298,6 +318,29 @@ mod tests {
         let set = limits.entitlement(brought, Weight::DEFAULT);
         assert_eq!((set.min_bytes, set.high_bytes), (60, 60), "what was set");
     }
+
+    #[test]
+    fn a_latency_target_needs_a_policy_that_has_them() {
+        let host = |policy: &str| {
+            let config = HostConfig {
+                policy: policy.into(),
+                ..HostConfig::default()
+            };
+            let gpu = SoftGpu::new(SoftConfig::default()).unwrap();
+            Host::new(Arc::new(gpu), config).unwrap()
+        };
+        let target = Some(Settings {
+            latency_target: true,
+            ..Settings::default()
+        });
+        let error = host("dfq").set_settings("a", target).unwrap_err();
+        let text = "The policy dfq has no latency targets; these have: owed";
+        assert_eq!(error.to_string(), text);
+        let owed = host("owed");
+        owed.set_settings("a", target).unwrap();
+        assert!(owed.settings()["a"].latency_target);
+    }
+
     #[test]
     fn names_are_bounded_whatever_is_set_of_them() {
         let gpu = SoftGpu::new(SoftConfig::default()).unwrap();

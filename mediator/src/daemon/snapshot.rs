@@ -46,6 +46,8 @@ pub struct TenantSnapshot {
     pub weight: u32,
     /// Upper limit in force.
     pub cap: Option<Cap>,
+    /// Whether it has a latency target.
+    pub latency_target: bool,
     /// Whether it may run.
     pub admitted: bool,
     /// Compute time charged.
@@ -158,6 +160,7 @@ impl Host {
                     account: entry.account.1.clone(),
                     weight: state.mediation.weight(*tenant).map_or(0, Weight::get),
                     cap: state.mediation.cap(*tenant),
+                    latency_target: set.latency_target,
                     admitted: state.mediation.admitted(*tenant),
                     compute_ns: compute.used_ns,
                     copy_ns: copy.used_ns,

@@ -32,6 +32,7 @@ pub(crate) fn host() -> HostSnapshot {
         kind: TenantKind::Vm,
         weight: 300,
         cap: None,
+        latency_target: false,
         admitted: number == 1,
         compute_ns: Nanos(0),
         copy_ns: Nanos(0),

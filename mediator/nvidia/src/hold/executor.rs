@@ -427,5 +427,4 @@ impl SuspendExecutor {
 }
 
 #[cfg(test)]
-#[path = "executor_tests.rs"]
 mod tests;

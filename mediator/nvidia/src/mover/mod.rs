@@ -20,18 +20,22 @@
 //! them. Moves out and in have a connection each and run at the same time; creating, scrubbing and
 //! pinning do not wait for them. The mover executes no tenant's code and is never suspended.
 
+mod config;
 mod copier;
+#[cfg(test)]
+pub(super) mod fake;
 mod handle;
+mod memory;
 mod pages;
+mod parts;
+mod process;
 mod protocol;
 mod serve;
 #[cfg(test)]
 mod tests;
 
-#[cfg(test)]
-pub(super) use handle::fake;
-pub use handle::{
-    Away, Back, EXTENT_BYTES_MAX, Kept, Mover, MoverConfig, MoverError, Resident, Stayed, parts,
-    parts_from,
-};
+pub use config::MoverConfig;
+pub use handle::Mover;
+pub use memory::{Away, Back, Kept, MoverError, Resident, Stayed};
+pub use parts::{EXTENT_BYTES_MAX, parts, parts_from};
 pub use serve::{ServeError, run};

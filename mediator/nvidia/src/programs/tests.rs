@@ -9,7 +9,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use turnstile_preload_wire::FRAME_BYTES;
+use turnstile_preload_wire::{FRAME_BYTES, ToDaemon, VERSION};
 
 use super::*;
 

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use turnstile_accounting::{Nanos, TenantId};
 
-use super::{Mapper, Owner, Place, Sets, State, lock};
+use super::table::{Owner, State};
+use super::{Mapper, Place, Sets, lock};
 use crate::mover::Resident;
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveReport};
 

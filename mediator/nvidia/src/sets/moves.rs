@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use turnstile_accounting::{Nanos, TenantId};
 
-use super::{Chunk, Mapper, Place, Shared, State, lock};
+use super::table::{Chunk, State};
+use super::{Mapper, Place, Shared, lock};
 use crate::mover::{Away, Back, Kept, MoverError, Resident, Stayed};
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveFailure, MoveOrder, MoveReport};
 

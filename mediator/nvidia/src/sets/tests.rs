@@ -1,15 +1,16 @@
 //! Owners, their memory, and copies, all in memory.
 
+mod failures;
+mod random_moves;
+
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use proptest::prelude::*;
-
 use super::*;
 use crate::mover::fake;
-use turnstile_gpu::MoveFailure;
+use turnstile_gpu::{ChunkId, MoveFailure};
 use turnstile_host::memory_file::memory_file;
 
 const A: TenantId = TenantId(1);
@@ -233,6 +234,10 @@ impl Bench {
     }
 }
 
+fn at(chunk: u64) -> u64 {
+    chunk * CHUNK_BYTES
+}
+
 #[test]
 fn memory_goes_and_comes_back_to_the_same_place() {
     let mut bench = Bench::new(4, 64, u64::MAX);
@@ -337,93 +342,6 @@ fn what_finds_no_room_is_blank_and_comes_as_zeros() {
     assert!(bench.sets.again(B).unwrap()[0].1.is_some());
 }
 
-fn at(chunk: u64) -> u64 {
-    chunk * CHUNK_BYTES
-}
-
-#[test]
-fn a_copy_that_fails_leaves_memory_where_it_was_and_mapped() {
-    let mut bench = Bench::new(4, 64, 1);
-    bench.sets.allocate(A, 0, CHUNK_BYTES).unwrap();
-    bench.of(A).write(0, 5);
-    bench.events();
-    let chunks = bench.chunks[&A].clone();
-    bench.sets.held(A);
-    let failed = [Err(MoveFailure::Copy)];
-    assert_eq!(bench.moved(A, Direction::Out, &chunks), failed);
-    assert_eq!(bench.of(A).read(0), 5);
-    assert!(bench.sets.release(A) && !bench.of(A).ended.load(std::sync::atomic::Ordering::Relaxed));
-}
-
-#[test]
-fn who_does_not_let_go_keeps_it_and_who_does_not_take_it_ends() {
-    let mut bench = Bench::new(4, 64, u64::MAX);
-    bench.sets.allocate(A, 0, CHUNK_BYTES).unwrap();
-    bench.of(A).write(0, 5);
-    bench.events();
-    let chunks = bench.chunks[&A].clone();
-    bench.sets.held(A);
-    let relaxed = std::sync::atomic::Ordering::Relaxed;
-    bench.of(A).refuses.store(true, relaxed);
-    let failed = [Err(MoveFailure::Copy)];
-    assert_eq!(bench.moved(A, Direction::Out, &chunks), failed);
-    assert!(!bench.of(A).ended.load(relaxed));
-    bench.of(A).refuses.store(false, relaxed);
-    assert_eq!(bench.moved(A, Direction::Out, &chunks), [Ok(CHUNK_BYTES)]);
-    bench.of(A).refuses.store(true, relaxed);
-    assert_eq!(bench.moved(A, Direction::In, &chunks), [Ok(CHUNK_BYTES)]);
-    assert!(bench.of(A).ended.load(relaxed), "it has no memory");
-    // A successor maps it, with its content.
-    let (place, handle) = bench.sets.again(A).unwrap().pop().unwrap();
-    bench.of(A).refuses.store(false, relaxed);
-    bench.of(A).map(vec![(place, handle)]).unwrap();
-    assert_eq!(bench.of(A).read(0), 5);
-}
-
-#[test]
-fn a_program_that_does_not_let_go_of_memory_is_the_watchdogs_again() {
-    let copies = FakeCopies {
-        free: AtomicU64::new(4 * CHUNK_BYTES),
-        fail_every: u64::MAX,
-        count: AtomicU64::new(0),
-    };
-    let pinned = Arc::<Mutex<Vec<bool>>>::default();
-    let told = pinned.clone();
-    let pin_owner = Box::new(move |_: TenantId, on: bool| {
-        told.lock().unwrap().push(on);
-        Ok(())
-    });
-    let sets = Sets::new(
-        Arc::new(copies),
-        pin_owner,
-        4 * CHUNK_BYTES,
-        64 * CHUNK_BYTES,
-    )
-    .unwrap();
-    let owner = Arc::<FakeOwner>::default();
-    owner
-        .refuses
-        .store(true, std::sync::atomic::Ordering::Relaxed);
-    sets.add_program(A, owner);
-    let file = memory_file("turnstile-fake", CHUNK_BYTES).unwrap();
-    let memory = Resident::adopt(file.into(), CHUNK_BYTES);
-    let (at, bytes) = (0, CHUNK_BYTES);
-    sets.made(A, Place { at, bytes }, memory);
-    sets.held(A);
-    let order = MoveOrder {
-        owner: A,
-        cause: B,
-        direction: Direction::Out,
-        chunks: vec![ChunkId(0)],
-    };
-    sets.order(order).unwrap();
-    let begin = Instant::now();
-    while *pinned.lock().unwrap() != [true, false] {
-        assert!(begin.elapsed() < LONG, "{:?}", pinned.lock().unwrap());
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn a_request_waits_for_the_turn_and_is_not_interrupted() {
     let bench = Bench::new(4, 64, u64::MAX);
@@ -451,97 +369,4 @@ fn a_request_waits_for_the_turn_and_is_not_interrupted() {
     bench.sets.remove(A);
     let gone = bench.sets.serve(A, LONG).unwrap_err();
     assert_eq!(gone.code, ErrorCode::DeviceLost);
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Allocate(bool, u64),
-    Free(bool, usize),
-    Write(bool, usize, u64),
-    Move(bool, bool),
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = prop_oneof![
-        3 => (any::<bool>(), 1u64..6).prop_map(|(who, n)| Step::Allocate(who, n)),
-        2 => (any::<bool>(), any::<usize>()).prop_map(|(who, n)| Step::Free(who, n)),
-        5 => (any::<bool>(), any::<usize>(), any::<u64>()).prop_map(|(who, n, v)| Step::Write(who, n, v)),
-        6 => (any::<bool>(), any::<bool>()).prop_map(|(who, out)| Step::Move(who, out)),
-    ];
-    prop::collection::vec(step, 1..40)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
-
-    /// After any moves and failures, an owner that may run has all of its memory, with what it
-    /// wrote.
-    #[test]
-    fn no_byte_is_lost(steps in steps(), fail_every in prop_oneof![Just(u64::MAX), 2u64..6]) {
-        let mut bench = Bench::new(1_000, 64, fail_every);
-        // By first chunk: number of chunks, and the word written.
-        let mut model: BTreeMap<TenantId, BTreeMap<u64, (u64, u64)>> = BTreeMap::new();
-        let mut next = 0;
-        let who = |a: bool| if a { A } else { B };
-        for step in steps {
-            match step {
-                Step::Allocate(a, count) => {
-                    if bench.sets.allocate(who(a), at(next), at(count)).is_ok() {
-                        model.entry(who(a)).or_default().insert(next, (count, 0));
-                        next += count;
-                    }
-                }
-                Step::Free(a, nth) => {
-                    let tenant = who(a);
-                    let mine = model.entry(tenant).or_default();
-                    let Some(first) = mine.keys().nth(nth % mine.len().max(1)).copied() else { continue };
-                    let (count, _) = mine.remove(&first).unwrap();
-                    let owner = bench.owners[&tenant].clone();
-                    bench.sets.free(tenant, at(first), at(count), |places| {
-                        let mut mapped = owner.mapped.lock().unwrap();
-                        for place in places {
-                            mapped.remove(&place.at);
-                        }
-                        Ok(())
-                    }).unwrap();
-                }
-                Step::Write(a, nth, value) => {
-                    let tenant = who(a);
-                    if !bench.sets.release(tenant) {
-                        continue;
-                    }
-                    let mine = model.entry(tenant).or_default();
-                    let Some((first, (_, written))) = mine.iter_mut().nth(nth % 7) else { continue };
-                    bench.of(tenant).write(at(*first), value);
-                    *written = value;
-                }
-                Step::Move(a, out) => {
-                    let tenant = who(a);
-                    bench.events();
-                    bench.sets.held(tenant);
-                    let chunks = bench.chunks.get(&tenant).cloned().unwrap_or_default();
-                    let direction = if out { Direction::Out } else { Direction::In };
-                    bench.moved(tenant, direction, &chunks);
-                }
-            }
-            for tenant in [A, B] {
-                if !bench.sets.is_whole(tenant) {
-                    continue;
-                }
-                let mine = model.entry(tenant).or_default();
-                for (first, (count, written)) in mine {
-                    prop_assert_eq!(bench.of(tenant).read(at(*first)), *written);
-                    let last = at(*first + *count) - 8;
-                    prop_assert_eq!(bench.of(tenant).read(last), 0);
-                }
-            }
-        }
-        let promised: u64 = model.values().flat_map(BTreeMap::values).map(|(count, _)| at(*count)).sum();
-        prop_assert_eq!(lock(&bench.sets.shared.table).promised, promised);
-        for tenant in [A, B] {
-            bench.sets.remove(tenant);
-        }
-        let table = lock(&bench.sets.shared.table);
-        prop_assert_eq!((table.promised, table.on_card), (0, 0));
-    }
 }

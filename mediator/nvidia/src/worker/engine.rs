@@ -13,19 +13,24 @@
 //! oldest unfinished command then ends with the error, at that command; after a time-out only the
 //! channel that exceeded its limit. The VM's other channels end with `DeviceLost`.
 
+mod channel;
 mod memory;
+mod state;
+mod submit;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use turnstile_abi::{CHUNK_BYTES, Command, CopyDirection, ErrorCode, Launch};
+use turnstile_abi::{CHUNK_BYTES, ErrorCode};
 use turnstile_accounting::{Moment, Nanos};
 
 use super::board::{Board, Standing};
-use super::executor::{Executor, Failure, KernelInfo};
+use super::executor::{Executor, Failure};
+use channel::{Channel, LoadedModule, Phase};
+use state::{Pages, State};
 use turnstile_gpu::layout::Layout;
-use turnstile_gpu::ring::{ChannelFault, Ring, check_channel, launch_fits, word_reached};
+use turnstile_gpu::ring::{ChannelFault, Ring, check_channel, word_reached};
 use turnstile_gpu::{ChannelConfig, Doorbells, GuestMemory, Interrupts, Refusal};
 
 /// Commands of a channel that are submitted and not known to have finished. A launch must not block
@@ -42,69 +47,6 @@ const CHECK_EVERY: Nanos = Nanos(1_000_000);
 /// was delayed, and the time of the commands on the GPU is not known.
 const GAP_MAX: Nanos = Nanos(10_000_000);
 
-/// A module as channels use it.
-#[derive(Debug)]
-struct LoadedModule<E: Executor> {
-    module: E::Module,
-    kernels: Vec<KernelInfo>,
-}
-
-/// What to do when a command has finished.
-#[derive(Debug)]
-enum Then {
-    Nothing,
-    Fence {
-        gpa: u64,
-        value: u64,
-        interrupt: bool,
-    },
-}
-
-/// A command that was submitted.
-#[derive(Debug)]
-struct InFlight<E: Executor> {
-    /// The command has finished when the stream's mark is at least this.
-    needs: u64,
-    then: Then,
-    /// Keeps the module loaded.
-    module: Option<Arc<LoadedModule<E>>>,
-    /// GPU ranges that the command is known to touch: address and bytes.
-    touches: [(u64, u64); 2],
-}
-
-/// State of a channel, beside its commands in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Fetching,
-    /// Until the word has reached the value, once nothing is in flight.
-    Waiting {
-        gpa: u64,
-        value: u64,
-    },
-    /// Ends with this, once nothing is in flight.
-    Failing(ChannelFault),
-    Faulted,
-}
-
-#[derive(Debug)]
-struct Channel<E: Executor> {
-    ring: Ring,
-    stream: E::Stream,
-    phase: Phase,
-    in_flight: VecDeque<InFlight<E>>,
-    /// Commands that were submitted to the stream so far.
-    given: u64,
-    /// The last mark that was submitted to the stream, and the last that the stream wrote.
-    asked: u64,
-    reached: u64,
-    unmarked: u32,
-    /// Marks that were submitted and not reached.
-    marks: VecDeque<u64>,
-    /// How long the oldest command has been the oldest, as far as marks show.
-    oldest_for: Nanos,
-    last_active: Moment,
-}
-
 /// Result of a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pass {
@@ -116,24 +58,6 @@ pub(super) struct Pass {
     pub(super) watching: bool,
     /// The context is gone and every channel's end was reported: the process has to end.
     pub(super) over: bool,
-}
-
-/// Memory by first page: number of pages and the memory, `None` while it is elsewhere.
-type Pages<M> = BTreeMap<u32, (u32, Option<M>)>;
-
-#[derive(Debug)]
-struct State<E: Executor> {
-    channels: BTreeMap<u32, Channel<E>>,
-    /// Closed by the guest while commands are in flight.
-    closing: Vec<Channel<E>>,
-    modules: BTreeMap<u32, Arc<LoadedModule<E>>>,
-    layout: Layout,
-    memory: Pages<E::Memory>,
-    /// Entries of `memory` without memory.
-    absent: usize,
-    last_pass: Moment,
-    last_check: Moment,
-    over: bool,
 }
 
 /// The channels of one VM. Time is a parameter.
@@ -160,147 +84,6 @@ pub(super) struct Parts<E: Executor> {
     pub(super) board: Arc<Board>,
     pub(super) kernel_limit: Nanos,
     pub(super) memory_bytes: u64,
-}
-
-impl<E: Executor> Channel<E> {
-    fn pending_fetch(&self) -> u32 {
-        // CAST: bounded by IN_FLIGHT_MAX.
-        self.ring.pending() - self.in_flight.len() as u32
-    }
-
-    /// Removes finished commands from the list and reports them to the guest.
-    fn retire(&mut self, executor: &E, now: Moment) -> bool {
-        self.reached = self
-            .reached
-            .max(executor.marked(&self.stream).min(self.asked));
-        while self
-            .marks
-            .pop_front_if(|mark| *mark <= self.reached)
-            .is_some()
-        {}
-        let mut news = false;
-        while let Some(oldest) = self
-            .in_flight
-            .pop_front_if(|oldest| oldest.needs <= self.reached)
-        {
-            news = true;
-            // First, so that the module can be unloaded when the guest reads that the command
-            // finished.
-            drop(oldest.module);
-            let mut interrupts = false;
-            if let Then::Fence {
-                gpa,
-                value,
-                interrupt,
-            } = oldest.then
-            {
-                interrupts = interrupt;
-                // The range was checked when the command was fetched.
-                let _ = self.ring.write_fence(gpa, value, now);
-            }
-            self.ring.complete();
-            if interrupts {
-                self.ring.interrupt();
-            }
-        }
-        if news {
-            self.last_active = now;
-            self.oldest_for = Nanos::ZERO;
-        }
-        news
-    }
-
-    /// As [`Self::retire`], once per pass: `elapsed` counts against the commands in flight.
-    fn progress(&mut self, executor: &E, now: Moment, elapsed: Nanos) -> bool {
-        let news = self.retire(executor, now);
-        if !self.is_idle() && !news {
-            self.oldest_for += elapsed;
-        }
-        news
-    }
-
-    fn push(&mut self, then: Then, module: Option<Arc<LoadedModule<E>>>, touches: [(u64, u64); 2]) {
-        if self.in_flight.is_empty() {
-            self.oldest_for = Nanos::ZERO;
-        }
-        self.in_flight.push_back(InFlight {
-            needs: self.given,
-            then,
-            module,
-            touches,
-        });
-    }
-
-    fn mark(&mut self, executor: &E) -> Result<(), Failure> {
-        if self.given > self.asked {
-            executor.mark(&self.stream, self.given)?;
-            self.asked = self.given;
-            self.marks.push_back(self.given);
-            self.unmarked = 0;
-        }
-        Ok(())
-    }
-
-    /// Commands that have to finish before the next mark is reached; at most [`MARK_EVERY`].
-    fn commands_to_mark(&self) -> u64 {
-        let next = self.marks.front().copied().unwrap_or(self.given);
-        next.saturating_sub(self.reached).max(1)
-    }
-
-    fn is_idle(&self) -> bool {
-        self.in_flight.is_empty()
-    }
-}
-
-impl<E: Executor> State<E> {
-    /// Checks a launch against its module and returns the module.
-    fn resolve(
-        &self,
-        launch: &Launch,
-        params: &[u8],
-        shared_bytes_max: u32,
-    ) -> Result<Arc<LoadedModule<E>>, ErrorCode> {
-        let module = self
-            .modules
-            .get(&launch.module)
-            .ok_or(ErrorCode::NoSuchModule)?;
-        let kernel = module
-            .kernels
-            .get(launch.function as usize)
-            .ok_or(ErrorCode::NoSuchFunction)?;
-        let shared = u64::from(kernel.shared_bytes) + u64::from(launch.shared_bytes);
-        let fits = launch_fits(launch)
-            && params.len() == kernel.param_bytes as usize
-            && launch.block.count() <= u64::from(kernel.threads_max)
-            && shared <= u64::from(shared_bytes_max);
-        if fits {
-            Ok(module.clone())
-        } else {
-            Err(ErrorCode::BadLaunch)
-        }
-    }
-
-    /// Whether some pages have no memory: no command may be submitted then.
-    fn is_absent(&self) -> bool {
-        self.absent > 0
-    }
-
-    fn covered(&self, va: u64, bytes: u64) -> Result<(), Failure> {
-        match self.layout.hole(va, bytes) {
-            None => Ok(()),
-            Some(hole) => Err(Failure::of(ErrorCode::PageFault, hole)),
-        }
-    }
-
-    /// Whether a command in flight is known to touch these addresses.
-    fn in_use(&self, va: u64, bytes: u64) -> bool {
-        let all = self.channels.values().chain(&self.closing);
-        let mut touches = all
-            .flat_map(|channel| &channel.in_flight)
-            .flat_map(|flying| flying.touches);
-        touches
-            .any(|(from, count)| count > 0 && from < va + bytes && va < from.saturating_add(count))
-    }
 }
 
 impl<E: Executor> Engine<E> {
@@ -580,112 +363,6 @@ impl<E: Executor> Engine<E> {
         Ok(())
     }
 
-    /// Submits commands. An error is the end of the context.
-    fn submit(
-        &self,
-        state: &State<E>,
-        channel: &mut Channel<E>,
-        budget: &mut u32,
-    ) -> Result<(), Failure> {
-        while *budget > 0
-            && !state.is_absent()
-            && channel.phase == Phase::Fetching
-            && channel.pending_fetch() > 0
-            && channel.in_flight.len() < IN_FLIGHT_MAX
-        {
-            *budget -= 1;
-            match self.give(state, channel) {
-                Ok(()) => {}
-                Err(failure) if failure.is_fatal => return Err(failure),
-                Err(failure) => channel.phase = Phase::Failing(failure.fault),
-            }
-            if channel.unmarked >= MARK_EVERY {
-                channel.mark(&self.executor)?;
-            }
-        }
-        if *budget > 0 || channel.in_flight.len() >= IN_FLIGHT_MAX {
-            channel.mark(&self.executor)?;
-        }
-        Ok(())
-    }
-
-    /// Fetches the next command and submits it to the stream.
-    fn give(&self, state: &State<E>, channel: &mut Channel<E>) -> Result<(), Failure> {
-        let failure = |fault| Failure {
-            fault,
-            is_fatal: false,
-        };
-        // CAST: bounded by IN_FLIGHT_MAX.
-        let index = channel
-            .ring
-            .get()
-            .wrapping_add(channel.in_flight.len() as u32);
-        let nothing = [(0, 0); 2];
-        match channel.ring.command(index).map_err(failure)? {
-            Command::Nop => channel.push(Then::Nothing, None, nothing),
-            Command::Fence {
-                gpa,
-                value,
-                interrupt,
-            } => {
-                channel.mark(&self.executor)?;
-                let then = Then::Fence {
-                    gpa,
-                    value,
-                    interrupt,
-                };
-                channel.push(then, None, nothing);
-            }
-            Command::Wait { gpa, value } => {
-                channel.mark(&self.executor)?;
-                channel.phase = Phase::Waiting { gpa, value };
-            }
-            Command::Copy {
-                direction,
-                source,
-                destination,
-                bytes,
-            } => {
-                let (mut reads, mut writes) = ((source, bytes), (destination, bytes));
-                if direction == CopyDirection::GuestToGpu {
-                    reads = (0, 0);
-                } else {
-                    state.covered(source, bytes)?;
-                }
-                if direction == CopyDirection::GpuToGuest {
-                    writes = (0, 0);
-                } else {
-                    state.covered(destination, bytes)?;
-                }
-                let stream = &channel.stream;
-                self.executor
-                    .copy(stream, direction, source, destination, bytes)?;
-                channel.gave(None, [reads, writes]);
-            }
-            Command::Fill { va, bytes, pattern } => {
-                state.covered(va, bytes)?;
-                self.executor.fill(&channel.stream, va, bytes, pattern)?;
-                channel.gave(None, [(va, bytes), (0, 0)]);
-            }
-            Command::Launch(launch) => {
-                let params = channel.ring.params(&launch).map_err(failure)?;
-                let shared = self.executor.shared_bytes_max();
-                let module = state.resolve(&launch, &params, shared);
-                let module = module.map_err(|code| Failure::of(code, launch.module.into()))?;
-                let function = launch.function as usize;
-                self.executor.launch(
-                    &channel.stream,
-                    &module.module,
-                    function,
-                    &launch,
-                    &params,
-                )?;
-                channel.gave(Some(module), nothing);
-            }
-        }
-        Ok(())
-    }
-
     /// Ends every channel: the context is gone. `number` is the channel at which that was detected.
     fn end_all(&self, state: &mut State<E>, now: Moment, failure: Failure, number: u32) {
         state.over = true;
@@ -728,14 +405,5 @@ impl<E: Executor> Engine<E> {
         for channel in state.closing.drain(..) {
             channel.ring.report_closed();
         }
-    }
-}
-
-impl<E: Executor> Channel<E> {
-    /// Records a command that was submitted to the stream.
-    fn gave(&mut self, module: Option<Arc<LoadedModule<E>>>, touches: [(u64, u64); 2]) {
-        self.given += 1;
-        self.unmarked += 1;
-        self.push(Then::Nothing, module, touches);
     }
 }

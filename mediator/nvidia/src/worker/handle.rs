@@ -5,91 +5,28 @@
 //! only the second.
 
 mod memory;
+mod tables;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::process::{Child, Command};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 use turnstile_abi::{CHANNELS_MAX, CHUNK_BYTES, ErrorCode};
 use turnstile_accounting::{Moment, TenantId};
-use turnstile_vmm::wire::{FrameReader, send};
 
-use super::super::line::answer;
 use super::super::notify::Listener;
-use super::board::{Board, Standing};
+use super::board::Standing;
 use super::config::WorkerConfig;
 use super::process::{Facts, Maker, Process, host, lost, start_process};
-use super::protocol::{Answer, Order, refusal};
-use memory::Again;
+use super::protocol::{Answer, Order};
+use tables::{LoadedModule, OpenChannel, Shared, Tables, Told, lock, watch_over};
 use turnstile_gpu::layout::Layout;
-use turnstile_gpu::ring::{ChannelFault, Ring, check_channel};
+use turnstile_gpu::ring::check_channel;
 use turnstile_gpu::{Allocation, ChannelActivity, ChannelConfig, Refusal, TenantResources};
 use turnstile_host::memory_file::memory_file;
-
-/// An open channel, and the number of the process that serves it.
-#[derive(Clone, Copy, Debug)]
-struct OpenChannel {
-    config: ChannelConfig,
-    process: u64,
-}
-
-#[derive(Debug)]
-struct LoadedModule {
-    text: File,
-    bytes: usize,
-}
-
-/// The daemon's record of a VM, kept when its worker ends.
-#[derive(Debug)]
-struct Tables {
-    line: Option<(UnixStream, FrameReader)>,
-    layout: Layout,
-    /// Number of pages and descriptor of GPU memory, by first page.
-    memory: BTreeMap<u32, (u32, OwnedFd)>,
-    modules: BTreeMap<u32, LoadedModule>,
-    module_text_bytes: usize,
-    next_module: u32,
-    channels: Vec<Option<OpenChannel>>,
-    started: u64,
-    last_start: Instant,
-}
-
-#[derive(Debug)]
-struct Shared {
-    tenant: TenantId,
-    resources: TenantResources,
-    config: WorkerConfig,
-    tables: Mutex<Tables>,
-    /// Source of a new process's memory if memory of the VM moves; the tables do not have it then.
-    again: OnceLock<Again>,
-    /// The VM is gone: no further process is started.
-    ended: AtomicBool,
-    process: Mutex<Arc<Process>>,
-    told: Told,
-}
-
-/// State for the shared pages of all its processes. Written under the lock of the current process,
-/// and never read back from a page, which the worker can write.
-#[derive(Debug, Default)]
-struct Told {
-    suspended: AtomicBool,
-    unwatched: AtomicBool,
-    clock_ahead_ns: AtomicU64,
-}
-
-impl Told {
-    fn tell(&self, board: &Board) {
-        board.set_suspended(self.suspended.load(Ordering::Relaxed));
-        board.set_unwatched(self.unwatched.load(Ordering::Relaxed));
-        board.set_clock_ahead(self.clock_ahead_ns.load(Ordering::Relaxed));
-    }
-}
 
 /// A VM's worker. Dropping it ends the process.
 #[derive(Debug)]
@@ -97,11 +34,6 @@ pub struct Worker {
     shared: Arc<Shared>,
     make: Maker,
     facts: Facts,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // After a panic under the lock at worst this VM's numbers are out of date.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Worker {
@@ -468,142 +400,5 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-impl Shared {
-    fn process(&self) -> Arc<Process> {
-        lock(&self.process).clone()
-    }
-
-    fn ring(&self, open: &OpenChannel, get: u32) -> Ring {
-        let TenantResources {
-            guest, interrupts, ..
-        } = &self.resources;
-        Ring::of(guest.clone(), interrupts.clone(), open.config, get)
-    }
-
-    /// Sends an order and waits for the answer. A worker that does not answer in time, or wrongly,
-    /// is lost.
-    fn order(
-        &self,
-        tables: &mut Tables,
-        order: &Order,
-        fds: Vec<OwnedFd>,
-    ) -> Result<(Answer, Vec<OwnedFd>), Refusal> {
-        self.order_within(tables, order, fds, self.config.order_limit, true)
-    }
-
-    /// As [`Self::order`]. With `pauses`, time in which the VM is suspended does not count.
-    fn order_within(
-        &self,
-        tables: &mut Tables,
-        order: &Order,
-        fds: Vec<OwnedFd>,
-        limit: Duration,
-        pauses: bool,
-    ) -> Result<(Answer, Vec<OwnedFd>), Refusal> {
-        let process = self.process();
-        let (stream, reader) = tables
-            .line
-            .as_mut()
-            .ok_or_else(|| lost("the VM's worker is gone"))?;
-        let answered = send(stream, order, fds)
-            .map_err(|error| error.to_string())
-            .and_then(|()| {
-                answer(stream, reader, limit, || {
-                    pauses && self.told.suspended.load(Ordering::Relaxed)
-                })
-                .map_err(|error| format!("the VM's worker {error}"))
-            });
-        match answered {
-            Ok((Answer::Refused { code, detail }, _)) => Err(refusal(code, detail)),
-            Ok(answer) => Ok(answer),
-            Err(detail) => {
-                process.kill();
-                tables.line = None;
-                Err(lost(&detail))
-            }
-        }
-    }
-
-    fn load(
-        &self,
-        tables: &mut Tables,
-        handle: u32,
-        module: &LoadedModule,
-    ) -> Result<Answer, Refusal> {
-        let text = module.text.try_clone();
-        let text = text.map_err(|error| host("Handing the module's text over failed", error))?;
-        // CAST: at most MODULE_TEXT_BYTES_MAX, or what the configuration permits.
-        let bytes = module.bytes as u32;
-        let order = Order::LoadModule { handle, bytes };
-        Ok(self.order(tables, &order, vec![text.into()])?.0)
-    }
-
-    /// Gives a new process the VM's memory and modules.
-    fn restore(&self, tables: &mut Tables) -> Result<(), Refusal> {
-        let memory = tables
-            .memory
-            .iter()
-            .map(|(page, (pages, fd))| Ok((*page, *pages, fd.try_clone()?)));
-        let memory: io::Result<Vec<_>> = memory.collect();
-        let memory = memory.map_err(|error| host("Handing GPU memory over failed", error))?;
-        for (page, pages, fd) in memory {
-            self.order(tables, &Order::Restore { page, pages }, vec![fd])?;
-        }
-        self.map_again(tables)?;
-        let modules = std::mem::take(&mut tables.modules);
-        let loaded: Result<(), Refusal> = modules
-            .iter()
-            .try_for_each(|(handle, module)| self.load(tables, *handle, module).map(|_| ()));
-        tables.modules = modules;
-        loaded
-    }
-
-    /// Faults the channels that the process left open.
-    fn report_lost(&self, tables: &mut Tables, process: &Process) {
-        for (number, open) in tables.channels.iter().enumerate() {
-            let Some(open) = open.filter(|open| open.process == process.number) else {
-                continue;
-            };
-            // CAST: below CHANNELS_MAX.
-            let (get, standing, last_active_ns) = process.board.read(number as u32);
-            if standing == Standing::Open {
-                process
-                    .board
-                    .note(number as u32, get, Standing::Faulted, last_active_ns);
-                let code = ErrorCode::DeviceLost;
-                self.ring(&open, get).fault(ChannelFault { code, info: 0 });
-            }
-        }
-    }
-}
-
-/// Reaps the process when it ends, and reports the channels that it left open.
-fn watch_over(
-    shared: &Arc<Shared>,
-    process: Arc<Process>,
-    mut child: Child,
-) -> Result<(), Refusal> {
-    // Weak: the thread does not keep a VM alive.
-    let weak: Weak<Shared> = Arc::downgrade(shared);
-    let name = format!("turnstile-wk{}", shared.tenant.0);
-    let watched = process.clone();
-    let thread = std::thread::Builder::new().name(name).spawn(move || {
-        // If waiting fails, there is nothing to reap.
-        let _ = child.wait();
-        watched.lost.store(true, Ordering::Release);
-        if let Some(shared) = weak.upgrade() {
-            let mut tables = lock(&shared.tables);
-            shared.report_lost(&mut tables, &watched);
-        }
-    });
-    match thread {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            process.kill();
-            Err(host("Watching over the VM's worker failed", error))
-        }
     }
 }

@@ -10,16 +10,20 @@
 //! the daemon's requests takes it while the process executes nothing.
 
 mod moves;
+mod sides;
+mod state;
 #[cfg(test)]
 mod tests;
 mod vmm;
 
+pub(crate) use sides::{Answer, Device, Line};
+
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use turnstile_preload_wire::{CHUNKS_MAX, ChunkNumber, EXTENT_BYTES, GRANULE_BYTES, Pin, ToDaemon};
 
+use self::state::{Chunk, Mapping, State, Use, Whole};
 use crate::abi::{Access, INVALID_VALUE, OUT_OF_MEMORY, Prop};
 use crate::gate::Gate;
 use crate::slabs::{Slabs, rounded};
@@ -31,101 +35,6 @@ pub(crate) type Outcome<T> = Result<T, u32>;
 const PIECE_BYTES_MAX: u64 = 1 << 20;
 /// Bytes of a chunk that is divided into pieces.
 const SLAB_BYTES: u64 = GRANULE_BYTES;
-
-/// The driver's memory functions.
-pub(crate) trait Device {
-    fn create(&self, bytes: u64, prop: &Prop) -> Outcome<u64>;
-    fn release(&self, handle: u64) -> Outcome<()>;
-    fn export(&self, handle: u64) -> Outcome<OwnedFd>;
-    fn import(&self, fd: OwnedFd) -> Outcome<u64>;
-    fn reserve(&self, bytes: u64) -> Outcome<u64>;
-    fn unreserve(&self, address: u64, bytes: u64) -> Outcome<()>;
-    fn map(&self, address: u64, bytes: u64, handle: u64) -> Outcome<()>;
-    fn permit(&self, address: u64, bytes: u64, access: &[Access]) -> Outcome<()>;
-    fn unmap(&self, address: u64, bytes: u64) -> Outcome<()>;
-}
-
-/// The connection to the daemon.
-pub(crate) trait Line {
-    fn is_up(&self) -> bool;
-    /// Sends a message. False if there is no daemon.
-    fn say(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool;
-}
-
-/// Answer of the daemon to a request.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    /// There is no daemon.
-    Nobody,
-    Granted,
-    Denied,
-    /// The chunk itself.
-    Came(OwnedFd),
-    /// Free and total bytes.
-    Memory(u64, u64),
-}
-
-/// Purpose of a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
-    /// Divided into pieces, at addresses that were reserved for it.
-    Slab,
-    /// Part of a large allocation.
-    Part,
-    /// Made by the program, which owns the handle this many times.
-    Held(u32),
-}
-
-/// Addresses to which a chunk is mapped.
-#[derive(Clone, Debug)]
-struct Mapping {
-    address: u64,
-    access: Vec<Access>,
-}
-
-#[derive(Debug)]
-struct Chunk {
-    bytes: u64,
-    prop: Prop,
-    /// None while it is missing.
-    handle: Option<u64>,
-    /// Made in this process: the driver exports no other handles.
-    made_here: bool,
-    /// The daemon knows it.
-    told: bool,
-    /// Why it does not move, if it does not.
-    pin: Option<Pin>,
-    purpose: Use,
-    mappings: Vec<Mapping>,
-}
-
-/// An allocation that shares no chunk with another.
-#[derive(Debug)]
-struct Whole {
-    bytes: u64,
-    numbers: Vec<ChunkNumber>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    last: ChunkNumber,
-    chunks: BTreeMap<ChunkNumber, Chunk>,
-    /// Large allocations, by address.
-    whole: BTreeMap<u64, Whole>,
-    slabs: Slabs,
-    /// The program's mappings, by address.
-    mapped: BTreeMap<u64, ChunkNumber>,
-    pinned_bytes: [u64; Pin::ALL.len()],
-    /// Freed once no capture is in progress: a capture does not survive waiting for the GPU.
-    deferred: Vec<u64>,
-}
-
-impl State {
-    fn number(&mut self) -> ChunkNumber {
-        self.last += 1;
-        self.last
-    }
-}
 
 /// The process's GPU memory.
 #[derive(Debug)]

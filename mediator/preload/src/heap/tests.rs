@@ -1,138 +1,19 @@
 //! The heap with a simulated driver: random programs, and a daemon that releases and restores.
 
+mod fakes;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use proptest::prelude::*;
-use turnstile_preload_wire::{Denial, GRANULE_BYTES, Pin, ToDaemon, ToLibrary};
+use turnstile_preload_wire::{Denial, Pin, ToDaemon, ToLibrary};
 
+use self::fakes::{FakeDriver, FakeLine, null};
 use super::*;
 use crate::abi::{Location, NOT_SUPPORTED};
-
-/// A driver that records handles, mappings and reservations.
-#[derive(Debug, Default)]
-struct Books {
-    next: u64,
-    /// Live handles.
-    handles: BTreeSet<u64>,
-    /// Address -> bytes, handle, permitted.
-    mapped: BTreeMap<u64, (u64, u64, bool)>,
-    reserved: BTreeMap<u64, u64>,
-    /// Creations that still succeed.
-    room: Option<usize>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct FakeDriver(Arc<Mutex<Books>>);
-
-impl FakeDriver {
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.0.lock().unwrap()
-    }
-
-    fn handle(&self) -> u64 {
-        let mut books = self.books();
-        books.next += 1;
-        let handle = books.next;
-        books.handles.insert(handle);
-        handle
-    }
-
-    fn is_empty(&self) -> bool {
-        let books = self.books();
-        books.handles.is_empty() && books.mapped.is_empty() && books.reserved.is_empty()
-    }
-}
-
-fn null() -> OwnedFd {
-    File::open("/dev/null").unwrap().into()
-}
-
-impl Device for FakeDriver {
-    fn create(&self, bytes: u64, prop: &Prop) -> Outcome<u64> {
-        assert_eq!(bytes % GRANULE_BYTES, 0);
-        assert_eq!(prop.handle_types, 1, "can be exported");
-        if let Some(room) = &mut self.books().room {
-            *room = room.checked_sub(1).ok_or(OUT_OF_MEMORY)?;
-        }
-        Ok(self.handle())
-    }
-    fn release(&self, handle: u64) -> Outcome<()> {
-        assert!(self.books().handles.remove(&handle), "once");
-        Ok(())
-    }
-    fn export(&self, handle: u64) -> Outcome<OwnedFd> {
-        assert!(self.books().handles.contains(&handle));
-        Ok(null())
-    }
-    fn import(&self, _: OwnedFd) -> Outcome<u64> {
-        Ok(self.handle())
-    }
-    fn reserve(&self, bytes: u64) -> Outcome<u64> {
-        let mut books = self.books();
-        let end = books
-            .reserved
-            .last_key_value()
-            .map(|(at, bytes)| at + bytes);
-        let at = end.unwrap_or(1 << 40);
-        books.reserved.insert(at, bytes);
-        Ok(at)
-    }
-    fn unreserve(&self, address: u64, bytes: u64) -> Outcome<()> {
-        assert_eq!(self.books().reserved.remove(&address), Some(bytes));
-        Ok(())
-    }
-    fn map(&self, address: u64, bytes: u64, handle: u64) -> Outcome<()> {
-        let mut books = self.books();
-        assert!(books.handles.contains(&handle));
-        let before = books.mapped.insert(address, (bytes, handle, false));
-        assert!(before.is_none());
-        Ok(())
-    }
-    fn permit(&self, address: u64, bytes: u64, _: &[Access]) -> Outcome<()> {
-        let mut books = self.books();
-        let mapped = books.mapped.get_mut(&address).unwrap();
-        assert_eq!(mapped.0, bytes);
-        mapped.2 = true;
-        Ok(())
-    }
-    fn unmap(&self, address: u64, bytes: u64) -> Outcome<()> {
-        let mapped = self.books().mapped.remove(&address).unwrap();
-        assert_eq!(mapped.0, bytes);
-        Ok(())
-    }
-}
-
-/// The messages that were sent, and whether there is a daemon.
-#[derive(Clone, Debug, Default)]
-struct FakeLine {
-    said: Arc<Mutex<Vec<ToDaemon>>>,
-    up: Arc<AtomicBool>,
-}
-
-impl Line for FakeLine {
-    fn is_up(&self) -> bool {
-        self.up.load(Ordering::Relaxed)
-    }
-    fn say(&self, message: ToDaemon, fd: Option<OwnedFd>) -> bool {
-        assert_eq!(usize::from(fd.is_some()), message.descriptors());
-        let up = self.up.load(Ordering::Relaxed);
-        if up {
-            self.said.lock().unwrap().push(message);
-        }
-        up
-    }
-}
-
-impl FakeLine {
-    fn take(&self) -> Vec<ToDaemon> {
-        std::mem::take(&mut *self.said.lock().unwrap())
-    }
-}
 
 fn heap() -> (Heap<FakeDriver, FakeLine>, FakeDriver, FakeLine) {
     let (driver, line) = (FakeDriver::default(), FakeLine::default());

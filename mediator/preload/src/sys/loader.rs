@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use super::{calls, tenant};
+use super::{names, tenant};
 
 /// The C library's own `dlsym`.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -66,7 +66,7 @@ unsafe extern "C" fn look(library: *mut c_void, name: *const c_char) -> *mut c_v
     }
     // SAFETY: by the caller's contract.
     let text = unsafe { CStr::from_ptr(name) };
-    let Some(ours) = calls::by_name(text.to_bytes()) else {
+    let Some(ours) = names::by_name(text.to_bytes()) else {
         return ptr::null_mut();
     };
     // SAFETY: the C library's function of this type.

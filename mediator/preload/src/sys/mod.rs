@@ -10,6 +10,7 @@ mod driver;
 mod launches;
 mod link;
 mod loader;
+mod names;
 mod streams;
 mod tenant;
 mod vmm;

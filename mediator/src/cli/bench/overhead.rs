@@ -13,6 +13,7 @@
 //! than one without a backlog.
 
 mod groups;
+mod report;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -21,18 +22,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rustix::process::Signal;
-use serde::Serialize;
 use tempfile::TempDir;
 use turnstile_figures::load::Block;
 use turnstile_figures::matrix::{Length, Pattern, Tenant};
-use turnstile_figures::pairs::Excess;
 use turnstile_figures::percentile::median;
 
 use super::daemon::{Daemon, SAY_LIMIT};
 use super::processes::{Common, Load, words};
 use super::scheduler::{DaemonArgs, name, spawn, tenant_of};
 use super::{GpuArg, progress};
-use groups::{Group, Groups, Round, Side, Work};
+use groups::{Group, Groups, Side, Work};
+use report::{Against, Measure, Pair, Report, native_us, sides};
 
 /// One optimiser step after the other. Runs wherever PyTorch does.
 const STEP: &str = include_str!("../../../../images/load/step.py");
@@ -87,105 +87,6 @@ pub(super) struct OverheadArgs {
     json: bool,
     #[command(flatten)]
     daemon: DaemonArgs,
-}
-
-/// Blocks of a round: those under test, and those that they are compared with.
-type Pair = (Block, Block);
-
-/// Extra time of one way over another.
-#[derive(Debug, Serialize)]
-struct Against {
-    what: &'static str,
-    /// By the median piece of each block.
-    by_median: Excess,
-    /// By the mean.
-    by_mean: Excess,
-}
-
-impl Against {
-    fn of(what: &'static str, groups: &[Vec<Pair>]) -> anyhow::Result<Self> {
-        let excess = |of: fn(&Block) -> f64| {
-            let both = |(one, other): &Pair| (of(one), of(other));
-            let groups: Vec<Vec<_>> = groups
-                .iter()
-                .map(|rounds| rounds.iter().map(both).collect())
-                .collect();
-            Excess::of(&groups).context("Nothing was measured")
-        };
-        Ok(Self {
-            what,
-            by_median: excess(|block| block.median_ns)?,
-            by_mean: excess(|block| block.mean_ns)?,
-        })
-    }
-}
-
-/// One kind of work.
-#[derive(Debug, Serialize)]
-struct Measure {
-    what: &'static str,
-    /// A launch and wait, or a step, natively.
-    native_us: f64,
-    against: Vec<Against>,
-    /// Calls that suspended or resumed a tenant while the daemon was stopped and continued; none is
-    /// expected.
-    suspensions: u64,
-}
-
-impl Measure {
-    fn print(&self) {
-        println!("{}: natively {:.3} us", self.what, self.native_us);
-        for Against {
-            what,
-            by_median,
-            by_mean,
-        } in &self.against
-        {
-            println!(
-                "  {what:<42} {} by medians, {} by means; {} processes, {} rounds",
-                text(by_median),
-                text(by_mean),
-                by_median.groups_percent.len(),
-                by_median.rounds,
-            );
-        }
-        if self.suspensions > 0 {
-            println!(
-                "  tenants were suspended meanwhile: {} calls",
-                self.suspensions
-            );
-        }
-    }
-}
-
-/// Each side of the groups against the native one.
-fn sides(work: &Work, groups: &[Vec<Round>]) -> anyhow::Result<Vec<Against>> {
-    let sides = work.sides.iter().enumerate().skip(1);
-    let against = sides.map(|(index, side)| {
-        let pairs = |round: &Round| (round[index], round[0]);
-        let groups: Vec<Vec<Pair>> = groups
-            .iter()
-            .map(|rounds| rounds.iter().map(pairs).collect())
-            .collect();
-        Against::of(side.name(), &groups)
-    });
-    against.collect()
-}
-
-fn native_us(natively: impl Iterator<Item = Block>) -> anyhow::Result<f64> {
-    let medians = natively.map(|block| block.median_ns).collect();
-    Ok(median(medians).context("Nothing was measured")? / 1e3)
-}
-
-fn text(excess: &Excess) -> String {
-    let [low, high] = excess.interval_percent;
-    format!("{:+.3} % ({low:+.3} to {high:+.3})", excess.median_percent)
-}
-
-#[derive(Debug, Serialize)]
-struct Report {
-    measures: Vec<Measure>,
-    skipped: Vec<String>,
 }
 
 /// The daemon of the tenants.
@@ -479,40 +380,4 @@ pub(super) fn run(args: &OverheadArgs) -> anyhow::Result<()> {
     println!("more than natively: the median of the processes (95 % of what resampling gives)");
     report.measures.iter().for_each(Measure::print);
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::groups::tests::{nothing, shell};
-    use super::*;
-
-    #[test]
-    fn sides_are_told_apart_in_whatever_order_they_come() {
-        let work = nothing(3);
-        let started = Groups::start(&work, |side| {
-            Ok(shell(match side {
-                Side::Native => 1_000,
-                Side::NativeAgain => 1_001,
-                Side::Tenant | Side::Movable => 1_020,
-            }))
-        });
-        let mut groups = started.unwrap().unwrap();
-        let rounds: Vec<Vec<Round>> = groups
-            .0
-            .iter_mut()
-            .map(|group| group.rounds(work.seconds, work.pieces).unwrap())
-            .collect();
-        drop(groups);
-        let native = native_us(rounds.iter().flatten().map(|round| round[0])).unwrap();
-        assert!((native - 1.0).abs() < 1e-9);
-        let against = sides(&work, &rounds).unwrap();
-        let medians: Vec<f64> = against
-            .iter()
-            .map(|against| against.by_median.median_percent)
-            .collect();
-        assert!((medians[0] - 0.1).abs() < 1e-9 && (medians[1] - 2.0).abs() < 1e-9);
-        assert_eq!(against[1].by_mean.median_percent, 0.0);
-        assert_eq!(against[0].by_median.groups_percent.len(), 3);
-        assert!(sides(&work, &[]).is_err());
-    }
 }

@@ -1,36 +1,33 @@
 //! `turnstile bench swap`: a tenant's memory to the host and back under an endless kernel, against
 //! the link's rate and the vendor's own checkpoint.
 
-use std::fs::{self, File};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
+mod report;
+mod tenant;
+
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use serde::Serialize;
 use turnstile_accounting::Nanos;
-use turnstile_nvidia::handles::Handles;
 use turnstile_nvidia::hold::{Channel, ChannelSwitch, HardwareSwitch};
 use turnstile_nvidia::mover::{
     Away, Back, EXTENT_BYTES_MAX, Mover, MoverConfig, MoverError, Resident, Stayed, parts,
     parts_from,
 };
 use turnstile_nvidia::rm::RmClient;
-use turnstile_nvidia::swapped::{Swapped, checkpoint, link_rates};
+use turnstile_nvidia::swapped::{checkpoint, link_rates};
 use turnstile_nvidia::version::{self, DriverAbi};
 
 use super::GpuArg;
 use crate::cli::nvidia::mover_command;
+use report::{Report, Returned, Size, Vendor, Way, print};
+use tenant::Tenant;
 
 /// Bytes of a copy that measures the link.
 const LINK_BYTES: usize = 1 << 30;
 /// Memory of the tenant for [`Returned`].
 const RETURNED_BYTES: u64 = 2 << 30;
-/// How long the kernel's counter is observed, running and suspended.
-const LOOK: Duration = Duration::from_millis(20);
 /// TIMEOUT: 2.2 GiB a second are pinned (measured).
 const POOL_LIMIT: Duration = Duration::from_secs(120);
 /// Between out and in.
@@ -66,135 +63,6 @@ pub(super) struct SwapArgs {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-}
-
-/// One direction of one move.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Way {
-    /// From the first call after the suspension to the last before the resumption.
-    took_ns: u64,
-    /// Part of it in the tenant: unmapping, or mapping; both overlap the copies, but for the first
-    /// or the last.
-    tenant_ns: u64,
-    /// Part of it on the link, as the mover reports it.
-    link_ns: u64,
-    bytes_per_second: u64,
-    percent_of_link: f64,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-struct Vendor {
-    out_ns: u64,
-    in_ns: u64,
-    /// How many times as long as ours, suspension and resumption included.
-    out_times: f64,
-    in_times: f64,
-    wrong_words: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Size {
-    gib: u64,
-    extents: usize,
-    suspend_ns: u64,
-    resume_ns: u64,
-    out: Way,
-    r#in: Way,
-    /// Counts of the kernel per millisecond: running, suspended, and after the memory has come
-    /// back.
-    counts: [f64; 3],
-    wrong_words: u64,
-    vendor: Option<Vendor>,
-    vendor_missing: Option<String>,
-}
-
-/// What other processes can allocate: with the tenant resident, swapped out, and swapped out while
-/// one of its handles is kept.
-#[derive(Debug, Serialize)]
-struct Returned {
-    tenant_bytes: u64,
-    resident_bytes: u64,
-    swapped_bytes: u64,
-    leaked_handle_bytes: u64,
-    leaked_bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Report {
-    driver: &'static str,
-    link_out_bytes_per_second: u64,
-    link_in_bytes_per_second: u64,
-    pinning_bytes_per_second: u64,
-    sizes: Vec<Size>,
-    returned: Returned,
-}
-
-/// A tenant's process, behind one that learns its channels.
-struct Tenant {
-    child: Child,
-    swapped: Option<Swapped>,
-    channels: Vec<Channel>,
-}
-
-impl Tenant {
-    fn start(folder: &Path, device: u32, bytes: u64, plain: bool) -> anyhow::Result<Self> {
-        let program = std::env::current_exe()?;
-        let handles = folder.join(format!("handles-{plain}-{bytes}"));
-        File::create(&handles)?;
-        let (mine, theirs) = UnixStream::pair()?;
-        let mut command = Command::new(&program);
-        if !plain {
-            command
-                .args(["run", "--learn-only"])
-                .arg(&handles)
-                .arg("--");
-            command.arg(&program);
-        }
-        let child = command
-            .arg("nvidia-swap-load")
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .spawn()?;
-        drop(command);
-        let mut this = Self {
-            child,
-            swapped: None,
-            channels: Vec::new(),
-        };
-        let swapped = Swapped::new(mine, device, bytes, plain)?;
-        let mut learnt = Handles::default();
-        for line in fs::read_to_string(&handles)?.lines() {
-            learnt.take(line)?;
-        }
-        this.channels = learnt.all_channels(swapped.pid);
-        this.swapped = Some(swapped);
-        ensure!(
-            plain || !this.channels.is_empty(),
-            "Nothing was learnt of the tenant's channels"
-        );
-        Ok(this)
-    }
-
-    fn process(&mut self) -> anyhow::Result<&mut Swapped> {
-        self.swapped.as_mut().context("the tenant is gone")
-    }
-
-    /// Counts of its kernel in a millisecond.
-    fn pace(&mut self) -> anyhow::Result<f64> {
-        let swapped = self.process()?;
-        let (begin, first) = (Instant::now(), swapped.count()?);
-        thread::sleep(LOOK);
-        let last = swapped.count()?;
-        Ok((last - first) as f64 / (begin.elapsed().as_secs_f64() * 1e3))
-    }
-}
-
-impl Drop for Tenant {
-    fn drop(&mut self) {
-        // It ends with its connection.
-        drop(self.swapped.take());
-        let _ = self.child.wait();
-    }
 }
 
 /// Moves memory and suspends channels.
@@ -500,60 +368,4 @@ pub(super) fn run(args: &SwapArgs) -> anyhow::Result<()> {
         print(&report);
     }
     Ok(())
-}
-
-fn print(report: &Report) {
-    let gb = |rate: u64| rate as f64 / 1e9;
-    let ms = |ns: u64| ns as f64 / 1e6;
-    println!(
-        "driver {}; link {:.1} GB/s out, {:.1} GB/s in; pinning {:.1} GB/s",
-        report.driver,
-        gb(report.link_out_bytes_per_second),
-        gb(report.link_in_bytes_per_second),
-        gb(report.pinning_bytes_per_second)
-    );
-    println!(
-        "{:>4} {:>26} {:>26} {:>9} {:>9} {:>6} {:>24}",
-        "GiB", "out", "in", "suspend", "resume", "wrong", "vendor's checkpoint"
-    );
-    for size in &report.sizes {
-        let way = |way: &Way| {
-            format!(
-                "{:.1} ms {:.1} GB/s {:.1} %",
-                ms(way.took_ns),
-                gb(way.bytes_per_second),
-                way.percent_of_link
-            )
-        };
-        let vendor = size.vendor.as_ref().map_or_else(
-            || size.vendor_missing.clone().unwrap_or_default(),
-            |vendor| {
-                format!(
-                    "{:.0} ms ({:.1}x) {:.0} ms ({:.1}x)",
-                    ms(vendor.out_ns),
-                    vendor.out_times,
-                    ms(vendor.in_ns),
-                    vendor.in_times
-                )
-            },
-        );
-        println!(
-            "{:>4} {:>26} {:>26} {:>6.2} ms {:>6.2} ms {:>6} {vendor:>24}",
-            size.gib,
-            way(&size.out),
-            way(&size.r#in),
-            ms(size.suspend_ns),
-            ms(size.resume_ns),
-            size.wrong_words,
-        );
-    }
-    let returned = &report.returned;
-    println!(
-        "others can allocate {} MiB with a tenant of {} MiB there, {} MiB with it swapped out, {} MiB if a handle of {} MiB is kept",
-        returned.resident_bytes >> 20,
-        returned.tenant_bytes >> 20,
-        returned.swapped_bytes >> 20,
-        returned.leaked_bytes >> 20,
-        returned.leaked_handle_bytes >> 20
-    );
 }

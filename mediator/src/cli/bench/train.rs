@@ -5,31 +5,31 @@
 //! Each training is a process of `images/load/train.py`, which waits for files: to build its
 //! network, and to begin.
 
-use std::fs::{self, File};
+mod report;
+mod training;
+
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use indicatif::ProgressBar;
 use rustix::process::Signal;
-use serde::Serialize;
 use turnstile_figures::train::{
     Sample, Stretch, Trained, pool_bytes, serial_s, stretches, together_s, turn_s,
 };
 use turnstile_nvidia::{probe, version};
 
 use super::daemon::Daemon;
-use super::ending::end;
-use super::messages::tail;
 use super::scheduler::{DaemonArgs, spawn};
 use super::{GpuArg, progress};
+use report::{Report, Row, Run, print};
+use training::{Missing, Training};
 
 /// The training. Runs wherever PyTorch does.
 const TRAIN: &str = include_str!("../../../../images/load/train.py");
-/// Exit status where PyTorch or a GPU is missing.
-const SKIPPED: i32 = 77;
 /// From one snapshot of the daemon to the next.
 const LOOK: Duration = Duration::from_millis(100);
 /// What the driver and contexts take of the card by default. SOURCE: `serve --card-mib`.
@@ -79,147 +79,6 @@ pub(super) struct TrainArgs {
     json: bool,
     #[command(flatten)]
     daemon: DaemonArgs,
-}
-
-/// One of the trainings.
-#[derive(Debug, Serialize)]
-struct Row {
-    seed: u64,
-    alone_s: f64,
-    alone_step_ms: f64,
-    shared_s: f64,
-    /// Bit for bit, with the run alone.
-    losses_equal: bool,
-    weights_equal: bool,
-}
-
-/// Trainings of one size: one after another, and together under the daemon.
-#[derive(Debug, Serialize)]
-struct Run {
-    allocated_gib: f64,
-    card_bytes: u64,
-    host_pool_bytes: u64,
-    rows: Vec<Row>,
-    serial_s: f64,
-    shared_s: f64,
-    /// Steps in a second of all, in percent of those one after another.
-    percent_of_serial: f64,
-    /// Half of the time between exchanges was in turns of at least this length.
-    turn_s: Option<f64>,
-    /// From the first beginning to the last end.
-    out_bytes: u64,
-    in_bytes: u64,
-    stretches: Vec<Stretch>,
-}
-
-impl Run {
-    fn is_equal(&self) -> bool {
-        let equal = |row: &Row| row.losses_equal && row.weights_equal;
-        self.rows.iter().all(equal)
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct Report {
-    driver: &'static str,
-    steps: u64,
-    over: Run,
-    beside: Option<Run>,
-}
-
-/// PyTorch is missing.
-#[derive(Debug, thiserror::Error)]
-#[error("PyTorch, or a GPU for it, is missing")]
-struct Missing;
-
-/// A training's process, or the launcher in front of it.
-struct Training {
-    child: Child,
-    seed: u64,
-    folder: PathBuf,
-    limit: Duration,
-}
-
-impl Training {
-    /// Starts it by `command`, which ends up in Python; its files are in `folder`.
-    fn start(mut command: Command, bench: &Bench<'_>, gib: u64, seed: u64) -> anyhow::Result<Self> {
-        let folder = bench.folder.clone();
-        let script = folder.join("train.py");
-        let file = |what: &str| File::create(folder.join(format!("{what}-{seed}")));
-        for what in ["build", "ready", "go"] {
-            // Of a run before.
-            let _ = fs::remove_file(folder.join(format!("{what}-{seed}")));
-        }
-        let child = command
-            .arg(script)
-            .args([gib, bench.args.steps, seed].map(|number| number.to_string()))
-            .arg(&folder)
-            .stdin(Stdio::null())
-            .stdout(file("said")?)
-            .stderr(file("messages")?)
-            .spawn()
-            .with_context(|| format!("Starting {command:?} failed"))?;
-        let limit = Duration::from_secs(bench.args.limit_s);
-        Ok(Self {
-            child,
-            seed,
-            folder,
-            limit,
-        })
-    }
-
-    fn path(&self, what: &str) -> PathBuf {
-        self.folder.join(format!("{what}-{}", self.seed))
-    }
-
-    fn let_it(&self, what: &str) -> anyhow::Result<()> {
-        Ok(File::create(self.path(what)).map(drop)?)
-    }
-
-    /// An error with its last messages.
-    fn failed(&self, what: &str) -> anyhow::Error {
-        let (seed, said) = (self.seed, tail(&self.path("messages")));
-        anyhow::anyhow!("Training {seed} {what}; it said: {said}")
-    }
-
-    /// How it ended, if it did; an error if it did not end well.
-    fn ended(&mut self) -> anyhow::Result<bool> {
-        let Some(status) = self.child.try_wait()? else {
-            return Ok(false);
-        };
-        let well = |status: ExitStatus| match status.code() {
-            Some(0) => Ok(true),
-            Some(SKIPPED) => Err(Missing.into()),
-            _ => Err(self.failed(&format!("ended with {status}"))),
-        };
-        well(status)
-    }
-
-    fn wait_ready(&mut self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + self.limit;
-        while !self.path("ready").exists() {
-            if self.ended()? {
-                return Err(self.failed("ended before it began"));
-            }
-            if Instant::now() > deadline {
-                return Err(self.failed("is not ready in time"));
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    }
-
-    fn says(&self) -> anyhow::Result<Trained> {
-        let said = fs::read_to_string(self.path("said"))?;
-        let last = said.lines().last().unwrap_or_default();
-        serde_json::from_str(last).map_err(|_| self.failed("did not tell its losses"))
-    }
-}
-
-impl Drop for Training {
-    fn drop(&mut self) {
-        end(&mut self.child, Duration::ZERO);
-    }
 }
 
 /// Common parts of all runs.
@@ -441,109 +300,4 @@ pub(super) fn run(args: &TrainArgs) -> anyhow::Result<()> {
         "Losses or weights are not what they are alone"
     );
     Ok(())
-}
-
-fn print(run: &Run) {
-    let gib = |bytes: u64| bytes >> 30;
-    println!(
-        "{} of {:.1} GiB on {} GiB of the card, host {} GiB: {:.2} s together, {:.2} s one after another: {:.1} %",
-        run.rows.len(),
-        run.allocated_gib,
-        gib(run.card_bytes),
-        gib(run.host_pool_bytes),
-        run.shared_s,
-        run.serial_s,
-        run.percent_of_serial
-    );
-    let turn = run.turn_s.map(|turn| format!(", turns of {turn:.1} s"));
-    println!(
-        "  moved {} GiB out, {} GiB in{}",
-        gib(run.out_bytes),
-        gib(run.in_bytes),
-        turn.unwrap_or_default()
-    );
-    let word = |equal: bool| if equal { "equal" } else { "DIFFERENT" };
-    for row in &run.rows {
-        println!(
-            "  training {}: {:.2} s alone ({:.1} ms a step), {:.2} s together; losses {}, weights {}",
-            row.seed,
-            row.alone_s,
-            row.alone_step_ms,
-            row.shared_s,
-            word(row.losses_equal),
-            word(row.weights_equal)
-        );
-    }
-    for part in &run.stretches {
-        println!(
-            "  {:>7.2} s {:>6.2} s, engine {:>5.1} %, {:>3} GiB out {:>3} GiB in, there: {}",
-            part.from_s,
-            part.length_s,
-            part.busy_percent,
-            gib(part.out_bytes),
-            gib(part.in_bytes),
-            part.here.join(" ")
-        );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Words {
-        #[command(flatten)]
-        train: TrainArgs,
-    }
-
-    /// A shell with `script` in the place of Python: $1 is the script's name, $2 to $5 its
-    /// arguments.
-    fn training(script: &str) -> (tempfile::TempDir, anyhow::Result<Training>) {
-        let folder = tempfile::tempdir().unwrap();
-        let words = Words::parse_from(["train", "--limit-s", "20", "--steps", "7"]);
-        let bar = ProgressBar::hidden();
-        let bench = Bench {
-            args: &words.train,
-            folder: folder.path().to_owned(),
-            bar: &bar,
-        };
-        let mut command = Command::new("sh");
-        command.args(["-c", script, "sh"]);
-        let started = Training::start(command, &bench, 5, 2);
-        (folder, started)
-    }
-
-    #[test]
-    fn a_training_is_told_when_and_heard() {
-        let script = r#"test "$2 $3 $4" = "5 7 2" || exit 1; until test -e "$5/build-2"; do sleep 0.01; done; : > "$5/ready-2";
-            until test -e "$5/go-2"; do sleep 0.01; done; echo '{"begin":1.0,"end":3.5,"step_ms":9.0,"allocated_gib":5.5,"losses":["0x1p+0"],"weights":-1}'"#;
-        let (_folder, training) = training(script);
-        let mut training = training.unwrap();
-        assert!(!training.ended().unwrap());
-        training.let_it("build").unwrap();
-        training.wait_ready().unwrap();
-        training.let_it("go").unwrap();
-        let begin = Instant::now();
-        while !training.ended().unwrap() {
-            // TIMEOUT: a shell ends in milliseconds.
-            assert!(begin.elapsed() < Duration::from_secs(20));
-            thread::sleep(Duration::from_millis(5));
-        }
-        let said = training.says().unwrap();
-        assert!((said.end - said.begin - 2.5).abs() < 1e-9);
-    }
-
-    #[test]
-    fn one_that_fails_says_why_and_a_missing_pytorch_is_told_apart() {
-        let (_folder, failing) = training("echo trouble >&2; exit 3");
-        let error = failing.unwrap().wait_ready().unwrap_err().to_string();
-        assert!(
-            error.contains("Training 2") && error.ends_with("it said: trouble"),
-            "{error}"
-        );
-        let (_folder, missing) = training("exit 77");
-        assert!(missing.unwrap().wait_ready().unwrap_err().is::<Missing>());
-    }
 }

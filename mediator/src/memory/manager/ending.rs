@@ -2,8 +2,9 @@
 
 use turnstile_accounting::TenantId;
 
-use super::{Candidate, MemoryManager};
+use super::MemoryManager;
 use crate::memory::owner::Owner;
+use crate::memory::turns::Candidate;
 
 impl MemoryManager {
     /// Ends all turns. As many of these tenants as fit get all of their memory: first those that

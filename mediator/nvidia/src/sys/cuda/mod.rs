@@ -10,17 +10,19 @@
 
 mod api;
 mod context;
+mod guest_window;
 mod memory;
+mod stream;
 
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
 use api::{Api, Code};
 
-pub(crate) use context::{
-    Context, Event, Function, LaunchShape, Limit, Module, ModuleFailure, Stream, WaitUntil,
-};
-pub(crate) use memory::{Chunk, DeviceBuffer, GuestWindow, HostBuffer, Mapping, Reservation};
+pub(crate) use context::{Context, Function, LaunchShape, Limit, Module, ModuleFailure};
+pub(crate) use guest_window::GuestWindow;
+pub(crate) use memory::{Chunk, DeviceBuffer, HostBuffer, Mapping, Reservation};
+pub(crate) use stream::{Event, Stream, WaitUntil};
 
 /// Why a call to CUDA failed.
 #[derive(Debug, thiserror::Error)]

@@ -10,7 +10,8 @@ use turnstile_abi::{CHUNK_BYTES, GPU_VA_BASE};
 
 use super::super::process::{Process, host, lost};
 use super::super::protocol::Order;
-use super::{Shared, Tables, Worker, lock};
+use super::Worker;
+use super::tables::{Shared, Tables, lock};
 use crate::sets::{Mapper, Place};
 use turnstile_gpu::{Allocation, Refusal};
 

@@ -1,5 +1,9 @@
 //! The executor as it runs in the daemon, over a simulated driver that records its calls.
 
+mod accounting_thread;
+mod handover;
+mod watchdog;
+
 use super::super::channels::tests::channels;
 use super::super::resumed::Activity;
 use super::*;
@@ -225,47 +229,6 @@ impl Drop for Rig {
 }
 
 #[test]
-fn at_a_handover_one_tenant_is_off_the_schedule_before_the_next_runs() {
-    let mut rig = Rig::new();
-    let all = channels(6);
-    rig.start();
-    rig.executor.submit(B, true);
-    rig.settle();
-    assert!(rig.executor.is_held(B));
-    let expected = [
-        Event::Takes(B),
-        Event::Watchdog(Order::Hold(all[4..].to_vec())),
-        Event::Call(true, all[4..].to_vec()),
-        Event::Leaves,
-        Event::Held(B),
-    ];
-    assert_eq!(
-        *lock(&rig.fake.events),
-        expected,
-        "no other tenant is released"
-    );
-    rig.executor.submit_all(&[(B, false), (A, true)]);
-    rig.settle();
-    let events = lock(&rig.fake.events).clone();
-    let expected = [
-        Event::Watchdog(Order::Hold(all[..4].to_vec())),
-        Event::Off(all[..4].to_vec()),
-        Event::Call(false, all[4..].to_vec()),
-        Event::Watchdog(Order::Release(all[4..].to_vec())),
-        Event::Runs(B),
-        Event::Held(A),
-    ];
-    let from = events.iter().position(|event| *event == expected[0]);
-    assert!(
-        from.is_some_and(|from| events[from..].starts_with(&expected)),
-        "the watchdog has the order before the call: {events:?}"
-    );
-    assert!(rig.executor.is_held(A) && !rig.executor.is_held(B));
-    assert_eq!(rig.executor.calls().failed, 0);
-    assert!(rig.executor.work().count >= 2);
-}
-
-#[test]
 fn a_tenant_that_does_not_run_is_resumed_again_and_then_restarted() {
     let mut rig = Rig::new();
     let own = channels(6).split_off(4);
@@ -347,93 +310,6 @@ fn new_channels_are_suspended_only_while_the_tenant_is_to_be_held() {
 }
 
 #[test]
-fn a_tenant_that_stays_resident_at_a_handover_is_suspended() {
-    let mut rig = Rig::new();
-    let all = channels(6);
-    *lock(&rig.fake.resident) = Some(A);
-    // Before the thread starts, so that it takes both together.
-    rig.executor.submit(A, true);
-    rig.executor.submit(B, false);
-    assert!(rig.executor.is_pending());
-    rig.start();
-    rig.fake
-        .until(|events| events.contains(&Event::Call(true, all[..4].to_vec())));
-    rig.settle();
-    assert!(rig.executor.is_held(A));
-    let own = [(false, all[..4].to_vec()), (true, all[..4].to_vec())];
-    assert_eq!(rig.calls(), own, "on the schedule again, then suspended");
-}
-
-#[test]
-fn memory_moves_after_its_owner_has_left_the_engine() {
-    let mut rig = Rig::new();
-    let all = channels(6);
-    *lock(&rig.fake.resident) = Some(A);
-    rig.executor.submit(A, true);
-    rig.executor.submit(B, false);
-    rig.start();
-    let events = rig.fake.until(|events| events.contains(&Event::Held(A)));
-    let at = |event| events.iter().position(|other| *other == event);
-    let stopped = at(Event::Call(true, all[..4].to_vec()));
-    assert!(
-        stopped.is_some() && stopped < at(Event::Held(A)),
-        "{events:?}"
-    );
-    // It is suspended already: pinning makes no call.
-    rig.settle();
-    let before = rig.calls().len();
-    rig.executor.pin(A, true).unwrap();
-    assert_eq!(rig.calls().len(), before);
-}
-
-#[test]
-fn a_tenant_that_lacks_memory_is_suspended_at_a_handover_too() {
-    let mut rig = Rig::new();
-    let all = channels(6);
-    rig.fake.lacks.store(true, Ordering::SeqCst);
-    rig.executor.submit(A, true);
-    rig.executor.submit(B, false);
-    rig.start();
-    rig.settle();
-    assert_eq!(rig.calls(), [(true, all[..4].to_vec())]);
-}
-
-#[test]
-fn a_tenant_off_the_schedule_is_suspended_before_its_memory_moves() {
-    let mut rig = Rig::new();
-    let all = channels(6);
-    rig.executor.submit(A, true);
-    rig.executor.submit(B, false);
-    rig.start();
-    rig.settle();
-    assert!(rig.calls().is_empty(), "off the schedule alone");
-    rig.executor.pin(A, true).unwrap();
-    let own = [(false, all[..4].to_vec()), (true, all[..4].to_vec())];
-    assert_eq!(rig.calls(), own);
-}
-
-#[test]
-fn a_tenant_with_a_request_at_a_handover_runs_until_it_is_done() {
-    let mut rig = Rig::new();
-    rig.fake.serves.store(true, Ordering::SeqCst);
-    rig.executor.submit(A, true);
-    rig.executor.submit(B, false);
-    rig.start();
-    rig.fake.until(|events| events.contains(&Event::Runs(A)));
-    rig.fake.serves.store(false, Ordering::SeqCst);
-    // No request is served any more: it is held at once.
-    let held = |events: &[Event]| {
-        events
-            .iter()
-            .filter(|event| **event == Event::Held(A))
-            .count()
-    };
-    rig.fake.until(|events| held(events) >= 2);
-    rig.settle();
-    assert!(rig.executor.is_held(A));
-}
-
-#[test]
 fn new_channels_of_a_held_tenant_are_held_too() {
     let mut rig = Rig::new();
     let all = channels(8);
@@ -447,66 +323,6 @@ fn new_channels_of_a_held_tenant_are_held_too() {
         rig.calls(),
         [(true, all[..4].to_vec()), (true, all[6..].to_vec())]
     );
-}
-
-#[test]
-fn without_a_watchdog_no_tenant_is_held() {
-    let mut rig = Rig::new();
-    let all = channels(6);
-    rig.start();
-    rig.executor.submit(A, true);
-    rig.settle();
-    rig.fake.watchdog_gone.store(true, Ordering::SeqCst);
-    // Noticed at the next renewal.
-    rig.fake.until(|events| events.contains(&Event::Runs(A)));
-    assert!(rig.calls().contains(&(false, all[..4].to_vec())));
-    // The rule gives no order again: its orders are changes.
-    rig.fake.until(|events| {
-        let hold = Event::Call(true, all[..4].to_vec());
-        events.iter().filter(|event| **event == hold).count() == 2
-    });
-    assert_eq!(rig.fake.watchdogs.load(Ordering::SeqCst), 1);
-    rig.settle();
-    assert!(rig.executor.is_held(A));
-}
-
-#[test]
-fn a_release_without_a_watchdog_stands_when_there_is_another() {
-    let mut rig = Rig::new();
-    Arc::get_mut(&mut rig.executor).unwrap().watchdog_pause = Duration::from_millis(300);
-    rig.start();
-    rig.executor.submit(A, true);
-    rig.settle();
-    rig.fake.watchdog_gone.store(true, Ordering::SeqCst);
-    rig.fake.until(|events| events.contains(&Event::Runs(A)));
-    rig.executor.submit(A, false);
-    let begin = Instant::now();
-    while rig.fake.watchdogs.load(Ordering::SeqCst) == 0 {
-        assert!(begin.elapsed() < Duration::from_secs(20));
-        thread::yield_now();
-    }
-    rig.end();
-    let holds = rig.calls().into_iter().filter(|(hold, _)| *hold).count();
-    assert_eq!(holds, 1);
-    assert!(!rig.executor.is_held(A));
-}
-
-#[test]
-fn a_hold_is_renewed_beyond_the_watchdogs_limit() {
-    let mut rig = Rig::new();
-    rig.start();
-    rig.executor.submit(A, true);
-    let begin = Instant::now();
-    let enough = |events: &[Event]| {
-        let renewals = events
-            .iter()
-            .filter(|event| **event == Event::Watchdog(Order::Renew));
-        renewals.count() >= 8
-    };
-    rig.fake.until(enough);
-    assert!(begin.elapsed().as_nanos() > u128::from(LIMIT.0));
-    assert!(rig.executor.is_held(A));
-    assert_eq!(rig.calls().len(), 1, "no tenant was held twice");
 }
 
 #[test]
@@ -533,103 +349,6 @@ fn no_tenant_is_suspended_after_the_end() {
     let calls = rig.calls();
     assert!(calls.contains(&(false, all[..4].to_vec())), "{calls:?}");
     assert!(calls.contains(&(false, all[4..].to_vec())), "{calls:?}");
-}
-
-impl Rig {
-    /// The accounting thread carries out orders before it sleeps. Whether there were any.
-    fn run_pending(&self) -> bool {
-        let before = self.executor.work().count;
-        let shared = Shared(self.fake.clone());
-        self.executor.run_pending(&self.holder, &shared, true);
-        self.executor.work().count > before
-    }
-}
-
-#[test]
-fn the_accounting_thread_carries_out_orders_before_it_sleeps() {
-    // There is no thread that would do it.
-    let rig = Rig::new();
-    rig.executor.caller_awakes();
-    rig.executor.submit_all(&[(A, true), (B, false)]);
-    assert!(rig.executor.is_pending());
-    assert!(rig.run_pending(), "orders were carried out");
-    assert!(!rig.executor.is_pending() && rig.executor.is_held(A));
-    let all = channels(6);
-    let off = Event::Off(all[..4].to_vec());
-    assert!(rig.fake.until(|_| true).contains(&off));
-    assert_eq!(rig.executor.work().count, 1);
-    assert!(!rig.run_pending(), "no order is left");
-}
-
-#[test]
-fn orders_given_while_it_sleeps_are_carried_out_by_the_executor() {
-    let mut rig = Rig::new();
-    rig.start();
-    rig.executor.caller_awakes();
-    assert!(!rig.run_pending());
-    rig.executor.submit(A, true);
-    rig.fake.until(|events| events.contains(&Event::Held(A)));
-    rig.settle();
-    rig.end();
-    rig.executor.submit(B, true);
-    assert!(
-        !rig.run_pending() && !rig.executor.is_held(B),
-        "it has ended"
-    );
-}
-
-#[test]
-fn orders_given_while_the_executor_works_are_left_to_it() {
-    let rig = Rig::new();
-    rig.executor.caller_awakes();
-    rig.executor.submit(A, true);
-    {
-        let _at_it = lock(&rig.holder.0);
-        assert!(!rig.run_pending());
-    }
-    assert!(rig.executor.is_pending() && !rig.executor.is_held(A));
-}
-
-#[test]
-fn without_a_watchdog_the_accounting_thread_leaves_orders_to_the_executor() {
-    let mut rig = Rig::new();
-    rig.fake.watchdog_gone.store(true, Ordering::SeqCst);
-    rig.executor.caller_awakes();
-    rig.executor.submit(A, true);
-    assert!(rig.run_pending(), "it tried");
-    assert!(!rig.executor.is_held(A) && rig.calls().iter().all(|(suspended, _)| !suspended));
-    rig.executor.caller_awakes();
-    rig.executor.submit(B, true);
-    assert!(!rig.run_pending());
-    let not_repaired = lock(&rig.fake.repaired_by).is_none();
-    assert!(not_repaired, "it may not start a process or wait for one");
-    rig.start();
-    let both = |events: &[Event]| [A, B].iter().all(|of| events.contains(&Event::Held(*of)));
-    rig.fake.until(both);
-    let repaired_by = *lock(&rig.fake.repaired_by);
-    assert!(repaired_by.is_some_and(|by| by != thread::current().id()));
-    assert_eq!(rig.fake.watchdogs.load(Ordering::SeqCst), 1);
-    rig.settle();
-    rig.end();
-}
-
-#[test]
-fn the_accounting_thread_renews_the_lease() {
-    let rig = Rig::new();
-    rig.executor.submit(A, true);
-    assert!(rig.run_pending());
-    let renewals = |events: &[Event]| {
-        let renewed = |event: &&Event| **event == Event::Watchdog(Order::Renew);
-        events.iter().filter(renewed).count()
-    };
-    let begin = Instant::now();
-    while renewals(&rig.fake.until(|_| true)) == 0 {
-        // TIMEOUT: as above.
-        assert!(begin.elapsed() < Duration::from_secs(20));
-        assert!(!rig.run_pending(), "no order is carried out");
-        thread::yield_now();
-    }
-    assert!(begin.elapsed() >= RENEWAL / 2, "not each time");
 }
 
 #[test]
