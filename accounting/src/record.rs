@@ -42,6 +42,8 @@ pub enum TenantKind {
     Vm,
     /// A program and its children.
     Program,
+    /// All processes that belong to no tenant. Their time is recorded, and no bill has it.
+    Untracked,
 }
 
 /// A tenant, as named in bills. An id is never used again; a name may be.
@@ -210,12 +212,13 @@ impl TenantKind {
         match self {
             Self::Vm => "vm",
             Self::Program => "program",
+            Self::Untracked => "untracked",
         }
     }
 
     /// The kind of this name.
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Vm, Self::Program]
+        [Self::Vm, Self::Program, Self::Untracked]
             .into_iter()
             .find(|kind| kind.as_str() == name)
     }
@@ -458,7 +461,7 @@ mod tests {
 
     #[test]
     fn names_of_kinds_and_causes_are_read_back() {
-        for kind in [TenantKind::Vm, TenantKind::Program] {
+        for kind in [TenantKind::Vm, TenantKind::Program, TenantKind::Untracked] {
             assert_eq!(TenantKind::parse(kind.as_str()), Some(kind));
         }
         for cause in [GapCause::Down, GapCause::Missed, GapCause::Overflow] {

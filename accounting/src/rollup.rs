@@ -377,11 +377,17 @@ impl Rollup {
         let seat = self.seats.get(&tenant);
         let identity = seat.map_or_else(
             // Not the id that the tenant has once it is named: in the ledger an id has one name.
-            || TenantIdentity {
-                id: unnamed_id(&gpu.node, self.config.boot, tenant),
-                name: format!("tenant-{}", tenant.0),
-                kind: TenantKind::Vm,
-                account: None,
+            || {
+                let (name, kind) = match tenant {
+                    TenantId::UNTRACKED => ("untracked".to_owned(), TenantKind::Untracked),
+                    _ => (format!("tenant-{}", tenant.0), TenantKind::Vm),
+                };
+                TenantIdentity {
+                    id: unnamed_id(&gpu.node, self.config.boot, tenant),
+                    name,
+                    kind,
+                    account: None,
+                }
             },
             |seat| seat.identity.clone(),
         );

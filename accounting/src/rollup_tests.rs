@@ -77,38 +77,8 @@ fn tenants(entry: &Entry) -> &[TenantRecord] {
     }
 }
 
-#[test]
-fn an_id_has_one_name_for_good() {
-    let (mut rollup, mut metered, mut entries) = (
-        Rollup::new(config(1), None).unwrap(),
-        EVENTS.metered(),
-        Vec::new(),
-    );
-    let named = [1, 2, 3].map(standing);
-    for period in 0..800 {
-        // Seen on the engine before it is named, and long after it has left.
-        let standings = if (100..200).contains(&period) {
-            &named[..]
-        } else {
-            &[]
-        };
-        rollup
-            .period(&[&metered.usage(period)], label(period), standings)
-            .unwrap();
-        rollup.take(&mut entries);
-    }
-    sound(&entries);
-    let mut names = BTreeMap::new();
-    for record in entries.iter().flat_map(tenants) {
-        let name = names.entry(record.tenant.id).or_insert(&record.tenant.name);
-        assert_eq!(*name, &record.tenant.name);
-    }
-    assert_eq!(
-        names.len(),
-        6,
-        "three with their names, and what came before and after"
-    );
-}
+#[path = "rollup/name_tests.rs"]
+mod names;
 
 #[test]
 fn windows_hold_what_the_engines_did_and_close_on_the_calendar() {
@@ -423,23 +393,6 @@ fn an_audit_finds_each_kind_of_change() {
         shifted
             .iter()
             .any(|f| matches!(f, Finding::Clock { seq: 2, .. }))
-    );
-}
-
-#[test]
-fn names_that_ids_cannot_carry_are_refused() {
-    for node in ["", "a\nb"] {
-        let mut bad = config(1);
-        bad.gpu.node = node.into();
-        assert!(matches!(Rollup::new(bad, None), Err(RollupError::Name(_))));
-    }
-    let none = RollupConfig {
-        window_ns: Nanos::ZERO,
-        ..config(1)
-    };
-    assert_eq!(
-        Rollup::new(none, None).unwrap_err(),
-        RollupError::WindowLength
     );
 }
 

@@ -99,6 +99,11 @@ impl fmt::Display for Nanos {
 #[serde(transparent)]
 pub struct TenantId(pub u32);
 
+impl TenantId {
+    /// Stands for all processes on the GPU that belong to no tenant. No tenant has this id.
+    pub const UNTRACKED: Self = Self(u32::MAX);
+}
+
 impl fmt::Display for TenantId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tenant {}", self.0)

@@ -12,7 +12,9 @@ use super::calendar::hour_of;
 use super::prices::{PriceList, Sku, Unit};
 use super::table::{Table, show_decimal};
 use super::{ExportError, Exported, Request, Writer};
-use crate::record::{Body, Entry, GpuIdentity, TenantIdentity, TenantRecord, UnixNanos};
+use crate::record::{
+    Body, Entry, GpuIdentity, TenantIdentity, TenantKind, TenantRecord, UnixNanos,
+};
 use columns::Charge;
 use rust_decimal::Decimal;
 use std::collections::BTreeMap;
@@ -178,7 +180,8 @@ impl Writer for Focus<'_> {
             self.flush()?;
             self.under_way = Some((gpu.clone(), hour));
         }
-        for record in tenants {
+        let billed = |record: &&TenantRecord| record.tenant.kind != TenantKind::Untracked;
+        for record in tenants.iter().filter(billed) {
             if self.request.wants(record.tenant.id, &record.tenant.name) {
                 self.add(record);
             }

@@ -3,6 +3,7 @@
 use super::*;
 use common::NAMES;
 use turnstile_accounting::export::focus_schema;
+use turnstile_accounting::record::{Digest, TenantKind};
 
 #[test]
 fn a_bill_needs_prices_of_all_and_full_hours() {
@@ -48,6 +49,26 @@ fn a_bill_needs_prices_of_all_and_full_hours() {
         attempt(Some(&odd), &request()),
         Err(ExportError::Inexact { .. })
     ));
+}
+
+#[test]
+fn no_bill_has_the_time_of_processes_without_a_tenant() {
+    let mut entries = two_hours();
+    let focus = Format::Focus(FocusVersion::V1_4, Container::Csv);
+    let (all, _) = written(&mut ledger(&entries), focus, &request()).unwrap();
+    let mut digest = Digest::genesis(&gpu());
+    for entry in &mut entries {
+        if let Body::Window { tenants, .. } = &mut entry.body {
+            for record in tenants.iter_mut().filter(|of| of.tenant.name == NAMES[0]) {
+                record.tenant.kind = TenantKind::Untracked;
+            }
+        }
+        digest = digest.follow(&entry.stretch, &entry.body);
+        entry.digest = digest;
+    }
+    let (billed, bytes) = written(&mut ledger(&entries), focus, &request()).unwrap();
+    assert!(billed.engine_ns < all.engine_ns);
+    assert!(!String::from_utf8(bytes).unwrap().contains(NAMES[0]));
 }
 
 /// Properties that the official validator does not check: exact products, forms of time, ids,

@@ -266,6 +266,7 @@ fn description(charge: &Charge<'_>) -> Cell {
     let kind = match charge.sums.tenant.kind {
         TenantKind::Vm => "VM",
         TenantKind::Program => "program",
+        TenantKind::Untracked => "untracked",
     };
     Cell::text(format!(
         "Shared {}, {}, {kind} {}",

@@ -19,9 +19,6 @@ use turnstile_gpu::COMPUTE;
 use crate::events::{Change, SwitchRecord};
 use crate::models::Edges;
 
-/// The tenant that stands for all processes without one.
-pub(crate) const UNTRACKED: TenantId = TenantId(u32::MAX);
-
 /// After a context was saved and none was loaded for this time, the engine is idle since then.
 /// SOURCE: a switch takes 0.15 ms.
 const SWITCH_MAX: Nanos = Nanos::from_us(300);

@@ -21,7 +21,6 @@ use crate::costs::{Cost, Work};
 use crate::events::{Change, EventLog, SwitchRecord};
 use crate::groups::Groups as EngineGroups;
 use crate::models::Edges;
-use crate::observe::context_switches::UNTRACKED;
 use crate::observe::context_switches::{ContextSwitches, Owner};
 use crate::observe::{BusyTime, Group, Signals};
 use crate::rm::{RmClient, RmError};
@@ -92,7 +91,7 @@ impl Looker {
             client,
             log,
             signals,
-            switches: ContextSwitches::new(edges, UNTRACKED),
+            switches: ContextSwitches::new(edges, TenantId::UNTRACKED),
             meter: WorkedMeter::new(COMPUTE),
             busy: BusyTime::default(),
             processes: Processes::default(),

@@ -1,0 +1,82 @@
+//! Names, ids and kinds of records.
+
+use super::*;
+
+#[test]
+fn an_id_has_one_name_for_good() {
+    let (mut rollup, mut metered, mut entries) = (
+        Rollup::new(config(1), None).unwrap(),
+        EVENTS.metered(),
+        Vec::new(),
+    );
+    let named = [1, 2, 3].map(standing);
+    for period in 0..800 {
+        // Seen on the engine before it is named, and long after it has left.
+        let standings = if (100..200).contains(&period) {
+            &named[..]
+        } else {
+            &[]
+        };
+        rollup
+            .period(&[&metered.usage(period)], label(period), standings)
+            .unwrap();
+        rollup.take(&mut entries);
+    }
+    sound(&entries);
+    let mut names = BTreeMap::new();
+    for record in entries.iter().flat_map(tenants) {
+        let name = names.entry(record.tenant.id).or_insert(&record.tenant.name);
+        assert_eq!(*name, &record.tenant.name);
+    }
+    assert_eq!(
+        names.len(),
+        6,
+        "three with their names, and what came before and after"
+    );
+}
+
+#[test]
+fn processes_without_a_tenant_are_a_record_of_their_own_kind() {
+    let mut rollup = Rollup::new(config(1), None).unwrap();
+    let mut metered = EVENTS.metered();
+    for period in 0..10 {
+        let mut usage = metered.usage(period);
+        usage.copied = None;
+        for used in usage
+            .engines
+            .iter_mut()
+            .flat_map(|engine| &mut engine.tenants)
+        {
+            used.tenant = TenantId::UNTRACKED;
+        }
+        rollup.period(&[&usage], label(period), &[]).unwrap();
+    }
+    let mut entries = Vec::new();
+    rollup.finish(&mut entries);
+    let records: Vec<_> = entries.iter().flat_map(tenants).collect();
+    assert!(!records.is_empty());
+    for record in records {
+        let tenant = &record.tenant;
+        assert_eq!(
+            (&*tenant.name, tenant.kind),
+            ("untracked", TenantKind::Untracked)
+        );
+    }
+}
+
+#[test]
+fn names_that_ids_cannot_carry_are_refused() {
+    for node in ["", "a\nb"] {
+        let mut bad = config(1);
+        bad.gpu.node = node.into();
+        assert!(matches!(Rollup::new(bad, None), Err(RollupError::Name(_))));
+    }
+    let none = RollupConfig {
+        window_ns: Nanos::ZERO,
+        ..config(1)
+    };
+    assert_eq!(
+        Rollup::new(none, None).unwrap_err(),
+        RollupError::WindowLength
+    );
+}
