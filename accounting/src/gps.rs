@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_server_serves_nobody() {
+    fn window_without_pending_work_has_zero_service() {
         let service = fluid_service(&[OPEN], &[arrival(0, 0, 30)], Nanos(100), 2).unwrap();
         assert_eq!(service, [[Nanos(30)], [Nanos(0)]]);
     }

@@ -84,7 +84,7 @@ mod tests {
     use crate::units::{Moment, Nanos};
 
     #[test]
-    fn the_namespace_is_what_it_says() {
+    fn namespace_is_the_uuid_v5_of_the_project_domain() {
         assert_eq!(
             NAMESPACE,
             Uuid::new_v5(&Uuid::NAMESPACE_DNS, b"turnstile.dev")

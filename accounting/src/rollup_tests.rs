@@ -163,7 +163,7 @@ fn a_clock_set_back_labels_no_window_twice() {
 }
 
 #[test]
-fn what_was_missed_is_said() {
+fn missed_periods_are_recorded_as_gap_time() {
     let (mut rollup, mut entries) = (Rollup::new(config(1), None).unwrap(), Vec::new());
     let mut metered = EVENTS.metered();
     run(&mut rollup, &mut metered, 0..30, &mut entries);

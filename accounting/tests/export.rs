@@ -367,7 +367,7 @@ impl std::io::Write for Short {
 }
 
 #[test]
-fn what_the_output_refuses_is_told_as_that_in_every_format() {
+fn output_write_failure_is_an_output_error_in_every_format() {
     let mut store = ledger(&two_hours());
     for format in [Format::Events, Format::Rows(Container::Csv)] {
         let mut out = Short(30_000);

@@ -289,7 +289,7 @@ fn two_writers_do_not_both_write_an_entry() {
 }
 
 #[test]
-fn what_is_no_ledger_is_said_to_be_none() {
+fn missing_foreign_or_empty_file_is_not_opened_as_a_ledger() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
     assert!(matches!(

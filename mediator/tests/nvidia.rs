@@ -61,7 +61,7 @@ fn a_load_alone_accounts_for_all_of_its_time() {
 }
 
 #[test]
-fn an_endless_kernel_and_an_idle_context_are_what_they_say() {
+fn endless_kernel_fills_the_engine_and_idle_context_uses_none() {
     let Some(_gpu) = gpu() else { return };
     let endless = load(&["--kernel", "endless", "--seconds", "1"]);
     let executed = percent_of_buckets(&endless["executed_ns"]);
@@ -146,7 +146,7 @@ fn a_suspended_kernel_stops_within_a_millisecond() {
 }
 
 #[test]
-fn nobody_stays_suspended_when_another_is_killed() {
+fn kill_of_another_process_leaves_no_tenant_suspended() {
     let Some(_gpu) = gpu() else { return };
     let report = turnstile(&["bench", "kills", "--json"]);
     for kill in report["kills"].as_array().unwrap() {

@@ -4,7 +4,7 @@ use std::io::pipe;
 use std::process::Command;
 
 #[test]
-fn a_reader_who_has_seen_enough_is_no_error() {
+fn closed_output_pipe_ends_commands_without_a_panic() {
     for arguments in [&["config", "show"][..], &["doctor"]] {
         let (reader, writer) = pipe().unwrap();
         drop(reader);

@@ -246,7 +246,7 @@ fn next(manager: &UnixDatagram) -> String {
 }
 
 #[test]
-fn the_service_manager_hears_when_it_is_ready_that_it_lives_and_that_it_ends() {
+fn service_manager_is_notified_of_ready_watchdog_and_stopping() {
     let folder = tempfile::tempdir().unwrap();
     let (mut daemon, manager) = served(folder.path(), Some(Duration::from_millis(300)));
     let said = next(&manager);

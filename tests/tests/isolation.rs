@@ -23,7 +23,7 @@ fn end_well(vm: VmHandle, name: &str) -> u64 {
 }
 
 #[test]
-fn each_misbehaviour_is_answered_and_harms_nobody_else() {
+fn each_misbehaviour_is_answered_and_harms_no_other_tenant() {
     for guests in Guests::all() {
         let host = TestHost::start("dfq", KERNEL_LIMIT).unwrap();
         let good = GOOD.map(|(name, weight, us)| {

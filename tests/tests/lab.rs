@@ -332,7 +332,7 @@ fn long_commands_earn_more_unless_scheduled() {
 }
 
 #[test]
-fn the_rule_as_printed_starves_whom_it_polls() {
+fn printed_rule_starves_the_tenant_that_it_polls() {
     let share = |policy, scene| {
         let outcome = literal::run_with(0, policy, scene).unwrap();
         let part = outcome.service_ns[0].0 as f64 / outcome.busy_ns().0 as f64;

@@ -299,7 +299,7 @@ fn a_load_checks_every_token() {
 }
 
 #[test]
-fn a_load_ends_when_it_is_asked_to() {
+fn load_in_a_long_pause_ends_when_requested() {
     for kind in Kind::all() {
         let daemon = Daemon::start(Manner::default());
         let load = Load {

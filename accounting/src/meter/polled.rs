@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_phase_charges_nobody() {
+    fn idle_phase_charges_no_tenant() {
         let usage = phase(&[(0, None), (5, None)], 0, 10);
         assert!(usage.engines[0].tenants.is_empty());
         assert_eq!(usage.engines[0].idle_ns, Nanos(10));

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_all_that_he_wants_of_a_gpu_that_loses_time_has_no_more_than_his_part() {
+    fn share_error_is_small_for_fully_served_tenant_on_gpu_with_lost_time() {
         let tenants = pair();
         let executed = in_turns(&tenants, 600, |_| false);
         let due = due(&tenants, &executed);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_nothing_for_a_second_lacks_all_that_he_wanted() {
+    fn one_second_without_service_shows_as_share_error() {
         let tenants = pair();
         let executed = in_turns(&tenants, 600, |bucket| (200..300).contains(&bucket));
         let due = due(&tenants, &executed);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn of_those_who_all_pause_each_is_entitled_to_what_came_for_it() {
+    fn bursty_tenants_served_one_after_the_other_are_due_what_they_executed() {
         let mut tenants = [tenant(100, Length::Us(200), Pattern::Bursty); 2];
         tenants[1].seed = 2;
         // One after the other, each burst whole.

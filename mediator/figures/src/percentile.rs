@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn so_many_are_at_most_so_long(lengths in prop::collection::vec(0u64..1_000, 1..200)) {
+        fn each_percentile_is_the_smallest_value_that_covers_its_part(lengths in prop::collection::vec(0u64..1_000, 1..200)) {
             let all = Percentiles::of(lengths.clone());
             for (percent, bound) in [(50, all.p50_ns), (90, all.p90_ns), (99, all.p99_ns), (100, all.max_ns)] {
                 let within = lengths.iter().filter(|&&ns| ns <= bound).count();

@@ -76,7 +76,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn turns_that_end_between_two_buckets_are_told_apart() {
+    fn time_in_a_shared_bucket_is_split_between_its_tenants() {
         let mut readings = Readings::beginning(Moment(7), vec![Nanos(100), Nanos(0)]);
         let at = |ms: u64| Moment(7 + ms * MS);
         readings.read(at(25), &[Nanos(100 + 25 * MS), Nanos(0)]);

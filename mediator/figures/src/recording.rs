@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_from_the_beginning_and_all_else_is_as_it_was_said() {
+    fn recording_has_times_relative_to_its_start() {
         let messages = "[2026-11-22T01:00:00Z TRACE turnstile::looks] active 7 1795302236974611520 552 314\n\
             [2026-11-22T01:00:00Z WARN  other] something\n\
             [2026-11-22T01:00:00Z TRACE turnstile::looks] seen 2 true 1795302237000000000\n";

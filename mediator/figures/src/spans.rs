@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_a_window_is_cut_from_buckets() {
+    fn bucket_time_is_cut_to_a_span_and_merged_into_coarser_buckets() {
         let filled = [10, 4, 0, 10];
         let of = |begin, end| within(&filled, 100, 10, span(begin, end));
         assert_eq!(of(100, 140), Some(24));

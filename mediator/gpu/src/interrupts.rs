@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vmm_that_has_writes_wait_holds_nobody_up() {
+    fn blocked_eventfd_of_a_vmm_does_not_block_raise() {
         let (full, other) = (event(), event());
         let copies = vec![full.try_clone().unwrap(), other.try_clone().unwrap()];
         let interrupts = PassedInterrupts::new(copies).unwrap();

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_zero_whoever_had_it_and_the_pool_is_bounded() {
+    fn reused_slot_is_zeroed_and_pool_size_is_bounded() {
         let pool = Arc::new(HostPool::new(2 * CHUNK_BYTES + 1).unwrap());
         let (one, two) = (pool.take().unwrap(), pool.take().unwrap());
         assert!(pool.take().is_none());

@@ -48,7 +48,7 @@ mod tests {
     const B: TenantId = TenantId(2);
 
     #[test]
-    fn a_group_is_whose_it_was_twice_in_a_row() {
+    fn group_has_an_owner_after_two_equal_reports_in_a_row() {
         let mut groups = Groups::default();
         let group = Group::new(7);
         groups.learn(group, A);

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_of_the_compute_group_are_told_from_the_others() {
+    fn compute_channels_are_those_of_the_compute_group() {
         let handles = handles();
         let compute: Vec<u32> = handles
             .compute_channels(77)
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_changes_something_is_told_on() {
+    fn apply_reports_only_relevant_objects_that_changed() {
         let mut handles = handles();
         let made = |class, engine| {
             ObjectChange::Made(ProgramObject {
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_has_so_many_objects() {
+    fn objects_of_a_process_are_limited() {
         let mut handles = Handles::default();
         let made = |handle| {
             ObjectChange::Made(ProgramObject {

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_without_cuda_says_so() {
+    fn host_without_cuda_gets_an_error_about_the_driver_library() {
         if let Err(error) = exportable_memory(0) {
             assert!(
                 error.to_string().starts_with("The CUDA driver library"),

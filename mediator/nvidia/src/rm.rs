@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_without_a_gpu_says_which_file_is_missing() {
+    fn open_without_a_gpu_names_the_missing_file() {
         if std::path::Path::new(CONTROL_DEVICE).exists() {
             eprintln!("skipped: this host has {CONTROL_DEVICE}");
             return;

@@ -182,11 +182,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_submitted_is_said_once_for_each_time_that_memory_goes() {
+    fn submission_is_reported_once_per_release_of_memory() {
         let gate = Gate::default();
         assert!(!gate.submits(), "all is there");
         assert!(gate.leaves(), "it may not have ended");
-        assert!(!gate.submits(), "that was said");
+        assert!(!gate.submits(), "reported already");
         gate.returns();
         assert!(!gate.leaves(), "nothing came since");
         assert!(gate.submits() && !gate.submits());
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_waits_for_the_gpu_delays_nobody_for_long() {
+    fn call_that_waits_for_the_gpu_does_not_block_a_release() {
         let gate = Gate::default();
         let end = AtomicBool::new(false);
         thread::scope(|scope| {

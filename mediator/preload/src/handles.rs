@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_told_by_type_number_and_length() {
+    fn requests_are_classified_by_type_number_and_length() {
         assert_eq!(of_interest(0xc020_462b), Some((ALLOC, 8)));
         assert_eq!(of_interest(0xc030_462b), Some((ALLOC, 12)));
         assert_eq!(of_interest(0xc010_4629), Some((FREE, 4)));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_channels_and_releases_that_worked_are_said() {
+    fn successful_group_and_channel_requests_are_reported() {
         let group = [0xc1d0_0001, 1, 0x10, 0xa06c, 0x20, 1, 0, 0];
         let text = "+ 77 c1d00001 10 a06c 1 9\n";
         assert_eq!(said(ALLOC, &group).as_deref(), Some(text));

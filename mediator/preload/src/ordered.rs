@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_keeps_what_its_threshold_says() {
+    fn pool_keeps_memory_up_to_its_threshold() {
         let mut ordered = Ordered::default();
         for number in 0..4 {
             ordered.made(POOL, number, KEEP_BYTES);

@@ -78,7 +78,7 @@ fn a_socket_gets_a_line_at_a_time() {
 }
 
 #[test]
-fn nobody_who_listens_does_no_harm() {
+fn missing_listener_does_not_disturb_the_program() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = program(folder.path());
     assert_eq!(

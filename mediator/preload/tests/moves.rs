@@ -325,7 +325,7 @@ fn without_a_daemon_a_program_runs_all_the_same() {
 }
 
 #[test]
-fn a_daemon_that_comes_back_is_told_of_everything() {
+fn restarted_daemon_receives_the_existing_chunks() {
     let folder = tempfile::tempdir().unwrap();
     let listener = listen(folder.path());
     let mut command = program(folder.path(), false);

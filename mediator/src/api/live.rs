@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_are_kept_and_the_newest_is_told() {
+    fn live_views_are_bounded_and_the_newest_is_published() {
         let live = Live::default();
         let mut told = live.newest.subscribe();
         for at_ns in 0..=KEPT as u64 {

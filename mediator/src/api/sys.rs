@@ -49,7 +49,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn the_groups_of_this_process_are_told() {
+    fn peer_groups_are_those_of_this_process() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let mut told = peer_groups(&ours).unwrap();
         let status = std::fs::read_to_string("/proc/self/status").unwrap();

@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_pinned_is_told_of_those_who_are_there_and_whose_memory_moves() {
+    fn pinned_bytes_are_reported_for_tenants_with_movable_memory() {
         let mut host = crate::metrics::tests::host();
         host.tenants[0].memory = Some(MemorySnapshot {
             pinned_bytes: 7 << 20,

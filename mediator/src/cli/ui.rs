@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_has_the_secret_gets_in_and_by_no_other_name() {
+    fn request_needs_the_secret_and_the_local_host_name() {
         let door = door();
         assert!(door.knows(&headers("localhost:80", "a=b; turnstile=abc")));
         assert!(!door.knows(&headers("localhost:80", "turnstile=abcd")));

@@ -90,7 +90,7 @@ fn without_a_word_all_is_as_by_default() {
 }
 
 #[test]
-fn an_unknown_key_is_told_with_its_line_and_the_one_that_was_meant() {
+fn unknown_key_error_gives_the_line_and_the_nearest_key() {
     let text = "[ledger]\nwindow_ms = 60\nwindw_ms = 61\n\n[lodger]\npath = \"x\"\n[gpu]\nweight = 3\nlink_mb_s = 3";
     let told = told(text);
     let lines: Vec<&str> = told.lines().collect();
@@ -106,7 +106,7 @@ fn an_unknown_key_is_told_with_its_line_and_the_one_that_was_meant() {
 }
 
 #[test]
-fn everything_wrong_is_told_at_its_place() {
+fn each_invalid_setting_is_reported_with_its_location() {
     assert!(
         told("[ledger]\nwindow_ms = \"x\"").starts_with("t.toml:2: ledger.window_ms = \"x\": ")
     );
@@ -164,7 +164,7 @@ proptest! {
     }
 
     #[test]
-    fn someone_is_told_as_he_was_named(text in "(uid|gid):[0-9]{1,9}|(user|group|cert):[a-z ]{1,9}") {
+    fn principal_text_round_trips(text in "(uid|gid):[0-9]{1,9}|(user|group|cert):[a-z ]{1,9}") {
         let who: Principal = text.parse().unwrap();
         prop_assert_eq!(who.to_string().parse::<Principal>(), Ok(who));
     }

@@ -73,7 +73,7 @@ fn refused(stream: &UnixStream) -> String {
 }
 
 #[test]
-fn who_does_not_say_who_it_is_is_hung_up_on() {
+fn connection_without_a_complete_greeting_is_refused_after_a_timeout() {
     let bench = Bench::new(Bounds {
         greeting: Duration::from_millis(200),
         ..Bounds::of(256)
@@ -88,7 +88,7 @@ fn who_does_not_say_who_it_is_is_hung_up_on() {
 }
 
 #[test]
-fn a_vm_that_finds_no_room_to_start_is_told_so() {
+fn vm_beyond_the_limit_of_starting_sessions_is_refused_with_a_reason() {
     let bench = Bench::new(Bounds {
         starting: 0,
         ..Bounds::of(256)
@@ -109,7 +109,7 @@ fn a_vm_that_finds_no_room_to_start_is_told_so() {
 }
 
 #[test]
-fn who_finds_no_place_is_hung_up_on() {
+fn connection_beyond_the_session_limit_is_closed() {
     let bench = Bench::new(Bounds {
         sessions: 2,
         ..Bounds::of(256)

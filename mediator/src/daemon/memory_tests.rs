@@ -85,7 +85,7 @@ fn until_home(host: &Host) {
 }
 
 #[test]
-fn memory_of_programs_comes_back_when_it_was_asked_for_once_theirs_too_who_come_then() {
+fn program_memory_returns_after_a_request_also_for_later_programs() {
     let host = host();
     let vm = enter(&host, "vm", false, 6);
     let program = enter(&host, "program", true, 5);

@@ -190,7 +190,7 @@ impl Bench {
 }
 
 #[test]
-fn a_full_disk_stops_nobody_and_nothing_is_lost() {
+fn full_disk_does_not_delay_periods_and_loses_no_time() {
     let mut bench = Bench::new();
     let mut recorder = bench.start(None);
     bench.periods(&mut recorder, 25);

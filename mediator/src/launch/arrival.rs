@@ -88,7 +88,7 @@ mod tests {
     use std::fs::{self, File};
 
     #[test]
-    fn the_sockets_file_is_heard_and_others_are_not() {
+    fn only_the_socket_file_causes_an_event() {
         let folder = tempfile::tempdir().unwrap();
         let arrival = Arrival::of(&folder.path().join("d.sock")).unwrap();
         assert_eq!(arrival.hear(), Heard::Nothing);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_gone_is_told_and_one_that_never_was_refused() {
+    fn removed_folder_is_reported_and_missing_folder_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("run");
         let socket = inner.join("d.sock");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_looks_at_so_many_events_and_no_more() {
+    fn one_poll_reads_a_bounded_number_of_events() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("d.sock");
         let arrival = Arrival::of(&socket).unwrap();

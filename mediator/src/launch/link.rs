@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_comes_back_is_heard_and_not_waited_for() {
+    fn restarted_daemon_is_connected_before_the_backoff_expires() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("d.sock");
         let mut link = widowed(&socket);
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_nobody_listens_on_is_tried_again_soon_and_then_seldom() {
+    fn socket_without_listener_is_retried_soon_then_with_growing_backoff() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("d.sock");
         let mut link = widowed(&socket);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_can_be_heard_it_is_tried_again_and_again() {
+    fn without_a_folder_to_watch_the_connection_is_retried() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("run");
         std::fs::create_dir(&inner).unwrap();
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_hear_the_same_do_not_come_at_once() {
+    fn reconnect_delays_are_spread_across_processes() {
         let mut spreads: Vec<Duration> = (7_000..7_000 + SPREAD_MS).map(spread).collect();
         spreads.sort();
         spreads.dedup();

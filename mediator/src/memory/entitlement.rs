@@ -143,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_gets_more_than_he_uses_and_all_is_given(
+        fn shares_stay_within_use_and_waste_no_memory(
             claims in prop::collection::vec((1u32..10_000, 0u64..1 << 30, 0u64..1 << 34), 1..12),
             spare in 0u64..1 << 34,
         ) {

@@ -26,7 +26,7 @@ fn nothing_is_done_where_everything_fits() {
 }
 
 #[test]
-fn who_wants_nothing_gives_way_and_finds_its_memory_again() {
+fn idle_tenant_yields_memory_and_gets_it_back_when_it_runs() {
     let mut bench = Bench::new(10, 20);
     let (idle, busy) = (bench.add(1, 100, 0, 8), bench.add(2, 100, 0, 8));
     bench.allocate(idle, 8);
@@ -269,7 +269,7 @@ proptest! {
     /// All tenants always want the engine, and no two sets fit together. Each gets its share of the
     /// engine and waits a bounded time, and little of the time is lost.
     #[test]
-    fn turns_are_fair_and_nobody_starves(weights in prop::collection::vec(50u32..400, 2..5)) {
+    fn turns_are_weighted_fairly_with_bounded_waiting(weights in prop::collection::vec(50u32..400, 2..5)) {
         let mut bench = Bench::new(10, 60);
         let ids: Vec<_> = (1..)
             .zip(&weights)

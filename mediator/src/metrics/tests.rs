@@ -111,7 +111,7 @@ pub(super) fn exposed(host: &HostSnapshot) -> String {
 }
 
 #[test]
-fn what_is_billed_is_told_in_seconds() {
+fn billed_time_is_exposed_in_seconds() {
     let text = written();
     let line =
         r#"turnstile_vm_gpu_seconds_total{vm="vm-1",gpu="GPU-1111",project_id="proj-9"} 1512.25"#;
@@ -168,7 +168,7 @@ fn promtool_finds_nothing_to_complain_about() {
 }
 
 #[test]
-fn what_rules_and_dashboard_ask_for_is_told() {
+fn metrics_in_rules_and_dashboard_are_exposed() {
     let told = written();
     let rules = include_str!("../../../docs/monitoring/rules.yml");
     let board = include_str!("../../../docs/monitoring/grafana.json");

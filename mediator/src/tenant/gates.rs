@@ -178,7 +178,7 @@ mod tests {
     /// The order that lost a doorbell. The VMM watches, a write opens the gate, and its kick
     /// arrives before the answer. The gate is to be watched when the answer arrives, and is not.
     #[test]
-    fn a_gate_that_a_write_has_opened_is_watched_only_once_it_was_asked_again() {
+    fn gate_opened_by_a_write_is_watched_only_after_a_new_request() {
         let mut book = GateBook::default();
         let made = book.add(0, Open).unwrap();
         assert_eq!(book.done(0, made.seq, 0), None);
@@ -186,7 +186,7 @@ mod tests {
         book.woke();
         assert_eq!(book.set(0, Open), None);
         assert_eq!(book.set(0, Watched), None);
-        assert!(book.any_open(), "nobody tells of writes");
+        assert!(book.any_open(), "writes are not reported");
         let again = book.done(0, watch.seq, 1).unwrap();
         assert_eq!(again.state, Watched);
         assert_eq!(book.done(0, again.seq, 1), None);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_nobody_waits_for_are_ignored() {
+    fn answers_without_a_pending_request_are_ignored() {
         let mut book = GateBook::default();
         let made = book.add(0, Closed).unwrap();
         assert_eq!(book.done(0, made.seq + 1, 9), None);

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn who_came_meanwhile_is_seen_from_the_start() {
+    fn tenant_that_arrived_between_samples_is_counted_from_zero() {
         let before = sample(1_000, 0, vec![]);
         let after = sample(2_000, 400, vec![tenant(7, 400, 400)]);
         assert_eq!(View::between(&before, &after).tenants[0].received, 0.4);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_held_back_with_work_is_held() {
+    fn held_tenant_is_shown_as_held_with_work_and_idle_without() {
         let mut one = tenant(1, 0, 0);
         one.admitted = false;
         let view = View::between(&sample(0, 0, vec![]), &sample(1, 0, vec![one.clone()]));

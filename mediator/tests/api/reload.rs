@@ -91,7 +91,7 @@ fn prices(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn a_reload_takes_over_what_it_can_and_says_what_waits() {
+fn reload_applies_changes_and_names_those_that_need_a_restart() {
     let served = Served::start("[ledger]\nwindow_ms = 60000\n");
     let socket = served.path("api.sock");
     let _a = vm(served.folder.path(), "a", &["--kernel-us", "500"]);
@@ -102,7 +102,7 @@ fn a_reload_takes_over_what_it_can_and_says_what_waits() {
         let line = text.lines().find(|line| line.starts_with(at))?;
         (!line.ends_with(" 0")).then_some(())
     });
-    assert!(!metrics().contains("DCGM_FI"), "off unless asked for");
+    assert!(!metrics().contains("DCGM_FI"), "off by default");
     let put = |headers: &[(&str, &str)]| {
         let ask = Ask {
             method: "PUT",
@@ -129,7 +129,7 @@ fn a_reload_takes_over_what_it_can_and_says_what_waits() {
         "now in force: api.require_if_match, ledger.prices, metrics.dcgm_compat, scheduling.default_weight; \
          waits for a restart: ledger.window_ms",
     );
-    assert_eq!(put(&[json]), 428, "now it has to say which version");
+    assert_eq!(put(&[json]), 428, "If-Match is required now");
     assert_eq!(put(&[json, ("if-match", "*")]), 200);
     until("DCGM's name for a share, and the project", || {
         let text = metrics();

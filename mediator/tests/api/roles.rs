@@ -93,7 +93,7 @@ fn a_viewer_cannot_write_and_a_stranger_gets_nothing() {
 }
 
 #[test]
-fn nobody_writes_on_the_read_only_socket() {
+fn read_only_socket_refuses_writes() {
     let bench = Bench::new();
     let socket = bench.path("api-ro.sock");
     assert_eq!(get(&socket, "/v1/vms").status, 200);
@@ -109,7 +109,7 @@ fn nobody_writes_on_the_read_only_socket() {
 }
 
 #[test]
-fn slow_clients_block_nobody() {
+fn slow_clients_do_not_block_others() {
     let bench = Bench::new();
     // Half a head, half a body, and many answers that are not read: as many viewers as are
     // permitted, and more.
@@ -149,7 +149,7 @@ fn slow_clients_block_nobody() {
 }
 
 #[test]
-fn events_are_told_as_they_happen() {
+fn events_are_streamed_as_they_happen() {
     let bench = Bench::new();
     let mut stream = connect(&bench.socket());
     let text = "GET /v1/events/stream HTTP/1.1\r\nHost: t\r\nLast-Event-ID: 0\r\n\r\n";

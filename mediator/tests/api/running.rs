@@ -185,7 +185,7 @@ fn accounts_of_a_configuration_share_by_their_weights_and_claims_divide_them() {
 }
 
 #[test]
-fn commands_end_as_they_say() {
+fn commands_end_with_their_documented_exit_status() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     assert_eq!(command(folder, &["vm", "list"]).0, 4, "no daemon");
@@ -216,7 +216,7 @@ fn commands_end_as_they_say() {
 }
 
 #[test]
-fn what_was_set_holds_for_who_comes_before_the_api_and_is_not_lost_by_a_patch() {
+fn stored_settings_apply_before_the_api_starts_and_survive_a_patch() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let set = Settings {
@@ -268,7 +268,7 @@ fn what_was_set_holds_for_who_comes_before_the_api_and_is_not_lost_by_a_patch() 
 }
 
 #[test]
-fn a_daemon_whose_state_file_is_broken_takes_nobody_in() {
+fn daemon_with_a_broken_state_file_does_not_start() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state.json");
     std::fs::write(&state, "{").unwrap();

@@ -126,7 +126,7 @@ fn kill(child: &Child, signal: Signal) {
 }
 
 #[test]
-fn a_program_is_a_tenant_and_what_it_is_handed_is_told() {
+fn program_is_a_tenant_and_its_objects_are_reported() {
     let bench = Bench::new();
     let mut actor = bench.actor(&["--name", "train", "--weight", "300"], CLIENT);
     until("two objects", || bench.gpu.made().len() == 2);
@@ -173,7 +173,7 @@ fn the_status_is_the_commands() {
 }
 
 #[test]
-fn without_a_daemon_or_with_one_that_takes_no_programs_it_says_what_to_do() {
+fn run_without_a_usable_daemon_fails_with_advice() {
     let mut bench = Bench::new();
     bench.daemon = None;
     let (code, text) = bench.end(&["true"]);
@@ -231,7 +231,7 @@ fn what_the_command_leaves_behind_is_still_the_tenant() {
 }
 
 #[test]
-fn a_daemon_that_comes_back_is_told_everything() {
+fn restarted_daemon_receives_all_objects() {
     let mut bench = Bench::new();
     let mut actor = bench.actor(&[], CLIENT);
     until("two objects", || bench.gpu.made().len() == 2);
@@ -310,7 +310,7 @@ fn a_client_is_the_first_ones_that_names_it() {
 }
 
 #[test]
-fn the_library_tells_where_the_kernel_cannot() {
+fn preload_library_reports_objects_where_the_kernel_cannot() {
     let bench = Bench::new();
     let own = std::env::current_exe().unwrap();
     let name = "libturnstile_preload.so";

@@ -163,7 +163,7 @@ fn programs_take_turns_on_a_card_that_cannot_hold_them_and_no_byte_differs() {
 }
 
 #[test]
-fn who_is_killed_in_the_middle_of_a_move_leaves_its_room_to_the_others() {
+fn program_killed_during_a_move_frees_its_memory_for_others() {
     let moved = Moved::new(48, 128);
     let works = [10, 11].map(Work::of);
     let expected = works.map(|work| moved.alone(work));
@@ -232,15 +232,15 @@ fn a_mover_that_is_killed_is_replaced_and_no_byte_differs() {
 }
 
 #[test]
-fn when_the_daemon_is_gone_nobody_hangs_and_nobody_computes_with_what_is_lost() {
+fn after_loss_of_the_daemon_programs_end_and_use_no_lost_memory() {
     let mut moved = Moved::new(48, 128);
     let works = [40, 41, 42].map(Work::of);
     let expected = works.map(|work| moved.alone(work));
     let running = works.map(|work| moved.run(&format!("p{}", work.seed), work, &[]));
-    until("somebody's memory is away", || moved.moved().1 > 20 * MIB);
+    until("memory of a program is away", || moved.moved().1 > 20 * MIB);
     moved.bench.daemon = None;
     let gone = std::mem::replace(&mut moved.bench.gpu, FakeGpu::new());
-    until("nobody else has the GPU", || Arc::strong_count(&gone) == 1);
+    until("the old GPU is released", || Arc::strong_count(&gone) == 1);
     drop(gone);
     let mut lost = 0;
     for (child, expected) in running.into_iter().zip(expected) {
@@ -253,11 +253,11 @@ fn when_the_daemon_is_gone_nobody_hangs_and_nobody_computes_with_what_is_lost() 
             assert_eq!(said(&output), expected);
         }
     }
-    assert!(lost > 0, "somebody's memory was away");
+    assert!(lost > 0, "memory of a program was away");
 }
 
 #[test]
-fn who_sleeps_while_the_daemon_ends_in_order_has_its_memory_and_goes_on() {
+fn sleeping_program_keeps_its_memory_after_an_orderly_daemon_end() {
     let mut moved = Moved::new(36, 128);
     let sleeper = Work {
         steps: 3_000,
@@ -291,13 +291,13 @@ fn who_sleeps_while_the_daemon_ends_in_order_has_its_memory_and_goes_on() {
     });
     moved.bench.daemon = None;
     let gone = std::mem::replace(&mut moved.bench.gpu, FakeGpu::new());
-    until("nobody else has the GPU", || Arc::strong_count(&gone) == 1);
+    until("the old GPU is released", || Arc::strong_count(&gone) == 1);
     drop(gone);
     assert_eq!(said(&sleeping.wait_with_output().unwrap()), expected);
 }
 
 #[test]
-fn who_sleeps_gives_way_and_has_its_memory_when_it_wakes() {
+fn sleeping_program_yields_memory_and_gets_it_back_at_wake_up() {
     let moved = Moved::new(48, 128);
     // It naps for longer than the daemon waits for a program.
     let sleeper = Work {

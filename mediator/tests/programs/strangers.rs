@@ -94,7 +94,7 @@ impl Drop for Sleeper {
 }
 
 #[test]
-fn who_does_not_descend_is_refused() {
+fn process_that_does_not_descend_from_the_launcher_is_refused() {
     let bench = Bench::new();
     let mut launcher = Launcher::admitted(&bench);
     let text = launcher.refused(7, pidfd(getppid().unwrap()));
@@ -124,7 +124,7 @@ fn who_does_not_descend_is_refused() {
 }
 
 #[test]
-fn who_breaks_the_rules_is_disconnected() {
+fn launcher_that_breaks_the_protocol_is_disconnected() {
     let bench = Bench::new();
     let child = Sleeper::new();
     let own = || pidfd(Pid::from_child(&child.0));
@@ -179,7 +179,7 @@ fn who_breaks_the_rules_is_disconnected() {
 }
 
 #[test]
-fn a_stranger_says_nothing_before_its_greeting() {
+fn message_before_greeting_and_newer_protocol_are_refused() {
     let bench = Bench::new();
     for message in [ToDaemon::Exited { pid: 1 }, ToDaemon::Process { pid: 1 }] {
         let mut launcher = Launcher {

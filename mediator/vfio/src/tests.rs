@@ -82,7 +82,7 @@ fn kernel(vm: &PlainVm, length: Nanos) -> Command {
 }
 
 #[test]
-fn bytes_go_to_the_card_and_back_and_an_interrupt_says_so() {
+fn data_copied_to_the_card_and_back_is_equal_and_raises_an_interrupt() {
     on_each_bus(|gpu| {
         let mut channel = channel(gpu, A);
         let vm = channel.vm.clone();
@@ -116,7 +116,7 @@ fn bytes_go_to_the_card_and_back_and_an_interrupt_says_so() {
 }
 
 #[test]
-fn status_and_log_say_who_ran_and_agree_with_the_clock() {
+fn status_and_log_identify_the_running_tenant_and_match_the_clock() {
     on_each_bus(|gpu| {
         let mut channel = channel(gpu, A);
         let begin = gpu.now();
@@ -147,7 +147,7 @@ fn status_and_log_say_who_ran_and_agree_with_the_clock() {
 }
 
 #[test]
-fn what_lies_beyond_a_vm_s_memory_faults_and_harms_nobody() {
+fn access_beyond_vm_memory_faults_and_leaves_other_vms_intact() {
     on_each_bus(|gpu| {
         let (a, b) = (vm(gpu, A), vm(gpu, B));
         let secret = b.put(b"nobody else's");

@@ -25,7 +25,7 @@ proptest! {
     /// period. No tenant falls behind its share by more than the others' queued commands, and the
     /// engine is never idle for a tenant.
     #[test]
-    fn everybody_gets_its_share(
+    fn every_tenant_gets_its_share(
         guests in prop::collection::vec(any_saturating(), 1..6),
         period_us in 500u64..5_000, reaction_us in 0u64..200, seed: u64,
     ) {
@@ -159,7 +159,7 @@ fn sampled(policy: &mut dyn Policy, cycles: u64) -> (u64, u64, u64) {
 
 /// Law 5 broken: a tenant that is charged for phases in which it was held is held for ever.
 #[test]
-fn the_literal_rule_starves_whom_it_holds() {
+fn literal_rule_starves_the_tenant_that_it_holds() {
     let mut policy = policy_by_name("dfq-literal")
         .unwrap()
         .policy(&Tuning::default())

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_point_lies_on_the_page() {
+    fn every_point_is_on_the_page() {
         let points = (0..50).map(|i| (f64::from(i), f64::from(i * i) - 99.0));
         let chart = Chart {
             title: "a < b & c".to_owned(),

@@ -76,7 +76,7 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn a_lost_processor_is_told_from_any_other_end() {
+    fn lost_processor_is_distinguished_from_other_ends() {
         let ended = |end| VmReport {
             end,
             report: Report::default().encode().to_vec(),

@@ -176,7 +176,7 @@ fn configuration_space_is_a_pci_device() {
 }
 
 #[test]
-fn vectors_are_told_when_they_change() {
+fn changed_msix_vectors_are_passed_to_the_host() {
     let gpu = &mut gpu();
     let entry = pci::MSIX_TABLE + 16 * 3;
     gpu.regs_write(entry, &0xfee0_0000_u64.to_le_bytes());

@@ -116,7 +116,7 @@ mod tests {
     use crate::vmm::link::parking;
 
     #[test]
-    fn a_doorbell_that_was_rung_alike_before_is_heard() {
+    fn doorbell_with_a_repeated_value_is_detected() {
         let pages = MappedPages::new(parking(2).unwrap());
         let mut seen = Seen::default();
         pages.give(0);

@@ -52,7 +52,7 @@ fn kicks(control: &Control) -> u64 {
 const ALL: [Leaves; 3] = [Leaves::WithValue, Leaves::Repeats, Leaves::RepeatsSomewhere];
 
 #[test]
-fn every_write_at_a_closed_gate_comes_out_where_that_is_asked_for() {
+fn closed_gate_traps_every_write_with_a_value_if_configured() {
     let control = control(2).trapping_every_write(true);
     control.set(1, GateState::Closed).unwrap();
     for value in 1..=5 {
@@ -135,7 +135,7 @@ fn watching_with_a_write_parked_lets_it_through() {
 }
 
 #[test]
-fn watching_a_parking_page_that_nobody_wrote_watches() {
+fn watching_an_unwritten_parking_page_succeeds() {
     let control = control(1);
     control.set(0, GateState::Closed).unwrap();
     assert!(control.fault_somewhere());

@@ -146,7 +146,7 @@ fn descriptors_sent_in_pieces_are_counted_together() {
 }
 
 #[test]
-fn what_a_launcher_says_fits_a_frame_and_comes_out_as_it_went_in() {
+fn launcher_messages_fit_a_frame_and_round_trip() {
     let made = ObjectChange::Made(ProgramObject {
         client: u32::MAX,
         handle: u32::MAX,
@@ -191,7 +191,7 @@ fn what_a_launcher_says_fits_a_frame_and_comes_out_as_it_went_in() {
 }
 
 #[test]
-fn the_peer_of_a_socket_is_who_made_it() {
+fn peer_ids_are_those_of_the_creator_of_the_socket() {
     let (a, _b) = UnixStream::pair().unwrap();
     assert_eq!(crate::wire::peer_pid(&a).unwrap(), std::process::id());
     let own = rustix::process::geteuid().as_raw();

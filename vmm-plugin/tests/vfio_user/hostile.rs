@@ -163,7 +163,7 @@ fn texts_that_are_no_version() {
 }
 
 #[test]
-fn unknown_commands_are_consumed_and_answers_that_nobody_waits_for_end_the_connection() {
+fn unknown_commands_are_consumed_and_unexpected_replies_end_the_connection() {
     let (stream, thread) = served();
     agreed(&stream);
     for number in [0, 15, 16, 999, u16::MAX] {
@@ -228,7 +228,7 @@ fn storm(rng: &mut SmallRng, count: u64) -> u64 {
 }
 
 #[test]
-fn random_messages_harm_nobody() {
+fn random_messages_do_not_disturb_another_vm() {
     // More of them: TURNSTILE_VFIO_USER_RANDOM=100000000.
     let count = std::env::var("TURNSTILE_VFIO_USER_RANDOM")
         .map_or(1_000_000, |text| text.parse().expect("a number"));

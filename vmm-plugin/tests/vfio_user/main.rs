@@ -145,7 +145,7 @@ fn refusals_have_a_reason_and_the_connection_goes_on() {
 }
 
 #[test]
-fn a_server_that_lies_ends_the_client_s_request() {
+fn malformed_version_reply_fails_the_client() {
     use std::io::Write;
     // Answers of every length to the version, of a wrong number, and none at all.
     for cut in 0..40_usize {

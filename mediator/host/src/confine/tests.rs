@@ -64,7 +64,7 @@ fn guests_kernels_run_where_no_file_and_no_socket_can_be_had() {
 }
 
 #[test]
-fn with_hardware_who_accounts_asks_its_driver_and_runs_no_programs() {
+fn with_hardware_accounting_may_use_ioctl_and_roles_execute_no_programs() {
     for role in ALL.into_iter().filter(|role| role.is_confined(false)) {
         let ran = within_on(role, false, || {
             let ran = std::process::Command::new("/bin/true").status();

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_dies_leaves_nobody_suspended() {
+    fn daemon_that_dies_leaves_no_channel_suspended() {
         let orders = [Order::Hold(channels(6)), Order::Renew];
         assert_eq!(tell(&orders, ""), (6, 0, b"ready\n".to_vec()));
     }
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watchdog_that_is_stopped_stops_nobody() {
+    fn stopped_watchdog_is_killed_and_waited_for_at_drop() {
         let watchdog = Watchdog::start(shell("echo ready; kill -STOP $$")).unwrap();
         let (pid, begin) = (watchdog.pid(), Instant::now());
         drop(watchdog);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watchdog_that_says_nothing_is_no_watchdog() {
+    fn watchdog_without_ready_line_fails_to_start_within_its_limit() {
         let begin = Instant::now();
         let limit = Duration::from_millis(50);
         let started = Watchdog::start_within(shell("exec sleep 600"), limit);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_of_more_channels_than_a_pipe_takes_is_heard_whole() {
+    fn order_longer_than_a_pipe_buffer_arrives_whole() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let script = format!(
             "echo ready; sleep 0.02; exec cat > {}",

@@ -391,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_counts_what_lies_within_the_run_and_sums_up_all() {
+    fn report_counts_time_within_the_run_and_totals_all_time() {
         let ms = 1_000_000;
         let spec = LoadSpec {
             gpu: 0,
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_processor_is_told_so() {
+    fn processor_wait_time_never_decreases() {
         let Some(before) = waited_ns() else {
             eprintln!("SKIPPED: this kernel has no schedstat");
             return;

@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_needs_pages_waits_for_the_pool_to_grow_and_no_longer() {
+    fn take_waits_until_the_pool_has_grown_and_fails_at_its_limit() {
         let pool = Arc::new(Pool::new(2 * STEP, STEP));
         assert!(pool.take(CHUNK_BYTES, NOW).is_none(), "not grown yet");
         let waiting = pool.clone();

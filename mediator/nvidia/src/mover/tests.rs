@@ -317,7 +317,7 @@ fn memory_is_made_zero() {
 }
 
 #[test]
-fn a_gpu_that_cannot_be_used_is_told_at_the_start() {
+fn start_with_an_unusable_gpu_is_refused() {
     let config = MoverConfig {
         device: 7,
         ..config(4)

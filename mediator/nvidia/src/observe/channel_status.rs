@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_says_where_the_words_are() {
+    fn runlist_configuration_gives_place_and_count_of_channel_status() {
         assert_eq!(place(Some(0x00c2_000b)), Ok((0xc2_0000, 1_024)));
         assert_eq!(place(Some(0x00c2_0008)), Ok((0xc2_0000, 256)));
         assert!(place(None).is_err());

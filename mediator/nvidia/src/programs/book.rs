@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_library_says_is_a_breach() {
+    fn message_that_no_library_sends_is_a_breach() {
         let mut book = Book::new(100 * MIB);
         let process = book.connect(A, 60 * MIB);
         book.ask(process, 1, 4 * MIB).unwrap().unwrap();
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_library_says_takes_no_more_than_its_tenant_may_have() {
+    fn library_reports_cannot_exceed_the_limit_of_its_tenant() {
         let mut book = Book::new(100 * MIB);
         let (liar, other) = (book.connect(A, 60 * MIB), book.connect(B, 90 * MIB));
         assert_eq!(book.pinned(liar, Pin::Array, 1 << 42), Ok(()));

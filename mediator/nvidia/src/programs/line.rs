@@ -125,7 +125,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, socketpair};
 
     #[test]
-    fn who_has_kept_the_end_that_it_handed_over_has_nobody_wait() {
+    fn kept_copy_of_a_connection_cannot_make_sends_block() {
         let kind = SocketType::SEQPACKET;
         let flags = SocketFlags::CLOEXEC;
         let (ours, _theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();

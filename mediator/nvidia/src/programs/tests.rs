@@ -120,7 +120,7 @@ fn memory(gives: bool) -> (ProgramMemory, Arc<Told>) {
 }
 
 #[test]
-fn what_is_asked_for_is_granted_within_the_limit_and_moves() {
+fn allocation_within_the_limit_is_granted_and_its_memory_moves() {
     let (memory, told) = memory(false);
     let library = connect(&memory, 40 * MIB);
     let bytes = 20 * MIB;
@@ -198,7 +198,7 @@ fn what_is_given_is_waited_for_and_what_cannot_be_is_denied() {
 }
 
 #[test]
-fn whoever_breaks_the_rules_loses_the_connection_and_nothing_else() {
+fn breach_ends_the_connection_and_frees_its_chunks() {
     let (memory, told) = memory(false);
     let bytes = 20 * MIB;
     let breaches: [fn(&Library); 5] = [
@@ -250,7 +250,7 @@ fn a_process_has_one_connection() {
 }
 
 #[test]
-fn a_tenant_has_so_many_connections() {
+fn connections_of_a_tenant_are_limited() {
     let (memory, _) = memory(false);
     let line = || {
         let flags = SocketFlags::CLOEXEC;
@@ -271,7 +271,7 @@ fn a_tenant_has_so_many_connections() {
 }
 
 #[test]
-fn a_tenant_that_is_gone_is_not_heard() {
+fn removed_tenant_is_disconnected_and_cannot_connect() {
     let (memory, _) = memory(false);
     let library = connect(&memory, 40 * MIB);
     memory.remove(A);

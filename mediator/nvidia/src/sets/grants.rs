@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_says_nothing_is_looked_in_on_more_and_more_rarely() {
+    fn tenant_without_requests_is_polled_at_doubling_intervals() {
         let begin = Instant::now();
         let mut wishes = Wishes::new();
         assert!(!wishes.wants(true, begin) && !wishes.wants(false, begin));

@@ -101,7 +101,7 @@ fn what_is_freed_while_it_is_away_is_gone() {
 }
 
 #[test]
-fn the_daemon_is_asked_and_may_refuse_or_bring_it() {
+fn daemon_may_grant_deny_or_supply_an_allocation() {
     let (heap, driver, line) = heap();
     line.up.store(true, Ordering::Relaxed);
     let heap = &heap;
@@ -145,7 +145,7 @@ fn the_daemon_is_asked_and_may_refuse_or_bring_it() {
 }
 
 #[test]
-fn nobody_waits_for_a_daemon_that_is_gone() {
+fn allocation_does_not_wait_for_a_lost_daemon() {
     let (heap, _, line) = heap();
     line.up.store(true, Ordering::Relaxed);
     thread::scope(|scope| {
@@ -353,7 +353,7 @@ proptest! {
 }
 
 #[test]
-fn each_part_that_is_given_is_told_of_before_the_next_is_asked_for() {
+fn each_restored_extent_is_reported_before_the_next_is_requested() {
     let (heap, driver, line) = heap();
     line.up.store(true, Ordering::Relaxed);
     let bytes = 2 * EXTENT_BYTES;

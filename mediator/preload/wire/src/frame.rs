@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_library_says_is_refused() {
+    fn messages_that_no_library_sends_are_refused() {
         let refused = |words: Words| ToDaemon::decode(&bytes(words), 0).unwrap_err();
         assert_eq!(refused([2, 0, GRANULE_BYTES, 0]), FrameError::Number);
         assert_eq!(refused([2, 1, 0, 0]), FrameError::Bytes(0));

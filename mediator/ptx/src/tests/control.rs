@@ -426,7 +426,7 @@ fn evaluate(trees: &[Tree], value: &mut u32) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn structured_programs_do_for_each_lane_what_they_say(program in trees(), threads in 1u32..70) {
+    fn structured_programs_match_the_evaluator_on_each_lane(program in trees(), threads in 1u32..70) {
         let mut text = String::from("mul.lo.u32 %r9, %r1, 2654435761; shr.u32 %r9, %r9, 7;\n");
         emit(&program, 0, &mut 0, &mut text);
         text += "END: bar.warp.sync -1;\nactivemask.b32 %r5; popc.b32 %r5, %r5;\n";

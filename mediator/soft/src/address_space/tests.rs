@@ -11,7 +11,7 @@ fn space(pages: u64, card: u64) -> AddressSpace {
 }
 
 #[test]
-fn memory_is_zero_whoever_wrote_before() {
+fn allocated_memory_is_zero_after_earlier_writes_by_tenant_or_vmm() {
     let space = space(4, 4);
     let mine = space.allocate(1).unwrap();
     space

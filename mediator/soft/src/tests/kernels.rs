@@ -109,7 +109,7 @@ fn vecadd_through_a_ring_in_real_time() {
 }
 
 #[test]
-fn vecadd_in_virtual_time_costs_what_the_model_says() {
+fn vecadd_in_virtual_time_matches_the_cost_model() {
     let cost = CostModel {
         warp_instruction_ps: 1_000,
         sector_ps: 10_000,
@@ -349,7 +349,7 @@ fn modules_have_variables_handles_and_limits() {
 }
 
 #[test]
-fn whoever_sees_a_command_finished_finds_its_module_free() {
+fn module_is_unloadable_once_its_command_is_seen_finished() {
     let gpu = SoftGpu::new(SoftConfig::default()).unwrap();
     let mut channel = channel(&gpu, A, 8);
     for n in 1..300 {

@@ -65,7 +65,7 @@ fn memory_stays_unless_there_is_a_pool_and_work_can_be_stopped() {
 }
 
 #[test]
-fn nothing_moves_of_a_tenant_that_may_run_and_nothing_runs_of_one_whose_memory_moves() {
+fn memory_moves_only_while_its_tenant_cannot_run() {
     let gpu = gpu();
     let mut of_a = channel(&gpu, A, 8);
     gpu.allocate(A, 4 * CHUNK_BYTES).unwrap();
@@ -181,7 +181,7 @@ fn a_guests_copies_get_their_turn_beside_moves() {
 }
 
 #[test]
-fn who_leaves_takes_nothing_along_and_leaves_nothing_behind() {
+fn context_destroyed_during_a_move_frees_all_its_memory() {
     let gpu = gpu();
     let of_a = channel(&gpu, A, 8);
     gpu.allocate(A, 8 * CHUNK_BYTES).unwrap();

@@ -113,7 +113,7 @@ fn an_open_gate_needs_no_ringing_and_a_wait_is_ended_by_the_guest() {
 }
 
 #[test]
-fn kernels_last_as_long_as_they_say() {
+fn kernels_run_for_their_declared_time() {
     let gpu = SoftGpu::new(given()).unwrap();
     let mut channel = channel(&gpu, A, 8);
     let launch = kernel(&channel.vm, Nanos::from_ms(3));
@@ -215,7 +215,7 @@ fn a_context_can_go_while_its_kernel_runs() {
 }
 
 #[test]
-fn whoever_comes_into_a_slot_is_not_taken_for_its_predecessor() {
+fn new_channel_in_a_reused_slot_is_not_mistaken_for_the_old_one() {
     let gpu = SoftGpu::new(given()).unwrap();
     let vm = tenant(&gpu, B);
     for _ in 0..10 {
@@ -343,7 +343,7 @@ fn a_gpu_ends_though_work_is_queued_and_words_are_waited_for() {
 }
 
 #[test]
-fn a_closed_channel_says_so_when_its_command_has_ended() {
+fn channel_closed_mid_command_reports_closed_after_the_command_ends() {
     let gpu = SoftGpu::new(given()).unwrap();
     let mut channel = channel(&gpu, A, 8);
     channel.push(&kernel(&channel.vm, Nanos::from_ms(10)));

@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_is_asked_and_ends() {
+    fn daemon_answers_marks_and_ends_on_signal() {
         let script = r#"n=0; trap 'n=$((n+1)); echo "{\"at\": $n}"' USR1; trap 'exit 0' TERM; echo 1; while :; do sleep 0.01; done"#;
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new("bash");

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_is_told_by_the_tenants_own_time() {
+    fn effect_of_a_kill_is_measured_by_the_tenants_own_time() {
         let report = report(1_020..1_800);
         let event = Event {
             what: "watchdog",
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn who_never_runs_again_is_not_said_to() {
+    fn tenant_that_never_runs_again_has_no_resume_time() {
         let report = report(0..900);
         let event = Event {
             what: "tenant",

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_nothing_is_shown_where_it_waits() {
+    fn silent_load_is_shown_with_the_call_it_waits_in() {
         let load = shell("cat > /dev/null; true");
         // TIMEOUT: a shell starts a process in a millisecond.
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_is_heard_and_told() {
+    fn load_is_started_when_ready_and_its_report_is_read() {
         let report = serde_json::to_string(&Said::Done(Box::default())).unwrap();
         let mut load = shell(&format!(
             r#"echo '{{"ready":{{"pid":7,"calibration":{{"turns_per_ms":9.0,"fixed_ns":0.0}}}}}}'; read at; test "$at" = 123 && echo '{report}'; cat"#

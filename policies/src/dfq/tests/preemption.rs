@@ -49,7 +49,7 @@ fn a_preemption_that_is_under_way_is_decided_once() {
 }
 
 #[test]
-fn a_switch_that_no_account_asked_for_is_charged_to_none() {
+fn switch_that_no_account_requested_is_charged_to_none() {
     let mut run = b_arrives();
     run.at(700)
         .state(EngineState::Switching)

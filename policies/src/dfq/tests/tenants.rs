@@ -100,7 +100,7 @@ fn a_new_name_starts_at_the_highest_of_its_account() {
 
 /// Work arrives while the running command of another tenant is ahead of it.
 #[test]
-fn woke_says_whether_the_command_may_start() {
+fn woke_returns_whether_the_command_may_start() {
     let mut run = Run::new();
     run.add(A, 0, 100)
         .add(B, 1, 100)

@@ -78,7 +78,7 @@ fn a_tenant_that_cannot_be_stopped_at_all_runs() {
 }
 
 #[test]
-fn without_a_watchdog_everybody_runs() {
+fn without_a_watchdog_all_tenants_run() {
     let (mut holder, watchdog) = holder();
     holder.hold(A, &channels(3)).unwrap();
     *watchdog.gone.borrow_mut() = true;
@@ -92,7 +92,7 @@ fn without_a_watchdog_everybody_runs() {
 }
 
 #[test]
-fn who_is_pinned_is_resumed_by_us_alone() {
+fn pinned_tenant_is_resumed_only_by_the_holder() {
     let (mut holder, watchdog) = holder();
     assert!(holder.pin(A).is_err(), "it is not held");
     holder.hold(A, &channels(3)).unwrap();
@@ -119,7 +119,7 @@ fn who_is_pinned_is_resumed_by_us_alone() {
 }
 
 #[test]
-fn one_who_is_held_at_the_next_switch_is_announced_and_can_be_stopped_at_once() {
+fn hold_at_switch_is_announced_and_stop_suspends_at_once() {
     let watchdog = FakeWatchdog::default();
     let mut holder = Holder::new(FakeSwitch::default(), watchdog.clone());
     holder.hold_at_switch(A, &channels(3)).unwrap();
@@ -153,7 +153,7 @@ fn one_who_is_held_at_the_next_switch_is_announced_and_can_be_stopped_at_once() 
 }
 
 #[test]
-fn who_is_held_again_after_the_lease_runs_when_it_is_released() {
+fn tenant_held_again_after_the_lease_runs_when_released() {
     let (mut holder, _) = holder();
     holder.hold_at_switch(A, &channels(3)).unwrap();
     holder.begin -= Duration::from_nanos(LIMIT.0);
@@ -164,7 +164,7 @@ fn who_is_held_again_after_the_lease_runs_when_it_is_released() {
 }
 
 #[test]
-fn who_is_pinned_and_lacks_nothing_runs_at_the_end() {
+fn resume_able_resumes_only_the_named_channels_of_pinned_tenants() {
     let (mut holder, _) = holder();
     holder.hold(A, &channels(4)).unwrap();
     holder.pin(A).unwrap();
@@ -180,7 +180,7 @@ fn who_is_pinned_and_lacks_nothing_runs_at_the_end() {
 }
 
 #[test]
-fn a_holder_that_ends_leaves_nobody_suspended() {
+fn dropped_holder_leaves_no_channel_suspended() {
     struct Shared(Rc<FakeSwitch>);
     impl ChannelSwitch for Shared {
         fn set(&self, channels: &[Channel], suspended: bool) -> Result<(), RmError> {

@@ -17,7 +17,7 @@ fn a_copy_that_fails_leaves_memory_where_it_was_and_mapped() {
 }
 
 #[test]
-fn who_does_not_let_go_keeps_it_and_who_does_not_take_it_ends() {
+fn refused_unmap_keeps_memory_and_refused_map_ends_the_tenant() {
     let mut bench = Bench::new(4, 64, u64::MAX);
     bench.sets.allocate(A, 0, CHUNK_BYTES).unwrap();
     bench.of(A).write(0, 5);

@@ -79,7 +79,7 @@ fn a_worker_that_does_not_answer_is_lost_but_not_while_the_vm_is_held_back() {
 }
 
 #[test]
-fn a_worker_that_does_not_hear_holds_nobody_up() {
+fn stopped_worker_does_not_block_doorbells() {
     let rig = Arc::new(Rig::new(config()));
     let pid = Pid::from_raw(rig.worker.pid() as i32).unwrap();
     let mut channel = rig.channel();

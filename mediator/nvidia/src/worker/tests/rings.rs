@@ -6,7 +6,7 @@ use super::*;
 use crate::worker::serve;
 
 #[test]
-fn commands_run_in_order_and_tell_when_they_are_done() {
+fn commands_run_in_order_and_signal_completion() {
     let rig = Rig::new(config());
     let (module, functions) = rig
         .worker

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sides_are_told_apart_in_whatever_order_they_come() {
+    fn sides_are_identified_in_any_order() {
         let work = nothing(3);
         let started = Groups::start(&work, |side| {
             Ok(shell(match side {

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_falls_short_is_marked_and_says_of_what() {
+    fn row_below_its_target_is_marked_short() {
         let runs = [
             run(Mode::Native, "train+small", [0.6, 0.4]),
             run(Mode::Turnstile, "train+small", [0.5, 0.45]),

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_training_is_told_when_and_heard() {
+    fn training_starts_at_signals_and_its_result_is_read() {
         let script = r#"test "$2 $3 $4" = "5 7 2" || exit 1; until test -e "$5/build-2"; do sleep 0.01; done; : > "$5/ready-2";
             until test -e "$5/go-2"; do sleep 0.01; done; echo '{"begin":1.0,"end":3.5,"step_ms":9.0,"allocated_gib":5.5,"losses":["0x1p+0"],"weights":-1}'"#;
         let (_folder, training) = training(script);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_says_why_and_a_missing_pytorch_is_told_apart() {
+    fn failed_training_gives_its_error_and_missing_pytorch_is_distinguished() {
         let (_folder, failing) = training("echo trouble >&2; exit 3");
         let error = failing.unwrap().wait_ready().unwrap_err().to_string();
         assert!(
