@@ -150,8 +150,13 @@ fn join(prefix: &str, name: &str) -> String {
     }
 }
 
-/// The key, as it lives as long as the program.
+/// Keys that were renamed, with their names of today: the old ones work for one release.
+const RENAMED: [(&str, &str); 1] = [("gpu.usher", "gpu.preemptor")];
+
+/// The key's name of today, as it lives as long as the program.
 fn known(key: &str) -> Option<&'static str> {
+    let renamed = RENAMED.iter().find(|(old, _)| *old == key);
+    let key = renamed.map_or(key, |(_, new)| new);
     known_keys().get_key_value(key).map(|(key, _)| key.as_str())
 }
 
@@ -289,7 +294,9 @@ impl Layers {
     pub fn variables(&mut self, variables: impl Iterator<Item = (String, String)>) {
         let keys: BTreeMap<String, &str> = known_keys()
             .keys()
-            .map(|key| (variable(key), key.as_str()))
+            .map(String::as_str)
+            .chain(RENAMED.map(|(old, _)| old))
+            .map(|key| (variable(key), key))
             .collect();
         let sections: BTreeSet<String> = keys
             .values()

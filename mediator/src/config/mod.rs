@@ -73,7 +73,6 @@ pub struct GpuSection {
     pub meter: Meter,
     /// Whether a context of the daemon preempts a tenant of an NVIDIA GPU that is to stop at once.
     /// It stops about 0.3 ms sooner, for about 520 MiB of GPU memory.
-    #[serde(alias = "usher")]
     pub preemptor: bool,
     /// The software GPU's own.
     pub soft: SoftSection,

@@ -25,6 +25,9 @@ fn the_preemptors_key_of_the_release_before_still_works() {
         let effective = from(&format!("[gpu]\n{text}")).unwrap();
         assert_eq!(effective.config.gpu.preemptor, preemptor, "{text}");
     }
+    let mut layers = Layers::new();
+    layers.variables([("TURNSTILE_GPU_USHER".into(), "false".into())].into_iter());
+    assert!(!layers.finish().unwrap().config.gpu.preemptor);
 }
 
 #[test]
