@@ -17,7 +17,12 @@ fn lines(args: &[&str]) -> Vec<Value> {
     let json: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!("{error}: {}", String::from_utf8_lossy(&output.stderr));
     });
-    json["lines"].as_array().unwrap().clone()
+    let lines = json["lines"].as_array().unwrap().clone();
+    let attacks = args.iter().position(|word| *word == "--attack");
+    let attacks = attacks.and_then(|at| args.get(at + 1)).unwrap_or(&"");
+    let messages = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(lines.len(), attacks.split(',').count(), "{messages}");
+    lines
 }
 
 fn number(line: &Value, name: &str) -> f64 {
