@@ -3,12 +3,13 @@
 import torch
 
 import harness
+import training
 
 
 def prepare():
     torch.set_num_threads(1)
     net = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(6)]).cuda().bfloat16()
-    optimiser = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+    train = training.trainer(net)
     data = torch.randn(2048, 1024)
 
     def step():
@@ -16,10 +17,7 @@ def prepare():
         for _ in range(2):
             batch = (data.sin() * 2.0).roll(1, 0)
         x = batch.to("cuda", dtype=torch.bfloat16).repeat(1, 4)
-        optimiser.zero_grad(set_to_none=True)
-        net(x).square().mean().backward()
-        optimiser.step()
-        torch.cuda.synchronize()
+        train(x)
 
     return step
 

@@ -3,21 +3,16 @@
 import torch
 
 import harness
+import training
 
 
 def prepare():
     block = lambda: torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU())
     net = torch.nn.Sequential(*[block() for _ in range(48)]).cuda().bfloat16()
-    optimiser = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+    train = training.trainer(net)
     x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
 
-    def step():
-        optimiser.zero_grad(set_to_none=True)
-        net(x).square().mean().backward()
-        optimiser.step()
-        torch.cuda.synchronize()
-
-    return step
+    return lambda: train(x)
 
 
 harness.run(prepare)

@@ -24,7 +24,8 @@ files!(
     "loader.py",
     "memory.py",
     "small.py",
-    "train.py"
+    "train.py",
+    "training.py"
 );
 
 /// Writes all of them into a folder.
@@ -49,7 +50,7 @@ mod tests {
         for program in names.map(|name| name.parse::<Program>().unwrap()) {
             let text = fs::read_to_string(folder.path().join(program.words().0)).unwrap();
             let imported = text.lines().filter_map(|line| line.strip_prefix("import "));
-            let own = ["harness", "decoder"];
+            let own = ["harness", "decoder", "training"];
             for module in imported.filter(|module| own.contains(module)) {
                 assert!(folder.path().join(format!("{module}.py")).exists());
             }
