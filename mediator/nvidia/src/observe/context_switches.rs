@@ -56,7 +56,6 @@ enum Occupant {
 #[derive(Debug)]
 pub(crate) struct ContextSwitches {
     edges: Edges,
-    unknown: TenantId,
     occupant: Occupant,
     /// Processes that were stopped in the middle of their work when they were last saved.
     stopped: Vec<u32>,
@@ -68,11 +67,10 @@ pub(crate) struct ContextSwitches {
 
 impl ContextSwitches {
     /// Of a GPU with contexts of these edges. The time of processes without a tenant is that of
-    /// the tenant `unknown`.
-    pub(crate) const fn new(edges: Edges, unknown: TenantId) -> Self {
+    /// [`TenantId::UNTRACKED`].
+    pub(crate) const fn new(edges: Edges) -> Self {
         Self {
             edges,
-            unknown,
             occupant: Occupant::Unknown,
             stopped: Vec::new(),
             next_record: None,
@@ -137,7 +135,7 @@ impl ContextSwitches {
         self.push(at, EngineState::Switching);
         let running = match owner {
             Owner::Tenant { tenant, .. } => tenant,
-            Owner::Unknown => self.unknown,
+            Owner::Unknown => TenantId::UNTRACKED,
             Owner::Preemptor => return,
         };
         let was_stopped = self.stopped.contains(&pid);
@@ -206,7 +204,7 @@ mod tests {
     use turnstile_accounting::meter::{Case, WorkedMeter};
     use turnstile_accounting::{Reading, Window};
 
-    const UNKNOWN: TenantId = TenantId(99);
+    const UNKNOWN: TenantId = TenantId::UNTRACKED;
 
     /// Processes 1 to 3 are tenants, 7 is the preemptor, others are unknown.
     fn owner(pid: u32) -> Owner {
@@ -233,7 +231,7 @@ mod tests {
 
     /// How long each tenant was resident in the first `to_us`, by these records.
     fn resident_us(records: &[(u64, u32, Change)], to_us: u64) -> Vec<(u32, u64)> {
-        let mut switches = ContextSwitches::new(Edges::H200, UNKNOWN);
+        let mut switches = ContextSwitches::new(Edges::H200);
         for (seq, (at_us, pid, change)) in (0..).zip(records) {
             switches.take(record(seq, *at_us, *pid, *change), owner(*pid));
         }
@@ -284,7 +282,7 @@ mod tests {
 
     #[test]
     fn after_a_hole_the_engine_is_unknown_until_the_next_record() {
-        let mut switches = ContextSwitches::new(Edges::H200, UNKNOWN);
+        let mut switches = ContextSwitches::new(Edges::H200);
         switches.take(record(0, 1_000, 1, Change::Active), owner(1));
         switches.take(record(5, 9_000, 2, Change::Active), owner(2));
         let mut meter = WorkedMeter::new(COMPUTE);
@@ -301,7 +299,7 @@ mod tests {
         fn states_are_in_order(
             records in prop::collection::vec((0_u64..20, 0_u64..3_000, 0_u32..9, any::<bool>()), 1..60),
         ) {
-            let mut switches = ContextSwitches::new(Edges::H200, UNKNOWN);
+            let mut switches = ContextSwitches::new(Edges::H200);
             let (mut seq, mut at_us) = (0, 0);
             for (skipped, after_us, pid, active) in records {
                 seq += 1 + skipped / 18;

@@ -75,7 +75,7 @@ fn record(change: Change, words: &mut SplitWhitespace<'_>) -> (SwitchRecord, Own
 /// The largest difference of a tenant's charge from its worked time, in percent of the engine's
 /// time.
 fn worst_error_percent(recording: &str) -> f64 {
-    let mut switches = ContextSwitches::new(Edges::H100, TenantId::UNTRACKED);
+    let mut switches = ContextSwitches::new(Edges::H100);
     let mut meter = WorkedMeter::new(COMPUTE);
     let (mut looks, mut truths) = (Vec::new(), BTreeMap::new());
     for line in recording.lines() {

@@ -91,7 +91,7 @@ impl Looker {
             client,
             log,
             signals,
-            switches: ContextSwitches::new(edges, TenantId::UNTRACKED),
+            switches: ContextSwitches::new(edges),
             meter: WorkedMeter::new(COMPUTE),
             busy: BusyTime::default(),
             processes: Processes::default(),
