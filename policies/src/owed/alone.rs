@@ -5,7 +5,7 @@
 //! Called by `settle.rs`.
 
 use super::fraction::Fraction;
-use super::node::Node;
+use super::node::{Node, signed};
 use turnstile_accounting::Nanos;
 
 /// `alone` grows by its own value in this time, so that it is measured again when it matters.
@@ -101,8 +101,10 @@ impl Node {
         self.alone = grown.min(Fraction::ONE);
     }
 
-    /// Takes the measurement of an own turn.
+    /// Takes the measurement of an own turn. Owed time that grew with a higher estimate falls with
+    /// it: otherwise a node that works little repays in hundreds of own turns what it never lacked.
     pub(crate) fn learn(&mut self, measured: Alone) {
+        let before = self.alone;
         self.alone = match measured {
             Alone::OnlyWaits => Fraction::ZERO,
             Alone::Works(rate) => {
@@ -117,6 +119,10 @@ impl Node {
                 alone.max(Fraction::ratio(ALONE_MIN_PPM, 1_000_000))
             }
         };
+        if self.owed > 0 && self.alone < before {
+            let part = self.alone.over(before);
+            self.owed = signed(part.of(Nanos(self.owed.unsigned_abs())));
+        }
     }
 
     /// Ends a window of its load. After a change the node is taken to saturate until it is
@@ -159,6 +165,25 @@ mod tests {
         assert_eq!(node.alone, Fraction::ONE);
         node.learn(Alone::Works(Fraction::ratio(3, 1)));
         assert_eq!(node.alone, Fraction::ONE);
+    }
+
+    #[test]
+    fn owed_time_falls_with_the_estimate_that_it_grew_by() {
+        let ms = |ms: i64| ms * 1_000_000;
+        let mut node = Node::new(ms(20), None);
+        node.learn(Alone::Works(half()));
+        assert_eq!(node.owed, ms(13), "as alone: 1.0 to 0.65");
+        (0..20).for_each(|_| node.learn(Alone::Works(Fraction::percent(1))));
+        assert!((1..ms(1)).contains(&node.owed), "{}", node.owed);
+        let before = node.owed;
+        node.learn(Alone::Works(Fraction::ONE));
+        assert_eq!(node.owed, before, "a higher estimate adds nothing");
+        node.learn(Alone::OnlyWaits);
+        assert_eq!(node.owed, 0);
+        node.owed = ms(-10);
+        node.learn(Alone::Works(half()));
+        node.learn(Alone::Works(Fraction::percent(1)));
+        assert_eq!(node.owed, ms(-10), "nor does a lower one forgive");
     }
 
     #[test]
