@@ -9,11 +9,9 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use turnstile_abi::Platform;
+use turnstile_abi::boot::{BOOT_GPA, BootInfo, FILE_BYTES, File as BootFile, STOP_GPA, file_entry};
 use turnstile_abi::pci::{BAR_DOORBELLS, BAR_REGS, VECTORS};
-use turnstile_guest::Platform;
-use turnstile_guest::boot::{
-    BOOT_GPA, BootInfo, FILE_BYTES, File as BootFile, STOP_GPA, file_entry,
-};
 use turnstile_images::{ARGS_BYTES, Report, Workload};
 use turnstile_vmm::vfio_user::{Client, irq, region};
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion, VolatileMemory};

@@ -21,8 +21,9 @@ use std::time::{Duration, Instant};
 
 use fronts::{daemon, fronts};
 use guest::Guest;
+use turnstile_abi::Platform;
 use turnstile_abi::regs::{self, device_status};
-use turnstile_guest::{Device, Platform};
+use turnstile_guest::Device;
 use turnstile_images::{Load, Outcome, Workload};
 use turnstile_mediator::daemon::{Daemon, HostSnapshot};
 use turnstile_vmm::front::Doorbells;

@@ -8,10 +8,11 @@ use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use turnstile_abi::Platform;
+use turnstile_abi::boot::BootInfo;
 use turnstile_abi::{Command, CopyDirection, Dim3, QueryItem};
 use turnstile_figures::spans::Span;
-use turnstile_guest::boot::BootInfo;
-use turnstile_guest::{Channel, Kernel, Params, Platform};
+use turnstile_guest::{Channel, Kernel, Params};
 use turnstile_images::{During, Fail, PATIENCE_NS, Session};
 use turnstile_vmm::vmm::native::{self, NativePlatform};
 use turnstile_vmm::vmm::{VmConfig, VmError, VmHandle, VmReport};
