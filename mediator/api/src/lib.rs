@@ -1,0 +1,120 @@
+//! The admin API, for operators and their tools: read and set over HTTP, without delaying the
+//! daemon.
+//!
+//! ```text
+//! Unix socket: uid, gids ------+
+//! read-only socket: the same --+-> role -> gate -> router -> snapshots <--- host (policy, memory)
+//! TLS: client certificate -----+                      \-> write -> state file, audit -> host
+//! ```
+//!
+//! One thread serves all connections. It copies the host's state at most every few milliseconds,
+//! for all callers, and holds the host's lock for that copy or for one change. Other threads do
+//! what may take long (a file, an export).
+
+mod access;
+pub mod accounts;
+mod body;
+pub mod client;
+mod connections;
+mod etag;
+mod events;
+mod exposition;
+mod gate;
+pub mod gpus;
+mod in_force;
+mod limits;
+pub mod live;
+mod measured;
+pub mod meta;
+mod metrics;
+mod open_metrics;
+pub mod page;
+#[cfg(feature = "dashboard")]
+mod pages;
+mod params;
+pub mod problem;
+mod registry;
+mod router;
+mod server;
+mod snapshots;
+mod state_file;
+mod sys;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
+#[cfg(feature = "tls")]
+mod tls;
+pub mod usage;
+pub mod view;
+pub mod vms;
+mod write;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use turnstile_accounting::record::GpuIdentity;
+
+pub use access::AccessError;
+pub use body::MERGE_PATCH;
+pub use in_force::ReloadError;
+pub use router::openapi;
+pub use server::{Api, ApiError};
+pub use state_file::{Kept, StateFile, StateFileError};
+pub use tls::TlsError;
+
+use in_force::Current;
+use live::Live;
+use measured::Measured;
+use problem::Problem;
+use snapshots::Snapshots;
+
+use turnstile_daemon::Host;
+use turnstile_daemon::config::{ApiSection, MetricsSection};
+
+/// What the API is started with.
+#[derive(Clone, Debug)]
+pub struct ApiConfig {
+    /// Its sockets, and the roles of callers.
+    pub section: ApiSection,
+    /// Metrics outside of it, and under other names.
+    pub metrics: MetricsSection,
+    /// The price list, for bills and for the billed accounts of tenants.
+    pub prices: Option<PathBuf>,
+    /// Its GPU.
+    pub gpu: GpuIdentity,
+    /// The file of the ledger, if one is kept there.
+    pub ledger: Option<PathBuf>,
+}
+
+/// What all requests share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) host: Arc<Host>,
+    snapshots: Snapshots,
+    gpu: GpuIdentity,
+    live: Live,
+    state: Option<StateFile>,
+    /// Held for the length of a write.
+    writes: tokio::sync::Mutex<()>,
+    in_force: Current,
+    measured: Option<Measured>,
+    /// The file of the ledger.
+    ledger: Option<PathBuf>,
+    /// Reads of the ledger at a time.
+    reading: Arc<tokio::sync::Semaphore>,
+}
+
+/// What a request and an export leave, for the test of all that is exposed.
+#[cfg(test)]
+pub(crate) fn measured_for_tests() -> Vec<prometheus::proto::MetricFamily> {
+    let measured = Measured::new().expect("names as Prometheus wants them");
+    measured.request("/v1/vms", "GET", 200, 0.001);
+    measured.export(None);
+    measured.families()
+}
+
+/// A refusal, as the document describes it.
+#[derive(Debug, utoipa::ToResponse)]
+#[response(description = "Refused", content_type = "application/problem+json")]
+#[expect(dead_code, reason = "a part of the document")]
+pub(crate) struct Refused(Problem);
