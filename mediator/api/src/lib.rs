@@ -7,9 +7,15 @@
 //! TLS: client certificate -----+                      \-> write -> state file, audit -> host
 //! ```
 //!
-//! One thread serves all connections. It copies the host's state at most every few milliseconds,
-//! for all callers, and holds the host's lock for that copy or for one change. Other threads do
-//! what may take long (a file, an export).
+//! - In: a daemon's [`Host`], its sections of the configuration, requests of callers with a role.
+//! - Out: JSON as `docs/openapi.json` describes it; metrics; a stream of samples; the dashboard.
+//!   [`client`] is the other end, for the command and the bench.
+//! - Invariants: a setting is on disk before it is in force. The host's lock is held for one copy,
+//!   shared by all callers for a few milliseconds, or for one change.
+//! - Threads: `turnstile-api` serves all connections; up to four `turnstile-apib` do what may take
+//!   long (a file, an export).
+//! - Features: `tls` (the network), `dashboard` (the page).
+#![deny(unsafe_code)]
 
 mod access;
 pub mod accounts;

@@ -1,14 +1,30 @@
-//! The daemon, one per host. Threads: one for control (epoll), one for accounting per GPU, one for
-//! each VM's mailbox.
+//! The daemon: reads what tenants used of one GPU, and decides which may run next.
+//!
+//! The loop, in the order in which data moves:
 //!
 //! ```text
-//! VMM --socket--> control --------+--> host (tenants, gates, policy, ledger) <--- accounting
-//! turnstile run -----^            |                 |                                ^
-//!                    |            |                 |                                ^
-//!                    +-> mailbox -+                 +--> gates, to the VMMs          | engine state
-//!                         (per VM)                                                  GPU
+//!  accounting   Gpu::read_events, read_demand, or read_look: what the engines did
+//!      |        a meter of turnstile-accounting: GPU time of each tenant
+//!      v
+//!  host         Host::period_end: the ledger adds it up, the recorder keeps it
+//!      |        Mediation (turnstile-mediation): usage and demand in, orders out
+//!      v
+//!  host::orders HoldOrder -> Gpu::hold, GateOrder -> GateBook -> the VMM
+//!      ^
+//!  kicks        Host::kicked: a tenant that was idle has work
 //! ```
-
+//!
+//! Tenants come and go beside it: `control` takes connections of VMMs and launchers, `admission` and
+//! `programs` make tenants of them, `peer` is one tenant.
+//!
+//! - In: a [`DaemonConfig`] (from a [`config::Config`]), a GPU behind the trait `Gpu`, a ledger.
+//!   Messages of VMMs and launchers, and the state of the engines.
+//! - Out: holds and gate moves; a [`HostSnapshot`], [`Event`]s and rows of the ledger.
+//! - Invariants: no GPU backend is named here. Under the host's lock the daemon waits for no VM.
+//!   Time that no signal covers is charged to no tenant.
+//! - Threads: `turnstile-ctl` (epoll, all connections), `turnstile-acct` (the loop), one each for a
+//!   VM's mailbox and memory, `turnstile-ledg` (writes windows). `docs/ARCHITECTURE.md` has all of
+//!   them, and the order of locks.
 #![deny(unsafe_code)]
 
 mod accounting;
