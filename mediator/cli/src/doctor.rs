@@ -1,14 +1,13 @@
 //! `turnstile doctor`: what this host supports, and a remedy for what it lacks.
 
-use std::error::Error;
 use std::fs;
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use serde::Serialize;
 use turnstile_host::confine;
 
 #[cfg(not(feature = "nvidia"))]
 use self::no_nvidia as nvidia;
+use super::finding::{Feature, Finding, State, told};
 #[cfg(feature = "nvidia")]
 use super::nvidia::doctor as nvidia;
 
@@ -21,73 +20,6 @@ pub(crate) struct Args {
     /// JSON instead of a table
     #[arg(long)]
     json: bool,
-}
-
-/// State of a feature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum State {
-    Ok,
-    Missing,
-    /// A feature that it depends on is missing.
-    NotProbed,
-}
-
-/// One line.
-#[derive(Debug, Serialize)]
-pub(crate) struct Finding {
-    feature: &'static str,
-    /// The use that needs it.
-    needed_for: &'static str,
-    state: State,
-    found: String,
-    /// Empty if nothing is missing.
-    remedy: String,
-}
-
-/// A feature before its probe.
-#[derive(Clone, Copy)]
-pub(crate) struct Feature {
-    pub(crate) name: &'static str,
-    pub(crate) needed_for: &'static str,
-    pub(crate) remedy: &'static str,
-}
-
-impl Feature {
-    pub(crate) fn found(self, result: Result<String, String>) -> Finding {
-        let (state, found, remedy) = match result {
-            Ok(found) => (State::Ok, found, String::new()),
-            Err(reason) => (State::Missing, reason, self.remedy.to_owned()),
-        };
-        Finding {
-            feature: self.name,
-            needed_for: self.needed_for,
-            state,
-            found,
-            remedy,
-        }
-    }
-
-    pub(crate) fn not_probed(self, because: &str) -> Finding {
-        Finding {
-            feature: self.name,
-            needed_for: self.needed_for,
-            state: State::NotProbed,
-            found: because.to_owned(),
-            remedy: String::new(),
-        }
-    }
-}
-
-/// An error with its causes.
-pub(crate) fn told(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
@@ -191,8 +123,8 @@ fn huge_pages() -> Finding {
 /// The NVIDIA backend in a build without it.
 #[cfg(not(feature = "nvidia"))]
 mod no_nvidia {
-    use super::{Feature, Finding};
     use crate::absent::absent;
+    use crate::finding::{Feature, Finding};
 
     pub(super) fn notification() -> Option<Finding> {
         None

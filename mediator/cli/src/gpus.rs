@@ -1,72 +1,25 @@
 //! The GPU that a configuration names.
 
-use std::fs::File;
-use std::sync::Arc;
-
-use anyhow::Context;
-use turnstile_daemon::Timing;
-use turnstile_daemon::config::{Config, GpuKind, SuspendKind};
-use turnstile_gpu::{Gpu, Suspend};
-use turnstile_soft::{SoftConfig, SoftGpu};
+use turnstile_daemon::config::{Config, GpuKind};
 
 #[cfg(not(feature = "nvidia"))]
 use self::no_nvidia as nvidia;
 #[cfg(not(feature = "vfio"))]
 use self::no_vfio as vfio;
+use super::chosen::Chosen;
 #[cfg(feature = "nvidia")]
 use super::nvidia::gpu as nvidia;
+use super::soft;
 #[cfg(feature = "vfio")]
 use super::vfio;
-
-/// A GPU as the daemon takes it, and its timing.
-pub(crate) struct Chosen {
-    pub(crate) gpu: Arc<dyn Gpu>,
-    pub(crate) timing: Timing,
-}
-
-impl Chosen {
-    /// A GPU with the default timing.
-    pub(crate) fn plain(gpu: Arc<dyn Gpu>) -> Self {
-        let timing = Timing::default();
-        Self { gpu, timing }
-    }
-}
 
 /// Starts the GPU of a configuration.
 pub(crate) fn choose(config: &Config) -> anyhow::Result<Chosen> {
     match config.gpu.kind {
-        GpuKind::Soft => soft(config),
+        GpuKind::Soft => soft::start(config),
         GpuKind::Nvidia => nvidia::start(config),
         GpuKind::Vfio | GpuKind::VfioUser | GpuKind::VfioFake => vfio::start(config),
     }
-}
-
-/// The software GPU of a configuration.
-pub(crate) fn soft_config(config: &Config) -> SoftConfig {
-    let soft = &config.gpu.soft;
-    let suspend = match soft.suspend {
-        SuspendKind::Drains => Suspend::Drains,
-        SuspendKind::BetweenCommands => Suspend::BetweenCommands,
-        SuspendKind::MidKernel => Suspend::MidKernel,
-    };
-    SoftConfig {
-        memory_bytes: soft.memory_mib << 20,
-        host_pool_bytes: config.memory.host_pool_mib << 20,
-        link_rate: soft.link_mb_s * 1_000_000,
-        suspend,
-        ..SoftConfig::default()
-    }
-}
-
-fn soft(config: &Config) -> anyhow::Result<Chosen> {
-    let append = |path| File::options().append(true).create(true).open(path);
-    let trace = (config.gpu.soft.trace.as_ref())
-        .map(append)
-        .transpose()
-        .context("The file of gpu.soft.trace cannot be written")?;
-    let gpu =
-        SoftGpu::traced(soft_config(config), trace).context("Starting the software GPU failed")?;
-    Ok(Chosen::plain(Arc::new(gpu)))
 }
 
 /// Identity and model of the GPU, for the ledger.

@@ -13,10 +13,12 @@
 mod absent;
 mod account;
 mod admin;
+mod chosen;
 mod completions;
 mod config;
 mod demo;
 mod doctor;
+mod finding;
 mod gpu;
 mod gpus;
 #[cfg(feature = "nvidia")]
@@ -32,6 +34,7 @@ mod run;
 mod sealed_memory;
 mod serve;
 mod service;
+mod soft;
 mod soft_gpu;
 mod top;
 #[cfg(feature = "dashboard")]

@@ -19,7 +19,8 @@ use turnstile_host::confine::{self, Files, Plan};
 use turnstile_policies::{Tuning, Weight};
 use turnstile_vmm::front::Front;
 
-use super::gpus::{self, Chosen, identity};
+use super::chosen::Chosen;
+use super::gpus::{self, identity};
 use super::ledger;
 use super::options::Options;
 use super::service::Service;

@@ -6,7 +6,7 @@ use anyhow::Context;
 use turnstile_soft::SoftConfig;
 use turnstile_soft::pci::{PciGpu, serve};
 
-use super::gpus::soft_config;
+use super::soft::soft_config;
 use turnstile_daemon::config::Config;
 
 /// Arguments of `soft-gpu`.

@@ -11,7 +11,8 @@ use turnstile_vfio::kernel::KernelBus;
 use turnstile_vfio::user::UserBus;
 use turnstile_vfio::{Bus, VfioGpu};
 
-use super::gpus::{Chosen, soft_config};
+use super::chosen::Chosen;
+use super::soft::soft_config;
 
 /// Starts the GPU of a configuration.
 pub(crate) fn start(config: &Config) -> anyhow::Result<Chosen> {

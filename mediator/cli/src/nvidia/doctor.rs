@@ -7,7 +7,7 @@ use turnstile_nvidia::probe;
 use turnstile_nvidia::rm::CONTROL_DEVICE;
 use turnstile_nvidia::version::{self, DriverAbi, VersionError};
 
-use crate::doctor::{Feature, Finding, told};
+use crate::finding::{Feature, Finding, told};
 
 /// The kernel's report of a program's calls.
 pub(crate) fn notification() -> Option<Finding> {

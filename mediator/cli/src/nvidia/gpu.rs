@@ -12,7 +12,7 @@ use turnstile_nvidia::sharing::{MEMORY_TICK, Moving, SharedGpu};
 use turnstile_nvidia::worker::WorkerConfig;
 
 use super::worker::worker_command;
-use crate::gpus::Chosen;
+use crate::chosen::Chosen;
 
 /// Starts the preemptor of a GPU.
 fn start_preemptor(gpu: u32) -> anyhow::Result<Preemptor> {

@@ -7,21 +7,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use turnstile_abi::{ErrorCode, Launch, PARAM_BYTES_MAX};
 use turnstile_accounting::TenantId;
 
-use super::address_space::AddressSpace;
-use super::config::{Kernels, SoftConfig};
 use super::kernel;
 use super::work::Kernel;
+use crate::address_space::AddressSpace;
+use crate::config::{Kernels, SoftConfig};
 use turnstile_gpu::{GuestMemory, Refusal, within_limit};
 use turnstile_ptx::{self as ptx, Limits};
 
 /// A module, and what it occupies.
 #[derive(Debug)]
-pub(super) struct LoadedModule {
+pub(crate) struct LoadedModule {
     text_bytes: usize,
     /// What the interpreter runs.
-    pub(super) ptx: ptx::Module,
+    pub(crate) ptx: ptx::Module,
     /// Address of its variables, or zero if it has none.
-    pub(super) base: u64,
+    pub(crate) base: u64,
 }
 
 /// Modules by handle.
@@ -35,10 +35,10 @@ struct Modules {
 /// A tenant's context. Work in flight keeps it alive, so its memory is returned when the last
 /// engine has finished with it.
 #[derive(Debug)]
-pub(super) struct Context {
-    pub(super) tenant: TenantId,
-    pub(super) guest: Arc<GuestMemory>,
-    pub(super) space: AddressSpace,
+pub(crate) struct Context {
+    pub(crate) tenant: TenantId,
+    pub(crate) guest: Arc<GuestMemory>,
+    pub(crate) space: AddressSpace,
     config: SoftConfig,
     /// Never held while a text is read or a kernel runs.
     modules: Mutex<Modules>,
@@ -49,18 +49,18 @@ pub(super) struct Context {
 
 impl Context {
     /// A channel ended with this.
-    pub(super) fn count_fault(&self, code: ErrorCode) {
+    pub(crate) fn count_fault(&self, code: ErrorCode) {
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         *faults.entry(code).or_default() += 1;
     }
 
     /// What channels ended with so far.
-    pub(super) fn faults(&self) -> BTreeMap<ErrorCode, u64> {
+    pub(crate) fn faults(&self) -> BTreeMap<ErrorCode, u64> {
         let faults = self.faults.lock();
         faults.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn new(
+    pub(crate) fn new(
         tenant: TenantId,
         guest: Arc<GuestMemory>,
         space: AddressSpace,
@@ -83,7 +83,7 @@ impl Context {
 
     /// Loads a module; returns its handle and the number of its functions. Fails if the tenant
     /// would hold more than `max_bytes` with the module's variables.
-    pub(super) fn load_module(
+    pub(crate) fn load_module(
         &self,
         text: &str,
         max_bytes: Option<u64>,
@@ -165,7 +165,7 @@ impl Context {
     }
 
     /// Unloads a module that no fetched command uses.
-    pub(super) fn unload_module(&self, handle: u32) -> Result<(), ErrorCode> {
+    pub(crate) fn unload_module(&self, handle: u32) -> Result<(), ErrorCode> {
         let mut modules = self.modules();
         let module = modules.loaded.get(&handle).ok_or(ErrorCode::NoSuchModule)?;
         if Arc::strong_count(module) > 1 {
@@ -180,13 +180,13 @@ impl Context {
     }
 
     /// Whether a module's variables begin at this address.
-    pub(super) fn is_module_memory(&self, va: u64) -> bool {
+    pub(crate) fn is_module_memory(&self, va: u64) -> bool {
         let modules = self.modules();
         va != 0 && modules.loaded.values().any(|module| module.base == va)
     }
 
     /// Number and parameter bytes of a function.
-    pub(super) fn find_function(&self, handle: u32, name: &str) -> Result<(u32, u32), ErrorCode> {
+    pub(crate) fn find_function(&self, handle: u32, name: &str) -> Result<(u32, u32), ErrorCode> {
         let modules = self.modules();
         let module = modules.loaded.get(&handle);
         let module = module.ok_or(ErrorCode::NoSuchModule)?;
@@ -196,7 +196,7 @@ impl Context {
     }
 
     /// Looks a launch up and checks what its decoder could not know. `params` are its parameters.
-    pub(super) fn resolve(&self, launch: Launch, params: Box<[u8]>) -> Result<Kernel, ErrorCode> {
+    pub(crate) fn resolve(&self, launch: Launch, params: Box<[u8]>) -> Result<Kernel, ErrorCode> {
         let mut kernel = Kernel {
             launch,
             params,

@@ -14,15 +14,15 @@ use rand::{Rng, SeedableRng};
 use turnstile_abi::{ErrorCode, Launch};
 use turnstile_accounting::{Moment, Nanos};
 
-use super::config::{ENGINES, Kernels, SoftConfig};
-use super::core::Core;
-use super::execute::{execute_transfer, given_length, transfer_bytes};
-use super::kernel::run_virtual;
-use super::memory::CardMemory;
-use super::registers::Registers;
-use super::swap::Swap;
-use super::tenancy::Driver;
-use super::work::{Kernel, Outcome, Progress, Start, Work};
+use super::Driver;
+use crate::address_space::swap::Swap;
+use crate::config::{ENGINES, Kernels, SoftConfig};
+use crate::core::Core;
+use crate::execute::kernel::run_virtual;
+use crate::execute::work::{Kernel, Outcome, Progress, Start, Work};
+use crate::execute::{execute_transfer, given_length, transfer_bytes};
+use crate::memory::CardMemory;
+use crate::registers::Registers;
 use turnstile_gpu::ring::ChannelFault;
 
 /// How long kernels last where they are not computed.

@@ -27,8 +27,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use turnstile_accounting::{AccountId, Allowance, Moment, Nanos, TenantId};
 
-use super::channel::{Phase, Turn};
-use super::core::Core;
+use super::Core;
+use crate::channel::{Phase, Turn};
 
 /// Commands that the front end fetches of one channel before it serves the next.
 const TURN_BUDGET: u32 = 16;
@@ -43,7 +43,7 @@ const SAVED_MAX: Nanos = Nanos(1_000_000);
 
 /// An account's budget for commands that need no engine.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
     cost: Nanos,
     time: Allowance,
     max: Nanos,
@@ -55,7 +55,7 @@ pub(super) struct Budget {
 
 /// A tenant's part in the front end.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(crate) struct Part {
     account: AccountId,
     /// Commands that the account's budget does not pay for, or has paid for.
     granted: u32,
@@ -65,12 +65,12 @@ pub(super) struct Part {
 
 /// Budgets of all accounts: of those with tenants, and of those that left one that is not full.
 #[derive(Debug, Default)]
-pub(super) struct Budgets(BTreeMap<AccountId, Budget>);
+pub(crate) struct Budgets(BTreeMap<AccountId, Budget>);
 
 impl Budgets {
     /// A tenant of `account` comes. The first one of an account finds a full budget of commands
     /// that cost `cost` each, or what its predecessors left.
-    pub(super) fn add(&mut self, account: AccountId, cost: Nanos, now: Moment) -> Part {
+    pub(crate) fn add(&mut self, account: AccountId, cost: Nanos, now: Moment) -> Part {
         self.0
             .retain(|_, budget| budget.tenants > 0 || !budget.is_full(now));
         let budget = self.0.entry(account);
@@ -83,7 +83,7 @@ impl Budgets {
     }
 
     /// A tenant has left.
-    pub(super) fn remove(&mut self, tenant: TenantId, part: &Part) {
+    pub(crate) fn remove(&mut self, tenant: TenantId, part: &Part) {
         if let Some(budget) = self.0.get_mut(&part.account) {
             budget.tenants -= 1;
             budget.waiting.retain(|other| *other != tenant);
@@ -91,7 +91,7 @@ impl Budgets {
     }
 
     /// A channel of the tenant is gone.
-    pub(super) fn forget(&mut self, tenant: TenantId, part: &mut Part, slot: u32) {
+    pub(crate) fn forget(&mut self, tenant: TenantId, part: &mut Part, slot: u32) {
         part.parked.retain(|other| *other != slot);
         self.leave_if_served(tenant, part);
     }
@@ -187,7 +187,7 @@ fn turn_cost(cost: Nanos) -> Nanos {
 
 impl Core {
     /// Puts a channel in line for the front end.
-    pub(super) fn line_up(&mut self, slot: u32) {
+    pub(crate) fn line_up(&mut self, slot: u32) {
         if let Some(channel) = &mut self.slots[slot as usize].channel
             && !channel.in_line
         {
@@ -197,12 +197,12 @@ impl Core {
     }
 
     /// Whether a channel is in line.
-    pub(super) fn has_backlog(&self) -> bool {
+    pub(crate) fn has_backlog(&self) -> bool {
         !self.line.is_empty()
     }
 
     /// When the first parked channel goes on.
-    pub(super) fn next_refill(&self) -> Option<Moment> {
+    pub(crate) fn next_refill(&self) -> Option<Moment> {
         let budgets = self.budgets.0.values();
         budgets.filter_map(|budget| budget.refill(self.now)).min()
     }
@@ -235,7 +235,7 @@ impl Core {
     }
 
     /// An engine has finished a command of the tenant.
-    pub(super) fn engine_finished(&mut self, tenant: TenantId) {
+    pub(crate) fn engine_finished(&mut self, tenant: TenantId) {
         if let Some(owner) = self.tenants.get_mut(&tenant)
             && let Some(slot) = self.budgets.engine_finished(tenant, &mut owner.front_end)
         {
@@ -245,7 +245,7 @@ impl Core {
     }
 
     /// Fetches commands of the channels in line, [`TURN_BUDGET`] of each in turn.
-    pub(super) fn front_end(&mut self, now: Moment) {
+    pub(crate) fn front_end(&mut self, now: Moment) {
         let now = self.tick(now);
         self.unpark(now);
         let mut left = PASS_BUDGET;

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use turnstile_accounting::{Moment, Nanos, TenantId};
 
-use super::config::{COMPUTE, ENGINES};
-use super::context::Context;
-use super::core::Core;
+use super::Core;
 use super::dispatch::{Load, State};
-use super::swap::Moving;
-use super::work::{Class, Job, Progress, Start, Work};
+use crate::address_space::swap::Moving;
+use crate::config::{COMPUTE, ENGINES};
+use crate::execute::context::Context;
+use crate::execute::work::{Class, Job, Progress, Start, Work};
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveError, MoveOrder, MoveReport};
 
 /// Chunks that are moved in one batch: a guest's copy waits for at most one batch.
@@ -33,7 +33,7 @@ struct Queued {
 
 /// Chunks that are queued to be moved, and the alternation with copies of guests.
 #[derive(Debug, Default)]
-pub(super) struct Moves {
+pub(crate) struct Moves {
     queues: [VecDeque<Queued>; 2],
     /// The engine of this direction moved last; a guest's copy is next.
     guests_turn: [bool; 2],
@@ -48,7 +48,7 @@ const _: () = assert!(engine(Direction::In) < ENGINES);
 
 impl Core {
     /// Whether a suspended tenant is on no engine.
-    pub(super) fn is_quiet(&self, tenant: TenantId) -> bool {
+    pub(crate) fn is_quiet(&self, tenant: TenantId) -> bool {
         let suspended = self.tenants.get(&tenant).is_some_and(|t| t.suspended);
         let loads = self.engines.iter().filter_map(|engine| engine.load());
         suspended && !loads.into_iter().any(|load| load.is_command_of(tenant))
@@ -56,7 +56,7 @@ impl Core {
 
     /// Releases the chunks that a tenant has freed. If a command of the tenant executes, they are
     /// released when it ends.
-    pub(super) fn settle_limbo(&self, tenant: TenantId) {
+    pub(crate) fn settle_limbo(&self, tenant: TenantId) {
         let loads = self.engines.iter().filter_map(|engine| engine.load());
         if let Some(entry) = self.tenants.get(&tenant)
             && !loads.into_iter().any(|load| load.is_command_of(tenant))
@@ -66,7 +66,7 @@ impl Core {
     }
 
     /// Queues an order.
-    pub(super) fn order_move(&mut self, order: MoveOrder) -> Result<(), MoveError> {
+    pub(crate) fn order_move(&mut self, order: MoveOrder) -> Result<(), MoveError> {
         let MoveOrder {
             owner,
             cause,
@@ -95,14 +95,14 @@ impl Core {
     }
 
     /// Removes the queued moves of a removed tenant.
-    pub(super) fn forget_moves_of(&mut self, tenant: TenantId) {
+    pub(crate) fn forget_moves_of(&mut self, tenant: TenantId) {
         for queue in &mut self.moves.queues {
             queue.retain(|queued| queued.owner != tenant);
         }
     }
 
     /// Gives queued moves to free copy engines; `yielding`: only where it is not a guest's turn.
-    pub(super) fn assign_moves(&mut self, now: Moment, yielding: bool, starts: &mut Vec<Start>) {
+    pub(crate) fn assign_moves(&mut self, now: Moment, yielding: bool, starts: &mut Vec<Start>) {
         for direction in [Direction::Out, Direction::In] {
             let index = engine(direction);
             if !matches!(self.engines[index].state, State::Idle) {
@@ -143,7 +143,7 @@ impl Core {
                 context: first.context,
                 stop: load.stop.clone(),
             });
-            let host = super::core::SLOTS as u32;
+            let host = super::SLOTS as u32;
             self.registers.set_busy(index, host, first.cause);
             self.engines[index].state = State::Running {
                 since: now,
@@ -154,13 +154,13 @@ impl Core {
     }
 
     /// Whether a guest's copy waits for an engine.
-    pub(super) fn copies_wait(&self) -> bool {
+    pub(crate) fn copies_wait(&self) -> bool {
         let ready = &self.ready[Class::Copy as usize];
         ready.iter().any(|slot| !self.is_away(*slot))
     }
 
     /// Reports the result of an ended move for each chunk.
-    pub(super) fn moved(&mut self, moving: &Moving, took: Nanos) {
+    pub(crate) fn moved(&mut self, moving: &Moving, took: Nanos) {
         let count = moving.chunks.len();
         if let Some(tenant) = self.tenants.get_mut(&moving.owner) {
             tenant.moving = tenant.moving.saturating_sub(count);

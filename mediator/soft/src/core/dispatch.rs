@@ -16,28 +16,28 @@ use std::sync::Arc;
 
 use turnstile_accounting::{EngineState, Moment, Nanos, TenantId};
 
-use super::channel::Phase;
-use super::config::{COMPUTE, ENGINES};
-use super::core::{Core, SlotRef};
-use super::execute::transfer_bytes;
-use super::work::{Class, Job, Outcome, Start, Stop, Work};
+use super::{Core, SlotRef};
+use crate::channel::Phase;
+use crate::config::{COMPUTE, ENGINES};
+use crate::execute::transfer_bytes;
+use crate::execute::work::{Class, Job, Outcome, Start, Stop, Work};
 use turnstile_gpu::Suspend;
 use turnstile_gpu::ring::ChannelFault;
 
 /// What an engine has been given.
 #[derive(Debug)]
-pub(super) struct Load {
+pub(crate) struct Load {
     /// The tenant that is charged.
-    pub(super) tenant: TenantId,
+    pub(crate) tenant: TenantId,
     /// Channel of the command, which may be gone; none for moves of the mediator.
-    pub(super) channel: Option<SlotRef>,
+    pub(crate) channel: Option<SlotRef>,
     job: Job,
-    pub(super) stop: Arc<Stop>,
+    pub(crate) stop: Arc<Stop>,
 }
 
 impl Load {
     /// Work without a channel.
-    pub(super) fn for_mediator(tenant: TenantId, job: Job) -> Self {
+    pub(crate) fn for_mediator(tenant: TenantId, job: Job) -> Self {
         Self {
             tenant,
             channel: None,
@@ -47,14 +47,14 @@ impl Load {
     }
 
     /// Whether it is a command of this tenant.
-    pub(super) fn is_command_of(&self, tenant: TenantId) -> bool {
+    pub(crate) fn is_command_of(&self, tenant: TenantId) -> bool {
         self.tenant == tenant && self.channel.is_some()
     }
 }
 
 /// An engine's state.
 #[derive(Debug, Default)]
-pub(super) enum State {
+pub(crate) enum State {
     /// Free.
     #[default]
     Idle,
@@ -73,10 +73,10 @@ pub(super) enum State {
 
 /// An engine.
 #[derive(Debug, Default)]
-pub(super) struct Engine {
+pub(crate) struct Engine {
     /// The tenant of the loaded context.
-    pub(super) context: Option<TenantId>,
-    pub(super) state: State,
+    pub(crate) context: Option<TenantId>,
+    pub(crate) state: State,
 }
 
 impl Engine {
@@ -89,7 +89,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn load(&self) -> Option<&Load> {
+    pub(crate) fn load(&self) -> Option<&Load> {
         match &self.state {
             State::Switching { load, .. } | State::Running { load, .. } => Some(load),
             State::Idle | State::Stalled { .. } => None,
@@ -105,7 +105,7 @@ fn later(now: Moment, length: Nanos) -> Moment {
 impl Core {
     /// Gives work to free engines and advances states that end with time. `starts` receives the
     /// work that engines are to begin now.
-    pub(super) fn dispatch(&mut self, now: Moment, starts: &mut Vec<Start>) {
+    pub(crate) fn dispatch(&mut self, now: Moment, starts: &mut Vec<Start>) {
         let now = self.tick(now);
         for index in 0..ENGINES {
             self.elapse(now, index, starts);
@@ -176,14 +176,14 @@ impl Core {
     }
 
     /// Whether the channel's tenant is suspended, or not all of its memory is on the card.
-    pub(super) fn is_away(&self, slot: u32) -> bool {
+    pub(crate) fn is_away(&self, slot: u32) -> bool {
         let channel = self.slots[slot as usize].channel.as_ref();
         let tenant = channel.and_then(|channel| self.tenants.get(&channel.tenant));
         tenant.is_none_or(|t| t.suspended || t.moving > 0 || t.context.space.absent() > 0)
     }
 
     /// Whether the channel's tenant is held on an engine.
-    pub(super) fn is_held_on(&self, slot: u32, engine: usize) -> bool {
+    pub(crate) fn is_held_on(&self, slot: u32, engine: usize) -> bool {
         let channel = self.slots[slot as usize].channel.as_ref();
         let tenant = channel.and_then(|channel| self.tenants.get(&channel.tenant));
         tenant.is_none_or(|tenant| tenant.held[engine])
@@ -264,7 +264,7 @@ impl Core {
     }
 
     /// The channel, if it is still there.
-    pub(super) fn find(&self, channel: Option<SlotRef>) -> Option<&super::channel::Channel> {
+    pub(crate) fn find(&self, channel: Option<SlotRef>) -> Option<&crate::channel::Channel> {
         let channel = channel?;
         let slot = &self.slots[channel.slot as usize];
         slot.channel
@@ -274,7 +274,7 @@ impl Core {
 
     /// The work of an engine has ended. Call [`Core::front_end`] and [`Core::dispatch`] next, with
     /// the same time.
-    pub(super) fn finished(&mut self, now: Moment, index: usize, outcome: Outcome) {
+    pub(crate) fn finished(&mut self, now: Moment, index: usize, outcome: Outcome) {
         let now = self.tick(now);
         let (since, load) = match std::mem::take(&mut self.engines[index].state) {
             State::Running { since, load, .. } => (since, load),
@@ -352,7 +352,7 @@ impl Core {
     }
 
     /// Holds a tenant's queued work back, or lets it go on, as far as this GPU can.
-    pub(super) fn set_suspended(&mut self, now: Moment, tenant: TenantId, suspended: bool) {
+    pub(crate) fn set_suspended(&mut self, now: Moment, tenant: TenantId, suspended: bool) {
         let now = self.tick(now);
         if self.config.suspend == Suspend::Drains {
             return;
@@ -368,7 +368,7 @@ impl Core {
     }
 
     /// Holds a tenant on one engine, or lets it go on, as far as this GPU can.
-    pub(super) fn set_held(&mut self, now: Moment, tenant: TenantId, engine: usize, held: bool) {
+    pub(crate) fn set_held(&mut self, now: Moment, tenant: TenantId, engine: usize, held: bool) {
         let now = self.tick(now);
         let holds = self.config.suspend != Suspend::Drains && engine < ENGINES;
         let Some(entry) = self.tenants.get_mut(&tenant).filter(|_| holds) else {
@@ -417,7 +417,7 @@ impl Core {
     }
 
     /// No engine is to switch to this channel.
-    pub(super) fn cancel_switch_to(&mut self, slot: u32) {
+    pub(crate) fn cancel_switch_to(&mut self, slot: u32) {
         let to = |state: &State| matches!(state, State::Switching { load, .. } if load.channel.is_some_and(|c| c.slot == slot));
         for index in 0..ENGINES {
             if to(&self.engines[index].state) {
@@ -427,7 +427,7 @@ impl Core {
     }
 
     /// Whether an engine executes a command of this channel.
-    pub(super) fn is_on_engine(&self, slot: u32) -> bool {
+    pub(crate) fn is_on_engine(&self, slot: u32) -> bool {
         let generation = self.slots[slot as usize].generation;
         let channel = SlotRef { slot, generation };
         let mut loads = self.engines.iter().filter_map(Engine::load);
@@ -435,7 +435,7 @@ impl Core {
     }
 
     /// Requests a stop of all engine work of a removed tenant.
-    pub(super) fn stop_engines_of(&mut self, tenant: TenantId) {
+    pub(crate) fn stop_engines_of(&mut self, tenant: TenantId) {
         for index in 0..ENGINES {
             if self.engines[index].context == Some(tenant) {
                 self.engines[index].context = None;
@@ -449,14 +449,14 @@ impl Core {
     }
 
     /// Requests a stop of all work on engines.
-    pub(super) fn stop_all(&mut self) {
+    pub(crate) fn stop_all(&mut self) {
         for load in self.engines.iter().filter_map(Engine::load) {
             load.stop.end();
         }
     }
 
     /// Whether one of the tenant's commands on an engine is known to touch these addresses.
-    pub(super) fn in_use(&self, tenant: TenantId, range: &std::ops::Range<u64>) -> bool {
+    pub(crate) fn in_use(&self, tenant: TenantId, range: &std::ops::Range<u64>) -> bool {
         let loads = self.engines.iter().filter_map(Engine::load);
         loads
             .filter(|load| load.tenant == tenant)
@@ -464,7 +464,7 @@ impl Core {
     }
 
     /// When [`Core::dispatch`] has to be called though nothing happens.
-    pub(super) fn next_wakeup(&self) -> Option<Moment> {
+    pub(crate) fn next_wakeup(&self) -> Option<Moment> {
         let due = self
             .engines
             .iter()
@@ -479,7 +479,7 @@ impl Core {
 
     /// Logs the changes up to now, so that states of zero length leave no record; updates the
     /// registers.
-    pub(super) fn settle(&mut self, now: Moment) {
+    pub(crate) fn settle(&mut self, now: Moment) {
         for index in 0..ENGINES {
             let state = self.engines[index].visible();
             if !matches!(state, EngineState::Running(_)) {

@@ -9,7 +9,7 @@ use super::work::Stop;
 
 /// Nanoseconds since the GPU was made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clock(Instant);
+pub(crate) struct Clock(Instant);
 
 /// The last part of every sleep is spent yielding instead, so that lengths are exact. TIMEOUT: the
 /// default timer slack of Linux is 50 us.
@@ -18,17 +18,17 @@ const AWAKE: Nanos = Nanos(60_000);
 const NAP: Nanos = Nanos(1_000_000);
 
 impl Clock {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Instant::now())
     }
 
-    pub(super) fn now(&self) -> Moment {
+    pub(crate) fn now(&self) -> Moment {
         // CAST: 584 years.
         Moment(self.0.elapsed().as_nanos() as u64)
     }
 
     /// Sleeps until `at`; false if `enough` became true before.
-    pub(super) fn sleep_until(&self, at: Moment, enough: impl Fn() -> bool) -> bool {
+    pub(crate) fn sleep_until(&self, at: Moment, enough: impl Fn() -> bool) -> bool {
         loop {
             let left = at.since(self.now());
             if left == Nanos::ZERO {
@@ -47,7 +47,7 @@ impl Clock {
     }
 
     /// Sleeps until `at`; false if the work was ended before.
-    pub(super) fn sleep_unless_ended(&self, at: Moment, stop: &Stop) -> bool {
+    pub(crate) fn sleep_unless_ended(&self, at: Moment, stop: &Stop) -> bool {
         self.sleep_until(at, || stop.is_ended())
     }
 }

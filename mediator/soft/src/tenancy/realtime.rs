@@ -19,16 +19,16 @@ use std::{hint, io};
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::{Moment, Nanos};
 
-use super::board::Board;
-use super::clock::Clock;
-use super::config::{ENGINES, SoftConfig};
-use super::core::{Core, Watched};
-use super::execute::execute;
-use super::memory::CardMemory;
-use super::registers::Registers;
-use super::swap::Swap;
-use super::tenancy::Driver;
-use super::work::{Outcome, Start};
+use super::Driver;
+use crate::address_space::swap::Swap;
+use crate::board::Board;
+use crate::config::{ENGINES, SoftConfig};
+use crate::core::{Core, Watched};
+use crate::execute::clock::Clock;
+use crate::execute::execute;
+use crate::execute::work::{Outcome, Start};
+use crate::memory::CardMemory;
+use crate::registers::Registers;
 use turnstile_gpu::pace::pause;
 use turnstile_host::confine;
 

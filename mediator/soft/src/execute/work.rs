@@ -7,35 +7,35 @@ use turnstile_abi::{CopyDirection, ErrorCode, Launch};
 use turnstile_accounting::{Moment, Nanos};
 
 use super::context::{Context, LoadedModule};
-use super::swap::Moving;
+use crate::address_space::swap::Moving;
 use turnstile_gpu::ring::ChannelFault;
 use turnstile_ptx::Scratch;
 
 /// A kernel launch with its module, function and parameters looked up.
 #[derive(Debug)]
-pub(super) struct Kernel {
+pub(crate) struct Kernel {
     /// The command.
-    pub(super) launch: Launch,
+    pub(crate) launch: Launch,
     /// Its parameters, copied when the command was fetched.
-    pub(super) params: Box<[u8]>,
+    pub(crate) params: Box<[u8]>,
     /// Its number among the tenant's launches.
-    pub(super) id: u64,
+    pub(crate) id: u64,
     /// Its module; None where lengths are given and nothing is computed.
-    pub(super) module: Option<Arc<LoadedModule>>,
+    pub(crate) module: Option<Arc<LoadedModule>>,
     /// The block that was stopped in its middle, if one was.
-    pub(super) paused: Mutex<Option<Box<Scratch>>>,
+    pub(crate) paused: Mutex<Option<Box<Scratch>>>,
 }
 
 impl Kernel {
     /// The block that was stopped, for the thread that goes on with it.
-    pub(super) fn paused(&self) -> MutexGuard<'_, Option<Box<Scratch>>> {
+    pub(crate) fn paused(&self) -> MutexGuard<'_, Option<Box<Scratch>>> {
         self.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Work for an engine.
 #[derive(Debug)]
-pub(super) enum Work {
+pub(crate) enum Work {
     /// Moves bytes.
     Copy {
         /// From where to where.
@@ -64,7 +64,7 @@ pub(super) enum Work {
 
 /// Which engines can do a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
+pub(crate) enum Class {
     /// The compute engine.
     Compute = 0,
     /// Any copy engine.
@@ -72,7 +72,7 @@ pub(super) enum Class {
 }
 
 impl Work {
-    pub(super) fn class(&self) -> Class {
+    pub(crate) fn class(&self) -> Class {
         match self {
             Self::Kernel(_) => Class::Compute,
             Self::Copy { .. } | Self::Fill { .. } | Self::Move(_) => Class::Copy,
@@ -81,7 +81,7 @@ impl Work {
 
     /// Whether it is known to touch one of these GPU addresses. A kernel's accesses are not known
     /// beforehand.
-    pub(super) fn touches(&self, range: &std::ops::Range<u64>) -> bool {
+    pub(crate) fn touches(&self, range: &std::ops::Range<u64>) -> bool {
         let overlaps =
             |va: u64, bytes: u64| va < range.end && range.start < va.saturating_add(bytes);
         match *self {
@@ -103,20 +103,20 @@ impl Work {
 
 /// How far a kernel got before it was stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     /// Blocks that are done.
-    pub(super) blocks: u64,
+    pub(crate) blocks: u64,
     /// Engine time that it has had.
-    pub(super) ran: Nanos,
+    pub(crate) ran: Nanos,
     /// Virtual time only: what is left of it.
-    pub(super) remaining: Option<Nanos>,
+    pub(crate) remaining: Option<Nanos>,
     /// Virtual time only: the error that it will end with.
-    pub(super) fault: Option<ChannelFault>,
+    pub(crate) fault: Option<ChannelFault>,
 }
 
 /// How a piece of work ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// As it should.
     Done,
     /// With an error that ends its channel.
@@ -134,31 +134,31 @@ pub(super) enum Outcome {
 
 /// Requests to the thread that executes the work. Read only between instructions, pieces or blocks.
 #[derive(Debug, Default)]
-pub(super) struct Stop {
-    pub(super) ended: AtomicBool,
-    pub(super) timed_out: AtomicBool,
-    pub(super) pause: AtomicBool,
+pub(crate) struct Stop {
+    pub(crate) ended: AtomicBool,
+    pub(crate) timed_out: AtomicBool,
+    pub(crate) pause: AtomicBool,
 }
 
 impl Stop {
     /// End at once: the result is not needed any more.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
     /// End at once: it ran for too long.
-    pub(super) fn time_out(&self) {
+    pub(crate) fn time_out(&self) {
         self.timed_out.store(true, Ordering::Release);
         self.end();
     }
 
     /// Whether it should end at once.
-    pub(super) fn is_ended(&self) -> bool {
+    pub(crate) fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
     /// What an ended piece of work reports.
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> Outcome {
         if self.timed_out.load(Ordering::Acquire) {
             Outcome::Fault {
                 code: ErrorCode::KernelTimeout,
@@ -171,34 +171,34 @@ impl Stop {
 
     /// Requests a stop at the next point from which the work can continue, or withdraws the
     /// request.
-    pub(super) fn set_pause(&self, pause: bool) {
+    pub(crate) fn set_pause(&self, pause: bool) {
         self.pause.store(pause, Ordering::Release);
     }
 
     /// Whether such a stop is requested.
-    pub(super) fn is_paused(&self) -> bool {
+    pub(crate) fn is_paused(&self) -> bool {
         self.pause.load(Ordering::Acquire)
     }
 }
 
 /// Work that waits for an engine.
 #[derive(Clone, Debug)]
-pub(super) struct Job {
-    pub(super) work: Arc<Work>,
-    pub(super) progress: Progress,
+pub(crate) struct Job {
+    pub(crate) work: Arc<Work>,
+    pub(crate) progress: Progress,
 }
 
 /// A piece of work that an engine begins now.
 #[derive(Clone, Debug)]
-pub(super) struct Start {
+pub(crate) struct Start {
     /// Index of the engine.
-    pub(super) engine: usize,
+    pub(crate) engine: usize,
     /// When it begins.
-    pub(super) starts_at: Moment,
+    pub(crate) starts_at: Moment,
     /// What is to be done.
-    pub(super) work: Arc<Work>,
+    pub(crate) work: Arc<Work>,
     /// How much of it is done already.
-    pub(super) progress: Progress,
-    pub(super) context: Arc<Context>,
-    pub(super) stop: Arc<Stop>,
+    pub(crate) progress: Progress,
+    pub(crate) context: Arc<Context>,
+    pub(crate) stop: Arc<Stop>,
 }

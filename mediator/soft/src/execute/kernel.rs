@@ -17,10 +17,10 @@ use turnstile_abi::ErrorCode;
 use turnstile_accounting::{Moment, Nanos};
 
 use super::clock::Clock;
-use super::config::{CostModel, SoftConfig};
 use super::context::LoadedModule;
-use super::execute::given_length;
+use super::given_length;
 use super::work::{Kernel, Outcome, Progress, Start, Stop};
+use crate::config::{CostModel, SoftConfig};
 use turnstile_gpu::ring::{extents, launch_fits};
 use turnstile_ptx::{self as ptx, Control, ExecError, MemoryFault, Scratch, Timer, run_block};
 
@@ -47,7 +47,7 @@ fn interpreted<'a>(
 }
 
 /// Checks a launch against its module and the limits of the hardware.
-pub(super) fn check(kernel: &Kernel) -> Result<(), ErrorCode> {
+pub(crate) fn check(kernel: &Kernel) -> Result<(), ErrorCode> {
     let Some(module) = &kernel.module else {
         return Ok(());
     };
@@ -108,7 +108,7 @@ impl Timer for RealTimer<'_> {
 }
 
 /// Runs a kernel in real time.
-pub(super) fn run_real(
+pub(crate) fn run_real(
     start: &Start,
     kernel: &Kernel,
     clock: &Clock,
@@ -230,7 +230,7 @@ fn slots(config: &SoftConfig, launch: &ptx::Launch<'_>) -> u64 {
 }
 
 /// Computes a kernel and its length in virtual time.
-pub(super) fn run_virtual(config: &SoftConfig, start: &Start, kernel: &Kernel) -> (Nanos, Outcome) {
+pub(crate) fn run_virtual(config: &SoftConfig, start: &Start, kernel: &Kernel) -> (Nanos, Outcome) {
     let Some(module) = &kernel.module else {
         return (given_length(kernel), Outcome::Done);
     };

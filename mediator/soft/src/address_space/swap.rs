@@ -9,7 +9,7 @@
 //!
 //! All accesses to a page's bytes in this module hold the layout's lock, for one chunk's copy at
 //! most. A thread that frees a page in transfer waits for that chunk. No command of the tenant runs
-//! meanwhile: [`super::core`] ensures it.
+//! meanwhile: [`crate::core`] ensures it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,15 +20,15 @@ use turnstile_abi::{CHUNK_BYTES, ErrorCode, GPU_VA_BASE};
 use turnstile_accounting::TenantId;
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
-use super::address_space::AddressSpace;
-use super::config::SoftConfig;
-use super::memory::CardMemory;
+use super::AddressSpace;
+use crate::config::SoftConfig;
+use crate::memory::CardMemory;
 use turnstile_gpu::pool::{HostPool, PoolError, Slot, Spare};
 use turnstile_gpu::{ChunkId, Direction, MemoryEvent, MoveFailure};
 
 /// What there is of a page that is not on the card.
 #[derive(Debug)]
-pub(super) enum Away {
+pub(crate) enum Away {
     /// Zeros: no data was written to it.
     Blank,
     /// Its bytes.
@@ -37,11 +37,11 @@ pub(super) enum Away {
 
 /// Copies by page, with the tenant's count of commands at the time of the copy. A copy is valid
 /// while that count is unchanged.
-pub(super) type Copies = BTreeMap<usize, (Spare, u64)>;
+pub(crate) type Copies = BTreeMap<usize, (Spare, u64)>;
 
 /// Absent pages and their copies on the host; empty where memory does not move.
 #[derive(Debug, Default)]
-pub(super) struct Swapped {
+pub(crate) struct Swapped {
     /// Pages of an allocation by the number of its first chunk, and that number by its first page.
     by_number: BTreeMap<ChunkId, Range<usize>>,
     numbers: BTreeMap<usize, ChunkId>,
@@ -50,19 +50,19 @@ pub(super) struct Swapped {
     /// What the host still has of pages that are on the card.
     copies: Copies,
     /// Chunks that were freed while a command executed, which may be about to touch their frames.
-    pub(super) limbo: Vec<u32>,
+    pub(crate) limbo: Vec<u32>,
 }
 
 /// What a space needs for its memory to move.
 #[derive(Clone, Debug)]
-pub(super) struct Swap {
-    pub(super) pool: Arc<HostPool>,
-    pub(super) log: Arc<MemoryLog>,
+pub(crate) struct Swap {
+    pub(crate) pool: Arc<HostPool>,
+    pub(crate) log: Arc<MemoryLog>,
 }
 
 impl Swap {
     /// The card of a GPU of this configuration, and what its memory needs to move, if it does.
-    pub(super) fn new(config: &SoftConfig) -> Result<(CardMemory, Option<Self>), PoolError> {
+    pub(crate) fn new(config: &SoftConfig) -> Result<(CardMemory, Option<Self>), PoolError> {
         let Some(bytes) = config.pool_bytes() else {
             return Ok((CardMemory::new(config.memory_bytes), None));
         };
@@ -77,7 +77,7 @@ impl Swap {
 
 /// Memory events that have not been read yet. Its lock is an innermost one.
 #[derive(Debug, Default)]
-pub(super) struct MemoryLog(Mutex<Logged>);
+pub(crate) struct MemoryLog(Mutex<Logged>);
 
 #[derive(Debug, Default)]
 struct Logged {
@@ -90,28 +90,28 @@ impl MemoryLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn push(&self, event: MemoryEvent) {
+    pub(crate) fn push(&self, event: MemoryEvent) {
         self.lock().events.push(event);
     }
 
-    pub(super) fn drain(&self, events: &mut Vec<MemoryEvent>) {
+    pub(crate) fn drain(&self, events: &mut Vec<MemoryEvent>) {
         events.append(&mut self.lock().events);
     }
 }
 
 impl AddressSpace {
     /// Allocated pages that are not on the card. The tenant may run only when there are none.
-    pub(super) fn absent(&self) -> u64 {
+    pub(crate) fn absent(&self) -> u64 {
         self.absent.load(Ordering::Acquire)
     }
 
     /// A command of the tenant begins, which may write anywhere.
-    pub(super) fn runs(&self) {
+    pub(crate) fn runs(&self) {
         self.ran.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Reports an allocation for which there was no room.
-    pub(super) fn refused(&self, bytes: u64) {
+    pub(crate) fn refused(&self, bytes: u64) {
         if let Some(swap) = &self.swap {
             let owner = self.tenant;
             swap.log.push(MemoryEvent::Refused { owner, bytes });
@@ -119,7 +119,7 @@ impl AddressSpace {
     }
 
     /// Numbers the chunks of a new allocation and reports them.
-    pub(super) fn number(&self, swapped: &mut Swapped, pages: &Range<usize>, resident: bool) {
+    pub(crate) fn number(&self, swapped: &mut Swapped, pages: &Range<usize>, resident: bool) {
         let Some(swap) = &self.swap else { return };
         let count = pages.len();
         if !resident {
@@ -142,7 +142,7 @@ impl AddressSpace {
     }
 
     /// Removes an allocation after its pages were dropped; the host's copies of them are scrubbed.
-    pub(super) fn forget(&self, swapped: &mut Swapped, pages: &Range<usize>) {
+    pub(crate) fn forget(&self, swapped: &mut Swapped, pages: &Range<usize>) {
         let Some(swap) = &self.swap else { return };
         let mut absent = 0;
         for page in pages.clone() {
@@ -163,7 +163,7 @@ impl AddressSpace {
 
     /// Releases the freed chunks. Precondition: no engine executes a command of the tenant that
     /// began before the free.
-    pub(super) fn settle_limbo(&self) {
+    pub(crate) fn settle_limbo(&self) {
         if self.in_limbo.swap(false, Ordering::AcqRel) {
             for chunk in std::mem::take(&mut self.layout().swapped.limbo) {
                 self.card.release_dirty(self.tenant, chunk);
@@ -173,7 +173,7 @@ impl AddressSpace {
 
     /// Moves a chunk; returns the bytes that were copied. Precondition: no engine executes a
     /// command of the tenant.
-    pub(super) fn move_chunk(
+    pub(crate) fn move_chunk(
         &self,
         chunk: ChunkId,
         direction: Direction,
@@ -270,7 +270,7 @@ impl AddressSpace {
 
     /// Writes the initial bytes of a new allocation, on the card or off it. Precondition: no
     /// command has its address yet.
-    pub(super) fn write_first(&self, va: u64, image: &[u8]) -> Result<(), ErrorCode> {
+    pub(crate) fn write_first(&self, va: u64, image: &[u8]) -> Result<(), ErrorCode> {
         let no_room = |_| ErrorCode::OutOfGpuMemory;
         let away = &mut self.layout().swapped.away;
         let first = usize::try_from((va - GPU_VA_BASE) / CHUNK_BYTES)
@@ -306,16 +306,16 @@ impl Swapped {
 
 /// Chunks of one tenant that an engine moves in one batch, and the results.
 #[derive(Debug)]
-pub(super) struct Moving {
-    pub(super) owner: TenantId,
-    pub(super) cause: TenantId,
-    pub(super) direction: Direction,
-    pub(super) chunks: Vec<ChunkId>,
+pub(crate) struct Moving {
+    pub(crate) owner: TenantId,
+    pub(crate) cause: TenantId,
+    pub(crate) direction: Direction,
+    pub(crate) chunks: Vec<ChunkId>,
     results: Mutex<Vec<Result<u64, MoveFailure>>>,
 }
 
 impl Moving {
-    pub(super) fn new(
+    pub(crate) fn new(
         owner: TenantId,
         cause: TenantId,
         direction: Direction,
@@ -336,7 +336,7 @@ impl Moving {
 
     /// Moves the chunks. Calls `after` with the bytes copied in total; stops when `after` returns
     /// false.
-    pub(super) fn run(&self, space: &AddressSpace, mut after: impl FnMut(u64) -> bool) {
+    pub(crate) fn run(&self, space: &AddressSpace, mut after: impl FnMut(u64) -> bool) {
         let mut copied = 0;
         for chunk in &self.chunks {
             let result = space.move_chunk(*chunk, self.direction);
@@ -349,13 +349,13 @@ impl Moving {
     }
 
     /// Bytes that were copied.
-    pub(super) fn copied_bytes(&self) -> u64 {
+    pub(crate) fn copied_bytes(&self) -> u64 {
         let results = self.results();
         results.iter().flatten().sum()
     }
 
     /// Result of each chunk; chunks that were not reached have failed.
-    pub(super) fn outcomes(&self) -> impl Iterator<Item = (ChunkId, Result<u64, MoveFailure>)> {
+    pub(crate) fn outcomes(&self) -> impl Iterator<Item = (ChunkId, Result<u64, MoveFailure>)> {
         let mut results = std::mem::take(&mut *self.results());
         results.resize(self.chunks.len(), Err(MoveFailure::Copy));
         self.chunks.iter().copied().zip(results)

@@ -7,16 +7,16 @@ use std::collections::VecDeque;
 
 use turnstile_accounting::{Demand, DemandEvent, EngineId, Moment, TenantId};
 
-use super::channel::Phase;
-use super::config::{COMPUTE, ENGINES};
-use super::core::Core;
+use super::Core;
 use super::dispatch::State;
-use super::work::Class;
+use crate::channel::Phase;
+use crate::config::{COMPUTE, ENGINES};
+use crate::execute::work::Class;
 use turnstile_gpu::Suspend;
 
 /// Changes of demand until they are read, and the notice.
 #[derive(Debug, Default)]
-pub(super) struct DemandLog {
+pub(crate) struct DemandLog {
     records: VecDeque<DemandEvent>,
     /// A record was dropped for want of room.
     lost: bool,
@@ -41,14 +41,14 @@ fn class_of(engine: usize) -> Class {
 
 impl Core {
     /// Some channel of the tenant has changed.
-    pub(super) fn touch(&mut self, tenant: TenantId) {
+    pub(crate) fn touch(&mut self, tenant: TenantId) {
         if !self.demand.changed.contains(&tenant) {
             self.demand.changed.push(tenant);
         }
     }
 
     /// Logs the demand of tenants that have changed.
-    pub(super) fn log_demand(&mut self, now: Moment) {
+    pub(crate) fn log_demand(&mut self, now: Moment) {
         for tenant in std::mem::take(&mut self.demand.changed) {
             for engine in 0..ENGINES {
                 let demand = self.demand_of(tenant, engine);
@@ -112,7 +112,7 @@ impl Core {
     }
 
     /// Moves the changes since the last call to the end of `events`.
-    pub(super) fn read_demand(&mut self, events: &mut Vec<DemandEvent>) {
+    pub(crate) fn read_demand(&mut self, events: &mut Vec<DemandEvent>) {
         events.extend(self.demand.records.drain(..));
         if std::mem::take(&mut self.demand.lost) {
             let now = self.now;
@@ -133,7 +133,7 @@ impl Core {
     /// Gives a notice for each engine that has nothing more to start though held tenants have work
     /// for it: when that begins, when a command starts meanwhile, and when the last one ends.
     /// `started` are the engines on which one did.
-    pub(super) fn notice_starved(&mut self, started: [bool; ENGINES]) {
+    pub(crate) fn notice_starved(&mut self, started: [bool; ENGINES]) {
         for (engine, started) in started.into_iter().enumerate() {
             let idle = matches!(self.engines[engine].state, State::Idle);
             let starved = self.is_starved(engine).then_some(idle);
@@ -157,7 +157,7 @@ impl Core {
     }
 
     /// Takes the notice.
-    pub(super) fn take_notice(&mut self) -> bool {
+    pub(crate) fn take_notice(&mut self) -> bool {
         std::mem::take(&mut self.demand.notice)
     }
 }
