@@ -21,7 +21,7 @@ use super::limits::LIMIT_MAX;
 use super::page::{Page, PageQuery};
 use super::params::IfMatch;
 use super::problem::Problem;
-use super::vms::Scheduling;
+use super::vm::Scheduling;
 use super::write::{Write, detached};
 use turnstile_daemon::accounts::{AccountsError, Entry, Origin, PATTERNS_MAX, Pattern, View};
 use turnstile_daemon::{is_tenant_name, resolve};

@@ -52,7 +52,8 @@ mod tls;
 mod tls;
 pub mod usage;
 pub mod view;
-pub mod vms;
+pub mod vm;
+mod vms;
 mod write;
 
 use std::path::PathBuf;

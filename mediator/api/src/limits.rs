@@ -14,7 +14,7 @@ use super::etag::tagged;
 use super::gate::RequestId;
 use super::params::IfMatch;
 use super::problem::Problem;
-use super::vms::Vm;
+use super::vm::Vm;
 use super::write::{Write, set};
 use turnstile_daemon::MemoryLimits;
 

@@ -16,7 +16,7 @@ use super::gate::RequestId;
 use super::limits::check;
 use super::params::IfMatch;
 use super::problem::Problem;
-use super::vms::{Scheduling, Vm};
+use super::vm::{Scheduling, Vm};
 use super::write::{Write, there};
 use turnstile_daemon::{MemoryLimits, Settings, is_tenant_name};
 

@@ -14,7 +14,7 @@ use super::etag::{expect, tagged};
 use super::gate::RequestId;
 use super::problem::Problem;
 use super::state_file::Kept;
-use super::vms::Vm;
+use super::vm::Vm;
 use turnstile_daemon::{Changed, Host, Settings, SettingsError};
 
 /// Names that tenants have taken are written to the state file this often.

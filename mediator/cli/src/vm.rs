@@ -6,7 +6,7 @@ use std::str::FromStr;
 use clap::Subcommand;
 use serde_json::{Map, Value, json};
 use turnstile_api::client::ClientError;
-use turnstile_api::vms::Vm;
+use turnstile_api::vm::Vm;
 
 use turnstile_figures::columns::table;
 

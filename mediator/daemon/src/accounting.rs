@@ -17,8 +17,8 @@ use turnstile_accounting::{
     TenantId, Window,
 };
 
+use super::host::timings::Seen;
 use super::host::{Host, engines};
-use super::timings::Seen;
 use turnstile_gpu::{Look, Suspend};
 use turnstile_mediation::{COMPUTE, REACTION_MIN};
 

@@ -13,12 +13,12 @@ use turnstile_accounting::{AccountId, TenantId};
 use turnstile_policies::{Membership, Weight};
 use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
 
-use super::dma::MemoryDesk;
 use super::error::{HostError, chain};
+use super::host::dma::MemoryDesk;
+use super::host::mailbox::Mailbox;
+use super::host::peer::{Kind, Peer, Tenant, Vm};
+use super::host::settings::Brought;
 use super::host::{Host, State};
-use super::mailbox::Mailbox;
-use super::peer::{Kind, Peer, Tenant, Vm};
-use super::settings::Brought;
 use crate::accounts::Claim;
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::{StatusPage, doorbell_pages};

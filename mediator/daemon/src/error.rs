@@ -10,6 +10,14 @@ use crate::tenant::pages::PagesError;
 use turnstile_gpu::interrupts::InterruptsError;
 use turnstile_gpu::{ProgramRefusal, Refusal};
 
+/// A Unix user of an entry is not known on this host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("User {user:?} of an account: {why}")]
+pub struct UserError {
+    pub(crate) user: String,
+    pub(crate) why: String,
+}
+
 /// Why a host or a tenant was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
@@ -50,7 +58,7 @@ pub enum HostError {
     Account(#[from] crate::accounts::AccountsError),
     /// Accounts of the configuration cannot be used.
     #[error(transparent)]
-    User(#[from] crate::host::accounts::UserError),
+    User(#[from] UserError),
     /// Weight out of range.
     #[error(transparent)]
     Params(#[from] turnstile_policies::ParamsError),

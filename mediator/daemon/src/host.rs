@@ -3,9 +3,16 @@
 //! period. Nothing under it waits for a VM.
 
 pub(crate) mod accounts;
+pub(crate) mod dma;
+pub(crate) mod mailbox;
 pub(crate) mod memory;
 mod orders;
+pub(crate) mod peer;
 mod periods;
+pub(crate) mod recorder;
+pub(crate) mod settings;
+pub(crate) mod snapshot;
+pub(crate) mod timings;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,15 +25,15 @@ use turnstile_vmm::wire::ToVmm;
 use uuid::Uuid;
 
 use self::accounts::Accounts;
+use self::mailbox::Letter;
 use self::memory::Memory;
+use self::peer::Tenant;
+use self::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
+use self::settings::Settings;
+use self::timings::Timings;
 use super::error::HostError;
 use super::journal::{Changed, Journal};
-use super::mailbox::Letter;
-use super::peer::Tenant;
-use super::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
 use super::registry::Registry;
-use super::settings::Settings;
-use super::timings::Timings;
 use super::untracked::Told;
 use crate::tenant::requests::{Account, Effect};
 use turnstile_gpu::Gpu;

@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use turnstile_accounting::export::show_time;
+use turnstile_accounting::record::UnixNanos;
 use utoipa::ToSchema;
 use uuid::Uuid;
-
-use super::recorder::calendar;
 
 /// Events kept. Tenants cause them, so the oldest are dropped.
 const KEPT: usize = 4_096;
@@ -112,6 +112,13 @@ impl Journal {
     pub fn bell(&self) -> watch::Receiver<u64> {
         self.bell.subscribe()
     }
+}
+
+/// Calendar time now: labels windows, charges nothing.
+pub(crate) fn calendar() -> UnixNanos {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    // CAST: until 2554
+    UnixNanos(since.map_or(0, |since| since.as_nanos() as u64))
 }
 
 #[cfg(test)]

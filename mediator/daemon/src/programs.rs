@@ -7,10 +7,10 @@ use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{CHANGES_MAX, FrameWriter, ObjectChange, ToDaemon, ToVmm, peer_pid};
 
 use super::error::{HostError, chain};
+use super::host::peer::{Kind, Peer, Tenant};
+use super::host::settings::Brought;
 use super::host::{Host, State};
-use super::peer::{Kind, Peer, Tenant};
 use super::registry::ProcessError;
-use super::settings::Brought;
 use crate::accounts::Claim;
 use turnstile_host::process::{self, Identity};
 

@@ -15,10 +15,10 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::session::{Role, SessionError};
 use super::{Control, FIRST_SESSION};
-use crate::dma::Change;
 use crate::error::{HostError, chain};
+use crate::host::dma::Change;
+use crate::host::mailbox::Letter;
 use crate::kicks::Kick;
-use crate::mailbox::Letter;
 
 /// Frames taken from one connection before the others have their turn.
 const FRAMES_PER_TURN: usize = 32;

@@ -6,9 +6,10 @@ use serde::Serialize;
 use turnstile_accounting::{AccountId, Nanos, TenantId, ledger};
 use turnstile_policies::{Cap, Weight};
 
+use super::settings::SettingsError;
 use super::{Host, State, split};
 use crate::accounts::{AccountsError, Book, Claim, Entry, Granted, Rule, View, of_user};
-use crate::settings::SettingsError;
+use crate::error::UserError;
 
 /// Account of a tenant that the book does not know: one that a test makes.
 const UNKNOWN: AccountId = AccountId(0);
@@ -24,14 +25,6 @@ pub struct AccountsConfig {
     pub made: BTreeMap<String, Entry>,
     /// Names that belong to accounts, as a state file has them.
     pub names: BTreeMap<String, String>,
-}
-
-/// A Unix user of an entry is not known on this host.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("User {user:?} of an account: {why}")]
-pub struct UserError {
-    user: String,
-    why: String,
 }
 
 /// What tenants were charged.

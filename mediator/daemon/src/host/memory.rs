@@ -5,9 +5,9 @@ use turnstile_accounting::{Ledger, Metric, Moment, Nanos, TenantId, Usage};
 use turnstile_policies::Weight;
 
 use super::Host;
+use super::peer::Kind;
+use super::snapshot::MemorySnapshot;
 use crate::memory::{Entitlement, EntitlementError, MemoryKeeper};
-use crate::peer::Kind;
-use crate::snapshot::MemorySnapshot;
 use turnstile_gpu::Gpu;
 use turnstile_mediation::{COMPUTE, Mediation};
 

@@ -10,11 +10,11 @@ use turnstile_abi::CHUNK_BYTES;
 use turnstile_vmm::wire::FrameWriter;
 
 use super::*;
-use crate::dma::MemoryDesk;
 use crate::host::HostConfig;
-use crate::mailbox::Mailbox;
-use crate::peer::{Peer, Vm};
-use crate::settings::Brought;
+use crate::host::dma::MemoryDesk;
+use crate::host::mailbox::Mailbox;
+use crate::host::peer::{Peer, Vm};
+use crate::host::settings::Brought;
 use crate::tenant::gates::GateBook;
 use crate::tenant::pages::StatusPage;
 use turnstile_gpu::Suspend;

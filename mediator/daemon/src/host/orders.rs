@@ -10,8 +10,8 @@ use turnstile_mediation::{Control, GateOrder, HoldOrder};
 use turnstile_policies::Weight;
 
 use super::memory::Memory;
+use super::peer::Kind;
 use super::{State, engines, split};
-use crate::peer::Kind;
 use crate::tenant::pages::StatusView;
 
 impl State {

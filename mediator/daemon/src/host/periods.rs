@@ -12,8 +12,8 @@ use turnstile_mediation::{Activity, Control, GateOrder};
 use turnstile_policies::policy_by_name;
 
 use super::memory::Memory;
+use super::peer::Tenant;
 use super::{Host, Leaving, SETTLE_AFTER, engines};
-use crate::peer::Tenant;
 use crate::tenant::gates::GateBook;
 
 impl Host {

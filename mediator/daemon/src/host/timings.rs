@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use turnstile_accounting::{EngineState, Moment, SwitchEvent, TenantId};
 
-use super::host::Host;
+use super::Host;
 use crate::histogram::Histogram;
 use turnstile_mediation::COMPUTE;
 
 /// Records of the compute engine's log since the accounting thread's last report to the host.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(crate) struct Seen {
     switching_from: Option<Moment>,
     switches: Vec<turnstile_accounting::Nanos>,
     ran: Vec<(TenantId, Moment)>,
@@ -20,7 +20,7 @@ pub(super) struct Seen {
 const SEEN_MAX: usize = 4_096;
 
 impl Seen {
-    pub(super) fn event(&mut self, event: &SwitchEvent) {
+    pub(crate) fn event(&mut self, event: &SwitchEvent) {
         if event.engine != COMPUTE {
             return;
         }
@@ -36,14 +36,14 @@ impl Seen {
     }
 
     /// The log has a hole: a switch that had begun may have ended.
-    pub(super) const fn hole(&mut self) {
+    pub(crate) const fn hole(&mut self) {
         self.switching_from = None;
     }
 }
 
 /// The host's switch times and latencies.
 #[derive(Debug, Default)]
-pub(super) struct Timings {
+pub(crate) struct Timings {
     switches: Histogram,
     /// When each waiting tenant became runnable.
     woken: BTreeMap<TenantId, Moment>,
@@ -52,11 +52,11 @@ pub(super) struct Timings {
 
 impl Timings {
     /// A doorbell write trapped, of a tenant that is not on the engine.
-    pub(super) fn woke(&mut self, tenant: TenantId, now: Moment) {
+    pub(crate) fn woke(&mut self, tenant: TenantId, now: Moment) {
         self.woken.entry(tenant).or_insert(now);
     }
 
-    pub(super) fn forget(&mut self, tenant: TenantId) {
+    pub(crate) fn forget(&mut self, tenant: TenantId) {
         self.woken.remove(&tenant);
         self.latencies.remove(&tenant);
     }
@@ -77,19 +77,19 @@ impl Timings {
     }
 
     /// Lengths of the compute engine's switches.
-    pub(super) const fn switches(&self) -> Histogram {
+    pub(crate) const fn switches(&self) -> Histogram {
         self.switches
     }
 
     /// From a tenant's waking up to its being on the engine.
-    pub(super) fn latency(&self, tenant: TenantId) -> Histogram {
+    pub(crate) fn latency(&self, tenant: TenantId) -> Histogram {
         self.latencies.get(&tenant).copied().unwrap_or_default()
     }
 }
 
 impl Host {
     /// Takes over what was seen in the log.
-    pub(super) fn saw(&self, seen: &mut Seen) {
+    pub(crate) fn saw(&self, seen: &mut Seen) {
         if !(seen.switches.is_empty() && seen.ran.is_empty()) {
             self.lock().timings.take(seen);
         }

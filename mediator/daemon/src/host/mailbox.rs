@@ -9,25 +9,25 @@ use turnstile_abi::{ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS};
 use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::ToVmm;
 
-use super::host::Host;
+use super::Host;
 use crate::tenant::requests::{self, Effect};
 use turnstile_gpu::GuestMemory;
 
 /// A request from the socket.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Letter {
-    pub(super) id: u64,
-    pub(super) op: u32,
-    pub(super) args: [u64; MAILBOX_ARGS],
+pub(crate) struct Letter {
+    pub(crate) id: u64,
+    pub(crate) op: u32,
+    pub(crate) args: [u64; MAILBOX_ARGS],
 }
 
 /// Sends requests to the thread, which ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Mailbox(SyncSender<Letter>);
+pub(crate) struct Mailbox(SyncSender<Letter>);
 
 impl Mailbox {
     /// Starts the thread.
-    pub(super) fn start(
+    pub(crate) fn start(
         host: &Arc<Host>,
         tenant: TenantId,
         guest: Arc<GuestMemory>,
@@ -44,7 +44,7 @@ impl Mailbox {
     }
 
     /// Hands a request over; false if the VMM sent one too many, or the thread is gone.
-    pub(super) fn post(&self, letter: Letter) -> bool {
+    pub(crate) fn post(&self, letter: Letter) -> bool {
         match self.0.try_send(letter) {
             Ok(()) => true,
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,

@@ -8,7 +8,7 @@ use turnstile_accounting::TenantId;
 use turnstile_policies::{Cap, POLICIES, PolicyRow, TenantParams, Weight, policy_by_name};
 use utoipa::ToSchema;
 
-use super::host::{Host, State};
+use super::{Host, State};
 use crate::memory::{Entitlement, EntitlementError};
 
 /// Tenants of which something may be set, connected or not.
@@ -49,13 +49,13 @@ pub struct MemoryLimits {
 
 /// What a tenant brought; in force where nothing was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Brought {
-    pub(super) weight: Weight,
+pub(crate) struct Brought {
+    pub(crate) weight: Weight,
     /// GPU memory that it may own, as far as it moves; zero for a program of which none does.
-    pub(super) memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
     /// Bytes of it that are never taken, and bytes above which it is taken first.
-    pub(super) min_bytes: u64,
-    pub(super) high_bytes: Option<u64>,
+    pub(crate) min_bytes: u64,
+    pub(crate) high_bytes: Option<u64>,
 }
 
 /// Why settings are refused.
@@ -92,7 +92,7 @@ impl MemoryLimits {
     }
 
     /// The entitlement of a tenant that brought `brought`; limits above it are cut to it.
-    pub(super) fn entitlement(&self, brought: Brought, weight: Weight) -> Entitlement {
+    pub(crate) fn entitlement(&self, brought: Brought, weight: Weight) -> Entitlement {
         let max_bytes = self
             .max_bytes
             .map_or(brought.memory_bytes, |max| max.min(brought.memory_bytes));
@@ -133,7 +133,7 @@ impl Settings {
         self.weight.unwrap_or(brought.weight)
     }
 
-    pub(super) fn params(&self, brought: Brought) -> TenantParams {
+    pub(crate) fn params(&self, brought: Brought) -> TenantParams {
         TenantParams {
             weight: self.weight(brought),
             cap: self.cap,
@@ -143,7 +143,7 @@ impl Settings {
 
 impl State {
     /// What was set of a name.
-    pub(super) fn set_of(&self, name: &str) -> Settings {
+    pub(crate) fn set_of(&self, name: &str) -> Settings {
         self.settings.get(name).copied().unwrap_or_default()
     }
 
@@ -156,7 +156,7 @@ impl State {
 
 impl Host {
     /// Takes over what was set before, when the daemon begins and no tenant is there.
-    pub(super) fn restore_settings(&self, settings: BTreeMap<String, Settings>) {
+    pub(crate) fn restore_settings(&self, settings: BTreeMap<String, Settings>) {
         self.lock().settings = settings;
     }
 
@@ -208,7 +208,7 @@ impl Host {
     }
 
     /// Whether the policy knows weights, if there is one, and caps, if there is one.
-    pub(super) fn check_policy(
+    pub(crate) fn check_policy(
         &self,
         weight: Option<Weight>,
         cap: Option<Cap>,

@@ -10,29 +10,29 @@ use turnstile_accounting::TenantId;
 use turnstile_vmm::wire::{Region, ToVmm};
 use vm_memory::GuestAddress;
 
-use super::error::{HostError, chain};
-use super::host::Host;
+use super::Host;
 use super::peer::Tenant;
+use crate::error::{HostError, chain};
 use crate::tenant::guest_memory::{self, GuestMemoryError};
 use turnstile_gpu::GuestMemory;
 
 /// A change of a VM's memory.
 #[derive(Debug)]
-pub(super) enum Change {
+pub(crate) enum Change {
     Map { region: Region, fd: OwnedFd },
     Unmap { gpa: u64, bytes: u64 },
 }
 
 /// Takes a VM's changes.
 #[derive(Debug)]
-pub(super) struct MemoryDesk {
+pub(crate) struct MemoryDesk {
     guest: Arc<GuestMemory>,
     /// To the thread, once there is one; it ends when this is dropped.
     changes: Option<SyncSender<(u64, Change)>>,
 }
 
 impl MemoryDesk {
-    pub(super) const fn new(guest: Arc<GuestMemory>) -> Self {
+    pub(crate) const fn new(guest: Arc<GuestMemory>) -> Self {
         let changes = None;
         Self { guest, changes }
     }
@@ -40,7 +40,7 @@ impl MemoryDesk {
 
 impl Host {
     /// A VM's memory at its start.
-    pub(super) fn guest_memory(
+    pub(crate) fn guest_memory(
         &self,
         fd: Option<OwnedFd>,
         regions: &[Region],
@@ -53,7 +53,7 @@ impl Host {
 
     /// Changes a VM's memory. Its VMM gets the answer when that is done. False if the VMM broke the
     /// rules.
-    pub(super) fn change_memory(
+    pub(crate) fn change_memory(
         self: &Arc<Self>,
         tenant: TenantId,
         id: u64,

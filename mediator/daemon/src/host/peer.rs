@@ -14,19 +14,19 @@ use turnstile_host::process::Identity;
 
 /// One tenant.
 #[derive(Debug)]
-pub(super) struct Tenant {
-    pub(super) name: String,
+pub(crate) struct Tenant {
+    pub(crate) name: String,
     /// Number and name of its account.
-    pub(super) account: (AccountId, String),
-    pub(super) peer: Peer,
-    pub(super) kind: Kind,
+    pub(crate) account: (AccountId, String),
+    pub(crate) peer: Peer,
+    pub(crate) kind: Kind,
     /// In force where nothing was set.
-    pub(super) brought: Brought,
+    pub(crate) brought: Brought,
 }
 
 /// What a tenant is.
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A virtual machine.
     Vm(Box<Vm>),
     /// A program: the launcher, and what descends from it.
@@ -35,23 +35,23 @@ pub(super) enum Kind {
 
 /// What belongs to a VM alone.
 #[derive(Debug)]
-pub(super) struct Vm {
-    pub(super) mailbox: Mailbox,
-    pub(super) gates: GateBook,
-    pub(super) status: StatusPage,
-    pub(super) desk: MemoryDesk,
+pub(crate) struct Vm {
+    pub(crate) mailbox: Mailbox,
+    pub(crate) gates: GateBook,
+    pub(crate) status: StatusPage,
+    pub(crate) desk: MemoryDesk,
 }
 
 /// The other end of a tenant's connection.
 #[derive(Debug)]
-pub(super) struct Peer {
-    pub(super) stream: UnixStream,
-    pub(super) writer: FrameWriter,
+pub(crate) struct Peer {
+    pub(crate) stream: UnixStream,
+    pub(crate) writer: FrameWriter,
 }
 
 impl Tenant {
     /// The VM, if it is one, and its VMM.
-    pub(super) fn vm(&mut self) -> Option<(&mut Vm, &mut Peer)> {
+    pub(crate) fn vm(&mut self) -> Option<(&mut Vm, &mut Peer)> {
         match &mut self.kind {
             Kind::Vm(vm) => Some((vm, &mut self.peer)),
             Kind::Program(_) => None,
@@ -59,7 +59,7 @@ impl Tenant {
     }
 
     /// The first process of a program.
-    pub(super) const fn root(&self) -> Option<Identity> {
+    pub(crate) const fn root(&self) -> Option<Identity> {
         match self.kind {
             Kind::Program(root) => Some(root),
             Kind::Vm(_) => None,
@@ -67,7 +67,7 @@ impl Tenant {
     }
 
     /// The gates; a program has none.
-    pub(super) fn gates(&self) -> Option<&GateBook> {
+    pub(crate) fn gates(&self) -> Option<&GateBook> {
         match &self.kind {
             Kind::Vm(vm) => Some(&vm.gates),
             Kind::Program(_) => None,
@@ -76,7 +76,7 @@ impl Tenant {
 }
 
 impl Peer {
-    pub(super) fn send(&mut self, message: &ToVmm) {
+    pub(crate) fn send(&mut self, message: &ToVmm) {
         if self.writer.push(message, Vec::new()).is_err() {
             self.give_up();
         }
@@ -85,7 +85,7 @@ impl Peer {
 
     /// Writes what the socket takes; the rest follows at the end of a later period. A peer that
     /// never reads overflows the queue.
-    pub(super) fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         if !self.writer.is_empty() && self.writer.flush(&self.stream).is_err() {
             self.give_up();
         }
@@ -96,7 +96,7 @@ impl Peer {
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
-    pub(super) fn send_move(
+    pub(crate) fn send_move(
         &mut self,
         GateMove {
             channel,

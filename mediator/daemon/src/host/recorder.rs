@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use serde::Serialize;
 use turnstile_accounting::change::Change;
@@ -25,10 +25,10 @@ use turnstile_accounting::{Moment, Nanos, Rollup, TenantId, Usage};
 use turnstile_policies::Weight;
 use uuid::Uuid;
 
-use super::error::chain;
-use super::journal::Changed;
 use super::peer::{Kind, Tenant};
 use crate::accounts::Book;
+use crate::error::chain;
+use crate::journal::{Changed, calendar};
 use turnstile_gpu::Gpu;
 use turnstile_host::confine::{Role, enter};
 use turnstile_mediation::Mediation;
@@ -107,7 +107,7 @@ struct Shared {
 
 /// Rolls periods up, and hands windows to the writer.
 #[derive(Debug)]
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     rollup: Rollup,
     shared: Arc<Shared>,
     letters: Option<SyncSender<Letter>>,
@@ -129,7 +129,7 @@ enum Letter {
 
 impl Recorder {
     /// Continues after the last entry of the ledger.
-    pub(super) fn start(
+    pub(crate) fn start(
         config: LedgerConfig,
         boot: Uuid,
         gpu: &dyn Gpu,
@@ -147,7 +147,7 @@ impl Recorder {
             gpu: identity.clone(),
             boot,
             window_ns,
-            engines: super::host::engines(gpu)
+            engines: super::engines(gpu)
                 .map(|engine| (engine, engine.0 < capability.compute_engines))
                 .collect(),
         };
@@ -197,7 +197,7 @@ impl Recorder {
     }
 
     /// A period ended just now and was charged.
-    pub(super) fn period(
+    pub(crate) fn period(
         &mut self,
         gpu: &dyn Gpu,
         mediation: &Mediation,
@@ -284,13 +284,13 @@ impl Recorder {
 
     /// Whether a change can be noted now. Not while the ledger's writes fail, though the queue may
     /// have room.
-    pub(super) fn can_note(&self) -> bool {
+    pub(crate) fn can_note(&self) -> bool {
         !self.shared.failing.load(Ordering::Relaxed)
             && self.shared.noting.load(Ordering::Acquire) < CHANGES
     }
 
     /// Queues a change for the writer, without waiting. A change without room is lost and logged.
-    pub(super) fn note(&self, tenant: &str, changed: &Changed) {
+    pub(crate) fn note(&self, tenant: &str, changed: &Changed) {
         let change = Change {
             request: changed.request,
             at: calendar(),
@@ -311,7 +311,7 @@ impl Recorder {
         }
     }
 
-    pub(super) fn health(&self) -> LedgerHealth {
+    pub(crate) fn health(&self) -> LedgerHealth {
         LedgerHealth {
             written: self.shared.written.load(Ordering::Relaxed),
             failing: self.shared.failing.load(Ordering::Relaxed),
@@ -343,13 +343,6 @@ impl Drop for Recorder {
             log::error!("Ledger: the writer panicked");
         }
     }
-}
-
-/// Calendar time now: labels windows, charges nothing.
-pub(super) fn calendar() -> UnixNanos {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    // CAST: until 2554
-    UnixNanos(since.map_or(0, |since| since.as_nanos() as u64))
 }
 
 /// Where an entry ends on the GPU's clock; none of a gap between two runs.

@@ -9,9 +9,9 @@ use turnstile_accounting::{Moment, Nanos, TenantId};
 
 use turnstile_policies::{Cap, Weight};
 
-use super::host::accounts::AccountSnapshot;
-use super::host::{Host, split};
+use super::accounts::AccountSnapshot;
 use super::peer::Kind;
+use super::{Host, split};
 use crate::histogram::Histogram;
 use crate::tenant::gates::GateBook;
 use turnstile_gpu::Untracked;
