@@ -10,7 +10,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Circles of imports between modules of one crate: the policies' table names its rules.
+/// Circles of imports between modules of one crate. There is one: the policies' table of rules
+/// and its rules.
 const CIRCLES_MAX: usize = 2;
 
 /// What a rule permits to the crates that it is about.

@@ -31,7 +31,7 @@ mod in_force;
 mod limits;
 pub mod live;
 mod measured;
-pub mod meta;
+pub(crate) mod meta;
 mod metrics;
 mod open_metrics;
 pub mod page;

@@ -14,7 +14,7 @@ use super::problem::Problem;
 
 /// Which daemon this is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Version {
+pub(crate) struct Version {
     /// Version of the daemon.
     pub version: String,
     /// Version of this API.
@@ -25,7 +25,7 @@ pub struct Version {
 
 /// How the daemon is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Health {
+pub(crate) struct Health {
     /// End of the last accounted window, on the GPU's clock.
     pub at_ns: u64,
     /// Time that cannot be accounted for; zero, or something is broken.
@@ -36,7 +36,7 @@ pub struct Health {
 
 /// How the durable ledger is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct LedgerState {
+pub(crate) struct LedgerState {
     /// Entries on the disk since the daemon began.
     pub written: u64,
     /// The last attempt to write failed; it is tried again.

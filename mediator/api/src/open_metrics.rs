@@ -14,15 +14,13 @@ use super::connections::{ACCEPT_AGAIN, Connections, serve};
 #[derive(Debug)]
 pub(super) struct OpenMetrics {
     listener: StdTcpListener,
-    pub(super) address: SocketAddr,
 }
 
 impl OpenMetrics {
     pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
         let listener = StdTcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        Ok(Self { listener, address })
+        Ok(Self { listener })
     }
 
     /// Accepts for ever; `router` has what all users may see.

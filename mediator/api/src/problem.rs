@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 /// Media type of a problem.
 /// SOURCE: RFC 9457, 6.1
-pub const PROBLEM_JSON: &str = "application/problem+json";
+pub(crate) const PROBLEM_JSON: &str = "application/problem+json";
 
 /// A request failed, or was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

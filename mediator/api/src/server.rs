@@ -69,7 +69,6 @@ pub struct Api {
     shared: Arc<Shared>,
     sockets: Vec<PathBuf>,
     address: Option<SocketAddr>,
-    metrics_address: Option<SocketAddr>,
     certificates: Option<Renewal>,
 }
 
@@ -125,7 +124,6 @@ impl Api {
             OpenMetrics::bind(address).map_err(failed)
         };
         let metrics = metrics.listen.map(open).transpose()?;
-        let metrics_address = metrics.as_ref().map(|metrics| metrics.address);
         let shared = Arc::new(Shared {
             snapshots: Snapshots::new(host.clone()),
             host,
@@ -165,7 +163,6 @@ impl Api {
             shared,
             sockets,
             address,
-            metrics_address,
             certificates,
         })
     }
@@ -191,11 +188,6 @@ impl Api {
         }
         self.shared.in_force.set(next);
         Ok(())
-    }
-
-    /// Where `/metrics` alone is served, if it is.
-    pub const fn metrics_address(&self) -> Option<SocketAddr> {
-        self.metrics_address
     }
 
     /// Where it listens on the network, if it does.

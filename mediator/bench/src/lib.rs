@@ -1,10 +1,10 @@
 //! `turnstile bench`: what sharing a GPU is like, by the loads' own time stamps or the GPU's log.
 //!
 //! - In: the arguments of a subcommand; a GPU, or the socket of a running daemon.
-//! - Out: a table or JSON on standard output; an error where a measurement is not what it has to be.
-//! - Invariants: loads and daemons are processes of the running executable (`turnstile nvidia-load`,
-//!   `turnstile serve`), which end with the bench. The arithmetic is in `turnstile-figures`.
-//! - Threads: one for each process whose output is read, beside the caller's.
+//! - Out: a table or JSON on standard output; an error where a measurement is not as required.
+//! - Invariants: loads and daemons are processes of the running executable, which end with the
+//!   bench. The arithmetic is in `turnstile-figures`.
+//! - Threads: the caller's, and a reader for the output of each process.
 #![deny(unsafe_code)]
 
 mod adversary;

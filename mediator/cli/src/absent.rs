@@ -1,6 +1,6 @@
 //! Parts that this build lacks: one form of error for all of them.
 
-/// The error of a command, option or key whose part is not in this build.
+/// The error of a command, option or key of a part that this build lacks.
 pub(crate) fn absent(what: &str, feature: &str) -> anyhow::Error {
     anyhow::anyhow!(
         "{what}: this turnstile was built without `{feature}`; add `--features {feature}` to the build"

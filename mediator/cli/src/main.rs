@@ -3,8 +3,8 @@
 //! - In: arguments, files and environment of the configuration ([`options`]).
 //! - Out: for `serve` a daemon with its API ([`serve`]), over the GPU that [`gpus`] starts; for
 //!   other subcommands their output and an exit status.
-//! - Invariants: this crate and the bench alone name a backend. A subcommand, option or key whose
-//!   part is not in the build gives one form of error, with the remedy ([`absent`]).
+//! - Invariants: this crate and the bench alone name a backend. A subcommand, option or key of
+//!   a part that the build lacks gives one form of error, with the remedy ([`absent`]).
 //! - Processes: hidden subcommands are processes beside the daemon ([`nvidia`]).
 //! - Features: `dashboard`, `nvidia` (with programs and the bench), `postgres`, `tls`, `vfio`, and
 //!   `parquet`, which is not a default.

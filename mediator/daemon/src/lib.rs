@@ -14,8 +14,8 @@
 //!  kicks        Host::kicked: a tenant that was idle has work
 //! ```
 //!
-//! Tenants come and go beside it: `control` takes connections of VMMs and launchers, `admission` and
-//! `programs` make tenants of them, `peer` is one tenant.
+//! Tenants come and go beside it: `control` takes connections of VMMs and launchers, `admission`
+//! and `programs` make tenants of them, `host::peer` is one tenant.
 //!
 //! - In: a [`DaemonConfig`] (from a [`config::Config`]), a GPU behind the trait `Gpu`, a ledger.
 //!   Messages of VMMs and launchers, and the state of the engines.

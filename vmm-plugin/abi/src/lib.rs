@@ -2,7 +2,7 @@
 //!
 //! The guest's driver, the VMM's device model and the mediator all compile against this crate, so
 //! that each layout is defined once. `docs/DEVICE.md` describes the same contract in prose.
-//! [`boot`] is what the reference VMM and its guests agree on beside the device, and [`Platform`] is
+//! [`boot`] is what the reference VMM and its guests agree on beside the device. [`Platform`] is
 //! what a driver needs of a guest.
 //!
 //! No value that a guest writes is trusted. The `decode` functions here check the form (opcodes,

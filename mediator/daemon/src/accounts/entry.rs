@@ -59,7 +59,7 @@ impl Default for Entry {
 
 impl Entry {
     /// Terms of an account of which nothing is set.
-    pub const DEFAULT: Self = Self {
+    pub(crate) const DEFAULT: Self = Self {
         patterns: Vec::new(),
         user: None,
         weight: Weight::DEFAULT,

@@ -26,10 +26,10 @@ pub use entry::{Entry, PATTERNS_MAX, Pattern, PatternError};
 pub use error::AccountsError;
 
 /// Accounts at a time, those of entries included.
-pub const ACCOUNTS_MAX: usize = 1_024;
+pub(crate) const ACCOUNTS_MAX: usize = 1_024;
 
 /// Names that belong to accounts. Twice as many as tenants can be connected.
-pub const NAMES_MAX: usize = 8_192;
+pub(crate) const NAMES_MAX: usize = 8_192;
 
 /// An entry with the number of its user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,7 +130,7 @@ pub struct Book {
 }
 
 /// The name of a Unix user's own account.
-pub fn of_user(uid: u32) -> String {
+pub(crate) fn of_user(uid: u32) -> String {
     format!("uid-{uid}")
 }
 
@@ -152,7 +152,7 @@ impl Rule {
 impl Book {
     /// Takes the entries of the configuration, and the accounts of the fronts' tenants, in place of
     /// those before. `uid` is the user that serves the fronts.
-    pub fn configure(
+    pub(crate) fn configure(
         &mut self,
         entries: Vec<(String, Rule)>,
         fronts: BTreeMap<String, String>,
@@ -439,14 +439,14 @@ impl Book {
     }
 
     /// Terms of an account that are not those which the policy was last given: it is given these.
-    pub fn take_changed(&mut self, account: &str) -> Option<(AccountId, TenantParams)> {
+    pub(crate) fn take_changed(&mut self, account: &str) -> Option<(AccountId, TenantParams)> {
         let params = self.terms(account).0.params();
         let row = self.accounts.get_mut(account)?;
         (row.in_force.replace(params) != Some(params)).then_some((row.id, params))
     }
 
     /// The same of all accounts.
-    pub fn take_all_changed(&mut self) -> Vec<(AccountId, TenantParams)> {
+    pub(crate) fn take_all_changed(&mut self) -> Vec<(AccountId, TenantParams)> {
         let names: Vec<Arc<str>> = self.accounts.keys().cloned().collect();
         let changed = names.iter().filter_map(|name| self.take_changed(name));
         changed.collect()

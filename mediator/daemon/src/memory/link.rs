@@ -34,7 +34,7 @@ impl LinkRate {
     }
 
     /// Estimated time to copy `bytes`; zero before the first measurement.
-    pub fn time_for(&self, bytes: u64) -> Nanos {
+    pub(crate) fn time_for(&self, bytes: u64) -> Nanos {
         let ns = (u128::from(bytes) * self.took).checked_div(self.bytes);
         Nanos(u64::try_from(ns.unwrap_or(0)).unwrap_or(u64::MAX))
     }

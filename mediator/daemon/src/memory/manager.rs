@@ -121,7 +121,7 @@ impl MemoryManager {
     ///
     /// # Errors
     /// As [`Self::add`].
-    pub fn check_entitlement(
+    pub(crate) fn check_entitlement(
         &self,
         tenant: TenantId,
         entitlement: &Entitlement,
@@ -136,7 +136,7 @@ impl MemoryManager {
 
     /// Bytes of the card outside all reserves: the largest set that a new tenant without a reserve
     /// can have.
-    pub fn unreserved_bytes(&self) -> u64 {
+    pub(crate) fn unreserved_bytes(&self) -> u64 {
         let reserves = self.owners.values().map(|o| o.entitlement.min_bytes);
         self.config.card_bytes.saturating_sub(reserves.sum())
     }
@@ -291,7 +291,7 @@ impl MemoryManager {
     }
 
     /// Whether something is under way that needs another [`Self::step`] soon.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         let under_way = |owner: &Owner| {
             owner.run() == Run::Stopping || owner.bytes().out + owner.bytes().into > 0
         };

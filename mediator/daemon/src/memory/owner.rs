@@ -83,7 +83,7 @@ impl Bytes {
 
     /// What they take up at the host, at most: swapped chunks that were never written to take
     /// nothing.
-    pub const fn at_host(&self) -> u64 {
+    pub(crate) const fn at_host(&self) -> u64 {
         self.swapped + self.out + self.into
     }
 

@@ -139,7 +139,7 @@ impl GateBook {
 
     /// Whether a gate is about to open: its kept doorbells are then announced before anything else
     /// happens.
-    pub fn any_opening(&self) -> bool {
+    pub(crate) fn any_opening(&self) -> bool {
         self.gates.values().any(|entry| {
             entry.wanted == GateState::Open && entry.acknowledged != Some(GateState::Open)
         })

@@ -16,12 +16,12 @@ use vm_memory::{
 use turnstile_gpu::GuestMemory;
 
 /// Most regions of one VM's memory.
-pub const REGIONS_MAX: usize = 16;
+pub(crate) const REGIONS_MAX: usize = 16;
 /// Most regions of a VM that maps its memory in parts. A process has 65,530 mappings
 /// (vm.max_map_count), for all VMs.
-pub const MAPPED_MAX: usize = 128;
+pub(crate) const MAPPED_MAX: usize = 128;
 /// Most memory of one VM.
-pub const GUEST_BYTES_MAX: u64 = 4 << 40;
+pub(crate) const GUEST_BYTES_MAX: u64 = 4 << 40;
 
 /// The file system of memory files in huge pages. SOURCE: linux/magic.h, HUGETLBFS_MAGIC.
 const HUGETLBFS: i64 = 0x9584_58f6;
@@ -84,7 +84,10 @@ pub enum GuestMemoryError {
 ///
 /// # Errors
 /// When the VMM's description and its file do not fit together, or the file could be shrunk.
-pub fn map(fd: Option<OwnedFd>, regions: &[Region]) -> Result<GuestMemory, GuestMemoryError> {
+pub(crate) fn map(
+    fd: Option<OwnedFd>,
+    regions: &[Region],
+) -> Result<GuestMemory, GuestMemoryError> {
     let memory = GuestMemory::from(GuestMemoryMmap::new());
     let Some(fd) = fd else {
         return match regions.len() {
@@ -110,7 +113,11 @@ pub fn map(fd: Option<OwnedFd>, regions: &[Region]) -> Result<GuestMemory, Guest
 ///
 /// # Errors
 /// As [`map`], or when the VM has [`MAPPED_MAX`] regions.
-pub fn add(memory: &GuestMemory, fd: OwnedFd, region: Region) -> Result<(), GuestMemoryError> {
+pub(crate) fn add(
+    memory: &GuestMemory,
+    fd: OwnedFd,
+    region: Region,
+) -> Result<(), GuestMemoryError> {
     let count = memory.now().num_regions();
     if count >= MAPPED_MAX {
         return Err(GuestMemoryError::TooManyMapped);

@@ -49,7 +49,7 @@ fn map(file: &File, bytes: u64) -> Result<MmapRegion, PagesError> {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn doorbell_pages(channels: u32) -> Result<SharedPages, PagesError> {
+pub(crate) fn doorbell_pages(channels: u32) -> Result<SharedPages, PagesError> {
     let bytes = u64::from(channels) * PAGE_BYTES;
     SharedPages::new(channels).map_err(|source| PagesError::Create { bytes, source })
 }

@@ -9,21 +9,21 @@ use crate::memory::turns::Candidate;
 impl MemoryManager {
     /// Ends all turns. As many of these tenants as fit get all of their memory: first those that
     /// have it, then the smallest. The memory of all other tenants makes way.
-    pub fn bring_back(&mut self, whose: impl IntoIterator<Item = TenantId>) {
+    pub(crate) fn bring_back(&mut self, whose: impl IntoIterator<Item = TenantId>) {
         self.ending = Some(whose.into_iter().collect());
         self.turn = None;
         self.queue.clear();
     }
 
     /// After [`Self::bring_back`], has the memory of this newer tenant brought back as well.
-    pub fn bring_back_too(&mut self, tenant: TenantId) {
+    pub(crate) fn bring_back_too(&mut self, tenant: TenantId) {
         if let Some(ending) = &mut self.ending {
             ending.insert(tenant);
         }
     }
 
     /// Bytes that are still to move for the tenants that fit, and the tenants that do not fit.
-    pub fn still_to_come(&self) -> (u64, Vec<TenantId>) {
+    pub(crate) fn still_to_come(&self) -> (u64, Vec<TenantId>) {
         let staying = self.staying();
         let missing = |id: &TenantId| {
             let owner = self.owners.get(id);
