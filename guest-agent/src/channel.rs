@@ -2,7 +2,7 @@
 
 use crate::error::DriverError;
 use crate::params::{PARAMS_BYTES_MAX, Params};
-use crate::platform::Platform;
+use turnstile_abi::Platform;
 use turnstile_abi::{
     COMMAND_BYTES, ChannelStateBlock, ChannelStatus, Command, CopyDirection, Dim3, Launch,
     TRANSFER_BYTES_MAX, regs,

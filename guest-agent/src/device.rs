@@ -2,8 +2,8 @@
 
 use crate::channel::{Channel, ChannelMemory, Kernel, WAIT_NS};
 use crate::error::{DriverError, TEXT_BYTES, Text};
-use crate::platform::Platform;
 use core::cell::Cell;
+use turnstile_abi::Platform;
 use turnstile_abi::regs::{self, device_status, mailbox_status};
 use turnstile_abi::{CHUNK_BYTES, MAILBOX_ARGS, MAILBOX_RESULTS, QueryItem, Request, pci};
 

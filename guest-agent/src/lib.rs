@@ -1,7 +1,7 @@
 //! What runs in the guest: the driver core.
 //!
-//! No allocation, no unsafe, no operating system: the driver uses [`Platform`] for everything
-//! outside itself. A kernel module, a freestanding guest or a host thread implements it.
+//! No allocation, no unsafe, no operating system: the driver uses
+//! [`Platform`](turnstile_abi::Platform) for everything outside itself. A kernel module, a freestanding guest or a host thread implements it.
 //!
 //! ```text
 //! Device::probe -> load_module, find_function, allocate
@@ -13,17 +13,14 @@
 #[cfg(test)]
 extern crate std;
 
-pub mod boot;
 mod bump;
 mod channel;
 mod device;
 mod error;
 mod params;
-mod platform;
 
 pub use bump::Bump;
 pub use channel::{Channel, ChannelMemory, Kernel};
 pub use device::{Allocation, Device};
 pub use error::{DriverError, TEXT_BYTES, Text};
 pub use params::{PARAMS_BYTES_MAX, Params};
-pub use platform::Platform;

@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use turnstile_guest::boot::module::head as module_head;
-use turnstile_guest::boot::{FILE_BYTES, File as BootFile, file_entry};
+use turnstile_abi::boot::module::head as module_head;
+use turnstile_abi::boot::{FILE_BYTES, File as BootFile, file_entry};
 use turnstile_host::memory_file::{inherited, memory_file};
 use turnstile_images::Workload;
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use turnstile_accounting::{Nanos, TenantId};
+use turnstile_daemon::{Daemon, DaemonConfig, HostConfig, HostSnapshot, TenantSnapshot};
 use turnstile_gpu::Suspend;
 use turnstile_images::{Load, Report, Workload};
-use turnstile_mediator::daemon::{Daemon, DaemonConfig, HostConfig, HostSnapshot, TenantSnapshot};
 use turnstile_soft::{SoftConfig, SoftGpu};
 use turnstile_vmm::vmm::{self, VmConfig, VmError, VmHandle, VmReport};
 

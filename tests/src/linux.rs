@@ -1,6 +1,6 @@
 //! Linux guests of a stock VMM under the software GPU, on this machine or in the lab's.
 
-#[path = "../../mediator/tests/common/fronts.rs"]
+#[path = "../../mediator/cli/tests/common/fronts.rs"]
 mod soft;
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use turnstile_mediator::daemon::HostSnapshot;
+use turnstile_daemon::HostSnapshot;
 use turnstile_vmm::front::Doorbells;
 
 use crate::cloud::{Cloud, Payload};

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use turnstile_daemon::MeterKind;
 use turnstile_gpu::Suspend;
-use turnstile_mediator::daemon::MeterKind;
 use turnstile_soft::SoftConfig;
 use turnstile_soft::pci::PciGpu;
 use turnstile_tests::nested::gates::Use;

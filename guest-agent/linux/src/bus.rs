@@ -8,9 +8,9 @@ use std::sync::atomic::{Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use turnstile_abi::Platform;
 use turnstile_abi::pci::{BAR_DOORBELLS, BAR_REGS, DEVICE_ID, MSIX_PBA, MSIX_TABLE, VENDOR_ID};
 use turnstile_abi::{CHANNELS_MAX, PAGE_BYTES, regs};
-use turnstile_guest::Platform;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use crate::vfio::Vfio;

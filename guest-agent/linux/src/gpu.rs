@@ -1,7 +1,8 @@
 //! The device for programs: modules, memory, launches, one after the other on one channel.
 
+use turnstile_abi::Platform;
 use turnstile_abi::{CopyDirection, Dim3, QueryItem, regs};
-use turnstile_guest::{Allocation, Bump, Channel, ChannelMemory, Device, Kernel, Params, Platform};
+use turnstile_guest::{Allocation, Bump, Channel, ChannelMemory, Device, Kernel, Params};
 
 use crate::{Bus, GuestError};
 

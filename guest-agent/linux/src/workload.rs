@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::Failure;
 use crate::args::{Args, UsageError};
-use turnstile_guest::Platform;
-use turnstile_guest::boot::{BOOT_GPA, BootInfo, FILE_BYTES, File, file_entry};
+use turnstile_abi::Platform;
+use turnstile_abi::boot::{BOOT_GPA, BootInfo, FILE_BYTES, File, file_entry};
 use turnstile_guest_linux::{Bus, GuestError};
 use turnstile_workload::{ARGS_BYTES, Load, Outcome, REPORT_BYTES, Report, Workload};
 

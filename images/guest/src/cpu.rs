@@ -7,7 +7,7 @@
 
 use core::arch::{asm, global_asm};
 use core::cell::UnsafeCell;
-use turnstile_guest::boot::{GDT_GPA, PORT_CONSOLE, PORT_EXIT};
+use turnstile_abi::boot::{GDT_GPA, PORT_CONSOLE, PORT_EXIT};
 
 /// Values of rax that make `UD2` a call: sleep, write a byte or a word (ecx) to a port (dx), read a
 /// word from a port (to eax).

@@ -5,8 +5,8 @@ use core::cell::Cell;
 use core::fmt;
 use core::sync::atomic::{Ordering, fence};
 use turnstile_abi::{PAGE_BYTES, pci};
-use turnstile_guest::Platform;
-use turnstile_guest::boot::BootInfo;
+use turnstile_abi::Platform;
+use turnstile_abi::boot::BootInfo;
 
 const CONFIG_ADDRESS: u16 = 0xcf8;
 const CONFIG_DATA: u16 = 0xcfc;

@@ -3,14 +3,14 @@
 //! [`crate::_start`].
 //!
 //! The first module (an initramfs, to the VMM) has the arguments and files; see
-//! [`turnstile_guest::boot::module`].
+//! [`turnstile_abi::boot::module`].
 //! SOURCE: Xen, docs/misc/pvh.pandoc and xen/include/public/arch-x86/hvm/start_info.h.
 
 use core::arch::global_asm;
 use core::arch::x86_64::__cpuid;
 use core::cell::UnsafeCell;
 
-use turnstile_guest::boot::{
+use turnstile_abi::boot::{
     BOOT_GPA, BootInfo, FILE_BYTES, FILE_NAME_BYTES, GDT, GDT_GPA, PVH_REPORT_BYTES, PVH_REPORT_GPA,
     module,
 };

@@ -4,8 +4,9 @@
 use crate::args::Misbehaviour;
 use crate::report::Report;
 use crate::session::{During, Fail, PATIENCE_NS, Session};
+use turnstile_abi::Platform;
 use turnstile_abi::{CHUNK_BYTES, Command, CopyDirection, Dim3, ErrorCode, Launch, MAILBOX_ARGS};
-use turnstile_guest::{Channel, DriverError, Kernel, Params, Platform};
+use turnstile_guest::{Channel, DriverError, Kernel, Params};
 
 const ENTRIES: u32 = 16;
 /// Beyond any guest memory, and aligned.

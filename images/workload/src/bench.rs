@@ -1,8 +1,9 @@
 //! Where the tests run.
 
 use crate::session::{During, Fail, PATIENCE_NS, Session};
+use turnstile_abi::Platform;
 use turnstile_abi::{CopyDirection, Dim3};
-use turnstile_guest::{Allocation, Bump, Channel, Kernel, Params, Platform};
+use turnstile_guest::{Allocation, Bump, Channel, Kernel, Params};
 
 const STAGING_BYTES: u64 = 512 << 10;
 const GPU_BYTES: u64 = 2 << 20;

@@ -3,7 +3,7 @@
 use crate::report::Report;
 use crate::session::{During, Fail, PATIENCE_NS, Session};
 use turnstile_abi::CopyDirection;
-use turnstile_guest::Platform;
+use turnstile_abi::Platform;
 
 /// Entries of the ring: a copy and a fence for each one in flight, and what is not reported yet.
 const ENTRIES: u32 = 256;

@@ -3,7 +3,7 @@
 use crate::report::Report;
 use crate::session::{During, Fail, PATIENCE_NS, Session};
 use turnstile_abi::Command;
-use turnstile_guest::Platform;
+use turnstile_abi::Platform;
 
 const ENTRIES: u32 = 256;
 

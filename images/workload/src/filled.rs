@@ -4,8 +4,9 @@
 
 use crate::report::Report;
 use crate::session::{During, Fail, PATIENCE_NS, Session};
+use turnstile_abi::Platform;
 use turnstile_abi::{CopyDirection, Dim3, QueryItem};
-use turnstile_guest::{Allocation, Channel, Kernel, Params, Platform};
+use turnstile_guest::{Allocation, Channel, Kernel, Params};
 
 /// Bytes of one pattern.
 const BLOCK_BYTES: u64 = 64 << 10;

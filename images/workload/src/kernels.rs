@@ -6,7 +6,8 @@ use crate::bench::Bench;
 use crate::session::Fail;
 use crate::sha256;
 use turnstile_abi::Dim3;
-use turnstile_guest::{Kernel, Params, Platform};
+use turnstile_abi::Platform;
+use turnstile_guest::{Kernel, Params};
 
 /// Module texts that the guest needs among its files.
 pub const FILES: &[&str] = &[

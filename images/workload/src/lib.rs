@@ -28,8 +28,8 @@ pub use kernels::{FILES, Test};
 pub use report::{Outcome, REPORT_BYTES, Report};
 pub use session::{During, Fail, PATIENCE_NS, Session};
 
-use turnstile_guest::Platform;
-use turnstile_guest::boot::BootInfo;
+use turnstile_abi::Platform;
+use turnstile_abi::boot::BootInfo;
 
 /// Runs what the arguments say. Returns the guest's exit code: 0 where all was well.
 pub fn run<P: Platform>(platform: &P) -> u8 {

@@ -4,8 +4,9 @@ use crate::args::Load;
 use crate::filled::{Filled, SUMS_BYTES};
 use crate::report::Report;
 use crate::session::{During, Fail, PATIENCE_NS, Session};
+use turnstile_abi::Platform;
 use turnstile_abi::{CopyDirection, Dim3};
-use turnstile_guest::{Channel, Kernel, Params, Platform};
+use turnstile_guest::{Channel, Kernel, Params};
 
 /// Tokens that are copied back and checked together. There are two such groups: one is checked
 /// while the launches of the other are in progress.

@@ -2,8 +2,8 @@
 
 use crate::session::Fail;
 use core::fmt::{self, Write};
-use turnstile_guest::Platform;
-use turnstile_guest::boot::BootInfo;
+use turnstile_abi::Platform;
+use turnstile_abi::boot::BootInfo;
 
 const WORDS: usize = 16;
 const TEXT_BYTES: usize = 256;

@@ -1,8 +1,9 @@
 //! What every workload starts from: a device, guest memory to carve up, loaded kernels.
 
 use core::fmt;
-use turnstile_guest::boot::{BootInfo, stop_requested};
-use turnstile_guest::{Bump, Channel, ChannelMemory, Device, DriverError, Kernel, Platform};
+use turnstile_abi::Platform;
+use turnstile_abi::boot::{BootInfo, stop_requested};
+use turnstile_guest::{Bump, Channel, ChannelMemory, Device, DriverError, Kernel};
 
 /// Longest that a workload waits for the device. TIMEOUT: a VM that is held back may wait for
 /// seconds.

@@ -2,7 +2,7 @@
 
 use crate::report::Report;
 use crate::session::{During, Fail, Session};
-use turnstile_guest::Platform;
+use turnstile_abi::Platform;
 
 const PAGE_BYTES: u64 = 4096;
 

@@ -3,9 +3,9 @@
 use crate::bench::Bench;
 use crate::kernels::Test;
 use crate::session::{During, Fail, PATIENCE_NS};
+use turnstile_abi::Platform;
 use turnstile_abi::regs::features;
 use turnstile_abi::{Command, CopyDirection, ErrorCode};
-use turnstile_guest::Platform;
 
 fn pattern(i: u32) -> u32 {
     i.wrapping_mul(0x9e37_79b9) ^ 0x5555_0000

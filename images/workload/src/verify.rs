@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::report::Report;
 use crate::session::{During, Fail, Session};
 use crate::{kernels, transfers};
-use turnstile_guest::Platform;
+use turnstile_abi::Platform;
 
 /// Runs all tests `rounds` times, or until the VMM requests the end.
 pub(crate) fn run<P: Platform>(

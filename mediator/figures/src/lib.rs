@@ -6,12 +6,13 @@
 //!   matrix -> cells -> weights, bursts -> entitlement (accounting's fluid server) -----^
 //! ```
 //!
-//! Everything here is pure; the loads run in `turnstile_nvidia::load`, the `bench` subcommands
-//! start processes.
+//! Everything here is pure but for [`columns`], which prints a table. The loads run in
+//! `turnstile_nvidia::load`; `turnstile-bench` starts processes.
 #![deny(unsafe_code)]
 
 pub mod bursts;
 pub mod cell;
+pub mod columns;
 pub mod entitlement;
 pub mod load;
 pub mod matrix;

@@ -20,6 +20,7 @@
 #![deny(unsafe_code)]
 
 pub mod clock;
+pub mod commands;
 mod costs;
 mod doorbells;
 pub mod events;

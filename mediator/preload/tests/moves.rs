@@ -2,7 +2,7 @@
 //! driver's functions, the answers that they get, and moves of their memory that they do not
 //! notice.
 
-#[path = "../../tests/common/library.rs"]
+#[path = "../../cli/tests/common/library.rs"]
 mod library;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,6 @@
 //! Tokens of PTX (PTX ISA 4.1 to 4.5). Nothing is copied; the text is read once.
 
-use super::module::LoadError;
+use super::error::LoadError;
 
 /// A token. A word includes its dots (`ld.global.u32`, `%tid.x`, `.reg`).
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -28,6 +28,8 @@
 #![deny(unsafe_code)]
 
 mod code;
+mod entry;
+mod error;
 mod exec;
 mod kernels;
 mod lexer;
@@ -40,11 +42,13 @@ mod parse;
 mod tests;
 mod types;
 
+pub use entry::{Entry, Limits, Param};
+pub use error::LoadError;
 pub use exec::{BlockOutcome, Control, ExecError, Launch, Scratch, run_block};
 pub use memory::{
     DeviceMemory, LOCAL_WINDOW, MemoryFault, PARAM_WINDOW, SHARED_WINDOW, Timer, WINDOW_BYTES,
 };
-pub use module::{Entry, Limits, LoadError, Module, Param, Symbol};
+pub use module::{Module, Symbol};
 
 /// Lanes of a warp.
 pub const LANES: usize = 32;

@@ -1,135 +1,12 @@
 //! A validated module: entries, parameters, variables.
 
-use super::code::Code;
+use super::entry::{Entry, Layout, Limits};
+use super::error::LoadError;
 use super::lexer::{Literal, Token};
 use super::lower::{Builder, Scope};
 use super::parse::{Parser, Variable};
 use super::types::{Space, Type};
 use std::collections::HashMap;
-use thiserror::Error;
-
-/// What a text may ask for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of the text.
-    pub text_bytes: usize,
-    /// Entries of the module.
-    pub entries: usize,
-    /// Instructions of the module (those that helpers add are counted).
-    pub instructions: usize,
-    /// Registers of an entry, predicates included.
-    pub registers: u32,
-    /// Bytes of static shared memory of an entry; at launch, of static and dynamic together.
-    pub shared_bytes: u32,
-    /// Bytes of local memory of a thread.
-    pub local_bytes: u32,
-    /// Bytes of global and constant variables.
-    pub global_bytes: u64,
-    /// Bytes of an entry's parameters (PTX ISA 5.1.6: 4352, or 32764 from sm_70 on).
-    pub param_bytes: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            text_bytes: 4 << 20,
-            entries: 1024,
-            instructions: 1 << 20,
-            registers: 4096,
-            shared_bytes: 96 << 10,
-            local_bytes: 64 << 10,
-            global_bytes: 16 << 20,
-            param_bytes: 4352,
-        }
-    }
-}
-
-/// Why a text was refused. Each carries its line, counted from 1.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum LoadError {
-    /// The text is not PTX.
-    #[error("Line {line}: {what}")]
-    Syntax {
-        /// Line.
-        line: u32,
-        /// What was expected and found.
-        what: String,
-    },
-    /// PTX that this machine does not execute.
-    #[error("Line {line}: {what} is not supported")]
-    Unsupported {
-        /// Line.
-        line: u32,
-        /// The instruction or directive.
-        what: String,
-    },
-    /// Operands that do not fit the instruction.
-    #[error("Line {line}: {what}")]
-    Operand {
-        /// Line.
-        line: u32,
-        /// Which operand and why.
-        what: String,
-    },
-    /// More than [`Limits`] allow.
-    #[error("Line {line}: more than {limit} {what}")]
-    Limit {
-        /// Line.
-        line: u32,
-        /// What there is too much of.
-        what: &'static str,
-        /// The limit.
-        limit: u64,
-    },
-}
-
-impl LoadError {
-    /// The line at fault.
-    pub fn line(&self) -> u32 {
-        match self {
-            LoadError::Syntax { line, .. }
-            | LoadError::Unsupported { line, .. }
-            | LoadError::Operand { line, .. }
-            | LoadError::Limit { line, .. } => *line,
-        }
-    }
-
-    pub(super) fn syntax(line: u32, what: &str) -> LoadError {
-        let what = shorten(what);
-        LoadError::Syntax { line, what }
-    }
-
-    pub(super) fn unsupported(line: u32, what: String) -> LoadError {
-        let what = shorten(&what);
-        LoadError::Unsupported { line, what }
-    }
-
-    pub(super) fn operand(line: u32, what: &str) -> LoadError {
-        let what = shorten(what);
-        LoadError::Operand { line, what }
-    }
-}
-
-/// The guest chooses names; a message carries at most 160 characters of them.
-fn shorten(text: &str) -> String {
-    match text.char_indices().nth(160) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
-    }
-}
-
-/// A parameter of an entry, in bytes of its parameter block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Param {
-    /// Name in the text.
-    pub name: String,
-    /// Offset in the block.
-    pub offset: u32,
-    /// Size.
-    pub size: u32,
-    /// Alignment.
-    pub align: u32,
-}
 
 /// A global or constant variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,29 +15,6 @@ pub struct Symbol {
     pub offset: u64,
     /// Bytes.
     pub size: u64,
-}
-
-/// A kernel.
-#[derive(Debug)]
-pub struct Entry {
-    /// Name in the text.
-    pub name: String,
-    /// Parameters in order.
-    pub params: Vec<Param>,
-    /// Bytes of the parameter block.
-    pub param_bytes: u32,
-    /// Bytes of shared memory with a fixed size, rounded up to where dynamic shared memory begins.
-    pub static_shared_bytes: u32,
-    /// Bytes of local memory of each thread.
-    pub local_bytes: u32,
-    /// Registers declared, predicates included.
-    pub registers: u32,
-    /// Most threads of a block (`.maxntid`, `.reqntid`), if the text declares it.
-    pub max_threads: Option<u32>,
-    /// Instructions after lowering.
-    pub instructions: usize,
-    pub(super) shared_limit: u32,
-    pub(super) code: Code,
 }
 
 /// A loaded module.
@@ -236,31 +90,6 @@ impl Module {
     /// A global or constant variable.
     pub fn symbol(&self, name: &str) -> Option<Symbol> {
         self.symbols.get(name).copied()
-    }
-}
-
-/// Lays variables out one after another.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Layout {
-    pub(super) bytes: u64,
-}
-
-impl Layout {
-    /// The offset of a variable of `size` bytes.
-    pub(super) fn place(
-        &mut self,
-        line: u32,
-        (size, align): (u64, u32),
-        (limit, what): (u64, &'static str),
-    ) -> Result<u64, LoadError> {
-        let offset = self.bytes.next_multiple_of(u64::from(align));
-        match offset.checked_add(size) {
-            Some(end) if end <= limit => {
-                self.bytes = end;
-                Ok(offset)
-            }
-            _ => Err(LoadError::Limit { line, what, limit }),
-        }
     }
 }
 

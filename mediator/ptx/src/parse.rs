@@ -1,8 +1,8 @@
 //! Tokens to statements: declarations and instructions, one at a time. No tree of the whole text is
 //! built.
 
+use super::error::LoadError;
 use super::lexer::{Lexer, Literal, Token, literal};
-use super::module::LoadError;
 use super::types::Type;
 
 /// Most operands of an instruction and most elements of a vector operand; PTX has no more.

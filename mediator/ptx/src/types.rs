@@ -1,6 +1,6 @@
 //! Types, state spaces and the modifiers of an opcode.
 
-use super::module::LoadError;
+use super::error::LoadError;
 
 /// Fundamental type kinds (PTX ISA 5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,9 +8,11 @@
 //! cannot expose another tenant's bytes. The page table maps each page to a chunk of the card; an
 //! access to an unmapped page faults.
 //!
-//! Where memory moves ([`super::swap`]), the bytes lie in the frames of the card's chunks, in any
+//! Where memory moves ([`self::swap`]), the bytes lie in the frames of the card's chunks, in any
 //! order. A page keeps its address while its chunk is released and its bytes are in the host's
 //! pool. The tenant's file stays empty then, and the aperture shows no data.
+
+pub(crate) mod swap;
 
 use std::fs::File;
 use std::io;
@@ -26,8 +28,8 @@ use vm_memory::{
 };
 use vmm_sys_util::fallocate::{FallocateMode, fallocate};
 
+use self::swap::{Swap, Swapped};
 use super::memory::CardMemory;
-use super::swap::{Swap, Swapped};
 use turnstile_gpu::Allocation;
 use turnstile_gpu::layout::Layout;
 use turnstile_host::memory_file::memory_file;

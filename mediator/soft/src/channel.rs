@@ -19,8 +19,8 @@ use turnstile_abi::{Command, ErrorCode};
 use turnstile_accounting::{Moment, TenantId};
 
 use super::board::Board;
-use super::context::Context;
-use super::work::{Class, Job, Kernel, Progress, Work};
+use super::execute::context::Context;
+use super::execute::work::{Class, Job, Kernel, Progress, Work};
 use turnstile_gpu::ring::{ChannelFault, Ring, word_reached};
 use turnstile_gpu::{ChannelActivity, ChannelConfig, GuestMemory, TenantResources};
 

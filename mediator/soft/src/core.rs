@@ -3,10 +3,15 @@
 //!
 //! The driver (real or virtual time) has exclusive access. It passes in events with their time and
 //! takes the work that engines are to begin from [`Core::dispatch`]. Engines and the dispatcher are
-//! in [`super::dispatch`].
+//! in [`self::dispatch`].
 //!
 //! Invariant: the log of every engine is a complete timeline, and the status registers always equal
 //! its last record.
+
+pub(crate) mod demand;
+pub(crate) mod dispatch;
+pub(crate) mod front_end;
+pub(crate) mod moves;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,16 +20,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use turnstile_abi::{CHANNELS_MAX, ErrorCode};
 use turnstile_accounting::{Demand, EngineState, Moment, SwitchEvent, TenantId};
 
+use self::demand::DemandLog;
+use self::dispatch::Engine;
+use self::front_end::{Budgets, Part};
+use self::moves::Moves;
+use super::address_space::swap::MemoryLog;
 use super::board::Board;
 use super::channel::{Channel, Phase};
 use super::config::{ENGINES, SoftConfig};
-use super::context::Context;
-use super::demand::DemandLog;
-use super::dispatch::Engine;
-use super::front_end::{Budgets, Part};
-use super::moves::Moves;
+use super::execute::context::Context;
 use super::registers::Registers;
-use super::swap::MemoryLog;
 use super::switch_log::SwitchLog;
 use turnstile_gpu::ring::{ChannelFault, check_channel, word_reached};
 use turnstile_gpu::{
@@ -119,7 +124,7 @@ pub(super) struct Core {
     pub(super) line: VecDeque<u32>,
     /// Channels that wait for a word.
     pub(super) waits: BTreeSet<u32>,
-    /// Channels that wait for an engine, by [`super::work::Class`].
+    /// Channels that wait for an engine, by [`super::execute::work::Class`].
     pub(super) ready: [BTreeSet<u32>; 2],
     /// The slot last served, by class.
     pub(super) cursor: [u32; 2],

@@ -1,15 +1,20 @@
 //! What engines do: copies, fills, kernels.
 
+pub(crate) mod clock;
+pub(crate) mod context;
+pub(crate) mod kernel;
+pub(crate) mod work;
+
 use turnstile_abi::{CopyDirection, ErrorCode};
 use turnstile_accounting::Nanos;
 use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileSlice};
 
+use self::clock::Clock;
+use self::context::Context;
+use self::kernel::run_real;
+use self::work::{Kernel, Outcome, Start, Work};
 use super::address_space::{AddressSpace, PageFault};
-use super::clock::Clock;
 use super::config::SoftConfig;
-use super::context::Context;
-use super::kernel::run_real;
-use super::work::{Kernel, Outcome, Start, Work};
 
 /// Bytes moved between two checks of the clock and of a stop request.
 const PIECE: u64 = 256 << 10;

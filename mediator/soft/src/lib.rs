@@ -22,30 +22,19 @@
 mod address_space;
 mod board;
 mod channel;
-mod clock;
 mod config;
-mod context;
 mod core;
-mod demand;
-mod dispatch;
 mod execute;
-mod front_end;
-mod kernel;
 mod memory;
-mod moves;
 pub mod pci;
 pub mod plain;
-mod realtime;
 mod registers;
-mod swap;
 mod switch_log;
 mod tenancy;
 #[cfg(test)]
 mod tests;
-mod virtual_time;
-mod work;
 
 pub use board::Board;
 pub use config::{COMPUTE, CostModel, ENGINES, Kernels, SoftConfig};
-pub use realtime::SoftGpu;
-pub use virtual_time::{KernelCost, VirtualGpu};
+pub use tenancy::realtime::SoftGpu;
+pub use tenancy::virtual_time::{KernelCost, VirtualGpu};

@@ -1,5 +1,8 @@
 //! The [`Gpu`] trait over the core: the same for real and for virtual time.
 
+pub(crate) mod realtime;
+pub(crate) mod virtual_time;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
@@ -7,15 +10,15 @@ use std::sync::Arc;
 use turnstile_abi::ErrorCode;
 use turnstile_accounting::{DemandEvent, EngineId, Moment, Nanos, SwitchEvent, TenantId};
 
+use self::realtime::SoftGpu;
+use self::virtual_time::VirtualGpu;
 use super::address_space::AddressSpace;
+use super::address_space::swap::Swap;
 use super::config::SoftConfig;
-use super::context::Context;
 use super::core::Core;
+use super::execute::context::Context;
 use super::memory::CardMemory;
-use super::realtime::SoftGpu;
 use super::registers::Registers;
-use super::swap::Swap;
-use super::virtual_time::VirtualGpu;
 use turnstile_gpu::{
     Allocation, Capabilities, ChannelActivity, ChannelConfig, EngineStatus, Gpu, MemoryEvent,
     MoveError, MoveOrder, Refusal, Suspend, TenantResources,

@@ -8,7 +8,6 @@ use turnstile_abi::physical::{PAGES, area, demand, switch_state};
 use turnstile_accounting::{EngineId, EngineState, Moment, SwitchEvent, TenantId};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-use super::demand::Record;
 use turnstile_gpu::ChannelActivity;
 use turnstile_host::memory_file::memory_file;
 
@@ -94,8 +93,8 @@ impl HostArea {
     }
 
     /// Appends records of demand from `get` on to `records`. Returns whether some were lost.
-    pub(super) fn read_demand(&self, get: &mut u64, records: &mut Vec<Record>) -> bool {
-        self.read(&CHANGES, get, records, Record)
+    pub(super) fn read_demand(&self, get: &mut u64, records: &mut Vec<[u64; 2]>) -> bool {
+        self.read(&CHANGES, get, records, |words| words)
     }
 
     /// The word of the context with this first page; 0 if it is another's.

@@ -18,7 +18,7 @@ const AHEAD_MAX: Nanos = Nanos::from_ms(1_000);
 
 /// A record as the device wrote it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Record(pub(super) [u64; 2]);
+struct Record([u64; 2]);
 
 /// What a record may name.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ pub(super) struct DemandReader {
     get: u64,
     last: Moment,
     /// Reused between calls.
-    records: Vec<Record>,
+    records: Vec<[u64; 2]>,
     /// Times at which records were lost or made no sense.
     losses: u64,
 }
@@ -102,7 +102,7 @@ impl DemandReader {
                 from: self.last,
                 now,
             };
-            match record.check(limits) {
+            match Record(record).check(limits) {
                 Some(event) => {
                     self.last = event.at;
                     events.push(event);

@@ -9,9 +9,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use turnstile_accounting::record::GpuIdentity;
-use turnstile_mediator::api::{Api, ApiConfig};
-use turnstile_mediator::config::{ApiSection, MetricsSection, Principal};
-use turnstile_mediator::daemon::{Host, HostConfig};
+use turnstile_api::{Api, ApiConfig};
+use turnstile_daemon::config::{ApiSection, MetricsSection, Principal};
+use turnstile_daemon::{Host, HostConfig};
 use turnstile_soft::{SoftConfig, SoftGpu};
 
 /// TIMEOUT: longer than the API permits a slow client.

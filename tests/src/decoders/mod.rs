@@ -14,7 +14,7 @@ use std::path::Path;
 
 use turnstile_abi::{Command, MAILBOX_ARGS, Request};
 use turnstile_accounting::export::PriceList;
-use turnstile_mediator::config::Layers;
+use turnstile_daemon::config::Layers;
 use turnstile_preload_wire::{ToDaemon as ToDaemonOfProgram, ToLibrary};
 use turnstile_vmm::wire::{FrameReader, Read, ToDaemon};
 

@@ -7,8 +7,8 @@
 use std::io;
 use std::sync::Arc;
 
+use turnstile_daemon::tenant::gates::{GateBook, GateMove};
 use turnstile_gpu::Doorbells;
-use turnstile_mediator::tenant::gates::{GateBook, GateMove};
 use turnstile_soft::plain::PlainDoorbells;
 use turnstile_vmm::gate::{
     GateControl, GateCounters, GateState, PageMapError, PageWords, ThreadMap, newer,

@@ -8,9 +8,9 @@ use turnstile_accounting::record::Entry;
 use turnstile_accounting::{
     AccountId, DemandEvent, EngineId, EventMeter, Meter, Moment, Nanos, Observation, SwitchEvent,
 };
+use turnstile_daemon::tenant::gates::GateMove;
 use turnstile_gpu::{ChannelActivity, Gpu, Suspend};
 use turnstile_mediation::{Activity, Mediation};
-use turnstile_mediator::tenant::gates::GateMove;
 use turnstile_policies::{Membership, TenantParams, Tuning, Weight};
 use turnstile_soft::{ENGINES, SoftConfig, VirtualGpu};
 use turnstile_vmm::gate::GateState;

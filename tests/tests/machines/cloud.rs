@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use turnstile_guest::boot::PVH_REPORT_GPA;
+use turnstile_abi::boot::PVH_REPORT_GPA;
 use turnstile_images::{Load, Outcome, REPORT_BYTES, Report, Workload};
 use turnstile_tests::cloud::{Cloud, Payload, Running, module};
 use turnstile_tests::e2e::wait_for;

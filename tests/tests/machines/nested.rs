@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{self, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use turnstile_mediator::daemon::HostSnapshot;
+use turnstile_daemon::HostSnapshot;
 use turnstile_tests::e2e::wait_for;
 use turnstile_tests::linux::{daemon, fronts};
 use turnstile_tests::machine::{Ended, Lab, Machine, busy_ticks, ticks};

@@ -2,6 +2,8 @@
 //!
 //! The guest's driver, the VMM's device model and the mediator all compile against this crate, so
 //! that each layout is defined once. `docs/DEVICE.md` describes the same contract in prose.
+//! [`boot`] is what the reference VMM and its guests agree on beside the device. [`Platform`] is
+//! what a driver needs of a guest.
 //!
 //! No value that a guest writes is trusted. The `decode` functions here check the form (opcodes,
 //! lengths, alignments, reserved fields) once. The mediator checks the rest: which ranges are guest
@@ -12,16 +14,19 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod boot;
 mod command;
 mod error;
 mod mailbox;
 pub mod pci;
 pub mod physical;
+mod platform;
 pub mod regs;
 
 pub use command::{COMMAND_BYTES, Command, CopyDirection, Dim3, FENCE_BYTES, FenceRecord, Launch};
 pub use error::{ChannelStatus, ErrorCode};
 pub use mailbox::{MAILBOX_ARGS, MAILBOX_RESULTS, MailboxOp, QueryItem, Request};
+pub use platform::Platform;
 
 /// Bytes of one page, and so of one doorbell.
 pub const PAGE_BYTES: u64 = 4096;

@@ -4,7 +4,7 @@
 //! 0x500                    descriptor table, in Linux's order, with room for a TSS
 //! 0x1000, 0x2000           top two levels of page tables
 //! 0x3000..0x7000           first stack
-//! 0x7000                   boot block (turnstile_guest::boot)
+//! 0x7000                   boot block (turnstile_abi::boot)
 //! 0x8000, 0x9000           arguments, report
 //! 0x10_0000                the guest program, as linked
 //! 0x40_0000                page directories
@@ -20,7 +20,7 @@ use std::fs::File;
 use std::io::{self, Cursor};
 use std::sync::Arc;
 use turnstile_abi::PAGE_BYTES;
-use turnstile_guest::boot::{
+use turnstile_abi::boot::{
     BOOT_GPA, BootInfo, FILE_BYTES, File as BootFile, GDT, GDT_GPA, STOP_GPA, file_entry,
 };
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, MmapRegion};

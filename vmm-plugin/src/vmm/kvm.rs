@@ -15,9 +15,9 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use std::sync::Arc;
+use turnstile_abi::boot::{GDT, GDT_GPA, PORT_CONSOLE, PORT_EXIT};
 use turnstile_abi::pci::{BAR_APERTURE, BAR_DOORBELLS, BAR_REGS, VECTORS};
 use turnstile_abi::{PAGE_BYTES, regs};
-use turnstile_guest::boot::{GDT, GDT_GPA, PORT_CONSOLE, PORT_EXIT};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 

@@ -8,8 +8,9 @@ mod sync;
 mod warp;
 
 use super::LANES;
+use super::entry::Entry;
 use super::memory::{DeviceMemory, MemoryFault, Timer};
-use super::module::{Entry, Module};
+use super::module::Module;
 use block::Block;
 use std::sync::atomic::AtomicBool;
 use thiserror::Error;

@@ -1,10 +1,10 @@
 //! Arithmetic, logic, comparison, moves and conversions.
 
 use super::super::code::{CompareArgs, Logic, Op, Pred, Src};
+use super::super::error::LoadError;
 use super::super::kernels::{
     Comparison, Lanewise, compare_float, compare_integer, float, integer, is_space, test_property,
 };
-use super::super::module::LoadError;
 use super::super::parse::Operand;
 use super::super::types::{Kind, Modifiers, Space, Type};
 use super::Builder;

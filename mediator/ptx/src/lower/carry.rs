@@ -1,7 +1,7 @@
 //! Extended-precision arithmetic (PTX ISA 9.7.2).
 
 use super::super::code::{CarryArgs, Op};
-use super::super::module::LoadError;
+use super::super::error::LoadError;
 use super::super::parse::Operand;
 use super::super::types::{Modifiers, Type};
 use super::Builder;

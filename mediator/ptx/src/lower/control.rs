@@ -1,7 +1,7 @@
 //! Branches, barriers and the exchange of data between lanes.
 
 use super::super::code::{BarrierArgs, Op, Pred, Shuffle, ShuffleArgs, Src, Vote, VoteDst};
-use super::super::module::LoadError;
+use super::super::error::LoadError;
 use super::super::parse::Operand;
 use super::super::types::{Modifiers, Type};
 use super::Builder;

@@ -1,8 +1,8 @@
 //! Conversions, of values and of addresses.
 
 use super::super::code::{Dst, Src};
+use super::super::error::LoadError;
 use super::super::kernels::{Lanewise, convert_float, extension};
-use super::super::module::LoadError;
 use super::super::parse::Operand;
 use super::super::types::{Kind, Modifiers, Space, Type};
 use super::Builder;

@@ -1,7 +1,7 @@
 //! Loads, stores and atomics.
 
 use super::super::code::{Access, AtomOp, Dst, Op, Src};
-use super::super::module::LoadError;
+use super::super::error::LoadError;
 use super::super::parse::Operand;
 use super::super::types::{Kind, Modifiers, Space, Type};
 use super::Builder;

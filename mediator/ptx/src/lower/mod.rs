@@ -11,9 +11,10 @@ mod scope;
 pub(super) use scope::Scope;
 
 use super::code::{Code, Dst, Inst, Op, Pred, Src};
+use super::entry::{Entry, Layout, Limits, Param};
+use super::error::LoadError;
 use super::kernels::Lanewise;
 use super::lexer::Token;
-use super::module::{Entry, Layout, Limits, LoadError, Param};
 use super::parse::{Parser, Statement};
 use super::types::{Kind, Modifiers, Space};
 use scope::Register;

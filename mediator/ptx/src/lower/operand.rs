@@ -1,9 +1,9 @@
 //! Operands to sources and destinations.
 
 use super::super::code::{Dst, Op, Pred, Special, Src};
+use super::super::error::LoadError;
 use super::super::lexer::Literal;
 use super::super::memory::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
-use super::super::module::LoadError;
 use super::super::parse::Operand;
 use super::super::types::{Space, Type};
 use super::Builder;

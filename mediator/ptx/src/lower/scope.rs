@@ -1,6 +1,7 @@
 //! Names of a block: registers and variables.
 
-use super::super::module::{Layout, LoadError};
+use super::super::entry::Layout;
+use super::super::error::LoadError;
 use super::super::parse::Variable;
 use super::super::types::Space;
 use std::collections::HashMap;

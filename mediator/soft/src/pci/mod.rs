@@ -39,7 +39,7 @@ pub use self::dma::DmaError;
 pub use self::serve::{serve, serve_client};
 use self::shown::Shown;
 use super::config::SoftConfig;
-use super::realtime::SoftGpu;
+use super::tenancy::realtime::SoftGpu;
 use turnstile_gpu::{Gpu, Interrupts, Suspend};
 
 /// Which part of the device an access goes to.

@@ -15,8 +15,8 @@ mod world;
 use std::hash::Hasher;
 
 use turnstile_accounting::{Moment, Nanos};
+use turnstile_daemon::memory::MemoryKeeper;
 use turnstile_gpu::Gpu;
-use turnstile_mediator::memory::MemoryKeeper;
 
 use super::{Report, over_seeds};
 use crate::lab::chart::{Chart, Series};

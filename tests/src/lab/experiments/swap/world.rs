@@ -14,8 +14,8 @@ use turnstile_accounting::{
     AccountId, EngineId, EventMeter, Meter, Metric, Nanos, Observation, SwitchEvent, TenantId,
     Window,
 };
+use turnstile_daemon::memory::{Entitlement, MemoryConfig, MemoryKeeper};
 use turnstile_gpu::{ChannelActivity, Gpu, Suspend};
-use turnstile_mediator::memory::{Entitlement, MemoryConfig, MemoryKeeper};
 use turnstile_policies::Weight;
 use turnstile_soft::plain::{PlainChannel, PlainVm};
 use turnstile_soft::{ENGINES, Kernels, SoftConfig, VirtualGpu};

@@ -1,0 +1,110 @@
+//! The daemon itself: whether it is well, and which it is.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Shared;
+use super::problem::Problem;
+
+/// Which daemon this is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Version {
+    /// Version of the daemon.
+    pub version: String,
+    /// Version of this API.
+    pub api: String,
+    /// Protocol that VMMs and launchers speak.
+    pub protocol: u32,
+}
+
+/// How the daemon is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct Health {
+    /// End of the last accounted window, on the GPU's clock.
+    pub at_ns: u64,
+    /// Time that cannot be accounted for; zero, or something is broken.
+    pub conservation_error_ns: u64,
+    /// The durable ledger; null without one.
+    pub ledger: Option<LedgerState>,
+}
+
+/// How the durable ledger is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub(crate) struct LedgerState {
+    /// Entries on the disk since the daemon began.
+    pub written: u64,
+    /// The last attempt to write failed; it is tried again.
+    pub failing: bool,
+    /// Periods that were refused, as they did not balance.
+    pub refused: u64,
+}
+
+impl Shared {
+    fn health(&self) -> Health {
+        let snapshot = self.snapshots.get();
+        let ledger = self.host.ledger_health().map(|health| LedgerState {
+            written: health.written,
+            failing: health.failing,
+            refused: health.refused,
+        });
+        Health {
+            at_ns: snapshot.at.0,
+            // CAST: a sum of times of one run
+            conservation_error_ns: snapshot.conservation_error_ns as u64,
+            ledger,
+        }
+    }
+}
+
+/// The daemon answers.
+#[utoipa::path(
+    get, path = "/healthz", tag = "daemon",
+    responses(
+        (status = 200, description = "It does", body = Health),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn alive(State(shared): State<Arc<Shared>>) -> Json<Health> {
+    Json(shared.health())
+}
+
+/// Whether the daemon works: time is accounted for, and the ledger is written.
+#[utoipa::path(
+    get, path = "/readyz", tag = "daemon",
+    responses(
+        (status = 200, description = "It does", body = Health),
+        (status = "4XX", response = super::Refused),
+        (status = 503, response = super::Refused),
+    )
+)]
+pub(super) async fn ready(State(shared): State<Arc<Shared>>) -> Response {
+    let health = shared.health();
+    let failing = health.ledger.is_some_and(|ledger| ledger.failing);
+    if failing {
+        let detail = "The ledger is not written (is the disk full?); the log says why";
+        return Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
+    }
+    Json(health).into_response()
+}
+
+/// Versions.
+#[utoipa::path(
+    get, path = "/v1/version", tag = "daemon",
+    responses(
+        (status = 200, description = "Versions", body = Version),
+        (status = "4XX", response = super::Refused),
+    )
+)]
+pub(super) async fn version() -> Json<Version> {
+    Json(Version {
+        version: env!("CARGO_PKG_VERSION").into(),
+        api: "v1".into(),
+        protocol: turnstile_vmm::wire::PROTOCOL,
+    })
+}

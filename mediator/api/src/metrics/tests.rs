@@ -1,0 +1,188 @@
+//! What is exposed, as a reader sees it.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use turnstile_abi::ErrorCode;
+use turnstile_accounting::ledger::{EngineSnapshot, EngineTotals};
+use turnstile_accounting::{AccountId, EngineId, Moment, Nanos, TenantId};
+
+use super::tenants::ROWS;
+use super::*;
+use turnstile_daemon::histogram::Histogram;
+use turnstile_daemon::{AccountSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
+use turnstile_mediation::Tally;
+
+fn identity() -> Identity {
+    Identity {
+        node: "node-17".into(),
+        gpu: "GPU-1111".into(),
+        model: "Software \"GPU\"".into(),
+        policy: "dfq".into(),
+    }
+}
+
+/// A GPU with two tenants.
+pub(crate) fn host() -> HostSnapshot {
+    let tenant = |number, name: &str| TenantSnapshot {
+        tenant: TenantId(number),
+        name: name.into(),
+        account: "gold".into(),
+        kind: TenantKind::Vm,
+        weight: 300,
+        cap: None,
+        latency_target: false,
+        admitted: number == 1,
+        compute_ns: Nanos(0),
+        copy_ns: Nanos(0),
+        copy_bytes: Some(0),
+        engine_ns: Nanos(0),
+        held_ns: Nanos(0),
+        entitled_ns: Nanos(0),
+        waited_ns: Nanos(0),
+        backlogged: false,
+        doorbells_trapped: 0,
+        gate_moves: 0,
+        slices: 0,
+        tally: Tally::default(),
+        latency: Histogram::default(),
+        faults: BTreeMap::new(),
+        memory_held_bytes: None,
+        memory_limit_bytes: Some(64 << 20),
+        memory: Some(MemorySnapshot::default()),
+    };
+    let mut busy = tenant(1, "batch");
+    busy.compute_ns = Nanos(1_512_250_000_000);
+    busy.faults.insert(ErrorCode::PageFault, 2);
+    busy.latency.observe(Nanos::from_us(7));
+    HostSnapshot {
+        gpu: BTreeMap::new(),
+        at: Moment(2_000_000_000_000),
+        memory_bytes: 1 << 30,
+        tenants: vec![busy, tenant(2, "new")],
+        accounts: vec![AccountSnapshot {
+            id: AccountId(1),
+            name: "gold".into(),
+            weight: 300,
+            cap: None,
+            tenants: 2,
+            compute_ns: Nanos(1_600_000_000_000),
+            copy_ns: Nanos(0),
+            copy_bytes: None,
+        }],
+        engines: vec![
+            EngineSnapshot {
+                engine: COMPUTE,
+                totals: EngineTotals {
+                    used_ns: Nanos(1_512_250_000_000),
+                    idle_ns: Nanos(487_750_000_000),
+                    ..EngineTotals::default()
+                },
+            },
+            EngineSnapshot {
+                engine: EngineId(1),
+                totals: EngineTotals::default(),
+            },
+        ],
+        conservation_error_ns: 0,
+        untracked: Vec::new(),
+        ledger_errors: 0,
+        switches: Histogram::default(),
+    }
+}
+
+fn written() -> String {
+    exposed(&host())
+}
+
+/// What is exposed of a host.
+pub(super) fn exposed(host: &HostSnapshot) -> String {
+    let tenants = host.tenants.iter().map(|tenant| tenant.tenant);
+    let uuids = tenants.map(|tenant| (tenant, format!("vm-{}", tenant.0)));
+    let ledger = LedgerHealth::default();
+    let names = Names {
+        uuids: uuids.collect(),
+        projects: [("batch".to_owned(), "proj-9".to_owned())].into(),
+    };
+    let mut all = families(&identity(), host, Some(&ledger), &names);
+    all.extend(crate::measured_for_tests());
+    text(&all).unwrap()
+}
+
+#[test]
+fn billed_time_is_exposed_in_seconds() {
+    let text = written();
+    let line =
+        r#"turnstile_vm_gpu_seconds_total{vm="vm-1",gpu="GPU-1111",project_id="proj-9"} 1512.25"#;
+    assert!(text.lines().any(|seen| seen == line), "{text}");
+    let of_account = r#"turnstile_account_gpu_seconds_total{account="gold",gpu="GPU-1111"} 1600"#;
+    assert!(text.lines().any(|seen| seen == of_account), "{text}");
+    let sum: f64 = text
+        .lines()
+        .filter(|line| line.starts_with("turnstile_gpu_time_seconds_total{"))
+        .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+        .sum();
+    assert_eq!(sum, 2_000.0, "the states add up to the wall time");
+}
+
+#[test]
+fn a_tenant_that_did_nothing_is_there_at_zero() {
+    let text = written();
+    for row in &ROWS {
+        let start = format!("{}{{vm=\"vm-2\"", row.name);
+        assert!(
+            text.lines().any(|line| line.starts_with(&start)),
+            "{}",
+            row.name
+        );
+    }
+}
+
+#[test]
+fn without_tenants_no_family_is_empty() {
+    let mut host = host();
+    host.tenants.clear();
+    let all = families(&identity(), &host, None, &Names::default());
+    assert!(!text(&all).unwrap().contains("turnstile_vm_"));
+}
+
+#[test]
+fn promtool_finds_nothing_to_complain_about() {
+    let checked = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let Ok(mut promtool) = checked else {
+        println!("SKIPPED: promtool is not installed (package prometheus)");
+        return;
+    };
+    let mut stdin = promtool.stdin.take().unwrap();
+    stdin.write_all(written().as_bytes()).unwrap();
+    drop(stdin);
+    let said = promtool.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&said.stderr) + String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.success() && text.trim().is_empty(), "{text}");
+}
+
+#[test]
+fn metrics_in_rules_and_dashboard_are_exposed() {
+    let told = written();
+    let rules = include_str!("../../../../docs/monitoring/rules.yml");
+    let board = include_str!("../../../../docs/monitoring/grafana.json");
+    let word = |c: char| !(c.is_ascii_alphanumeric() || "_:".contains(c));
+    let asked: std::collections::BTreeSet<&str> = [rules, board]
+        .iter()
+        .flat_map(|text| text.split(word))
+        .filter(|name| name.starts_with("turnstile_"))
+        .collect();
+    assert!(asked.len() > 10, "{asked:?}");
+    for name in asked {
+        // Series of a histogram.
+        let name = name.strip_suffix("_bucket").unwrap_or(name);
+        let head = format!("# TYPE {name} ");
+        assert!(told.contains(&head), "{name} is not exposed");
+    }
+}

@@ -1,0 +1,268 @@
+//! A tenant as the API shows it, a VM or a program, and how it is scheduled.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use turnstile_accounting::Nanos;
+use turnstile_policies::{Cap, ParamsError, Weight};
+use utoipa::ToSchema;
+
+use super::Shared;
+use super::body::Patch;
+use super::problem::Problem;
+use turnstile_daemon::{MemoryLimits, MemorySnapshot, Settings, TenantKind, TenantSnapshot};
+
+/// Shortest and longest period of a cap, and shortest quota.
+/// SOURCE: kernel/sched/core.c, min_cfs_quota_period, max_cfs_quota_period, min_bw_runtime of the
+/// same order
+const PERIOD_US: std::ops::RangeInclusive<u64> = 1_000..=1_000_000;
+/// SOURCE: Documentation/admin-guide/cgroup-v2.rst, cpu.max
+const PERIOD_DEFAULT_US: u64 = 100_000;
+
+/// How a tenant is scheduled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Scheduling {
+    /// Its share relative to others, as cgroup's `cpu.weight`.
+    #[schema(minimum = 1, maximum = 10_000)]
+    pub weight: u32,
+    /// Engine time that it gets at most in each period, in microseconds; null for no limit.
+    #[serde(default)]
+    #[schema(minimum = 1_000, maximum = 1_000_000)]
+    pub quota_us: Option<u64>,
+    /// Length of the period in microseconds, not below the quota. It means nothing without a quota,
+    /// and is 100,000 if only a quota is given.
+    #[serde(default)]
+    #[schema(minimum = 1_000, maximum = 1_000_000)]
+    pub period_us: Option<u64>,
+    /// Whether time slices of other tenants are short while it is resident for less than its part:
+    /// requests at a low rate end sooner, for some per cent of the others' rate (policy `owed`).
+    #[serde(default)]
+    pub latency_target: bool,
+}
+
+/// Changes to how a tenant is scheduled; what is left out stays as it is.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "a schema: the patch itself is merged as JSON")]
+pub(super) struct SchedulingPatch {
+    /// Its share relative to others.
+    #[schema(minimum = 1, maximum = 10_000)]
+    weight: Option<u32>,
+    /// Engine time that it gets at most in each period, in microseconds; null lifts the limit.
+    #[schema(minimum = 1_000, maximum = 1_000_000)]
+    quota_us: Option<u64>,
+    /// Length of the period in microseconds.
+    #[schema(minimum = 1_000, maximum = 1_000_000)]
+    period_us: Option<u64>,
+    /// Whether it has a latency target.
+    latency_target: Option<bool>,
+}
+
+/// What a tenant used since it connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmUsage {
+    /// Time on the compute engine that was charged.
+    pub compute_ns: u64,
+    /// Time on the copy engines that was charged.
+    pub copy_ns: u64,
+    /// Bytes that the copy engines moved in that time; null where the GPU does not count them.
+    pub copy_bytes: Option<u64>,
+    /// Time for which it was held.
+    pub held_ns: u64,
+    /// Doorbell writes that trapped.
+    pub doorbells_trapped: u64,
+    /// Times that its gates were moved.
+    pub gate_moves: u64,
+}
+
+/// Where a tenant's GPU memory is, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmResidence {
+    /// On the GPU.
+    pub resident_bytes: u64,
+    /// At the host.
+    pub swapped_bytes: u64,
+    /// Copied to the host so far.
+    pub swapped_out_bytes: u64,
+    /// Copied back so far.
+    pub swapped_in_bytes: u64,
+    /// On the GPU, and never to move.
+    pub pinned_bytes: u64,
+    /// Copied because of it so far, its own or others', which is what it is charged for.
+    pub moved_bytes: u64,
+    /// Time of the link that this took.
+    pub moved_ns: u64,
+}
+
+/// A tenant: a virtual machine, or a program and what descends from it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Vm {
+    /// Name, as its VMM or launcher gives it.
+    pub name: String,
+    /// `vm` or `program`; null if it is not connected.
+    pub kind: Option<String>,
+    /// Account that it belongs to; null before it first connected.
+    pub account: Option<String>,
+    /// Whether it is connected. A tenant that is not is listed if it has settings.
+    pub connected: bool,
+    /// Number in this run of the daemon.
+    pub number: Option<u32>,
+    /// How it is scheduled, now or when it connects.
+    pub scheduling: Scheduling,
+    /// Part of the compute engine's last second that it was entitled to, from 0 to 1; null before
+    /// its first second.
+    pub entitled_ratio: Option<f64>,
+    /// Whether it may run now.
+    pub admitted: Option<bool>,
+    /// What it used since it connected.
+    pub usage: Option<VmUsage>,
+    /// Limits of its GPU memory, as they were set.
+    pub limits: MemoryLimits,
+    /// Where its memory is; null where memory does not move.
+    pub memory: Option<VmResidence>,
+}
+
+impl Scheduling {
+    pub(super) fn of(weight: u32, cap: Option<Cap>, latency_target: bool) -> Self {
+        Self {
+            weight,
+            latency_target,
+            quota_us: cap.map(|cap| cap.quota_ns().0 / 1_000),
+            period_us: cap.map(|cap| cap.period_ns().0 / 1_000),
+        }
+    }
+
+    pub(super) fn cap(&self) -> Result<Option<Cap>, Problem> {
+        let period = self.period_us.unwrap_or(PERIOD_DEFAULT_US);
+        if !PERIOD_US.contains(&period) {
+            let detail = format!(
+                "A period has {} to {} us",
+                PERIOD_US.start(),
+                PERIOD_US.end()
+            );
+            return Err(Problem::field("/period_us", detail));
+        }
+        let Some(quota) = self.quota_us else {
+            return Ok(None);
+        };
+        let refused = |detail: String| Problem::field("/quota_us", detail);
+        if !(*PERIOD_US.start()..=period).contains(&quota) {
+            return Err(refused(format!(
+                "A quota has {} us to the period's {period} us; null is no limit",
+                PERIOD_US.start()
+            )));
+        }
+        Cap::new(Nanos(quota * 1_000), Nanos(period * 1_000))
+            .map(Some)
+            .map_err(|error| refused(error.to_string()))
+    }
+
+    /// Sets all of it, or what a patch of `before` names; the rest stays as it was set.
+    pub(super) fn enter(
+        &self,
+        before: Option<(&Self, &Patch)>,
+        settings: &mut Settings,
+    ) -> Result<(), Problem> {
+        let weight = Weight::new(self.weight)
+            .map_err(|error: ParamsError| Problem::field("/weight", error.to_string()))?;
+        let cap = self.cap()?;
+        if before.is_none_or(|(before, _)| before.weight != self.weight) {
+            settings.weight = Some(weight);
+        }
+        let of_cap = |patch: &Patch| patch.names("quota_us") || patch.names("period_us");
+        if before.is_none_or(|(_, patch)| of_cap(patch)) {
+            settings.cap = cap;
+        }
+        settings.latency_target = self.latency_target;
+        Ok(())
+    }
+}
+
+fn residence(memory: MemorySnapshot) -> VmResidence {
+    VmResidence {
+        resident_bytes: memory.resident_bytes,
+        swapped_bytes: memory.swapped_bytes,
+        swapped_out_bytes: memory.swapped_out_bytes,
+        swapped_in_bytes: memory.swapped_in_bytes,
+        pinned_bytes: memory.pinned_bytes,
+        moved_bytes: memory.moved_bytes,
+        moved_ns: memory.moved_ns.0,
+    }
+}
+
+fn connected(tenant: &TenantSnapshot, entitled: Option<f64>, limits: MemoryLimits) -> Vm {
+    let kind = match tenant.kind {
+        TenantKind::Vm => "vm",
+        TenantKind::Program { .. } => "program",
+    };
+    Vm {
+        name: tenant.name.clone(),
+        kind: Some(kind.into()),
+        account: Some(tenant.account.clone()),
+        connected: true,
+        number: Some(tenant.tenant.0),
+        scheduling: Scheduling::of(tenant.weight, tenant.cap, tenant.latency_target),
+        entitled_ratio: entitled,
+        admitted: Some(tenant.admitted),
+        usage: Some(VmUsage {
+            compute_ns: tenant.compute_ns.0,
+            copy_ns: tenant.copy_ns.0,
+            copy_bytes: tenant.copy_bytes,
+            held_ns: tenant.held_ns.0,
+            doorbells_trapped: tenant.doorbells_trapped,
+            gate_moves: tenant.gate_moves,
+        }),
+        limits,
+        memory: tenant.memory.map(residence),
+    }
+}
+
+fn absent(name: &str, settings: &Settings, default: Weight, account: Option<String>) -> Vm {
+    let weight = settings.weight.unwrap_or(default).get();
+    Vm {
+        name: name.to_owned(),
+        kind: None,
+        account,
+        connected: false,
+        number: None,
+        scheduling: Scheduling::of(weight, settings.cap, settings.latency_target),
+        entitled_ratio: None,
+        admitted: None,
+        usage: None,
+        limits: settings.memory,
+        memory: None,
+    }
+}
+
+impl Shared {
+    /// All tenants by name: those that are connected, and those of which something is set.
+    pub(super) fn vms(&self) -> BTreeMap<String, Vm> {
+        let (host, snapshot) = (&self.host, self.snapshots.get());
+        let (settings, default) = (host.settings(), host.default_weight());
+        let named = |(name, settings): (&String, &Settings)| {
+            let vm = absent(name, settings, default, host.owner(name));
+            (name.clone(), vm)
+        };
+        let mut vms: BTreeMap<String, Vm> = settings.iter().map(named).collect();
+        let last = self.live.last();
+        let rows = last.iter().flat_map(|view| &view.tenants);
+        let entitled: BTreeMap<u32, f64> = rows.map(|row| (row.tenant, row.entitled)).collect();
+        for tenant in &snapshot.tenants {
+            let entitled = entitled.get(&tenant.tenant.0).copied();
+            let set = settings.get(&tenant.name).copied().unwrap_or_default();
+            let vm = connected(tenant, entitled, set.memory);
+            vms.insert(tenant.name.clone(), vm);
+        }
+        vms
+    }
+
+    /// A tenant that is listed, or has a name that belongs to an account.
+    pub(super) fn vm(&self, name: &str) -> Result<Vm, Problem> {
+        let known = self.vms().remove(name).or_else(|| {
+            let owner = self.host.owner(name)?;
+            let default = self.host.default_weight();
+            Some(absent(name, &Settings::default(), default, Some(owner)))
+        });
+        known.ok_or_else(|| Problem::no_vm(name))
+    }
+}

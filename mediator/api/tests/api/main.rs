@@ -1,0 +1,12 @@
+//! The admin API as its callers see it: over its sockets, beside a daemon without processes.
+
+mod accounts;
+mod bench;
+mod document;
+mod http;
+mod requests;
+mod roles;
+#[cfg(feature = "tls")]
+mod tls;
+
+use bench::Bench;

@@ -1,0 +1,64 @@
+//! `turnstile gpu`: GPUs of a running daemon.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use turnstile_api::gpus::{Engine, Gpu};
+
+use turnstile_figures::columns::table;
+
+use super::admin::{Admin, escaped};
+
+/// Arguments of `gpu`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    admin: Admin,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// GPUs that the daemon shares
+    List,
+    /// One GPU
+    Get {
+        /// Its identity, as listed
+        id: String,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let admin = &args.admin;
+    admin.exit(match &args.command {
+        Command::List => admin.list("/v1/gpus", show),
+        Command::Get { id } => admin.get(&format!("/v1/gpus/{}", escaped(id)), show),
+    })
+}
+
+fn show(gpus: &[Gpu]) {
+    let rows: Vec<Vec<String>> = gpus
+        .iter()
+        .map(|gpu| {
+            let compute = gpu.engines.iter().filter(|engine| engine.compute);
+            let sum = |of: fn(&Engine) -> u64| compute.clone().map(of).sum::<u64>();
+            let wall = sum(|engine| engine.wall_ns).max(1) as f64;
+            let percent = |ns: u64| format!("{:.2}%", ns as f64 / wall * 100.0);
+            vec![
+                gpu.id.clone(),
+                gpu.model.clone(),
+                gpu.policy.clone(),
+                gpu.vms.to_string(),
+                (gpu.memory_bytes >> 20).to_string(),
+                percent(sum(|engine| engine.used_ns)),
+                percent(sum(|engine| engine.switching_ns)),
+                percent(sum(|engine| engine.idle_ns)),
+            ]
+        })
+        .collect();
+    let head = [
+        "GPU", "MODEL", "POLICY", "VMS", "MEM-MIB", "USED", "SWITCH", "IDLE",
+    ];
+    table(&head, &rows);
+}

@@ -1,0 +1,62 @@
+//! The GPU that a configuration names.
+
+use turnstile_daemon::config::{Config, GpuKind};
+
+#[cfg(not(feature = "nvidia"))]
+use self::no_nvidia as nvidia;
+#[cfg(not(feature = "vfio"))]
+use self::no_vfio as vfio;
+use super::chosen::Chosen;
+#[cfg(feature = "nvidia")]
+use super::nvidia::gpu as nvidia;
+use super::soft;
+#[cfg(feature = "vfio")]
+use super::vfio;
+
+/// Starts the GPU of a configuration.
+pub(crate) fn choose(config: &Config) -> anyhow::Result<Chosen> {
+    match config.gpu.kind {
+        GpuKind::Soft => soft::start(config),
+        GpuKind::Nvidia => nvidia::start(config),
+        GpuKind::Vfio | GpuKind::VfioUser | GpuKind::VfioFake => vfio::start(config),
+    }
+}
+
+/// Identity and model of the GPU, for the ledger.
+pub(crate) fn identity(config: &Config) -> anyhow::Result<(String, String)> {
+    let named = |id: &str, model: &str| Ok((id.to_owned(), model.to_owned()));
+    let device = config.gpu.device.as_deref().unwrap_or_default();
+    match config.gpu.kind {
+        GpuKind::Soft => return named("software-0", "Software GPU"),
+        GpuKind::VfioFake => return named("software-pci-0", "Software GPU behind PCI, simulated"),
+        GpuKind::Vfio | GpuKind::VfioUser => return named(&format!("pci-{device}"), "PCI GPU"),
+        GpuKind::Nvidia => {}
+    }
+    nvidia::identity(config.gpu.index)
+}
+
+/// NVIDIA GPUs in a build without them.
+#[cfg(not(feature = "nvidia"))]
+mod no_nvidia {
+    use super::{Chosen, Config};
+    use crate::absent::absent;
+
+    pub(super) fn start(_: &Config) -> anyhow::Result<Chosen> {
+        Err(absent("gpu.kind", "nvidia"))
+    }
+
+    pub(super) fn identity(_: u32) -> anyhow::Result<(String, String)> {
+        Err(absent("gpu.kind", "nvidia"))
+    }
+}
+
+/// PCI GPUs in a build without them.
+#[cfg(not(feature = "vfio"))]
+mod no_vfio {
+    use super::{Chosen, Config};
+    use crate::absent::absent;
+
+    pub(super) fn start(_: &Config) -> anyhow::Result<Chosen> {
+        Err(absent("gpu.kind", "vfio"))
+    }
+}

@@ -1,0 +1,96 @@
+//! `turnstile run`: a program as a tenant.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::path::PathBuf;
+
+use crate::launch::{self, Launch, Learn, Report};
+use anyhow::Context;
+use clap::ValueEnum;
+
+/// Arguments of `run`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    /// Name of the tenant; the command's and a number if absent
+    #[arg(long)]
+    name: Option<String>,
+    /// Its weight, 1 to 10000; the daemon's default if absent
+    #[arg(long)]
+    weight: Option<u32>,
+    /// The daemon's socket
+    #[arg(long, default_value = "/run/turnstile/vmm.sock")]
+    socket: PathBuf,
+    /// Let its GPU memory move: a library takes over its allocations (docs/NVIDIA.md lists what
+    /// cannot move)
+    #[arg(long)]
+    movable: bool,
+    /// GPU memory that it may have, in bytes, with --movable: an allocation beyond it fails as if
+    /// the GPU were full, and the program is shown no more
+    #[arg(long, requires = "movable")]
+    memory_max: Option<u64>,
+    /// Part of it, in bytes, that is never taken from it, with --movable
+    #[arg(long, requires = "movable")]
+    memory_min: Option<u64>,
+    /// Bytes above which its memory goes first when others need room, with --movable
+    #[arg(long, requires = "movable")]
+    memory_high: Option<u64>,
+    /// How the driver's objects are learnt; by default by notification where the kernel has it,
+    /// else by the library
+    #[arg(long, value_enum)]
+    learn: Option<LearnArg>,
+    /// The library of --movable and --learn preload, if it is not beside this binary
+    #[arg(long)]
+    preload: Option<PathBuf>,
+    /// Append what is learnt to a file, without a daemon
+    #[arg(long, hide = true)]
+    learn_only: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LearnArg {
+    /// The kernel reports them (seccomp user notification): nothing in the program
+    Notify,
+    /// A library that is preloaded into the program reports them
+    Preload,
+}
+
+/// Runs the command and ends with its status.
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
+    let report = match args.learn_only {
+        Some(path) => Report::File(
+            OpenOptions::new()
+                .append(true)
+                .create(true)
+                .open(&path)
+                .with_context(|| format!("Opening {}", path.display()))?,
+        ),
+        None => Report::Daemon {
+            socket: args.socket,
+            name: args.name,
+            weight: args.weight,
+            memory_max_bytes: args.memory_max,
+            memory_min_bytes: args.memory_min,
+            memory_high_bytes: args.memory_high,
+        },
+    };
+    let learn = args.learn.map(|learn| match learn {
+        LearnArg::Notify => Learn::Notify,
+        LearnArg::Preload => Learn::Preload,
+    });
+    let launch = Launch {
+        command: args.command,
+        report,
+        learn,
+        library: args.preload,
+        movable: args.movable,
+    };
+    let code = launch::run(launch).unwrap_or_else(|error| {
+        let code = error.exit_code();
+        eprintln!("turnstile run: {:#}", anyhow::Error::from(error));
+        code
+    });
+    std::process::exit(code)
+}

@@ -1,0 +1,326 @@
+//! `turnstile serve`: the daemon in the foreground. It prints a snapshot on SIGUSR1 and at its end.
+
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use turnstile_abi::CHUNK_BYTES;
+use turnstile_accounting::Nanos;
+use turnstile_accounting::record::GpuIdentity;
+use turnstile_api::{Api, ApiConfig, StateFile};
+use turnstile_daemon::config::{Config, Effective, GpuKind, Meter, Reloaded, SuspendKind, changed};
+use turnstile_daemon::{AccountsConfig, Daemon, DaemonConfig, HostConfig, MeterKind, resolve_all};
+use turnstile_host::confine::{self, Files, Plan};
+
+use turnstile_policies::{Tuning, Weight};
+use turnstile_vmm::front::Front;
+
+use super::chosen::Chosen;
+use super::gpus::{self, identity};
+use super::ledger;
+use super::options::Options;
+use super::service::Service;
+use super::vfio_user;
+
+/// Sizes the card so that `vms` VMs together own `factor` times its memory, and the host pool so
+/// that it holds all of that.
+pub(crate) fn oversubscribe(config: &mut Config, factor: f64, vms: u64) -> anyhow::Result<()> {
+    let moves = match config.gpu.kind {
+        GpuKind::Soft => config.gpu.soft.suspend != SuspendKind::Drains,
+        GpuKind::Nvidia => true,
+        GpuKind::Vfio | GpuKind::VfioUser | GpuKind::VfioFake => false,
+    };
+    anyhow::ensure!(
+        moves,
+        "Only the software GPU and NVIDIA's move memory, and not where queued commands drain"
+    );
+    let own = config.memory.vm_mib << 20;
+    // CAST: a few GiB, which an f64 holds exactly; the card has whole chunks.
+    let card = (own as f64 * vms as f64 / factor) as u64 / CHUNK_BYTES * CHUNK_BYTES;
+    anyhow::ensure!(
+        card >= own,
+        "A VM of {} MiB does not fit on a card of {} MiB; oversubscribe at most as many times as there are VMs",
+        own >> 20,
+        card >> 20
+    );
+    config.gpu.soft.memory_mib = card >> 20;
+    config.memory.card_mib = card >> 20;
+    config.memory.host_pool_mib = config.memory.host_pool_mib.max((own * vms) >> 20);
+    Ok(())
+}
+
+/// Starts a daemon.
+pub(crate) fn start(config: &Config) -> anyhow::Result<Daemon> {
+    // First: unreadable settings or a ledger that cannot be written are no reason to touch a GPU.
+    // Tenants that connect before the API starts then have their settings.
+    let state = config.api.state.clone().map(StateFile::new);
+    let kept = state.map(|state| state.load()).transpose()?;
+    let kept = kept.unwrap_or_default();
+    let ledger = ledger::open(&config.ledger, || identity(config))?;
+    let Chosen { gpu, mut timing } = gpus::choose(config)?;
+    let scheduling = &config.scheduling;
+    if let Some(ms) = scheduling.period_ms {
+        timing.period = Nanos::from_ms(ms);
+    }
+    let meter = match config.gpu.meter {
+        Meter::Events => MeterKind::Events,
+        Meter::Polled => MeterKind::Polled,
+        Meter::Adaptive => MeterKind::Adaptive,
+    };
+    let tuning = Tuning {
+        patience_ns: Nanos::from_us(scheduling.patience_us),
+        ..Tuning::default()
+    };
+    let host = HostConfig {
+        policy: config.policy().to_owned(),
+        tuning,
+        weight: Weight::new(scheduling.default_weight)?,
+        gpu_memory_bytes: config.memory.vm_mib << 20,
+        channels: scheduling.channels_per_vm,
+        tenants_max: scheduling.tenants_max,
+    };
+    let daemon = DaemonConfig {
+        socket: config.sockets.vmm.clone(),
+        host,
+        meter,
+        timing,
+        settings: kept.tenants,
+        accounts: AccountsConfig {
+            made: kept.accounts,
+            names: kept.names,
+            ..config.accounts()
+        },
+    };
+    Ok(Daemon::with_ledger(daemon, gpu, ledger)?)
+}
+
+/// Starts the admin API of a daemon; its sockets are beside that of VMMs unless configured.
+fn api(config: &Config, daemon: &Daemon) -> anyhow::Result<Api> {
+    let (gpu, model) = identity(config)?;
+    let node = ledger::node(&config.ledger);
+    let beside = |name| config.sockets.vmm.with_file_name(name);
+    let mut section = config.api.clone();
+    section.socket.get_or_insert_with(|| beside("api.sock"));
+    section
+        .read_only_socket
+        .get_or_insert_with(|| beside("api-ro.sock"));
+    let api = ApiConfig {
+        section,
+        metrics: config.metrics.clone(),
+        prices: config.ledger.prices.clone(),
+        gpu: GpuIdentity { node, gpu, model },
+        ledger: config.ledger.path.clone(),
+    };
+    Ok(Api::start(api, daemon.host().clone())?)
+}
+
+/// Serves the devices of stock VMMs' VMs.
+pub(crate) fn fronts(config: &Config) -> anyhow::Result<Vec<Front>> {
+    let section = &config.vfio_user;
+    match &section.folder {
+        Some(folder) => {
+            vfio_user::serve(&config.sockets.vmm, folder, &section.vms, section.doorbells)
+        }
+        None => Ok(Vec::new()),
+    }
+}
+
+/// Arguments of `serve`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    options: Options,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let mut effective = args.options.effective()?;
+    let config = effective.config.clone();
+    raise_file_limit();
+    // Before the threads, so that none of them takes the signal.
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1])?;
+    confine(&config, args.options.file())?;
+    let daemon = start(&config)?;
+    let api = api(&config, &daemon)?;
+    let status = format!(
+        "{} GPU, policy {}, listening on {}",
+        config.gpu.kind.name(),
+        config.policy(),
+        config.sockets.vmm.display()
+    );
+    eprintln!("turnstile: {status}");
+    let fronts = fronts(&config)?;
+    let service = Service::ready(&status, daemon.periods().clone())?;
+    let tell = || -> anyhow::Result<()> {
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&daemon.host().snapshot())?
+        );
+        Ok(())
+    };
+    for signal in signals.forever() {
+        match signal {
+            SIGUSR1 => tell()?,
+            SIGHUP => {
+                service.reloading();
+                match reload(&args.options, &effective, &daemon, &api) {
+                    Ok(now) => effective = now,
+                    Err(error) => eprintln!("turnstile: nothing was reloaded: {error:#}"),
+                }
+                service.again(&status);
+            }
+            _ => break,
+        }
+    }
+    eprintln!("turnstile: stopping; VMs see a lost device");
+    bring_memory_back(&daemon, &mut signals);
+    drop(service);
+    let told = tell();
+    drop((fronts, api));
+    told
+}
+
+/// Brings programs' memory from the host back to the GPU, as much as fits, because programs that
+/// lack some end with the daemon. Another signal to end stops the wait.
+fn bring_memory_back(daemon: &Daemon, signals: &mut Signals) {
+    /// TIMEOUT: 128 GiB take three seconds (measured on an H200). The service manager waits for
+    /// longer (`TimeoutStopSec`).
+    const LIMIT: Duration = Duration::from_secs(20);
+    const TELL_EVERY: Duration = Duration::from_secs(1);
+    const LOOK_EVERY: Duration = Duration::from_millis(20);
+    let begin = Instant::now();
+    let mut told: Option<Instant> = None;
+    daemon.host().bring_memory_back();
+    let left = loop {
+        let home = daemon.host().homecoming();
+        let ends = |signal| matches!(signal, SIGINT | SIGTERM);
+        if home.left_bytes == 0 || begin.elapsed() >= LIMIT || signals.pending().any(ends) {
+            break home;
+        }
+        if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+            told = Some(Instant::now());
+            let mib = home.left_bytes.div_ceil(1 << 20);
+            eprintln!("turnstile: bringing back GPU memory of programs, {mib} MiB left");
+        }
+        thread::sleep(LOOK_EVERY);
+    };
+    if left.left_bytes > 0 {
+        let mib = left.left_bytes.div_ceil(1 << 20);
+        eprintln!(
+            "turnstile: {mib} MiB of GPU memory did not come back; programs that lack some end"
+        );
+    } else if told.is_some() {
+        eprintln!("turnstile: GPU memory of programs is back");
+    }
+    for name in left.lost {
+        eprintln!("turnstile: the GPU has no room for the memory of {name}, which ends");
+    }
+}
+
+/// Applies what may change while the daemon runs, all of it or nothing, and prints what waits for a
+/// restart.
+fn reload(
+    options: &Options,
+    before: &Effective,
+    daemon: &Daemon,
+    api: &Api,
+) -> anyhow::Result<Effective> {
+    let mut now = options.effective()?;
+    let Reloaded { taken, waiting } = changed(before, &now);
+    let config = &now.config;
+    let weight = Weight::new(config.scheduling.default_weight)?;
+    let prices = config.ledger.prices.as_deref();
+    let AccountsConfig {
+        entries, fronts, ..
+    } = config.accounts();
+    let entries = resolve_all(entries)?;
+    api.reload(&config.api, &config.metrics, prices)?;
+    daemon.host().configure_accounts(entries, fronts);
+    daemon.host().set_default_weight(weight);
+    let list = |keys: &[&str]| match keys {
+        [] => "nothing".to_owned(),
+        keys => keys.join(", "),
+    };
+    eprintln!(
+        "turnstile: reloaded; now in force: {}; waits for a restart: {}",
+        list(&taken),
+        list(&waiting)
+    );
+    // Keys that are not in force are reported again by the next reload.
+    for key in waiting {
+        if let Some(setting) = before.settings.get(key) {
+            now.settings.insert(key, setting.clone());
+        }
+    }
+    Ok(now)
+}
+
+/// Raises the limit of open files to the permitted maximum: a VM takes some forty, and the 1,024 of
+/// most shells are too few.
+fn raise_file_limit() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let raised = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum,
+            maximum,
+        },
+    );
+    if let Err(error) = raised {
+        log::warn!("The limit of open files stays: {error}");
+    }
+}
+
+/// Gives up privileges that this daemon does not need, before it has threads.
+fn confine(config: &Config, file: &Path) -> anyhow::Result<()> {
+    let software = config.gpu.kind == GpuKind::Soft;
+    let safety = &config.safety;
+    let files = safety.landlock.then(|| files(config, file));
+    confine::plan(Plan {
+        seccomp: safety.seccomp,
+        software,
+        api_files: files.clone().filter(|_| !software),
+        keep_capabilities: safety.keep_capabilities,
+    });
+    if !software {
+        return Ok(());
+    }
+    if !safety.keep_capabilities {
+        confine::give_up_capabilities().context("Giving up capabilities failed")?;
+    }
+    if let Some(files) = files
+        && !confine::restrict_files(&files).context("Giving up files failed")?
+    {
+        log::info!("This kernel has no Landlock: the daemon can reach what its user can reach");
+    }
+    Ok(())
+}
+
+/// The folders of the files in the configuration.
+fn files(config: &Config, file: &Path) -> Files {
+    let (ledger, api) = (&config.ledger, &config.api);
+    let folders = |paths: &[&Option<PathBuf>]| -> Vec<PathBuf> {
+        let named = paths.iter().filter_map(|path| path.as_deref());
+        named.map(confine::folder_of).collect()
+    };
+    let trace = &config.gpu.soft.trace;
+    let sockets = [&api.socket, &api.read_only_socket];
+    let mut writable = folders(&[&ledger.path, &api.state, sockets[0], sockets[1], trace]);
+    writable.push(confine::folder_of(&config.sockets.vmm));
+    if let Some(fronts) = &config.vfio_user.folder {
+        // Their sockets, and the devices by which doorbell writes are noticed.
+        writable.extend([fronts.clone(), PathBuf::from("/dev")]);
+    }
+    // SQLite sorts large results there. Landlock does not restrict the connection to a PostgreSQL
+    // server's socket.
+    writable.push(std::env::temp_dir());
+    let tls = [&api.tls.certificate, &api.tls.key, &api.tls.client_ca];
+    let mut readable = folders(&tls);
+    readable.extend(folders(&[&ledger.postgres_password_file, &ledger.prices]));
+    // A reload reads the configuration again.
+    readable.push(confine::folder_of(file));
+    Files { readable, writable }
+}

@@ -1,0 +1,283 @@
+//! `turnstile vm`: tenants of a running daemon, and what is set of them.
+
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use clap::Subcommand;
+use serde_json::{Map, Value, json};
+use turnstile_api::client::ClientError;
+use turnstile_api::vm::Vm;
+
+use turnstile_figures::columns::table;
+
+use super::admin::{Admin, escaped};
+
+/// Arguments of `vm`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    admin: Admin,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Tenants that are connected, and those of which something is set
+    List,
+    /// One tenant
+    Get {
+        /// Its name
+        name: String,
+    },
+    /// Set something of a tenant, from the next decision on
+    Set(SetArgs),
+    /// Forget what is set of a tenant that is not connected, and free its name for other accounts
+    Forget {
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(clap::Args, Debug)]
+struct SetArgs {
+    /// The tenant's name
+    name: String,
+    /// Its share relative to others
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    weight: Option<u32>,
+    /// The most of the engine that it gets, as in 25%, or max for no limit
+    #[arg(long, value_parser = quota)]
+    quota: Option<Quota>,
+    /// Length of the periods that the quota is counted in, in milliseconds
+    #[arg(long, requires = "quota", value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    period_ms: Option<u64>,
+    /// Whether time slices of other tenants are short while it is resident for less than its part
+    #[arg(long)]
+    latency_target: Option<bool>,
+    /// GPU memory that is never taken from it, in MiB
+    #[arg(long, value_name = "MIB")]
+    memory_min: Option<Mib>,
+    /// GPU memory above which its own goes first, in MiB, or max for no such bound
+    #[arg(long, value_name = "MIB")]
+    memory_high: Option<Mib>,
+    /// GPU memory that it may allocate, in MiB, or max for what it brought
+    #[arg(long, value_name = "MIB")]
+    memory_max: Option<Mib>,
+    /// Also if it has not connected yet
+    #[arg(long)]
+    expect: bool,
+}
+
+/// Memory in MiB, or no bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mib(Option<u32>);
+
+impl Mib {
+    pub(super) fn bytes(self) -> Option<u64> {
+        self.0.map(|mib| u64::from(mib) << 20)
+    }
+}
+
+impl FromStr for Mib {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "max" => Ok(Self(None)),
+            text => text.parse().map(|mib| Self(Some(mib))),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Quota {
+    Max,
+    Percent(f64),
+}
+
+/// Period of a quota that is given without one, in microseconds.
+const PERIOD_US: u64 = 100_000;
+
+pub(super) fn quota(text: &str) -> Result<Quota, String> {
+    if text == "max" {
+        return Ok(Quota::Max);
+    }
+    let number = text.strip_suffix('%').and_then(|text| text.parse().ok());
+    number
+        .filter(|percent| (0.0..=100.0).contains(percent))
+        .map(Quota::Percent)
+        .ok_or_else(|| "a part of the engine as in 25%, or max".to_owned())
+}
+
+impl SetArgs {
+    /// The changes to the limits of its memory.
+    fn memory(&self) -> Map<String, Value> {
+        let mut changes = Map::new();
+        if let Some(min) = self.memory_min {
+            changes.insert("min_bytes".into(), json!(min.bytes().unwrap_or(0)));
+        }
+        let others = [
+            ("high_bytes", self.memory_high),
+            ("max_bytes", self.memory_max),
+        ];
+        for (name, limit) in others {
+            if let Some(limit) = limit {
+                changes.insert(name.into(), json!(limit.bytes()));
+            }
+        }
+        changes
+    }
+
+    /// The changes to how it is scheduled.
+    fn scheduling(&self) -> Map<String, Value> {
+        let mut changes = Map::new();
+        if let Some(weight) = self.weight {
+            changes.insert("weight".into(), json!(weight));
+        }
+        if let Some(quota) = self.quota {
+            quota.enter(self.period_ms, &mut changes);
+        }
+        if let Some(target) = self.latency_target {
+            changes.insert("latency_target".into(), json!(target));
+        }
+        changes
+    }
+}
+
+impl Quota {
+    /// Puts it into a patch, counted in periods of `period_ms`.
+    pub(super) fn enter(self, period_ms: Option<u64>, changes: &mut Map<String, Value>) {
+        let (quota_us, period_us) = match self {
+            Self::Max => (None, None),
+            Self::Percent(percent) => {
+                let period_us = period_ms.map_or(PERIOD_US, |ms| ms * 1_000);
+                // CAST: at most a second's microseconds
+                let quota_us = (period_us as f64 * percent / 100.0).round() as u64;
+                (Some(quota_us), Some(period_us))
+            }
+        };
+        changes.insert("quota_us".into(), json!(quota_us));
+        changes.insert("period_us".into(), json!(period_us));
+    }
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let admin = &args.admin;
+    admin.exit(match &args.command {
+        Command::List => admin.list("/v1/vms", show),
+        Command::Get { name } => admin.get(&path(name, ""), show),
+        Command::Set(set) => run_set(admin, set),
+        Command::Forget { name } => admin.client().delete(&path(name, "")),
+    })
+}
+
+/// A tenant's resource.
+fn path(name: &str, below: &str) -> String {
+    format!("/v1/vms/{}{below}", escaped(name))
+}
+
+fn run_set(admin: &Admin, args: &SetArgs) -> Result<(), ClientError> {
+    let name = &args.name;
+    let parts = [("scheduling", args.scheduling()), ("memory", args.memory())];
+    for (part, changes) in parts {
+        if changes.is_empty() {
+            continue;
+        }
+        let body = args.expect.then(|| json!({ "name": name }));
+        let made = body.map(|body| ("/v1/vms", body));
+        admin
+            .client()
+            .patch(&path(name, &format!("/{part}")), changes, made)?;
+    }
+    admin.get(&path(name, ""), show)
+}
+
+pub(super) fn percent(part: f64) -> String {
+    format!("{:.2}%", part * 100.0)
+}
+
+pub(super) fn seconds(ns: u64) -> String {
+    format!("{:.3}", ns as f64 / 1e9)
+}
+
+/// Bytes in units of 10^9, as bills have them.
+pub(super) fn gigabytes(bytes: Option<u64>) -> String {
+    bytes.map_or_else(
+        || "-".to_owned(),
+        |bytes| format!("{:.3}", bytes as f64 / 1e9),
+    )
+}
+
+/// A quota as a part of the engine.
+pub(super) fn cap(quota_us: Option<u64>, period_us: Option<u64>) -> String {
+    match (quota_us, period_us) {
+        (Some(quota), Some(period)) => percent(quota as f64 / period as f64),
+        _ => "max".into(),
+    }
+}
+
+fn show(vms: &[Vm]) {
+    let absent = || "-".to_owned();
+    let rows: Vec<Vec<String>> = vms
+        .iter()
+        .map(|vm| {
+            let scheduling = &vm.scheduling;
+            let cap = cap(scheduling.quota_us, scheduling.period_us);
+            let state = match vm.admitted {
+                None => "absent",
+                Some(true) => "admitted",
+                Some(false) => "held",
+            };
+            vec![
+                vm.name.clone(),
+                vm.kind.clone().unwrap_or_else(absent),
+                state.into(),
+                vm.account.clone().unwrap_or_else(absent),
+                scheduling.weight.to_string(),
+                cap,
+                vm.entitled_ratio.map_or_else(absent, percent),
+                vm.usage
+                    .map_or_else(absent, |usage| seconds(usage.compute_ns)),
+                vm.usage.map_or_else(absent, |usage| seconds(usage.copy_ns)),
+                vm.usage
+                    .map_or_else(absent, |usage| gigabytes(usage.copy_bytes)),
+                vm.usage.map_or_else(absent, |usage| seconds(usage.held_ns)),
+            ]
+        })
+        .collect();
+    let head = [
+        "NAME",
+        "KIND",
+        "STATE",
+        "ACCOUNT",
+        "WEIGHT",
+        "CAP",
+        "ENTITLED-1S",
+        "GPU-SEC",
+        "COPY-SEC",
+        "COPY-GB",
+        "HELD-SEC",
+    ];
+    table(&head, &rows);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotas_are_parts_of_the_engine() {
+        assert_eq!(quota("max"), Ok(Quota::Max));
+        assert_eq!(quota("12.5%"), Ok(Quota::Percent(12.5)));
+        for text in ["", "25", "101%", "-1%", "NaN%", "%"] {
+            assert!(quota(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_stays_within_its_place() {
+        assert_eq!(path("a-1.b_c", "/scheduling"), "/v1/vms/a-1.b_c/scheduling");
+        assert_eq!(path("../x?y", ""), "/v1/vms/..%2Fx%3Fy");
+    }
+}

@@ -1,0 +1,387 @@
+//! The accounting thread of a GPU: reads engine state, closes periods, and keeps the engine busy
+//! between them.
+//!
+//! With the event meter a period is a sleep, cut into ticks. With the polled meter it is LoGA's
+//! cycle of a non-poll and a poll phase (A1.2, A1.3). The poll phase reads the status registers
+//! without a pause.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rand::{Rng, SeedableRng, rngs::SmallRng};
+use turnstile_accounting::meter::{Look as ChannelLook, Pace, PhasePlan, Phases, Unobserved};
+use turnstile_accounting::{
+    DemandEvent, EngineId, EventMeter, Meter, Moment, Nanos, Observation, PolledMeter, Sample,
+    TenantId, Window,
+};
+
+use super::host::timings::Seen;
+use super::host::{Host, engines};
+use turnstile_gpu::{Look, Suspend};
+use turnstile_mediation::{COMPUTE, REACTION_MIN};
+
+/// How engine state is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeterKind {
+    /// From the context-switch log: exact.
+    Events,
+    /// From status registers, in poll phases (LoGA).
+    Polled,
+    /// The same, with a pause between two reads by the mean length of the states of the engines.
+    Adaptive,
+}
+
+/// Lengths of periods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// Event meter: from one decision to the next.
+    pub period: Nanos,
+    /// Event meter: interval, within a period, of the check for an engine without work.
+    pub tick: Nanos,
+    /// Polled meter: lengths per channel.
+    pub phases: PhasePlan,
+    /// Polled meter: seed of the phases' lengths.
+    pub seed: u64,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            period: turnstile_policies::DECISION_PERIOD_NS,
+            // SOURCE: the lab's setting, with which shares are within 0.5 points in every second.
+            tick: Nanos::from_us(250),
+            phases: PhasePlan::default(),
+            seed: 0,
+        }
+    }
+}
+
+/// From one decision to the next at least.
+const PERIOD_MIN: Nanos = Nanos::from_us(250);
+/// A period while no tenant has work.
+const IDLE_PERIOD: Nanos = Nanos::from_ms(5);
+/// Time between two decisions while there is no tenant.
+const EMPTY_PERIOD: Nanos = Nanos::from_ms(20);
+/// Poll interval of a GPU that divides its engine by itself, without tenants. The busy counter
+/// wraps in 3.98 s.
+const EMPTY_LOOK: Nanos = Nanos::from_ms(100);
+
+/// Runs until `stop`.
+pub(super) fn run(
+    host: &Arc<Host>,
+    kind: MeterKind,
+    timing: Timing,
+    stop: &AtomicBool,
+    periods: &AtomicU64,
+) {
+    let mut thread = Accounting {
+        host,
+        stop,
+        periods,
+        timing,
+        truth: EventMeter::new(engines(&**host.gpu())),
+        events: Vec::new(),
+        seen: Seen::default(),
+        channels: Vec::new(),
+        demand: Vec::new(),
+        demand_known: host.gpu().capabilities().demand,
+        feeds_policy: host.schedules_by_events(),
+        polls: kind != MeterKind::Events,
+    };
+    match kind {
+        MeterKind::Events if host.gpu().capabilities().time_slices => thread.by_looks(),
+        MeterKind::Events if thread.demand_known => thread.by_demand(),
+        MeterKind::Events => thread.by_events(),
+        MeterKind::Polled => thread.by_polling(false),
+        MeterKind::Adaptive => thread.by_polling(true),
+    }
+}
+
+struct Accounting<'a> {
+    host: &'a Arc<Host>,
+    stop: &'a AtomicBool,
+    /// Counts periods that were accounted.
+    periods: &'a AtomicU64,
+    timing: Timing,
+    /// Follows the engines' own log; with the polled meter for comparison only.
+    truth: EventMeter,
+    events: Vec<turnstile_accounting::SwitchEvent>,
+    seen: Seen,
+    channels: Vec<turnstile_gpu::ChannelActivity>,
+    demand: Vec<DemandEvent>,
+    demand_known: bool,
+    /// The policy takes what the engines do.
+    feeds_policy: bool,
+    /// The policy is charged by a polled meter.
+    polls: bool,
+}
+
+impl Accounting<'_> {
+    fn now(&self) -> Moment {
+        self.host.gpu().now()
+    }
+
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until `until`. While a tenant is held, it sleeps in ticks, and ends early when a
+    /// tenant was admitted to an engine without work.
+    fn sleep_until(&self, until: Moment) {
+        loop {
+            let left = until.since(self.now());
+            if left == Nanos::ZERO || self.stopped() {
+                return;
+            }
+            let gpu = self.host.gpu();
+            let held = self.host.anyone_held();
+            let moves = self.host.memory_is_busy();
+            let tick = (held || moves).then_some(self.timing.tick);
+            gpu.nap(tick.map_or(left, |tick| left.min(tick)));
+            if moves {
+                self.host.memory_tick();
+            }
+            if held && gpu.has_run_dry() && self.host.ran_dry() {
+                return;
+            }
+        }
+    }
+
+    /// Sleeps until the policy's next decision is due, in a period that began at `from`.
+    fn sleep(&self, from: Moment) {
+        let due = self.host.decide_at();
+        let end = due.unwrap_or_else(|| from + self.period());
+        // Never at once again.
+        self.sleep_until(end.max(from + PERIOD_MIN));
+    }
+
+    fn read_log(&mut self) {
+        self.host.gpu().read_demand(&mut self.demand);
+        let complete = self.host.gpu().read_events(&mut self.events);
+        if self.feeds_policy {
+            let switches: &[_] = if self.polls { &[] } else { &self.events };
+            self.host.observe(switches, &self.demand);
+            self.demand.clear();
+        }
+        for event in self.events.drain(..) {
+            self.seen.event(&event);
+            self.truth.observe(Observation::Switch(event));
+        }
+        self.host.saw(&mut self.seen);
+        if !complete {
+            self.seen.hole();
+            // After the observations: the state that the last record began ended at an unknown
+            // moment.
+            for engine in engines(&**self.host.gpu()) {
+                self.truth.restart(engine);
+            }
+        }
+    }
+
+    /// Time between two decisions, if the policy does not set it.
+    fn period(&self) -> Nanos {
+        match self.host.is_empty() {
+            true => EMPTY_PERIOD,
+            false => self.timing.period,
+        }
+    }
+
+    fn by_events(&mut self) {
+        self.read_log();
+        let mut from = self.now();
+        while !self.stopped() {
+            self.sleep(from);
+            // The end is read first: all that is logged after this read is later.
+            let to = self.now().max(from);
+            self.read_log();
+            let usage = self.truth.close(window(from, to));
+            from = to;
+            self.host.period_end(None, usage, None, &mut self.channels);
+            self.periods.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// For a GPU that reports demand: between the ends of periods a decision is taken when the GPU
+    /// has a notice, and when the policy has it.
+    fn by_demand(&mut self) {
+        self.read_log();
+        let mut from = self.now();
+        while !self.stopped() {
+            self.wait(from + self.demand_period());
+            // The end is read first: all that is logged after this read is later.
+            let to = self.now().max(from);
+            self.read_log();
+            let usage = self.truth.close(window(from, to));
+            from = to;
+            self.host.period_end(None, usage, None, &mut self.channels);
+            self.periods.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// For a GPU that divides its engine by itself: polls whenever the rule requires it.
+    fn by_looks(&mut self) {
+        let mut look = Look::default();
+        let mut next = self.now();
+        while !self.stopped() {
+            let due = match self.host.is_empty() {
+                true => next.max(look.at + EMPTY_LOOK),
+                false => next,
+            };
+            let left = due.since(self.now());
+            if left > Nanos::ZERO {
+                let moves = self.host.memory_is_busy();
+                let tick = if moves { self.timing.tick } else { left };
+                self.host.gpu().nap(left.min(tick));
+                if moves {
+                    self.host.memory_tick();
+                }
+                continue;
+            }
+            self.host.gpu().read_look(&mut look);
+            next = self.host.look(&mut look, &mut self.channels);
+            next = next.max(look.at + PERIOD_MIN);
+            self.periods.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn demand_period(&self) -> Nanos {
+        if self.host.is_empty() {
+            EMPTY_PERIOD
+        } else if self.host.any_wants() || self.host.memory_is_busy() {
+            self.timing.period
+        } else {
+            self.timing.period.max(IDLE_PERIOD)
+        }
+    }
+
+    /// Waits until `end`, and decides when that is due.
+    fn wait(&mut self, end: Moment) {
+        let mut decided = self.now();
+        loop {
+            let now = self.now();
+            if now >= end || self.stopped() {
+                return;
+            }
+            let due = self.host.decide_at();
+            let due = due.map(|due| due.max(decided + REACTION_MIN));
+            let looks = self.host.looks_at_held() || self.host.memory_is_busy();
+            let tick = looks.then(|| now + self.timing.tick);
+            let until = due.into_iter().chain(tick).fold(end, Moment::min);
+            let noticed = self.host.gpu().nap(until.since(now)).is_some();
+            if self.host.memory_is_busy() {
+                self.host.memory_tick();
+            }
+            let now = self.now();
+            if noticed || looks || due.is_some_and(|due| due <= now) {
+                self.read_log();
+                self.host.decide();
+                decided = now;
+            }
+        }
+    }
+
+    /// LoGA's cycle: a part in which the registers are not read, and a poll phase.
+    fn by_polling(&mut self, adaptive: bool) {
+        let gpu = self.host.gpu().clone();
+        let preemptible = gpu.capabilities().suspend == Suspend::MidKernel;
+        let mut meter = PolledMeter::new(engines(&*gpu));
+        let mut unobserved = Unobserved::new(COMPUTE, preemptible);
+        let mut pace = Pace::default();
+        let mut random = SmallRng::seed_from_u64(self.timing.seed);
+        self.read_log();
+        let mut from = self.now();
+        let mut look = self.look_at_end();
+        while !self.stopped() {
+            unobserved.begin(look, |tenant| self.host.is_suspended(tenant));
+            let (used, allocated) = self.host.channel_counts();
+            let Phases {
+                poll_ns,
+                nonpoll_ns,
+            } = self
+                .timing
+                .phases
+                .randomised(used, allocated, random.random());
+            if self.demand_known {
+                self.wait(from + nonpoll_ns);
+            } else {
+                self.sleep_until(from + nonpoll_ns);
+            }
+            let begin = self.now();
+            self.sample(&mut meter);
+            unobserved.end(self.look_at_begin());
+            let (mut end, mut gap, mut looked_at) = (begin, Nanos::ZERO, begin);
+            while end.since(begin) < poll_ns && !self.stopped() {
+                if pace.pause() > Nanos::ZERO {
+                    thread::park_timeout(Duration::from_nanos(pace.pause().0));
+                }
+                let (at, idle) = self.sample(&mut meter);
+                (gap, end) = (gap.max(at.since(end)), at);
+                if idle && end.since(looked_at) >= self.timing.tick {
+                    looked_at = end;
+                    self.host.memory_tick();
+                    self.host.ran_dry();
+                }
+            }
+            look = self.look_at_end();
+            meter.sampled(unobserved.finished_in_phase(&look), gap);
+            let observed = meter.close(window(begin, end));
+            let estimated = unobserved.charge(window(from, begin), &observed, &look);
+            if adaptive {
+                pace = Pace::next(&observed);
+            }
+            self.read_log();
+            let truth = self.truth.close(window(from, end));
+            from = end;
+            self.host
+                .period_end(Some(estimated), observed, Some(truth), &mut self.channels);
+            self.periods.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads the registers once. Returns when, and whether the compute engine was idle.
+    fn sample(&self, meter: &mut PolledMeter) -> (Moment, bool) {
+        let gpu = self.host.gpu();
+        let (mut at, mut idle) = (gpu.now(), false);
+        for engine in engines(&**gpu) {
+            let occupant = gpu.engine_status(engine).running;
+            at = gpu.now();
+            idle |= engine == COMPUTE && occupant.is_none();
+            meter.observe(Observation::Sample(engine, Sample { at, occupant }));
+        }
+        (at, idle)
+    }
+
+    fn occupants(&self) -> Vec<(EngineId, Option<TenantId>)> {
+        let gpu = self.host.gpu();
+        let of = |engine| (engine, gpu.engine_status(engine).running);
+        engines(&**gpu).map(of).collect()
+    }
+
+    /// What the GPU shows where a poll phase begins. A command on an engine that is not counted as
+    /// finished afterwards was on it in all of the part before.
+    fn look_at_begin(&self) -> ChannelLook {
+        let occupants = self.occupants();
+        let channels = self.host.read_channels();
+        ChannelLook {
+            occupants,
+            channels,
+        }
+    }
+
+    /// What the GPU shows where a poll phase ends; read in the other order for the same reason.
+    fn look_at_end(&self) -> ChannelLook {
+        let channels = self.host.read_channels();
+        let occupants = self.occupants();
+        ChannelLook {
+            occupants,
+            channels,
+        }
+    }
+}
+
+/// A window between two moments that were read in this order.
+fn window(from: Moment, to: Moment) -> Window {
+    Window::starting(from, to.since(from))
+}

@@ -1,0 +1,295 @@
+//! Admission of a tenant: its first message is checked, then it gets a context, pages and a place.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use rustix::event::{EventfdFlags, eventfd};
+use turnstile_abi::regs::features;
+use turnstile_abi::{CHUNK_BYTES, pci};
+use turnstile_accounting::{AccountId, TenantId};
+use turnstile_policies::{Membership, Weight};
+use turnstile_vmm::wire::{FrameWriter, PROTOCOL, ToDaemon, ToVmm};
+
+use super::error::{HostError, chain};
+use super::host::dma::MemoryDesk;
+use super::host::mailbox::Mailbox;
+use super::host::peer::{Kind, Peer, Tenant, Vm};
+use super::host::settings::Brought;
+use super::host::{Host, State};
+use crate::accounts::Claim;
+use crate::tenant::gates::GateBook;
+use crate::tenant::pages::{StatusPage, doorbell_pages};
+use turnstile_gpu::interrupts::PassedInterrupts;
+use turnstile_gpu::{Gpu, TenantResources};
+
+/// Whether a tenant may have this name.
+pub fn is_tenant_name(name: &str) -> bool {
+    let permitted = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    (1..=64).contains(&name.len()) && name.chars().all(permitted)
+}
+
+impl Host {
+    /// Takes a VM in: checks its Hello, makes its context and pages, answers Welcome. `uid` is the
+    /// user of its VMM.
+    /// Returns its number, its account and the kick that its VMM signals.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        hello: ToDaemon,
+        mut fds: Vec<OwnedFd>,
+        stream: UnixStream,
+        uid: u32,
+    ) -> Result<(TenantId, AccountId, File), HostError> {
+        let mut writer = FrameWriter::new();
+        let taken = self.take_in(hello, &mut fds, &stream, uid, &mut writer);
+        if let Err(error) = &taken {
+            let text = chain(error);
+            if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
+                let _ = writer.flush(&stream);
+            }
+        }
+        taken
+    }
+
+    /// Checks what every tenant sends first; returns the weight that it claims.
+    pub(super) fn permitted(
+        &self,
+        protocol: u32,
+        name: &str,
+        weight: Option<u32>,
+    ) -> Result<Option<Weight>, HostError> {
+        if protocol != PROTOCOL {
+            return Err(HostError::Protocol { theirs: protocol });
+        }
+        if !is_tenant_name(name) {
+            let name = name.chars().take(64).collect();
+            return Err(HostError::BadName { name });
+        }
+        Ok(weight.map(Weight::new).transpose()?)
+    }
+
+    /// Whether there is room for one more tenant, of this name.
+    pub(super) fn room(&self, state: &State, name: &str) -> Result<(), HostError> {
+        if state.tenants.len() + state.starting.len() >= self.config.tenants_max {
+            return Err(HostError::TooManyTenants {
+                max: self.config.tenants_max,
+            });
+        }
+        let taken = state.tenants.values().any(|tenant| tenant.name == name);
+        if taken || state.starting.contains_key(name) {
+            let name = name.to_owned();
+            return Err(HostError::NameTaken { name });
+        }
+        Ok(())
+    }
+
+    fn take_in(
+        self: &Arc<Self>,
+        hello: ToDaemon,
+        fds: &mut Vec<OwnedFd>,
+        stream: &UnixStream,
+        uid: u32,
+        writer: &mut FrameWriter,
+    ) -> Result<(TenantId, AccountId, File), HostError> {
+        let ToDaemon::Hello {
+            protocol,
+            name,
+            weight,
+            gpu_memory_bytes,
+            regions,
+        } = hello
+        else {
+            return Err(HostError::NoHello);
+        };
+        let weight = self.permitted(protocol, &name, weight)?;
+        let memory_bytes = gpu_memory_bytes.unwrap_or(self.config.gpu_memory_bytes);
+        let max = self.gpu.capabilities().memory_bytes;
+        if memory_bytes == 0 || memory_bytes > max || !memory_bytes.is_multiple_of(CHUNK_BYTES) {
+            return Err(HostError::GpuMemory {
+                bytes: memory_bytes,
+                max,
+            });
+        }
+        let vectors = 1..=usize::from(pci::VECTORS);
+        let memory_fds = fds.len().min(usize::from(!regions.is_empty()));
+        if !vectors.contains(&(fds.len() - memory_fds)) {
+            return Err(HostError::Descriptors { got: fds.len() });
+        }
+        let interrupts = Arc::new(PassedInterrupts::new(fds.split_off(memory_fds))?);
+        let guest = self.guest_memory(fds.pop(), &regions)?;
+        let desk = MemoryDesk::new(guest.clone());
+        let status = StatusPage::new()?;
+        let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .map_err(|errno| HostError::Host(errno.into()))?;
+        let kick = File::from(kick);
+        let duplicate = |file: &File| file.try_clone().map(OwnedFd::from).map_err(HostError::Host);
+
+        let (tenant, account, granted) = {
+            let mut state = self.lock();
+            self.room(&state, &name)?;
+            let claim = Claim {
+                weight,
+                default_weight: self.default_weight(),
+                memory_bytes: Some(memory_bytes),
+            };
+            let granted = state.join(&name, uid, claim)?;
+            let tenant = state.number();
+            state.starting.insert(name.clone(), tenant);
+            (tenant, state.accounts.of(&name).0, granted)
+        };
+        // A GPU may take long for this; the lock is free meanwhile.
+        let _starting = Starting {
+            host: self.as_ref(),
+            name: name.clone(),
+            tenant,
+        };
+        let mailbox = Mailbox::start(self, tenant, guest.clone()).map_err(HostError::Host)?;
+        let own = self.gpu.doorbells(tenant, self.config.channels);
+        let doorbells = match own.map_err(HostError::Gpu)? {
+            Some(own) => own,
+            None => Arc::new(doorbell_pages(self.config.channels)?),
+        };
+        let resources = TenantResources {
+            account,
+            guest,
+            doorbells: doorbells.clone(),
+            interrupts,
+            memory_bytes,
+            channels: self.config.channels,
+        };
+        let aperture = self
+            .gpu
+            .create_context(tenant, resources)
+            .map_err(HostError::Gpu)?;
+        let capability = self.gpu.capabilities();
+        let mut feature_bits = features::PTX | features::STATUS_PAGE;
+        if capability.aperture {
+            feature_bits |= features::APERTURE;
+        }
+        if capability.software {
+            feature_bits |= features::SOFTWARE;
+        }
+        let welcome = ToVmm::Welcome {
+            tenant: tenant.0,
+            channels: self.config.channels,
+            gpu_memory_bytes: memory_bytes,
+            features: feature_bits,
+            doorbells_offset: doorbells.offset(),
+        };
+        let answered = (|| {
+            let pages = doorbells.file().ok_or(io::ErrorKind::Unsupported);
+            let fds = vec![
+                duplicate(pages.map_err(|kind| HostError::Host(kind.into()))?)?,
+                duplicate(status.file())?,
+                OwnedFd::from(aperture),
+                duplicate(&kick)?,
+            ];
+            writer.push(&welcome, fds)?;
+            writer.flush(stream)?;
+            stream.try_clone().map_err(HostError::Host)
+        })();
+        let stream = match answered {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.gpu.destroy_context(tenant);
+                return Err(error);
+            }
+        };
+        let writer = std::mem::take(writer);
+        let vm = Vm {
+            mailbox,
+            gates: GateBook::default(),
+            status,
+            desk,
+        };
+        let peer = Peer { stream, writer };
+        let mut state = self.lock();
+        let brought = Brought {
+            weight: granted.weight,
+            memory_bytes,
+            min_bytes: 0,
+            high_bytes: None,
+        };
+        self.journal().add("vm_connected", &name, None);
+        state.insert(
+            &*self.gpu,
+            tenant,
+            name,
+            brought,
+            peer,
+            Kind::Vm(Box::new(vm)),
+        );
+        Ok((tenant, account, kick))
+    }
+}
+
+/// A name that is reserved for a VM during its admission.
+struct Starting<'a> {
+    host: &'a Host,
+    name: String,
+    tenant: TenantId,
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.host.lock();
+        state.starting.remove(&self.name);
+        if !state.tenants.contains_key(&self.tenant) {
+            state.accounts.book.leave(&self.name);
+        }
+    }
+}
+
+impl State {
+    /// A number that no tenant had before.
+    pub(super) fn number(&mut self) -> TenantId {
+        let number = TenantId(self.next);
+        self.next += 1;
+        number
+    }
+
+    /// Admits a tenant after the GPU has; settings of its name apply to it.
+    pub(super) fn insert(
+        &mut self,
+        gpu: &dyn Gpu,
+        tenant: TenantId,
+        name: String,
+        brought: Brought,
+        peer: Peer,
+        kind: Kind,
+    ) {
+        let settings = self.set_of(&name);
+        let params = settings.params(brought);
+        if let Some(memory) = &mut self.memory {
+            memory.add(tenant, settings.memory.entitlement(brought, params.weight));
+            if matches!(kind, Kind::Program(_)) {
+                memory.comes_back(tenant);
+            }
+        }
+        let account = self.accounts.of(&name);
+        let membership = Membership {
+            account: account.0,
+            name: &name,
+        };
+        if let Err(error) = self.mediation.add(tenant, membership, params, gpu.now()) {
+            log::error!("Policy: {error}");
+        }
+        // It was added; if not, that was logged.
+        let _ = self.mediation.set_target(tenant, settings.latency_target);
+        let weight = params.weight.get();
+        log::info!("{tenant} is {name}, account {}, weight {weight}", account.1);
+        let entry = Tenant {
+            name,
+            account,
+            peer,
+            kind,
+            brought,
+        };
+        self.tenants.insert(tenant, entry);
+        // A name with a debt is held before its first command.
+        let orders = self.mediation.decide(gpu.now());
+        self.carry_out(gpu, &orders);
+    }
+}

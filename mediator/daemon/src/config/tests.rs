@@ -1,0 +1,252 @@
+//! Precedence, and the problems reported for a wrong configuration.
+
+use super::*;
+use proptest::prelude::*;
+use std::fs;
+use std::path::Path;
+
+fn from(text: &str) -> Result<Effective, ConfigError> {
+    let mut layers = Layers::new();
+    layers.text(Path::new("t.toml"), text);
+    layers.finish()
+}
+
+fn told(text: &str) -> String {
+    from(text).unwrap_err().to_string()
+}
+
+#[test]
+fn the_preemptors_key_of_the_release_before_still_works() {
+    for (text, preemptor) in [
+        ("", true),
+        ("preemptor = false", false),
+        ("usher = false", false),
+    ] {
+        let effective = from(&format!("[gpu]\n{text}")).unwrap();
+        assert_eq!(effective.config.gpu.preemptor, preemptor, "{text}");
+    }
+    let mut layers = Layers::new();
+    layers.variables([("TURNSTILE_GPU_USHER".into(), "false".into())].into_iter());
+    assert!(!layers.finish().unwrap().config.gpu.preemptor);
+}
+
+#[test]
+fn later_layers_win_key_by_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let main = folder.path().join("turnstile.toml");
+    let drop_ins = folder.path().join("conf.d");
+    fs::create_dir(&drop_ins).unwrap();
+    let files = [
+        (
+            main.clone(),
+            "[ledger]\nwindow_ms = 100\nkeep_days = 1\nnode = \"a\"\n[scheduling]\nperiod_ms = 1",
+        ),
+        (drop_ins.join("20-b.toml"), "[ledger]\nwindow_ms = 300"),
+        (
+            drop_ins.join("10-a.toml"),
+            "[ledger]\nwindow_ms = 200\nkeep_days = 2",
+        ),
+        (drop_ins.join(".hidden.toml"), "[ledger]\nwindow_ms = 99"),
+        (drop_ins.join("note.txt"), "not TOML"),
+    ];
+    for (path, text) in &files {
+        fs::write(path, text).unwrap();
+    }
+    let mut layers = Layers::new();
+    layers.files(&main, true).unwrap();
+    let variables = [
+        ("TURNSTILE_LEDGER_NODE", "17"),
+        ("TURNSTILE_SCHEDULING_PERIOD_MS", "4"),
+        ("TURNSTILE_CRASHES", "1000"),
+        ("PATH", "/bin"),
+    ];
+    layers.variables(variables.map(|(k, v)| (k.into(), v.into())).into_iter());
+    layers.option("--period-ms", "scheduling.period_ms", Some(5));
+    layers.option("--ledger", "ledger.path", None::<PathBuf>);
+    layers.assignment("api.viewers=[\"gid:7\"]");
+    let effective = layers.finish().unwrap();
+    let ledger = &effective.config.ledger;
+    assert_eq!((ledger.window_ms, ledger.keep_days), (300, 2));
+    assert_eq!(ledger.node.as_deref(), Some("17"), "a text of digits");
+    assert_eq!(effective.config.scheduling.period_ms, Some(5));
+    assert_eq!(effective.config.api.viewers, [Principal::Gid(7)]);
+    assert_eq!(effective.files.len(), 3);
+    let origin = |key| effective.settings[key].origin.to_string();
+    assert!(origin("ledger.window_ms").ends_with("conf.d/20-b.toml:2"));
+    assert!(origin("ledger.keep_days").ends_with("10-a.toml:3"));
+    assert_eq!(origin("ledger.node"), "TURNSTILE_LEDGER_NODE");
+    assert_eq!(origin("scheduling.period_ms"), "--period-ms");
+    assert_eq!(origin("gpu.kind"), "default");
+    assert_eq!(effective.settings["ledger.path"].value, None);
+}
+
+#[test]
+fn without_a_word_all_is_as_by_default() {
+    let mut layers = Layers::new();
+    let nowhere = tempfile::tempdir().unwrap().path().join("none.toml");
+    layers.files(&nowhere, false).unwrap();
+    let effective = layers.finish().unwrap();
+    assert_eq!(effective.config, Config::default());
+    assert_eq!(effective.settings.len(), known_keys().len());
+    let missing = Layers::new().files(&nowhere, true).unwrap_err();
+    assert!(matches!(missing, ConfigError::Read { .. }));
+}
+
+#[test]
+fn unknown_key_error_gives_the_line_and_the_nearest_key() {
+    let text = "[ledger]\nwindow_ms = 60\nwindw_ms = 61\n\n[lodger]\npath = \"x\"\n[gpu]\nweight = 3\nlink_mb_s = 3";
+    let told = told(text);
+    let lines: Vec<&str> = told.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "t.toml:3: ledger.windw_ms is not known; did you mean ledger.window_ms?",
+            "t.toml:5: lodger is not known; did you mean ledger?",
+            "t.toml:8: gpu.weight is not known; `turnstile config show` prints all keys",
+            "t.toml:9: gpu.link_mb_s is not known; did you mean gpu.soft.link_mb_s?",
+        ]
+    );
+}
+
+#[test]
+fn each_invalid_setting_is_reported_with_its_location() {
+    assert!(
+        told("[ledger]\nwindow_ms = \"x\"").starts_with("t.toml:2: ledger.window_ms = \"x\": ")
+    );
+    assert!(
+        told("[ledger]\nwindow_ms = 0").starts_with("t.toml:2: ledger.window_ms: 0 is not within")
+    );
+    assert_eq!(
+        told("\nledger = 3"),
+        "t.toml:2: ledger is a section, not a key"
+    );
+    assert!(told("[gpu]\nkind = \"amd\"").contains("`nvidia`"));
+    assert!(told("[gpu]\nkind = ").starts_with("t.toml:2: "));
+    assert!(told("[gpu]\nindex = 1\nindex = 2").starts_with("t.toml:3: "));
+    assert!(told("[api]\noperators = [\"root\"]").contains("\"root\" is no principal"));
+    assert!(told("[api]\nlisten = \"0.0.0.0:443\"").contains("mutual TLS alone"));
+    assert!(told("[metrics]\nlisten = \"10.0.0.1:9400\"").contains("loopback"));
+    assert!(told("[scheduling]\npolicy = \"best\"").contains("dfq"));
+    let mut layers = Layers::new();
+    layers.variables([("TURNSTILE_LEDGER_PTAH".into(), "/x".into())].into_iter());
+    layers.assignment("ledger.window_ms");
+    layers.option("--weight", "scheduling.default_weight", Some(-1));
+    let told = layers.finish().unwrap_err().to_string();
+    assert!(
+        told.contains("TURNSTILE_LEDGER_PTAH: no such key; did you mean TURNSTILE_LEDGER_PATH?")
+    );
+    assert!(
+        told.contains("SECTION.KEY=VALUE")
+            && told.contains("--weight: scheduling.default_weight = -1")
+    );
+}
+
+#[test]
+fn each_key_has_a_variable_of_its_own() {
+    let names = known_keys().keys().map(|key| key.replace('.', "_"));
+    let distinct: std::collections::BTreeSet<_> = names.collect();
+    assert_eq!(distinct.len(), known_keys().len());
+}
+
+#[test]
+fn what_is_shown_is_what_is_read() {
+    let text = toml::to_string(&Config::default()).unwrap();
+    assert_eq!(from(&text).unwrap().config, Config::default());
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_fall_over(text in "\\PC{0,200}") {
+        let _ = from(&text);
+    }
+
+    #[test]
+    fn nor_one_of_its_own_words(words in proptest::collection::vec(
+        prop_oneof!["\\[(gpu|ledger|api|api\\.tls|x)\\]", "(index|path|tls|operators|kind) = ?(1|\"a\"|\\[\\]|\\{a=1\\}|1979-05-27)", "\\[\\[gpu\\]\\]"], 0..8)) {
+        let _ = from(&words.join("\n"));
+    }
+
+    #[test]
+    fn principal_text_round_trips(text in "(uid|gid):[0-9]{1,9}|(user|group|cert):[a-z ]{1,9}") {
+        let who: Principal = text.parse().unwrap();
+        prop_assert_eq!(who.to_string().parse::<Principal>(), Ok(who));
+    }
+}
+
+#[test]
+fn the_packaged_file_shows_every_key_and_its_default() {
+    let text = include_str!("../../../package/turnstile.toml");
+    let packaged = from(text).unwrap();
+    let set: Vec<_> = (packaged.settings.iter())
+        .filter(|(_, setting)| setting.origin != Origin::Default)
+        .map(|(key, _)| *key)
+        .collect();
+    let packages = ["api.state", "ledger.path"];
+    assert_eq!(set, packages, "what a package sets on its own");
+    // A comment begins with "# ", a key that is not set with "#".
+    let all: String = text
+        .lines()
+        .map(|line| match line.strip_prefix('#') {
+            Some(key) if !key.starts_with(' ') && !key.starts_with("postgres") => key,
+            _ => line,
+        })
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    let shown = from(&all).unwrap();
+    for (key, default) in known_keys() {
+        let setting = &shown.settings[key.as_str()];
+        if key.starts_with("ledger.postgres") {
+            let name = key.rsplit('.').next().unwrap();
+            assert!(text.contains(&format!("#{name} = ")), "{key} is not shown");
+            continue;
+        }
+        assert_ne!(setting.origin, Origin::Default, "{key} is not shown");
+        assert!(
+            default.is_none() || setting.value == *default,
+            "{key} is shown as {:?} and is {default:?}",
+            setting.value
+        );
+    }
+}
+
+#[test]
+fn accounts_are_read_in_their_order_and_refused_with_their_name() {
+    let text = "[[account]]\nname = \"victims\"\nmatch = [\"victim*\"]\nweight_max = 1000\nquota = \"50%\"\n\
+                [[account]]\nname = \"rest\"\nuser = \"root\"\nmemory_max_mib = 2\n\
+                [vfio_user]\nfolder = \"/x\"\nvms = [\"web:300@gold\", \"db\"]\n";
+    let effective = from(text).unwrap();
+    let accounts = effective.config.accounts();
+    let names: Vec<_> = accounts
+        .entries
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect();
+    assert_eq!(names, ["victims", "rest"]);
+    let (victims, rest) = (&accounts.entries[0].1, &accounts.entries[1].1);
+    assert_eq!(victims.weight_max.get(), 1_000);
+    assert_eq!(victims.cap.unwrap().quota_ns().0, 50_000_000);
+    assert_eq!(rest.memory_max_bytes, Some(2 << 20));
+    assert_eq!(accounts.fronts, [("web".into(), "gold".into())].into());
+    let shown = from(&effective.to_toml()).unwrap();
+    assert_eq!(shown.config.account, effective.config.account);
+
+    let twice = told("[[account]]\nname = \"a\"\n[[account]]\nname = \"a\"\n");
+    assert_eq!(twice, "t.toml:1: account: a is there twice");
+    assert!(told("[[account]]\nweight = 7\n").contains("account: \"\": a name has"));
+    assert!(told("[[account]]\nname = \"a\"\nquota = \"7\"\n").contains("no part of the engine"));
+    assert!(
+        told("[[account]]\nname = \"a\"\nmatch = [\"ä\"]\n").contains("matches no tenant name")
+    );
+    assert!(told("[[account]]\nname = \"a\"\nweigth = 7\n").contains("weigth"));
+    assert!(told("[account]\nname = \"a\"\n").starts_with("t.toml:1: account"));
+}
+
+#[test]
+fn software_gpu_has_the_same_defaults() {
+    let (section, soft) = (
+        SoftSection::default(),
+        turnstile_soft::SoftConfig::default(),
+    );
+    assert_eq!(section.memory_mib << 20, soft.memory_bytes);
+    assert_eq!(section.link_mb_s * 1_000_000, soft.link_rate);
+}

@@ -1,0 +1,218 @@
+//! Frames of VMMs and launchers: checks that each is permitted now, and hands it to the host.
+//!
+//! In goes a connection that has something to read; out go calls of the host, and of the admission
+//! of a VM, which runs on a thread of its own. The control loop calls this.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::thread;
+
+use event_manager::{EventOps, Events};
+use turnstile_accounting::{AccountId, TenantId};
+use turnstile_vmm::wire::{Frame, Read, ToDaemon, WireError};
+use vmm_sys_util::epoll::EventSet;
+
+use super::session::{Role, SessionError};
+use super::{Control, FIRST_SESSION};
+use crate::error::{HostError, chain};
+use crate::host::dma::Change;
+use crate::host::mailbox::Letter;
+use crate::kicks::Kick;
+
+/// Frames taken from one connection before the others have their turn.
+const FRAMES_PER_TURN: usize = 32;
+
+impl Control {
+    /// Reads frames of a connection; ends it at its end or at the first error.
+    pub(super) fn hear(&mut self, number: u32, ops: &mut EventOps) {
+        for _ in 0..FRAMES_PER_TURN {
+            let Some(session) = self.sessions.get_mut(&number) else {
+                return;
+            };
+            if matches!(session.role, Some(Role::Starting)) {
+                return;
+            }
+            let heard = match session.reader.read::<ToDaemon>(&session.stream) {
+                Ok(Read::WouldBlock) => return,
+                Ok(Read::End) => {
+                    self.end(number, ops, None);
+                    return;
+                }
+                Ok(Read::Frame(frame)) => self.serve(number, frame, ops),
+                Err(WireError::TooManyFds) => Err(SessionError::Descriptors),
+                Err(error) => Err(error.into()),
+            };
+            if let Err(error) = heard {
+                self.end(number, ops, Some(&error));
+                return;
+            }
+        }
+    }
+
+    fn serve(
+        &mut self,
+        number: u32,
+        frame: Frame<ToDaemon>,
+        ops: &mut EventOps,
+    ) -> Result<(), SessionError> {
+        // PANIC: none; `hear` holds the session
+        let Some(session) = self.sessions.get_mut(&number) else {
+            return Ok(());
+        };
+        let Frame { message, fds } = frame;
+        match (message, &mut session.role) {
+            (hello @ ToDaemon::Hello { .. }, None) => self.start(number, hello, fds, ops),
+            (program @ ToDaemon::Program { .. }, None) => {
+                let stream = session.stream.try_clone().map_err(WireError::Socket)?;
+                let tenant = self
+                    .host
+                    .admit_program(program, stream, session.uid)
+                    .map_err(|error| SessionError::Refused(chain(&error)))?;
+                let processes = BTreeMap::new();
+                session.role = Some(Role::Program { tenant, processes });
+                Ok(())
+            }
+            (ToDaemon::Process { pid }, Some(Role::Program { tenant, processes })) => {
+                let [pidfd] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
+                    got: fds.len(),
+                    expected: 1,
+                })?;
+                // One of that name that is known is a later one.
+                if let Some(before) = processes.remove(&pid) {
+                    self.host.program_exited(*tenant, before);
+                }
+                if let Some(known) = self.host.program_process(*tenant, pid, &pidfd) {
+                    // Two names for one process would make a list without end.
+                    if processes.values().any(|other| *other == known) {
+                        return Err(SessionError::OutOfOrder);
+                    }
+                    processes.insert(pid, known);
+                }
+                Ok(())
+            }
+            (ToDaemon::Objects { pid, changes }, Some(Role::Program { tenant, processes })) => {
+                let taken = processes
+                    .get(&pid)
+                    .is_none_or(|known| self.host.program_objects(*tenant, *known, changes));
+                taken.then_some(()).ok_or(SessionError::TooManyChanges)
+            }
+            (ToDaemon::Memory {}, Some(Role::Program { tenant, .. })) => {
+                let [connection] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
+                    got: fds.len(),
+                    expected: 1,
+                })?;
+                self.host.program_memory(*tenant, connection);
+                Ok(())
+            }
+            (ToDaemon::Exited { pid }, Some(Role::Program { tenant, processes })) => {
+                if let Some(known) = processes.remove(&pid) {
+                    self.host.program_exited(*tenant, known);
+                }
+                Ok(())
+            }
+            (ToDaemon::Mailbox { id, op, args }, Some(Role::Vm { tenant, .. })) => {
+                if self.host.mailbox(*tenant, Letter { id, op, args }) {
+                    Ok(())
+                } else {
+                    Err(SessionError::MailboxBusy)
+                }
+            }
+            (ToDaemon::MapMemory { id, region }, Some(Role::Vm { tenant, .. })) => {
+                let [fd] = fds.try_into().map_err(|fds: Vec<_>| WireError::WrongFds {
+                    got: fds.len(),
+                    expected: 1,
+                })?;
+                let tenant = *tenant;
+                self.change_memory(tenant, id, Change::Map { region, fd })
+            }
+            (ToDaemon::UnmapMemory { id, gpa, bytes }, Some(Role::Vm { tenant, .. })) => {
+                let tenant = *tenant;
+                self.change_memory(tenant, id, Change::Unmap { gpa, bytes })
+            }
+            (
+                ToDaemon::GateDone {
+                    channel,
+                    seq,
+                    trapped,
+                },
+                Some(Role::Vm { tenant, .. }),
+            ) => {
+                self.host.gate_done(*tenant, channel, seq, trapped);
+                Ok(())
+            }
+            _ => Err(SessionError::OutOfOrder),
+        }
+    }
+
+    fn change_memory(&self, tenant: TenantId, id: u64, change: Change) -> Result<(), SessionError> {
+        let taken = self.host.change_memory(tenant, id, change);
+        taken.then_some(()).ok_or(SessionError::MemoryBusy)
+    }
+
+    /// Admits a VM on another thread: a GPU may take a second for it, and other VMs' doorbells must
+    /// not wait.
+    fn start(
+        &mut self,
+        number: u32,
+        hello: ToDaemon,
+        fds: Vec<OwnedFd>,
+        ops: &mut EventOps,
+    ) -> Result<(), SessionError> {
+        if self.starting >= self.bounds.starting {
+            return Err(SessionError::TooManyStarting(self.bounds.starting));
+        }
+        // PANIC: none; `hear` holds the session
+        let Some(session) = self.sessions.get_mut(&number) else {
+            return Ok(());
+        };
+        let stream = session.stream.try_clone().map_err(WireError::Socket)?;
+        let wake = self.wake.try_clone().map_err(WireError::Socket)?;
+        let (host, admitted, uid) = (self.host.clone(), self.admitted.clone(), session.uid);
+        thread::Builder::new()
+            .name("turnstile-admit".into())
+            .spawn(move || {
+                let admission = host.admit(hello, fds, stream, uid);
+                // The loop is gone only with the daemon.
+                if admitted.send((number, admission)).is_ok() {
+                    let _ = wake.write(1);
+                }
+            })
+            .map_err(WireError::Socket)?;
+        self.starting += 1;
+        session.role = Some(Role::Starting);
+        let _ = ops.remove(Events::empty_raw(session.stream.as_raw_fd()));
+        Ok(())
+    }
+
+    /// A VM was admitted or refused.
+    pub(super) fn admitted(
+        &mut self,
+        number: u32,
+        admission: Result<(TenantId, AccountId, File), HostError>,
+        ops: &mut EventOps,
+    ) {
+        let (tenant, account, kick) = match admission {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                let error = SessionError::Refused(chain(&error));
+                self.end(number, ops, Some(&error));
+                return;
+            }
+        };
+        let Some(session) = self.sessions.get_mut(&number) else {
+            self.host.leave(tenant);
+            return;
+        };
+        let data = FIRST_SESSION + 2 * number;
+        let kick = Kick::new(kick, data + 1, account);
+        let watched = ops
+            .add(Events::with_data(&session.stream, data, EventSet::IN))
+            .and_then(|()| kick.watch(ops));
+        session.role = Some(Role::Vm { tenant, kick });
+        if watched.is_err() {
+            let error = SessionError::Refused("watching the VM's kick failed".into());
+            self.end(number, ops, Some(&error));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! One connection: its socket, its tenant, and the reasons for which the daemon ends it.
+//!
+//! In goes an error that ends a connection; out comes its text, which a refused peer receives. The
+//! control loop owns the connections and calls this.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use turnstile_accounting::TenantId;
+use turnstile_vmm::wire::{FrameReader, FrameWriter, ToVmm, WireError};
+
+use crate::error::chain;
+use crate::kicks::Kick;
+
+/// One connection.
+pub(super) struct Session {
+    pub(super) stream: UnixStream,
+    /// User id of the peer.
+    pub(super) uid: u32,
+    /// When it was accepted.
+    pub(super) since: Instant,
+    pub(super) reader: FrameReader,
+    /// What it is, once its first frame was accepted.
+    pub(super) role: Option<Role>,
+}
+
+/// What a connection's tenant is.
+pub(super) enum Role {
+    /// A VM during admission, on another thread. Nothing is read from the VMM meanwhile.
+    Starting,
+    Vm {
+        tenant: TenantId,
+        kick: Kick,
+    },
+    Program {
+        tenant: TenantId,
+        /// Process id in the launcher's namespace -> on this host.
+        processes: BTreeMap<u32, u32>,
+    },
+}
+
+impl Role {
+    pub(super) const fn tenant(&self) -> Option<TenantId> {
+        match self {
+            Self::Starting => None,
+            Self::Vm { tenant, .. } | Self::Program { tenant, .. } => Some(*tenant),
+        }
+    }
+}
+
+/// Why the daemon ends a connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error(
+        "it said something else before its greeting, greeted twice, or said what the other kind of tenant says"
+    )]
+    OutOfOrder,
+    #[error("the launcher sent too many changes at once")]
+    TooManyChanges,
+    #[error("the VMM sent a mailbox request before the last one was answered")]
+    MailboxBusy,
+    #[error("the VMM changed the VM's memory before the last change was answered")]
+    MemoryBusy,
+    #[error("{0} VMs are being taken in already; try again in a second")]
+    TooManyStarting(usize),
+    #[error("it did not identify itself in time")]
+    Silent,
+    /// The kernel drops descriptors that exceed a limit, and reports only that some are missing.
+    #[error(
+        "it sent more descriptors than are permitted, or the daemon may not open so many more files (ulimit -n, LimitNOFILE)"
+    )]
+    Descriptors,
+    /// Already reported to the peer where it was found.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Sends a refused peer the reason, if the socket takes it.
+pub(super) fn tell(stream: &UnixStream, error: &SessionError) {
+    // It was reported where it was found.
+    if matches!(error, SessionError::Refused(_)) {
+        return;
+    }
+    let (mut writer, text) = (FrameWriter::new(), chain(error));
+    if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
+        let _ = writer.flush(stream);
+    }
+}

@@ -1,0 +1,135 @@
+//! Why a host or a VM was refused.
+
+use std::io;
+
+use turnstile_abi::{CHUNK_BYTES, pci};
+use turnstile_vmm::wire::{PROTOCOL, WireError};
+
+use crate::tenant::guest_memory::GuestMemoryError;
+use crate::tenant::pages::PagesError;
+use turnstile_gpu::interrupts::InterruptsError;
+use turnstile_gpu::{ProgramRefusal, Refusal};
+
+/// A Unix user of an entry is not known on this host.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("User {user:?} of an account: {why}")]
+pub struct UserError {
+    pub(crate) user: String,
+    pub(crate) why: String,
+}
+
+/// Why a host or a tenant was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// No such policy.
+    #[error("There is no policy named {name:?}; there are: {}", turnstile_policies::POLICIES.iter().map(|row| row.name).collect::<Vec<_>>().join(", "))]
+    UnknownPolicy {
+        /// The name in the request.
+        name: String,
+    },
+    /// The VMM or launcher speaks another protocol.
+    #[error(
+        "The peer speaks protocol {theirs}, this daemon {PROTOCOL}: update the older of the two"
+    )]
+    Protocol {
+        /// The VMM's.
+        theirs: u32,
+    },
+    /// Not a usable name.
+    #[error("{name:?} is no name for a tenant: 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-' are")]
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// Two tenants of one name.
+    #[error("A tenant named {name} is connected already; choose another --name")]
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// Full.
+    #[error("The host has {max} tenants, which is its limit")]
+    TooManyTenants {
+        /// The limit.
+        max: usize,
+    },
+    /// Its account does not take it, or not what it claims.
+    #[error(transparent)]
+    Account(#[from] crate::accounts::AccountsError),
+    /// Accounts of the configuration cannot be used.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// Weight out of range.
+    #[error(transparent)]
+    Params(#[from] turnstile_policies::ParamsError),
+    /// GPU memory out of range.
+    #[error(
+        "{bytes} bytes of GPU memory: a positive multiple of {CHUNK_BYTES} up to the GPU's {max} is taken"
+    )]
+    GpuMemory {
+        /// Bytes in the request.
+        bytes: u64,
+        /// Bytes of the GPU.
+        max: u64,
+    },
+    /// It cannot be entitled to this much GPU memory.
+    #[error(transparent)]
+    Entitlement(#[from] crate::memory::EntitlementError),
+    /// Too few descriptors with Hello.
+    #[error(
+        "Hello came with {got} descriptors; guest memory and 1 to {} interrupt vectors are needed",
+        pci::VECTORS
+    )]
+    Descriptors {
+        /// Number of descriptors.
+        got: usize,
+    },
+    /// The memory was not taken.
+    #[error("The VM's memory was not taken")]
+    Memory(#[from] GuestMemoryError),
+    /// A change of memory on a GPU that takes it only once.
+    #[error("This GPU takes a VM's memory once, when the VM starts; it does not change afterwards")]
+    MemoryOnce,
+    /// The vectors were not taken.
+    #[error("The VM's interrupt vectors were not taken")]
+    Interrupts(#[from] InterruptsError),
+    /// The kernel gave no pages.
+    #[error("The VM's pages could not be made")]
+    Pages(#[from] PagesError),
+    /// The kernel gave something else not.
+    #[error("The host is short of descriptors (ulimit -n, LimitNOFILE) or threads")]
+    Host(#[source] io::Error),
+    /// The GPU refused.
+    #[error("The GPU did not take the VM")]
+    Gpu(#[source] Refusal),
+    /// The GPU takes no programs, or not this one.
+    #[error("The GPU did not take the program")]
+    Program(#[from] ProgramRefusal),
+    /// The process that connected is not known.
+    #[error("The process that connected cannot be seen from here (another process namespace?)")]
+    Peer(#[source] io::Error),
+    /// A launcher within a program.
+    #[error("It runs within {name}, which is a tenant already; start it outside")]
+    Nested {
+        /// The outer one.
+        name: String,
+    },
+    /// The answer could not be sent.
+    #[error("The VMM could not be answered")]
+    Wire(#[from] WireError),
+    /// Hello was expected.
+    #[error("The VMM did not say Hello first")]
+    NoHello,
+}
+
+/// An error and its sources on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,368 @@
+//! The host's state: tenants, their gates, the policy and the ledger. One lock guards it, for
+//! microseconds: the control loop takes it for a message, the accounting thread at the end of a
+//! period. Nothing under it waits for a VM.
+
+pub(crate) mod accounts;
+pub(crate) mod dma;
+pub(crate) mod mailbox;
+pub(crate) mod memory;
+mod orders;
+pub(crate) mod peer;
+mod periods;
+pub(crate) mod recorder;
+pub(crate) mod settings;
+pub(crate) mod snapshot;
+pub(crate) mod timings;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use turnstile_accounting::ledger::TenantTotals;
+use turnstile_accounting::{AccountId, EngineId, Ledger, Moment, Nanos, TenantId};
+use turnstile_policies::{Tuning, Weight, policy_by_name};
+use turnstile_vmm::wire::ToVmm;
+use uuid::Uuid;
+
+use self::accounts::Accounts;
+use self::mailbox::Letter;
+use self::memory::Memory;
+use self::peer::Tenant;
+use self::recorder::{LedgerConfig, LedgerHealth, LedgerStartError, Recorder};
+use self::settings::Settings;
+use self::timings::Timings;
+use super::error::HostError;
+use super::journal::{Changed, Journal};
+use super::registry::Registry;
+use super::untracked::Told;
+use crate::tenant::requests::{Account, Effect};
+use turnstile_gpu::Gpu;
+use turnstile_mediation::{COMPUTE, Mediation};
+
+/// Tenants and policy of a host.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Name of the policy.
+    pub policy: String,
+    /// Its tuning.
+    pub tuning: Tuning,
+    /// Weight of a tenant that names none.
+    pub weight: Weight,
+    /// GPU memory of a VM that names none.
+    pub gpu_memory_bytes: u64,
+    /// Channels that a VM may have open.
+    pub channels: u32,
+    /// Tenants at a time.
+    pub tenants_max: usize,
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        Self {
+            policy: turnstile_policies::DEFAULT_POLICY.into(),
+            tuning: Tuning::default(),
+            weight: Weight::DEFAULT,
+            gpu_memory_bytes: 64 << 20,
+            channels: 64,
+            tenants_max: 256,
+        }
+    }
+}
+
+/// A tenant that has left and is not settled yet.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    pub(super) tenant: TenantId,
+    pub(super) account: AccountId,
+    left: Moment,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) mediation: Mediation,
+    /// Where tenants' memory is, if it moves.
+    pub(super) memory: Option<Memory>,
+    /// The ledger from the engines' own log, where another meter is in use.
+    pub(super) truth: Option<Ledger>,
+    pub(super) tenants: BTreeMap<TenantId, Tenant>,
+    /// What an operator set, by name.
+    pub(super) settings: BTreeMap<String, Settings>,
+    /// Which account each tenant belongs to.
+    pub(super) accounts: Accounts,
+    /// Processes of tenants that are programs.
+    pub(super) registry: Registry,
+    /// Processes without a tenant that were logged.
+    told: Told,
+    /// Tenants that left, but may still have work on the engines: settled after [`SETTLE_AFTER`].
+    pub(super) leaving: Vec<Leaving>,
+    pub(super) next: u32,
+    /// Names of VMs that are being admitted.
+    pub(super) starting: BTreeMap<String, TenantId>,
+    pub(super) ledger_errors: u64,
+    pub(super) timings: Timings,
+    /// Writes charges to the disk, if configured.
+    recorder: Option<Recorder>,
+}
+
+/// Tenants, gates, policy and ledger of one GPU.
+#[derive(Debug)]
+pub struct Host {
+    pub(super) gpu: Arc<dyn Gpu>,
+    pub(super) config: HostConfig,
+    /// This run of the daemon.
+    boot: Uuid,
+    /// Weight of a tenant that names none; may change while the daemon runs.
+    default_weight: AtomicU32,
+    state: Mutex<State>,
+    journal: Arc<Journal>,
+}
+
+impl Host {
+    /// A host without tenants.
+    ///
+    /// # Errors
+    /// If there is no policy of that name.
+    pub fn new(gpu: Arc<dyn Gpu>, config: HostConfig) -> Result<Self, HostError> {
+        let row = policy_by_name(&config.policy).ok_or_else(|| HostError::UnknownPolicy {
+            name: config.policy.clone(),
+        })?;
+        let mediation = Mediation::for_gpu(row, &config.tuning, &gpu.capabilities());
+        let state = State {
+            mediation,
+            memory: Memory::of(&*gpu),
+            truth: None,
+            tenants: BTreeMap::new(),
+            settings: BTreeMap::new(),
+            accounts: Accounts::default(),
+            registry: Registry::default(),
+            told: Told::default(),
+            leaving: Vec::new(),
+            next: 1,
+            starting: BTreeMap::new(),
+            ledger_errors: 0,
+            timings: Timings::default(),
+            recorder: None,
+        };
+        Ok(Self {
+            gpu,
+            default_weight: config.weight.get().into(),
+            config,
+            boot: Uuid::new_v4(),
+            state: Mutex::new(state),
+            journal: Arc::default(),
+        })
+    }
+
+    /// This run of the daemon, as the ledger names it.
+    pub const fn boot(&self) -> Uuid {
+        self.boot
+    }
+
+    /// What happened lately.
+    pub const fn journal(&self) -> &Arc<Journal> {
+        &self.journal
+    }
+
+    /// Name of the policy.
+    pub fn policy(&self) -> &str {
+        &self.config.policy
+    }
+
+    /// Weight of a tenant that names none.
+    pub fn default_weight(&self) -> Weight {
+        Weight::new(self.default_weight.load(Ordering::Relaxed)).unwrap_or(self.config.weight)
+    }
+
+    /// Sets the weight of tenants that name none and connect from now on.
+    pub fn set_default_weight(&self, weight: Weight) {
+        self.default_weight.store(weight.get(), Ordering::Relaxed);
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<dyn Gpu> {
+        &self.gpu
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic under the lock leaves at worst one tenant's numbers wrong; the others must go on.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A tenant is gone.
+    pub(super) fn leave(&self, tenant: TenantId) {
+        let mut state = self.lock();
+        if let Some(gone) = state.tenants.remove(&tenant) {
+            self.journal.add("vm_left", &gone.name, None);
+            let _ = state.mediation.remove(tenant, self.gpu.now());
+            if let Some(memory) = &mut state.memory {
+                memory.remove(tenant);
+            }
+            state.registry.left(tenant);
+            state.timings.forget(tenant);
+            state.accounts.book.leave(&gone.name);
+            let (account, left) = (gone.account.0, self.gpu.now());
+            state.leaving.push(Leaving {
+                tenant,
+                account,
+                left,
+            });
+        }
+        drop(state);
+        self.gpu.destroy_context(tenant);
+    }
+
+    /// Hands a mailbox request to the VM's mailbox; false if the VM broke the rules.
+    pub(super) fn mailbox(&self, tenant: TenantId, letter: Letter) -> bool {
+        self.lock()
+            .tenants
+            .get_mut(&tenant)
+            .and_then(Tenant::vm)
+            .is_none_or(|(vm, _)| vm.mailbox.post(letter))
+    }
+
+    /// What a VM may read of its account.
+    pub(super) fn account(&self, tenant: TenantId) -> Account {
+        let state = self.lock();
+        let (compute, copy) = split(&state.mediation.ledger().tenant(tenant).engines);
+        let weight = state.mediation.weight(tenant).map_or(0, Weight::get);
+        let set = state.tenants.get(&tenant);
+        let memory_max_bytes = set.and_then(|entry| state.set_of(&entry.name).memory.max_bytes);
+        Account {
+            memory_max_bytes,
+            weight,
+            compute_ns: compute.used_ns.0,
+            copy_ns: copy.used_ns.0,
+        }
+    }
+
+    /// A mailbox request was served. The gate is made before the answer, so that a doorbell finds
+    /// it.
+    pub(super) fn mailbox_served(&self, tenant: TenantId, effect: Effect, answer: &ToVmm) {
+        let mut state = self.lock();
+        let stands = state.mediation.gates(tenant);
+        let Some((vm, vmm)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) else {
+            return;
+        };
+        match effect {
+            Effect::None => {}
+            Effect::Opened(channel) => {
+                if let Some(made) = stands.and_then(|stands| vm.gates.add(channel, stands)) {
+                    vmm.send_move(made);
+                }
+                self.gpu.set_unwatched(tenant, vm.gates.any_open());
+            }
+            Effect::Closed(channel) => {
+                vm.gates.remove(channel);
+                vmm.send(&ToVmm::ChannelClosed { channel });
+            }
+        }
+        vmm.send(answer);
+    }
+
+    /// The VMM moved a gate as requested.
+    pub(super) fn gate_done(&self, tenant: TenantId, channel: u32, seq: u64, trapped: u64) {
+        let mut state = self.lock();
+        let Some((vm, vmm)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) else {
+            return;
+        };
+        if let Some(next) = vm.gates.done(channel, seq, trapped) {
+            vmm.send_move(next);
+        }
+        let open = vm.gates.any_open();
+        drop(state);
+        self.gpu.set_unwatched(tenant, open);
+        // A write may have passed before the gate closed, or have been delivered when it opened.
+        self.gpu.ring(tenant);
+    }
+
+    /// A doorbell write of this tenant trapped: it passed a watched gate, or a closed gate kept it.
+    pub(super) fn kicked(&self, tenant: TenantId) {
+        self.gpu.ring(tenant);
+        let running = self.gpu.engine_status(COMPUTE).running;
+        let mut state = self.lock();
+        let now = self.gpu.now();
+        if running != Some(tenant) {
+            state.timings.woke(tenant, now);
+        }
+        if let Some((vm, _)) = state.tenants.get_mut(&tenant).and_then(Tenant::vm) {
+            vm.gates.woke();
+            self.gpu.set_unwatched(tenant, vm.gates.any_open());
+        }
+        if let Some(order) = state.mediation.woke(tenant, now) {
+            state.carry_out(&*self.gpu, &[order]);
+        }
+    }
+
+    /// Begins to make what is charged durable.
+    pub(super) fn open_ledger(&self, config: LedgerConfig) -> Result<(), LedgerStartError> {
+        self.lock().recorder = Some(Recorder::start(config, self.boot, &*self.gpu)?);
+        Ok(())
+    }
+
+    /// Writes the last window. No period may end after this.
+    pub(super) fn close_ledger(&self) {
+        let recorder = self.lock().recorder.take();
+        drop(recorder);
+    }
+
+    /// How the durable ledger stands; none without one.
+    pub fn ledger_health(&self) -> Option<LedgerHealth> {
+        self.lock().recorder.as_ref().map(Recorder::health)
+    }
+
+    /// Whether a change can be noted in the ledger now; always without one.
+    pub fn can_note(&self) -> bool {
+        self.lock().recorder.as_ref().is_none_or(Recorder::can_note)
+    }
+
+    /// Notes a change that was made, in the journal (as an event of this kind) and in the ledger.
+    /// `name` is the tenant's or the account's.
+    pub fn note(&self, kind: &str, name: &str, changed: Changed) {
+        if let Some(recorder) = &self.lock().recorder {
+            recorder.note(name, &changed);
+        }
+        self.journal.add(kind, name, Some(changed));
+    }
+
+    /// Sets a tenant's weight; it applies at the next decision.
+    ///
+    /// # Errors
+    /// If there is no such tenant.
+    pub fn set_weight(
+        &self,
+        tenant: TenantId,
+        weight: Weight,
+    ) -> Result<(), turnstile_policies::PolicyError> {
+        let mut state = self.lock();
+        if let Some(memory) = &mut state.memory {
+            memory.set_weight(tenant, weight);
+        }
+        state.mediation.set_weight(tenant, weight)
+    }
+}
+
+/// Time after which a tenant that left has no work on the engines: a GPU's kernel limit is below
+/// it.
+const SETTLE_AFTER: Nanos = Nanos::from_ms(60_000);
+
+/// Compute and copy totals out of per-engine totals.
+pub(super) fn split(engines: &[(EngineId, TenantTotals)]) -> (TenantTotals, TenantTotals) {
+    let (mut compute, mut copy) = (TenantTotals::default(), TenantTotals::default());
+    for (engine, totals) in engines {
+        let sum = if *engine == COMPUTE {
+            &mut compute
+        } else {
+            &mut copy
+        };
+        sum.used_ns += totals.used_ns;
+        sum.fault_ns += totals.fault_ns;
+        sum.begun += totals.begun;
+    }
+    (compute, copy)
+}
+
+/// The engines of a GPU, by index.
+pub(super) fn engines(gpu: &dyn Gpu) -> impl Iterator<Item = EngineId> + use<> {
+    let capability = gpu.capabilities();
+    (0..capability.compute_engines + capability.copy_engines).map(EngineId)
+}

@@ -1,0 +1,95 @@
+//! One VM's mailbox: a thread of its own, so that a long request (a large module) delays no other
+//! VM.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread;
+
+use turnstile_abi::{ErrorCode, MAILBOX_ARGS, MAILBOX_RESULTS};
+use turnstile_accounting::TenantId;
+use turnstile_vmm::wire::ToVmm;
+
+use super::Host;
+use crate::tenant::requests::{self, Effect};
+use turnstile_gpu::GuestMemory;
+
+/// A request from the socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Letter {
+    pub(crate) id: u64,
+    pub(crate) op: u32,
+    pub(crate) args: [u64; MAILBOX_ARGS],
+}
+
+/// Sends requests to the thread, which ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Mailbox(SyncSender<Letter>);
+
+impl Mailbox {
+    /// Starts the thread.
+    pub(crate) fn start(
+        host: &Arc<Host>,
+        tenant: TenantId,
+        guest: Arc<GuestMemory>,
+    ) -> std::io::Result<Self> {
+        let (sender, letters) = sync_channel(1);
+        // Weak, so that a forgotten mailbox does not keep a stopped daemon's GPU alive.
+        let host = Arc::downgrade(host);
+        thread::Builder::new()
+            .name(format!("turnstile-mb{}", tenant.0))
+            .spawn(move || {
+                serve(&letters, tenant, &guest, || host.upgrade());
+            })?;
+        Ok(Self(sender))
+    }
+
+    /// Hands a request over; false if the VMM sent one too many, or the thread is gone.
+    pub(crate) fn post(&self, letter: Letter) -> bool {
+        match self.0.try_send(letter) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
+        }
+    }
+}
+
+fn serve(
+    letters: &Receiver<Letter>,
+    tenant: TenantId,
+    guest: &GuestMemory,
+    host: impl Fn() -> Option<Arc<Host>>,
+) {
+    while let Ok(Letter { id, op, args }) = letters.recv() {
+        let Some(host) = host() else { return };
+        let account = host.account(tenant);
+        let served = requests::serve(&**host.gpu(), tenant, guest, account, op, &args);
+        let (answer, effect) = match served {
+            Ok(served) => {
+                let error = ErrorCode::None as u32;
+                let (text, results) = (String::new(), served.results);
+                (
+                    ToVmm::MailboxDone {
+                        id,
+                        error,
+                        text,
+                        results,
+                    },
+                    served.effect,
+                )
+            }
+            Err(refusal) => {
+                let (error, text) = (refusal.code as u32, refusal.to_string());
+                let results = [0; MAILBOX_RESULTS];
+                (
+                    ToVmm::MailboxDone {
+                        id,
+                        error,
+                        text,
+                        results,
+                    },
+                    Effect::None,
+                )
+            }
+        };
+        host.mailbox_served(tenant, effect, &answer);
+    }
+}

@@ -1,0 +1,202 @@
+//! Memory of tenants that together own more than the GPU has: the daemon's use of the memory
+//! keeper.
+
+use turnstile_accounting::{Ledger, Metric, Moment, Nanos, TenantId, Usage};
+use turnstile_policies::Weight;
+
+use super::Host;
+use super::peer::Kind;
+use super::snapshot::MemorySnapshot;
+use crate::memory::{Entitlement, EntitlementError, MemoryKeeper};
+use turnstile_gpu::Gpu;
+use turnstile_mediation::{COMPUTE, Mediation};
+
+/// Minimum time between two log lines about refused allocations, which guests cause.
+const TELL_EVERY: Nanos = Nanos::from_ms(10_000);
+
+/// Memory of one GPU.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    keeper: MemoryKeeper,
+    /// Refused allocations that were not logged yet, and the time of the latest log line.
+    untold: u64,
+    told: Option<Moment>,
+}
+
+impl Memory {
+    /// None where memory does not move.
+    pub(crate) fn of(gpu: &dyn Gpu) -> Option<Self> {
+        Some(Self {
+            keeper: MemoryKeeper::of(gpu)?,
+            untold: 0,
+            told: None,
+        })
+    }
+
+    /// A tenant appears. Limits that were set and do not fit beside the others' give way to none.
+    pub(crate) fn add(&mut self, tenant: TenantId, entitlement: Entitlement) {
+        let none = Entitlement::by_weight(entitlement.weight, entitlement.max_bytes);
+        for entitlement in [entitlement, none] {
+            match self.keeper.add(tenant, entitlement) {
+                Ok(()) => return,
+                Err(error) => log::error!("Memory of {tenant}: {error}"),
+            }
+        }
+    }
+
+    /// Whether a tenant could be entitled to this.
+    pub(crate) fn check(
+        &self,
+        tenant: TenantId,
+        entitlement: Entitlement,
+    ) -> Result<(), EntitlementError> {
+        self.keeper
+            .manager()
+            .check_entitlement(tenant, &entitlement)
+    }
+
+    /// Changes the entitlement of a connected tenant.
+    pub(crate) fn set(
+        &mut self,
+        tenant: TenantId,
+        entitlement: Entitlement,
+    ) -> Result<(), EntitlementError> {
+        self.keeper.add(tenant, entitlement)
+    }
+
+    /// Limit of a tenant that names none: the card without the others' reserves.
+    pub(crate) fn unreserved_bytes(&self) -> u64 {
+        self.keeper.manager().unreserved_bytes()
+    }
+
+    pub(crate) fn remove(&mut self, tenant: TenantId) {
+        self.keeper.manager_mut().remove(tenant);
+    }
+
+    pub(crate) fn set_weight(&mut self, tenant: TenantId, weight: Weight) {
+        self.keeper.manager_mut().set_weight(tenant, weight);
+    }
+
+    /// Whether a tenant may run, as far as memory goes.
+    pub(crate) fn may_run(&self, tenant: TenantId) -> bool {
+        self.keeper.manager().may_run(tenant)
+    }
+
+    /// Whether a tenant waits for memory and for nothing else.
+    pub(crate) fn waits(&self, tenant: TenantId) -> bool {
+        self.keeper.manager().waits(tenant)
+    }
+
+    /// A program was admitted: at the daemon's end its memory is brought back like the others'.
+    pub(crate) fn comes_back(&mut self, tenant: TenantId) {
+        self.keeper.manager_mut().bring_back_too(tenant);
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.keeper.manager().is_busy()
+    }
+
+    /// Takes the engine use of a period that ended, and reports to the policy which tenants wait
+    /// for memory.
+    pub(crate) fn period(&mut self, mediation: &mut Mediation, observed: &Usage) {
+        let manager = self.keeper.manager_mut();
+        for part in observed
+            .engine(COMPUTE)
+            .iter()
+            .flat_map(|engine| &engine.tenants)
+        {
+            manager.used(part.tenant, part.metric_ns(Metric::Total));
+        }
+        mediation.memory_waits(observed.window.to(), |tenant| manager.waits(tenant));
+    }
+
+    /// Reports to the manager which tenants want the engine.
+    pub(crate) fn wishes<'a>(
+        &mut self,
+        mediation: &Mediation,
+        tenants: impl Iterator<Item = &'a TenantId>,
+        now: Moment,
+    ) {
+        for tenant in tenants {
+            let wants = mediation.wants(*tenant);
+            self.keeper.manager_mut().wants(now, *tenant, wants);
+        }
+    }
+
+    /// Runs a step of the keeper, and charges what was moved.
+    pub(crate) fn step(&mut self, mediation: &mut Mediation, gpu: &dyn Gpu, now: Moment) {
+        let news = self
+            .keeper
+            .step(gpu, now, |tenant| mediation.may_go_on(tenant));
+        for (tenant, bytes, took) in &news.charged {
+            mediation.charge_moved(*tenant, *bytes, *took);
+        }
+        self.untold += news.refused.len() as u64;
+        let due = self.told.is_none_or(|at| now.since(at) >= TELL_EVERY);
+        if let Some((tenant, bytes)) = news.refused.last().filter(|_| due) {
+            log::warn!(
+                "{tenant} was refused {bytes} bytes of GPU memory: GPU and host pool have no more room ({} such refusals since the last line)",
+                self.untold
+            );
+            self.untold = 0;
+            self.told = Some(now);
+        }
+    }
+
+    pub(crate) fn snapshot(&self, tenant: TenantId, ledger: &Ledger) -> MemorySnapshot {
+        let totals = self.keeper.manager().totals(tenant);
+        let moved = ledger.tenant(tenant);
+        MemorySnapshot {
+            resident_bytes: totals.bytes.on_card(),
+            swapped_bytes: totals.bytes.swapped,
+            swapped_out_bytes: totals.swapped_out_bytes,
+            swapped_in_bytes: totals.swapped_in_bytes,
+            moved_bytes: moved.moved_bytes,
+            moved_ns: moved.moved_ns,
+            pinned_bytes: totals.bytes.pinned + totals.bytes.fixed,
+        }
+    }
+}
+
+/// Progress of bringing memory back before the end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Homecoming {
+    /// Bytes that still have to move.
+    pub left_bytes: u64,
+    /// Programs for which the GPU has no room: they end with the daemon.
+    pub lost: Vec<String>,
+}
+
+impl Host {
+    /// Before the end, brings programs' memory to the GPU as far as it fits, since they would fail
+    /// without it. Turns end. VMs' memory makes way, as it is gone with the daemon in any case.
+    /// [`Self::homecoming`] returns the progress.
+    pub fn bring_memory_back(&self) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        if let Some(memory) = &mut state.memory {
+            let tenants = state.tenants.iter();
+            let programs = tenants.filter(|(_, tenant)| matches!(tenant.kind, Kind::Program(_)));
+            let manager = memory.keeper.manager_mut();
+            manager.bring_back(programs.map(|(id, _)| *id));
+        }
+    }
+
+    /// Progress of [`Self::bring_memory_back`].
+    pub fn homecoming(&self) -> Homecoming {
+        let state = self.lock();
+        let Some(memory) = &state.memory else {
+            return Homecoming::default();
+        };
+        let (left_bytes, lost) = memory.keeper.manager().still_to_come();
+        let name = |id: &TenantId| Some(state.tenants.get(id)?.name.clone());
+        Homecoming {
+            left_bytes,
+            lost: lost.iter().filter_map(name).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "memory_tests.rs"]
+mod tests;

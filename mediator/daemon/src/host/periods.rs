@@ -1,0 +1,297 @@
+//! The host's part of a period: observes the engines, decides, charges, and carries out the orders.
+//!
+//! In go engine events, polls and the usage of a period; out go orders to gates and to the GPU, and
+//! entries of the ledger. The accounting thread calls this.
+
+use turnstile_accounting::meter::ChannelReading;
+use turnstile_accounting::{
+    DemandEvent, Ledger, LedgerError, Moment, SwitchEvent, TenantId, Usage,
+};
+use turnstile_gpu::{ChannelActivity, LOOKS, Look, Suspend};
+use turnstile_mediation::{Activity, Control, GateOrder};
+use turnstile_policies::policy_by_name;
+
+use super::memory::Memory;
+use super::peer::Tenant;
+use super::{Host, Leaving, SETTLE_AFTER, engines};
+use crate::tenant::gates::GateBook;
+
+impl Host {
+    /// Admits a waiting tenant if the compute engine has nothing to do. The caller has checked that
+    /// no tenant runs. No work may be pending of a tenant that may run, and no gate with kept
+    /// doorbells may be opening. An engine that is switching is not idle. Returns whether a tenant
+    /// was admitted.
+    pub(crate) fn ran_dry(&self) -> bool {
+        let mut state = self.lock();
+        let state = &mut *state;
+        if state
+            .tenants
+            .values()
+            .filter_map(Tenant::gates)
+            .any(GateBook::any_opening)
+        {
+            return false;
+        }
+        for tenant in state.tenants.keys() {
+            if state.memory.as_ref().is_some_and(|m| m.waits(*tenant)) {
+                continue;
+            }
+            if self.pending(*tenant) > 0 {
+                if self.drains() || state.mediation.admitted(*tenant) {
+                    return false;
+                }
+                state.mediation.queued(*tenant);
+            }
+        }
+        if !state.mediation.anyone_waits() {
+            return false;
+        }
+        let now = self.gpu.now();
+        let Some(order) = state.mediation.ran_dry(now) else {
+            return false;
+        };
+        state.carry_out(&*self.gpu, &[order]);
+        true
+    }
+
+    /// Takes what was logged of the engines and of tenants' demand. The policy does not get the
+    /// switches where a meter polls.
+    pub(crate) fn observe(&self, switches: &[SwitchEvent], demand: &[DemandEvent]) {
+        if !(switches.is_empty() && demand.is_empty()) {
+            self.lock().mediation.observe(switches, demand);
+        }
+    }
+
+    /// Decides anew from what was observed, and carries it out.
+    pub(crate) fn decide(&self) {
+        let mut state = self.lock();
+        let orders = state.mediation.decide(self.gpu.now());
+        state.carry_out(&*self.gpu, &orders);
+    }
+
+    /// Polls an engine that divides its time by itself, and carries out the orders of the rule.
+    /// Returns when the next poll is due.
+    pub(crate) fn look(&self, look: &mut Look, channels: &mut Vec<ChannelActivity>) -> Moment {
+        let mut state = self.lock();
+        let looked = state.mediation.look(look);
+        if log::log_enabled!(target: LOOKS, log::Level::Trace) {
+            for seen in &look.seen {
+                let owed = state.mediation.owed(seen.tenant);
+                let admitted = state.mediation.admitted(seen.tenant);
+                let (at, tenant) = (look.at.0, seen.tenant.0);
+                let work = u8::from(seen.has_work);
+                log::trace!(target: LOOKS, "state {at} {tenant} {work} {admitted} {owed:?}");
+            }
+            for window in &look.windows {
+                let to = window.usage.window.to().0;
+                for reading in &window.readings {
+                    let tenant = reading.tenant.0;
+                    let (worked, resident) = (reading.worked, reading.resident);
+                    log::trace!(target: LOOKS, "window {to} {tenant} {worked:?} {resident:?}");
+                }
+            }
+        }
+        state.carry_out(&*self.gpu, &looked.gates);
+        for (tenant, slice) in looked.slices {
+            self.gpu.set_slice(tenant, slice);
+        }
+        drop(state);
+        look.exact = looked.exact;
+        for window in look.windows.drain(..) {
+            self.period_end(None, window.usage, None, channels);
+        }
+        looked.next
+    }
+
+    /// Whether the policy takes what the engines do, and not only the usage of periods.
+    pub(crate) fn schedules_by_events(&self) -> bool {
+        policy_by_name(&self.config.policy).is_some_and(|row| row.every_engine)
+            || self.gpu.capabilities().demand
+    }
+
+    /// Whether any tenant has work.
+    pub(crate) fn any_wants(&self) -> bool {
+        self.lock().mediation.any_wants()
+    }
+
+    /// Whether held tenants have to be polled within a period: the GPU gives no notice of them.
+    pub(crate) fn looks_at_held(&self) -> bool {
+        let state = self.lock();
+        state.mediation.control() == Control::Gates && state.mediation.held().next().is_some()
+    }
+
+    /// Whether there is no tenant.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().tenants.is_empty()
+    }
+
+    /// When the next decision is due, if before the end of the period.
+    pub(crate) fn decide_at(&self) -> Option<Moment> {
+        self.lock().mediation.decide_at()
+    }
+
+    /// Whether a tenant is held.
+    pub(crate) fn anyone_held(&self) -> bool {
+        self.lock().mediation.held().next().is_some()
+    }
+
+    /// Whether memory is moving or its turns are under way, so that it needs a step within a
+    /// period.
+    pub(crate) fn memory_is_busy(&self) -> bool {
+        self.lock().memory.as_ref().is_some_and(Memory::is_busy)
+    }
+
+    /// Runs a step of the memory manager.
+    pub(crate) fn memory_tick(&self) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        if let Some(memory) = &mut state.memory {
+            memory.step(&mut state.mediation, &*self.gpu, self.gpu.now());
+        }
+    }
+
+    /// Whether the GPU runs the pending work of a held tenant.
+    fn drains(&self) -> bool {
+        self.gpu.capabilities().suspend == Suspend::Drains
+    }
+
+    /// Commands of a tenant that were announced and have not finished.
+    fn pending(&self, tenant: TenantId) -> u64 {
+        let mut channels = Vec::new();
+        self.gpu.activity(tenant, &mut channels);
+        channels
+            .iter()
+            .map(|channel| u64::from(channel.pending))
+            .sum()
+    }
+
+    /// A period ended: charges it, decides, moves gates, writes status pages.
+    pub(crate) fn period_end(
+        &self,
+        extrapolated: Option<Usage>,
+        mut observed: Usage,
+        truth: Option<Usage>,
+        channels: &mut Vec<ChannelActivity>,
+    ) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let end = observed.window.to();
+        observed.copied = self.gpu.take_copied();
+        if let Some(usage) = truth {
+            let kept = 1;
+            let ledger = state
+                .truth
+                .get_or_insert_with(|| Ledger::new(engines(&*self.gpu), kept));
+            if let Err(error) = ledger.append(usage) {
+                count(&mut state.ledger_errors, error);
+            }
+        }
+        let activity: Vec<Activity> = state
+            .tenants
+            .keys()
+            .map(|tenant| {
+                channels.clear();
+                self.gpu.activity(*tenant, channels);
+                Activity {
+                    tenant: *tenant,
+                    pending: channels
+                        .iter()
+                        .map(|channel| u64::from(channel.pending))
+                        .sum(),
+                    last_active: channels.iter().map(|channel| channel.last_active).max(),
+                }
+            })
+            .collect();
+        if let Some(memory) = &mut state.memory {
+            memory.period(&mut state.mediation, &observed);
+        }
+        let recording = state.recorder.is_some();
+        let charged = recording.then(|| (extrapolated.clone(), observed.clone()));
+        let orders = match state
+            .mediation
+            .period_end(extrapolated, observed, &activity)
+        {
+            Ok(orders) => {
+                let orders = orders.to_vec();
+                if let (Some(recorder), Some((extrapolated, observed))) =
+                    (&mut state.recorder, &charged)
+                {
+                    let usages: Vec<&Usage> = extrapolated.iter().chain([observed]).collect();
+                    let (tenants, starting) = (&state.tenants, &state.starting);
+                    let (mediation, book) = (&state.mediation, &state.accounts.book);
+                    recorder.period(&*self.gpu, mediation, tenants, starting, book, &usages);
+                }
+                orders
+            }
+            Err(error) => {
+                count(&mut state.ledger_errors, error);
+                Vec::new()
+            }
+        };
+        // Opening orders first: the engine switches to an opened tenant as soon as another stops.
+        let closes = |order: &GateOrder| order.state == turnstile_vmm::gate::GateState::Closed;
+        let (close, mut orders): (Vec<GateOrder>, Vec<GateOrder>) =
+            orders.into_iter().partition(closes);
+        orders.extend(close);
+        state.carry_out(&*self.gpu, &orders);
+        if let Some(memory) = &mut state.memory {
+            memory.wishes(&state.mediation, state.tenants.keys(), end);
+            memory.step(&mut state.mediation, &*self.gpu, self.gpu.now());
+        }
+        state.write_status(&*self.gpu, end);
+        for tenant in state.tenants.values_mut() {
+            tenant.peer.flush();
+        }
+        state.told.look(end, || self.gpu.untracked());
+        let due = |gone: &mut Leaving| end.since(gone.left) >= SETTLE_AFTER;
+        let settled: Vec<Leaving> = state.leaving.extract_if(.., due).collect();
+        for Leaving {
+            tenant, account, ..
+        } in settled
+        {
+            state.settle(tenant, account);
+        }
+    }
+
+    /// Reads put and get of all channels.
+    pub(crate) fn read_channels(&self) -> Vec<ChannelReading> {
+        let (mut readings, mut channels) = (Vec::new(), Vec::new());
+        for tenant in self.lock().tenants.keys() {
+            channels.clear();
+            self.gpu.activity(*tenant, &mut channels);
+            readings.extend(channels.iter().map(|channel| channel.reading(*tenant)));
+        }
+        readings
+    }
+
+    /// Whether the GPU may leave commands of a tenant pending: the tenant is held, or its memory
+    /// moves.
+    pub(crate) fn is_suspended(&self, tenant: TenantId) -> bool {
+        let state = self.lock();
+        !self.drains() && (state.memory.is_some() || !state.mediation.admitted(tenant))
+    }
+
+    /// Channels in use and open, for the lengths of poll phases.
+    pub(crate) fn channel_counts(&self) -> (u32, u32) {
+        let state = self.lock();
+        let mut counts = (0, 0);
+        let mut channels = Vec::new();
+        for (tenant, entry) in &state.tenants {
+            channels.clear();
+            self.gpu.activity(*tenant, &mut channels);
+            // CAST: at most 1,024 channels a tenant
+            counts.0 += channels
+                .iter()
+                .filter(|channel| channel.last_active.0 > 0)
+                .count() as u32;
+            counts.1 += entry.gates().map_or(0, |gates| gates.channels().count()) as u32;
+        }
+        counts
+    }
+}
+
+fn count(errors: &mut u64, error: LedgerError) {
+    // Once a period at most, and only if law 1 is broken: worth every line.
+    *errors += 1;
+    log::error!("Ledger: {error}");
+}

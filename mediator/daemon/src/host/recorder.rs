@@ -1,0 +1,469 @@
+//! From the accounting thread to the disk: periods are rolled up where they end, windows are
+//! written on a thread that may wait.
+//!
+//! ```text accounting --periods--> Rollup --closed windows, at most QUEUE--> writer --> Store ```
+//!
+//! Nothing here makes the accounting thread wait. A disk that takes nothing is logged once, and the
+//! writer retries. When the queue is full, the open window stays open and grows. What a daemon has
+//! not written when it dies is a gap in the ledger after its restart.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use serde::Serialize;
+use turnstile_accounting::change::Change;
+use turnstile_accounting::record::{
+    Body, CapInForce, Entry, GapCause, GpuIdentity, Stretch, TenantKind, UnixNanos,
+};
+use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
+use turnstile_accounting::store::{Put, Store, StoreError};
+use turnstile_accounting::{Moment, Nanos, Rollup, TenantId, Usage};
+use turnstile_policies::Weight;
+use uuid::Uuid;
+
+use super::peer::{Kind, Tenant};
+use crate::accounts::Book;
+use crate::error::chain;
+use crate::journal::{Changed, calendar};
+use turnstile_gpu::Gpu;
+use turnstile_host::confine::{Role, enter};
+use turnstile_mediation::Mediation;
+
+/// Batches of closed entries on their way to the disk.
+const QUEUE: usize = 8;
+
+/// Changes on their way to the disk; a write that finds no room is refused.
+const CHANGES: usize = 64;
+
+/// TIMEOUT: between two attempts on a disk that takes nothing; a window is many times longer.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Attempts that are left when the daemon stops: it does not hang on a dead disk.
+const LAST_ATTEMPTS: u32 = 3;
+
+/// How often what is too old is discarded, by the calendar of the entries.
+const RETAIN_EVERY: Nanos = Nanos(3_600_000_000_000);
+
+/// A durable ledger, as a daemon is given one.
+#[derive(Debug)]
+pub struct LedgerConfig {
+    /// Where entries go.
+    pub store: Box<dyn Store>,
+    /// The GPU of the ledger.
+    pub gpu: GpuIdentity,
+    /// Length of a window.
+    pub window_ns: Nanos,
+    /// For how long entries are kept; none is for ever.
+    pub keep_ns: Option<Nanos>,
+}
+
+/// Why a daemon does not begin to write its ledger.
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerStartError {
+    /// The ledger's end could not be found.
+    #[error("The end of the ledger cannot be read")]
+    Store(#[from] StoreError),
+    /// The configuration is not usable.
+    #[error("The ledger cannot go on")]
+    Rollup(#[from] RollupError),
+    /// No thread.
+    #[error("Starting the ledger's writer failed")]
+    Thread(#[source] std::io::Error),
+}
+
+/// How the ledger stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LedgerHealth {
+    /// Entries on the disk since this daemon began.
+    pub written: u64,
+    /// The last attempt to write failed.
+    pub failing: bool,
+    /// Periods that were refused, as they did not balance: gaps of their windows.
+    pub refused: u64,
+    /// Time since the end of the last entry on the disk, or since the daemon's start if there is
+    /// none. It is at most two windows without faults, three where the calendar was set back.
+    pub behind_ns: Nanos,
+    /// Length of a window.
+    pub window_ns: Nanos,
+}
+
+/// What accounting and writer share.
+#[derive(Debug, Default)]
+struct Shared {
+    in_flight: AtomicUsize,
+    /// Changes on their way.
+    noting: AtomicUsize,
+    written: AtomicU64,
+    failing: AtomicBool,
+    /// End of the last entry on the disk, on the GPU's clock.
+    durable_to: AtomicU64,
+    /// Where accounting is, on the same.
+    accounted_to: AtomicU64,
+}
+
+/// Rolls periods up, and hands windows to the writer.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    rollup: Rollup,
+    shared: Arc<Shared>,
+    letters: Option<SyncSender<Letter>>,
+    /// Dropped when the daemon stops.
+    running: Option<Sender<()>>,
+    writer: Option<JoinHandle<()>>,
+    refused: u64,
+    window_ns: Nanos,
+    node: String,
+    boot: Uuid,
+}
+
+/// A request to the writer.
+#[derive(Debug)]
+enum Letter {
+    Closed(Vec<Entry>),
+    Changed(Box<Change>),
+}
+
+impl Recorder {
+    /// Continues after the last entry of the ledger.
+    pub(crate) fn start(
+        config: LedgerConfig,
+        boot: Uuid,
+        gpu: &dyn Gpu,
+    ) -> Result<Self, LedgerStartError> {
+        let LedgerConfig {
+            mut store,
+            gpu: identity,
+            window_ns,
+            keep_ns,
+        } = config;
+        let tail = store.tail(&identity)?;
+        let capability = gpu.capabilities();
+        let node = identity.node.clone();
+        let rollup = RollupConfig {
+            gpu: identity.clone(),
+            boot,
+            window_ns,
+            engines: super::engines(gpu)
+                .map(|engine| (engine, engine.0 < capability.compute_engines))
+                .collect(),
+        };
+        if let Some(ahead) = tail.map(|tail| tail.end.0.saturating_sub(calendar().0))
+            && ahead > window_ns.0
+        {
+            log::warn!(
+                "Ledger: it ends {} s after what the calendar says; windows are labelled with its end until that is over",
+                ahead / 1_000_000_000
+            );
+        }
+        let rollup = Rollup::new(rollup, tail)?;
+        let now = gpu.now().0;
+        let shared = Arc::new(Shared {
+            durable_to: now.into(),
+            accounted_to: now.into(),
+            ..Shared::default()
+        });
+        let (letters, received) = sync_channel(QUEUE + CHANGES);
+        let (running, stop) = channel();
+        let writer = Writer {
+            store,
+            gpu: identity,
+            keep_ns,
+            retained: None,
+            shared: shared.clone(),
+            stop,
+        };
+        let writer = thread::Builder::new()
+            .name("turnstile-ledg".into())
+            .spawn(move || {
+                enter(Role::Writer);
+                writer.run(&received);
+            })
+            .map_err(LedgerStartError::Thread)?;
+        Ok(Self {
+            rollup,
+            shared,
+            letters: Some(letters),
+            running: Some(running),
+            writer: Some(writer),
+            refused: 0,
+            window_ns,
+            node,
+            boot,
+        })
+    }
+
+    /// A period ended just now and was charged.
+    pub(crate) fn period(
+        &mut self,
+        gpu: &dyn Gpu,
+        mediation: &Mediation,
+        tenants: &BTreeMap<TenantId, Tenant>,
+        starting: &BTreeMap<String, TenantId>,
+        accounts: &Book,
+        usages: &[&Usage],
+    ) {
+        let Some(last) = usages.last() else { return };
+        let end = last.window.to();
+        let uses = |tenant: TenantId| {
+            let engines = usages.iter().flat_map(|usage| &usage.engines);
+            let mut parts = engines.flat_map(|engine| &engine.tenants);
+            parts.any(|part| part.tenant == tenant)
+        };
+        // A GPU may execute for a VM during its admission: its worker sets itself up.
+        let arriving = starting
+            .iter()
+            .filter(|(_, tenant)| !tenants.contains_key(tenant) && uses(**tenant))
+            .map(|(name, tenant)| Standing {
+                tenant: *tenant,
+                name,
+                kind: TenantKind::Vm,
+                account: accounts.owner(name).map(|account| &**account),
+                weight: Weight::DEFAULT.get(),
+                cap: None,
+                held_total_ns: Nanos::ZERO,
+                backlogged: false,
+                memory_bytes: None,
+            });
+        let standings: Vec<Standing<'_>> = tenants
+            .iter()
+            .map(|(tenant, entry)| Standing {
+                tenant: *tenant,
+                name: &entry.name,
+                kind: match entry.kind {
+                    Kind::Vm(_) => TenantKind::Vm,
+                    Kind::Program(_) => TenantKind::Program,
+                },
+                account: Some(&entry.account.1),
+                weight: mediation.weight(*tenant).map_or(0, Weight::get),
+                cap: mediation.cap(*tenant).map(|cap| CapInForce {
+                    quota_ns: cap.quota_ns(),
+                    period_ns: cap.period_ns(),
+                }),
+                held_total_ns: mediation.ledger().held_ns(*tenant)
+                    + mediation.held_now(*tenant, end),
+                backlogged: mediation.backlogged(*tenant),
+                memory_bytes: gpu.memory_held_bytes(*tenant),
+            })
+            .chain(arriving)
+            .collect();
+        self.add(usages, calendar(), &standings);
+    }
+
+    fn add(&mut self, usages: &[&Usage], end: UnixNanos, standings: &[Standing<'_>]) {
+        if let Some(last) = usages.last() {
+            let to = last.window.to().0;
+            self.shared.accounted_to.store(to, Ordering::Relaxed);
+        }
+        if let Err(error) = self.rollup.period(usages, end, standings) {
+            self.refused += 1;
+            // Only the first is logged; each is a gap of its window.
+            if self.refused == 1 {
+                log::error!("Ledger: {}", chain(&error));
+            }
+        }
+        if self.rollup.due() && self.shared.in_flight.load(Ordering::Acquire) < QUEUE {
+            let mut closed = Vec::new();
+            self.rollup.take(&mut closed);
+            self.send(closed);
+        }
+    }
+
+    /// Precondition: the queue has room, or the caller may wait for the writer.
+    fn send(&self, closed: Vec<Entry>) {
+        if let (Some(letters), false) = (&self.letters, closed.is_empty()) {
+            self.shared.in_flight.fetch_add(1, Ordering::AcqRel);
+            if letters.send(Letter::Closed(closed)).is_err() {
+                log::error!("Ledger: the writer is gone");
+            }
+        }
+    }
+
+    /// Whether a change can be noted now. Not while the ledger's writes fail, though the queue may
+    /// have room.
+    pub(crate) fn can_note(&self) -> bool {
+        !self.shared.failing.load(Ordering::Relaxed)
+            && self.shared.noting.load(Ordering::Acquire) < CHANGES
+    }
+
+    /// Queues a change for the writer, without waiting. A change without room is lost and logged.
+    pub(crate) fn note(&self, tenant: &str, changed: &Changed) {
+        let change = Change {
+            request: changed.request,
+            at: calendar(),
+            node: self.node.clone(),
+            boot: self.boot,
+            by: changed.by.clone(),
+            tenant: tenant.to_owned(),
+            part: changed.part.clone(),
+            old: changed.old.to_string(),
+            new: changed.new.to_string(),
+        };
+        let letter = Letter::Changed(Box::new(change));
+        let Some(letters) = &self.letters else { return };
+        self.shared.noting.fetch_add(1, Ordering::AcqRel);
+        if letters.try_send(letter).is_err() {
+            self.shared.noting.fetch_sub(1, Ordering::AcqRel);
+            log::error!("Ledger: change {} is not noted", changed.request);
+        }
+    }
+
+    pub(crate) fn health(&self) -> LedgerHealth {
+        LedgerHealth {
+            written: self.shared.written.load(Ordering::Relaxed),
+            failing: self.shared.failing.load(Ordering::Relaxed),
+            refused: self.refused,
+            behind_ns: Nanos(
+                self.shared
+                    .accounted_to
+                    .load(Ordering::Relaxed)
+                    .saturating_sub(self.shared.durable_to.load(Ordering::Relaxed)),
+            ),
+            window_ns: self.window_ns,
+        }
+    }
+}
+
+impl Drop for Recorder {
+    /// Closes the open window and waits until it is written, or the disk has refused a few times.
+    fn drop(&mut self) {
+        drop(self.running.take());
+        let mut closed = Vec::new();
+        self.rollup.finish(&mut closed);
+        self.send(closed);
+        drop(self.letters.take());
+        if self
+            .writer
+            .take()
+            .is_some_and(|writer| writer.join().is_err())
+        {
+            log::error!("Ledger: the writer panicked");
+        }
+    }
+}
+
+/// Where an entry ends on the GPU's clock; none of a gap between two runs.
+fn end_of(entry: &Entry) -> Option<Moment> {
+    let Stretch {
+        from, length_ns, ..
+    } = entry.stretch;
+    let down = matches!(
+        entry.body,
+        Body::Gap {
+            cause: GapCause::Down
+        }
+    );
+    (!down).then(|| from + length_ns)
+}
+
+/// Writes something to a store; may be repeated.
+type Attempt<'a> = dyn FnMut(&mut dyn Store, &GpuIdentity) -> Result<Put, StoreError> + 'a;
+
+struct Writer {
+    store: Box<dyn Store>,
+    gpu: GpuIdentity,
+    keep_ns: Option<Nanos>,
+    /// End of the last entry at the latest discard of old entries, on both clocks.
+    retained: Option<(UnixNanos, Moment)>,
+    shared: Arc<Shared>,
+    stop: Receiver<()>,
+}
+
+impl Writer {
+    fn run(mut self, letters: &Receiver<Letter>) {
+        let mut given_up = false;
+        for letter in letters {
+            match letter {
+                Letter::Closed(batch) => {
+                    for entry in &batch {
+                        // After a lost entry no further ones can be written.
+                        given_up = given_up || !self.write(entry);
+                    }
+                    self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+                    if let (Some(last), false) = (batch.last(), given_up)
+                        && let Some(at) = end_of(last)
+                    {
+                        self.retain(last.stretch.end, at);
+                    }
+                }
+                Letter::Changed(change) => {
+                    let what = || format!("change {} is lost", change.request);
+                    self.attempt(&mut |store, _| store.note(&change), &what);
+                    self.shared.noting.fetch_sub(1, Ordering::AcqRel);
+                }
+            }
+        }
+    }
+
+    fn write(&mut self, entry: &Entry) -> bool {
+        let seq = entry.stretch.seq;
+        let what = || format!("entry {seq} is lost; it will be a gap");
+        let written = self.attempt(&mut |store, gpu| store.put(gpu, entry), &what);
+        if written {
+            self.shared.written.fetch_add(1, Ordering::Relaxed);
+            let to = end_of(entry).map_or(0, |to| to.0);
+            self.shared.durable_to.fetch_max(to, Ordering::Relaxed);
+        }
+        written
+    }
+
+    /// Retries a write until it succeeds; false if the daemon stops meanwhile and it cannot be
+    /// written.
+    fn attempt(&mut self, write: &mut Attempt<'_>, what: &dyn Fn() -> String) -> bool {
+        let mut last_attempts = LAST_ATTEMPTS;
+        loop {
+            let error = match write(&mut *self.store, &self.gpu) {
+                Ok(_) => {
+                    if self.shared.failing.swap(false, Ordering::Relaxed) {
+                        log::warn!("Ledger: is written again");
+                    }
+                    return true;
+                }
+                Err(error) => error,
+            };
+            if !self.shared.failing.swap(true, Ordering::Relaxed) {
+                log::error!("Ledger: not written, trying again: {}", chain(&error));
+            }
+            if self.stop.recv_timeout(RETRY) == Err(RecvTimeoutError::Disconnected) {
+                last_attempts -= 1;
+                if last_attempts == 0 {
+                    log::error!("Ledger: {}", what());
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Discards entries past their retention each hour of the GPU's clock. The first time is an
+    /// hour after the start: a calendar that was wrong at the start has been set by then.
+    fn retain(&mut self, now: UnixNanos, at: Moment) {
+        let Some(keep) = self.keep_ns else { return };
+        let (before, since) = *self.retained.get_or_insert((now, at));
+        let passed = at.since(since);
+        if passed < RETAIN_EVERY {
+            return;
+        }
+        self.retained = Some((now, at));
+        let labelled = now.0.saturating_sub(before.0);
+        if labelled.saturating_sub(passed.0) > RETAIN_EVERY.0 {
+            log::error!(
+                "Ledger: nothing discarded: the calendar moved by {} s in {}; is the host's clock right?",
+                labelled / 1_000_000_000,
+                passed.0 / 1_000_000_000
+            );
+            return;
+        }
+        let before = UnixNanos(now.0.saturating_sub(keep.0));
+        match self.store.retain(&self.gpu.node, before) {
+            Ok(retained) => log::info!("Ledger: {} entries were too old", retained.entries),
+            Err(error) => log::error!("Ledger: nothing discarded: {}", chain(&error)),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "recorder_tests.rs"]
+mod tests;

@@ -1,0 +1,359 @@
+//! An operator's settings of a tenant, by its name. They stay when the tenant leaves, and apply
+//! when it is back.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use turnstile_accounting::TenantId;
+use turnstile_policies::{Cap, POLICIES, PolicyRow, TenantParams, Weight, policy_by_name};
+use utoipa::ToSchema;
+
+use super::{Host, State};
+use crate::memory::{Entitlement, EntitlementError};
+
+/// Tenants of which something may be set, connected or not.
+const NAMES_MAX: usize = 4_096;
+
+/// Settings of one tenant; a field that is not set is as the tenant brought it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// Its share relative to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<Weight>,
+    /// Its upper limit of engine time; none is `max`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cap: Option<Cap>,
+    /// It has a latency target: slices of its neighbours are short while it is owed residency.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub latency_target: bool,
+    /// Its GPU memory.
+    #[serde(default)]
+    pub memory: MemoryLimits,
+}
+
+/// Limits of GPU memory, in the words of control groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MemoryLimits {
+    /// Bytes that are never taken from it.
+    #[schema(maximum = 1_125_899_906_842_624_u64)]
+    pub min_bytes: u64,
+    /// Bytes above which its memory is taken first; none is no such bound.
+    #[schema(maximum = 1_125_899_906_842_624_u64)]
+    pub high_bytes: Option<u64>,
+    /// Bytes that it may allocate; none is what it brought.
+    #[schema(maximum = 1_125_899_906_842_624_u64)]
+    pub max_bytes: Option<u64>,
+}
+
+/// What a tenant brought; in force where nothing was set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Brought {
+    pub(crate) weight: Weight,
+    /// GPU memory that it may own, as far as it moves; zero for a program of which none does.
+    pub(crate) memory_bytes: u64,
+    /// Bytes of it that are never taken, and bytes above which it is taken first.
+    pub(crate) min_bytes: u64,
+    pub(crate) high_bytes: Option<u64>,
+}
+
+/// Why settings are refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingsError {
+    /// The policy has no such thing.
+    #[error("The policy {policy} has no {what}; these have: {others}")]
+    Policy {
+        /// The policy.
+        policy: String,
+        /// Weights, caps, or latency targets.
+        what: &'static str,
+        /// Policies that have it.
+        others: String,
+    },
+    /// The GPU's memory does not move.
+    #[error("Memory of this GPU does not move, so memory.min and memory.high mean nothing here")]
+    Immovable,
+    /// memory.max cannot be enforced.
+    #[error("This GPU does not tell how much memory a tenant has, so memory.max cannot be set")]
+    Untold,
+    /// The limits do not fit.
+    #[error(transparent)]
+    Memory(#[from] EntitlementError),
+    /// Too many names.
+    #[error("Something is set of {NAMES_MAX} tenants, which is the limit; forget some")]
+    TooMany,
+}
+
+impl MemoryLimits {
+    /// Whether nothing is set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The entitlement of a tenant that brought `brought`; limits above it are cut to it.
+    pub(crate) fn entitlement(&self, brought: Brought, weight: Weight) -> Entitlement {
+        let max_bytes = self
+            .max_bytes
+            .map_or(brought.memory_bytes, |max| max.min(brought.memory_bytes));
+        let high_bytes = self.high_bytes.or(brought.high_bytes);
+        let high_bytes = high_bytes.map_or(max_bytes, |high| high.min(max_bytes));
+        let min_bytes = if self.min_bytes > 0 {
+            self.min_bytes
+        } else {
+            brought.min_bytes
+        };
+        Entitlement {
+            weight,
+            min_bytes: min_bytes.min(high_bytes),
+            high_bytes,
+            max_bytes,
+        }
+    }
+
+    /// Whether the limits that are set rise.
+    fn check(&self) -> Result<(), EntitlementError> {
+        let max = self.max_bytes.unwrap_or(u64::MAX);
+        let high = self.high_bytes.unwrap_or(max);
+        if self.min_bytes <= high && high <= max {
+            return Ok(());
+        }
+        let min = self.min_bytes;
+        Err(EntitlementError::Order { min, high, max })
+    }
+}
+
+impl Settings {
+    /// Whether nothing is set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn weight(&self, brought: Brought) -> Weight {
+        self.weight.unwrap_or(brought.weight)
+    }
+
+    pub(crate) fn params(&self, brought: Brought) -> TenantParams {
+        TenantParams {
+            weight: self.weight(brought),
+            cap: self.cap,
+        }
+    }
+}
+
+impl State {
+    /// What was set of a name.
+    pub(crate) fn set_of(&self, name: &str) -> Settings {
+        self.settings.get(name).copied().unwrap_or_default()
+    }
+
+    fn find(&self, name: &str) -> Option<(TenantId, Brought)> {
+        let mut tenants = self.tenants.iter();
+        let (tenant, entry) = tenants.find(|(_, entry)| entry.name == name)?;
+        Some((*tenant, entry.brought))
+    }
+}
+
+impl Host {
+    /// Takes over what was set before, when the daemon begins and no tenant is there.
+    pub(crate) fn restore_settings(&self, settings: BTreeMap<String, Settings>) {
+        self.lock().settings = settings;
+    }
+
+    /// Everything that was set, by name.
+    pub fn settings(&self) -> BTreeMap<String, Settings> {
+        self.lock().settings.clone()
+    }
+
+    /// Whether these could be set of this tenant, connected or not; `None` removes its settings.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_settings(
+        &self,
+        name: &str,
+        settings: Option<&Settings>,
+    ) -> Result<(), SettingsError> {
+        // Empty ones take a place too.
+        if settings.is_some() {
+            let set = &self.lock().settings;
+            if set.len() >= NAMES_MAX && !set.contains_key(name) {
+                return Err(SettingsError::TooMany);
+            }
+        }
+        let settings = &settings.copied().unwrap_or_default();
+        self.check_policy(settings.weight, settings.cap)?;
+        if settings.latency_target {
+            self.check_row("latency targets", |row| row.targets)?;
+        }
+        settings.memory.check()?;
+        let state = self.lock();
+        let limits = &settings.memory;
+        if state.memory.is_none() && (limits.min_bytes > 0 || limits.high_bytes.is_some()) {
+            return Err(SettingsError::Immovable);
+        }
+        let Some((tenant, brought)) = state.find(name) else {
+            return Ok(());
+        };
+        if let Some(memory) = &state.memory {
+            memory.check(
+                tenant,
+                limits.entitlement(brought, settings.weight(brought)),
+            )?;
+        }
+        if limits.max_bytes.is_some() && self.gpu.memory_held_bytes(tenant).is_none() {
+            return Err(SettingsError::Untold);
+        }
+        Ok(())
+    }
+
+    /// Whether the policy knows weights, if there is one, and caps, if there is one.
+    pub(crate) fn check_policy(
+        &self,
+        weight: Option<Weight>,
+        cap: Option<Cap>,
+    ) -> Result<(), SettingsError> {
+        if weight.is_some() {
+            self.check_row("weights", |row| row.weights)?;
+        }
+        if cap.is_some() {
+            self.check_row("caps", |row| row.caps)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the policy has this.
+    fn check_row(
+        &self,
+        what: &'static str,
+        has: fn(&PolicyRow) -> bool,
+    ) -> Result<(), SettingsError> {
+        let policy = &self.config.policy;
+        if policy_by_name(policy).is_some_and(has) {
+            return Ok(());
+        }
+        let others = POLICIES.iter().filter(|row| has(row)).map(|row| row.name);
+        Err(SettingsError::Policy {
+            policy: policy.clone(),
+            what,
+            others: others.collect::<Vec<_>>().join(", "),
+        })
+    }
+
+    /// Sets these of a tenant, from the next decision on, or when it connects. `None` removes its
+    /// settings.
+    ///
+    /// # Errors
+    /// As [`Self::check_settings`]; then nothing is changed.
+    pub fn set_settings(
+        &self,
+        name: &str,
+        settings: Option<Settings>,
+    ) -> Result<(), SettingsError> {
+        let wanted = settings.unwrap_or_default();
+        self.check_settings(name, settings.as_ref())?;
+        let mut state = self.lock();
+        let state = &mut *state;
+        if let Some((tenant, brought)) = state.find(name) {
+            let TenantParams { weight, cap } = wanted.params(brought);
+            if let Some(memory) = &mut state.memory {
+                memory.set(tenant, wanted.memory.entitlement(brought, weight))?;
+            }
+            // The policy has every tenant that the host has.
+            let _ = state.mediation.set_weight(tenant, weight);
+            let _ = state.mediation.set_cap(tenant, cap);
+            let _ = state.mediation.set_target(tenant, wanted.latency_target);
+        }
+        match settings {
+            Some(settings) => state.settings.insert(name.to_owned(), settings),
+            None => state.settings.remove(name),
+        };
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::HostConfig;
+    use turnstile_soft::{SoftConfig, SoftGpu};
+
+    #[test]
+    fn limits_that_do_not_fit_a_tenant_are_cut_down() {
+        let brought = Brought {
+            weight: Weight::DEFAULT,
+            memory_bytes: 100,
+            min_bytes: 0,
+            high_bytes: None,
+        };
+        let limits = MemoryLimits {
+            min_bytes: 80,
+            high_bytes: Some(200),
+            max_bytes: Some(60),
+        };
+        let entitlement = limits.entitlement(brought, Weight::DEFAULT);
+        assert_eq!(
+            (
+                entitlement.min_bytes,
+                entitlement.high_bytes,
+                entitlement.max_bytes
+            ),
+            (60, 60, 60)
+        );
+        assert!(matches!(
+            limits.check(),
+            Err(EntitlementError::Order { .. })
+        ));
+        let none = MemoryLimits::default().entitlement(brought, Weight::DEFAULT);
+        assert_eq!(none, Entitlement::by_weight(Weight::DEFAULT, 100));
+        let brought = Brought {
+            min_bytes: 30,
+            high_bytes: Some(70),
+            ..brought
+        };
+        let own = MemoryLimits::default().entitlement(brought, Weight::DEFAULT);
+        assert_eq!((own.min_bytes, own.high_bytes), (30, 70), "what it brought");
+        let set = limits.entitlement(brought, Weight::DEFAULT);
+        assert_eq!((set.min_bytes, set.high_bytes), (60, 60), "what was set");
+    }
+
+    #[test]
+    fn a_latency_target_needs_a_policy_that_has_them() {
+        let host = |policy: &str| {
+            let config = HostConfig {
+                policy: policy.into(),
+                ..HostConfig::default()
+            };
+            let gpu = SoftGpu::new(SoftConfig::default()).unwrap();
+            Host::new(Arc::new(gpu), config).unwrap()
+        };
+        let target = Some(Settings {
+            latency_target: true,
+            ..Settings::default()
+        });
+        let error = host("dfq").set_settings("a", target).unwrap_err();
+        let text = "The policy dfq has no latency targets; these have: owed";
+        assert_eq!(error.to_string(), text);
+        let owed = host("owed");
+        owed.set_settings("a", target).unwrap();
+        assert!(owed.settings()["a"].latency_target);
+    }
+
+    #[test]
+    fn names_are_bounded_whatever_is_set_of_them() {
+        let gpu = SoftGpu::new(SoftConfig::default()).unwrap();
+        let host = Host::new(Arc::new(gpu), HostConfig::default()).unwrap();
+        let empty = Some(Settings::default());
+        for number in 0..NAMES_MAX {
+            host.set_settings(&number.to_string(), empty).unwrap();
+        }
+        let more = host.set_settings("more", empty).unwrap_err();
+        assert_eq!(more, SettingsError::TooMany);
+        host.set_settings("0", empty).unwrap();
+        host.set_settings("more", None).unwrap();
+        host.set_settings("0", None).unwrap();
+        host.set_settings("more", empty).unwrap();
+    }
+}

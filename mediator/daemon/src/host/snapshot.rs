@@ -1,0 +1,213 @@
+//! The daemon's state as it is published.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use turnstile_abi::ErrorCode;
+use turnstile_accounting::ledger::EngineSnapshot;
+use turnstile_accounting::{Moment, Nanos, TenantId};
+
+use turnstile_policies::{Cap, Weight};
+
+use super::accounts::AccountSnapshot;
+use super::peer::Kind;
+use super::{Host, split};
+use crate::histogram::Histogram;
+use crate::tenant::gates::GateBook;
+use turnstile_gpu::Untracked;
+use turnstile_mediation::Tally;
+
+/// What a tenant is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum TenantKind {
+    /// A virtual machine.
+    Vm,
+    /// A program and its children.
+    Program {
+        /// Its processes that use the GPU.
+        processes: usize,
+    },
+}
+
+/// A tenant in a [`HostSnapshot`].
+#[derive(Clone, Debug, Serialize)]
+pub struct TenantSnapshot {
+    /// Number.
+    pub tenant: TenantId,
+    /// Name.
+    pub name: String,
+    /// Name of its account.
+    pub account: String,
+    /// What it is.
+    #[serde(flatten)]
+    pub kind: TenantKind,
+    /// Weight in force.
+    pub weight: u32,
+    /// Upper limit in force.
+    pub cap: Option<Cap>,
+    /// Whether it has a latency target.
+    pub latency_target: bool,
+    /// Whether it may run.
+    pub admitted: bool,
+    /// Compute time charged.
+    pub compute_ns: Nanos,
+    /// Copy time charged.
+    pub copy_ns: Nanos,
+    /// Bytes that copy engines moved in that time, where the GPU counts them.
+    pub copy_bytes: Option<u64>,
+    /// Compute time by the engine's own log.
+    pub engine_ns: Nanos,
+    /// Time held.
+    pub held_ns: Nanos,
+    /// Compute time that it was entitled to (`turnstile_accounting::entitled`).
+    pub entitled_ns: Nanos,
+    /// Time in which it had work and did not run.
+    pub waited_ns: Nanos,
+    /// Whether it had work at the end of the last period.
+    pub backlogged: bool,
+    /// Doorbell writes that trapped.
+    pub doorbells_trapped: u64,
+    /// Gates moved.
+    pub gate_moves: u64,
+    /// Times that it was scheduled in on the compute engine.
+    pub slices: u64,
+    /// How often it was held, and why.
+    #[serde(skip)]
+    pub tally: Tally,
+    /// Time from wake-up to residency on the engine.
+    #[serde(skip)]
+    pub latency: Histogram,
+    /// Faults of its channels by kind, where the GPU counts them.
+    #[serde(skip)]
+    pub faults: BTreeMap<ErrorCode, u64>,
+    /// GPU memory that it holds, where the GPU reports it.
+    pub memory_held_bytes: Option<u64>,
+    /// GPU memory that it may hold; none for a program without a limit.
+    pub memory_limit_bytes: Option<u64>,
+    /// Its GPU memory, where that moves.
+    #[serde(flatten)]
+    pub memory: Option<MemorySnapshot>,
+}
+
+/// Where a tenant's GPU memory is, and what was moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemorySnapshot {
+    /// Bytes on the GPU, or on their way to or from it.
+    pub resident_bytes: u64,
+    /// Bytes allocated that are not.
+    pub swapped_bytes: u64,
+    /// Bytes of it that were copied to the host so far.
+    pub swapped_out_bytes: u64,
+    /// Bytes of it that were copied back so far.
+    pub swapped_in_bytes: u64,
+    /// Bytes of any tenant that were copied because of it so far: what it is charged for.
+    pub moved_bytes: u64,
+    /// Time of the link that this took.
+    pub moved_ns: Nanos,
+    /// Of the bytes on the GPU, those that cannot move.
+    pub pinned_bytes: u64,
+}
+
+/// A copy of the host's state.
+#[derive(Clone, Debug, Serialize)]
+pub struct HostSnapshot {
+    /// Figures of the GPU's own work, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub gpu: BTreeMap<&'static str, u64>,
+    /// When, on the GPU's clock: the end of the last closed window.
+    pub at: Moment,
+    /// GPU memory in bytes.
+    pub memory_bytes: u64,
+    /// The VMs and programs.
+    pub tenants: Vec<TenantSnapshot>,
+    /// Accounts of which a tenant has connected, by name.
+    pub accounts: Vec<AccountSnapshot>,
+    /// Where the engines' time went, by their own log.
+    pub engines: Vec<EngineSnapshot>,
+    /// Wall time less everything accounted for, all engines: zero, or time was lost (law 1).
+    pub conservation_error_ns: i128,
+    /// Processes that use the GPU and belong to no tenant.
+    pub untracked: Vec<Untracked>,
+    /// Usages that the ledger refused.
+    pub ledger_errors: u64,
+    /// Lengths of the compute engine's switches.
+    #[serde(skip)]
+    pub switches: Histogram,
+}
+
+impl Host {
+    /// Tenants, totals, conservation.
+    pub fn snapshot(&self) -> HostSnapshot {
+        let state = self.lock();
+        let charged = state.mediation.ledger();
+        let truth = state.truth.as_ref().unwrap_or(charged);
+        let total = truth.snapshot();
+        let at = total.window.map_or(Moment(0), |window| window.to());
+        let wall = total.window.map_or(0, |window| window.length().0);
+        let tenants = state
+            .tenants
+            .iter()
+            .map(|(tenant, entry)| {
+                let totals = charged.tenant(*tenant);
+                let (compute, copy) = split(&totals.engines);
+                let (engine, _) = split(&truth.tenant(*tenant).engines);
+                let set = state.set_of(&entry.name);
+                let limit = set.memory.max_bytes.unwrap_or(entry.brought.memory_bytes);
+                TenantSnapshot {
+                    tenant: *tenant,
+                    name: entry.name.clone(),
+                    account: entry.account.1.clone(),
+                    weight: state.mediation.weight(*tenant).map_or(0, Weight::get),
+                    cap: state.mediation.cap(*tenant),
+                    latency_target: set.latency_target,
+                    admitted: state.mediation.admitted(*tenant),
+                    compute_ns: compute.used_ns,
+                    copy_ns: copy.used_ns,
+                    copy_bytes: totals.copy_bytes,
+                    engine_ns: engine.used_ns,
+                    held_ns: totals.held_ns + state.mediation.held_now(*tenant, at),
+                    entitled_ns: state.mediation.due(*tenant).entitled_ns,
+                    waited_ns: state.mediation.due(*tenant).waited_ns,
+                    backlogged: state.mediation.backlogged(*tenant),
+                    doorbells_trapped: entry.gates().map_or(0, GateBook::trapped),
+                    gate_moves: entry.gates().map_or(0, GateBook::moves),
+                    slices: compute.begun,
+                    tally: state.mediation.tally(*tenant),
+                    latency: state.timings.latency(*tenant),
+                    faults: self.gpu.faults(*tenant),
+                    memory_held_bytes: self.gpu.memory_held_bytes(*tenant),
+                    memory_limit_bytes: (limit > 0).then_some(limit),
+                    memory: state
+                        .memory
+                        .as_ref()
+                        .map(|memory| memory.snapshot(*tenant, charged)),
+                    kind: match entry.kind {
+                        Kind::Vm(_) => TenantKind::Vm,
+                        Kind::Program(_) => TenantKind::Program {
+                            processes: state.registry.count(*tenant),
+                        },
+                    },
+                }
+            })
+            .collect();
+        let conservation_error_ns = total
+            .engines
+            .iter()
+            .map(|engine| i128::from(wall) - i128::from(engine.totals.accounted_ns().0))
+            .map(i128::abs)
+            .sum();
+        HostSnapshot {
+            gpu: self.gpu.figures(),
+            at,
+            memory_bytes: self.gpu.capabilities().memory_bytes,
+            tenants,
+            accounts: state.account_snapshots(),
+            engines: total.engines,
+            conservation_error_ns,
+            untracked: self.gpu.untracked(),
+            ledger_errors: state.ledger_errors,
+            switches: state.timings.switches(),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Latest events, for observers: a ring of bounded size, and a notification for readers that wait.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use turnstile_accounting::export::show_time;
+use turnstile_accounting::record::UnixNanos;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// Events kept. Tenants cause them, so the oldest are dropped.
+const KEPT: usize = 4_096;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Counts up by one within a run of the daemon, from 1.
+    pub seq: u64,
+    /// When, by the calendar.
+    pub at: String,
+    /// What: `vm_connected`, `vm_left`, `vm_set`, `account_set`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Name of the tenant; of `account_set`, of the account.
+    pub vm: String,
+    /// Of a change: its author, its request, and what was set before and is now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<Changed>,
+}
+
+/// What was set of a tenant or an account.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Changed {
+    /// Author, as `uid:0 pid:17` or `cert:NAME`.
+    pub by: String,
+    /// Number of the request.
+    pub request: Uuid,
+    /// Which part: `scheduling`, `memory`, `vm`, `account`.
+    pub part: String,
+    /// What was set before; null if nothing was.
+    pub old: serde_json::Value,
+    /// What is set now; null if nothing is.
+    pub new: serde_json::Value,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    events: VecDeque<Arc<Event>>,
+    last: u64,
+}
+
+/// The ring. Its lock is an innermost one.
+#[derive(Debug)]
+pub struct Journal {
+    ring: Mutex<Ring>,
+    /// Number of the last event.
+    bell: watch::Sender<u64>,
+}
+
+impl Default for Journal {
+    fn default() -> Self {
+        Self {
+            ring: Mutex::default(),
+            bell: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Journal {
+    /// Takes an event down.
+    pub(crate) fn add(&self, kind: &str, vm: &str, change: Option<Changed>) {
+        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.last += 1;
+        let event = Event {
+            seq: ring.last,
+            at: show_time(calendar()),
+            kind: kind.to_owned(),
+            vm: vm.to_owned(),
+            change,
+        };
+        if ring.events.len() == KEPT {
+            ring.events.pop_front();
+        }
+        ring.events.push_back(Arc::new(event));
+        self.bell.send_replace(ring.last);
+    }
+
+    /// At most `limit` events after number `seq`, oldest first, and whether there are more.
+    pub fn after(&self, seq: u64, limit: usize) -> (Vec<Arc<Event>>, bool) {
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let begin = ring.events.partition_point(|event| event.seq <= seq);
+        let rest = ring.events.range(begin..);
+        let more = rest.len() > limit;
+        (rest.take(limit).cloned().collect(), more)
+    }
+
+    /// The last event of this run that a reader has seen, from the number that it names. A number
+    /// that was not reached is from an earlier run: all that is kept is new to its reader.
+    pub fn seen(&self, seq: u64) -> u64 {
+        if seq > self.last() { 0 } else { seq }
+    }
+
+    /// Number of the last event.
+    pub fn last(&self) -> u64 {
+        *self.bell.borrow()
+    }
+
+    /// Notifies at each event.
+    pub fn bell(&self) -> watch::Receiver<u64> {
+        self.bell.subscribe()
+    }
+}
+
+/// Calendar time now: labels windows, charges nothing.
+pub(crate) fn calendar() -> UnixNanos {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    // CAST: until 2554
+    UnixNanos(since.map_or(0, |since| since.as_nanos() as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_events_make_room() {
+        let journal = Journal::default();
+        let mut bell = journal.bell();
+        for number in 0..KEPT + 10 {
+            journal.add("vm_left", &number.to_string(), None);
+        }
+        assert!(bell.has_changed().unwrap());
+        assert_eq!(*bell.borrow_and_update(), journal.last());
+        let (events, more) = journal.after(0, 2);
+        assert!(more);
+        assert_eq!((events[0].seq, &*events[0].vm), (11, "10"));
+        let (events, more) = journal.after(journal.last() - 1, 2);
+        assert_eq!((events.len(), more), (1, false));
+        assert!(journal.after(journal.last(), 2).0.is_empty());
+        assert_eq!(journal.seen(journal.last()), journal.last());
+        assert_eq!(journal.seen(journal.last() + 5), 0, "of a run before");
+    }
+}

@@ -1,0 +1,231 @@
+//! The daemon: reads what tenants used of one GPU, and decides which may run next.
+//!
+//! The loop, in the order in which data moves:
+//!
+//! ```text
+//!  accounting   Gpu::read_events, read_demand, or read_look: what the engines did
+//!      |        a meter of turnstile-accounting: GPU time of each tenant
+//!      v
+//!  host         Host::period_end: the ledger adds it up, the recorder keeps it
+//!      |        Mediation (turnstile-mediation): usage and demand in, orders out
+//!      v
+//!  host::orders HoldOrder -> Gpu::hold, GateOrder -> GateBook -> the VMM
+//!      ^
+//!  kicks        Host::kicked: a tenant that was idle has work
+//! ```
+//!
+//! Tenants come and go beside it: `control` takes connections of VMMs and launchers, `admission`
+//! and `programs` make tenants of them, `host::peer` is one tenant.
+//!
+//! - In: a [`DaemonConfig`] (from a [`config::Config`]), a GPU behind the trait `Gpu`, a ledger.
+//!   Messages of VMMs and launchers, and the state of the engines.
+//! - Out: holds and gate moves; a [`HostSnapshot`], [`Event`]s and rows of the ledger.
+//! - Invariants: no GPU backend is named here. Under the host's lock the daemon waits for no VM.
+//!   Time that no signal covers is charged to no tenant.
+//! - Threads: `turnstile-ctl` (epoll, all connections), `turnstile-acct` (the loop), one each for a
+//!   VM's mailbox and memory, `turnstile-ledg` (writes windows). `docs/ARCHITECTURE.md` has all of
+//!   them, and the order of locks.
+#![deny(unsafe_code)]
+
+mod accounting;
+pub mod accounts;
+mod admission;
+pub mod config;
+mod control;
+mod error;
+mod fronts;
+pub mod histogram;
+mod host;
+mod journal;
+mod kicks;
+pub mod memory;
+mod programs;
+mod registry;
+pub mod socket;
+pub mod tenant;
+mod untracked;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+pub use accounting::{MeterKind, Timing};
+pub use admission::is_tenant_name;
+pub use control::ControlError;
+pub use error::{HostError, UserError, chain};
+pub use fronts::{FrontError, serve_fronts};
+pub use host::accounts::{AccountSnapshot, AccountsConfig, resolve, resolve_all};
+pub use host::memory::Homecoming;
+pub use host::recorder::{LedgerConfig, LedgerHealth, LedgerStartError};
+pub use host::settings::{MemoryLimits, Settings, SettingsError};
+pub use host::snapshot::{HostSnapshot, MemorySnapshot, TenantKind, TenantSnapshot};
+pub use host::{Host, HostConfig};
+pub use journal::{Changed, Event, Journal};
+
+use crate::socket::{ListenError, listen};
+use turnstile_gpu::Gpu;
+use turnstile_host::confine;
+
+/// What a daemon is started with.
+#[derive(Clone, Debug)]
+pub struct DaemonConfig {
+    /// Where VMMs and launchers connect. A socket file without a listener is replaced.
+    pub socket: PathBuf,
+    /// Tenants and policy.
+    pub host: HostConfig,
+    /// How engine state is read.
+    pub meter: MeterKind,
+    /// Lengths of periods.
+    pub timing: Timing,
+    /// What was set of tenants before: in force from the first that connects.
+    pub settings: BTreeMap<String, Settings>,
+    /// Accounts, and which tenants belong to them.
+    pub accounts: AccountsConfig,
+}
+
+impl DaemonConfig {
+    /// Defaults, with the events of the engine as its state.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            socket: socket.into(),
+            host: HostConfig::default(),
+            meter: MeterKind::Events,
+            timing: Timing::default(),
+            settings: BTreeMap::new(),
+            accounts: AccountsConfig::default(),
+        }
+    }
+}
+
+/// Why a daemon did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The socket could not be had.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Something else that the kernel did not give.
+    #[error("Starting the daemon's threads failed")]
+    Start(#[source] io::Error),
+    /// The event loop could not be made.
+    #[error("Making the event loop failed")]
+    Events(#[source] ControlError),
+    /// The ledger could not be opened.
+    #[error(transparent)]
+    Ledger(#[from] LedgerStartError),
+    /// The configuration is not usable.
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
+/// A running daemon; it stops when dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    host: Arc<Host>,
+    stop: Arc<AtomicBool>,
+    wake: EventFd,
+    threads: Vec<JoinHandle<()>>,
+    socket: PathBuf,
+    periods: Arc<AtomicU64>,
+}
+
+impl Daemon {
+    /// Starts a daemon over one GPU.
+    ///
+    /// # Errors
+    /// When the socket or a thread cannot be had.
+    pub fn start(config: DaemonConfig, gpu: Arc<dyn Gpu>) -> Result<Self, DaemonError> {
+        Self::with_ledger(config, gpu, None)
+    }
+
+    /// Starts a daemon over one GPU, with a durable ledger.
+    ///
+    /// # Errors
+    /// When the socket or a thread cannot be had, or the ledger cannot go on.
+    pub fn with_ledger(
+        config: DaemonConfig,
+        gpu: Arc<dyn Gpu>,
+        ledger: Option<LedgerConfig>,
+    ) -> Result<Self, DaemonError> {
+        // Only its owner and its group may use it.
+        let listener = listen(&config.socket, 0o660)?;
+        let tenants_max = config.host.tenants_max;
+        let host = Arc::new(Host::new(gpu, config.host)?);
+        host.restore_settings(config.settings);
+        host.begin_accounts(config.accounts)
+            .map_err(HostError::from)?;
+        if let Some(ledger) = ledger {
+            host.open_ledger(ledger)?;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let wake = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(DaemonError::Start)?;
+        let control_wake = wake.try_clone().map_err(DaemonError::Start)?;
+        let bounds = control::Bounds::of(tenants_max);
+        let control_loop =
+            control::ControlLoop::new(listener, control_wake, host.clone(), stop.clone(), bounds)
+                .map_err(DaemonError::Events)?;
+        let mut daemon = Self {
+            host,
+            stop,
+            wake,
+            threads: Vec::new(),
+            socket: config.socket.clone(),
+            periods: Arc::default(),
+        };
+        daemon.spawn("turnstile-ctl", move |_, _| {
+            confine::enter(confine::Role::Control);
+            control_loop.run();
+        })?;
+        let (meter, timing) = (config.meter, config.timing);
+        let periods = daemon.periods.clone();
+        daemon.spawn("turnstile-acct", move |host, stop| {
+            confine::enter(confine::Role::Accounting);
+            accounting::run(&host, meter, timing, &stop, &periods);
+        })?;
+        Ok(daemon)
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        body: impl FnOnce(Arc<Host>, Arc<AtomicBool>) + Send + 'static,
+    ) -> Result<(), DaemonError> {
+        let (host, stop) = (self.host.clone(), self.stop.clone());
+        let thread = thread::Builder::new()
+            .name(name.into())
+            .spawn(move || body(host, stop))
+            .map_err(DaemonError::Start)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// Periods that were accounted: rises for as long as the daemon does its work, tenants or not.
+    pub fn periods(&self) -> &Arc<AtomicU64> {
+        &self.periods
+    }
+
+    /// Tenants, shares, totals.
+    pub fn host(&self) -> &Arc<Host> {
+        &self.host
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        let _ = self.wake.write(1);
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            self.host.gpu().wake();
+            if thread.join().is_err() {
+                log::error!("A thread of the daemon panicked");
+            }
+        }
+        self.host.close_ledger();
+        crate::socket::remove(&self.socket);
+    }
+}

@@ -1,0 +1,243 @@
+//! Programs as tenants: launchers' messages, checked against the kernel's process information.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use turnstile_accounting::TenantId;
+use turnstile_vmm::wire::{CHANGES_MAX, FrameWriter, ObjectChange, ToDaemon, ToVmm, peer_pid};
+
+use super::error::{HostError, chain};
+use super::host::peer::{Kind, Peer, Tenant};
+use super::host::settings::Brought;
+use super::host::{Host, State};
+use super::registry::ProcessError;
+use crate::accounts::Claim;
+use turnstile_host::process::{self, Identity};
+
+impl Host {
+    /// Takes a program in: the tenant is what descends from the process at the other end, a process
+    /// of `uid`.
+    pub(super) fn admit_program(
+        &self,
+        program: ToDaemon,
+        stream: UnixStream,
+        uid: u32,
+    ) -> Result<TenantId, HostError> {
+        let mut writer = FrameWriter::new();
+        let taken = self.take_program(program, &stream, uid, &mut writer);
+        if let Err(error) = &taken {
+            let text = chain(error);
+            if writer.push(&ToVmm::Refused { text }, Vec::new()).is_ok() {
+                let _ = writer.flush(&stream);
+            }
+        }
+        taken
+    }
+
+    fn take_program(
+        &self,
+        program: ToDaemon,
+        stream: &UnixStream,
+        uid: u32,
+        writer: &mut FrameWriter,
+    ) -> Result<TenantId, HostError> {
+        let ToDaemon::Program {
+            protocol,
+            name,
+            weight,
+            memory_max_bytes,
+            movable,
+            memory_min_bytes,
+            memory_high_bytes,
+        } = program
+        else {
+            return Err(HostError::NoHello);
+        };
+        let weight = self.permitted(protocol, &name, weight)?;
+        let pid = peer_pid(stream).map_err(HostError::Peer)?;
+        let root = Identity::of(pid).ok_or_else(|| HostError::Peer(gone()))?;
+        let stream = stream.try_clone().map_err(HostError::Host)?;
+
+        let mut state = self.lock();
+        self.room(&state, &name)?;
+        let outer = process::nearest(pid, process::parent, |pid| {
+            let is_root = |root: Identity| root.pid == pid && root.is_there();
+            let mut tenants = state.tenants.values();
+            tenants.find(|tenant| tenant.root().is_some_and(is_root))
+        });
+        if let Some(outer) = outer {
+            let name = outer.name.clone();
+            return Err(HostError::Nested { name });
+        }
+        let claim = Claim {
+            weight,
+            default_weight: self.default_weight(),
+            memory_bytes: memory_max_bytes,
+        };
+        let granted = state.join(&name, uid, claim)?;
+        let memory_max_bytes = granted.memory_bytes;
+        let mut seat = Seat::of(&mut state, &name);
+        let state = &mut *seat.state;
+        let tenant = state.number();
+        let brought = Brought {
+            weight: granted.weight,
+            memory_bytes: match &state.memory {
+                Some(memory) if movable => {
+                    let most = memory.unreserved_bytes();
+                    memory_max_bytes
+                        .map_or(most, |max| max.min(self.gpu.capabilities().memory_bytes))
+                }
+                _ => 0,
+            },
+            min_bytes: memory_min_bytes.unwrap_or(0),
+            high_bytes: memory_high_bytes,
+        };
+        let settings = state.set_of(&name);
+        let in_force = settings.params(brought).weight;
+        let entitlement = settings.memory.entitlement(brought, in_force);
+        let mut max_bytes = memory_max_bytes;
+        if let Some(memory) = state.memory.as_ref().filter(|_| movable) {
+            memory.check(tenant, entitlement)?;
+            max_bytes = Some(entitlement.max_bytes);
+        }
+        self.gpu().add_program(tenant, pid, max_bytes)?;
+        let admitted = ToVmm::Admitted { tenant: tenant.0 };
+        let answered = writer
+            .push(&admitted, Vec::new())
+            .and_then(|()| writer.flush(&stream));
+        if let Err(error) = answered {
+            self.gpu().destroy_context(tenant);
+            return Err(error.into());
+        }
+        let writer = std::mem::take(writer);
+        let peer = Peer { stream, writer };
+        self.journal().add("vm_connected", &name, None);
+        let kind = Kind::Program(root);
+        state.insert(&*self.gpu, tenant, name.clone(), brought, peer, kind);
+        seat.taken = true;
+        Ok(tenant)
+    }
+
+    /// A launcher reports a process of its program. Returns the process's number on this host.
+    pub(super) fn program_process(
+        &self,
+        tenant: TenantId,
+        pid: u32,
+        pidfd: &OwnedFd,
+    ) -> Option<u32> {
+        let taken = self.take_process(tenant, pidfd);
+        if let Err(error) = &taken {
+            let mut state = self.lock();
+            if let Some(entry) = state.tenants.get_mut(&tenant) {
+                let text = error.to_string();
+                entry.peer.send(&ToVmm::ProcessRefused { pid, text });
+            }
+        }
+        taken.ok()
+    }
+
+    fn take_process(&self, tenant: TenantId, pidfd: &OwnedFd) -> Result<u32, ProcessError> {
+        let known = || process::of_pidfd(pidfd);
+        let pid = known().ok_or(ProcessError::NoProcess)?;
+        let identity = Identity::of(pid).ok_or(ProcessError::Stranger)?;
+        let root = self.lock().tenants.get(&tenant).and_then(Tenant::root);
+        let root = root.ok_or(ProcessError::Stranger)?;
+        // The pid is read again: the process that had this number when its identity was read has it
+        // still.
+        if !identity.descends_from(root) || known() != Some(pid) {
+            return Err(ProcessError::Stranger);
+        }
+        self.lock().registry.admit(tenant, identity)?;
+        Ok(pid)
+    }
+
+    /// A process of a program has memory that can move, and this connection.
+    pub(super) fn program_memory(&self, tenant: TenantId, connection: OwnedFd) {
+        let taken = self.take_memory(tenant, connection);
+        if let Err(why) = taken {
+            // One line for each connection, which costs the program a second.
+            log::warn!("Memory of a process of {tenant} does not move: {why}");
+        }
+    }
+
+    fn take_memory(&self, tenant: TenantId, connection: OwnedFd) -> Result<(), String> {
+        let peer = rustix::net::sockopt::socket_peercred(&connection);
+        let peer = peer.map_err(|errno| errno.to_string())?;
+        let identity = Identity::of(peer.pid.as_raw_pid().unsigned_abs());
+        let root = self.lock().tenants.get(&tenant).and_then(Tenant::root);
+        // The process that connected may have ended since; then none of its memory has to move.
+        let own = identity
+            .zip(root)
+            .is_some_and(|(own, root)| own.descends_from(root));
+        if !own {
+            return Err(ProcessError::Stranger.to_string());
+        }
+        self.gpu().program_memory(tenant, connection)
+    }
+
+    /// What the driver did for a process of a program; false if the launcher broke the rules.
+    pub(super) fn program_objects(
+        &self,
+        tenant: TenantId,
+        pid: u32,
+        changes: Vec<ObjectChange>,
+    ) -> bool {
+        if changes.len() > CHANGES_MAX {
+            return false;
+        }
+        let mut state = self.lock();
+        let same = state.registry.identity(tenant, pid);
+        if !same.is_some_and(Identity::is_there) {
+            // It has ended; its launcher will report that.
+            return true;
+        }
+        let permitted = state.registry.permit(pid, changes);
+        drop(state);
+        if let Some(client) = permitted.refused {
+            log::warn!(
+                "{tenant}: process {pid} names client {client:#x}, which is another process's; refused (said once)"
+            );
+        }
+        if !permitted.changes.is_empty() {
+            self.gpu().program_changed(tenant, pid, &permitted.changes);
+        }
+        true
+    }
+
+    /// A process of a program has ended.
+    pub(super) fn program_exited(&self, tenant: TenantId, pid: u32) {
+        let known = self.lock().registry.exited(tenant, pid);
+        if known {
+            self.gpu().program_exited(tenant, pid);
+        }
+    }
+}
+
+/// A seat in an account, given back if the program is not admitted.
+struct Seat<'a> {
+    state: &'a mut State,
+    name: &'a str,
+    taken: bool,
+}
+
+impl<'a> Seat<'a> {
+    const fn of(state: &'a mut State, name: &'a str) -> Self {
+        Self {
+            state,
+            name,
+            taken: false,
+        }
+    }
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        if !self.taken {
+            self.state.accounts.book.leave(self.name);
+        }
+    }
+}
+
+fn gone() -> std::io::Error {
+    std::io::ErrorKind::NotFound.into()
+}

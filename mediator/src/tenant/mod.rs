@@ -1,6 +1,0 @@
-//! What the daemon holds of a tenant: its memory, its pages, its gates.
-
-pub mod gates;
-pub mod guest_memory;
-pub mod pages;
-pub mod requests;
