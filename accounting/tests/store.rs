@@ -3,6 +3,8 @@
 #![cfg(feature = "store")]
 
 mod common;
+#[path = "store/writer.rs"]
+mod writer;
 
 use common::{entries, gpu};
 use turnstile_accounting::audit::Audit;
@@ -265,30 +267,6 @@ fn tenants_go_with_the_last_entry_of_their_run() {
 }
 
 #[test]
-fn two_writers_do_not_both_write_an_entry() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("ledger");
-    let written = entries(1, 600);
-    let (mut one, mut other) = (
-        SqliteStore::create(&path).unwrap(),
-        SqliteStore::create(&path).unwrap(),
-    );
-    write(&mut one, &written[..1]);
-    let refused = other.put(&gpu(), &{
-        let mut entry = written[0].clone();
-        entry.digest.0[0] ^= 1;
-        entry
-    });
-    assert!(matches!(
-        refused,
-        Err(StoreError::Sequence {
-            expected: 1,
-            found: 0
-        })
-    ));
-}
-
-#[test]
 fn missing_foreign_or_empty_file_is_not_opened_as_a_ledger() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ledger");
@@ -365,18 +343,25 @@ mod postgres {
         let written = entries(1, 600);
         write(&mut one, &written);
         assert_eq!(all(&mut other), written);
-        let refused = other.put(&gpu(), &{
-            let mut entry = written[0].clone();
-            entry.digest.0[0] ^= 1;
-            entry
-        });
-        assert!(
-            matches!(refused, Err(StoreError::Sequence { .. })),
-            "{refused:?}"
-        );
+        let renamed = GpuIdentity {
+            node: "node-18".into(),
+            ..gpu()
+        };
+        one.claim(&gpu()).unwrap();
+        let refused = other.claim(&gpu()).unwrap_err().to_string();
+        let own = format!("turnstile process {} on ", std::process::id());
+        assert!(refused.contains(&own), "{refused}");
+        other.claim(&renamed).unwrap();
         let mut again = SqliteStore::in_memory().unwrap();
         write(&mut again, &written);
         assert_eq!(all(&mut again), all(&mut one), "both stores hold the same");
+        drop(one);
+        // The server ends the session of a lost connection a moment later.
+        let begin = std::time::Instant::now();
+        while let Err(error) = other.claim(&gpu()) {
+            assert!(matches!(error, StoreError::Held { .. }), "{error:?}");
+            assert!(begin.elapsed().as_secs() < 60, "a lock outlives its session");
+        }
     }
 }
 

@@ -16,6 +16,22 @@ pub enum StoreError {
         /// Its path.
         path: PathBuf,
     },
+    /// Another process writes it.
+    #[error("The {what} is written by {holder}; end that daemon first, or {remedy}")]
+    Held {
+        /// The file, or the entries of a GPU.
+        what: String,
+        /// The process.
+        holder: String,
+        /// The other remedy.
+        remedy: &'static str,
+    },
+    /// The file was removed or moved while it is written.
+    #[error("The ledger {} was removed or moved; put it back, or an empty file in its place, which then gets all entries", path.display())]
+    Gone {
+        /// Where it was.
+        path: PathBuf,
+    },
     /// The file was written by another version, or is no ledger.
     #[error("Not a ledger of version {expected}, but of {found}")]
     Version {

@@ -91,6 +91,19 @@ pub type VisitChanges<'a> = dyn FnMut(Change) -> Result<bool, StoreError> + 'a;
 
 /// A durable ledger.
 pub trait Store: Send + fmt::Debug {
+    /// Takes the right to write the entries of a GPU, until the store is dropped. A file is
+    /// claimed as a whole when it is opened to write, so that nothing is left to take.
+    ///
+    /// # Errors
+    /// If another process has it, or if the store fails.
+    fn claim(&mut self, _gpu: &GpuIdentity) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// The daemon ends. A file that is gone is made again from then on, with all its entries: an
+    /// open but removed file is lost when the process ends.
+    fn ending(&mut self) {}
+
     /// The last entry of a GPU.
     ///
     /// # Errors

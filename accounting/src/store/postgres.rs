@@ -32,6 +32,8 @@ pub struct Postgres {
     client: Client,
     /// Version of the tables; 0 if there are none.
     version: i64,
+    /// GPUs whose entries this process may write; each has an advisory lock of the session.
+    claims: Vec<GpuIdentity>,
 }
 
 impl fmt::Debug for Postgres {
@@ -135,8 +137,19 @@ impl Postgres {
 impl Tables for Postgres {
     fn refresh(&mut self) -> Result<(), StoreError> {
         if self.client.is_closed() {
-            self.client = Self::connected(&self.config)?;
+            let mut client = Self::connected(&self.config)?;
+            // The locks ended with the session: another process may have them by now.
+            self.claims
+                .iter()
+                .try_for_each(|gpu| connection::claim(&mut client, gpu))?;
+            self.client = client;
         }
+        Ok(())
+    }
+
+    fn claim(&mut self, gpu: &GpuIdentity) -> Result<(), StoreError> {
+        connection::claim(&mut self.client, gpu)?;
+        self.claims.push(gpu.clone());
         Ok(())
     }
 

@@ -37,6 +37,17 @@ pub trait Tables: Send + fmt::Debug {
         Ok(())
     }
 
+    /// Takes the right to write the entries of a GPU, until the connection ends.
+    ///
+    /// # Errors
+    /// If another process has it, or if the database fails.
+    fn claim(&mut self, _gpu: &GpuIdentity) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// The daemon ends: what can be done to write the last entries is to be done now.
+    fn ending(&mut self) {}
+
     /// Begins a transaction that writes.
     ///
     /// # Errors
@@ -234,6 +245,14 @@ impl<T: Tables> Ledger<T> {
 }
 
 impl<T: Tables> Store for Ledger<T> {
+    fn claim(&mut self, gpu: &GpuIdentity) -> Result<(), StoreError> {
+        self.tables.claim(gpu)
+    }
+
+    fn ending(&mut self) {
+        self.tables.ending();
+    }
+
     fn tail(&mut self, gpu: &GpuIdentity) -> Result<Option<Tail>, StoreError> {
         if self.open.is_none() {
             self.tables.refresh()?;

@@ -3,8 +3,10 @@
 //!
 //! Readers in other processes read up to the last closed entry and do not block a writer.
 
+mod claim;
 mod connection;
 
+use claim::{Claim, Place};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::rows::{self, Columns, damaged, stored, stored_ns};
@@ -28,6 +30,11 @@ pub struct Sqlite {
     connection: Connection,
     /// Version of the tables.
     version: i64,
+    /// The right to write the file; none of a reader, and of a ledger in memory. It is dropped
+    /// after the connection.
+    claim: Option<Claim>,
+    /// Whether a file that is gone is made again.
+    ending: bool,
 }
 
 impl Columns for Row<'_> {
@@ -139,6 +146,25 @@ impl Sqlite {
 }
 
 impl Tables for Sqlite {
+    /// Goes on in the file that is in the ledger's place.
+    fn refresh(&mut self) -> Result<(), StoreError> {
+        let Some(claim) = &self.claim else {
+            return Ok(());
+        };
+        match claim.place()? {
+            Place::Same => Ok(()),
+            Place::OtherLog => self.reopen(),
+            Place::Missing if !self.ending => Err(StoreError::Gone {
+                path: claim.path().to_owned(),
+            }),
+            Place::Missing | Place::OtherFile => self.go_on(),
+        }
+    }
+
+    fn ending(&mut self) {
+        self.ending = true;
+    }
+
     fn begin_writing(&mut self) -> Result<(), StoreError> {
         Ok(self.connection.execute_batch("BEGIN IMMEDIATE")?)
     }
