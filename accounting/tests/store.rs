@@ -360,7 +360,10 @@ mod postgres {
         let begin = std::time::Instant::now();
         while let Err(error) = other.claim(&gpu()) {
             assert!(matches!(error, StoreError::Held { .. }), "{error:?}");
-            assert!(begin.elapsed().as_secs() < 60, "a lock outlives its session");
+            assert!(
+                begin.elapsed().as_secs() < 60,
+                "a lock outlives its session"
+            );
         }
     }
 }

@@ -105,7 +105,10 @@ fn removed_file_is_an_error_until_a_file_is_there_that_then_gets_all() {
         }
         for _ in 0..2 {
             let refused = store.put(&gpu(), &written[4]);
-            assert!(matches!(refused, Err(StoreError::Gone { .. })), "{refused:?}");
+            assert!(
+                matches!(refused, Err(StoreError::Gone { .. })),
+                "{refused:?}"
+            );
             assert!(!path.exists());
         }
         fs::rename(&copy, &path).unwrap();
@@ -198,7 +201,10 @@ fn entry_behind_another_end_keeps_its_amounts_and_leaves_no_hole() {
     let written = entries(1, 600);
     let tail = |entry: &Entry| Some(Tail::of(entry));
     assert_eq!(follow(&gpu(), None, &written[0]), written[..1]);
-    assert_eq!(follow(&gpu(), tail(&written[0]), &written[1]), written[1..2]);
+    assert_eq!(
+        follow(&gpu(), tail(&written[0]), &written[1]),
+        written[1..2]
+    );
     // Two entries are missing: their time is a gap.
     let placed = follow(&gpu(), tail(&written[0]), &written[3]);
     let [gap, window] = &placed[..] else {

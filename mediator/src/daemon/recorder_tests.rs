@@ -1,11 +1,16 @@
+use super::writer::RETRY;
 use super::*;
 use std::sync::Mutex;
 use std::time::Instant;
+use turnstile_accounting::Moment;
 use turnstile_accounting::audit::{Audit, Report};
 use turnstile_accounting::record::{
     Body, Digest, EngineRecord, GapCause, Stretch, Tail, TenantRecord,
 };
-use turnstile_accounting::store::{Kept, Retained, Selection, SqliteStore, Visit, VisitChanges};
+use turnstile_accounting::renumber::follow;
+use turnstile_accounting::store::{
+    Kept, Put, Retained, Selection, SqliteStore, Visit, VisitChanges,
+};
 use turnstile_accounting::synthetic::Synthetic;
 
 use turnstile_soft::{ENGINES, SoftConfig, SoftGpu};
@@ -204,12 +209,14 @@ fn full_disk_does_not_delay_periods_and_loses_no_time() {
         "a minute of windows was not waited for"
     );
     bench.until(&recorder, |health| health.failing);
+    assert!(recorder.reason().unwrap().contains("no storage space"));
     assert!(!recorder.can_note(), "a change that may be lost");
     bench.full.store(false, Ordering::Release);
     bench.until(&recorder, |health| !health.failing);
     assert!(recorder.can_note());
     bench.periods(&mut recorder, 30);
-    drop(recorder);
+    assert_eq!(recorder.reason(), None);
+    assert!(recorder.close(), "nothing is lost");
     let (report, entries) = bench.report();
     assert_eq!(report.window_ns, 655 * u128::from(EVENTS.period_ns.0));
     assert_eq!(report.gaps, 0);
@@ -255,7 +262,7 @@ fn a_daemon_stops_although_its_disk_is_dead() {
     bench.full.store(true, Ordering::Release);
     bench.periods(&mut recorder, 100);
     let begin = Instant::now();
-    drop(recorder);
+    assert!(!recorder.close(), "what is lost is reported");
     assert!(begin.elapsed() < PATIENCE);
     bench.full.store(false, Ordering::Release);
     let mut recorder = bench.start(None);
@@ -263,6 +270,50 @@ fn a_daemon_stops_although_its_disk_is_dead() {
     drop(recorder);
     let (report, _) = bench.report();
     assert_eq!(report.gaps, 1, "what was not written is a gap");
+}
+
+/// Another writer adds an entry, as one of an older version does that takes no lock.
+#[test]
+fn writer_that_was_overtaken_keeps_its_windows_and_writes_them_behind_the_others() {
+    let mut bench = Bench::new();
+    let mut recorder = bench.start(None);
+    bench.periods(&mut recorder, 25);
+    bench.until(&recorder, |health| health.written == 2);
+    let tail = bench.store.lock().unwrap().tail(&identity()).unwrap();
+    let other = Entry {
+        stretch: Stretch {
+            seq: 7,
+            boot: Uuid::from_u128(9),
+            start: tail.unwrap().end,
+            end: UnixNanos(tail.unwrap().end.0 + 300_000_000),
+            from: Moment(0),
+            length_ns: Nanos::from_ms(300),
+        },
+        body: Body::Gap {
+            cause: GapCause::Down,
+        },
+        digest: Digest([0; 32]),
+    };
+    for entry in follow(&identity(), tail, &other) {
+        let mut store = bench.store.lock().unwrap();
+        assert_eq!(store.put(&identity(), &entry).unwrap(), Put::Written);
+    }
+    bench.periods(&mut recorder, 40);
+    bench.until(&recorder, |health| health.failing);
+    let reason = recorder.reason().unwrap();
+    assert!(reason.contains("another daemon"), "{reason}");
+    assert_eq!(
+        recorder.health().written,
+        2,
+        "nothing while the other may write"
+    );
+    bench.until(&recorder, |health| !health.failing);
+    assert_eq!(recorder.reason(), None);
+    bench.periods(&mut recorder, 30);
+    assert!(recorder.close());
+    let (report, _) = bench.report();
+    assert_eq!(report.window_ns, 95 * u128::from(EVENTS.period_ns.0));
+    assert_eq!((report.gaps, report.gap_ns), (1, 300_000_000));
 }
 
 #[test]

@@ -160,7 +160,9 @@ fn held(path: &Path, lock: &File, error: TryLockError) -> StoreError {
         TryLockError::Error(error) => StoreError::Output(error),
         TryLockError::WouldBlock => {
             let mut pid = String::new();
-            let read = (&*lock).rewind().and_then(|()| lock.take(20).read_to_string(&mut pid));
+            let read = (&*lock)
+                .rewind()
+                .and_then(|()| lock.take(20).read_to_string(&mut pid));
             let pid = pid.trim();
             let holder = match read {
                 Ok(_) if !pid.is_empty() => format!("process {pid}"),
