@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::claim::{Claim, beside};
 use super::{Sqlite, SqliteStore};
@@ -50,10 +50,21 @@ impl SqliteStore {
         // Not opened and closed: that drops the locks that SQLite has on the file in this process.
         let readable = rustix::fs::access(path, rustix::fs::Access::READ_OK);
         readable.map_err(|error| told(path, error.into()))?;
-        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
-        let mut tables = Sqlite::over(Connection::open_with_flags(path, flags)?)?;
-        tables.check_version(1)?;
-        Ok(Self::over(tables))
+        match Sqlite::reader(path, OpenFlags::SQLITE_OPEN_READ_ONLY) {
+            // SQLite cannot make the log's files beside a file on a read-only disk, or in the folder
+            // of another user. Without a log it needs none.
+            Err(StoreError::Sqlite(error)) if makes_no_log(&error) => {
+                if beside(path, "-wal").exists() {
+                    return Err(StoreError::Sqlite(error));
+                }
+                let escaped = path.to_string_lossy().replace('%', "%25");
+                let escaped = escaped.replace('?', "%3f").replace('#', "%23");
+                let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+                let address = format!("file:{escaped}?immutable=1");
+                Ok(Self::over(Sqlite::reader(Path::new(&address), flags)?))
+            }
+            read => Ok(Self::over(read?)),
+        }
     }
 
     /// A ledger in memory, for tests.
@@ -68,6 +79,12 @@ impl SqliteStore {
 }
 
 impl Sqlite {
+    fn reader(path: &Path, flags: OpenFlags) -> Result<Self, StoreError> {
+        let mut tables = Self::over(Connection::open_with_flags(path, flags)?)?;
+        tables.check_version(1)?;
+        Ok(tables)
+    }
+
     /// Opens a file that this process may write.
     fn claimed(claim: Claim) -> Result<Self, StoreError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
@@ -202,6 +219,13 @@ impl Sqlite {
         }
         Ok(())
     }
+}
+
+/// Whether SQLite failed because it may not make files beside the ledger.
+fn makes_no_log(error: &rusqlite::Error) -> bool {
+    let code = error.sqlite_error_code();
+    let denied = [ErrorCode::CannotOpen, ErrorCode::ReadOnly];
+    code.is_some_and(|code| denied.contains(&code))
 }
 
 /// Version of a file's tables; 0 if it is no ledger.
