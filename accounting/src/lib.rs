@@ -35,6 +35,7 @@ pub mod ledger;
 mod look;
 pub mod meter;
 pub mod record;
+pub mod renumber;
 pub mod rollup;
 pub mod share;
 pub mod state;

@@ -16,6 +16,22 @@ pub enum StoreError {
         /// Its path.
         path: PathBuf,
     },
+    /// Another process writes it.
+    #[error("The {what} is written by {holder}; end that daemon first, or {remedy}")]
+    Held {
+        /// The file, or the entries of a GPU.
+        what: String,
+        /// The process.
+        holder: String,
+        /// The other remedy.
+        remedy: &'static str,
+    },
+    /// The file was removed or moved while it is written.
+    #[error("The ledger {} was removed or moved; put it back, or an empty file in its place, which then gets all entries", path.display())]
+    Gone {
+        /// Where it was.
+        path: PathBuf,
+    },
     /// The file was written by another version, or is no ledger.
     #[error("Not a ledger of version {expected}, but of {found}")]
     Version {
@@ -25,7 +41,9 @@ pub enum StoreError {
         found: i64,
     },
     /// An entry does not follow the last one: another daemon writes, or entries were lost.
-    #[error("Entry {found} does not follow: {expected} is next")]
+    #[error(
+        "Entry {found} does not follow, as {expected} is next: another daemon wrote to the ledger, or it was replaced by another copy; end that daemon"
+    )]
     Sequence {
         /// The number that is next.
         expected: u64,
@@ -64,8 +82,8 @@ pub enum StoreError {
     #[cfg(feature = "postgres")]
     #[error("The server runs with fsync off: what it calls written may be lost")]
     NotDurable,
-    /// Writing the result of a query failed.
-    #[error("Writing the export failed")]
+    /// Reading or writing a file failed.
+    #[error("A file of the ledger or the export failed")]
     Output(#[from] std::io::Error),
     /// The visitor of a query refused an entry.
     #[error("{0}")]

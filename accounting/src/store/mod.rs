@@ -9,6 +9,7 @@
 //! lost or repeated entry is always an error. [`SqliteStore`] is a file on the host,
 //! `PostgresStore` one database for a fleet.
 
+mod draft;
 mod error;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -43,6 +44,8 @@ pub struct Kept {
     pub anchor: Anchor,
     /// End of the last discarded entry; zero if nothing was discarded.
     pub from: UnixNanos,
+    /// Beginning of the first entry that is kept.
+    pub first: UnixNanos,
 }
 
 /// A selection of entries.
@@ -56,6 +59,8 @@ pub struct Selection {
     pub node: Option<String>,
     /// Those of this GPU, by its identity within its node.
     pub gpu: Option<String>,
+    /// Also the entry in which `from` lies.
+    pub overlapping: bool,
 }
 
 impl Selection {
@@ -91,6 +96,19 @@ pub type VisitChanges<'a> = dyn FnMut(Change) -> Result<bool, StoreError> + 'a;
 
 /// A durable ledger.
 pub trait Store: Send + fmt::Debug {
+    /// Takes the right to write the entries of a GPU, until the store is dropped. A file is
+    /// claimed as a whole when it is opened to write, so that nothing is left to take.
+    ///
+    /// # Errors
+    /// If another process has it, or if the store fails.
+    fn claim(&mut self, _gpu: &GpuIdentity) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// The daemon ends. A file that is gone is made again from then on, with all its entries: an
+    /// open but removed file is lost when the process ends.
+    fn ending(&mut self) {}
+
     /// The last entry of a GPU.
     ///
     /// # Errors
@@ -116,6 +134,34 @@ pub trait Store: Send + fmt::Debug {
     /// answer, it may be written nevertheless: read the tail.
     fn close_window(&mut self, engines: &[EngineRecord], digest: &Digest)
     -> Result<(), StoreError>;
+
+    /// Keeps the open window so far, in place of what was kept of it before. `after` is the digest of
+    /// the entry before it. Precondition: no window is open.
+    ///
+    /// # Errors
+    /// If the store fails.
+    fn keep(&mut self, gpu: &GpuIdentity, after: &Digest, window: &Entry)
+    -> Result<(), StoreError>;
+
+    /// The window that [`Self::keep`] kept, as entries that follow the last one; none if it was
+    /// closed since.
+    ///
+    /// # Errors
+    /// If the store fails, or what was kept is damaged.
+    fn kept_window(&mut self, gpu: &GpuIdentity) -> Result<Vec<Entry>, StoreError>;
+
+    /// Writes the entries of [`Self::kept_window`], as a daemon does at its start; returns their
+    /// number.
+    ///
+    /// # Errors
+    /// If the store fails, or what was kept is damaged.
+    fn adopt(&mut self, gpu: &GpuIdentity) -> Result<u64, StoreError> {
+        let entries = self.kept_window(gpu)?;
+        for entry in &entries {
+            self.put(gpu, entry)?;
+        }
+        Ok(entries.len() as u64)
+    }
 
     /// Abandons the open window, as if it had not been opened.
     fn abandon(&mut self);
@@ -144,6 +190,12 @@ pub trait Store: Send + fmt::Debug {
     /// # Errors
     /// If entries cannot be read or are not what was written, or if `visit` fails.
     fn query(&mut self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError>;
+
+    /// Whether there is a tenant of this name or id.
+    ///
+    /// # Errors
+    /// If that cannot be read.
+    fn knows(&mut self, tenant: &str) -> Result<bool, StoreError>;
 
     /// Discards entries that ended at or before `before`, but each GPU's last one, and changes
     /// before it. If several hosts write to the store, only those of `node`.

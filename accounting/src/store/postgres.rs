@@ -19,6 +19,7 @@ use crate::change::Change;
 use crate::record::{
     Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord,
 };
+use uuid::Uuid;
 
 /// Entries read, or discarded, at a time.
 const PAGE: i64 = 1_024;
@@ -32,6 +33,8 @@ pub struct Postgres {
     client: Client,
     /// Version of the tables; 0 if there are none.
     version: i64,
+    /// GPUs whose entries this process may write; each has an advisory lock of the session.
+    claims: Vec<GpuIdentity>,
 }
 
 impl fmt::Debug for Postgres {
@@ -135,8 +138,19 @@ impl Postgres {
 impl Tables for Postgres {
     fn refresh(&mut self) -> Result<(), StoreError> {
         if self.client.is_closed() {
-            self.client = Self::connected(&self.config)?;
+            let mut client = Self::connected(&self.config)?;
+            // The locks ended with the session: another process may have them by now.
+            self.claims
+                .iter()
+                .try_for_each(|gpu| connection::claim(&mut client, gpu))?;
+            self.client = client;
         }
+        Ok(())
+    }
+
+    fn claim(&mut self, gpu: &GpuIdentity) -> Result<(), StoreError> {
+        connection::claim(&mut self.client, gpu)?;
+        self.claims.push(gpu.clone());
         Ok(())
     }
 
@@ -295,10 +309,39 @@ impl Tables for Postgres {
         Ok(())
     }
 
+    fn write_draft(
+        &mut self,
+        gpu: &GpuIdentity,
+        after: &Digest,
+        draft: &str,
+    ) -> Result<(), StoreError> {
+        self.client.execute(
+            "INSERT INTO draft(node, gpu, after, content) VALUES($1, $2, $3, $4)
+             ON CONFLICT(node, gpu) DO UPDATE SET after = excluded.after, content = excluded.content",
+            &[&gpu.node, &gpu.gpu, &&after.0[..], &draft],
+        )?;
+        Ok(())
+    }
+
+    fn read_draft(&mut self, gpu: &GpuIdentity) -> Result<Option<(Vec<u8>, String)>, StoreError> {
+        let found = self.client.query_opt(
+            "SELECT after, content FROM draft WHERE node = $1 AND gpu = $2",
+            &[&gpu.node, &gpu.gpu],
+        )?;
+        let kept = found.map(|row| Ok::<_, StoreError>((row.try_get(0)?, row.try_get(1)?)));
+        kept.transpose()
+    }
+
     fn kept(&mut self) -> Result<Vec<(i64, Kept)>, StoreError> {
         let found = self.client.query(rows::GPUS, &[])?;
-        let kept = |row: &Row| rows::kept(row, |key| self.last(key));
-        found.iter().map(kept).collect()
+        let mut kept = |row: &Row| {
+            rows::kept(row, |key| {
+                let first = self.client.query_opt(rows::FIRST, &[&key])?;
+                let first = first.map(|row| row.try_get(0)).transpose()?;
+                Ok((self.last(key)?, first))
+            })
+        };
+        found.iter().map(&mut kept).collect()
     }
 
     fn visit(
@@ -328,6 +371,17 @@ impl Tables for Postgres {
                 }
             }
         }
+    }
+
+    fn begins(&mut self, gpu: i64, at: i64) -> Result<Option<i64>, StoreError> {
+        let found = self.client.query_opt(rows::BEGINS, &[&gpu, &at])?;
+        Ok(found.map(|row| row.try_get(0)).transpose()?)
+    }
+
+    fn knows(&mut self, name: &str, id: Option<Uuid>) -> Result<bool, StoreError> {
+        let id = id.map(|id| id.as_bytes().to_vec());
+        let found = self.client.query_one(rows::KNOWS, &[&name, &id])?;
+        Ok(found.try_get(0)?)
     }
 
     // Tenants are kept when entries are discarded: another host may be about to refer to one.

@@ -5,7 +5,7 @@
 //! small and have no state. So order, sequence and abandonment are decided in one place.
 
 use super::rows::{bounds, stored};
-use super::{Kept, Put, Retained, Selection, Store, StoreError, Visit, VisitChanges};
+use super::{Kept, Put, Retained, Selection, Store, StoreError, Visit, VisitChanges, draft};
 use crate::change::Change;
 use crate::record::{
     Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord, UnixNanos,
@@ -36,6 +36,17 @@ pub trait Tables: Send + fmt::Debug {
     fn refresh(&mut self) -> Result<(), StoreError> {
         Ok(())
     }
+
+    /// Takes the right to write the entries of a GPU, until the connection ends.
+    ///
+    /// # Errors
+    /// If another process has it, or if the database fails.
+    fn claim(&mut self, _gpu: &GpuIdentity) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// The daemon ends: what can be done to write the last entries is to be done now.
+    fn ending(&mut self) {}
 
     /// Begins a transaction that writes.
     ///
@@ -105,6 +116,23 @@ pub trait Tables: Send + fmt::Debug {
         digest: &Digest,
     ) -> Result<(), StoreError>;
 
+    /// Keeps a text for a GPU in place of the one before, with the digest that it follows.
+    ///
+    /// # Errors
+    /// As [`Self::begin_writing`].
+    fn write_draft(
+        &mut self,
+        gpu: &GpuIdentity,
+        after: &Digest,
+        draft: &str,
+    ) -> Result<(), StoreError>;
+
+    /// The digest and the text that are kept for a GPU.
+    ///
+    /// # Errors
+    /// As [`Self::begin_writing`].
+    fn read_draft(&mut self, gpu: &GpuIdentity) -> Result<Option<(Vec<u8>, String)>, StoreError>;
+
     /// All GPUs by node and identity, with their rows.
     ///
     /// # Errors
@@ -123,6 +151,18 @@ pub trait Tables: Send + fmt::Debug {
         to: i64,
         visit: &mut VisitEntry<'_>,
     ) -> Result<bool, StoreError>;
+
+    /// Beginning of the last entry of a GPU that begins at or before a time.
+    ///
+    /// # Errors
+    /// As [`Self::begin_writing`].
+    fn begins(&mut self, gpu: i64, at: i64) -> Result<Option<i64>, StoreError>;
+
+    /// Whether there is a tenant of this name, or of this id.
+    ///
+    /// # Errors
+    /// As [`Self::begin_writing`].
+    fn knows(&mut self, name: &str, id: Option<Uuid>) -> Result<bool, StoreError>;
 
     /// Discards permanently some of a GPU's entries that ended at or before `before`, but not its
     /// last; returns their number.
@@ -224,8 +264,15 @@ impl<T: Tables> Ledger<T> {
     ) -> Result<(), StoreError> {
         let (from, to) = bounds(selection);
         for (key, kept) in self.tables.kept()? {
+            if !selection.has(&kept.gpu) {
+                continue;
+            }
+            let from = match selection.overlapping {
+                true => self.tables.begins(key, from)?.unwrap_or(from),
+                false => from,
+            };
             let mut of_one = |entry| visit(&kept.gpu, entry);
-            if selection.has(&kept.gpu) && !self.tables.visit(key, from, to, &mut of_one)? {
+            if !self.tables.visit(key, from, to, &mut of_one)? {
                 return Ok(());
             }
         }
@@ -234,6 +281,14 @@ impl<T: Tables> Ledger<T> {
 }
 
 impl<T: Tables> Store for Ledger<T> {
+    fn claim(&mut self, gpu: &GpuIdentity) -> Result<(), StoreError> {
+        self.tables.claim(gpu)
+    }
+
+    fn ending(&mut self) {
+        self.tables.ending();
+    }
+
     fn tail(&mut self, gpu: &GpuIdentity) -> Result<Option<Tail>, StoreError> {
         if self.open.is_none() {
             self.tables.refresh()?;
@@ -276,6 +331,27 @@ impl<T: Tables> Store for Ledger<T> {
         self.or_abandon(closed)
     }
 
+    fn keep(
+        &mut self,
+        gpu: &GpuIdentity,
+        after: &Digest,
+        window: &Entry,
+    ) -> Result<(), StoreError> {
+        if self.open.is_some() {
+            return Err(StoreError::Order);
+        }
+        self.tables.refresh()?;
+        let text = draft::written(window)?;
+        self.tables.write_draft(gpu, after, &text)
+    }
+
+    fn kept_window(&mut self, gpu: &GpuIdentity) -> Result<Vec<Entry>, StoreError> {
+        let tail = self.tail(gpu)?;
+        let kept = self.tables.read_draft(gpu)?;
+        let entries = |(after, text): (Vec<u8>, String)| draft::entries(gpu, tail, &after, &text);
+        kept.map_or_else(|| Ok(Vec::new()), entries)
+    }
+
     fn abandon(&mut self) {
         self.open = None;
         self.tables.rollback();
@@ -311,6 +387,13 @@ impl<T: Tables> Store for Ledger<T> {
         let visited = self.visit_all(selection, visit);
         self.abandon();
         visited
+    }
+
+    fn knows(&mut self, tenant: &str) -> Result<bool, StoreError> {
+        if self.open.is_none() {
+            self.tables.refresh()?;
+        }
+        self.tables.knows(tenant, Uuid::parse_str(tenant).ok())
     }
 
     fn retain(&mut self, node: &str, before: UnixNanos) -> Result<Retained, StoreError> {

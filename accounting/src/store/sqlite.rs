@@ -3,8 +3,10 @@
 //!
 //! Readers in other processes read up to the last closed entry and do not block a writer.
 
+mod claim;
 mod connection;
 
+use claim::{Claim, Place};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::rows::{self, Columns, damaged, stored, stored_ns};
@@ -28,6 +30,11 @@ pub struct Sqlite {
     connection: Connection,
     /// Version of the tables.
     version: i64,
+    /// The right to write the file; none of a reader, and of a ledger in memory. It is dropped
+    /// after the connection.
+    claim: Option<Claim>,
+    /// Whether a file that is gone is made again.
+    ending: bool,
 }
 
 impl Columns for Row<'_> {
@@ -139,6 +146,25 @@ impl Sqlite {
 }
 
 impl Tables for Sqlite {
+    /// Goes on in the file that is in the ledger's place.
+    fn refresh(&mut self) -> Result<(), StoreError> {
+        let Some(claim) = &self.claim else {
+            return Ok(());
+        };
+        match claim.place()? {
+            Place::Same => Ok(()),
+            Place::OtherLog => self.reopen(),
+            Place::Missing if !self.ending => Err(StoreError::Gone {
+                path: claim.path().to_owned(),
+            }),
+            Place::Missing | Place::OtherFile => self.go_on(),
+        }
+    }
+
+    fn ending(&mut self) {
+        self.ending = true;
+    }
+
     fn begin_writing(&mut self) -> Result<(), StoreError> {
         Ok(self.connection.execute_batch("BEGIN IMMEDIATE")?)
     }
@@ -280,12 +306,39 @@ impl Tables for Sqlite {
         Ok(())
     }
 
+    fn write_draft(
+        &mut self,
+        gpu: &GpuIdentity,
+        after: &Digest,
+        draft: &str,
+    ) -> Result<(), StoreError> {
+        self.connection
+            .prepare_cached(
+                "INSERT INTO draft(node, gpu, after, content) VALUES(?1, ?2, ?3, ?4)
+                 ON CONFLICT(node, gpu) DO UPDATE SET after = excluded.after, content = excluded.content",
+            )?
+            .execute(params![gpu.node, gpu.gpu, &after.0[..], draft])?;
+        Ok(())
+    }
+
+    fn read_draft(&mut self, gpu: &GpuIdentity) -> Result<Option<(Vec<u8>, String)>, StoreError> {
+        let mut found = self
+            .connection
+            .prepare_cached("SELECT after, content FROM draft WHERE node = ?1 AND gpu = ?2")?;
+        let kept = found.query_row([&gpu.node, &gpu.gpu], |row| Ok((row.get(0)?, row.get(1)?)));
+        Ok(kept.optional()?)
+    }
+
     fn kept(&mut self) -> Result<Vec<(i64, Kept)>, StoreError> {
         let mut statement = self.connection.prepare_cached(rows::GPUS)?;
         let mut found = statement.query([])?;
         let mut kept = Vec::new();
         while let Some(row) = found.next()? {
-            kept.push(rows::kept(row, |key| self.tail(key))?);
+            let first = |key: i64| {
+                let mut first = self.connection.prepare_cached(rows::FIRST)?;
+                first.query_row([key], |row| row.get(0)).optional()
+            };
+            kept.push(rows::kept(row, |key| Ok((self.tail(key)?, first(key)?)))?);
         }
         Ok(kept)
     }
@@ -309,6 +362,17 @@ impl Tables for Sqlite {
             }
         }
         Ok(true)
+    }
+
+    fn begins(&mut self, gpu: i64, at: i64) -> Result<Option<i64>, StoreError> {
+        let mut found = self.connection.prepare_cached(rows::BEGINS)?;
+        Ok(found.query_row([gpu, at], |row| row.get(0)).optional()?)
+    }
+
+    fn knows(&mut self, name: &str, id: Option<Uuid>) -> Result<bool, StoreError> {
+        let id = id.map(Uuid::into_bytes);
+        let mut found = self.connection.prepare_cached(rows::KNOWS)?;
+        Ok(found.query_row(params![name, id], |row| row.get(0))?)
     }
 
     fn discard(&mut self, key: i64, before: i64) -> Result<u64, StoreError> {

@@ -85,9 +85,8 @@ pub(super) async fn alive(State(shared): State<Arc<Shared>>) -> Json<Health> {
 )]
 pub(super) async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     let health = shared.health();
-    let failing = health.ledger.is_some_and(|ledger| ledger.failing);
-    if failing {
-        let detail = "The ledger is not written (is the disk full?); the log says why";
+    if let Some(reason) = shared.host.ledger_reason() {
+        let detail = format!("The ledger is not written, and tried again: {reason}");
         return Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail).into_response();
     }
     Json(health).into_response()

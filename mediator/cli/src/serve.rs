@@ -143,7 +143,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     // Before the threads, so that none of them takes the signal.
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1])?;
     confine(&config, args.options.file())?;
-    let daemon = start(&config)?;
+    let mut daemon = start(&config)?;
     let api = api(&config, &daemon)?;
     let status = format!(
         "{} GPU, policy {}, listening on {}",
@@ -154,7 +154,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     eprintln!("turnstile: {status}");
     let fronts = fronts(&config)?;
     let service = Service::ready(&status, daemon.periods().clone())?;
-    let tell = || -> anyhow::Result<()> {
+    let tell = |daemon: &Daemon| -> anyhow::Result<()> {
         println!(
             "{}",
             serde_json::to_string_pretty(&daemon.host().snapshot())?
@@ -163,7 +163,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     };
     for signal in signals.forever() {
         match signal {
-            SIGUSR1 => tell()?,
+            SIGUSR1 => tell(&daemon)?,
             SIGHUP => {
                 service.reloading();
                 match reload(&args.options, &effective, &daemon, &api) {
@@ -178,9 +178,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     eprintln!("turnstile: stopping; VMs see a lost device");
     bring_memory_back(&daemon, &mut signals);
     drop(service);
-    let told = tell();
     drop((fronts, api));
-    told
+    let complete = daemon.close();
+    tell(&daemon)?;
+    anyhow::ensure!(
+        complete,
+        "The ledger lacks the end of this run; the log says why"
+    );
+    Ok(())
 }
 
 /// Brings programs' memory from the host back to the GPU, as much as fits, because programs that

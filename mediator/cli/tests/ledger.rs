@@ -4,7 +4,8 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -216,6 +217,90 @@ fn bytes_in_the_ledger_are_those_that_guests_copied() {
     });
     assert!(beside[0] > 0);
     assert_eq!(beside[0], beside[1], "{copies:?}");
+}
+
+/// Status line and body of a GET over the API's socket.
+fn get(folder: &Path, path: &str) -> String {
+    let mut stream = UnixStream::connect(folder.join("api.sock")).unwrap();
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn second_daemon_with_the_same_ledger_is_refused_and_the_first_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let first = serve(folder);
+    let other = tempfile::tempdir().unwrap();
+    let refused = turnstile()
+        .args(["serve", "--socket"])
+        .arg(other.path().join("vmm.sock"))
+        .arg("--ledger")
+        .arg(folder.join("ledger"))
+        .output()
+        .unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let text = String::from_utf8(refused.stderr).unwrap();
+    let holder = format!("process {};", first.0.id());
+    assert!(
+        text.contains(&holder) && text.contains("--ledger"),
+        "{text}"
+    );
+    let socket = other.path().join("vmm.sock");
+    assert!(!socket.exists(), "nothing was begun");
+    let before = windows(folder);
+    until("windows", || (windows(folder) >= before + 3).then_some(()));
+    assert!(get(folder, "/readyz").starts_with("HTTP/1.1 200"));
+}
+
+#[test]
+fn removed_ledger_is_reported_and_gets_all_when_a_file_is_there_and_the_report_agrees() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut daemon = serve(folder);
+    let _vms = load(folder);
+    let ledger = folder.join("ledger");
+    let remove = || {
+        for name in ["ledger", "ledger-wal", "ledger-shm", "ledger-lock"] {
+            std::fs::remove_file(folder.join(name)).unwrap();
+        }
+    };
+    let refused = || {
+        let answer = get(folder, "/readyz");
+        answer.starts_with("HTTP/1.1 503").then_some(answer)
+    };
+    remove();
+    let answer = until("a refusal", refused);
+    assert!(
+        answer.contains("was removed or moved; put it back"),
+        "{answer}"
+    );
+    std::fs::write(&ledger, b"").unwrap();
+    until("readiness", || refused().is_none().then_some(()));
+    let before = windows(folder);
+    until("windows", || (windows(folder) >= before + 2).then_some(()));
+    // Once more, and the daemon ends while the place is empty.
+    remove();
+    until("a refusal", refused);
+    daemon.signal(rustix::process::Signal::TERM);
+    let told: Value = serde_json::from_reader(daemon.0.stdout.take().unwrap()).unwrap();
+    assert!(daemon.0.wait().unwrap().success());
+    let sound = verify(folder).unwrap();
+    let zero = (Some(0), Some(0));
+    assert_eq!((sound["broken"].as_u64(), sound["gaps"].as_u64()), zero);
+    let charged = told["engines"][0]["used_ns"].as_u64().unwrap();
+    assert!(charged > 0);
+    assert_eq!(
+        sound["engine_ns"].as_u64(),
+        Some(charged),
+        "the ledger has what the daemon reports at its end, with VMs that run"
+    );
 }
 
 #[test]

@@ -299,10 +299,16 @@ impl Host {
         Ok(())
     }
 
-    /// Writes the last window. No period may end after this.
-    pub(super) fn close_ledger(&self) {
+    /// Writes the last window; false if the ledger lacks something of this run. No period may end
+    /// after this.
+    pub(super) fn close_ledger(&self) -> bool {
         let recorder = self.lock().recorder.take();
-        drop(recorder);
+        recorder.is_none_or(Recorder::close)
+    }
+
+    /// Why the durable ledger is not written now; none while it is, and without one.
+    pub fn ledger_reason(&self) -> Option<String> {
+        self.lock().recorder.as_ref().and_then(Recorder::reason)
     }
 
     /// How the durable ledger stands; none without one.

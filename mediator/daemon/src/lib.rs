@@ -208,14 +208,9 @@ impl Daemon {
         &self.periods
     }
 
-    /// Tenants, shares, totals.
-    pub fn host(&self) -> &Arc<Host> {
-        &self.host
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
+    /// Ends the accounting of periods and writes the last window, so that what the host reports from
+    /// then on is what the ledger has. False if the ledger lacks something of this run.
+    pub fn close(&mut self) -> bool {
         self.stop.store(true, Ordering::Release);
         let _ = self.wake.write(1);
         for thread in self.threads.drain(..) {
@@ -225,7 +220,18 @@ impl Drop for Daemon {
                 log::error!("A thread of the daemon panicked");
             }
         }
-        self.host.close_ledger();
+        self.host.close_ledger()
+    }
+
+    /// Tenants, shares, totals.
+    pub fn host(&self) -> &Arc<Host> {
+        &self.host
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.close();
         crate::socket::remove(&self.socket);
     }
 }

@@ -272,7 +272,7 @@ const FILES: &[libc::c_long] = &[
     libc::SYS_openat, libc::SYS_fstat, libc::SYS_statx, libc::SYS_newfstatat, libc::SYS_lseek, libc::SYS_pread64,
     libc::SYS_pwrite64, libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_ftruncate, libc::SYS_fallocate, libc::SYS_unlinkat,
     libc::SYS_renameat, libc::SYS_renameat2, libc::SYS_faccessat, libc::SYS_faccessat2, libc::SYS_fchmod, libc::SYS_fchown,
-    libc::SYS_geteuid, libc::SYS_getuid, libc::SYS_readlinkat, libc::SYS_getcwd, libc::SYS_getdents64,
+    libc::SYS_geteuid, libc::SYS_getuid, libc::SYS_readlinkat, libc::SYS_getcwd, libc::SYS_getdents64, libc::SYS_flock,
     #[cfg(target_arch = "x86_64")] libc::SYS_open, #[cfg(target_arch = "x86_64")] libc::SYS_stat,
     #[cfg(target_arch = "x86_64")] libc::SYS_lstat, #[cfg(target_arch = "x86_64")] libc::SYS_unlink,
     #[cfg(target_arch = "x86_64")] libc::SYS_rename, #[cfg(target_arch = "x86_64")] libc::SYS_access,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use postgres::{Client, Config, GenericClient, NoTls};
 
 use super::{Postgres, PostgresStore};
+use crate::record::{Digest, GpuIdentity};
 use crate::store::StoreError;
 
 /// Version of the tables.
@@ -17,7 +18,10 @@ const TO_VERSION_2: &str =
     "ALTER TABLE tenant ADD COLUMN account TEXT; UPDATE ledger_version SET version = 2";
 
 const SCHEMA: &str = include_str!("../postgres.sql");
-const CHANGES: &str = include_str!("../change_postgres.sql");
+const LATER: [&str; 2] = [
+    include_str!("../change_postgres.sql"),
+    include_str!("../draft_postgres.sql"),
+];
 
 impl PostgresStore {
     /// Connects to a database (`host=/run/postgresql dbname=turnstile user=turnstile`, or a URL),
@@ -76,12 +80,16 @@ impl Postgres {
         config.keepalives_interval(Duration::from_secs(5));
         config.keepalives_retries(2);
         config.tcp_user_timeout(Duration::from_secs(20));
-        config.application_name("turnstile");
+        let host = rustix::system::uname();
+        let host = host.nodename().to_string_lossy();
+        let process = format!("turnstile process {} on {host}", std::process::id());
+        config.application_name(&process);
         let client = Self::connected(&config)?;
         Ok(Self {
             config,
             client,
             version: VERSION,
+            claims: Vec::new(),
         })
     }
 
@@ -111,7 +119,9 @@ impl Postgres {
         } else if version_of(&mut tx)? == 1 {
             tx.batch_execute(TO_VERSION_2)?;
         }
-        tx.batch_execute(CHANGES)?;
+        for tables in LATER {
+            tx.batch_execute(tables)?;
+        }
         tx.commit()?;
         self.check_version(VERSION)
     }
@@ -133,6 +143,36 @@ impl Postgres {
         }
         Ok(())
     }
+}
+
+/// The number of the advisory lock of a GPU's entries: one for each node name and GPU.
+fn lock_of(gpu: &GpuIdentity) -> i64 {
+    let [a, b, c, d, e, f, g, h, ..] = Digest::genesis(gpu).0;
+    i64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// Takes the lock of a GPU's entries for a session.
+pub(super) fn claim(client: &mut Client, gpu: &GpuIdentity) -> Result<(), StoreError> {
+    let lock = lock_of(gpu);
+    let taken: bool = client
+        .query_one("SELECT pg_try_advisory_lock($1)", &[&lock])?
+        .try_get(0)?;
+    if taken {
+        return Ok(());
+    }
+    // The server reports a lock of 64 bits in two halves.
+    let holder = client.query_opt(
+        "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING(pid)
+         WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+         AND (classid::bigint << 32) | objid::bigint = $1",
+        &[&lock],
+    )?;
+    let name: Option<String> = holder.map(|row| row.try_get(0)).transpose()?;
+    Err(StoreError::Held {
+        what: format!("ledger of GPU {} of node {}", gpu.gpu, gpu.node),
+        holder: name.unwrap_or_else(|| "another process".to_owned()),
+        remedy: "give this host another name (ledger.node, --node)",
+    })
 }
 
 /// Version of existing tables.

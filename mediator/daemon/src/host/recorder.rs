@@ -3,25 +3,28 @@
 //!
 //! ```text accounting --periods--> Rollup --closed windows, at most QUEUE--> writer --> Store ```
 //!
-//! Nothing here makes the accounting thread wait. A disk that takes nothing is logged once, and the
-//! writer retries. When the queue is full, the open window stays open and grows. What a daemon has
-//! not written when it dies is a gap in the ledger after its restart.
+//! Nothing here makes the accounting thread wait. A disk that takes nothing is logged each minute,
+//! and the writer retries. When the queue is full, the open window stays open and grows. What a
+//! daemon has not written when it dies is a gap in the ledger after its restart.
+//!
+//! Another writer of the same entries is refused by the store. Should entries be there all the
+//! same, the writer waits until no more are added, and goes on behind them.
+
+mod writer;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use serde::Serialize;
 use turnstile_accounting::change::Change;
-use turnstile_accounting::record::{
-    Body, CapInForce, Entry, GapCause, GpuIdentity, Stretch, TenantKind, UnixNanos,
-};
+use turnstile_accounting::record::{CapInForce, Digest, Entry, GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
-use turnstile_accounting::store::{Put, Store, StoreError};
-use turnstile_accounting::{Moment, Nanos, Rollup, TenantId, Usage};
+use turnstile_accounting::store::{Store, StoreError};
+use turnstile_accounting::{Nanos, Rollup, TenantId, Usage};
 use turnstile_policies::Weight;
 use uuid::Uuid;
 
@@ -33,20 +36,17 @@ use turnstile_gpu::Gpu;
 use turnstile_host::confine::{Role, enter};
 use turnstile_mediation::Mediation;
 
+use writer::{QUIET, Writer};
+
 /// Batches of closed entries on their way to the disk.
 const QUEUE: usize = 8;
 
 /// Changes on their way to the disk; a write that finds no room is refused.
 const CHANGES: usize = 64;
 
-/// TIMEOUT: between two attempts on a disk that takes nothing; a window is many times longer.
-const RETRY: Duration = Duration::from_secs(1);
-
-/// Attempts that are left when the daemon stops: it does not hang on a dead disk.
-const LAST_ATTEMPTS: u32 = 3;
-
-/// How often what is too old is discarded, by the calendar of the entries.
-const RETAIN_EVERY: Nanos = Nanos(3_600_000_000_000);
+/// How often the open window is kept. A daemon that is killed loses at most 5 s, with the time of
+/// a period and of a write.
+const DRAFT_EVERY: Nanos = Nanos::from_ms(3_000);
 
 /// A durable ledger, as a daemon is given one.
 #[derive(Debug)]
@@ -95,10 +95,16 @@ pub struct LedgerHealth {
 #[derive(Debug, Default)]
 struct Shared {
     in_flight: AtomicUsize,
+    /// A draft is on its way.
+    drafting: AtomicBool,
     /// Changes on their way.
     noting: AtomicUsize,
     written: AtomicU64,
     failing: AtomicBool,
+    /// Why the last attempt to write failed.
+    reason: Mutex<Option<String>>,
+    /// Something was given up: the ledger lacks it.
+    lost: AtomicBool,
     /// End of the last entry on the disk, on the GPU's clock.
     durable_to: AtomicU64,
     /// Where accounting is, on the same.
@@ -115,6 +121,8 @@ pub(crate) struct Recorder {
     running: Option<Sender<()>>,
     writer: Option<JoinHandle<()>>,
     refused: u64,
+    /// When the last draft was made or the last window was closed, on the GPU's clock.
+    drafted_at: u64,
     window_ns: Nanos,
     node: String,
     boot: Uuid,
@@ -125,6 +133,8 @@ pub(crate) struct Recorder {
 enum Letter {
     Closed(Vec<Entry>),
     Changed(Box<Change>),
+    /// The open window so far, and the digest that it follows.
+    Draft(Box<(Digest, Entry)>),
 }
 
 impl Recorder {
@@ -140,6 +150,9 @@ impl Recorder {
             window_ns,
             keep_ns,
         } = config;
+        store.claim(&identity)?;
+        // What the last run left of its open window, if it was killed.
+        store.adopt(&identity)?;
         let tail = store.tail(&identity)?;
         let capability = gpu.capabilities();
         let node = identity.node.clone();
@@ -166,13 +179,16 @@ impl Recorder {
             accounted_to: now.into(),
             ..Shared::default()
         });
-        let (letters, received) = sync_channel(QUEUE + CHANGES);
+        let (letters, received) = sync_channel(QUEUE + CHANGES + 1);
         let (running, stop) = channel();
         let writer = Writer {
             store,
             gpu: identity,
             keep_ns,
             retained: None,
+            tail,
+            overtaken: None,
+            quiet: QUIET.max(2 * Duration::from_nanos(window_ns.0)),
             shared: shared.clone(),
             stop,
         };
@@ -190,6 +206,7 @@ impl Recorder {
             running: Some(running),
             writer: Some(writer),
             refused: 0,
+            drafted_at: now,
             window_ns,
             node,
             boot,
@@ -269,6 +286,28 @@ impl Recorder {
             let mut closed = Vec::new();
             self.rollup.take(&mut closed);
             self.send(closed);
+            self.drafted_at = self.shared.accounted_to.load(Ordering::Relaxed);
+        }
+        self.draft();
+    }
+
+    /// Hands the open window so far to the writer every `DRAFT_EVERY`, so that a daemon that is
+    /// killed loses no more than that and the time of a write.
+    fn draft(&mut self) {
+        let now = self.shared.accounted_to.load(Ordering::Relaxed);
+        let queued = self.shared.in_flight.load(Ordering::Acquire);
+        // The window would be written behind those in the queue; what was kept is good until then.
+        if now.saturating_sub(self.drafted_at) < DRAFT_EVERY.0 || queued > 0 {
+            return;
+        }
+        let (Some(letters), Some(window)) = (&self.letters, self.rollup.draft()) else {
+            return;
+        };
+        self.drafted_at = now;
+        let draft = Letter::Draft(Box::new((self.rollup.digest(), window)));
+        let drafting = &self.shared.drafting;
+        if !drafting.swap(true, Ordering::AcqRel) && letters.try_send(draft).is_err() {
+            drafting.store(false, Ordering::Release);
         }
     }
 
@@ -327,6 +366,26 @@ impl Recorder {
     }
 }
 
+impl Recorder {
+    /// Why windows are not written now; none while they are.
+    pub(super) fn reason(&self) -> Option<String> {
+        self.shared.reason().clone()
+    }
+
+    /// Ends as a drop does; false if the ledger lacks something of this run.
+    pub(super) fn close(self) -> bool {
+        let shared = self.shared.clone();
+        drop(self);
+        !shared.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    fn reason(&self) -> std::sync::MutexGuard<'_, Option<String>> {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Drop for Recorder {
     /// Closes the open window and waits until it is written, or the disk has refused a few times.
     fn drop(&mut self) {
@@ -341,125 +400,6 @@ impl Drop for Recorder {
             .is_some_and(|writer| writer.join().is_err())
         {
             log::error!("Ledger: the writer panicked");
-        }
-    }
-}
-
-/// Where an entry ends on the GPU's clock; none of a gap between two runs.
-fn end_of(entry: &Entry) -> Option<Moment> {
-    let Stretch {
-        from, length_ns, ..
-    } = entry.stretch;
-    let down = matches!(
-        entry.body,
-        Body::Gap {
-            cause: GapCause::Down
-        }
-    );
-    (!down).then(|| from + length_ns)
-}
-
-/// Writes something to a store; may be repeated.
-type Attempt<'a> = dyn FnMut(&mut dyn Store, &GpuIdentity) -> Result<Put, StoreError> + 'a;
-
-struct Writer {
-    store: Box<dyn Store>,
-    gpu: GpuIdentity,
-    keep_ns: Option<Nanos>,
-    /// End of the last entry at the latest discard of old entries, on both clocks.
-    retained: Option<(UnixNanos, Moment)>,
-    shared: Arc<Shared>,
-    stop: Receiver<()>,
-}
-
-impl Writer {
-    fn run(mut self, letters: &Receiver<Letter>) {
-        let mut given_up = false;
-        for letter in letters {
-            match letter {
-                Letter::Closed(batch) => {
-                    for entry in &batch {
-                        // After a lost entry no further ones can be written.
-                        given_up = given_up || !self.write(entry);
-                    }
-                    self.shared.in_flight.fetch_sub(1, Ordering::AcqRel);
-                    if let (Some(last), false) = (batch.last(), given_up)
-                        && let Some(at) = end_of(last)
-                    {
-                        self.retain(last.stretch.end, at);
-                    }
-                }
-                Letter::Changed(change) => {
-                    let what = || format!("change {} is lost", change.request);
-                    self.attempt(&mut |store, _| store.note(&change), &what);
-                    self.shared.noting.fetch_sub(1, Ordering::AcqRel);
-                }
-            }
-        }
-    }
-
-    fn write(&mut self, entry: &Entry) -> bool {
-        let seq = entry.stretch.seq;
-        let what = || format!("entry {seq} is lost; it will be a gap");
-        let written = self.attempt(&mut |store, gpu| store.put(gpu, entry), &what);
-        if written {
-            self.shared.written.fetch_add(1, Ordering::Relaxed);
-            let to = end_of(entry).map_or(0, |to| to.0);
-            self.shared.durable_to.fetch_max(to, Ordering::Relaxed);
-        }
-        written
-    }
-
-    /// Retries a write until it succeeds; false if the daemon stops meanwhile and it cannot be
-    /// written.
-    fn attempt(&mut self, write: &mut Attempt<'_>, what: &dyn Fn() -> String) -> bool {
-        let mut last_attempts = LAST_ATTEMPTS;
-        loop {
-            let error = match write(&mut *self.store, &self.gpu) {
-                Ok(_) => {
-                    if self.shared.failing.swap(false, Ordering::Relaxed) {
-                        log::warn!("Ledger: is written again");
-                    }
-                    return true;
-                }
-                Err(error) => error,
-            };
-            if !self.shared.failing.swap(true, Ordering::Relaxed) {
-                log::error!("Ledger: not written, trying again: {}", chain(&error));
-            }
-            if self.stop.recv_timeout(RETRY) == Err(RecvTimeoutError::Disconnected) {
-                last_attempts -= 1;
-                if last_attempts == 0 {
-                    log::error!("Ledger: {}", what());
-                    return false;
-                }
-            }
-        }
-    }
-
-    /// Discards entries past their retention each hour of the GPU's clock. The first time is an
-    /// hour after the start: a calendar that was wrong at the start has been set by then.
-    fn retain(&mut self, now: UnixNanos, at: Moment) {
-        let Some(keep) = self.keep_ns else { return };
-        let (before, since) = *self.retained.get_or_insert((now, at));
-        let passed = at.since(since);
-        if passed < RETAIN_EVERY {
-            return;
-        }
-        self.retained = Some((now, at));
-        let labelled = now.0.saturating_sub(before.0);
-        if labelled.saturating_sub(passed.0) > RETAIN_EVERY.0 {
-            log::error!(
-                "Ledger: nothing discarded: the calendar moved by {} s in {}; is the host's clock right?",
-                labelled / 1_000_000_000,
-                passed.0 / 1_000_000_000
-            );
-            return;
-        }
-        let before = UnixNanos(now.0.saturating_sub(keep.0));
-        match self.store.retain(&self.gpu.node, before) {
-            Ok(retained) => log::info!("Ledger: {} entries were too old", retained.entries),
-            Err(error) => log::error!("Ledger: nothing discarded: {}", chain(&error)),
         }
     }
 }

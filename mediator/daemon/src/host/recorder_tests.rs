@@ -1,11 +1,16 @@
+use super::writer::RETRY;
 use super::*;
 use std::sync::Mutex;
 use std::time::Instant;
+use turnstile_accounting::Moment;
 use turnstile_accounting::audit::{Audit, Report};
 use turnstile_accounting::record::{
     Body, Digest, EngineRecord, GapCause, Stretch, Tail, TenantRecord,
 };
-use turnstile_accounting::store::{Kept, Retained, Selection, SqliteStore, Visit, VisitChanges};
+use turnstile_accounting::renumber::follow;
+use turnstile_accounting::store::{
+    Kept, Put, Retained, Selection, SqliteStore, Visit, VisitChanges,
+};
 use turnstile_accounting::synthetic::Synthetic;
 
 use turnstile_soft::{ENGINES, SoftConfig, SoftGpu};
@@ -53,6 +58,18 @@ impl Store for Disk {
     ) -> Result<(), StoreError> {
         self.store.lock().unwrap().close_window(engines, digest)
     }
+    fn keep(
+        &mut self,
+        gpu: &GpuIdentity,
+        after: &Digest,
+        window: &Entry,
+    ) -> Result<(), StoreError> {
+        self.room()?;
+        self.store.lock().unwrap().keep(gpu, after, window)
+    }
+    fn kept_window(&mut self, gpu: &GpuIdentity) -> Result<Vec<Entry>, StoreError> {
+        self.store.lock().unwrap().kept_window(gpu)
+    }
     fn abandon(&mut self) {
         self.store.lock().unwrap().abandon();
     }
@@ -85,6 +102,9 @@ impl Store for Disk {
         visit: &mut VisitChanges<'_>,
     ) -> Result<(), StoreError> {
         self.store.lock().unwrap().changes(selection, visit)
+    }
+    fn knows(&mut self, tenant: &str) -> Result<bool, StoreError> {
+        self.store.lock().unwrap().knows(tenant)
     }
     fn retain(&mut self, node: &str, before: UnixNanos) -> Result<Retained, StoreError> {
         self.store.lock().unwrap().retain(node, before)
@@ -121,6 +141,19 @@ impl Bench {
     }
 
     fn start(&self, keep_ns: Option<Nanos>) -> Recorder {
+        self.start_with(Nanos::from_ms(1_000), keep_ns)
+    }
+
+    /// End, on the GPU's clock, of what a daemon that starts now would find.
+    fn adopted_ns(&self) -> u64 {
+        let mut store = self.store.lock().unwrap();
+        let kept = store.kept_window(&identity()).unwrap();
+        let end = |entry: &Entry| entry.stretch.end.0 - BEGIN;
+        let tail = store.tail(&identity()).unwrap();
+        kept.last().map_or_else(|| tail.unwrap().end.0 - BEGIN, end)
+    }
+
+    fn start_with(&self, window_ns: Nanos, keep_ns: Option<Nanos>) -> Recorder {
         let disk = Disk {
             store: self.store.clone(),
             full: self.full.clone(),
@@ -128,7 +161,7 @@ impl Bench {
         let config = LedgerConfig {
             store: Box::new(disk),
             gpu: identity(),
-            window_ns: Nanos::from_ms(1_000),
+            window_ns,
             keep_ns,
         };
         Recorder::start(config, Uuid::new_v4(), &self.gpu).unwrap()
@@ -204,12 +237,14 @@ fn full_disk_does_not_delay_periods_and_loses_no_time() {
         "a minute of windows was not waited for"
     );
     bench.until(&recorder, |health| health.failing);
+    assert!(recorder.reason().unwrap().contains("no storage space"));
     assert!(!recorder.can_note(), "a change that may be lost");
     bench.full.store(false, Ordering::Release);
     bench.until(&recorder, |health| !health.failing);
     assert!(recorder.can_note());
     bench.periods(&mut recorder, 30);
-    drop(recorder);
+    assert_eq!(recorder.reason(), None);
+    assert!(recorder.close(), "nothing is lost");
     let (report, entries) = bench.report();
     assert_eq!(report.window_ns, 655 * u128::from(EVENTS.period_ns.0));
     assert_eq!(report.gaps, 0);
@@ -255,7 +290,7 @@ fn a_daemon_stops_although_its_disk_is_dead() {
     bench.full.store(true, Ordering::Release);
     bench.periods(&mut recorder, 100);
     let begin = Instant::now();
-    drop(recorder);
+    assert!(!recorder.close(), "what is lost is reported");
     assert!(begin.elapsed() < PATIENCE);
     bench.full.store(false, Ordering::Release);
     let mut recorder = bench.start(None);
@@ -263,6 +298,95 @@ fn a_daemon_stops_although_its_disk_is_dead() {
     drop(recorder);
     let (report, _) = bench.report();
     assert_eq!(report.gaps, 1, "what was not written is a gap");
+}
+
+/// The store as a killed daemon leaves it: nothing closes its open window.
+#[test]
+fn killed_daemon_loses_at_most_five_seconds_of_its_open_window() {
+    let mut bench = Bench::new();
+    let mut recorder = bench.start_with(Nanos::from_ms(60_000), None);
+    // To the next minute of the calendar, and 47 s into it.
+    let into_ns = BEGIN % 60_000_000_000;
+    let first = (60_000_000_000 - into_ns) / EVENTS.period_ns.0 + 1;
+    bench.periods(&mut recorder, first);
+    bench.until(&recorder, |health| health.written == 1);
+    let mut most_ns = 0;
+    for _ in 0..470 {
+        bench.periods(&mut recorder, 1);
+        // The writer takes what it is handed: the test does not measure the disk.
+        while recorder.shared.drafting.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let killed = bench.next * EVENTS.period_ns.0;
+        let known = bench.adopted_ns();
+        most_ns = most_ns.max(killed - known);
+    }
+    assert!(most_ns <= 5_000_000_000, "{most_ns}");
+    assert!(most_ns > 0, "drafts are not written each period");
+    std::mem::forget(recorder);
+    let used = |entry: &Entry| match &entry.body {
+        Body::Window { engines, .. } => engines[0].used_ns,
+        Body::Gap { .. } => Nanos::ZERO,
+    };
+    let mut second = bench.start(None);
+    bench.next += 50;
+    bench.periods(&mut second, 10);
+    assert!(second.close());
+    let (report, entries) = bench.report();
+    let down: u64 = entries
+        .iter()
+        .filter(|entry| matches!(entry.body, Body::Gap { .. }))
+        .map(|entry| entry.stretch.length_ns.0)
+        .sum();
+    assert!(down <= 50 * EVENTS.period_ns.0 + 5_000_000_000, "{down}");
+    assert_eq!(report.gaps, 1);
+    let adopted = &entries[1];
+    assert!(used(adopted) > Nanos::ZERO, "its use is in the bill");
+    assert_eq!(adopted.stretch.boot, entries[0].stretch.boot);
+}
+
+/// Another writer adds an entry, as one of an older version does that takes no lock.
+#[test]
+fn writer_that_was_overtaken_keeps_its_windows_and_writes_them_behind_the_others() {
+    let mut bench = Bench::new();
+    let mut recorder = bench.start(None);
+    bench.periods(&mut recorder, 25);
+    bench.until(&recorder, |health| health.written == 2);
+    let tail = bench.store.lock().unwrap().tail(&identity()).unwrap();
+    let other = Entry {
+        stretch: Stretch {
+            seq: 7,
+            boot: Uuid::from_u128(9),
+            start: tail.unwrap().end,
+            end: UnixNanos(tail.unwrap().end.0 + 300_000_000),
+            from: Moment(0),
+            length_ns: Nanos::from_ms(300),
+        },
+        body: Body::Gap {
+            cause: GapCause::Down,
+        },
+        digest: Digest([0; 32]),
+    };
+    for entry in follow(&identity(), tail, &other) {
+        let mut store = bench.store.lock().unwrap();
+        assert_eq!(store.put(&identity(), &entry).unwrap(), Put::Written);
+    }
+    bench.periods(&mut recorder, 40);
+    bench.until(&recorder, |health| health.failing);
+    let reason = recorder.reason().unwrap();
+    assert!(reason.contains("another daemon"), "{reason}");
+    assert_eq!(
+        recorder.health().written,
+        2,
+        "nothing while the other may write"
+    );
+    bench.until(&recorder, |health| !health.failing);
+    assert_eq!(recorder.reason(), None);
+    bench.periods(&mut recorder, 30);
+    assert!(recorder.close());
+    let (report, _) = bench.report();
+    assert_eq!(report.window_ns, 95 * u128::from(EVENTS.period_ns.0));
+    assert_eq!((report.gaps, report.gap_ns), (1, 300_000_000));
 }
 
 #[test]
@@ -276,7 +400,12 @@ fn what_is_too_old_is_discarded() {
     bench.periods(&mut recorder, 100);
     drop(recorder);
     let (_, entries) = bench.report();
-    assert!(entries.first().unwrap().stretch.seq > 0);
+    // The two windows of the first hour ended more than 5 s before; the hour between ended within.
+    let first = entries.first().unwrap();
+    let missed = GapCause::Missed;
+    assert!(matches!(first.body, Body::Gap { cause } if cause == missed));
+    assert_eq!(first.stretch.seq, 2);
+    assert_eq!(entries.len(), 11, "and each window since");
     assert!(
         entries
             .iter()
