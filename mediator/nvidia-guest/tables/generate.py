@@ -59,8 +59,9 @@ CONTROLS = """101 127 12b 13a 1f0 201 202 205 214 215 21b 279 27b 288 289 a04 d0
     20801230 20801301 20801303 20801701 20801801 20801802 20801803 20801823 2080182a 2080182b 2080200a 2080220c
     20802210 20802a01 20802a0a 20803001 20803002 20803601 20803801 20810108
     20808159 20808162 20809001 20809009 20809038 20809064 2080a026 2080a084""".split()
-# Answered with success, not carried out: clock boosts; the timeslice of a group is the host's.
-ANSWERED = {0x2080200A, 0xA06C0103}
+# Answered with success, not carried out: opening of a client's objects to every process, clock boosts, the
+# timeslice of a group, which is the host's.
+ANSWERED = {0xD04, 0x2080200A, 0xA06C0103}
 # Embedded buffers: byte of the address, byte of the count, bytes of an element (`^`: count squared).
 BUFFERS = {
     0x101: ["8:0:1", "16:0:1", "24:0:1"], 0x127: ["160:128:4^", "168:128:4^"],
