@@ -63,7 +63,6 @@ struct Client {
 #[derive(Debug)]
 struct Object {
     parent: u32,
-    class: u32,
     /// Address of guest RAM in this process.
     address: u64,
     /// Memory of a channel's USERD, and its byte in it.
@@ -217,7 +216,6 @@ impl State {
                 let params = parts.params().unwrap_or_default();
                 let object = Object {
                     parent,
-                    class,
                     address: if is_ram { read_u64(top, 24) } else { 0 },
                     userd: (read_u32(params, 32), read_u64(params, 64)),
                 };
