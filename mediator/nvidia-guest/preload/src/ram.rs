@@ -33,13 +33,16 @@ impl Space {
     pub(crate) fn take(&mut self, bytes: u64) -> Option<Extent> {
         let align = if bytes >= LARGE_BYTES { LARGE_BYTES } else { PAGE_BYTES };
         let bytes = bytes.checked_next_multiple_of(align)?.max(PAGE_BYTES);
-        let fitting = self.free.iter().find(|(offset, length)| *offset % align == 0 && **length >= bytes);
-        let offset = match fitting.map(|(offset, length)| (*offset, *length)) {
-            Some((offset, length)) => {
-                self.free.remove(&offset);
-                if length > bytes {
-                    self.free.insert(offset + bytes, length - bytes);
-                }
+        let fits = |(begin, length): (&u64, &u64)| {
+            let offset = begin.next_multiple_of(align);
+            (offset + bytes <= begin + length).then_some((*begin, *length, offset))
+        };
+        let offset = match self.free.iter().find_map(fits) {
+            Some((begin, length, offset)) => {
+                self.free.remove(&begin);
+                let (end, taken) = (begin + length, offset + bytes);
+                self.free.extend([(begin, offset - begin), (taken, end - taken)]);
+                self.free.retain(|_, bytes| *bytes != 0);
                 offset
             }
             None => {

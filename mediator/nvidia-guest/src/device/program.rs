@@ -58,7 +58,9 @@ impl<'a> Program<'a> {
                 break;
             }
         }
-        for file in locked(&self.device.vm).files_of(self.number) {
+        // The lock is not held while they are closed.
+        let files = locked(&self.device.vm).files_of(self.number);
+        for file in files {
             self.device.close(file);
         }
     }

@@ -40,7 +40,8 @@ impl Device {
                 .map_err(|refusal| io::Error::from_raw_os_error(refusal.errno()))?
         };
         let mut attributes = Vec::new();
-        for space in locked(&self.vm).spaces(message.file) {
+        let spaces = locked(&self.vm).spaces(message.file);
+        for space in spaces {
             let mut attribute = space.gpu.to_vec();
             attribute.resize(uvm::ATTRIBUTE_BYTES, 0);
             write_u32(&mut attribute, CACHING_AT, CACHED);
