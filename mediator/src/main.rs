@@ -51,6 +51,12 @@ enum Command {
     /// Answer a program's calls when its launcher is gone
     #[command(hide = true)]
     RunKeeper,
+    /// Issue the driver's calls of an isolated program
+    #[command(hide = true)]
+    GuestDevice(cli::guest::DeviceArgs),
+    /// Become an isolated program
+    #[command(hide = true)]
+    GuestProgram(cli::guest::ProgramArgs),
     /// Show what this host supports, and a remedy for what it lacks
     Doctor(cli::doctor::Args),
     /// Measure how a GPU is shared, by the loads' own time stamps or the GPU's log
@@ -145,6 +151,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Vmm(args) => cli::vmm::run(&args),
         Command::Run(args) => cli::run::run(args),
         Command::RunKeeper => Ok(turnstile_mediator::launch::keep()?),
+        Command::GuestDevice(args) => cli::guest::device(&args),
+        Command::GuestProgram(args) => return cli::guest::program(&args),
         Command::Doctor(args) => cli::doctor::run(&args),
         Command::Bench(args) => cli::bench::run(&args),
         Command::NvidiaLoad(args) => cli::bench::load(&args),

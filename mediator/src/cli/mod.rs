@@ -8,6 +8,7 @@ pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod gpu;
+pub(crate) mod guest;
 mod ledger;
 pub(crate) mod manual;
 pub(crate) mod nvidia;

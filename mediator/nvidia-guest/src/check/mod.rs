@@ -12,6 +12,8 @@ mod calls;
 mod objects;
 #[cfg(test)]
 mod tests;
+#[doc(hidden)]
+pub mod trial;
 
 use std::collections::BTreeMap;
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, makedev, memfd_create};
 
 use super::{Driver, locked};
@@ -49,6 +50,7 @@ pub struct StandIn {
 struct State {
     clients: BTreeMap<u32, Client>,
     made: u32,
+    tokens: u32,
     calls: u64,
     rings: u64,
 }
@@ -67,6 +69,8 @@ struct Object {
     address: u64,
     /// Memory of a channel's USERD, and its byte in it.
     userd: (u32, u64),
+    /// Number that its doorbell store has, of all VMs' objects.
+    token: u32,
 }
 
 impl StandIn {
@@ -114,10 +118,7 @@ impl StandIn {
 impl Driver for Arc<StandIn> {
     fn open(&self, node: Node) -> io::Result<OwnedFd> {
         self.device_number(node)?;
-        let file = memfd_create("stand-in-node", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, 4096)?;
-        rustix::io::pwrite(&file, PAGE, 0)?;
-        Ok(file)
+        Ok(eventfd(0, EventfdFlags::CLOEXEC)?)
     }
 
     fn close(&self, file: OwnedFd) {
@@ -145,6 +146,12 @@ impl Driver for Arc<StandIn> {
             write_u32(top, end.saturating_sub(4), status::OK);
         }
         Ok(0)
+    }
+
+    fn page(&self, _file: BorrowedFd<'_>, bytes: usize) -> io::Result<Vec<u8>> {
+        let mut page = PAGE.to_vec();
+        page.resize(bytes, 0);
+        Ok(page)
     }
 
     fn windows(&self) -> io::Result<[OwnedFd; 2]> {
@@ -180,10 +187,10 @@ fn watch(window: &File, driver: &Weak<StandIn>) {
 }
 
 impl State {
-    /// Address of the USERD of the channel with this token, which is its handle.
+    /// Address of the USERD of the channel with this token.
     fn userd_of(&self, token: u32) -> Option<u64> {
         self.clients.values().find_map(|client| {
-            let channel = client.objects.get(&token)?;
+            let channel = client.objects.values().find(|object| object.token == token)?;
             let (memory, offset) = channel.userd;
             let memory = client.objects.get(&memory)?;
             (memory.address != 0).then_some(memory.address + offset)
@@ -212,12 +219,14 @@ impl State {
                 (if long { 40 } else { 28 }, status::OK)
             }
             escape::RM_ALLOC | escape::RM_ALLOC_MEMORY => {
+                self.tokens += 1;
                 let is_ram = number == escape::RM_ALLOC_MEMORY;
                 let params = parts.params().unwrap_or_default();
                 let object = Object {
                     parent,
                     address: if is_ram { read_u64(top, 24) } else { 0 },
                     userd: (read_u32(params, 32), read_u64(params, 64)),
+                    token: self.tokens,
                 };
                 let answer = self.insert(client, handle, object);
                 (if is_ram || long { 40 } else { 28 }, answer)
@@ -227,11 +236,12 @@ impl State {
             escape::RM_MAP_MEMORY => (40, refused),
             escape::RM_UNMAP_MEMORY => (24, refused),
             escape::RM_CONTROL => {
-                if class_of_control(parts) == GET_TOKEN
-                    && let Some(params) = parts.params_mut()
+                // The object of the control is the channel.
+                let channel = self.clients.get(&client).and_then(|client| client.objects.get(&parent));
+                if handle == GET_TOKEN
+                    && let Some((params, channel)) = parts.params_mut().zip(channel)
                 {
-                    // The object of the control is the channel.
-                    write_u32(params, 0, parent);
+                    write_u32(params, 0, channel.token);
                 }
                 (28, refused)
             }
@@ -272,8 +282,4 @@ impl State {
             }
         }
     }
-}
-
-fn class_of_control(parts: &Parts) -> u32 {
-    read_u32(&parts.buffers[0], 8)
 }
