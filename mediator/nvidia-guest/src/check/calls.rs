@@ -272,11 +272,9 @@ impl Vm {
                 Some(self.insert(client, handle, object))
             }
             escape::RM_DUP_OBJECT => {
-                // The memory is counted where it was allocated.
-                let class = self.object(word(12), word(16)).map_or(0, |source| source.class);
+                // Memory and channels are counted where they were allocated.
                 let object = Object {
                     parent: word(4),
-                    class,
                     ..Object::default()
                 };
                 Some(self.insert(client, handle, object))

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Mapping, Vm};
+use super::{Mapping, Usage, Vm};
 use crate::abi::Node;
 use crate::abi::numbers::class;
 
@@ -97,6 +97,22 @@ impl File {
     }
 }
 
+impl Usage {
+    fn add(&mut self, object: &Object) {
+        self.objects += 1;
+        self.channels += usize::from(class::is_channel(object.class));
+        self.gpu_bytes += object.gpu_bytes;
+        self.pinned_bytes += object.pinned_bytes;
+    }
+
+    fn remove(&mut self, object: &Object) {
+        self.objects -= 1;
+        self.channels -= usize::from(class::is_channel(object.class));
+        self.gpu_bytes -= object.gpu_bytes;
+        self.pinned_bytes -= object.pinned_bytes;
+    }
+}
+
 impl Vm {
     /// An object, if the VM has it.
     pub fn object(&self, client: u32, handle: u32) -> Option<Object> {
@@ -104,14 +120,18 @@ impl Vm {
     }
 
     pub(super) fn insert(&mut self, client: u32, handle: u32, object: Object) -> Made {
-        if let Some(known) = self.clients.get_mut(&client)
-            && known.objects.insert(handle, object).is_none()
-        {
-            self.usage.objects += 1;
-            self.usage.channels += usize::from(class::is_channel(object.class));
-            self.usage.gpu_bytes += object.gpu_bytes;
-            self.usage.pinned_bytes += object.pinned_bytes;
+        let Some(known) = self.clients.get_mut(&client) else {
+            return Made {
+                client,
+                handle,
+                object,
+            };
+        };
+        // The driver never gives a handle out twice.
+        if let Some(before) = known.objects.insert(handle, object) {
+            self.usage.remove(&before);
         }
+        self.usage.add(&object);
         Made {
             client,
             handle,
@@ -138,10 +158,7 @@ impl Vm {
         }
         for handle in gone {
             if let Some(object) = known.objects.remove(&handle) {
-                self.usage.objects -= 1;
-                self.usage.channels -= usize::from(class::is_channel(object.class));
-                self.usage.gpu_bytes -= object.gpu_bytes;
-                self.usage.pinned_bytes -= object.pinned_bytes;
+                self.usage.remove(&object);
                 freed.push(Freed::Gone {
                     client,
                     handle,
