@@ -43,7 +43,7 @@ ESCAPES = [
 ]
 
 # Classes that a guest may allocate. 0x71 is allocated by RM_ALLOC_MEMORY alone.
-CLASSES = """41 80 2080 2081 3e 40 79 de 503b 503c 50a0 83de 9067 90e6 90f1 a06c cb33 c639 c640
+CLASSES = """0 41 80 2080 2081 3e 40 79 de 503b 503c 50a0 83de 9067 90e6 90f1 a06c cb33 c639 c640
     c361 c461 c561 c661 c761 b06f c06f c36f c46f c56f c86f c96f ca6f c0b5 c3b5 c5b5 c6b5 c7b5 c8b5 c9b5 cab5
     c0c0 c3c0 c5c0 c6c0 c7c0 c9c0 cbc0 cdc0 cec0""".split()
 # Descriptors and further clients in their parameters.

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::event::{EventfdFlags, eventfd};
-use turnstile_nvidia_guest::abi::numbers::{PAGE_BYTES, USERD_ATTRIBUTES, class, escape, status, uvm};
+use turnstile_nvidia_guest::abi::numbers::{PAGE_BYTES, class, escape, status, uvm};
 use turnstile_nvidia_guest::abi::{
     self, Node, Parts, Release, descriptors, number, read_u32, read_u64, status_at, write_u32, write_u64,
 };
@@ -41,6 +41,8 @@ pub(crate) struct Guest {
     /// Descriptor -> file.
     descriptors: BTreeMap<i32, u32>,
     files: BTreeMap<u32, File>,
+    /// GPU memory: client and handle -> parent and bytes.
+    gpu_memory: BTreeMap<(u32, u32), (u32, u64)>,
     /// Client -> file on which it was made.
     clients: BTreeMap<u32, u32>,
     /// Semaphore pools that are guest RAM: base -> bytes.
@@ -88,6 +90,7 @@ impl Guest {
             memory,
             descriptors: BTreeMap::new(),
             files: BTreeMap::new(),
+            gpu_memory: BTreeMap::new(),
             clients: BTreeMap::new(),
             pools: BTreeMap::new(),
             requests: 0,
@@ -192,7 +195,7 @@ impl Guest {
             let gone: Vec<u32> = gone.map(|(client, _)| *client).collect();
             for client in gone {
                 self.clients.remove(&client);
-                self.memory.freed(client, client);
+                self.forget(client, client);
             }
             let message = Message {
                 kind: Kind::Close,
@@ -265,7 +268,12 @@ impl Guest {
         }
         let at = status_at(self.release, node, request);
         if at.is_none_or(|at| read_u32(&parts.buffers[0], at) == status::OK) {
+            let exchanged = !extents.is_empty();
             self.done(file, node, request, &parts, extents);
+            // GPU memory that became guest RAM is mapped as such.
+            if exchanged && self.here(node, request, &mut parts) {
+                sys::write(argument, &parts.buffers[0]);
+            }
         }
         Ok(answer.result)
     }
@@ -326,19 +334,18 @@ impl Guest {
         }
         match number(request).map(|(number, _)| number) {
             Some(escape::RM_ALLOC) => {
-                let params = parts.params().unwrap_or_default();
-                let replaced = match read_u32(top, 12) {
-                    class::SYSTEM_MEMORY => true,
-                    class::GPU_MEMORY => read_u32(params, 24) == USERD_ATTRIBUTES,
-                    _ => false,
-                };
-                if !replaced {
+                if read_u32(top, 12) != class::SYSTEM_MEMORY {
                     return Ok(Vec::new());
                 }
-                let bytes = read_u64(params, 64).checked_next_multiple_of(PAGE_BYTES);
-                let bytes = bytes.ok_or_else(|| os(libc::EINVAL))?;
-                let piece = self.memory.take(bytes)?;
-                Ok(vec![Extent { bytes, ..piece }])
+                let params = parts.params().unwrap_or_default();
+                self.piece(read_u64(params, 64))
+            }
+            Some(escape::RM_MAP_MEMORY) => {
+                let key = (read_u32(top, 0), read_u32(top, 8));
+                match self.gpu_memory.get(&key) {
+                    Some((_, bytes)) => self.piece(*bytes),
+                    None => Ok(Vec::new()),
+                }
             }
             Some(escape::RM_ALLOC_MEMORY) if read_u32(top, 12) == class::OS_DESCRIPTOR => {
                 let (address, last) = (read_u64(top, 24), read_u64(top, 32));
@@ -351,6 +358,19 @@ impl Guest {
             }
             _ => Ok(Vec::new()),
         }
+    }
+
+    fn forget(&mut self, client: u32, handle: u32) {
+        self.memory.freed(client, handle);
+        self.gpu_memory.retain(|(of, own), (parent, _)| {
+            *of != client || !(handle == client || *own == handle || *parent == handle)
+        });
+    }
+
+    fn piece(&mut self, bytes: u64) -> io::Result<Vec<Extent>> {
+        let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| os(libc::EINVAL))?;
+        let piece = self.memory.take(bytes)?;
+        Ok(vec![Extent { bytes, ..piece }])
     }
 
     /// Takes note of a call that succeeded.
@@ -366,14 +386,25 @@ impl Guest {
         }
         let word = |at| read_u32(top, at);
         match number(request).map(|(number, _)| number) {
-            Some(escape::RM_ALLOC) if word(12) == class::ROOT => {
+            Some(escape::RM_ALLOC) if class::is_root(word(12)) => {
                 self.clients.insert(word(8), file);
             }
             Some(escape::RM_ALLOC | escape::RM_ALLOC_MEMORY) if !extents.is_empty() => {
                 self.memory.objects.insert((word(0), word(8)), (word(4), extents));
             }
+            Some(escape::RM_ALLOC) if word(12) == class::GPU_MEMORY => {
+                let bytes = read_u64(parts.params().unwrap_or_default(), 64);
+                self.gpu_memory.insert((word(0), word(8)), (word(4), bytes));
+            }
+            Some(escape::RM_MAP_MEMORY) if !extents.is_empty() => {
+                // GPU memory that became guest RAM.
+                let key = (word(0), word(8));
+                if let Some((parent, _)) = self.gpu_memory.remove(&key) {
+                    self.memory.objects.insert(key, (parent, extents));
+                }
+            }
             Some(escape::RM_FREE) => {
-                self.memory.freed(word(0), word(8));
+                self.forget(word(0), word(8));
                 if word(0) == word(8) {
                     self.clients.remove(&word(0));
                 }

@@ -102,15 +102,22 @@ int main(int count, char **words) {
     uint32_t *two = map(0x5c000001, 0x5c000003, 8192, PROT_READ);
     one[1500] = 77;
     CHECK(two[1500] == 77);
-    // GPU memory has no mapping.
+    // GPU memory that the GPU has mapped already has no mapping.
     memory(0x5c000004, 0x40, 0x18000000, 2 << 20);
+    static char mapped[9264];
+    uint32_t named = 0x5c000004;
+    int unified = open("/dev/nvidia-uvm", O_RDWR);
+    memcpy(mapped + 9248, &control, 4);
+    memcpy(mapped + 9252, &client, 4);
+    memcpy(mapped + 9256, &named, 4);
+    CHECK(unified >= 0 && ioctl(unified, 33, mapped) == 0 && close(unified) == 0);
     uint32_t top[14] = {client, 0x5c000001, 0x5c000004};
     top[6] = 2 << 20;
     top[12] = gpu;
     CHECK(ioctl(control, ESCAPE(0x4e, 56), top) == 0 && top[10] == 0x56);
 
     // A channel, whose doorbell advances it.
-    memory(0x5c000005, 0x40, 0x11800000, 2 << 20);
+    memory(0x5c000005, 0x40, 0x18000000, 2 << 20);
     char *userd = map(0x5c000001, 0x5c000005, 2 << 20, PROT_READ | PROT_WRITE);
     uint32_t group[5] = {0, 0, 0, 1}, channel[92] = {0}, token = 0;
     CHECK(alloc(0x5c000001, 0x5c000006, 0xa06c, group) == 0);

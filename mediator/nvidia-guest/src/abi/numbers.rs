@@ -36,6 +36,11 @@ pub mod class {
     pub const SUBDEVICE: u32 = 0x2080;
     pub const CHANNEL_GROUP: u32 = 0xa06c;
 
+    /// Whether objects of this class are clients. libcuda makes its own as NV01_ROOT, class 0.
+    pub const fn is_root(class: u32) -> bool {
+        class == 0 || class == ROOT
+    }
+
     /// Whether objects of this class are channels.
     pub const fn is_channel(class: u32) -> bool {
         class > 0xffff >> 1 && class & 0xff == 0x6f
@@ -89,10 +94,6 @@ pub mod status {
 
 /// NVOS02_FLAGS of guest RAM. SOURCE: measured, driver 580.159.04: the flags of registered memory.
 pub const GUEST_RAM_FLAGS: u32 = 0x4000_1010;
-
-/// Attributes by which libcuda requests the memory of USERD and GPFIFO: contiguous, huge pages.
-/// SOURCE: measured, driver 580.159.04.
-pub const USERD_ATTRIBUTES: u32 = 0x1180_0000;
 
 /// Bytes of a doorbell window.
 pub const WINDOW_BYTES: u64 = 0x1_0000;

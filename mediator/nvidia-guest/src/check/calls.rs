@@ -3,15 +3,17 @@
 use super::objects::{Client, Object, Registered};
 use super::{Action, Call, Checked, Freed, Made, Mapping, Refusal, Space, Vm};
 use crate::abi::numbers::{
-    PAGE_BYTES, USERD_ATTRIBUTES, class, control, escape, status, uvm,
+    PAGE_BYTES, class, control, escape, status, uvm,
 };
 use crate::abi::{Node, descriptors, number, read_u32, read_u64};
 
 /// Bytes of a memory object's parameters. SOURCE: `nvos.h`, NV_MEMORY_ALLOCATION_PARAMS.
-const MEMORY_ATTRIBUTES_AT: usize = 24;
 const MEMORY_BYTES_AT: usize = 64;
 /// The engine in the parameters of a channel group.
 const GROUP_ENGINE_AT: usize = 12;
+/// Client and memory in UVM_MAP_EXTERNAL_ALLOCATION's parameters.
+const MAP_CLIENT_AT: usize = 9252;
+const MAP_MEMORY_AT: usize = 9256;
 
 /// Bytes as whole pages; `None` beyond 64 bits.
 fn pages(bytes: u64) -> Option<u64> {
@@ -70,6 +72,15 @@ impl Vm {
             escape::RM_MAP_MEMORY => {
                 self.own(client)?;
                 let object = self.object(client, handle);
+                if let Some(object) = object
+                    && object.class == class::GPU_MEMORY
+                    && object.detail == 0
+                {
+                    let bytes = object.gpu_bytes;
+                    let mut checked = self.registered(call, pages(bytes), Action::Exchange { bytes })?;
+                    checked.objects = 0;
+                    return Ok(checked);
+                }
                 Ok(Checked::of(match object {
                     Some(object) if class::is_doorbells(object.class) || object.class == class::SHARED_PAGE => {
                         Action::Forward
@@ -90,7 +101,8 @@ impl Vm {
 
     fn decide_alloc(&mut self, call: &Call<'_>, top: &[u8]) -> Result<Checked, Refusal> {
         let (client, kind) = (read_u32(top, 0), read_u32(top, 12));
-        if kind == class::ROOT {
+        if class::is_root(kind) {
+            // libcuda requests no handle.
             if client != 0 || read_u32(top, 4) != 0 || read_u32(top, 8) != 0 {
                 return Err(Refusal::Foreign);
             }
@@ -108,10 +120,8 @@ impl Vm {
         let params = call.parts.params().unwrap_or_default();
         self.own_all(layout, params)?;
         let bytes = read_u64(params, MEMORY_BYTES_AT);
-        let is_userd = read_u32(params, MEMORY_ATTRIBUTES_AT) == USERD_ATTRIBUTES;
         match kind {
             class::SYSTEM_MEMORY => self.registered(call, pages(bytes), Action::Replace { bytes }),
-            class::GPU_MEMORY if is_userd => self.registered(call, pages(bytes), Action::Replace { bytes }),
             class::GPU_MEMORY if !self.fits_quota(bytes) => {
                 self.refusals.limited += 1;
                 Ok(Checked::of(Action::Answer(status::NO_MEMORY)))
@@ -236,14 +246,15 @@ impl Vm {
         }
         let (client, handle) = (word(0), word(8));
         match number(call.request)?.0 {
-            escape::RM_ALLOC if word(12) == class::ROOT => {
+            escape::RM_ALLOC if class::is_root(word(12)) => {
                 let made = Client {
                     file: call.file,
                     objects: Default::default(),
                 };
-                if self.clients.insert(handle, made).is_none() {
-                    self.usage.objects += 1;
-                }
+                // The driver never gives a handle out twice.
+                self.free(handle, handle, freed);
+                self.clients.insert(handle, made);
+                self.usage.objects += 1;
                 None
             }
             escape::RM_ALLOC => {
@@ -272,6 +283,7 @@ impl Vm {
                 Some(self.insert(client, handle, object))
             }
             escape::RM_DUP_OBJECT => {
+                self.used(word(12), word(16));
                 // Memory and channels are counted where they were allocated.
                 let object = Object {
                     parent: word(4),
@@ -290,6 +302,16 @@ impl Vm {
             }
             escape::RM_MAP_MEMORY => {
                 let object = self.object(client, handle)?;
+                if let Action::Exchange { .. } = checked.action {
+                    let object = Object {
+                        class: class::OS_DESCRIPTOR,
+                        gpu_bytes: 0,
+                        pinned_bytes: checked.pinned_bytes,
+                        ..object
+                    };
+                    self.insert(client, handle, object);
+                    return None;
+                }
                 let mapping = if class::is_doorbells(object.class) {
                     Mapping::Window {
                         bar1: object.detail != 0,
@@ -305,6 +327,9 @@ impl Vm {
     }
 
     fn apply_uvm(&mut self, call: &Call<'_>, top: &[u8], freed: &mut Vec<Freed>) {
+        if call.request == uvm::MAP_EXTERNAL_ALLOCATION {
+            self.used(read_u32(top, MAP_CLIENT_AT), read_u32(top, MAP_MEMORY_AT));
+        }
         let Some(file) = self.files.get_mut(&call.file) else {
             return;
         };
@@ -327,6 +352,16 @@ impl Vm {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Notes that more than the handle refers to memory.
+    fn used(&mut self, client: u32, handle: u32) {
+        let client = self.clients.get_mut(&client);
+        if let Some(object) = client.and_then(|client| client.objects.get_mut(&handle))
+            && object.class == class::GPU_MEMORY
+        {
+            object.detail = 1;
         }
     }
 

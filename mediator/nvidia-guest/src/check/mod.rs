@@ -127,6 +127,12 @@ pub enum Action {
         /// Bytes of the object.
         bytes: u64,
     },
+    /// Register the guest RAM of the call instead of GPU memory that the program maps, and that
+    /// nothing else uses yet (RM_MAP_MEMORY). libcuda maps the memory of USERD and GPFIFO alone.
+    Exchange {
+        /// Bytes of the object.
+        bytes: u64,
+    },
     /// Map the guest RAM of the call for the GPUs, as a range of unified memory.
     Range {
         /// First address.

@@ -48,7 +48,8 @@ pub struct Object {
     pub gpu_bytes: u64,
     /// Bytes of guest RAM.
     pub pinned_bytes: u64,
-    /// A channel group's engine; whether a doorbell page is through BAR 1.
+    /// A channel group's engine; whether a doorbell page is through BAR 1; whether GPU memory is
+    /// used by more than its handle.
     pub detail: u32,
 }
 

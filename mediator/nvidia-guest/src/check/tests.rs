@@ -63,9 +63,8 @@ impl Rig {
         self.issue(request(escape::RM_ALLOC, 48), &top, params, ram_bytes)
     }
 
-    fn memory(&mut self, handle: u32, kind: u32, attributes: u32, bytes: u64, ram_bytes: u64) -> Result<Action, Refusal> {
+    fn memory(&mut self, handle: u32, kind: u32, bytes: u64, ram_bytes: u64) -> Result<Action, Refusal> {
         let mut params = vec![0; 128];
-        write_u32(&mut params, 24, attributes);
         write_u64(&mut params, 64, bytes);
         self.alloc([CLIENT, DEVICE, handle, kind], Some(params), ram_bytes)
     }
@@ -83,10 +82,10 @@ use crate::abi::read_u32;
 #[test]
 fn quota_counts_gpu_memory_and_is_given_back() {
     let mut rig = Rig::new(Limits { gpu_bytes: Some(8 << 20), ..Limits::default() });
-    assert_eq!(rig.memory(10, class::GPU_MEMORY, 0, 6 << 20, 0), Ok(Action::Forward));
+    assert_eq!(rig.memory(10, class::GPU_MEMORY, 6 << 20, 0), Ok(Action::Forward));
     let full = Ok(Action::Answer(status::NO_MEMORY));
-    assert_eq!(rig.memory(11, class::GPU_MEMORY, 0, 4 << 20, 0), full);
-    assert_eq!(rig.memory(11, class::GPU_MEMORY, 0, u64::MAX, 0), full);
+    assert_eq!(rig.memory(11, class::GPU_MEMORY, 4 << 20, 0), full);
+    assert_eq!(rig.memory(11, class::GPU_MEMORY, u64::MAX, 0), full);
     let mut answer = vec![0; 1028];
     for (at, word) in [2, 8, 80 << 20, 0x16, 80 << 20].into_iter().enumerate() {
         write_u32(&mut answer, 4 * at, word);
@@ -94,7 +93,7 @@ fn quota_counts_gpu_memory_and_is_given_back() {
     rig.vm.cut_to_quota(control::FB_GET_INFO_V2, &mut answer);
     assert_eq!((read_u32(&answer, 8), read_u32(&answer, 16)), (8 << 10, 2 << 10));
     assert_eq!(rig.free(10), Ok(Action::Forward));
-    assert_eq!(rig.memory(11, class::GPU_MEMORY, 0, 4 << 20, 0), Ok(Action::Forward));
+    assert_eq!(rig.memory(11, class::GPU_MEMORY, 4 << 20, 0), Ok(Action::Forward));
     assert_eq!(rig.vm.usage().gpu_bytes, 4 << 20);
 }
 
@@ -102,13 +101,21 @@ fn quota_counts_gpu_memory_and_is_given_back() {
 fn memory_that_is_mapped_needs_guest_ram_of_its_length() {
     let mut rig = Rig::new(Limits { pinned_bytes: 4 << 20, ..Limits::default() });
     let replaced = Ok(Action::Replace { bytes: 5000 });
-    assert_eq!(rig.memory(10, class::SYSTEM_MEMORY, 0, 5000, 8192), replaced);
-    assert_eq!(rig.memory(11, class::SYSTEM_MEMORY, 0, 5000, 4096), Err(Refusal::Malformed));
-    assert_eq!(rig.memory(11, class::SYSTEM_MEMORY, 0, 5000, 0), Err(Refusal::Malformed));
-    let userd = rig.memory(12, class::GPU_MEMORY, 0x1180_0000, 2 << 20, 2 << 20);
-    assert_eq!(userd, Ok(Action::Replace { bytes: 2 << 20 }));
+    assert_eq!(rig.memory(10, class::SYSTEM_MEMORY, 5000, 8192), replaced);
+    assert_eq!(rig.memory(11, class::SYSTEM_MEMORY, 5000, 4096), Err(Refusal::Malformed));
+    assert_eq!(rig.memory(11, class::SYSTEM_MEMORY, 5000, 0), Err(Refusal::Malformed));
+    // GPU memory becomes guest RAM when the program maps it.
+    assert_eq!(rig.memory(12, class::GPU_MEMORY, 2 << 20, 0), Ok(Action::Forward));
+    let mut top = vec![0; 56];
+    write_u32(&mut top, 0, CLIENT);
+    write_u32(&mut top, 8, 12);
+    write_u32(&mut top, 48, u32::MAX);
+    let map = request(escape::RM_MAP_MEMORY, 56);
+    assert_eq!(rig.issue(map, &top, None, 0), Err(Refusal::Malformed));
+    assert_eq!(rig.issue(map, &top, None, 2 << 20), Ok(Action::Exchange { bytes: 2 << 20 }));
+    assert_eq!(rig.vm.usage().gpu_bytes, 0);
     let full = Ok(Action::Answer(status::NO_MEMORY));
-    assert_eq!(rig.memory(13, class::SYSTEM_MEMORY, 0, 2 << 20, 2 << 20), full);
+    assert_eq!(rig.memory(13, class::SYSTEM_MEMORY, 2 << 20, 2 << 20), full);
     assert_eq!(rig.vm.usage().pinned_bytes, (2 << 20) + 8192);
     // A device takes its memory along.
     assert_eq!(rig.free(DEVICE), Ok(Action::Forward));

@@ -193,7 +193,7 @@ pub fn calls(bytes: &[u8]) {
 fn is_random_client(request: u32, node: Node, parts: &Parts) -> bool {
     let is_alloc = node != Node::Uvm && request & 0xff == u32::from(escape::RM_ALLOC);
     let top = parts.buffers.first().map(Vec::as_slice).unwrap_or_default();
-    is_alloc && read_u32(top, 12) == class::ROOT && read_u32(top, 8) != OWN
+    is_alloc && class::is_root(read_u32(top, 12)) && read_u32(top, 8) != OWN
 }
 
 fn request(number: u8, bytes: usize) -> (u32, usize) {

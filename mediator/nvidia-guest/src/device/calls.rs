@@ -61,7 +61,8 @@ impl Device {
             if let Err(refusal) = checked
                 && after.foreign + after.malformed <= LOGGED_MAX
             {
-                log::info!("Refused: {refusal}: request {:#x} of {node:?}", message.request);
+                let words = parts.buffers.first().map(|top| [0, 4, 8, 12].map(|at| read_u32(top, at)));
+                log::info!("Refused: {refusal}: request {:#x} of {node:?}: {words:x?}", message.request);
             }
             checked.map_err(refused)?
         };
@@ -137,6 +138,23 @@ impl Device {
                     write_u64(params, 64, bytes);
                     write_u64(params, 88, bytes - 1);
                 }
+                self.keep(parts, at, region);
+                Ok(0)
+            }
+            Action::Exchange { bytes } => {
+                let (ram, ram_bytes) = program.ram(&message.extents)?;
+                let region = Region::of(ram, &message.extents, ram_bytes)?;
+                let top = &parts.buffers[0];
+                let (client, handle) = (read_u32(top, 0), read_u32(top, 8));
+                let (object, gpu) = {
+                    let vm = locked(&self.vm);
+                    (vm.object(client, handle), vm.gpu_file_of(message.file))
+                };
+                let (object, gpu) = object.zip(gpu).ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?;
+                self.free_object(message.file, [client, object.parent, handle]);
+                let answer = self.register(gpu, [client, object.parent, handle], region.address(), bytes)?;
+                let at = status_at(self.release, node, message.request).unwrap_or(usize::MAX);
+                write_u32(&mut parts.buffers[0], at, answer);
                 self.keep(parts, at, region);
                 Ok(0)
             }

@@ -9,7 +9,7 @@ use super::program::Program;
 use super::{Device, driver, locked};
 use crate::abi::numbers::{escape, status, uvm};
 use crate::abi::{Node, read_u32, write_u32, write_u64};
-use crate::check::{Call, Space};
+use crate::check::Call;
 use crate::proto::Message;
 use crate::sys::Region;
 
@@ -107,7 +107,7 @@ impl Device {
             let issued = self.forward(message.file, Node::Uvm, request, &mut parts);
             let answer = issued.map(|_| read_u32(&parts.buffers[0], status_at));
             if !matches!(answer, Ok(status::OK)) {
-                self.free_object(&space, handle);
+                self.free_object(space.control, own);
                 return answer;
             }
         }
@@ -123,25 +123,20 @@ impl Device {
             vm.object(client, handle).zip(vm.client_file(client))
         };
         if let Some((object, control)) = found {
-            let space = Space {
-                gpu: [0; 16],
-                control,
-                client,
-                device: object.parent,
-            };
-            self.free_object(&space, handle);
+            self.free_object(control, [client, object.parent, handle]);
         }
     }
 
-    fn free_object(&self, space: &Space, handle: u32) {
-        let top = driver::words(&[space.client, space.device, handle, 0]);
+    /// Frees an object, by a call on a control file.
+    pub(super) fn free_object(&self, control: u32, [client, parent, handle]: [u32; 3]) {
+        let top = driver::words(&[client, parent, handle, 0]);
         let request = driver::request(escape::RM_FREE, top.len());
         let mut parts = driver::argument(top);
-        let issued = self.opened(space.control).and_then(|opened| {
+        let issued = self.opened(control).and_then(|opened| {
             self.driver.call(opened.file()?.as_fd(), request, &mut parts)
         });
         if issued.is_err() || read_u32(&parts.buffers[0], 12) != status::OK {
-            log::debug!("Memory of a range is freed with its client");
+            log::debug!("An object is freed with its client");
         }
     }
 }

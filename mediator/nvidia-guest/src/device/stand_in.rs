@@ -207,7 +207,7 @@ impl State {
         let known = self.clients.contains_key(&client);
         let refused = if known { status::OK } else { NO_CLIENT };
         let (at, answer) = match number {
-            escape::RM_ALLOC if class == class::ROOT => {
+            escape::RM_ALLOC if class::is_root(class) => {
                 let new = FIRST_CLIENT + self.made;
                 self.made += 1;
                 let made = Client {
