@@ -78,7 +78,10 @@ impl Device {
             if isolation.stand_in {
                 command.arg("--stand-in");
             }
-            command.stdin(OwnedFd::from(listener)).stdout(theirs).process_group(0);
+            command
+                .stdin(OwnedFd::from(listener))
+                .stdout(theirs)
+                .process_group(0);
             command.spawn()?;
             Ok((folder, socket, life))
         };
@@ -92,10 +95,17 @@ impl Device {
     }
 
     /// The command that runs a program without the nodes.
-    pub(super) fn command(&self, program: &OsString, arguments: &[OsString]) -> Result<Command, LaunchError> {
+    pub(super) fn command(
+        &self,
+        program: &OsString,
+        arguments: &[OsString],
+    ) -> Result<Command, LaunchError> {
         let own = env::current_exe().map_err(LaunchError::Host)?;
         let mut command = Command::new(own);
-        command.arg("guest-program").arg("--library").arg(&self.library);
+        command
+            .arg("guest-program")
+            .arg("--library")
+            .arg(&self.library);
         command.arg("--").arg(program).args(arguments);
         command.env(VARIABLE, &self.socket);
         Ok(command)
@@ -139,15 +149,24 @@ pub fn device(isolation: &Isolation, lines: Option<&Path>) -> anyhow::Result<()>
 /// The status of a shell: 127 if there is no such command, else 126.
 pub fn program(library: &Path, command: &[OsString]) -> anyhow::Result<u8> {
     if let Err(error) = hide() {
-        log::warn!("The NVIDIA nodes stay in the program's /dev ({error:#}): the library alone keeps it from them");
+        log::warn!(
+            "The NVIDIA nodes stay in the program's /dev ({error:#}): the library alone keeps it from them"
+        );
     }
     let (name, arguments) = command.split_first().context("No command was named")?;
     let mut command = Command::new(name);
     command.args(arguments);
     learner::preload(&mut command, library);
     let error = command.exec();
-    eprintln!("turnstile run: {} cannot be started: {error}", name.display());
-    Ok(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 })
+    eprintln!(
+        "turnstile run: {} cannot be started: {error}",
+        name.display()
+    );
+    Ok(if error.kind() == io::ErrorKind::NotFound {
+        127
+    } else {
+        126
+    })
 }
 
 /// Mounts another `/dev`, which has all but the NVIDIA nodes.
@@ -160,10 +179,19 @@ fn hide() -> anyhow::Result<()> {
         fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
         fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
     }
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )?;
     let folder = tempfile::tempdir()?;
     let mode = CString::new("mode=755")?;
-    mount("tmpfs", folder.path(), "tmpfs", MountFlags::NOSUID, Some(mode.as_c_str()))?;
+    mount(
+        "tmpfs",
+        folder.path(),
+        "tmpfs",
+        MountFlags::NOSUID,
+        Some(mode.as_c_str()),
+    )?;
     for entry in fs::read_dir("/dev")? {
         let entry = entry?;
         if entry.file_name().as_bytes().starts_with(b"nvidia") {

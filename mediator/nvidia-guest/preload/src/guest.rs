@@ -9,9 +9,12 @@ use std::path::Path;
 use rustix::event::{EventfdFlags, eventfd};
 use turnstile_nvidia_guest::abi::numbers::{PAGE_BYTES, class, escape, status, uvm};
 use turnstile_nvidia_guest::abi::{
-    self, Node, Parts, Release, descriptors, number, read_u32, read_u64, status_at, write_u32, write_u64,
+    self, Node, Parts, Release, descriptors, number, read_u32, read_u64, status_at, write_u32,
+    write_u64,
 };
-use turnstile_nvidia_guest::proto::{Extent, Kind, Message, Received, VERSION, node_word, receive, send};
+use turnstile_nvidia_guest::proto::{
+    Extent, Kind, Message, Received, VERSION, node_word, receive, send,
+};
 
 use crate::memory::Memory;
 use crate::sys;
@@ -81,8 +84,14 @@ impl Guest {
             ..Message::default()
         };
         send(&socket, &hello, &[memory.file()]).map_err(io::Error::other)?;
-        let answer = receive(&socket).map_err(io::Error::other)?.ok_or_else(|| os(libc::EIO))?.message;
-        let version = answer.buffers.first().and_then(|text| std::str::from_utf8(text).ok());
+        let answer = receive(&socket)
+            .map_err(io::Error::other)?
+            .ok_or_else(|| os(libc::EIO))?
+            .message;
+        let version = answer
+            .buffers
+            .first()
+            .and_then(|text| std::str::from_utf8(text).ok());
         let release = version.and_then(|version| abi::release(version).ok());
         Ok(Self {
             socket,
@@ -113,11 +122,18 @@ impl Guest {
         self.calls
     }
 
-    fn ask(&mut self, mut message: Message, descriptor: Option<BorrowedFd<'_>>) -> io::Result<Received> {
+    fn ask(
+        &mut self,
+        mut message: Message,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Received> {
         self.requests += 1;
         message.id = self.requests;
         send(&self.socket, &message, descriptor.as_slice()).map_err(|_| os(libc::EIO))?;
-        let received = receive(&self.socket).ok().flatten().ok_or_else(|| os(libc::EIO))?;
+        let received = receive(&self.socket)
+            .ok()
+            .flatten()
+            .ok_or_else(|| os(libc::EIO))?;
         match &received.message {
             answer if answer.id != message.id => Err(os(libc::EIO)),
             answer if answer.result < 0 => Err(os(answer.errno)),
@@ -212,7 +228,10 @@ impl Guest {
     /// # Errors
     /// The driver's, or EINVAL if the table has no such call.
     pub(crate) fn call(&mut self, descriptor: i32, request: u32, argument: u64) -> io::Result<i32> {
-        let file = *self.descriptors.get(&descriptor).ok_or_else(|| os(libc::EBADF))?;
+        let file = *self
+            .descriptors
+            .get(&descriptor)
+            .ok_or_else(|| os(libc::EBADF))?;
         let node = self.files.get(&file).ok_or_else(|| os(libc::EBADF))?.node;
         let mut addresses = Vec::new();
         let mut read = |address: u64, bytes: usize| {
@@ -242,7 +261,10 @@ impl Guest {
             saved.push(own);
             // CAST: a descriptor has 32 bits, and is negative if there is none.
             if (own as i32) >= 0 {
-                let theirs = self.descriptors.get(&(own as i32)).ok_or_else(|| os(libc::EINVAL))?;
+                let theirs = self
+                    .descriptors
+                    .get(&(own as i32))
+                    .ok_or_else(|| os(libc::EINVAL))?;
                 write_u32(buffer, field.at, *theirs);
             }
         }
@@ -293,7 +315,11 @@ impl Guest {
                 let (offset, bytes) = (read_u64(top, 16), read_u64(top, 24));
                 // Objects that the program maps are of one piece.
                 let place = match extents[..] {
-                    [extent] if offset.checked_add(bytes).is_some_and(|end| end <= extent.bytes) => {
+                    [extent]
+                        if offset
+                            .checked_add(bytes)
+                            .is_some_and(|end| end <= extent.bytes) =>
+                    {
                         extent.offset + offset
                     }
                     _ => {
@@ -303,7 +329,10 @@ impl Guest {
                 };
                 // CAST: a descriptor has 32 bits.
                 let descriptor = read_u32(top, 48) as i32;
-                let file = self.descriptors.get(&descriptor).and_then(|file| self.files.get_mut(file));
+                let file = self
+                    .descriptors
+                    .get(&descriptor)
+                    .and_then(|file| self.files.get_mut(file));
                 if let Some(file) = file {
                     file.pending = Some(place);
                 }
@@ -368,7 +397,9 @@ impl Guest {
     }
 
     fn piece(&mut self, bytes: u64) -> io::Result<Vec<Extent>> {
-        let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).ok_or_else(|| os(libc::EINVAL))?;
+        let bytes = bytes
+            .checked_next_multiple_of(PAGE_BYTES)
+            .ok_or_else(|| os(libc::EINVAL))?;
         let piece = self.memory.take(bytes)?;
         Ok(vec![Extent { bytes, ..piece }])
     }
@@ -390,9 +421,12 @@ impl Guest {
                 self.clients.insert(word(8), file);
             }
             Some(escape::RM_ALLOC | escape::RM_ALLOC_MEMORY) if !extents.is_empty() => {
-                self.memory.objects.insert((word(0), word(8)), (word(4), extents));
+                self.memory
+                    .objects
+                    .insert((word(0), word(8)), (word(4), extents));
             }
             Some(escape::RM_ALLOC) if word(12) == class::GPU_MEMORY => {
+                // The driver has rounded it up.
                 let bytes = read_u64(parts.params().unwrap_or_default(), 64);
                 self.gpu_memory.insert((word(0), word(8)), (word(4), bytes));
             }
@@ -417,8 +451,18 @@ impl Guest {
     ///
     /// # Errors
     /// If it maps nothing.
-    pub(crate) fn map(&mut self, descriptor: i32, address: u64, bytes: u64, protection: i32, offset: u64) -> io::Result<Mapped> {
-        let number = *self.descriptors.get(&descriptor).ok_or_else(|| os(libc::EBADF))?;
+    pub(crate) fn map(
+        &mut self,
+        descriptor: i32,
+        address: u64,
+        bytes: u64,
+        protection: i32,
+        offset: u64,
+    ) -> io::Result<Mapped> {
+        let number = *self
+            .descriptors
+            .get(&descriptor)
+            .ok_or_else(|| os(libc::EBADF))?;
         let file = self.files.get(&number).ok_or_else(|| os(libc::EBADF))?;
         if file.node == Node::Uvm {
             if self.pools.get(&address) == Some(&bytes) {
@@ -450,7 +494,10 @@ impl Guest {
             a: bytes,
             ..Message::default()
         };
-        let Received { mut message, descriptors } = self.ask(message, None)?;
+        let Received {
+            mut message,
+            descriptors,
+        } = self.ask(message, None)?;
         match (descriptors.into_iter().next(), message.buffers.pop()) {
             (Some(window), _) => Ok(Mapped::Window(window)),
             (None, Some(page)) => Ok(Mapped::Page(page)),

@@ -73,17 +73,24 @@ impl Memory {
             return Ok(piece);
         }
         self.collect()?;
-        self.space.take(bytes).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
+        self.space
+            .take(bytes)
+            .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
     /// Frees what is neither mapped nor an object's.
     fn collect(&mut self) -> io::Result<()> {
-        let mapped = maps::all()?.into_iter().filter(|mapping| self.is_own(mapping));
+        let mapped = maps::all()?
+            .into_iter()
+            .filter(|mapping| self.is_own(mapping));
         let mapped = mapped.map(|mapping| Extent {
             offset: mapping.offset,
             bytes: mapping.to - mapping.from,
         });
-        let objects = self.objects.values().flat_map(|(_, extents)| extents.iter().copied());
+        let objects = self
+            .objects
+            .values()
+            .flat_map(|(_, extents)| extents.iter().copied());
         let live: Vec<Extent> = mapped.chain(objects).collect();
         for piece in self.space.collect(&live) {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -110,7 +117,8 @@ impl Memory {
     /// If it is not mapped, or is shared with other processes.
     pub(crate) fn moved(&mut self, from: u64, to: u64) -> io::Result<Vec<Extent>> {
         let all = maps::all()?;
-        let parts = maps::within(&all, from, to).ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
+        let parts = maps::within(&all, from, to)
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
         let foreign = |part: &Mapping| part.shared && part.named && !self.is_own(part);
         if parts.iter().any(foreign) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -119,15 +127,32 @@ impl Memory {
         for part in parts {
             let bytes = part.to - part.from;
             let extent = if self.is_own(&part) {
-                Extent { offset: part.offset, bytes }
+                Extent {
+                    offset: part.offset,
+                    bytes,
+                }
             } else {
                 let piece = self.take(bytes)?;
-                sys::copy_out(part.from, bytes, part.protection, self.file.as_fd(), piece.offset)?;
-                sys::lay(part.from, bytes, part.protection, self.file.as_fd(), piece.offset)?;
+                sys::copy_out(
+                    part.from,
+                    bytes,
+                    part.protection,
+                    self.file.as_fd(),
+                    piece.offset,
+                )?;
+                sys::lay(
+                    part.from,
+                    bytes,
+                    part.protection,
+                    self.file.as_fd(),
+                    piece.offset,
+                )?;
                 Extent { bytes, ..piece }
             };
             match extents.last_mut() {
-                Some(last) if last.offset + last.bytes == extent.offset => last.bytes += extent.bytes,
+                Some(last) if last.offset + last.bytes == extent.offset => {
+                    last.bytes += extent.bytes
+                }
                 _ => extents.push(extent),
             }
         }
@@ -148,7 +173,13 @@ impl Memory {
     pub(crate) fn forked(&self) -> io::Result<()> {
         for mapping in maps::all()?.iter().filter(|mapping| self.is_own(mapping)) {
             let bytes = mapping.to - mapping.from;
-            sys::lay_private(mapping.from, bytes, mapping.protection, self.file.as_fd(), mapping.offset)?;
+            sys::lay_private(
+                mapping.from,
+                bytes,
+                mapping.protection,
+                self.file.as_fd(),
+                mapping.offset,
+            )?;
         }
         Ok(())
     }

@@ -31,7 +31,11 @@ impl Space {
 
     /// A piece of whole pages; `None` if there is no room.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<Extent> {
-        let align = if bytes >= LARGE_BYTES { LARGE_BYTES } else { PAGE_BYTES };
+        let align = if bytes >= LARGE_BYTES {
+            LARGE_BYTES
+        } else {
+            PAGE_BYTES
+        };
         let bytes = bytes.checked_next_multiple_of(align)?.max(PAGE_BYTES);
         let fits = |(begin, length): (&u64, &u64)| {
             let offset = begin.next_multiple_of(align);
@@ -41,7 +45,8 @@ impl Space {
             Some((begin, length, offset)) => {
                 self.free.remove(&begin);
                 let (end, taken) = (begin + length, offset + bytes);
-                self.free.extend([(begin, offset - begin), (taken, end - taken)]);
+                self.free
+                    .extend([(begin, offset - begin), (taken, end - taken)]);
                 self.free.retain(|_, bytes| *bytes != 0);
                 offset
             }
@@ -62,10 +67,19 @@ impl Space {
     /// Frees all pieces that overlap none of the extents, and returns them.
     pub(crate) fn collect(&mut self, live: &[Extent]) -> Vec<Extent> {
         let overlaps = |offset: u64, bytes: u64| {
-            live.iter().any(|live| live.offset < offset + bytes && offset < live.offset + live.bytes)
+            live.iter()
+                .any(|live| live.offset < offset + bytes && offset < live.offset + live.bytes)
         };
-        let dead = self.used.iter().filter(|(offset, bytes)| !overlaps(**offset, **bytes));
-        let dead: Vec<Extent> = dead.map(|(offset, bytes)| Extent { offset: *offset, bytes: *bytes }).collect();
+        let dead = self
+            .used
+            .iter()
+            .filter(|(offset, bytes)| !overlaps(**offset, **bytes));
+        let dead: Vec<Extent> = dead
+            .map(|(offset, bytes)| Extent {
+                offset: *offset,
+                bytes: *bytes,
+            })
+            .collect();
         for piece in &dead {
             self.used.remove(&piece.offset);
             self.free.insert(piece.offset, piece.bytes);
@@ -93,7 +107,10 @@ mod tests {
         let mut space = Space::new(64 << 20);
         let small = space.take(100).unwrap();
         let large = space.take(3 << 20).unwrap();
-        assert_eq!((small.bytes, large.offset, large.bytes), (4096, 2 << 20, 4 << 20));
+        assert_eq!(
+            (small.bytes, large.offset, large.bytes),
+            (4096, 2 << 20, 4 << 20)
+        );
         let next = space.take(4096).unwrap();
         assert!(next.offset >= 4096 && next.offset < 2 << 20);
         let dead = space.collect(&[small, next]);

@@ -20,13 +20,25 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// The library beside the tests, or above them.
 fn library() -> PathBuf {
     let own = std::env::current_exe().unwrap();
-    let found = own.ancestors().skip(1).take(2).map(|folder| folder.join("libturnstile_guest.so"));
-    found.into_iter().find(|path| path.is_file()).expect("cargo builds the library with its tests")
+    let found = own
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join("libturnstile_guest.so"));
+    found
+        .into_iter()
+        .find(|path| path.is_file())
+        .expect("cargo builds the library with its tests")
 }
 
 fn program(folder: &Path) -> PathBuf {
     let program = folder.join("starts");
-    let built = Command::new("cc").arg("-w").arg("-o").arg(&program).arg(SOURCE).status();
+    let built = Command::new("cc")
+        .arg("-w")
+        .arg("-o")
+        .arg(&program)
+        .arg(SOURCE)
+        .status();
     assert!(built.unwrap().success());
     program
 }
@@ -63,7 +75,8 @@ impl Vm {
             report: Some(report),
             confined: false,
         };
-        let serving = thread::spawn(move || serve(&listener, &theirs.as_fd(), driver, options).unwrap());
+        let serving =
+            thread::spawn(move || serve(&listener, &theirs.as_fd(), driver, options).unwrap());
         Self {
             socket,
             life: Some(life),
@@ -74,14 +87,23 @@ impl Vm {
 
     fn command(&self, program: &Path, words: &[&str]) -> Command {
         let mut command = Command::new(program);
-        command.args(words).env("LD_PRELOAD", library()).env(VARIABLE, &self.socket);
+        command
+            .args(words)
+            .env("LD_PRELOAD", library())
+            .env(VARIABLE, &self.socket);
         command
     }
 
     fn start(&self, program: &Path) -> Running {
-        let mut child = self.command(program, &["hold"]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = self
+            .command(program, &["hold"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         let running = Running(child);
         assert_eq!(line, "started\n");
         running
@@ -120,8 +142,17 @@ fn program_without_a_node_starts_submits_and_leaves_nothing() {
     let own = std::process::id();
     let lines: Vec<String> = std::iter::from_fn(|| vm.line()).collect();
     let has = |start: &str| lines.iter().any(|line| line.starts_with(start));
-    assert!(has("+ ") && lines.iter().any(|line| line.contains("5c000007 c86f 5c000006 0")), "{lines:?}");
-    assert!(has(&format!("+ {own} ")) && has(&format!("- {own} ")), "{lines:?}");
+    assert!(
+        has("+ ")
+            && lines
+                .iter()
+                .any(|line| line.contains("5c000007 c86f 5c000006 0")),
+        "{lines:?}"
+    );
+    assert!(
+        has(&format!("+ {own} ")) && has(&format!("- {own} ")),
+        "{lines:?}"
+    );
     vm.end();
 }
 
@@ -134,7 +165,9 @@ fn killed_program_has_nothing_after_a_second() {
         let mut child = vm.start(&program);
         assert!(driver.count().0 > 5);
         child.0.kill().unwrap();
-        until("freed within a second", Duration::from_secs(1), || driver.count() == (0, 0));
+        until("freed within a second", Duration::from_secs(1), || {
+            driver.count() == (0, 0)
+        });
     }
     vm.end();
 }
@@ -148,7 +181,10 @@ fn a_client_of_another_vm_is_refused_before_the_driver() {
     let child = victim.start(&program);
     let client = format!("{:x}", driver.any_client().unwrap());
     let before = driver.count();
-    let status = attacker.command(&program, &["foreign", &client]).status().unwrap();
+    let status = attacker
+        .command(&program, &["foreign", &client])
+        .status()
+        .unwrap();
     assert!(status.success());
     until("the attacker is gone", LIMIT, || driver.count() == before);
     drop(child);
@@ -168,7 +204,10 @@ fn limits_are_the_vms_and_hold() {
     // The program's first memory of the GPU is 2 MiB.
     let output = vm.command(&program, &["run"]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && text.contains("params) == 0"), "{text}");
+    assert!(
+        !output.status.success() && text.contains("params) == 0"),
+        "{text}"
+    );
     vm.end();
 }
 

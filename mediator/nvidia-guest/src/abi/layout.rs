@@ -155,7 +155,9 @@ pub fn parts(
         }
         let layout = release.uvm.get(&request).ok_or(LayoutError::Unknown)?;
         let bytes = layout.bytes.ok_or(LayoutError::Unknown)?;
-        parts.buffers.push(next(argument, bytes).ok_or(LayoutError::Missing)?);
+        parts
+            .buffers
+            .push(next(argument, bytes).ok_or(LayoutError::Missing)?);
         return Ok(parts);
     }
     let (number, bytes) = number(request).ok_or(LayoutError::Unknown)?;
@@ -247,7 +249,11 @@ impl Parts {
     ) -> Result<(), LayoutError> {
         for embedded in &layout.buffers {
             let count = read_u32(&self.buffers[1], embedded.count_at) as usize;
-            let elements = if embedded.squared { count.checked_mul(count) } else { Some(count) };
+            let elements = if embedded.squared {
+                count.checked_mul(count)
+            } else {
+                Some(count)
+            };
             let bytes = elements
                 .and_then(|elements| elements.checked_mul(embedded.element_bytes))
                 .filter(|bytes| *bytes <= EMBEDDED_BYTES_MAX)
@@ -267,13 +273,19 @@ impl Parts {
 
     /// The parameters of RM_ALLOC or RM_CONTROL, if there are any.
     pub fn params(&self) -> Option<&[u8]> {
-        let link = self.links.iter().find(|link| (link.parent, link.at) == (0, PARAMS_AT))?;
+        let link = self
+            .links
+            .iter()
+            .find(|link| (link.parent, link.at) == (0, PARAMS_AT))?;
         self.buffers.get(link.child?).map(Vec::as_slice)
     }
 
     /// The same, to change them.
     pub fn params_mut(&mut self) -> Option<&mut Vec<u8>> {
-        let link = self.links.iter().find(|link| (link.parent, link.at) == (0, PARAMS_AT))?;
+        let link = self
+            .links
+            .iter()
+            .find(|link| (link.parent, link.at) == (0, PARAMS_AT))?;
         self.buffers.get_mut(link.child?)
     }
 }

@@ -28,7 +28,9 @@ const TABLES: [&str; 5] = [
 #[derive(Debug, thiserror::Error)]
 pub enum AbiError {
     /// The release has none.
-    #[error("CUDA in guests is not known for NVIDIA driver {wanted}; known: {known}; nearest: {nearest}")]
+    #[error(
+        "CUDA in guests is not known for NVIDIA driver {wanted}; known: {known}; nearest: {nearest}"
+    )]
     Unknown {
         /// The release.
         wanted: String,
@@ -105,7 +107,12 @@ pub struct Release {
 pub fn releases() -> &'static [Release] {
     static RELEASES: OnceLock<Vec<Release>> = OnceLock::new();
     // The files are part of the program, and a test reads each; one that cannot be read is absent.
-    RELEASES.get_or_init(|| TABLES.iter().filter_map(|text| parse::table(text)).collect())
+    RELEASES.get_or_init(|| {
+        TABLES
+            .iter()
+            .filter_map(|text| parse::table(text))
+            .collect()
+    })
 }
 
 /// The table of a driver's version.
@@ -115,7 +122,10 @@ pub fn releases() -> &'static [Release] {
 pub fn release(version: &str) -> Result<&'static Release, AbiError> {
     let found = releases().iter().find(|release| release.version == version);
     found.ok_or_else(|| {
-        let names: Vec<&str> = releases().iter().map(|release| release.version.as_str()).collect();
+        let names: Vec<&str> = releases()
+            .iter()
+            .map(|release| release.version.as_str())
+            .collect();
         let nearest = names.iter().min_by_key(|name| distance(name, version));
         AbiError::Unknown {
             wanted: version.to_owned(),
@@ -162,15 +172,25 @@ mod tests {
     #[test]
     fn sizes_differ_between_releases_as_the_headers_do() {
         let free = |version: &str| release(version).unwrap().uvm[&uvm::FREE].bytes;
-        assert_eq!((free("580.159.04"), free("590.48.01")), (Some(24), Some(16)));
+        assert_eq!(
+            (free("580.159.04"), free("590.48.01")),
+            (Some(24), Some(16))
+        );
         let space = |version: &str| release(version).unwrap().classes[&0x90f1].bytes;
-        assert_eq!((space("575.64.05"), space("580.159.04")), (Some(48), Some(56)));
+        assert_eq!(
+            (space("575.64.05"), space("580.159.04")),
+            (Some(48), Some(56))
+        );
     }
 
     #[test]
     fn nothing_that_holds_channels_of_others_is_in_a_table() {
         for release in releases() {
-            assert!(!release.controls.contains_key(&numbers::control::DISABLE_CHANNELS));
+            assert!(
+                !release
+                    .controls
+                    .contains_key(&numbers::control::DISABLE_CHANNELS)
+            );
             assert!(!release.classes.contains_key(&class::OS_DESCRIPTOR));
         }
     }
@@ -178,7 +198,10 @@ mod tests {
     #[test]
     fn unknown_release_is_refused_with_the_nearest() {
         let refused = release("590.44.01").unwrap_err().to_string();
-        assert!(refused.contains("nearest: 590.48.01") && refused.contains("580.159.04"), "{refused}");
+        assert!(
+            refused.contains("nearest: 590.48.01") && refused.contains("580.159.04"),
+            "{refused}"
+        );
         let refused = release("600.1").unwrap_err().to_string();
         assert!(refused.contains("nearest: 595.45.04"), "{refused}");
     }

@@ -36,17 +36,28 @@ pub(super) fn table(text: &str) -> Option<Release> {
         let words: Vec<&str> = line.split(' ').collect();
         match &words[..] {
             ["escape", number, _, bytes @ ..] => {
-                let bytes = bytes.iter().map(|word| word.parse().ok()).collect::<Option<_>>()?;
-                release.escapes.insert(u8::from_str_radix(number, 16).ok()?, bytes);
+                let bytes = bytes
+                    .iter()
+                    .map(|word| word.parse().ok())
+                    .collect::<Option<_>>()?;
+                release
+                    .escapes
+                    .insert(u8::from_str_radix(number, 16).ok()?, bytes);
             }
             ["class", number, _, bytes, notes @ ..] => {
-                release.classes.insert(u32::from_str_radix(number, 16).ok()?, layout(bytes, notes)?);
+                release
+                    .classes
+                    .insert(u32::from_str_radix(number, 16).ok()?, layout(bytes, notes)?);
             }
             ["control", number, bytes, notes @ ..] => {
-                release.controls.insert(u32::from_str_radix(number, 16).ok()?, layout(bytes, notes)?);
+                release
+                    .controls
+                    .insert(u32::from_str_radix(number, 16).ok()?, layout(bytes, notes)?);
             }
             ["uvm", number, _, bytes, notes @ ..] => {
-                release.uvm.insert(number.parse().ok()?, layout(bytes, notes)?);
+                release
+                    .uvm
+                    .insert(number.parse().ok()?, layout(bytes, notes)?);
             }
             _ => return None,
         }
@@ -100,7 +111,12 @@ mod tests {
         let table = table(good).unwrap();
         let layout = &table.controls[&0x127];
         assert!(layout.buffers[0].squared && layout.clients == [4]);
-        for bad in ["", "release 1 1 maybe", "release 1 1 run\nclass", "release 1 1 run\nuvm 1 A 8 fd@1"] {
+        for bad in [
+            "",
+            "release 1 1 maybe",
+            "release 1 1 run\nclass",
+            "release 1 1 run\nuvm 1 A 8 fd@1",
+        ] {
             assert!(super::table(bad).is_none(), "{bad}");
         }
     }

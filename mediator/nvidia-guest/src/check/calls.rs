@@ -2,9 +2,7 @@
 
 use super::objects::{Client, Object, Registered};
 use super::{Action, Call, Checked, Freed, Made, Mapping, Refusal, Space, Vm};
-use crate::abi::numbers::{
-    PAGE_BYTES, class, control, escape, status, uvm,
-};
+use crate::abi::numbers::{PAGE_BYTES, class, control, escape, status, uvm};
 use crate::abi::{Node, descriptors, number, read_u32, read_u64};
 
 /// Bytes of a memory object's parameters. SOURCE: `nvos.h`, NV_MEMORY_ALLOCATION_PARAMS.
@@ -53,9 +51,7 @@ impl Vm {
                 let bytes = last.checked_add(1 + address % PAGE_BYTES).and_then(pages);
                 self.registered(call, bytes, Action::Register)
             }
-            escape::RM_FREE
-            | escape::ALLOC_OS_EVENT
-            | escape::FREE_OS_EVENT => {
+            escape::RM_FREE | escape::ALLOC_OS_EVENT | escape::FREE_OS_EVENT => {
                 self.own(client)?;
                 Ok(Checked::of(Action::Forward))
             }
@@ -77,12 +73,16 @@ impl Vm {
                     && object.detail == 0
                 {
                     let bytes = object.gpu_bytes;
-                    let mut checked = self.registered(call, pages(bytes), Action::Exchange { bytes })?;
+                    let mut checked =
+                        self.registered(call, pages(bytes), Action::Exchange { bytes })?;
                     checked.objects = 0;
                     return Ok(checked);
                 }
                 Ok(Checked::of(match object {
-                    Some(object) if class::is_doorbells(object.class) || object.class == class::SHARED_PAGE => {
+                    Some(object)
+                        if class::is_doorbells(object.class)
+                            || object.class == class::SHARED_PAGE =>
+                    {
                         Action::Forward
                     }
                     Some(_) => Action::Answer(status::NOT_SUPPORTED),
@@ -93,7 +93,11 @@ impl Vm {
                 self.own(client)?;
                 let object = self.object(client, handle);
                 let ram = object.is_none_or(|object| object.pinned_bytes != 0);
-                Ok(Checked::of(if ram { Action::Answer(status::OK) } else { Action::Forward }))
+                Ok(Checked::of(if ram {
+                    Action::Answer(status::OK)
+                } else {
+                    Action::Forward
+                }))
             }
             _ => Ok(Checked::of(Action::Forward)),
         }
@@ -145,15 +149,27 @@ impl Vm {
             return Ok(Checked::of(Action::Answer(status::NOT_SUPPORTED)));
         };
         self.own_all(layout, call.parts.params().unwrap_or_default())?;
-        Ok(Checked::of(if layout.answered { Action::Answer(status::OK) } else { Action::Forward }))
+        Ok(Checked::of(if layout.answered {
+            Action::Answer(status::OK)
+        } else {
+            Action::Forward
+        }))
     }
 
     fn decide_uvm(&self, call: &Call<'_>, top: &[u8]) -> Result<Checked, Refusal> {
-        let layout = self.release.uvm.get(&call.request).ok_or(Refusal::Malformed)?;
+        let layout = self
+            .release
+            .uvm
+            .get(&call.request)
+            .ok_or(Refusal::Malformed)?;
         self.own_all(layout, top)?;
         for (at, _) in &layout.descriptors {
             let file = read_u32(top, *at);
-            let expected = if call.request == uvm::MM_INITIALIZE { Node::Uvm } else { Node::Control };
+            let expected = if call.request == uvm::MM_INITIALIZE {
+                Node::Uvm
+            } else {
+                Node::Control
+            };
             // CAST: as in `decide`.
             if (file as i32) >= 0 && self.node(file)? != expected {
                 return Err(Refusal::Malformed);
@@ -177,7 +193,13 @@ impl Vm {
         }
     }
 
-    pub(super) fn check_range(&self, file: u32, base: u64, bytes: u64, ram_bytes: u64) -> Result<Checked, Refusal> {
+    pub(super) fn check_range(
+        &self,
+        file: u32,
+        base: u64,
+        bytes: u64,
+        ram_bytes: u64,
+    ) -> Result<Checked, Refusal> {
         let whole = base % PAGE_BYTES == 0 && pages(bytes) == Some(bytes) && bytes != 0;
         if self.node(file)? != Node::Uvm || !whole || ram_bytes != bytes {
             return Err(Refusal::Malformed);
@@ -191,7 +213,12 @@ impl Vm {
     }
 
     /// A call whose guest RAM is to be registered.
-    fn registered(&mut self, call: &Call<'_>, bytes: Option<u64>, action: Action) -> Result<Checked, Refusal> {
+    fn registered(
+        &mut self,
+        call: &Call<'_>,
+        bytes: Option<u64>,
+        action: Action,
+    ) -> Result<Checked, Refusal> {
         let bytes = bytes.filter(|bytes| *bytes != 0 && *bytes == call.ram_bytes);
         let bytes = bytes.ok_or(Refusal::Malformed)?;
         let counted = self.counted(action, 0)?;
@@ -220,7 +247,8 @@ impl Vm {
     /// A call that makes one object.
     fn counted(&mut self, action: Action, channels: usize) -> Result<Checked, Refusal> {
         let usage = self.usage;
-        if usage.objects >= self.limits.objects || usage.channels + channels > self.limits.channels {
+        if usage.objects >= self.limits.objects || usage.channels + channels > self.limits.channels
+        {
             self.refusals.limited += 1;
             return Ok(Checked::of(Action::Answer(status::INSUFFICIENT_RESOURCES)));
         }
@@ -232,11 +260,18 @@ impl Vm {
     }
 
     fn is_ram(&self, file: u32, address: u64) -> bool {
-        self.files.get(&file).is_some_and(|file| file.ranges.contains_key(&address))
+        self.files
+            .get(&file)
+            .is_some_and(|file| file.ranges.contains_key(&address))
     }
 
     /// What a successful call changes.
-    pub(super) fn apply(&mut self, call: &Call<'_>, checked: &Checked, freed: &mut Vec<Freed>) -> Option<Made> {
+    pub(super) fn apply(
+        &mut self,
+        call: &Call<'_>,
+        checked: &Checked,
+        freed: &mut Vec<Freed>,
+    ) -> Option<Made> {
         let node = self.node(call.file).ok()?;
         let top = call.parts.buffers.first()?;
         let word = |at| read_u32(top, at);
@@ -261,13 +296,19 @@ impl Vm {
                 let params = call.parts.params().unwrap_or_default();
                 let detail = match word(12) {
                     class::CHANNEL_GROUP => read_u32(params, GROUP_ENGINE_AT),
-                    kind if class::is_doorbells(kind) => params.first().copied().unwrap_or(0).into(),
+                    kind if class::is_doorbells(kind) => {
+                        params.first().copied().unwrap_or(0).into()
+                    }
                     _ => 0,
                 };
                 let object = Object {
                     parent: word(4),
                     class: word(12),
-                    gpu_bytes: checked.gpu_bytes,
+                    // The driver has rounded it up.
+                    gpu_bytes: match word(12) {
+                        class::GPU_MEMORY => read_u64(params, MEMORY_BYTES_AT),
+                        _ => 0,
+                    },
                     pinned_bytes: checked.pinned_bytes,
                     detail,
                 };
@@ -393,12 +434,21 @@ impl Vm {
         /// Kinds of total and of free memory. SOURCE: `ctrl2080fb.h`, NV2080_CTRL_FB_INFO_INDEX.
         const TOTALS: [u32; 5] = [7, 8, 9, 0xa, 0x20];
         const FREES: [u32; 2] = [0x12, 0x16];
-        let Some(quota) = self.limits.gpu_bytes.filter(|_| call_number == control::FB_GET_INFO_V2) else {
+        let Some(quota) = self
+            .limits
+            .gpu_bytes
+            .filter(|_| call_number == control::FB_GET_INFO_V2)
+        else {
             return;
         };
         let free = quota.saturating_sub(self.usage.gpu_bytes);
         let count = read_u32(params, 0) as usize;
-        for entry in params.get_mut(4..).unwrap_or_default().chunks_exact_mut(8).take(count) {
+        for entry in params
+            .get_mut(4..)
+            .unwrap_or_default()
+            .chunks_exact_mut(8)
+            .take(count)
+        {
             let bytes = match read_u32(entry, 0) {
                 index if TOTALS.contains(&index) => quota,
                 index if FREES.contains(&index) => free,

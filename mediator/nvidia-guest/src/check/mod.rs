@@ -254,7 +254,10 @@ impl Vm {
     /// # Errors
     /// [`Refusal::NoFile`].
     pub fn node(&self, file: u32) -> Result<Node, Refusal> {
-        self.files.get(&file).map(|file| file.node).ok_or(Refusal::NoFile)
+        self.files
+            .get(&file)
+            .map(|file| file.node)
+            .ok_or(Refusal::NoFile)
     }
 
     /// Adds an open file of a program; returns its number.
@@ -276,10 +279,16 @@ impl Vm {
         let mut freed = Vec::new();
         if let Some(gone) = self.files.remove(&file) {
             self.ranges -= gone.ranges.len();
-            let owned = gone.ranges.into_values().map(|(client, handle)| Freed::Object { client, handle });
+            let owned = gone
+                .ranges
+                .into_values()
+                .map(|(client, handle)| Freed::Object { client, handle });
             freed.extend(owned);
         }
-        let clients = self.clients.iter().filter(|(_, client)| client.file == file);
+        let clients = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.file == file);
         let clients: Vec<u32> = clients.map(|(handle, _)| *handle).collect();
         for client in clients {
             self.free(client, client, &mut freed);
@@ -289,7 +298,10 @@ impl Vm {
 
     /// Files of a program.
     pub fn files_of(&self, program: u64) -> Vec<u32> {
-        let files = self.files.iter().filter(|(_, file)| file.program == program);
+        let files = self
+            .files
+            .iter()
+            .filter(|(_, file)| file.program == program);
         files.map(|(number, _)| *number).collect()
     }
 
@@ -300,8 +312,12 @@ impl Vm {
 
     /// A file of a GPU that is registered to a control file.
     pub fn gpu_file_of(&self, control: u32) -> Option<u32> {
-        let registered = |file: &File| file.control == Some(control) && matches!(file.node, Node::Gpu(_));
-        self.files.iter().find(|(_, file)| registered(file)).map(|(number, _)| *number)
+        let registered =
+            |file: &File| file.control == Some(control) && matches!(file.node, Node::Gpu(_));
+        self.files
+            .iter()
+            .find(|(_, file)| registered(file))
+            .map(|(number, _)| *number)
     }
 
     /// The file that a client was made on.
@@ -345,7 +361,13 @@ impl Vm {
     ///
     /// # Errors
     /// If its bounds are not whole pages, its RAM has another length, or there are too many.
-    pub fn range(&mut self, file: u32, base: u64, bytes: u64, ram_bytes: u64) -> Result<Checked, Refusal> {
+    pub fn range(
+        &mut self,
+        file: u32,
+        base: u64,
+        bytes: u64,
+        ram_bytes: u64,
+    ) -> Result<Checked, Refusal> {
         let checked = match self.check_range(file, base, bytes, ram_bytes) {
             Ok(checked) if matches!(checked.action, Action::Answer(_)) => Err(Refusal::Limit),
             checked => checked,
@@ -370,13 +392,22 @@ impl Vm {
 
     /// Takes in the driver's answer: `done` if the call was issued, and had the status success.
     /// Returns what was made, and all that was freed.
-    pub fn settle(&mut self, call: &Call<'_>, checked: &Checked, done: bool) -> (Option<Made>, Vec<Freed>) {
+    pub fn settle(
+        &mut self,
+        call: &Call<'_>,
+        checked: &Checked,
+        done: bool,
+    ) -> (Option<Made>, Vec<Freed>) {
         self.usage.gpu_bytes -= checked.gpu_bytes;
         self.usage.pinned_bytes -= checked.pinned_bytes;
         self.usage.objects -= checked.objects;
         self.usage.channels -= checked.channels;
         let mut freed = Vec::new();
-        let made = if done { self.apply(call, checked, &mut freed) } else { None };
+        let made = if done {
+            self.apply(call, checked, &mut freed)
+        } else {
+            None
+        };
         (made, freed)
     }
 

@@ -115,21 +115,38 @@ pub fn calls(bytes: &[u8]) {
     };
     let mut vm = Vm::new(release, LIMITS);
     let nodes = [Node::Control, Node::Gpu(0), Node::Uvm];
-    let files: Vec<u32> = nodes.iter().filter_map(|node| vm.open(*node, 1).ok()).collect();
-    let escapes: Vec<(u8, usize)> =
-        release.escapes.iter().flat_map(|(number, sizes)| sizes.iter().map(|size| (*number, *size))).collect();
+    let files: Vec<u32> = nodes
+        .iter()
+        .filter_map(|node| vm.open(*node, 1).ok())
+        .collect();
+    let escapes: Vec<(u8, usize)> = release
+        .escapes
+        .iter()
+        .flat_map(|(number, sizes)| sizes.iter().map(|size| (*number, *size)))
+        .collect();
     let classes: Vec<u32> = release.classes.keys().copied().collect();
     let controls: Vec<u32> = release.controls.keys().copied().collect();
     let ranges: Vec<u32> = release.uvm.keys().copied().collect();
     let mut first = true;
     while !input.0.is_empty() {
-        let at = if first { 0 } else { usize::from(input.byte()) % nodes.len() };
+        let at = if first {
+            0
+        } else {
+            usize::from(input.byte()) % nodes.len()
+        };
         let node = nodes[at];
         let pick = usize::from(input.byte());
         let (request, bytes) = if first {
             request(escape::RM_ALLOC, 48)
         } else if node == Node::Uvm {
-            (if pick == 255 { input.word() } else { ranges[pick % ranges.len()] }, 0)
+            (
+                if pick == 255 {
+                    input.word()
+                } else {
+                    ranges[pick % ranges.len()]
+                },
+                0,
+            )
         } else if pick == 255 {
             (input.word(), 0)
         } else {
@@ -141,7 +158,11 @@ pub fn calls(bytes: &[u8]) {
             top = vec![0; 64];
             write_u32(&mut top, 12, class::ROOT);
         } else if request & 0xff == u32::from(escape::RM_ALLOC) && node != Node::Uvm {
-            write_u32(&mut top, 12, classes[usize::from(input.byte()) % classes.len()]);
+            write_u32(
+                &mut top,
+                12,
+                classes[usize::from(input.byte()) % classes.len()],
+            );
             write_u32(&mut top, 24, 0);
             write_u32(&mut top, 32, 0);
         } else if request & 0xff == u32::from(escape::RM_CONTROL) && node != Node::Uvm {
@@ -165,23 +186,42 @@ pub fn calls(bytes: &[u8]) {
         };
         let ram_bytes = u64::from(input.byte()) * 4096;
         let file = files[at];
-        let call = Call { file, request, parts: &parts, ram_bytes };
+        let call = Call {
+            file,
+            request,
+            parts: &parts,
+            ram_bytes,
+        };
         let Ok(checked) = vm.check(&call) else {
             continue;
         };
         let issued = !matches!(checked.action, Action::Answer(_));
-        assert!(!issued || !names_other(node, request, &parts), "{node:?} {request:#x}");
+        assert!(
+            !issued || !names_other(node, request, &parts),
+            "{node:?} {request:#x}"
+        );
         if first {
             write_u32(&mut parts.buffers[0], 8, OWN);
             first = false;
         }
         let done = issued && input.byte() % 8 != 0 && !is_random_client(request, node, &parts);
-        let call = Call { file, request, parts: &parts, ram_bytes };
+        let call = Call {
+            file,
+            request,
+            parts: &parts,
+            ram_bytes,
+        };
         let range = matches!(checked.action, Action::Range { .. });
         let _ = vm.settle(&call, &checked, done && !range);
         let usage = vm.usage();
-        assert!(usage.objects <= LIMITS.objects && usage.channels <= LIMITS.channels, "{usage:?}");
-        assert!(usage.pinned_bytes <= LIMITS.pinned_bytes && Some(usage.gpu_bytes) <= LIMITS.gpu_bytes, "{usage:?}");
+        assert!(
+            usage.objects <= LIMITS.objects && usage.channels <= LIMITS.channels,
+            "{usage:?}"
+        );
+        assert!(
+            usage.pinned_bytes <= LIMITS.pinned_bytes && Some(usage.gpu_bytes) <= LIMITS.gpu_bytes,
+            "{usage:?}"
+        );
     }
     for file in files {
         let _ = vm.close(file);
@@ -198,6 +238,8 @@ fn is_random_client(request: u32, node: Node, parts: &Parts) -> bool {
 
 fn request(number: u8, bytes: usize) -> (u32, usize) {
     // CAST: sizes of escapes have at most 14 bits.
-    (3 << 30 | (bytes as u32) << 16 | 0x4600 | u32::from(number), bytes)
+    (
+        3 << 30 | (bytes as u32) << 16 | 0x4600 | u32::from(number),
+        bytes,
+    )
 }
-

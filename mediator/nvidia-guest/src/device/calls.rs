@@ -7,7 +7,9 @@ use std::sync::PoisonError;
 use super::program::Program;
 use super::{Device, driver, locked};
 use crate::abi::numbers::{GUEST_RAM_FLAGS, PAGE_BYTES, class, escape, status, uvm};
-use crate::abi::{Node, Parts, descriptors, number, parts, read_u32, read_u64, status_at, write_u32, write_u64};
+use crate::abi::{
+    Node, Parts, descriptors, number, parts, read_u32, read_u64, status_at, write_u32, write_u64,
+};
 use crate::check::{Action, Call, Checked};
 use crate::proto::Message;
 use crate::sys::Region;
@@ -36,10 +38,15 @@ impl Device {
         message: &Message,
         given: &mut std::vec::IntoIter<Vec<u8>>,
     ) -> io::Result<(i32, Parts)> {
-        let refused = |refusal: crate::check::Refusal| io::Error::from_raw_os_error(refusal.errno());
+        let refused =
+            |refusal: crate::check::Refusal| io::Error::from_raw_os_error(refusal.errno());
         let node = locked(&self.vm).node(message.file).map_err(refused)?;
         // The guest has collected the buffers in the same way; the first has no address.
-        let mut next = |_, bytes: usize| given.next().filter(|buffer: &Vec<u8>| buffer.len() == bytes);
+        let mut next = |_, bytes: usize| {
+            given
+                .next()
+                .filter(|buffer: &Vec<u8>| buffer.len() == bytes)
+        };
         let laid_out = parts(self.release, node, message.request, 1, &mut next);
         let mut parts = match laid_out {
             Ok(parts) if given.next().is_none() => parts,
@@ -56,28 +63,44 @@ impl Device {
             let checked = vm.check(&call(message, &parts, ram_bytes));
             let after = vm.refusals();
             if after.unknown > before.unknown && after.unknown <= LOGGED_MAX {
-                log::info!("Not in the table: control or class {:#x}", after.last_unknown);
+                log::info!(
+                    "Not in the table: control or class {:#x}",
+                    after.last_unknown
+                );
             }
             if let Err(refusal) = checked
                 && after.foreign + after.malformed <= LOGGED_MAX
             {
-                let words = parts.buffers.first().map(|top| [0, 4, 8, 12].map(|at| read_u32(top, at)));
-                log::info!("Refused: {refusal}: request {:#x} of {node:?}: {words:x?}", message.request);
+                let words = parts
+                    .buffers
+                    .first()
+                    .map(|top| [0, 4, 8, 12].map(|at| read_u32(top, at)));
+                log::info!(
+                    "Refused: {refusal}: request {:#x} of {node:?}: {words:x?}",
+                    message.request
+                );
             }
             checked.map_err(refused)?
         };
         let result = self.act(program, message, node, &mut parts, &checked);
         let at = status_at(self.release, node, message.request);
-        let success = result.is_ok() && at.is_none_or(|at| read_u32(&parts.buffers[0], at) == status::OK);
+        let success =
+            result.is_ok() && at.is_none_or(|at| read_u32(&parts.buffers[0], at) == status::OK);
         let issued = !matches!(checked.action, Action::Answer(_) | Action::Range { .. });
-        let (made, freed) = locked(&self.vm).settle(&call(message, &parts, ram_bytes), &checked, success && issued);
+        let (made, freed) = locked(&self.vm).settle(
+            &call(message, &parts, ram_bytes),
+            &checked,
+            success && issued,
+        );
         if let Some(made) = made {
             self.made(&made);
         }
         drop((alone, shared));
         let result = result?;
         self.forget(&freed);
-        if let (true, Some(escape::RM_CONTROL)) = (success, number(message.request).map(|(number, _)| number)) {
+        if let (true, Some(escape::RM_CONTROL)) =
+            (success, number(message.request).map(|(number, _)| number))
+        {
             let control = read_u32(&parts.buffers[0], 8);
             if let Some(params) = parts.params_mut() {
                 locked(&self.vm).cut_to_quota(control, params);
@@ -134,9 +157,9 @@ impl Device {
                 let at = status_at(self.release, node, message.request).unwrap_or(usize::MAX);
                 write_u32(&mut parts.buffers[0], at, answer);
                 if let Some(params) = parts.params_mut() {
-                    // Size and limit, as the driver would have filled them in.
-                    write_u64(params, 64, bytes);
-                    write_u64(params, 88, bytes - 1);
+                    // Size and limit in whole pages, as the driver would have filled them in.
+                    write_u64(params, 64, ram_bytes);
+                    write_u64(params, 88, ram_bytes - 1);
                 }
                 self.keep(parts, at, region);
                 Ok(0)
@@ -150,9 +173,16 @@ impl Device {
                     let vm = locked(&self.vm);
                     (vm.object(client, handle), vm.gpu_file_of(message.file))
                 };
-                let (object, gpu) = object.zip(gpu).ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?;
+                let (object, gpu) = object
+                    .zip(gpu)
+                    .ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?;
                 self.free_object(message.file, [client, object.parent, handle]);
-                let answer = self.register(gpu, [client, object.parent, handle], region.address(), bytes)?;
+                let answer = self.register(
+                    gpu,
+                    [client, object.parent, handle],
+                    region.address(),
+                    bytes,
+                )?;
                 let at = status_at(self.release, node, message.request).unwrap_or(usize::MAX);
                 write_u32(&mut parts.buffers[0], at, answer);
                 self.keep(parts, at, region);
@@ -180,9 +210,22 @@ impl Device {
     }
 
     /// Registers memory of this process under a handle of the guest; returns the status.
-    pub(super) fn register(&self, gpu: u32, [client, parent, handle]: [u32; 3], address: u64, bytes: u64) -> io::Result<u32> {
+    pub(super) fn register(
+        &self,
+        gpu: u32,
+        [client, parent, handle]: [u32; 3],
+        address: u64,
+        bytes: u64,
+    ) -> io::Result<u32> {
         let mut top = vec![0; 56];
-        let words = [(0, client), (4, parent), (8, handle), (12, class::OS_DESCRIPTOR), (16, GUEST_RAM_FLAGS), (48, u32::MAX)];
+        let words = [
+            (0, client),
+            (4, parent),
+            (8, handle),
+            (12, class::OS_DESCRIPTOR),
+            (16, GUEST_RAM_FLAGS),
+            (48, u32::MAX),
+        ];
         for (at, word) in words {
             write_u32(&mut top, at, word);
         }
@@ -191,12 +234,19 @@ impl Device {
         let mut parts = driver::argument(top);
         let opened = self.opened(gpu)?;
         let request = driver::request(escape::RM_ALLOC_MEMORY, 56);
-        self.driver.call(opened.file()?.as_fd(), request, &mut parts)?;
+        self.driver
+            .call(opened.file()?.as_fd(), request, &mut parts)?;
         Ok(read_u32(&parts.buffers[0], 40))
     }
 
     /// Issues a call, with descriptors of this process in the place of the guest's files.
-    pub(super) fn forward(&self, file: u32, node: Node, request: u32, parts: &mut Parts) -> io::Result<i32> {
+    pub(super) fn forward(
+        &self,
+        file: u32,
+        node: Node,
+        request: u32,
+        parts: &mut Parts,
+    ) -> io::Result<i32> {
         let opened = self.opened(file)?;
         let fields = descriptors(self.release, node, request, parts);
         let mut keep = Vec::new();

@@ -75,7 +75,9 @@ fn restrict_files() -> io::Result<()> {
     });
     let rules = nodes.filter_map(|path| {
         let access = AccessFs::ReadFile | AccessFs::WriteFile;
-        PathFd::new(path).ok().map(|fd| Ok(PathBeneath::new(fd, access)))
+        PathFd::new(path)
+            .ok()
+            .map(|fd| Ok(PathBeneath::new(fd, access)))
     });
     let restricted = Ruleset::default()
         .handle_access(AccessFs::from_all(ABI::V1))
@@ -124,15 +126,24 @@ fn filter(release: &Release) -> io::Result<BpfProgram> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         CALLS.iter().map(|call| (*call, Vec::new())).collect();
     // No mapping becomes executable.
-    rules.insert(libc::SYS_mmap, vec![when(2, SeccompCmpOp::MaskedEq(exec), 0)?]);
-    rules.insert(libc::SYS_mprotect, vec![when(2, SeccompCmpOp::MaskedEq(exec), 0)?]);
+    rules.insert(
+        libc::SYS_mmap,
+        vec![when(2, SeccompCmpOp::MaskedEq(exec), 0)?],
+    );
+    rules.insert(
+        libc::SYS_mprotect,
+        vec![when(2, SeccompCmpOp::MaskedEq(exec), 0)?],
+    );
     let escapes = release.escapes.keys().map(|number| {
         let value = u64::from(ESCAPE_TYPE) << 8 | u64::from(*number);
         when(1, SeccompCmpOp::MaskedEq(0xffff), value)
     });
     let uvm = release.uvm.keys().chain([&uvm::DEINITIALIZE]);
     let uvm = uvm.map(|number| when(1, SeccompCmpOp::Eq, u64::from(*number)));
-    rules.insert(libc::SYS_ioctl, escapes.chain(uvm).collect::<Result<_, _>>()?);
+    rules.insert(
+        libc::SYS_ioctl,
+        escapes.chain(uvm).collect::<Result<_, _>>()?,
+    );
     let name = when(0, SeccompCmpOp::MaskedEq(WORD), libc::PR_SET_NAME as u64)?;
     rules.insert(libc::SYS_prctl, vec![name]);
     let architecture = std::env::consts::ARCH.try_into().map_err(other)?;

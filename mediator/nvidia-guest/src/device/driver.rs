@@ -109,7 +109,12 @@ impl Driver for Nvidia {
             alloc(client, SUBDEVICE, handle, 0xc661, vec![bar1, 0])?;
             let file = self.open(Node::Gpu(0))?;
             let number = control.as_raw_fd().cast_unsigned();
-            self.issue(&file, escape::REGISTER_FD, &mut argument(words(&[number])), usize::MAX)?;
+            self.issue(
+                &file,
+                escape::REGISTER_FD,
+                &mut argument(words(&[number])),
+                usize::MAX,
+            )?;
             let mut top = vec![0; 56];
             for (at, word) in [(0, client), (4, SUBDEVICE), (8, handle), (44, 2)] {
                 write_u32(&mut top, at, word);
@@ -120,19 +125,30 @@ impl Driver for Nvidia {
             Ok::<OwnedFd, io::Error>(file)
         };
         let windows = [window(0)?, window(1)?];
-        let mut own = self.own.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut own = self
+            .own
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         own.extend([control, gpu]);
         Ok(windows)
     }
 }
 
 impl Nvidia {
-    fn issue(&self, file: &OwnedFd, number: u8, parts: &mut Parts, status_at: usize) -> io::Result<()> {
+    fn issue(
+        &self,
+        file: &OwnedFd,
+        number: u8,
+        parts: &mut Parts,
+        status_at: usize,
+    ) -> io::Result<()> {
         let request = request(number, parts.buffers[0].len());
         self.call(file.as_fd(), request, parts)?;
         match read_u32(&parts.buffers[0], status_at) {
             status::OK => Ok(()),
-            status => Err(io::Error::other(format!("escape {number:#x} has status {status:#x}"))),
+            status => Err(io::Error::other(format!(
+                "escape {number:#x} has status {status:#x}"
+            ))),
         }
     }
 }
@@ -140,7 +156,10 @@ impl Nvidia {
 /// The request of an escape. SOURCE: `asm-generic/ioctl.h`.
 pub(super) fn request(number: u8, bytes: usize) -> u32 {
     // CAST: arguments have at most 14 bits.
-    3 << 30 | (bytes as u32) << 16 | u32::from(crate::abi::numbers::ESCAPE_TYPE) << 8 | u32::from(number)
+    3 << 30
+        | (bytes as u32) << 16
+        | u32::from(crate::abi::numbers::ESCAPE_TYPE) << 8
+        | u32::from(number)
 }
 
 pub(super) fn words(words: &[u32]) -> Vec<u8> {

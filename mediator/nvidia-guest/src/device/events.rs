@@ -40,7 +40,11 @@ impl Events {
         let mut buffer = Vec::with_capacity(EVENTS_MAX);
         loop {
             buffer.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut buffer), None) {
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut buffer),
+                None,
+            ) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(_) => return,
             }
@@ -63,9 +67,17 @@ impl Events {
         if !rustix::fs::fcntl_getfl(&target)?.contains(OFlags::NONBLOCK) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner).insert(number, target);
+        self.targets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(number, target);
         let flags = epoll::EventFlags::IN | epoll::EventFlags::PRI | epoll::EventFlags::ET;
-        match epoll::add(&self.epoll, file, epoll::EventData::new_u64(number.into()), flags) {
+        match epoll::add(
+            &self.epoll,
+            file,
+            epoll::EventData::new_u64(number.into()),
+            flags,
+        ) {
             // A file without events.
             Ok(()) | Err(Errno::PERM) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -74,6 +86,9 @@ impl Events {
 
     /// Ends that. The kernel takes a closed file off the list by itself.
     pub(super) fn remove(&self, number: u32) {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        self.targets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&number);
     }
 }

@@ -83,7 +83,9 @@ struct Opened {
 
 impl Opened {
     fn file(&self) -> io::Result<&OwnedFd> {
-        self.file.as_ref().ok_or_else(|| io::ErrorKind::NotFound.into())
+        self.file
+            .as_ref()
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }
 
@@ -135,7 +137,12 @@ pub fn serve(
     if options.confined {
         confine::before_driver().map_err(DeviceError::Confine)?;
     }
-    let device = Arc::new(Device::new(release, driver, options.limits, options.report)?);
+    let device = Arc::new(Device::new(
+        release,
+        driver,
+        options.limits,
+        options.report,
+    )?);
     if options.confined {
         confine::before_programs(release).map_err(DeviceError::Confine)?;
     }
@@ -165,7 +172,9 @@ pub fn serve(
         if ready[1] {
             // A thread that wrote here ends at once: joined without waiting.
             let _ = rustix::io::read(&*ended, &mut [0; 8]);
-            let (over, rest) = programs.into_iter().partition(thread::JoinHandle::is_finished);
+            let (over, rest) = programs
+                .into_iter()
+                .partition(thread::JoinHandle::is_finished);
             programs = rest;
             let over: Vec<thread::JoinHandle<()>> = over;
             over.into_iter().for_each(|program| drop(program.join()));
@@ -217,7 +226,10 @@ impl Device {
 
     fn opened(&self, file: u32) -> io::Result<Arc<Opened>> {
         let files = locked(&self.files);
-        files.get(&file).cloned().ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+        files
+            .get(&file)
+            .cloned()
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
     }
 
     /// Number of a file's descriptor in this process.
@@ -232,7 +244,11 @@ impl Device {
     fn forget(&self, freed: &[Freed]) {
         for one in freed {
             match *one {
-                Freed::Gone { client, handle, class } => {
+                Freed::Gone {
+                    client,
+                    handle,
+                    class,
+                } => {
                     drop(locked(&self.regions).remove(&(client, handle)));
                     if is_reported(class) {
                         self.report(&format!("- {} {client:x} {handle:x}\n", std::process::id()));
@@ -252,11 +268,17 @@ impl Device {
     }
 
     fn made(&self, made: &Made) {
-        let Made { client, handle, object } = made;
+        let Made {
+            client,
+            handle,
+            object,
+        } = made;
         if is_reported(object.class) {
             let pid = std::process::id();
             let (class, parent, engine) = (object.class, object.parent, object.detail);
-            self.report(&format!("+ {pid} {client:x} {handle:x} {class:x} {parent:x} {engine:x}\n"));
+            self.report(&format!(
+                "+ {pid} {client:x} {handle:x} {class:x} {parent:x} {engine:x}\n"
+            ));
         }
     }
 

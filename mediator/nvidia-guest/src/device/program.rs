@@ -66,7 +66,10 @@ impl<'a> Program<'a> {
     }
 
     fn answer(&mut self, received: Received) -> Answer<'a> {
-        let Received { message, descriptors } = received;
+        let Received {
+            message,
+            descriptors,
+        } = received;
         let descriptor = descriptors.into_iter().next();
         let result = match message.kind {
             Kind::Hello => self.hello(&message, descriptor),
@@ -83,7 +86,10 @@ impl<'a> Program<'a> {
                 Err(error) => Err(error),
             },
         };
-        (result.unwrap_or_else(|error| message.failed(errno(&error))), None)
+        (
+            result.unwrap_or_else(|error| message.failed(errno(&error))),
+            None,
+        )
     }
 
     fn hello(&mut self, message: &Message, ram: Option<OwnedFd>) -> io::Result<Message> {
@@ -99,7 +105,9 @@ impl<'a> Program<'a> {
         let bytes = file.metadata()?.len();
         self.ram = Some(Ram { file, bytes });
         let mut answer = message.answer();
-        answer.buffers.push(self.device.release.version.clone().into_bytes());
+        answer
+            .buffers
+            .push(self.device.release.version.clone().into_bytes());
         Ok(answer)
     }
 
@@ -132,8 +140,12 @@ impl<'a> Program<'a> {
 
     /// Whether this program has opened the file.
     fn own(&self, file: u32) -> io::Result<()> {
-        let known = locked(&self.device.vm).files_of(self.number).contains(&file);
-        known.then_some(()).ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+        let known = locked(&self.device.vm)
+            .files_of(self.number)
+            .contains(&file);
+        known
+            .then_some(())
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
     }
 
     fn map(&self, message: &Message) -> io::Result<Answer<'a>> {
@@ -147,7 +159,9 @@ impl<'a> Program<'a> {
             Mapping::Page if message.a <= PAGE_COPY_MAX => {
                 let opened = device.opened(message.file)?;
                 // CAST: a page at most.
-                let copy = device.driver.page(opened.file()?.as_fd(), message.a as usize)?;
+                let copy = device
+                    .driver
+                    .page(opened.file()?.as_fd(), message.a as usize)?;
                 answer.buffers.push(copy);
                 Ok((answer, None))
             }
@@ -157,7 +171,10 @@ impl<'a> Program<'a> {
 
     /// The program's RAM, if the extents are whole pages within it.
     pub(super) fn ram(&self, extents: &[Extent]) -> io::Result<(BorrowedFd<'_>, u64)> {
-        let ram = self.ram.as_ref().ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
+        let ram = self
+            .ram
+            .as_ref()
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EPROTO))?;
         let mut sum = 0_u64;
         for extent in extents {
             let end = extent.offset.checked_add(extent.bytes);

@@ -93,7 +93,11 @@ impl Device {
         write_u64(&mut map, 0, base);
         write_u64(&mut map, 8, bytes);
         // CAST: at most 256.
-        write_u32(&mut map, MAP_COUNT_AT, (attributes.len() / uvm::ATTRIBUTE_BYTES) as u32);
+        write_u32(
+            &mut map,
+            MAP_COUNT_AT,
+            (attributes.len() / uvm::ATTRIBUTE_BYTES) as u32,
+        );
         map[MAP_ATTRIBUTES_AT..MAP_ATTRIBUTES_AT + attributes.len()].copy_from_slice(&attributes);
         write_u32(&mut map, MAP_CONTROL_AT, space.control);
         write_u32(&mut map, MAP_CLIENT_AT, space.client);
@@ -133,7 +137,8 @@ impl Device {
         let request = driver::request(escape::RM_FREE, top.len());
         let mut parts = driver::argument(top);
         let issued = self.opened(control).and_then(|opened| {
-            self.driver.call(opened.file()?.as_fd(), request, &mut parts)
+            self.driver
+                .call(opened.file()?.as_fd(), request, &mut parts)
         });
         if issued.is_err() || read_u32(&parts.buffers[0], 12) != status::OK {
             log::debug!("An object is freed with its client");

@@ -79,7 +79,10 @@ impl StandIn {
     /// # Errors
     /// As open(2), of the process's memory.
     pub fn new() -> io::Result<Arc<Self>> {
-        let memory = File::options().read(true).write(true).open("/proc/self/mem")?;
+        let memory = File::options()
+            .read(true)
+            .write(true)
+            .open("/proc/self/mem")?;
         Ok(Arc::new(Self {
             state: Mutex::default(),
             memory,
@@ -89,7 +92,11 @@ impl StandIn {
     /// Number of objects of all clients, and of clients.
     pub fn count(&self) -> (usize, usize) {
         let state = locked(&self.state);
-        let objects = state.clients.values().map(|client| client.objects.len()).sum();
+        let objects = state
+            .clients
+            .values()
+            .map(|client| client.objects.len())
+            .sum();
         (objects, state.clients.len())
     }
 
@@ -123,7 +130,9 @@ impl Driver for Arc<StandIn> {
 
     fn close(&self, file: OwnedFd) {
         let number = file.as_raw_fd();
-        locked(&self.state).clients.retain(|_, client| client.file != number);
+        locked(&self.state)
+            .clients
+            .retain(|_, client| client.file != number);
     }
 
     fn device_number(&self, node: Node) -> io::Result<u64> {
@@ -157,7 +166,10 @@ impl Driver for Arc<StandIn> {
     fn windows(&self) -> io::Result<[OwnedFd; 2]> {
         let windows = [StandIn::window()?, StandIn::window()?];
         for window in &windows {
-            let (window, state) = (File::from(window.as_fd().try_clone_to_owned()?), Arc::downgrade(self));
+            let (window, state) = (
+                File::from(window.as_fd().try_clone_to_owned()?),
+                Arc::downgrade(self),
+            );
             let thread = thread::Builder::new().name("stand-in-bell".to_owned());
             thread.spawn(move || watch(&window, &state))?;
         }
@@ -190,7 +202,10 @@ impl State {
     /// Address of the USERD of the channel with this token.
     fn userd_of(&self, token: u32) -> Option<u64> {
         self.clients.values().find_map(|client| {
-            let channel = client.objects.values().find(|object| object.token == token)?;
+            let channel = client
+                .objects
+                .values()
+                .find(|object| object.token == token)?;
             let (memory, offset) = channel.userd;
             let memory = client.objects.get(&memory)?;
             (memory.address != 0).then_some(memory.address + offset)
@@ -232,12 +247,22 @@ impl State {
                 (if is_ram || long { 40 } else { 28 }, answer)
             }
             escape::RM_FREE => (12, self.free(client, handle)),
-            escape::RM_DUP_OBJECT => (24, if self.clients.contains_key(&word(12)) { refused } else { REFUSED }),
+            escape::RM_DUP_OBJECT => (
+                24,
+                if self.clients.contains_key(&word(12)) {
+                    refused
+                } else {
+                    REFUSED
+                },
+            ),
             escape::RM_MAP_MEMORY => (40, refused),
             escape::RM_UNMAP_MEMORY => (24, refused),
             escape::RM_CONTROL => {
                 // The object of the control is the channel.
-                let channel = self.clients.get(&client).and_then(|client| client.objects.get(&parent));
+                let channel = self
+                    .clients
+                    .get(&client)
+                    .and_then(|client| client.objects.get(&parent));
                 if handle == GET_TOKEN
                     && let Some((params, channel)) = parts.params_mut().zip(channel)
                 {
@@ -263,7 +288,11 @@ impl State {
 
     fn free(&mut self, client: u32, handle: u32) -> u32 {
         if client == handle {
-            return if self.clients.remove(&client).is_some() { status::OK } else { NO_CLIENT };
+            return if self.clients.remove(&client).is_some() {
+                status::OK
+            } else {
+                NO_CLIENT
+            };
         }
         let Some(known) = self.clients.get_mut(&client) else {
             return NO_CLIENT;
@@ -274,9 +303,9 @@ impl State {
         loop {
             let before = known.objects.len();
             let handles: Vec<u32> = known.objects.keys().copied().collect();
-            known.objects.retain(|_, object| {
-                object.parent == client || handles.contains(&object.parent)
-            });
+            known
+                .objects
+                .retain(|_, object| object.parent == client || handles.contains(&object.parent));
             if known.objects.len() == before {
                 return status::OK;
             }

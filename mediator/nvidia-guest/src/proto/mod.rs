@@ -169,14 +169,23 @@ impl Message {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + body);
         // CAST: all lengths are below the bounds of this module, or the receiver refuses them.
         let words = [MAGIC, self.kind as u32, self.file, self.request];
-        words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+        words
+            .iter()
+            .for_each(|word| bytes.extend(word.to_ne_bytes()));
         bytes.extend(self.id.to_ne_bytes());
         bytes.extend(self.result.to_ne_bytes());
         bytes.extend(self.errno.to_ne_bytes());
         bytes.extend(self.a.to_ne_bytes());
         bytes.extend(self.b.to_ne_bytes());
-        let lengths = [self.buffers.len() as u32, self.extents.len() as u32, body as u32, 0];
-        lengths.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+        let lengths = [
+            self.buffers.len() as u32,
+            self.extents.len() as u32,
+            body as u32,
+            0,
+        ];
+        lengths
+            .iter()
+            .for_each(|word| bytes.extend(word.to_ne_bytes()));
         for buffer in &self.buffers {
             bytes.extend((buffer.len() as u32).to_ne_bytes());
         }
@@ -193,13 +202,19 @@ impl Message {
     /// # Errors
     /// [`ProtocolError::Form`].
     pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolError> {
-        let (head, body) = bytes.split_at_checked(HEADER_BYTES).ok_or(ProtocolError::Form)?;
+        let (head, body) = bytes
+            .split_at_checked(HEADER_BYTES)
+            .ok_or(ProtocolError::Form)?;
         let header = Header::of(head)?;
         if body.len() != header.body_bytes {
             return Err(ProtocolError::Form);
         }
-        let (lengths, rest) = body.split_at_checked(4 * header.buffers).ok_or(ProtocolError::Form)?;
-        let (extents, mut rest) = rest.split_at_checked(16 * header.extents).ok_or(ProtocolError::Form)?;
+        let (lengths, rest) = body
+            .split_at_checked(4 * header.buffers)
+            .ok_or(ProtocolError::Form)?;
+        let (extents, mut rest) = rest
+            .split_at_checked(16 * header.extents)
+            .ok_or(ProtocolError::Form)?;
         let mut buffers = Vec::with_capacity(header.buffers);
         for at in 0..header.buffers {
             // CAST: 32 bits.
@@ -217,7 +232,10 @@ impl Message {
         };
         let kind = read_u32(head, 4);
         Ok(Self {
-            kind: *Kind::ALL.iter().find(|one| **one as u32 == kind).ok_or(ProtocolError::Form)?,
+            kind: *Kind::ALL
+                .iter()
+                .find(|one| **one as u32 == kind)
+                .ok_or(ProtocolError::Form)?,
             file: read_u32(head, 8),
             request: read_u32(head, 12),
             id: read_u64(head, 16),
@@ -281,7 +299,13 @@ mod tests {
     fn lengths_beyond_the_bounds_are_refused() {
         let good = Message::default().encode();
         assert!(Message::decode(&good).is_ok());
-        for (at, value) in [(48, BUFFERS_MAX + 1), (52, EXTENTS_MAX + 1), (56, BODY_MAX + 1), (4, 99), (0, 1)] {
+        for (at, value) in [
+            (48, BUFFERS_MAX + 1),
+            (52, EXTENTS_MAX + 1),
+            (56, BODY_MAX + 1),
+            (4, 99),
+            (0, 1),
+        ] {
             let mut bad = good.clone();
             bad[at..at + 4].copy_from_slice(&(value as u32).to_ne_bytes());
             assert!(Message::decode(&bad).is_err(), "{at}");

@@ -38,10 +38,16 @@ pub fn send(
     while sent < bytes.len() {
         let rest = &bytes[sent..];
         let result = if sent == 0 && !descriptors.is_empty() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             control.push(SendAncillaryMessage::ScmRights(descriptors));
-            sendmsg(&socket, &[IoSlice::new(rest)], &mut control, SendFlags::NOSIGNAL)
+            sendmsg(
+                &socket,
+                &[IoSlice::new(rest)],
+                &mut control,
+                SendFlags::NOSIGNAL,
+            )
         } else {
             send_bytes(&socket, rest, SendFlags::NOSIGNAL)
         };
@@ -84,7 +90,12 @@ fn first(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = retry_on_intr(|| {
-        recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        recvmsg(
+            socket,
+            &mut [IoSliceMut::new(bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
     });
     let got = got.map_err(|errno| ProtocolError::Socket(errno.into()))?;
     for message in control.drain() {

@@ -25,7 +25,10 @@ pub(crate) fn call(fd: BorrowedFd<'_>, request: u32, parts: &mut Parts) -> io::R
         saved.push(read_u64(parent, link.at));
         write_u64(parent, link.at, address);
     }
-    let argument = parts.buffers.first_mut().map_or(ptr::null_mut(), Vec::as_mut_ptr);
+    let argument = parts
+        .buffers
+        .first_mut()
+        .map_or(ptr::null_mut(), Vec::as_mut_ptr);
     // SAFETY: the argument has the length that the request names (`abi::parts`). Each address in it
     // is null, guest RAM that the caller has mapped, or that of a buffer of the length that the
     // release's table has. The driver reads and writes no more.
@@ -56,7 +59,12 @@ impl Region {
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let address = unsafe {
-            mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
+            mmap_anonymous(
+                ptr::null_mut(),
+                bytes,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
         }?;
         let region = Self { address, bytes };
         let mut at = 0;
@@ -105,7 +113,14 @@ pub(crate) fn copy_of(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Vec<u8>> {
     // SAFETY: a new mapping, read below and unmapped; the copy has its length. Words that change
     // meanwhile are read as bytes, whatever they are.
     unsafe {
-        let address = mmap(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::SHARED, fd, 0)?;
+        let address = mmap(
+            ptr::null_mut(),
+            bytes,
+            ProtFlags::READ,
+            MapFlags::SHARED,
+            fd,
+            0,
+        )?;
         ptr::copy_nonoverlapping(address.cast::<u8>(), copy.as_mut_ptr(), bytes);
         munmap(address, bytes)?;
     }

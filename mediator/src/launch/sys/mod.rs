@@ -5,6 +5,6 @@ mod datagram;
 mod mounts;
 mod signals;
 
-pub(super) use mounts::own_mounts;
 pub(super) use datagram::{receive, want_senders};
+pub(super) use mounts::own_mounts;
 pub(super) use signals::{Received, Signals};

@@ -20,7 +20,9 @@ unsafe fn open_at(folder: c_int, path: *const c_char, flags: c_int, mode: c_int)
         return unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode) } as c_int;
     };
     returned(state::with(|guest| {
-        let event = guest.open(node, flags & libc::O_CLOEXEC != 0)?.into_raw_fd();
+        let event = guest
+            .open(node, flags & libc::O_CLOEXEC != 0)?
+            .into_raw_fd();
         state::mark(event, true);
         Ok(event)
     }))
@@ -197,14 +199,38 @@ fn replaced(to: c_int) {
 
 /// # Safety
 /// As mmap(2).
-unsafe fn raw_map(address: *mut c_void, bytes: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: i64) -> *mut c_void {
+unsafe fn raw_map(
+    address: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    descriptor: c_int,
+    offset: i64,
+) -> *mut c_void {
     // SAFETY: the caller's own call.
-    let mapped = unsafe { libc::syscall(libc::SYS_mmap, address, bytes, protection, flags, descriptor, offset) };
+    let mapped = unsafe {
+        libc::syscall(
+            libc::SYS_mmap,
+            address,
+            bytes,
+            protection,
+            flags,
+            descriptor,
+            offset,
+        )
+    };
     // CAST: an address, or MAP_FAILED.
     ptr::with_exposed_provenance_mut(mapped as usize)
 }
 
-fn map(address: *mut c_void, bytes: usize, protection: c_int, flags: c_int, descriptor: c_int, offset: i64) -> *mut c_void {
+fn map(
+    address: *mut c_void,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    descriptor: c_int,
+    offset: i64,
+) -> *mut c_void {
     let wanted = address.expose_provenance() as u64;
     let result = state::with(|guest| {
         // CAST: the bits of an offset.
@@ -221,9 +247,13 @@ fn map(address: *mut c_void, bytes: usize, protection: c_int, flags: c_int, desc
     match mapped {
         Mapped::There => address,
         // SAFETY: the caller's own call, with guest RAM in the place of the driver's memory.
-        Mapped::Ram(place) => unsafe { raw_map(address, bytes, protection, flags, ram, place as i64) },
+        Mapped::Ram(place) => unsafe {
+            raw_map(address, bytes, protection, flags, ram, place as i64)
+        },
         // SAFETY: as above, with the device process's window of the same kind.
-        Mapped::Window(window) => unsafe { raw_map(address, bytes, protection, flags, window.as_raw_fd(), 0) },
+        Mapped::Window(window) => unsafe {
+            raw_map(address, bytes, protection, flags, window.as_raw_fd(), 0)
+        },
         Mapped::Page(page) => {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags & libc::MAP_FIXED;
             let both = libc::PROT_READ | libc::PROT_WRITE;

@@ -25,13 +25,32 @@ pub(crate) fn write(address: u64, bytes: &[u8]) {
 
 fn checked(result: libc::c_long) -> io::Result<u64> {
     // CAST: an address, or -1 with errno.
-    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result as u64) }
+    if result == -1 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result as u64)
+    }
 }
 
-fn map(address: u64, bytes: u64, protection: i32, flags: i32, file: BorrowedFd<'_>, offset: u64) -> io::Result<u64> {
+fn map(
+    address: u64,
+    bytes: u64,
+    protection: i32,
+    flags: i32,
+    file: BorrowedFd<'_>,
+    offset: u64,
+) -> io::Result<u64> {
     // SAFETY: the callers map at addresses of the program's, whose content they keep, or anywhere.
     checked(unsafe {
-        libc::syscall(libc::SYS_mmap, address, bytes, protection, flags, file.as_raw_fd(), offset)
+        libc::syscall(
+            libc::SYS_mmap,
+            address,
+            bytes,
+            protection,
+            flags,
+            file.as_raw_fd(),
+            offset,
+        )
     })
 }
 
@@ -39,23 +58,57 @@ fn map(address: u64, bytes: u64, protection: i32, flags: i32, file: BorrowedFd<'
 ///
 /// # Errors
 /// As mmap(2).
-pub(crate) fn lay(address: u64, bytes: u64, protection: i32, ram: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
-    map(address, bytes, protection, libc::MAP_SHARED | libc::MAP_FIXED, ram, offset).map(drop)
+pub(crate) fn lay(
+    address: u64,
+    bytes: u64,
+    protection: i32,
+    ram: BorrowedFd<'_>,
+    offset: u64,
+) -> io::Result<()> {
+    map(
+        address,
+        bytes,
+        protection,
+        libc::MAP_SHARED | libc::MAP_FIXED,
+        ram,
+        offset,
+    )
+    .map(drop)
 }
 
 /// The same, as a private copy.
 ///
 /// # Errors
 /// As mmap(2).
-pub(crate) fn lay_private(address: u64, bytes: u64, protection: i32, ram: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
-    map(address, bytes, protection, libc::MAP_PRIVATE | libc::MAP_FIXED, ram, offset).map(drop)
+pub(crate) fn lay_private(
+    address: u64,
+    bytes: u64,
+    protection: i32,
+    ram: BorrowedFd<'_>,
+    offset: u64,
+) -> io::Result<()> {
+    map(
+        address,
+        bytes,
+        protection,
+        libc::MAP_PRIVATE | libc::MAP_FIXED,
+        ram,
+        offset,
+    )
+    .map(drop)
 }
 
 /// Copies memory of the program into guest RAM.
 ///
 /// # Errors
 /// As mmap(2); EFAULT if it is not readable.
-pub(crate) fn copy_out(from: u64, bytes: u64, protection: i32, ram: BorrowedFd<'_>, offset: u64) -> io::Result<()> {
+pub(crate) fn copy_out(
+    from: u64,
+    bytes: u64,
+    protection: i32,
+    ram: BorrowedFd<'_>,
+    offset: u64,
+) -> io::Result<()> {
     if protection & libc::PROT_READ == 0 {
         return Err(io::Error::from_raw_os_error(libc::EFAULT));
     }
@@ -77,8 +130,17 @@ pub(crate) fn high(file: impl Into<OwnedFd>) -> OwnedFd {
     let file = file.into();
     // SAFETY: takes numbers alone; a new descriptor has no other owner.
     unsafe {
-        let number = libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH);
+        let number = libc::syscall(
+            libc::SYS_fcntl,
+            file.as_raw_fd(),
+            libc::F_DUPFD_CLOEXEC,
+            HIGH,
+        );
         // CAST: a descriptor.
-        if number < 0 { file } else { OwnedFd::from_raw_fd(number as i32) }
+        if number < 0 {
+            file
+        } else {
+            OwnedFd::from_raw_fd(number as i32)
+        }
     }
 }

@@ -16,7 +16,8 @@ use crate::guest::Guest;
 const DESCRIPTORS_MAX: usize = 65_536;
 
 /// Set bits: descriptors that stand for nodes.
-static OURS: [AtomicU64; DESCRIPTORS_MAX / 64] = [const { AtomicU64::new(0) }; DESCRIPTORS_MAX / 64];
+static OURS: [AtomicU64; DESCRIPTORS_MAX / 64] =
+    [const { AtomicU64::new(0) }; DESCRIPTORS_MAX / 64];
 /// Descriptors of the library itself, which the program cannot close.
 static OWN: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
 /// The guest side; another one in a forked child.
@@ -55,7 +56,10 @@ pub(super) fn is_ours(descriptor: RawFd) -> bool {
 
 /// Whether a descriptor is the library's.
 pub(super) fn is_own(descriptor: RawFd) -> bool {
-    descriptor >= 0 && OWN.iter().any(|own| own.load(Ordering::Relaxed) == descriptor)
+    descriptor >= 0
+        && OWN
+            .iter()
+            .any(|own| own.load(Ordering::Relaxed) == descriptor)
 }
 
 /// Notes whether a descriptor stands for a node.
@@ -70,7 +74,9 @@ pub(super) fn mark(descriptor: RawFd, ours: bool) {
 }
 
 fn bit(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
-    let at = usize::try_from(descriptor).ok().filter(|at| *at < DESCRIPTORS_MAX)?;
+    let at = usize::try_from(descriptor)
+        .ok()
+        .filter(|at| *at < DESCRIPTORS_MAX)?;
     Some((&OURS[at / 64], 1 << (at % 64)))
 }
 

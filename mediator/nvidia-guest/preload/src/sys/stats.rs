@@ -24,11 +24,17 @@ unsafe fn fill(status: *mut libc::stat, device_number: u64) -> c_int {
 
 /// # Safety
 /// As fstatat(2).
-unsafe fn stat_at(folder: c_int, path: *const c_char, status: *mut libc::stat, flags: c_int) -> c_int {
+unsafe fn stat_at(
+    folder: c_int,
+    path: *const c_char,
+    status: *mut libc::stat,
+    flags: c_int,
+) -> c_int {
     // SAFETY: the caller's own path.
     let Some(node) = (unsafe { state::node(path) }) else {
         // SAFETY: the caller's own call.
-        return unsafe { libc::syscall(libc::SYS_newfstatat, folder, path, status, flags) } as c_int;
+        return unsafe { libc::syscall(libc::SYS_newfstatat, folder, path, status, flags) }
+            as c_int;
     };
     let number = state::with(|guest| guest.stat(node));
     // SAFETY: the caller's own structure.
@@ -41,7 +47,8 @@ unsafe fn stat_of(descriptor: c_int, status: *mut libc::stat) -> c_int {
     if !state::is_ours(descriptor) {
         let (path, flags) = (c"".as_ptr(), libc::AT_EMPTY_PATH);
         // SAFETY: the caller's own call, in another form.
-        return unsafe { libc::syscall(libc::SYS_newfstatat, descriptor, path, status, flags) } as c_int;
+        return unsafe { libc::syscall(libc::SYS_newfstatat, descriptor, path, status, flags) }
+            as c_int;
     }
     let number = state::with(|guest| {
         let number = guest.device_number(descriptor);
