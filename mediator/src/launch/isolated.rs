@@ -62,8 +62,11 @@ impl Device {
     /// Starts it. Lines about its channels go to `lines`.
     ///
     /// # Errors
-    /// If there is no library, or the host has no room.
+    /// If there is no library, the driver's release has no table, or the host has no room.
     pub(super) fn start(isolation: &Isolation, lines: &Path) -> Result<Self, LaunchError> {
+        if !isolation.stand_in {
+            turnstile_nvidia_guest::abi::release(&version::loaded()?)?;
+        }
         let library = learner::find_named(isolation.library.as_deref(), LIBRARY)?;
         let begin = || {
             let folder = tempfile::tempdir()?;

@@ -122,6 +122,12 @@ pub enum LaunchError {
     /// The filter's other end did not arrive.
     #[error("The command was started without its filter")]
     NoListener,
+    /// The driver cannot be used for isolated programs.
+    #[error(transparent)]
+    Driver(#[from] turnstile_nvidia::version::VersionError),
+    /// Its release has no table.
+    #[error(transparent)]
+    Release(#[from] turnstile_nvidia_guest::abi::AbiError),
     /// The library is not there.
     #[error("{} is not there: it is built with turnstile and lies beside it, or in ../lib/turnstile; --preload names another place", path.display())]
     NoLibrary {

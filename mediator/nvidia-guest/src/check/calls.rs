@@ -200,7 +200,7 @@ impl Vm {
         bytes: u64,
         ram_bytes: u64,
     ) -> Result<Checked, Refusal> {
-        let whole = base % PAGE_BYTES == 0 && pages(bytes) == Some(bytes) && bytes != 0;
+        let whole = base.is_multiple_of(PAGE_BYTES) && pages(bytes) == Some(bytes) && bytes != 0;
         if self.node(file)? != Node::Uvm || !whole || ram_bytes != bytes {
             return Err(Refusal::Malformed);
         }

@@ -178,7 +178,8 @@ impl<'a> Program<'a> {
         let mut sum = 0_u64;
         for extent in extents {
             let end = extent.offset.checked_add(extent.bytes);
-            let whole = extent.offset % PAGE_BYTES == 0 && extent.bytes % PAGE_BYTES == 0;
+            let whole =
+                extent.offset.is_multiple_of(PAGE_BYTES) && extent.bytes.is_multiple_of(PAGE_BYTES);
             sum = sum.saturating_add(extent.bytes);
             if !whole || extent.bytes == 0 || end.is_none_or(|end| end > ram.bytes) {
                 return Err(io::Error::from_raw_os_error(libc::EINVAL));
