@@ -1,4 +1,4 @@
-//! CUDA in guests: programs without an NVIDIA node, whose driver calls a device process issues.
+//! CUDA in guests: a device process issues the driver calls of programs without an NVIDIA node.
 //!
 //! ```text
 //!   libcuda -> guest side --Message--> device process -> check -> driver

@@ -146,7 +146,7 @@ impl Lines {
         self.folder.path().join("handles")
     }
 
-    /// Starts a command whose objects are reported there.
+    /// Starts a command that reports its objects there.
     ///
     /// # Errors
     /// If it cannot be started.

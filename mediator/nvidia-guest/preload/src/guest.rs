@@ -26,13 +26,13 @@ const LINEAR_BASE: u64 = 0x1000_0000_0000;
 
 /// A file of the device process.
 #[derive(Debug)]
-struct File {
-    node: Node,
+pub(crate) struct File {
+    pub(crate) node: Node,
     device_number: u64,
     /// Descriptors of this process that stand for it.
     descriptors: usize,
     /// Guest RAM that is mapped next.
-    pending: Option<u64>,
+    pub(crate) pending: Option<u64>,
 }
 
 /// What the program has of the device process.
@@ -40,34 +40,21 @@ struct File {
 pub(crate) struct Guest {
     socket: OwnedFd,
     release: &'static Release,
-    memory: Memory,
+    pub(crate) memory: Memory,
     /// Descriptor -> file.
-    descriptors: BTreeMap<i32, u32>,
-    files: BTreeMap<u32, File>,
+    pub(crate) descriptors: BTreeMap<i32, u32>,
+    pub(crate) files: BTreeMap<u32, File>,
     /// GPU memory: client and handle -> parent and bytes.
     gpu_memory: BTreeMap<(u32, u32), (u32, u64)>,
     /// Client -> file on which it was made.
     clients: BTreeMap<u32, u32>,
     /// Semaphore pools that are guest RAM: base -> bytes.
-    pools: BTreeMap<u64, u64>,
+    pub(crate) pools: BTreeMap<u64, u64>,
     requests: u64,
     calls: u64,
 }
 
-/// What `mmap` maps.
-#[derive(Debug)]
-pub(crate) enum Mapped {
-    /// It is there already.
-    There,
-    /// Guest RAM at this byte.
-    Ram(u64),
-    /// A doorbell window.
-    Window(OwnedFd),
-    /// A copy of a page.
-    Page(Vec<u8>),
-}
-
-fn os(errno: i32) -> io::Error {
+pub(crate) fn os(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
@@ -122,7 +109,7 @@ impl Guest {
         self.calls
     }
 
-    fn ask(
+    pub(crate) fn ask(
         &mut self,
         mut message: Message,
         descriptor: Option<BorrowedFd<'_>>,
@@ -444,64 +431,6 @@ impl Guest {
                 }
             }
             _ => {}
-        }
-    }
-
-    /// What a mapping of a descriptor is.
-    ///
-    /// # Errors
-    /// If it maps nothing.
-    pub(crate) fn map(
-        &mut self,
-        descriptor: i32,
-        address: u64,
-        bytes: u64,
-        protection: i32,
-        offset: u64,
-    ) -> io::Result<Mapped> {
-        let number = *self
-            .descriptors
-            .get(&descriptor)
-            .ok_or_else(|| os(libc::EBADF))?;
-        let file = self.files.get(&number).ok_or_else(|| os(libc::EBADF))?;
-        if file.node == Node::Uvm {
-            if self.pools.get(&address) == Some(&bytes) {
-                return Ok(Mapped::There);
-            }
-            if address != offset || address == 0 {
-                return Err(os(libc::EINVAL));
-            }
-            let extent = self.memory.lay(address, bytes, protection)?;
-            let message = Message {
-                kind: Kind::Managed,
-                file: number,
-                a: address,
-                b: bytes,
-                extents: vec![extent],
-                ..Message::default()
-            };
-            return match self.ask(message, None)?.message.a {
-                0 => Ok(Mapped::There),
-                _ => Err(os(libc::ENOMEM)),
-            };
-        }
-        if let Some(place) = file.pending {
-            return Ok(Mapped::Ram(place));
-        }
-        let message = Message {
-            kind: Kind::Map,
-            file: number,
-            a: bytes,
-            ..Message::default()
-        };
-        let Received {
-            mut message,
-            descriptors,
-        } = self.ask(message, None)?;
-        match (descriptors.into_iter().next(), message.buffers.pop()) {
-            (Some(window), _) => Ok(Mapped::Window(window)),
-            (None, Some(page)) => Ok(Mapped::Page(page)),
-            (None, None) => Err(os(libc::ENXIO)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Preloaded into an unmodified CUDA program that has no NVIDIA node. The C library's calls on such
-//! nodes go to the device process whose socket `TURNSTILE_GUEST_DEVICE` names.
+//! nodes go to the device process. `TURNSTILE_GUEST_DEVICE` names its socket.
 //!
-//! - `open`: an eventfd stands for the node, to which the device process passes events on ([`guest`]).
+//! - `open`: an eventfd stands for the node, and gets its events ([`guest`]).
 //! - `ioctl`: buffers are collected by the release's table, and copied back ([`guest`]).
 //! - *Memory* that the driver would map is guest RAM: pages of a file that both processes map. What
 //!   the program registers is moved there ([`ram`]). Doorbell windows are the device's own pages.
@@ -13,6 +13,7 @@
 #![deny(unsafe_code)]
 
 mod guest;
+mod mapping;
 mod maps;
 mod memory;
 mod ram;

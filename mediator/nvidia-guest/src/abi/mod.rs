@@ -50,7 +50,7 @@ pub enum Tried {
     HeadersOnly,
 }
 
-/// A buffer whose address is in parameters.
+/// A buffer with its address in parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Embedded {
     /// Byte of the address.

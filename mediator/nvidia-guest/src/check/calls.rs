@@ -212,7 +212,7 @@ impl Vm {
         Ok(checked)
     }
 
-    /// A call whose guest RAM is to be registered.
+    /// A call with guest RAM that is to be registered.
     fn registered(
         &mut self,
         call: &Call<'_>,
@@ -406,7 +406,7 @@ impl Vm {
         }
     }
 
-    /// Notes a range that was made of guest RAM, whose memory object is the device process's.
+    /// Notes a range of guest RAM. Its memory object is the device process's.
     pub fn add_range(&mut self, file: u32, base: u64, bytes: u64, space: &Space, handle: u32) {
         let object = Object {
             parent: space.device,

@@ -1,11 +1,11 @@
 //! Decides about each call of a guest, on the one copy of its parameters. Pure.
 //!
-//! In: a call whose buffers have the table's lengths ([`crate::abi::parts`]). Out: what to do with
-//! it ([`Action`]), or an error number. After the driver's answer, [`Vm::settle`] updates what the
+//! In: a call with buffers of the table's lengths ([`crate::abi::parts`]). Out: what to do with it
+//! ([`Action`]), or an error number. After the driver's answer, [`Vm::settle`] updates what the
 //! VM has, and names what it no longer has.
 //!
-//! Invariants: each client that a forwarded call names is the VM's own; each descriptor is a file of
-//! the VM; nothing that is not in the table is forwarded; the bounds of [`Limits`] hold, also with
+//! Invariants: each client that a forwarded call names is the VM's own; each descriptor is a file
+//! of the VM; nothing that is not in the table is forwarded; the bounds of [`Limits`] hold, also with
 //! calls in flight.
 
 mod calls;
@@ -342,7 +342,7 @@ impl Vm {
         file.spaces.iter().filter_map(space).collect()
     }
 
-    /// Counts a call whose buffers have another form than the table's.
+    /// Counts a call with buffers of another form than the table's.
     pub fn malformed(&mut self) -> Refusal {
         self.refusals.malformed += 1;
         Refusal::Malformed

@@ -30,7 +30,7 @@ use crate::abi::Release;
 use crate::abi::numbers::{ESCAPE_TYPE, uvm};
 
 /// First user id, and number of ids: the second half of the range of systemd's dynamic service
-/// users, whose first half workers use. SOURCE: systemd, "Users, Groups, UIDs and GIDs".
+/// users; workers use the first half. SOURCE: systemd, "Users, Groups, UIDs and GIDs".
 const USERS_FROM: u32 = 63_352;
 const USERS: u32 = 2_168;
 /// Open descriptors: files of the VM, its RAM, sockets.

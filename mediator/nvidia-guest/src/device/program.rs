@@ -50,7 +50,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// Answers until the socket is closed, or says what is no request.
+    /// Answers until the socket is closed, or something else than a request arrives.
     pub(super) fn serve(mut self) {
         while let Ok(Some(received)) = receive(&self.socket) {
             let (answer, descriptor) = self.answer(received);

@@ -74,7 +74,7 @@ impl Region {
             if at + length > bytes {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
-            // SAFETY: the range is within the region, whose pages nothing refers to.
+            // SAFETY: the range is within the region, and nothing refers to the region's pages.
             unsafe {
                 mmap(
                     address.byte_add(at),

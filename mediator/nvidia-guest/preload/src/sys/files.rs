@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::ptr;
 
 use super::{fail, returned, state};
-use crate::guest::Mapped;
+use crate::mapping::Mapped;
 
 /// # Safety
 /// As open(2).

@@ -40,7 +40,7 @@ fn map(
     file: BorrowedFd<'_>,
     offset: u64,
 ) -> io::Result<u64> {
-    // SAFETY: the callers map at addresses of the program's, whose content they keep, or anywhere.
+    // SAFETY: the callers map anywhere, or over memory of the program with a copy of its content.
     checked(unsafe {
         libc::syscall(
             libc::SYS_mmap,
