@@ -159,7 +159,7 @@ impl Memory {
         Ok(extents)
     }
 
-    /// Forgets an object, and those below it. A client is its own handle.
+    /// Removes an object and those below it. A client is its own handle.
     pub(crate) fn freed(&mut self, client: u32, handle: u32) {
         self.objects.retain(|(of, own), (parent, _)| {
             *of != client || !(handle == client || *own == handle || *parent == handle)

@@ -5,8 +5,8 @@
 //! VM has, and names what it no longer has.
 //!
 //! Invariants: each client that a forwarded call names is the VM's own; each descriptor is a file
-//! of the VM; nothing that is not in the table is forwarded; the bounds of [`Limits`] hold, also with
-//! calls in flight.
+//! of the VM; nothing that is not in the table is forwarded; the bounds of [`Limits`] hold, with
+//! calls in flight counted.
 
 mod calls;
 mod objects;
