@@ -162,6 +162,14 @@ int main(int count, char **words) {
     int ended;
     CHECK(waitpid(child, &ended, 0) == child && ended == 0 && pages[5] == 35);
 
+    // A child that shares the memory closes its own copy alone.
+    child = vfork();
+    if (child == 0) {
+        close(control);
+        _exit(0);
+    }
+    CHECK(waitpid(child, &ended, 0) == child && ended == 0);
+
     // What is not in the table.
     CHECK(call(0x5c000002, 0x2080110b, 0, malloc(536), 536) == 0x56);
     CHECK(alloc(0x5c000002, 0x5c00000c, 0xb2cc, device) == 0x56);

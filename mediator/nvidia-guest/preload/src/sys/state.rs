@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char};
 use std::io;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use turnstile_nvidia_guest::abi::Node;
@@ -20,6 +20,8 @@ static OURS: [AtomicU64; DESCRIPTORS_MAX / 64] =
     [const { AtomicU64::new(0) }; DESCRIPTORS_MAX / 64];
 /// Descriptors of the library itself, which the program cannot close.
 static OWN: [AtomicI32; 2] = [const { AtomicI32::new(-1) }; 2];
+/// The process that connected. A child of vfork has its memory, and must leave it as it is.
+static OWNER: AtomicU32 = AtomicU32::new(0);
 /// The guest side; another one in a forked child.
 static GUEST: AtomicPtr<Mutex<Option<Guest>>> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -52,6 +54,7 @@ pub(super) unsafe fn node(path: *const c_char) -> Option<Node> {
 /// Whether a descriptor stands for a node.
 pub(super) fn is_ours(descriptor: RawFd) -> bool {
     bit(descriptor).is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
+        && OWNER.load(Ordering::Relaxed) == std::process::id()
 }
 
 /// Whether a descriptor is the library's.
@@ -85,6 +88,10 @@ fn bit(descriptor: RawFd) -> Option<(&'static AtomicU64, u64)> {
 /// # Errors
 /// The function's; or that of connecting.
 pub(super) fn with<T>(work: impl FnOnce(&mut Guest) -> io::Result<T>) -> io::Result<T> {
+    let owner = OWNER.load(Ordering::Relaxed);
+    if owner != 0 && owner != std::process::id() {
+        return Err(io::Error::from_raw_os_error(libc::EIO));
+    }
     let mut known = GUEST.load(Ordering::Acquire);
     if known.is_null() {
         let new = Box::into_raw(Box::new(Mutex::new(None)));
@@ -101,6 +108,7 @@ pub(super) fn with<T>(work: impl FnOnce(&mut Guest) -> io::Result<T>) -> io::Res
         for (own, number) in OWN.iter().zip(new.own()) {
             own.store(number, Ordering::Relaxed);
         }
+        OWNER.store(std::process::id(), Ordering::Relaxed);
         *guest = Some(new);
     }
     match guest.as_mut() {
@@ -114,6 +122,7 @@ extern "C" fn forked() {
     for word in &OURS {
         word.store(0, Ordering::Release);
     }
+    OWNER.store(0, Ordering::Relaxed);
     let known = GUEST.swap(std::ptr::null_mut(), Ordering::AcqRel);
     let own = OWN.each_ref().map(|own| own.swap(-1, Ordering::Relaxed));
     if !known.is_null() {
