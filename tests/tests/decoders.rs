@@ -179,6 +179,30 @@ fn context_switch_records() {
 }
 
 #[test]
+fn calls_and_messages_of_guests() {
+    use turnstile_nvidia_guest::proto::{Extent, Kind, Message};
+    let mut random = SmallRng::seed_from_u64(1);
+    let seeds: Vec<Vec<u8>> = (0..200)
+        .map(|_| {
+            (0..random.random_range(100..3_000))
+                .map(|_| random.random())
+                .collect()
+        })
+        .collect();
+    try_out(&seeds, 10 * runs(), decoders::guest_calls);
+    let message = Message {
+        kind: Kind::Call,
+        buffers: vec![vec![1; 48], vec![2; 128]],
+        extents: vec![Extent {
+            offset: 0,
+            bytes: 4096,
+        }],
+        ..Message::default()
+    };
+    try_out(&[message.encode()], 10 * runs(), decoders::guest_messages);
+}
+
+#[test]
 fn price_lists() {
     let seed = include_bytes!("../../accounting/tests/prices.toml").to_vec();
     try_out(

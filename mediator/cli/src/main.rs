@@ -176,7 +176,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),
         #[cfg(feature = "nvidia")]
-        Command::Nvidia(command) => nvidia::run(&command),
+        Command::Nvidia(command) => return nvidia::run(&command),
         Command::SoftGpu(args) => soft_gpu::run(&args),
     }?;
     Ok(ExitCode::SUCCESS)

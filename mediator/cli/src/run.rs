@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
 
+use crate::launch::isolated::Isolation;
 use crate::launch::{self, Launch, Learn, Report};
 use anyhow::Context;
 use clap::ValueEnum;
@@ -34,11 +35,22 @@ pub(crate) struct Args {
     /// Bytes above which its memory goes first when others need room, with --movable
     #[arg(long, requires = "movable")]
     memory_high: Option<u64>,
+    /// Give it no NVIDIA node: a device process issues its calls to the driver
+    /// (docs/CUDA_IN_GUESTS.md)
+    #[arg(long, conflicts_with_all = ["movable", "learn"])]
+    isolated: bool,
+    /// GPU memory that it may have, in bytes, with --isolated: an allocation beyond it fails as if
+    /// the GPU were full
+    #[arg(long, requires = "isolated")]
+    gpu_memory: Option<u64>,
+    /// With --isolated, the stand-in driver
+    #[arg(long, hide = true, requires = "isolated")]
+    stand_in: bool,
     /// How the driver's objects are learnt; by default by notification where the kernel has it,
     /// else by the library
     #[arg(long, value_enum)]
     learn: Option<LearnArg>,
-    /// The library of --movable and --learn preload, if it is not beside this binary
+    /// The library of --movable, --isolated or --learn preload, if it is not beside this binary
     #[arg(long)]
     preload: Option<PathBuf>,
     /// Append what is learnt to a file, without a daemon
@@ -80,7 +92,13 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
         LearnArg::Notify => Learn::Notify,
         LearnArg::Preload => Learn::Preload,
     });
+    let isolated = args.isolated.then(|| Isolation {
+        library: args.preload.clone(),
+        gpu_bytes: args.gpu_memory,
+        stand_in: args.stand_in,
+    });
     let launch = Launch {
+        isolated,
         command: args.command,
         report,
         learn,

@@ -20,7 +20,7 @@ use turnstile_vmm::wire::{FrameReader, Read, ToDaemon};
 
 pub use http::http;
 pub use ledger::ledger;
-pub use nvidia::switch_records;
+pub use nvidia::{guest_calls, guest_messages, switch_records};
 pub use ptx::ptx;
 pub use vfio_user::vfio_user;
 

@@ -19,3 +19,26 @@ pub fn switch_records(bytes: &[u8]) {
     }
     assert_eq!(used + sequence.losses().unused, records.len() as u64);
 }
+
+/// Calls of a guest, as the device process checks them: none that names another VM's client
+/// reaches the driver, and the VM's limits hold.
+///
+/// # Panics
+/// If one does.
+pub fn guest_calls(bytes: &[u8]) {
+    turnstile_nvidia_guest::check::trial::calls(bytes);
+}
+
+/// Messages of a guest side: what decodes encodes to the same bytes.
+///
+/// # Panics
+/// If it does not.
+pub fn guest_messages(bytes: &[u8]) {
+    use turnstile_nvidia_guest::proto::{HEADER_BYTES, Message};
+    if let Ok(message) = Message::decode(bytes) {
+        let encoded = message.encode();
+        // The last word of a header is not used.
+        assert_eq!(encoded[..HEADER_BYTES - 4], bytes[..HEADER_BYTES - 4]);
+        assert_eq!(encoded[HEADER_BYTES..], bytes[HEADER_BYTES..]);
+    }
+}

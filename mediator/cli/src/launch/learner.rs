@@ -112,22 +112,53 @@ fn keeper(listener: &Listener) -> io::Result<Option<OwnedFd>> {
 }
 
 fn preloaded(mut command: Command, library: Option<&Path>) -> Result<Started, LaunchError> {
-    let folder = tempfile::tempdir().map_err(LaunchError::Host)?;
-    let path = folder.path().join("handles");
-    let socket = UnixDatagram::bind(&path).map_err(LaunchError::Host)?;
-    socket
-        .set_nonblocking(true)
-        .and_then(|()| sys::want_senders(&socket))
-        .map_err(LaunchError::Host)?;
+    let lines = Lines::open()?;
     preload(&mut command, &find(library)?);
-    command.env(VARIABLE, path);
-    let started = command.spawn();
-    let pid = pid_of(&started.map_err(|source| not_started(&command, source))?);
-    let learner = Learner::Preload {
-        socket,
-        _folder: folder,
-    };
-    Ok(Started { pid, learner })
+    command.env(VARIABLE, lines.path());
+    lines.spawn(command)
+}
+
+/// A socket for lines about objects.
+#[derive(Debug)]
+pub(super) struct Lines {
+    socket: UnixDatagram,
+    folder: TempDir,
+}
+
+impl Lines {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(super) fn open() -> Result<Self, LaunchError> {
+        let folder = tempfile::tempdir().map_err(LaunchError::Host)?;
+        let path = folder.path().join("handles");
+        let socket = UnixDatagram::bind(&path).map_err(LaunchError::Host)?;
+        socket
+            .set_nonblocking(true)
+            .and_then(|()| sys::want_senders(&socket))
+            .map_err(LaunchError::Host)?;
+        Ok(Self { socket, folder })
+    }
+
+    /// Its path.
+    pub(super) fn path(&self) -> PathBuf {
+        self.folder.path().join("handles")
+    }
+
+    /// Starts a command that reports its objects there.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub(super) fn spawn(self, mut command: Command) -> Result<Started, LaunchError> {
+        let started = command.spawn();
+        let pid = pid_of(&started.map_err(|source| not_started(&command, source))?);
+        let learner = Learner::Preload {
+            socket: self.socket,
+            _folder: self.folder,
+        };
+        Ok(Started { pid, learner })
+    }
 }
 
 /// The library, where it was named, beside this program, or where a package puts it.
@@ -135,11 +166,19 @@ fn preloaded(mut command: Command, library: Option<&Path>) -> Result<Started, La
 /// # Errors
 /// If it is not there.
 pub(super) fn find(library: Option<&Path>) -> Result<PathBuf, LaunchError> {
+    find_named(library, LIBRARY)
+}
+
+/// The same, of a library by its name.
+///
+/// # Errors
+/// As [`find`].
+pub(super) fn find_named(library: Option<&Path>, name: &str) -> Result<PathBuf, LaunchError> {
     let path = match library {
         Some(path) => path.to_owned(),
         None => {
             let own = env::current_exe().map_err(LaunchError::Host)?;
-            let [beside, installed] = places(&own);
+            let [beside, installed] = places(&own, name);
             if installed.is_file() && !beside.is_file() {
                 installed
             } else {
@@ -165,11 +204,11 @@ pub(super) fn preload(command: &mut Command, library: &Path) {
 }
 
 /// Places of the library: beside this program, as it is built, and in its own folder, as installed.
-fn places(own: &Path) -> [PathBuf; 2] {
-    let beside = own.with_file_name(LIBRARY);
+fn places(own: &Path, name: &str) -> [PathBuf; 2] {
+    let beside = own.with_file_name(name);
     let prefix = own.parent().and_then(Path::parent);
     let installed = prefix.unwrap_or(Path::new("/")).join("lib/turnstile");
-    [beside, installed.join(LIBRARY)]
+    [beside, installed.join(name)]
 }
 
 fn pid_of(child: &std::process::Child) -> Pid {
@@ -236,7 +275,7 @@ mod tests {
 
     #[test]
     fn the_library_is_looked_for_where_it_is_built_and_where_it_is_installed() {
-        let [beside, installed] = places(Path::new("/usr/bin/turnstile"));
+        let [beside, installed] = places(Path::new("/usr/bin/turnstile"), LIBRARY);
         assert_eq!(beside, Path::new("/usr/bin/libturnstile_preload.so"));
         let package = "/usr/lib/turnstile/libturnstile_preload.so";
         assert_eq!(installed, Path::new(package));

@@ -13,6 +13,7 @@
 
 mod arrival;
 mod door;
+pub(crate) mod isolated;
 mod keeper;
 mod learner;
 mod link;
@@ -29,6 +30,7 @@ pub(crate) use keeper::serve as keep;
 use turnstile_vmm::wire::{PROTOCOL, ToDaemon, WireError};
 
 use door::Door;
+use isolated::{Device, Isolation};
 use link::Link;
 use supervisor::Supervisor;
 use turnstile_nvidia::notify::NotifyError;
@@ -77,6 +79,8 @@ pub(crate) struct Launch {
     pub library: Option<PathBuf>,
     /// Its memory can move: the library is preloaded for that as well.
     pub movable: bool,
+    /// It has no NVIDIA node: a device process issues its calls.
+    pub isolated: Option<Isolation>,
 }
 
 /// Why a program was not run, or not to its end.
@@ -118,6 +122,12 @@ pub(crate) enum LaunchError {
     /// The filter's other end did not arrive.
     #[error("The command was started without its filter")]
     NoListener,
+    /// The driver cannot be used for isolated programs.
+    #[error(transparent)]
+    Driver(#[from] turnstile_nvidia::version::VersionError),
+    /// Its release has no table.
+    #[error(transparent)]
+    Release(#[from] turnstile_nvidia_guest::abi::AbiError),
     /// The library is not there.
     #[error("{} is not there: it is built with turnstile and lies beside it, or in ../lib/turnstile; --preload names another place", path.display())]
     NoLibrary {
@@ -178,6 +188,14 @@ pub(crate) fn run(launch: Launch) -> Result<i32, LaunchError> {
         .movable
         .then(|| Door::open(launch.library.as_deref()))
         .transpose()?;
+    if let Some(isolation) = &launch.isolated {
+        let lines = learner::Lines::open()?;
+        let device = Device::start(isolation, &lines.path())?;
+        let mut command = device.command(program, arguments)?;
+        signals.give_back_in(&mut command);
+        let started = lines.spawn(command)?;
+        return Supervisor::new(started, signals, link, file, None, Some(device)).run();
+    }
     let started = learner::start(launch.learn, launch.library.as_deref(), || {
         let mut command = Command::new(program);
         command.args(arguments);
@@ -187,7 +205,7 @@ pub(crate) fn run(launch: Launch) -> Result<i32, LaunchError> {
         }
         command
     })?;
-    Supervisor::new(started, signals, link, file, door).run()
+    Supervisor::new(started, signals, link, file, door, None).run()
 }
 
 /// The command's own name, as far as a tenant's may have its letters, and the launcher's number.

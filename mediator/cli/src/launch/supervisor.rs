@@ -14,6 +14,7 @@ use turnstile_vmm::wire::{CHANGES_MAX, ObjectChange, ToDaemon};
 
 use super::LaunchError;
 use super::door::Door;
+use super::isolated::Device;
 use super::learner::{Learner, Started};
 use super::link::{Link, Turn};
 use super::sys::{Received, Signals};
@@ -50,6 +51,8 @@ pub(super) struct Supervisor {
     file: Option<File>,
     /// Socket of processes with memory that can move.
     door: Option<Door>,
+    /// Of an isolated program, until the command has ended.
+    device: Option<Device>,
     handles: Handles,
     /// Those that were handed something, by their pidfds.
     processes: BTreeMap<u32, OwnedFd>,
@@ -77,6 +80,7 @@ impl Supervisor {
         link: Option<Link>,
         file: Option<File>,
         door: Option<Door>,
+        device: Option<Device>,
     ) -> Self {
         Self {
             command: started.pid,
@@ -85,6 +89,7 @@ impl Supervisor {
             link,
             file,
             door,
+            device,
             handles: Handles::default(),
             processes: BTreeMap::new(),
             status: None,
@@ -345,6 +350,8 @@ impl Supervisor {
                 Ok(Some((pid, status))) => {
                     if pid == self.command {
                         self.status = Some(code(status));
+                        // It serves the command's children until they have ended.
+                        self.device = None;
                     }
                 }
                 Ok(None) => return,

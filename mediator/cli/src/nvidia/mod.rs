@@ -3,12 +3,14 @@
 
 pub(crate) mod doctor;
 pub(crate) mod gpu;
+mod guest;
 mod worker;
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
 
 use clap::Subcommand;
 use turnstile_nvidia::hold::HardwareSwitch;
@@ -25,6 +27,12 @@ pub(crate) enum Command {
     /// Answer a program's calls when its launcher is gone
     #[command(hide = true)]
     RunKeeper,
+    /// Issue the driver's calls of an isolated program
+    #[command(hide = true)]
+    GuestDevice(guest::DeviceArgs),
+    /// Become an isolated program
+    #[command(hide = true)]
+    GuestProgram(guest::ProgramArgs),
     /// One load of the bench
     #[command(hide = true)]
     NvidiaLoad(turnstile_bench::LoadArgs),
@@ -49,9 +57,11 @@ pub(crate) enum Command {
 }
 
 /// Becomes the process of a subcommand.
-pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
+pub(crate) fn run(command: &Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::RunKeeper => Ok(crate::launch::keep()?),
+        Command::GuestDevice(args) => guest::device(args),
+        Command::GuestProgram(args) => return guest::program(args),
         Command::NvidiaLoad(args) => turnstile_bench::load(args),
         Command::NvidiaWatchdog(args) => guard(args),
         Command::NvidiaMover => move_memory(),
@@ -59,7 +69,8 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
         Command::NvidiaSwapLoad => be_swapped(),
         Command::NvidiaWorker(args) => worker::worker(args),
         Command::NvidiaWorkerCheck(args) => worker::check(args),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Arguments of the watchdog, `nvidia-watchdog`.

@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 mod datagram;
+mod mounts;
 mod signals;
 
 pub(super) use datagram::{receive, want_senders};
+pub(super) use mounts::own_mounts;
 pub(super) use signals::{Received, Signals};

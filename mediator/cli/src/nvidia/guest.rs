@@ -1,0 +1,46 @@
+//! Hidden subcommands of `run --isolated`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::launch::isolated::{self, Isolation};
+
+/// Arguments of the device process.
+#[derive(clap::Args, Debug)]
+pub(crate) struct DeviceArgs {
+    /// Socket that gets lines about channels
+    #[arg(long)]
+    report: Option<PathBuf>,
+    /// GPU memory that the programs may have, in bytes
+    #[arg(long)]
+    gpu_memory: Option<u64>,
+    /// The stand-in driver
+    #[arg(long)]
+    stand_in: bool,
+}
+
+/// Arguments of a program's first process.
+#[derive(clap::Args, Debug)]
+pub(crate) struct ProgramArgs {
+    /// The library that it loads
+    #[arg(long)]
+    library: PathBuf,
+    /// The command and its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Serves a program's calls.
+pub(crate) fn device(args: &DeviceArgs) -> anyhow::Result<()> {
+    let isolation = Isolation {
+        library: None,
+        gpu_bytes: args.gpu_memory,
+        stand_in: args.stand_in,
+    };
+    isolated::device(&isolation, args.report.as_deref())
+}
+
+/// Becomes the program.
+pub(crate) fn program(args: &ProgramArgs) -> anyhow::Result<std::process::ExitCode> {
+    isolated::program(&args.library, &args.command).map(Into::into)
+}

@@ -1,0 +1,208 @@
+//! Tables of driver releases: what a guest may call, and how long its parameters are.
+//!
+//! `tables/generate.py` makes a table out of NVIDIA's published headers. A release without a table
+//! is refused: its parameters could have other lengths, and addresses at other places.
+
+mod layout;
+pub mod numbers;
+mod parse;
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+pub use layout::{
+    Descriptor, LayoutError, Link, Node, Parts, descriptors, number, parts, read_u32, read_u64,
+    status_at, write_u32, write_u64,
+};
+
+/// Tables, as generated.
+const TABLES: [&str; 5] = [
+    include_str!("../../tables/570.211.01.table"),
+    include_str!("../../tables/575.64.05.table"),
+    include_str!("../../tables/580.159.04.table"),
+    include_str!("../../tables/590.48.01.table"),
+    include_str!("../../tables/595.45.04.table"),
+];
+
+/// Why there is no table.
+#[derive(Debug, thiserror::Error)]
+pub enum AbiError {
+    /// The release has none.
+    #[error(
+        "CUDA in guests is not known for NVIDIA driver {wanted}; known: {known}; nearest: {nearest}"
+    )]
+    Unknown {
+        /// The release.
+        wanted: String,
+        /// All that have one.
+        known: String,
+        /// The one with the closest number.
+        nearest: String,
+    },
+}
+
+/// How a table was tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tried {
+    /// CUDA programs ran with it.
+    Run,
+    /// It was made of the headers, and not run.
+    HeadersOnly,
+}
+
+/// A buffer with its address in parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Embedded {
+    /// Byte of the address.
+    pub at: usize,
+    /// Byte of the number of elements.
+    pub count_at: usize,
+    /// Bytes of an element.
+    pub element_bytes: usize,
+    /// The number of elements is the count's square.
+    pub squared: bool,
+}
+
+/// Layout of parameters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Their bytes; `None` if the headers have none: up to a page, without addresses.
+    pub bytes: Option<usize>,
+    /// Buffers in them.
+    pub buffers: Vec<Embedded>,
+    /// Bytes of addresses that the driver never gets.
+    pub nulls: Vec<usize>,
+    /// Bytes of handles of clients.
+    pub clients: Vec<usize>,
+    /// Bytes and widths of descriptors.
+    pub descriptors: Vec<(usize, usize)>,
+    /// Byte of the status.
+    pub status: Option<usize>,
+    /// Byte of the address of the range that a call of unified memory names.
+    pub base: Option<usize>,
+    /// Answered with success, without the driver.
+    pub answered: bool,
+}
+
+/// A release's table.
+#[derive(Clone, Debug)]
+pub struct Release {
+    /// The driver's version.
+    pub version: String,
+    /// The version of the headers.
+    pub headers: String,
+    /// How it was tried.
+    pub tried: Tried,
+    /// Escapes, with the sizes of their argument.
+    pub escapes: BTreeMap<u8, Vec<usize>>,
+    /// Classes.
+    pub classes: BTreeMap<u32, Layout>,
+    /// Controls.
+    pub controls: BTreeMap<u32, Layout>,
+    /// Calls of unified memory.
+    pub uvm: BTreeMap<u32, Layout>,
+}
+
+/// All tables.
+pub fn releases() -> &'static [Release] {
+    static RELEASES: OnceLock<Vec<Release>> = OnceLock::new();
+    // The files are part of the program, and a test reads each; one that cannot be read is absent.
+    RELEASES.get_or_init(|| {
+        TABLES
+            .iter()
+            .filter_map(|text| parse::table(text))
+            .collect()
+    })
+}
+
+/// The table of a driver's version.
+///
+/// # Errors
+/// [`AbiError::Unknown`], with the versions that have one.
+pub fn release(version: &str) -> Result<&'static Release, AbiError> {
+    let found = releases().iter().find(|release| release.version == version);
+    found.ok_or_else(|| {
+        let names: Vec<&str> = releases()
+            .iter()
+            .map(|release| release.version.as_str())
+            .collect();
+        let nearest = names.iter().min_by_key(|name| distance(name, version));
+        AbiError::Unknown {
+            wanted: version.to_owned(),
+            known: names.join(", "),
+            nearest: nearest.copied().unwrap_or_default().to_owned(),
+        }
+    })
+}
+
+/// Differences of the parts of two versions.
+fn distance(one: &str, other: &str) -> Vec<u64> {
+    let parts = |text: &str| -> Vec<u64> {
+        let numbers = text.split('.').map(|part| part.parse().unwrap_or(0));
+        numbers.chain([0, 0]).take(3).collect()
+    };
+    let both = parts(one).into_iter().zip(parts(other));
+    both.map(|(one, other)| one.abs_diff(other)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use numbers::{class, uvm};
+
+    #[test]
+    fn every_table_is_read_whole() {
+        assert_eq!(releases().len(), TABLES.len());
+        for (release, text) in releases().iter().zip(TABLES) {
+            let lines = text.lines().filter(|line| !line.starts_with('#')).count();
+            let rows = release.escapes.len() + release.classes.len();
+            let rows = rows + release.controls.len() + release.uvm.len();
+            assert_eq!(rows + 1, lines, "{}", release.version);
+            assert!(release.classes.contains_key(&class::ROOT));
+            assert!(release.uvm.values().all(|layout| layout.status.is_some()));
+        }
+        let run: Vec<&str> = releases()
+            .iter()
+            .filter(|release| release.tried == Tried::Run)
+            .map(|release| release.version.as_str())
+            .collect();
+        assert_eq!(run, ["580.159.04"]);
+    }
+
+    #[test]
+    fn sizes_differ_between_releases_as_the_headers_do() {
+        let free = |version: &str| release(version).unwrap().uvm[&uvm::FREE].bytes;
+        assert_eq!(
+            (free("580.159.04"), free("590.48.01")),
+            (Some(24), Some(16))
+        );
+        let space = |version: &str| release(version).unwrap().classes[&0x90f1].bytes;
+        assert_eq!(
+            (space("575.64.05"), space("580.159.04")),
+            (Some(48), Some(56))
+        );
+    }
+
+    #[test]
+    fn nothing_that_holds_channels_of_others_is_in_a_table() {
+        for release in releases() {
+            assert!(
+                !release
+                    .controls
+                    .contains_key(&numbers::control::DISABLE_CHANNELS)
+            );
+            assert!(!release.classes.contains_key(&class::OS_DESCRIPTOR));
+        }
+    }
+
+    #[test]
+    fn unknown_release_is_refused_with_the_nearest() {
+        let refused = release("590.44.01").unwrap_err().to_string();
+        assert!(
+            refused.contains("nearest: 590.48.01") && refused.contains("580.159.04"),
+            "{refused}"
+        );
+        let refused = release("600.1").unwrap_err().to_string();
+        assert!(refused.contains("nearest: 595.45.04"), "{refused}");
+    }
+}

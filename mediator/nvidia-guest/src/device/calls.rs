@@ -1,0 +1,295 @@
+//! A call: its layout, the check, the driver, and the answer.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::PoisonError;
+
+use super::program::Program;
+use super::{Device, driver, locked};
+use crate::abi::numbers::{GUEST_RAM_FLAGS, PAGE_BYTES, class, escape, status, uvm};
+use crate::abi::{
+    Node, Parts, descriptors, number, parts, read_u32, read_u64, status_at, write_u32, write_u64,
+};
+use crate::check::{Action, Call, Checked};
+use crate::proto::Message;
+use crate::sys::Region;
+
+/// Most numbers of unknown calls that are logged.
+const LOGGED_MAX: u64 = 64;
+
+impl Device {
+    /// Carries out a call of a program.
+    pub(super) fn call(&self, program: &Program<'_>, mut message: Message) -> Message {
+        let mut given = std::mem::take(&mut message.buffers).into_iter();
+        let result = self.carry_out(program, &message, &mut given);
+        match result {
+            Ok((result, parts)) => Message {
+                result,
+                buffers: parts.buffers,
+                ..message.answer()
+            },
+            Err(error) => message.failed(error.raw_os_error().unwrap_or(libc::EIO)),
+        }
+    }
+
+    fn carry_out(
+        &self,
+        program: &Program<'_>,
+        message: &Message,
+        given: &mut std::vec::IntoIter<Vec<u8>>,
+    ) -> io::Result<(i32, Parts)> {
+        let refused =
+            |refusal: crate::check::Refusal| io::Error::from_raw_os_error(refusal.errno());
+        let node = locked(&self.vm).node(message.file).map_err(refused)?;
+        // The guest has collected the buffers in the same way; the first has no address.
+        let mut next = |_, bytes: usize| {
+            given
+                .next()
+                .filter(|buffer: &Vec<u8>| buffer.len() == bytes)
+        };
+        let laid_out = parts(self.release, node, message.request, 1, &mut next);
+        let mut parts = match laid_out {
+            Ok(parts) if given.next().is_none() => parts,
+            _ => return Err(refused(locked(&self.vm).malformed())),
+        };
+        let (_, ram_bytes) = program.ram(&message.extents)?;
+        // Freeing a client excludes all calls: see the module above.
+        let is_last = frees_client(message.request, node, &parts);
+        let alone = is_last.then(|| self.flight.write().unwrap_or_else(PoisonError::into_inner));
+        let shared = (!is_last).then(|| self.flight.read().unwrap_or_else(PoisonError::into_inner));
+        let checked = {
+            let mut vm = locked(&self.vm);
+            let before = vm.refusals();
+            let checked = vm.check(&call(message, &parts, ram_bytes));
+            let after = vm.refusals();
+            if after.unknown > before.unknown && after.unknown <= LOGGED_MAX {
+                log::info!(
+                    "Not in the table: control or class {:#x}",
+                    after.last_unknown
+                );
+            }
+            if let Err(refusal) = checked
+                && after.foreign + after.malformed <= LOGGED_MAX
+            {
+                let words = parts
+                    .buffers
+                    .first()
+                    .map(|top| [0, 4, 8, 12].map(|at| read_u32(top, at)));
+                log::info!(
+                    "Refused: {refusal}: request {:#x} of {node:?}: {words:x?}",
+                    message.request
+                );
+            }
+            checked.map_err(refused)?
+        };
+        let result = self.act(program, message, node, &mut parts, &checked);
+        let at = status_at(self.release, node, message.request);
+        let success =
+            result.is_ok() && at.is_none_or(|at| read_u32(&parts.buffers[0], at) == status::OK);
+        let issued = !matches!(checked.action, Action::Answer(_) | Action::Range { .. });
+        let (made, freed) = locked(&self.vm).settle(
+            &call(message, &parts, ram_bytes),
+            &checked,
+            success && issued,
+        );
+        if let Some(made) = made {
+            self.made(&made);
+        }
+        drop((alone, shared));
+        let result = result?;
+        self.forget(&freed);
+        if let (true, Some(escape::RM_CONTROL)) =
+            (success, number(message.request).map(|(number, _)| number))
+        {
+            let control = read_u32(&parts.buffers[0], 8);
+            if let Some(params) = parts.params_mut() {
+                locked(&self.vm).cut_to_quota(control, params);
+            }
+        }
+        Ok((result, parts))
+    }
+
+    /// Does what the check decided.
+    fn act(
+        &self,
+        program: &Program<'_>,
+        message: &Message,
+        node: Node,
+        parts: &mut Parts,
+        checked: &Checked,
+    ) -> io::Result<i32> {
+        match checked.action {
+            Action::Answer(status) => {
+                if let Some(at) = status_at(self.release, node, message.request) {
+                    write_u32(&mut parts.buffers[0], at, status);
+                }
+                Ok(0)
+            }
+            Action::Forward => self.forward(message.file, node, message.request, parts),
+            Action::Initialize => {
+                let flags = read_u64(&parts.buffers[0], 0);
+                write_u64(&mut parts.buffers[0], 0, flags | uvm::MULTI_PROCESS);
+                let result = self.forward(message.file, node, message.request, parts);
+                write_u64(&mut parts.buffers[0], 0, flags);
+                result
+            }
+            Action::Register => {
+                let (ram, bytes) = program.ram(&message.extents)?;
+                let region = Region::of(ram, &message.extents, bytes)?;
+                let top = &mut parts.buffers[0];
+                let address = read_u64(top, 24);
+                write_u64(top, 24, region.address() + address % PAGE_BYTES);
+                let result = self.forward(message.file, node, message.request, parts);
+                write_u64(&mut parts.buffers[0], 24, address);
+                self.keep(parts, 40, region);
+                result
+            }
+            Action::Replace { bytes } => {
+                let (ram, ram_bytes) = program.ram(&message.extents)?;
+                let region = Region::of(ram, &message.extents, ram_bytes)?;
+                let top = &parts.buffers[0];
+                let own = [read_u32(top, 0), read_u32(top, 4), read_u32(top, 8)];
+                let gpu = locked(&self.vm).gpu_file_of(message.file);
+                let answer = match gpu {
+                    Some(gpu) => self.register(gpu, own, region.address(), bytes)?,
+                    None => status::OPERATING_SYSTEM,
+                };
+                let at = status_at(self.release, node, message.request).unwrap_or(usize::MAX);
+                write_u32(&mut parts.buffers[0], at, answer);
+                if let Some(params) = parts.params_mut() {
+                    // Size and limit in whole pages, as the driver would have filled them in.
+                    write_u64(params, 64, ram_bytes);
+                    write_u64(params, 88, ram_bytes - 1);
+                }
+                self.keep(parts, at, region);
+                Ok(0)
+            }
+            Action::Exchange { bytes } => {
+                let (ram, ram_bytes) = program.ram(&message.extents)?;
+                let region = Region::of(ram, &message.extents, ram_bytes)?;
+                let top = &parts.buffers[0];
+                let (client, handle) = (read_u32(top, 0), read_u32(top, 8));
+                let (object, gpu) = {
+                    let vm = locked(&self.vm);
+                    (vm.object(client, handle), vm.gpu_file_of(message.file))
+                };
+                let (object, gpu) = object
+                    .zip(gpu)
+                    .ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?;
+                self.free_object(message.file, [client, object.parent, handle]);
+                let answer = self.register(
+                    gpu,
+                    [client, object.parent, handle],
+                    region.address(),
+                    bytes,
+                )?;
+                let at = status_at(self.release, node, message.request).unwrap_or(usize::MAX);
+                write_u32(&mut parts.buffers[0], at, answer);
+                self.keep(parts, at, region);
+                Ok(0)
+            }
+            Action::Range { base, bytes } => {
+                let top = &parts.buffers[0];
+                let count = read_u32(top, 16 + uvm::ATTRIBUTES_MAX * uvm::ATTRIBUTE_BYTES) as usize;
+                let attributes = top[16..16 + count * uvm::ATTRIBUTE_BYTES].to_vec();
+                let answer = self.range(program, message, base, bytes, attributes)?;
+                let at = status_at(self.release, node, message.request).unwrap_or(usize::MAX);
+                write_u32(&mut parts.buffers[0], at, answer);
+                Ok(0)
+            }
+        }
+    }
+
+    /// Keeps the guest RAM of an object that the driver has made.
+    fn keep(&self, parts: &Parts, status_at: usize, region: Region) {
+        let top = &parts.buffers[0];
+        if read_u32(top, status_at) == status::OK {
+            let key = (read_u32(top, 0), read_u32(top, 8));
+            locked(&self.regions).insert(key, region);
+        }
+    }
+
+    /// Registers memory of this process under a handle of the guest; returns the status.
+    pub(super) fn register(
+        &self,
+        gpu: u32,
+        [client, parent, handle]: [u32; 3],
+        address: u64,
+        bytes: u64,
+    ) -> io::Result<u32> {
+        let mut top = vec![0; 56];
+        let words = [
+            (0, client),
+            (4, parent),
+            (8, handle),
+            (12, class::OS_DESCRIPTOR),
+            (16, GUEST_RAM_FLAGS),
+            (48, u32::MAX),
+        ];
+        for (at, word) in words {
+            write_u32(&mut top, at, word);
+        }
+        write_u64(&mut top, 24, address);
+        write_u64(&mut top, 32, bytes.next_multiple_of(PAGE_BYTES) - 1);
+        let mut parts = driver::argument(top);
+        let opened = self.opened(gpu)?;
+        let request = driver::request(escape::RM_ALLOC_MEMORY, 56);
+        self.driver
+            .call(opened.file()?.as_fd(), request, &mut parts)?;
+        Ok(read_u32(&parts.buffers[0], 40))
+    }
+
+    /// Issues a call, with descriptors of this process in the place of the guest's files.
+    pub(super) fn forward(
+        &self,
+        file: u32,
+        node: Node,
+        request: u32,
+        parts: &mut Parts,
+    ) -> io::Result<i32> {
+        let opened = self.opened(file)?;
+        let fields = descriptors(self.release, node, request, parts);
+        let mut keep = Vec::new();
+        let mut saved = Vec::new();
+        for field in &fields {
+            let value = read_u32(&parts.buffers[field.buffer], field.at);
+            // CAST: a descriptor has 32 bits, and is negative if there is none.
+            let number = match value as i32 {
+                0.. => self.descriptor(value, &mut keep)?,
+                none => none,
+            };
+            set(parts, *field, number);
+            saved.push(value.cast_signed());
+        }
+        let result = self.driver.call(opened.file()?.as_fd(), request, parts);
+        for (field, value) in fields.iter().zip(saved) {
+            set(parts, *field, value);
+        }
+        result
+    }
+}
+
+const fn call<'a>(message: &Message, parts: &'a Parts, ram_bytes: u64) -> Call<'a> {
+    Call {
+        file: message.file,
+        request: message.request,
+        parts,
+        ram_bytes,
+    }
+}
+
+fn set(parts: &mut Parts, field: crate::abi::Descriptor, value: i32) {
+    let buffer = &mut parts.buffers[field.buffer];
+    if field.width == 8 {
+        write_u64(buffer, field.at, i64::from(value).cast_unsigned());
+    } else {
+        write_u32(buffer, field.at, value.cast_unsigned());
+    }
+}
+
+/// Whether a call frees a client of the driver.
+fn frees_client(request: u32, node: Node, parts: &Parts) -> bool {
+    let is_free = number(request).is_some_and(|(number, _)| number == escape::RM_FREE);
+    let same = |top: &Vec<u8>| read_u32(top, 0) == read_u32(top, 8);
+    node != Node::Uvm && is_free && parts.buffers.first().is_some_and(same)
+}

@@ -1,0 +1,187 @@
+//! The driver of the host: its nodes, and its calls.
+
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use crate::abi::numbers::{WINDOW_BYTES, class, escape, status};
+use crate::abi::{Link, Node, Parts, read_u32, write_u32, write_u64};
+use crate::sys;
+
+/// What the device process needs of a driver.
+pub trait Driver: Debug + Send + Sync {
+    /// Opens a node.
+    ///
+    /// # Errors
+    /// As open(2).
+    fn open(&self, node: Node) -> io::Result<OwnedFd>;
+
+    /// Closes a node.
+    fn close(&self, file: OwnedFd) {
+        drop(file);
+    }
+
+    /// The device number of a node.
+    ///
+    /// # Errors
+    /// As stat(2).
+    fn device_number(&self, node: Node) -> io::Result<u64>;
+
+    /// Issues a call. Descriptors in it are numbers of this process.
+    ///
+    /// # Errors
+    /// As ioctl(2).
+    fn call(&self, file: BorrowedFd<'_>, request: u32, parts: &mut Parts) -> io::Result<i32>;
+
+    /// A doorbell window of the GPU, without and with its mapping through BAR 1.
+    ///
+    /// # Errors
+    /// The driver's.
+    fn windows(&self) -> io::Result<[OwnedFd; 2]>;
+
+    /// A copy of a page that a file maps.
+    ///
+    /// # Errors
+    /// As mmap(2).
+    fn page(&self, file: BorrowedFd<'_>, bytes: usize) -> io::Result<Vec<u8>> {
+        sys::copy_of(file, bytes)
+    }
+}
+
+/// NVIDIA's.
+#[derive(Debug)]
+pub struct Nvidia {
+    /// Files that keep the windows' client alive.
+    own: std::sync::Mutex<Vec<OwnedFd>>,
+}
+
+impl Nvidia {
+    /// The driver of this host.
+    pub const fn new() -> Self {
+        Self {
+            own: std::sync::Mutex::new(Vec::new()),
+        }
+    }
+}
+
+impl Default for Nvidia {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Driver for Nvidia {
+    fn open(&self, node: Node) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        // The filter of system calls has this one.
+        Ok(openat(CWD, node.path(), flags, Mode::empty())?)
+    }
+
+    fn device_number(&self, node: Node) -> io::Result<u64> {
+        Ok(rustix::fs::stat(node.path())?.st_rdev)
+    }
+
+    fn call(&self, file: BorrowedFd<'_>, request: u32, parts: &mut Parts) -> io::Result<i32> {
+        sys::call(file, request, parts)
+    }
+
+    fn windows(&self) -> io::Result<[OwnedFd; 2]> {
+        const DEVICE: u32 = 0xcc00_0001;
+        const SUBDEVICE: u32 = 0xcc00_0002;
+        const DOORBELLS: u32 = 0xcc00_0003;
+        let control = self.open(Node::Control)?;
+        let gpu = self.open(Node::Gpu(0))?;
+        let alloc = |client, parent, new, kind, params: Vec<u8>| {
+            let top = words(&[client, parent, new, kind, 0, 0, 0, 0]);
+            let mut parts = with_params(top, params);
+            self.issue(&control, escape::RM_ALLOC, &mut parts, 28)?;
+            Ok::<u32, io::Error>(read_u32(&parts.buffers[0], 8))
+        };
+        let client = alloc(0, 0, 0, class::ROOT, Vec::new())?;
+        // NV0080_ALLOC_PARAMETERS of the first GPU: zeroes. SOURCE: `class/cl0080.h`.
+        alloc(client, client, DEVICE, class::DEVICE, vec![0; 56])?;
+        alloc(client, DEVICE, SUBDEVICE, class::SUBDEVICE, vec![0; 4])?;
+        let window = |bar1: u8| {
+            let handle = DOORBELLS + u32::from(bar1);
+            // HOPPER_USERMODE_A; bBar1Mapping, bPriv. SOURCE: `class/clc661.h`.
+            alloc(client, SUBDEVICE, handle, 0xc661, vec![bar1, 0])?;
+            let file = self.open(Node::Gpu(0))?;
+            let number = control.as_raw_fd().cast_unsigned();
+            self.issue(
+                &file,
+                escape::REGISTER_FD,
+                &mut argument(words(&[number])),
+                usize::MAX,
+            )?;
+            let mut top = vec![0; 56];
+            for (at, word) in [(0, client), (4, SUBDEVICE), (8, handle), (44, 2)] {
+                write_u32(&mut top, at, word);
+            }
+            write_u64(&mut top, 24, WINDOW_BYTES);
+            write_u32(&mut top, 48, file.as_raw_fd().cast_unsigned());
+            self.issue(&control, escape::RM_MAP_MEMORY, &mut argument(top), 40)?;
+            Ok::<OwnedFd, io::Error>(file)
+        };
+        let windows = [window(0)?, window(1)?];
+        let mut own = self
+            .own
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        own.extend([control, gpu]);
+        Ok(windows)
+    }
+}
+
+impl Nvidia {
+    fn issue(
+        &self,
+        file: &OwnedFd,
+        number: u8,
+        parts: &mut Parts,
+        status_at: usize,
+    ) -> io::Result<()> {
+        let request = request(number, parts.buffers[0].len());
+        self.call(file.as_fd(), request, parts)?;
+        match read_u32(&parts.buffers[0], status_at) {
+            status::OK => Ok(()),
+            status => Err(io::Error::other(format!(
+                "escape {number:#x} has status {status:#x}"
+            ))),
+        }
+    }
+}
+
+/// The request of an escape. SOURCE: `asm-generic/ioctl.h`.
+pub(super) fn request(number: u8, bytes: usize) -> u32 {
+    // CAST: arguments have at most 14 bits.
+    3 << 30
+        | (bytes as u32) << 16
+        | u32::from(crate::abi::numbers::ESCAPE_TYPE) << 8
+        | u32::from(number)
+}
+
+pub(super) fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// A call without further buffers.
+pub(super) fn argument(top: Vec<u8>) -> Parts {
+    Parts {
+        buffers: vec![top],
+        links: Vec::new(),
+    }
+}
+
+fn with_params(top: Vec<u8>, params: Vec<u8>) -> Parts {
+    let mut parts = argument(top);
+    let child = (!params.is_empty()).then_some(1);
+    parts.buffers.extend(child.map(|_| params));
+    parts.links.push(Link {
+        parent: 0,
+        at: 16,
+        child,
+    });
+    parts
+}

@@ -1,0 +1,297 @@
+//! The device process: alone opens the driver's nodes, and issues the calls of its VM's programs.
+//!
+//! ```text
+//!   program --socket--> thread per program --> check::Vm (one per VM, locked) --> driver
+//!                              |                                                    |
+//!                              +-- guest RAM, registered with the driver <----------+
+//! ```
+//!
+//! A program's memory that the driver would map is guest RAM instead, so that the doorbell windows
+//! are the only pages of the device that a program gets. They are made at start, of a client of the
+//! device process. A program that ends, in any way, closes its socket: its files are closed, and
+//! the driver frees its clients with them.
+//!
+//! Locks, outermost first: `flight`, then `vm`, `files`, `regions`, each alone. `flight` is read
+//! while a call is issued, and written while a client is freed: the driver may give a freed
+//! client's handle to another VM.
+
+mod calls;
+mod confine;
+mod driver;
+mod events;
+mod program;
+mod ranges;
+mod stand_in;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+
+use crate::abi::{AbiError, Release, Tried};
+use crate::check::{Freed, Limits, Made, Vm};
+use crate::sys::Region;
+pub use driver::{Driver, Nvidia};
+use events::Events;
+pub use stand_in::StandIn;
+
+/// Programs of a VM at a time.
+const PROGRAMS_MAX: usize = 128;
+
+/// Why a device process ends.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The driver's release has no table.
+    #[error(transparent)]
+    Release(#[from] AbiError),
+    /// The driver gives no doorbell windows.
+    #[error("The driver gives no doorbell windows")]
+    Windows(#[source] io::Error),
+    /// Rights could not be given up.
+    #[error("The device process cannot be confined")]
+    Confine(#[source] io::Error),
+    /// The host is short of something.
+    #[error("The host is short of something")]
+    Host(#[source] io::Error),
+}
+
+/// How a device process serves.
+#[derive(Debug)]
+pub struct Options {
+    /// Version of the driver.
+    pub version: String,
+    /// Limits of the VM.
+    pub limits: Limits,
+    /// Gets a line for each channel and channel group that is made or freed.
+    pub report: Option<UnixDatagram>,
+    /// Becomes this user if it is the superuser, and gives up files and system calls.
+    pub confined: bool,
+}
+
+/// A node that is open.
+#[derive(Debug)]
+struct Opened {
+    file: Option<OwnedFd>,
+    driver: Arc<dyn Driver>,
+}
+
+impl Opened {
+    fn file(&self) -> io::Result<&OwnedFd> {
+        self.file
+            .as_ref()
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Some(file) = self.file.take() {
+            self.driver.close(file);
+        }
+    }
+}
+
+/// What all programs of a VM share.
+#[derive(Debug)]
+pub struct Device {
+    release: &'static Release,
+    driver: Arc<dyn Driver>,
+    vm: Mutex<Vm>,
+    flight: RwLock<()>,
+    files: Mutex<BTreeMap<u32, Arc<Opened>>>,
+    /// Guest RAM of objects, by client and handle.
+    regions: Mutex<BTreeMap<(u32, u32), Region>>,
+    windows: [OwnedFd; 2],
+    events: Arc<Events>,
+    report: Option<UnixDatagram>,
+    next_handle: AtomicU32,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves the programs that connect to `listener`, until `life` is closed and none is connected.
+///
+/// # Errors
+/// If the driver's release is not known, or the host lacks something.
+pub fn serve(
+    listener: &UnixListener,
+    life: &impl AsFd,
+    driver: Arc<dyn Driver>,
+    options: Options,
+) -> Result<(), DeviceError> {
+    let release = crate::abi::release(&options.version)?;
+    if release.tried == Tried::HeadersOnly {
+        log::warn!(
+            "NVIDIA driver {}: its table is made of its headers, and CUDA was not run with it",
+            release.version
+        );
+    }
+    if options.confined {
+        confine::before_driver().map_err(DeviceError::Confine)?;
+    }
+    let device = Arc::new(Device::new(
+        release,
+        driver,
+        options.limits,
+        options.report,
+    )?);
+    if options.confined {
+        confine::before_programs(release).map_err(DeviceError::Confine)?;
+    }
+    let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let ended = Arc::new(ended.map_err(|errno| DeviceError::Host(errno.into()))?);
+    let mut programs: Vec<thread::JoinHandle<()>> = Vec::new();
+    let mut number = 0;
+    let mut orphaned = false;
+    loop {
+        programs.retain(|program| !program.is_finished());
+        if orphaned && programs.is_empty() {
+            return Ok(());
+        }
+        let mut fds = vec![
+            PollFd::new(&listener, PollFlags::IN),
+            PollFd::from_borrowed_fd(ended.as_fd(), PollFlags::IN),
+        ];
+        if !orphaned {
+            fds.push(PollFd::from_borrowed_fd(life.as_fd(), PollFlags::IN));
+        }
+        match poll(&mut fds, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(DeviceError::Host(errno.into())),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        orphaned |= ready.get(2) == Some(&true);
+        if ready[1] {
+            // A thread that wrote here ends at once: joined without waiting.
+            let _ = rustix::io::read(&*ended, &mut [0; 8]);
+            let (over, rest) = programs
+                .into_iter()
+                .partition(thread::JoinHandle::is_finished);
+            programs = rest;
+            let over: Vec<thread::JoinHandle<()>> = over;
+            over.into_iter().for_each(|program| drop(program.join()));
+            if orphaned {
+                thread::yield_now();
+                let _ = rustix::io::write(&*ended, &u64::from(!programs.is_empty()).to_ne_bytes());
+            }
+        }
+        if ready[0]
+            && let Ok((socket, _)) = listener.accept()
+            && programs.len() < PROGRAMS_MAX
+        {
+            number += 1;
+            let (device, ended) = (Arc::clone(&device), Arc::clone(&ended));
+            let name = thread::Builder::new().name("guest-program".to_owned());
+            let started = name.spawn(move || {
+                program::Program::new(&device, number, socket).serve();
+                let _ = rustix::io::write(&*ended, &1_u64.to_ne_bytes());
+            });
+            match started {
+                Ok(program) => programs.push(program),
+                Err(error) => log::warn!("A program of the VM has no thread: {error}"),
+            }
+        }
+    }
+}
+
+impl Device {
+    fn new(
+        release: &'static Release,
+        driver: Arc<dyn Driver>,
+        limits: Limits,
+        report: Option<UnixDatagram>,
+    ) -> Result<Self, DeviceError> {
+        Ok(Self {
+            release,
+            vm: Mutex::new(Vm::new(release, limits)),
+            flight: RwLock::new(()),
+            files: Mutex::new(BTreeMap::new()),
+            regions: Mutex::new(BTreeMap::new()),
+            windows: driver.windows().map_err(DeviceError::Windows)?,
+            events: Events::start().map_err(DeviceError::Host)?,
+            driver,
+            report,
+            // Beyond the handles that libcuda counts up from 0x5c000001.
+            next_handle: AtomicU32::new(0x5cf0_0001),
+        })
+    }
+
+    fn opened(&self, file: u32) -> io::Result<Arc<Opened>> {
+        let files = locked(&self.files);
+        files
+            .get(&file)
+            .cloned()
+            .ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))
+    }
+
+    /// Number of a file's descriptor in this process.
+    fn descriptor(&self, file: u32, keep: &mut Vec<Arc<Opened>>) -> io::Result<i32> {
+        let opened = self.opened(file)?;
+        let number = opened.file()?.as_raw_fd();
+        keep.push(opened);
+        Ok(number)
+    }
+
+    /// Takes note of what is no longer there.
+    fn forget(&self, freed: &[Freed]) {
+        for one in freed {
+            match *one {
+                Freed::Gone {
+                    client,
+                    handle,
+                    class,
+                } => {
+                    drop(locked(&self.regions).remove(&(client, handle)));
+                    if is_reported(class) {
+                        self.report(&format!("- {} {client:x} {handle:x}\n", std::process::id()));
+                    }
+                }
+                Freed::Object { client, handle } => {
+                    self.free_own(client, handle);
+                    let below = locked(&self.vm).freed(client, handle);
+                    for one in below {
+                        if let Freed::Gone { client, handle, .. } = one {
+                            drop(locked(&self.regions).remove(&(client, handle)));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn made(&self, made: &Made) {
+        let Made {
+            client,
+            handle,
+            object,
+        } = made;
+        if is_reported(object.class) {
+            let pid = std::process::id();
+            let (class, parent, engine) = (object.class, object.parent, object.detail);
+            self.report(&format!(
+                "+ {pid} {client:x} {handle:x} {class:x} {parent:x} {engine:x}\n"
+            ));
+        }
+    }
+
+    /// A launcher that does not read loses lines, and delays nothing.
+    fn report(&self, line: &str) {
+        if let Some(report) = &self.report {
+            let _ = report.send(line.as_bytes());
+        }
+    }
+}
+
+/// Whether the launcher gets lines about objects of this class.
+fn is_reported(class: u32) -> bool {
+    use crate::abi::numbers::class as known;
+    class == known::ROOT || class == known::CHANNEL_GROUP || known::is_channel(class)
+}

@@ -1,0 +1,147 @@
+//! Guest RAM as ranges of unified memory: the semaphore pool, and managed memory.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use super::program::Program;
+use super::{Device, driver, locked};
+use crate::abi::numbers::{escape, status, uvm};
+use crate::abi::{Node, read_u32, write_u32, write_u64};
+use crate::check::Call;
+use crate::proto::Message;
+use crate::sys::Region;
+
+/// Offsets in UVM_MAP_EXTERNAL_ALLOCATION's parameters. SOURCE: `uvm_ioctl.h`, 570 to 595.
+const MAP_BYTES: usize = 9264;
+const MAP_ATTRIBUTES_AT: usize = 24;
+const MAP_COUNT_AT: usize = 9240;
+const MAP_CONTROL_AT: usize = 9248;
+const MAP_CLIENT_AT: usize = 9252;
+const MAP_MEMORY_AT: usize = 9256;
+const MAP_STATUS_AT: usize = 9260;
+/// UvmGpuMappingAttributes: mapping type, then caching. SOURCE: `uvm_types.h`.
+const CACHING_AT: usize = 20;
+const CACHED: u32 = 1;
+
+impl Device {
+    /// Managed memory of a program.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub(super) fn managed(&self, program: &Program<'_>, message: &Message) -> io::Result<Message> {
+        let (base, bytes) = (message.a, message.b);
+        let (_, ram_bytes) = program.ram(&message.extents)?;
+        let _shared = self.flight.read().unwrap_or_else(PoisonError::into_inner);
+        let checked = {
+            let mut vm = locked(&self.vm);
+            vm.range(message.file, base, bytes, ram_bytes)
+                .map_err(|refusal| io::Error::from_raw_os_error(refusal.errno()))?
+        };
+        let mut attributes = Vec::new();
+        let spaces = locked(&self.vm).spaces(message.file);
+        for space in spaces {
+            let mut attribute = space.gpu.to_vec();
+            attribute.resize(uvm::ATTRIBUTE_BYTES, 0);
+            write_u32(&mut attribute, CACHING_AT, CACHED);
+            attributes.extend(attribute);
+        }
+        let result = self.range(program, message, base, bytes, attributes);
+        let parts = crate::abi::Parts::default();
+        let call = Call {
+            file: message.file,
+            request: 0,
+            parts: &parts,
+            ram_bytes,
+        };
+        let _ = locked(&self.vm).settle(&call, &checked, false);
+        let mut answer = message.answer();
+        answer.a = result?.into();
+        Ok(answer)
+    }
+
+    /// Maps guest RAM for the GPUs of the attributes; returns the status.
+    pub(super) fn range(
+        &self,
+        program: &Program<'_>,
+        message: &Message,
+        base: u64,
+        bytes: u64,
+        attributes: Vec<u8>,
+    ) -> io::Result<u32> {
+        let gpu = attributes.first_chunk::<16>().copied().unwrap_or_default();
+        let spaces = locked(&self.vm).spaces(message.file);
+        let Some(space) = spaces.into_iter().find(|space| space.gpu == gpu) else {
+            return Ok(status::OBJECT_NOT_FOUND);
+        };
+        let Some(gpu_file) = locked(&self.vm).gpu_file_of(space.control) else {
+            return Ok(status::OBJECT_NOT_FOUND);
+        };
+        let (ram, ram_bytes) = program.ram(&message.extents)?;
+        let region = Region::of(ram, &message.extents, ram_bytes)?;
+        let handle = self.next_handle.fetch_add(1, Ordering::Relaxed);
+        let own = [space.client, space.device, handle];
+        match self.register(gpu_file, own, region.address(), bytes)? {
+            status::OK => {}
+            status => return Ok(status),
+        }
+        let mut create = vec![0; 24];
+        write_u64(&mut create, 0, base);
+        write_u64(&mut create, 8, bytes);
+        let mut map = vec![0; MAP_BYTES];
+        write_u64(&mut map, 0, base);
+        write_u64(&mut map, 8, bytes);
+        // CAST: at most 256.
+        write_u32(
+            &mut map,
+            MAP_COUNT_AT,
+            (attributes.len() / uvm::ATTRIBUTE_BYTES) as u32,
+        );
+        map[MAP_ATTRIBUTES_AT..MAP_ATTRIBUTES_AT + attributes.len()].copy_from_slice(&attributes);
+        write_u32(&mut map, MAP_CONTROL_AT, space.control);
+        write_u32(&mut map, MAP_CLIENT_AT, space.client);
+        write_u32(&mut map, MAP_MEMORY_AT, handle);
+        let calls = [
+            (uvm::CREATE_EXTERNAL_RANGE, create, 16),
+            (uvm::MAP_EXTERNAL_ALLOCATION, map, MAP_STATUS_AT),
+        ];
+        for (request, top, status_at) in calls {
+            let mut parts = driver::argument(top);
+            let issued = self.forward(message.file, Node::Uvm, request, &mut parts);
+            let answer = issued.map(|_| read_u32(&parts.buffers[0], status_at));
+            if !matches!(answer, Ok(status::OK)) {
+                self.free_object(space.control, own);
+                return answer;
+            }
+        }
+        locked(&self.vm).add_range(message.file, base, bytes, &space, handle);
+        locked(&self.regions).insert((space.client, handle), region);
+        Ok(status::OK)
+    }
+
+    /// Frees an object that this process has made for a range.
+    pub(super) fn free_own(&self, client: u32, handle: u32) {
+        let found = {
+            let vm = locked(&self.vm);
+            vm.object(client, handle).zip(vm.client_file(client))
+        };
+        if let Some((object, control)) = found {
+            self.free_object(control, [client, object.parent, handle]);
+        }
+    }
+
+    /// Frees an object, by a call on a control file.
+    pub(super) fn free_object(&self, control: u32, [client, parent, handle]: [u32; 3]) {
+        let top = driver::words(&[client, parent, handle, 0]);
+        let request = driver::request(escape::RM_FREE, top.len());
+        let mut parts = driver::argument(top);
+        let issued = self.opened(control).and_then(|opened| {
+            self.driver
+                .call(opened.file()?.as_fd(), request, &mut parts)
+        });
+        if issued.is_err() || read_u32(&parts.buffers[0], 12) != status::OK {
+            log::debug!("An object is freed with its client");
+        }
+    }
+}

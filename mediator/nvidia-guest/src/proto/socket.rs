@@ -1,0 +1,145 @@
+//! Messages over a Unix stream socket, with descriptors beside them.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, send as send_bytes, sendmsg,
+};
+
+use super::{HEADER_BYTES, Header, Message, ProtocolError};
+
+/// Most descriptors of a message.
+const DESCRIPTORS_MAX: usize = 2;
+
+/// A message with its descriptors.
+#[derive(Debug)]
+pub struct Received {
+    /// The message.
+    pub message: Message,
+    /// Its descriptors.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// Sends a message.
+///
+/// # Errors
+/// The socket's.
+pub fn send(
+    socket: impl AsFd,
+    message: &Message,
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<(), ProtocolError> {
+    let bytes = message.encode();
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let rest = &bytes[sent..];
+        let result = if sent == 0 && !descriptors.is_empty() {
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            control.push(SendAncillaryMessage::ScmRights(descriptors));
+            sendmsg(
+                &socket,
+                &[IoSlice::new(rest)],
+                &mut control,
+                SendFlags::NOSIGNAL,
+            )
+        } else {
+            send_bytes(&socket, rest, SendFlags::NOSIGNAL)
+        };
+        match result {
+            Ok(more) => sent += more,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(ProtocolError::Socket(errno.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Receives a message; `None` at the end of the connection.
+///
+/// # Errors
+/// If the bytes are no message, or the socket fails.
+pub fn receive(socket: impl AsFd) -> Result<Option<Received>, ProtocolError> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    let mut descriptors = Vec::new();
+    let got = first(&socket, &mut bytes, &mut descriptors)?;
+    if got == 0 {
+        return Ok(None);
+    }
+    rest(&socket, &mut bytes[got..])?;
+    let header = Header::of(&bytes)?;
+    bytes.resize(HEADER_BYTES + header.body_bytes, 0);
+    rest(&socket, &mut bytes[HEADER_BYTES..])?;
+    let message = Message::decode(&bytes)?;
+    Ok(Some(Received {
+        message,
+        descriptors,
+    }))
+}
+
+fn first(
+    socket: &impl AsFd,
+    bytes: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+) -> Result<usize, ProtocolError> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = retry_on_intr(|| {
+        recvmsg(
+            socket,
+            &mut [IoSliceMut::new(bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    });
+    let got = got.map_err(|errno| ProtocolError::Socket(errno.into()))?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            descriptors.extend(received);
+        }
+    }
+    Ok(got.bytes)
+}
+
+fn rest(socket: &impl AsFd, mut bytes: &mut [u8]) -> Result<(), ProtocolError> {
+    while !bytes.is_empty() {
+        match recv(socket, &mut *bytes, RecvFlags::empty()) {
+            Ok((_, 0)) => return Err(ProtocolError::Form),
+            Ok((_, got)) => bytes = &mut bytes[got..],
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(ProtocolError::Socket(errno.into())),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::Kind;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn message_arrives_whole_with_its_descriptors() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let message = Message {
+            kind: Kind::Call,
+            buffers: vec![vec![7; 300_000], vec![8]],
+            ..Message::default()
+        };
+        let copy = message.clone();
+        let sender = std::thread::spawn(move || {
+            let file = std::fs::File::open("/dev/null").unwrap();
+            send(&one, &copy, &[file.as_fd()]).unwrap();
+        });
+        let received = receive(&other).unwrap().unwrap();
+        assert_eq!((received.message, received.descriptors.len()), (message, 1));
+        sender.join().unwrap();
+        assert!(receive(&other).unwrap().is_none());
+    }
+}
