@@ -1,7 +1,7 @@
 //! Reproducible ids: UUIDs of version 5, so that a second export of the same usage has the same
 //! ids.
 
-use crate::record::{GpuIdentity, Stretch, UnixNanos};
+use crate::record::{GpuIdentity, Stretch, TenantIdentity, UnixNanos};
 use crate::units::TenantId;
 use uuid::Uuid;
 
@@ -35,6 +35,18 @@ pub fn unnamed_id(node: &str, boot: Uuid, tenant: TenantId) -> Uuid {
     name("unnamed", &[node, &boot.to_string(), &number])
 }
 
+/// Id of a tenant as a resource in bills: the same for each run of the daemon, and another one
+/// where another account uses the name. It is derived from the node, the account, the kind and the
+/// name, as VMMs and launchers bring no id of an instance: a tenant that is made anew under its
+/// name, in the same account, is the same resource.
+pub fn resource_id(node: &str, tenant: &TenantIdentity) -> Uuid {
+    let account = tenant.account.as_deref().unwrap_or_default();
+    name(
+        "resource",
+        &[node, account, tenant.kind.as_str(), &tenant.name],
+    )
+}
+
 /// Id of a tenant's record in a window.
 pub fn event_id(gpu: &GpuIdentity, tenant: Uuid, stretch: &Stretch) -> Uuid {
     name(
@@ -64,24 +76,38 @@ pub fn entry_id(gpu: &GpuIdentity, stretch: &Stretch) -> Uuid {
     )
 }
 
-/// Id of a row that sums a quantity of a tenant's windows on a GPU, over the charge period that
-/// begins at `start`. `kind` names the quantity.
-pub fn charge_id(kind: &str, gpu: &GpuIdentity, tenant: Uuid, start: UnixNanos) -> Uuid {
+/// Id of a row that sums a quantity of a resource's windows on a GPU under one weight, over the
+/// charge period that begins at `start`. `kind` names the quantity.
+pub fn charge_id(
+    kind: &str,
+    gpu: &GpuIdentity,
+    (resource, weight): (Uuid, u32),
+    start: UnixNanos,
+) -> Uuid {
     name(
         kind,
         &[
             &gpu.node,
             &gpu.gpu,
-            &tenant.to_string(),
+            &resource.to_string(),
+            &weight.to_string(),
             &start.0.to_string(),
         ],
     )
 }
 
+/// Id of time of a GPU, from `start` on, of which the ledger does not know the user. `cause` tells
+/// it from other records of the same time.
+pub fn unknown_id(cause: &str, gpu: &GpuIdentity, start: UnixNanos) -> Uuid {
+    name(cause, &[&gpu.node, &gpu.gpu, &start.0.to_string()])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::TenantKind;
     use crate::units::{Moment, Nanos};
+    use std::collections::BTreeSet;
 
     #[test]
     fn namespace_is_the_uuid_v5_of_the_project_domain() {
@@ -124,5 +150,43 @@ mod tests {
         assert_ne!(entry_id(&gpu, &stretch), entry_id(&other, &stretch));
         assert_ne!(tenant, tenant_id("n", Uuid::nil(), TenantId(2)));
         assert_ne!(tenant, unnamed_id("n", Uuid::nil(), TenantId(1)));
+        let ids = [
+            charge_id("charge", &gpu, (tenant, 100), stretch.start),
+            charge_id("copies", &gpu, (tenant, 100), stretch.start),
+            charge_id("charge", &other, (tenant, 100), stretch.start),
+            charge_id("charge", &gpu, (id, 100), stretch.start),
+            charge_id("charge", &gpu, (tenant, 101), stretch.start),
+            charge_id("charge", &gpu, (tenant, 100), stretch.end),
+            unknown_id("down", &gpu, stretch.start),
+            unknown_id("missed", &gpu, stretch.start),
+            unknown_id("down", &other, stretch.start),
+            unknown_id("down", &gpu, stretch.end),
+        ];
+        assert_eq!(ids.into_iter().collect::<BTreeSet<_>>().len(), ids.len());
+    }
+
+    #[test]
+    fn resource_is_the_same_in_each_run_and_another_for_another_account() {
+        let tenant = |name: &str, account: Option<&str>, id: u128| TenantIdentity {
+            id: Uuid::from_u128(id),
+            name: name.into(),
+            kind: TenantKind::Vm,
+            account: account.map(str::to_owned),
+        };
+        let first = resource_id("n", &tenant("web", Some("gold"), 1));
+        assert_eq!(first, resource_id("n", &tenant("web", Some("gold"), 2)));
+        let program = TenantIdentity {
+            kind: TenantKind::Program,
+            ..tenant("web", Some("gold"), 1)
+        };
+        let others = [
+            resource_id("n", &tenant("web", Some("silver"), 1)),
+            resource_id("n", &tenant("web", None, 1)),
+            resource_id("n", &tenant("db", Some("gold"), 1)),
+            resource_id("m", &tenant("web", Some("gold"), 1)),
+            resource_id("n", &program),
+        ];
+        assert!(!others.contains(&first));
+        assert_eq!(others.into_iter().collect::<BTreeSet<_>>().len(), 5);
     }
 }

@@ -4,6 +4,10 @@
 #[path = "export/bill.rs"]
 mod bill;
 mod common;
+#[path = "export/unknown.rs"]
+mod unknown;
+#[path = "export/vocabulary.rs"]
+mod vocabulary;
 
 use common::{BEGIN, SECOND_NS, gpu};
 use rust_decimal::Decimal;
@@ -192,17 +196,19 @@ fn events_are_cloudevents_with_stable_ids_and_the_windows_end() {
             (field("specversion").as_str(), field("source").as_str()),
             ("1.0", "/nodes/node-17")
         );
+        let schema = format!("#/$defs/{}", field("type"));
+        assert!(field("dataschema").ends_with(&schema));
         assert_eq!(event["time"], event["data"]["window_end"]);
         assert!(ids.insert((field("source"), field("id"))), "a pair twice");
         match field("type").as_str() {
-            "dev.turnstile.vm.gpu_usage.v1" => {
-                sum += event["data"]["gpu_ns"]
+            "dev.turnstile.vm.gpu_usage.v2" => {
+                sum += event["data"]["engine_ns"]
                     .as_str()
                     .unwrap()
                     .parse::<u128>()
                     .unwrap();
             }
-            "dev.turnstile.gpu.conservation.v1" => {
+            "dev.turnstile.gpu.conservation.v2" => {
                 let length: u128 = event["data"]["window_ns"]
                     .as_str()
                     .unwrap()
@@ -221,7 +227,7 @@ fn events_are_cloudevents_with_stable_ids_and_the_windows_end() {
                     assert_eq!(parts.into_iter().map(part).sum::<u128>(), length);
                 }
             }
-            "dev.turnstile.gpu.gap.v1" => gaps += 1,
+            "dev.turnstile.gpu.unknown.v2" => gaps += 1,
             other => panic!("{other}"),
         }
     }

@@ -6,6 +6,7 @@ use time::{Date, Month, OffsetDateTime, Time};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const HOUR_NS: u64 = 3_600 * SECOND_NS;
+const DAY_NS: u64 = 24 * HOUR_NS;
 
 fn date_time(at: UnixNanos) -> OffsetDateTime {
     // PANIC: none; 64 bits of nanoseconds end in 2554, this calendar in 9999
@@ -43,6 +44,40 @@ pub fn parse_time(text: &str) -> Option<UnixNanos> {
     nanos(OffsetDateTime::parse(text, &Rfc3339).ok()?)
 }
 
+/// A point of the calendar as people write it, in UTC without a zone: as [`parse_time`], a date with
+/// or without a time, a month (its beginning), a time of the present day, or `now`, `today` and
+/// `yesterday`.
+pub fn parse_date(text: &str, now: UnixNanos) -> Option<UnixNanos> {
+    let text = text.trim().to_uppercase();
+    let today = day_of(now).0;
+    match text.as_str() {
+        "NOW" => return Some(now),
+        "TODAY" => return Some(today),
+        "YESTERDAY" => return Some(day_of(UnixNanos(today.0.saturating_sub(1))).0),
+        _ => {}
+    }
+    let text = text.replacen(' ', "T", 1);
+    let present = show_second(today);
+    let day = present.trim_end_matches("00:00:00Z");
+    let forms = [
+        ("", ""),
+        ("", "Z"),
+        ("", ":00Z"),
+        ("", "T00:00:00Z"),
+        ("", "-01T00:00:00Z"),
+        (day, "Z"),
+        (day, ":00Z"),
+    ];
+    let mut read = forms.map(|(before, after)| parse_time(&format!("{before}{text}{after}")));
+    read.iter_mut().find_map(Option::take)
+}
+
+/// Beginning and end of the UTC day.
+pub const fn day_of(at: UnixNanos) -> (UnixNanos, UnixNanos) {
+    let start = at.0 / DAY_NS * DAY_NS;
+    (UnixNanos(start), UnixNanos(start.saturating_add(DAY_NS)))
+}
+
 /// Beginning of the UTC hour.
 pub const fn hour_of(at: UnixNanos) -> UnixNanos {
     UnixNanos(at.0 / HOUR_NS * HOUR_NS)
@@ -54,7 +89,7 @@ pub(super) const fn hour_after(hour: UnixNanos) -> UnixNanos {
 }
 
 /// Beginning and end of the UTC month.
-pub(super) fn month_of(at: UnixNanos) -> (UnixNanos, UnixNanos) {
+pub fn month_of(at: UnixNanos) -> (UnixNanos, UnixNanos) {
     let t = date_time(at);
     let begin = |year, month: Month| {
         let date = Date::from_calendar_date(year, month, 1).ok()?;
@@ -90,6 +125,30 @@ mod tests {
             assert_eq!(parse_time(bad), None, "{bad}");
         }
         assert_eq!(show_second(UnixNanos(u64::MAX)), "2554-07-21T23:34:33Z");
+    }
+
+    #[test]
+    fn dates_are_read_as_people_write_them() {
+        let now = parse_time("2026-11-28T03:45:10Z").unwrap();
+        for (text, expected) in [
+            ("2026-11-20T14:30:00+01:00", "2026-11-20T13:30:00Z"),
+            ("2026-11-20 13:30:05", "2026-11-20T13:30:05Z"),
+            ("2026-11-20 13:30", "2026-11-20T13:30:00Z"),
+            ("2026-11-20t13:30:00z", "2026-11-20T13:30:00Z"),
+            (" 2026-11-20 ", "2026-11-20T00:00:00Z"),
+            ("2026-11", "2026-11-01T00:00:00Z"),
+            ("13:30", "2026-11-28T13:30:00Z"),
+            ("13:30:07", "2026-11-28T13:30:07Z"),
+            ("now", "2026-11-28T03:45:10Z"),
+            ("today", "2026-11-28T00:00:00Z"),
+            ("Yesterday", "2026-11-27T00:00:00Z"),
+        ] {
+            let read = parse_date(text, now).map(show_second);
+            assert_eq!(read.as_deref(), Some(expected), "{text}");
+        }
+        for bad in ["", "2026", "2026-13", "2026-11-31", "25:00", "tomorrow's"] {
+            assert_eq!(parse_date(bad, now), None, "{bad}");
+        }
     }
 
     #[test]

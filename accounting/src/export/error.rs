@@ -13,8 +13,24 @@ pub enum ExportError {
     /// No entries of such a GPU.
     #[error("The ledger has no entries of such a GPU")]
     NoGpu,
+    /// No such tenant.
+    #[error("The ledger knows no tenant {tenant:?}; --allow-gaps exports nothing for it")]
+    NoTenant {
+        /// Its name or id.
+        tenant: String,
+    },
+    /// The request covers time before the ledger.
+    #[error("The ledger of GPU {gpu} of {node} begins at {}; --allow-gaps exports what is there", show_time(*from))]
+    NotBegun {
+        /// The node.
+        node: String,
+        /// The GPU.
+        gpu: String,
+        /// The beginning of its first entry.
+        from: UnixNanos,
+    },
     /// The request covers time that is not closed yet.
-    #[error("GPU {gpu} of {node} is closed until {}; ask again later, for less, or for other nodes or GPUs", show_time(*until))]
+    #[error("GPU {gpu} of {node} is closed until {}; ask again later, for less, or for other nodes or GPUs; --allow-gaps exports what is there", show_time(*until))]
     NotClosed {
         /// The node.
         node: String,
@@ -24,7 +40,7 @@ pub enum ExportError {
         until: UnixNanos,
     },
     /// The request covers discarded time.
-    #[error("GPU {gpu} of {node} is kept from {} on; what was before is discarded", show_time(*from))]
+    #[error("GPU {gpu} of {node} is kept from {} on; what was before is discarded; --allow-gaps exports what is there", show_time(*from))]
     Discarded {
         /// The node.
         node: String,

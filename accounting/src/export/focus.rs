@@ -1,4 +1,5 @@
-//! A bill in FOCUS: one row for each tenant, GPU, UTC hour and priced quantity.
+//! A bill in FOCUS: one row for each resource, weight, GPU, UTC hour and priced quantity. Time
+//! without a record is a row of the GPU, for nothing.
 //!
 //! Nothing is rounded: quantities are nanoseconds and bytes with the point moved by nine digits,
 //! costs are exact products or an error. SOURCE: focus.finops.org, versions 1.2 (ratified
@@ -11,13 +12,13 @@ pub use columns::columns;
 use super::calendar::hour_of;
 use super::prices::{PriceList, Sku, Unit};
 use super::table::{Table, show_decimal};
+use super::unknown::Unknown;
 use super::{ExportError, Exported, Request, Writer};
-use crate::record::{
-    Body, Entry, GpuIdentity, TenantIdentity, TenantKind, TenantRecord, UnixNanos,
-};
+use crate::ids::resource_id;
+use crate::record::{Entry, GpuIdentity, TenantIdentity, TenantKind, TenantRecord, UnixNanos};
 use columns::Charge;
 use rust_decimal::Decimal;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use uuid::Uuid;
 
 /// Version of the specification.
@@ -29,7 +30,7 @@ pub enum FocusVersion {
     V1_4,
 }
 
-/// What one tenant used of one GPU in one hour.
+/// What one resource used of one GPU in one hour under one weight.
 #[derive(Clone, Debug)]
 struct Sums {
     tenant: TenantIdentity,
@@ -39,6 +40,23 @@ struct Sums {
     waiting_ns: u128,
     held_ns: u128,
     weight: u32,
+    /// Time of the GPU without a record, and its causes. The other sums are empty then.
+    unknown: Option<(u128, BTreeSet<&'static str>)>,
+}
+
+impl Sums {
+    /// Of a tenant, or of a GPU whose time has no record.
+    const fn of(tenant: TenantIdentity, weight: u32) -> Self {
+        Self {
+            tenant,
+            engine_ns: 0,
+            copy_bytes: None,
+            waiting_ns: 0,
+            held_ns: 0,
+            weight,
+            unknown: None,
+        }
+    }
 }
 
 /// A number of billionths, exactly.
@@ -63,7 +81,10 @@ pub(super) struct Focus<'a> {
     prices: &'a PriceList,
     table: Box<dyn Table + 'a>,
     under_way: Option<(GpuIdentity, UnixNanos)>,
-    sums: BTreeMap<Uuid, Sums>,
+    /// By resource and weight.
+    sums: BTreeMap<(Uuid, u32), Sums>,
+    /// Time of the hour without a record, and its causes.
+    unknown: (u128, BTreeSet<&'static str>),
     exported: Exported,
 }
 
@@ -81,26 +102,32 @@ impl<'a> Focus<'a> {
             table,
             under_way: None,
             sums: BTreeMap::new(),
+            unknown: Default::default(),
             exported: Exported::default(),
         }
     }
 
-    fn add(&mut self, record: &TenantRecord) {
-        let sums = self.sums.entry(record.tenant.id).or_insert_with(|| Sums {
-            tenant: record.tenant.clone(),
-            engine_ns: 0,
-            copy_bytes: None,
-            waiting_ns: 0,
-            held_ns: 0,
-            weight: 0,
-        });
+    fn add(&mut self, gpu: &GpuIdentity, record: &TenantRecord) {
+        let resource = resource_id(&gpu.node, &record.tenant);
+        let weight = record.weight;
+        let made = || Sums::of(record.tenant.clone(), weight);
+        let sums = self.sums.entry((resource, weight)).or_insert_with(made);
         sums.engine_ns += u128::from(record.engine_ns.0);
         if let Some(bytes) = record.copy_bytes {
             *sums.copy_bytes.get_or_insert_default() += u128::from(bytes);
         }
         sums.waiting_ns += u128::from(record.waiting_ns.0);
         sums.held_ns += u128::from(record.held_ns.0);
-        sums.weight = record.weight;
+    }
+
+    /// Goes on to an hour of a GPU, which may be the present one.
+    fn enter(&mut self, gpu: &GpuIdentity, hour: UnixNanos) -> Result<(), ExportError> {
+        let now = self.under_way.as_ref();
+        if now.is_none_or(|(own, at)| own != gpu || *at != hour) {
+            self.flush()?;
+            self.under_way = Some((gpu.clone(), hour));
+        }
+        Ok(())
     }
 
     /// Writes the rows of the current hour.
@@ -112,6 +139,22 @@ impl<'a> Focus<'a> {
             model: gpu.model.clone(),
         };
         let priced = Unit::ALL.map(|unit| (unit, self.prices.sku(&gpu, unit)));
+        let (unknown_ns, causes) = std::mem::take(&mut self.unknown);
+        if unknown_ns > 0 {
+            let sku = priced[0].1.ok_or_else(no_sku)?;
+            let identity = TenantIdentity {
+                id: Uuid::nil(),
+                name: gpu.gpu.clone(),
+                kind: TenantKind::Untracked,
+                account: None,
+            };
+            let sums = Sums {
+                unknown: Some((unknown_ns, causes)),
+                ..Sums::of(identity, 0)
+            };
+            self.charge(&gpu, hour, &sums, 0, sku)?;
+            self.exported.unknown_ns += unknown_ns;
+        }
         for sums in std::mem::take(&mut self.sums).values() {
             self.exported.engine_ns += sums.engine_ns;
             for (unit, sku) in priced {
@@ -166,24 +209,27 @@ impl<'a> Focus<'a> {
 }
 
 impl Writer for Focus<'_> {
-    fn entry(&mut self, gpu: &GpuIdentity, entry: &Entry) -> Result<(), ExportError> {
-        let Body::Window { tenants, .. } = &entry.body else {
-            return Ok(());
-        };
-        // A window belongs to the hour in which it begins.
-        let hour = hour_of(entry.stretch.start);
-        let same = self
-            .under_way
-            .as_ref()
-            .is_some_and(|(own, at)| own == gpu && *at == hour);
-        if !same {
-            self.flush()?;
-            self.under_way = Some((gpu.clone(), hour));
+    fn unknown(&mut self, gpu: &GpuIdentity, unknown: Unknown<'_>) -> Result<(), ExportError> {
+        for (hour, unknown_ns) in unknown.by_hour() {
+            self.enter(gpu, hour)?;
+            self.unknown.0 += unknown_ns;
+            self.unknown.1.insert(unknown.cause);
         }
+        Ok(())
+    }
+
+    fn window(
+        &mut self,
+        gpu: &GpuIdentity,
+        entry: &Entry,
+        tenants: &[TenantRecord],
+    ) -> Result<(), ExportError> {
+        // A window belongs to the hour in which it begins.
+        self.enter(gpu, hour_of(entry.stretch.start))?;
         let billed = |record: &&TenantRecord| record.tenant.kind != TenantKind::Untracked;
         for record in tenants.iter().filter(billed) {
             if self.request.wants(record.tenant.id, &record.tenant.name) {
-                self.add(record);
+                self.add(gpu, record);
             }
         }
         Ok(())

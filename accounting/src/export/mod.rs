@@ -1,8 +1,9 @@
 //! Exports of the ledger: events for metering systems, rows for spreadsheets, a bill in FOCUS.
 //!
-//! An export covers its request in full, or is refused: each GPU's entries have to be closed up to
-//! the request's end, and none may be discarded. Its content depends on the ledger and the price
-//! list alone. A repeated export is equal to the last byte.
+//! An export covers its request in full, or is refused: each GPU's entries have to reach from the
+//! request's beginning to its end, and the ledger has to know the tenant. A request may accept what
+//! is missing. Time without a record is rows of the export, whatever the tenant. Its content
+//! depends on the ledger and the price list alone. A repeated export is equal to the last byte.
 
 mod calendar;
 mod container;
@@ -16,20 +17,24 @@ mod rows;
 mod schema;
 mod summary;
 mod table;
+mod unknown;
 
-pub use calendar::{hour_of, parse_time, show_time};
+pub use calendar::{day_of, hour_of, month_of, parse_date, parse_time, show_time};
 pub use container::Container;
 pub use error::ExportError;
+pub use events::schema as events_schema;
 pub use focus::{FocusVersion, columns as focus_columns};
 pub use prices::{PriceList, PriceListError};
 pub use schema::schema as focus_schema;
-pub use summary::{Summary, TenantSum, summary};
+pub use summary::{Summary, TenantSum, UnknownSum, summary};
 pub use table::Cell;
+pub use unknown::{UNOBSERVED, UNRECORDED};
 
 use crate::audit::Audit;
-use crate::record::{Entry, GpuIdentity, UnixNanos};
+use crate::record::{Body, Entry, GpuIdentity, TenantRecord, UnixNanos};
 use crate::store::{Kept, Selection, Store, StoreError};
 use std::io::Write;
+use unknown::Unknown;
 use uuid::Uuid;
 
 /// Format of an export.
@@ -54,8 +59,11 @@ pub struct Request {
     pub node: Option<String>,
     /// Only this GPU, by its identity within its node.
     pub gpu: Option<String>,
-    /// Only this tenant, by its name or its id.
+    /// Only this tenant, by its name or its id; and all time without a record.
     pub tenant: Option<String>,
+    /// Export what is there, also where the ledger does not cover the request or does not know the
+    /// tenant. Time outside of the ledger is a row of the cause [`UNRECORDED`].
+    pub allow_gaps: bool,
 }
 
 /// Amounts that an export wrote.
@@ -67,6 +75,8 @@ pub struct Exported {
     pub entries: u64,
     /// Engine time in all rows.
     pub engine_ns: u128,
+    /// Time without a record in all rows.
+    pub unknown_ns: u128,
 }
 
 /// Receives the progress of an export, in thousandths.
@@ -74,7 +84,15 @@ pub type Progress<'a> = dyn FnMut(u64) + 'a;
 
 /// Takes entries and writes rows.
 trait Writer {
-    fn entry(&mut self, gpu: &GpuIdentity, entry: &Entry) -> Result<(), ExportError>;
+    /// A window that begins within the request.
+    fn window(
+        &mut self,
+        gpu: &GpuIdentity,
+        entry: &Entry,
+        tenants: &[TenantRecord],
+    ) -> Result<(), ExportError>;
+    /// Time without a record. Of a window it comes before the window.
+    fn unknown(&mut self, gpu: &GpuIdentity, unknown: Unknown<'_>) -> Result<(), ExportError>;
     /// Writes the rest, and the end of the file.
     fn finish(self: Box<Self>) -> Result<Exported, ExportError>;
 }
@@ -86,6 +104,8 @@ impl Request {
             to: Some(self.to),
             node: self.node.clone(),
             gpu: self.gpu.clone(),
+            // A gap may lie around the beginning.
+            overlapping: true,
         }
     }
 
@@ -112,12 +132,19 @@ fn covered(kept: &[Kept], request: &Request) -> Result<Vec<Kept>, ExportError> {
     }
     for kept in &chosen {
         let GpuIdentity { node, gpu, .. } = kept.gpu.clone();
+        if request.allow_gaps {
+            continue;
+        }
         if kept.from > request.from {
             return Err(ExportError::Discarded {
                 node,
                 gpu,
                 from: kept.from,
             });
+        }
+        if kept.first > request.from {
+            let from = kept.first;
+            return Err(ExportError::NotBegun { node, gpu, from });
         }
         if kept.tail.end < request.to {
             return Err(ExportError::NotClosed {
@@ -178,7 +205,10 @@ pub fn export(
     let entries = read(
         store,
         request,
-        &mut |gpu, entry| writer.entry(gpu, entry),
+        &mut |gpu, part| match part {
+            Part::Unknown(unknown) => writer.unknown(gpu, unknown),
+            Part::Window(entry, tenants) => writer.window(gpu, entry, tenants),
+        },
         progress,
     )?;
     let exported = writer.finish()?;
@@ -189,8 +219,38 @@ pub fn export(
     })
 }
 
-/// Takes a requested entry that passed the audit.
-type Take<'a> = dyn FnMut(&GpuIdentity, &Entry) -> Result<(), ExportError> + 'a;
+/// A part of the time of a request.
+#[derive(Clone, Copy)]
+enum Part<'a> {
+    /// Time without a record.
+    Unknown(Unknown<'a>),
+    /// A window that begins within the request, and its records.
+    Window(&'a Entry, &'a [TenantRecord]),
+}
+
+/// Takes a part of the request; its entry passed the audit.
+type Take<'a> = dyn FnMut(&GpuIdentity, Part<'_>) -> Result<(), ExportError> + 'a;
+
+/// Passes on what an entry is to a request.
+fn parts(
+    request: &Request,
+    gpu: &GpuIdentity,
+    entry: &Entry,
+    take: &mut Take<'_>,
+) -> Result<(), ExportError> {
+    let window = match &entry.body {
+        Body::Window { tenants, .. } => Some(tenants),
+        Body::Gap { .. } => None,
+    };
+    // A window belongs to the request in which it begins.
+    if window.is_some() && entry.stretch.start < request.from {
+        return Ok(());
+    }
+    if let Some(unknown) = Unknown::of(request, entry) {
+        take(gpu, Part::Unknown(unknown))?;
+    }
+    window.map_or(Ok(()), |tenants| take(gpu, Part::Window(entry, tenants)))
+}
 
 /// Reads all requested entries in order; returns their number.
 fn read(
@@ -200,9 +260,19 @@ fn read(
     progress: &mut Progress<'_>,
 ) -> Result<u64, ExportError> {
     let chosen = covered(&store.gpus()?, request)?;
+    if let (Some(tenant), false) = (&request.tenant, request.allow_gaps)
+        && !store.knows(tenant)?
+    {
+        let tenant = tenant.clone();
+        return Err(ExportError::NoTenant { tenant });
+    }
     let (mut entries, mut refused) = (0, None);
     let length = (request.to.0 - request.from.0).max(1);
     for (index, kept) in chosen.iter().enumerate() {
+        if let Some(before) = Unknown::outside(request.from, kept.first.min(request.to)) {
+            take(&kept.gpu, Part::Unknown(before))?;
+        }
+        let mut end = kept.first.max(request.from);
         let mut audit = Audit::within(&kept.gpu);
         let selection = Selection {
             node: Some(kept.gpu.node.clone()),
@@ -218,18 +288,30 @@ fn read(
             progress((index as u64 * 1_000 + done as u64) / chosen.len() as u64);
             let taken = match audit.first_finding() {
                 Some(finding) => Err(ExportError::Damaged(finding.clone())),
-                None => take(gpu, &entry),
+                None => parts(request, gpu, &entry, take),
             };
+            end = end.max(entry.stretch.end);
             refused = taken.err();
             Ok(refused.is_none())
         })?;
         if let Some(error) = refused {
             return Err(error);
         }
+        if let Some(after) = Unknown::outside(end, request.to) {
+            take(&kept.gpu, Part::Unknown(after))?;
+        }
     }
     // Retention may have discarded entries between two queries.
-    covered(&store.gpus()?, request)?;
-    Ok(entries)
+    let left = covered(&store.gpus()?, request)?;
+    let lacks = |(before, now): (&Kept, &Kept)| now.first > before.first.max(request.from);
+    match chosen.iter().zip(&left).find(|both| lacks(*both)) {
+        Some((_, now)) => Err(ExportError::Discarded {
+            node: now.gpu.node.clone(),
+            gpu: now.gpu.gpu.clone(),
+            from: now.first,
+        }),
+        None => Ok(entries),
+    }
 }
 
 impl From<StoreError> for ExportError {

@@ -1,12 +1,15 @@
-//! The ledger's records as a table: one row for each tenant's window, without sums, complete.
+//! The ledger's records as a table: one row for each tenant's window, without sums, complete. Time
+//! without a record is a row without a tenant.
 
 use super::table::{Cell, Column, Kind, Table};
+use super::unknown::Unknown;
 use super::{ExportError, Exported, Request, Writer, show_time};
-use crate::record::{Body, Entry, GpuIdentity, TenantRecord};
+use crate::ids::resource_id;
+use crate::record::{Entry, GpuIdentity, TenantRecord};
 use crate::units::Nanos;
 
 /// The columns.
-pub(super) const COLUMNS: [Column; 27] = [
+pub(super) const COLUMNS: [Column; 31] = [
     ("event_id", Kind::Text),
     ("node", Kind::Text),
     ("gpu", Kind::Text),
@@ -20,6 +23,7 @@ pub(super) const COLUMNS: [Column; 27] = [
     ("window_end", Kind::Text),
     ("window_ns", Kind::Integer),
     ("engine_ns", Kind::Integer),
+    ("observed_ns", Kind::Integer),
     ("estimated_ns", Kind::Integer),
     ("fault_ns", Kind::Integer),
     ("copy_ns", Kind::Integer),
@@ -34,7 +38,13 @@ pub(super) const COLUMNS: [Column; 27] = [
     ("error_bound_ns", Kind::Integer),
     ("turns", Kind::Integer),
     ("account", Kind::Text),
+    ("resource_id", Kind::Text),
+    ("unknown_ns", Kind::Integer),
+    ("unknown_cause", Kind::Text),
 ];
+
+/// The value of `kind` in a row of time without a record.
+const UNKNOWN: &str = "unknown";
 
 pub(super) struct Rows<'a> {
     request: &'a Request,
@@ -53,11 +63,12 @@ impl<'a> Rows<'a> {
     }
 }
 
-fn cells(gpu: &GpuIdentity, entry: &Entry, record: &TenantRecord) -> [Cell; COLUMNS.len()] {
+/// The row of a tenant's window.
+pub(super) fn cells(gpu: &GpuIdentity, entry: &Entry, record: &TenantRecord) -> Vec<Cell> {
     let stretch = &entry.stretch;
     let ns = |length: Nanos| Cell::Integer(length.0);
     let optional = |number: Option<u64>| number.map_or(Cell::Null, Cell::Integer);
-    [
+    vec![
         Cell::text(record.id.to_string()),
         Cell::text(&gpu.node),
         Cell::text(&gpu.gpu),
@@ -71,6 +82,7 @@ fn cells(gpu: &GpuIdentity, entry: &Entry, record: &TenantRecord) -> [Cell; COLU
         Cell::text(show_time(stretch.end)),
         ns(stretch.length_ns),
         ns(record.engine_ns),
+        ns(record.engine_ns.saturating_sub(record.estimated_ns)),
         ns(record.estimated_ns),
         ns(record.fault_ns),
         ns(record.copy_ns),
@@ -87,14 +99,53 @@ fn cells(gpu: &GpuIdentity, entry: &Entry, record: &TenantRecord) -> [Cell; COLU
         ns(record.error_bound_ns),
         Cell::Integer(record.turns),
         Cell::maybe(record.tenant.account.as_ref()),
+        Cell::text(resource_id(&gpu.node, &record.tenant).to_string()),
+        Cell::Null,
+        Cell::Null,
     ]
 }
 
+/// The row of time without a record.
+pub(super) fn unknown_cells(gpu: &GpuIdentity, unknown: &Unknown<'_>) -> Vec<Cell> {
+    let cell = |column: &Column| unknown_cell(gpu, unknown, column.0);
+    COLUMNS.iter().map(cell).collect()
+}
+
+fn unknown_cell(gpu: &GpuIdentity, unknown: &Unknown<'_>, column: &str) -> Cell {
+    let stretch = unknown.entry.map(|entry| &entry.stretch);
+    // CAST: of a span of time within 64 bits, and the few engines of a window
+    let unknown_ns = Cell::Integer(unknown.unknown_ns as u64);
+    match column {
+        "event_id" => Cell::text(unknown.id(gpu).to_string()),
+        "node" => Cell::text(&gpu.node),
+        "gpu" => Cell::text(&gpu.gpu),
+        "gpu_model" => Cell::text(&gpu.model),
+        "kind" => Cell::text(UNKNOWN),
+        "boot_id" => stretch.map_or(Cell::Null, |of| Cell::text(of.boot.to_string())),
+        "seq" => stretch.map_or(Cell::Null, |of| Cell::Integer(of.seq)),
+        "window_start" => Cell::text(show_time(unknown.start)),
+        "window_end" => Cell::text(show_time(unknown.end)),
+        "window_ns" => stretch.map_or(Cell::Null, |of| Cell::Integer(of.length_ns.0)),
+        "unknown_ns" => unknown_ns,
+        "unknown_cause" => Cell::text(unknown.cause),
+        _ => Cell::Null,
+    }
+}
+
 impl Writer for Rows<'_> {
-    fn entry(&mut self, gpu: &GpuIdentity, entry: &Entry) -> Result<(), ExportError> {
-        let Body::Window { tenants, .. } = &entry.body else {
-            return Ok(());
-        };
+    fn unknown(&mut self, gpu: &GpuIdentity, unknown: Unknown<'_>) -> Result<(), ExportError> {
+        self.table.row(&unknown_cells(gpu, &unknown))?;
+        self.exported.rows += 1;
+        self.exported.unknown_ns += unknown.unknown_ns;
+        Ok(())
+    }
+
+    fn window(
+        &mut self,
+        gpu: &GpuIdentity,
+        entry: &Entry,
+        tenants: &[TenantRecord],
+    ) -> Result<(), ExportError> {
         for record in tenants {
             if self.request.wants(record.tenant.id, &record.tenant.name) {
                 self.table.row(&cells(gpu, entry, record))?;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 /// Time of the last change of the columns; the id changes with it.
-const CREATED: &str = "2026-11-20T00:00:00Z";
+const CREATED: &str = "2026-11-28T00:00:00Z";
 
 /// The schema of the bills of one version, equal each time.
 pub fn schema(version: FocusVersion) -> Value {

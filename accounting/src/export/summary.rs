@@ -1,7 +1,8 @@
 //! The sum of what each tenant used between two times.
 
-use super::{ExportError, Request, read};
-use crate::record::{Body, Entry, GpuIdentity, TenantIdentity};
+use super::{ExportError, Part, Request, read};
+use crate::ids::resource_id;
+use crate::record::{GpuIdentity, TenantIdentity, TenantRecord, UnixNanos};
 use crate::store::Store;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -14,10 +15,16 @@ pub struct TenantSum {
     pub gpu: GpuIdentity,
     /// The tenant.
     pub tenant: TenantIdentity,
+    /// Its id as a resource, the same for each run of the daemon.
+    pub resource: Uuid,
     /// Windows in which it has a record.
     pub windows: u64,
     /// Time on the compute engines: what is billed.
     pub engine_ns: u128,
+    /// The part of it that was not observed, but estimated.
+    pub estimated_ns: u128,
+    /// Neither engine nor copy time is off by more.
+    pub error_bound_ns: u128,
     /// Time on the copy engines.
     pub copy_ns: u128,
     /// Bytes that copy engines moved; none if a window does not count them.
@@ -37,11 +44,29 @@ pub struct Summary {
     pub tenants: Vec<TenantSum>,
     /// Windows and gaps.
     pub entries: u64,
-    /// Length of the gaps among them: time that was not accounted.
-    pub gap_ns: u128,
+    /// Time that was not accounted, of all causes.
+    pub unknown_ns: u128,
+    /// The same by GPU and cause.
+    pub unknown: Vec<UnknownSum>,
+}
+
+/// Time of a GPU without a record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UnknownSum {
+    /// The GPU.
+    pub gpu: GpuIdentity,
+    /// The cause, as in the rows of an export.
+    pub cause: &'static str,
+    /// Beginning of the first part on the calendar.
+    pub start: UnixNanos,
+    /// End of the last part.
+    pub end: UnixNanos,
+    /// Length of all parts.
+    pub unknown_ns: u128,
 }
 
 type Sums = BTreeMap<(String, String, Uuid), TenantSum>;
+type Unknowns = BTreeMap<(String, String, &'static str), UnknownSum>;
 
 /// Sums up the requested entries.
 ///
@@ -53,14 +78,25 @@ pub fn summary(
     tenants_max: usize,
     go_on: &dyn Fn() -> bool,
 ) -> Result<Summary, ExportError> {
-    let (mut sums, mut gap_ns) = (Sums::new(), 0);
-    let mut take = |gpu: &GpuIdentity, entry: &Entry| {
+    let (mut sums, mut unknowns) = (Sums::new(), Unknowns::new());
+    let mut take = |gpu: &GpuIdentity, part: Part<'_>| {
         if !go_on() {
             return Err(ExportError::GivenUp);
         }
-        match &entry.body {
-            Body::Gap { .. } => gap_ns += u128::from(entry.stretch.length_ns.0),
-            Body::Window { .. } => add(&mut sums, request, gpu, entry),
+        match part {
+            Part::Unknown(part) => {
+                let key = (gpu.node.clone(), gpu.gpu.clone(), part.cause);
+                let sum = unknowns.entry(key).or_insert_with(|| UnknownSum {
+                    gpu: gpu.clone(),
+                    cause: part.cause,
+                    start: part.start,
+                    end: part.end,
+                    unknown_ns: 0,
+                });
+                sum.end = part.end;
+                sum.unknown_ns += part.unknown_ns;
+            }
+            Part::Window(_, tenants) => add(&mut sums, request, gpu, tenants),
         }
         if sums.len() > tenants_max {
             return Err(ExportError::TooMany { max: tenants_max });
@@ -71,14 +107,12 @@ pub fn summary(
     Ok(Summary {
         tenants: sums.into_values().collect(),
         entries,
-        gap_ns,
+        unknown_ns: unknowns.values().map(|sum| sum.unknown_ns).sum(),
+        unknown: unknowns.into_values().collect(),
     })
 }
 
-fn add(sums: &mut Sums, request: &Request, gpu: &GpuIdentity, entry: &Entry) {
-    let Body::Window { tenants, .. } = &entry.body else {
-        return;
-    };
+fn add(sums: &mut Sums, request: &Request, gpu: &GpuIdentity, tenants: &[TenantRecord]) {
     for record in tenants {
         let TenantIdentity { id, name, .. } = &record.tenant;
         if !request.wants(*id, name) {
@@ -89,8 +123,11 @@ fn add(sums: &mut Sums, request: &Request, gpu: &GpuIdentity, entry: &Entry) {
             .or_insert_with(|| TenantSum {
                 gpu: gpu.clone(),
                 tenant: record.tenant.clone(),
+                resource: resource_id(&gpu.node, &record.tenant),
                 windows: 0,
                 engine_ns: 0,
+                estimated_ns: 0,
+                error_bound_ns: 0,
                 copy_ns: 0,
                 copy_bytes: Some(0),
                 held_ns: 0,
@@ -99,6 +136,8 @@ fn add(sums: &mut Sums, request: &Request, gpu: &GpuIdentity, entry: &Entry) {
             });
         sum.windows += 1;
         sum.engine_ns += u128::from(record.engine_ns.0);
+        sum.estimated_ns += u128::from(record.estimated_ns.0);
+        sum.error_bound_ns += u128::from(record.error_bound_ns.0);
         sum.copy_ns += u128::from(record.copy_ns.0);
         let bytes = sum.copy_bytes.zip(record.copy_bytes);
         sum.copy_bytes = bytes.map(|(sum, more)| sum + u128::from(more));

@@ -43,6 +43,8 @@ pub struct Kept {
     pub anchor: Anchor,
     /// End of the last discarded entry; zero if nothing was discarded.
     pub from: UnixNanos,
+    /// Beginning of the first entry that is kept.
+    pub first: UnixNanos,
 }
 
 /// A selection of entries.
@@ -56,6 +58,8 @@ pub struct Selection {
     pub node: Option<String>,
     /// Those of this GPU, by its identity within its node.
     pub gpu: Option<String>,
+    /// Also the entry in which `from` lies.
+    pub overlapping: bool,
 }
 
 impl Selection {
@@ -157,6 +161,12 @@ pub trait Store: Send + fmt::Debug {
     /// # Errors
     /// If entries cannot be read or are not what was written, or if `visit` fails.
     fn query(&mut self, selection: &Selection, visit: &mut Visit<'_>) -> Result<(), StoreError>;
+
+    /// Whether there is a tenant of this name or id.
+    ///
+    /// # Errors
+    /// If that cannot be read.
+    fn knows(&mut self, tenant: &str) -> Result<bool, StoreError>;
 
     /// Discards entries that ended at or before `before`, but each GPU's last one, and changes
     /// before it. If several hosts write to the store, only those of `node`.

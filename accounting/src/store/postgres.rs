@@ -19,6 +19,7 @@ use crate::change::Change;
 use crate::record::{
     Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord,
 };
+use uuid::Uuid;
 
 /// Entries read, or discarded, at a time.
 const PAGE: i64 = 1_024;
@@ -310,8 +311,14 @@ impl Tables for Postgres {
 
     fn kept(&mut self) -> Result<Vec<(i64, Kept)>, StoreError> {
         let found = self.client.query(rows::GPUS, &[])?;
-        let kept = |row: &Row| rows::kept(row, |key| self.last(key));
-        found.iter().map(kept).collect()
+        let mut kept = |row: &Row| {
+            rows::kept(row, |key| {
+                let first = self.client.query_opt(rows::FIRST, &[&key])?;
+                let first = first.map(|row| row.try_get(0)).transpose()?;
+                Ok((self.last(key)?, first))
+            })
+        };
+        found.iter().map(&mut kept).collect()
     }
 
     fn visit(
@@ -341,6 +348,17 @@ impl Tables for Postgres {
                 }
             }
         }
+    }
+
+    fn begins(&mut self, gpu: i64, at: i64) -> Result<Option<i64>, StoreError> {
+        let found = self.client.query_opt(rows::BEGINS, &[&gpu, &at])?;
+        Ok(found.map(|row| row.try_get(0)).transpose()?)
+    }
+
+    fn knows(&mut self, name: &str, id: Option<Uuid>) -> Result<bool, StoreError> {
+        let id = id.map(|id| id.as_bytes().to_vec());
+        let found = self.client.query_one(rows::KNOWS, &[&name, &id])?;
+        Ok(found.try_get(0)?)
     }
 
     // Tenants are kept when entries are discarded: another host may be about to refer to one.

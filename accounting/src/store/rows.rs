@@ -114,14 +114,17 @@ pub(super) fn engine_record(row: &impl Columns) -> Result<EngineRecord, StoreErr
 /// Query of all GPUs; [`kept`] reads its rows.
 pub(super) const GPUS: &str = "SELECT gpu_key, node, gpu, model, anchor_seq, anchor_digest, kept_from_ns FROM gpu ORDER BY node, gpu";
 
-/// A GPU, with its last entry from `tail`. A GPU's row is written in one transaction with its first
+/// A GPU, with its last entry and the beginning of its first one from `ends`. A GPU's row is written in one transaction with its first
 /// entry.
 pub(super) fn kept(
     row: &impl Columns,
-    tail: impl FnOnce(i64) -> Result<Option<Tail>, StoreError>,
+    ends: impl FnOnce(i64) -> Result<(Option<Tail>, Option<i64>), StoreError>,
 ) -> Result<(i64, Kept), StoreError> {
     let key = row.number(0)?;
-    let tail = tail(key)?.ok_or_else(|| damaged("GPU without entries", key))?;
+    let (Some(tail), Some(first)) = ends(key)? else {
+        return Err(damaged("GPU without entries", key));
+    };
+    let first = UnixNanos(read("start_ns", first)?);
     let gpu = GpuIdentity {
         node: row.text(1)?,
         gpu: row.text(2)?,
@@ -137,6 +140,7 @@ pub(super) fn kept(
         tail,
         anchor,
         from,
+        first,
     };
     Ok((key, kept))
 }
@@ -158,6 +162,15 @@ pub(super) fn change(row: &impl Columns) -> Result<Change, StoreError> {
         new: row.text(8)?,
     })
 }
+
+/// Query of the beginning of a GPU's first entry.
+pub(super) const FIRST: &str = "SELECT start_ns FROM entry WHERE gpu_key = $1 ORDER BY seq LIMIT 1";
+
+/// Query of the beginning of a GPU's last entry that begins at or before a time.
+pub(super) const BEGINS: &str = "SELECT start_ns FROM entry WHERE gpu_key = $1 AND start_ns <= $2 ORDER BY start_ns DESC LIMIT 1";
+
+/// Query of whether there is a tenant of a name or an id.
+pub(super) const KNOWS: &str = "SELECT count(*) > 0 FROM tenant WHERE name = $1 OR id = $2";
 
 /// A number in its stored form.
 pub(super) fn stored(what: &'static str, value: u64) -> Result<i64, StoreError> {

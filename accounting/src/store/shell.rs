@@ -135,6 +135,18 @@ pub trait Tables: Send + fmt::Debug {
         visit: &mut VisitEntry<'_>,
     ) -> Result<bool, StoreError>;
 
+    /// Beginning of the last entry of a GPU that begins at or before a time.
+    ///
+    /// # Errors
+    /// As [`Self::begin_writing`].
+    fn begins(&mut self, gpu: i64, at: i64) -> Result<Option<i64>, StoreError>;
+
+    /// Whether there is a tenant of this name, or of this id.
+    ///
+    /// # Errors
+    /// As [`Self::begin_writing`].
+    fn knows(&mut self, name: &str, id: Option<Uuid>) -> Result<bool, StoreError>;
+
     /// Discards permanently some of a GPU's entries that ended at or before `before`, but not its
     /// last; returns their number.
     ///
@@ -235,8 +247,15 @@ impl<T: Tables> Ledger<T> {
     ) -> Result<(), StoreError> {
         let (from, to) = bounds(selection);
         for (key, kept) in self.tables.kept()? {
+            if !selection.has(&kept.gpu) {
+                continue;
+            }
+            let from = match selection.overlapping {
+                true => self.tables.begins(key, from)?.unwrap_or(from),
+                false => from,
+            };
             let mut of_one = |entry| visit(&kept.gpu, entry);
-            if selection.has(&kept.gpu) && !self.tables.visit(key, from, to, &mut of_one)? {
+            if !self.tables.visit(key, from, to, &mut of_one)? {
                 return Ok(());
             }
         }
@@ -330,6 +349,13 @@ impl<T: Tables> Store for Ledger<T> {
         let visited = self.visit_all(selection, visit);
         self.abandon();
         visited
+    }
+
+    fn knows(&mut self, tenant: &str) -> Result<bool, StoreError> {
+        if self.open.is_none() {
+            self.tables.refresh()?;
+        }
+        self.tables.knows(tenant, Uuid::parse_str(tenant).ok())
     }
 
     fn retain(&mut self, node: &str, before: UnixNanos) -> Result<Retained, StoreError> {

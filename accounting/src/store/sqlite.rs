@@ -311,7 +311,11 @@ impl Tables for Sqlite {
         let mut found = statement.query([])?;
         let mut kept = Vec::new();
         while let Some(row) = found.next()? {
-            kept.push(rows::kept(row, |key| self.tail(key))?);
+            let first = |key: i64| {
+                let mut first = self.connection.prepare_cached(rows::FIRST)?;
+                first.query_row([key], |row| row.get(0)).optional()
+            };
+            kept.push(rows::kept(row, |key| Ok((self.tail(key)?, first(key)?)))?);
         }
         Ok(kept)
     }
@@ -335,6 +339,17 @@ impl Tables for Sqlite {
             }
         }
         Ok(true)
+    }
+
+    fn begins(&mut self, gpu: i64, at: i64) -> Result<Option<i64>, StoreError> {
+        let mut found = self.connection.prepare_cached(rows::BEGINS)?;
+        Ok(found.query_row([gpu, at], |row| row.get(0)).optional()?)
+    }
+
+    fn knows(&mut self, name: &str, id: Option<Uuid>) -> Result<bool, StoreError> {
+        let id = id.map(Uuid::into_bytes);
+        let mut found = self.connection.prepare_cached(rows::KNOWS)?;
+        Ok(found.query_row(params![name, id], |row| row.get(0))?)
     }
 
     fn discard(&mut self, key: i64, before: i64) -> Result<u64, StoreError> {

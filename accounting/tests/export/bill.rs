@@ -3,6 +3,7 @@
 use super::*;
 use common::NAMES;
 use turnstile_accounting::export::focus_schema;
+use turnstile_accounting::ids::resource_id;
 use turnstile_accounting::record::{Digest, TenantKind};
 
 #[test]
@@ -98,6 +99,7 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
         };
         let (mut ids, mut places) = (BTreeSet::new(), BTreeSet::new());
         let mut totals = BTreeMap::<&str, Decimal>::new();
+        let mut unknown = Decimal::ZERO;
         for row in &rows {
             let quantity = number(row, "ConsumedQuantity");
             assert_eq!(row["PricingQuantity"], row["ConsumedQuantity"]);
@@ -119,7 +121,8 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
             assert_eq!(number(row, "ListUnitPrice").to_string(), price);
             assert_eq!(row["SkuMeter"], meter);
             assert_eq!(row["PricingUnit"], unit);
-            assert_eq!(beside.is_empty(), unit == "GB", "waiting time stands once");
+            let own = row["ResourceType"] == "GPU Share";
+            assert_eq!(beside.is_empty(), unit == "GB" || !own, "waiting time stands once");
             for name in [
                 "ChargePeriodStart",
                 "ChargePeriodEnd",
@@ -163,8 +166,17 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
                 places.insert((&row["ResourceId"], &row["ChargePeriodStart"], unit)),
                 "a charge twice"
             );
+            if row["ResourceType"] == "GPU" {
+                assert_eq!(row["ResourceName"], gpu().gpu);
+                assert_eq!((&*row["BilledCost"], &*row["x_GpuWeight"]), ("0.0", ""));
+                assert_eq!(row["x_UnknownCauses"], "down");
+                unknown += number(row, "x_UnknownSeconds");
+                continue;
+            }
+            assert_eq!(row["x_UnknownSeconds"], "");
             *totals.entry(unit).or_default() += quantity;
         }
+        assert_eq!(unknown, Decimal::from(200), "the gap between the two runs");
         let ledger =
             Decimal::from_i128_with_scale(ledger_ns(&entries, &request()).try_into().unwrap(), 9);
         let counted = |record: &TenantRecord| Some(i128::from(record.copy_bytes?));
@@ -173,7 +185,10 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
         let expected = [("GB", copied), ("GPU-Seconds", ledger)].into();
         assert_eq!(totals, expected, "to the nanosecond and to the byte");
         let counting: BTreeSet<_> = records(&entries, &request())
-            .filter_map(|record| record.copy_bytes.and(Some(record.tenant.id.to_string())))
+            .filter_map(|record| {
+                let resource = resource_id(&gpu().node, &record.tenant);
+                record.copy_bytes.and(Some(resource.to_string()))
+            })
             .collect();
         let billed = rows.iter().filter(|row| row["ConsumedUnit"] == "GB");
         let billed = billed.map(|row| row["ResourceId"].rsplit('/').next().unwrap().to_owned());
@@ -190,6 +205,68 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
         assert_eq!(first, NAMES.into(), "all tenants, the idle one too");
         assert!(rows.iter().any(|row| row["ConsumedQuantity"] == "0.0"));
     }
+}
+
+/// Two runs of the daemon within an hour, and a weight that is changed in it.
+#[test]
+fn resource_has_a_row_for_each_weight_of_an_hour_over_restarts_of_the_daemon() {
+    let mut entries = two_hours();
+    let changed = UnixNanos(BEGIN + HOUR_NS / 2);
+    let mut digest = Digest::genesis(&gpu());
+    for entry in &mut entries {
+        if let Body::Window { tenants, .. } = &mut entry.body {
+            for record in tenants.iter_mut().filter(|of| of.tenant.name == "vm-b") {
+                record.weight = if entry.stretch.start < changed { 40 } else { 700 };
+            }
+        }
+        digest = digest.follow(&entry.stretch, &entry.body);
+        entry.digest = digest;
+    }
+    let focus = Format::Focus(FocusVersion::V1_4, Container::Csv);
+    let rows = csv_rows(&written(&mut ledger(&entries), focus, &request()).unwrap().1);
+    let of = |hour: &str, name: &str| -> Vec<(String, Decimal)> {
+        let own = rows.iter().filter(|row| {
+            row["ChargePeriodStart"] == format!("2026-11-20T{hour}:00:00Z")
+                && row["ResourceName"] == name
+                && row["ConsumedUnit"] == "GPU-Seconds"
+        });
+        let cells = |row: &BTreeMap<String, String>| {
+            let quantity = Decimal::from_str_exact(&row["ConsumedQuantity"]).unwrap();
+            (row["x_GpuWeight"].clone(), quantity)
+        };
+        own.map(cells).collect()
+    };
+    let expected = |from: UnixNanos, to: UnixNanos, name: &str| {
+        let part = Request {
+            from,
+            to,
+            ..Request::default()
+        };
+        let own = records(&entries, &part).filter(|record| record.tenant.name == name);
+        let ns = own.map(|record| i128::from(record.engine_ns.0)).sum();
+        Decimal::from_i128_with_scale(ns, 9)
+    };
+    let (start, end) = (request().from, request().to);
+    let hour = UnixNanos(BEGIN + HOUR_NS);
+    assert_eq!(
+        of("13", "vm-b"),
+        [
+            ("40".to_owned(), expected(start, changed, "vm-b")),
+            ("700".to_owned(), expected(changed, hour, "vm-b")),
+        ]
+    );
+    assert_eq!(
+        of("14", "vm-b"),
+        [("700".to_owned(), expected(hour, end, "vm-b"))],
+        "one row over two runs"
+    );
+    assert_eq!(of("13", "vm-c"), [("300".to_owned(), expected(start, hour, "vm-c"))]);
+    let resources: BTreeSet<_> = rows
+        .iter()
+        .filter(|row| row["ResourceName"] == "vm-b")
+        .map(|row| &row["ResourceId"])
+        .collect();
+    assert_eq!(resources.len(), 1, "stable over the restart");
 }
 
 #[test]

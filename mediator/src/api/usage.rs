@@ -60,6 +60,11 @@ pub(super) struct UsageQuery {
     /// One node: the host by another name, which it had before.
     #[param(max_length = 253)]
     node: Option<String>,
+    /// Answer with what is there, though the ledger begins later, ends earlier or knows no such
+    /// tenant.
+    #[serde(default)]
+    #[param(default = false)]
+    allow_gaps: bool,
 }
 
 /// Which part of the ledger, and as what.
@@ -85,6 +90,11 @@ pub(super) struct FocusQuery {
     /// One node: the host by another name, which it had before.
     #[param(max_length = 253)]
     node: Option<String>,
+    /// Answer with what is there, though the ledger begins later, ends earlier or knows no such
+    /// tenant.
+    #[serde(default)]
+    #[param(default = false)]
+    allow_gaps: bool,
 }
 
 /// What one tenant used of one GPU.
@@ -92,6 +102,9 @@ pub(super) struct FocusQuery {
 pub struct TenantUsed {
     /// Id in the ledger, never used again.
     pub id: Uuid,
+    /// Id as a resource in bills: the same for each run of the daemon.
+    #[serde(default)]
+    pub resource_id: Uuid,
     /// Name.
     pub name: String,
     /// `vm` or `program`.
@@ -107,6 +120,15 @@ pub struct TenantUsed {
     pub windows: u64,
     /// Time on the compute engines: what is billed.
     pub engine_ns: u64,
+    /// The part of it that was observed.
+    #[serde(default)]
+    pub observed_ns: u64,
+    /// The part of it that was estimated.
+    #[serde(default)]
+    pub estimated_ns: u64,
+    /// Neither engine nor copy time is off by more.
+    #[serde(default)]
+    pub error_bound_ns: u64,
     /// Time on the copy engines.
     pub copy_ns: u64,
     /// Bytes that the copy engines moved in that time; null where the GPU does not count them.
@@ -133,8 +155,28 @@ pub struct Used {
     pub items: Vec<TenantUsed>,
     /// Windows and gaps.
     pub entries: u64,
-    /// Time without a record.
-    pub gap_ns: u64,
+    /// Time without a record, of all causes.
+    pub unknown_ns: u64,
+    /// The same by GPU and cause.
+    pub unknown: Vec<UnknownTime>,
+}
+
+/// Time of a GPU of which the ledger does not know the user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UnknownTime {
+    /// Host.
+    pub node: String,
+    /// GPU.
+    pub gpu: String,
+    /// `down`, `missed` or `overflow` of a gap; `unobserved` in a window; `unrecorded` outside of
+    /// the ledger.
+    pub cause: String,
+    /// Beginning of its first part.
+    pub start: String,
+    /// End of its last part.
+    pub end: String,
+    /// Its length.
+    pub unknown_ns: u64,
 }
 
 /// Whether the caller still waits for the answer.
@@ -178,6 +220,7 @@ impl UsageQuery {
             node: self.node,
             gpu: self.gpu,
             tenant: self.vm,
+            allow_gaps: self.allow_gaps,
         })
     }
 }
@@ -187,10 +230,11 @@ fn problem(error: &ExportError) -> Problem {
         ExportError::Empty | ExportError::NotAnHour { .. } | ExportError::TooMany { .. } => {
             StatusCode::BAD_REQUEST
         }
-        ExportError::NoGpu | ExportError::Store(StoreError::NotFound { .. }) => {
-            StatusCode::NOT_FOUND
-        }
+        ExportError::NoGpu
+        | ExportError::NoTenant { .. }
+        | ExportError::Store(StoreError::NotFound { .. }) => StatusCode::NOT_FOUND,
         ExportError::NotClosed { .. }
+        | ExportError::NotBegun { .. }
         | ExportError::Discarded { .. }
         | ExportError::NoSku { .. }
         | ExportError::Inexact { .. } => StatusCode::CONFLICT,
@@ -205,7 +249,11 @@ fn problem(error: &ExportError) -> Problem {
             return Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail);
         }
     };
-    Problem::new(status, error.to_string())
+    // The parameter has the option's name, without its dashes.
+    Problem::new(
+        status,
+        error.to_string().replace("--allow-gaps", "allow_gaps"),
+    )
 }
 
 impl Shared {
@@ -281,6 +329,7 @@ pub(super) async fn sums(
     let items = summed.tenants.into_iter().map(|sum| TenantUsed {
         pinned_bytes: pinned.get(&sum.tenant.id).copied(),
         id: sum.tenant.id,
+        resource_id: sum.resource,
         name: sum.tenant.name,
         kind: sum.tenant.kind.as_str().into(),
         account: sum.tenant.account,
@@ -288,6 +337,9 @@ pub(super) async fn sums(
         gpu: sum.gpu.gpu,
         windows: sum.windows,
         engine_ns: ns(sum.engine_ns),
+        observed_ns: ns(sum.engine_ns.saturating_sub(sum.estimated_ns)),
+        estimated_ns: ns(sum.estimated_ns),
+        error_bound_ns: ns(sum.error_bound_ns),
         copy_ns: ns(sum.copy_ns),
         // CAST: of 32 days and some engines
         copy_bytes: sum.copy_bytes.map(|bytes| bytes as u64),
@@ -295,12 +347,21 @@ pub(super) async fn sums(
         waiting_ns: ns(sum.waiting_ns),
         memory_byte_ns: sum.memory_byte_ns.map(|sum| sum.to_string()),
     });
+    let unknown = summed.unknown.into_iter().map(|sum| UnknownTime {
+        node: sum.gpu.node,
+        gpu: sum.gpu.gpu,
+        cause: sum.cause.into(),
+        start: show_time(sum.start),
+        end: show_time(sum.end),
+        unknown_ns: ns(sum.unknown_ns),
+    });
     Ok(Json(Used {
         from: show_time(from),
         to: show_time(to),
         items: items.collect(),
         entries: summed.entries,
-        gap_ns: ns(summed.gap_ns),
+        unknown_ns: ns(summed.unknown_ns),
+        unknown: unknown.collect(),
     }))
 }
 
@@ -368,6 +429,7 @@ pub(super) async fn focus(
         vm,
         gpu,
         node,
+        allow_gaps,
     } = query(asked)?;
     let request = UsageQuery {
         from,
@@ -375,6 +437,7 @@ pub(super) async fn focus(
         vm,
         gpu,
         node,
+        allow_gaps,
     }
     .request()?;
     let version = match version.as_deref() {
@@ -457,6 +520,7 @@ mod tests {
             vm: None,
             gpu: None,
             node: None,
+            allow_gaps: false,
         };
         query.request().map_err(|problem| problem.status)
     }

@@ -1,9 +1,10 @@
 //! `turnstile usage`: exports the ledger for billing, and checks it.
 //!
-//! Exit codes: 0 done; 1 failed, or found broken; 2 wrong usage; 3 no such ledger or GPU; 5 not
-//! closed yet, or discarded; 6 not permitted.
+//! Exit codes: 0 done; 1 failed, or found broken; 2 wrong usage; 3 no such ledger, GPU or tenant; 5
+//! not closed yet, before the ledger, or discarded; 6 not permitted.
 
 mod export;
+mod span;
 mod synthesise;
 mod verify;
 
@@ -14,17 +15,18 @@ use anyhow::Context;
 use clap::{Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use turnstile_accounting::export::{
-    ExportError, FocusVersion, focus_schema, parse_time, show_time,
+    ExportError, FocusVersion, UNRECORDED, events_schema, focus_schema, show_time,
 };
 use turnstile_accounting::record::UnixNanos;
 use turnstile_accounting::store::{Selection, StoreError};
 use turnstile_mediator::api::client::ClientError;
-use turnstile_mediator::api::usage::Used;
+use turnstile_mediator::api::usage::{TenantUsed, Used};
 
 use super::admin::{Admin, escaped, table};
 use super::ledger::Source;
 use super::vm::gigabytes;
 use export::{ExportArgs, run_export};
+use span::{Span, now, time};
 use synthesise::{SynthesiseArgs, run_synthesise};
 use verify::{VerifyArgs, run_verify};
 
@@ -43,11 +45,11 @@ enum Command {
     Export(ExportArgs),
     /// Check that nothing is missing, counted twice, out of balance or changed
     Verify(VerifyArgs),
-    /// Query a running daemon for what each tenant used between two times
+    /// Show what each tenant used, by a running daemon: this hour unless another time is named
     Show(ShowArgs),
     /// Show every change of settings and its author, from the ledger
     Changes(ChangesArgs),
-    /// Print what the columns of a bill in FOCUS are, as its schema
+    /// Print what the columns of a bill in FOCUS, or the data of events are, as its schema
     Schema(SchemaArgs),
     /// Make a ledger out of a seed, to try exports on
     #[command(hide = true)]
@@ -58,12 +60,8 @@ enum Command {
 struct ShowArgs {
     #[command(flatten)]
     admin: Admin,
-    /// Windows that begin at or after this time (RFC 3339)
-    #[arg(long, value_parser = time)]
-    from: UnixNanos,
-    /// Windows that begin before this time; all of them have to be closed
-    #[arg(long, value_parser = time)]
-    to: UnixNanos,
+    #[command(flatten)]
+    span: Span,
     /// One tenant, by name or id
     #[arg(long)]
     tenant: Option<String>,
@@ -71,7 +69,7 @@ struct ShowArgs {
 
 #[derive(clap::Args, Debug)]
 struct ChangesArgs {
-    /// From this time (RFC 3339)
+    /// From this time
     #[arg(long, value_parser = time)]
     from: Option<UnixNanos>,
     /// To this time
@@ -81,23 +79,21 @@ struct ChangesArgs {
 
 #[derive(clap::Args, Debug)]
 struct SchemaArgs {
-    /// Of which bills
-    #[arg(long, value_enum, default_value_t = FocusArg::Focus14)]
-    format: FocusArg,
+    /// Of which bills, or of events
+    #[arg(long, value_enum, default_value_t = SchemaArg::Focus14)]
+    format: SchemaArg,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum FocusArg {
+enum SchemaArg {
+    /// CloudEvents
+    Ndjson,
     /// FOCUS 1.2
     #[value(name = "focus-1.2")]
     Focus12,
     /// FOCUS 1.4
     #[value(name = "focus-1.4")]
     Focus14,
-}
-
-fn time(text: &str) -> Result<UnixNanos, String> {
-    parse_time(text).ok_or_else(|| "not a time as in 2026-11-20T13:00:00Z".to_owned())
 }
 
 /// The exit code of an error, by its causes.
@@ -113,8 +109,10 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         }
         if let Some(error) = cause.downcast_ref::<ExportError>() {
             return match error {
-                ExportError::NotClosed { .. } | ExportError::Discarded { .. } => 5,
-                ExportError::NoGpu => 3,
+                ExportError::NotClosed { .. }
+                | ExportError::NotBegun { .. }
+                | ExportError::Discarded { .. } => 5,
+                ExportError::NoGpu | ExportError::NoTenant { .. } => 3,
                 ExportError::Empty | ExportError::NotAnHour { .. } | ExportError::NoPrices => 2,
                 ExportError::Store(error) => of_store(error),
                 _ => 1,
@@ -151,51 +149,85 @@ fn bar(what: &'static str) -> ProgressBar {
 }
 
 fn run_show(args: &ShowArgs) -> Result<(), ClientError> {
+    let (from, to) = args.span.shown(now());
+    // What is not there is shown below the table.
     let mut path = format!(
-        "/v1/usage?from={}&to={}",
-        show_time(args.from),
-        show_time(args.to)
+        "/v1/usage?from={}&to={}&allow_gaps=true",
+        show_time(from),
+        show_time(to)
     );
     if let Some(tenant) = &args.tenant {
         path.push_str(&format!("&vm={}", escaped(tenant)));
     }
     let used: Used = args.admin.client().get(&path)?;
-    args.admin.show(&used, |used| {
-        let rows: Vec<Vec<String>> = used
-            .items
-            .iter()
-            .map(|sum| {
-                let seconds = |ns: u64| format!("{:.3}", ns as f64 / 1e9);
-                let mib = |bytes: u64| format!("{}", bytes.div_ceil(1 << 20));
-                vec![
-                    sum.name.clone(),
-                    sum.kind.clone(),
-                    sum.account.clone().unwrap_or_else(|| "-".into()),
-                    sum.gpu.clone(),
-                    seconds(sum.engine_ns),
-                    seconds(sum.copy_ns),
-                    gigabytes(sum.copy_bytes),
-                    seconds(sum.held_ns),
-                    seconds(sum.waiting_ns),
-                    sum.pinned_bytes.map_or("-".into(), mib),
-                ]
-            })
-            .collect();
-        let head = [
-            "NAME",
-            "KIND",
-            "ACCOUNT",
-            "GPU",
-            "GPU-SEC",
-            "COPY-SEC",
-            "COPY-GB",
-            "HELD-SEC",
-            "WAIT-SEC",
-            "PINNED-MIB",
-        ];
-        table(&head, &rows);
-    });
+    args.admin.show(&used, show);
     Ok(())
+}
+
+/// Prints what tenants used, the totals, and the time without a record.
+fn show(used: &Used) {
+    let seconds = |ns: u64| format!("{:.3}", ns as f64 / 1e9);
+    let mib = |bytes: u64| format!("{}", bytes.div_ceil(1 << 20));
+    let cells = |sum: &TenantUsed| {
+        vec![
+            sum.name.clone(),
+            sum.kind.clone(),
+            sum.account.clone().unwrap_or_else(|| "-".into()),
+            sum.gpu.clone(),
+            seconds(sum.engine_ns),
+            seconds(sum.copy_ns),
+            gigabytes(sum.copy_bytes),
+            seconds(sum.held_ns),
+            seconds(sum.waiting_ns),
+            sum.pinned_bytes.map_or("-".into(), mib),
+        ]
+    };
+    let mut rows: Vec<Vec<String>> = used.items.iter().map(cells).collect();
+    let total = |of: fn(&TenantUsed) -> u64| seconds(used.items.iter().map(of).sum());
+    let known = |of: fn(&TenantUsed) -> Option<u64>| -> Option<u64> {
+        let known: Vec<u64> = used.items.iter().filter_map(of).collect();
+        (!known.is_empty()).then(|| known.iter().sum())
+    };
+    let none = || "-".to_owned();
+    rows.push(vec![
+        "TOTAL".into(),
+        none(),
+        none(),
+        none(),
+        total(|sum| sum.engine_ns),
+        total(|sum| sum.copy_ns),
+        gigabytes(known(|sum| sum.copy_bytes)),
+        total(|sum| sum.held_ns),
+        total(|sum| sum.waiting_ns),
+        known(|sum| sum.pinned_bytes).map_or_else(none, mib),
+    ]);
+    let head = [
+        "NAME",
+        "KIND",
+        "ACCOUNT",
+        "GPU",
+        "GPU-SEC",
+        "COPY-SEC",
+        "COPY-GB",
+        "HELD-SEC",
+        "WAIT-SEC",
+        "PINNED-MIB",
+    ];
+    table(&head, &rows);
+    println!("From {} to {}", used.from, used.to);
+    for unknown in &used.unknown {
+        let what = match unknown.cause.as_str() {
+            UNRECORDED => "not in the ledger, or not closed yet",
+            cause => cause,
+        };
+        println!(
+            "{}: {} s without a record, {what}, from {} to {}",
+            unknown.gpu,
+            seconds(unknown.unknown_ns),
+            unknown.start,
+            unknown.end
+        );
+    }
 }
 
 fn run_changes(source: &Source, args: &ChangesArgs) -> anyhow::Result<()> {
@@ -215,11 +247,12 @@ fn run_changes(source: &Source, args: &ChangesArgs) -> anyhow::Result<()> {
 }
 
 fn print_schema(args: &SchemaArgs) -> anyhow::Result<()> {
-    let version = match args.format {
-        FocusArg::Focus12 => FocusVersion::V1_2,
-        FocusArg::Focus14 => FocusVersion::V1_4,
+    let schema = match args.format {
+        SchemaArg::Ndjson => events_schema(),
+        SchemaArg::Focus12 => focus_schema(FocusVersion::V1_2),
+        SchemaArg::Focus14 => focus_schema(FocusVersion::V1_4),
     };
-    println!("{}", serde_json::to_string_pretty(&focus_schema(version))?);
+    println!("{}", serde_json::to_string_pretty(&schema)?);
     Ok(())
 }
 
@@ -234,6 +267,16 @@ mod tests {
         let path = PathBuf::from("ledger");
         assert_eq!(code(ExportError::NoPrices), 2);
         assert_eq!(code(ExportError::NoGpu), 3);
+        let tenant = "nobody".to_owned();
+        assert_eq!(code(ExportError::NoTenant { tenant }), 3);
+        assert_eq!(
+            code(ExportError::NotBegun {
+                node: String::new(),
+                gpu: String::new(),
+                from: UnixNanos(0)
+            }),
+            5
+        );
         assert_eq!(
             code(ExportError::NotClosed {
                 node: String::new(),

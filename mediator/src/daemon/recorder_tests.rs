@@ -91,6 +91,9 @@ impl Store for Disk {
     ) -> Result<(), StoreError> {
         self.store.lock().unwrap().changes(selection, visit)
     }
+    fn knows(&mut self, tenant: &str) -> Result<bool, StoreError> {
+        self.store.lock().unwrap().knows(tenant)
+    }
     fn retain(&mut self, node: &str, before: UnixNanos) -> Result<Retained, StoreError> {
         self.store.lock().unwrap().retain(node, before)
     }

@@ -4,10 +4,11 @@ use super::super::calendar::{hour_after, month_of, show_second};
 use super::super::prices::{Account, Detail, PriceList, Sku, Unit};
 use super::super::table::{Cell, Column, Kind};
 use super::{FocusVersion, Sums, billionths};
-use crate::ids::charge_id;
+use crate::ids::{charge_id, resource_id, unknown_id};
 use crate::record::{GpuIdentity, TenantKind, UnixNanos};
 use rust_decimal::Decimal;
 use std::collections::BTreeMap;
+use uuid::Uuid;
 
 /// The source of a row's cells.
 pub(super) struct Charge<'a> {
@@ -162,18 +163,17 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
         Cell::maybe(c.prices.billing.region_name.as_ref())
     }),
     ("ResourceId", Kind::Text, In::Both, |c| {
-        Cell::text(format!(
-            "turnstile://{}/{}/{}",
-            c.gpu.node,
-            c.sums.tenant.kind.as_str(),
-            c.sums.tenant.id
-        ))
+        let (node, kind) = (&c.gpu.node, c.sums.tenant.kind.as_str());
+        Cell::text(match c.sums.unknown {
+            Some(_) => format!("turnstile://{node}/gpu/{}", c.gpu.gpu),
+            None => format!("turnstile://{node}/{kind}/{}", c.resource()),
+        })
     }),
     ("ResourceName", Kind::Text, In::Both, |c| {
         Cell::text(&c.sums.tenant.name)
     }),
-    ("ResourceType", Kind::Text, In::Both, |_| {
-        Cell::text("GPU Share")
+    ("ResourceType", Kind::Text, In::Both, |c| {
+        Cell::text(c.sums.unknown.as_ref().map_or("GPU Share", |_| "GPU"))
     }),
     ("ServiceCategory", Kind::Text, In::Both, |_| {
         Cell::text("Compute")
@@ -210,7 +210,10 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
         Cell::text(&c.gpu.gpu)
     }),
     ("x_GpuWeight", Kind::Integer, In::Both, |c| {
-        Cell::Integer(c.sums.weight.into())
+        match c.sums.unknown {
+            Some(_) => Cell::Null,
+            None => Cell::Integer(c.sums.weight.into()),
+        }
     }),
     ("x_HeldSeconds", Kind::Decimal, In::Both, |c| {
         beside_time(c, c.sums.held_ns)
@@ -218,12 +221,26 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
     ("x_NodeId", Kind::Text, In::Both, |c| {
         Cell::text(&c.gpu.node)
     }),
+    ("x_UnknownCauses", Kind::Text, In::Both, |c| {
+        let causes = c.sums.unknown.iter().flat_map(|unknown| &unknown.1);
+        Cell::text(causes.copied().collect::<Vec<_>>().join("+"))
+    }),
+    ("x_UnknownSeconds", Kind::Decimal, In::Both, |c| {
+        let unknown = c
+            .sums
+            .unknown
+            .as_ref()
+            .and_then(|unknown| billionths(unknown.0));
+        unknown.map_or(Cell::Null, Cell::Decimal)
+    }),
     ("x_UsageEventId", Kind::Text, In::Both, |c| {
-        let kind = match c.sku.unit {
-            Unit::Seconds => "charge",
-            Unit::Gigabytes => "copies",
+        let kind = match (&c.sums.unknown, c.sku.unit) {
+            (Some(_), _) => return Cell::text(unknown_id("hour", c.gpu, c.hour).to_string()),
+            (None, Unit::Seconds) => "charge",
+            (None, Unit::Gigabytes) => "copies",
         };
-        Cell::text(charge_id(kind, c.gpu, c.sums.tenant.id, c.hour).to_string())
+        let of = (c.resource(), c.sums.weight);
+        Cell::text(charge_id(kind, c.gpu, of, c.hour).to_string())
     }),
     ("x_WaitSeconds", Kind::Decimal, In::Both, |c| {
         beside_time(c, c.sums.waiting_ns)
@@ -249,6 +266,10 @@ pub fn columns(version: FocusVersion) -> Vec<(&'static str, Kind)> {
 }
 
 impl Charge<'_> {
+    fn resource(&self) -> Uuid {
+        resource_id(&self.gpu.node, &self.sums.tenant)
+    }
+
     /// The row, in the columns of a version.
     pub(super) fn cells(&self, version: FocusVersion) -> Vec<Cell> {
         let chosen = COLUMNS.iter().filter(|column| version.has(column.2));
@@ -263,6 +284,14 @@ fn sub_account(charge: &Charge<'_>, named: fn(&Account) -> Option<&String>) -> C
 }
 
 fn description(charge: &Charge<'_>) -> Cell {
+    if let Some((_, causes)) = &charge.sums.unknown {
+        let causes: Vec<_> = causes.iter().copied().collect();
+        let causes = causes.join(", ");
+        return Cell::text(format!(
+            "Time without a record ({causes}), {}",
+            charge.gpu.model
+        ));
+    }
     let kind = match charge.sums.tenant.kind {
         TenantKind::Vm => "VM",
         TenantKind::Program => "program",
@@ -287,7 +316,8 @@ fn json(object: &BTreeMap<String, Detail>) -> Cell {
 
 /// Seconds that only the row of GPU time has, so that a sum over rows counts them once.
 fn beside_time(charge: &Charge<'_>, ns: u128) -> Cell {
-    let seconds = billionths(ns).filter(|_| charge.sku.unit == Unit::Seconds);
+    let of_tenant = charge.sku.unit == Unit::Seconds && charge.sums.unknown.is_none();
+    let seconds = billionths(ns).filter(|_| of_tenant);
     seconds.map_or(Cell::Null, Cell::Decimal)
 }
 

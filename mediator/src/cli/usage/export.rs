@@ -4,15 +4,15 @@
 //! subcommand calls this.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::ValueEnum;
 use turnstile_accounting::export::{Container, FocusVersion, Format, PriceList, Request, export};
-use turnstile_accounting::record::UnixNanos;
 
-use super::{bar, time};
+use super::bar;
+use super::span::{Span, now};
 use crate::cli::ledger::Source;
 
 #[derive(clap::Args, Debug)]
@@ -20,15 +20,14 @@ pub(super) struct ExportArgs {
     /// What to write
     #[arg(long, value_enum)]
     format: FormatArg,
-    /// Windows that begin at or after this time (RFC 3339); for FOCUS a full hour
-    #[arg(long, value_parser = time)]
-    from: UnixNanos,
-    /// Windows that begin before this time; all of them have to be closed
-    #[arg(long, value_parser = time)]
-    to: UnixNanos,
+    #[command(flatten)]
+    span: Span,
     /// One tenant, by name or id
     #[arg(long)]
     tenant: Option<String>,
+    /// Export what is there, though the ledger begins later, ends earlier or knows no such tenant
+    #[arg(long)]
+    allow_gaps: bool,
     /// One GPU
     #[arg(long)]
     gpu: Option<String>,
@@ -82,9 +81,18 @@ pub(super) fn run_export(source: &Source, args: &ExportArgs) -> anyhow::Result<(
         FormatArg::Focus12 => Format::Focus(FocusVersion::V1_2, container),
         FormatArg::Focus14 => Format::Focus(FocusVersion::V1_4, container),
     };
+    let Some((from, to)) = args.span.named(now()) else {
+        let form = "--from and --to, --last, --day or --month";
+        clap::Error::raw(
+            clap::error::ErrorKind::MissingRequiredArgument,
+            format!("An export needs a time: name {form}\n"),
+        )
+        .exit()
+    };
     let request = Request {
-        from: args.from,
-        to: args.to,
+        from,
+        to,
+        allow_gaps: args.allow_gaps,
         node: args.node.clone(),
         gpu: args.gpu.clone(),
         tenant: args.tenant.clone(),
@@ -104,9 +112,15 @@ pub(super) fn run_export(source: &Source, args: &ExportArgs) -> anyhow::Result<(
     };
     let exported = match &args.output {
         None => {
-            let mut out = BufWriter::new(io::stdout());
+            // Complete before its first byte is printed: the reader gets no part of a refused one.
+            let mut out = BufWriter::new(tempfile::tempfile()?);
             let exported = write(&mut out)?;
-            out.flush().context("Writing to standard output failed")?;
+            let mut file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+            file.rewind()?;
+            let mut stdout = io::stdout().lock();
+            io::copy(&mut file, &mut stdout)
+                .and_then(|_| stdout.flush())
+                .context("Writing to standard output failed")?;
             exported
         }
         Some(path) => {
@@ -129,8 +143,8 @@ pub(super) fn run_export(source: &Source, args: &ExportArgs) -> anyhow::Result<(
     };
     bar.finish_and_clear();
     eprintln!(
-        "turnstile: {} rows from {} entries, {} ns of engine time",
-        exported.rows, exported.entries, exported.engine_ns
+        "turnstile: {} rows from {} entries, {} ns of engine time, {} ns without a record",
+        exported.rows, exported.entries, exported.engine_ns, exported.unknown_ns
     );
     Ok(())
 }
