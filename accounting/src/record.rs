@@ -11,15 +11,20 @@
 //! entry begins where the one before ends. Each has a digest over itself and the one before it. All
 //! amounts are integers.
 
+mod signals;
+
+pub use signals::SignalSet;
+
 use crate::units::{EngineId, Moment, Nanos};
-use crate::usage::Signals;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 use uuid::Uuid;
 
 /// A point of the calendar: nanoseconds since 1970-01-01T00:00:00Z.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct UnixNanos(pub u64);
 
@@ -35,7 +40,7 @@ pub struct GpuIdentity {
 }
 
 /// Kind of tenant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TenantKind {
     /// A virtual machine.
@@ -47,7 +52,7 @@ pub enum TenantKind {
 }
 
 /// A tenant, as named in bills. An id is never used again; a name may be.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TenantIdentity {
     /// Unique for ever.
     pub id: Uuid,
@@ -61,7 +66,7 @@ pub struct TenantIdentity {
 }
 
 /// An upper limit in force: `quota_ns` of engine time in each period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CapInForce {
     /// Engine time permitted.
     pub quota_ns: Nanos,
@@ -69,12 +74,8 @@ pub struct CapInForce {
     pub period_ns: Nanos,
 }
 
-/// The signals that a record is based on: some of [`Signals`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct SignalSet(u8);
-
 /// Position of an entry in the ledger and in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stretch {
     /// Number in the GPU's sequence, which increases by one through windows, gaps and restarts.
     pub seq: u64,
@@ -92,7 +93,7 @@ pub struct Stretch {
 }
 
 /// What one tenant used in one window.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantRecord {
     /// The record's own id; see [`crate::ids::event_id`].
     pub id: Uuid,
@@ -128,7 +129,7 @@ pub struct TenantRecord {
 }
 
 /// Where one engine's time went in one window (law 1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineRecord {
     /// Which engine.
     pub engine: EngineId,
@@ -239,56 +240,6 @@ impl GapCause {
         [Self::Down, Self::Missed, Self::Overflow]
             .into_iter()
             .find(|cause| cause.as_str() == name)
-    }
-}
-
-impl SignalSet {
-    const ALL: [(u8, &'static str); 4] = [
-        (1, "events"),
-        (2, "polled"),
-        (4, "extrapolated"),
-        (8, "counters"),
-    ];
-
-    /// This set with one more signal.
-    #[must_use]
-    pub fn with(self, signals: Signals) -> Self {
-        let bits = match signals {
-            Signals::Events => 1,
-            Signals::Polled => 2,
-            Signals::Extrapolated => 4,
-            Signals::EventsAndCounters => 1 | 8,
-        };
-        Self(self.0 | bits)
-    }
-
-    /// As a number: one bit each.
-    pub const fn bits(self) -> u8 {
-        self.0
-    }
-
-    /// The set of these bits, if all are known.
-    pub const fn from_bits(bits: u8) -> Option<Self> {
-        if bits < 16 { Some(Self(bits)) } else { None }
-    }
-}
-
-impl fmt::Display for SignalSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut between = "";
-        for (bit, name) in Self::ALL {
-            if self.0 & bit != 0 {
-                write!(f, "{between}{name}")?;
-                between = "+";
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Serialize for SignalSet {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 
@@ -456,43 +407,4 @@ impl Bytes {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_kinds_and_causes_are_read_back() {
-        for kind in [TenantKind::Vm, TenantKind::Program, TenantKind::Untracked] {
-            assert_eq!(TenantKind::parse(kind.as_str()), Some(kind));
-        }
-        for cause in [GapCause::Down, GapCause::Missed, GapCause::Overflow] {
-            assert_eq!(GapCause::parse(cause.as_str()), Some(cause));
-        }
-        assert_eq!(TenantKind::parse("VM"), None);
-    }
-
-    #[test]
-    fn signals_are_named_in_one_order() {
-        let set = SignalSet::default()
-            .with(Signals::Extrapolated)
-            .with(Signals::Polled);
-        assert_eq!(set.to_string(), "polled+extrapolated");
-        assert_eq!(SignalSet::from_bits(set.bits()), Some(set));
-        let counted = SignalSet::default().with(Signals::EventsAndCounters);
-        assert_eq!(counted.to_string(), "events+counters");
-        assert_eq!(SignalSet::from_bits(counted.bits()), Some(counted));
-        assert_eq!(SignalSet::from_bits(16), None);
-    }
-
-    #[test]
-    fn texts_cannot_slide_into_each_other() {
-        let gpu = |node: &str, gpu: &str| GpuIdentity {
-            node: node.into(),
-            gpu: gpu.into(),
-            model: String::new(),
-        };
-        assert_ne!(
-            Digest::genesis(&gpu("ab", "c")),
-            Digest::genesis(&gpu("a", "bc"))
-        );
-    }
-}
+mod tests;

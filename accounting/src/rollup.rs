@@ -31,6 +31,9 @@ pub const TENANTS_MAX: usize = 16_384;
 /// a window of too many tenants is dropped.
 const READY_MAX: usize = 16;
 
+/// A window that is at least as long ends where a weight or a cap changes.
+const SPLIT_MIN: Nanos = Nanos::from_ms(1_000);
+
 /// Windows for which a tenant that left is remembered: its last commands may end after it left.
 const REMEMBERED_WINDOWS: u8 = 2;
 
@@ -104,6 +107,9 @@ impl Rollup {
         end: UnixNanos,
         standings: &[Standing<'_>],
     ) -> Result<(), RollupError> {
+        if standings.iter().any(|standing| self.changes(standing)) && self.ready.len() < READY_MAX {
+            self.close();
+        }
         for standing in standings {
             self.seat(standing);
         }
@@ -136,6 +142,31 @@ impl Rollup {
             self.seats.retain(|tenant, _| here(tenant));
         }
         taken
+    }
+
+    /// The open window as if it were closed now; none if none is open, or if it has no records.
+    pub fn draft(&self) -> Option<Entry> {
+        let open = self.open.as_ref().filter(|open| !open.overflow)?;
+        let (stretch, body) = self.closed(open.clone());
+        let digest = self.digest.follow(&stretch, &body);
+        Some(Entry {
+            stretch,
+            body,
+            digest,
+        })
+    }
+
+    /// The digest that the open window follows.
+    pub const fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Whether a tenant got another weight or cap, and the open window is long enough to end with
+    /// the old one.
+    fn changes(&self, standing: &Standing<'_>) -> bool {
+        let long = |open: &Open| open.to.since(open.from) >= SPLIT_MIN;
+        let other = |seat: &Seat| (seat.weight, seat.cap) != (standing.weight, standing.cap);
+        self.open.as_ref().is_some_and(long) && self.seats.get(&standing.tenant).is_some_and(other)
     }
 
     fn seat(&mut self, standing: &Standing<'_>) {
@@ -342,6 +373,16 @@ impl Rollup {
         let Some(open) = self.open.take() else {
             return;
         };
+        let (stretch, body) = self.closed(open);
+        self.seal(stretch, body);
+        self.seats.retain(|_, seat| {
+            seat.absent += 1;
+            seat.absent <= REMEMBERED_WINDOWS
+        });
+    }
+
+    /// An open window as an entry.
+    fn closed(&self, open: Open) -> (Stretch, Body) {
         let length_ns = open.to.since(open.from);
         let stretch = self.stretch(open.start, open.end, open.from, length_ns);
         let body = if open.overflow {
@@ -359,11 +400,7 @@ impl Rollup {
                 engines: open.engines,
             }
         };
-        self.seal(stretch, body);
-        self.seats.retain(|_, seat| {
-            seat.absent += 1;
-            seat.absent <= REMEMBERED_WINDOWS
-        });
+        (stretch, body)
     }
 
     fn record(

@@ -77,6 +77,8 @@ fn tenants(entry: &Entry) -> &[TenantRecord] {
     }
 }
 
+#[path = "rollup/money_tests.rs"]
+mod money;
 #[path = "rollup/name_tests.rs"]
 mod names;
 

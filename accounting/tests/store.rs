@@ -9,7 +9,7 @@ mod writer;
 use common::{entries, gpu};
 use turnstile_accounting::audit::Audit;
 use turnstile_accounting::change::Change;
-use turnstile_accounting::record::{Body, Digest, Entry, UnixNanos};
+use turnstile_accounting::record::{Body, Digest, Entry, GpuIdentity, UnixNanos};
 use turnstile_accounting::store::{Put, Selection, SqliteStore, Store, StoreError};
 use uuid::Uuid;
 
@@ -106,6 +106,7 @@ fn a_selection_goes_by_where_entries_begin(store: &mut dyn Store) {
         to: Some(written[3].stretch.start),
         node: None,
         gpu: Some(gpu().gpu),
+        overlapping: false,
     };
     let mut found = Vec::new();
     let mut take = |_: &_, entry: Entry| {
@@ -133,6 +134,41 @@ fn a_selection_goes_by_where_entries_begin(store: &mut dyn Store) {
     );
 }
 
+fn an_entry_around_the_beginning_is_found_where_it_is_asked_for(store: &mut dyn Store) {
+    let written = entries(1, 600);
+    write(store, &written);
+    let mut found = |from: u64, overlapping: bool| {
+        let selection = Selection {
+            from: Some(UnixNanos(from)),
+            to: Some(written[3].stretch.start),
+            overlapping,
+            ..Selection::default()
+        };
+        let mut seqs = Vec::new();
+        let mut take = |_: &_, entry: Entry| {
+            seqs.push(entry.stretch.seq);
+            Ok(true)
+        };
+        store.query(&selection, &mut take).unwrap();
+        seqs
+    };
+    let start = written[1].stretch.start.0;
+    assert_eq!(found(start, true), [1, 2]);
+    assert_eq!(found(start - 1, true), [0, 1, 2]);
+    assert_eq!(found(start + 1, true), [1, 2]);
+    assert_eq!(found(start + 1, false), [2]);
+    assert_eq!(found(common::BEGIN - 1, true), [0, 1, 2]);
+    assert!(store.knows("vm-a").unwrap() && !store.knows("vm-").unwrap());
+    let Body::Window { tenants, .. } = &written[0].body else {
+        panic!("a window")
+    };
+    let id = tenants[0].tenant.id;
+    assert!(store.knows(&id.to_string()).unwrap());
+    assert!(!store.knows(&Uuid::nil().to_string()).unwrap());
+    let kept = store.gpus().unwrap();
+    assert_eq!(kept[0].first, written[0].stretch.start);
+}
+
 fn what_is_discarded_leaves_a_ledger_that_is_sound(store: &mut dyn Store) {
     let written = entries(1, 900);
     write(store, &written);
@@ -141,6 +177,7 @@ fn what_is_discarded_leaves_a_ledger_that_is_sound(store: &mut dyn Store) {
     assert_eq!(store.retain(&gpu().node, before).unwrap().entries, 0);
     let kept = store.gpus().unwrap().remove(0);
     assert_eq!((kept.anchor.seq, kept.from), (3, before));
+    assert_eq!(kept.first, written[3].stretch.start);
     assert_eq!(kept.anchor.digest, written[2].digest);
     let left = all(store);
     assert_eq!(left, written[3..]);
@@ -201,6 +238,37 @@ fn changes_are_kept_once_and_as_long_as_entries(store: &mut dyn Store) {
     assert_eq!(found(store, Selection::default()), noted[1..]);
 }
 
+/// A daemon is killed: its open window is an entry of the next run, once, and only behind the entry
+/// that it follows.
+fn kept_window_is_adopted_where_it_was_not_closed(store: &mut dyn Store) {
+    let written = entries(1, 600);
+    let other = GpuIdentity {
+        gpu: "GPU-9".into(),
+        ..gpu()
+    };
+    assert_eq!(store.adopt(&gpu()).unwrap(), 0);
+    let genesis = Digest::genesis(&gpu());
+    let cut = Entry {
+        digest: Digest([0; 32]),
+        ..written[0].clone()
+    };
+    store.keep(&gpu(), &genesis, &cut).unwrap();
+    assert!(all(store).is_empty(), "no entry yet");
+    assert_eq!(store.adopt(&other).unwrap(), 0);
+    assert_eq!(store.adopt(&gpu()).unwrap(), 1);
+    assert_eq!(all(store), written[..1], "sealed as if it was closed");
+    assert_eq!(store.adopt(&gpu()).unwrap(), 0);
+    // A later draft replaces the one before; a window that was closed makes it void.
+    store.keep(&gpu(), &written[0].digest, &written[2]).unwrap();
+    store.keep(&gpu(), &written[0].digest, &written[1]).unwrap();
+    store.put(&gpu(), &written[1]).unwrap();
+    assert_eq!(store.adopt(&gpu()).unwrap(), 0);
+    store.keep(&gpu(), &written[1].digest, &written[2]).unwrap();
+    assert_eq!(store.adopt(&gpu()).unwrap(), 1);
+    write(store, &written[3..]);
+    assert_eq!(all(store), written);
+}
+
 /// Checks all properties, each with an empty store from `make`.
 fn owes(mut make: impl FnMut() -> Box<dyn Store>) {
     what_was_put_is_found(&mut *make());
@@ -209,6 +277,8 @@ fn owes(mut make: impl FnMut() -> Box<dyn Store>) {
     a_selection_goes_by_where_entries_begin(&mut *make());
     what_is_discarded_leaves_a_ledger_that_is_sound(&mut *make());
     changes_are_kept_once_and_as_long_as_entries(&mut *make());
+    kept_window_is_adopted_where_it_was_not_closed(&mut *make());
+    an_entry_around_the_beginning_is_found_where_it_is_asked_for(&mut *make());
 }
 
 #[test]
@@ -292,7 +362,6 @@ fn missing_foreign_or_empty_file_is_not_opened_as_a_ledger() {
 mod postgres {
     use super::*;
     use common::server::Server;
-    use turnstile_accounting::record::GpuIdentity;
     use turnstile_accounting::store::PostgresStore;
 
     /// Retention of one host discards no entries of another.

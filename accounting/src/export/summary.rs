@@ -1,6 +1,6 @@
 //! The sum of what each tenant used between two times.
 
-use super::{ExportError, Part, Request, read};
+use super::{ExportError, Part, Request, UNRECORDED, read};
 use crate::ids::resource_id;
 use crate::record::{GpuIdentity, TenantIdentity, TenantRecord, UnixNanos};
 use crate::store::Store;
@@ -66,7 +66,7 @@ pub struct UnknownSum {
 }
 
 type Sums = BTreeMap<(String, String, Uuid), TenantSum>;
-type Unknowns = BTreeMap<(String, String, &'static str), UnknownSum>;
+type Unknowns = BTreeMap<(String, String, &'static str, Option<UnixNanos>), UnknownSum>;
 
 /// Sums up the requested entries.
 ///
@@ -85,7 +85,9 @@ pub fn summary(
         }
         match part {
             Part::Unknown(part) => {
-                let key = (gpu.node.clone(), gpu.gpu.clone(), part.cause);
+                // Before and after the ledger are two stretches, and no sum.
+                let at = Some(part.start).filter(|_| part.cause == UNRECORDED);
+                let key = (gpu.node.clone(), gpu.gpu.clone(), part.cause, at);
                 let sum = unknowns.entry(key).or_insert_with(|| UnknownSum {
                     gpu: gpu.clone(),
                     cause: part.cause,

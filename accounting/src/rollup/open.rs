@@ -9,7 +9,7 @@ use crate::usage::Usage;
 use std::collections::BTreeMap;
 
 /// A tenant's part of the open window.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sums {
     pub(super) engine_ns: Nanos,
     pub(super) estimated_ns: Nanos,
@@ -25,7 +25,7 @@ pub(super) struct Sums {
 }
 
 /// The current window.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Open {
     pub(super) start: UnixNanos,
     pub(super) end: UnixNanos,

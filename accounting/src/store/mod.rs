@@ -9,6 +9,7 @@
 //! lost or repeated entry is always an error. [`SqliteStore`] is a file on the host,
 //! `PostgresStore` one database for a fleet.
 
+mod draft;
 mod error;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -133,6 +134,34 @@ pub trait Store: Send + fmt::Debug {
     /// answer, it may be written nevertheless: read the tail.
     fn close_window(&mut self, engines: &[EngineRecord], digest: &Digest)
     -> Result<(), StoreError>;
+
+    /// Keeps the open window so far, in place of what was kept of it before. `after` is the digest of
+    /// the entry before it. Precondition: no window is open.
+    ///
+    /// # Errors
+    /// If the store fails.
+    fn keep(&mut self, gpu: &GpuIdentity, after: &Digest, window: &Entry)
+    -> Result<(), StoreError>;
+
+    /// The window that [`Self::keep`] kept, as entries that follow the last one; none if it was
+    /// closed since.
+    ///
+    /// # Errors
+    /// If the store fails, or what was kept is damaged.
+    fn kept_window(&mut self, gpu: &GpuIdentity) -> Result<Vec<Entry>, StoreError>;
+
+    /// Writes the entries of [`Self::kept_window`], as a daemon does at its start; returns their
+    /// number.
+    ///
+    /// # Errors
+    /// If the store fails, or what was kept is damaged.
+    fn adopt(&mut self, gpu: &GpuIdentity) -> Result<u64, StoreError> {
+        let entries = self.kept_window(gpu)?;
+        for entry in &entries {
+            self.put(gpu, entry)?;
+        }
+        Ok(entries.len() as u64)
+    }
 
     /// Abandons the open window, as if it had not been opened.
     fn abandon(&mut self);

@@ -309,6 +309,29 @@ impl Tables for Postgres {
         Ok(())
     }
 
+    fn write_draft(
+        &mut self,
+        gpu: &GpuIdentity,
+        after: &Digest,
+        draft: &str,
+    ) -> Result<(), StoreError> {
+        self.client.execute(
+            "INSERT INTO draft(node, gpu, after, content) VALUES($1, $2, $3, $4)
+             ON CONFLICT(node, gpu) DO UPDATE SET after = excluded.after, content = excluded.content",
+            &[&gpu.node, &gpu.gpu, &&after.0[..], &draft],
+        )?;
+        Ok(())
+    }
+
+    fn read_draft(&mut self, gpu: &GpuIdentity) -> Result<Option<(Vec<u8>, String)>, StoreError> {
+        let found = self.client.query_opt(
+            "SELECT after, content FROM draft WHERE node = $1 AND gpu = $2",
+            &[&gpu.node, &gpu.gpu],
+        )?;
+        let kept = found.map(|row| Ok::<_, StoreError>((row.try_get(0)?, row.try_get(1)?)));
+        kept.transpose()
+    }
+
     fn kept(&mut self) -> Result<Vec<(i64, Kept)>, StoreError> {
         let found = self.client.query(rows::GPUS, &[])?;
         let mut kept = |row: &Row| {

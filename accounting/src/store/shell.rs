@@ -5,7 +5,7 @@
 //! small and have no state. So order, sequence and abandonment are decided in one place.
 
 use super::rows::{bounds, stored};
-use super::{Kept, Put, Retained, Selection, Store, StoreError, Visit, VisitChanges};
+use super::{Kept, Put, Retained, Selection, Store, StoreError, Visit, VisitChanges, draft};
 use crate::change::Change;
 use crate::record::{
     Digest, EngineRecord, Entry, GapCause, GpuIdentity, Stretch, Tail, TenantRecord, UnixNanos,
@@ -115,6 +115,23 @@ pub trait Tables: Send + fmt::Debug {
         engines: &[EngineRecord],
         digest: &Digest,
     ) -> Result<(), StoreError>;
+
+    /// Keeps a text for a GPU in place of the one before, with the digest that it follows.
+    ///
+    /// # Errors
+    /// As [`Self::begin_writing`].
+    fn write_draft(
+        &mut self,
+        gpu: &GpuIdentity,
+        after: &Digest,
+        draft: &str,
+    ) -> Result<(), StoreError>;
+
+    /// The digest and the text that are kept for a GPU.
+    ///
+    /// # Errors
+    /// As [`Self::begin_writing`].
+    fn read_draft(&mut self, gpu: &GpuIdentity) -> Result<Option<(Vec<u8>, String)>, StoreError>;
 
     /// All GPUs by node and identity, with their rows.
     ///
@@ -312,6 +329,27 @@ impl<T: Tables> Store for Ledger<T> {
         let finished = self.tables.finish_window(open, engines, digest);
         let closed = finished.and_then(|()| self.commit());
         self.or_abandon(closed)
+    }
+
+    fn keep(
+        &mut self,
+        gpu: &GpuIdentity,
+        after: &Digest,
+        window: &Entry,
+    ) -> Result<(), StoreError> {
+        if self.open.is_some() {
+            return Err(StoreError::Order);
+        }
+        self.tables.refresh()?;
+        let text = draft::written(window)?;
+        self.tables.write_draft(gpu, after, &text)
+    }
+
+    fn kept_window(&mut self, gpu: &GpuIdentity) -> Result<Vec<Entry>, StoreError> {
+        let tail = self.tail(gpu)?;
+        let kept = self.tables.read_draft(gpu)?;
+        let entries = |(after, text): (Vec<u8>, String)| draft::entries(gpu, tail, &after, &text);
+        kept.map_or_else(|| Ok(Vec::new()), entries)
     }
 
     fn abandon(&mut self) {

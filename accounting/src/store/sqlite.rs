@@ -306,6 +306,29 @@ impl Tables for Sqlite {
         Ok(())
     }
 
+    fn write_draft(
+        &mut self,
+        gpu: &GpuIdentity,
+        after: &Digest,
+        draft: &str,
+    ) -> Result<(), StoreError> {
+        self.connection
+            .prepare_cached(
+                "INSERT INTO draft(node, gpu, after, content) VALUES(?1, ?2, ?3, ?4)
+                 ON CONFLICT(node, gpu) DO UPDATE SET after = excluded.after, content = excluded.content",
+            )?
+            .execute(params![gpu.node, gpu.gpu, &after.0[..], draft])?;
+        Ok(())
+    }
+
+    fn read_draft(&mut self, gpu: &GpuIdentity) -> Result<Option<(Vec<u8>, String)>, StoreError> {
+        let mut found = self
+            .connection
+            .prepare_cached("SELECT after, content FROM draft WHERE node = ?1 AND gpu = ?2")?;
+        let kept = found.query_row([&gpu.node, &gpu.gpu], |row| Ok((row.get(0)?, row.get(1)?)));
+        Ok(kept.optional()?)
+    }
+
     fn kept(&mut self) -> Result<Vec<(i64, Kept)>, StoreError> {
         let mut statement = self.connection.prepare_cached(rows::GPUS)?;
         let mut found = statement.query([])?;

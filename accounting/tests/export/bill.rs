@@ -122,7 +122,11 @@ fn a_bill_keeps_focus_rules_that_the_validator_does_not_check() {
             assert_eq!(row["SkuMeter"], meter);
             assert_eq!(row["PricingUnit"], unit);
             let own = row["ResourceType"] == "GPU Share";
-            assert_eq!(beside.is_empty(), unit == "GB" || !own, "waiting time stands once");
+            assert_eq!(
+                beside.is_empty(),
+                unit == "GB" || !own,
+                "waiting time stands once"
+            );
             for name in [
                 "ChargePeriodStart",
                 "ChargePeriodEnd",
@@ -216,7 +220,11 @@ fn resource_has_a_row_for_each_weight_of_an_hour_over_restarts_of_the_daemon() {
     for entry in &mut entries {
         if let Body::Window { tenants, .. } = &mut entry.body {
             for record in tenants.iter_mut().filter(|of| of.tenant.name == "vm-b") {
-                record.weight = if entry.stretch.start < changed { 40 } else { 700 };
+                record.weight = if entry.stretch.start < changed {
+                    40
+                } else {
+                    700
+                };
             }
         }
         digest = digest.follow(&entry.stretch, &entry.body);
@@ -260,13 +268,50 @@ fn resource_has_a_row_for_each_weight_of_an_hour_over_restarts_of_the_daemon() {
         [("700".to_owned(), expected(hour, end, "vm-b"))],
         "one row over two runs"
     );
-    assert_eq!(of("13", "vm-c"), [("300".to_owned(), expected(start, hour, "vm-c"))]);
+    assert_eq!(
+        of("13", "vm-c"),
+        [("300".to_owned(), expected(start, hour, "vm-c"))]
+    );
     let resources: BTreeSet<_> = rows
         .iter()
         .filter(|row| row["ResourceName"] == "vm-b")
         .map(|row| &row["ResourceId"])
         .collect();
     assert_eq!(resources.len(), 1, "stable over the restart");
+}
+
+/// The price list of LEDGER.md, with as few keys as there can be: what FOCUS requires beside an id is
+/// there. `.ci/focus` has the official validator read the same bill.
+#[test]
+fn bill_by_the_documented_price_list_names_what_it_has_ids_of() {
+    const LEDGER: &str = include_str!("../../../docs/LEDGER.md");
+    let example = LEDGER.split("    [billing]").nth(1).unwrap();
+    let example = example.split("\n\n").next().unwrap();
+    let list = format!("[billing]{example}").replace("\n    ", "\n");
+    let prices = PriceList::from_toml(&list).unwrap();
+    let mut out = Vec::new();
+    let format = Format::Focus(FocusVersion::V1_2, Container::Csv);
+    let mut store = ledger(&two_hours());
+    let bill = export(
+        &mut store,
+        format,
+        &request(),
+        Some(&prices),
+        &mut out,
+        &mut |_| {},
+    );
+    assert!(bill.unwrap().rows > 0);
+    for row in csv_rows(&out) {
+        assert_eq!(row["BillingAccountName"], "acct-0042");
+        for (id, name) in [
+            ("BillingAccountId", "BillingAccountName"),
+            ("RegionId", "RegionName"),
+            ("SubAccountId", "SubAccountName"),
+            ("ResourceId", "ResourceName"),
+        ] {
+            assert_eq!(row[id].is_empty(), row[name].is_empty(), "{name}: {row:?}");
+        }
+    }
 }
 
 #[test]

@@ -32,13 +32,24 @@ fn unknown(store: &mut dyn Store, request: &Request) -> Vec<(String, String, Str
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
         .filter(|event| event["type"] == "dev.turnstile.gpu.unknown.v2");
     let events: Vec<u128> = events
-        .map(|event| event["data"]["unknown_ns"].as_str().unwrap().parse().unwrap())
+        .map(|event| {
+            event["data"]["unknown_ns"]
+                .as_str()
+                .unwrap()
+                .parse()
+                .unwrap()
+        })
         .collect();
     assert_eq!(events, found.iter().map(|of| of.3).collect::<Vec<_>>());
     let sums = summary(store, request, 100, &|| true).unwrap();
     assert_eq!(sums.unknown_ns, sum);
-    assert_eq!(sums.unknown.iter().map(|of| of.unknown_ns).sum::<u128>(), sum);
-    let hours = [request.from, request.to].iter().all(|at| at.0 % HOUR_NS == 0);
+    assert_eq!(
+        sums.unknown.iter().map(|of| of.unknown_ns).sum::<u128>(),
+        sum
+    );
+    let hours = [request.from, request.to]
+        .iter()
+        .all(|at| at.0 % HOUR_NS == 0);
     if hours {
         let bill = Format::Focus(FocusVersion::V1_4, Container::Csv);
         let (exported, bytes) = written(store, bill, request).unwrap();
@@ -93,7 +104,12 @@ fn gap_over_hours_is_a_row_of_each_hour_of_a_bill() {
     let first = common::run(1, 60 * SECOND_NS, None, 0..100_000);
     let mut entries = first;
     // Until 16:10:00.
-    let later = common::run(2, 60 * SECOND_NS, common::tail(&entries), 1_140_000..1_500_000);
+    let later = common::run(
+        2,
+        60 * SECOND_NS,
+        common::tail(&entries),
+        1_140_000..1_500_000,
+    );
     entries.extend(later);
     let mut store = ledger(&entries);
     let three = span(0, 4 * 3_600);

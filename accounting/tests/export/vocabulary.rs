@@ -102,18 +102,35 @@ fn quantity_has_one_name_in_ledger_csv_events_and_metrics_as_documented() {
         let names = properties.as_object().unwrap().keys().cloned();
         // What is not over the time that was asked for is another page's.
         let labels = [
-            "id", "name", "kind", "account", "node", "gpu", "windows", "cause", "start", "end",
-            "resource_id", "pinned_bytes",
+            "id",
+            "name",
+            "kind",
+            "account",
+            "node",
+            "gpu",
+            "windows",
+            "cause",
+            "start",
+            "end",
+            "resource_id",
+            "pinned_bytes",
         ];
         names
             .filter(|name| !labels.contains(&name.as_str()))
             .collect::<BTreeSet<String>>()
     };
-    let used: BTreeSet<String> = of("TenantUsed").union(&of("UnknownTime")).cloned().collect();
+    let used: BTreeSet<String> = of("TenantUsed")
+        .union(&of("UnknownTime"))
+        .cloned()
+        .collect();
     let documented: BTreeSet<String> = marked(3).into_iter().map(str::to_owned).collect();
     assert_eq!(documented, used);
     let metrics = metrics();
-    let named: Vec<&str> = table.iter().map(|row| row[4]).filter(|of| *of != "-").collect();
+    let named: Vec<&str> = table
+        .iter()
+        .map(|row| row[4])
+        .filter(|of| *of != "-")
+        .collect();
     assert!(named.len() >= 4, "{named:?}");
     for metric in named {
         assert!(metrics.contains(&format!("\"{metric}\"")), "{metric}");
@@ -144,7 +161,9 @@ fn events_have_the_fields_of_the_schema_that_they_name() {
                 serde_json::Value::String(_) => "string",
                 _ => "array",
             };
-            let listed = kinds.as_array().is_some_and(|all| all.iter().any(|of| of == kind));
+            let listed = kinds
+                .as_array()
+                .is_some_and(|all| all.iter().any(|of| of == kind));
             assert!(listed || kinds == kind, "{name}: {value}");
         }
         kinds.insert(event["type"].clone().to_string());

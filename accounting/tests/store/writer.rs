@@ -240,3 +240,72 @@ fn entry_behind_another_end_keeps_its_amounts_and_leaves_no_hole() {
     assert_eq!(sum(window), sum(&written[3]));
     assert_eq!(sum(&late[0]), sum(&written[1]));
 }
+
+/// 256 tenants with work in each window of a minute, and the open window kept every 3 s.
+#[test]
+fn ledger_of_256_busy_tenants_grows_by_at_most_100_mb_a_day() {
+    use turnstile_accounting::record::TenantKind;
+    use turnstile_accounting::rollup::Standing;
+    use turnstile_accounting::synthetic::Synthetic;
+    use turnstile_accounting::{Nanos, Rollup, TenantId};
+    const WINDOWS: u64 = 60;
+    let events = Synthetic {
+        seed: 4,
+        tenants: 256,
+        period_ns: Nanos::from_ms(1_000),
+    };
+    let mut config = common::config(1, 60 * common::SECOND_NS);
+    config.boot = Uuid::from_u128(0x7f3a_9911_55aa_c0de_8421_9bd3_77e1_0f5c);
+    let names: Vec<String> = (1..=256).map(|number| format!("tenant-{number}")).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ledger");
+    let mut rollup = Rollup::new(config, None).unwrap();
+    let (mut metered, mut closed) = (events.metered(), Vec::new());
+    let mut fill = |windows: std::ops::Range<u64>| -> u64 {
+        let mut store = SqliteStore::create(&path).unwrap();
+        for period in windows.start * 60..windows.end * 60 {
+            let standings: Vec<Standing<'_>> = names
+                .iter()
+                .zip(1..)
+                .map(|(name, number)| Standing {
+                    tenant: TenantId(number),
+                    name,
+                    kind: TenantKind::Vm,
+                    account: Some("uid-1000"),
+                    weight: 100,
+                    cap: None,
+                    held_total_ns: Nanos(period * 937_000_123),
+                    backlogged: true,
+                    memory_bytes: Some(3 << 30),
+                })
+                .collect();
+            let end = UnixNanos(common::BEGIN + (period + 1) * events.period_ns.0);
+            rollup
+                .period(&[&metered.usage(period)], end, &standings)
+                .unwrap();
+            if period % 3 == 2 {
+                if let Some(window) = rollup.draft() {
+                    store.keep(&gpu(), &rollup.digest(), &window).unwrap();
+                }
+            }
+            rollup.take(&mut closed);
+            for entry in closed.drain(..) {
+                store.put(&gpu(), &entry).unwrap();
+            }
+        }
+        drop(store);
+        fs::metadata(&path).unwrap().len()
+    };
+    let first = fill(0..WINDOWS);
+    let second = fill(WINDOWS..2 * WINDOWS);
+    let a_day = (second - first) * 24 * 60 / WINDOWS;
+    println!("256 busy tenants: {a_day} bytes a day");
+    assert!(a_day <= 100_000_000, "{a_day}");
+    let records = (WINDOWS * 256) as usize;
+    let found = all(&mut SqliteStore::read(&path).unwrap());
+    let stored = found.iter().map(|entry| match &entry.body {
+        Body::Window { tenants, .. } => tenants.len(),
+        Body::Gap { .. } => 0,
+    });
+    assert!(stored.sum::<usize>() >= 2 * records - 256);
+}

@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
 use turnstile_accounting::change::Change;
-use turnstile_accounting::record::{CapInForce, Entry, GpuIdentity, TenantKind, UnixNanos};
+use turnstile_accounting::record::{CapInForce, Digest, Entry, GpuIdentity, TenantKind, UnixNanos};
 use turnstile_accounting::rollup::{RollupConfig, RollupError, Standing};
 use turnstile_accounting::store::{Store, StoreError};
 use turnstile_accounting::{Nanos, Rollup, TenantId, Usage};
@@ -43,6 +43,10 @@ const QUEUE: usize = 8;
 
 /// Changes on their way to the disk; a write that finds no room is refused.
 const CHANGES: usize = 64;
+
+/// How often the open window is kept. A daemon that is killed loses at most 5 s, with the time of
+/// a period and of a write.
+const DRAFT_EVERY: Nanos = Nanos::from_ms(3_000);
 
 /// A durable ledger, as a daemon is given one.
 #[derive(Debug)]
@@ -91,6 +95,8 @@ pub struct LedgerHealth {
 #[derive(Debug, Default)]
 struct Shared {
     in_flight: AtomicUsize,
+    /// A draft is on its way.
+    drafting: AtomicBool,
     /// Changes on their way.
     noting: AtomicUsize,
     written: AtomicU64,
@@ -115,6 +121,8 @@ pub(super) struct Recorder {
     running: Option<Sender<()>>,
     writer: Option<JoinHandle<()>>,
     refused: u64,
+    /// When the last draft was made or the last window was closed, on the GPU's clock.
+    drafted_at: u64,
     window_ns: Nanos,
     node: String,
     boot: Uuid,
@@ -125,6 +133,8 @@ pub(super) struct Recorder {
 enum Letter {
     Closed(Vec<Entry>),
     Changed(Box<Change>),
+    /// The open window so far, and the digest that it follows.
+    Draft(Box<(Digest, Entry)>),
 }
 
 impl Recorder {
@@ -141,6 +151,8 @@ impl Recorder {
             keep_ns,
         } = config;
         store.claim(&identity)?;
+        // What the last run left of its open window, if it was killed.
+        store.adopt(&identity)?;
         let tail = store.tail(&identity)?;
         let capability = gpu.capabilities();
         let node = identity.node.clone();
@@ -167,7 +179,7 @@ impl Recorder {
             accounted_to: now.into(),
             ..Shared::default()
         });
-        let (letters, received) = sync_channel(QUEUE + CHANGES);
+        let (letters, received) = sync_channel(QUEUE + CHANGES + 1);
         let (running, stop) = channel();
         let writer = Writer {
             store,
@@ -194,6 +206,7 @@ impl Recorder {
             running: Some(running),
             writer: Some(writer),
             refused: 0,
+            drafted_at: now,
             window_ns,
             node,
             boot,
@@ -273,6 +286,28 @@ impl Recorder {
             let mut closed = Vec::new();
             self.rollup.take(&mut closed);
             self.send(closed);
+            self.drafted_at = self.shared.accounted_to.load(Ordering::Relaxed);
+        }
+        self.draft();
+    }
+
+    /// Hands the open window so far to the writer every `DRAFT_EVERY`, so that a daemon that is
+    /// killed loses no more than that and the time of a write.
+    fn draft(&mut self) {
+        let now = self.shared.accounted_to.load(Ordering::Relaxed);
+        let queued = self.shared.in_flight.load(Ordering::Acquire);
+        // The window would be written behind those in the queue; what was kept is good until then.
+        if now.saturating_sub(self.drafted_at) < DRAFT_EVERY.0 || queued > 0 {
+            return;
+        }
+        let (Some(letters), Some(window)) = (&self.letters, self.rollup.draft()) else {
+            return;
+        };
+        self.drafted_at = now;
+        let draft = Letter::Draft(Box::new((self.rollup.digest(), window)));
+        let drafting = &self.shared.drafting;
+        if !drafting.swap(true, Ordering::AcqRel) && letters.try_send(draft).is_err() {
+            drafting.store(false, Ordering::Release);
         }
     }
 

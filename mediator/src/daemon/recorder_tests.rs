@@ -58,6 +58,18 @@ impl Store for Disk {
     ) -> Result<(), StoreError> {
         self.store.lock().unwrap().close_window(engines, digest)
     }
+    fn keep(
+        &mut self,
+        gpu: &GpuIdentity,
+        after: &Digest,
+        window: &Entry,
+    ) -> Result<(), StoreError> {
+        self.room()?;
+        self.store.lock().unwrap().keep(gpu, after, window)
+    }
+    fn kept_window(&mut self, gpu: &GpuIdentity) -> Result<Vec<Entry>, StoreError> {
+        self.store.lock().unwrap().kept_window(gpu)
+    }
     fn abandon(&mut self) {
         self.store.lock().unwrap().abandon();
     }
@@ -129,6 +141,19 @@ impl Bench {
     }
 
     fn start(&self, keep_ns: Option<Nanos>) -> Recorder {
+        self.start_with(Nanos::from_ms(1_000), keep_ns)
+    }
+
+    /// End, on the GPU's clock, of what a daemon that starts now would find.
+    fn adopted_ns(&self) -> u64 {
+        let mut store = self.store.lock().unwrap();
+        let kept = store.kept_window(&identity()).unwrap();
+        let end = |entry: &Entry| entry.stretch.end.0 - BEGIN;
+        let tail = store.tail(&identity()).unwrap();
+        kept.last().map_or_else(|| tail.unwrap().end.0 - BEGIN, end)
+    }
+
+    fn start_with(&self, window_ns: Nanos, keep_ns: Option<Nanos>) -> Recorder {
         let disk = Disk {
             store: self.store.clone(),
             full: self.full.clone(),
@@ -136,7 +161,7 @@ impl Bench {
         let config = LedgerConfig {
             store: Box::new(disk),
             gpu: identity(),
-            window_ns: Nanos::from_ms(1_000),
+            window_ns,
             keep_ns,
         };
         Recorder::start(config, Uuid::new_v4(), &self.gpu).unwrap()
@@ -275,6 +300,51 @@ fn a_daemon_stops_although_its_disk_is_dead() {
     assert_eq!(report.gaps, 1, "what was not written is a gap");
 }
 
+/// The store as a killed daemon leaves it: nothing closes its open window.
+#[test]
+fn killed_daemon_loses_at_most_five_seconds_of_its_open_window() {
+    let mut bench = Bench::new();
+    let mut recorder = bench.start_with(Nanos::from_ms(60_000), None);
+    // To the next minute of the calendar, and 47 s into it.
+    let into_ns = BEGIN % 60_000_000_000;
+    let first = (60_000_000_000 - into_ns) / EVENTS.period_ns.0 + 1;
+    bench.periods(&mut recorder, first);
+    bench.until(&recorder, |health| health.written == 1);
+    let mut most_ns = 0;
+    for _ in 0..470 {
+        bench.periods(&mut recorder, 1);
+        // The writer takes what it is handed: the test does not measure the disk.
+        while recorder.shared.drafting.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        let killed = bench.next * EVENTS.period_ns.0;
+        let known = bench.adopted_ns();
+        most_ns = most_ns.max(killed - known);
+    }
+    assert!(most_ns <= 5_000_000_000, "{most_ns}");
+    assert!(most_ns > 0, "drafts are not written each period");
+    std::mem::forget(recorder);
+    let used = |entry: &Entry| match &entry.body {
+        Body::Window { engines, .. } => engines[0].used_ns,
+        Body::Gap { .. } => Nanos::ZERO,
+    };
+    let mut second = bench.start(None);
+    bench.next += 50;
+    bench.periods(&mut second, 10);
+    assert!(second.close());
+    let (report, entries) = bench.report();
+    let down: u64 = entries
+        .iter()
+        .filter(|entry| matches!(entry.body, Body::Gap { .. }))
+        .map(|entry| entry.stretch.length_ns.0)
+        .sum();
+    assert!(down <= 50 * EVENTS.period_ns.0 + 5_000_000_000, "{down}");
+    assert_eq!(report.gaps, 1);
+    let adopted = &entries[1];
+    assert!(used(adopted) > Nanos::ZERO, "its use is in the bill");
+    assert_eq!(adopted.stretch.boot, entries[0].stretch.boot);
+}
+
 /// Another writer adds an entry, as one of an older version does that takes no lock.
 #[test]
 fn writer_that_was_overtaken_keeps_its_windows_and_writes_them_behind_the_others() {
@@ -330,7 +400,12 @@ fn what_is_too_old_is_discarded() {
     bench.periods(&mut recorder, 100);
     drop(recorder);
     let (_, entries) = bench.report();
-    assert!(entries.first().unwrap().stretch.seq > 0);
+    // The two windows of the first hour ended more than 5 s before; the hour between ended within.
+    let first = entries.first().unwrap();
+    let missed = GapCause::Missed;
+    assert!(matches!(first.body, Body::Gap { cause } if cause == missed));
+    assert_eq!(first.stretch.seq, 2);
+    assert_eq!(entries.len(), 11, "and each window since");
     assert!(
         entries
             .iter()

@@ -44,7 +44,8 @@ const COLUMNS: &[(&str, Kind, In, Value)] = &[
         Cell::text(&c.prices.billing.account_id)
     }),
     ("BillingAccountName", Kind::Text, In::Both, |c| {
-        Cell::maybe(c.prices.billing.account_name.as_ref())
+        let billing = &c.prices.billing;
+        Cell::text(billing.account_name.as_ref().unwrap_or(&billing.account_id))
     }),
     ("BillingCurrency", Kind::Text, In::Both, |c| {
         Cell::text(&c.prices.billing.currency)

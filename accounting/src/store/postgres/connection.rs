@@ -18,7 +18,10 @@ const TO_VERSION_2: &str =
     "ALTER TABLE tenant ADD COLUMN account TEXT; UPDATE ledger_version SET version = 2";
 
 const SCHEMA: &str = include_str!("../postgres.sql");
-const CHANGES: &str = include_str!("../change_postgres.sql");
+const LATER: [&str; 2] = [
+    include_str!("../change_postgres.sql"),
+    include_str!("../draft_postgres.sql"),
+];
 
 impl PostgresStore {
     /// Connects to a database (`host=/run/postgresql dbname=turnstile user=turnstile`, or a URL),
@@ -116,7 +119,9 @@ impl Postgres {
         } else if version_of(&mut tx)? == 1 {
             tx.batch_execute(TO_VERSION_2)?;
         }
-        tx.batch_execute(CHANGES)?;
+        for tables in LATER {
+            tx.batch_execute(tables)?;
+        }
         tx.commit()?;
         self.check_version(VERSION)
     }

@@ -31,7 +31,7 @@ const APPLICATION: i64 = 0x5453_4c47;
 const BUSY: Duration = Duration::from_secs(5);
 
 const SCHEMA: &str = include_str!("../sqlite.sql");
-const CHANGES: &str = include_str!("../change.sql");
+const LATER: [&str; 2] = [include_str!("../change.sql"), include_str!("../draft.sql")];
 
 impl SqliteStore {
     /// Opens a ledger for writing, or creates one that only its owner and group may read.
@@ -205,7 +205,10 @@ impl Sqlite {
         }
         tx.commit()?;
         self.check_version(VERSION)?;
-        Ok(self.connection.execute_batch(CHANGES)?)
+        for tables in LATER {
+            self.connection.execute_batch(tables)?;
+        }
+        Ok(())
     }
 
     /// Accepts tables of versions from `least` on.

@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use turnstile_accounting::record::{Body, Entry, GapCause, GpuIdentity, Stretch, Tail, UnixNanos};
+use turnstile_accounting::record::{
+    Body, Digest, Entry, GapCause, GpuIdentity, Stretch, Tail, UnixNanos,
+};
 use turnstile_accounting::renumber::follow;
 use turnstile_accounting::store::{Store, StoreError};
 use turnstile_accounting::{Moment, Nanos};
@@ -83,6 +85,10 @@ impl Writer {
                         self.retain(last.stretch.end, at);
                     }
                 }
+                Letter::Draft(draft) => {
+                    self.keep(&draft.0, &draft.1);
+                    self.shared.drafting.store(false, Ordering::Release);
+                }
                 Letter::Changed(change) => {
                     let what = || format!("change {} is lost", change.request);
                     self.attempt(&mut |own| own.store.note(&change).map(drop), &what);
@@ -102,6 +108,19 @@ impl Writer {
             self.shared.durable_to.fetch_max(to, Ordering::Relaxed);
         }
         written
+    }
+
+    /// Keeps the open window so far. It is not tried again: a later draft replaces it, and a store
+    /// that fails is reported by the next entry.
+    fn keep(&mut self, after: &Digest, window: &Entry) {
+        let own = self.tail.map(|tail| tail.digest);
+        // Behind another writer's entries its place is known when it is closed.
+        if own.is_some_and(|own| own != *after) {
+            return;
+        }
+        if let Err(error) = self.store.keep(&self.gpu, after, window) {
+            log::info!("Ledger: the open window is not kept: {}", chain(&error));
+        }
     }
 
     /// Writes an entry behind the last one of the ledger. The two follow each other, unless another

@@ -1,0 +1,8 @@
+-- The open window of each GPU. Came later than version 2 of the tables, which knows nothing of it and is not disturbed.
+CREATE TABLE IF NOT EXISTS draft (
+    node TEXT NOT NULL,
+    gpu TEXT NOT NULL,
+    after BLOB NOT NULL,
+    content TEXT NOT NULL,
+    PRIMARY KEY (node, gpu)
+) STRICT;
