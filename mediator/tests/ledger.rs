@@ -65,6 +65,7 @@ fn load(folder: &Path) -> [Process; 2] {
     vms
 }
 
+/// Rows of tenants.
 fn rows(csv: &[u8]) -> Vec<BTreeMap<String, String>> {
     let text = std::str::from_utf8(csv).unwrap();
     let mut lines = text
@@ -73,6 +74,7 @@ fn rows(csv: &[u8]) -> Vec<BTreeMap<String, String>> {
     let names = lines.next().unwrap();
     lines
         .map(|cells| names.iter().cloned().zip(cells).collect())
+        .filter(|row: &BTreeMap<String, String>| row["kind"] != "unknown")
         .collect()
 }
 
@@ -119,8 +121,28 @@ fn a_killed_daemon_goes_on_with_its_ledger_and_the_bill_is_what_was_charged() {
         "{sound:#}"
     );
     let until = sound["closed_until"].as_str().unwrap().to_owned();
+    let whole = [
+        "export",
+        "--format",
+        "csv",
+        "--from",
+        "2020-01-01T00:00:00Z",
+        "--to",
+        &until,
+    ];
+    let refused = usage(folder, &whole);
+    assert_eq!(
+        refused.status.code(),
+        Some(5),
+        "it begins before the ledger"
+    );
+    assert!(
+        refused.stdout.is_empty(),
+        "nothing is printed of a refused export"
+    );
     let csv = [
         "export",
+        "--allow-gaps",
         "--format",
         "csv",
         "--from",
@@ -199,7 +221,8 @@ fn bytes_in_the_ledger_are_those_that_guests_copied() {
     let told: Value = serde_json::from_str(&output).unwrap();
     let closed = verify(folder).unwrap()["closed_until"].clone();
     let from = ["--from", "2020-01-01T00:00:00Z", "--to"];
-    let export = ["export", "--format", "csv"].into_iter().chain(from);
+    let export = ["export", "--allow-gaps", "--format", "csv"];
+    let export = export.into_iter().chain(from);
     let export: Vec<&str> = export.chain(closed.as_str()).collect();
     let rows = rows(&usage(folder, &export).stdout);
     let of = |name: &str| {
@@ -328,6 +351,8 @@ fn refusals_have_their_exit_codes() {
     assert_eq!(code(&["synthesise", "--hours", "1"]), 0);
     assert_eq!(code(&["verify"]), 0);
     assert_eq!(export(&["--format", "csv"]), 0);
+    assert_eq!(export(&["--format", "csv", "--tenant", "vm-1"]), 0);
+    assert_eq!(export(&["--format", "csv", "--tenant", "vm-x"]), 3);
     assert_eq!(export(&["--format", "focus-1.4"]), 2, "no prices");
     assert_eq!(export(&["--format", "csv", "--gpu", "GPU-9"]), 3);
     assert_eq!(export(&["--format", "xml"]), 2);

@@ -111,6 +111,7 @@ fn usage_reads_it(database: &str, engine_ns: u128) {
     let until = gpus[0]["closed_until"].as_str().unwrap();
     let csv = [
         "export",
+        "--allow-gaps",
         "--format",
         "csv",
         "--from",

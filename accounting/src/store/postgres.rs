@@ -9,6 +9,7 @@ pub use connection::holds_password;
 
 use std::fmt;
 use std::io::Write as _;
+use std::time::{Duration, Instant};
 
 use postgres::{Client, Config, Row};
 
@@ -23,6 +24,10 @@ use uuid::Uuid;
 
 /// Entries read, or discarded, at a time.
 const PAGE: i64 = 1_024;
+
+/// TIMEOUT: the server ends the session of a process that was killed, and its locks, within
+/// milliseconds on a socket of the host.
+const SESSION_END: Duration = Duration::from_secs(2);
 
 /// A ledger in a PostgreSQL database.
 pub type PostgresStore = Ledger<Postgres>;
@@ -149,7 +154,14 @@ impl Tables for Postgres {
     }
 
     fn claim(&mut self, gpu: &GpuIdentity) -> Result<(), StoreError> {
-        connection::claim(&mut self.client, gpu)?;
+        let begin = Instant::now();
+        while let Err(error) = connection::claim(&mut self.client, gpu) {
+            let held = matches!(error, StoreError::Held { .. });
+            if !held || begin.elapsed() > SESSION_END {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
         self.claims.push(gpu.clone());
         Ok(())
     }

@@ -405,7 +405,14 @@ fn what_is_too_old_is_discarded() {
     let missed = GapCause::Missed;
     assert!(matches!(first.body, Body::Gap { cause } if cause == missed));
     assert_eq!(first.stretch.seq, 2);
-    assert_eq!(entries.len(), 11, "and each window since");
+    // A slow disk makes windows longer, and none missing.
+    let seqs = entries.iter().map(|entry| entry.stretch.seq);
+    assert!(seqs.eq((2..).take(entries.len())) && entries.len() > 2);
+    let windows: u64 = entries[1..]
+        .iter()
+        .map(|entry| entry.stretch.length_ns.0)
+        .sum();
+    assert_eq!(windows, 100 * EVENTS.period_ns.0, "all windows since");
     assert!(
         entries
             .iter()

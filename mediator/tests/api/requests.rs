@@ -277,14 +277,20 @@ fn usage_is_all_of_it_or_a_refusal() {
     while get(&socket, &format!("/v1/usage?{range}")).status == 404 {
         assert!(begin.elapsed() < PATIENCE, "no window was closed");
     }
+    // Before the ledger: refused, or all of it is time without a record.
+    get(&socket, &format!("/v1/usage?{range}")).problem(409);
+    let range = format!("{range}&allow_gaps=true");
     let used = get(&socket, &format!("/v1/usage?{range}"));
+    let unknown_ns = used.json()["unknown_ns"].as_u64();
+    assert_eq!(unknown_ns, Some(3_600_000_000_000), "{used:?}");
     assert_eq!(
         used.json()["items"].as_array().map(Vec::len),
         Some(0),
         "{used:?}"
     );
     let events = get(&socket, &format!("/v1/usage/events?{range}"));
-    assert_eq!((events.status, &*events.body), (200, ""));
+    assert_eq!((events.status, events.body.lines().count()), (200, 1));
+    assert!(events.body.contains("unrecorded"), "{events:?}");
     let open = "from=2106-11-20T13:00:00Z&to=2106-11-20T14:00:00Z";
     get(&socket, &format!("/v1/usage?{open}")).problem(409);
     get(&socket, &format!("/v1/usage/events?{open}")).problem(409);
