@@ -96,8 +96,8 @@ pub fn charge_id(
     )
 }
 
-/// Id of time of a GPU, from `start` on, of which the ledger does not know the user. `cause` tells
-/// it from other records of the same time.
+/// Id of time of a GPU without a record, from `start` on. `cause` distinguishes it from other
+/// records of the same time.
 pub fn unknown_id(cause: &str, gpu: &GpuIdentity, start: UnixNanos) -> Uuid {
     name(cause, &[&gpu.node, &gpu.gpu, &start.0.to_string()])
 }

@@ -10,7 +10,7 @@ use crate::record::{Body, Digest, Entry, GapCause, GpuIdentity, Stretch, Tail};
 use crate::units::{Moment, Nanos};
 
 impl Tail {
-    /// The end of a ledger whose last entry is this one.
+    /// The end of a ledger with this last entry.
     pub const fn of(entry: &Entry) -> Self {
         Self {
             seq: entry.stretch.seq,

@@ -44,9 +44,9 @@ pub fn parse_time(text: &str) -> Option<UnixNanos> {
     nanos(OffsetDateTime::parse(text, &Rfc3339).ok()?)
 }
 
-/// A point of the calendar as people write it, in UTC without a zone: as [`parse_time`], a date with
-/// or without a time, a month (its beginning), a time of the present day, or `now`, `today` and
-/// `yesterday`.
+/// A point of the calendar as people write it, in UTC without a zone. Forms: those of
+/// [`parse_time`], a date with or without a time, a month (its beginning), a time of the present
+/// day, `now`, `today` and `yesterday`.
 pub fn parse_date(text: &str, now: UnixNanos) -> Option<UnixNanos> {
     let text = text.trim().to_uppercase();
     let today = day_of(now).0;

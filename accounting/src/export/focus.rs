@@ -45,7 +45,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// Of a tenant, or of a GPU whose time has no record.
+    /// Of a tenant, or of a GPU for time without a record.
     const fn of(tenant: TenantIdentity, weight: u32) -> Self {
         Self {
             tenant,

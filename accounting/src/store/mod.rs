@@ -59,7 +59,7 @@ pub struct Selection {
     pub node: Option<String>,
     /// Those of this GPU, by its identity within its node.
     pub gpu: Option<String>,
-    /// Also the entry in which `from` lies.
+    /// Also the entry that has `from` within it.
     pub overlapping: bool,
 }
 
@@ -135,8 +135,8 @@ pub trait Store: Send + fmt::Debug {
     fn close_window(&mut self, engines: &[EngineRecord], digest: &Digest)
     -> Result<(), StoreError>;
 
-    /// Keeps the open window so far, in place of what was kept of it before. `after` is the digest of
-    /// the entry before it. Precondition: no window is open.
+    /// Keeps the open window so far, in place of what was kept of it before. `after` is the digest
+    /// of the entry before it. Precondition: no window is open.
     ///
     /// # Errors
     /// If the store fails.

@@ -38,7 +38,7 @@ pub struct Postgres {
     client: Client,
     /// Version of the tables; 0 if there are none.
     version: i64,
-    /// GPUs whose entries this process may write; each has an advisory lock of the session.
+    /// GPUs of which this process may write entries, each by an advisory lock of the session.
     claims: Vec<GpuIdentity>,
 }
 

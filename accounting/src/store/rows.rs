@@ -114,8 +114,8 @@ pub(super) fn engine_record(row: &impl Columns) -> Result<EngineRecord, StoreErr
 /// Query of all GPUs; [`kept`] reads its rows.
 pub(super) const GPUS: &str = "SELECT gpu_key, node, gpu, model, anchor_seq, anchor_digest, kept_from_ns FROM gpu ORDER BY node, gpu";
 
-/// A GPU, with its last entry and the beginning of its first one from `ends`. A GPU's row is written in one transaction with its first
-/// entry.
+/// A GPU, with its last entry and the beginning of its first one from `ends`. A GPU's row is
+/// written in one transaction with its first entry.
 pub(super) fn kept(
     row: &impl Columns,
     ends: impl FnOnce(i64) -> Result<(Option<Tail>, Option<i64>), StoreError>,

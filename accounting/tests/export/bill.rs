@@ -280,8 +280,8 @@ fn resource_has_a_row_for_each_weight_of_an_hour_over_restarts_of_the_daemon() {
     assert_eq!(resources.len(), 1, "stable over the restart");
 }
 
-/// The price list of LEDGER.md, with as few keys as there can be: what FOCUS requires beside an id is
-/// there. `.ci/focus` has the official validator read the same bill.
+/// The price list of LEDGER.md, with as few keys as there can be: what FOCUS requires beside an id
+/// is there. The official validator reads the same bill in `.ci/focus`.
 #[test]
 fn bill_by_the_documented_price_list_names_what_it_has_ids_of() {
     const LEDGER: &str = include_str!("../../../docs/LEDGER.md");

@@ -100,7 +100,7 @@ fn quantity_has_one_name_in_ledger_csv_events_and_metrics_as_documented() {
     let of = |kind: &str| {
         let properties = &api["components"]["schemas"][kind]["properties"];
         let names = properties.as_object().unwrap().keys().cloned();
-        // What is not over the time that was asked for is another page's.
+        // Labels, and what is not a sum over the span.
         let labels = [
             "id",
             "name",

@@ -1,4 +1,4 @@
-//! One writer for a file, and a writer whose file is removed, replaced or moved away.
+//! One writer for a file, and a writer after its file is removed, replaced or moved away.
 
 use super::*;
 use std::fs;
@@ -218,7 +218,7 @@ fn entry_behind_another_end_keeps_its_amounts_and_leaves_no_hole() {
         gap.stretch.length_ns.0,
         gap.stretch.end.0 - gap.stretch.start.0
     );
-    // Behind an end that lies after it, the label follows that end.
+    // Behind a later end the label follows that end.
     let late = follow(&gpu(), tail(&written[3]), &written[1]);
     assert_eq!(late.len(), 1);
     assert_eq!(late[0].stretch.start, written[3].stretch.end);
@@ -283,10 +283,8 @@ fn ledger_of_256_busy_tenants_grows_by_at_most_100_mb_a_day() {
             rollup
                 .period(&[&metered.usage(period)], end, &standings)
                 .unwrap();
-            if period % 3 == 2 {
-                if let Some(window) = rollup.draft() {
-                    store.keep(&gpu(), &rollup.digest(), &window).unwrap();
-                }
+            if let (2, Some(window)) = (period % 3, rollup.draft()) {
+                store.keep(&gpu(), &rollup.digest(), &window).unwrap();
             }
             rollup.take(&mut closed);
             for entry in closed.drain(..) {

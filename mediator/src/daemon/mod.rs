@@ -194,8 +194,8 @@ impl Daemon {
         &self.periods
     }
 
-    /// Ends the accounting of periods and writes the last window, so that what the host reports from
-    /// then on is what the ledger has. False if the ledger lacks something of this run.
+    /// Ends the accounting of periods and writes the last window, so that what the host reports
+    /// from then on is what the ledger has. False if the ledger lacks something of this run.
     pub fn close(&mut self) -> bool {
         self.stop.store(true, Ordering::Release);
         let _ = self.wake.write(1);

@@ -51,8 +51,8 @@ impl SqliteStore {
         let readable = rustix::fs::access(path, rustix::fs::Access::READ_OK);
         readable.map_err(|error| told(path, error.into()))?;
         match Sqlite::reader(path, OpenFlags::SQLITE_OPEN_READ_ONLY) {
-            // SQLite cannot make the log's files beside a file on a read-only disk, or in the folder
-            // of another user. Without a log it needs none.
+            // SQLite cannot make the log's files beside a file on a read-only disk, or in the
+            // folder of another user. Without a log it needs none.
             Err(StoreError::Sqlite(error)) if makes_no_log(&error) => {
                 if beside(path, "-wal").exists() {
                     return Err(StoreError::Sqlite(error));

@@ -1,8 +1,8 @@
-//! The thread that writes a ledger: closed entries and changes, in order, until each is on the disk.
+//! The thread that writes a ledger: closed entries and changes, in order, until each is on disk.
 //!
-//! In: batches of entries and changes of settings, from [`super::Recorder`]. Out: rows of the store,
-//! and in [`Shared`] how the writing stands. A write that fails is repeated until it succeeds or the
-//! daemon ends.
+//! In: batches of entries and changes of settings, from [`super::Recorder`]. Out: rows of the
+//! store, and in [`Shared`] how the writing stands. A write that fails is repeated until it
+//! succeeds or the daemon ends.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
