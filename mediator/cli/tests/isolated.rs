@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 
 const SOURCE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/nvidia-guest/preload/tests/starts.c"
+    "/../nvidia-guest/preload/tests/starts.c"
 );
 
 fn isolated(folder: &Path, options: &[&str], command: &[&str]) -> Output {
