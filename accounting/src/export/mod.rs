@@ -144,7 +144,7 @@ fn covered(kept: &[Kept], request: &Request) -> Result<Vec<Kept>, ExportError> {
         }
         if kept.first > request.from {
             let from = kept.first;
-            return Err(ExportError::NotBegun { node, gpu, from });
+            return Err(ExportError::NotStarted { node, gpu, from });
         }
         if kept.tail.end < request.to {
             return Err(ExportError::NotClosed {
