@@ -111,7 +111,7 @@ impl Request {
 
     /// Whether the request includes a tenant.
     fn wants(&self, id: Uuid, name: &str) -> bool {
-        let own = |asked: &String| asked == name || *asked == id.to_string();
+        let own = |requested: &String| requested == name || *requested == id.to_string();
         self.tenant.as_ref().is_none_or(own)
     }
 }
